@@ -1,0 +1,147 @@
+//! Why an operation failed: one error type for the whole crate.
+
+use crate::base::units::{ByteCount, SlotCount};
+use std::path::PathBuf;
+
+/// A result with the crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why an operation of this crate failed.
+///
+/// Every message names what was asked for and, where there is one, what to do about it.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A system call failed in a way that has no variant of its own.
+    #[error("{call} failed: {}", describe_errno(*.errno))]
+    Os {
+        /// The system call.
+        call: &'static str,
+        /// The `errno` value.
+        errno: i32,
+    },
+    /// userfaultfd cannot be used by this process.
+    #[error(
+        "userfaultfd is not available: {reasons}; run `farheap doctor` for the commands that allow it"
+    )]
+    UffdUnavailable {
+        /// Each way that was tried, with its refusal.
+        reasons: String,
+    },
+    /// The kernel lacks something that the configuration needs.
+    #[error("this kernel lacks {feature}: {why}")]
+    Unsupported {
+        /// What is missing.
+        feature: &'static str,
+        /// What needed it.
+        why: &'static str,
+    },
+    /// A device or file could not be used as a store.
+    #[error("device {}: {reason}", path.display())]
+    Device {
+        /// The path given.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Reading or writing the store failed.
+    #[error("{op} of {len} bytes at offset {offset} failed: {}", describe_errno(*.errno))]
+    Io {
+        /// `read` or `write`.
+        op: &'static str,
+        /// Byte offset on the device.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// The `errno` value; `EIO` for a short transfer, `ETIMEDOUT` past the deadline.
+        errno: i32,
+    },
+    /// No slot is free on the store.
+    #[error("the store is full: all {slots} slots are in use")]
+    StoreFull {
+        /// Slots the store has.
+        slots: SlotCount,
+    },
+    /// The bytes read are not the bytes written.
+    #[error("checksum mismatch in slot {slot}: the device returned other bytes than were written")]
+    Corrupt {
+        /// The slot's number.
+        slot: u64,
+    },
+    /// The region has no address range of this size left.
+    #[error("no address range of {len} is left in the region")]
+    AddressSpace {
+        /// Bytes asked for.
+        len: ByteCount,
+    },
+    /// A range is empty, unaligned, overflows, or lies outside of the region.
+    #[error("bad range: {reason}")]
+    BadRange {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The limit is below what the configuration needs to run.
+    #[error("limit {limit} is below the minimum of {minimum} for this page size")]
+    LimitTooSmall {
+        /// The limit asked for.
+        limit: ByteCount,
+        /// The smallest that works.
+        minimum: ByteCount,
+    },
+    /// The limit cannot be held: too much is pinned or cannot be written back.
+    #[error("resident memory cannot be brought under the limit: {reason}")]
+    LimitExceeded {
+        /// Why nothing could be evicted.
+        reason: String,
+    },
+    /// A size could not be understood.
+    #[error("`{text}` is not a size; write a number with a unit, such as 512MiB or 64KiB")]
+    BadSize {
+        /// The text given.
+        text: String,
+    },
+    /// A configuration value is wrong.
+    #[error("configuration: {key}: {reason}")]
+    Config {
+        /// The key, as in `FARHEAP_CONF`.
+        key: String,
+        /// What is wrong with its value.
+        reason: String,
+    },
+    /// A heap is already running in this process.
+    #[error("a far heap is already running in this process; shut it down before starting another")]
+    AlreadyRunning,
+    /// No heap is running in this process.
+    #[error("no far heap is running in this process")]
+    NotRunning,
+    /// Far allocations are still in use.
+    #[error("{bytes} of far memory are still allocated")]
+    InUse {
+        /// Bytes allocated.
+        bytes: ByteCount,
+    },
+    /// jemalloc refused a control call.
+    #[error("jemalloc control `{name}` failed: {}", describe_errno(*.errno))]
+    Jemalloc {
+        /// The control's name.
+        name: &'static str,
+        /// The `errno` value.
+        errno: i32,
+    },
+}
+
+/// Returns `errno` with the system's words for it.
+fn describe_errno(errno: i32) -> String {
+    std::io::Error::from_raw_os_error(errno).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_call_and_the_cause() {
+        let error = Error::Os { call: "mmap", errno: libc::ENOMEM };
+        assert_eq!(error.to_string(), "mmap failed: Cannot allocate memory (os error 12)");
+    }
+}

@@ -1,0 +1,15 @@
+//! Foundations: units, errors, locks. Layer 0; uses nothing of the crate.
+
+pub mod error;
+pub(crate) mod sync;
+pub mod units;
+
+/// Asserts on a hot path: on in debug builds, in tests and with the `strict` feature.
+macro_rules! strict_assert {
+    ($($arg:tt)*) => {
+        if cfg!(any(debug_assertions, feature = "strict")) {
+            assert!($($arg)*);
+        }
+    };
+}
+pub(crate) use strict_assert;

@@ -1,0 +1,170 @@
+//! Units as types: bytes, pages, slots.
+//!
+//! A raw number says nothing about what it counts; these newtypes do. Conversions that can lose
+//! or overflow are spelled out and checked.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A number of bytes.
+///
+/// Parses what people write (`512MiB`, `4k`, `1.5 GB`) and prints binary units.
+///
+/// # Examples
+/// ```
+/// use farheap::ByteCount;
+/// let limit: ByteCount = "512MiB".parse()?;
+/// assert_eq!(limit, ByteCount::mib(512));
+/// assert_eq!(limit.to_string(), "512.0 MiB");
+/// # Ok::<(), farheap::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteCount(pub u64);
+
+impl ByteCount {
+    /// No bytes.
+    pub const ZERO: ByteCount = ByteCount(0);
+
+    /// `n` binary kilobytes (1,024 bytes each).
+    ///
+    /// # Panics
+    /// When the product does not fit into 64 bits.
+    #[must_use]
+    pub const fn kib(n: u64) -> ByteCount {
+        ByteCount(n.checked_mul(1 << 10).expect("kibibytes fit into u64"))
+    }
+
+    /// `n` binary megabytes (1,048,576 bytes each).
+    ///
+    /// # Panics
+    /// When the product does not fit into 64 bits.
+    #[must_use]
+    pub const fn mib(n: u64) -> ByteCount {
+        ByteCount(n.checked_mul(1 << 20).expect("mebibytes fit into u64"))
+    }
+
+    /// `n` binary gigabytes (2^30 bytes each).
+    ///
+    /// # Panics
+    /// When the product does not fit into 64 bits.
+    #[must_use]
+    pub const fn gib(n: u64) -> ByteCount {
+        ByteCount(n.checked_mul(1 << 30).expect("gibibytes fit into u64"))
+    }
+
+    /// The count as a plain number of bytes.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The count as `usize`; lossless on the 64-bit targets this crate supports.
+    #[must_use]
+    pub const fn as_usize(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Whether the count is a power of two.
+    #[must_use]
+    pub const fn is_power_of_two(self) -> bool {
+        self.0.is_power_of_two()
+    }
+}
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&bytesize::ByteSize(self.0).display().iec(), f)
+    }
+}
+
+impl FromStr for ByteCount {
+    type Err = crate::Error;
+
+    fn from_str(text: &str) -> Result<ByteCount, crate::Error> {
+        let trimmed = text.trim();
+        if trimmed.starts_with('-') {
+            return Err(crate::Error::BadSize { text: text.to_owned() });
+        }
+        trimmed
+            .parse::<bytesize::ByteSize>()
+            .map(|size| ByteCount(size.as_u64()))
+            .map_err(|_| crate::Error::BadSize { text: text.to_owned() })
+    }
+}
+
+/// Defines a counting or naming newtype over `u64`.
+macro_rules! unit {
+    ($(#[$doc:meta])* $name:ident, $letter:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// The plain number.
+            #[must_use]
+            pub const fn get(self) -> u64 {
+                self.0
+            }
+
+            /// The plain number as an index; lossless on 64-bit targets.
+            #[must_use]
+            pub const fn as_usize(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($letter, "{}"), self.0)
+            }
+        }
+    };
+}
+
+unit!(
+    /// A page of one region: its index from the region's first page.
+    PageId,
+    "page "
+);
+unit!(
+    /// A number of pages of one region.
+    PageCount,
+    ""
+);
+unit!(
+    /// A slot of one store: a page's place, its index from the device's first slot.
+    SlotId,
+    "slot "
+);
+unit!(
+    /// A number of slots.
+    SlotCount,
+    ""
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse_with_binary_and_decimal_units() {
+        for (text, bytes) in [
+            ("512MiB", 512 << 20),
+            ("4k", 4_000),
+            ("4KiB", 4_096),
+            ("1.5 GiB", 3 << 29),
+            ("123", 123),
+            (" 2 MB ", 2_000_000),
+        ] {
+            assert_eq!(text.parse::<ByteCount>().expect(text), ByteCount(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn malformed_sizes_are_errors_that_quote_the_text() {
+        for text in ["", "MiB", "12 parsecs", "-5MiB", "1e99999TiB"] {
+            let error = text.parse::<ByteCount>().expect_err(text);
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! farheap lets a process use more heap than it has RAM.
+
+pub mod base;
+mod heap;
+pub mod store;
+
+pub use base::error::{Error, Result};
+pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
