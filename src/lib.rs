@@ -1,6 +1,9 @@
 //! farheap lets a process use more heap than it has RAM.
 
 pub mod base;
+mod meta;
+mod sys;
+
 mod heap;
 pub mod store;
 
