@@ -132,6 +132,42 @@ impl Mapping {
         }
     }
 
+    /// Makes touching a part of the mapping SIGBUS, for kernels without `UFFDIO_POISON`: maps a
+    /// file of length zero over it (`mmap(2)`: access beyond the end of the file).
+    pub(crate) fn fence(&self, offset: usize, len: usize) -> Result<()> {
+        // SAFETY: memfd_create(2) reads a constant string and returns a descriptor.
+        let fd = unsafe { libc::memfd_create(c"farheap-fence".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(os_error("memfd_create"));
+        }
+        // SAFETY: the descriptor was just made and nobody else owns it.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        self.remap(offset, len, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    /// Makes a fenced part of the mapping ordinary zero-filled memory again.
+    pub(crate) fn unfence(&self, offset: usize, len: usize) -> Result<()> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        self.remap(offset, len, flags, -1)?;
+        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+            // SAFETY: the range was just mapped as part of this mapping; contents stay.
+            let rc = unsafe { libc::madvise((self.addr() + offset) as *mut _, len, advice) };
+            if rc != 0 {
+                return Err(os_error("madvise"));
+            }
+        }
+        Ok(())
+    }
+
+    fn remap(&self, offset: usize, len: usize, flags: i32, fd: i32) -> Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
+        let start = (self.addr() + offset) as *mut _;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: replaces a part of this mapping (checked above) whose contents are lost.
+        let raw = unsafe { libc::mmap(start, len, access, flags | libc::MAP_FIXED, fd, 0) };
+        if raw == libc::MAP_FAILED { Err(os_error("mmap")) } else { Ok(()) }
+    }
+
     /// Gives the mapping up without unmapping it: the addresses stay taken for ever, so that a
     /// dangling pointer can never meet somebody else's data. Accesses afterwards are SIGSEGV.
     pub(crate) fn retire(self) {
