@@ -3,6 +3,7 @@
 pub mod base;
 mod heap;
 pub mod store;
+mod sys;
 
 pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
