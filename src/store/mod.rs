@@ -4,14 +4,31 @@
 //! [`Queue`]s; who owns which bytes is the slot map's business. Layer 3: uses
 //! `base`, `sys`, `meta`.
 //!
+//! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;
+//! [`FaultyStore`] wraps a store and breaks it on demand, for tests.
+//!
 //! # Invariants
 //! 1. A request is reported exactly once: done or failed. A short transfer is a failure (`EIO`).
 //! 2. Offsets, lengths and addresses are multiples of [`IO_ALIGN`].
+//! 3. After construction queues allocate nothing from the Rust heap.
 
 #![expect(unsafe_code, reason = "declares the unsafe calls that move bytes through raw buffers")]
 
-use crate::base::error::Result;
+mod bits;
+mod block;
+mod faulty;
+mod inline_queue;
+mod mem;
+pub(crate) mod slots;
+mod uring_queue;
+
+pub use block::{BlockStore, IoEngine};
+pub use faulty::{FaultControl, FaultyStore};
+pub use mem::MemStore;
+
+use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
+use crate::sys::file::{Direction, Errno, IoVec};
 use std::fmt::Debug;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -22,6 +39,12 @@ pub const IO_ALIGN: usize = 4096;
 /// Most buffers of one vectored request.
 pub const SEGMENTS_MAX: usize = 64;
 
+/// Most requests that a queue holds, whatever depth is asked for.
+pub const DEPTH_MAX: u32 = 4096;
+
+/// Most descriptors that a queue watches.
+pub const WATCHES_MAX: usize = 4;
+
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -29,6 +52,28 @@ pub enum Op {
     Read,
     /// Memory to store.
     Write,
+}
+
+impl Op {
+    /// The word for messages.
+    const fn name(self) -> &'static str {
+        match self {
+            Op::Read => "read",
+            Op::Write => "write",
+        }
+    }
+
+    const fn direction(self) -> Direction {
+        match self {
+            Op::Read => Direction::Read,
+            Op::Write => Direction::Write,
+        }
+    }
+
+    /// The error of a transfer that failed.
+    const fn failed(self, offset: u64, len: u64, errno: Errno) -> Error {
+        Error::Io { op: self.name(), offset, len, errno: errno.0 }
+    }
 }
 
 /// One buffer of a request.
@@ -53,6 +98,51 @@ pub struct Request<'a> {
     pub segments: &'a [Segment],
 }
 
+impl Request<'_> {
+    /// Bytes that the request moves.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.len as u64).sum()
+    }
+
+    /// Whether the request moves nothing, which no queue takes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Asserts that the request is one that a store of `capacity` can be given; returns its bytes.
+    fn check(&self, capacity: ByteCount) -> u64 {
+        let count = self.segments.len();
+        assert!((1..=SEGMENTS_MAX).contains(&count), "a request of {count} segments");
+        for segment in self.segments {
+            let aligned = segment.ptr.addr() | segment.len;
+            assert!(aligned.is_multiple_of(IO_ALIGN) && segment.len > 0, "bad {segment:?}");
+        }
+        let len = self.len();
+        check_range(self.offset, len, capacity);
+        len
+    }
+
+    /// Copies the buffers to the front of `iovecs`, the kernel's form; returns their number.
+    fn fill(&self, iovecs: &mut [IoVec]) -> usize {
+        for (iovec, segment) in iovecs.iter_mut().zip(self.segments) {
+            *iovec = IoVec::new(segment.ptr, segment.len);
+        }
+        self.segments.len()
+    }
+}
+
+/// Asserts that a range is aligned and lies within a store of `capacity`.
+fn check_range(offset: u64, len: u64, capacity: ByteCount) {
+    let aligned = (offset | len).is_multiple_of(IO_ALIGN as u64);
+    let inside = offset.checked_add(len).is_some_and(|end| end <= capacity.get());
+    assert!(aligned && inside, "bytes {offset}+{len} of a store of {capacity}");
+}
+
+/// The error of a queue that is asked to watch too much.
+const WATCHES_FULL: Error = Error::Os { call: "watch", errno: libc::EMFILE };
+
 /// A finished request.
 #[derive(Clone, Debug)]
 pub struct Completion {
@@ -70,7 +160,8 @@ pub trait Store: Send + Sync + Debug {
     /// Bytes the store occupies at the moment where that is known (blocks of a sparse file).
     fn occupied(&self) -> Option<ByteCount>;
 
-    /// Opens a queue that takes up to `depth` requests at once.
+    /// Opens a queue that takes up to `depth` requests at once; 1 to [`DEPTH_MAX`], other values
+    /// are brought into that range.
     ///
     /// # Errors
     /// When the kernel refuses the resources.
@@ -83,7 +174,8 @@ pub trait Store: Send + Sync + Debug {
     /// [`Error::Io`](crate::Error::Io); a short read is `EIO`.
     ///
     /// # Safety
-    /// `into` is valid for writes of `len` bytes and nobody else uses them during the call.
+    /// `into` is valid for writes of `len` bytes and nobody else uses them during the call. Nobody
+    /// writes the store's range during the call.
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()>;
 
     /// Gives the device space of a range back. Afterwards its bytes are unspecified.
@@ -99,14 +191,20 @@ pub trait Store: Send + Sync + Debug {
 
 /// Requests in flight to one store, owned by one thread.
 ///
-/// Dropping a queue waits for what is in flight, for a bounded time.
+/// Dropping a queue waits for what is in flight, for a bounded time; what a stuck device still
+/// holds on to after that keeps the buffers' memory in use by the kernel.
 pub trait Queue: Send {
     /// Accepts a request; nothing happens before [`submit`](Queue::submit). Returns whether there
     /// was room (`false`: the depth is reached, collect completions first).
     ///
     /// # Safety
     /// The buffers stay valid, and for a read untouched and for a write unchanged, until the
-    /// request's completion has been reported.
+    /// request's completion has been reported. Requests in flight to one store, through whichever
+    /// queues, do not overlap on the store unless all of them are reads.
+    ///
+    /// # Panics
+    /// When an offset, length or address is not a multiple of [`IO_ALIGN`], the range does not lie
+    /// within the store, or the number of segments is wrong.
     unsafe fn push(&mut self, request: Request<'_>) -> bool;
 
     /// Hands all accepted requests to the device.
@@ -115,10 +213,12 @@ pub trait Queue: Send {
     /// When the kernel refuses; the requests stay accepted and the call can be repeated.
     fn submit(&mut self) -> Result<()>;
 
-    /// Makes [`wait`](Queue::wait) return also when `fd` becomes readable. At most 4.
+    /// Makes [`wait`](Queue::wait) return also while `fd` is readable, as `poll(2)` does: what is
+    /// left unread ends the next wait too. At most [`WATCHES_MAX`]; the descriptor stays open as
+    /// long as the queue.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When there are too many.
     fn watch(&mut self, fd: RawFd) -> Result<()>;
 
     /// Reports finished requests. When none is finished yet, waits until one is, a watched

@@ -3,9 +3,11 @@
 //! A wrapper takes typed arguments, retries `EINTR` where that is right, gives expected `errno`
 //! values a meaning, and cites the man page.
 
+pub(crate) mod anon;
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod uffd;
+pub(crate) mod uring;
 pub(crate) mod vm;
 
 use crate::base::error::{Error, Result};

@@ -1,0 +1,486 @@
+//! Stores in a regular file or on a raw block device.
+//!
+//! [`BlockStore`] opens, checks and claims the file; its [`Device`] is shared with the queues, on
+//! io_uring ([`UringQueue`]) or without ([`InlineQueue`]). Uses `sys::file`.
+//!
+//! # Invariants
+//! 1. Nobody else uses the file: it has no name, is locked with `flock(2)`, or is claimed with
+//!    `O_EXCL` (block devices; locked too).
+//! 2. `capacity` bytes can be addressed, and capacity is a multiple of [`IO_ALIGN`].
+
+#![expect(unsafe_code, reason = "passes buffers on to the transfer")]
+
+use super::inline_queue::{InlineQueue, Transfer};
+use super::uring_queue::UringQueue;
+use super::{IO_ALIGN, Op, Queue, Store, check_range};
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::base::units::ByteCount;
+use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec};
+use crate::sys::uring::Ring;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Smallest store.
+const CAPACITY_MIN: ByteCount = ByteCount::mib(1);
+
+/// Names tried for a temporary file where the file system has no unnamed files.
+const NAMES_MAX: u32 = 16;
+
+/// Times the default capacity is halved when the file system does not allow files that long.
+const HALVINGS_MAX: u32 = 16;
+
+/// How a [`BlockStore`] talks to the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoEngine {
+    /// io_uring where this process may use it, else synchronous calls.
+    #[default]
+    Auto,
+    /// io_uring; an error where this process may not use it.
+    Uring,
+    /// One synchronous call after the other, on the thread that submits.
+    Sync,
+}
+
+/// A store in a regular file or on a raw block device.
+///
+/// # Examples
+/// ```
+/// use farheap::ByteCount;
+/// use farheap::store::{BlockStore, Store};
+///
+/// let store = BlockStore::temporary(None, Some(ByteCount::mib(64)))?;
+/// assert_eq!(store.capacity(), ByteCount::mib(64));
+/// assert_eq!(store.occupied(), Some(ByteCount::ZERO));
+/// # Ok::<(), farheap::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BlockStore {
+    device: Arc<Device>,
+    engine: Engine,
+}
+
+/// The engine after the choice.
+#[derive(Clone, Copy, Debug)]
+enum Engine {
+    /// io_uring; whether a queue may go without when it cannot be had.
+    Uring { or_sync: bool },
+    /// Synchronous, asked for or because io_uring was refused.
+    Sync { refused: Option<Errno> },
+}
+
+impl BlockStore {
+    /// Creates a store in a new file without a name in `dir` (default `$TMPDIR`, else `/tmp`):
+    /// readable by its owner only, sparse, and gone when the process ends, however it ends.
+    ///
+    /// Without `capacity` the store is as large as the space that the file system has available
+    /// now. Space is not reserved: a file system that fills up shows as `ENOSPC` on a write.
+    ///
+    /// # Errors
+    /// [`Error::Device`] naming the directory: it cannot be written, has too little space, or the
+    /// capacity is below 1 MiB or not a multiple of 4,096 bytes.
+    pub fn temporary(dir: Option<&Path>, capacity: Option<ByteCount>) -> Result<BlockStore> {
+        let dir = dir.map_or_else(std::env::temp_dir, Path::to_path_buf);
+        check_capacity(&dir, capacity)?;
+        let (fd, caching) = open_caching(&dir, |caching| create_unlinked(&dir, caching))?;
+        let capacity = match capacity {
+            Some(capacity) => {
+                set_len(&dir, fd.as_fd(), capacity)?;
+                capacity
+            }
+            None => set_len_available(&dir, fd.as_fd())?,
+        };
+        let kind = FileKind::Regular;
+        Ok(BlockStore::new(Device::new(fd, kind, capacity, dir, caching, Named::No)))
+    }
+
+    /// Opens a store in the regular file or on the block device at `path`, whose contents are
+    /// lost. The path is claimed until the store and its queues are dropped.
+    ///
+    /// Without `capacity` all of the file or device is used, rounded down to whole 4,096 bytes;
+    /// with it, only so much. A file that does not exist is created with that capacity, for its
+    /// owner only.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the path and what is wrong with it: missing, a directory or another
+    /// kind of file, too small, read-only, in use, no permission, or not aligned (a capacity that
+    /// is not a multiple of 4,096 bytes, or a device with larger blocks).
+    pub fn open(path: impl AsRef<Path>, capacity: Option<ByteCount>) -> Result<BlockStore> {
+        let path = path.as_ref();
+        check_capacity(path, capacity)?;
+        match (file::kind_of(path), capacity) {
+            (Ok(kind), _) => BlockStore::open_existing(path, kind, capacity),
+            (Err(Errno(libc::ENOENT)), Some(len)) => {
+                create_at(path, len)?;
+                BlockStore::open_existing(path, FileKind::Regular, capacity)
+                    .inspect_err(|_| remove(path))
+            }
+            (Err(Errno(libc::ENOENT)), None) => {
+                Err(refused(path, "does not exist; give a capacity to create a file"))
+            }
+            (Err(errno), _) => Err(refused(path, explain(errno))),
+        }
+    }
+
+    fn open_existing(
+        path: &Path,
+        kind: FileKind,
+        capacity: Option<ByteCount>,
+    ) -> Result<BlockStore> {
+        let claim = match kind {
+            FileKind::Regular => Claim::Shared,
+            FileKind::Block => Claim::Exclusive,
+            other => return Err(refused(path, describe_wrong_kind(other))),
+        };
+        let (fd, caching) = open_caching(path, |caching| file::open(path, caching, claim))?;
+        let info = file::info(fd.as_fd()).map_err(|errno| refused(path, explain(errno)))?;
+        if info.kind != kind {
+            return Err(refused(path, "was replaced while it was opened"));
+        }
+        lock(path, fd.as_fd())?;
+        let len = match kind {
+            FileKind::Block => inspect_device(path, fd.as_fd())?,
+            _ => info.len,
+        };
+        let capacity = fit(path, len, capacity)?;
+        let device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
+        if kind == FileKind::Block && file::can_discard(info.device) == Some(false) {
+            device.no_discard.store(true, Ordering::Relaxed);
+        }
+        Ok(BlockStore::new(device))
+    }
+
+    /// Returns the store with another engine for the queues opened from now on.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when io_uring is asked for and refused.
+    pub fn with_engine(mut self, engine: IoEngine) -> Result<BlockStore> {
+        self.engine = match engine {
+            IoEngine::Sync => Engine::Sync { refused: None },
+            IoEngine::Auto => choose_engine(),
+            IoEngine::Uring => {
+                Ring::new(1)
+                    .map_err(|errno| Error::Os { call: "io_uring_setup", errno: errno.0 })?;
+                Engine::Uring { or_sync: false }
+            }
+        };
+        Ok(self)
+    }
+
+    fn new(device: Device) -> BlockStore {
+        BlockStore { device: Arc::new(device), engine: choose_engine() }
+    }
+}
+
+impl Store for BlockStore {
+    fn capacity(&self) -> ByteCount {
+        self.device.capacity
+    }
+
+    fn occupied(&self) -> Option<ByteCount> {
+        if self.device.kind != FileKind::Regular {
+            return None;
+        }
+        file::info(self.device.as_fd()).ok().map(|info| ByteCount(info.occupied))
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+        let device = Arc::clone(&self.device);
+        let Engine::Uring { or_sync } = self.engine else {
+            return Ok(Box::new(InlineQueue::new(device, depth)));
+        };
+        match UringQueue::new(Arc::clone(&device), depth) {
+            Ok(queue) => Ok(Box::new(queue)),
+            Err(_) if or_sync => Ok(Box::new(InlineQueue::new(device, depth))),
+            Err(errno) => Err(Error::Os { call: "io_uring_setup", errno: errno.0 }),
+        }
+    }
+
+    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+        check_range(offset, len as u64, self.device.capacity);
+        let mut iovecs = [IoVec::new(into, len)];
+        // SAFETY: the caller vouches for the buffer.
+        unsafe { self.device.transfer(Op::Read, &mut iovecs, offset) }
+            .map_err(|errno| Op::Read.failed(offset, len as u64, errno))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(offset, len, self.device.capacity);
+        self.device.discard(offset, len).map_err(|errno| Error::Io {
+            op: "discard",
+            offset,
+            len,
+            errno: errno.0,
+        })
+    }
+
+    fn describe(&self) -> String {
+        let device = &self.device;
+        let path = device.path.display();
+        let place = match (device.named, device.kind) {
+            (Named::No, _) => format!("unlinked file in {path}"),
+            (Named::Yes, FileKind::Block) => format!("block device {path}"),
+            (Named::Yes, _) => format!("file {path}"),
+        };
+        let caching = match device.caching {
+            Caching::Direct => "O_DIRECT",
+            Caching::Buffered => "buffered, because the file system has no O_DIRECT",
+        };
+        let engine = match self.engine {
+            Engine::Uring { .. } => "io_uring".to_owned(),
+            Engine::Sync { refused: None } => "synchronous I/O".to_owned(),
+            Engine::Sync { refused: Some(errno) } => {
+                format!("synchronous I/O, because io_uring was refused: {errno}")
+            }
+        };
+        let discard = if device.no_discard.load(Ordering::Relaxed) { ", no discard" } else { "" };
+        format!("{place}, {}, {caching}, {engine}{discard}", device.capacity)
+    }
+}
+
+/// Whether a file has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Named {
+    Yes,
+    No,
+}
+
+/// The open file of a store, shared with its queues.
+#[derive(Debug)]
+pub(super) struct Device {
+    fd: OwnedFd,
+    kind: FileKind,
+    capacity: ByteCount,
+    /// The file or device; the directory of a file without a name.
+    path: PathBuf,
+    caching: Caching,
+    named: Named,
+    /// The kernel said that space cannot be returned.
+    no_discard: AtomicBool,
+}
+
+impl Device {
+    fn new(
+        fd: OwnedFd,
+        kind: FileKind,
+        capacity: ByteCount,
+        path: PathBuf,
+        caching: Caching,
+        named: Named,
+    ) -> Device {
+        Device { fd, kind, capacity, path, caching, named, no_discard: AtomicBool::new(false) }
+    }
+
+    pub(super) fn capacity(&self) -> ByteCount {
+        self.capacity
+    }
+
+    /// Returns a range's space by whichever way there is. Not by `BLKZEROOUT`: zeros take space.
+    fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+        // A hint that is only ever set; a racer that misses it asks the kernel once more.
+        if self.no_discard.load(Ordering::Relaxed) || len == 0 {
+            return Ok(());
+        }
+        let mut result = match self.kind {
+            FileKind::Block => file::discard_blocks(self.as_fd(), offset, len),
+            _ => Err(Errno(libc::EOPNOTSUPP)),
+        };
+        if result == Err(Errno(libc::EOPNOTSUPP)) {
+            result = file::punch_hole(self.as_fd(), offset, len);
+        }
+        match result {
+            Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                self.no_discard.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            result => result,
+        }
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Transfer for Arc<Device> {
+    fn capacity(&self) -> ByteCount {
+        self.capacity
+    }
+
+    unsafe fn transfer(
+        &self,
+        op: Op,
+        iovecs: &mut [IoVec],
+        offset: u64,
+    ) -> std::result::Result<(), Errno> {
+        // SAFETY: the caller vouches for the buffers.
+        unsafe { file::transfer(self.as_fd(), op.direction(), iovecs, offset) }
+    }
+}
+
+fn choose_engine() -> Engine {
+    match Ring::new(1) {
+        Ok(_) => Engine::Uring { or_sync: true },
+        Err(errno) => Engine::Sync { refused: Some(errno) },
+    }
+}
+
+fn check_capacity(path: &Path, capacity: Option<ByteCount>) -> Result<()> {
+    let Some(capacity) = capacity else { return Ok(()) };
+    if !capacity.get().is_multiple_of(IO_ALIGN as u64) {
+        let bytes = capacity.get();
+        return Err(refused(
+            path,
+            format!("capacity of {bytes} bytes is not aligned: not a multiple of {IO_ALIGN}"),
+        ));
+    }
+    if capacity < CAPACITY_MIN {
+        return Err(refused(path, format!("capacity of {capacity} is below {CAPACITY_MIN}")));
+    }
+    Ok(())
+}
+
+/// Opens with `O_DIRECT` where the file system has it, else buffered.
+fn open_caching(
+    path: &Path,
+    open: impl Fn(Caching) -> std::result::Result<OwnedFd, Errno>,
+) -> Result<(OwnedFd, Caching)> {
+    match open(Caching::Direct) {
+        Ok(fd) => match file::direct_align(fd.as_fd()) {
+            // Accepted at open, refused at the first transfer.
+            Some(0) => {}
+            Some(align) if align as usize > IO_ALIGN => {
+                return Err(refused(path, not_aligned(align)));
+            }
+            _ => return Ok((fd, Caching::Direct)),
+        },
+        Err(Errno(libc::EINVAL)) => {}
+        Err(errno) => return Err(refused(path, explain(errno))),
+    }
+    let fd = open(Caching::Buffered).map_err(|errno| refused(path, explain(errno)))?;
+    Ok((fd, Caching::Buffered))
+}
+
+/// Creates a file in `dir` that has no name, or loses it at once.
+fn create_unlinked(dir: &Path, caching: Caching) -> std::result::Result<OwnedFd, Errno> {
+    match file::create_unnamed(dir, caching) {
+        // The file system or kernel has no unnamed files (open(2)).
+        Err(Errno(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) => {
+            create_and_unlink(dir, caching)
+        }
+        result => result,
+    }
+}
+
+fn create_and_unlink(dir: &Path, caching: Caching) -> std::result::Result<OwnedFd, Errno> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..NAMES_MAX {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed); // Only has to differ.
+        let path = dir.join(format!(".farheap-{}-{number}", std::process::id()));
+        let created = file::create(&path, caching);
+        if matches!(created, Err(Errno(libc::EEXIST))) {
+            continue;
+        }
+        // Also after an error: `EINVAL` for lack of `O_DIRECT` comes after the creation.
+        let unlinked = std::fs::remove_file(&path);
+        let fd = created?;
+        unlinked.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        return Ok(fd);
+    }
+    Err(Errno(libc::EEXIST))
+}
+
+/// Creates the file that a user named; nothing is left behind by a failure.
+fn create_at(path: &Path, capacity: ByteCount) -> Result<()> {
+    let fd =
+        file::create(path, Caching::Buffered).map_err(|errno| refused(path, explain(errno)))?;
+    set_len(path, fd.as_fd(), capacity).inspect_err(|_| remove(path))
+}
+
+/// Removes a file of ours after a failure, which is the news even when this fails too.
+fn remove(path: &Path) {
+    let _ = std::fs::remove_file(path);
+}
+
+fn lock(path: &Path, fd: BorrowedFd<'_>) -> Result<()> {
+    file::lock_exclusive(fd).map_err(|errno| match errno {
+        Errno(libc::EWOULDBLOCK) => refused(path, "is in use by another store or process"),
+        errno => refused(path, format!("cannot be locked: {errno}")),
+    })
+}
+
+fn set_len(path: &Path, fd: BorrowedFd<'_>, len: ByteCount) -> Result<()> {
+    file::set_len(fd, len.get())
+        .map_err(|errno| refused(path, format!("cannot hold a file of {len}: {errno}")))
+}
+
+/// Sets the length to what the file system has available; returns it.
+fn set_len_available(dir: &Path, fd: BorrowedFd<'_>) -> Result<ByteCount> {
+    let available = file::available(fd).map_err(|errno| refused(dir, explain(errno)))?;
+    let mut capacity = fit(dir, available, None)?;
+    for _ in 0..HALVINGS_MAX {
+        if file::set_len(fd, capacity.get()) != Err(Errno(libc::EFBIG)) {
+            break;
+        }
+        capacity = fit(dir, capacity.get() / 2, None)?;
+    }
+    set_len(dir, fd, capacity)?;
+    Ok(capacity)
+}
+
+/// Checks a block device; returns its bytes.
+fn inspect_device(path: &Path, fd: BorrowedFd<'_>) -> Result<u64> {
+    let explained = |errno| refused(path, explain(errno));
+    if file::is_read_only(fd).map_err(explained)? {
+        return Err(refused(path, "is read-only"));
+    }
+    let block = file::logical_block_len(fd).map_err(explained)?;
+    if block as usize > IO_ALIGN {
+        return Err(refused(path, not_aligned(block)));
+    }
+    file::device_len(fd).map_err(explained)
+}
+
+/// Returns how much of `len` bytes to use.
+fn fit(path: &Path, len: u64, wanted: Option<ByteCount>) -> Result<ByteCount> {
+    let usable = ByteCount(len - len % IO_ALIGN as u64);
+    let least = wanted.unwrap_or(CAPACITY_MIN);
+    if usable < least {
+        let usable = usable.get();
+        return Err(refused(path, format!("is too small: {usable} bytes, but {least} are needed")));
+    }
+    Ok(wanted.unwrap_or(usable))
+}
+
+fn refused(path: &Path, reason: impl Into<String>) -> Error {
+    Error::Device { path: path.to_path_buf(), reason: reason.into() }
+}
+
+fn not_aligned(block: u32) -> String {
+    format!("is not aligned: it has blocks of {block} bytes, more than {IO_ALIGN}")
+}
+
+fn describe_wrong_kind(kind: FileKind) -> String {
+    let what = match kind {
+        FileKind::Directory => "a directory",
+        FileKind::Character => "a character device",
+        FileKind::Fifo => "a pipe",
+        _ => "neither a regular file nor a block device",
+    };
+    format!("is {what}; give a regular file or a block device")
+}
+
+/// Says in the user's words why a file could not be opened.
+fn explain(errno: Errno) -> String {
+    match errno {
+        Errno(libc::EACCES | libc::EPERM) => format!("no permission to read and write: {errno}"),
+        Errno(libc::EROFS) => format!("is read-only: {errno}"),
+        Errno(libc::EBUSY) => format!("is in use (mounted, or claimed by another user): {errno}"),
+        Errno(libc::ENOENT | libc::ENOTDIR) => format!("does not exist: {errno}"),
+        Errno(libc::ENXIO | libc::ENODEV) => format!("has no device behind it: {errno}"),
+        errno => format!("cannot be opened: {errno}"),
+    }
+}

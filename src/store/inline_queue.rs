@@ -1,0 +1,144 @@
+//! Queues whose requests are done by the time [`submit`](Queue::submit) returns.
+//!
+//! [`InlineQueue`] runs requests one after the other on the calling thread: on a file where there
+//! is no io_uring, and on the memory store. Requests pass through a ring of fixed size:
+//!
+//! ```text
+//! reported <= ran <= accepted <= reported + depth      (counters, each an index modulo depth)
+//!          ^ finished  ^ waiting for submit
+//! ```
+
+#![expect(unsafe_code, reason = "passes buffers on to the transfer")]
+
+use super::{Completion, DEPTH_MAX, Op, Queue, Request, SEGMENTS_MAX, WATCHES_FULL, WATCHES_MAX};
+use crate::base::error::{Error, Result};
+use crate::base::units::ByteCount;
+use crate::sys::event::poll_readable;
+use crate::sys::file::{Errno, IoVec};
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// Something that moves bytes while the caller waits.
+pub(super) trait Transfer: Send {
+    /// Bytes that there are.
+    fn capacity(&self) -> ByteCount;
+
+    /// Moves all bytes of `iovecs`, which it may use up.
+    ///
+    /// # Safety
+    /// As for [`Queue::push`], until the call returns.
+    unsafe fn transfer(
+        &self,
+        op: Op,
+        iovecs: &mut [IoVec],
+        offset: u64,
+    ) -> std::result::Result<(), Errno>;
+}
+
+#[derive(Debug)]
+struct Entry {
+    token: u64,
+    op: Op,
+    offset: u64,
+    len: u64,
+    iovecs: [IoVec; SEGMENTS_MAX],
+    count: usize,
+    result: Result<()>,
+}
+
+/// A queue over a [`Transfer`].
+#[derive(Debug)]
+pub(super) struct InlineQueue<T> {
+    target: T,
+    entries: Box<[Entry]>,
+    accepted: u64,
+    ran: u64,
+    reported: u64,
+    watched: [RawFd; WATCHES_MAX],
+    watches: usize,
+}
+
+impl<T: Transfer> InlineQueue<T> {
+    pub(super) fn new(target: T, depth: u32) -> InlineQueue<T> {
+        let entry = || Entry {
+            token: 0,
+            op: Op::Read,
+            offset: 0,
+            len: 0,
+            iovecs: [IoVec::EMPTY; SEGMENTS_MAX],
+            count: 0,
+            result: Ok(()),
+        };
+        InlineQueue {
+            target,
+            entries: (0..depth.clamp(1, DEPTH_MAX)).map(|_| entry()).collect(),
+            accepted: 0,
+            ran: 0,
+            reported: 0,
+            watched: [-1; WATCHES_MAX],
+            watches: 0,
+        }
+    }
+
+    fn entry(&mut self, number: u64) -> &mut Entry {
+        let depth = self.entries.len() as u64;
+        &mut self.entries[(number % depth) as usize]
+    }
+}
+
+impl<T: Transfer> Queue for InlineQueue<T> {
+    unsafe fn push(&mut self, request: Request<'_>) -> bool {
+        let len = request.check(self.target.capacity());
+        if self.in_flight() as usize == self.entries.len() {
+            return false;
+        }
+        let entry = self.entry(self.accepted);
+        entry.token = request.token;
+        entry.op = request.op;
+        entry.offset = request.offset;
+        entry.len = len;
+        entry.count = request.fill(&mut entry.iovecs);
+        self.accepted += 1;
+        true
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        let depth = self.entries.len() as u64;
+        while self.ran < self.accepted {
+            let entry = &mut self.entries[(self.ran % depth) as usize];
+            let iovecs = &mut entry.iovecs[..entry.count];
+            // SAFETY: the caller of `push` keeps the buffers until the completion is reported.
+            let result = unsafe { self.target.transfer(entry.op, iovecs, entry.offset) };
+            entry.result = result.map_err(|errno| entry.op.failed(entry.offset, entry.len, errno));
+            self.ran += 1;
+        }
+        Ok(())
+    }
+
+    fn watch(&mut self, fd: RawFd) -> Result<()> {
+        *self.watched.get_mut(self.watches).ok_or(WATCHES_FULL)? = fd;
+        self.watches += 1;
+        Ok(())
+    }
+
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+        self.submit()?;
+        if self.reported == self.ran {
+            return poll_readable(&self.watched[..self.watches], timeout)
+                .map(drop)
+                .map_err(|errno| Error::Os { call: "poll", errno: errno.0 });
+        }
+        while self.reported < self.ran {
+            let entry = self.entry(self.reported);
+            let result = std::mem::replace(&mut entry.result, Ok(()));
+            let completion = Completion { token: entry.token, result };
+            self.reported += 1;
+            done(completion);
+        }
+        Ok(())
+    }
+
+    fn in_flight(&self) -> u32 {
+        (self.accepted - self.reported) as u32
+    }
+}

@@ -1,0 +1,110 @@
+//! A store in memory: no device, no latency. For tests and as the baseline of benchmarks.
+
+#![expect(unsafe_code, reason = "copies between raw buffers")]
+
+use super::inline_queue::{InlineQueue, Transfer};
+use super::{IO_ALIGN, Op, Queue, Store, check_range};
+use crate::base::error::{Error, Result};
+use crate::base::units::ByteCount;
+use crate::sys::anon::AnonMapping;
+use crate::sys::file::{Errno, IoVec};
+use std::sync::Arc;
+
+/// A store in anonymous memory of the process, which counts towards its resident size.
+///
+/// # Examples
+/// ```
+/// use farheap::ByteCount;
+/// use farheap::store::{MemStore, Store};
+///
+/// let store = MemStore::new(ByteCount::gib(1))?; // Costs memory when written only.
+/// assert_eq!(store.capacity(), ByteCount::gib(1));
+/// # Ok::<(), farheap::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct MemStore {
+    memory: Arc<AnonMapping>,
+}
+
+impl MemStore {
+    /// Reserves address space for `capacity` bytes, rounded up to whole 4,096.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there is no address range of this size.
+    pub fn new(capacity: ByteCount) -> Result<MemStore> {
+        let len = capacity.as_usize().max(1).checked_next_multiple_of(IO_ALIGN);
+        let os = |call| move |errno: Errno| Error::Os { call, errno: errno.0 };
+        let memory = AnonMapping::new(len.ok_or(os("mmap")(Errno(libc::ENOMEM)))?);
+        let memory = memory.map_err(os("mmap"))?;
+        memory.dont_fork().map_err(os("madvise"))?;
+        Ok(MemStore { memory: Arc::new(memory) })
+    }
+}
+
+impl Store for MemStore {
+    fn capacity(&self) -> ByteCount {
+        self.memory.capacity()
+    }
+
+    fn occupied(&self) -> Option<ByteCount> {
+        None
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(InlineQueue::new(Arc::clone(&self.memory), depth)))
+    }
+
+    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+        check_range(offset, len as u64, self.capacity());
+        let mut iovecs = [IoVec::new(into, len)];
+        // SAFETY: the caller vouches for the buffer and for the store's range.
+        unsafe { self.memory.transfer(Op::Read, &mut iovecs, offset) }
+            .map_err(|errno| Op::Read.failed(offset, len as u64, errno))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(offset, len, self.capacity());
+        let start = offset as usize;
+        self.memory.discard(start..start + len as usize).map_err(|errno| Error::Io {
+            op: "discard",
+            offset,
+            len,
+            errno: errno.0,
+        })
+    }
+
+    fn describe(&self) -> String {
+        format!("memory, {}", self.capacity())
+    }
+}
+
+impl Transfer for Arc<AnonMapping> {
+    fn capacity(&self) -> ByteCount {
+        ByteCount(self.len() as u64)
+    }
+
+    unsafe fn transfer(
+        &self,
+        op: Op,
+        iovecs: &mut [IoVec],
+        offset: u64,
+    ) -> std::result::Result<(), Errno> {
+        let mut at = offset as usize;
+        for iovec in iovecs {
+            assert!(at + iovec.len() <= self.len(), "request past the end of the store");
+            // SAFETY: within the mapping, checked above.
+            let stored = unsafe { self.as_ptr().add(at) };
+            let (from, to) = match op {
+                Op::Read => (stored.cast_const(), iovec.ptr()),
+                Op::Write => (iovec.ptr().cast_const(), stored),
+            };
+            // SAFETY:
+            // - The mapping's side is in bounds, checked above; the caller vouches for the other
+            //   side and that nobody else writes either.
+            // - They do not overlap: nobody but this store has a pointer into the mapping.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, iovec.len()) };
+            at += iovec.len();
+        }
+        Ok(())
+    }
+}

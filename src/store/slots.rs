@@ -1,0 +1,348 @@
+//! Who owns which part of a store: slots are given out at write-back and come back when pages die.
+//!
+//! A [`SlotMap`] cuts a store into slots of one size. The life of a slot:
+//!
+//! ```text
+//!   free --take_run--> in use --put--> pending --next_discardable--> discarding
+//!    ^                   ^                |                              |
+//!    |                   '----take_run----' (when none is free)          |
+//!    '-----------------------------discarded-----------------------------'
+//! ```
+//!
+//! Runs are given out first-fit from a cursor that goes round, so that one batch of write-backs
+//! follows the other on the device. The lock (rank `Slots`) is held for searches only, never for
+//! I/O: the caller discards between [`next_discardable`](SlotMap::next_discardable) and
+//! [`discarded`](SlotMap::discarded). Allocates nothing from the Rust heap.
+//!
+//! # Invariants
+//! 1. A slot is in at most one of `free`, `used` and `pending`; in none while discarding.
+
+use super::bits::BitSet;
+use crate::base::error::Result;
+use crate::base::sync::{Rank, Ranked};
+use crate::base::units::{SlotCount, SlotId};
+
+/// Runs looked at before the longest of them is taken. More find longer runs on a fragmented
+/// store, under the lock.
+const CANDIDATES_MAX: u32 = 16;
+
+/// Most slots of one discard: bounds how long they are out of reach.
+const DISCARD_RUN_MAX: u64 = 1 << 16;
+
+/// The slots of one store.
+#[derive(Debug)]
+pub(crate) struct SlotMap {
+    slots: SlotCount,
+    state: Ranked<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    free: BitSet,
+    used: BitSet,
+    pending: BitSet,
+    /// Where the next run is looked for.
+    cursor: u64,
+    /// Where the next discard is looked for.
+    discard_cursor: u64,
+}
+
+impl SlotMap {
+    /// Creates the map of a store with `slots` free slots.
+    ///
+    /// # Errors
+    /// [`Error::Os`](crate::Error::Os) when there is no address space for it.
+    pub(crate) fn new(slots: SlotCount) -> Result<SlotMap> {
+        let state = State {
+            free: BitSet::full(slots.get())?,
+            used: BitSet::empty(slots.get())?,
+            pending: BitSet::empty(slots.get())?,
+            cursor: 0,
+            discard_cursor: 0,
+        };
+        Ok(SlotMap { slots, state: Ranked::new(Rank::Slots, state) })
+    }
+
+    /// Slots that there are.
+    pub(crate) fn slots(&self) -> SlotCount {
+        self.slots
+    }
+
+    /// Slots given out.
+    pub(crate) fn in_use(&self) -> SlotCount {
+        SlotCount(self.state.lock().used.count())
+    }
+
+    /// Slots put back whose space has not been discarded.
+    pub(crate) fn pending(&self) -> SlotCount {
+        SlotCount(self.state.lock().pending.count())
+    }
+
+    /// Gives out a run of 1 to `want` slots; prefers `want`, then the longest run nearby. `None`:
+    /// no slot is left but those being discarded at the moment.
+    pub(crate) fn take_run(&self, want: SlotCount) -> Option<(SlotId, SlotCount)> {
+        assert!(want.get() > 0, "a run of no slots");
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let source = if state.free.count() > 0 { &mut state.free } else { &mut state.pending };
+        let (first, count) = find_run(source, state.cursor, want.get())?;
+        source.remove(first, count);
+        state.used.insert(first, count);
+        state.cursor = first + count;
+        Some((SlotId(first), SlotCount(count)))
+    }
+
+    /// Takes a slot back; its bytes are not needed any more.
+    ///
+    /// # Panics
+    /// When the slot is not in use: somebody's page would be overwritten later.
+    pub(crate) fn put(&self, slot: SlotId) {
+        let mut state = self.state.lock();
+        let known = slot.get() < self.slots.get() && state.used.run(slot.get(), 1) == 1;
+        assert!(known, "{slot} is put back but not in use");
+        state.used.remove(slot.get(), 1);
+        state.pending.insert(slot.get(), 1);
+    }
+
+    /// Hands out a run of pending slots for the caller to discard; nobody gets them before
+    /// [`discarded`](SlotMap::discarded).
+    pub(crate) fn next_discardable(&self) -> Option<(SlotId, SlotCount)> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let cursor = state.discard_cursor;
+        let first = state.pending.next(cursor).or_else(|| state.pending.next(0))?;
+        let count = state.pending.run(first, DISCARD_RUN_MAX);
+        state.pending.remove(first, count);
+        state.discard_cursor = first + count;
+        Some((SlotId(first), SlotCount(count)))
+    }
+
+    /// Makes a run from [`next_discardable`](SlotMap::next_discardable) free, whether or not the
+    /// device took the discard.
+    ///
+    /// # Panics
+    /// When one of the slots is not being discarded.
+    pub(crate) fn discarded(&self, run: (SlotId, SlotCount)) {
+        let (first, count) = (run.0.get(), run.1.get());
+        let mut state = self.state.lock();
+        let idle = state.used.is_clear(first, count) && state.pending.is_clear(first, count);
+        assert!(idle, "{count} slots from {first} are in use, not being discarded");
+        state.free.insert(first, count);
+    }
+}
+
+/// Finds a run of `want` numbers from `cursor` on, going round once; else the longest of the first
+/// [`CANDIDATES_MAX`] runs.
+fn find_run(set: &mut BitSet, cursor: u64, want: u64) -> Option<(u64, u64)> {
+    let mut best: Option<(u64, u64)> = None;
+    let mut position = cursor;
+    let mut wrapped = false;
+    for _ in 0..CANDIDATES_MAX {
+        let found = set.next(position).or_else(|| {
+            let again = if wrapped { None } else { set.next(0) };
+            wrapped = true;
+            again
+        });
+        let Some(first) = found.filter(|first| !wrapped || *first < cursor || best.is_none())
+        else {
+            break;
+        };
+        let count = set.run(first, want);
+        if best.is_none_or(|(_, longest)| count > longest) {
+            best = Some((first, count));
+        }
+        if count == want {
+            break;
+        }
+        position = first + count;
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, RngSeed, TestRunner};
+    use std::collections::BTreeSet;
+
+    fn map(slots: u64) -> SlotMap {
+        SlotMap::new(SlotCount(slots)).expect("slot map")
+    }
+
+    fn take(map: &SlotMap, want: u64) -> Option<(u64, u64)> {
+        map.take_run(SlotCount(want)).map(|(slot, count)| (slot.get(), count.get()))
+    }
+
+    #[test]
+    fn successive_runs_are_neighbours() {
+        let map = map(1_000);
+        assert_eq!(take(&map, 64), Some((0, 64)));
+        assert_eq!(take(&map, 64), Some((64, 64)));
+        map.put(SlotId(3));
+        assert_eq!(take(&map, 1), Some((128, 1)), "the cursor does not turn back");
+    }
+
+    #[test]
+    fn a_whole_run_is_preferred_to_a_near_scrap() {
+        let map = map(100);
+        assert_eq!(take(&map, 100), Some((0, 100)));
+        for slot in (0..10).chain(40..60).filter(|slot| *slot != 5) {
+            map.put(SlotId(slot));
+        }
+        while let Some(run) = map.next_discardable() {
+            map.discarded(run);
+        }
+        assert_eq!(take(&map, 16), Some((40, 16)));
+        assert_eq!(take(&map, 16), Some((0, 5)), "the longest there is");
+    }
+
+    #[test]
+    fn pending_slots_are_taken_only_when_none_is_free() {
+        let map = map(4);
+        assert_eq!(take(&map, 3), Some((0, 3)));
+        map.put(SlotId(1));
+        assert_eq!(take(&map, 2), Some((3, 1)));
+        assert_eq!(take(&map, 2), Some((1, 1)));
+        assert_eq!(take(&map, 1), None);
+    }
+
+    #[test]
+    fn slots_being_discarded_are_out_of_reach_until_discarded() {
+        let map = map(3);
+        assert_eq!(take(&map, 3), Some((0, 3)));
+        map.put(SlotId(2));
+        map.put(SlotId(1));
+        let run = map.next_discardable().expect("two are pending");
+        assert_eq!(run, (SlotId(1), SlotCount(2)), "neighbours are merged");
+        assert_eq!(map.next_discardable(), None);
+        assert_eq!(take(&map, 1), None);
+        map.discarded(run);
+        assert_eq!(take(&map, 9), Some((1, 2)));
+        assert_eq!((map.in_use(), map.pending()), (SlotCount(3), SlotCount(0)));
+    }
+
+    #[test]
+    #[should_panic(expected = "slot 1 is put back but not in use")]
+    fn putting_a_slot_back_twice_panics() {
+        let map = map(3);
+        take(&map, 3);
+        map.put(SlotId(1));
+        map.put(SlotId(1));
+    }
+
+    #[test]
+    #[should_panic(expected = "in use, not being discarded")]
+    fn discarding_a_used_slot_panics() {
+        let map = map(3);
+        take(&map, 2);
+        map.discarded((SlotId(1), SlotCount(1)));
+    }
+
+    #[test]
+    fn a_map_of_billions_of_slots_is_made_and_searched_at_once() {
+        let map = map(1 << 36);
+        assert_eq!(take(&map, 8), Some((0, 8)));
+        assert_eq!(map.slots(), SlotCount(1 << 36));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Action {
+        Take(u64),
+        Put(prop::sample::Index),
+        BeginDiscard,
+        EndDiscard(prop::sample::Index),
+    }
+
+    fn actions() -> impl Strategy<Value = Vec<Action>> {
+        let action = prop_oneof![
+            3 => (1_u64..70).prop_map(Action::Take),
+            6 => any::<prop::sample::Index>().prop_map(Action::Put),
+            1 => Just(Action::BeginDiscard),
+            1 => any::<prop::sample::Index>().prop_map(Action::EndDiscard),
+        ];
+        prop::collection::vec(action, 1..400)
+    }
+
+    /// The map in the plainest words.
+    #[derive(Default)]
+    struct Model {
+        free: BTreeSet<u64>,
+        used: BTreeSet<u64>,
+        pending: BTreeSet<u64>,
+        discarding: Vec<(SlotId, SlotCount)>,
+    }
+
+    impl Model {
+        fn apply(&mut self, map: &SlotMap, action: &Action) {
+            match action {
+                Action::Take(want) => self.take(map, *want),
+                Action::Put(which) => {
+                    let slot = (!self.used.is_empty())
+                        .then(|| *self.used.iter().nth(which.index(self.used.len())).expect("one"));
+                    if let Some(slot) = slot {
+                        self.used.remove(&slot);
+                        self.pending.insert(slot);
+                        map.put(SlotId(slot));
+                    }
+                }
+                Action::BeginDiscard => {
+                    let run = map.next_discardable();
+                    assert_eq!(run.is_none(), self.pending.is_empty());
+                    for slot in run.into_iter().flat_map(numbers) {
+                        assert!(self.pending.remove(&slot), "{slot} was not pending");
+                    }
+                    self.discarding.extend(run);
+                }
+                Action::EndDiscard(which) => {
+                    if !self.discarding.is_empty() {
+                        let run = self.discarding.remove(which.index(self.discarding.len()));
+                        map.discarded(run);
+                        self.free.extend(numbers(run));
+                    }
+                }
+            }
+            assert_eq!(map.in_use().get(), self.used.len() as u64);
+            assert_eq!(map.pending().get(), self.pending.len() as u64);
+        }
+
+        fn take(&mut self, map: &SlotMap, want: u64) {
+            let run = map.take_run(SlotCount(want));
+            let source = if self.free.is_empty() { &mut self.pending } else { &mut self.free };
+            assert_eq!(run.is_none(), source.is_empty());
+            let Some(run) = run else { return };
+            assert!((1..=want).contains(&run.1.get()), "{run:?} of {want}");
+            for slot in numbers(run) {
+                assert!(source.remove(&slot), "{slot} was not there to take");
+                assert!(self.used.insert(slot));
+            }
+        }
+    }
+
+    fn numbers(run: (SlotId, SlotCount)) -> std::ops::Range<u64> {
+        run.0.get()..run.0.get() + run.1.get()
+    }
+
+    #[test]
+    fn random_actions_agree_with_a_model_of_plain_sets() {
+        let seed = std::env::var("FARHEAP_SEED")
+            .map_or_else(|_| std::process::id().into(), |text| text.parse().expect("a number"));
+        println!("FARHEAP_SEED={seed}");
+        let config = Config {
+            rng_seed: RngSeed::Fixed(seed),
+            failure_persistence: None,
+            cases: 64,
+            ..Config::default()
+        };
+        TestRunner::new(config)
+            .run(&(1_u64..300, actions()), |(slots, actions)| {
+                let map = map(slots);
+                let mut model = Model { free: (0..slots).collect(), ..Model::default() };
+                for action in &actions {
+                    model.apply(&map, action);
+                }
+                Ok(())
+            })
+            .expect("the map agrees with the model");
+    }
+}

@@ -1,0 +1,273 @@
+//! Queues on io_uring: many requests at the device at once, one place to wait.
+//!
+//! A [`UringQueue`] is a fixed table of flights. A flight's index is the tag of its ring entry; its
+//! vector of buffers lives in the table until the outcome is in.
+//!
+//! # Invariants
+//! 1. A flight is in the free list or has exactly one entry in the ring, never both.
+//! 2. At most one poll per watched descriptor is in the ring. It is one-shot and pushed anew by
+//!    the wait after the one that it ended: the kernel then looks at the descriptor again, so that
+//!    no event is lost that was left unread. (A multishot poll tells of new events only.)
+
+#![expect(unsafe_code, reason = "passes buffers on to the ring")]
+
+use super::block::Device;
+use super::{Completion, DEPTH_MAX, Op, Queue, Request, SEGMENTS_MAX, WATCHES_FULL, WATCHES_MAX};
+use crate::base::error::{Error, Result};
+use crate::sys::file::{Errno, IoVec};
+use crate::sys::uring::{Outcome, Ring};
+use std::os::fd::{AsFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Tags from here on are polls; below, flights.
+const TAG_WATCH: u64 = 1 << 32;
+
+/// The tag of cancellations, whose outcome nobody needs.
+const TAG_CANCEL: u64 = 1 << 33;
+
+/// Times a request is started again after the kernel said `EAGAIN` or `EINTR`.
+const RETRIES_MAX: u32 = 16;
+
+/// Longest single wait: keeps deadlines representable.
+const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long dropping a queue waits for the device, and then again after cancelling.
+const DROP_WAIT_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    token: u64,
+    op: Op,
+    offset: u64,
+    len: u64,
+    moved: u64,
+    /// Buffers left: `iovecs[first..count]` of the flight's part of the table.
+    first: usize,
+    count: usize,
+    retries: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    fd: RawFd,
+    armed: bool,
+}
+
+/// What one look at the ring brought.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reaped {
+    reported: u32,
+    woken: bool,
+}
+
+/// A queue on io_uring.
+pub(super) struct UringQueue {
+    // Declared, and thereby dropped, first: afterwards the kernel uses nothing of the rest.
+    ring: Ring,
+    device: Arc<Device>,
+    flights: Box<[Flight]>,
+    /// [`SEGMENTS_MAX`] buffers per flight.
+    iovecs: Box<[IoVec]>,
+    /// Indices of unused flights: `free[..free_len]`.
+    free: Box<[u32]>,
+    free_len: usize,
+    watches: [Option<Watch>; WATCHES_MAX],
+}
+
+impl UringQueue {
+    pub(super) fn new(device: Arc<Device>, depth: u32) -> std::result::Result<UringQueue, Errno> {
+        let depth = depth.clamp(1, DEPTH_MAX);
+        let idle = Flight {
+            token: 0,
+            op: Op::Read,
+            offset: 0,
+            len: 0,
+            moved: 0,
+            first: 0,
+            count: 0,
+            retries: 0,
+        };
+        Ok(UringQueue {
+            ring: Ring::new(depth + WATCHES_MAX as u32)?,
+            device,
+            flights: vec![idle; depth as usize].into_boxed_slice(),
+            iovecs: vec![IoVec::EMPTY; depth as usize * SEGMENTS_MAX].into_boxed_slice(),
+            free: (0..depth).rev().collect(),
+            free_len: depth as usize,
+            watches: [None; WATCHES_MAX],
+        })
+    }
+
+    /// Puts what is left of a flight into the ring.
+    fn launch(&mut self, index: u32) {
+        let flight = &self.flights[index as usize];
+        let base = index as usize * SEGMENTS_MAX;
+        let iovecs = &self.iovecs[base + flight.first..base + flight.count];
+        let (direction, offset) = (flight.op.direction(), flight.offset + flight.moved);
+        let fd = self.device.as_fd();
+        // SAFETY:
+        // - The caller of `push` keeps the buffers until the completion is reported.
+        // - The vector is not touched before the outcome (invariant 1), and it and the device's
+        //   descriptor live until `self.ring` is gone.
+        unsafe { self.ring.push_transfer(index.into(), fd, direction, iovecs, offset) }
+    }
+
+    /// Takes all outcomes that are there.
+    fn reap(&mut self, done: &mut dyn FnMut(Completion)) -> Reaped {
+        let mut reaped = Reaped::default();
+        while let Some(Outcome { tag, result }) = self.ring.take() {
+            if tag >= TAG_CANCEL {
+                continue;
+            }
+            if tag >= TAG_WATCH {
+                let watch = &mut self.watches[(tag - TAG_WATCH) as usize];
+                // An error means that the descriptor cannot be polled any more.
+                *watch = watch.filter(|_| result.is_ok()).map(|w| Watch { armed: false, ..w });
+                reaped.woken = true;
+                continue;
+            }
+            let index = u32::try_from(tag).expect("tags below TAG_WATCH are indices");
+            if let Some(result) = self.settle(index, result) {
+                let token = self.flights[index as usize].token;
+                self.free[self.free_len] = index;
+                self.free_len += 1;
+                reaped.reported += 1;
+                done(Completion { token, result });
+            }
+        }
+        reaped
+    }
+
+    /// Books an outcome: the flight's end, or `None` when it goes on.
+    fn settle(
+        &mut self,
+        index: u32,
+        result: std::result::Result<u32, Errno>,
+    ) -> Option<Result<()>> {
+        let base = index as usize * SEGMENTS_MAX;
+        let flight = &mut self.flights[index as usize];
+        let errno = match result {
+            // End of file, or a device that takes nothing.
+            Ok(0) => Errno(libc::EIO),
+            Ok(moved) => {
+                flight.moved += u64::from(moved);
+                if flight.moved == flight.len {
+                    return Some(Ok(()));
+                }
+                let left = &mut self.iovecs[base + flight.first..base + flight.count];
+                flight.first += IoVec::advance(left, moved as usize);
+                self.launch(index);
+                return None;
+            }
+            Err(Errno(libc::EAGAIN | libc::EINTR)) if flight.retries < RETRIES_MAX => {
+                flight.retries += 1;
+                self.launch(index);
+                return None;
+            }
+            // The rest of a transfer that stopped at an odd place.
+            Err(Errno(libc::EINVAL)) if flight.moved > 0 => Errno(libc::EIO),
+            Err(errno) => errno,
+        };
+        Some(Err(flight.op.failed(flight.offset, flight.len, errno)))
+    }
+
+    fn arm_watches(&mut self) {
+        for (index, watch) in self.watches.iter_mut().enumerate() {
+            if let Some(watch) = watch.as_mut().filter(|watch| !watch.armed) {
+                self.ring.push_poll(TAG_WATCH + index as u64, watch.fd);
+                watch.armed = true;
+            }
+        }
+    }
+
+    /// Waits until nothing is in flight or the time is up.
+    fn drain(&mut self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while self.in_flight() > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.wait(left, &mut |_| ()).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn cancel_all(&mut self) {
+        for index in 0..self.flights.len() as u32 {
+            if !self.free[..self.free_len].contains(&index) {
+                self.ring.push_cancel(TAG_CANCEL, index.into());
+            }
+        }
+    }
+}
+
+impl Queue for UringQueue {
+    unsafe fn push(&mut self, request: Request<'_>) -> bool {
+        let len = request.check(self.device.capacity());
+        if self.free_len == 0 {
+            return false;
+        }
+        self.free_len -= 1;
+        let index = self.free[self.free_len];
+        let base = index as usize * SEGMENTS_MAX;
+        let count = request.fill(&mut self.iovecs[base..base + SEGMENTS_MAX]);
+        self.flights[index as usize] = Flight {
+            token: request.token,
+            op: request.op,
+            offset: request.offset,
+            len,
+            moved: 0,
+            first: 0,
+            count,
+            retries: 0,
+        };
+        self.launch(index);
+        true
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        self.ring.submit().map_err(enter_failed)
+    }
+
+    fn watch(&mut self, fd: RawFd) -> Result<()> {
+        let free = self.watches.iter_mut().find(|watch| watch.is_none()).ok_or(WATCHES_FULL)?;
+        *free = Some(Watch { fd, armed: false });
+        Ok(())
+    }
+
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+        let deadline = Instant::now() + timeout.min(WAIT_MAX);
+        self.arm_watches();
+        loop {
+            let reaped = self.reap(done);
+            if reaped.reported > 0 || reaped.woken {
+                return self.submit();
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.ring.submit_and_wait(left).map_err(enter_failed)?;
+            if left.is_zero() {
+                self.reap(done);
+                return self.submit();
+            }
+        }
+    }
+
+    fn in_flight(&self) -> u32 {
+        (self.flights.len() - self.free_len) as u32
+    }
+}
+
+impl Drop for UringQueue {
+    fn drop(&mut self) {
+        self.watches = [None; WATCHES_MAX];
+        self.drain(DROP_WAIT_MAX);
+        if self.in_flight() > 0 && self.submit().is_ok() {
+            self.cancel_all();
+            self.drain(DROP_WAIT_MAX);
+        }
+    }
+}
+
+fn enter_failed(errno: Errno) -> Error {
+    Error::Os { call: "io_uring_enter", errno: errno.0 }
+}

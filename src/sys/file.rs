@@ -1,0 +1,399 @@
+//! Regular files and block devices: opening, inspecting, moving bytes, giving space back.
+//!
+//! [`BlockStore`](crate::store::BlockStore) turns the [`Errno`]s into errors that name the path.
+//! All descriptors are close-on-exec. Moving bytes allocates nothing and takes no lock.
+
+#![expect(unsafe_code, reason = "calls the kernel on files and devices")]
+
+use std::ffi::CString;
+use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// The reason the kernel gave for refusing a call. See `errno(3)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) i32);
+
+impl Errno {
+    /// The calling thread's current value.
+    pub(crate) fn last() -> Errno {
+        // SAFETY: returns a valid pointer to the calling thread's variable (errno(3)).
+        let location = unsafe { libc::__errno_location() };
+        // SAFETY: as above; only this thread uses it.
+        Errno(unsafe { *location })
+    }
+
+    /// Turns the `-1` convention into a result.
+    pub(crate) fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
+        if result == -1 { Err(Errno::last()) } else { Ok(result) }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&std::io::Error::from_raw_os_error(self.0), f)
+    }
+}
+
+/// How the kernel treats written bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caching {
+    /// `O_DIRECT`: straight to the device; a full or failing device says so at the write.
+    Direct,
+    /// Through the page cache, where there is no `O_DIRECT`. `O_DSYNC`: a write reports the
+    /// device's error instead of leaving it to an `fsync` that never comes.
+    Buffered,
+}
+
+impl Caching {
+    const fn flags(self) -> libc::c_int {
+        match self {
+            Caching::Direct => libc::O_DIRECT,
+            Caching::Buffered => libc::O_DSYNC,
+        }
+    }
+}
+
+/// Whether opening a block device claims it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// `O_EXCL` without `O_CREAT`: fails with `EBUSY` while mounted or claimed (open(2)).
+    Exclusive,
+    /// Plain.
+    Shared,
+}
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A block device.
+    Block,
+    /// A directory.
+    Directory,
+    /// A character device.
+    Character,
+    /// A pipe.
+    Fifo,
+    /// A socket or anything else.
+    Other,
+}
+
+/// What `fstat(2)` says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FileInfo {
+    /// The kind of file.
+    pub(crate) kind: FileKind,
+    /// Bytes of a regular file; 0 for a device.
+    pub(crate) len: u64,
+    /// Bytes of file-system blocks that a regular file occupies.
+    pub(crate) occupied: u64,
+    /// Major and minor number of a device.
+    pub(crate) device: (u32, u32),
+}
+
+/// Opens what exists at `path` for reading and writing. See `open(2)`.
+pub(crate) fn open(path: &Path, caching: Caching, claim: Claim) -> Result<OwnedFd, Errno> {
+    let claim = match claim {
+        Claim::Exclusive => libc::O_EXCL,
+        Claim::Shared => 0,
+    };
+    open_raw(path, libc::O_RDWR | libc::O_NOCTTY | claim | caching.flags())
+}
+
+/// Creates a regular file at `path`, where there is none, for its owner only. See `open(2)`.
+///
+/// With [`Caching::Direct`] on a file system without it the call fails with `EINVAL`; the file may
+/// exist nevertheless.
+pub(crate) fn create(path: &Path, caching: Caching) -> Result<OwnedFd, Errno> {
+    open_raw(path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | caching.flags())
+}
+
+/// Creates a file without a name in `dir`, for its owner only: it is gone when the last descriptor
+/// closes, also after a crash. See `O_TMPFILE` in `open(2)`.
+pub(crate) fn create_unnamed(dir: &Path, caching: Caching) -> Result<OwnedFd, Errno> {
+    open_raw(dir, libc::O_RDWR | libc::O_TMPFILE | libc::O_EXCL | caching.flags())
+}
+
+fn open_raw(path: &Path, flags: libc::c_int) -> Result<OwnedFd, Errno> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno(libc::EINVAL))?;
+    let mode: libc::mode_t = 0o600;
+    let fd = retry(|| {
+        // SAFETY: the path is a C string that outlives the call.
+        let fd = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC, mode) };
+        fd as isize
+    })?;
+    let fd = i32::try_from(fd).expect("descriptors are ints");
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Returns what `path` leads to, symbolic links followed. See `stat(2)`.
+pub(crate) fn kind_of(path: &Path) -> Result<FileKind, Errno> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno(libc::EINVAL))?;
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the path is a C string and the buffer a `stat`, both outlive the call.
+    Errno::check(unsafe { libc::stat(path.as_ptr(), stat.as_mut_ptr()) })?;
+    // SAFETY: filled by the successful call.
+    Ok(kind_from_mode(unsafe { stat.assume_init() }.st_mode))
+}
+
+/// Describes an open file. See `fstat(2)`.
+pub(crate) fn info(fd: BorrowedFd<'_>) -> Result<FileInfo, Errno> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the buffer is a `stat` and outlives the call.
+    Errno::check(unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) })?;
+    // SAFETY: filled by the successful call.
+    let stat = unsafe { stat.assume_init() };
+    Ok(FileInfo {
+        kind: kind_from_mode(stat.st_mode),
+        len: u64::try_from(stat.st_size).unwrap_or(0),
+        // Always units of 512 bytes, whatever the file system's block size (stat(3type)).
+        occupied: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
+        device: (libc::major(stat.st_rdev), libc::minor(stat.st_rdev)),
+    })
+}
+
+fn kind_from_mode(mode: libc::mode_t) -> FileKind {
+    match mode & libc::S_IFMT {
+        libc::S_IFREG => FileKind::Regular,
+        libc::S_IFBLK => FileKind::Block,
+        libc::S_IFDIR => FileKind::Directory,
+        libc::S_IFCHR => FileKind::Character,
+        libc::S_IFIFO => FileKind::Fifo,
+        _ => FileKind::Other,
+    }
+}
+
+/// Returns the alignment that `O_DIRECT` wants of offsets, where the kernel tells: `Some(0)` means
+/// that the file does not support it. See `STATX_DIOALIGN` in `statx(2)` (Linux 6.1).
+pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> Option<u32> {
+    let mut statx = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
+    // SAFETY: the empty path is a C string, the buffer a `statx`; both outlive the call.
+    let result =
+        unsafe { libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, mask, statx.as_mut_ptr()) };
+    Errno::check(result).ok()?;
+    // SAFETY: zeroed above, which is a valid value, and filled by the call.
+    let statx = unsafe { statx.assume_init() };
+    (statx.stx_mask & libc::STATX_DIOALIGN != 0).then_some(statx.stx_dio_offset_align)
+}
+
+/// Returns the bytes that the file's file system has left for this user. See `fstatvfs(3)`.
+pub(crate) fn available(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the buffer is a `statvfs` and outlives the call.
+    Errno::check(unsafe { libc::fstatvfs(fd.as_raw_fd(), stat.as_mut_ptr()) })?;
+    // SAFETY: filled by the successful call.
+    let stat = unsafe { stat.assume_init() };
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Sets the length of a regular file; what is added is a hole. See `ftruncate(2)`.
+pub(crate) fn set_len(fd: BorrowedFd<'_>, len: u64) -> Result<(), Errno> {
+    let len = libc::off_t::try_from(len).map_err(|_| Errno(libc::EFBIG))?;
+    // SAFETY: takes no pointers.
+    retry(|| unsafe { libc::ftruncate(fd.as_raw_fd(), len) } as isize).map(drop)
+}
+
+/// Locks the file against other openers that lock it too, without waiting: `EWOULDBLOCK` when it
+/// is locked. The lock goes with the descriptor. See `flock(2)`.
+pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: takes no pointers.
+    retry(|| unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } as isize)
+        .map(drop)
+}
+
+// Requests of linux/fs.h.
+const BLKROGET: libc::Ioctl = 0x125E;
+const BLKSSZGET: libc::Ioctl = 0x1268;
+const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
+const BLKDISCARD: libc::Ioctl = 0x1277;
+const BLKZEROOUT: libc::Ioctl = 0x127F;
+
+/// Returns the size of a block device in bytes.
+pub(crate) fn device_len(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let mut len = 0_u64;
+    // SAFETY: the request stores a `u64` (linux/fs.h).
+    Errno::check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKGETSIZE64, &raw mut len) })?;
+    Ok(len)
+}
+
+/// Returns the logical block size of a block device: the smallest unit it takes.
+pub(crate) fn logical_block_len(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
+    let mut len: libc::c_int = 0;
+    // SAFETY: the request stores an `int` (linux/fs.h).
+    Errno::check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKSSZGET, &raw mut len) })?;
+    Ok(u32::try_from(len).unwrap_or(0))
+}
+
+/// Returns whether a block device refuses writes, which opening it for writing does not tell root.
+pub(crate) fn is_read_only(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut read_only: libc::c_int = 0;
+    // SAFETY: the request stores an `int` (linux/fs.h).
+    Errno::check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKROGET, &raw mut read_only) })?;
+    Ok(read_only != 0)
+}
+
+/// Returns whether a block device can give space back, as sysfs tells; `None`: it does not tell.
+pub(crate) fn can_discard(device: (u32, u32)) -> Option<bool> {
+    let (major, minor) = device;
+    // A partition has no queue of its own; its parent directory is the disk's.
+    ["queue", "../queue"].iter().find_map(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/discard_max_bytes");
+        let text = std::fs::read_to_string(path).ok()?;
+        Some(text.trim().parse::<u64>().ok()? > 0)
+    })
+}
+
+/// Frees the blocks of a range of a regular file or device, which reads as zero afterwards.
+/// `EOPNOTSUPP` where that is impossible. See `FALLOC_FL_PUNCH_HOLE` in `fallocate(2)`.
+pub(crate) fn punch_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    let offset = libc::off_t::try_from(offset).map_err(|_| Errno(libc::EFBIG))?;
+    let len = libc::off_t::try_from(len).map_err(|_| Errno(libc::EFBIG))?;
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: takes no pointers.
+    retry(|| unsafe { libc::fallocate(fd.as_raw_fd(), mode, offset, len) } as isize).map(drop)
+}
+
+/// Tells a block device that a range is not needed; its bytes are unspecified afterwards.
+pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    let range = [offset, len];
+    // SAFETY: the request reads two `u64` (linux/fs.h).
+    retry(|| unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD, range.as_ptr()) } as isize).map(drop)
+}
+
+/// Makes a range of a block device read as zero.
+pub(crate) fn zero_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    let range = [offset, len];
+    // SAFETY: the request reads two `u64` (linux/fs.h).
+    retry(|| unsafe { libc::ioctl(fd.as_raw_fd(), BLKZEROOUT, range.as_ptr()) } as isize).map(drop)
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// File to memory.
+    Read,
+    /// Memory to file.
+    Write,
+}
+
+/// One buffer of a vectored transfer: the kernel's `iovec` (readv(2)).
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct IoVec(libc::iovec);
+
+// SAFETY: an address and a length; moving them between threads does nothing to the memory.
+unsafe impl Send for IoVec {}
+
+impl IoVec {
+    /// No bytes.
+    pub(crate) const EMPTY: IoVec =
+        IoVec(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
+
+    pub(crate) fn new(ptr: *mut u8, len: usize) -> IoVec {
+        IoVec(libc::iovec { iov_base: ptr.cast(), iov_len: len })
+    }
+
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.0.iov_base.cast()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// Cuts the first `moved` bytes off `iovecs`; returns how many of its leading buffers are
+    /// thereby empty.
+    ///
+    /// # Panics
+    /// When there are fewer bytes than that.
+    pub(crate) fn advance(iovecs: &mut [IoVec], mut moved: usize) -> usize {
+        let mut done = 0;
+        while moved > 0 {
+            let first = &mut iovecs[done];
+            let step = moved.min(first.len());
+            *first = IoVec::new(first.ptr().wrapping_add(step), first.len() - step);
+            moved -= step;
+            done += usize::from(first.len() == 0);
+        }
+        done
+    }
+}
+
+/// Moves all bytes of `iovecs`, which it uses up, to or from `offset`; goes on after a short
+/// transfer and after a signal. `EIO` when the file ends or takes no more.
+///
+/// See `preadv(2)`. Async-signal-safe.
+///
+/// # Safety
+/// Each buffer is valid for the transfer, and nobody else uses it meanwhile (a write: changes it).
+pub(crate) unsafe fn transfer(
+    fd: BorrowedFd<'_>,
+    direction: Direction,
+    iovecs: &mut [IoVec],
+    mut offset: u64,
+) -> Result<(), Errno> {
+    let mut start = 0;
+    while start < iovecs.len() {
+        let rest = &iovecs[start..];
+        let count = libc::c_int::try_from(rest.len()).map_err(|_| Errno(libc::EINVAL))?;
+        let at = libc::off_t::try_from(offset).map_err(|_| Errno(libc::EINVAL))?;
+        let (fd, vec) = (fd.as_raw_fd(), rest.as_ptr().cast::<libc::iovec>());
+        let moved = retry(|| match direction {
+            // SAFETY: `IoVec` is an `iovec`, `count` of them follow; the caller vouches for the
+            // buffers, of which `advance` only ever cuts bytes off.
+            Direction::Read => unsafe { libc::preadv(fd, vec, count, at) },
+            // SAFETY: as above.
+            Direction::Write => unsafe { libc::pwritev(fd, vec, count, at) },
+        })?;
+        if moved == 0 {
+            return Err(Errno(libc::EIO));
+        }
+        start += IoVec::advance(&mut iovecs[start..], moved);
+        offset += moved as u64;
+    }
+    Ok(())
+}
+
+/// Repeats a call while signals interrupt it. Unbounded: each turn takes a delivered signal.
+fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
+    loop {
+        match usize::try_from(call()) {
+            Ok(result) => return Ok(result),
+            Err(_) => match Errno::last() {
+                Errno(libc::EINTR) => {}
+                errno => return Err(errno),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advancing_cuts_whole_and_partial_buffers() {
+        let mut bytes = [0_u8; 30];
+        let base = bytes.as_mut_ptr();
+        let mut iovecs = [IoVec::new(base, 10), IoVec::new(base, 10), IoVec::new(base, 10)];
+        assert_eq!(IoVec::advance(&mut iovecs, 4), 0);
+        assert_eq!(iovecs[0].len(), 6);
+        assert_eq!(iovecs[0].ptr(), base.wrapping_add(4));
+        assert_eq!(IoVec::advance(&mut iovecs, 6), 1);
+        assert_eq!(IoVec::advance(&mut iovecs[1..], 13), 1);
+        assert_eq!(iovecs[2].len(), 7);
+        assert_eq!(IoVec::advance(&mut iovecs[2..], 7), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "index out of bounds")]
+    fn advancing_past_the_last_buffer_is_refused() {
+        let mut bytes = [0_u8; 8];
+        IoVec::advance(&mut [IoVec::new(bytes.as_mut_ptr(), 8)], 9);
+    }
+}

@@ -1,0 +1,557 @@
+//! Stores on real files and devices: what they accept, what they refuse, and that both engines
+//! move the same bytes. Cases that need root (loop devices, mounts) say so when they skip.
+
+#![expect(unsafe_code, reason = "hands buffers to queues and changes the thread's user")]
+
+use farheap::store::{
+    BlockStore, Completion, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
+};
+use farheap::{ByteCount, Error};
+use std::fs::{self, File};
+use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const LONG: Duration = Duration::from_secs(60);
+const MIB: ByteCount = ByteCount::mib(1);
+
+/// Pages of memory at an address that every device takes.
+#[derive(Clone, PartialEq, Eq)]
+#[repr(align(4096))]
+struct Page([u8; PAGE]);
+
+fn pages(count: usize, seed: u64) -> Vec<Page> {
+    let mut state = seed | 1;
+    let mut pages = vec![Page([0; PAGE]); count];
+    for byte in pages.iter_mut().flat_map(|page| &mut page.0) {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *byte = (state >> 56) as u8;
+    }
+    pages
+}
+
+/// One segment per page, last page first: no two neighbours are contiguous in memory.
+fn scattered(pages: &mut [Page]) -> Vec<Segment> {
+    pages.iter_mut().rev().map(|page| Segment { ptr: page.0.as_mut_ptr(), len: PAGE }).collect()
+}
+
+fn whole(pages: &mut [Page]) -> Vec<Segment> {
+    vec![Segment { ptr: pages.as_mut_ptr().cast(), len: size_of_val(pages) }]
+}
+
+/// Pushes and waits for one request.
+fn run(queue: &mut dyn Queue, op: Op, offset: u64, segments: &[Segment]) -> Result<(), Error> {
+    // SAFETY: callers pass segments of pages that they own; the completion is awaited below.
+    assert!(unsafe { queue.push(Request { token: 9, op, offset, segments }) });
+    let done = collect(queue, 1);
+    assert_eq!(done[0].token, 9);
+    done[0].result.clone()
+}
+
+fn collect(queue: &mut dyn Queue, count: usize) -> Vec<Completion> {
+    let mut done = Vec::new();
+    while done.len() < count {
+        queue.wait(LONG, &mut |completion| done.push(completion)).expect("wait");
+    }
+    assert_eq!(done.len(), count);
+    done
+}
+
+/// Runs `body` on every kind of store, with both engines.
+fn on_every_store(body: impl Fn(&dyn Store)) {
+    body(&MemStore::new(ByteCount::mib(4)).expect("memory"));
+    for engine in [IoEngine::Sync, IoEngine::Uring] {
+        let store = BlockStore::temporary(None, Some(ByteCount::mib(4))).expect("temporary");
+        match store.with_engine(engine) {
+            Ok(store) => {
+                println!("{}", store.describe());
+                body(&store);
+            }
+            Err(error) => println!("skipped {engine:?}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn bytes_come_back_as_they_were_written_however_they_are_split() {
+    on_every_store(|store| {
+        let mut queue = store.open_queue(8).expect("queue");
+        let (mut written, mut read) = (pages(48, 1), pages(48, 2));
+        run(&mut *queue, Op::Write, 8 * 4096, &whole(&mut written)).expect("write");
+        run(&mut *queue, Op::Read, 8 * 4096, &scattered(&mut read)).expect("read");
+        assert!(read.iter().rev().eq(&written), "{}", store.describe());
+        let into = read.as_mut_ptr().cast();
+        // SAFETY: the buffer is one page of ours.
+        unsafe { store.read_now(9 * 4096, into, PAGE) }.expect("read now");
+        assert!(read[0] == written[1]);
+    });
+}
+
+#[test]
+fn a_full_queue_takes_no_more_until_completions_are_reported() {
+    on_every_store(|store| {
+        let mut queue = store.open_queue(64).expect("queue");
+        let mut written = pages(64, 3);
+        for (token, page) in written.iter_mut().enumerate() {
+            let segments = [Segment { ptr: page.0.as_mut_ptr(), len: PAGE }];
+            let offset = (63 - token as u64) * 4096;
+            let request =
+                Request { token: token as u64, op: Op::Write, offset, segments: &segments };
+            // SAFETY: `written` outlives the completions, awaited below, and is not changed.
+            assert!(unsafe { queue.push(request) });
+        }
+        let mut extra = pages(1, 4);
+        let segments = whole(&mut extra);
+        let request = Request { token: 64, op: Op::Write, offset: 1 << 20, segments: &segments };
+        // SAFETY: refused, as asserted.
+        assert!(!unsafe { queue.push(request) });
+        queue.submit().expect("submit");
+        assert_eq!(queue.in_flight(), 64);
+        let mut tokens: Vec<u64> = collect(&mut *queue, 64).iter().map(|c| c.token).collect();
+        tokens.sort_unstable();
+        assert!(tokens.iter().copied().eq(0..64));
+        assert_eq!(queue.in_flight(), 0);
+        let mut read = pages(64, 5);
+        run(&mut *queue, Op::Read, 0, &scattered(&mut read)).expect("read");
+        assert!(read == written);
+    });
+}
+
+#[test]
+fn a_queue_may_be_opened_used_and_dropped_by_different_threads() {
+    on_every_store(|store| {
+        let mut queue = store.open_queue(4).expect("queue");
+        let queue = std::thread::scope(|scope| {
+            let used = scope.spawn(move || {
+                let mut written = pages(2, 6);
+                run(&mut *queue, Op::Write, 0, &whole(&mut written)).expect("write");
+                queue
+            });
+            used.join().expect("the thread ends well")
+        });
+        assert_eq!(queue.in_flight(), 0);
+    });
+}
+
+#[test]
+fn dropping_a_queue_waits_for_its_writes() {
+    on_every_store(|store| {
+        let mut written = pages(32, 7);
+        let mut queue = store.open_queue(4).expect("queue");
+        let segments = whole(&mut written);
+        let request = Request { token: 0, op: Op::Write, offset: 0, segments: &segments };
+        // SAFETY: `written` outlives the queue, whose drop waits.
+        assert!(unsafe { queue.push(request) });
+        queue.submit().expect("submit");
+        drop(queue);
+        let mut read = pages(32, 8);
+        let into = read.as_mut_ptr().cast();
+        // SAFETY: the buffer is ours and 32 pages long.
+        unsafe { store.read_now(0, into, 32 * PAGE) }.expect("read now");
+        assert!(read == written);
+    });
+}
+
+fn pipe() -> (PipeReader, PipeWriter) {
+    std::io::pipe().expect("pipe")
+}
+
+#[test]
+fn a_watched_descriptor_ends_every_wait_while_it_is_readable() {
+    on_every_store(|store| {
+        let mut queue = store.open_queue(4).expect("queue");
+        let ((mut quiet, _keep), (mut noisy, mut writer)) = (pipe(), pipe());
+        queue.watch(quiet.as_raw_fd()).expect("watch");
+        queue.watch(noisy.as_raw_fd()).expect("watch");
+        let mut none = |completion| panic!("nothing was pushed: {completion:?}");
+        queue.wait(Duration::from_millis(2), &mut none).expect("time-out");
+        let waker = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            writer.write_all(b"ab").expect("write");
+            writer
+        });
+        let started = Instant::now();
+        queue.wait(LONG, &mut none).expect("woken");
+        let mut byte = [0];
+        noisy.read_exact(&mut byte).expect("a byte is there");
+        queue.wait(LONG, &mut none).expect("woken by what was left");
+        noisy.read_exact(&mut byte).expect("a byte is there");
+        assert!(started.elapsed() < LONG);
+        let writer = waker.join().expect("waker");
+        // Completions are reported while the descriptor is watched, and it still wakes.
+        let mut written = pages(1, 9);
+        run(&mut *queue, Op::Write, 0, &whole(&mut written)).expect("write");
+        drop(writer);
+        queue.wait(LONG, &mut none).expect("a closed pipe is readable");
+        assert_eq!(noisy.read(&mut byte).expect("end of file"), 0);
+        drop((queue, &mut quiet));
+    });
+}
+
+#[test]
+fn watching_more_than_four_descriptors_is_an_error() {
+    on_every_store(|store| {
+        let mut queue = store.open_queue(4).expect("queue");
+        let (reader, _writer) = pipe();
+        for _ in 0..4 {
+            queue.watch(reader.as_raw_fd()).expect("watch");
+        }
+        assert!(queue.watch(reader.as_raw_fd()).is_err());
+    });
+}
+
+#[test]
+fn a_zero_timeout_only_looks() {
+    on_every_store(|store| {
+        let mut queue = store.open_queue(4).expect("queue");
+        let mut written = pages(1, 10);
+        let segments = whole(&mut written);
+        let request = Request { token: 1, op: Op::Write, offset: 0, segments: &segments };
+        // SAFETY: `written` outlives the completion, which is awaited.
+        assert!(unsafe { queue.push(request) });
+        let mut done = 0;
+        while done == 0 {
+            queue.wait(Duration::ZERO, &mut |_| done += 1).expect("look");
+        }
+        queue.wait(Duration::ZERO, &mut |_| done += 1).expect("look");
+        assert_eq!(done, 1);
+    });
+}
+
+#[test]
+#[should_panic(expected = "of a store of")]
+fn a_request_past_the_end_is_refused() {
+    let store = MemStore::new(MIB).expect("memory");
+    let mut queue = store.open_queue(4).expect("queue");
+    let _ = run(&mut *queue, Op::Read, MIB.get(), &whole(&mut pages(1, 11)));
+}
+
+#[test]
+fn discarding_returns_the_blocks_of_a_file() {
+    let store = BlockStore::temporary(None, Some(ByteCount::mib(4))).expect("temporary");
+    assert_eq!(store.occupied(), Some(ByteCount::ZERO));
+    let mut queue = store.open_queue(4).expect("queue");
+    run(&mut *queue, Op::Write, 0, &whole(&mut pages(256, 12))).expect("write");
+    let full = store.occupied().expect("a file tells");
+    assert!(full >= MIB, "{full}");
+    store.discard(4096, MIB.get() - 8192).expect("discard");
+    let left = store.occupied().expect("a file tells");
+    assert!(left <= ByteCount::kib(64), "{left} of {full}");
+}
+
+#[test]
+fn discarded_memory_is_zero() {
+    let store = MemStore::new(MIB).expect("memory");
+    let mut queue = store.open_queue(4).expect("queue");
+    let mut read = pages(2, 13);
+    run(&mut *queue, Op::Write, 0, &whole(&mut read)).expect("write");
+    store.discard(4096, 4096).expect("discard");
+    run(&mut *queue, Op::Read, 0, &whole(&mut read)).expect("read");
+    assert!(read[0] == pages(1, 13)[0] && read[1].0.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_temporary_store_leaves_no_name_behind() {
+    let dir = tempfile::tempdir().expect("directory");
+    let store = BlockStore::temporary(Some(dir.path()), Some(MIB)).expect("temporary");
+    assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 0);
+    assert!(store.describe().contains("unlinked"), "{}", store.describe());
+}
+
+#[test]
+fn a_temporary_store_is_as_large_as_the_space_available() {
+    let store = BlockStore::temporary(None, None).expect("temporary");
+    assert!(store.capacity() > MIB);
+    assert!(store.capacity().get().is_multiple_of(4096));
+    assert_eq!(store.occupied(), Some(ByteCount::ZERO));
+}
+
+#[test]
+fn a_new_file_is_created_for_its_owner_only_and_keeps_its_bytes() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("new");
+    let store = BlockStore::open(&path, Some(ByteCount::mib(2))).expect("created");
+    let metadata = fs::metadata(&path).expect("exists");
+    assert_eq!((metadata.len(), metadata.blocks()), (2 << 20, 0));
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    let mut queue = store.open_queue(4).expect("queue");
+    run(&mut *queue, Op::Write, 0, &whole(&mut pages(1, 14))).expect("write");
+    drop((queue, store));
+    let store = BlockStore::open(&path, None).expect("opened again");
+    assert_eq!(store.capacity(), ByteCount::mib(2));
+    let mut read = pages(1, 0);
+    run(&mut *store.open_queue(4).expect("queue"), Op::Read, 0, &whole(&mut read)).expect("read");
+    assert!(read == pages(1, 14));
+}
+
+#[test]
+fn an_existing_file_is_used_as_far_as_asked_or_rounded_down() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = sparse(dir.path(), (2 << 20) + 100);
+    let all = BlockStore::open(&path, None).expect("open").capacity();
+    let some = BlockStore::open(&path, Some(MIB)).expect("open").capacity();
+    assert_eq!((all, some), (ByteCount::mib(2), MIB));
+}
+
+fn sparse(dir: &Path, len: u64) -> PathBuf {
+    let path = dir.join("backing");
+    File::create(&path).expect("create").set_len(len).expect("set length");
+    path
+}
+
+/// Asserts that opening fails with an error that names the path and says `reason`.
+fn assert_refused(path: &Path, capacity: Option<ByteCount>, reason: &str) {
+    assert_says(BlockStore::open(path, capacity), path, reason);
+}
+
+fn assert_says(result: farheap::Result<BlockStore>, path: &Path, reason: &str) {
+    let error = result.expect_err(reason);
+    assert!(matches!(error, Error::Device { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(reason) && text.contains(&path.display().to_string()), "{text}");
+}
+
+#[test]
+fn paths_that_are_no_store_are_refused_with_the_reason() {
+    let dir = tempfile::tempdir().expect("directory");
+    let missing = dir.path().join("missing");
+    assert_refused(&missing, None, "does not exist");
+    assert_refused(&missing.join("below"), Some(MIB), "does not exist");
+    assert!(!missing.exists());
+    assert_refused(dir.path(), None, "is a directory");
+    assert_refused(Path::new("/dev/null"), Some(MIB), "is a character device");
+    let fifo = dir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    assert_refused(&fifo, None, "is a pipe");
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused_with_the_reason() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = sparse(dir.path(), (1 << 20) - 1);
+    assert_refused(&path, None, "is too small");
+    let path = sparse(dir.path(), 2 << 20);
+    assert_refused(&path, Some(ByteCount::mib(3)), "is too small");
+    assert_refused(&path, Some(ByteCount(MIB.get() + 512)), "is not aligned");
+    assert_refused(&path, Some(ByteCount::kib(512)), "is below");
+    let temporary = BlockStore::temporary(Some(dir.path()), Some(ByteCount(MIB.get() + 1)));
+    assert_says(temporary, dir.path(), "is not aligned");
+    let huge = BlockStore::temporary(Some(dir.path()), Some(ByteCount(1 << 62)));
+    assert_says(huge, dir.path(), "cannot hold a file");
+    let new = dir.path().join("new");
+    assert_refused(&new, Some(ByteCount(1 << 62)), "cannot hold a file");
+    assert!(!new.exists(), "nothing is left behind");
+}
+
+#[test]
+fn a_file_in_use_is_refused_until_its_store_is_dropped() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = sparse(dir.path(), 1 << 20);
+    let store = BlockStore::open(&path, None).expect("open");
+    assert_refused(&path, None, "is in use");
+    let queue = store.open_queue(1).expect("queue");
+    drop(store);
+    assert_refused(&path, None, "is in use");
+    drop(queue);
+    BlockStore::open(&path, None).expect("free again");
+}
+
+#[test]
+fn a_file_that_ends_early_is_an_io_error_not_zeros() {
+    let dir = tempfile::tempdir().expect("directory");
+    for engine in [IoEngine::Sync, IoEngine::Auto] {
+        let path = sparse(dir.path(), 1 << 20);
+        let store =
+            BlockStore::open(&path, None).expect("open").with_engine(engine).expect("engine");
+        File::options().write(true).open(&path).expect("open").set_len(8192).expect("truncate");
+        let mut queue = store.open_queue(4).expect("queue");
+        let mut buffer = pages(4, 15);
+        let error = run(&mut *queue, Op::Read, 0, &scattered(&mut buffer)).expect_err("too short");
+        let expected = Error::Io { op: "read", offset: 0, len: 16384, errno: libc::EIO };
+        assert_eq!(error, expected, "{engine:?}");
+        // SAFETY: the buffer is ours and four pages long.
+        let error = unsafe { store.read_now(0, buffer.as_mut_ptr().cast(), 4 * PAGE) };
+        assert_eq!(error, Err(expected));
+    }
+}
+
+/// Whether the test may use what needs root; says so if not.
+fn is_root() -> bool {
+    // SAFETY: takes no pointers, cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        println!("skipped: needs root");
+    }
+    root
+}
+
+#[test]
+fn a_file_of_somebody_else_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("directory");
+    let path = sparse(dir.path(), 1 << 20);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("mode");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("mode");
+    let thread = std::thread::spawn(move || {
+        // SAFETY: takes no pointers; changes this thread's file-system user only (setfsuid(2)).
+        unsafe { libc::setfsuid(65_534) };
+        assert_refused(&path, None, "no permission");
+        assert_says(
+            BlockStore::temporary(path.parent(), None),
+            path.parent().expect("dir"),
+            "no permission",
+        );
+    });
+    thread.join().expect("refused");
+}
+
+/// A loop device; detached when dropped.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    /// `None`, with the reason printed, where there are no loop devices.
+    fn attach(backing: &Path, options: &[&str]) -> Option<LoopDevice> {
+        if !is_root() {
+            return None;
+        }
+        let mut command = Command::new("losetup");
+        let output = command.args(options).args(["--find", "--show"]).arg(backing).output();
+        match output {
+            Ok(output) if output.status.success() => {
+                let path = String::from_utf8(output.stdout).expect("a path");
+                Some(LoopDevice(PathBuf::from(path.trim())))
+            }
+            other => {
+                println!("skipped: losetup {options:?}: {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let status = Command::new("losetup").arg("--detach").arg(&self.0).status();
+        assert!(status.is_ok_and(|status| status.success()), "{:?} stays attached", self.0);
+    }
+}
+
+#[test]
+fn a_block_device_is_a_store_and_takes_discards() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 8 << 20);
+    let Some(device) = LoopDevice::attach(&backing, &["--direct-io=on"]) else { return };
+    for engine in [IoEngine::Sync, IoEngine::Auto] {
+        let store = BlockStore::open(&device.0, None).expect("open");
+        let store = store.with_engine(engine).expect("engine");
+        assert_eq!((store.capacity(), store.occupied()), (ByteCount::mib(8), None));
+        let mut queue = store.open_queue(4).expect("queue");
+        let (mut written, mut read) = (pages(64, 16), pages(64, 17));
+        run(&mut *queue, Op::Write, 4096, &scattered(&mut written)).expect("write");
+        run(&mut *queue, Op::Read, 4096, &scattered(&mut read)).expect("read");
+        assert!(read == written);
+        assert!(fs::metadata(&backing).expect("backing").blocks() >= 512);
+        store.discard(4096, 64 * 4096).expect("discard");
+        assert!(fs::metadata(&backing).expect("backing").blocks() <= 64, "space comes back");
+    }
+}
+
+#[test]
+fn a_claimed_block_device_is_refused() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 8 << 20);
+    let Some(device) = LoopDevice::attach(&backing, &[]) else { return };
+    let store = BlockStore::open(&device.0, Some(MIB)).expect("open");
+    assert_eq!(store.capacity(), MIB);
+    assert_refused(&device.0, None, "is in use");
+    drop(store);
+    assert_refused(&device.0, Some(ByteCount::mib(9)), "is too small");
+    assert_refused(&device.0, Some(ByteCount(MIB.get() + 512)), "is not aligned");
+}
+
+#[test]
+fn a_read_only_block_device_is_refused() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 8 << 20);
+    let Some(device) = LoopDevice::attach(&backing, &["--read-only"]) else { return };
+    assert_refused(&device.0, None, "is read-only");
+}
+
+#[test]
+fn a_block_device_below_the_minimum_is_refused() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 512 << 10);
+    let Some(device) = LoopDevice::attach(&backing, &[]) else { return };
+    assert_refused(&device.0, None, "is too small");
+}
+
+#[test]
+fn a_device_that_shrank_fails_reads() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 8 << 20);
+    let Some(device) = LoopDevice::attach(&backing, &["--direct-io=on"]) else { return };
+    let store = BlockStore::open(&device.0, None).expect("open");
+    File::options().write(true).open(&backing).expect("open").set_len(1 << 20).expect("truncate");
+    let mut queue = store.open_queue(4).expect("queue");
+    let mut buffer = pages(4, 18);
+    let error = run(&mut *queue, Op::Read, 2 << 20, &whole(&mut buffer)).expect_err("gone");
+    assert!(matches!(error, Error::Io { op: "read", errno: libc::EIO, .. }), "{error:?}");
+}
+
+/// A mounted tmpfs; unmounted when dropped.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    fn mount(options: &str) -> Option<Tmpfs> {
+        if !is_root() {
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("directory");
+        let mut command = Command::new("mount");
+        let output = command.args(["-t", "tmpfs", "-o", options, "none"]).arg(dir.path()).output();
+        if output.as_ref().is_ok_and(|output| output.status.success()) {
+            return Some(Tmpfs(dir));
+        }
+        println!("skipped: mount: {output:?}");
+        None
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let status = Command::new("umount").arg(self.0.path()).status();
+        assert!(status.is_ok_and(|status| status.success()), "{:?} stays mounted", self.0);
+    }
+}
+
+#[test]
+fn a_full_file_system_fails_the_write() {
+    let Some(tmpfs) = Tmpfs::mount("size=2m") else { return };
+    for engine in [IoEngine::Sync, IoEngine::Auto] {
+        let store = BlockStore::temporary(Some(tmpfs.0.path()), Some(ByteCount::mib(8)));
+        let store = store.expect("sparse").with_engine(engine).expect("engine");
+        let mut queue = store.open_queue(4).expect("queue");
+        let mut buffer = pages(1024, 19);
+        let error = run(&mut *queue, Op::Write, 0, &whole(&mut buffer)).expect_err("full");
+        assert!(matches!(error, Error::Io { op: "write", errno: libc::ENOSPC, .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn a_file_system_without_space_or_read_only_is_refused() {
+    let Some(tmpfs) = Tmpfs::mount("size=512k") else { return };
+    let dir = tmpfs.0.path();
+    assert_says(BlockStore::temporary(Some(dir), None), dir, "is too small");
+    let path = sparse(dir, 1 << 20);
+    let mut command = Command::new("mount");
+    assert!(command.args(["-o", "remount,ro"]).arg(dir).status().expect("mount").success());
+    assert_refused(&path, None, "is read-only");
+    assert_says(BlockStore::temporary(Some(dir), None), dir, "is read-only");
+}
