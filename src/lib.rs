@@ -2,7 +2,9 @@
 
 pub mod base;
 mod heap;
+mod meta;
 pub mod store;
+mod sys;
 
 pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
