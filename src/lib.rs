@@ -5,6 +5,7 @@ mod heap;
 mod meta;
 pub mod store;
 mod sys;
+pub mod tier;
 
 pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
