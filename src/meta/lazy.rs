@@ -8,7 +8,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, AtomicU64};
 use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
 use std::marker::PhantomData;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 /// Types that are valid when all their bytes are zero and that may be shared between threads.
 ///
@@ -23,6 +23,8 @@ unsafe impl Zeroed for AtomicU32 {}
 unsafe impl Zeroed for u64 {}
 // SAFETY: zero is a valid integer.
 unsafe impl Zeroed for u32 {}
+// SAFETY: zero is a valid integer.
+unsafe impl Zeroed for u8 {}
 // SAFETY: an array of valid values.
 unsafe impl<T: Zeroed, const N: usize> Zeroed for [T; N] {}
 
@@ -47,13 +49,6 @@ impl<T: Zeroed> LazyArray<T> {
         let mapping = Mapping::reserve(bytes.max(KERNEL_PAGE), KERNEL_PAGE, Huge::No)?;
         Ok(LazyArray { mapping, len, _owns: PhantomData })
     }
-
-    /// The elements, for a sole owner.
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
-        // SAFETY: the mapping holds `len` elements, zero is valid for `T`, and `&mut self` is
-        // the only access.
-        unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().cast(), self.len) }
-    }
 }
 
 impl<T: Zeroed> Deref for LazyArray<T> {
@@ -62,6 +57,13 @@ impl<T: Zeroed> Deref for LazyArray<T> {
         // SAFETY: the mapping holds `len` elements, page-aligned; zero is valid for `T`; it lives
         // as long as `self` and is written only through `T`'s own interior mutability.
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast(), self.len) }
+    }
+}
+
+impl<T: Zeroed> DerefMut for LazyArray<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; `&mut self` is the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().cast(), self.len) }
     }
 }
 

@@ -1,3 +1,5 @@
 //! Memory for our own state, outside of any heap. Layer 2: uses `base`, `sys`.
 
-pub(crate) mod lazy;
+mod lazy;
+
+pub(crate) use lazy::{LazyArray, Zeroed};

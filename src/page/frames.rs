@@ -15,7 +15,7 @@ use crate::base::error::Result;
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, Rank, Ranked};
 use crate::base::units::{PageId, SlotId};
-use crate::meta::lazy::LazyArray;
+use crate::meta::LazyArray;
 use crate::sys::vm::{Huge, Mapping};
 
 /// What became of a frame's content once its page left `Cooling` or `Writing` by another hand

@@ -32,6 +32,8 @@
 //! `sparse`: parts of the mapping may be holes that read as zero. `prefetched`: nobody asked for
 //! the page by a fault yet. `pins`: the page must not be evicted while it is not zero.
 
+#![expect(unsafe_code, reason = "an atomic word is valid when zero")]
+
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::SlotId;
@@ -222,9 +224,12 @@ fn encode_slot(slot: Option<SlotId>) -> u64 {
 impl fmt::Debug for Word {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}({})", self.state(), self.0 & PAYLOAD_MASK)?;
-        for (flag, name) in
-            [(PROTECTED, "protected"), (DEAD, "dead"), (SPARSE, "sparse"), (PREFETCHED, "prefetched")]
-        {
+        for (flag, name) in [
+            (PROTECTED, "protected"),
+            (DEAD, "dead"),
+            (SPARSE, "sparse"),
+            (PREFETCHED, "prefetched"),
+        ] {
             if self.0 & flag != 0 {
                 write!(f, " {name}")?;
             }
@@ -240,6 +245,9 @@ impl fmt::Debug for Word {
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub(crate) struct PageWord(AtomicU64);
+// SAFETY: transparent over an atomic integer, for which zero is valid; zero is `Empty`.
+#[cfg(not(loom))]
+unsafe impl crate::meta::Zeroed for PageWord {}
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<PageWord>() == 8);
 

@@ -20,7 +20,7 @@ use super::report;
 use super::requests::Requests;
 use crate::base::error::Result;
 use crate::base::sync::Ordering;
-use crate::base::units::{ByteCount, PageId, SlotCount, SlotId};
+use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 use crate::page::frames::Fate;
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
@@ -137,7 +137,8 @@ impl Evictor {
         self.settle_lingering();
         let discarded = !worked && self.discard_slots();
         let busy = asked || worked || discarded;
-        let timeout = if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
+        let timeout =
+            if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
         self.collect(timeout)
     }
 
@@ -187,9 +188,7 @@ impl Evictor {
 
     /// Whether nothing is on its way out.
     fn idle(&self) -> bool {
-        self.cooling.is_empty()
-            && self.dirty.is_empty()
-            && self.free_writes.len() == DEPTH as usize
+        self.cooling.is_empty() && self.dirty.is_empty() && self.free_writes.len() == DEPTH as usize
     }
 
     fn leaving_writes(&self) -> usize {
@@ -232,12 +231,12 @@ impl Evictor {
         victims.clear();
         let resident = {
             let mut policy = self.pager.policy.lock();
-            policy.victims(want, &mut |page| victims.push(page));
+            policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
             policy.resident()
         };
         let went = self.take_out(&mut victims, Listed::No);
         self.fruitless += victims.len().max(1);
-        let exhausted = self.fruitless > 2 * resident + UNDER_WAY;
+        let exhausted = self.fruitless > 2 * resident.as_usize() + UNDER_WAY;
         if exhausted {
             self.pager.exhausted.store(true, Ordering::Release);
         }
@@ -348,7 +347,8 @@ impl Evictor {
 
     /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
     fn settle_cooling(&mut self, keep: usize) -> bool {
-        let room = (self.free_writes.len() * self.pages_per_write()).saturating_sub(self.dirty.len());
+        let room =
+            (self.free_writes.len() * self.pages_per_write()).saturating_sub(self.dirty.len());
         let mut count = self.cooling.len().saturating_sub(keep).min(room);
         let worked = count > 0;
         let mut freed = 0;
@@ -569,7 +569,9 @@ impl Evictor {
                 pager.settle_resident(page, moving, Word::resident(slot), None);
                 drop(pager.frames.release(frame));
             }
-            Err(error) => report::fatal("a page could not be returned after a failed write", &error),
+            Err(error) => {
+                report::fatal("a page could not be returned after a failed write", &error)
+            }
         }
     }
 
@@ -654,7 +656,11 @@ impl Evictor {
 impl Pager {
     /// A frame to take a page's content out to.
     fn frame_for_eviction(&self) -> Option<FrameId> {
-        if self.evict_by_move { self.frames.take_empty() } else { self.charged_frame() }
+        if self.evict_by_move {
+            self.frames.take_empty()
+        } else {
+            self.charged_frame(ByteCount::ZERO)
+        }
     }
 
     /// Takes the content of a `Moving` page into `frame` and unmaps it from the region. `false`:

@@ -227,8 +227,8 @@ impl Filler {
             let waiting = self.waiting.swap_remove(0);
             self.answer(waiting.fault, waiting.starved);
         }
-        let starving = self.waiting.iter().any(|waiting| waiting.starved.is_some())
-            || self.ahead.is_some();
+        let starving =
+            self.waiting.iter().any(|waiting| waiting.starved.is_some()) || self.ahead.is_some();
         if starving != self.starving {
             self.starving = starving;
             if starving {
@@ -412,10 +412,7 @@ impl Filler {
                     self.ahead = Some(run);
                     return;
                 }
-                run = Ahead {
-                    first: PageId(run.first.0 + 1),
-                    count: PageCount(run.count.0 - 1),
-                };
+                run = Ahead { first: PageId(run.first.0 + 1), count: PageCount(run.count.0 - 1) };
             }
         }
     }

@@ -12,18 +12,18 @@
 //! 4. A slot belongs to one page word or one frame note, never to both.
 #![expect(unsafe_code, reason = "installs, moves and drops pages of the region")]
 
-use super::counters::Counters;
 use super::RegionConfig;
+use super::counters::Counters;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
-use crate::meta::lazy::LazyArray;
+use crate::meta::LazyArray;
 use crate::page::frames::{Fate, Frames};
 use crate::page::word::{FrameId, PageWord, State, Word};
 use crate::store::Store;
 use crate::store::slots::SlotMap;
-use crate::sys::event::EventFd;
 use crate::sys;
+use crate::sys::event::EventFd;
 use crate::sys::uffd::{Outcome, Protect, Uffd, Wake, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece};
 use crate::tier::budget::Budget;
@@ -111,7 +111,7 @@ impl Pager {
         // SAFETY: the mapping is `page_bytes` long and nobody writes it, ever.
         let zero_bytes = unsafe { std::slice::from_raw_parts(zeros.as_ptr(), page_bytes) };
         let zero_sum = split(twox_hash::XxHash3_128::oneshot_with_seed(hash_seed, zero_bytes));
-        let bells: Result<Vec<EventFd>> = (0..config.handlers).map(|_| EventFd::new()).collect();
+        let bells: Result<Vec<EventFd>> = (0..config.handlers).map(|_| new_bell()).collect();
         let pager = Pager {
             region,
             page_bytes,
@@ -134,7 +134,7 @@ impl Pager {
             counters: Counters::default(),
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
-            evictor_bell: EventFd::new()?,
+            evictor_bell: new_bell()?,
             evictor_called: CachePadded::new(AtomicBool::new(false)),
             filler_bells: bells?.into_boxed_slice(),
             starving: CachePadded::new(AtomicU32::new(0)),
@@ -226,12 +226,18 @@ impl Pager {
 
     // Frames with their charge.
 
-    /// A frame with memory for a fill: a spare one, or an empty one that is charged.
-    pub(crate) fn charged_frame(&self) -> Option<FrameId> {
+    /// What fills leave of the limit. Evicting by copy needs a frame before it frees a page.
+    fn headroom(&self) -> ByteCount {
+        const PAGES: u64 = 8;
+        if self.evict_by_move { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
+    }
+
+    /// A frame with memory: a spare one, or an empty one that is charged.
+    pub(crate) fn charged_frame(&self, headroom: ByteCount) -> Option<FrameId> {
         if let Some(frame) = self.frames.take_spare() {
             return Some(frame);
         }
-        if !self.budget.try_charge(self.page_size()) {
+        if !self.budget.try_charge_leaving(self.page_size(), headroom) {
             return None;
         }
         let frame = self.frames.take_empty();
@@ -243,7 +249,7 @@ impl Pager {
 
     /// Takes what a fill needs: a frame, and with COPY a charge for the page as well.
     pub(crate) fn reserve_fill(&self) -> Option<FrameId> {
-        let frame = self.charged_frame()?;
+        let frame = self.charged_frame(self.headroom())?;
         if !self.fill_by_move && !self.charge_page() {
             self.recycle(frame);
             return None;
@@ -253,12 +259,13 @@ impl Pager {
 
     /// Charges one page; spare frames give way when the limit is reached.
     pub(crate) fn charge_page(&self) -> bool {
-        if self.budget.try_charge(self.page_size()) {
+        let headroom = self.headroom();
+        if self.budget.try_charge_leaving(self.page_size(), headroom) {
             return true;
         }
         let Some(frame) = self.frames.take_spare() else { return false };
         self.free_frame(frame);
-        self.budget.try_charge(self.page_size())
+        self.budget.try_charge_leaving(self.page_size(), headroom)
     }
 
     /// Returns what [`reserve_fill`](Self::reserve_fill) took, unused.
@@ -342,9 +349,8 @@ impl Pager {
             return Ok(());
         }
         // SAFETY: as above.
-        let outcome = unsafe {
-            self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, Wake::Yes)
-        };
+        let outcome =
+            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, Wake::Yes) };
         match outcome {
             Outcome::Done => {
                 self.recycle(frame);
@@ -374,9 +380,7 @@ impl Pager {
         match outcome {
             Outcome::Done => Ok(()),
             Outcome::Failed { bytes: 0, .. } if mapped == 0 => Err(install_error(outcome)),
-            outcome => {
-                super::report::fatal("a page was left half mapped", &install_error(outcome))
-            }
+            outcome => super::report::fatal("a page was left half mapped", &install_error(outcome)),
         }
     }
 
@@ -414,9 +418,7 @@ impl Pager {
                 self.budget.uncharge(self.page_size());
                 Err(install_error(outcome))
             }
-            outcome => {
-                super::report::fatal("a page was left half mapped", &install_error(outcome))
-            }
+            outcome => super::report::fatal("a page was left half mapped", &install_error(outcome)),
         }
     }
 
@@ -617,6 +619,10 @@ pub(super) fn install_error(outcome: Outcome) -> Error {
 pub(crate) fn backoff(spins: &mut u32) {
     *spins += 1;
     if *spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+fn new_bell() -> Result<EventFd> {
+    EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })
 }
 
 fn split(sum: u128) -> Sum {

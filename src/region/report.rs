@@ -26,7 +26,7 @@ impl Write for Line {
 fn say(arguments: std::fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], len: 0 };
     // Writing into `Line` cannot fail.
-    drop(line.write_fmt(format_args!("farheap: {arguments}\n")));
+    let _ = line.write_fmt(format_args!("farheap: {arguments}\n"));
     write_stderr(&line.bytes[..line.len]);
 }
 

@@ -13,7 +13,7 @@ use super::pager::Pager;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId};
-use crate::meta::lazy::LazyArray;
+use crate::meta::LazyArray;
 use crate::sys::vm::KERNEL_PAGE;
 
 /// Released ranges that are remembered for reuse; more are forgotten (address space is plentiful).
@@ -67,6 +67,11 @@ impl Space {
     /// Pages with at least one live unit.
     pub(super) fn committed(&self) -> PageCount {
         PageCount(self.state.lock().committed)
+    }
+
+    /// Pages up to the end of everything that was ever handed out.
+    pub(super) fn fresh_pages(&self, page_bytes: usize) -> PageCount {
+        PageCount((self.state.lock().fresh * KERNEL_PAGE).div_ceil(page_bytes) as u64)
     }
 
     /// Hands out `len` bytes at a multiple of `align`; the offset from the region's start.
@@ -187,7 +192,7 @@ impl State {
 
     fn set(&mut self, range: Units, live: bool) {
         for (word, mask) in masks(range) {
-            let bits = &mut self.live.as_mut_slice()[word];
+            let bits = &mut self.live[word];
             *bits = if live { *bits | mask } else { *bits & !mask };
         }
     }

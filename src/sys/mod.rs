@@ -28,12 +28,12 @@ pub(crate) fn os_error(call: &'static str) -> Error {
 /// A random number from `/dev/urandom`, see `random(4)`.
 pub(crate) fn random_u64() -> Result<u64> {
     let mut bytes = [0; 8];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|error| Error::Os {
+    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).map_err(
+        |error| Error::Os {
             call: "read(/dev/urandom)",
             errno: error.raw_os_error().unwrap_or(libc::EIO),
-        })?;
+        },
+    )?;
     Ok(u64::from_ne_bytes(bytes))
 }
 

@@ -51,11 +51,17 @@ impl Budget {
     /// Charges `bytes` if the limit allows it.
     #[must_use]
     pub(crate) fn try_charge(&self, bytes: ByteCount) -> bool {
+        self.try_charge_leaving(bytes, ByteCount::ZERO)
+    }
+
+    /// Charges `bytes` if the limit allows them and `headroom` more.
+    #[must_use]
+    pub(crate) fn try_charge_leaving(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
         // Relaxed: the counter guards no data; the pages it counts are published by their words.
         let mut charged = self.charged.load(Ordering::Relaxed);
         loop {
             let Some(after) = charged.checked_add(bytes.0) else { return false };
-            if after > self.limit.load(Ordering::Relaxed) {
+            if after.saturating_add(headroom.0) > self.limit.load(Ordering::Relaxed) {
                 return false;
             }
             match self.charged.compare_exchange_weak(
@@ -92,6 +98,7 @@ mod tests {
         assert!(budget.try_charge(ByteCount(40)));
         budget.uncharge(ByteCount(1));
         assert_eq!(budget.free(), ByteCount(1));
+        assert!(!budget.try_charge_leaving(ByteCount(1), ByteCount(1)));
         assert_eq!(budget.charged_max(), ByteCount(100));
     }
 
