@@ -67,16 +67,22 @@ fn directory_checks(dir: &Path, found: &Directory, config: Option<&Config>) -> V
     } else {
         Check::new("directory", Verdict::Pass, place)
     };
-    let wanted = config.and_then(Config::capacity).or_else(|| config.map(Config::limit));
+    let wanted = match config.map(|config| (config.capacity(), config.limit())) {
+        Some((Some(capacity), _)) => Some((capacity, "configured capacity")),
+        Some((None, limit)) => Some((limit, "limit of resident memory")),
+        None => None,
+    };
     let page = config.map_or(PAGE_DEFAULT, Config::page);
     let free = format!("{} for this user", found.free);
     let room = match wanted {
         _ if found.free < page => Check::new("free space", Verdict::Fail, free)
             .meaning("not one page can be evicted")
             .repair_when("choose a larger one:", "export FARHEAP_CONF=dir:/var/tmp"),
-        Some(wanted) if found.free < wanted => Check::new("free space", Verdict::Warn, free)
-            .meaning(format!("less than the {wanted} configured: far memory ends before that"))
-            .repair_when("choose a larger one:", "export FARHEAP_CONF=dir:/var/tmp"),
+        Some((wanted, what)) if found.free < wanted => {
+            Check::new("free space", Verdict::Warn, free)
+                .meaning(format!("less than the {what}, {wanted}: evicted pages may not find room"))
+                .repair_when("choose a larger one:", "export FARHEAP_CONF=dir:/var/tmp")
+        }
         _ => Check::new("free space", Verdict::Pass, free),
     };
     vec![directory, room, direct_io(found.direct_io_refusal.as_deref())]

@@ -169,7 +169,7 @@ impl Device {
         let file = File::open(path)?;
         let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
         let queue = Queue::of(&meta, kind);
-        // Opening for writing changes nothing: neither truncated nor created.
+        // Neither truncates nor creates. A kernel may refuse it for a mounted device.
         let writable = OpenOptions::new().write(true).open(path);
         Ok(Device {
             kind,
