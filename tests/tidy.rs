@@ -48,6 +48,9 @@ const LIBC_TYPES: &[&str] = &[
     "size_t", "ssize_t",
 ];
 
+/// Modules that stand in for lower layers, or look past them, in unit tests.
+const TEST_MODULES: &[&str] = &["tests", "testing"];
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -94,6 +97,14 @@ fn module_of(name: &str) -> Option<&str> {
     let below = name.strip_prefix("src/")?;
     let module = below.split('/').next()?.trim_end_matches(".rs");
     (module != "lib").then_some(module)
+}
+
+/// Whether a source is compiled for tests only: modules with these names are, see
+/// [`test_modules_are_compiled_for_tests_only`].
+fn is_test(name: &str) -> bool {
+    let dirs = ["tests/", "examples/", "benches/", "cli/tests/", "ffi/tests/"];
+    dirs.iter().any(|dir| name.starts_with(dir))
+        || TEST_MODULES.iter().any(|module| name.ends_with(&format!("/{module}.rs")))
 }
 
 /// Which module each name that `lib.rs` re-exports comes from.
@@ -171,7 +182,7 @@ fn a_module_uses_only_its_own_and_lower_layers() {
 #[test]
 fn only_sys_makes_system_calls_and_only_heap_calls_jemalloc() {
     let mut violations = Vec::new();
-    for source in library() {
+    for source in library().iter().filter(|source| !is_test(&source.name)) {
         let module = module_of(&source.name);
         for name in SYSTEM_CRATES {
             let prefix = format!("{name}::");
@@ -193,6 +204,23 @@ fn only_sys_makes_system_calls_and_only_heap_calls_jemalloc() {
         }
     }
     report("system calls belong into src/sys, jemalloc's into src/heap", &violations);
+}
+
+#[test]
+fn test_modules_are_compiled_for_tests_only() {
+    let mut violations = Vec::new();
+    for source in library() {
+        for module in TEST_MODULES {
+            let declaration = format!("mod {module};");
+            for (at, _) in source.code.match_indices(&declaration) {
+                let attributes = source.code[..at].rsplit([';', '}']).next().unwrap_or_default();
+                if !attributes.contains("#[cfg(test)]") {
+                    violations.push(format!("{}:{}", source.name, source.line_of(at)));
+                }
+            }
+        }
+    }
+    report("`mod tests` and `mod testing` are under #[cfg(test)]", &violations);
 }
 
 #[test]
@@ -233,10 +261,7 @@ fn unsafe_code_is_announced_and_listed_in_the_architecture() {
         if !source.code.contains("#![expect(unsafe_code") {
             violations.push(format!("{}: no `#![expect(unsafe_code, reason)]`", source.name));
         }
-        let is_test = ["tests/", "examples/", "benches/", "cli/tests/", "ffi/tests/"]
-            .iter()
-            .any(|dir| source.name.starts_with(dir));
-        if !is_test && !architecture.contains(&format!("| `{}` |", source.name)) {
+        if !is_test(&source.name) && !architecture.contains(&format!("| `{}` |", source.name)) {
             let table = "the table of unsafe modules in docs/architecture.md";
             violations.push(format!("{}: not in {table}", source.name));
         }
