@@ -1,6 +1,7 @@
 //! farheap lets a process use more heap than it has RAM.
 
 pub mod base;
+pub mod config;
 mod heap;
 mod meta;
 mod page;
@@ -11,3 +12,5 @@ pub mod tier;
 
 pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
+pub use config::Config;
+pub use sys::probe;

@@ -1,5 +1,94 @@
 //! `farheap`: command-line companion of the crate.
+//!
+//! `doctor` asks the crate's probe what this machine allows and says what it means. The checks
+//! are in [`checks`], their output in [`report`].
 
-fn main() {
-    println!("farheap {}", env!("CARGO_PKG_VERSION"));
+mod checks;
+mod report;
+
+use clap::{Parser, Subcommand};
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Exit status when a check failed; 2 is clap's, for a command line it does not understand.
+const EXIT_FAIL: u8 = 1;
+
+/// Companion of farheap, a heap larger than RAM.
+#[derive(Parser)]
+#[command(name = "farheap", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Doctor(Doctor),
+}
+
+/// Says what this machine allows farheap to do, and which commands repair what is missing.
+///
+/// Every check is PASS, WARN (works, but slower or with a limitation) or FAIL (will not work).
+/// Nothing is changed: a directory is tried with a temporary file that is removed, a device is
+/// only read.
+#[derive(clap::Args)]
+#[command(after_help = "Exit status:
+  0  usable: no check failed (with --strict: none failed or warned)
+  1  a check failed (with --strict: failed or warned)
+  2  the command line is wrong
+
+Without --device, --dir and --config, the configuration in FARHEAP_CONF is checked.")]
+struct Doctor {
+    /// Block device or file that is to keep evicted pages; only read, never written
+    #[arg(long, value_name = "PATH", conflicts_with = "dir")]
+    device: Option<PathBuf>,
+    /// Directory for the temporary file that is to keep evicted pages
+    #[arg(long, value_name = "PATH")]
+    dir: Option<PathBuf>,
+    /// Configuration to check instead of FARHEAP_CONF, such as `limit:1GiB,page:4KiB`
+    #[arg(long, value_name = "TEXT")]
+    config: Option<String>,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Let warnings count as failures in the exit status
+    #[arg(long)]
+    strict: bool,
+    /// Print without colours, as when the output is not a terminal or NO_COLOR is set
+    #[arg(long)]
+    no_color: bool,
+}
+
+fn main() -> ExitCode {
+    let Command::Doctor(options) = Cli::parse().command;
+    match doctor(&options) {
+        Ok(code) => code,
+        // The reader of a pipe may stop early (`farheap doctor | head`).
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("farheap: {error}");
+            ExitCode::from(EXIT_FAIL)
+        }
+    }
+}
+
+fn doctor(options: &Doctor) -> std::io::Result<ExitCode> {
+    let checks = checks::run(&checks::Subject {
+        device: options.device.clone(),
+        dir: options.dir.clone(),
+        config: options.config.clone(),
+    });
+    let mut out = std::io::stdout().lock();
+    if options.json {
+        writeln!(out, "{:#}", report::json(&checks))?;
+    } else {
+        let plain = options.no_color
+            || !out.is_terminal()
+            || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        write!(out, "{}", report::table(&checks, !plain))?;
+    }
+    let bad = if options.strict { checks::Verdict::Warn } else { checks::Verdict::Fail };
+    let failed = checks.iter().any(|check| check.verdict >= bad);
+    Ok(if failed { ExitCode::from(EXIT_FAIL) } else { ExitCode::SUCCESS })
 }

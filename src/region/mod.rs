@@ -553,7 +553,7 @@ impl Region {
     /// faults of user mode are served, and `read(2)` into such memory fails with `EFAULT`.
     #[must_use]
     pub fn serves_kernel_faults(&self) -> bool {
-        self.pager.uffd.route() != crate::sys::uffd::Route::UserModeOnly
+        self.pager.uffd.route().has_kernel_faults()
     }
 }
 

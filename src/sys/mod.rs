@@ -3,9 +3,12 @@
 //! A wrapper takes typed arguments, retries `EINTR` where that is right, gives expected `errno`
 //! values a meaning, and cites the man page.
 
+#![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
+
 pub(crate) mod anon;
 pub(crate) mod event;
 pub(crate) mod file;
+pub mod probe;
 pub(crate) mod uffd;
 pub(crate) mod uring;
 pub(crate) mod vm;

@@ -10,11 +10,10 @@
 //! 2. A call that moves several kernel pages reports how many bytes it moved, also on failure.
 #![expect(unsafe_code, reason = "userfaultfd ioctls install and remove pages of this process")]
 
+use super::probe::{Route, open_route};
 use super::{errno, os_error};
 use crate::base::error::{Error, Result};
-use std::fs::OpenOptions;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Feature bits, `include/uapi/linux/userfaultfd.h`.
 pub(crate) mod feature {
@@ -26,7 +25,6 @@ pub(crate) mod feature {
 }
 
 const API: u64 = 0xAA;
-const USER_MODE_ONLY: i32 = 1;
 
 const REGISTER_MISSING: u64 = 1;
 const REGISTER_WP: u64 = 2;
@@ -103,8 +101,6 @@ const IOC_ZEROPAGE: libc::Ioctl = request(READ_WRITE, 0x04, size_of::<FillArgs>(
 const IOC_MOVE: libc::Ioctl = request(READ_WRITE, 0x05, size_of::<TransferArgs>());
 const IOC_WRITEPROTECT: libc::Ioctl = request(READ_WRITE, 0x06, size_of::<WriteProtectArgs>());
 const IOC_POISON: libc::Ioctl = request(READ_WRITE, 0x08, size_of::<FillArgs>());
-/// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`: `_IO(0xAA, 0x00)`.
-const IOC_NEW: libc::Ioctl = (API << 8) as libc::Ioctl;
 
 /// A fault message, `struct uffd_msg`: 32 bytes.
 #[repr(C, packed)]
@@ -175,59 +171,6 @@ pub(crate) enum Protect {
     No,
 }
 
-/// Where a userfaultfd comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Route {
-    /// `/dev/userfaultfd`.
-    Device,
-    /// The system call, faults of the kernel included.
-    Syscall,
-    /// The system call, faults of user mode only.
-    UserModeOnly,
-}
-
-impl Route {
-    /// All routes, in the order in which they are tried.
-    pub(crate) const ALL: [Route; 3] = [Route::Device, Route::Syscall, Route::UserModeOnly];
-
-    /// What the route is called in messages.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Route::Device => "/dev/userfaultfd",
-            Route::Syscall => "userfaultfd(2)",
-            Route::UserModeOnly => "userfaultfd(2) with UFFD_USER_MODE_ONLY",
-        }
-    }
-
-    fn open(self) -> std::result::Result<OwnedFd, i32> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        let fd = match self {
-            Route::Device => {
-                let device = OpenOptions::new()
-                    .read(true)
-                    .write(true)
-                    .custom_flags(libc::O_CLOEXEC)
-                    .open("/dev/userfaultfd")
-                    .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
-                // SAFETY: USERFAULTFD_IOC_NEW takes open flags by value and returns a descriptor.
-                unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, flags) }
-            }
-            Route::Syscall => raw_userfaultfd(flags),
-            Route::UserModeOnly => raw_userfaultfd(flags | USER_MODE_ONLY),
-        };
-        if fd < 0 {
-            return Err(errno());
-        }
-        // SAFETY: the descriptor was just made and nobody else owns it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    }
-}
-
-fn raw_userfaultfd(flags: i32) -> i32 {
-    // SAFETY: userfaultfd(2) takes flags by value and returns a descriptor.
-    unsafe { libc::syscall(libc::SYS_userfaultfd, flags) as i32 }
-}
-
 /// An open userfaultfd with its features enabled.
 #[derive(Debug)]
 pub(crate) struct Uffd {
@@ -245,14 +188,14 @@ impl Uffd {
     pub(crate) fn open(required: u64, wanted: u64, kernel_faults_only: bool) -> Result<Uffd> {
         let mut reasons = Vec::new();
         for route in Route::ALL {
-            if route == Route::UserModeOnly && kernel_faults_only {
+            if kernel_faults_only && !route.has_kernel_faults() {
                 continue;
             }
-            let supported = match route.open() {
+            let supported = match open_route(route) {
                 Ok(fd) => handshake(&fd, 0)?,
                 Err(errno) => {
                     let error = std::io::Error::from_raw_os_error(errno);
-                    reasons.push(format!("{}: {error}", route.name()));
+                    reasons.push(format!("{route}: {error}"));
                     continue;
                 }
             };
@@ -263,7 +206,7 @@ impl Uffd {
                 });
             }
             // The API handshake can be made once per descriptor, so open another.
-            let fd = route.open().map_err(|errno| Error::Os { call: "userfaultfd", errno })?;
+            let fd = open_route(route).map_err(|errno| Error::Os { call: "userfaultfd", errno })?;
             let features = required | (wanted & supported);
             handshake(&fd, features)?;
             return Ok(Uffd { fd, features, route });

@@ -1,0 +1,358 @@
+//! Judges the kernel: userfaultfd, io_uring, memory and limits.
+
+use super::{Check, Verdict};
+use farheap::config::{Install, Io, Mode, UserMode};
+use farheap::probe::{
+    Features, Limits, Memory, Privileges, Probe, Refusal, Route, Uring, Userfaultfd,
+};
+use farheap::{ByteCount, Config};
+
+/// The first kernel with faults from user mode only, which everybody may use.
+const KERNEL_MIN: (u32, u32) = (5, 11);
+/// The kernel's own default of `vm.max_map_count`.
+const MAP_COUNT_MIN: u64 = 65_530;
+/// Enough for a ring and its registered buffers; the kernel's default since 5.16.
+const LOCKED_MIN: ByteCount = ByteCount::mib(8);
+/// The span of the default configuration.
+const SPAN_DEFAULT: ByteCount = ByteCount::gib(1 << 10);
+
+/// The kernel's release.
+pub(super) fn release(probe: &Probe) -> Check {
+    const NAME: &str = "kernel";
+    let mut numbers = probe.kernel.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next()?.parse::<u32>().ok();
+    match (next(), next()) {
+        (Some(major), Some(minor)) if (major, minor) >= KERNEL_MIN => {
+            Check::new(NAME, Verdict::Pass, format!("Linux {}", probe.kernel))
+        }
+        (Some(_), Some(_)) => {
+            Check::new(NAME, Verdict::Fail, format!("Linux {} is too old", probe.kernel))
+                .meaning("farheap needs Linux 5.11 or later, and is fastest from 6.8 on")
+        }
+        _ => Check::new(NAME, Verdict::Warn, "the release is unknown: /proc is not mounted"),
+    }
+}
+
+/// The routes to a userfaultfd.
+pub(super) fn userfaultfd(probe: &Probe, config: Option<&Config>) -> Check {
+    const NAME: &str = "userfaultfd";
+    let required = config.is_some_and(|config| config.user_mode() == UserMode::RequireKernel);
+    let best = probe.userfaultfd.best();
+    let mut check = match best {
+        Some(route) if route.has_kernel_faults() => {
+            return Check::new(NAME, Verdict::Pass, format!("by {route}, kernel-mode faults too"));
+        }
+        Some(route) => {
+            let verdict = if required { Verdict::Fail } else { Verdict::Warn };
+            let mut check = Check::new(NAME, verdict, format!("only by {route}")).meaning(
+                "with user-mode-only faults, read(2) into and write(2) from evicted far buffers \
+                 fail with EFAULT",
+            );
+            if required {
+                check = check.meaning("`user_mode:require_kernel` asks for kernel-mode faults");
+            }
+            check
+        }
+        None => Check::new(NAME, Verdict::Fail, "not available")
+            .meaning("farheap cannot serve page faults and refuses to start"),
+    };
+    let mut repairs: Vec<(&str, &str)> = Vec::new();
+    for attempt in &probe.userfaultfd.attempts {
+        let Err(refusal) = &attempt.outcome else { continue };
+        check = check.meaning(format!("{}: {refusal}", attempt.route));
+        repairs.extend(route_repairs(attempt.route, refusal, probe.privileges));
+    }
+    repairs.dedup();
+    repairs.into_iter().fold(check, |check, (when, command)| check.repair_when(when, command))
+}
+
+/// Commands that open a route which was refused.
+fn route_repairs(
+    route: Route,
+    refusal: &Refusal,
+    privileges: Privileges,
+) -> Vec<(&'static str, &'static str)> {
+    const CONTAINER: &str = "in a container, start it with:";
+    const BY_DEVICE: (&str, &str) = (CONTAINER, "docker run --device /dev/userfaultfd IMAGE");
+    match (route, refusal.errno) {
+        (Route::Device, libc::EACCES) => vec![
+            ("until the next boot:", "sudo setfacl -m u:$USER:rw /dev/userfaultfd"),
+            (
+                "for good:",
+                "echo 'KERNEL==\"userfaultfd\", MODE=\"0666\"' | \
+                 sudo tee /etc/udev/rules.d/60-userfaultfd.rules && \
+                 sudo udevadm control --reload && sudo udevadm trigger /dev/userfaultfd",
+            ),
+        ],
+        (Route::Device, libc::ENOENT | libc::EPERM) => vec![BY_DEVICE],
+        (Route::Syscall | Route::SyscallUserMode, libc::EPERM | libc::EACCES | libc::ENOSYS)
+            if privileges.seccomp =>
+        {
+            vec![(CONTAINER, "docker run --security-opt seccomp=unconfined IMAGE")]
+        }
+        (Route::Syscall, libc::EPERM) => vec![
+            ("for every process:", "sudo sysctl vm.unprivileged_userfaultfd=1"),
+            ("for one program:", "sudo setcap cap_sys_ptrace+ep BINARY"),
+        ],
+        _ => Vec::new(),
+    }
+}
+
+/// The features of userfaultfd; nothing when no userfaultfd can be opened to ask.
+pub(super) fn features(found: &Userfaultfd, config: Option<&Config>) -> Option<Check> {
+    const NAME: &str = "userfaultfd features";
+    found.best()?;
+    let has = |feature| found.features.contains(feature);
+    let mut check = Check::new(NAME, Verdict::Pass, found.features.to_string());
+    let moves = config.is_some_and(|config| config.install() == Install::Move);
+    let in_thread = config.is_some_and(|config| config.mode() == Mode::InThread);
+    for (feature, from, required, meaning) in [
+        (Features::MOVE, "6.8", moves, "pages are copied in and out instead of moved, slower"),
+        (Features::SIGBUS, "4.14", in_thread, "`mode:in_thread` does not work"),
+        (Features::POISON, "6.6", false, "a lost page cannot be marked for the kernel"),
+    ] {
+        if has(feature) {
+            continue;
+        }
+        check.verdict = check.verdict.max(if required { Verdict::Fail } else { Verdict::Warn });
+        check = check.meaning(format!("no {feature} (Linux {from} has it): {meaning}"));
+    }
+    Some(check)
+}
+
+/// io_uring.
+pub(super) fn uring(found: &Uring, config: Option<&Config>) -> Check {
+    const NAME: &str = "io_uring";
+    let Err(refusal) = &found.setup else {
+        return Check::new(NAME, Verdict::Pass, "a ring can be set up");
+    };
+    let required = config.is_some_and(|config| config.io() == Io::Uring);
+    let verdict = if required { Verdict::Fail } else { Verdict::Warn };
+    let check = Check::new(NAME, verdict, refusal.to_string()).meaning(if required {
+        "`io:uring` asks for it"
+    } else {
+        "the store is read and written by system calls, one request at a time per thread"
+    });
+    match (refusal.errno, found.disabled) {
+        (_, Some(1 | 2)) => check.repair("sudo sysctl kernel.io_uring_disabled=0"),
+        (libc::ENOMEM, _) => check.repair("ulimit -l unlimited"),
+        (libc::EPERM | libc::EACCES | libc::ENOSYS, _) => check.repair_when(
+            "in a container, start it with:",
+            "docker run --security-opt seccomp=unconfined IMAGE",
+        ),
+        _ => check,
+    }
+}
+
+/// Memory available, and whether the limit fits.
+pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
+    const NAME: &str = "memory";
+    let Some(available) = memory.available() else {
+        return Check::new(NAME, Verdict::Warn, "unknown: /proc/meminfo cannot be read")
+            .meaning("a limit in percent does not work; give bytes");
+    };
+    let found = match &memory.cgroup {
+        Some(limit) if limit.bytes == available => {
+            format!("{available}, the limit in {}", limit.file.display())
+        }
+        _ => format!("{available}, all of the machine's; no control group limits it"),
+    };
+    match config {
+        Some(config) if config.limit() > available => Check::new(NAME, Verdict::Warn, found)
+            .meaning(format!(
+                "the configured limit of {} is more: the kernel kills the process before farheap \
+                 evicts",
+                config.limit()
+            ))
+            .repair("export FARHEAP_CONF=limit:50%"),
+        _ => Check::new(NAME, Verdict::Pass, found),
+    }
+}
+
+/// Swap.
+pub(super) fn swap(memory: &Memory) -> Check {
+    const NAME: &str = "swap";
+    if !memory.swap {
+        return Check::new(NAME, Verdict::Pass, "off");
+    }
+    Check::new(NAME, Verdict::Warn, "on")
+        .meaning("the kernel may swap out what farheap keeps resident, and page twice")
+        .repair_when("for one program:", "systemd-run --user --scope -p MemorySwapMax=0 BINARY")
+        .repair_when("for the machine:", "sudo swapoff -a")
+}
+
+/// Transparent huge pages.
+pub(super) fn huge_pages(limits: &Limits) -> Check {
+    const NAME: &str = "huge pages";
+    let defrag = limits.thp_defrag.as_deref().unwrap_or("unknown");
+    match limits.thp.as_deref() {
+        Some(mode @ ("always" | "madvise")) => {
+            Check::new(NAME, Verdict::Pass, format!("{mode} (defrag {defrag})"))
+        }
+        Some(mode) => Check::new(NAME, Verdict::Warn, mode)
+            .meaning("resident far memory is mapped in small pages: more TLB misses")
+            .repair("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
+        None => Check::new(NAME, Verdict::Warn, "the kernel has none")
+            .meaning("resident far memory is mapped in small pages: more TLB misses"),
+    }
+}
+
+/// Whether the span can be reserved.
+pub(super) fn address_space(limits: &Limits, config: Option<&Config>) -> Check {
+    let span = config.map_or(SPAN_DEFAULT, Config::span);
+    reservation(limits, span, farheap::probe::try_reserve(span))
+}
+
+fn reservation(limits: &Limits, span: ByteCount, outcome: Result<(), i32>) -> Check {
+    const NAME: &str = "address space";
+    let Err(errno) = outcome else {
+        return Check::new(NAME, Verdict::Pass, format!("{span} can be reserved"));
+    };
+    let error = std::io::Error::from_raw_os_error(errno);
+    let mut check = Check::new(NAME, Verdict::Fail, format!("{span} cannot be reserved: {error}"));
+    if let Some(limit) = limits.address_space {
+        check = check.meaning(format!("the address space is limited to {limit}"));
+        check = check.repair("ulimit -v unlimited");
+    }
+    if limits.overcommit == Some(2) {
+        check = check.meaning("vm.overcommit_memory is 2: reservations count as memory");
+        check = check.repair("sudo sysctl vm.overcommit_memory=0");
+    }
+    check.repair_when("or reserve less:", "export FARHEAP_CONF=span:64GiB")
+}
+
+/// How many mappings the process may have.
+pub(super) fn map_count(limits: &Limits) -> Check {
+    const NAME: &str = "mappings";
+    match limits.map_count {
+        Some(count) if count < MAP_COUNT_MIN => {
+            Check::new(NAME, Verdict::Warn, format!("vm.max_map_count is {count}"))
+                .meaning("a fragmented far heap may run out of mappings")
+                .repair(format!("sudo sysctl vm.max_map_count={MAP_COUNT_MIN}"))
+        }
+        Some(count) => Check::new(NAME, Verdict::Pass, format!("up to {count}")),
+        None => Check::new(NAME, Verdict::Warn, "vm.max_map_count cannot be read"),
+    }
+}
+
+/// How much memory the process may lock.
+pub(super) fn locked_memory(limits: &Limits) -> Check {
+    const NAME: &str = "locked memory";
+    match limits.locked {
+        Some(limit) if limit < LOCKED_MIN => {
+            Check::new(NAME, Verdict::Warn, format!("limited to {limit}"))
+                .meaning("I/O buffers cannot be registered with io_uring: slower")
+                .repair("ulimit -l unlimited")
+        }
+        Some(limit) => Check::new(NAME, Verdict::Pass, format!("up to {limit}")),
+        None => Check::new(NAME, Verdict::Pass, "unlimited"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farheap::probe::{Attempt, CgroupLimit};
+
+    fn refused(route: Route, errno: i32) -> Attempt {
+        Attempt { route, outcome: Err(Refusal { errno, reason: "refused".to_owned() }) }
+    }
+
+    /// This machine's probe with other routes.
+    fn probe(attempts: Vec<Attempt>) -> Probe {
+        let mut probe = Probe::run();
+        probe.privileges = Privileges::default();
+        probe.userfaultfd.attempts = attempts;
+        probe
+    }
+
+    fn commands(check: &Check) -> Vec<&str> {
+        check.repairs.iter().map(|repair| repair.command.as_str()).collect()
+    }
+
+    #[test]
+    fn user_mode_faults_warn_of_efault_and_fail_where_kernel_mode_is_required() {
+        let probe = probe(vec![
+            refused(Route::Device, libc::EACCES),
+            refused(Route::Syscall, libc::EPERM),
+            Attempt { route: Route::SyscallUserMode, outcome: Ok(()) },
+        ]);
+        let check = userfaultfd(&probe, None);
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert!(check.meaning[0].contains("fail with EFAULT"), "{check:?}");
+        assert!(commands(&check).contains(&"sudo setfacl -m u:$USER:rw /dev/userfaultfd"));
+        assert!(commands(&check).contains(&"sudo sysctl vm.unprivileged_userfaultfd=1"));
+        let strict =
+            Config::parse("limit:64MiB,user_mode:require_kernel").expect("a configuration");
+        assert_eq!(userfaultfd(&probe, Some(&strict)).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn a_container_without_any_route_is_told_how_to_be_started() {
+        let mut probe = probe(vec![
+            refused(Route::Device, libc::ENOENT),
+            refused(Route::Syscall, libc::EPERM),
+            refused(Route::SyscallUserMode, libc::EPERM),
+        ]);
+        probe.privileges.seccomp = true;
+        let check = userfaultfd(&probe, None);
+        assert_eq!(check.verdict, Verdict::Fail);
+        assert_eq!(
+            commands(&check),
+            [
+                "docker run --device /dev/userfaultfd IMAGE",
+                "docker run --security-opt seccomp=unconfined IMAGE"
+            ]
+        );
+    }
+
+    #[test]
+    fn missing_features_fail_only_what_the_configuration_asks_for() {
+        let found = Userfaultfd {
+            attempts: vec![Attempt { route: Route::Device, outcome: Ok(()) }],
+            features: Features(Features::SIGBUS.0 | Features::POISON.0),
+            may_follow_forks: false,
+        };
+        let verdict = |text: &str| {
+            let config = Config::parse(text).expect(text);
+            features(&found, Some(&config)).expect("a route is open").verdict
+        };
+        assert_eq!(verdict("limit:64MiB"), Verdict::Warn);
+        assert_eq!(verdict("limit:64MiB,install:copy,mode:in_thread"), Verdict::Warn);
+        assert_eq!(verdict("limit:64MiB,install:move"), Verdict::Fail);
+    }
+
+    #[test]
+    fn io_uring_is_required_only_when_asked_for() {
+        let refusal = Refusal { errno: libc::EPERM, reason: "refused".to_owned() };
+        let found = Uring { setup: Err(refusal), disabled: Some(2) };
+        let check = uring(&found, None);
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert_eq!(commands(&check), ["sudo sysctl kernel.io_uring_disabled=0"]);
+        let config = Config::parse("limit:64MiB,io:uring").expect("a configuration");
+        assert_eq!(uring(&found, Some(&config)).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn a_limit_above_the_control_groups_warns() {
+        let mut found = Memory::default();
+        found.cgroup = Some(CgroupLimit { bytes: ByteCount::gib(1), file: "/x/memory.max".into() });
+        let config = |text: &str| Config::parse(text).expect(text);
+        assert_eq!(memory(&found, Some(&config("limit:1GiB"))).verdict, Verdict::Pass);
+        assert_eq!(memory(&found, Some(&config("limit:1025MiB"))).verdict, Verdict::Warn);
+        assert!(memory(&found, None).found.contains("/x/memory.max"));
+    }
+
+    #[test]
+    fn a_refused_reservation_names_each_limit_with_its_repair() {
+        let mut limits = Limits::default();
+        limits.overcommit = Some(2);
+        limits.address_space = Some(ByteCount::gib(4));
+        let check = reservation(&limits, SPAN_DEFAULT, Err(libc::ENOMEM));
+        assert_eq!(check.verdict, Verdict::Fail);
+        assert_eq!(check.meaning.len(), 2);
+        assert!(commands(&check).contains(&"sudo sysctl vm.overcommit_memory=0"));
+        assert!(commands(&check).contains(&"ulimit -v unlimited"));
+        assert_eq!(reservation(&limits, SPAN_DEFAULT, Ok(())).verdict, Verdict::Pass);
+    }
+}

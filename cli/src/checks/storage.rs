@@ -1,0 +1,207 @@
+//! Judges where evicted pages are to go: the temporary file's directory, or a device.
+
+use super::{Check, Subject, Verdict};
+use farheap::probe::{Device, DeviceKind, Directory};
+use farheap::{ByteCount, Config};
+use std::path::Path;
+
+/// The default page size.
+const PAGE_DEFAULT: ByteCount = ByteCount::kib(64);
+/// The smallest store.
+const STORE_MIN: ByteCount = ByteCount::mib(1);
+/// Every request of the store is a multiple of this.
+const IO_ALIGN: ByteCount = ByteCount::kib(4);
+
+/// Checks the device or directory of the command line, else of the configuration.
+pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
+    let configured = |path: Option<&Path>| path.map(Path::to_owned);
+    let (device, dir) = if subject.device.is_some() || subject.dir.is_some() {
+        (subject.device.clone(), subject.dir.clone())
+    } else {
+        (configured(config.and_then(Config::device)), configured(config.and_then(Config::dir)))
+    };
+    match device {
+        Some(path) => match Device::probe(&path) {
+            Ok(found) => device_checks(&path, &found, config),
+            Err(error) => match (error.kind(), path.parent(), config.and_then(Config::capacity)) {
+                // A file that is missing is created, if its size is given.
+                (std::io::ErrorKind::NotFound, Some(parent), Some(_)) if parent.is_dir() => {
+                    directory(parent, config)
+                }
+                _ => vec![unusable_device(&path, &error)],
+            },
+        },
+        None => directory(&dir.unwrap_or_else(std::env::temp_dir), config),
+    }
+}
+
+/// Quotes a path for a shell.
+fn shell(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:+@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.into_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+fn directory(dir: &Path, config: Option<&Config>) -> Vec<Check> {
+    const NAME: &str = "directory";
+    match Directory::probe(dir) {
+        Ok(found) => directory_checks(dir, &found, config),
+        Err(error) => vec![
+            Check::new(NAME, Verdict::Fail, format!("{}: {error}", dir.display()))
+                .meaning("the temporary file that keeps evicted pages cannot be made")
+                .repair_when("choose another:", "export FARHEAP_CONF=dir:/var/tmp"),
+        ],
+    }
+}
+
+fn directory_checks(dir: &Path, found: &Directory, config: Option<&Config>) -> Vec<Check> {
+    let kind = found.file_system.as_deref().unwrap_or("an unknown file system");
+    let place = format!("{} on {kind}", dir.display());
+    let directory = if matches!(kind, "tmpfs" | "ramfs") {
+        Check::new("directory", Verdict::Warn, place)
+            .meaning("this file system is in memory: evicting to it frees none")
+            .repair_when("choose one on a disk:", "export FARHEAP_CONF=dir:/var/tmp")
+    } else {
+        Check::new("directory", Verdict::Pass, place)
+    };
+    let wanted = match config.map(|config| (config.capacity(), config.limit())) {
+        Some((Some(capacity), _)) => Some((capacity, "configured capacity")),
+        Some((None, limit)) => Some((limit, "limit of resident memory")),
+        None => None,
+    };
+    let page = config.map_or(PAGE_DEFAULT, Config::page);
+    let free = format!("{} for this user", found.free);
+    let room = match wanted {
+        _ if found.free < page => Check::new("free space", Verdict::Fail, free)
+            .meaning("not one page can be evicted")
+            .repair_when("choose a larger one:", "export FARHEAP_CONF=dir:/var/tmp"),
+        Some((wanted, what)) if found.free < wanted => {
+            Check::new("free space", Verdict::Warn, free)
+                .meaning(format!("less than the {what}, {wanted}: evicted pages may not find room"))
+                .repair_when("choose a larger one:", "export FARHEAP_CONF=dir:/var/tmp")
+        }
+        _ => Check::new("free space", Verdict::Pass, free),
+    };
+    vec![directory, room, direct_io(found.direct_io_refusal.as_deref())]
+}
+
+fn direct_io(refusal: Option<&str>) -> Check {
+    const NAME: &str = "direct I/O";
+    match refusal {
+        None => Check::new(NAME, Verdict::Pass, "works"),
+        Some(refusal) => Check::new(NAME, Verdict::Warn, format!("refused: {refusal}"))
+            .meaning("evicted pages pass through the kernel's page cache, in memory once more"),
+    }
+}
+
+fn unusable_device(path: &Path, error: &std::io::Error) -> Check {
+    let check = Check::new("device", Verdict::Fail, format!("{}: {error}", path.display()));
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            check.repair(format!("sudo setfacl -m u:$USER:rw {}", shell(path)))
+        }
+        std::io::ErrorKind::NotFound => check
+            .repair_when("list the devices:", "lsblk --paths")
+            .repair_when("or make a file:", format!("fallocate --length 10GiB {}", shell(path))),
+        _ => check,
+    }
+}
+
+fn device_checks(path: &Path, found: &Device, config: Option<&Config>) -> Vec<Check> {
+    let mut checks = vec![identity(path, found, config), writable(path, found)];
+    if found.kind == DeviceKind::Block {
+        checks.push(unused(path, found));
+        checks.push(discard(found));
+    }
+    checks.push(contents(path, found));
+    checks.push(direct_io(found.direct_io_refusal.as_deref()));
+    checks
+}
+
+/// What the device is, its size and its blocks.
+fn identity(path: &Path, found: &Device, config: Option<&Config>) -> Check {
+    const NAME: &str = "device";
+    let kind = match found.kind {
+        DeviceKind::Block => "block device",
+        _ => "regular file",
+    };
+    let place = format!("{}, {kind} of {}", path.display(), found.size);
+    let needed = config.and_then(Config::capacity).unwrap_or(STORE_MIN);
+    if found.size < needed {
+        let check = Check::new(NAME, Verdict::Fail, place)
+            .meaning(format!("smaller than the {needed} needed"));
+        return match found.kind {
+            DeviceKind::Block => check,
+            _ => check.repair(format!("fallocate --length 10GiB {}", shell(path))),
+        };
+    }
+    match found.block {
+        Some(block) if block > IO_ALIGN => Check::new(NAME, Verdict::Fail, place)
+            .meaning(format!("its logical blocks of {block} are larger than {IO_ALIGN}")),
+        _ => Check::new(NAME, Verdict::Pass, place),
+    }
+}
+
+fn writable(path: &Path, found: &Device) -> Check {
+    const NAME: &str = "writing";
+    if !found.read_only {
+        return Check::new(NAME, Verdict::Pass, "permitted");
+    }
+    let check = Check::new(NAME, Verdict::Fail, "refused: read-only, or not for this user")
+        .repair_when("for this user:", format!("sudo setfacl -m u:$USER:rw {}", shell(path)));
+    match found.kind {
+        DeviceKind::Block => check.repair_when(
+            "for a read-only device:",
+            format!("sudo blockdev --setrw {}", shell(path)),
+        ),
+        _ => check,
+    }
+}
+
+fn unused(path: &Path, found: &Device) -> Check {
+    const NAME: &str = "exclusive use";
+    if !found.busy {
+        return Check::new(NAME, Verdict::Pass, "no file system and no program holds it");
+    }
+    Check::new(NAME, Verdict::Fail, "a file system or a program holds it")
+        .meaning("farheap would overwrite what they keep there")
+        .repair_when("see who:", format!("lsblk --fs {}", shell(path)))
+        .repair_when("if mounted:", format!("sudo umount {}", shell(path)))
+}
+
+fn discard(found: &Device) -> Check {
+    const NAME: &str = "discard";
+    match found.discard {
+        Some(true) => Check::new(NAME, Verdict::Pass, "freed pages are given back"),
+        _ => Check::new(NAME, Verdict::Pass, "not offered")
+            .meaning("freed pages are reused, but the device is not told that they are free"),
+    }
+}
+
+fn contents(path: &Path, found: &Device) -> Check {
+    const NAME: &str = "contents";
+    if !found.has_data {
+        return Check::new(NAME, Verdict::Pass, "begins with zeros");
+    }
+    Check::new(NAME, Verdict::Warn, "begins with data")
+        .meaning(
+            "farheap overwrites whatever is there; this may be left from an earlier run, or a file \
+         system",
+        )
+        .repair_when("see what it is:", format!("sudo wipefs --no-act {}", shell(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_quoted_for_the_shell_when_they_need_it() {
+        assert_eq!(shell(Path::new("/dev/nvme1n1")), "/dev/nvme1n1");
+        assert_eq!(shell(Path::new("/mnt/a b")), "'/mnt/a b'");
+        assert_eq!(shell(Path::new("/it's")), r"'/it'\''s'");
+    }
+}

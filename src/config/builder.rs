@@ -1,0 +1,359 @@
+//! [`Builder`]: collects options, checks them and makes a [`Config`].
+
+use super::text::{self, Key};
+use super::{
+    CAPACITY_MAX, Config, DEADLINE_MAX, DEADLINE_MIN, ENV, HANDLERS_MAX, Install, Io, LIMIT_MIN,
+    LIMIT_PAGES_MIN, Limit, Mode, PAGE_MAX, PAGE_MIN, SPAN_MAX, UserMode, invalid,
+};
+use crate::base::error::{Error, Result};
+use crate::base::units::ByteCount;
+use crate::sys::probe;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Collects options for a [`Config`]. Nothing is checked before [`build`](Builder::build).
+#[must_use = "a builder does nothing until `build` is called"]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Builder {
+    pub(super) limit: Limit,
+    pub(super) device: Option<PathBuf>,
+    pub(super) dir: Option<PathBuf>,
+    pub(super) capacity: Option<ByteCount>,
+    pub(super) page: ByteCount,
+    pub(super) handlers: Option<u16>,
+    pub(super) threshold: Option<ByteCount>,
+    pub(super) span: ByteCount,
+    pub(super) io: Io,
+    pub(super) install: Install,
+    pub(super) checksum: bool,
+    pub(super) deadline: Duration,
+    pub(super) user_mode: UserMode,
+    pub(super) readahead: bool,
+    pub(super) mode: Mode,
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder {
+            limit: Limit::Percent(50),
+            device: None,
+            dir: None,
+            capacity: None,
+            page: ByteCount::kib(64),
+            handlers: None,
+            threshold: Some(ByteCount::kib(64)),
+            span: ByteCount::gib(1 << 10),
+            io: Io::Auto,
+            install: Install::Auto,
+            checksum: true,
+            deadline: Duration::from_secs(30),
+            user_mode: UserMode::Auto,
+            readahead: true,
+            mode: Mode::Handler,
+        }
+    }
+}
+
+impl Builder {
+    /// Sets the most far memory that may be resident, in bytes. At least the larger of
+    /// [`LIMIT_MIN`] and [`LIMIT_PAGES_MIN`] pages.
+    ///
+    /// Default: 50 % of the memory available. Set it to what this process may have when others
+    /// share the machine. Of this and [`limit_percent`](Builder::limit_percent), the last call
+    /// counts.
+    pub fn limit(mut self, bytes: ByteCount) -> Builder {
+        self.limit = Limit::Bytes(bytes);
+        self
+    }
+
+    /// Sets the limit to 1 to 100 percent of the memory available to the process: the smaller of
+    /// its control groups' limits and the machine's memory. The text form is `limit:70%`.
+    ///
+    /// Default: 50. Raise it when far memory is nearly all that the process uses.
+    pub fn limit_percent(mut self, percent: u8) -> Builder {
+        self.limit = Limit::Percent(percent);
+        self
+    }
+
+    /// Sets the block device or regular file that keeps evicted pages. **Its contents are
+    /// overwritten.**
+    ///
+    /// Default: an unlinked temporary file in [`dir`](Builder::dir). Name a raw device when there
+    /// is one: it spares the file system's work and has a fixed size.
+    pub fn device(mut self, path: impl Into<PathBuf>) -> Builder {
+        self.device = Some(path.into());
+        self
+    }
+
+    /// Sets the directory of the temporary file. Conflicts with [`device`](Builder::device).
+    ///
+    /// Default: the system's, [`std::env::temp_dir`]. Set it when that one is small or in memory
+    /// (tmpfs), as `/tmp` often is.
+    pub fn dir(mut self, path: impl Into<PathBuf>) -> Builder {
+        self.dir = Some(path.into());
+        self
+    }
+
+    /// Sets how many bytes of the device may be used.
+    ///
+    /// Default: all of a device or file; a temporary file grows as far as its file system lets
+    /// it. Set it to leave room for others.
+    pub fn capacity(mut self, bytes: impl Into<Option<ByteCount>>) -> Builder {
+        self.capacity = bytes.into();
+        self
+    }
+
+    /// Sets the page size in bytes, a power of two from [`PAGE_MIN`] to [`PAGE_MAX`].
+    ///
+    /// Default: 64 KiB. Larger for scans, smaller (4 KiB) for pointer-rich structures that touch
+    /// a few bytes per page.
+    pub fn page(mut self, bytes: ByteCount) -> Builder {
+        self.page = bytes;
+        self
+    }
+
+    /// Sets the number of handler threads, 1 to [`HANDLERS_MAX`].
+    ///
+    /// Default: `None`, chosen by the runtime from the number of processors. Set it when faults
+    /// wait for a handler while processors idle, or to bound the threads.
+    pub fn handlers(mut self, threads: impl Into<Option<u16>>) -> Builder {
+        self.handlers = threads.into();
+        self
+    }
+
+    /// Sets the size in bytes from which the global allocator places allocations in far memory;
+    /// `None` (`off` in text): never, only explicit requests and thread scopes do.
+    ///
+    /// Default: 64 KiB. Lower it when much of the data is small objects; `off` when the program
+    /// chooses itself what goes far.
+    pub fn threshold(mut self, bytes: impl Into<Option<ByteCount>>) -> Builder {
+        self.threshold = bytes.into();
+        self
+    }
+
+    /// Sets how much address space is reserved for far memory, in bytes, up to [`SPAN_MAX`]. It
+    /// costs no memory.
+    ///
+    /// Default: 1 TiB. Lower it where the address space is limited (`ulimit -v`), raise it when
+    /// more data than that is alive at once.
+    pub fn span(mut self, bytes: ByteCount) -> Builder {
+        self.span = bytes;
+        self
+    }
+
+    /// Sets how the store is read and written.
+    ///
+    /// Default: [`Io::Auto`]. Change it to force a path while testing or measuring.
+    pub fn io(mut self, io: Io) -> Builder {
+        self.io = io;
+        self
+    }
+
+    /// Sets which operation installs and evicts pages.
+    ///
+    /// Default: [`Install::Auto`]. Change it to force a path while testing or measuring.
+    pub fn install(mut self, install: Install) -> Builder {
+        self.install = install;
+        self
+    }
+
+    /// Sets whether every page read from the store is checked against its checksum.
+    ///
+    /// Default: on. Off only where the device checks end to end and every nanosecond counts.
+    pub fn checksum(mut self, on: bool) -> Builder {
+        self.checksum = on;
+        self
+    }
+
+    /// Sets how long one device request may take, from [`DEADLINE_MIN`] to [`DEADLINE_MAX`],
+    /// before it counts as failed.
+    ///
+    /// Default: 30 s. Raise it for network devices that recover slowly, lower it where failing
+    /// early is better than waiting.
+    pub fn deadline(mut self, deadline: Duration) -> Builder {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Sets whether start-up may settle for user-mode faults, with which system calls that touch
+    /// evicted far memory fail with `EFAULT`.
+    ///
+    /// Default: [`UserMode::Auto`]. Require kernel-mode faults when far buffers reach system
+    /// calls.
+    pub fn user_mode(mut self, user_mode: UserMode) -> Builder {
+        self.user_mode = user_mode;
+        self
+    }
+
+    /// Sets whether sequential and strided faults read the pages to come.
+    ///
+    /// Default: on. Off for purely random access, or to count faults exactly.
+    pub fn readahead(mut self, on: bool) -> Builder {
+        self.readahead = on;
+        self
+    }
+
+    /// Sets who resolves a fault.
+    ///
+    /// Default: [`Mode::Handler`]. [`Mode::InThread`] has the lowest latency where far pointers
+    /// never reach a system call.
+    pub fn mode(mut self, mode: Mode) -> Builder {
+        self.mode = mode;
+        self
+    }
+
+    /// Overlays the entries of a text on the options: each key it names replaces what was set
+    /// before, and a `device` replaces a `dir` set before, and the other way round.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that names the key, when it is unknown, malformed or given twice.
+    pub fn parse(mut self, text: &str) -> Result<Builder> {
+        text::overlay(&mut self, text)?;
+        Ok(self)
+    }
+
+    /// Overlays the environment variable [`ENV`], if it is present, as
+    /// [`parse`](Builder::parse) does: who runs the program has the last word.
+    ///
+    /// # Errors
+    /// As [`parse`](Builder::parse); also when the variable is not UTF-8.
+    pub fn from_env(self) -> Result<Builder> {
+        match std::env::var(ENV) {
+            Ok(text) => self.parse(&text),
+            Err(std::env::VarError::NotPresent) => Ok(self),
+            Err(std::env::VarError::NotUnicode(_)) => Err(invalid(ENV, "is not UTF-8")),
+        }
+    }
+
+    /// Checks the options and resolves a percentage on this machine.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the first option whose value is out of range or conflicts with
+    /// another; [`Error::LimitTooSmall`] when the limit cannot hold [`LIMIT_PAGES_MIN`] pages or
+    /// is below [`LIMIT_MIN`].
+    pub fn build(self) -> Result<Config> {
+        self.build_on(|| probe::Memory::detect().available())
+    }
+
+    /// [`build`](Builder::build) on a machine with as much memory as `available` says.
+    fn build_on(self, available: impl FnOnce() -> Option<ByteCount>) -> Result<Config> {
+        self.check_sizes()?;
+        self.check_paths()?;
+        if self.handlers.is_some_and(|threads| !(1..=HANDLERS_MAX).contains(&threads)) {
+            return Err(invalid(Key::Handlers, format!("must be from 1 to {HANDLERS_MAX}")));
+        }
+        if !(DEADLINE_MIN..=DEADLINE_MAX).contains(&self.deadline) {
+            return Err(invalid(Key::Deadline, "must be from 1ms to 1day"));
+        }
+        let limit = self.resolve_limit(available)?;
+        let minimum = LIMIT_MIN.max(ByteCount(LIMIT_PAGES_MIN * self.page.get()));
+        if limit < minimum {
+            return Err(Error::LimitTooSmall { limit, minimum });
+        }
+        if self.span < limit {
+            let reason = format!("{} is less than the limit of {limit}", self.span);
+            return Err(invalid(Key::Span, reason));
+        }
+        Ok(Config { options: self, limit })
+    }
+
+    fn check_sizes(&self) -> Result<()> {
+        if !self.page.is_power_of_two() || !(PAGE_MIN..=PAGE_MAX).contains(&self.page) {
+            let reason = format!("{} is not a power of two from 4KiB to 2MiB", self.page);
+            return Err(invalid(Key::Page, reason));
+        }
+        if self.span > SPAN_MAX {
+            return Err(invalid(Key::Span, format!("must be at most {SPAN_MAX}")));
+        }
+        if self.span < self.page {
+            return Err(invalid(Key::Span, "must be at least one page"));
+        }
+        if let Some(capacity) = self.capacity {
+            if capacity > CAPACITY_MAX {
+                return Err(invalid(Key::Capacity, format!("must be at most {CAPACITY_MAX}")));
+            }
+            if capacity < self.page {
+                return Err(invalid(Key::Capacity, "must be at least one page"));
+            }
+        }
+        if self.threshold == Some(ByteCount::ZERO) {
+            return Err(invalid(
+                Key::Threshold,
+                "must not be zero; `off` sends no allocation far, 1 sends all",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_paths(&self) -> Result<()> {
+        for (key, path) in [(Key::Device, &self.device), (Key::Dir, &self.dir)] {
+            let Some(path) = path else { continue };
+            if path.as_os_str().is_empty() {
+                return Err(invalid(key, "the path is empty"));
+            }
+            if path.as_os_str().as_encoded_bytes().contains(&0) {
+                return Err(invalid(key, "the path contains a NUL byte"));
+            }
+        }
+        if self.device.is_some() && self.dir.is_some() {
+            return Err(invalid(
+                Key::Dir,
+                "conflicts with `device`: a temporary file or a device, not both",
+            ));
+        }
+        Ok(())
+    }
+
+    fn resolve_limit(&self, available: impl FnOnce() -> Option<ByteCount>) -> Result<ByteCount> {
+        match self.limit {
+            Limit::Bytes(ByteCount::ZERO) => Err(invalid(Key::Limit, "must not be zero")),
+            Limit::Bytes(bytes) => Ok(bytes),
+            Limit::Percent(percent) if !(1..=100).contains(&percent) => {
+                Err(invalid(Key::Limit, format!("{percent}% is not from 1% to 100%")))
+            }
+            Limit::Percent(percent) => {
+                let available = available().ok_or_else(|| {
+                    let reason = "/proc/meminfo does not say how much memory there is; give bytes";
+                    invalid(Key::Limit, reason)
+                })?;
+                // Divided first, so that nothing overflows; loses less than 100 bytes.
+                Ok(ByteCount(available.get() / 100 * u64::from(percent)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentage_is_taken_of_the_memory_available() {
+        let config = Config::builder()
+            .limit_percent(70)
+            .build_on(|| Some(ByteCount::gib(10)))
+            .expect("7 GiB is a fine limit");
+        assert_eq!(config.limit(), ByteCount((10 << 30) / 100 * 70));
+        assert_eq!(config.limit_percent(), Some(70));
+    }
+
+    #[test]
+    fn the_default_limit_is_half_of_the_memory_available() {
+        let config = Config::builder().build_on(|| Some(ByteCount::gib(4))).expect("defaults");
+        assert_eq!(config.limit(), ByteCount((4 << 30) / 100 * 50));
+    }
+
+    #[test]
+    fn a_percentage_of_too_little_memory_is_a_limit_too_small() {
+        let error = Config::builder().build_on(|| Some(ByteCount::mib(10))).expect_err("5 MiB");
+        assert!(matches!(error, Error::LimitTooSmall { minimum: LIMIT_MIN, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_percentage_of_unknown_memory_is_an_error_and_bytes_are_not() {
+        let error = Config::builder().build_on(|| None).expect_err("unknown memory");
+        assert!(error.to_string().contains("give bytes"), "{error}");
+        let config = Config::builder().limit(ByteCount::mib(64)).build_on(|| None);
+        assert_eq!(config.expect("bytes need no machine").limit(), ByteCount::mib(64));
+    }
+}

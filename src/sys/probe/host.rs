@@ -1,0 +1,263 @@
+//! Memory, its limits, and the limits of mappings, all read from `/proc` and `/sys`.
+//!
+//! The parsers take text, so that tests give them other machines'. Used by [`super::Probe`].
+
+use crate::base::units::ByteCount;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Limits from here on mean "none": control groups of version 1 say so with the largest multiple
+/// of a page below 2^63.
+const UNLIMITED_FROM: u64 = 1 << 62;
+
+/// The memory of the machine and how much of it the process may use.
+#[non_exhaustive]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// `MemTotal`; `None` when `/proc` is not mounted.
+    pub total: Option<ByteCount>,
+    /// The tightest limit among the process's control groups and their ancestors.
+    pub cgroup: Option<CgroupLimit>,
+    /// Whether the machine swaps.
+    pub swap: bool,
+}
+
+/// The memory limit of a control group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupLimit {
+    /// The limit.
+    pub bytes: ByteCount,
+    /// The file it stands in: `memory.max` or `memory.high`, or `memory.limit_in_bytes` in
+    /// version 1.
+    pub file: PathBuf,
+}
+
+impl Memory {
+    /// Reads `/proc` and the control groups.
+    #[must_use]
+    pub fn detect() -> Memory {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let groups = group_dirs(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+        Memory {
+            total: mem_total(&read("/proc/meminfo")),
+            cgroup: groups.iter().filter_map(tightest).min_by_key(|limit| limit.bytes),
+            swap: read("/proc/swaps").lines().count() > 1,
+        }
+    }
+
+    /// How much memory the process may use: the smaller of machine and control group.
+    #[must_use]
+    pub fn available(&self) -> Option<ByteCount> {
+        let group = self.cgroup.as_ref().map(|limit| limit.bytes);
+        self.total.into_iter().chain(group).min()
+    }
+}
+
+/// Limits of address space, locked memory and mappings.
+#[non_exhaustive]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Soft `RLIMIT_AS`; `None` for unlimited.
+    pub address_space: Option<ByteCount>,
+    /// Soft `RLIMIT_MEMLOCK`; `None` for unlimited.
+    pub locked: Option<ByteCount>,
+    /// `vm.max_map_count`.
+    pub map_count: Option<u64>,
+    /// `vm.overcommit_memory`: 0 heuristic, 1 always, 2 never.
+    pub overcommit: Option<u64>,
+    /// Transparent huge pages: `always`, `madvise` or `never`; `None` when the kernel has none.
+    pub thp: Option<String>,
+    /// How hard an allocation tries for a huge page: `always`, `defer`, `defer+madvise`,
+    /// `madvise` or `never`.
+    pub thp_defrag: Option<String>,
+}
+
+impl Limits {
+    /// Reads `/proc` and `/sys`.
+    #[must_use]
+    pub fn detect() -> Limits {
+        let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+        let chosen = |file: &str| {
+            let path = Path::new("/sys/kernel/mm/transparent_hugepage").join(file);
+            chosen_word(&fs::read_to_string(path).ok()?)
+        };
+        Limits {
+            address_space: soft_limit(&limits, "Max address space"),
+            locked: soft_limit(&limits, "Max locked memory"),
+            map_count: read_number("/proc/sys/vm/max_map_count"),
+            overcommit: read_number("/proc/sys/vm/overcommit_memory"),
+            thp: chosen("enabled"),
+            thp_defrag: chosen("defrag"),
+        }
+    }
+}
+
+/// Reads a file's first line.
+pub(super) fn read_line(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok()?.lines().next().map(str::to_owned)
+}
+
+/// Reads a file that holds one number.
+pub(super) fn read_number(path: impl AsRef<Path>) -> Option<u64> {
+    read_line(path)?.trim().parse().ok()
+}
+
+/// A mounted control group hierarchy and the process's place in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct GroupDir {
+    /// The hierarchy's mount point: the highest ancestor that can be seen.
+    mount: PathBuf,
+    /// The process's group, at or below `mount`.
+    dir: PathBuf,
+    /// The files that limit memory.
+    files: &'static [&'static str],
+}
+
+/// Finds the process's memory groups from `/proc/self/cgroup` and `/proc/self/mountinfo`
+/// (cgroups(7), proc_pid_mountinfo(5)).
+fn group_dirs(cgroup: &str, mountinfo: &str) -> Vec<GroupDir> {
+    let mut found = Vec::new();
+    for line in cgroup.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
+        let has_memory = controllers.split(',').any(|name| name == "memory");
+        let (kind, files): (_, &[&str]) = match (controllers, has_memory) {
+            ("", _) => ("cgroup2", &["memory.max", "memory.high"]),
+            (_, true) => ("cgroup", &["memory.limit_in_bytes"]),
+            _ => continue,
+        };
+        let mounts = mountinfo.lines().filter_map(|line| group_mount(line, kind));
+        // In a container the mount shows a part of the hierarchy: the group's path below the
+        // mount's root is what can be seen. A group outside of it shows as the mount point.
+        found.extend(mounts.map(|(root, mount)| {
+            let below = Path::new(group).strip_prefix(&root).unwrap_or(Path::new(""));
+            GroupDir { dir: mount.join(below), mount, files }
+        }));
+    }
+    found
+}
+
+/// Reads a line of `mountinfo`: root and mount point of a hierarchy of this kind with memory.
+fn group_mount(line: &str, kind: &str) -> Option<(PathBuf, PathBuf)> {
+    let (mount, file_system) = line.split_once(" - ")?;
+    let mut fields = file_system.split(' ');
+    let (fs_kind, options) = (fields.next()?, fields.nth(1)?);
+    if fs_kind != kind || (kind == "cgroup" && !options.split(',').any(|name| name == "memory")) {
+        return None;
+    }
+    let mut fields = mount.split(' ').skip(3);
+    Some((unescape(fields.next()?), unescape(fields.next()?)))
+}
+
+/// Undoes the octal escapes of blanks in `mountinfo`.
+fn unescape(path: &str) -> PathBuf {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(path.to_owned(), |path, (escape, plain)| path.replace(escape, plain))
+        .into()
+}
+
+/// The tightest limit of a group and its ancestors.
+fn tightest(group: &GroupDir) -> Option<CgroupLimit> {
+    let ancestors = group.dir.ancestors().take_while(|dir| dir.starts_with(&group.mount));
+    ancestors
+        .flat_map(|dir| group.files.iter().map(|file| dir.join(file)))
+        .filter_map(|file| {
+            let bytes = read_number(&file).filter(|bytes| *bytes < UNLIMITED_FROM)?;
+            Some(CgroupLimit { bytes: ByteCount(bytes), file })
+        })
+        .min_by_key(|limit| limit.bytes)
+}
+
+fn mem_total(meminfo: &str) -> Option<ByteCount> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(ByteCount(kib.checked_mul(1 << 10)?))
+}
+
+/// The soft value of a line of `/proc/self/limits`; `None` for unlimited.
+fn soft_limit(limits: &str, name: &str) -> Option<ByteCount> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok().map(ByteCount)
+}
+
+/// The word in brackets, as in `always [madvise] never`.
+fn chosen_word(text: &str) -> Option<String> {
+    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_version_of_control_groups_is_found() {
+        let found = group_dirs(
+            "0::/user.slice/app.scope\n",
+            "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n",
+        );
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].dir, Path::new("/sys/fs/cgroup/user.slice/app.scope"));
+        assert_eq!(found[0].files, ["memory.max", "memory.high"]);
+    }
+
+    #[test]
+    fn only_the_memory_hierarchy_of_the_first_version_counts() {
+        let found = group_dirs(
+            "9:name=systemd:/\n4:memory:/jobs/7\n1:cpu:/\n",
+            "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+             35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n",
+        );
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].dir, Path::new("/sys/fs/cgroup/memory/jobs/7"));
+        assert_eq!(found[0].files, ["memory.limit_in_bytes"]);
+    }
+
+    #[test]
+    fn a_container_sees_its_group_at_the_mount_point() {
+        let mount =
+            |root: &str| format!("30 23 0:26 {root} /mnt/a\\040b rw - cgroup2 cgroup2 rw\n");
+        let found = group_dirs("0::/docker/abc/inner\n", &mount("/docker/abc"));
+        assert_eq!(found[0].dir, Path::new("/mnt/a b/inner"));
+        let found = group_dirs("0::/elsewhere\n", &mount("/docker/abc"));
+        assert_eq!(found[0].dir, Path::new("/mnt/a b"));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "makes directories")]
+    fn the_tightest_limit_of_all_ancestors_counts() {
+        let mount = tempfile::tempdir().expect("a temporary directory");
+        let dir = mount.path().join("outer/inner");
+        fs::create_dir_all(&dir).expect("directories");
+        let write = |path: &str, text: &str| fs::write(mount.path().join(path), text).expect(path);
+        write("memory.max", "max\n");
+        write("outer/memory.max", "1073741824\n");
+        write("outer/inner/memory.max", "9223372036854771712\n");
+        let group = GroupDir { mount: mount.path().to_owned(), dir, files: &["memory.max"] };
+        let limit = tightest(&group).expect("the outer group has a limit");
+        assert_eq!(limit.bytes, ByteCount::gib(1));
+        assert!(limit.file.ends_with("outer/memory.max"), "{limit:?}");
+        write("outer/memory.max", "max\n");
+        assert_eq!(tightest(&group), None);
+    }
+
+    #[test]
+    fn memory_available_is_the_smaller_of_machine_and_group() {
+        let mut memory = Memory { total: mem_total("MemTotal:  2048 kB\n"), ..Memory::default() };
+        assert_eq!(memory.available(), Some(ByteCount::mib(2)));
+        memory.cgroup = Some(CgroupLimit { bytes: ByteCount::mib(1), file: PathBuf::new() });
+        assert_eq!(memory.available(), Some(ByteCount::mib(1)));
+        assert_eq!(Memory::default().available(), None);
+    }
+
+    #[test]
+    fn limits_and_choices_are_read_from_their_lines() {
+        let limits = "Limit  Soft Limit  Hard Limit  Units\n\
+                      Max locked memory         8388608              unlimited            bytes\n\
+                      Max address space         unlimited            unlimited            bytes\n";
+        assert_eq!(soft_limit(limits, "Max locked memory"), Some(ByteCount::mib(8)));
+        assert_eq!(soft_limit(limits, "Max address space"), None);
+        assert_eq!(chosen_word("always [madvise] never\n").as_deref(), Some("madvise"));
+        assert_eq!(chosen_word("none"), None);
+    }
+}

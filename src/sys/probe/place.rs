@@ -1,0 +1,244 @@
+//! Where evicted pages could go: directories, files and block devices, looked at.
+//!
+//! [`Directory::probe`] writes a temporary file that is gone afterwards; [`Device::probe`] writes
+//! nothing at all. Used by `farheap doctor`; the store makes its own checks when it opens.
+
+#![expect(unsafe_code, reason = "asks a file system for its free space")]
+
+use super::host::{read_line, read_number};
+use crate::base::units::ByteCount;
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes read from the start of a device to see whether it is in use: enough for the superblocks
+/// of the common file systems and for partition tables.
+const HEAD_LEN: usize = 64 << 10;
+/// What a direct transfer is tried with.
+const BLOCK_LEN: usize = 4096;
+/// Sectors of sysfs, whatever the device's own block size (kernel.org: block layer statistics).
+const SECTOR_LEN: u64 = 512;
+
+/// A buffer that direct I/O accepts.
+#[repr(C, align(4096))]
+struct Block([u8; BLOCK_LEN]);
+
+/// A directory for the temporary file.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directory {
+    /// Free space for this user.
+    pub free: ByteCount,
+    /// The file system's kind as `/proc/self/mountinfo` names it (`ext4`, `tmpfs`), if found.
+    pub file_system: Option<String>,
+    /// Whether 4 KiB written with `O_DIRECT` could be read back; `None` for yes, else why not.
+    pub direct_io_refusal: Option<String>,
+}
+
+impl Directory {
+    /// Looks at a directory by writing and reading a temporary file in it.
+    ///
+    /// # Errors
+    /// When `path` is not a directory or no file can be written there.
+    pub fn probe(path: &Path) -> io::Result<Directory> {
+        if !fs::metadata(path)?.is_dir() {
+            return Err(io::Error::from(io::ErrorKind::NotADirectory));
+        }
+        round_trip(&unlinked_file(path, 0)?)?;
+        let direct = unlinked_file(path, libc::O_DIRECT).and_then(|file| round_trip(&file));
+        let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        Ok(Directory {
+            free: free_space(path)?,
+            file_system: file_system(&mountinfo, &fs::canonicalize(path)?),
+            direct_io_refusal: direct.err().map(|error| error.to_string()),
+        })
+    }
+}
+
+/// Creates a file without a name, readable by its owner only.
+fn unlinked_file(dir: &Path, flags: i32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.custom_flags(flags | libc::O_TMPFILE).open(dir) {
+        // File systems without O_TMPFILE say so with one of these (open(2)).
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)
+            ) =>
+        {
+            let path = dir.join(format!(".farheap-probe-{}", std::process::id()));
+            let opened = options.create_new(true).custom_flags(flags).open(&path);
+            // O_DIRECT is refused only after the file was made (open(2), EINVAL).
+            let removed = fs::remove_file(&path);
+            let file = opened?;
+            removed.map(|()| file)
+        }
+        opened => opened,
+    }
+}
+
+/// Writes a block and reads it back.
+fn round_trip(file: &File) -> io::Result<()> {
+    let written = Box::new(Block([0xA5; BLOCK_LEN]));
+    let mut read = Box::new(Block([0; BLOCK_LEN]));
+    file.write_all_at(&written.0, 0)?;
+    file.read_exact_at(&mut read.0, 0)?;
+    if read.0 == written.0 {
+        Ok(())
+    } else {
+        Err(io::Error::other("the bytes read are not the bytes written"))
+    }
+}
+
+fn free_space(dir: &Path) -> io::Result<ByteCount> {
+    let dir = CString::new(dir.as_os_str().as_bytes())?;
+    let mut answer = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: `dir` is a C string and `answer` has room for one `statvfs`; both outlive the call.
+    let status = unsafe { libc::statvfs(dir.as_ptr(), answer.as_mut_ptr()) };
+    if status < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: statvfs(3) fills the structure when it returns 0.
+    let answer = unsafe { answer.assume_init() };
+    Ok(ByteCount(answer.f_bavail.saturating_mul(answer.f_frsize)))
+}
+
+/// The kind of the file system that holds `path`: of the longest mount point above it.
+fn file_system(mountinfo: &str, path: &Path) -> Option<String> {
+    let mounts = mountinfo.lines().filter_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let point = mount.split(' ').nth(4)?;
+        path.starts_with(point).then(|| (point.len(), file_system.split(' ').next()))
+    });
+    // Of equally long ones the last is mounted on top.
+    mounts.max_by_key(|(len, _)| *len)?.1.map(str::to_owned)
+}
+
+/// What a device path leads to.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A block device.
+    Block,
+    /// A regular file.
+    File,
+}
+
+/// A block device or file given as the store.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Block device or file.
+    pub kind: DeviceKind,
+    /// Its size.
+    pub size: ByteCount,
+    /// Bytes of a logical block, of a block device.
+    pub block: Option<ByteCount>,
+    /// Whether freed space can be discarded, of a block device.
+    pub discard: Option<bool>,
+    /// Whether it refuses writes: the device's flag, or the file's permissions for this user.
+    pub read_only: bool,
+    /// Whether a file system or another program holds the block device.
+    pub busy: bool,
+    /// Whether the first 64 KiB hold anything but zeros: data that farheap would overwrite.
+    pub has_data: bool,
+    /// Why it cannot be opened with `O_DIRECT`; `None` when it can.
+    pub direct_io_refusal: Option<String>,
+}
+
+impl Device {
+    /// Looks at a block device or file without writing to it.
+    ///
+    /// # Errors
+    /// When it cannot be opened for reading, or is neither a block device nor a regular file.
+    pub fn probe(path: &Path) -> io::Result<Device> {
+        let meta = fs::metadata(path)?;
+        let kind = if meta.file_type().is_block_device() {
+            DeviceKind::Block
+        } else if meta.is_file() {
+            DeviceKind::File
+        } else {
+            let message = "is neither a block device nor a regular file";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        };
+        let file = File::open(path)?;
+        let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+        let queue = Queue::of(&meta, kind);
+        // Neither truncates nor creates. A kernel may refuse it for a mounted device.
+        let writable = OpenOptions::new().write(true).open(path);
+        Ok(Device {
+            kind,
+            size: queue.as_ref().map_or(ByteCount(meta.len()), |queue| queue.size),
+            block: queue.as_ref().map(|queue| queue.block),
+            discard: queue.as_ref().map(|queue| queue.discard),
+            read_only: queue.is_some_and(|queue| queue.read_only) || writable.is_err(),
+            busy: kind == DeviceKind::Block && is_busy(path),
+            has_data: has_data(&file)?,
+            direct_io_refusal: direct.err().map(|error| error.to_string()),
+        })
+    }
+}
+
+/// What sysfs says of a block device.
+struct Queue {
+    size: ByteCount,
+    block: ByteCount,
+    discard: bool,
+    read_only: bool,
+}
+
+impl Queue {
+    fn of(meta: &fs::Metadata, kind: DeviceKind) -> Option<Queue> {
+        if kind != DeviceKind::Block {
+            return None;
+        }
+        let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
+        let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        // A partition has no queue of its own: it is in its disk's directory.
+        let queue = [dir.join("queue"), dir.join("../queue")];
+        let of_queue = |name: &str| queue.iter().find_map(|queue| read_number(queue.join(name)));
+        Some(Queue {
+            size: ByteCount(read_number(dir.join("size"))?.saturating_mul(SECTOR_LEN)),
+            block: ByteCount(of_queue("logical_block_size").unwrap_or(SECTOR_LEN)),
+            discard: of_queue("discard_max_bytes").is_some_and(|bytes| bytes > 0),
+            read_only: read_line(dir.join("ro")).as_deref() == Some("1"),
+        })
+    }
+}
+
+/// Whether a block device is mounted or claimed: opening it with O_EXCL, without O_CREAT, then
+/// fails with EBUSY (open(2)).
+fn is_busy(path: &Path) -> bool {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+}
+
+fn has_data(file: &File) -> io::Result<bool> {
+    let mut head = vec![0; HEAD_LEN];
+    let mut len = 0;
+    while len < HEAD_LEN {
+        match file.read_at(&mut head[len..], len as u64)? {
+            0 => break,
+            read => len += read,
+        }
+    }
+    Ok(head[..len].iter().any(|byte| *byte != 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_system_is_that_of_the_longest_mount_point_above() {
+        let mountinfo = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n\
+                         2 1 0:9 / /tmp rw - tmpfs tmpfs rw\n";
+        assert_eq!(file_system(mountinfo, Path::new("/tmp/x")).as_deref(), Some("tmpfs"));
+        assert_eq!(file_system(mountinfo, Path::new("/tmpx")).as_deref(), Some("ext4"));
+    }
+}

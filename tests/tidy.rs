@@ -1,0 +1,348 @@
+//! The house rules that the compiler does not check, checked on the text of the sources.
+//!
+//! Layers use only lower layers, system calls stay in `sys`, unsafe code is announced and listed,
+//! files and functions stay short. Every rule reports all of its violations at once.
+
+mod tidy_text;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tidy_text::{Source, is_word, words};
+
+/// Layers, lowest first; modules of one layer are siblings and do not use each other. The table
+/// in `docs/architecture.md` says what they are.
+const LAYERS: &[&[&str]] = &[
+    &["base"],
+    &["sys"],
+    &["meta"],
+    &["store"],
+    &["page"],
+    &["tier"],
+    &["region", "pool"],
+    &["heap"],
+    &["sub"],
+    &["containers"],
+    &["segment"],
+    &["config"],
+    &["stats"],
+    &["runtime"],
+];
+/// What `config` uses, though its layer is high: it only describes.
+const CONFIG_USES: &[&str] = &["base", "sys", "config"];
+
+/// Longest file, in lines.
+const FILE_LINES_MAX: usize = 1000;
+/// Longest function, in lines; from [`FUNCTION_LINES_LONG`] on it is listed.
+const FUNCTION_LINES_MAX: usize = 100;
+const FUNCTION_LINES_LONG: usize = 70;
+/// How many lines above an unsafe block its safety comment may begin.
+const SAFETY_REACH: usize = 25;
+
+/// Crates that make system calls.
+const SYSTEM_CRATES: &[&str] = &["libc", "nix", "rustix", "io_uring"];
+/// Names of `libc` that are types: free to use anywhere, as are its constants.
+const LIBC_TYPES: &[&str] = &[
+    "c_char", "c_int", "c_long", "c_uint", "c_ulong", "c_void", "iovec", "off_t", "pid_t",
+    "size_t", "ssize_t",
+];
+
+/// Modules that stand in for lower layers, or look past them, in unit tests.
+const TEST_MODULES: &[&str] = &["tests", "testing"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every Rust file below the directories that exist, in order.
+fn sources(dirs: &[&str]) -> Vec<Source> {
+    let mut found = Vec::new();
+    let mut open: Vec<PathBuf> = dirs.iter().map(|dir| root().join(dir)).collect();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            let entries = fs::read_dir(&path).expect("a readable directory");
+            open.extend(entries.map(|entry| entry.expect("a readable entry").path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("a readable file");
+            let name = path.strip_prefix(root()).expect("below the root");
+            found.push(Source::new(name.to_str().expect("UTF-8"), text));
+        }
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+/// The sources of the library.
+fn library() -> Vec<Source> {
+    sources(&["src"])
+}
+
+/// All sources of the workspace.
+fn everything() -> Vec<Source> {
+    sources(&["src", "cli", "ffi", "tests", "examples", "benches"])
+}
+
+/// Fails with all violations of a rule.
+fn report(rule: &str, violations: &[String]) {
+    assert!(violations.is_empty(), "{rule}:\n  {}\n", violations.join("\n  "));
+}
+
+fn rank(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|layer| layer.contains(&module))
+}
+
+/// The top-level module that a source of the library belongs to; `None` for `lib.rs`.
+fn module_of(name: &str) -> Option<&str> {
+    let below = name.strip_prefix("src/")?;
+    let module = below.split('/').next()?.trim_end_matches(".rs");
+    (module != "lib").then_some(module)
+}
+
+/// Whether a source is compiled for tests only: modules with these names are, see
+/// [`test_modules_are_compiled_for_tests_only`].
+fn is_test(name: &str) -> bool {
+    let dirs = ["tests/", "examples/", "benches/", "cli/tests/", "ffi/tests/"];
+    dirs.iter().any(|dir| name.starts_with(dir))
+        || TEST_MODULES.iter().any(|module| name.ends_with(&format!("/{module}.rs")))
+}
+
+/// Which module each name that `lib.rs` re-exports comes from.
+fn re_exports(lib: &Source) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for statement in lib.code.split(';') {
+        let Some((_, path)) = statement.split_once("pub use ") else { continue };
+        let path: Vec<&str> = words(path).collect();
+        let from = path.iter().copied().filter(|word| *word != "self" && *word != "crate");
+        let Some(module) = from.clone().next() else { continue };
+        found.extend(from.skip(1).map(|name| (name.to_owned(), module.to_owned())));
+    }
+    found
+}
+
+/// The names that follow `crate::` on a line, those in braces too.
+fn crate_names(code: &str, at: usize) -> Vec<&str> {
+    let rest = code[at + "crate::".len()..].trim_start();
+    let Some(list) = rest.strip_prefix('{') else {
+        return words(rest).take(1).collect();
+    };
+    let mut names = Vec::new();
+    let (mut depth, mut start) = (0, 0);
+    for (index, c) in list.char_indices() {
+        match c {
+            ',' | '}' if depth == 0 => {
+                names.extend(words(&list[start..index]).next());
+                start = index + 1;
+            }
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if c == '}' && depth == 0 && start == index + 1 {
+            break;
+        }
+    }
+    names
+}
+
+#[test]
+fn a_module_uses_only_its_own_and_lower_layers() {
+    let library = library();
+    let lib = library.iter().find(|source| source.name == "src/lib.rs").expect("lib.rs");
+    let exported = re_exports(lib);
+    let mut violations = Vec::new();
+    for source in &library {
+        let Some(module) = module_of(&source.name) else { continue };
+        let Some(own) = rank(module) else {
+            violations.push(format!("{}: `{module}` is in no layer of tests/tidy.rs", source.name));
+            continue;
+        };
+        for (at, _) in source.code.match_indices("crate::") {
+            if source.code[..at].ends_with(is_word) {
+                continue;
+            }
+            for name in crate_names(&source.code, at) {
+                let used = exported.get(name).map_or(name, String::as_str);
+                let allowed = match rank(used) {
+                    // A macro, or an item of the crate root itself.
+                    None => true,
+                    Some(_) if module == "config" => CONFIG_USES.contains(&used),
+                    Some(other) => other < own || used == module,
+                };
+                if !allowed {
+                    let line = source.line_of(at);
+                    violations.push(format!("{}:{line}: `{module}` uses `{used}`", source.name));
+                }
+            }
+        }
+    }
+    report("a module uses only its own and lower layers", &violations);
+}
+
+#[test]
+fn only_sys_makes_system_calls_and_only_heap_calls_jemalloc() {
+    let mut violations = Vec::new();
+    for source in library().iter().filter(|source| !is_test(&source.name)) {
+        let module = module_of(&source.name);
+        for name in SYSTEM_CRATES {
+            let prefix = format!("{name}::");
+            for (at, _) in source.code.match_indices(&prefix) {
+                let item = words(&source.code[at + prefix.len()..]).next().unwrap_or_default();
+                let is_constant = !item.contains(|c: char| c.is_ascii_lowercase());
+                let is_free = *name == "libc" && (is_constant || LIBC_TYPES.contains(&item));
+                let is_own_module = source.code[..at].ends_with(|c| is_word(c) || c == ':');
+                if module != Some("sys") && !is_free && !is_own_module {
+                    let line = source.line_of(at);
+                    violations.push(format!("{}:{line}: {name}::{item}", source.name));
+                }
+            }
+        }
+        for (at, _) in source.code.match_indices("tikv_jemalloc_sys") {
+            if module != Some("heap") {
+                violations.push(format!("{}:{}: jemalloc", source.name, source.line_of(at)));
+            }
+        }
+    }
+    report("system calls belong into src/sys, jemalloc's into src/heap", &violations);
+}
+
+#[test]
+fn test_modules_are_compiled_for_tests_only() {
+    let mut violations = Vec::new();
+    for source in library() {
+        for module in TEST_MODULES {
+            let declaration = format!("mod {module};");
+            for (at, _) in source.code.match_indices(&declaration) {
+                let attributes = source.code[..at].rsplit([';', '}']).next().unwrap_or_default();
+                if !attributes.contains("#[cfg(test)]") {
+                    violations.push(format!("{}:{}", source.name, source.line_of(at)));
+                }
+            }
+        }
+    }
+    report("`mod tests` and `mod testing` are under #[cfg(test)]", &violations);
+}
+
+#[test]
+fn files_are_short() {
+    let long = everything().into_iter().filter_map(|source| {
+        let lines = source.text.lines().count();
+        (lines > FILE_LINES_MAX).then(|| format!("{}: {lines} lines", source.name))
+    });
+    report("files of at most 1,000 lines", &long.collect::<Vec<_>>());
+}
+
+#[test]
+fn functions_are_short() {
+    let mut listed = String::new();
+    let mut violations = Vec::new();
+    for source in everything() {
+        for function in source.functions() {
+            let (lines, name) = (function.lines, function.name);
+            let entry = format!("{}:{}: `{name}` has {lines} lines", source.name, function.line);
+            if lines > FUNCTION_LINES_MAX {
+                violations.push(entry);
+            } else if lines > FUNCTION_LINES_LONG {
+                writeln!(listed, "  {entry}").expect("a string takes any text");
+            }
+        }
+    }
+    if !listed.is_empty() {
+        println!("functions longer than the {FUNCTION_LINES_LONG} lines aimed at:\n{listed}");
+    }
+    report("functions of at most 100 lines", &violations);
+}
+
+#[test]
+fn unsafe_code_is_announced_and_listed_in_the_architecture() {
+    let architecture = fs::read_to_string(root().join("docs/architecture.md")).expect("the file");
+    let mut violations = Vec::new();
+    for source in everything().iter().filter(|source| source.has_word("unsafe")) {
+        if !source.code.contains("#![expect(unsafe_code") {
+            violations.push(format!("{}: no `#![expect(unsafe_code, reason)]`", source.name));
+        }
+        if !is_test(&source.name) && !architecture.contains(&format!("| `{}` |", source.name)) {
+            let table = "the table of unsafe modules in docs/architecture.md";
+            violations.push(format!("{}: not in {table}", source.name));
+        }
+    }
+    report("unsafe code is announced and listed", &violations);
+}
+
+#[test]
+fn every_unsafe_block_has_a_safety_comment() {
+    let mut violations = Vec::new();
+    for source in everything() {
+        let text: Vec<&str> = source.text.lines().collect();
+        let code: Vec<&str> = source.code.lines().collect();
+        let opens = |line: &str| line.contains("unsafe {") || line.contains("unsafe impl ");
+        for (index, _) in code.iter().enumerate().filter(|(_, line)| opens(line)) {
+            let above = (index.saturating_sub(SAFETY_REACH)..=index).rev();
+            // Up to the block before: one comment does not serve two blocks.
+            let mut own = above.take_while(|&line| line == index || !opens(code[line]));
+            if !own.any(|line| text[line].contains("SAFETY:")) {
+                violations.push(format!("{}:{}", source.name, index + 1));
+            }
+        }
+    }
+    report("unsafe blocks are preceded by `// SAFETY:`", &violations);
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    // Put together here, so that this file does not contain them.
+    let macros = [concat!("to", "do!"), concat!("unimple", "mented!"), concat!("db", "g!")];
+    let notes = [concat!("FIX", "ME"), concat!("TO", "DO"), concat!("XX", "X")];
+    let mut violations = Vec::new();
+    for source in everything() {
+        let in_code = macros.iter().flat_map(|word| source.code.match_indices(word));
+        let in_text = notes.iter().flat_map(|word| source.text.match_indices(word));
+        for (at, word) in in_code.chain(in_text) {
+            violations.push(format!("{}:{}: {word}", source.name, source.line_of(at)));
+        }
+    }
+    report("no unfinished code", &violations);
+}
+
+#[test]
+fn the_library_never_unwraps_without_a_reason() {
+    let mut violations = Vec::new();
+    for source in sources(&["src", "cli/src", "ffi/src"]) {
+        for (at, _) in source.code.match_indices(".unwrap()") {
+            violations.push(format!("{}:{}", source.name, source.line_of(at)));
+        }
+    }
+    report("`expect` with the reason, not `unwrap`", &violations);
+}
+
+#[test]
+fn the_rules_see_through_text_that_imitates_code() {
+    let text = r##"
+        // crate::heap::X and unsafe { } in a comment
+        /* crate::heap::Y /* nested */ unsafe */
+        const A: &str = "crate::heap \" unsafe {";
+        const B: &str = r#"unsafe " {"#;
+        const C: char = '"';
+        const D: char = '\'';
+        fn real<'a>(x: &'a [u8; 3]) -> usize {
+            x.len() // }
+        }
+        fn declared();
+        fn after() { let unsafe_code = '{'; }
+    "##;
+    let source = Source::new("src/base/x.rs", text.to_owned());
+    assert!(!source.code.contains("crate::"), "{}", source.code);
+    assert!(!source.has_word("unsafe"), "{}", source.code);
+    let functions = source.functions();
+    let found: Vec<_> = functions.iter().map(|f| (f.name, f.line, f.lines)).collect();
+    assert_eq!(found, [("real", 8, 3), ("after", 12, 1)]);
+}
+
+#[test]
+fn used_modules_are_found_in_paths_and_in_braces() {
+    let names = |code| crate_names(code, 0);
+    assert_eq!(names("crate::base::sync::Rank"), ["base"]);
+    assert_eq!(names("crate::{base::{a, heap}, sys::vm, Error}"), ["base", "sys", "Error"]);
+    assert_eq!(names("crate::{\n    base::units,\n    store::Op,\n};\nx::y"), ["base", "store"]);
+    assert_eq!(names("crate::Error> {"), ["Error"]);
+}
