@@ -165,24 +165,27 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_touched_is_seen_until_the_samples_are_forgotten() {
+    fn memory_that_is_held_is_counted_until_the_samples_are_forgotten() {
         let sampler = Sampler::start().expect("/proc is mounted");
-        let before = sampler.now().expect("readable");
-        let touched = std::hint::black_box(vec![1_u8; 64 << 20]);
+        // Other tests run beside this one and hold memory of their own: only lower bounds are sure.
+        let held = std::hint::black_box(vec![1_u8; 64 << 20]);
         let during = sampler.now().expect("readable");
-        drop(touched);
-        assert!(during.get() >= before.get() + (60 << 20), "{before} {during}");
+        drop(held);
+        assert!(during >= ByteCount::mib(64), "{during}");
         assert!(sampler.max() >= during);
         assert!(sampler.take_phase_max() >= during);
-        assert!(sampler.samples() >= 3);
+        assert!(sampler.samples() >= 2);
     }
 
     #[test]
     fn the_counter_agrees_with_the_page_tables() {
         let sampler = Sampler::start().expect("/proc is mounted");
-        let counted = sampler.now().expect("readable");
-        let walked = sampler.now_exact().expect("readable");
-        // Other tests run beside this one; the slack is for what they allocate in between.
-        assert!(counted.get().abs_diff(walked.get()) < 512 << 20, "{counted} {walked}");
+        let differences = (0..200).map(|_| {
+            let counted = sampler.now().expect("readable");
+            counted.get().abs_diff(sampler.now_exact().expect("readable").get())
+        });
+        // What other tests allocate between the two readings differs; the closest pair does not.
+        let closest = ByteCount(differences.min().expect("200 pairs"));
+        assert!(closest < ByteCount::mib(2), "{closest}");
     }
 }
