@@ -3,7 +3,8 @@
 //! Loading threads call [`Progress::add`]; whoever crosses the interval draws. Knows nothing of
 //! tables; the caller says by a closure what to show besides the rows.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use std::fmt;
 use std::io::IsTerminal;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -101,12 +102,16 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// A bar with rows per second and time left.
+/// A bar with rows per second and time left, about 90 columns wide.
 fn bar(label: &str, rows: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template(
-        "{prefix} {wide_bar} {percent:>3} % {human_pos} rows, {per_sec}, {eta} left{msg}",
-    )
-    .expect("the template is well-formed");
+    let rate = |state: &ProgressState, text: &mut dyn fmt::Write| {
+        // Nowhere to report a failure to; the rate is then missing from the line.
+        let _ = write!(text, "{:.1} M rows/s", state.per_sec() / 1e6);
+    };
+    let style =
+        ProgressStyle::with_template("{prefix} {bar:20} {percent:>3} % {rate}, {eta} left{msg}")
+            .expect("the template is well-formed")
+            .with_key("rate", rate);
     ProgressBar::new(rows).with_style(style).with_prefix(label.to_owned())
 }
 
