@@ -135,6 +135,19 @@ impl<A: Allocator> Columns<A> {
     pub(crate) fn len(&self) -> usize {
         self.quantity.len()
     }
+
+    /// The first byte of every column.
+    fn starts(&self) -> [*const u8; 7] {
+        [
+            self.quantity.as_ptr().cast(),
+            self.extended_price.as_ptr().cast(),
+            self.discount.as_ptr().cast(),
+            self.tax.as_ptr().cast(),
+            self.return_flag.as_ptr(),
+            self.line_status.as_ptr(),
+            self.ship_date.as_ptr().cast(),
+        ]
+    }
 }
 
 impl<A: Allocator + Copy> Columns<A> {
@@ -173,6 +186,13 @@ fn reserve<T, A: Allocator>(rows: usize, alloc: A) -> Result<VecIn<T, A>, TryRes
 #[derive(Debug)]
 pub(crate) struct Table<A: Allocator> {
     pub(crate) parts: Vec<Columns<A>>,
+}
+
+impl<A: Allocator> Table<A> {
+    /// Whether `holds` for the address of every column.
+    pub(crate) fn all_columns(&self, holds: impl Fn(*const u8) -> bool) -> bool {
+        self.parts.iter().flat_map(Columns::starts).all(holds)
+    }
 }
 
 impl<A: Allocator + Copy + Send + Sync> Table<A> {

@@ -122,7 +122,10 @@ fn run(args: &Args) -> Result<Report, Failure> {
         checks: Vec::new(),
         phases,
     };
-    let wrong = job.wrong;
+    let mut wrong = job.wrong;
+    if !far.all_columns(far::is_far) {
+        wrong.push("some of the columns are not in far memory".to_owned());
+    }
     drop((far, sampler));
     tier.shutdown()?;
     let report = with_checks(report, wrong, local.is_some(), &args.queries, &reference);
@@ -179,7 +182,7 @@ struct Job<'a> {
     tier: &'a Tier,
     sampler: &'a Sampler,
     local_bytes: ByteCount,
-    /// What was wrong with answers, a line each.
+    /// What was wrong, with answers above all, a line each.
     wrong: Vec<String>,
 }
 
