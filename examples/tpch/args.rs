@@ -48,7 +48,7 @@ pub(crate) struct Args {
     pub(crate) scale_factor: f64,
 
     /// Far memory that may be resident: a size (512MiB) or a share of the data (25%, may exceed
-    /// 100%) [default: the limit of FARHEAP_CONF, else 25%]
+    /// 100%) [default: the limit of FARHEAP_CONF, else 25% or the least that works]
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) limit: Option<Limit>,
 

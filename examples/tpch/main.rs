@@ -127,10 +127,11 @@ fn run(args: &Args) -> Result<Report, Failure> {
         wrong.push("some of the columns are not in far memory".to_owned());
     }
     drop((far, sampler));
-    tier.shutdown()?;
+    let stopped = tier.shutdown();
     let report = with_checks(report, wrong, local.is_some(), &args.queries, &reference);
     print_report(&report);
     write_files(args, &report)?;
+    stopped?;
     Ok(report)
 }
 
