@@ -1,35 +1,24 @@
 //! The far heap behind one door: all that this program asks of the library.
 //!
-//! While the columns stay below the limit this stand-in keeps them in local memory.
+//! The global allocator stays local until [`Tier::start`], and after it too: only the columns name
+//! [`FAR`], unless `FARHEAP_CONF` sets a threshold.
 
-use allocator_api2::alloc::Global;
-use farheap::{ByteCount, Result};
+pub(crate) use farheap::{Far, Local, Stats};
+
+use farheap::{ByteCount, Config, Error, FarHeap, Heap, Result};
 use std::path::PathBuf;
 
-/// Handle of the far heap's allocator.
-pub(crate) type Far = Global;
-/// The handle itself.
-pub(crate) const FAR: Far = Global;
-/// Handle of the local allocator: what a plain `Vec` uses.
-pub(crate) type Local = Global;
-/// The handle itself.
-pub(crate) const LOCAL: Local = Global;
+#[global_allocator]
+static ALLOC: FarHeap = FarHeap::new();
+
+/// The handle of far memory.
+pub(crate) const FAR: Far = Far;
+/// The handle of local memory: what a plain `Vec` uses.
+pub(crate) const LOCAL: Local = Local;
 
 /// Whether `ptr` points into far memory.
-pub(crate) fn is_far<T>(_ptr: *const T) -> bool {
-    true
-}
-
-/// Counters of the far heap.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stats {
-    pub(crate) limit_bytes: u64,
-    pub(crate) resident_bytes: u64,
-    pub(crate) resident_bytes_max: u64,
-    pub(crate) pages_in: u64,
-    pub(crate) pages_out: u64,
-    pub(crate) bytes_read: u64,
-    pub(crate) bytes_written: u64,
+pub(crate) fn is_far<T>(ptr: *const T) -> bool {
+    Far::contains(ptr)
 }
 
 /// What the command line says of the heap; `None` leaves it to `FARHEAP_CONF` or the default.
@@ -42,24 +31,50 @@ pub(crate) struct Options {
     pub(crate) page: Option<ByteCount>,
 }
 
+impl Options {
+    /// The configuration: this program's defaults, then `FARHEAP_CONF`, then the command line.
+    fn config(&self, limit_default: ByteCount) -> Result<Config> {
+        let mut builder = Config::builder().limit(limit_default).threshold(None).from_env()?;
+        if let Some(limit) = self.limit {
+            builder = builder.limit(limit);
+        }
+        if let Some(device) = &self.device {
+            builder = builder.device(device);
+        }
+        if let Some(page) = self.page {
+            builder = builder.page(page);
+        }
+        builder.build()
+    }
+}
+
 /// The running far heap.
 pub(crate) struct Tier {
-    limit: ByteCount,
+    heap: Heap,
 }
 
 impl Tier {
     /// Starts the heap.
     ///
+    /// A default limit that is too small for the page size gives way to the smallest that works.
+    ///
     /// # Errors
     /// When the configuration is wrong or the machine does not allow it.
     pub(crate) fn start(options: &Options) -> Result<Tier> {
-        let _ = (&options.device, options.page);
-        Ok(Tier { limit: options.limit.unwrap_or(options.limit_default) })
+        let config = match options.config(options.limit_default) {
+            Err(Error::LimitTooSmall { limit, minimum })
+                if options.limit.is_none() && limit == options.limit_default =>
+            {
+                options.config(minimum)?
+            }
+            config => config?,
+        };
+        Ok(Tier { heap: Heap::start(config)? })
     }
 
     /// The counters now.
     pub(crate) fn stats(&self) -> Stats {
-        Stats { limit_bytes: self.limit.get(), ..Stats::default() }
+        self.heap.stats()
     }
 
     /// Pushes every far page out.
@@ -67,7 +82,7 @@ impl Tier {
     /// # Errors
     /// When a page cannot be written.
     pub(crate) fn evict_all(&self) -> Result<()> {
-        Ok(())
+        self.heap.evict_all()
     }
 
     /// Stops the heap.
@@ -75,6 +90,6 @@ impl Tier {
     /// # Errors
     /// When far memory is still allocated.
     pub(crate) fn shutdown(self) -> Result<()> {
-        Ok(())
+        self.heap.shutdown()
     }
 }
