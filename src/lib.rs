@@ -1,8 +1,12 @@
 //! farheap lets a process use more heap than it has RAM.
 
+#![cfg_attr(feature = "nightly", feature(allocator_api))]
+
 pub mod base;
 mod heap;
 pub mod store;
+mod sys;
 
 pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
+pub use heap::{Far, FarHeap, Local, Placement, Scope, scope};
