@@ -1,3 +1,35 @@
 //! The heap: jemalloc arenas whose extents come from a region. Layer 7.
+//!
+//! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`] and
+//! [`Local`] decide by type (`handle`); [`scope`] decides for a thread (`thread`). Far memory
+//! comes from the installed [`Tier`]: arenas (`tier`), what threads keep of them (`slot`,
+//! `magazine`), extent hooks (`hooks`) onto an [`ExtentSource`] (`source`), and all of
+//! jemalloc's controls (`jemalloc`).
+//!
+//! # Invariants
+//! 1. A far pointer never enters an automatic cache, a local one never a far cache: the address
+//!    decides where a pointer goes back to.
+//! 2. jemalloc's metadata is local memory: no allocator call touches a far page.
+//! 3. Nothing here waits for a device; hooks run pinned local.
 
+mod global;
+mod handle;
+mod hooks;
+mod jemalloc;
+mod magazine;
+mod slot;
 pub(crate) mod source;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod thread;
+mod tier;
+
+pub use global::FarHeap;
+pub(crate) use global::{install, installed, uninstall};
+pub use handle::{Far, Local};
+pub(crate) use source::ExtentSource;
+pub(crate) use thread::pin_thread_local;
+pub use thread::{Placement, Scope, scope};
+pub(crate) use tier::{Tier, TierOptions, TierStats};

@@ -196,6 +196,15 @@ impl Region {
     /// [`Error::LimitTooSmall`] for settings that cannot work, [`Error::Os`] when the kernel
     /// refuses resources.
     pub fn create(config: RegionConfig, store: Arc<dyn Store>) -> Result<Region> {
+        Region::create_with(config, store, || ())
+    }
+
+    /// [`create`](Region::create), with something that each thread does first.
+    pub(crate) fn create_with(
+        config: RegionConfig,
+        store: Arc<dyn Store>,
+        thread_start: fn(),
+    ) -> Result<Region> {
         let config = config.check()?;
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
         let pager = Arc::new(Pager::new(&config, store)?);
@@ -213,9 +222,11 @@ impl Region {
             threads: Vec::with_capacity(config.handlers + 1),
             pin_lock: std::sync::Mutex::new(0),
         };
-        region.spawn("farheap-evict", evictor, Evictor::run, |_| {})?;
+        let evict = Work { state: evictor, run: Evictor::run, abandon: |_| {} };
+        region.spawn("farheap-evict", thread_start, evict)?;
         for filler in fillers? {
-            region.spawn("farheap-fill", filler, Filler::run, Filler::abandon)?;
+            let fill = Work { state: filler, run: Filler::run, abandon: Filler::abandon };
+            region.spawn("farheap-fill", thread_start, fill)?;
         }
         Ok(region)
     }
@@ -224,22 +235,22 @@ impl Region {
     fn spawn<T: Send + 'static>(
         &mut self,
         name: &str,
-        mut state: T,
-        run: fn(&mut T),
-        abandon: fn(&mut T),
+        thread_start: fn(),
+        mut work: Work<T>,
     ) -> Result<()> {
         const PANICS_MAX: u32 = 16;
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
+                thread_start();
                 for _ in 0..PANICS_MAX {
-                    let work = std::panic::AssertUnwindSafe(|| run(&mut state));
-                    if std::panic::catch_unwind(work).is_ok() {
+                    let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
+                    if std::panic::catch_unwind(run).is_ok() {
                         return;
                     }
                     let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
                     report::warn("a handler thread panicked and goes on", &cause);
-                    abandon(&mut state);
+                    (work.abandon)(&mut work.state);
                 }
                 let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
                 report::fatal("a handler thread panicked too often", &cause);
@@ -616,6 +627,14 @@ impl Drop for Region {
             drop(thread.join());
         }
     }
+}
+
+/// A handler thread's state and what it does with it.
+struct Work<T> {
+    state: T,
+    run: fn(&mut T),
+    /// Cleans up after a panic.
+    abandon: fn(&mut T),
 }
 
 /// Reads one byte of far memory, so that its page comes in.

@@ -8,6 +8,7 @@
 pub(crate) mod anon;
 pub(crate) mod event;
 pub(crate) mod file;
+pub(crate) mod membarrier;
 pub mod probe;
 pub(crate) mod uffd;
 pub(crate) mod uring;

@@ -1,0 +1,273 @@
+//! The process's far tier and the global allocator in front of it.
+//!
+//! [`FarHeap`] decides for each allocation whether it is local or far: [`install`] names the tier
+//! that far ones come from, [`uninstall`] takes it away. Uses `tier`, `thread`, `jemalloc`;
+//! `handle` uses it.
+//!
+//! # Policy
+//! 1. The handles [`Far`](crate::Far) and [`Local`](crate::Local): what they say.
+//! 2. A pinned thread: local.
+//! 3. The innermost [`scope`](crate::scope()): what it says.
+//! 4. The tier's size threshold.
+//!
+//! `realloc` stays in its tier, with one exception: a local allocation moves when it grows and
+//! the policy sends the new size far. So a vector that grows past the threshold becomes far; one
+//! that shrinks below it stays far.
+//!
+//! # Invariants
+//! 1. A pointer goes back to where its address says it came from, whatever the policy says by
+//!    then.
+//! 2. The range in [`FAR`] is that of the installed tier from before its first allocation until
+//!    after its last free.
+
+#![expect(unsafe_code, reason = "implements a global allocator")]
+
+use super::jemalloc::{self, Flags};
+use super::slot::Fill;
+use super::thread::{self, Placement};
+use super::tier::{Closed, Tier};
+use crate::base::error::{Error, Result};
+use crate::base::sync::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::alloc::{GlobalAlloc, Layout};
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+
+/// The installed tier.
+struct Installed {
+    tier: AtomicPtr<Tier>,
+    /// Its reservation; a span of 0 contains nothing.
+    base: AtomicUsize,
+    span: AtomicUsize,
+    /// Its size threshold.
+    threshold: AtomicUsize,
+    /// Who may install: see [`install`].
+    control: AtomicUsize,
+}
+
+static FAR: Installed = Installed {
+    tier: AtomicPtr::new(ptr::null_mut()),
+    base: AtomicUsize::new(0),
+    span: AtomicUsize::new(0),
+    threshold: AtomicUsize::new(usize::MAX),
+    control: AtomicUsize::new(VACANT),
+};
+
+const VACANT: usize = 0;
+const CHANGING: usize = 1;
+const TAKEN: usize = 2;
+
+/// Makes `tier` the process's far tier.
+///
+/// # Errors
+/// [`Error::AlreadyRunning`] when there is one.
+pub(crate) fn install(tier: &'static Tier) -> Result<()> {
+    FAR.control
+        .compare_exchange(VACANT, CHANGING, Acquire, Relaxed)
+        .map_err(|_| Error::AlreadyRunning)?;
+    FAR.base.store(tier.base(), Relaxed);
+    FAR.span.store(tier.span(), Relaxed);
+    FAR.threshold.store(tier.threshold(), Relaxed);
+    // Who allocates from the tier has seen the range; who frees has the pointer from there.
+    FAR.tier.store(ptr::from_ref(tier).cast_mut(), Release);
+    FAR.control.store(TAKEN, Release);
+    Ok(())
+}
+
+/// Takes the process's far tier away and ends it. From then on everything is local.
+///
+/// # Errors
+/// [`Error::NotRunning`] when there is none; [`Error::InUse`] when far memory is allocated, in
+/// which case the tier stays.
+pub(crate) fn uninstall() -> Result<()> {
+    FAR.control
+        .compare_exchange(TAKEN, CHANGING, Acquire, Relaxed)
+        .map_err(|_| Error::NotRunning)?;
+    let tier = installed().expect("a tier is installed while the control says so");
+    let result = tier.close();
+    if matches!(result, Err(Error::InUse { .. })) {
+        FAR.control.store(TAKEN, Release);
+        return result;
+    }
+    FAR.tier.store(ptr::null_mut(), Relaxed);
+    FAR.threshold.store(usize::MAX, Relaxed);
+    // No far pointer exists any more, so nobody can miss the range.
+    FAR.span.store(0, Relaxed);
+    FAR.control.store(VACANT, Release);
+    result
+}
+
+/// The process's far tier.
+#[inline]
+pub(crate) fn installed() -> Option<&'static Tier> {
+    // Pairs with the Release in `install`.
+    // SAFETY: null or a tier, which is never freed.
+    unsafe { FAR.tier.load(Acquire).as_ref() }
+}
+
+/// Whether `ptr` points into far memory.
+#[inline]
+pub(super) fn is_far(ptr: *const u8) -> bool {
+    ptr.addr().wrapping_sub(FAR.base.load(Relaxed)) < FAR.span.load(Relaxed)
+}
+
+/// The tier for an allocation of `size` bytes; `None`: local.
+#[inline]
+fn tier_for(size: usize) -> Option<&'static Tier> {
+    match thread::placement() {
+        None if size < FAR.threshold.load(Relaxed) => None,
+        Some(Placement::Local) => None,
+        _ => installed(),
+    }
+}
+
+/// The tier of a far pointer.
+#[inline]
+fn tier_of(ptr: *mut u8) -> Option<&'static Tier> {
+    if is_far(ptr) { installed() } else { None }
+}
+
+/// Allocates locally; null when out of memory.
+///
+/// # Safety
+/// The layout's size is not zero.
+#[inline]
+pub(super) unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
+    let flags = Flags::LOCAL.aligned(layout.size(), layout.align());
+    let flags = if fill == Fill::Zero { flags.zeroed() } else { flags };
+    // SAFETY: the size is not zero; automatic caches belong to their threads.
+    unsafe { jemalloc::allocate(layout.size(), flags) }
+}
+
+/// Allocates from `tier`, or locally when it has just been shut down.
+///
+/// # Safety
+/// The layout's size is not zero.
+#[inline]
+unsafe fn allocate(tier: Option<&'static Tier>, layout: Layout, fill: Fill) -> *mut u8 {
+    if let Some(tier) = tier {
+        // SAFETY: the size is not zero.
+        match unsafe { tier.allocate(layout, fill) } {
+            Ok(ptr) => return ptr,
+            Err(Closed) => {}
+        }
+    }
+    // SAFETY: the size is not zero.
+    unsafe { allocate_local(layout, fill) }
+}
+
+/// Frees, wherever `ptr` came from.
+///
+/// # Safety
+/// `ptr` was allocated by this module with `layout` and is not used again.
+#[inline]
+pub(super) unsafe fn free(ptr: *mut u8, layout: Layout) {
+    if let Some(tier) = tier_of(ptr) {
+        // SAFETY: `ptr` lies in the tier's reservation.
+        unsafe { tier.free(ptr, layout) }
+    } else {
+        let flags = Flags::LOCAL.aligned(layout.size(), layout.align());
+        // SAFETY: not far, so allocated by `allocate_local`.
+        unsafe { jemalloc::free(ptr, layout.size(), flags) }
+    }
+}
+
+/// Resizes within the tier that `ptr` is in; null leaves the allocation as it was.
+///
+/// # Safety
+/// As for [`free`], and `new` has the same alignment and a size above zero.
+#[inline]
+pub(super) unsafe fn reallocate_in_tier(ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
+    if let Some(tier) = tier_of(ptr) {
+        // SAFETY: `ptr` lies in the tier's reservation.
+        unsafe { tier.reallocate(ptr, old, new) }
+    } else {
+        let flags = Flags::LOCAL.aligned(new.size(), new.align());
+        // SAFETY: not far, so allocated by `allocate_local`; the size is not zero.
+        unsafe { jemalloc::reallocate(ptr, new.size(), flags) }
+    }
+}
+
+/// Moves an allocation to `tier`; null leaves it as it was.
+///
+/// # Safety
+/// As for [`reallocate_in_tier`].
+unsafe fn move_to(tier: &'static Tier, ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
+    // SAFETY: the size is not zero.
+    let moved = unsafe { allocate(Some(tier), new, Fill::Any) };
+    if !moved.is_null() {
+        // SAFETY: both are valid for the smaller size; the new one overlaps nothing.
+        unsafe { ptr::copy_nonoverlapping(ptr, moved, old.size().min(new.size())) };
+        // SAFETY: as the caller promises.
+        unsafe { free(ptr, old) };
+    }
+    moved
+}
+
+/// The global allocator: jemalloc, with a far tier once a heap is running.
+///
+/// Usable before `main` and while threads exit. Until a far heap is started, and after it has
+/// been shut down, every allocation is local.
+///
+/// # Examples
+/// ```
+/// use farheap::FarHeap;
+///
+/// #[global_allocator]
+/// static HEAP: FarHeap = FarHeap::new();
+///
+/// let numbers: Vec<u32> = (0..1000).collect();
+/// assert_eq!(numbers.iter().sum::<u32>(), 499_500);
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FarHeap(());
+
+impl FarHeap {
+    /// Creates the allocator; all values are the same heap.
+    #[must_use]
+    pub const fn new() -> FarHeap {
+        FarHeap(())
+    }
+}
+
+// SAFETY:
+// - Blocks come from jemalloc, which hands out disjoint ones that fit the layout, and are valid
+//   until freed: far ones too, whose pages are brought back when touched.
+// - Nothing here unwinds: failures are null, broken invariants abort in `extern "C"` hooks or
+//   panic in debug builds before anything is handed out.
+unsafe impl GlobalAlloc for FarHeap {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller passes no empty layout.
+        unsafe { allocate(tier_for(layout.size()), layout, Fill::Any) }
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller passes no empty layout.
+        unsafe { allocate(tier_for(layout.size()), layout, Fill::Zero) }
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { free(ptr, layout) }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller guarantees that the rounded size fits.
+        let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
+        if new_size > layout.size()
+            && !is_far(ptr)
+            && let Some(tier) = tier_for(new_size)
+        {
+            // SAFETY: as the caller promises.
+            return unsafe { move_to(tier, ptr, layout, new) };
+        }
+        // SAFETY: as the caller promises.
+        unsafe { reallocate_in_tier(ptr, layout, new) }
+    }
+}

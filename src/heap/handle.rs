@@ -1,0 +1,201 @@
+//! Handles that choose a tier by type: `Vec<T, Far>`, `Box<T, Local>`.
+//!
+//! Both implement [`Allocator`] of `allocator-api2`, and std's unstable one under the feature
+//! `nightly`. Uses `global`, `tier`.
+//!
+//! # Invariants
+//! 1. Empty layouts get a dangling pointer with the layout's alignment and no memory.
+//! 2. The slice returned has exactly the size asked for, so that the size which a caller frees
+//!    with is the one that magazines file the object under.
+
+#![expect(unsafe_code, reason = "implements allocators")]
+
+use super::global;
+use super::slot::Fill;
+use allocator_api2::alloc::{AllocError, Allocator};
+use std::alloc::Layout;
+use std::ptr::{self, NonNull};
+
+/// Allocates far memory, whatever scope and size say.
+///
+/// While no far heap is running, allocation fails with [`AllocError`].
+///
+/// # Examples
+/// ```
+/// use allocator_api2::alloc::{AllocError, Allocator};
+/// use farheap::Far;
+/// use std::alloc::Layout;
+///
+/// // No heap has been started in this program.
+/// assert_eq!(Far.allocate(Layout::new::<u64>()), Err(AllocError));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Far;
+
+/// Allocates local memory, whatever scope and size say.
+///
+/// # Examples
+/// ```
+/// use allocator_api2::vec::Vec;
+/// use farheap::{Far, Local};
+///
+/// let mut index = Vec::new_in(Local);
+/// index.extend([1, 2, 3]);
+/// assert!(!Far::contains(index.as_ptr()));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Local;
+
+impl Far {
+    /// Whether `ptr` points into far memory.
+    #[must_use]
+    pub fn contains<T>(ptr: *const T) -> bool {
+        global::is_far(ptr.cast())
+    }
+}
+
+/// Allocates in one tier, not zero bytes.
+type Allocate = unsafe fn(Layout, Fill) -> *mut u8;
+
+unsafe fn allocate_far(layout: Layout, fill: Fill) -> *mut u8 {
+    let Some(tier) = global::installed() else {
+        return ptr::null_mut();
+    };
+    // SAFETY: the caller passes no empty layout. A tier that is just closing has no memory.
+    unsafe { tier.allocate(layout, fill) }.unwrap_or(ptr::null_mut())
+}
+
+/// Allocates, empty layouts included.
+fn allocate(with: Allocate, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
+    let ptr = if layout.size() == 0 {
+        ptr::without_provenance_mut(layout.align())
+    } else {
+        // SAFETY: the layout is not empty.
+        unsafe { with(layout, fill) }
+    };
+    let ptr = NonNull::new(ptr).ok_or(AllocError)?;
+    Ok(NonNull::slice_from_raw_parts(ptr, layout.size()))
+}
+
+/// Frees, empty layouts included.
+///
+/// # Safety
+/// `ptr` is an allocation of one of the handles with `layout` and is not used again.
+unsafe fn deallocate(ptr: NonNull<u8>, layout: Layout) {
+    if layout.size() != 0 {
+        // SAFETY: as the caller promises.
+        unsafe { global::free(ptr.as_ptr(), layout) }
+    }
+}
+
+/// Resizes; `Err` leaves the allocation as it was.
+///
+/// # Safety
+/// As for [`deallocate`].
+unsafe fn resize(
+    with: Allocate,
+    ptr: NonNull<u8>,
+    old: Layout,
+    new: Layout,
+    fill: Fill,
+) -> Result<NonNull<[u8]>, AllocError> {
+    if old.size() == 0 || new.size() == 0 || old.align() != new.align() {
+        // SAFETY: as the caller promises.
+        return unsafe { move_between(with, ptr, old, new, fill) };
+    }
+    // SAFETY: as the caller promises; the sizes are not zero and the alignments equal.
+    let moved = unsafe { global::reallocate_in_tier(ptr.as_ptr(), old, new) };
+    let moved = NonNull::new(moved).ok_or(AllocError)?;
+    if fill == Fill::Zero && new.size() > old.size() {
+        // SAFETY: the allocation now has `new.size()` bytes.
+        let tail = unsafe { moved.add(old.size()) };
+        // SAFETY: the rest of the allocation, which is the caller's.
+        unsafe { tail.write_bytes(0, new.size() - old.size()) };
+    }
+    Ok(NonNull::slice_from_raw_parts(moved, new.size()))
+}
+
+/// Resizes by a new allocation and a copy.
+///
+/// # Safety
+/// As for [`deallocate`].
+unsafe fn move_between(
+    with: Allocate,
+    ptr: NonNull<u8>,
+    old: Layout,
+    new: Layout,
+    fill: Fill,
+) -> Result<NonNull<[u8]>, AllocError> {
+    let moved = allocate(with, new, fill)?;
+    let len = old.size().min(new.size());
+    // SAFETY: both are valid for `len` bytes, and the new one overlaps nothing.
+    unsafe { moved.cast::<u8>().copy_from_nonoverlapping(ptr, len) };
+    // SAFETY: as the caller promises.
+    unsafe { deallocate(ptr, old) };
+    Ok(moved)
+}
+
+/// Implements one `Allocator` trait for one handle.
+macro_rules! allocator {
+    ($trait:path, $error:path, $handle:ty, $with:expr) => {
+        // SAFETY: memory stays valid until it is freed, wherever the handle moves; all values of
+        // the handle are the same allocator, and clones free each other's memory.
+        unsafe impl $trait for $handle {
+            #[inline]
+            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
+                allocate($with, layout, Fill::Any).map_err(|_| $error)
+            }
+
+            #[inline]
+            fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
+                allocate($with, layout, Fill::Zero).map_err(|_| $error)
+            }
+
+            #[inline]
+            unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
+                // SAFETY: as the caller promises.
+                unsafe { deallocate(ptr, layout) }
+            }
+
+            #[inline]
+            unsafe fn grow(
+                &self,
+                ptr: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $error> {
+                // SAFETY: as the caller promises.
+                unsafe { resize($with, ptr, old, new, Fill::Any) }.map_err(|_| $error)
+            }
+
+            #[inline]
+            unsafe fn grow_zeroed(
+                &self,
+                ptr: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $error> {
+                // SAFETY: as the caller promises.
+                unsafe { resize($with, ptr, old, new, Fill::Zero) }.map_err(|_| $error)
+            }
+
+            #[inline]
+            unsafe fn shrink(
+                &self,
+                ptr: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $error> {
+                // SAFETY: as the caller promises.
+                unsafe { resize($with, ptr, old, new, Fill::Any) }.map_err(|_| $error)
+            }
+        }
+    };
+}
+
+allocator!(Allocator, AllocError, Far, allocate_far);
+allocator!(Allocator, AllocError, Local, global::allocate_local);
+#[cfg(feature = "nightly")]
+allocator!(std::alloc::Allocator, std::alloc::AllocError, Far, allocate_far);
+#[cfg(feature = "nightly")]
+allocator!(std::alloc::Allocator, std::alloc::AllocError, Local, global::allocate_local);

@@ -1,0 +1,237 @@
+//! Extent hooks: jemalloc's requests for address space, passed to an [`ExtentSource`].
+//!
+//! An [`Hooks`] value is one arena's table plus its context; jemalloc hands the table's address
+//! to every call. Uses `jemalloc`, `thread`, [`ExtentSource`]; owned by `Tier`.
+//!
+//! An extent's life: `alloc` (address only, reads as zero) -> `commit` (charged) -> used, freed,
+//! kept dirty by jemalloc -> `decommit` (contents dropped) -> `commit` again, ... -> `destroy`
+//! when the arena goes. jemalloc splits and merges as it likes in between, also across what two
+//! `alloc` calls gave.
+//!
+//! # Invariants
+//! 1. A hook runs with its thread pinned local: whatever it allocates never comes from the arena
+//!    that waits for it.
+//! 2. A hook never unwinds into C: `extern "C"` aborts.
+//! 3. After a refused `commit`, the same allocation gets no new address space: without this,
+//!    every failing allocation would grow the arena.
+
+#![expect(unsafe_code, reason = "is called by jemalloc with raw pointers")]
+
+use super::jemalloc::extent_hooks_t;
+use super::source::ExtentSource;
+use super::thread;
+use crate::base::strict_assert;
+use crate::base::sync::{AtomicU64, Ordering::Relaxed};
+use crate::base::units::ByteCount;
+use std::ffi::{c_uint, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// One arena's hooks. The table comes first: jemalloc's pointer to it is a pointer to all.
+#[repr(C)]
+pub(super) struct Hooks {
+    table: extent_hooks_t,
+    /// Kept alive by the tier, until the arena is destroyed.
+    source: *const dyn ExtentSource,
+    /// Bytes committed and not decommitted.
+    committed: AtomicU64,
+    /// `commit` calls that the source refused.
+    refused: AtomicU64,
+}
+
+// SAFETY: the source is `Sync`, and all else is too.
+unsafe impl Sync for Hooks {}
+
+// SAFETY: the source is used by reference from any thread, for which `Sync` suffices.
+unsafe impl Send for Hooks {}
+
+impl Hooks {
+    /// Hooks over `source`.
+    ///
+    /// # Safety
+    /// `source` outlives the arena that gets the hooks.
+    pub(super) unsafe fn new(source: &Arc<dyn ExtentSource>) -> Hooks {
+        let table = extent_hooks_t {
+            alloc: Some(alloc),
+            dalloc: Some(dalloc),
+            destroy: Some(destroy),
+            commit: Some(commit),
+            decommit: Some(decommit),
+            purge_lazy: None,
+            purge_forced: None,
+            split: Some(split),
+            merge: Some(merge),
+        };
+        let source = Arc::as_ptr(source);
+        Hooks { table, source, committed: AtomicU64::new(0), refused: AtomicU64::new(0) }
+    }
+
+    /// What jemalloc gets: the table's address, which is that of all.
+    pub(super) fn as_table(&self) -> *mut extent_hooks_t {
+        ptr::from_ref(self).cast_mut().cast()
+    }
+
+    fn source(&self) -> &dyn ExtentSource {
+        // SAFETY: called from hooks only, so the arena lives, and the source with it (`new`).
+        unsafe { &*self.source }
+    }
+
+    /// Bytes the arena has charged to the source at the moment.
+    pub(super) fn committed(&self) -> ByteCount {
+        ByteCount(self.committed.load(Relaxed))
+    }
+
+    /// How often the source has refused to commit.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    fn commit(&self, ptr: NonNull<u8>, len: usize) -> bool {
+        let done = self.source().commit(ptr, ByteCount(len as u64));
+        let counter = if done { &self.committed } else { &self.refused };
+        counter.fetch_add(if done { len as u64 } else { 1 }, Relaxed);
+        done
+    }
+
+    fn decommit(&self, ptr: NonNull<u8>, len: usize) {
+        self.source().decommit(ptr, ByteCount(len as u64));
+        let before = self.committed.fetch_sub(len as u64, Relaxed);
+        strict_assert!(before >= len as u64, "decommit of {len} bytes with {before} committed");
+    }
+}
+
+/// The context of a hook call.
+///
+/// # Safety
+/// `hooks` is the table of a living [`Hooks`].
+unsafe fn context<'a>(hooks: *mut extent_hooks_t) -> &'a Hooks {
+    // SAFETY:
+    // - Only tables inside a `Hooks`, at its start (repr C), are given to jemalloc.
+    // - The tier keeps them until the arena is destroyed; all fields are shared-access safe.
+    unsafe { &*hooks.cast::<Hooks>() }
+}
+
+/// Address of `[addr + offset ..)`; jemalloc never passes null.
+fn at(addr: *mut c_void, offset: usize) -> NonNull<u8> {
+    NonNull::new(addr.cast::<u8>().wrapping_add(offset)).expect("extents are not at address zero")
+}
+
+unsafe extern "C" fn alloc(
+    hooks: *mut extent_hooks_t,
+    new_addr: *mut c_void,
+    size: usize,
+    align: usize,
+    zero: *mut bool,
+    commit: *mut bool,
+    _arena: c_uint,
+) -> *mut c_void {
+    let _pinned = thread::pin();
+    // SAFETY: called by jemalloc with the table of a living `Hooks`.
+    let this = unsafe { context(hooks) };
+    // A wish for a certain address is a wish for growth in place, which the arena's retained
+    // extents serve; invariant 3 for the second condition.
+    if !new_addr.is_null() || thread::take_commit_refused() {
+        return ptr::null_mut();
+    }
+    let (len, align) = (ByteCount(size as u64), ByteCount(align as u64));
+    let Some(ptr) = this.source().reserve(len, align) else {
+        return ptr::null_mut();
+    };
+    // SAFETY: jemalloc passes a valid pointer.
+    let wants_commit = unsafe { commit.read() };
+    if wants_commit && !this.commit(ptr, size) {
+        this.source().release(ptr, len);
+        return ptr::null_mut();
+    }
+    // SAFETY: jemalloc passes a valid pointer. Ranges of a source read as zero once committed.
+    unsafe { zero.write(true) };
+    ptr.as_ptr().cast()
+}
+
+/// Refuses: jemalloc then decommits the extent and keeps its address range for reuse.
+unsafe extern "C" fn dalloc(
+    _hooks: *mut extent_hooks_t,
+    _addr: *mut c_void,
+    _size: usize,
+    _committed: bool,
+    _arena: c_uint,
+) -> bool {
+    true
+}
+
+unsafe extern "C" fn destroy(
+    hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    size: usize,
+    committed: bool,
+    _arena: c_uint,
+) {
+    let _pinned = thread::pin();
+    // SAFETY: called by jemalloc with the table of a living `Hooks`.
+    let this = unsafe { context(hooks) };
+    if committed {
+        this.decommit(at(addr, 0), size);
+    }
+    this.source().release(at(addr, 0), ByteCount(size as u64));
+}
+
+/// Returns whether it failed, as jemalloc wants it.
+unsafe extern "C" fn commit(
+    hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    _size: usize,
+    offset: usize,
+    len: usize,
+    _arena: c_uint,
+) -> bool {
+    let _pinned = thread::pin();
+    // SAFETY: called by jemalloc with the table of a living `Hooks`.
+    let this = unsafe { context(hooks) };
+    let done = this.commit(at(addr, offset), len);
+    if !done {
+        thread::note_commit_refused();
+    }
+    !done
+}
+
+/// Never fails.
+unsafe extern "C" fn decommit(
+    hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    _size: usize,
+    offset: usize,
+    len: usize,
+    _arena: c_uint,
+) -> bool {
+    let _pinned = thread::pin();
+    // SAFETY: called by jemalloc with the table of a living `Hooks`.
+    let this = unsafe { context(hooks) };
+    this.decommit(at(addr, offset), len);
+    false
+}
+
+/// Succeeds: a range of the source has no borders inside.
+unsafe extern "C" fn split(
+    _hooks: *mut extent_hooks_t,
+    _addr: *mut c_void,
+    _size: usize,
+    _size_a: usize,
+    _size_b: usize,
+    _committed: bool,
+    _arena: c_uint,
+) -> bool {
+    false
+}
+
+/// Succeeds, as [`split`] does.
+unsafe extern "C" fn merge(
+    _hooks: *mut extent_hooks_t,
+    _addr_a: *mut c_void,
+    _size_a: usize,
+    _addr_b: *mut c_void,
+    _size_b: usize,
+    _committed: bool,
+    _arena: c_uint,
+) -> bool {
+    false
+}

@@ -1,0 +1,424 @@
+//! jemalloc, typed: allocation flags, arenas, explicit thread caches and their controls.
+//!
+//! [`Flags`] says where an allocation goes, [`Arena`] and [`Cache`] own the two things that are
+//! created at run time. The rest of the heap names no control by string. Lowest part of the heap;
+//! uses `base` only.
+//!
+//! # Configuration
+//! jemalloc reads options once, at its first allocation, from the symbol `_rjem_malloc_conf`. A
+//! linked program has one such symbol, so the static below is behind the feature `jemalloc-conf`
+//! (on by default): a program that exports its own turns the feature off and should repeat our
+//! options. The environment variable `_RJEM_MALLOC_CONF` overrides single options in both cases.
+//! - `cache_oblivious:false`: large allocations start on a page border and a 16 KiB one takes 16
+//!   KiB; with jemalloc's default it takes 20 and shares its first page with nobody.
+//! - `background_thread:false`: decay is driven by `Tier::maintain`, from a thread that never
+//!   touches far memory. jemalloc's own threads would call our hooks at times of their choosing.
+//! - `junk:false`: filling freed memory would fault evicted pages in. The default, stated because
+//!   a build of jemalloc with debugging changes it.
+//!
+//! # Invariants
+//! 1. A [`Cache`] is used by one thread at a time; jemalloc does not lock it.
+//! 2. A [`Cache`] never sees a pointer of an arena outside its tier.
+
+#![expect(unsafe_code, reason = "calls jemalloc")]
+
+use crate::base::error::{Error, Result};
+use crate::base::units::ByteCount;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+use tikv_jemalloc_sys as ffi;
+
+pub(crate) use tikv_jemalloc_sys::extent_hooks_t;
+
+/// jemalloc's page; extents are multiples of it.
+pub(crate) const PAGE: usize = 4096;
+
+/// Alignment that every size from 16 bytes up has without asking.
+const ALIGN_FREE: usize = 16;
+
+/// The options described in the module's documentation.
+#[cfg(feature = "jemalloc-conf")]
+#[used]
+// SAFETY: the name is jemalloc's documented extension point with this type, a pointer to a C
+// string; the feature's documentation says that a program may have one definition only.
+#[unsafe(export_name = "_rjem_malloc_conf")]
+static CONF: ConfPointer =
+    ConfPointer(c"cache_oblivious:false,background_thread:false,junk:false".as_ptr());
+
+/// A C string pointer in a static.
+#[cfg(feature = "jemalloc-conf")]
+#[repr(transparent)]
+struct ConfPointer(#[expect(dead_code, reason = "jemalloc reads it")] *const c_char);
+
+// SAFETY: points to a constant string that nobody writes.
+#[cfg(feature = "jemalloc-conf")]
+unsafe impl Sync for ConfPointer {}
+
+/// Where an allocation goes and how: jemalloc's `flags` argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flags(c_int);
+
+impl Flags {
+    /// The calling thread's automatic arena and cache.
+    pub(crate) const LOCAL: Flags = Flags(0);
+
+    /// `arena`, past all caches.
+    pub(crate) const fn uncached(arena: u32) -> Flags {
+        Flags(ffi::MALLOCX_ARENA(arena as usize) | NO_CACHE)
+    }
+
+    /// `arena` through `cache`.
+    pub(crate) const fn cached(arena: u32, cache: u32) -> Flags {
+        Flags(ffi::MALLOCX_ARENA(arena as usize) | ffi::MALLOCX_TCACHE(cache as usize))
+    }
+
+    /// The same with what `size` and `align` need beyond jemalloc's natural alignment.
+    #[inline]
+    pub(crate) const fn aligned(self, size: usize, align: usize) -> Flags {
+        if align <= ALIGN_FREE && align <= size {
+            self
+        } else {
+            Flags(self.0 | align.trailing_zeros() as c_int)
+        }
+    }
+
+    /// The same with zeroed memory.
+    #[inline]
+    pub(crate) const fn zeroed(self) -> Flags {
+        Flags(self.0 | ffi::MALLOCX_ZERO)
+    }
+}
+
+/// `MALLOCX_TCACHE_NONE`.
+const NO_CACHE: c_int = ffi::MALLOCX_TCACHE(usize::MAX);
+
+/// Allocates `size` bytes, or returns null.
+///
+/// # Safety
+/// `size` is not zero; a cache in `flags` belongs to the calling thread.
+#[inline]
+pub(crate) unsafe fn allocate(size: usize, flags: Flags) -> *mut u8 {
+    // SAFETY: as the caller promises.
+    unsafe { ffi::mallocx(size, flags.0) }.cast()
+}
+
+/// Frees an allocation.
+///
+/// # Safety
+/// `ptr` was allocated by this jemalloc with `size` (or resized to it) and the alignment in
+/// `flags`, and is not used again; a cache in `flags` belongs to the calling thread and to the
+/// tier of `ptr`.
+#[inline]
+pub(crate) unsafe fn free(ptr: *mut u8, size: usize, flags: Flags) {
+    // SAFETY: as the caller promises.
+    unsafe { ffi::sdallocx(ptr.cast(), size, flags.0) }
+}
+
+/// Resizes an allocation, moving it within what `flags` name if needed; null leaves it as it was.
+///
+/// # Safety
+/// As for [`free`], and `size` is not zero.
+#[inline]
+pub(crate) unsafe fn reallocate(ptr: *mut u8, size: usize, flags: Flags) -> *mut u8 {
+    // SAFETY: as the caller promises.
+    unsafe { ffi::rallocx(ptr.cast(), size, flags.0) }.cast()
+}
+
+/// Bytes that an allocation of `size` bytes would really have; 0 for an impossible one.
+///
+/// # Panics
+/// When `size` is zero.
+#[inline]
+pub(crate) fn usable_size(size: usize, flags: Flags) -> usize {
+    assert_ne!(size, 0, "jemalloc has no class for empty objects");
+    // SAFETY: computes only; `size` is not zero.
+    unsafe { ffi::nallocx(size, flags.0) }
+}
+
+/// One arena with hooks of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arena(u32);
+
+/// What an arena holds, in jemalloc pages; as of the last [`advance_epoch`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ArenaPages {
+    /// In allocations, cached ones and the unused rest of slabs included.
+    pub(crate) active: usize,
+    /// Free, with contents not yet given back.
+    pub(crate) dirty: usize,
+}
+
+impl Arena {
+    /// Creates an arena whose data extents come from `hooks` and whose metadata stays local.
+    ///
+    /// # Errors
+    /// [`Error::Jemalloc`] when jemalloc has no arena left or no memory.
+    ///
+    /// # Safety
+    /// `hooks` stays valid, and its functions keep jemalloc's contract, until
+    /// [`destroy`](Self::destroy).
+    pub(crate) unsafe fn create(hooks: *mut extent_hooks_t) -> Result<Arena> {
+        static CREATE: Control<2> = Control::new(c"arenas.create");
+        static HOOKS: Control<3> = Control::new(c"arena.0.extent_hooks");
+        // SAFETY: `arenas.create` yields an `unsigned`.
+        let index: u32 = unsafe { CREATE.read(&[]) }?;
+        // Hooks given after creation serve data only; given at creation they would serve the
+        // arena's metadata too.
+        // SAFETY: takes a pointer to hooks, which the caller keeps valid.
+        unsafe { HOOKS.write(&[(1, index)], hooks) }?;
+        Ok(Arena(index))
+    }
+
+    /// jemalloc's index of the arena.
+    pub(crate) const fn index(self) -> u32 {
+        self.0
+    }
+
+    /// Sets how long freed extents keep their contents, in ms: first dirty, then muzzy.
+    ///
+    /// # Errors
+    /// [`Error::Jemalloc`].
+    pub(crate) fn set_decay(self, dirty_ms: isize, muzzy_ms: isize) -> Result<()> {
+        static DIRTY: Control<3> = Control::new(c"arena.0.dirty_decay_ms");
+        static MUZZY: Control<3> = Control::new(c"arena.0.muzzy_decay_ms");
+        // SAFETY: takes an `ssize_t`.
+        unsafe { DIRTY.write(&[(1, self.0)], dirty_ms) }?;
+        // SAFETY: takes an `ssize_t`.
+        unsafe { MUZZY.write(&[(1, self.0)], muzzy_ms) }
+    }
+
+    /// Bounds the address ranges asked for at once.
+    ///
+    /// # Errors
+    /// [`Error::Jemalloc`], for one when `bytes` is less than a page or `retain` is off.
+    pub(crate) fn set_grow_limit(self, bytes: ByteCount) -> Result<()> {
+        static LIMIT: Control<3> = Control::new(c"arena.0.retain_grow_limit");
+        // SAFETY: takes a `size_t`.
+        unsafe { LIMIT.write(&[(1, self.0)], bytes.as_usize()) }
+    }
+
+    /// Sets the size from which a freed extent is given back at once, whatever its decay.
+    ///
+    /// # Errors
+    /// [`Error::Jemalloc`].
+    pub(crate) fn set_oversize_threshold(self, bytes: usize) -> Result<()> {
+        static THRESHOLD: Control<3> = Control::new(c"arena.0.oversize_threshold");
+        // SAFETY: takes a `size_t`.
+        unsafe { THRESHOLD.write(&[(1, self.0)], bytes) }
+    }
+
+    /// Gives back the free extents whose time has passed.
+    pub(crate) fn decay(self) {
+        static DECAY: Control<3> = Control::new(c"arena.0.decay");
+        // Fails only for an arena that does not exist.
+        let done = DECAY.call(&[(1, self.0)]);
+        debug_assert_eq!(done, Ok(()));
+    }
+
+    /// Gives back all free extents now.
+    pub(crate) fn purge(self) {
+        static PURGE: Control<3> = Control::new(c"arena.0.purge");
+        let done = PURGE.call(&[(1, self.0)]);
+        debug_assert_eq!(done, Ok(()));
+    }
+
+    /// What the arena held at the last [`advance_epoch`].
+    ///
+    /// # Errors
+    /// [`Error::Jemalloc`].
+    pub(crate) fn pages(self) -> Result<ArenaPages> {
+        static ACTIVE: Control<4> = Control::new(c"stats.arenas.0.pactive");
+        static DIRTY: Control<4> = Control::new(c"stats.arenas.0.pdirty");
+        // SAFETY: yields a `size_t`.
+        let active = unsafe { ACTIVE.read(&[(2, self.0)]) }?;
+        // SAFETY: yields a `size_t`.
+        let dirty = unsafe { DIRTY.read(&[(2, self.0)]) }?;
+        Ok(ArenaPages { active, dirty })
+    }
+
+    /// Discards the arena with everything in it; its extents go to the `destroy` hook.
+    ///
+    /// # Errors
+    /// [`Error::Jemalloc`].
+    ///
+    /// # Safety
+    /// No allocation of the arena is used again, and no [`Cache`] holds one.
+    pub(crate) unsafe fn destroy(self) -> Result<()> {
+        static DESTROY: Control<3> = Control::new(c"arena.0.destroy");
+        DESTROY.call(&[(1, self.0)])
+    }
+}
+
+/// An explicit thread cache.
+///
+/// Belongs to whoever holds the value; see invariant 1.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Cache(u32);
+
+impl Cache {
+    /// Creates an empty cache; `None` when jemalloc has none left (about 4,094 exist).
+    pub(crate) fn create() -> Option<Cache> {
+        static CREATE: Control<2> = Control::new(c"tcache.create");
+        // SAFETY: yields an `unsigned`.
+        unsafe { CREATE.read(&[]) }.ok().map(Cache)
+    }
+
+    /// jemalloc's index of the cache.
+    pub(crate) const fn index(&self) -> u32 {
+        self.0
+    }
+
+    /// Returns the cached objects to their arenas.
+    pub(crate) fn flush(&self) {
+        static FLUSH: Control<2> = Control::new(c"tcache.flush");
+        // SAFETY: takes an `unsigned`.
+        let done = unsafe { FLUSH.write(&[], self.0) };
+        debug_assert_eq!(done, Ok(()));
+    }
+
+    /// Flushes and removes the cache.
+    pub(crate) fn destroy(self) {
+        static DESTROY: Control<2> = Control::new(c"tcache.destroy");
+        // SAFETY: takes an `unsigned`.
+        let done = unsafe { DESTROY.write(&[], self.0) };
+        debug_assert_eq!(done, Ok(()));
+    }
+}
+
+/// Makes statistics current. Walks all arenas under their locks: not for hot paths.
+pub(crate) fn advance_epoch() {
+    static EPOCH: Control<1> = Control::new(c"epoch");
+    // SAFETY: takes a `uint64_t`.
+    let done = unsafe { EPOCH.write(&[], 1_u64) };
+    debug_assert_eq!(done, Ok(()));
+}
+
+/// Whether large allocations start at a random cache line of their first page.
+///
+/// # Errors
+/// [`Error::Jemalloc`].
+pub(crate) fn is_cache_oblivious() -> Result<bool> {
+    static OPTION: Control<2> = Control::new(c"opt.cache_oblivious");
+    // SAFETY: yields a `bool`.
+    unsafe { OPTION.read(&[]) }
+}
+
+/// A control of jemalloc's with `N` name parts, translated from text once.
+struct Control<const N: usize> {
+    name: &'static CStr,
+    mib: OnceLock<[usize; N]>,
+}
+
+impl<const N: usize> Control<N> {
+    const fn new(name: &'static CStr) -> Control<N> {
+        Control { name, mib: OnceLock::new() }
+    }
+
+    /// Reads a value. `parts` replaces name parts by numbers, `(position, number)`.
+    ///
+    /// # Safety
+    /// `T` is the control's type.
+    unsafe fn read<T: Copy + Default>(&self, parts: &[(usize, u32)]) -> Result<T> {
+        let mib = self.translate(parts)?;
+        let mut value = T::default();
+        let mut len = size_of::<T>();
+        // SAFETY: `mib` has `N` parts; `value` is writable for `len` bytes, which jemalloc
+        // compares with the control's size.
+        let errno = unsafe {
+            ffi::mallctlbymib(
+                mib.as_ptr(),
+                N,
+                (&raw mut value).cast::<c_void>(),
+                &raw mut len,
+                ptr::null_mut(),
+                0,
+            )
+        };
+        self.check(errno).map(|()| value)
+    }
+
+    /// Writes a value.
+    ///
+    /// # Safety
+    /// `T` is the control's type, and what it does with `value` is sound.
+    unsafe fn write<T: Copy>(&self, parts: &[(usize, u32)], mut value: T) -> Result<()> {
+        let mib = self.translate(parts)?;
+        // SAFETY: `mib` has `N` parts; `value` is readable for its size, which jemalloc compares
+        // with the control's size.
+        let errno = unsafe {
+            ffi::mallctlbymib(
+                mib.as_ptr(),
+                N,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                (&raw mut value).cast::<c_void>(),
+                size_of::<T>(),
+            )
+        };
+        self.check(errno)
+    }
+
+    /// Calls a control that takes and yields nothing.
+    fn call(&self, parts: &[(usize, u32)]) -> Result<()> {
+        let mib = self.translate(parts)?;
+        // SAFETY: `mib` has `N` parts; no value moves.
+        let errno = unsafe {
+            ffi::mallctlbymib(mib.as_ptr(), N, ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0)
+        };
+        self.check(errno)
+    }
+
+    fn translate(&self, parts: &[(usize, u32)]) -> Result<[usize; N]> {
+        let mut mib = match self.mib.get() {
+            Some(mib) => *mib,
+            None => {
+                let mut mib = [0; N];
+                let mut len = N;
+                // SAFETY: the name ends with a zero; `mib` has room for `len` parts.
+                let errno = unsafe {
+                    ffi::mallctlnametomib(self.name.as_ptr(), mib.as_mut_ptr(), &raw mut len)
+                };
+                self.check(errno)?;
+                assert_eq!(len, N, "{:?} has {len} parts", self.name);
+                *self.mib.get_or_init(|| mib)
+            }
+        };
+        for &(position, number) in parts {
+            mib[position] = number as usize;
+        }
+        Ok(mib)
+    }
+
+    fn check(&self, errno: c_int) -> Result<()> {
+        if errno == 0 {
+            return Ok(());
+        }
+        Err(Error::Jemalloc { name: self.name.to_str().unwrap_or("?"), errno })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exported_configuration_reaches_jemalloc() {
+        assert_eq!(is_cache_oblivious(), Ok(false));
+    }
+
+    #[test]
+    fn a_control_that_does_not_exist_is_an_error_that_names_it() {
+        static MISSING: Control<2> = Control::new(c"arenas.missing");
+        let error = MISSING.call(&[]).expect_err("no such control");
+        assert!(error.to_string().contains("arenas.missing"), "{error}");
+    }
+
+    #[test]
+    fn natural_alignment_needs_no_flag() {
+        assert_eq!(Flags::LOCAL.aligned(16, 16), Flags::LOCAL);
+        assert_eq!(Flags::LOCAL.aligned(8, 8), Flags::LOCAL);
+        assert_ne!(Flags::LOCAL.aligned(8, 16), Flags::LOCAL);
+        assert_ne!(Flags::LOCAL.aligned(64, 32), Flags::LOCAL);
+    }
+}

@@ -1,0 +1,340 @@
+//! Slots: one thread's share of a tier, its magazines, explicit cache and counters.
+//!
+//! A thread claims a slot of the tier's [`Slots`] at its first far allocation and gives it back
+//! when it exits; the next thread takes it over with its cache. Uses `jemalloc`, `magazine`;
+//! owned by `Tier`.
+//!
+//! # Who may use a slot's inside
+//! The owner, between setting `busy` and clearing it, if it then finds the slot not barred. Or
+//! whoever has barred the slot, run a barrier on all threads and then found it not busy: the
+//! owner has either made `busy` visible or will see the bar. So the owner pays for two stores
+//! and a load, and the maintenance thread can empty the magazines of threads that sleep.
+//!
+//! # Invariants
+//! 1. At most one [`Access`] to a slot exists.
+//! 2. Slots are barred by one thread at a time, the holder of the tier's control flag.
+//! 3. `allocated` and `freed` are written through an `Access` only.
+//! 4. A slot is never freed: a sleeping thread may hold a reference into a tier that is gone.
+
+#![expect(unsafe_code, reason = "hands out the inside of a slot")]
+
+use super::jemalloc::{self, Cache, Flags};
+use super::magazine::{self, Magazines};
+use super::thread;
+use crate::base::strict_assert;
+use crate::base::sync::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::alloc::Layout;
+use std::cell::UnsafeCell;
+use std::sync::OnceLock;
+use std::sync::atomic::compiler_fence;
+
+/// Most slots of a tier: as many as jemalloc has explicit caches, about.
+pub(super) const SLOTS_MAX: usize = 4096;
+
+/// Whether new memory must be zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// Contents do not matter.
+    Any,
+    /// All bytes are zero.
+    Zero,
+}
+
+/// One thread's share of a tier.
+#[repr(align(128))] // Two lines: neighbours are prefetched in pairs.
+pub(super) struct Slot {
+    busy: AtomicBool,
+    barred: AtomicBool,
+    owned: AtomicBool,
+    /// Bytes allocated and freed through this slot since it exists, as the callers asked for them.
+    allocated: AtomicU64,
+    freed: AtomicU64,
+    /// `allocated + freed` when the slot was last looked at for idleness, and when it was last
+    /// flushed for that.
+    seen: AtomicU64,
+    flushed: AtomicU64,
+    inside: UnsafeCell<Inside>,
+}
+
+// SAFETY: `inside` is used through an `Access` only, and there is at most one (invariant 1); its
+// pointers are objects that the slot owns.
+unsafe impl Sync for Slot {}
+
+// SAFETY: as for `Sync`; nothing in a slot belongs to a thread.
+unsafe impl Send for Slot {}
+
+struct Inside {
+    magazines: Magazines,
+    /// `None` when jemalloc had no cache left, or after the tier has closed.
+    cache: Option<Cache>,
+    /// The slot's arena, through `cache` if there is one.
+    flags: Flags,
+    /// The slot's arena, past the cache.
+    uncached: Flags,
+}
+
+/// The exclusive use of a slot's inside. Ends when dropped.
+pub(super) struct Access<'a> {
+    slot: &'a Slot,
+}
+
+impl Slot {
+    /// A slot that belongs to its creator, with a cache if there is one.
+    fn new(arena: u32, large_max: usize) -> Slot {
+        let cache = Cache::create();
+        let uncached = Flags::uncached(arena);
+        let flags = cache.as_ref().map_or(uncached, |cache| Flags::cached(arena, cache.index()));
+        let inside = Inside { magazines: Magazines::new(large_max), cache, flags, uncached };
+        Slot {
+            busy: AtomicBool::new(false),
+            barred: AtomicBool::new(false),
+            owned: AtomicBool::new(true),
+            allocated: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            inside: UnsafeCell::new(inside),
+        }
+    }
+
+    /// Opens the slot for its owner; `None` while it is barred.
+    #[inline]
+    pub(super) fn access(&self) -> Option<Access<'_>> {
+        strict_assert!(!self.busy.load(Relaxed), "a hook allocated from the tier that it serves");
+        self.busy.store(true, Relaxed);
+        // Orders the store before the load for the compiler; for the processor the barring
+        // thread's barrier does.
+        compiler_fence(std::sync::atomic::Ordering::SeqCst);
+        // Pairs with the Release in `unbar`: what was done to the inside is visible.
+        if self.barred.load(Acquire) {
+            self.busy.store(false, Release);
+            return None;
+        }
+        Some(Access { slot: self })
+    }
+
+    /// Keeps the owner out from its next access on. Follow with a barrier on all threads.
+    pub(super) fn bar(&self) {
+        self.barred.store(true, Relaxed);
+    }
+
+    /// Lets the owner in again.
+    pub(super) fn unbar(&self) {
+        self.barred.store(false, Release);
+    }
+
+    /// Opens a barred slot for the thread that barred it; `None` while the owner is still inside.
+    ///
+    /// # Safety
+    /// The caller has barred the slot and run a barrier on all threads since.
+    pub(super) unsafe fn access_barred(&self) -> Option<Access<'_>> {
+        // Pairs with the Release of the owner's last access.
+        if self.busy.load(Acquire) {
+            return None;
+        }
+        // `busy` is not set: the owner may set it for a moment to find the bar.
+        Some(Access { slot: self })
+    }
+
+    /// Ends the ownership of the calling thread, after emptying the slot.
+    pub(super) fn give_back(&self) {
+        // When the slot is barred, who barred it empties it now or at the next round.
+        if let Some(mut access) = self.access() {
+            access.flush();
+        }
+        self.owned.store(false, Release);
+    }
+
+    /// Whether nothing has happened in the slot since the last call; told once per idle time.
+    pub(super) fn has_become_idle(&self) -> bool {
+        let now = self.allocated.load(Relaxed).wrapping_add(self.freed.load(Relaxed));
+        let idle = self.seen.swap(now, Relaxed) == now;
+        idle && self.flushed.swap(now, Relaxed) != now
+    }
+
+    pub(super) fn is_barred(&self) -> bool {
+        self.barred.load(Relaxed)
+    }
+
+    /// Bytes allocated and freed so far.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        // `freed` first: an object counted as freed is then also counted as allocated, unless
+        // another slot's counters have yet to be read.
+        let freed = self.freed.load(Acquire);
+        (self.allocated.load(Acquire), freed)
+    }
+}
+
+impl Access<'_> {
+    fn inside(&mut self) -> &mut Inside {
+        // SAFETY: this is the only access (invariant 1), borrowed exclusively.
+        unsafe { &mut *self.slot.inside.get() }
+    }
+
+    /// Allocates; null when the arena cannot.
+    ///
+    /// # Safety
+    /// The layout's size is not zero.
+    #[inline]
+    pub(super) unsafe fn allocate(&mut self, layout: Layout, fill: Fill) -> *mut u8 {
+        let inside = self.inside();
+        if let Some(class) = magazine::class_of(layout)
+            && let Some(object) = inside.magazines.take(class)
+        {
+            if object.addr() & (layout.align() - 1) == 0 {
+                if fill == Fill::Zero {
+                    // SAFETY: the object is ours and of a class that holds `size` bytes.
+                    unsafe { object.write_bytes(0, layout.size()) };
+                }
+                return object;
+            }
+            // Possible with `cache_oblivious`, which moves large objects off page borders.
+            inside.magazines.put(class, object);
+        }
+        let size = magazine::fitting_size(layout);
+        let flags = inside.flags.aligned(size, layout.align());
+        let flags = if fill == Fill::Zero { flags.zeroed() } else { flags };
+        // SAFETY: the size is not zero; the cache in `flags` is the slot's, which this access
+        // holds.
+        unsafe { jemalloc::allocate(size, flags) }
+    }
+
+    /// Frees.
+    ///
+    /// # Safety
+    /// `ptr` is an allocation of the slot's tier with this layout and is not used again.
+    #[inline]
+    pub(super) unsafe fn free(&mut self, ptr: *mut u8, layout: Layout) {
+        let inside = self.inside();
+        if let Some(class) = magazine::class_of(layout)
+            && inside.magazines.put(class, ptr)
+        {
+            return;
+        }
+        let size = magazine::fitting_size(layout);
+        let flags = inside.flags.aligned(size, layout.align());
+        // SAFETY: as the caller promises; the cache is the slot's and its tier that of `ptr`.
+        unsafe { jemalloc::free(ptr, size, flags) }
+    }
+
+    /// Resizes within the tier; null leaves the allocation as it was.
+    ///
+    /// # Safety
+    /// As for [`free`](Self::free), and `new` has the same alignment and a size above zero.
+    pub(super) unsafe fn reallocate(&mut self, ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
+        let flags = self.inside().flags;
+        // SAFETY: as the caller promises.
+        unsafe { reallocate_with(flags, ptr, old, new) }
+    }
+
+    #[inline]
+    pub(super) fn count_allocated(&mut self, bytes: usize) {
+        let now = self.slot.allocated.load(Relaxed).wrapping_add(bytes as u64);
+        self.slot.allocated.store(now, Release);
+    }
+
+    #[inline]
+    pub(super) fn count_freed(&mut self, bytes: usize) {
+        let now = self.slot.freed.load(Relaxed).wrapping_add(bytes as u64);
+        self.slot.freed.store(now, Release);
+    }
+
+    /// Returns everything cached to the arenas.
+    pub(super) fn flush(&mut self) {
+        let inside = self.inside();
+        let uncached = inside.uncached;
+        if inside.magazines.is_used() {
+            inside.magazines.drain(|object, size| {
+                // SAFETY: the magazines own the object, whose class has this size.
+                unsafe { jemalloc::free(object, size, uncached) };
+            });
+        }
+        if let Some(cache) = &inside.cache {
+            cache.flush();
+        }
+    }
+
+    /// Flushes, and gives the explicit cache back to jemalloc for good.
+    pub(super) fn close(&mut self) {
+        self.flush();
+        let inside = self.inside();
+        inside.flags = inside.uncached;
+        if let Some(cache) = inside.cache.take() {
+            cache.destroy();
+        }
+    }
+}
+
+impl Drop for Access<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // For an access to a barred slot this may clear the `busy` of an owner that is just
+        // about to find the bar, and that touches nothing.
+        self.slot.busy.store(false, Release);
+    }
+}
+
+/// Resizes within the tier that `flags` name, in place if possible.
+///
+/// # Safety
+/// As for [`Access::reallocate`]; a cache in `flags` is the caller's.
+pub(super) unsafe fn reallocate_with(
+    flags: Flags,
+    ptr: *mut u8,
+    old: Layout,
+    new: Layout,
+) -> *mut u8 {
+    if let (Some(from), Some(to)) = (magazine::class_of(old), magazine::class_of(new))
+        && from == to
+    {
+        return ptr;
+    }
+    let size = magazine::fitting_size(new);
+    let flags = flags.aligned(size, new.align());
+    // SAFETY: as the caller promises. The flags name the arena and a cache of the same tier, so
+    // that neither the new object nor the old one crosses.
+    unsafe { jemalloc::reallocate(ptr, size, flags) }
+}
+
+/// The slots of a tier.
+pub(super) struct Slots {
+    slots: Box<[OnceLock<&'static Slot>]>,
+    /// Slots that exist: all below this index, but for one that is just being made.
+    len: AtomicUsize,
+    large_max: usize,
+}
+
+impl Slots {
+    pub(super) fn new(large_max: usize) -> Slots {
+        let slots = (0..SLOTS_MAX).map(|_| OnceLock::new()).collect();
+        Slots { slots, len: AtomicUsize::new(0), large_max }
+    }
+
+    /// Claims a slot for the calling thread: one that another thread has given back, else a new
+    /// one on the arena that `arena_of` names for its index. `None`: all are taken.
+    pub(super) fn claim(&self, arena_of: impl Fn(usize) -> u32) -> Option<&'static Slot> {
+        let free = self.iter().find(|slot| {
+            !slot.owned.load(Relaxed)
+                // Pairs with the Release in `give_back`.
+                && slot.owned.compare_exchange(false, true, Acquire, Relaxed).is_ok()
+        });
+        if free.is_some() {
+            return free;
+        }
+        let next = |len| (len < SLOTS_MAX).then_some(len + 1);
+        let index = self.len.fetch_update(Relaxed, Relaxed, next).ok()?;
+        let _pinned = thread::pin();
+        let slot: &'static Slot = Box::leak(Box::new(Slot::new(arena_of(index), self.large_max)));
+        self.slots[index].set(slot).ok().expect("the index was claimed above, once");
+        Some(slot)
+    }
+
+    /// All slots that exist.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &'static Slot> {
+        let len = self.len.load(Relaxed);
+        self.slots[..len].iter().filter_map(|slot| slot.get().copied())
+    }
+}

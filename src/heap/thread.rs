@@ -1,0 +1,248 @@
+//! What a thread knows about the heap: its placement, whether it is pinned local, its slot.
+//!
+//! All of it lives in constant thread-local cells without a destructor, so that it works inside
+//! allocators, before `main` and while a thread exits. A second thread-local value has the
+//! destructor: it gives the thread's [`Slot`] back. Uses `slot`; used by everything above.
+//!
+//! # Invariants
+//! 1. A pinned thread's allocations are local whatever scope or size says. Our own threads are
+//!    pinned for life, every thread is inside a hook.
+//! 2. A thread that has given its slot back takes no other; what still allocates then (later
+//!    destructors) takes the shared path.
+
+use super::slot::{Access, Slot};
+use super::tier::Tier;
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr;
+
+/// Where memory is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// RAM that is never evicted.
+    Local,
+    /// The far tier: pages that can live on its store.
+    Far,
+}
+
+/// A thread's state; see the module's documentation.
+struct Thread {
+    /// The innermost scope's placement.
+    scope: Cell<Option<Placement>>,
+    /// How many pins are in force.
+    pins: Cell<u32>,
+    /// See [`take_commit_refused`].
+    commit_refused: Cell<bool>,
+    /// The tier that `slot` belongs to; a tier is never freed, so the address names it.
+    tier: Cell<*const Tier>,
+    slot: Cell<Option<&'static Slot>>,
+    life: Cell<Life>,
+}
+
+/// How far the thread is with its slot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// No destructor is registered yet.
+    Fresh,
+    /// The destructor is being registered, which may allocate.
+    Registering,
+    /// May have a slot.
+    Running,
+    /// The destructor has run.
+    Exiting,
+}
+
+/// Gives the slot back when the thread exits.
+struct ExitGuard;
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread {
+            scope: Cell::new(None),
+            pins: Cell::new(0),
+            commit_refused: Cell::new(false),
+            tier: Cell::new(ptr::null()),
+            slot: Cell::new(None),
+            life: Cell::new(Life::Fresh),
+        }
+    };
+    static EXIT: ExitGuard = const { ExitGuard };
+}
+
+impl Drop for ExitGuard {
+    fn drop(&mut self) {
+        THREAD.with(|thread| {
+            thread.life.set(Life::Exiting);
+            if let Some(slot) = thread.slot.take() {
+                slot.give_back();
+            }
+        });
+    }
+}
+
+/// Sends this thread's allocations to one tier while it lives; see [`scope`].
+#[derive(Debug)]
+#[must_use = "the scope ends when this is dropped"]
+pub struct Scope {
+    outer: Option<Placement>,
+    /// Scopes belong to their thread.
+    not_send: PhantomData<*const ()>,
+}
+
+/// Sends the allocations that this thread makes through [`FarHeap`](crate::FarHeap) to
+/// `placement` until the returned guard is dropped. Scopes nest; guards are to be dropped in
+/// reverse order.
+///
+/// A scope is stronger than the size threshold and weaker than the handles [`Far`](crate::Far)
+/// and [`Local`](crate::Local). It also catches what a library allocates on first use, such as
+/// the buffer of the standard output. While no far heap is running, everything is local.
+///
+/// # Examples
+/// ```
+/// use farheap::{Placement, scope};
+/// let cold = {
+///     let _scope = scope(Placement::Far);
+///     vec![0_u64; 1024]
+/// };
+/// assert_eq!(cold.len(), 1024);
+/// ```
+pub fn scope(placement: Placement) -> Scope {
+    // Not inside an allocator: the best moment to register the destructor. Compilers before
+    // 1.93 abort when an allocator registers one while the list of them grows.
+    register_exit();
+    Scope {
+        outer: THREAD.with(|thread| thread.scope.replace(Some(placement))),
+        not_send: PhantomData,
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        THREAD.with(|thread| thread.scope.set(self.outer));
+    }
+}
+
+/// The placement in force on this thread, if a scope or a pin decides it.
+#[inline]
+pub(super) fn placement() -> Option<Placement> {
+    THREAD.with(
+        |thread| {
+            if thread.pins.get() > 0 { Some(Placement::Local) } else { thread.scope.get() }
+        },
+    )
+}
+
+/// Keeps a thread's allocations local while it lives.
+pub(crate) struct Pin(PhantomData<*const ()>);
+
+/// Keeps this thread's allocations local until the guard is dropped.
+pub(crate) fn pin() -> Pin {
+    THREAD.with(|thread| thread.pins.set(thread.pins.get() + 1));
+    Pin(PhantomData)
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        THREAD.with(|thread| thread.pins.set(thread.pins.get() - 1));
+    }
+}
+
+/// Keeps this thread's allocations local for ever: for fillers, evictors and whoever else would
+/// wait for itself if its own memory were evicted.
+pub(crate) fn pin_thread_local() {
+    std::mem::forget(pin());
+}
+
+/// Remembers that a source refused to commit during the allocation under way.
+pub(super) fn note_commit_refused() {
+    THREAD.with(|thread| thread.commit_refused.set(true));
+}
+
+/// Whether a source has refused to commit since the last call.
+pub(super) fn take_commit_refused() -> bool {
+    THREAD.with(|thread| thread.commit_refused.take())
+}
+
+/// Opens this thread's slot of `tier`, claiming one at the first call. `None`: there is none to
+/// be had, or it is closed to the owner at the moment; take the shared path.
+#[inline]
+pub(super) fn access(tier: &'static Tier) -> Option<Access<'static>> {
+    THREAD.with(|thread| {
+        if ptr::eq(thread.tier.get(), tier)
+            && let Some(slot) = thread.slot.get()
+        {
+            return slot.access();
+        }
+        attach(thread, tier)
+    })
+}
+
+#[cold]
+fn attach(thread: &Thread, tier: &'static Tier) -> Option<Access<'static>> {
+    if ptr::eq(thread.tier.get(), tier) && thread.slot.get().is_none() {
+        return None;
+    }
+    if !register_exit() {
+        return None;
+    }
+    // A tier that has no slot left is remembered too: asking again costs a search.
+    let slot = tier.claim_slot().ok()?;
+    thread.tier.set(tier);
+    thread.slot.set(slot);
+    slot?.access()
+}
+
+/// Makes sure that the thread's destructor runs; `false` when it has run, or on the way there.
+fn register_exit() -> bool {
+    THREAD.with(|thread| {
+        if thread.life.get() == Life::Fresh {
+            thread.life.set(Life::Registering);
+            // `Err` only after the destructor has run; then it has set `Exiting`.
+            if EXIT.try_with(|_| ()).is_ok() {
+                thread.life.set(Life::Running);
+            }
+        }
+        thread.life.get() == Life::Running
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_nest_and_restore_the_outer_placement() {
+        assert_eq!(placement(), None);
+        let outer = scope(Placement::Far);
+        assert_eq!(placement(), Some(Placement::Far));
+        {
+            let _inner = scope(Placement::Local);
+            assert_eq!(placement(), Some(Placement::Local));
+        }
+        assert_eq!(placement(), Some(Placement::Far));
+        drop(outer);
+        assert_eq!(placement(), None);
+    }
+
+    #[test]
+    fn a_pin_is_stronger_than_a_scope() {
+        let _far = scope(Placement::Far);
+        {
+            let _pin = pin();
+            let _inner = scope(Placement::Far);
+            assert_eq!(placement(), Some(Placement::Local));
+        }
+        assert_eq!(placement(), Some(Placement::Far));
+    }
+
+    #[test]
+    fn a_thread_pinned_for_life_stays_local() {
+        std::thread::spawn(|| {
+            pin_thread_local();
+            let _far = scope(Placement::Far);
+            assert_eq!(placement(), Some(Placement::Local));
+        })
+        .join()
+        .expect("the thread asserts nothing false");
+    }
+}

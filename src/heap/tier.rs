@@ -1,0 +1,545 @@
+//! The far tier: arenas over one [`ExtentSource`], and what threads keep of them.
+//!
+//! A [`Tier`] allocates, frees and resizes far memory. The common way is the calling thread's
+//! slot; the *shared path* (no slot, no cache) serves threads that have none: beyond
+//! [`SLOTS_MAX`](super::slot::SLOTS_MAX) threads, at thread exit, or while a slot is barred.
+//! [`maintain`](Tier::maintain) gives memory back. Uses `jemalloc`, `hooks`, `slot`, `thread`;
+//! used by `global` and `handle`.
+//!
+//! # Giving back
+//! Freed memory stays dirty in the arena for [`decay`](TierOptions::decay) so that data that dies
+//! young is reused without system calls. No thread purges on free: `maintain` decays all arenas,
+//! empties the slots of threads that did nothing since the last call, and purges everything once
+//! more than [`dirty_max`](TierOptions::dirty_max) is dirty.
+//!
+//! # Invariants
+//! 1. A tier is never freed, and its address never reused for another one; threads keep it.
+//! 2. Every operation on an arena runs inside an [`Access`](super::slot::Access) to a slot that is not barred, or is
+//!    counted in `shared_inside`. So [`close`](Tier::close) knows when nobody is inside.
+//! 3. Only pointers inside the reservation reach `free` and `reallocate`.
+
+#![expect(unsafe_code, reason = "allocates")]
+
+use super::hooks::Hooks;
+use super::jemalloc::{self, Arena, Flags};
+use super::magazine;
+use super::slot::{self, Fill, Slot, Slots};
+use super::source::ExtentSource;
+use super::thread;
+use crate::base::error::{Error, Result};
+use crate::base::strict_assert;
+use crate::base::sync::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    Rank, Ranked,
+};
+use crate::base::units::ByteCount;
+use crate::sys::membarrier;
+use std::alloc::Layout;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often [`Tier::close`] looks whether all threads have left, and the pause in between:
+/// about five seconds in all.
+const LEAVE_ROUNDS_MAX: u32 = 5_000;
+const LEAVE_PAUSE: Duration = Duration::from_millis(1);
+
+/// Without `membarrier`: longer than any processor keeps a store to itself.
+const STORES_SETTLE: Duration = Duration::from_millis(10);
+
+/// Bounds of the address range that an arena asks for at once, in bytes.
+const GROW_MAX: usize = 64 << 20;
+const GROW_MIN: usize = 2 << 20;
+
+/// How a tier behaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TierOptions {
+    /// Arenas that threads are spread over. More than one pays when many threads miss their
+    /// caches at once; each keeps dirty extents of its own.
+    pub(crate) arenas: u32,
+    /// Sizes from here up go far without being asked to; `None`: no size does.
+    pub(crate) threshold: Option<ByteCount>,
+    /// How long freed extents keep their contents for reuse.
+    pub(crate) decay: Duration,
+    /// Dirty bytes above which [`Tier::maintain`] gives all of them back.
+    pub(crate) dirty_max: ByteCount,
+    /// Bytes that a thread's magazines may hold in objects above 32 KiB.
+    pub(crate) large_cache_max: ByteCount,
+}
+
+impl Default for TierOptions {
+    fn default() -> TierOptions {
+        TierOptions {
+            arenas: 1,
+            threshold: Some(ByteCount::kib(64)),
+            decay: Duration::from_secs(1),
+            dirty_max: ByteCount::mib(64),
+            large_cache_max: ByteCount::mib(4),
+        }
+    }
+}
+
+/// A far tier's numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TierStats {
+    /// Bytes in use, as callers asked for them; what caches hold is not in use.
+    pub(crate) allocated: ByteCount,
+    /// Bytes charged to the source: in use, cached, dirty, and the unused rest of slabs.
+    pub(crate) committed: ByteCount,
+    /// Requests to commit that the source refused.
+    pub(crate) commits_refused: u64,
+    /// Allocations that failed even after everything free had been given back.
+    pub(crate) out_of_memory: u64,
+    /// Times that [`Tier::maintain`] found too many dirty bytes.
+    pub(crate) purges: u64,
+}
+
+/// The tier is shut down: there is no far memory to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Closed;
+
+/// An arena and the hooks that serve it.
+struct FarArena {
+    arena: Arena,
+    hooks: Box<Hooks>,
+}
+
+/// A far tier.
+pub(crate) struct Tier {
+    base: usize,
+    span: usize,
+    options: TierOptions,
+    arenas: Box<[FarArena]>,
+    /// Keeps the source alive for the hooks; gone once the arenas are.
+    source: Ranked<Option<Arc<dyn ExtentSource>>>,
+    slots: Slots,
+    /// Threads inside the shared path.
+    shared_inside: AtomicUsize,
+    /// Bytes through the shared path.
+    shared_allocated: AtomicU64,
+    shared_freed: AtomicU64,
+    closed: AtomicBool,
+    /// Held by the one thread that bars slots.
+    control: AtomicBool,
+    out_of_memory: AtomicU64,
+    purges: AtomicU64,
+}
+
+impl Tier {
+    /// Creates a tier over `source`. It lives for ever; after [`close`](Self::close) it holds no
+    /// far memory.
+    ///
+    /// # Errors
+    /// [`Error::Jemalloc`] when an arena cannot be made, [`Error::Config`] for no arena at all.
+    pub(crate) fn create(
+        source: Arc<dyn ExtentSource>,
+        options: TierOptions,
+    ) -> Result<&'static Tier> {
+        if options.arenas == 0 {
+            let (key, reason) = ("arenas".to_owned(), "must be at least 1".to_owned());
+            return Err(Error::Config { key, reason });
+        }
+        let _pinned = thread::pin();
+        let (base, span) = (source.base(), source.span());
+        let arenas = (0..options.arenas)
+            .map(|_| FarArena::create(&source, &options))
+            .collect::<Result<Box<[FarArena]>>>()?;
+        Ok(Box::leak(Box::new(Tier {
+            base,
+            span,
+            options,
+            arenas,
+            source: Ranked::new(Rank::Leaf, Some(source)),
+            slots: Slots::new(options.large_cache_max.as_usize()),
+            shared_inside: AtomicUsize::new(0),
+            shared_allocated: AtomicU64::new(0),
+            shared_freed: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            control: AtomicBool::new(false),
+            out_of_memory: AtomicU64::new(0),
+            purges: AtomicU64::new(0),
+        })))
+    }
+
+    pub(super) fn base(&self) -> usize {
+        self.base
+    }
+
+    pub(super) fn span(&self) -> usize {
+        self.span
+    }
+
+    /// Smallest size that goes far by itself.
+    pub(super) fn threshold(&self) -> usize {
+        self.options.threshold.map_or(usize::MAX, ByteCount::as_usize)
+    }
+
+    /// Whether `addr` lies in the tier's reservation.
+    #[inline]
+    pub(super) fn contains(&self, addr: usize) -> bool {
+        addr.wrapping_sub(self.base) < self.span
+    }
+
+    /// Allocates far memory; null when there is none left, even after giving back all that is
+    /// free.
+    ///
+    /// # Errors
+    /// [`Closed`].
+    ///
+    /// # Safety
+    /// The layout's size is not zero.
+    #[inline]
+    pub(super) unsafe fn allocate(
+        &'static self,
+        layout: Layout,
+        fill: Fill,
+    ) -> std::result::Result<*mut u8, Closed> {
+        if let Some(mut access) = thread::access(self) {
+            // SAFETY: the size is not zero.
+            let ptr = unsafe { access.allocate(layout, fill) };
+            if !ptr.is_null() {
+                access.count_allocated(layout.size());
+                strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
+                return Ok(ptr);
+            }
+        }
+        // SAFETY: the size is not zero.
+        unsafe { self.allocate_shared(layout, fill) }
+    }
+
+    /// Frees far memory.
+    ///
+    /// # Safety
+    /// `ptr` is an allocation of this tier with this layout and is not used again.
+    #[inline]
+    pub(super) unsafe fn free(&'static self, ptr: *mut u8, layout: Layout) {
+        strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
+        if let Some(mut access) = thread::access(self) {
+            // SAFETY: as the caller promises.
+            unsafe { access.free(ptr, layout) };
+            access.count_freed(layout.size());
+            return;
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.free_shared(ptr, layout) }
+    }
+
+    /// Resizes within the tier; null leaves the allocation as it was.
+    ///
+    /// # Safety
+    /// As for [`free`](Self::free), and `new` has the same alignment and a size above zero.
+    pub(super) unsafe fn reallocate(
+        &'static self,
+        ptr: *mut u8,
+        old: Layout,
+        new: Layout,
+    ) -> *mut u8 {
+        strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
+        if let Some(mut access) = thread::access(self) {
+            // SAFETY: as the caller promises.
+            let moved = unsafe { access.reallocate(ptr, old, new) };
+            if !moved.is_null() {
+                access.count_allocated(new.size());
+                access.count_freed(old.size());
+                return moved;
+            }
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.reallocate_shared(ptr, old, new) }
+    }
+
+    /// The tier's numbers now.
+    pub(crate) fn stats(&self) -> TierStats {
+        TierStats {
+            allocated: self.in_use(),
+            committed: ByteCount(self.arenas.iter().map(|far| far.hooks.committed().get()).sum()),
+            commits_refused: self.arenas.iter().map(|far| far.hooks.refused()).sum(),
+            out_of_memory: self.out_of_memory.load(Relaxed),
+            purges: self.purges.load(Relaxed),
+        }
+    }
+
+    /// Gives memory back, in batches: what has decayed, what idle threads keep, and everything
+    /// free when there is too much of it. To be called every 100 ms or so, from one thread that
+    /// never touches far memory.
+    pub(crate) fn maintain(&self) {
+        if self.closed.load(Relaxed) {
+            return;
+        }
+        self.flush_slots(Slot::has_become_idle);
+        self.arenas.iter().for_each(|far| far.arena.decay());
+        // What is committed and not in use bounds what is dirty, without asking jemalloc.
+        let stats = self.stats();
+        if stats.committed.get().saturating_sub(stats.allocated.get())
+            > self.options.dirty_max.get()
+            && self.dirty() > self.options.dirty_max
+        {
+            self.purge();
+            self.purges.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Gives back all that is free now.
+    pub(crate) fn purge(&self) {
+        self.arenas.iter().for_each(|far| far.arena.purge());
+    }
+
+    /// Claims a slot for the calling thread; `None`: all are taken.
+    ///
+    /// # Errors
+    /// [`Closed`].
+    pub(super) fn claim_slot(&'static self) -> std::result::Result<Option<&'static Slot>, Closed> {
+        let _inside = self.enter_shared()?;
+        Ok(self.slots.claim(|index| self.arena_of(index).arena.index()))
+    }
+
+    /// Ends the tier: destroys its arenas, so that the source gets all its ranges back.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] when allocations exist, or a thread does not leave for five seconds; the
+    /// tier then goes on as before. [`Error::Jemalloc`] when jemalloc keeps an arena.
+    pub(super) fn close(&self) -> Result<()> {
+        let mut control = None;
+        let _ = wait(|| {
+            control = self.take_control();
+            control.is_some()
+        });
+        let Some(_control) = control else {
+            return Err(Error::InUse { bytes: self.in_use() });
+        };
+        self.closed.store(true, SeqCst);
+        let alone = self.wait_until_alone();
+        let bytes = self.in_use();
+        if !alone || bytes != ByteCount::ZERO {
+            self.closed.store(false, SeqCst);
+            self.slots.iter().for_each(Slot::unbar);
+            return Err(Error::InUse { bytes });
+        }
+        for slot in self.slots.iter() {
+            // SAFETY: barred, with a barrier since, in `wait_until_alone`.
+            let access = unsafe { slot.access_barred() };
+            access.expect("barred slots stay empty").close();
+        }
+        for far in &self.arenas {
+            // SAFETY: nothing is allocated, no thread is inside or can enter, and no cache is
+            // left.
+            unsafe { far.arena.destroy() }?;
+        }
+        let source = self.source.lock().take();
+        drop(source);
+        Ok(())
+    }
+
+    /// Bars all slots and waits until no thread is inside the tier.
+    fn wait_until_alone(&self) -> bool {
+        // Who claims a slot is counted in the shared path: once it is empty, `slots` is complete.
+        wait(|| self.shared_inside.load(SeqCst) == 0)
+            && {
+                self.slots.iter().for_each(Slot::bar);
+                settle();
+                // SAFETY: barred, with a barrier since.
+                wait(|| self.slots.iter().all(|slot| unsafe { slot.access_barred() }.is_some()))
+            }
+            && wait(|| self.shared_inside.load(SeqCst) == 0)
+    }
+
+    /// Empties the slots that `choose` selects, unless their owners are inside or somebody else
+    /// is at it.
+    fn flush_slots(&self, choose: impl Fn(&Slot) -> bool) {
+        let Some(_control) = self.take_control() else {
+            return;
+        };
+        let chosen = |slot: &&Slot| slot.is_barred();
+        self.slots.iter().filter(|slot| choose(slot)).for_each(Slot::bar);
+        if self.slots.iter().any(Slot::is_barred) && membarrier::on_all_threads() {
+            for slot in self.slots.iter().filter(chosen) {
+                // SAFETY: barred, with a barrier since.
+                if let Some(mut access) = unsafe { slot.access_barred() } {
+                    access.flush();
+                }
+            }
+        }
+        self.slots.iter().filter(chosen).for_each(Slot::unbar);
+    }
+
+    /// Gives back what can be had for an allocation that has just failed.
+    fn reclaim(&'static self) {
+        if let Some(mut access) = thread::access(self) {
+            access.flush();
+        }
+        self.flush_slots(|_| true);
+        self.purge();
+        // A refusal before the purge says nothing about now.
+        thread::take_commit_refused();
+    }
+
+    #[cold]
+    unsafe fn allocate_shared(
+        &'static self,
+        layout: Layout,
+        fill: Fill,
+    ) -> std::result::Result<*mut u8, Closed> {
+        let size = magazine::fitting_size(layout);
+        let flags = self.shared_flags().aligned(size, layout.align());
+        let flags = if fill == Fill::Zero { flags.zeroed() } else { flags };
+        let _inside = self.enter_shared()?;
+        // SAFETY: the caller passes no empty layout; the flags name no cache.
+        let ptr = self.with_retry(|| unsafe { jemalloc::allocate(size, flags) });
+        if !ptr.is_null() {
+            self.shared_allocated.fetch_add(layout.size() as u64, Release);
+        }
+        Ok(ptr)
+    }
+
+    #[cold]
+    unsafe fn free_shared(&self, ptr: *mut u8, layout: Layout) {
+        let size = magazine::fitting_size(layout);
+        let flags = self.shared_flags().aligned(size, layout.align());
+        // Not refused when the tier is closing: that `ptr` exists will stop it.
+        let _inside = SharedInside::new(&self.shared_inside);
+        // SAFETY: as the caller promises; the flags name no cache.
+        unsafe { jemalloc::free(ptr, size, flags) };
+        self.shared_freed.fetch_add(layout.size() as u64, Release);
+    }
+
+    #[cold]
+    unsafe fn reallocate_shared(&'static self, ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
+        // Not refused when the tier is closing, as in `free_shared`.
+        let _inside = SharedInside::new(&self.shared_inside);
+        let flags = self.shared_flags();
+        // SAFETY: as the caller promises; the flags name no cache.
+        let moved = self.with_retry(|| unsafe { slot::reallocate_with(flags, ptr, old, new) });
+        if !moved.is_null() {
+            self.shared_allocated.fetch_add(new.size() as u64, Release);
+            self.shared_freed.fetch_add(old.size() as u64, Release);
+        }
+        moved
+    }
+
+    /// Runs `attempt`, and when it yields null once more after [`reclaim`](Self::reclaim).
+    fn with_retry(&'static self, attempt: impl Fn() -> *mut u8) -> *mut u8 {
+        let first = attempt();
+        if !first.is_null() {
+            return first;
+        }
+        self.reclaim();
+        let second = attempt();
+        if second.is_null() {
+            self.out_of_memory.fetch_add(1, Relaxed);
+        }
+        second
+    }
+
+    fn shared_flags(&self) -> Flags {
+        Flags::uncached(self.arena_of(0).arena.index())
+    }
+
+    /// Enters the shared path.
+    fn enter_shared(&self) -> std::result::Result<SharedInside<'_>, Closed> {
+        let inside = SharedInside::new(&self.shared_inside);
+        // Sequentially consistent with `close`: either it sees us inside, or we see it closed.
+        if self.closed.load(SeqCst) { Err(Closed) } else { Ok(inside) }
+    }
+
+    /// Becomes the thread that may bar slots; `None` while another one is.
+    fn take_control(&self) -> Option<Control<'_>> {
+        // Pairs with the Release in `Control::drop`.
+        let free = self.control.compare_exchange(false, true, Acquire, Relaxed).is_ok();
+        free.then_some(Control { flag: &self.control })
+    }
+
+    /// Bytes allocated and not freed.
+    fn in_use(&self) -> ByteCount {
+        let shared = (self.shared_allocated.load(Acquire), self.shared_freed.load(Acquire));
+        let (allocated, freed) = self.slots.iter().map(Slot::counts).fold(shared, |sum, counts| {
+            (sum.0.wrapping_add(counts.0), sum.1.wrapping_add(counts.1))
+        });
+        // While threads run, a free may be seen whose allocation was not.
+        ByteCount(allocated.saturating_sub(freed))
+    }
+
+    /// Bytes that are free and not yet given back.
+    fn dirty(&self) -> ByteCount {
+        jemalloc::advance_epoch();
+        let pages = |far: &FarArena| far.arena.pages().map_or(0, |pages| pages.dirty);
+        ByteCount((self.arenas.iter().map(pages).sum::<usize>() * jemalloc::PAGE) as u64)
+    }
+
+    fn arena_of(&self, index: usize) -> &FarArena {
+        &self.arenas[index % self.arenas.len()]
+    }
+}
+
+impl FarArena {
+    fn create(source: &Arc<dyn ExtentSource>, options: &TierOptions) -> Result<FarArena> {
+        // SAFETY: the tier drops the source after the arenas only.
+        let hooks = Box::new(unsafe { Hooks::new(source) });
+        // SAFETY: the box keeps its place, and lives as long as the tier: for ever. On the way
+        // out below the arena goes first.
+        let arena = unsafe { Arena::create(hooks.as_table()) }?;
+        let configured = configure(arena, source.span(), options);
+        if let Err(error) = configured {
+            // SAFETY: nothing has been allocated from the arena.
+            unsafe { arena.destroy() }?;
+            return Err(error);
+        }
+        Ok(FarArena { arena, hooks })
+    }
+}
+
+/// Sets what makes an arena a far one.
+fn configure(arena: Arena, span: usize, options: &TierOptions) -> Result<()> {
+    let decay_ms = isize::try_from(options.decay.as_millis()).unwrap_or(isize::MAX);
+    // Nothing goes muzzy: there is no lazy purge, dirty extents are decommitted.
+    arena.set_decay(decay_ms, 0)?;
+    // jemalloc gives back free extents of 8 MiB at once, merged ones too; `maintain` does it here.
+    arena.set_oversize_threshold(usize::MAX)?;
+    arena.set_grow_limit(ByteCount(GROW_MAX.min(span / 64).max(GROW_MIN) as u64))
+}
+
+/// A thread inside the shared path.
+struct SharedInside<'a> {
+    count: &'a AtomicUsize,
+}
+
+impl SharedInside<'_> {
+    fn new(count: &AtomicUsize) -> SharedInside<'_> {
+        count.fetch_add(1, SeqCst);
+        SharedInside { count }
+    }
+}
+
+impl Drop for SharedInside<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, SeqCst);
+    }
+}
+
+/// The right to bar slots.
+struct Control<'a> {
+    flag: &'a AtomicBool,
+}
+
+impl Drop for Control<'_> {
+    fn drop(&mut self) {
+        self.flag.store(false, Release);
+    }
+}
+
+/// Waits until `done`, for a bounded time; returns whether it was.
+fn wait(mut done: impl FnMut() -> bool) -> bool {
+    for _ in 0..LEAVE_ROUNDS_MAX {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(LEAVE_PAUSE);
+    }
+    false
+}
+
+/// Makes the bars set so far visible to all threads, and their `busy` to this one.
+fn settle() {
+    if !membarrier::on_all_threads() {
+        std::thread::sleep(STORES_SETTLE);
+    }
+}

@@ -1,0 +1,244 @@
+//! Start and stop of the process's far heap, in order. Layer 9.
+//!
+//! Up: store, region (handler threads), tier (arenas), installation in front of the global
+//! allocator, maintenance. Down: the reverse, and only when no far memory is allocated.
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::{Rank, Ranked};
+use crate::base::units::ByteCount;
+use crate::config::{Config, Io, Mode, UserMode};
+use crate::heap::{self, ExtentSource, Tier, TierOptions};
+use crate::region::{Region, RegionConfig, Stats};
+use crate::store::{BlockStore, IoEngine, Store};
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often freed memory is looked after.
+const MAINTENANCE: Duration = Duration::from_millis(100);
+
+/// What runs.
+#[derive(Debug)]
+struct Running {
+    region: Arc<Region>,
+    stop: Sender<()>,
+    maintenance: JoinHandle<()>,
+}
+
+static RUNNING: Ranked<Option<Running>> = Ranked::new(Rank::Heap, None);
+
+/// The process's far heap.
+///
+/// A handle: dropping it stops nothing, because far allocations may live on;
+/// [`shutdown`](Heap::shutdown) does. [`Heap::running`] finds it again.
+///
+/// Everything a [`Region`] can do with a range of its memory (`prefetch`, `evict`, `pin`,
+/// `advise`, `stats`, `set_limit`) it can do here with far allocations.
+///
+/// # Examples
+/// ```
+/// use farheap::{ByteCount, Config, Far, Heap};
+/// use allocator_api2::vec::Vec;
+///
+/// let config = Config::builder().limit(ByteCount::mib(16)).build()?;
+/// let heap = match Heap::start(config) {
+///     Ok(heap) => heap,
+///     Err(error) => {
+///         println!("{error}"); // Says how to allow userfaultfd.
+///         return Ok(());
+///     }
+/// };
+/// let mut column: Vec<u64, Far> = Vec::new_in(Far);
+/// column.extend(0..8 << 20); // 64 MiB, four times the limit.
+/// assert_eq!(column.iter().sum::<u64>(), (8 << 20) * ((8 << 20) - 1) / 2);
+/// assert!(heap.stats().resident_bytes_max <= 16 << 20);
+/// drop(column);
+/// heap.shutdown()?;
+/// # Ok::<(), farheap::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Heap {
+    region: Arc<Region>,
+}
+
+impl Heap {
+    /// Starts the far heap of this process. Allocations go far from now on, by policy: what uses
+    /// [`Far`](crate::Far), what runs in a far [`scope`](crate::scope()), and with
+    /// [`FarHeap`](crate::FarHeap) as global allocator what is larger than the threshold.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyRunning`] when one runs; [`Error::UffdUnavailable`] without permission for
+    /// userfaultfd; [`Error::Device`] for a device or directory that cannot be used;
+    /// [`Error::Os`] when the kernel refuses resources.
+    pub fn start(config: Config) -> Result<Heap> {
+        let mut running = RUNNING.lock();
+        if running.is_some() {
+            return Err(Error::AlreadyRunning);
+        }
+        let region_config = region_config(&config)?;
+        let store = open_store(&config)?;
+        let region = Region::create_with(region_config, store, heap::pin_thread_local)?;
+        let region = Arc::new(region);
+        if !region.serves_kernel_faults() {
+            eprintln!(
+                "farheap: only faults of user mode can be served here: system calls such as \
+                 read(2) and write(2) on far memory that is not resident fail with EFAULT; \
+                 `farheap doctor` says how to allow the rest"
+            );
+        }
+        let options = TierOptions { threshold: config.threshold(), ..TierOptions::default() };
+        let tier = Tier::create(region.clone() as Arc<dyn ExtentSource>, options)?;
+        heap::install(tier)?;
+        let (stop, stopped) = channel();
+        let maintenance = std::thread::Builder::new()
+            .name("farheap-care".to_owned())
+            .spawn(move || {
+                heap::pin_thread_local();
+                while stopped.recv_timeout(MAINTENANCE) == Err(RecvTimeoutError::Timeout) {
+                    tier.maintain();
+                }
+            })
+            .map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
+                Error::Os { call: "starting the maintenance thread", errno }
+            });
+        let maintenance = match maintenance {
+            Ok(thread) => thread,
+            Err(error) => {
+                heap::uninstall()?;
+                return Err(error);
+            }
+        };
+        *running = Some(Running { region: region.clone(), stop, maintenance });
+        Ok(Heap { region })
+    }
+
+    /// Starts the far heap that `FARHEAP_CONF` describes.
+    ///
+    /// # Errors
+    /// As [`Config::from_env`] and [`start`](Heap::start).
+    pub fn start_from_env() -> Result<Heap> {
+        Heap::start(Config::from_env()?)
+    }
+
+    /// The far heap that runs in this process, if one does.
+    #[must_use]
+    pub fn running() -> Option<Heap> {
+        RUNNING.lock().as_ref().map(|running| Heap { region: running.region.clone() })
+    }
+
+    /// The heap's memory and its device.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Bytes that are allocated far, as callers asked for them.
+    #[must_use]
+    pub fn allocated(&self) -> ByteCount {
+        heap::installed().map_or(ByteCount::ZERO, |tier| tier.stats().allocated)
+    }
+
+    /// Gives freed far memory that is kept for reuse back now: frames, device space and all.
+    pub fn purge(&self) {
+        if let Some(tier) = heap::installed() {
+            tier.purge();
+        }
+    }
+
+    /// A snapshot of the statistics.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.region.stats()
+    }
+
+    /// Stops the far heap: threads end, the device is released. Other handles keep the region's
+    /// statistics readable.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while far memory is allocated: everything goes on as before.
+    /// [`Error::NotRunning`] when it was shut down already.
+    pub fn shutdown(&self) -> Result<()> {
+        let mut slot = RUNNING.lock();
+        if !slot.as_ref().is_some_and(|running| Arc::ptr_eq(&running.region, &self.region)) {
+            return Err(Error::NotRunning);
+        }
+        heap::uninstall()?;
+        let running = slot.take().expect("looked at above");
+        // The receiver lives as long as the thread, which ends on this message.
+        let _ = running.stop.send(());
+        // A panic of the thread has been reported by the panic hook.
+        drop(running.maintenance.join());
+        Ok(())
+    }
+}
+
+impl Deref for Heap {
+    type Target = Region;
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
+
+impl ExtentSource for Region {
+    fn base(&self) -> usize {
+        Region::base(self)
+    }
+
+    fn span(&self) -> usize {
+        Region::span(self)
+    }
+
+    fn reserve(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
+        self.reserve_extent(len, align)
+    }
+
+    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
+        self.commit_extent(ptr, len)
+    }
+
+    fn decommit(&self, ptr: NonNull<u8>, len: ByteCount) {
+        self.decommit_extent(ptr, len);
+    }
+
+    fn release(&self, ptr: NonNull<u8>, len: ByteCount) {
+        self.release_extent(ptr, len);
+    }
+}
+
+fn region_config(config: &Config) -> Result<RegionConfig> {
+    if config.mode() == Mode::InThread {
+        return Err(Error::Unsupported {
+            feature: "in-thread fault handling",
+            why: "`mode:in_thread` was asked for; use `mode:handler`",
+        });
+    }
+    let defaults = RegionConfig::default();
+    Ok(RegionConfig {
+        limit: config.limit(),
+        page: config.page(),
+        span: config.span(),
+        handlers: config.handlers().map_or(defaults.handlers, usize::from),
+        install: config.install(),
+        checksum: config.checksum(),
+        deadline: config.deadline(),
+        kernel_faults_required: config.user_mode() == UserMode::RequireKernel,
+        ..defaults
+    })
+}
+
+fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
+    let store = match config.device() {
+        Some(device) => BlockStore::open(device, config.capacity())?,
+        None => BlockStore::temporary(config.dir(), config.capacity())?,
+    };
+    let engine = match config.io() {
+        Io::Auto => IoEngine::Auto,
+        Io::Uring => IoEngine::Uring,
+        Io::Sync => IoEngine::Sync,
+    };
+    Ok(Arc::new(store.with_engine(engine)?))
+}
