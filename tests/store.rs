@@ -412,6 +412,109 @@ fn a_file_of_somebody_else_is_refused() {
     thread.join().expect("refused");
 }
 
+/// Makes the kernel refuse io_uring to the calling thread, as container sandboxes do.
+fn forbid_io_uring() {
+    const NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let instruction =
+        |code, jt, k| libc::sock_filter { code, jt, jf: u8::from(code == IF_EQUAL), k };
+    let mut filter = [
+        instruction(NUMBER, 0, 0),
+        instruction(IF_EQUAL, 0, libc::SYS_io_uring_setup as u32),
+        instruction(RETURN, 0, refuse),
+        instruction(RETURN, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: takes no pointers; concerns this thread only (PR_SET_NO_NEW_PRIVS).
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    let mode = libc::SECCOMP_MODE_FILTER;
+    // SAFETY: the program and its instructions outlive the call (PR_SET_SECCOMP).
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) }, 0);
+}
+
+#[test]
+fn where_io_uring_is_refused_the_store_works_without_and_says_why() {
+    let thread = std::thread::spawn(|| {
+        let open = || BlockStore::temporary(None, Some(MIB)).expect("temporary");
+        let opened_before = open();
+        forbid_io_uring();
+        let forced = open().with_engine(IoEngine::Uring).expect_err("refused");
+        assert_eq!(forced, Error::Os { call: "io_uring_setup", errno: libc::EPERM });
+        let opened_after = open();
+        assert!(opened_after.describe().contains("refused: Operation not permitted"));
+        for store in [opened_before, opened_after] {
+            let mut queue = store.open_queue(4).expect("queue");
+            run(&mut *queue, Op::Write, 0, &whole(&mut pages(1, 22))).expect("write");
+        }
+    });
+    thread.join().expect("works without");
+}
+
+#[test]
+fn many_queues_move_random_pages_without_mixing_them_up() {
+    const PAGES_PER_QUEUE: u64 = 256;
+    let seed: u64 = std::env::var("FARHEAP_SEED")
+        .map_or_else(|_| std::process::id().into(), |text| text.parse().expect("a number"));
+    println!("FARHEAP_SEED={seed}");
+    on_every_store(|store| {
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let first = number * PAGES_PER_QUEUE;
+                scope.spawn(move || shuffle_pages(store, first, PAGES_PER_QUEUE, seed ^ number));
+            }
+        });
+    });
+}
+
+/// Reads and writes pages `[first, first + count)` in random order, eight at a time, and checks
+/// every read against what was written last.
+fn shuffle_pages(store: &dyn Store, first: u64, count: u64, seed: u64) {
+    const DEPTH: usize = 8;
+    let mut random = seed;
+    let mut next = move |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) % below
+    };
+    let mut queue = store.open_queue(DEPTH as u32).expect("queue");
+    let mut versions = vec![0_u64; count as usize];
+    let mut buffers = pages(DEPTH, 0);
+    for round in 1..300 {
+        // Distinct pages: requests in flight must not overlap.
+        let start = next(count);
+        let batch: [(Op, u64); DEPTH] = std::array::from_fn(|i| {
+            let page = (start + 31 * i as u64) % count;
+            let known = versions[page as usize] > 0;
+            (if known && next(2) == 0 { Op::Read } else { Op::Write }, page)
+        });
+        for ((buffer, (op, page)), token) in buffers.iter_mut().zip(batch).zip(0..) {
+            if op == Op::Write {
+                versions[page as usize] = round;
+                *buffer = stamp(first + page, round);
+            }
+            let segments = [Segment { ptr: buffer.0.as_mut_ptr(), len: PAGE }];
+            let offset = (first + page) * 4096;
+            // SAFETY: the buffers are not touched before all completions are in, below.
+            assert!(unsafe { queue.push(Request { token, op, offset, segments: &segments }) });
+        }
+        for completion in collect(&mut *queue, DEPTH) {
+            completion.result.expect("moved");
+        }
+        for (buffer, (_, page)) in buffers.iter().zip(batch) {
+            let expected = stamp(first + page, versions[page as usize]);
+            assert!(*buffer == expected, "page {page} in round {round}");
+        }
+    }
+}
+
+fn stamp(page: u64, version: u64) -> Page {
+    let mut stamped = Page([version as u8; PAGE]);
+    stamped.0[..8].copy_from_slice(&page.to_le_bytes());
+    stamped.0[PAGE - 8..].copy_from_slice(&version.to_le_bytes());
+    stamped
+}
+
 /// A loop device; detached when dropped.
 struct LoopDevice(PathBuf);
 
@@ -505,26 +608,32 @@ fn a_device_that_shrank_fails_reads() {
     assert!(matches!(error, Error::Io { op: "read", errno: libc::EIO, .. }), "{error:?}");
 }
 
-/// A mounted tmpfs; unmounted when dropped.
-struct Tmpfs(tempfile::TempDir);
+/// A mounted file system; unmounted when dropped.
+struct Mount(tempfile::TempDir);
 
-impl Tmpfs {
-    fn mount(options: &str) -> Option<Tmpfs> {
+impl Mount {
+    /// `None`, with the reason printed, where mounting is impossible.
+    fn new(kind: &str, source: &Path, options: &str) -> Option<Mount> {
         if !is_root() {
             return None;
         }
         let dir = tempfile::tempdir().expect("directory");
         let mut command = Command::new("mount");
-        let output = command.args(["-t", "tmpfs", "-o", options, "none"]).arg(dir.path()).output();
+        let command = command.args(["-t", kind, "-o", options]).arg(source).arg(dir.path());
+        let output = command.output();
         if output.as_ref().is_ok_and(|output| output.status.success()) {
-            return Some(Tmpfs(dir));
+            return Some(Mount(dir));
         }
-        println!("skipped: mount: {output:?}");
+        println!("skipped: mount {kind}: {output:?}");
         None
+    }
+
+    fn tmpfs(options: &str) -> Option<Mount> {
+        Mount::new("tmpfs", Path::new("none"), options)
     }
 }
 
-impl Drop for Tmpfs {
+impl Drop for Mount {
     fn drop(&mut self) {
         let status = Command::new("umount").arg(self.0.path()).status();
         assert!(status.is_ok_and(|status| status.success()), "{:?} stays mounted", self.0);
@@ -533,7 +642,7 @@ impl Drop for Tmpfs {
 
 #[test]
 fn a_full_file_system_fails_the_write() {
-    let Some(tmpfs) = Tmpfs::mount("size=2m") else { return };
+    let Some(tmpfs) = Mount::tmpfs("size=2m") else { return };
     for engine in [IoEngine::Sync, IoEngine::Auto] {
         let store = BlockStore::temporary(Some(tmpfs.0.path()), Some(ByteCount::mib(8)));
         let store = store.expect("sparse").with_engine(engine).expect("engine");
@@ -546,7 +655,7 @@ fn a_full_file_system_fails_the_write() {
 
 #[test]
 fn a_file_system_without_space_or_read_only_is_refused() {
-    let Some(tmpfs) = Tmpfs::mount("size=512k") else { return };
+    let Some(tmpfs) = Mount::tmpfs("size=512k") else { return };
     let dir = tmpfs.0.path();
     assert_says(BlockStore::temporary(Some(dir), None), dir, "is too small");
     let path = sparse(dir, 1 << 20);
@@ -554,4 +663,35 @@ fn a_file_system_without_space_or_read_only_is_refused() {
     assert!(command.args(["-o", "remount,ro"]).arg(dir).status().expect("mount").success());
     assert_refused(&path, None, "is read-only");
     assert_says(BlockStore::temporary(Some(dir), None), dir, "is read-only");
+}
+
+#[test]
+fn a_file_system_without_direct_io_is_used_buffered_and_says_so() {
+    let Some(ramfs) = Mount::new("ramfs", Path::new("none"), "mode=700") else { return };
+    let path = ramfs.0.path().join("new");
+    let temporary = BlockStore::temporary(Some(ramfs.0.path()), Some(MIB)).expect("temporary");
+    let named = BlockStore::open(&path, Some(MIB)).expect("created");
+    for store in [temporary, named] {
+        assert!(store.describe().contains("buffered"), "{}", store.describe());
+        let mut queue = store.open_queue(4).expect("queue");
+        let (mut written, mut read) = (pages(16, 20), pages(16, 21));
+        run(&mut *queue, Op::Write, 4096, &scattered(&mut written)).expect("write");
+        run(&mut *queue, Op::Read, 4096, &scattered(&mut read)).expect("read");
+        assert!(read == written);
+        store.discard(4096, 4096).expect("where there is no discard, nothing happens");
+    }
+}
+
+#[test]
+fn a_mounted_block_device_is_refused() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 8 << 20);
+    let Some(device) = LoopDevice::attach(&backing, &[]) else { return };
+    let made = Command::new("mkfs.ext4").arg("-q").arg(&device.0).status();
+    if !made.as_ref().is_ok_and(|status| status.success()) {
+        println!("skipped: mkfs.ext4: {made:?}");
+        return;
+    }
+    let Some(_mount) = Mount::new("ext4", &device.0, "ro") else { return };
+    assert_refused(&device.0, None, "is in use");
 }

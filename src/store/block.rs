@@ -14,13 +14,14 @@ use super::inline_queue::{InlineQueue, Transfer};
 use super::uring_queue::UringQueue;
 use super::{IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec};
 use crate::sys::uring::Ring;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Smallest store.
 const CAPACITY_MIN: ByteCount = ByteCount::mib(1);
@@ -376,10 +377,11 @@ fn create_unlinked(dir: &Path, caching: Caching) -> std::result::Result<OwnedFd,
 }
 
 fn create_and_unlink(dir: &Path, caching: Caching) -> std::result::Result<OwnedFd, Errno> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    for _ in 0..NAMES_MAX {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed); // Only has to differ.
-        let path = dir.join(format!(".farheap-{}-{number}", std::process::id()));
+    // Only has to differ from names in use, which the creation checks.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    for attempt in 0..NAMES_MAX {
+        let (pid, ns) = (std::process::id(), now.as_nanos());
+        let path = dir.join(format!(".farheap-{pid}-{ns}-{attempt}"));
         let created = file::create(&path, caching);
         if matches!(created, Err(Errno(libc::EEXIST))) {
             continue;
@@ -482,5 +484,18 @@ fn explain(errno: Errno) -> String {
         Errno(libc::ENOENT | libc::ENOTDIR) => format!("does not exist: {errno}"),
         Errno(libc::ENXIO | libc::ENODEV) => format!("has no device behind it: {errno}"),
         errno => format!("cannot be opened: {errno}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_needs_a_name_loses_it_at_once() {
+        let dir = tempfile::tempdir().expect("directory");
+        let fd = create_and_unlink(dir.path(), Caching::Buffered).expect("created");
+        assert_eq!(std::fs::read_dir(dir.path()).expect("list").count(), 0);
+        file::set_len(fd.as_fd(), 4096).expect("still usable");
     }
 }

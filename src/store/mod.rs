@@ -19,6 +19,7 @@ mod block;
 mod faulty;
 mod inline_queue;
 mod mem;
+#[cfg_attr(not(test), expect(dead_code, reason = "the region's write-back gives slots out"))]
 pub(crate) mod slots;
 mod uring_queue;
 

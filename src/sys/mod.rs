@@ -4,6 +4,7 @@
 //! its caller turns into an error with a meaning.
 
 pub(crate) mod anon;
+#[cfg_attr(not(test), expect(dead_code, reason = "the region wakes its threads by events"))]
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod uring;
