@@ -12,12 +12,32 @@ use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const LONG: Duration = Duration::from_secs(60);
 const MIB: ByteCount = ByteCount::mib(1);
+
+/// Held while a child runs: until some time after its exec it has copies of all descriptors, and
+/// with them locks and claims that a test of another thread has just given up.
+static CHILD: Mutex<()> = Mutex::new(());
+
+/// Runs a program to its end.
+fn output(command: &mut Command) -> std::io::Result<Output> {
+    let _running = CHILD.lock().unwrap_or_else(PoisonError::into_inner);
+    command.output()
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    output(command).is_ok_and(|output| output.status.success())
+}
+
+/// Waits until no child has copies of descriptors that this thread has closed.
+fn settle() {
+    drop(CHILD.lock());
+}
 
 /// Pages of memory at an address that every device takes.
 #[derive(Clone, PartialEq, Eq)]
@@ -187,9 +207,25 @@ fn a_watched_descriptor_ends_every_wait_while_it_is_readable() {
         let mut written = pages(1, 9);
         run(&mut *queue, Op::Write, 0, &whole(&mut written)).expect("write");
         drop(writer);
+        settle();
         queue.wait(LONG, &mut none).expect("a closed pipe is readable");
         assert_eq!(noisy.read(&mut byte).expect("end of file"), 0);
         drop((queue, &mut quiet));
+    });
+}
+
+#[test]
+fn dropping_a_queue_lets_go_of_what_it_watched() {
+    on_every_store(|store| {
+        let mut queue = store.open_queue(4).expect("queue");
+        let (reader, mut writer) = pipe();
+        queue.watch(reader.as_raw_fd()).expect("watch");
+        queue.wait(Duration::from_millis(1), &mut |_| ()).expect("time-out");
+        drop(queue);
+        drop(reader);
+        settle();
+        let error = writer.write_all(b"a").expect_err("nobody holds the other end");
+        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
     });
 }
 
@@ -282,6 +318,7 @@ fn a_new_file_is_created_for_its_owner_only_and_keeps_its_bytes() {
     let mut queue = store.open_queue(4).expect("queue");
     run(&mut *queue, Op::Write, 0, &whole(&mut pages(1, 14))).expect("write");
     drop((queue, store));
+    settle();
     let store = BlockStore::open(&path, None).expect("opened again");
     assert_eq!(store.capacity(), ByteCount::mib(2));
     let mut read = pages(1, 0);
@@ -294,6 +331,7 @@ fn an_existing_file_is_used_as_far_as_asked_or_rounded_down() {
     let dir = tempfile::tempdir().expect("directory");
     let path = sparse(dir.path(), (2 << 20) + 100);
     let all = BlockStore::open(&path, None).expect("open").capacity();
+    settle();
     let some = BlockStore::open(&path, Some(MIB)).expect("open").capacity();
     assert_eq!((all, some), (ByteCount::mib(2), MIB));
 }
@@ -306,6 +344,7 @@ fn sparse(dir: &Path, len: u64) -> PathBuf {
 
 /// Asserts that opening fails with an error that names the path and says `reason`.
 fn assert_refused(path: &Path, capacity: Option<ByteCount>, reason: &str) {
+    settle();
     assert_says(BlockStore::open(path, capacity), path, reason);
 }
 
@@ -326,7 +365,7 @@ fn paths_that_are_no_store_are_refused_with_the_reason() {
     assert_refused(dir.path(), None, "is a directory");
     assert_refused(Path::new("/dev/null"), Some(MIB), "is a character device");
     let fifo = dir.path().join("fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    assert!(succeeds(Command::new("mkfifo").arg(&fifo)));
     assert_refused(&fifo, None, "is a pipe");
 }
 
@@ -358,6 +397,7 @@ fn a_file_in_use_is_refused_until_its_store_is_dropped() {
     drop(store);
     assert_refused(&path, None, "is in use");
     drop(queue);
+    settle();
     BlockStore::open(&path, None).expect("free again");
 }
 
@@ -365,6 +405,7 @@ fn a_file_in_use_is_refused_until_its_store_is_dropped() {
 fn a_file_that_ends_early_is_an_io_error_not_zeros() {
     let dir = tempfile::tempdir().expect("directory");
     for engine in [IoEngine::Sync, IoEngine::Auto] {
+        settle();
         let path = sparse(dir.path(), 1 << 20);
         let store =
             BlockStore::open(&path, None).expect("open").with_engine(engine).expect("engine");
@@ -525,8 +566,8 @@ impl LoopDevice {
             return None;
         }
         let mut command = Command::new("losetup");
-        let output = command.args(options).args(["--find", "--show"]).arg(backing).output();
-        match output {
+        let command = command.args(options).args(["--find", "--show"]).arg(backing);
+        match output(command) {
             Ok(output) if output.status.success() => {
                 let path = String::from_utf8(output.stdout).expect("a path");
                 Some(LoopDevice(PathBuf::from(path.trim())))
@@ -541,8 +582,8 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        let status = Command::new("losetup").arg("--detach").arg(&self.0).status();
-        assert!(status.is_ok_and(|status| status.success()), "{:?} stays attached", self.0);
+        let detached = succeeds(Command::new("losetup").arg("--detach").arg(&self.0));
+        assert!(detached, "{:?} stays attached", self.0);
     }
 }
 
@@ -552,6 +593,7 @@ fn a_block_device_is_a_store_and_takes_discards() {
     let backing = sparse(dir.path(), 8 << 20);
     let Some(device) = LoopDevice::attach(&backing, &["--direct-io=on"]) else { return };
     for engine in [IoEngine::Sync, IoEngine::Auto] {
+        settle();
         let store = BlockStore::open(&device.0, None).expect("open");
         let store = store.with_engine(engine).expect("engine");
         assert_eq!((store.capacity(), store.occupied()), (ByteCount::mib(8), None));
@@ -620,7 +662,7 @@ impl Mount {
         let dir = tempfile::tempdir().expect("directory");
         let mut command = Command::new("mount");
         let command = command.args(["-t", kind, "-o", options]).arg(source).arg(dir.path());
-        let output = command.output();
+        let output = output(command);
         if output.as_ref().is_ok_and(|output| output.status.success()) {
             return Some(Mount(dir));
         }
@@ -635,8 +677,8 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let status = Command::new("umount").arg(self.0.path()).status();
-        assert!(status.is_ok_and(|status| status.success()), "{:?} stays mounted", self.0);
+        let unmounted = succeeds(Command::new("umount").arg(self.0.path()));
+        assert!(unmounted, "{:?} stays mounted", self.0);
     }
 }
 
@@ -659,8 +701,7 @@ fn a_file_system_without_space_or_read_only_is_refused() {
     let dir = tmpfs.0.path();
     assert_says(BlockStore::temporary(Some(dir), None), dir, "is too small");
     let path = sparse(dir, 1 << 20);
-    let mut command = Command::new("mount");
-    assert!(command.args(["-o", "remount,ro"]).arg(dir).status().expect("mount").success());
+    assert!(succeeds(Command::new("mount").args(["-o", "remount,ro"]).arg(dir)));
     assert_refused(&path, None, "is read-only");
     assert_says(BlockStore::temporary(Some(dir), None), dir, "is read-only");
 }
@@ -687,9 +728,8 @@ fn a_mounted_block_device_is_refused() {
     let dir = tempfile::tempdir().expect("directory");
     let backing = sparse(dir.path(), 8 << 20);
     let Some(device) = LoopDevice::attach(&backing, &[]) else { return };
-    let made = Command::new("mkfs.ext4").arg("-q").arg(&device.0).status();
-    if !made.as_ref().is_ok_and(|status| status.success()) {
-        println!("skipped: mkfs.ext4: {made:?}");
+    if !succeeds(Command::new("mkfs.ext4").arg("-q").arg(&device.0)) {
+        println!("skipped: no mkfs.ext4");
         return;
     }
     let Some(_mount) = Mount::new("ext4", &device.0, "ro") else { return };
