@@ -596,6 +596,7 @@ fn a_block_device_is_a_store_and_takes_discards() {
         settle();
         let store = BlockStore::open(&device.0, None).expect("open");
         let store = store.with_engine(engine).expect("engine");
+        assert!(!store.describe().contains("in memory"), "{}", store.describe());
         assert_eq!((store.capacity(), store.occupied()), (ByteCount::mib(8), None));
         let mut queue = store.open_queue(4).expect("queue");
         let (mut written, mut read) = (pages(64, 16), pages(64, 17));
@@ -685,13 +686,24 @@ impl Drop for Mount {
 #[test]
 fn a_full_file_system_fails_the_write() {
     let Some(tmpfs) = Mount::tmpfs("size=2m") else { return };
-    for engine in [IoEngine::Sync, IoEngine::Auto] {
+    for engine in [IoEngine::Sync, IoEngine::Uring] {
         let store = BlockStore::temporary(Some(tmpfs.0.path()), Some(ByteCount::mib(8)));
-        let store = store.expect("sparse").with_engine(engine).expect("engine");
+        let Ok(store) = store.expect("sparse").with_engine(engine) else { return };
         let mut queue = store.open_queue(4).expect("queue");
         let mut buffer = pages(1024, 19);
         let error = run(&mut *queue, Op::Write, 0, &whole(&mut buffer)).expect_err("full");
         assert!(matches!(error, Error::Io { op: "write", errno: libc::ENOSPC, .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn a_file_in_memory_is_read_without_io_uring_unless_asked() {
+    let Some(tmpfs) = Mount::tmpfs("size=2m") else { return };
+    let store = BlockStore::temporary(Some(tmpfs.0.path()), Some(MIB)).expect("temporary");
+    assert!(store.describe().contains("the file is in memory"), "{}", store.describe());
+    match store.with_engine(IoEngine::Uring) {
+        Ok(store) => assert!(store.describe().contains("io_uring"), "{}", store.describe()),
+        Err(error) => println!("skipped: {error}"),
     }
 }
 

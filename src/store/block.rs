@@ -35,7 +35,8 @@ const HALVINGS_MAX: u32 = 16;
 /// How a [`BlockStore`] talks to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
-    /// io_uring where this process may use it, else synchronous calls.
+    /// io_uring where this process may use it, else synchronous calls; these also for a file on
+    /// a tmpfs, where there is no device to wait for.
     #[default]
     Auto,
     /// io_uring; an error where this process may not use it.
@@ -67,8 +68,15 @@ pub struct BlockStore {
 enum Engine {
     /// io_uring; whether a queue may go without when it cannot be had.
     Uring { or_sync: bool },
-    /// Synchronous, asked for or because io_uring was refused.
-    Sync { refused: Option<Errno> },
+    /// Synchronous, for a reason.
+    Sync { why: WhySync },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum WhySync {
+    Asked,
+    InMemory,
+    UringRefused(Errno),
 }
 
 impl BlockStore {
@@ -158,8 +166,8 @@ impl BlockStore {
     /// [`Error::Os`] when io_uring is asked for and refused.
     pub fn with_engine(mut self, engine: IoEngine) -> Result<BlockStore> {
         self.engine = match engine {
-            IoEngine::Sync => Engine::Sync { refused: None },
-            IoEngine::Auto => choose_engine(),
+            IoEngine::Sync => Engine::Sync { why: WhySync::Asked },
+            IoEngine::Auto => choose_engine(&self.device),
             IoEngine::Uring => {
                 Ring::new(1)
                     .map_err(|errno| Error::Os { call: "io_uring_setup", errno: errno.0 })?;
@@ -170,7 +178,8 @@ impl BlockStore {
     }
 
     fn new(device: Device) -> BlockStore {
-        BlockStore { device: Arc::new(device), engine: choose_engine() }
+        let engine = choose_engine(&device);
+        BlockStore { device: Arc::new(device), engine }
     }
 }
 
@@ -230,8 +239,11 @@ impl Store for BlockStore {
         };
         let engine = match self.engine {
             Engine::Uring { .. } => "io_uring".to_owned(),
-            Engine::Sync { refused: None } => "synchronous I/O".to_owned(),
-            Engine::Sync { refused: Some(errno) } => {
+            Engine::Sync { why: WhySync::Asked } => "synchronous I/O".to_owned(),
+            Engine::Sync { why: WhySync::InMemory } => {
+                "synchronous I/O, because the file is in memory".to_owned()
+            }
+            Engine::Sync { why: WhySync::UringRefused(errno) } => {
                 format!("synchronous I/O, because io_uring was refused: {errno}")
             }
         };
@@ -322,10 +334,16 @@ impl Transfer for Arc<Device> {
     }
 }
 
-fn choose_engine() -> Engine {
+fn choose_engine(device: &Device) -> Engine {
+    // A tmpfs cannot start a transfer without waiting, so io_uring hands each to a worker thread:
+    // 130 k/s 4 KiB reads one at a time, 451 k/s of 32 at once; synchronous 442 k/s and 709 k/s.
+    // (A device's node is on a tmpfs too; that says nothing about the device.)
+    if device.kind == FileKind::Regular && file::is_in_memory(device.as_fd()) {
+        return Engine::Sync { why: WhySync::InMemory };
+    }
     match Ring::new(1) {
         Ok(_) => Engine::Uring { or_sync: true },
-        Err(errno) => Engine::Sync { refused: Some(errno) },
+        Err(errno) => Engine::Sync { why: WhySync::UringRefused(errno) },
     }
 }
 
