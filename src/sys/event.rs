@@ -50,6 +50,11 @@ impl EventFd {
         Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
+    /// The descriptor, to wait on.
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
     /// Makes the event readable. Does not block, allocate or lock: usable in a signal handler.
     pub(crate) fn signal(&self) {
         let one = 1_u64;

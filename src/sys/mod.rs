@@ -1,10 +1,46 @@
-//! The only system calls of the crate: files and devices, io_uring, memory mappings. Layer 1.
+//! The only module that makes system calls. Layer 1: uses `base`.
 //!
-//! A wrapper takes the crate's types, retries `EINTR`, and returns an [`Errno`](file::Errno) that
-//! its caller turns into an error with a meaning.
+//! A wrapper takes typed arguments, retries `EINTR` where that is right, gives expected `errno`
+//! values a meaning, and cites the man page.
 
 pub(crate) mod anon;
 #[cfg_attr(not(test), expect(dead_code, reason = "the region wakes its threads by events"))]
 pub(crate) mod event;
 pub(crate) mod file;
+pub(crate) mod uffd;
 pub(crate) mod uring;
+pub(crate) mod vm;
+
+use crate::base::error::{Error, Result};
+use std::io::Read;
+
+pub(crate) use libc::{EBUSY, EEXIST, EIO, ENOSPC, ETIMEDOUT};
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// The last system call's failure as the crate's error.
+pub(crate) fn os_error(call: &'static str) -> Error {
+    Error::Os { call, errno: errno() }
+}
+
+/// A random number from `/dev/urandom`, see `random(4)`.
+pub(crate) fn random_u64() -> Result<u64> {
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).map_err(
+        |error| Error::Os {
+            call: "read(/dev/urandom)",
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        },
+    )?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Writes to standard error without a lock or an allocation; what cannot be written is dropped.
+#[expect(unsafe_code, reason = "write(2) from a slice")]
+pub(crate) fn write_stderr(bytes: &[u8]) {
+    // SAFETY: the slice is valid for reads of its length (write(2)).
+    unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+}

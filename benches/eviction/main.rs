@@ -1,0 +1,157 @@
+//! Trace-driven comparison of the eviction policies with Belady's optimum.
+//!
+//! ```text
+//! cargo bench --bench eviction                       # made traces, under a minute
+//! cargo bench --bench eviction -- --full             # larger ones
+//! cargo bench --bench eviction -- --trace FILE       # your own: one page number a line
+//! cargo bench --bench eviction -- --test             # does it work?
+//! ```
+//! Prints a table and writes `target/figures/eviction.csv`, `eviction_all.csv` and
+//! `eviction.svg`. It checks its own answers: every touch is accounted for, no policy beats the
+//! optimum, no cache exceeds its frames, first in first out without cooling equals a plain queue.
+
+mod report;
+mod sim;
+mod trace;
+
+use farheap::tier::policy::PolicyKind;
+use sim::Outcome;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use trace::{Kind, Scale, Trace};
+
+/// Cache sizes, in tenths of a percent of the pages.
+const CACHES_PERMILLE: [u32; 4] = [50, 125, 250, 500];
+
+/// Shares of the frames that cool, in percent.
+const COOLING_PCTS: [u32; 4] = [0, 1, 5, 10];
+
+/// The share that the table shows, in percent.
+const COOLING_PCT: u32 = 5;
+
+/// One policy in one cache on one trace.
+pub struct Run {
+    pub kind: PolicyKind,
+    pub cooling_pct: u32,
+    pub outcome: Outcome,
+}
+
+/// Everything played on one trace in one cache.
+pub struct Case {
+    pub trace: String,
+    pub cache_permille: u32,
+    pub belady: Outcome,
+    pub lru: Outcome,
+    pub clock: Outcome,
+    pub runs: Vec<Run>,
+}
+
+impl Case {
+    /// What a policy did with this share of cooling frames.
+    pub fn outcome(&self, kind: PolicyKind, cooling_pct: u32) -> Outcome {
+        let found = self.runs.iter().find(|r| r.kind == kind && r.cooling_pct == cooling_pct);
+        found.expect("every policy was played with every share").outcome
+    }
+}
+
+struct Options {
+    scale: Scale,
+    trace: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let result = parse(std::env::args().skip(1)).and_then(|options| {
+        let cases = play_all(&options)?;
+        report::print(&cases);
+        report::write(&cases)
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("eviction: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options =
+        Options { scale: Scale { pages: 100_000, touches: 1_000_000, seed: 42 }, trace: None };
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or(format!("{arg} needs a value"));
+        match arg.as_str() {
+            "--bench" => {}
+            "--test" => (options.scale.pages, options.scale.touches) = (1_000, 10_000),
+            "--full" => options.scale.touches = 5_000_000,
+            "--seed" => {
+                options.scale.seed =
+                    value()?.parse().map_err(|_| "--seed takes a number".to_owned())?;
+            }
+            "--trace" => options.trace = Some(value()?.into()),
+            other => return Err(format!("unknown option `{other}`; see benches/eviction/main.rs")),
+        }
+    }
+    Ok(options)
+}
+
+fn play_all(options: &Options) -> Result<Vec<Case>, String> {
+    let scale = options.scale;
+    let mut cases = Vec::new();
+    if let Some(path) = &options.trace {
+        let trace = Trace::read(path)?;
+        println!("{}: {} touches of {} pages", trace.name, trace.touches.len(), trace.pages);
+        cases.extend(CACHES_PERMILLE.map(|permille| play_case(&trace, permille)));
+        return Ok(cases);
+    }
+    println!("{} touches of {} pages a trace, seed {}", scale.touches, scale.pages, scale.seed);
+    for kind in Kind::ALL {
+        for permille in CACHES_PERMILLE {
+            cases.push(play_case(&kind.make(scale, frames(scale.pages, permille)), permille));
+        }
+    }
+    Ok(cases)
+}
+
+/// Frames of a cache of `permille` of `pages`.
+fn frames(pages: u32, permille: u32) -> u32 {
+    (u64::from(pages) * u64::from(permille) / 1_000).max(1) as u32
+}
+
+fn play_case(trace: &Trace, cache_permille: u32) -> Case {
+    let frames = frames(trace.pages, cache_permille);
+    let mut runs = Vec::new();
+    for kind in PolicyKind::ALL {
+        for cooling_pct in COOLING_PCTS {
+            let outcome = sim::play(kind, trace, frames, frames * cooling_pct / 100);
+            runs.push(Run { kind, cooling_pct, outcome });
+        }
+    }
+    let case = Case {
+        trace: trace.name.clone(),
+        cache_permille,
+        belady: sim::belady(trace, frames),
+        lru: sim::ideal_lru(trace, frames),
+        clock: sim::ideal_clock(trace, frames),
+        runs,
+    };
+    check(&case, trace);
+    case
+}
+
+/// Checks what must hold whatever the figures are.
+fn check(case: &Case, trace: &Trace) {
+    let what = format!("{}, cache {} permille", case.trace, case.cache_permille);
+    let policies = case.runs.iter().map(|run| run.outcome);
+    for outcome in policies.chain([case.belady, case.lru, case.clock]) {
+        let accounted = outcome.fresh + outcome.hits + outcome.reads;
+        assert_eq!(accounted, trace.touches.len() as u64, "{what}: {outcome:?}");
+        assert_eq!(outcome.fresh, case.belady.fresh, "{what}: every page has one first touch");
+        assert!(outcome.hits <= case.belady.hits, "{what}: {outcome:?} beats {:?}", case.belady);
+        assert!(outcome.minor <= outcome.hits, "{what}: {outcome:?}");
+    }
+    for run in case.runs.iter().filter(|run| run.cooling_pct == 0) {
+        assert_eq!(run.outcome.minor, 0, "{what}: nothing cools, but {} saw it", run.kind);
+    }
+    let queue = sim::plain_queue(trace, frames(trace.pages, case.cache_permille));
+    assert_eq!(case.outcome(PolicyKind::Fifo, 0), queue, "{what}: fifo is no plain queue");
+}

@@ -1,0 +1,187 @@
+//! Page traces: which page is touched when.
+
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Zipf};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// A sequence of touches of pages `0..pages`.
+pub struct Trace {
+    pub name: String,
+    pub pages: u32,
+    pub touches: Vec<u32>,
+}
+
+/// How large the made traces are.
+#[derive(Clone, Copy)]
+pub struct Scale {
+    pub pages: u32,
+    pub touches: usize,
+    pub seed: u64,
+}
+
+/// What a made trace is like.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    Zipf(f64),
+    Uniform,
+    Cyclic,
+    ZipfAndScans,
+    Columns,
+    BTree,
+    Phases,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 9] = [
+        Kind::Zipf(0.8),
+        Kind::Zipf(1.0),
+        Kind::Zipf(1.3),
+        Kind::Uniform,
+        Kind::Cyclic,
+        Kind::ZipfAndScans,
+        Kind::Columns,
+        Kind::BTree,
+        Kind::Phases,
+    ];
+
+    /// Makes the trace; only the cyclic one depends on the `frames` it will be played against.
+    pub fn make(self, scale: Scale, frames: u32) -> Trace {
+        let mut rng = StdRng::seed_from_u64(scale.seed);
+        let Scale { pages, touches, .. } = scale;
+        let (name, touches) = match self {
+            Kind::Zipf(skew) => {
+                let hot = Hot::new(&mut rng, 0..pages, skew);
+                (format!("zipf {skew:.1}"), (0..touches).map(|_| hot.pick(&mut rng)).collect())
+            }
+            Kind::Uniform => {
+                ("uniform".to_owned(), (0..touches).map(|_| rng.random_range(0..pages)).collect())
+            }
+            Kind::Cyclic => {
+                let lap = (frames + frames / 10).max(2);
+                ("cyclic scan".to_owned(), (0..touches as u32).map(|i| i % lap).collect())
+            }
+            Kind::ZipfAndScans => ("zipf + scans".to_owned(), zipf_and_scans(&mut rng, scale)),
+            Kind::Columns => ("column scans".to_owned(), columns(&mut rng, scale)),
+            Kind::BTree => ("b-tree".to_owned(), btree(&mut rng, scale)),
+            Kind::Phases => ("phases".to_owned(), phases(&mut rng, scale)),
+        };
+        Trace { name, pages, touches }
+    }
+}
+
+impl Trace {
+    /// Reads a trace from a file: one page number a line; empty lines and `#` lines are skipped.
+    pub fn read(path: &Path) -> Result<Trace, String> {
+        let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let mut dense = HashMap::new();
+        let mut touches = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let page: u64 = line.parse().map_err(|_| {
+                format!("{}:{}: `{line}` is not a page number", path.display(), number + 1)
+            })?;
+            let next = dense.len() as u32;
+            touches.push(*dense.entry(page).or_insert(next));
+        }
+        if dense.len() < 2 {
+            return Err(format!("{}: a trace needs two pages at least", path.display()));
+        }
+        let name = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+        Ok(Trace { name, pages: dense.len() as u32, touches })
+    }
+}
+
+/// Pages of a range, some far more popular than others and nowhere near each other.
+struct Hot {
+    by_rank: Vec<u32>,
+    rank: Zipf<f64>,
+}
+
+impl Hot {
+    fn new(rng: &mut StdRng, range: std::ops::Range<u32>, skew: f64) -> Hot {
+        let mut by_rank: Vec<u32> = range.collect();
+        by_rank.shuffle(rng);
+        let rank = Zipf::new(by_rank.len() as f64, skew).expect("pages > 0 and skew > 0");
+        Hot { by_rank, rank }
+    }
+
+    fn pick(&self, rng: &mut StdRng) -> u32 {
+        self.by_rank[self.rank.sample(rng) as usize - 1]
+    }
+}
+
+/// Point look-ups, every now and then interrupted by a sequential pass over a fifth of the pages.
+fn zipf_and_scans(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<u32> {
+    let hot = Hot::new(rng, 0..pages, 1.0);
+    let mut trace = Vec::with_capacity(touches);
+    while trace.len() < touches {
+        trace.extend((0..pages / 2).map(|_| hot.pick(rng)));
+        let start = rng.random_range(0..pages);
+        trace.extend((0..pages / 5).map(|i| (start + i) % pages));
+    }
+    trace.truncate(touches);
+    trace
+}
+
+/// Analytic queries: each scans a few columns of a table side by side, as TPC-H does with
+/// `lineitem`; two of three queries are one of two favourites (Q1 and Q6).
+fn columns(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<u32> {
+    // Bytes a row, in the order of `lineitem`: keys, quantity, price, discount, tax, two flags,
+    // three dates, instruction, mode, comment.
+    const WIDTHS: [u32; 16] = [8, 4, 4, 4, 8, 8, 8, 8, 1, 1, 4, 4, 4, 8, 4, 26];
+    const Q1: &[usize] = &[4, 5, 6, 7, 8, 9, 10];
+    const Q6: &[usize] = &[4, 5, 6, 10];
+    let row_bytes: u32 = WIDTHS.iter().sum();
+    let mut start = 0;
+    let ranges = WIDTHS.map(|width| {
+        let len = (u64::from(pages) * u64::from(width) / u64::from(row_bytes)).max(1) as u32;
+        start += len;
+        (start - len, len)
+    });
+    let mut trace = Vec::with_capacity(touches);
+    while trace.len() < touches {
+        let other: Vec<usize> = (0..3).map(|_| rng.random_range(0..WIDTHS.len())).collect();
+        let query = [Q1, Q6, &other][rng.random_range(0..3)];
+        let steps = query.iter().map(|&c| ranges[c].1).max().expect("a query has columns");
+        for step in 0..steps {
+            for &(start, len) in query.iter().map(|&column| &ranges[column]) {
+                let at = |step| (u64::from(step) * u64::from(len) / u64::from(steps)) as u32;
+                if step == 0 || at(step) != at(step - 1) {
+                    trace.push(start + at(step));
+                }
+            }
+        }
+    }
+    trace.truncate(touches);
+    trace.into_iter().map(|page| page % pages).collect()
+}
+
+/// Look-ups from the root of a tree through one inner page to a leaf.
+fn btree(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<u32> {
+    let inner = (pages / 300).max(1);
+    let leaves = Hot::new(rng, inner + 1..pages, 0.9);
+    let lookup = |_| {
+        let leaf = leaves.pick(rng);
+        [0, 1 + leaf % inner, leaf]
+    };
+    let mut trace: Vec<u32> = (0..touches.div_ceil(3)).flat_map(lookup).collect();
+    trace.truncate(touches);
+    trace
+}
+
+/// The hot set moves elsewhere four times.
+fn phases(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<u32> {
+    const PHASES: usize = 5;
+    let mut trace = Vec::with_capacity(touches);
+    for _ in 0..PHASES {
+        let hot = Hot::new(rng, 0..pages, 1.0);
+        trace.extend((0..touches / PHASES).map(|_| hot.pick(rng)));
+    }
+    trace
+}

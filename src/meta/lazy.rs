@@ -1,0 +1,82 @@
+//! Arrays that cost memory only where they were touched.
+//!
+//! [`LazyArray`] holds per-page state of a region: sized for its whole address space, zero until
+//! written, resident in proportion to what was ever used.
+#![expect(unsafe_code, reason = "hands out references into an anonymous mapping")]
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicU32, AtomicU64};
+use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+/// Types that are valid when all their bytes are zero and that may be shared between threads.
+///
+/// # Safety
+/// The all-zero bit pattern is a valid value, and the type needs no drop.
+pub(crate) unsafe trait Zeroed: Sync {}
+// SAFETY: zero is a valid integer; atomics have the layout of their integers.
+unsafe impl Zeroed for AtomicU64 {}
+// SAFETY: as above.
+unsafe impl Zeroed for AtomicU32 {}
+// SAFETY: zero is a valid integer.
+unsafe impl Zeroed for u64 {}
+// SAFETY: zero is a valid integer.
+unsafe impl Zeroed for u32 {}
+// SAFETY: zero is a valid integer.
+unsafe impl Zeroed for u8 {}
+// SAFETY: an array of valid values.
+unsafe impl<T: Zeroed, const N: usize> Zeroed for [T; N] {}
+
+/// A fixed-length array in lazily touched memory.
+#[derive(Debug)]
+pub(crate) struct LazyArray<T> {
+    mapping: Mapping,
+    len: usize,
+    _owns: PhantomData<T>,
+}
+
+impl<T: Zeroed> LazyArray<T> {
+    /// Reserves `len` zeroed elements.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the address space is not to be had.
+    pub(crate) fn new(len: usize) -> Result<LazyArray<T>> {
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .and_then(|bytes| bytes.checked_next_multiple_of(KERNEL_PAGE))
+            .ok_or(Error::BadRange { reason: "array length overflows" })?;
+        let mapping = Mapping::reserve(bytes.max(KERNEL_PAGE), KERNEL_PAGE, Huge::No)?;
+        Ok(LazyArray { mapping, len, _owns: PhantomData })
+    }
+}
+
+impl<T: Zeroed> Deref for LazyArray<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: the mapping holds `len` elements, page-aligned; zero is valid for `T`; it lives
+        // as long as `self` and is written only through `T`'s own interior mutability.
+        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast(), self.len) }
+    }
+}
+
+impl<T: Zeroed> DerefMut for LazyArray<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; `&mut self` is the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().cast(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::sync::Ordering;
+
+    #[test]
+    fn a_huge_array_is_zero_and_writable_anywhere() {
+        let array: LazyArray<AtomicU64> = LazyArray::new(1 << 30).expect("8 GiB of address space");
+        assert_eq!(array[(1 << 30) - 1].load(Ordering::Relaxed), 0);
+        array[1 << 29].store(7, Ordering::Relaxed);
+        assert_eq!(array[1 << 29].load(Ordering::Relaxed), 7);
+    }
+}

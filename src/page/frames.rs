@@ -1,0 +1,187 @@
+//! Staging frames: the memory through which pages come and go.
+//!
+//! The staging area is a range of page-sized slots next to the region. A *spare* frame has
+//! memory (and a charge in the budget) and waits for a fill; an *empty* one is just an address
+//! that an evicted page can be moved to. Device reads land in frames, MOVE carries a frame into
+//! the region and back, so that memory circulates and is neither allocated nor freed on the way.
+//!
+//! # Invariants
+//! 1. A frame is on at most one list; whoever took it off owns its memory.
+//! 2. A frame on the empty list has no page mapped.
+#![expect(unsafe_code, reason = "drops the pages of frames it owns")]
+
+use super::word::FrameId;
+use crate::base::error::Result;
+use crate::base::strict_assert;
+use crate::base::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, Rank, Ranked};
+use crate::base::units::{PageId, SlotId};
+use crate::meta::LazyArray;
+use crate::sys::vm::{Huge, Mapping};
+
+/// What became of a frame's content once its page left `Cooling` or `Writing` by another hand
+/// than the evictor's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Fate {
+    /// Nobody took it, or the taker is still at work.
+    Open = 0,
+    /// A filler moved the memory back into the region; the frame has none.
+    MovedBack = 1,
+    /// The content is not needed any more; the frame still has its memory.
+    Dropped = 2,
+}
+
+/// The staging area and its lists.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    staging: Mapping,
+    page_bytes: usize,
+    lists: Ranked<Lists>,
+    /// Length of the spare list, readable without the lock.
+    spare_len: AtomicUsize,
+    /// Per frame: page it holds.
+    pages: LazyArray<AtomicU64>,
+    /// Per frame: the page's slot, plus 1; 0 for none.
+    slots: LazyArray<AtomicU64>,
+    /// Per frame: [`Fate`].
+    fates: LazyArray<AtomicU32>,
+}
+
+#[derive(Debug)]
+struct Lists {
+    empty: Vec<FrameId>,
+    spare: Vec<FrameId>,
+}
+
+impl Frames {
+    /// Reserves `count` frames of `page_bytes` each, all empty.
+    ///
+    /// # Errors
+    /// When the address space is not to be had.
+    pub(crate) fn new(count: usize, page_bytes: usize, huge: Huge) -> Result<Frames> {
+        let staging = Mapping::reserve(count * page_bytes, page_bytes, huge)?;
+        let last = u32::try_from(count).expect("frame counts are small");
+        let empty = (0..last).rev().map(FrameId).collect();
+        Ok(Frames {
+            staging,
+            page_bytes,
+            lists: Ranked::new(Rank::Frames, Lists { empty, spare: Vec::with_capacity(count) }),
+            spare_len: AtomicUsize::new(0),
+            pages: LazyArray::new(count)?,
+            slots: LazyArray::new(count)?,
+            fates: LazyArray::new(count)?,
+        })
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// First address and bytes of the staging area.
+    pub(crate) fn range(&self) -> (usize, usize) {
+        (self.staging.addr(), self.staging.len())
+    }
+
+    pub(crate) fn addr(&self, frame: FrameId) -> usize {
+        self.staging.addr() + frame.0 as usize * self.page_bytes
+    }
+
+    pub(crate) fn ptr(&self, frame: FrameId) -> *mut u8 {
+        self.addr(frame) as *mut u8
+    }
+
+    /// Frames that have memory and wait for a fill.
+    pub(crate) fn spare_len(&self) -> usize {
+        self.spare_len.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_spare(&self) -> Option<FrameId> {
+        if self.spare_len() == 0 {
+            return None;
+        }
+        let mut lists = self.lists.lock();
+        let frame = lists.spare.pop();
+        self.spare_len.store(lists.spare.len(), Ordering::Relaxed);
+        frame
+    }
+
+    pub(crate) fn take_empty(&self) -> Option<FrameId> {
+        self.lists.lock().empty.pop()
+    }
+
+    pub(crate) fn put_spare(&self, frame: FrameId) {
+        let mut lists = self.lists.lock();
+        strict_assert!(lists.spare.len() < lists.spare.capacity(), "{frame:?} is listed twice");
+        lists.spare.push(frame);
+        self.spare_len.store(lists.spare.len(), Ordering::Relaxed);
+    }
+
+    /// Lists a frame without memory.
+    pub(crate) fn put_empty(&self, frame: FrameId) {
+        let mut lists = self.lists.lock();
+        strict_assert!(lists.empty.len() < self.count(), "{frame:?} is listed twice");
+        lists.empty.push(frame);
+    }
+
+    /// Gives the frame's memory back to the kernel and lists it as empty.
+    ///
+    /// # Errors
+    /// When the kernel refuses; the frame is then lost to the lists, which is safe.
+    pub(crate) fn release(&self, frame: FrameId) -> Result<()> {
+        let offset = frame.0 as usize * self.page_bytes;
+        // SAFETY: the caller took the frame off the lists and gives it up (invariant 1).
+        unsafe { self.staging.discard(offset, self.page_bytes) }?;
+        self.put_empty(frame);
+        Ok(())
+    }
+
+    /// Notes what a frame holds before its page's word names it.
+    pub(crate) fn note(&self, frame: FrameId, page: PageId, slot: Option<SlotId>) {
+        let at = frame.0 as usize;
+        self.pages[at].store(page.0, Ordering::Relaxed);
+        self.slots[at].store(slot.map_or(0, |slot| slot.0 + 1), Ordering::Relaxed);
+        self.fates[at].store(Fate::Open as u32, Ordering::Relaxed);
+    }
+
+    /// The page a frame was noted with. Pairs with the word change that published the frame.
+    pub(crate) fn page(&self, frame: FrameId) -> PageId {
+        PageId(self.pages[frame.0 as usize].load(Ordering::Relaxed))
+    }
+
+    /// The slot a frame was noted with.
+    pub(crate) fn slot(&self, frame: FrameId) -> Option<SlotId> {
+        self.slots[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(SlotId)
+    }
+
+    /// Tells the evictor what became of the content; the last thing a taker does with a frame.
+    pub(crate) fn decide(&self, frame: FrameId, fate: Fate) {
+        // Pairs with the acquire in `fate`: the evictor reuses the frame after the taker's work.
+        self.fates[frame.0 as usize].store(fate as u32, Ordering::Release);
+    }
+
+    pub(crate) fn fate(&self, frame: FrameId) -> Fate {
+        match self.fates[frame.0 as usize].load(Ordering::Acquire) {
+            1 => Fate::MovedBack,
+            2 => Fate::Dropped,
+            _ => Fate::Open,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_go_round_between_the_lists() {
+        let frames = Frames::new(2, 4096, Huge::No).expect("two frames map");
+        assert_eq!(frames.take_spare(), None);
+        let a = frames.take_empty().expect("two are empty");
+        let b = frames.take_empty().expect("one is empty");
+        assert_eq!(frames.take_empty(), None);
+        frames.put_spare(a);
+        assert_eq!(frames.take_spare(), Some(a));
+        frames.release(b).expect("own memory drops");
+        assert_eq!(frames.take_empty(), Some(b));
+    }
+}

@@ -1,0 +1,47 @@
+//! Event counts of one region, kept where the event happens.
+
+use crate::base::sync::{AtomicU64, Ordering};
+use crossbeam_utils::CachePadded;
+
+/// A monotone event count.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(CachePadded<AtomicU64>);
+
+impl Counter {
+    pub(crate) fn bump(&self) {
+        self.add(1);
+    }
+
+    pub(crate) fn add(&self, n: u64) {
+        // Relaxed: statistics order nothing.
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// All counts of one region; [`Stats`](super::Stats) documents what each means.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) faults_zero: Counter,
+    pub(crate) faults_read: Counter,
+    pub(crate) faults_cooling: Counter,
+    pub(crate) faults_protect: Counter,
+    pub(crate) faults_racing: Counter,
+    pub(crate) faults_starved: Counter,
+    pub(crate) pages_in: Counter,
+    pub(crate) pages_prefetched: Counter,
+    pub(crate) pages_out: Counter,
+    pub(crate) evicted_clean: Counter,
+    pub(crate) evicted_zero: Counter,
+    pub(crate) evict_busy: Counter,
+    pub(crate) install_busy: Counter,
+    pub(crate) died_before_write: Counter,
+    pub(crate) read_errors: Counter,
+    pub(crate) write_errors: Counter,
+    pub(crate) checksum_errors: Counter,
+    pub(crate) poisoned: Counter,
+    pub(crate) panics: Counter,
+}

@@ -1,0 +1,746 @@
+//! The evictor: makes room by taking pages out, and writes back what the device does not have.
+//!
+//! One thread. It takes victims from the policy in batches. A page that is known to be clean
+//! (write-protected since it was read) is dropped. Any other is taken out of the region into an
+//! empty staging frame, where nobody writes it, and *cools*: a touch brings it back without I/O.
+//! When it has cooled, its hash tells whether the slot already holds it; if not, neighbours are
+//! written together into a run of fresh slots. Uses `store`, `page`; owned by
+//! [`Region`](super::Region). Never allocates after its start.
+//!
+//! # Invariants
+//! 1. The content of a frame under a write does not change: the region has no mapping of it.
+//! 2. A slot's checksum is stored before a page word names the slot.
+//! 3. A page whose write failed goes back to the region; nothing is lost.
+//! 4. A page the kernel is using (an application's direct I/O in flight) is refused by MOVE and
+//!    stays; only pages that were write-protected all along are dropped without MOVE.
+#![expect(unsafe_code, reason = "unmaps pages of the region")]
+
+use super::pager::{BATCH_MAX, Pager, Sum, backoff};
+use super::report;
+use super::requests::Requests;
+use crate::base::error::Result;
+use crate::base::sync::Ordering;
+use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
+use crate::page::frames::Fate;
+use crate::page::word::{FrameId, State, Word};
+use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
+use crate::sys::uffd::{Outcome, Wake};
+use crate::sys::vm::Piece;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Write requests in flight.
+const DEPTH: u32 = 32;
+/// Bytes of one merged write.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+/// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// A page on its way to the device.
+#[derive(Clone, Copy, Debug)]
+struct Dirty {
+    page: PageId,
+    frame: FrameId,
+    sum: Sum,
+    slot: SlotId,
+}
+
+/// A write in flight: `count` pages in consecutive slots.
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    pages: [Dirty; SEGMENTS_MAX],
+    count: usize,
+    started: Instant,
+    overdue: bool,
+}
+
+/// The evictor thread's state.
+pub(super) struct Evictor {
+    pager: Arc<Pager>,
+    requests: Arc<Requests>,
+    queue: Box<dyn Queue>,
+    victims: Vec<PageId>,
+    /// Frames whose pages cool, oldest first.
+    cooling: VecDeque<FrameId>,
+    /// Frames whose pages left by another hand that is not finished with them.
+    lingering: VecDeque<Linger>,
+    dirty: Vec<Dirty>,
+    writes: Vec<Option<Write>>,
+    free_writes: Vec<usize>,
+    finished: Vec<Completion>,
+    cooling_max: usize,
+    write_pause: Duration,
+    write_again: Option<Instant>,
+    deadline: Duration,
+    /// Victims looked at since something was freed.
+    fruitless: usize,
+}
+
+/// Whether pages to take out are still on the policy's lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listed {
+    Yes,
+    No,
+}
+
+/// A frame that another thread took the page from.
+#[derive(Clone, Copy, Debug)]
+struct Linger {
+    frame: FrameId,
+    /// The slot the page was being written to.
+    written: Option<SlotId>,
+}
+
+impl Evictor {
+    pub(super) fn new(
+        pager: Arc<Pager>,
+        requests: Arc<Requests>,
+        deadline: Duration,
+    ) -> Result<Evictor> {
+        let mut queue = pager.store.open_queue(DEPTH)?;
+        queue.watch(pager.evictor_bell.raw_fd())?;
+        let frames = pager.frames.count();
+        Ok(Evictor {
+            queue,
+            requests,
+            victims: Vec::with_capacity(BATCH_MAX),
+            cooling: VecDeque::with_capacity(frames),
+            lingering: VecDeque::with_capacity(frames),
+            dirty: Vec::with_capacity(frames),
+            writes: vec![None; DEPTH as usize],
+            free_writes: (0..DEPTH as usize).collect(),
+            finished: Vec::with_capacity(DEPTH as usize),
+            cooling_max: 0,
+            write_pause: PAUSE_MIN,
+            write_again: None,
+            deadline,
+            fruitless: 0,
+            pager,
+        })
+    }
+
+    /// Keeps the region between its watermarks until it stops.
+    pub(super) fn run(&mut self) {
+        while !self.pager.stop.load(Ordering::Acquire) {
+            if let Err(error) = self.turn() {
+                report::fatal("the evictor lost its device queue", &error);
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        self.pager.evictor_looks();
+        let asked = self.serve_requests();
+        let worked = self.make_room();
+        self.settle_lingering();
+        let discarded = !worked && self.discard_slots();
+        let busy = asked || worked || discarded;
+        let timeout =
+            if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
+        self.collect(timeout)
+    }
+
+    /// How long to wait for news.
+    fn patience(&self) -> Duration {
+        const LINGER: Duration = Duration::from_micros(100);
+        const IDLE: Duration = Duration::from_millis(100);
+        if !self.lingering.is_empty() {
+            return LINGER;
+        }
+        match self.write_again {
+            Some(again) if self.wanted() > 0 => {
+                again.saturating_duration_since(Instant::now()).clamp(PAUSE_MIN / 10, IDLE)
+            }
+            _ => IDLE,
+        }
+    }
+
+    fn collect(&mut self, timeout: Duration) -> Result<()> {
+        let finished = &mut self.finished;
+        self.queue.wait(timeout, &mut |completion| finished.push(completion))?;
+        while let Some(completion) = self.finished.pop() {
+            self.finish_write(completion);
+        }
+        self.check_deadlines();
+        Ok(())
+    }
+
+    // How much.
+
+    /// Pages to evict: down from the limit to the high watermark, less what is on its way out.
+    fn wanted(&self) -> usize {
+        let pager = &self.pager;
+        let available = pager.available();
+        let starving = pager.starving.load(Ordering::Acquire) > 0;
+        if available >= pager.low_bytes.load(Ordering::Relaxed) && !starving && self.idle() {
+            return 0;
+        }
+        let high = pager.high_bytes.load(Ordering::Relaxed);
+        let over = pager.budget.charged().0.saturating_sub(pager.budget.limit().0);
+        let missing = (high + over).saturating_sub(available) as usize;
+        let wanted = missing.div_ceil(pager.page_bytes);
+        let leaving =
+            self.cooling.len() + self.dirty.len() + self.leaving_writes() + self.lingering.len();
+        wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
+    }
+
+    /// Whether nothing is on its way out.
+    fn idle(&self) -> bool {
+        self.cooling.is_empty() && self.dirty.is_empty() && self.free_writes.len() == DEPTH as usize
+    }
+
+    fn leaving_writes(&self) -> usize {
+        self.writes.iter().flatten().map(|write| write.count).sum()
+    }
+
+    /// Evicts one batch if there is a need. Returns whether it changed anything.
+    fn make_room(&mut self) -> bool {
+        let over = self.pager.budget.charged() > self.pager.budget.limit();
+        if over && let Some(frame) = self.pager.frames.take_spare() {
+            self.pager.free_frame(frame);
+            self.made_room(1);
+            return true;
+        }
+        let wanted = self.wanted();
+        let mut freed = false;
+        if wanted > 0 {
+            freed = self.evict(wanted.min(BATCH_MAX));
+        }
+        let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.cooling_max });
+        freed || settled
+    }
+
+    /// Notes that room was made, and feeds those who wait for it.
+    fn made_room(&mut self, pages: usize) {
+        if pages > 0 {
+            self.fruitless = 0;
+            self.pager.exhausted.store(false, Ordering::Release);
+            self.pager.feed_fillers();
+        }
+    }
+
+    // Taking pages out.
+
+    /// Takes up to `want` victims out of the region; returns whether it is worth going on.
+    fn evict(&mut self, want: usize) -> bool {
+        /// Victims that may be under way before the first of them frees anything.
+        const UNDER_WAY: usize = 2 * BATCH_MAX;
+        let mut victims = std::mem::take(&mut self.victims);
+        victims.clear();
+        let resident = {
+            let mut policy = self.pager.policy.lock();
+            policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
+            policy.resident()
+        };
+        let went = self.take_out(&mut victims, Listed::No);
+        self.fruitless += victims.len().max(1);
+        let exhausted = self.fruitless > 2 * resident.as_usize() + UNDER_WAY;
+        if exhausted {
+            self.pager.exhausted.store(true, Ordering::Release);
+        }
+        let more = !victims.is_empty() && !exhausted;
+        self.victims = victims;
+        went > 0 || more
+    }
+
+    /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
+    fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
+        victims.sort_unstable();
+        let pause = self.write_again.is_some_and(|again| Instant::now() < again);
+        let mut pieces = [Piece::new(0, 0); BATCH_MAX];
+        let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
+        let (mut piece_count, mut clean_count, mut moved) = (0, 0, 0);
+        for &page in victims.iter() {
+            let Some(word) = self.take_victim(page, listed) else { continue };
+            if word.protected() && word.slot().is_some() {
+                clean[clean_count] = (page, word);
+                clean_count += 1;
+                self.pager.push_piece(&mut pieces, &mut piece_count, page);
+            } else if pause && word.slot().is_none() {
+                self.keep(page, word);
+            } else {
+                moved += usize::from(self.move_out(page, word));
+            }
+        }
+        self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
+        self.made_room(clean_count);
+        clean_count + moved
+    }
+
+    /// Makes a victim `Moving`; `None` when it left the region by itself, or is pinned.
+    fn take_victim(&self, page: PageId, listed: Listed) -> Option<Word> {
+        let mut spins = 0;
+        loop {
+            let word = self.pager.word(page).load();
+            match word.state() {
+                State::Resident => {}
+                State::Moving => {
+                    backoff(&mut spins);
+                    continue;
+                }
+                _ => return None,
+            }
+            let leaving = word.leaving();
+            if self.pager.word(page).try_change(word, leaving).is_err() {
+                continue;
+            }
+            if listed == Listed::Yes {
+                self.pager.policy.lock().removed(page);
+            }
+            if word.pins() == 0 {
+                return Some(leaving);
+            }
+            self.keep(page, leaving);
+            return None;
+        }
+    }
+
+    /// Leaves a victim where it is.
+    fn keep(&self, page: PageId, word: Word) {
+        self.pager.policy.lock().retouched(page);
+        self.pager.settle(page, word, word.kept());
+    }
+
+    /// Drops pages that have been write-protected since their slots were read.
+    fn drop_clean(&self, clean: &[(PageId, Word)], pieces: &[Piece]) {
+        if clean.is_empty() {
+            return;
+        }
+        let pager = &self.pager;
+        // SAFETY: each page is `Moving` by this thread and equals its slot: it was installed
+        // write-protected and no write was let through (that clears the flag first), so neither
+        // a thread nor a device request of the application can have changed it.
+        unsafe { pager.discarder.discard(pieces) }
+            .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        {
+            let mut policy = pager.policy.lock();
+            clean.iter().for_each(|(page, _)| policy.evicted(*page));
+        }
+        for &(page, word) in clean {
+            let slot = word.slot().expect("a clean page has a slot");
+            pager.settle(page, word, Word::stored(slot));
+        }
+        pager.budget.uncharge(ByteCount((clean.len() * pager.page_bytes) as u64));
+        pager.counters.evicted_clean.add(clean.len() as u64);
+    }
+
+    /// Takes a page's memory out of the region into a frame, to cool there.
+    fn move_out(&mut self, page: PageId, word: Word) -> bool {
+        let Some(frame) = self.pager.frame_for_eviction() else {
+            self.keep(page, word);
+            return false;
+        };
+        if !self.pager.take_content(page, frame) {
+            self.keep(page, word);
+            self.pager.counters.evict_busy.bump();
+            return false;
+        }
+        self.pager.frames.note(frame, page, word.slot());
+        self.pager.settle(page, word, Word::cooling(frame));
+        self.cooling.push_back(frame);
+        true
+    }
+
+    // After cooling.
+
+    /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
+    fn settle_cooling(&mut self, keep: usize) -> bool {
+        let room =
+            (self.free_writes.len() * self.pages_per_write()).saturating_sub(self.dirty.len());
+        let mut count = self.cooling.len().saturating_sub(keep).min(room);
+        let worked = count > 0;
+        let mut freed = 0;
+        while count > 0 {
+            let frame = self.cooling.pop_front().expect("counted above");
+            freed += usize::from(self.settle_frame(frame));
+            count -= 1;
+        }
+        self.made_room(freed);
+        self.write_dirty();
+        worked
+    }
+
+    fn pages_per_write(&self) -> usize {
+        (WRITE_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX)
+    }
+
+    /// Finds out what a cooled page needs; returns whether its frame is free already.
+    fn settle_frame(&mut self, frame: FrameId) -> bool {
+        let pager = &self.pager;
+        let page = pager.frames.page(frame);
+        let slot = pager.frames.slot(frame);
+        let cooling = Word::cooling(frame);
+        if pager.word(page).load() != cooling {
+            self.lingering.push_back(Linger { frame, written: None });
+            return false;
+        }
+        let sum = pager.hash_frame(frame);
+        let clean = slot.filter(|slot| pager.sum(*slot) == sum);
+        let zero = sum == pager.zero_sum();
+        let to = match clean {
+            Some(slot) => Word::stored(slot),
+            None if zero => Word::EMPTY,
+            None => Word::writing(frame),
+        };
+        if pager.word(page).try_change(cooling, to).is_err() {
+            self.lingering.push_back(Linger { frame, written: None });
+            return false;
+        }
+        if to.state() == State::Writing {
+            // The slot is chosen together with its neighbours', in `write_dirty`.
+            self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
+            return false;
+        }
+        pager.policy.lock().evicted(page);
+        if clean.is_some() {
+            pager.counters.evicted_clean.bump();
+        } else {
+            pager.put_slot(slot);
+            pager.counters.evicted_zero.bump();
+        }
+        pager.recycle(frame);
+        true
+    }
+
+    /// Frees the frames whose takers have finished.
+    fn settle_lingering(&mut self) {
+        let mut freed = 0;
+        for _ in 0..self.lingering.len() {
+            let linger = self.lingering.pop_front().expect("counted above");
+            match self.pager.frames.fate(linger.frame) {
+                Fate::Open => {
+                    self.lingering.push_back(linger);
+                    continue;
+                }
+                Fate::MovedBack => drop(self.pager.frames.release(linger.frame)),
+                Fate::Dropped => self.pager.recycle(linger.frame),
+            }
+            self.pager.put_slot(linger.written);
+            freed += 1;
+        }
+        self.made_room(freed);
+    }
+
+    // Write-back.
+
+    /// Gives all dirty pages slots, runs of them, and starts their writes, as far as there are
+    /// free requests.
+    fn write_dirty(&mut self) {
+        if self.dirty.is_empty() {
+            return;
+        }
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.sort_unstable_by_key(|dirty| dirty.page);
+        let mut done = 0;
+        while done < dirty.len() && !self.free_writes.is_empty() {
+            let want = (dirty.len() - done).min(self.pages_per_write());
+            let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
+                self.writes_fail(crate::sys::ENOSPC);
+                dirty[done..].iter().for_each(|dirty| self.put_back(*dirty));
+                done = dirty.len();
+                break;
+            };
+            let run = &mut dirty[done..done + got.as_usize()];
+            for (n, dirty) in run.iter_mut().enumerate() {
+                dirty.slot = SlotId(first.0 + n as u64);
+            }
+            self.start_write(run);
+            done += got.as_usize();
+        }
+        dirty.drain(..done);
+        self.dirty = dirty;
+    }
+
+    /// Starts writing a run of pages to their consecutive slots.
+    fn start_write(&mut self, run: &[Dirty]) {
+        let token = self.free_writes.pop().expect("the caller looked");
+        let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
+        let mut pages = [run[0]; SEGMENTS_MAX];
+        for (n, dirty) in run.iter().enumerate() {
+            let ptr = self.pager.frames.ptr(dirty.frame);
+            segments[n] = Segment { ptr, len: self.pager.page_bytes };
+            pages[n] = *dirty;
+        }
+        let request = Request {
+            token: token as u64,
+            op: Op::Write,
+            offset: self.pager.slot_offset(run[0].slot),
+            segments: &segments[..run.len()],
+        };
+        let write = Write { pages, count: run.len(), started: Instant::now(), overdue: false };
+        self.writes[token] = Some(write);
+        let pushed = super::push(&mut *self.queue, request);
+        assert!(pushed, "writes are bounded by the queue's depth");
+    }
+
+    fn finish_write(&mut self, completion: Completion) {
+        let token = completion.token as usize;
+        let write = self.writes[token].take().expect("a completion has its write");
+        self.free_writes.push(token);
+        let run = &write.pages[..write.count];
+        match completion.result {
+            Ok(()) => {
+                if self.write_again.take().is_some() {
+                    self.write_pause = PAUSE_MIN;
+                    self.pager.write_errno.store(0, Ordering::Release);
+                }
+                let freed = run.iter().filter(|dirty| self.written(dirty)).count();
+                self.made_room(freed);
+            }
+            Err(error) => {
+                report::warn("write-back failed; the pages stay in memory", &error);
+                self.writes_fail(super::errno_of(&error));
+                run.iter().for_each(|dirty| {
+                    self.pager.slots.put(dirty.slot);
+                    self.put_back(*dirty);
+                });
+            }
+        }
+    }
+
+    /// A page's write is done; returns whether its frame is free.
+    fn written(&mut self, dirty: &Dirty) -> bool {
+        let pager = &self.pager;
+        let writing = Word::writing(dirty.frame);
+        // Invariant 2: published by the change of the word.
+        pager.set_sum(dirty.slot, dirty.sum);
+        pager.counters.pages_out.bump();
+        let old = pager.frames.slot(dirty.frame);
+        match pager.word(dirty.page).try_change(writing, Word::stored(dirty.slot)) {
+            Ok(()) => {
+                pager.put_slot(old);
+                pager.policy.lock().evicted(dirty.page);
+                pager.recycle(dirty.frame);
+                true
+            }
+            Err(now) if now == writing.with_dead() => {
+                pager.put_slot(old);
+                pager.slots.put(dirty.slot);
+                pager.settle(dirty.page, now, Word::EMPTY);
+                pager.wake(dirty.page);
+                pager.recycle(dirty.frame);
+                true
+            }
+            Err(_) => {
+                // A filler copied the page out: neither slot is its any more.
+                pager.put_slot(old);
+                self.lingering.push_back(Linger { frame: dirty.frame, written: Some(dirty.slot) });
+                false
+            }
+        }
+    }
+
+    /// Returns a page that cannot be written to the region.
+    fn put_back(&mut self, dirty: Dirty) {
+        let pager = &self.pager;
+        let Dirty { page, frame, .. } = dirty;
+        let from = Word::writing(frame);
+        let slot = pager.frames.slot(frame);
+        let moving = Word::moving(slot);
+        match pager.word(page).try_change(from, moving) {
+            Ok(()) => {}
+            Err(now) if now == from.with_dead() => {
+                pager.put_slot(slot);
+                pager.settle(page, now, Word::EMPTY);
+                pager.wake(page);
+                pager.recycle(frame);
+                return;
+            }
+            Err(_) => {
+                // A filler copied the page out and left the old slot to this thread.
+                pager.put_slot(slot);
+                self.lingering.push_back(Linger { frame, written: None });
+                return;
+            }
+        }
+        if !pager.evict_by_move {
+            // The frame's charge moves to the page; the frame's memory goes right after.
+            if let Err(error) = pager.copy_rest(page, frame, 0) {
+                report::fatal("a page could not be returned after a failed write", &error);
+            }
+            pager.settle_resident(page, moving, Word::resident(slot), None);
+            drop(pager.frames.release(frame));
+            return;
+        }
+        match pager.return_frame(page, frame) {
+            Ok(_) => {
+                pager.settle_resident(page, moving, Word::resident(slot), None);
+                drop(pager.frames.release(frame));
+            }
+            Err(error) => {
+                report::fatal("a page could not be returned after a failed write", &error)
+            }
+        }
+    }
+
+    /// Pauses write-back; clean pages are evicted meanwhile.
+    fn writes_fail(&mut self, errno: i32) {
+        self.pager.counters.write_errors.bump();
+        self.pager.write_errno.store(errno as u32, Ordering::Release);
+        self.write_again = Some(Instant::now() + self.write_pause);
+        self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
+    }
+
+    /// Reports writes that the device has not answered in time. Their pages stay readable: a
+    /// filler copies them out; their frames stay with the device.
+    fn check_deadlines(&mut self) {
+        for write in self.writes.iter_mut().flatten() {
+            if !write.overdue && write.started.elapsed() > self.deadline {
+                write.overdue = true;
+                let error = crate::Error::Io {
+                    op: "write",
+                    offset: self.pager.slot_offset(write.pages[0].slot),
+                    len: (write.count * self.pager.page_bytes) as u64,
+                    errno: crate::sys::ETIMEDOUT,
+                };
+                report::warn("the device does not answer a write", &error);
+                self.pager.counters.write_errors.bump();
+                self.pager.write_errno.store(crate::sys::ETIMEDOUT as u32, Ordering::Release);
+                self.pager.exhausted.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    // Other work.
+
+    /// Returns device space of freed slots, a run at a time, when there is nothing else to do.
+    fn discard_slots(&mut self) -> bool {
+        let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
+        let len = count.0 * self.pager.page_bytes as u64;
+        if let Err(error) = self.pager.store.discard(self.pager.slot_offset(first), len) {
+            report::warn("device space could not be returned", &error);
+        }
+        self.pager.slots.discarded((first, count));
+        true
+    }
+
+    /// Evicts ranges that somebody asked to be evicted; answers when they are out.
+    fn serve_requests(&mut self) -> bool {
+        let Some(request) = self.requests.take() else { return false };
+        let mut batch = [PageId(0); BATCH_MAX];
+        let mut next = request.first.0;
+        let end = request.first.0 + request.count.0;
+        while next < end {
+            let count = BATCH_MAX.min((end - next) as usize);
+            batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
+            self.take_out(&mut batch[..count], Listed::Yes);
+            self.settle_cooling(0);
+            if let Err(error) = self.collect(Duration::ZERO) {
+                report::fatal("the evictor lost its device queue", &error);
+            }
+            next += count as u64;
+        }
+        self.finish_everything();
+        self.requests.answer(request.id);
+        true
+    }
+
+    /// Waits, for a bounded time, until all that is cooling or being written has settled.
+    fn finish_everything(&mut self) {
+        let started = Instant::now();
+        while !self.idle() || !self.lingering.is_empty() {
+            self.settle_cooling(0);
+            self.settle_lingering();
+            if let Err(error) = self.collect(Duration::from_millis(1)) {
+                report::fatal("the evictor lost its device queue", &error);
+            }
+            if self.pager.stop.load(Ordering::Acquire) || started.elapsed() > self.deadline {
+                return;
+            }
+        }
+    }
+}
+
+impl Pager {
+    /// A frame to take a page's content out to.
+    fn frame_for_eviction(&self) -> Option<FrameId> {
+        if self.evict_by_move {
+            self.frames.take_empty()
+        } else {
+            self.charged_frame(ByteCount::ZERO)
+        }
+    }
+
+    /// Takes the content of a `Moving` page into `frame` and unmaps it from the region. `false`:
+    /// the page is in use by the kernel and stays as it was; the frame is given back.
+    fn take_content(&self, page: PageId, frame: FrameId) -> bool {
+        if self.evict_by_move {
+            self.take_by_move(page, frame)
+        } else {
+            self.take_by_copy(page, frame)
+        }
+    }
+
+    fn take_by_move(&self, page: PageId, frame: FrameId) -> bool {
+        let (src, dst) = (self.addr(page), self.frames.addr(frame));
+        // SAFETY: the page is `Moving` by this thread, which may unmap it; the frame is an empty
+        // one of this thread's.
+        let outcome = unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) };
+        let moved = match outcome {
+            Outcome::Done => return true,
+            Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
+            Outcome::Failed { bytes, .. } => bytes,
+        };
+        if moved > 0 {
+            // SAFETY: the part that was moved goes back to where it came from, which is missing.
+            let back = unsafe { self.uffd.move_pages(src, dst, moved, Wake::Yes) };
+            if back != Outcome::Done {
+                let error = crate::Error::Os { call: "UFFDIO_MOVE", errno: crate::sys::EIO };
+                report::fatal("half of a page could not be moved back", &error);
+            }
+        }
+        drop(self.frames.release(frame));
+        false
+    }
+
+    /// For kernels without MOVE: nobody can write the page while it is copied, because writes
+    /// fault first and wait for its word. (A device request of the application in flight is not
+    /// seen: such kernels need a pin around direct I/O into far memory.)
+    fn take_by_copy(&self, page: PageId, frame: FrameId) -> bool {
+        if self.uffd.forbid_writes(self.addr(page), self.page_bytes).is_err() {
+            self.recycle(frame);
+            return false;
+        }
+        // SAFETY: the page is mapped and write-protected, the frame is this thread's; both are
+        // `page_bytes` long and do not overlap. Holes of a sparse page cannot be here: chunks are
+        // opened only where MOVE exists.
+        unsafe {
+            let src = self.addr(page) as *const u8;
+            std::ptr::copy_nonoverlapping(src, self.frames.ptr(frame), self.page_bytes);
+        }
+        let piece = Piece::new(self.addr(page), self.page_bytes);
+        // SAFETY: the page is `Moving` by this thread and its content is in the frame.
+        unsafe { self.discarder.discard(&[piece]) }
+            .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        self.budget.uncharge(self.page_size());
+        true
+    }
+
+    /// Maps a cooling frame's content back as `page`, which is `Moving` by this thread. Returns
+    /// what that leaves of the frame.
+    pub(super) fn return_frame(&self, page: PageId, frame: FrameId) -> Result<Fate> {
+        if !self.evict_by_move {
+            return self.copy_rest(page, frame, 0).map(|()| Fate::Dropped);
+        }
+        let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
+        // content and nobody else moves it.
+        match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::Yes) } {
+            Outcome::Done => Ok(Fate::MovedBack),
+            Outcome::Busy { bytes } => {
+                self.copy_rest(page, frame, bytes)?;
+                Ok(Fate::MovedBack)
+            }
+            outcome => Err(super::pager::install_error(outcome)),
+        }
+    }
+
+    /// Returns the charge that a copy would have needed.
+    pub(super) fn uncharge_copy(&self) {
+        if !self.evict_by_move {
+            self.budget.uncharge(self.page_size());
+        }
+    }
+}

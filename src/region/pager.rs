@@ -1,0 +1,642 @@
+//! The pager: what fillers, evictors and discarding threads share.
+//!
+//! [`Pager`] holds the page words, the frames, the budget, the slots and the userfaultfd of one
+//! region, and the operations on one page that every side needs: install, zero-fill, take back,
+//! discard, poison. Threads live in [`filler`](super::filler) and [`evictor`](super::evictor).
+//!
+//! # Invariants
+//! 1. Memory of a page changes hands only by a change of its word; see `page::word`.
+//! 2. A page is in the policy's lists from just before it becomes `Resident` until a victim is
+//!    taken or it is discarded.
+//! 3. Every mapped page and every frame with memory is charged, before it has memory.
+//! 4. A slot belongs to one page word or one frame note, never to both.
+#![expect(unsafe_code, reason = "installs, moves and drops pages of the region")]
+
+use super::RegionConfig;
+use super::counters::Counters;
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
+use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
+use crate::meta::LazyArray;
+use crate::page::frames::{Fate, Frames};
+use crate::page::word::{FrameId, PageWord, State, Word};
+use crate::store::Store;
+use crate::store::slots::SlotMap;
+use crate::sys;
+use crate::sys::event::EventFd;
+use crate::sys::uffd::{Outcome, Protect, Uffd, Wake, feature};
+use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece};
+use crate::tier::budget::Budget;
+use crate::tier::policy::{EvictionPolicy, Insert};
+use crossbeam_utils::CachePadded;
+use std::sync::Arc;
+
+/// Most pages handled by one batch of installs, evictions or discards.
+pub(crate) const BATCH_MAX: usize = 64;
+
+/// A run of pages asked for by `prefetch`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ahead {
+    pub(crate) first: PageId,
+    pub(crate) count: PageCount,
+}
+
+/// A 128-bit content hash.
+pub(crate) type Sum = [u64; 2];
+
+/// What the threads of one region share.
+#[derive(Debug)]
+pub(crate) struct Pager {
+    pub(crate) region: Mapping,
+    pub(crate) page_bytes: usize,
+    page_shift: u32,
+    pub(crate) words: LazyArray<PageWord>,
+    pub(crate) frames: Frames,
+    pub(crate) uffd: Uffd,
+    pub(crate) discarder: Discarder,
+    pub(crate) budget: Budget,
+    pub(crate) policy: Ranked<Box<dyn EvictionPolicy>>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) slots: SlotMap,
+    /// Per slot: hash of what was written there.
+    sums: LazyArray<[AtomicU64; 2]>,
+    hash_seed: u64,
+    zero_sum: Sum,
+    pub(crate) verify: bool,
+    /// Fills install frames by MOVE, else by COPY.
+    pub(crate) fill_by_move: bool,
+    /// Evictions take pages out by MOVE, else by write-protect, copy and DONTNEED.
+    pub(crate) evict_by_move: bool,
+    /// Reads as zero, never written: the source of zero fills by COPY.
+    zeros: Mapping,
+    pub(crate) counters: Counters,
+    /// Most pages that may be in the resident state and still be taken as a reserve.
+    pub(crate) low_bytes: AtomicU64,
+    pub(crate) high_bytes: AtomicU64,
+    pub(crate) evictor_bell: EventFd,
+    evictor_called: CachePadded<AtomicBool>,
+    pub(crate) filler_bells: Box<[EventFd]>,
+    /// Fillers that hold faults they have no frame for.
+    pub(crate) starving: CachePadded<AtomicU32>,
+    /// Why write-back fails at the moment: 0 or an `errno`.
+    pub(crate) write_errno: AtomicU32,
+    /// Set by the evictor when a whole pass freed nothing.
+    pub(crate) exhausted: AtomicBool,
+    pub(crate) stop: AtomicBool,
+}
+
+impl Pager {
+    pub(crate) fn new(config: &RegionConfig, store: Arc<dyn Store>) -> Result<Pager> {
+        let page_bytes = config.page.as_usize();
+        let pages = config.span.as_usize() / page_bytes;
+        let uffd = Uffd::open(
+            feature::PAGEFAULT_FLAG_WP,
+            feature::MOVE | feature::POISON | feature::THREAD_ID,
+            config.kernel_faults_required,
+        )?;
+        let (fill_by_move, evict_by_move) =
+            config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
+        let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
+        let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, huge)?;
+        let frames = Frames::new(frame_count(config), page_bytes, huge)?;
+        uffd.register_faults(region.addr(), region.len())?;
+        let (staging, staging_len) = frames.range();
+        uffd.register_staging(staging, staging_len)?;
+        let slot_count = store.capacity().as_usize() / page_bytes;
+        let limit_pages = PageCount(config.limit.0 / config.page.0);
+        let policy = config.policy.build(PageCount(pages as u64), limit_pages)?;
+        // Random, so that content cannot be made to collide ahead of time.
+        let hash_seed = crate::sys::random_u64()?;
+        let zeros = Mapping::reserve(page_bytes, page_bytes, Huge::No)?;
+        // SAFETY: the mapping is `page_bytes` long and nobody writes it, ever.
+        let zero_bytes = unsafe { std::slice::from_raw_parts(zeros.as_ptr(), page_bytes) };
+        let zero_sum = split(twox_hash::XxHash3_128::oneshot_with_seed(hash_seed, zero_bytes));
+        let bells: Result<Vec<EventFd>> = (0..config.handlers).map(|_| new_bell()).collect();
+        let pager = Pager {
+            region,
+            page_bytes,
+            page_shift: page_bytes.trailing_zeros(),
+            words: LazyArray::new(pages)?,
+            frames,
+            uffd,
+            discarder: Discarder::new(),
+            budget: Budget::new(config.limit),
+            policy: Ranked::new(Rank::Policy, policy),
+            slots: SlotMap::new(SlotCount(slot_count as u64))?,
+            sums: LazyArray::new(slot_count)?,
+            store,
+            hash_seed,
+            zero_sum,
+            verify: config.checksum,
+            fill_by_move,
+            evict_by_move,
+            zeros,
+            counters: Counters::default(),
+            low_bytes: AtomicU64::new(0),
+            high_bytes: AtomicU64::new(0),
+            evictor_bell: new_bell()?,
+            evictor_called: CachePadded::new(AtomicBool::new(false)),
+            filler_bells: bells?.into_boxed_slice(),
+            starving: CachePadded::new(AtomicU32::new(0)),
+            write_errno: AtomicU32::new(0),
+            exhausted: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        };
+        pager.set_limit(config.limit);
+        Ok(pager)
+    }
+
+    // Geometry.
+
+    pub(crate) fn page_count(&self) -> PageCount {
+        PageCount(self.words.len() as u64)
+    }
+
+    pub(crate) fn page_size(&self) -> ByteCount {
+        ByteCount(self.page_bytes as u64)
+    }
+
+    pub(crate) fn addr(&self, page: PageId) -> usize {
+        self.region.addr() + (page.as_usize() << self.page_shift)
+    }
+
+    /// The page an address of the region lies in.
+    pub(crate) fn page_at(&self, addr: usize) -> PageId {
+        PageId(((addr - self.region.addr()) >> self.page_shift) as u64)
+    }
+
+    pub(crate) fn word(&self, page: PageId) -> &PageWord {
+        &self.words[page.as_usize()]
+    }
+
+    pub(crate) fn slot_offset(&self, slot: SlotId) -> u64 {
+        slot.0 << self.page_shift
+    }
+
+    // Limit and watermarks.
+
+    /// Sets the limit and the watermarks that follow from it.
+    pub(crate) fn set_limit(&self, limit: ByteCount) {
+        const RESERVE_MAX: u64 = 16 << 20;
+        let page = self.page_bytes as u64;
+        let high = (limit.0 / 32).min(RESERVE_MAX.max(8 * page)).max(2 * page);
+        self.low_bytes.store(high / 2, Ordering::Relaxed);
+        self.high_bytes.store(high, Ordering::Relaxed);
+        self.budget.set_limit(limit);
+        self.call_evictor();
+    }
+
+    /// Bytes that fills can take without evicting: unused budget and spare frames.
+    pub(crate) fn available(&self) -> u64 {
+        self.budget.free().0 + (self.frames.spare_len() * self.page_bytes) as u64
+    }
+
+    /// Calls the evictor when less than the low watermark is available.
+    pub(crate) fn check_low(&self) {
+        if self.available() < self.low_bytes.load(Ordering::Relaxed) {
+            self.call_evictor();
+        }
+    }
+
+    /// Wakes the evictor, once until it has looked.
+    pub(crate) fn call_evictor(&self) {
+        if !self.evictor_called.swap(true, Ordering::AcqRel) {
+            self.evictor_bell.signal();
+        }
+    }
+
+    /// The evictor has woken and will look at everything it is called for.
+    pub(crate) fn evictor_looks(&self) {
+        self.evictor_called.store(false, Ordering::Release);
+        self.evictor_bell.drain();
+    }
+
+    /// Wakes the fillers that wait for frames.
+    pub(crate) fn feed_fillers(&self) {
+        if self.starving.load(Ordering::Acquire) > 0 {
+            self.ring_fillers();
+        }
+    }
+
+    pub(crate) fn ring_fillers(&self) {
+        for bell in &self.filler_bells {
+            bell.signal();
+        }
+    }
+
+    // Frames with their charge.
+
+    /// What fills leave of the limit. Evicting by copy needs a frame before it frees a page.
+    fn headroom(&self) -> ByteCount {
+        const PAGES: u64 = 8;
+        if self.evict_by_move { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
+    }
+
+    /// A frame with memory: a spare one, or an empty one that is charged.
+    pub(crate) fn charged_frame(&self, headroom: ByteCount) -> Option<FrameId> {
+        if let Some(frame) = self.frames.take_spare() {
+            return Some(frame);
+        }
+        if !self.budget.try_charge_leaving(self.page_size(), headroom) {
+            return None;
+        }
+        let frame = self.frames.take_empty();
+        if frame.is_none() {
+            self.budget.uncharge(self.page_size());
+        }
+        frame
+    }
+
+    /// Takes what a fill needs: a frame, and with COPY a charge for the page as well.
+    pub(crate) fn reserve_fill(&self) -> Option<FrameId> {
+        let frame = self.charged_frame(self.headroom())?;
+        if !self.fill_by_move && !self.charge_page() {
+            self.recycle(frame);
+            return None;
+        }
+        Some(frame)
+    }
+
+    /// Charges one page; spare frames give way when the limit is reached.
+    pub(crate) fn charge_page(&self) -> bool {
+        let headroom = self.headroom();
+        if self.budget.try_charge_leaving(self.page_size(), headroom) {
+            return true;
+        }
+        let Some(frame) = self.frames.take_spare() else { return false };
+        self.free_frame(frame);
+        self.budget.try_charge_leaving(self.page_size(), headroom)
+    }
+
+    /// Returns what [`reserve_fill`](Self::reserve_fill) took, unused.
+    pub(crate) fn cancel_fill(&self, frame: FrameId) {
+        if !self.fill_by_move {
+            self.budget.uncharge(self.page_size());
+        }
+        self.recycle(frame);
+    }
+
+    /// Lists a frame with memory as spare, or frees its memory when there are plenty.
+    pub(crate) fn recycle(&self, frame: FrameId) {
+        let keep = if self.fill_by_move {
+            self.frames.count()
+        } else {
+            BATCH_MAX.min(self.frames.count() / 2)
+        };
+        if self.frames.spare_len() < keep {
+            self.frames.put_spare(frame);
+        } else {
+            self.free_frame(frame);
+        }
+    }
+
+    /// Frees the memory of a frame and its charge.
+    pub(crate) fn free_frame(&self, frame: FrameId) {
+        if self.frames.release(frame).is_ok() {
+            self.budget.uncharge(self.page_size());
+        }
+    }
+
+    // Content.
+
+    /// Hash of a frame's bytes. The frame may be taken away meanwhile; then the value is
+    /// meaningless and the caller's next change of the page word fails.
+    pub(crate) fn hash_frame(&self, frame: FrameId) -> Sum {
+        // SAFETY: a frame is `page_bytes` of readable memory for ever; the kernel may replace its
+        // pages meanwhile, which changes what is read but not that it can be read.
+        let bytes = unsafe { std::slice::from_raw_parts(self.frames.ptr(frame), self.page_bytes) };
+        split(twox_hash::XxHash3_128::oneshot_with_seed(self.hash_seed, bytes))
+    }
+
+    pub(crate) fn zero_sum(&self) -> Sum {
+        self.zero_sum
+    }
+
+    pub(crate) fn sum(&self, slot: SlotId) -> Sum {
+        let [a, b] = &self.sums[slot.as_usize()];
+        // Relaxed: published by the word change that named the slot.
+        [a.load(Ordering::Relaxed), b.load(Ordering::Relaxed)]
+    }
+
+    pub(crate) fn set_sum(&self, slot: SlotId, sum: Sum) {
+        let [a, b] = &self.sums[slot.as_usize()];
+        a.store(sum[0], Ordering::Relaxed);
+        b.store(sum[1], Ordering::Relaxed);
+    }
+
+    // Installing.
+
+    /// Maps a frame's content as `page`, which is `Moving` by this thread, and wakes who waits
+    /// for it. The frame is consumed, its memory or the charge of the fill now the page's.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
+    pub(crate) fn install(&self, page: PageId, frame: FrameId, protect: Protect) -> Result<()> {
+        let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        if self.fill_by_move {
+            // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
+            // frame is this thread's and holds the page's content.
+            match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::Yes) } {
+                Outcome::Done => self.frames.put_empty(frame),
+                // Rarely, just after a device read, the kernel still holds the frame.
+                Outcome::Busy { bytes } => {
+                    self.counters.install_busy.bump();
+                    self.copy_rest(page, frame, bytes)?;
+                    self.frames.release(frame)?;
+                }
+                outcome => return Err(install_error(outcome)),
+            }
+            return Ok(());
+        }
+        // SAFETY: as above.
+        let outcome =
+            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, Wake::Yes) };
+        match outcome {
+            Outcome::Done => {
+                self.recycle(frame);
+                Ok(())
+            }
+            outcome => Err(install_error(outcome)),
+        }
+    }
+
+    /// Whether fills for reads are installed write-protected, so that the first write is seen.
+    pub(crate) fn protects_fills(&self) -> bool {
+        !self.fill_by_move
+    }
+
+    /// Copies what of a page is not mapped yet from a frame, which keeps its memory.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory and nothing of the page is mapped.
+    pub(crate) fn copy_rest(&self, page: PageId, frame: FrameId, mapped: usize) -> Result<()> {
+        let (dst, src) = (self.addr(page) + mapped, self.frames.addr(frame) + mapped);
+        // SAFETY: the rest of the page is missing, this thread alone may fill it (it is
+        // `Moving`), and the rest of the frame holds its content.
+        let outcome = unsafe {
+            let rest = self.page_bytes - mapped;
+            self.uffd.copy(dst, src as *const u8, rest, Protect::No, Wake::Yes)
+        };
+        match outcome {
+            Outcome::Done => Ok(()),
+            Outcome::Failed { bytes: 0, .. } if mapped == 0 => Err(install_error(outcome)),
+            outcome => super::report::fatal("a page was left half mapped", &install_error(outcome)),
+        }
+    }
+
+    /// Maps zeros as `page`, which is `Moving` by this thread. Returns `false` when the limit
+    /// leaves no memory for it.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory: the page is still missing.
+    pub(crate) fn install_zeros(&self, page: PageId) -> Result<bool> {
+        if self.fill_by_move
+            && let Some(frame) = self.frames.take_spare()
+        {
+            // SAFETY: the frame is this thread's, `page_bytes` long.
+            unsafe { std::ptr::write_bytes(self.frames.ptr(frame), 0, self.page_bytes) };
+            return match self.install(page, frame, Protect::No) {
+                Ok(()) => Ok(true),
+                Err(error) => {
+                    self.recycle(frame);
+                    Err(error)
+                }
+            };
+        }
+        if !self.charge_page() {
+            return Ok(false);
+        }
+        // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`);
+        // `zeros` is never written.
+        let outcome = unsafe {
+            let zeros = self.zeros.as_ptr();
+            self.uffd.copy(self.addr(page), zeros, self.page_bytes, Protect::No, Wake::Yes)
+        };
+        match outcome {
+            Outcome::Done => Ok(true),
+            Outcome::Failed { bytes: 0, .. } => {
+                self.budget.uncharge(self.page_size());
+                Err(install_error(outcome))
+            }
+            outcome => super::report::fatal("a page was left half mapped", &install_error(outcome)),
+        }
+    }
+
+    /// Makes a mapped `Moving` page resident. The policy hears of it first (invariant 2).
+    pub(crate) fn settle_resident(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
+        {
+            let mut policy = self.policy.lock();
+            match how {
+                Some(how) => policy.inserted(page, how),
+                None => policy.retouched(page),
+            }
+        }
+        self.settle(page, from, to);
+    }
+
+    /// Ends this thread's `Moving`.
+    pub(crate) fn settle(&self, page: PageId, from: Word, to: Word) {
+        if let Err(now) = self.word(page).try_change(from, to) {
+            panic!("{page} changed from {from:?} to {now:?} while being moved");
+        }
+    }
+
+    /// Wakes the threads that wait for a page, to fault again.
+    pub(crate) fn wake(&self, page: PageId) {
+        // A failed wake means the range is not registered any more: nobody can wait there.
+        drop(self.uffd.wake(self.addr(page), self.page_bytes));
+    }
+
+    // Discarding.
+
+    /// Makes `count` pages from `first` read as zero: frames, slots and pending writes go.
+    pub(crate) fn discard(&self, first: PageId, count: PageCount) {
+        let mut batch: [(PageId, Word); BATCH_MAX] = [(PageId(0), Word::EMPTY); BATCH_MAX];
+        let mut batched = 0;
+        for page in (first.0..first.0 + count.0).map(PageId) {
+            if let Some(word) = self.discard_start(page) {
+                batch[batched] = (page, word);
+                batched += 1;
+            }
+            if batched == BATCH_MAX {
+                self.discard_resident_run(&batch);
+                batched = 0;
+            }
+        }
+        self.discard_resident_run(&batch[..batched]);
+    }
+
+    /// Discards one page unless it is mapped; a mapped one is returned, `Resident`, for a batch.
+    fn discard_start(&self, page: PageId) -> Option<Word> {
+        let mut spins = 0u32;
+        loop {
+            let word = self.word(page).load();
+            let change = |to| self.word(page).try_change(word, to).is_ok();
+            match word.state() {
+                State::Empty => return None,
+                State::Resident => return Some(word),
+                State::Stored if change(Word::EMPTY) => {
+                    self.put_slot(word.slot());
+                    return None;
+                }
+                State::Cooling => {
+                    let frame = word.frame().expect("a cooling page has a frame");
+                    let slot = self.frames.slot(frame);
+                    if change(Word::EMPTY) {
+                        self.put_slot(slot);
+                        self.counters.died_before_write.bump();
+                        self.frames.decide(frame, Fate::Dropped);
+                        return None;
+                    }
+                }
+                State::Filling | State::Writing => {
+                    if word.dead() || change(word.with_dead()) {
+                        return None;
+                    }
+                }
+                State::Poisoned if change(Word::EMPTY) => {
+                    self.put_slot(word.slot());
+                    self.unpoison(page);
+                    return None;
+                }
+                // Another thread changes its mapping: a matter of microseconds.
+                State::Moving => backoff(&mut spins),
+                State::Stored | State::Poisoned => {}
+            }
+        }
+    }
+
+    /// Unmaps a batch of resident pages that are discarded, in ascending order.
+    fn discard_resident_run(&self, batch: &[(PageId, Word)]) {
+        let mut pieces: [Piece; BATCH_MAX] = [Piece::new(0, 0); BATCH_MAX];
+        let mut taken: [(PageId, Word); BATCH_MAX] = [(PageId(0), Word::EMPTY); BATCH_MAX];
+        let (mut piece_count, mut taken_count) = (0, 0);
+        for &(page, seen) in batch {
+            let Some(word) = self.take_for_discard(page, seen) else { continue };
+            taken[taken_count] = (page, word);
+            taken_count += 1;
+            self.push_piece(&mut pieces, &mut piece_count, page);
+        }
+        if taken_count == 0 {
+            return;
+        }
+        let taken = &taken[..taken_count];
+        {
+            let mut policy = self.policy.lock();
+            taken.iter().for_each(|(page, _)| policy.removed(*page));
+        }
+        // SAFETY: each page is `Moving` by this thread, and its owner gave its content up.
+        unsafe { self.discarder.discard(&pieces[..piece_count]) }
+            .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        for &(page, word) in taken {
+            self.put_slot(word.slot());
+            self.settle(page, word, Word::EMPTY);
+        }
+        self.budget.uncharge(ByteCount((taken.len() * self.page_bytes) as u64));
+    }
+
+    /// Takes a page seen `Resident` for unmapping; discards it otherwise when it moved on.
+    fn take_for_discard(&self, page: PageId, seen: Word) -> Option<Word> {
+        let mut word = seen;
+        while self.word(page).try_change(word, word.leaving()).is_err() {
+            word = self.discard_start(page)?;
+        }
+        Some(word.leaving())
+    }
+
+    /// Adds a page to a list of ranges, growing the last one when the page follows it.
+    pub(crate) fn push_piece(&self, pieces: &mut [Piece], count: &mut usize, page: PageId) {
+        let start = self.addr(page);
+        if let Some(last) = count.checked_sub(1).map(|last| &mut pieces[last])
+            && last.start() + last.len() == start
+        {
+            last.grow(self.page_bytes);
+            return;
+        }
+        pieces[*count] = Piece::new(start, self.page_bytes);
+        *count += 1;
+    }
+
+    /// Frees a page's slot.
+    pub(crate) fn put_slot(&self, slot: Option<SlotId>) {
+        if let Some(slot) = slot {
+            self.slots.put(slot);
+        }
+    }
+
+    // Failure.
+
+    /// Makes a `Moving`, missing page lost: a touch is SIGBUS from now on, and who waits gets it.
+    /// Says so on standard error.
+    pub(crate) fn poison(&self, page: PageId, from: Word, cause: &Error) {
+        self.counters.poisoned.bump();
+        super::report::lost_page(self.addr(page), self.page_bytes, cause);
+        if self.uffd.has(feature::POISON) {
+            // SAFETY: the page is missing and its content is lost.
+            let outcome = unsafe { self.uffd.poison(self.addr(page), self.page_bytes) };
+            if outcome != Outcome::Done {
+                super::report::fatal("a lost page could not be poisoned", &install_error(outcome));
+            }
+        } else if let Err(error) = self.region.fence(self.offset(page), self.page_bytes) {
+            super::report::fatal("a lost page could not be fenced off", &error);
+        }
+        self.settle(page, from, Word::poisoned(from.slot()));
+        self.wake(page);
+    }
+
+    /// Makes a poisoned page that was discarded usable again.
+    fn unpoison(&self, page: PageId) {
+        let mended = if self.uffd.has(feature::POISON) {
+            let piece = Piece::new(self.addr(page), self.page_bytes);
+            // SAFETY: the page's content is lost already; this clears the marker.
+            unsafe { self.discarder.discard(&[piece]) }
+        } else {
+            self.region
+                .unfence(self.offset(page), self.page_bytes)
+                .and_then(|()| self.uffd.register_faults(self.addr(page), self.page_bytes))
+        };
+        if let Err(error) = mended {
+            super::report::fatal("a lost page could not be made usable again", &error);
+        }
+    }
+
+    fn offset(&self, page: PageId) -> usize {
+        self.addr(page) - self.region.addr()
+    }
+}
+
+pub(super) fn install_error(outcome: Outcome) -> Error {
+    let errno = match outcome {
+        Outcome::Done => 0,
+        Outcome::Present { .. } => sys::EEXIST,
+        Outcome::Busy { .. } => sys::EBUSY,
+        Outcome::Failed { errno, .. } => errno,
+    };
+    Error::Os { call: "installing a page", errno }
+}
+
+/// Spins shortly, then yields: for states that last microseconds.
+pub(crate) fn backoff(spins: &mut u32) {
+    *spins += 1;
+    if *spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+fn new_bell() -> Result<EventFd> {
+    EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })
+}
+
+fn split(sum: u128) -> Sum {
+    [sum as u64, (sum >> 64) as u64]
+}
+
+/// Staging frames of a region: a quarter of the limit, within bounds.
+fn frame_count(config: &RegionConfig) -> usize {
+    const FRAMES_MIN: usize = 16;
+    const FRAMES_MAX: usize = 1024;
+    const BYTES_MAX: usize = 256 << 20;
+    let page = config.page.as_usize();
+    let quarter = config.limit.as_usize() / 4 / page;
+    quarter.clamp(FRAMES_MIN, FRAMES_MAX).min((BYTES_MAX / page).max(FRAMES_MIN))
+}
+
+const _: () = assert!(KERNEL_PAGE == 4096);

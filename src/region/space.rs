@@ -1,0 +1,268 @@
+//! Address ranges of a region: which are handed out, and which parts hold live data.
+//!
+//! Ranges are multiples of 4 KiB, whatever the tier's page size. A live bit per 4 KiB tells when
+//! the last live part of a page is gone, so that a page shared by several ranges is dropped with
+//! the last of them. Neighbours: `heap` asks for ranges, the pager drops pages.
+//!
+//! # Invariants
+//! 1. A page is discarded only while none of its 4 KiB units is live, under the lock, or while
+//!    all its live units belong to the caller.
+//! 2. Committed pages never outnumber what limit and device can keep together.
+
+use super::pager::Pager;
+use crate::base::error::{Error, Result};
+use crate::base::sync::{Rank, Ranked};
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::meta::LazyArray;
+use crate::sys::vm::KERNEL_PAGE;
+
+/// Released ranges that are remembered for reuse; more are forgotten (address space is plentiful).
+const RELEASED_MAX: usize = 4096;
+
+/// A range of 4 KiB units from the region's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Units {
+    first: usize,
+    count: usize,
+}
+
+impl Units {
+    fn end(self) -> usize {
+        self.first + self.count
+    }
+}
+
+/// The address ranges of one region.
+#[derive(Debug)]
+pub(super) struct Space {
+    state: Ranked<State>,
+    total: usize,
+    units_per_page: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Everything from here on was never handed out.
+    fresh: usize,
+    /// Released ranges, sorted, merged.
+    released: Vec<Units>,
+    /// One bit per unit: committed.
+    live: LazyArray<u64>,
+    committed: u64,
+}
+
+impl Space {
+    pub(super) fn new(span: usize, page_bytes: usize) -> Result<Space> {
+        let total = span / KERNEL_PAGE;
+        let state = State {
+            fresh: 0,
+            released: Vec::with_capacity(RELEASED_MAX),
+            live: LazyArray::new(total.div_ceil(64))?,
+            committed: 0,
+        };
+        let units_per_page = page_bytes / KERNEL_PAGE;
+        Ok(Space { state: Ranked::new(Rank::Space, state), total, units_per_page })
+    }
+
+    /// Pages with at least one live unit.
+    pub(super) fn committed(&self) -> PageCount {
+        PageCount(self.state.lock().committed)
+    }
+
+    /// Pages up to the end of everything that was ever handed out.
+    pub(super) fn fresh_pages(&self, page_bytes: usize) -> PageCount {
+        PageCount((self.state.lock().fresh * KERNEL_PAGE).div_ceil(page_bytes) as u64)
+    }
+
+    /// Hands out `len` bytes at a multiple of `align`; the offset from the region's start.
+    pub(super) fn reserve(&self, len: usize, align: usize) -> Result<usize> {
+        let no_space = Error::AddressSpace { len: ByteCount(len as u64) };
+        let count = len / KERNEL_PAGE;
+        let align = (align / KERNEL_PAGE).max(1);
+        let mut state = self.state.lock();
+        if let Some(first) = state.reuse(count, align) {
+            return Ok(first * KERNEL_PAGE);
+        }
+        let first = state.fresh.next_multiple_of(align);
+        let end = first.checked_add(count).filter(|end| *end <= self.total).ok_or(no_space)?;
+        let skipped = Units { first: state.fresh, count: first - state.fresh };
+        state.fresh = end;
+        state.give_back(skipped);
+        Ok(first * KERNEL_PAGE)
+    }
+
+    /// Takes a range back for reuse; it must not be committed.
+    pub(super) fn release(&self, offset: usize, len: usize) {
+        self.state.lock().give_back(units(offset, len));
+    }
+
+    /// Makes a reserved range usable, within `capacity` pages. Returns `false` when it is not.
+    pub(super) fn commit(&self, offset: usize, len: usize, capacity: PageCount) -> bool {
+        let range = units(offset, len);
+        let mut state = self.state.lock();
+        let fresh = self.pages_without_live(&state, range);
+        if state.committed + fresh > capacity.0 {
+            return false;
+        }
+        state.committed += fresh;
+        state.set(range, true);
+        true
+    }
+
+    /// Ends the use of a committed range: pages without any other live data are discarded.
+    pub(super) fn decommit(&self, offset: usize, len: usize, pager: &Pager) {
+        let range = units(offset, len);
+        let per_page = self.units_per_page;
+        let (first, end) = (range.first.div_ceil(per_page), range.end() / per_page);
+        if first < end {
+            // All live units of these pages are the caller's (invariant 1).
+            pager.discard(PageId(first as u64), PageCount((end - first) as u64));
+        }
+        let mut state = self.state.lock();
+        state.set(range, false);
+        state.committed -= self.pages_without_live(&state, range);
+        for page in self.edges(range) {
+            if !state.any_live(Units { first: page * per_page, count: per_page }) {
+                pager.discard(PageId(page as u64), PageCount(1));
+            }
+        }
+    }
+
+    /// The one or two pages that a range covers only in part.
+    pub(super) fn partly_covered(&self, offset: usize, len: usize) -> impl Iterator<Item = PageId> {
+        self.edges(units(offset, len)).map(|page| PageId(page as u64))
+    }
+
+    fn edges(&self, range: Units) -> impl Iterator<Item = usize> + use<> {
+        let per_page = self.units_per_page;
+        let head = (!range.first.is_multiple_of(per_page)).then_some(range.first / per_page);
+        let tail = (!range.end().is_multiple_of(per_page)).then_some(range.end() / per_page);
+        head.into_iter().chain(tail.filter(move |tail| head != Some(*tail)))
+    }
+
+    /// Pages touched by a range none of whose units is live at the moment.
+    fn pages_without_live(&self, state: &State, range: Units) -> u64 {
+        let per_page = self.units_per_page;
+        let (first, end) = (range.first.div_ceil(per_page), range.end() / per_page);
+        let inner = end.saturating_sub(first) as u64;
+        let edges = self
+            .edges(range)
+            .filter(|page| !state.any_live(Units { first: page * per_page, count: per_page }))
+            .count() as u64;
+        inner + edges
+    }
+}
+
+impl State {
+    /// Takes `count` units at a multiple of `align` out of the released ranges.
+    fn reuse(&mut self, count: usize, align: usize) -> Option<usize> {
+        let fits = |range: &Units| range.first.next_multiple_of(align) + count <= range.end();
+        let at = self.released.iter().position(fits)?;
+        let range = self.released[at];
+        let first = range.first.next_multiple_of(align);
+        let head = Units { first: range.first, count: first - range.first };
+        let tail = Units { first: first + count, count: range.end() - (first + count) };
+        self.released.remove(at);
+        self.give_back(head);
+        self.give_back(tail);
+        Some(first)
+    }
+
+    fn give_back(&mut self, range: Units) {
+        if range.count == 0 {
+            return;
+        }
+        let at = self.released.partition_point(|other| other.first < range.first);
+        let before = at.checked_sub(1).filter(|at| self.released[*at].end() == range.first);
+        let after = self.released.get(at).copied().filter(|next| next.first == range.end());
+        match (before, after) {
+            (Some(before), Some(after)) => {
+                self.released[before].count += range.count + after.count;
+                self.released.remove(at);
+            }
+            (Some(before), None) => self.released[before].count += range.count,
+            (None, Some(after)) => {
+                let count = range.count + after.count;
+                self.released[at] = Units { first: range.first, count };
+            }
+            (None, None) if self.released.len() < RELEASED_MAX => self.released.insert(at, range),
+            (None, None) => {}
+        }
+    }
+
+    fn set(&mut self, range: Units, live: bool) {
+        for (word, mask) in masks(range) {
+            let bits = &mut self.live[word];
+            *bits = if live { *bits | mask } else { *bits & !mask };
+        }
+    }
+
+    fn any_live(&self, range: Units) -> bool {
+        masks(range).any(|(word, mask)| self.live[word] & mask != 0)
+    }
+}
+
+/// The words of a bitmap that a range covers, with the covered bits of each.
+fn masks(range: Units) -> impl Iterator<Item = (usize, u64)> {
+    let (first, end) = (range.first, range.end());
+    (first / 64..end.div_ceil(64)).map(move |word| {
+        let low = if word == first / 64 { u64::MAX << (first % 64) } else { u64::MAX };
+        let high = if end < (word + 1) * 64 { (1 << (end % 64)) - 1 } else { u64::MAX };
+        (word, low & high)
+    })
+}
+
+fn units(offset: usize, len: usize) -> Units {
+    assert!(offset.is_multiple_of(KERNEL_PAGE), "offset {offset} is not a multiple of 4 KiB");
+    assert!(len.is_multiple_of(KERNEL_PAGE) && len > 0, "length {len} is not a multiple of 4 KiB");
+    Units { first: offset / KERNEL_PAGE, count: len / KERNEL_PAGE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 16 * KERNEL_PAGE;
+
+    #[test]
+    fn ranges_are_aligned_disjoint_and_reused_after_release() {
+        let space = Space::new(64 * PAGE, PAGE).expect("a small space");
+        let a = space.reserve(3 * KERNEL_PAGE, KERNEL_PAGE).expect("fresh space");
+        let b = space.reserve(PAGE, 4 * PAGE).expect("fresh space");
+        assert_eq!((a, b), (0, 4 * PAGE));
+        let c = space.reserve(PAGE, PAGE).expect("the gap left by the alignment");
+        assert_eq!(c, PAGE);
+        space.release(b, PAGE);
+        assert_eq!(space.reserve(PAGE, 4 * PAGE).expect("just released"), b);
+    }
+
+    #[test]
+    fn a_full_space_says_so() {
+        let space = Space::new(4 * PAGE, PAGE).expect("a small space");
+        space.reserve(3 * PAGE, PAGE).expect("fresh space");
+        let error = space.reserve(2 * PAGE, PAGE).expect_err("one page is left");
+        assert_eq!(error, Error::AddressSpace { len: ByteCount(2 * PAGE as u64) });
+        space.reserve(PAGE, PAGE).expect("the last page");
+    }
+
+    #[test]
+    fn committing_counts_each_page_once_and_stops_at_the_capacity() {
+        let space = Space::new(64 * PAGE, PAGE).expect("a small space");
+        space.reserve(8 * PAGE, PAGE).expect("fresh space");
+        let half = PAGE / 2;
+        assert!(space.commit(0, half, PageCount(2)));
+        assert!(space.commit(half, half, PageCount(2)), "the same page's other half is free");
+        assert_eq!(space.committed(), PageCount(1));
+        assert!(!space.commit(PAGE, 2 * PAGE, PageCount(2)));
+        assert!(space.commit(PAGE + half, half, PageCount(2)));
+        assert_eq!(space.committed(), PageCount(2));
+    }
+
+    #[test]
+    fn masks_cover_exactly_the_range() {
+        for (first, count) in [(0, 1), (63, 2), (5, 59), (64, 64), (1, 200)] {
+            let bits: u32 = masks(Units { first, count }).map(|(_, mask)| mask.count_ones()).sum();
+            assert_eq!(bits as usize, count, "{first} + {count}");
+        }
+    }
+}

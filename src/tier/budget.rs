@@ -1,0 +1,116 @@
+//! The limit on resident bytes.
+//!
+//! [`Budget`] counts every byte of far memory that can be resident: pages mapped in the region
+//! and staging frames. A charge comes before the memory exists, so resident never exceeds the
+//! limit.
+
+use crate::base::strict_assert;
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::units::ByteCount;
+
+/// Bytes that may be resident and bytes that are charged.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: AtomicU64,
+    charged: AtomicU64,
+    charged_max: AtomicU64,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: ByteCount) -> Budget {
+        Budget {
+            limit: AtomicU64::new(limit.0),
+            charged: AtomicU64::new(0),
+            charged_max: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn limit(&self) -> ByteCount {
+        ByteCount(self.limit.load(Ordering::Relaxed))
+    }
+
+    /// Sets the limit; what is charged above a lower one has to be evicted by the caller.
+    pub(crate) fn set_limit(&self, limit: ByteCount) {
+        self.limit.store(limit.0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn charged(&self) -> ByteCount {
+        ByteCount(self.charged.load(Ordering::Relaxed))
+    }
+
+    /// The largest charge there ever was.
+    pub(crate) fn charged_max(&self) -> ByteCount {
+        ByteCount(self.charged_max.load(Ordering::Relaxed))
+    }
+
+    /// Bytes that can still be charged.
+    pub(crate) fn free(&self) -> ByteCount {
+        ByteCount(self.limit().0.saturating_sub(self.charged().0))
+    }
+
+    /// Charges `bytes` if the limit allows it.
+    #[must_use]
+    pub(crate) fn try_charge(&self, bytes: ByteCount) -> bool {
+        self.try_charge_leaving(bytes, ByteCount::ZERO)
+    }
+
+    /// Charges `bytes` if the limit allows them and `headroom` more.
+    #[must_use]
+    pub(crate) fn try_charge_leaving(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
+        // Relaxed: the counter guards no data; the pages it counts are published by their words.
+        let mut charged = self.charged.load(Ordering::Relaxed);
+        loop {
+            let Some(after) = charged.checked_add(bytes.0) else { return false };
+            if after.saturating_add(headroom.0) > self.limit.load(Ordering::Relaxed) {
+                return false;
+            }
+            match self.charged.compare_exchange_weak(
+                charged,
+                after,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => {
+                    self.charged_max.fetch_max(after, Ordering::Relaxed);
+                    return true;
+                }
+                Err(now) => charged = now,
+            }
+        }
+    }
+
+    /// Takes a charge back.
+    pub(crate) fn uncharge(&self, bytes: ByteCount) {
+        let before = self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
+        strict_assert!(before >= bytes.0, "uncharged {bytes} of {before} bytes");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn charges_stop_at_the_limit_and_resume_after_an_uncharge() {
+        let budget = Budget::new(ByteCount(100));
+        assert!(budget.try_charge(ByteCount(60)));
+        assert!(!budget.try_charge(ByteCount(41)));
+        assert!(budget.try_charge(ByteCount(40)));
+        budget.uncharge(ByteCount(1));
+        assert_eq!(budget.free(), ByteCount(1));
+        assert!(!budget.try_charge_leaving(ByteCount(1), ByteCount(1)));
+        assert_eq!(budget.charged_max(), ByteCount(100));
+    }
+
+    #[test]
+    fn a_lowered_limit_refuses_until_enough_is_uncharged() {
+        let budget = Budget::new(ByteCount(100));
+        assert!(budget.try_charge(ByteCount(80)));
+        budget.set_limit(ByteCount(50));
+        assert_eq!(budget.free(), ByteCount::ZERO);
+        budget.uncharge(ByteCount(40));
+        assert!(budget.try_charge(ByteCount(10)));
+        assert!(!budget.try_charge(ByteCount(1)));
+        assert!(!budget.try_charge(ByteCount(u64::MAX)));
+    }
+}

@@ -1,0 +1,84 @@
+//! What the integration tests share: seeds, a watchdog, regions that may not be permitted.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use farheap::region::{Region, RegionConfig};
+use farheap::store::{MemStore, Store};
+use farheap::{ByteCount, Error};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A small fast generator of test decisions (splitmix64), so that a printed seed repeats a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Dice {
+        Dice(seed)
+    }
+
+    pub(crate) fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.roll() % bound
+    }
+}
+
+/// The seed of this run: `FARHEAP_TEST_SEED`, else from the clock; printed, so that it repeats.
+pub(crate) fn seed(test: &str) -> u64 {
+    let seed = std::env::var("FARHEAP_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.expect("the clock is past 1970").as_nanos() as u64
+    });
+    println!("{test}: FARHEAP_TEST_SEED={seed}");
+    seed
+}
+
+/// Ends the process when a test hangs: a hang is a failure, not a wait.
+pub(crate) struct Watchdog(Option<std::sync::mpsc::Sender<()>>);
+
+pub(crate) fn watchdog(test: &'static str, limit: Duration) -> Watchdog {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        if receiver.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("{test} hung for {limit:?}");
+            std::process::abort();
+        }
+    });
+    Watchdog(Some(sender))
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+/// A store in memory.
+pub(crate) fn mem_store(capacity: ByteCount) -> Arc<dyn Store> {
+    Arc::new(MemStore::new(capacity).expect("memory for a store"))
+}
+
+/// A region, or `None` with the reason printed where userfaultfd is not permitted.
+pub(crate) fn region(config: RegionConfig, store: Arc<dyn Store>) -> Option<Region> {
+    match Region::create(config, store) {
+        Ok(region) => Some(region),
+        Err(Error::UffdUnavailable { reasons }) => {
+            println!("skipped: userfaultfd is not permitted here: {reasons}");
+            None
+        }
+        Err(error) => panic!("region: {error}"),
+    }
+}
+
+/// Whether the process is root.
+pub(crate) fn is_root() -> bool {
+    std::fs::metadata("/proc/self")
+        .is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
+}

@@ -1,0 +1,159 @@
+//! Random writes, reads, discards, evictions, prefetches and pins of a region that is much larger
+//! than its limit, against a shadow copy.
+
+#![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
+
+mod common;
+
+use common::{Dice, mem_store, region, seed, watchdog};
+use farheap::ByteCount;
+use farheap::region::{Install, Region, RegionConfig};
+use std::time::Duration;
+
+const UNIT: usize = 4096;
+
+/// One thread's part of the region: a stamp per 4 KiB unit, 0 for "reads as zero".
+struct Shadow<'a> {
+    region: &'a Region,
+    base: *mut u8,
+    stamps: Vec<u64>,
+    dice: Dice,
+}
+
+impl Shadow<'_> {
+    fn words(&self, unit: usize) -> *mut u64 {
+        assert!(unit < self.stamps.len());
+        // SAFETY: the unit lies in this thread's part of the mapping.
+        unsafe { self.base.add(unit * UNIT) }.cast()
+    }
+
+    fn write(&mut self, unit: usize) {
+        let stamp = self.dice.roll() | 1;
+        for at in 0..UNIT / 8 {
+            // SAFETY: in the unit; this thread alone uses it.
+            unsafe { self.words(unit).add(at).write_volatile(stamp ^ at as u64) };
+        }
+        self.stamps[unit] = stamp;
+    }
+
+    fn check(&self, unit: usize) {
+        for at in [0, 1, 17, 255, 256, 511] {
+            // SAFETY: in the unit; this thread alone uses it.
+            let seen = unsafe { self.words(unit).add(at).read_volatile() };
+            let stamp = self.stamps[unit];
+            let want = if stamp == 0 { 0 } else { stamp ^ at as u64 };
+            assert_eq!(seen, want, "unit {unit} word {at}");
+        }
+    }
+
+    fn range(&mut self) -> (usize, usize) {
+        let first = self.dice.below(self.stamps.len() as u64) as usize;
+        let count = 1 + self.dice.below((self.stamps.len() - first).min(64) as u64) as usize;
+        (first, count)
+    }
+
+    fn step(&mut self) {
+        let (first, count) = self.range();
+        let (ptr, len) = (self.words(first).cast::<u8>(), ByteCount((count * UNIT) as u64));
+        match self.dice.below(100) {
+            0..40 => self.write(first),
+            40..85 => self.check(first),
+            85..90 => {
+                let page = self.region.page_size().as_usize() / UNIT;
+                // SAFETY: this thread's own units; the shadow forgets them as well.
+                unsafe { self.region.discard(ptr, len) }.expect("inside the region");
+                let (whole, end) = (first.next_multiple_of(page), (first + count) / page * page);
+                // The part starts at a page, so whole pages of the part are whole pages.
+                self.stamps[whole.min(end)..end].fill(0);
+            }
+            90..94 => self.region.evict(ptr, len).expect("the store has room"),
+            94..97 => self.region.prefetch(ptr, len).expect("inside the region"),
+            97..98 => {
+                if self.region.pin(ptr, len).is_ok() {
+                    self.check(first);
+                    self.write(first);
+                    self.region.unpin(ptr, len).expect("just pinned");
+                }
+            }
+            _ => (first..first + count).for_each(|unit| self.check(unit)),
+        }
+    }
+}
+
+fn hammer(name: &'static str, config: RegionConfig, threads: usize, steps: usize) {
+    let _watchdog = watchdog(name, Duration::from_secs(240));
+    let seed = seed(name);
+    let page = config.page;
+    let limit = config.limit;
+    let part = ByteCount((limit.0 * 4 / threads as u64).next_multiple_of(page.0));
+    let store = mem_store(ByteCount(part.0 * threads as u64 * 2));
+    let Some(region) = region(config, store) else { return };
+    let base = region.map(ByteCount(part.0 * threads as u64)).expect("the span has room");
+    let base_addr = base.as_ptr() as usize;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let region = &region;
+            scope.spawn(move || {
+                let mut shadow = Shadow {
+                    region,
+                    base: (base_addr + thread * part.as_usize()) as *mut u8,
+                    stamps: vec![0; part.as_usize() / UNIT],
+                    dice: Dice::new(seed + thread as u64),
+                };
+                (0..steps).for_each(|_| shadow.step());
+                (0..shadow.stamps.len()).for_each(|unit| shadow.check(unit));
+            });
+        }
+    });
+    let stats = region.stats();
+    println!("{name}: {stats:?}");
+    assert!(stats.resident_bytes_max <= limit.0, "{} above {limit}", stats.resident_bytes_max);
+    assert!(stats.pages_out > 0 && stats.pages_in > 0, "the limit had no effect");
+    assert_eq!((stats.poisoned, stats.panics), (0, 0));
+    region.unmap(base, ByteCount(part.0 * threads as u64)).expect("mapped above");
+    let stats = region.stats();
+    assert_eq!((stats.committed_bytes, stats.stored_bytes), (0, 0), "slots outlive their pages");
+}
+
+fn config(page: ByteCount, install: Install) -> RegionConfig {
+    let limit = RegionConfig::limit_min(page);
+    RegionConfig { limit, page, install, span: ByteCount::gib(4), ..RegionConfig::default() }
+}
+
+#[test]
+fn small_pages_keep_their_content() {
+    hammer("4k auto", config(ByteCount::kib(4), Install::Auto), 1, 20_000);
+}
+
+#[test]
+fn small_pages_keep_their_content_under_four_threads_and_two_handlers() {
+    let two = RegionConfig { handlers: 2, ..config(ByteCount::kib(4), Install::Auto) };
+    hammer("4k auto, 4 threads", two, 4, 8_000);
+}
+
+#[test]
+fn middle_pages_keep_their_content() {
+    hammer("64k auto", config(ByteCount::kib(64), Install::Auto), 1, 8_000);
+}
+
+#[test]
+fn middle_pages_keep_their_content_under_four_threads_and_two_handlers() {
+    let two = RegionConfig { handlers: 2, ..config(ByteCount::kib(64), Install::Auto) };
+    hammer("64k auto, 4 threads", two, 4, 4_000);
+}
+
+#[test]
+fn large_pages_keep_their_content() {
+    hammer("2m auto", config(ByteCount::mib(2), Install::Auto), 2, 1_000);
+}
+
+#[test]
+fn content_is_kept_without_move() {
+    hammer("4k copy", config(ByteCount::kib(4), Install::Copy), 2, 8_000);
+    hammer("64k copy", config(ByteCount::kib(64), Install::Copy), 2, 2_000);
+}
+
+#[test]
+fn content_is_kept_with_move_only() {
+    hammer("4k move", config(ByteCount::kib(4), Install::Move), 2, 8_000);
+}
