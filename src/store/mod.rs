@@ -19,7 +19,6 @@ mod block;
 mod faulty;
 mod inline_queue;
 mod mem;
-#[cfg_attr(not(test), expect(dead_code, reason = "the region's write-back gives slots out"))]
 pub(crate) mod slots;
 mod uring_queue;
 

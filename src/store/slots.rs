@@ -26,8 +26,8 @@ use crate::base::units::{SlotCount, SlotId};
 /// store, under the lock.
 const CANDIDATES_MAX: u32 = 16;
 
-/// Most slots of one discard: bounds how long they are out of reach.
-const DISCARD_RUN_MAX: u64 = 1 << 16;
+/// Most slots of one discard: bounds how long they are out of reach and the device is busy with it.
+const DISCARD_RUN_MAX: u64 = 1 << 10;
 
 /// The slots of one store.
 #[derive(Debug)]
@@ -74,6 +74,7 @@ impl SlotMap {
     }
 
     /// Slots put back whose space has not been discarded.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for tests and statistics"))]
     pub(crate) fn pending(&self) -> SlotCount {
         SlotCount(self.state.lock().pending.count())
     }

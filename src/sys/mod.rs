@@ -4,7 +4,6 @@
 //! values a meaning, and cites the man page.
 
 pub(crate) mod anon;
-#[cfg_attr(not(test), expect(dead_code, reason = "the region wakes its threads by events"))]
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod uffd;
