@@ -269,15 +269,24 @@ fn a_request_past_the_end_is_refused() {
 
 #[test]
 fn discarding_returns_the_blocks_of_a_file() {
-    let store = BlockStore::temporary(None, Some(ByteCount::mib(4))).expect("temporary");
+    let store = BlockStore::temporary(None, Some(ByteCount::mib(16))).expect("temporary");
     assert_eq!(store.occupied(), Some(ByteCount::ZERO));
     let mut queue = store.open_queue(4).expect("queue");
-    run(&mut *queue, Op::Write, 0, &whole(&mut pages(256, 12))).expect("write");
+    let mut written = pages(256, 12);
+    for piece in 0..12 {
+        run(&mut *queue, Op::Write, piece << 20, &whole(&mut written)).expect("write");
+    }
     let full = store.occupied().expect("a file tells");
-    assert!(full >= MIB, "{full}");
-    store.discard(4096, MIB.get() - 8192).expect("discard");
+    assert!(full >= ByteCount::mib(12), "{full}");
+    store.discard(4096, ByteCount::mib(12).get() - 8192).expect("discard");
     let left = store.occupied().expect("a file tells");
     assert!(left <= ByteCount::kib(64), "{left} of {full}");
+    // The pages on either side are untouched.
+    let mut read = pages(1, 0);
+    run(&mut *queue, Op::Read, 0, &whole(&mut read)).expect("read");
+    assert!(read[0] == written[0]);
+    run(&mut *queue, Op::Read, (12 << 20) - 4096, &whole(&mut read)).expect("read");
+    assert!(read[0] == written[255]);
 }
 
 #[test]

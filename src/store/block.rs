@@ -32,6 +32,10 @@ const NAMES_MAX: u32 = 16;
 /// Times the default capacity is halved when the file system does not allow files that long.
 const HALVINGS_MAX: u32 = 16;
 
+/// Most bytes given back by one call. ext4 keeps reads of the file waiting meanwhile: 0.16 ms for
+/// 64 KiB, 0.7 ms for 4 MiB, 11 ms for 64 MiB. Fewer bytes a call cost more calls, more cost reads.
+const DISCARD_LEN_MAX: u64 = 4 << 20;
+
 /// How a [`BlockStore`] talks to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
@@ -289,26 +293,33 @@ impl Device {
         self.capacity
     }
 
-    /// Returns a range's space by whichever way there is. Not by `BLKZEROOUT`: zeros take space.
+    /// Returns a range's space, a piece at a time.
     fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+        let end = offset + len;
+        let mut at = offset;
         // A hint that is only ever set; a racer that misses it asks the kernel once more.
-        if self.no_discard.load(Ordering::Relaxed) || len == 0 {
-            return Ok(());
-        }
-        let mut result = match self.kind {
-            FileKind::Block => file::discard_blocks(self.as_fd(), offset, len),
-            _ => Err(Errno(libc::EOPNOTSUPP)),
-        };
-        if result == Err(Errno(libc::EOPNOTSUPP)) {
-            result = file::punch_hole(self.as_fd(), offset, len);
-        }
-        match result {
-            Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS)) => {
-                self.no_discard.store(true, Ordering::Relaxed);
-                Ok(())
+        while at < end && !self.no_discard.load(Ordering::Relaxed) {
+            let piece = DISCARD_LEN_MAX.min(end - at);
+            match self.discard_piece(at, piece) {
+                Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                    self.no_discard.store(true, Ordering::Relaxed);
+                }
+                result => result?,
             }
-            result => result,
+            at += piece;
         }
+        Ok(())
+    }
+
+    /// By whichever way there is. Not by `BLKZEROOUT`: zeros take space.
+    fn discard_piece(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+        if self.kind == FileKind::Block {
+            match file::discard_blocks(self.as_fd(), offset, len) {
+                Err(Errno(libc::EOPNOTSUPP)) => {}
+                result => return result,
+            }
+        }
+        file::punch_hole(self.as_fd(), offset, len)
     }
 }
 
