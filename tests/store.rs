@@ -12,12 +12,32 @@ use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const LONG: Duration = Duration::from_secs(60);
 const MIB: ByteCount = ByteCount::mib(1);
+
+/// Held while a child runs: until some time after its exec it has copies of all descriptors, and
+/// with them locks and claims that a test of another thread has just given up.
+static CHILD: Mutex<()> = Mutex::new(());
+
+/// Runs a program to its end.
+fn output(command: &mut Command) -> std::io::Result<Output> {
+    let _running = CHILD.lock().unwrap_or_else(PoisonError::into_inner);
+    command.output()
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    output(command).is_ok_and(|output| output.status.success())
+}
+
+/// Waits until no child has copies of descriptors that this thread has closed.
+fn settle() {
+    drop(CHILD.lock());
+}
 
 /// Pages of memory at an address that every device takes.
 #[derive(Clone, PartialEq, Eq)]
@@ -187,9 +207,25 @@ fn a_watched_descriptor_ends_every_wait_while_it_is_readable() {
         let mut written = pages(1, 9);
         run(&mut *queue, Op::Write, 0, &whole(&mut written)).expect("write");
         drop(writer);
+        settle();
         queue.wait(LONG, &mut none).expect("a closed pipe is readable");
         assert_eq!(noisy.read(&mut byte).expect("end of file"), 0);
         drop((queue, &mut quiet));
+    });
+}
+
+#[test]
+fn dropping_a_queue_lets_go_of_what_it_watched() {
+    on_every_store(|store| {
+        let mut queue = store.open_queue(4).expect("queue");
+        let (reader, mut writer) = pipe();
+        queue.watch(reader.as_raw_fd()).expect("watch");
+        queue.wait(Duration::from_millis(1), &mut |_| ()).expect("time-out");
+        drop(queue);
+        drop(reader);
+        settle();
+        let error = writer.write_all(b"a").expect_err("nobody holds the other end");
+        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
     });
 }
 
@@ -233,15 +269,24 @@ fn a_request_past_the_end_is_refused() {
 
 #[test]
 fn discarding_returns_the_blocks_of_a_file() {
-    let store = BlockStore::temporary(None, Some(ByteCount::mib(4))).expect("temporary");
+    let store = BlockStore::temporary(None, Some(ByteCount::mib(16))).expect("temporary");
     assert_eq!(store.occupied(), Some(ByteCount::ZERO));
     let mut queue = store.open_queue(4).expect("queue");
-    run(&mut *queue, Op::Write, 0, &whole(&mut pages(256, 12))).expect("write");
+    let mut written = pages(256, 12);
+    for piece in 0..12 {
+        run(&mut *queue, Op::Write, piece << 20, &whole(&mut written)).expect("write");
+    }
     let full = store.occupied().expect("a file tells");
-    assert!(full >= MIB, "{full}");
-    store.discard(4096, MIB.get() - 8192).expect("discard");
+    assert!(full >= ByteCount::mib(12), "{full}");
+    store.discard(4096, ByteCount::mib(12).get() - 8192).expect("discard");
     let left = store.occupied().expect("a file tells");
     assert!(left <= ByteCount::kib(64), "{left} of {full}");
+    // The pages on either side are untouched.
+    let mut read = pages(1, 0);
+    run(&mut *queue, Op::Read, 0, &whole(&mut read)).expect("read");
+    assert!(read[0] == written[0]);
+    run(&mut *queue, Op::Read, (12 << 20) - 4096, &whole(&mut read)).expect("read");
+    assert!(read[0] == written[255]);
 }
 
 #[test]
@@ -282,6 +327,7 @@ fn a_new_file_is_created_for_its_owner_only_and_keeps_its_bytes() {
     let mut queue = store.open_queue(4).expect("queue");
     run(&mut *queue, Op::Write, 0, &whole(&mut pages(1, 14))).expect("write");
     drop((queue, store));
+    settle();
     let store = BlockStore::open(&path, None).expect("opened again");
     assert_eq!(store.capacity(), ByteCount::mib(2));
     let mut read = pages(1, 0);
@@ -294,6 +340,7 @@ fn an_existing_file_is_used_as_far_as_asked_or_rounded_down() {
     let dir = tempfile::tempdir().expect("directory");
     let path = sparse(dir.path(), (2 << 20) + 100);
     let all = BlockStore::open(&path, None).expect("open").capacity();
+    settle();
     let some = BlockStore::open(&path, Some(MIB)).expect("open").capacity();
     assert_eq!((all, some), (ByteCount::mib(2), MIB));
 }
@@ -306,6 +353,7 @@ fn sparse(dir: &Path, len: u64) -> PathBuf {
 
 /// Asserts that opening fails with an error that names the path and says `reason`.
 fn assert_refused(path: &Path, capacity: Option<ByteCount>, reason: &str) {
+    settle();
     assert_says(BlockStore::open(path, capacity), path, reason);
 }
 
@@ -326,7 +374,7 @@ fn paths_that_are_no_store_are_refused_with_the_reason() {
     assert_refused(dir.path(), None, "is a directory");
     assert_refused(Path::new("/dev/null"), Some(MIB), "is a character device");
     let fifo = dir.path().join("fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    assert!(succeeds(Command::new("mkfifo").arg(&fifo)));
     assert_refused(&fifo, None, "is a pipe");
 }
 
@@ -358,6 +406,7 @@ fn a_file_in_use_is_refused_until_its_store_is_dropped() {
     drop(store);
     assert_refused(&path, None, "is in use");
     drop(queue);
+    settle();
     BlockStore::open(&path, None).expect("free again");
 }
 
@@ -365,6 +414,7 @@ fn a_file_in_use_is_refused_until_its_store_is_dropped() {
 fn a_file_that_ends_early_is_an_io_error_not_zeros() {
     let dir = tempfile::tempdir().expect("directory");
     for engine in [IoEngine::Sync, IoEngine::Auto] {
+        settle();
         let path = sparse(dir.path(), 1 << 20);
         let store =
             BlockStore::open(&path, None).expect("open").with_engine(engine).expect("engine");
@@ -412,6 +462,109 @@ fn a_file_of_somebody_else_is_refused() {
     thread.join().expect("refused");
 }
 
+/// Makes the kernel refuse io_uring to the calling thread, as container sandboxes do.
+fn forbid_io_uring() {
+    const NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let instruction =
+        |code, jt, k| libc::sock_filter { code, jt, jf: u8::from(code == IF_EQUAL), k };
+    let mut filter = [
+        instruction(NUMBER, 0, 0),
+        instruction(IF_EQUAL, 0, libc::SYS_io_uring_setup as u32),
+        instruction(RETURN, 0, refuse),
+        instruction(RETURN, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: takes no pointers; concerns this thread only (PR_SET_NO_NEW_PRIVS).
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    let mode = libc::SECCOMP_MODE_FILTER;
+    // SAFETY: the program and its instructions outlive the call (PR_SET_SECCOMP).
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) }, 0);
+}
+
+#[test]
+fn where_io_uring_is_refused_the_store_works_without_and_says_why() {
+    let thread = std::thread::spawn(|| {
+        let open = || BlockStore::temporary(None, Some(MIB)).expect("temporary");
+        let opened_before = open();
+        forbid_io_uring();
+        let forced = open().with_engine(IoEngine::Uring).expect_err("refused");
+        assert_eq!(forced, Error::Os { call: "io_uring_setup", errno: libc::EPERM });
+        let opened_after = open();
+        assert!(opened_after.describe().contains("refused: Operation not permitted"));
+        for store in [opened_before, opened_after] {
+            let mut queue = store.open_queue(4).expect("queue");
+            run(&mut *queue, Op::Write, 0, &whole(&mut pages(1, 22))).expect("write");
+        }
+    });
+    thread.join().expect("works without");
+}
+
+#[test]
+fn many_queues_move_random_pages_without_mixing_them_up() {
+    const PAGES_PER_QUEUE: u64 = 256;
+    let seed: u64 = std::env::var("FARHEAP_SEED")
+        .map_or_else(|_| std::process::id().into(), |text| text.parse().expect("a number"));
+    println!("FARHEAP_SEED={seed}");
+    on_every_store(|store| {
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let first = number * PAGES_PER_QUEUE;
+                scope.spawn(move || shuffle_pages(store, first, PAGES_PER_QUEUE, seed ^ number));
+            }
+        });
+    });
+}
+
+/// Reads and writes pages `[first, first + count)` in random order, eight at a time, and checks
+/// every read against what was written last.
+fn shuffle_pages(store: &dyn Store, first: u64, count: u64, seed: u64) {
+    const DEPTH: usize = 8;
+    let mut random = seed;
+    let mut next = move |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) % below
+    };
+    let mut queue = store.open_queue(DEPTH as u32).expect("queue");
+    let mut versions = vec![0_u64; count as usize];
+    let mut buffers = pages(DEPTH, 0);
+    for round in 1..300 {
+        // Distinct pages: requests in flight must not overlap.
+        let start = next(count);
+        let batch: [(Op, u64); DEPTH] = std::array::from_fn(|i| {
+            let page = (start + 31 * i as u64) % count;
+            let known = versions[page as usize] > 0;
+            (if known && next(2) == 0 { Op::Read } else { Op::Write }, page)
+        });
+        for ((buffer, (op, page)), token) in buffers.iter_mut().zip(batch).zip(0..) {
+            if op == Op::Write {
+                versions[page as usize] = round;
+                *buffer = stamp(first + page, round);
+            }
+            let segments = [Segment { ptr: buffer.0.as_mut_ptr(), len: PAGE }];
+            let offset = (first + page) * 4096;
+            // SAFETY: the buffers are not touched before all completions are in, below.
+            assert!(unsafe { queue.push(Request { token, op, offset, segments: &segments }) });
+        }
+        for completion in collect(&mut *queue, DEPTH) {
+            completion.result.expect("moved");
+        }
+        for (buffer, (_, page)) in buffers.iter().zip(batch) {
+            let expected = stamp(first + page, versions[page as usize]);
+            assert!(*buffer == expected, "page {page} in round {round}");
+        }
+    }
+}
+
+fn stamp(page: u64, version: u64) -> Page {
+    let mut stamped = Page([version as u8; PAGE]);
+    stamped.0[..8].copy_from_slice(&page.to_le_bytes());
+    stamped.0[PAGE - 8..].copy_from_slice(&version.to_le_bytes());
+    stamped
+}
+
 /// A loop device; detached when dropped.
 struct LoopDevice(PathBuf);
 
@@ -422,8 +575,8 @@ impl LoopDevice {
             return None;
         }
         let mut command = Command::new("losetup");
-        let output = command.args(options).args(["--find", "--show"]).arg(backing).output();
-        match output {
+        let command = command.args(options).args(["--find", "--show"]).arg(backing);
+        match output(command) {
             Ok(output) if output.status.success() => {
                 let path = String::from_utf8(output.stdout).expect("a path");
                 Some(LoopDevice(PathBuf::from(path.trim())))
@@ -438,8 +591,8 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        let status = Command::new("losetup").arg("--detach").arg(&self.0).status();
-        assert!(status.is_ok_and(|status| status.success()), "{:?} stays attached", self.0);
+        let detached = succeeds(Command::new("losetup").arg("--detach").arg(&self.0));
+        assert!(detached, "{:?} stays attached", self.0);
     }
 }
 
@@ -449,8 +602,10 @@ fn a_block_device_is_a_store_and_takes_discards() {
     let backing = sparse(dir.path(), 8 << 20);
     let Some(device) = LoopDevice::attach(&backing, &["--direct-io=on"]) else { return };
     for engine in [IoEngine::Sync, IoEngine::Auto] {
+        settle();
         let store = BlockStore::open(&device.0, None).expect("open");
         let store = store.with_engine(engine).expect("engine");
+        assert!(!store.describe().contains("in memory"), "{}", store.describe());
         assert_eq!((store.capacity(), store.occupied()), (ByteCount::mib(8), None));
         let mut queue = store.open_queue(4).expect("queue");
         let (mut written, mut read) = (pages(64, 16), pages(64, 17));
@@ -505,38 +660,44 @@ fn a_device_that_shrank_fails_reads() {
     assert!(matches!(error, Error::Io { op: "read", errno: libc::EIO, .. }), "{error:?}");
 }
 
-/// A mounted tmpfs; unmounted when dropped.
-struct Tmpfs(tempfile::TempDir);
+/// A mounted file system; unmounted when dropped.
+struct Mount(tempfile::TempDir);
 
-impl Tmpfs {
-    fn mount(options: &str) -> Option<Tmpfs> {
+impl Mount {
+    /// `None`, with the reason printed, where mounting is impossible.
+    fn new(kind: &str, source: &Path, options: &str) -> Option<Mount> {
         if !is_root() {
             return None;
         }
         let dir = tempfile::tempdir().expect("directory");
         let mut command = Command::new("mount");
-        let output = command.args(["-t", "tmpfs", "-o", options, "none"]).arg(dir.path()).output();
+        let command = command.args(["-t", kind, "-o", options]).arg(source).arg(dir.path());
+        let output = output(command);
         if output.as_ref().is_ok_and(|output| output.status.success()) {
-            return Some(Tmpfs(dir));
+            return Some(Mount(dir));
         }
-        println!("skipped: mount: {output:?}");
+        println!("skipped: mount {kind}: {output:?}");
         None
+    }
+
+    fn tmpfs(options: &str) -> Option<Mount> {
+        Mount::new("tmpfs", Path::new("none"), options)
     }
 }
 
-impl Drop for Tmpfs {
+impl Drop for Mount {
     fn drop(&mut self) {
-        let status = Command::new("umount").arg(self.0.path()).status();
-        assert!(status.is_ok_and(|status| status.success()), "{:?} stays mounted", self.0);
+        let unmounted = succeeds(Command::new("umount").arg(self.0.path()));
+        assert!(unmounted, "{:?} stays mounted", self.0);
     }
 }
 
 #[test]
 fn a_full_file_system_fails_the_write() {
-    let Some(tmpfs) = Tmpfs::mount("size=2m") else { return };
-    for engine in [IoEngine::Sync, IoEngine::Auto] {
+    let Some(tmpfs) = Mount::tmpfs("size=2m") else { return };
+    for engine in [IoEngine::Sync, IoEngine::Uring] {
         let store = BlockStore::temporary(Some(tmpfs.0.path()), Some(ByteCount::mib(8)));
-        let store = store.expect("sparse").with_engine(engine).expect("engine");
+        let Ok(store) = store.expect("sparse").with_engine(engine) else { return };
         let mut queue = store.open_queue(4).expect("queue");
         let mut buffer = pages(1024, 19);
         let error = run(&mut *queue, Op::Write, 0, &whole(&mut buffer)).expect_err("full");
@@ -545,13 +706,53 @@ fn a_full_file_system_fails_the_write() {
 }
 
 #[test]
+fn a_file_in_memory_is_read_without_io_uring_unless_asked() {
+    let Some(tmpfs) = Mount::tmpfs("size=2m") else { return };
+    let store = BlockStore::temporary(Some(tmpfs.0.path()), Some(MIB)).expect("temporary");
+    assert!(store.describe().contains("the file is in memory"), "{}", store.describe());
+    match store.with_engine(IoEngine::Uring) {
+        Ok(store) => assert!(store.describe().contains("io_uring"), "{}", store.describe()),
+        Err(error) => println!("skipped: {error}"),
+    }
+}
+
+#[test]
 fn a_file_system_without_space_or_read_only_is_refused() {
-    let Some(tmpfs) = Tmpfs::mount("size=512k") else { return };
+    let Some(tmpfs) = Mount::tmpfs("size=512k") else { return };
     let dir = tmpfs.0.path();
     assert_says(BlockStore::temporary(Some(dir), None), dir, "is too small");
     let path = sparse(dir, 1 << 20);
-    let mut command = Command::new("mount");
-    assert!(command.args(["-o", "remount,ro"]).arg(dir).status().expect("mount").success());
+    assert!(succeeds(Command::new("mount").args(["-o", "remount,ro"]).arg(dir)));
     assert_refused(&path, None, "is read-only");
     assert_says(BlockStore::temporary(Some(dir), None), dir, "is read-only");
+}
+
+#[test]
+fn a_file_system_without_direct_io_is_used_buffered_and_says_so() {
+    let Some(ramfs) = Mount::new("ramfs", Path::new("none"), "mode=700") else { return };
+    let path = ramfs.0.path().join("new");
+    let temporary = BlockStore::temporary(Some(ramfs.0.path()), Some(MIB)).expect("temporary");
+    let named = BlockStore::open(&path, Some(MIB)).expect("created");
+    for store in [temporary, named] {
+        assert!(store.describe().contains("buffered"), "{}", store.describe());
+        let mut queue = store.open_queue(4).expect("queue");
+        let (mut written, mut read) = (pages(16, 20), pages(16, 21));
+        run(&mut *queue, Op::Write, 4096, &scattered(&mut written)).expect("write");
+        run(&mut *queue, Op::Read, 4096, &scattered(&mut read)).expect("read");
+        assert!(read == written);
+        store.discard(4096, 4096).expect("where there is no discard, nothing happens");
+    }
+}
+
+#[test]
+fn a_mounted_block_device_is_refused() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 8 << 20);
+    let Some(device) = LoopDevice::attach(&backing, &[]) else { return };
+    if !succeeds(Command::new("mkfs.ext4").arg("-q").arg(&device.0)) {
+        println!("skipped: no mkfs.ext4");
+        return;
+    }
+    let Some(_mount) = Mount::new("ext4", &device.0, "ro") else { return };
+    assert_refused(&device.0, None, "is in use");
 }

@@ -14,13 +14,14 @@ use super::inline_queue::{InlineQueue, Transfer};
 use super::uring_queue::UringQueue;
 use super::{IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec};
 use crate::sys::uring::Ring;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Smallest store.
 const CAPACITY_MIN: ByteCount = ByteCount::mib(1);
@@ -31,10 +32,15 @@ const NAMES_MAX: u32 = 16;
 /// Times the default capacity is halved when the file system does not allow files that long.
 const HALVINGS_MAX: u32 = 16;
 
+/// Most bytes given back by one call. ext4 keeps reads of the file waiting meanwhile: 0.16 ms for
+/// 64 KiB, 0.7 ms for 4 MiB, 11 ms for 64 MiB. Fewer bytes a call cost more calls, more cost reads.
+const DISCARD_LEN_MAX: u64 = 4 << 20;
+
 /// How a [`BlockStore`] talks to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
-    /// io_uring where this process may use it, else synchronous calls.
+    /// io_uring where this process may use it, else synchronous calls; these also for a file on
+    /// a tmpfs, where there is no device to wait for.
     #[default]
     Auto,
     /// io_uring; an error where this process may not use it.
@@ -66,8 +72,15 @@ pub struct BlockStore {
 enum Engine {
     /// io_uring; whether a queue may go without when it cannot be had.
     Uring { or_sync: bool },
-    /// Synchronous, asked for or because io_uring was refused.
-    Sync { refused: Option<Errno> },
+    /// Synchronous, for a reason.
+    Sync { why: WhySync },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum WhySync {
+    Asked,
+    InMemory,
+    UringRefused(Errno),
 }
 
 impl BlockStore {
@@ -157,8 +170,8 @@ impl BlockStore {
     /// [`Error::Os`] when io_uring is asked for and refused.
     pub fn with_engine(mut self, engine: IoEngine) -> Result<BlockStore> {
         self.engine = match engine {
-            IoEngine::Sync => Engine::Sync { refused: None },
-            IoEngine::Auto => choose_engine(),
+            IoEngine::Sync => Engine::Sync { why: WhySync::Asked },
+            IoEngine::Auto => choose_engine(&self.device),
             IoEngine::Uring => {
                 Ring::new(1)
                     .map_err(|errno| Error::Os { call: "io_uring_setup", errno: errno.0 })?;
@@ -169,7 +182,8 @@ impl BlockStore {
     }
 
     fn new(device: Device) -> BlockStore {
-        BlockStore { device: Arc::new(device), engine: choose_engine() }
+        let engine = choose_engine(&device);
+        BlockStore { device: Arc::new(device), engine }
     }
 }
 
@@ -229,8 +243,11 @@ impl Store for BlockStore {
         };
         let engine = match self.engine {
             Engine::Uring { .. } => "io_uring".to_owned(),
-            Engine::Sync { refused: None } => "synchronous I/O".to_owned(),
-            Engine::Sync { refused: Some(errno) } => {
+            Engine::Sync { why: WhySync::Asked } => "synchronous I/O".to_owned(),
+            Engine::Sync { why: WhySync::InMemory } => {
+                "synchronous I/O, because the file is in memory".to_owned()
+            }
+            Engine::Sync { why: WhySync::UringRefused(errno) } => {
                 format!("synchronous I/O, because io_uring was refused: {errno}")
             }
         };
@@ -276,26 +293,33 @@ impl Device {
         self.capacity
     }
 
-    /// Returns a range's space by whichever way there is. Not by `BLKZEROOUT`: zeros take space.
+    /// Returns a range's space, a piece at a time.
     fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+        let end = offset + len;
+        let mut at = offset;
         // A hint that is only ever set; a racer that misses it asks the kernel once more.
-        if self.no_discard.load(Ordering::Relaxed) || len == 0 {
-            return Ok(());
-        }
-        let mut result = match self.kind {
-            FileKind::Block => file::discard_blocks(self.as_fd(), offset, len),
-            _ => Err(Errno(libc::EOPNOTSUPP)),
-        };
-        if result == Err(Errno(libc::EOPNOTSUPP)) {
-            result = file::punch_hole(self.as_fd(), offset, len);
-        }
-        match result {
-            Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS)) => {
-                self.no_discard.store(true, Ordering::Relaxed);
-                Ok(())
+        while at < end && !self.no_discard.load(Ordering::Relaxed) {
+            let piece = DISCARD_LEN_MAX.min(end - at);
+            match self.discard_piece(at, piece) {
+                Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                    self.no_discard.store(true, Ordering::Relaxed);
+                }
+                result => result?,
             }
-            result => result,
+            at += piece;
         }
+        Ok(())
+    }
+
+    /// By whichever way there is. Not by `BLKZEROOUT`: zeros take space.
+    fn discard_piece(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+        if self.kind == FileKind::Block {
+            match file::discard_blocks(self.as_fd(), offset, len) {
+                Err(Errno(libc::EOPNOTSUPP)) => {}
+                result => return result,
+            }
+        }
+        file::punch_hole(self.as_fd(), offset, len)
     }
 }
 
@@ -321,10 +345,16 @@ impl Transfer for Arc<Device> {
     }
 }
 
-fn choose_engine() -> Engine {
+fn choose_engine(device: &Device) -> Engine {
+    // A tmpfs cannot start a transfer without waiting, so io_uring hands each to a worker thread:
+    // 130 k/s 4 KiB reads one at a time, 451 k/s of 32 at once; synchronous 442 k/s and 709 k/s.
+    // (A device's node is on a tmpfs too; that says nothing about the device.)
+    if device.kind == FileKind::Regular && file::is_in_memory(device.as_fd()) {
+        return Engine::Sync { why: WhySync::InMemory };
+    }
     match Ring::new(1) {
         Ok(_) => Engine::Uring { or_sync: true },
-        Err(errno) => Engine::Sync { refused: Some(errno) },
+        Err(errno) => Engine::Sync { why: WhySync::UringRefused(errno) },
     }
 }
 
@@ -376,10 +406,11 @@ fn create_unlinked(dir: &Path, caching: Caching) -> std::result::Result<OwnedFd,
 }
 
 fn create_and_unlink(dir: &Path, caching: Caching) -> std::result::Result<OwnedFd, Errno> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    for _ in 0..NAMES_MAX {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed); // Only has to differ.
-        let path = dir.join(format!(".farheap-{}-{number}", std::process::id()));
+    // Only has to differ from names in use, which the creation checks.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    for attempt in 0..NAMES_MAX {
+        let (pid, ns) = (std::process::id(), now.as_nanos());
+        let path = dir.join(format!(".farheap-{pid}-{ns}-{attempt}"));
         let created = file::create(&path, caching);
         if matches!(created, Err(Errno(libc::EEXIST))) {
             continue;
@@ -482,5 +513,18 @@ fn explain(errno: Errno) -> String {
         Errno(libc::ENOENT | libc::ENOTDIR) => format!("does not exist: {errno}"),
         Errno(libc::ENXIO | libc::ENODEV) => format!("has no device behind it: {errno}"),
         errno => format!("cannot be opened: {errno}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_needs_a_name_loses_it_at_once() {
+        let dir = tempfile::tempdir().expect("directory");
+        let fd = create_and_unlink(dir.path(), Caching::Buffered).expect("created");
+        assert_eq!(std::fs::read_dir(dir.path()).expect("list").count(), 0);
+        file::set_len(fd.as_fd(), 4096).expect("still usable");
     }
 }

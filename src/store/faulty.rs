@@ -501,6 +501,8 @@ impl Drop for FaultyQueue {
 mod tests {
     use super::*;
     use crate::store::MemStore;
+    use crate::sys::event::EventFd;
+    use std::os::fd::{AsFd, AsRawFd};
 
     const PAGE: usize = IO_ALIGN;
 
@@ -609,6 +611,18 @@ mod tests {
         bench.control.release();
         assert_eq!(bench.wait(Duration::from_secs(60)), Some(Ok(())));
         assert_eq!((bench.queue.in_flight(), bench.control.held()), (0, 0));
+    }
+
+    #[test]
+    fn a_watched_descriptor_ends_a_wait_while_completions_are_held_back() {
+        let mut bench = Bench::new();
+        let event = EventFd::new().expect("eventfd");
+        bench.queue.watch(event.as_fd().as_raw_fd()).expect("watch");
+        bench.control.pause();
+        bench.push(Op::Read);
+        event.signal();
+        assert_eq!(bench.wait(Duration::MAX), None);
+        assert_eq!(bench.queue.in_flight(), 1);
     }
 
     #[test]

@@ -171,7 +171,7 @@ pub trait Store: Send + Sync + Debug {
     /// called from a signal handler.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io); a short read is `EIO`.
+    /// [`Error::Io`]; a short read is `EIO`.
     ///
     /// # Safety
     /// `into` is valid for writes of `len` bytes and nobody else uses them during the call. Nobody

@@ -26,8 +26,8 @@ use crate::base::units::{SlotCount, SlotId};
 /// store, under the lock.
 const CANDIDATES_MAX: u32 = 16;
 
-/// Most slots of one discard: bounds how long they are out of reach.
-const DISCARD_RUN_MAX: u64 = 1 << 16;
+/// Most slots of one discard: bounds how long they are out of reach and the device is busy with it.
+const DISCARD_RUN_MAX: u64 = 1 << 10;
 
 /// The slots of one store.
 #[derive(Debug)]
@@ -74,6 +74,7 @@ impl SlotMap {
     }
 
     /// Slots put back whose space has not been discarded.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for tests and statistics"))]
     pub(crate) fn pending(&self) -> SlotCount {
         SlotCount(self.state.lock().pending.count())
     }
@@ -97,11 +98,21 @@ impl SlotMap {
     /// # Panics
     /// When the slot is not in use: somebody's page would be overwritten later.
     pub(crate) fn put(&self, slot: SlotId) {
+        self.put_all(&[slot]);
+    }
+
+    /// Takes slots back under one lock.
+    ///
+    /// # Panics
+    /// As [`put`](SlotMap::put); the slots before the offending one are back then.
+    pub(crate) fn put_all(&self, slots: &[SlotId]) {
         let mut state = self.state.lock();
-        let known = slot.get() < self.slots.get() && state.used.run(slot.get(), 1) == 1;
-        assert!(known, "{slot} is put back but not in use");
-        state.used.remove(slot.get(), 1);
-        state.pending.insert(slot.get(), 1);
+        for slot in slots {
+            let known = *slot < SlotId(self.slots.get()) && state.used.run(slot.get(), 1) == 1;
+            assert!(known, "{slot} is put back but not in use");
+            state.used.remove(slot.get(), 1);
+            state.pending.insert(slot.get(), 1);
+        }
     }
 
     /// Hands out a run of pending slots for the caller to discard; nobody gets them before
@@ -211,8 +222,7 @@ mod tests {
     fn slots_being_discarded_are_out_of_reach_until_discarded() {
         let map = map(3);
         assert_eq!(take(&map, 3), Some((0, 3)));
-        map.put(SlotId(2));
-        map.put(SlotId(1));
+        map.put_all(&[SlotId(2), SlotId(1)]);
         let run = map.next_discardable().expect("two are pending");
         assert_eq!(run, (SlotId(1), SlotCount(2)), "neighbours are merged");
         assert_eq!(map.next_discardable(), None);

@@ -63,7 +63,6 @@ struct Reaped {
 
 /// A queue on io_uring.
 pub(super) struct UringQueue {
-    // Declared, and thereby dropped, first: afterwards the kernel uses nothing of the rest.
     ring: Ring,
     device: Arc<Device>,
     flights: Box<[Flight]>,
@@ -108,8 +107,9 @@ impl UringQueue {
         let fd = self.device.as_fd();
         // SAFETY:
         // - The caller of `push` keeps the buffers until the completion is reported.
-        // - The vector is not touched before the outcome (invariant 1), and it and the device's
-        //   descriptor live until `self.ring` is gone.
+        // - The vector is not touched before the outcome (invariant 1). It and the device's
+        //   descriptor live as long as the ring; what is submitted uses neither any more
+        //   (IORING_FEAT_SUBMIT_STABLE, which `Ring::new` demands; requests hold the file).
         unsafe { self.ring.push_transfer(index.into(), fd, direction, iovecs, offset) }
     }
 
@@ -181,18 +181,29 @@ impl UringQueue {
         }
     }
 
-    /// Waits until nothing is in flight or the time is up.
+    /// Waits until the ring is empty or the time is up.
     fn drain(&mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
-        while self.in_flight() > 0 {
+        loop {
+            self.reap(&mut |_| ());
+            let armed = self.watches.iter().flatten().any(|watch| watch.armed);
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.wait(left, &mut |_| ()).is_err() {
+            let busy = armed || self.in_flight() > 0;
+            if !busy || left.is_zero() || self.ring.submit_and_wait(left).is_err() {
                 return;
             }
         }
     }
 
-    fn cancel_all(&mut self) {
+    fn cancel_watches(&mut self) {
+        for (index, watch) in self.watches.iter().enumerate() {
+            if watch.is_some_and(|watch| watch.armed) {
+                self.ring.push_cancel(TAG_CANCEL, TAG_WATCH + index as u64);
+            }
+        }
+    }
+
+    fn cancel_requests(&mut self) {
         for index in 0..self.flights.len() as u32 {
             if !self.free[..self.free_len].contains(&index) {
                 self.ring.push_cancel(TAG_CANCEL, index.into());
@@ -259,10 +270,14 @@ impl Queue for UringQueue {
 
 impl Drop for UringQueue {
     fn drop(&mut self) {
-        self.watches = [None; WATCHES_MAX];
+        // A poll left in the ring would keep its descriptor's file open until the kernel gets
+        // round to tearing the ring down, after this call.
+        if self.submit().is_ok() {
+            self.cancel_watches();
+        }
         self.drain(DROP_WAIT_MAX);
         if self.in_flight() > 0 && self.submit().is_ok() {
-            self.cancel_all();
+            self.cancel_requests();
             self.drain(DROP_WAIT_MAX);
         }
     }

@@ -1,0 +1,86 @@
+//! Moving pages allocates nothing: a thread that serves page faults must not wait for the heap.
+
+#![expect(unsafe_code, reason = "counts allocations and hands buffers to queues")]
+
+use farheap::ByteCount;
+use farheap::store::{
+    BlockStore, FaultyStore, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
+};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting per thread.
+struct Counting;
+
+// SAFETY: passes every call on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises; `alloc` had it from the same allocator.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
+/// Writes, reads and fails requests, looks and times out; returns the allocations that took.
+fn allocations_of_transfers(store: &dyn Store, queue: &mut dyn Queue, page: &mut Page) -> u64 {
+    let before = ALLOCATIONS.get();
+    let mut reported = 0;
+    for round in 0..64 {
+        let op = if round % 2 == 0 { Op::Write } else { Op::Read };
+        let segments = [Segment { ptr: page.0.as_mut_ptr(), len: 4096 }];
+        let request = Request { token: round, op, offset: round * 4096, segments: &segments };
+        // SAFETY: the page is not touched before the completion, awaited below.
+        assert!(unsafe { queue.push(request) });
+        while queue.in_flight() > 0 {
+            let mut done = |completion: farheap::store::Completion| {
+                reported += u64::from(completion.token == round);
+            };
+            queue.wait(Duration::from_secs(60), &mut done).expect("wait");
+        }
+        queue.wait(Duration::ZERO, &mut |_| reported += 1).expect("wait");
+    }
+    // SAFETY: nothing is in flight; the page is ours.
+    let _ = unsafe { store.read_now(0, page.0.as_mut_ptr(), 4096) };
+    store.discard(0, 4096).expect("discard");
+    assert_eq!(reported, 64);
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn transfers_allocate_nothing_on_any_store() {
+    let mib = ByteCount::mib(1);
+    let faulty = FaultyStore::new(Arc::new(MemStore::new(mib).expect("memory")), 1);
+    faulty.control().fail_fraction(Op::Read, 500_000, 5);
+    let temporary = || BlockStore::temporary(None, Some(mib)).expect("temporary");
+    let stores: [Box<dyn Store>; 4] = [
+        Box::new(temporary().with_engine(IoEngine::Sync).expect("synchronous")),
+        Box::new(temporary()),
+        Box::new(MemStore::new(mib).expect("memory")),
+        Box::new(faulty),
+    ];
+    let mut page = Box::new(Page([1; 4096]));
+    for store in stores {
+        let (reader, _writer) = std::io::pipe().expect("pipe");
+        let mut queue = store.open_queue(8).expect("queue");
+        queue.watch(std::os::fd::AsRawFd::as_raw_fd(&reader)).expect("watch");
+        let count = allocations_of_transfers(&*store, &mut *queue, &mut page);
+        assert_eq!(count, 0, "{}", store.describe());
+    }
+}
