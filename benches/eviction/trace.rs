@@ -32,10 +32,11 @@ pub enum Kind {
     Columns,
     BTree,
     Phases,
+    ShiftingScans,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::Zipf(0.8),
         Kind::Zipf(1.0),
         Kind::Zipf(1.3),
@@ -45,9 +46,10 @@ impl Kind {
         Kind::Columns,
         Kind::BTree,
         Kind::Phases,
+        Kind::ShiftingScans,
     ];
 
-    /// Makes the trace; only the cyclic one depends on the `frames` it will be played against.
+    /// Makes the trace; only the cyclic ones depend on the `frames` it will be played against.
     pub fn make(self, scale: Scale, frames: u32) -> Trace {
         let mut rng = StdRng::seed_from_u64(scale.seed);
         let Scale { pages, touches, .. } = scale;
@@ -67,6 +69,9 @@ impl Kind {
             Kind::Columns => ("column scans".to_owned(), columns(&mut rng, scale)),
             Kind::BTree => ("b-tree".to_owned(), btree(&mut rng, scale)),
             Kind::Phases => ("phases".to_owned(), phases(&mut rng, scale)),
+            Kind::ShiftingScans => {
+                ("shifting scans".to_owned(), shifting_scans(&mut rng, scale, frames))
+            }
         };
         Trace { name, pages, touches }
     }
@@ -183,5 +188,19 @@ fn phases(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<u32> {
         let hot = Hot::new(rng, 0..pages, 1.0);
         trace.extend((0..touches / PHASES).map(|_| hot.pick(rng)));
     }
+    trace
+}
+
+/// Cyclic scans, ten laps each, of ranges of half to twice the cache: what was worth keeping for
+/// one is dead weight for the next.
+fn shifting_scans(rng: &mut StdRng, Scale { pages, touches, .. }: Scale, frames: u32) -> Vec<u32> {
+    const LAPS: u32 = 10;
+    let mut trace = Vec::with_capacity(touches);
+    while trace.len() < touches {
+        let lap = rng.random_range(frames / 2..=frames * 2).clamp(1, pages);
+        let start = rng.random_range(0..pages);
+        trace.extend((0..lap * LAPS).map(|i| (start + i % lap) % pages));
+    }
+    trace.truncate(touches);
     trace
 }
