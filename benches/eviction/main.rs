@@ -27,28 +27,38 @@ const CACHES_PERMILLE: [u32; 4] = [50, 125, 250, 500];
 const COOLING_PCTS: [u32; 4] = [0, 1, 5, 10];
 
 /// The share that the table shows, in percent.
-const COOLING_PCT: u32 = 5;
+const COOLING_PCT: u32 = 1;
 
 /// One policy in one cache on one trace.
-pub struct Run {
-    pub kind: PolicyKind,
-    pub cooling_pct: u32,
-    pub outcome: Outcome,
+pub(crate) struct Run {
+    pub(crate) kind: PolicyKind,
+    pub(crate) cooling_pct: u32,
+    pub(crate) outcome: Outcome,
+}
+
+impl Run {
+    fn new(kind: PolicyKind, cooling_pct: u32, outcome: Outcome) -> Run {
+        Run { kind, cooling_pct, outcome }
+    }
 }
 
 /// Everything played on one trace in one cache.
-pub struct Case {
-    pub trace: String,
-    pub cache_permille: u32,
-    pub belady: Outcome,
-    pub lru: Outcome,
-    pub clock: Outcome,
-    pub runs: Vec<Run>,
+pub(crate) struct Case {
+    pub(crate) trace: String,
+    pub(crate) cache_permille: u32,
+    pub(crate) belady: Outcome,
+    pub(crate) lru: Outcome,
+    pub(crate) clock: Outcome,
+    pub(crate) runs: Vec<Run>,
 }
 
 impl Case {
+    fn cache_pct(&self) -> f64 {
+        f64::from(self.cache_permille) / 10.0
+    }
+
     /// What a policy did with this share of cooling frames.
-    pub fn outcome(&self, kind: PolicyKind, cooling_pct: u32) -> Outcome {
+    pub(crate) fn outcome(&self, kind: PolicyKind, cooling_pct: u32) -> Outcome {
         let found = self.runs.iter().find(|r| r.kind == kind && r.cooling_pct == cooling_pct);
         found.expect("every policy was played with every share").outcome
     }
@@ -123,7 +133,7 @@ fn play_case(trace: &Trace, cache_permille: u32) -> Case {
     for kind in PolicyKind::ALL {
         for cooling_pct in COOLING_PCTS {
             let outcome = sim::play(kind, trace, frames, frames * cooling_pct / 100);
-            runs.push(Run { kind, cooling_pct, outcome });
+            runs.push(Run::new(kind, cooling_pct, outcome));
         }
     }
     let case = Case {

@@ -8,23 +8,23 @@ use std::collections::HashMap;
 use std::path::Path;
 
 /// A sequence of touches of pages `0..pages`.
-pub struct Trace {
-    pub name: String,
-    pub pages: u32,
-    pub touches: Vec<u32>,
+pub(crate) struct Trace {
+    pub(crate) name: String,
+    pub(crate) pages: u32,
+    pub(crate) touches: Vec<u32>,
 }
 
 /// How large the made traces are.
 #[derive(Clone, Copy)]
-pub struct Scale {
-    pub pages: u32,
-    pub touches: usize,
-    pub seed: u64,
+pub(crate) struct Scale {
+    pub(crate) pages: u32,
+    pub(crate) touches: usize,
+    pub(crate) seed: u64,
 }
 
 /// What a made trace is like.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub(crate) enum Kind {
     Zipf(f64),
     Uniform,
     Cyclic,
@@ -36,7 +36,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 10] = [
+    pub(crate) const ALL: [Kind; 10] = [
         Kind::Zipf(0.8),
         Kind::Zipf(1.0),
         Kind::Zipf(1.3),
@@ -50,7 +50,7 @@ impl Kind {
     ];
 
     /// Makes the trace; only the cyclic ones depend on the `frames` it will be played against.
-    pub fn make(self, scale: Scale, frames: u32) -> Trace {
+    pub(crate) fn make(self, scale: Scale, frames: u32) -> Trace {
         let mut rng = StdRng::seed_from_u64(scale.seed);
         let Scale { pages, touches, .. } = scale;
         let (name, touches) = match self {
@@ -79,7 +79,7 @@ impl Kind {
 
 impl Trace {
     /// Reads a trace from a file: one page number a line; empty lines and `#` lines are skipped.
-    pub fn read(path: &Path) -> Result<Trace, String> {
+    pub(crate) fn read(path: &Path) -> Result<Trace, String> {
         let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         let mut dense = HashMap::new();
         let mut touches = Vec::new();

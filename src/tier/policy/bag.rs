@@ -52,7 +52,7 @@ impl Bag {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         // The high half times a length below 2^32 does not overflow.
-        let at = (self.random >> 32) * self.len >> 32;
+        let at = ((self.random >> 32) * self.len) >> 32;
         (self.len > 0).then(|| PageId(u64::from(self.members[at as usize])))
     }
 }

@@ -95,13 +95,12 @@ impl Tenure {
             return Some(page);
         }
         let probe = self.vitality.is_probe_due();
-        if probe || self.main.len() > self.main_target || self.small.len() == 0 {
-            if let Some(page) = self.pick_main() {
-                self.main.remove(&mut self.pages, page);
-                self.pages.set_place(page, Place::MainVictim);
-                self.vitality.left();
-                return Some(page);
-            }
+        let from_main = probe || self.main.len() > self.main_target || self.small.len() == 0;
+        if from_main && let Some(page) = self.pick_main() {
+            self.main.remove(&mut self.pages, page);
+            self.pages.set_place(page, Place::MainVictim);
+            self.vitality.left();
+            return Some(page);
         }
         let page = self.small.oldest()?;
         self.pages.unlink(&mut self.small, page);
@@ -145,7 +144,8 @@ impl EvictionPolicy for Tenure {
             return;
         }
         // Readahead's guess is no proof of use: it starts on probation, ghost or not.
-        if how == Insert::Filled && self.is_proven(page) {
+        let proven = self.is_proven(page);
+        if proven && how == Insert::Filled {
             self.main.insert(&mut self.pages, page);
         } else {
             self.pages.push_newest(&mut self.small, page, Place::Small);
