@@ -4,7 +4,8 @@
 //! cargo bench --bench eviction                       # made traces, under a minute
 //! cargo bench --bench eviction -- --full             # larger ones
 //! cargo bench --bench eviction -- --trace FILE       # your own: one page number a line
-//! cargo bench --bench eviction -- --test             # does it work?
+//! cargo bench --bench eviction -- --seed 7           # other random numbers
+//! cargo bench --bench eviction -- --test             # does it work? (so does `cargo test`)
 //! ```
 //! Prints a table and writes `target/figures/eviction.csv`, `eviction_all.csv` and
 //! `eviction.svg`. It checks its own answers: every touch is accounted for, no policy beats the
@@ -67,13 +68,15 @@ impl Case {
 struct Options {
     scale: Scale,
     trace: Option<PathBuf>,
+    /// Where the files go, below the crate; a smoke test does not replace real figures.
+    folder: &'static str,
 }
 
 fn main() -> ExitCode {
     let result = parse(std::env::args().skip(1)).and_then(|options| {
         let cases = play_all(&options)?;
         report::print(&cases);
-        report::write(&cases)
+        report::write(&cases, options.folder)
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -84,18 +87,30 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options =
-        Options { scale: Scale { pages: 100_000, touches: 1_000_000, seed: 42 }, trace: None };
+fn parse(args: impl Iterator<Item = String>) -> Result<Options, String> {
+    const TINY: Scale = Scale { pages: 1_000, touches: 10_000, seed: 42 };
+    const MADE: Scale = Scale { pages: 100_000, touches: 1_000_000, seed: 42 };
+    const SMOKE: &str = "target/figures/smoke";
+    // `cargo bench` passes `--bench`, `cargo test --benches` does not and wants to be quick.
+    let mut args: Vec<String> = args.collect();
+    let is_bench = args.iter().any(|arg| arg == "--bench");
+    args.retain(|arg| arg != "--bench");
+    let mut options = if is_bench {
+        Options { scale: MADE, trace: None, folder: "target/figures" }
+    } else {
+        Options { scale: TINY, trace: None, folder: SMOKE }
+    };
+    let mut args = args.into_iter();
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
+        let seed = options.scale.seed;
         match arg.as_str() {
-            "--bench" => {}
-            "--test" => (options.scale.pages, options.scale.touches) = (1_000, 10_000),
-            "--full" => options.scale.touches = 5_000_000,
+            "--test" => (options.scale, options.folder) = (Scale { seed, ..TINY }, SMOKE),
+            "--full" => options.scale = Scale { seed, touches: 5_000_000, ..MADE },
             "--seed" => {
+                let text = value()?;
                 options.scale.seed =
-                    value()?.parse().map_err(|_| "--seed takes a number".to_owned())?;
+                    text.parse().map_err(|_| format!("--seed: `{text}` is not a number"))?;
             }
             "--trace" => options.trace = Some(value()?.into()),
             other => return Err(format!("unknown option `{other}`; see benches/eviction/main.rs")),

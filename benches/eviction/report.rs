@@ -73,8 +73,8 @@ fn ratio(value: f64, base: f64) -> f64 {
 }
 
 /// Writes the files and says where.
-pub(crate) fn write(cases: &[Case]) -> Result<(), String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/figures");
+pub(crate) fn write(cases: &[Case], folder: &str) -> Result<(), String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let files = [("eviction.csv", summary(cases)), ("eviction_all.csv", everything(cases))];
     for (name, text) in files {
@@ -169,7 +169,7 @@ fn bars(case: &Case) -> Vec<(String, f64, RGBColor)> {
 
 fn draw_trace(cases: &[Case], area: &Area<'_>) -> Result<(), Box<dyn Error>> {
     let mut chart = ChartBuilder::on(area)
-        .caption(&cases[0].trace, ("sans-serif", 15))
+        .caption(&cases[0].trace, ("sans-serif", 20))
         .margin(8)
         .x_label_area_size(22)
         .y_label_area_size(34)
@@ -179,7 +179,12 @@ fn draw_trace(cases: &[Case], area: &Area<'_>) -> Result<(), Box<dyn Error>> {
         cases.get(*x as usize).map_or_else(String::new, |case| format!("{} %", case.cache_pct()))
     };
     let mut mesh = chart.configure_mesh();
-    mesh.disable_x_mesh().x_labels(cases.len()).y_labels(6).x_label_formatter(&label).draw()?;
+    mesh.disable_x_mesh()
+        .label_style(("sans-serif", 14))
+        .x_labels(cases.len())
+        .y_labels(6)
+        .x_label_formatter(&label)
+        .draw()?;
     for (group, case) in cases.iter().enumerate() {
         let bars = bars(case);
         let width = 0.8 / bars.len() as f64;
@@ -202,12 +207,12 @@ fn draw_legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
     let mut y = 30;
     for (name, _, colour) in bars(&empty) {
         area.draw(&Rectangle::new([(30, y), (44, y + 10)], colour.filled()))?;
-        area.draw(&Text::new(name, (52, y), ("sans-serif", 13)))?;
+        area.draw(&Text::new(name, (52, y), ("sans-serif", 17)))?;
         y += 20;
     }
     let notes = ["bars: hit ratio", "groups: cache in % of the pages"];
     for note in notes {
-        area.draw(&Text::new(note, (30, y + 4), ("sans-serif", 12)))?;
+        area.draw(&Text::new(note, (30, y + 4), ("sans-serif", 16)))?;
         y += 16;
     }
     Ok(())
