@@ -4,7 +4,8 @@
 //! cargo bench --bench eviction                       # made traces, under a minute
 //! cargo bench --bench eviction -- --full             # larger ones
 //! cargo bench --bench eviction -- --trace FILE       # your own: one page number a line
-//! cargo bench --bench eviction -- --test             # does it work?
+//! cargo bench --bench eviction -- --seed 7           # other random numbers
+//! cargo bench --bench eviction -- --test             # does it work? (so does `cargo test`)
 //! ```
 //! Prints a table and writes `target/figures/eviction.csv`, `eviction_all.csv` and
 //! `eviction.svg`. It checks its own answers: every touch is accounted for, no policy beats the
@@ -27,28 +28,38 @@ const CACHES_PERMILLE: [u32; 4] = [50, 125, 250, 500];
 const COOLING_PCTS: [u32; 4] = [0, 1, 5, 10];
 
 /// The share that the table shows, in percent.
-const COOLING_PCT: u32 = 5;
+const COOLING_PCT: u32 = 1;
 
 /// One policy in one cache on one trace.
-pub struct Run {
-    pub kind: PolicyKind,
-    pub cooling_pct: u32,
-    pub outcome: Outcome,
+pub(crate) struct Run {
+    pub(crate) kind: PolicyKind,
+    pub(crate) cooling_pct: u32,
+    pub(crate) outcome: Outcome,
+}
+
+impl Run {
+    fn new(kind: PolicyKind, cooling_pct: u32, outcome: Outcome) -> Run {
+        Run { kind, cooling_pct, outcome }
+    }
 }
 
 /// Everything played on one trace in one cache.
-pub struct Case {
-    pub trace: String,
-    pub cache_permille: u32,
-    pub belady: Outcome,
-    pub lru: Outcome,
-    pub clock: Outcome,
-    pub runs: Vec<Run>,
+pub(crate) struct Case {
+    pub(crate) trace: String,
+    pub(crate) cache_permille: u32,
+    pub(crate) belady: Outcome,
+    pub(crate) lru: Outcome,
+    pub(crate) clock: Outcome,
+    pub(crate) runs: Vec<Run>,
 }
 
 impl Case {
+    fn cache_pct(&self) -> f64 {
+        f64::from(self.cache_permille) / 10.0
+    }
+
     /// What a policy did with this share of cooling frames.
-    pub fn outcome(&self, kind: PolicyKind, cooling_pct: u32) -> Outcome {
+    pub(crate) fn outcome(&self, kind: PolicyKind, cooling_pct: u32) -> Outcome {
         let found = self.runs.iter().find(|r| r.kind == kind && r.cooling_pct == cooling_pct);
         found.expect("every policy was played with every share").outcome
     }
@@ -57,13 +68,15 @@ impl Case {
 struct Options {
     scale: Scale,
     trace: Option<PathBuf>,
+    /// Where the files go, below the crate; a smoke test does not replace real figures.
+    folder: &'static str,
 }
 
 fn main() -> ExitCode {
     let result = parse(std::env::args().skip(1)).and_then(|options| {
         let cases = play_all(&options)?;
         report::print(&cases);
-        report::write(&cases)
+        report::write(&cases, options.folder)
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -74,18 +87,30 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options =
-        Options { scale: Scale { pages: 100_000, touches: 1_000_000, seed: 42 }, trace: None };
+fn parse(args: impl Iterator<Item = String>) -> Result<Options, String> {
+    const TINY: Scale = Scale { pages: 1_000, touches: 10_000, seed: 42 };
+    const MADE: Scale = Scale { pages: 100_000, touches: 1_000_000, seed: 42 };
+    const SMOKE: &str = "target/figures/smoke";
+    // `cargo bench` passes `--bench`, `cargo test --benches` does not and wants to be quick.
+    let mut args: Vec<String> = args.collect();
+    let is_bench = args.iter().any(|arg| arg == "--bench");
+    args.retain(|arg| arg != "--bench");
+    let mut options = if is_bench {
+        Options { scale: MADE, trace: None, folder: "target/figures" }
+    } else {
+        Options { scale: TINY, trace: None, folder: SMOKE }
+    };
+    let mut args = args.into_iter();
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
+        let seed = options.scale.seed;
         match arg.as_str() {
-            "--bench" => {}
-            "--test" => (options.scale.pages, options.scale.touches) = (1_000, 10_000),
-            "--full" => options.scale.touches = 5_000_000,
+            "--test" => (options.scale, options.folder) = (Scale { seed, ..TINY }, SMOKE),
+            "--full" => options.scale = Scale { seed, touches: 5_000_000, ..MADE },
             "--seed" => {
+                let text = value()?;
                 options.scale.seed =
-                    value()?.parse().map_err(|_| "--seed takes a number".to_owned())?;
+                    text.parse().map_err(|_| format!("--seed: `{text}` is not a number"))?;
             }
             "--trace" => options.trace = Some(value()?.into()),
             other => return Err(format!("unknown option `{other}`; see benches/eviction/main.rs")),
@@ -123,7 +148,7 @@ fn play_case(trace: &Trace, cache_permille: u32) -> Case {
     for kind in PolicyKind::ALL {
         for cooling_pct in COOLING_PCTS {
             let outcome = sim::play(kind, trace, frames, frames * cooling_pct / 100);
-            runs.push(Run { kind, cooling_pct, outcome });
+            runs.push(Run::new(kind, cooling_pct, outcome));
         }
     }
     let case = Case {

@@ -12,20 +12,20 @@ use std::collections::{BinaryHeap, VecDeque};
 
 /// What became of a trace's touches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// First touches ever.
-    pub fresh: u64,
+    pub(crate) fresh: u64,
     /// Touches of pages in RAM, minor faults included.
-    pub hits: u64,
+    pub(crate) hits: u64,
     /// Of these, touches of cooling pages.
-    pub minor: u64,
+    pub(crate) minor: u64,
     /// Touches that had to read the store.
-    pub reads: u64,
+    pub(crate) reads: u64,
 }
 
 impl Outcome {
     /// Reads avoided, as a share of the touches that could have been one.
-    pub fn hit_ratio(&self) -> f64 {
+    pub(crate) fn hit_ratio(&self) -> f64 {
         self.hits as f64 / (self.hits + self.reads).max(1) as f64
     }
 }
@@ -53,7 +53,7 @@ struct Cache {
 }
 
 /// Plays `trace` against a policy in a cache of `frames` with `cooling` of them cooling.
-pub fn play(kind: PolicyKind, trace: &Trace, frames: u32, cooling: u32) -> Outcome {
+pub(crate) fn play(kind: PolicyKind, trace: &Trace, frames: u32, cooling: u32) -> Outcome {
     let pages = PageCount(u64::from(trace.pages));
     let resident = PageCount(u64::from(frames - cooling));
     let mut cache = Cache {
@@ -127,7 +127,7 @@ impl Cache {
 }
 
 /// Belady's optimum: evicts the page whose next touch is farthest away.
-pub fn belady(trace: &Trace, frames: u32) -> Outcome {
+pub(crate) fn belady(trace: &Trace, frames: u32) -> Outcome {
     const NEVER: u32 = u32::MAX;
     let touches = &trace.touches;
     let mut next_touch = vec![NEVER; touches.len()];
@@ -166,7 +166,7 @@ pub fn belady(trace: &Trace, frames: u32) -> Outcome {
 }
 
 /// LRU with perfect knowledge of hits, which no policy here has.
-pub fn ideal_lru(trace: &Trace, frames: u32) -> Outcome {
+pub(crate) fn ideal_lru(trace: &Trace, frames: u32) -> Outcome {
     let mut outcome = Outcome::default();
     let mut touched = vec![None; trace.pages as usize];
     let mut seen = vec![false; trace.pages as usize];
@@ -196,7 +196,7 @@ pub fn ideal_lru(trace: &Trace, frames: u32) -> Outcome {
 }
 
 /// The clock with an accessed bit set by every hit, which no policy here has.
-pub fn ideal_clock(trace: &Trace, frames: u32) -> Outcome {
+pub(crate) fn ideal_clock(trace: &Trace, frames: u32) -> Outcome {
     let mut outcome = Outcome::default();
     // `None`: absent; otherwise the accessed bit.
     let mut accessed: Vec<Option<bool>> = vec![None; trace.pages as usize];
@@ -228,7 +228,7 @@ pub fn ideal_clock(trace: &Trace, frames: u32) -> Outcome {
 }
 
 /// First in, first out, written without the library: what `fifo` without cooling must equal.
-pub fn plain_queue(trace: &Trace, frames: u32) -> Outcome {
+pub(crate) fn plain_queue(trace: &Trace, frames: u32) -> Outcome {
     let mut outcome = Outcome::default();
     let mut resident = vec![false; trace.pages as usize];
     let mut seen = vec![false; trace.pages as usize];

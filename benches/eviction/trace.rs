@@ -8,23 +8,23 @@ use std::collections::HashMap;
 use std::path::Path;
 
 /// A sequence of touches of pages `0..pages`.
-pub struct Trace {
-    pub name: String,
-    pub pages: u32,
-    pub touches: Vec<u32>,
+pub(crate) struct Trace {
+    pub(crate) name: String,
+    pub(crate) pages: u32,
+    pub(crate) touches: Vec<u32>,
 }
 
 /// How large the made traces are.
 #[derive(Clone, Copy)]
-pub struct Scale {
-    pub pages: u32,
-    pub touches: usize,
-    pub seed: u64,
+pub(crate) struct Scale {
+    pub(crate) pages: u32,
+    pub(crate) touches: usize,
+    pub(crate) seed: u64,
 }
 
 /// What a made trace is like.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub(crate) enum Kind {
     Zipf(f64),
     Uniform,
     Cyclic,
@@ -32,10 +32,11 @@ pub enum Kind {
     Columns,
     BTree,
     Phases,
+    ShiftingScans,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 9] = [
+    pub(crate) const ALL: [Kind; 10] = [
         Kind::Zipf(0.8),
         Kind::Zipf(1.0),
         Kind::Zipf(1.3),
@@ -45,10 +46,11 @@ impl Kind {
         Kind::Columns,
         Kind::BTree,
         Kind::Phases,
+        Kind::ShiftingScans,
     ];
 
-    /// Makes the trace; only the cyclic one depends on the `frames` it will be played against.
-    pub fn make(self, scale: Scale, frames: u32) -> Trace {
+    /// Makes the trace; only the cyclic ones depend on the `frames` it will be played against.
+    pub(crate) fn make(self, scale: Scale, frames: u32) -> Trace {
         let mut rng = StdRng::seed_from_u64(scale.seed);
         let Scale { pages, touches, .. } = scale;
         let (name, touches) = match self {
@@ -67,6 +69,9 @@ impl Kind {
             Kind::Columns => ("column scans".to_owned(), columns(&mut rng, scale)),
             Kind::BTree => ("b-tree".to_owned(), btree(&mut rng, scale)),
             Kind::Phases => ("phases".to_owned(), phases(&mut rng, scale)),
+            Kind::ShiftingScans => {
+                ("shifting scans".to_owned(), shifting_scans(&mut rng, scale, frames))
+            }
         };
         Trace { name, pages, touches }
     }
@@ -74,7 +79,7 @@ impl Kind {
 
 impl Trace {
     /// Reads a trace from a file: one page number a line; empty lines and `#` lines are skipped.
-    pub fn read(path: &Path) -> Result<Trace, String> {
+    pub(crate) fn read(path: &Path) -> Result<Trace, String> {
         let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         let mut dense = HashMap::new();
         let mut touches = Vec::new();
@@ -183,5 +188,19 @@ fn phases(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<u32> {
         let hot = Hot::new(rng, 0..pages, 1.0);
         trace.extend((0..touches / PHASES).map(|_| hot.pick(rng)));
     }
+    trace
+}
+
+/// Cyclic scans, ten laps each, of ranges of half to twice the cache: what was worth keeping for
+/// one is dead weight for the next.
+fn shifting_scans(rng: &mut StdRng, Scale { pages, touches, .. }: Scale, frames: u32) -> Vec<u32> {
+    const LAPS: u32 = 10;
+    let mut trace = Vec::with_capacity(touches);
+    while trace.len() < touches {
+        let lap = rng.random_range(frames / 2..=frames * 2).clamp(1, pages);
+        let start = rng.random_range(0..pages);
+        trace.extend((0..lap * LAPS).map(|i| (start + i % lap) % pages));
+    }
+    trace.truncate(touches);
     trace
 }

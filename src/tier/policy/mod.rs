@@ -20,11 +20,13 @@
 //!    off its list, so that no page is named twice unless it came back in between.
 //! 2. After construction nothing allocates and every call is O(1) (`victims`: O(1) a victim).
 
+mod bag;
 mod clock;
 mod fifo;
 mod pages;
 mod s3fifo;
 mod sieve;
+mod tenure;
 #[cfg(test)]
 mod tests;
 
@@ -134,16 +136,24 @@ pub enum PolicyKind {
     /// `clock`: second chance; a page touched while it cools earns turns.
     Clock,
     /// `s3fifo`: probation, main and ghost queues; resists scans.
-    #[default]
     S3Fifo,
     /// `sieve`: survivors keep their place, and the hand moves on to newer pages.
     Sieve,
+    /// `tenure`: probation, then a main set that only short refault distances open and that
+    /// gives up pages at random; keeps a part of a scan larger than RAM. The default.
+    #[default]
+    Tenure,
 }
 
 impl PolicyKind {
     /// All policies.
-    pub const ALL: [PolicyKind; 4] =
-        [PolicyKind::Fifo, PolicyKind::Clock, PolicyKind::S3Fifo, PolicyKind::Sieve];
+    pub const ALL: [PolicyKind; 5] = [
+        PolicyKind::Fifo,
+        PolicyKind::Clock,
+        PolicyKind::S3Fifo,
+        PolicyKind::Sieve,
+        PolicyKind::Tenure,
+    ];
 
     /// The name, as in `FARHEAP_CONF`.
     #[must_use]
@@ -153,23 +163,26 @@ impl PolicyKind {
             PolicyKind::Clock => "clock",
             PolicyKind::S3Fifo => "s3fifo",
             PolicyKind::Sieve => "sieve",
+            PolicyKind::Tenure => "tenure",
         }
     }
 
     /// Builds a policy for a region of `pages` pages of which about `resident` fit into RAM.
     ///
-    /// Its memory is a mapping of nine bytes a page that takes RAM only for pages ever inserted.
+    /// Its memory is mappings of up to 13 bytes a page that take RAM only for pages ever inserted.
     ///
     /// # Errors
     /// [`Error::BadRange`] for 2^32 pages or more, [`Error::Os`] when the kernel refuses the
     /// mapping.
     pub fn build(self, pages: PageCount, resident: PageCount) -> Result<Box<dyn EvictionPolicy>> {
-        let pages = pages::Pages::new(pages)?;
+        let count = pages;
+        let pages = pages::Pages::new(count)?;
         Ok(match self {
             PolicyKind::Fifo => Box::new(fifo::Fifo::new(pages)),
             PolicyKind::Clock => Box::new(clock::Clock::new(pages)),
             PolicyKind::S3Fifo => Box::new(s3fifo::S3Fifo::new(pages, resident)),
             PolicyKind::Sieve => Box::new(sieve::Sieve::new(pages)),
+            PolicyKind::Tenure => Box::new(tenure::Tenure::new(pages, count, resident)?),
         })
     }
 }

@@ -4,9 +4,10 @@
 //! that moving a page is O(1) and allocates nothing. Uses `meta`; used by every policy.
 //!
 //! # Invariants
-//! 1. A page whose place is `Small`, `Main` or `Cold` is on exactly the one list that the policy keeps
-//!    for that place; no other page is on a list.
-//! 2. The word of a page on a list holds its neighbours; of a ghost, the time it left.
+//! 1. A page whose place is `Small`, `Main` or `Cold` is on exactly the one list (or in the one
+//!    [`Bag`](super::bag::Bag)) that the policy keeps for that place; no other page is on any.
+//! 2. The word of a page on a list holds its neighbours; in a bag, its position; of a ghost, the
+//!    time it left.
 
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
@@ -26,6 +27,8 @@ pub(super) enum Place {
     Unknown,
     /// Left RAM; remembered with the time it left.
     Ghost,
+    /// As `Ghost`, but named from the main list.
+    MainGhost,
     /// On the list of pages on probation.
     Small,
     /// On the main list.
@@ -69,6 +72,7 @@ impl Tag {
             4 => Place::SmallVictim,
             5 => Place::MainVictim,
             6 => Place::Cold,
+            7 => Place::MainGhost,
             other => unreachable!("no place has the number {other}"),
         }
     }
@@ -82,6 +86,7 @@ impl Tag {
             Place::SmallVictim => 4,
             Place::MainVictim => 5,
             Place::Cold => 6,
+            Place::MainGhost => 7,
         };
         Tag(self.0 & 0xf0 | number)
     }
@@ -124,7 +129,7 @@ impl List {
 
 /// The state of every page of a region.
 pub(super) struct Pages {
-    /// 63..32 newer neighbour | 31..0 older neighbour; for a ghost the time it left.
+    /// On a list: 63..32 newer neighbour | 31..0 older neighbour. Else see invariant 2.
     words: LazyArray<u64>,
     tags: LazyArray<u8>,
 }
@@ -161,12 +166,15 @@ impl Pages {
     /// Makes `page` a ghost that left at `time`; its credit is lost.
     pub(super) fn set_ghost(&mut self, page: PageId, time: u64) {
         self.words[page.as_usize()] = time;
-        self.set_tag(page, Tag(0).with_place(Place::Ghost));
+        let from_main = self.place(page) == Place::MainVictim;
+        let ghost = if from_main { Place::MainGhost } else { Place::Ghost };
+        self.set_tag(page, Tag(0).with_place(ghost));
     }
 
     /// When `page` left, if it is a ghost.
     pub(super) fn ghost_time(&self, page: PageId) -> Option<u64> {
-        (self.place(page) == Place::Ghost).then(|| self.words[page.as_usize()])
+        let is_ghost = matches!(self.place(page), Place::Ghost | Place::MainGhost);
+        is_ghost.then(|| self.words[page.as_usize()])
     }
 
     /// Rewards `page` for having been touched while it was a victim: one turn more than last
@@ -177,6 +185,12 @@ impl Pages {
         self.set_tag(page, tag.with_credit(credit, credit));
     }
 
+    /// Gives `page` turns without its having come back.
+    pub(super) fn grant_turns(&mut self, page: PageId, turns: u8) {
+        let tag = self.tag(page);
+        self.set_tag(page, tag.with_credit(tag.credit(), turns));
+    }
+
     /// Uses up one of the page's turns; `false` when it has none left.
     pub(super) fn take_turn(&mut self, page: PageId) -> bool {
         let tag = self.tag(page);
@@ -185,6 +199,17 @@ impl Pages {
             self.set_tag(page, tag.with_credit(tag.credit(), turns - 1));
         }
         turns > 0
+    }
+
+    /// Puts `page`, which is on no list, at a position of an array, whose place is `place`.
+    pub(super) fn place_at(&mut self, page: PageId, position: u64, place: Place) {
+        self.words[page.as_usize()] = position;
+        self.set_place(page, place);
+    }
+
+    /// The position that `place_at` noted last for `page`, which is still there.
+    pub(super) fn position(&self, page: PageId) -> u64 {
+        self.words[page.as_usize()]
     }
 
     /// Puts `page`, which is on no list, at the new end of `list`, whose place is `place`.

@@ -297,3 +297,28 @@ fn s3fifo_puts_a_page_read_ahead_on_probation_even_if_it_was_a_ghost() {
     policy.inserted(PageId(2), Insert::Prefetched);
     assert_eq!(victims(policy.as_mut(), 2), [2, 1]);
 }
+
+#[test]
+fn tenure_keeps_a_part_of_a_scan_larger_than_the_cache() {
+    let mut policy = build(PolicyKind::Tenure, 100);
+    let (mut ram, mut hits) = (BTreeSet::new(), 0);
+    for _lap in 0..50 {
+        for page in 0..400 {
+            hits += usize::from(ram.contains(&page));
+            touch(policy.as_mut(), &mut ram, page, 100);
+        }
+    }
+    // A quarter of the pages fits, so a quarter of the touches could hit; in arrival order none.
+    assert!(hits > 50 * 60, "{hits} hits in 50 laps of 400 pages with 100 frames");
+}
+
+#[test]
+fn tenure_takes_up_a_working_set_that_fits_after_another_died() {
+    let mut policy = build(PolicyKind::Tenure, 100);
+    let mut ram = BTreeSet::new();
+    for page in (0..50).flat_map(|_| 0..90).chain((0..50).flat_map(|_| 500..590)) {
+        touch(policy.as_mut(), &mut ram, page, 100);
+    }
+    let kept = (500..590).filter(|page| ram.contains(page)).count();
+    assert!(kept >= 85, "{kept} of 90 pages in use are resident");
+}
