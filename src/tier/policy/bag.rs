@@ -21,7 +21,11 @@ impl Bag {
     /// # Errors
     /// When the kernel refuses the mapping.
     pub(super) fn new(pages: PageCount) -> Result<Bag> {
-        Ok(Bag { members: LazyArray::new(pages)?, len: 0, random: 0x9e37_79b9_7f4a_7c15 })
+        Ok(Bag {
+            members: LazyArray::new(pages.as_usize())?,
+            len: 0,
+            random: 0x9e37_79b9_7f4a_7c15,
+        })
     }
 
     pub(super) fn len(&self) -> u64 {
