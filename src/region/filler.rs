@@ -10,6 +10,7 @@
 //! 2. Every fault is answered: installed, woken because a racer installed it, kept in `waiting`
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
+#![expect(unsafe_code, reason = "maps the zero page into holes")]
 
 use super::pager::{Ahead, Pager};
 use super::report;
@@ -618,7 +619,6 @@ impl Filler {
 
 impl Pager {
     /// Fills one kernel page of a sparse resident page with zeros. `false`: look at the page again.
-    #[expect(unsafe_code, reason = "maps the zero page")]
     fn fill_hole(&self, page: PageId, word: Word, addr: usize) -> bool {
         // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
         let moving = word.leaving();

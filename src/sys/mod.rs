@@ -3,6 +3,7 @@
 //! A wrapper takes typed arguments, retries `EINTR` where that is right, gives expected `errno`
 //! values a meaning, and cites the man page.
 
+#![expect(unsafe_code, reason = "write(2) from a slice")]
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
 pub(crate) mod anon;
@@ -42,7 +43,6 @@ pub(crate) fn random_u64() -> Result<u64> {
 }
 
 /// Writes to standard error without a lock or an allocation; what cannot be written is dropped.
-#[expect(unsafe_code, reason = "write(2) from a slice")]
 pub(crate) fn write_stderr(bytes: &[u8]) {
     // SAFETY: the slice is valid for reads of its length (write(2)).
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };

@@ -1,0 +1,229 @@
+//! Hints and control: what a program that knows its accesses tells a region.
+//!
+//! All calls work on ranges of addresses; pages that a range covers in part count whole, except
+//! for `discard`. Requests go to the fillers (`prefetch`) and the evictor (`evict`); pins change
+//! the page words.
+#![expect(unsafe_code, reason = "touches pages, and drops contents that references could point to")]
+
+use super::pager::{self, Ahead};
+use super::{Region, RegionConfig};
+use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::page::word::State;
+use crate::tier::policy::Hint;
+use std::time::{Duration, Instant};
+
+impl Region {
+    /// Makes all pages that lie whole in a range read as zero; nothing of them is written back.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region.
+    ///
+    /// # Safety
+    /// Nobody needs the range's contents, and no reference into it exists.
+    pub unsafe fn discard(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        let offset = self.offset_of(ptr, len.as_usize())?;
+        let first = offset.div_ceil(self.pager.page_bytes);
+        let end = (offset + len.as_usize()) / self.pager.page_bytes;
+        if first < end {
+            self.pager.discard(PageId(first as u64), PageCount((end - first) as u64));
+        }
+        Ok(())
+    }
+
+    /// Starts to bring the range's pages in, and returns at once. Pages for which there is no
+    /// room are left out when too many requests wait.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region.
+    pub fn prefetch(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        self.prefetch_many(&[(ptr, len)])
+    }
+
+    /// [`prefetch`](Region::prefetch) of many scattered ranges with one wake-up: much cheaper
+    /// than as many faults.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when a range is not in this region; those before it are on their way.
+    pub fn prefetch_many(&self, ranges: &[(*const u8, ByteCount)]) -> Result<()> {
+        let mut asked = false;
+        let mut outcome = Ok(());
+        for (ptr, len) in ranges {
+            match self.pages_of(*ptr, *len) {
+                // A full queue drops the request: it is advice.
+                Ok((first, count)) => asked |= self.ahead.push(Ahead { first, count }).is_ok(),
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        if asked {
+            self.pager.filler_bells[0].signal();
+        }
+        outcome
+    }
+
+    /// Evicts the range's resident pages and waits until they are out. Pages that are pinned or
+    /// in use by the kernel stay.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region, [`Error::Os`] with the device's
+    /// error while write-back fails.
+    pub fn evict(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        let (first, count) = self.pages_of(ptr, len)?;
+        self.evict_pages(first, count)
+    }
+
+    /// Evicts everything that is resident, see [`evict`](Region::evict).
+    ///
+    /// # Errors
+    /// As [`evict`](Region::evict).
+    pub fn evict_all(&self) -> Result<()> {
+        let end = self.space.fresh_pages(self.pager.page_bytes);
+        if end.0 == 0 { Ok(()) } else { self.evict_pages(PageId(0), end) }
+    }
+
+    fn evict_pages(&self, first: PageId, count: PageCount) -> Result<()> {
+        if !self.requests.evict(first, count, || self.pager.call_evictor()) {
+            return Err(Error::NotRunning);
+        }
+        match self.pager.write_errno.load(Ordering::Acquire) {
+            0 => Ok(()),
+            errno => Err(Error::Os { call: "write-back", errno: errno as i32 }),
+        }
+    }
+
+    /// Brings the range's pages in and keeps them: they are not evicted until as many
+    /// [`unpin`](Region::unpin)s. For memory that a device request reads into on kernels without
+    /// MOVE, or that must not fault.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region, [`Error::LimitExceeded`] when so
+    /// much pinned memory would leave no room for the rest, or a page has 255 pins already;
+    /// nothing is pinned then.
+    pub fn pin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        let (first, count) = self.pages_of(ptr, len)?;
+        let mut pinned = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let room = self.pager.budget.limit().0 / self.pager.page_bytes as u64 * 3 / 4;
+        if *pinned + count.0 > room {
+            let reason = format!("{} pinned pages of {room} possible", *pinned + count.0);
+            return Err(Error::LimitExceeded { reason });
+        }
+        for page in (first.0..first.0 + count.0).map(PageId) {
+            if !self.pin_page(page) {
+                self.unpin_pages(first, PageCount(page.0 - first.0));
+                let reason = "a page has 255 pins already".to_owned();
+                return Err(Error::LimitExceeded { reason });
+            }
+        }
+        *pinned += count.0;
+        Ok(())
+    }
+
+    /// Ends one [`pin`](Region::pin) of the range.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region or is not pinned.
+    pub fn unpin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        let (first, count) = self.pages_of(ptr, len)?;
+        let mut pinned = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let all = (first.0..first.0 + count.0)
+            .map(PageId)
+            .all(|page| self.pager.word(page).load().pins() > 0);
+        if !all {
+            return Err(Error::BadRange { reason: "is not pinned" });
+        }
+        self.unpin_pages(first, count);
+        *pinned = pinned.saturating_sub(count.0);
+        Ok(())
+    }
+
+    fn pin_page(&self, page: PageId) -> bool {
+        loop {
+            let word = self.pager.word(page).load();
+            if word.state() != State::Resident {
+                touch(self.pager.addr(page) as *const u8);
+                std::thread::yield_now();
+                continue;
+            }
+            let Some(pinned) = word.pinned() else { return false };
+            if self.pager.word(page).try_change(word, pinned).is_ok() {
+                return true;
+            }
+        }
+    }
+
+    fn unpin_pages(&self, first: PageId, count: PageCount) {
+        for page in (first.0..first.0 + count.0).map(PageId) {
+            let mut spins = 0;
+            loop {
+                let word = self.pager.word(page).load();
+                // A pinned page is `Resident`, or for microseconds `Moving`.
+                if word.state() == State::Moving {
+                    pager::backoff(&mut spins);
+                    continue;
+                }
+                let Some(unpinned) = word.unpinned() else { break };
+                if self.pager.word(page).try_change(word, unpinned).is_ok() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Tells the policy what to expect of a range.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region.
+    pub fn advise(&self, ptr: *const u8, len: ByteCount, hint: Hint) -> Result<()> {
+        let (first, count) = self.pages_of(ptr, len)?;
+        if hint == Hint::WillNeed {
+            self.prefetch(ptr, len)?;
+        }
+        for page in (first.0..first.0 + count.0).map(PageId) {
+            if self.pager.word(page).load().state() == State::Resident {
+                self.pager.policy.lock().advise(page, hint);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the limit while running. Lowering it returns when the pages above it are out.
+    ///
+    /// # Errors
+    /// [`Error::LimitTooSmall`] below the minimum for the page size; [`Error::LimitExceeded`]
+    /// when pinned pages or a failing device keep the old size (the new limit holds for new pages
+    /// all the same).
+    pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
+        const STALL_MAX: Duration = Duration::from_secs(5);
+        let minimum = RegionConfig::limit_min(self.page_size());
+        if limit < minimum {
+            return Err(Error::LimitTooSmall { limit, minimum });
+        }
+        self.pager.set_limit(limit);
+        let pages = PageCount(limit.0 / self.pager.page_bytes as u64);
+        self.pager.policy.lock().resize(pages);
+        let (mut last, mut since) = (self.pager.budget.charged(), Instant::now());
+        while self.pager.budget.charged() > limit {
+            self.pager.call_evictor();
+            std::thread::sleep(Duration::from_micros(200)); // The evictor has no one to tell.
+            let now = self.pager.budget.charged();
+            if now < last {
+                (last, since) = (now, Instant::now());
+            } else if since.elapsed() > STALL_MAX {
+                let reason = format!("{now} stay resident of {limit} allowed");
+                return Err(Error::LimitExceeded { reason });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads one byte of far memory, so that its page comes in.
+fn touch(ptr: *const u8) {
+    // SAFETY: the address lies in the region, which is readable for as long as it exists; a
+    // volatile read of a byte others may write is discarded.
+    let _ = unsafe { ptr.read_volatile() };
+}
