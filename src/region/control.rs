@@ -144,6 +144,7 @@ impl Region {
         loop {
             let word = self.pager.word(page).load();
             if word.state() != State::Resident {
+                self.pager.close_around(page);
                 touch(self.pager.addr(page) as *const u8);
                 std::thread::yield_now();
                 continue;
@@ -183,6 +184,7 @@ impl Region {
             self.prefetch(ptr, len)?;
         }
         for page in (first.0..first.0 + count.0).map(PageId) {
+            self.pager.close_around(page);
             if self.pager.word(page).load().state() == State::Resident {
                 self.pager.policy.lock().advise(page, hint);
             }

@@ -44,4 +44,6 @@ pub(crate) struct Counters {
     pub(crate) checksum_errors: Counter,
     pub(crate) poisoned: Counter,
     pub(crate) panics: Counter,
+    pub(crate) chunks_opened: Counter,
+    pub(crate) chunks_closed: Counter,
 }

@@ -25,7 +25,7 @@ use crate::page::frames::Fate;
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::{Outcome, Wake};
-use crate::sys::vm::Piece;
+use crate::sys::vm::{KERNEL_PAGE, Piece};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -206,7 +206,8 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            freed = self.evict(wanted.min(BATCH_MAX));
+            let closed = self.pager.chunks.any_open() && self.pager.close_next();
+            freed = self.evict(wanted.min(BATCH_MAX)) || closed;
         }
         let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.cooling_max });
         freed || settled
@@ -336,6 +337,9 @@ impl Evictor {
             self.keep(page, word);
             self.pager.counters.evict_busy.bump();
             return false;
+        }
+        if word.sparse() {
+            self.pager.fill_frame_holes(frame);
         }
         self.pager.frames.note(frame, page, word.slot());
         self.pager.settle(page, word, Word::cooling(frame));
@@ -625,6 +629,7 @@ impl Evictor {
         while next < end {
             let count = BATCH_MAX.min((end - next) as usize);
             batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
+            batch[..count].iter().for_each(|page| self.pager.close_around(*page));
             self.take_out(&mut batch[..count], Listed::Yes);
             self.settle_cooling(0);
             if let Err(error) = self.collect(Duration::ZERO) {
@@ -693,6 +698,15 @@ impl Pager {
         }
         drop(self.frames.release(frame));
         false
+    }
+
+    /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
+    fn fill_frame_holes(&self, frame: FrameId) {
+        for at in (0..self.page_bytes).step_by(KERNEL_PAGE) {
+            // SAFETY: the frame is this thread's and readable; a hole of staging memory is filled
+            // by the kernel.
+            let _ = unsafe { self.frames.ptr(frame).add(at).read_volatile() };
+        }
     }
 
     /// For kernels without MOVE: nobody can write the page while it is copied, because writes

@@ -274,6 +274,19 @@ impl Filler {
     /// `Empty`: maps zeros. `None`: the word changed, look again.
     fn fill_zeros(&mut self, page: PageId) -> Option<Answer> {
         let pager = &self.pager;
+        let chunk = pager.chunk_of(page);
+        if pager.chunks.is_open(chunk) {
+            // Open since the fault was sent: the kernel fills the page now.
+            pager.wake(page);
+            return Some(Answer::Done);
+        }
+        if !pager.chunks.is_closed(chunk) {
+            return Some(Answer::Again);
+        }
+        if pager.try_open(page) {
+            pager.check_low();
+            return Some(Answer::Done);
+        }
         let moving = Word::moving(None);
         pager.word(page).try_change(Word::EMPTY, moving).ok()?;
         match pager.install_zeros(page) {

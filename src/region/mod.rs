@@ -19,6 +19,7 @@
 
 #![expect(unsafe_code, reason = "lends staging frames to the device")]
 
+mod chunk;
 mod control;
 mod counters;
 mod evictor;

@@ -13,6 +13,7 @@
 #![expect(unsafe_code, reason = "installs, moves and drops pages of the region")]
 
 use super::RegionConfig;
+use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
@@ -52,6 +53,7 @@ pub(crate) struct Pager {
     page_shift: u32,
     pub(crate) words: LazyArray<PageWord>,
     pub(crate) frames: Frames,
+    pub(crate) chunks: Chunks,
     pub(crate) uffd: Uffd,
     pub(crate) discarder: Discarder,
     pub(crate) budget: Budget,
@@ -96,8 +98,9 @@ impl Pager {
         )?;
         let (fill_by_move, evict_by_move) =
             config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
+        // Open chunks use huge pages; staging frames only where a page is one.
         let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
-        let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, huge)?;
+        let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, Huge::Yes)?;
         let frames = Frames::new(frame_count(config), page_bytes, huge)?;
         uffd.register_faults(region.addr(), region.len())?;
         let (staging, staging_len) = frames.range();
@@ -117,6 +120,7 @@ impl Pager {
             page_bytes,
             page_shift: page_bytes.trailing_zeros(),
             words: LazyArray::new(pages)?,
+            chunks: Chunks::new(config.span.as_usize(), evict_by_move)?,
             frames,
             uffd,
             discarder: Discarder::new(),
@@ -451,9 +455,22 @@ impl Pager {
 
     /// Makes `count` pages from `first` read as zero: frames, slots and pending writes go.
     pub(crate) fn discard(&self, first: PageId, count: PageCount) {
+        let end = PageId(first.0 + count.0);
+        let per_chunk = (CHUNK / self.page_bytes) as u64;
+        let mut next = first;
+        while next < end {
+            let part_end = PageId(((next.0 / per_chunk + 1) * per_chunk).min(end.0));
+            if !self.discard_in_open(self.chunk_of(next), next, part_end) {
+                self.discard_in_closed(next, part_end);
+            }
+            next = part_end;
+        }
+    }
+
+    fn discard_in_closed(&self, first: PageId, end: PageId) {
         let mut batch: [(PageId, Word); BATCH_MAX] = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let mut batched = 0;
-        for page in (first.0..first.0 + count.0).map(PageId) {
+        for page in (first.0..end.0).map(PageId) {
             if let Some(word) = self.discard_start(page) {
                 batch[batched] = (page, word);
                 batched += 1;

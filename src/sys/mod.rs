@@ -10,6 +10,7 @@ pub(crate) mod anon;
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod membarrier;
+pub(crate) mod pagemap;
 pub mod probe;
 pub(crate) mod uffd;
 pub(crate) mod uring;
