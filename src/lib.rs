@@ -3,6 +3,7 @@
 #![cfg_attr(feature = "nightly", feature(allocator_api))]
 
 pub mod base;
+#[cfg_attr(not(test), expect(dead_code, unused_imports, reason = "the runtime starts the heap"))]
 mod heap;
 pub mod store;
 mod sys;

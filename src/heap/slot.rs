@@ -246,12 +246,10 @@ impl Access<'_> {
     pub(super) fn flush(&mut self) {
         let inside = self.inside();
         let uncached = inside.uncached;
-        if inside.magazines.is_used() {
-            inside.magazines.drain(|object, size| {
-                // SAFETY: the magazines own the object, whose class has this size.
-                unsafe { jemalloc::free(object, size, uncached) };
-            });
-        }
+        inside.magazines.drain(|object, size| {
+            // SAFETY: the magazines own the object, whose class has this size.
+            unsafe { jemalloc::free(object, size, uncached) };
+        });
         if let Some(cache) = &inside.cache {
             cache.flush();
         }
