@@ -35,7 +35,8 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
-/// The installed tier.
+/// The installed tier, in one cache line that only starting and stopping write.
+#[repr(align(64))]
 struct Installed {
     tier: AtomicPtr<Tier>,
     /// Its reservation; a span of 0 contains nothing.
