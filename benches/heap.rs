@@ -131,8 +131,13 @@ impl Work {
 fn pairs(alloc: &impl GlobalAlloc, far: bool, size: usize, count: usize) {
     let layout = black_box(Layout::from_size_align(size, 8).expect("a valid layout"));
     for _ in 0..count {
-        let block = Block::new(alloc, layout, far);
-        black_box(block.ptr);
+        // SAFETY: the layout is not empty.
+        let ptr = black_box(unsafe { alloc.alloc(layout) });
+        debug_assert_eq!(Far::contains(ptr), far);
+        // SAFETY: just allocated, not empty.
+        unsafe { ptr.write(1) };
+        // SAFETY: allocated above with this layout.
+        unsafe { alloc.dealloc(ptr, layout) };
     }
 }
 
