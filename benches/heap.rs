@@ -16,14 +16,13 @@ mod base;
 mod heap;
 #[path = "../src/sys/membarrier.rs"]
 mod membarrier;
-#[path = "../src/heap/testing.rs"]
-mod testing;
 mod sys {
     pub(crate) use crate::membarrier;
 }
 
 use base::error::{Error, Result};
 use base::units::ByteCount;
+use heap::testing::TestSource;
 use heap::{
     ExtentSource, Far, FarHeap, Placement, Tier, TierOptions, install, pin_thread_local, scope,
     uninstall,
@@ -35,7 +34,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use std::{fs, ptr, thread};
-use testing::TestSource;
 
 /// Rounds of each work and allocator.
 const ROUNDS: usize = 7;

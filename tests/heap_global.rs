@@ -2,9 +2,8 @@
 //!
 //! The heap layer is compiled into this test, over plain memory instead of a region, so that it
 //! runs everywhere and can install its own tier. No test harness: its threads would allocate in
-//! the middle of every step, and the heap's own unit tests would be part of it.
+//! the middle of every step, and the heap's own unit tests would run here too.
 
-#![expect(unsafe_code, reason = "the heap layer is part of this program")]
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "not all of the layers is used")]
 
 #[path = "../src/base/mod.rs"]
@@ -13,14 +12,13 @@ mod base;
 mod heap;
 #[path = "../src/sys/membarrier.rs"]
 mod membarrier;
-#[path = "../src/heap/testing.rs"]
-mod testing;
 mod sys {
     pub(crate) use crate::membarrier;
 }
 
 use base::error::{Error, Result};
 use base::units::ByteCount;
+use heap::testing::TestSource;
 use heap::{
     ExtentSource, Far, FarHeap, Placement, Tier, TierOptions, install, installed, pin_thread_local,
     scope, uninstall,
@@ -29,7 +27,6 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::thread;
-use testing::TestSource;
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();

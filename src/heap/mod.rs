@@ -20,7 +20,7 @@ mod magazine;
 mod slot;
 pub(crate) mod source;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod thread;
