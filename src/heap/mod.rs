@@ -27,7 +27,7 @@ mod thread;
 mod tier;
 
 pub use global::FarHeap;
-pub(crate) use global::{install, installed, uninstall};
+pub(crate) use global::{install, installed, serve_locally, uninstall};
 pub use handle::{Far, Local};
 pub(crate) use source::ExtentSource;
 pub(crate) use thread::pin_thread_local;

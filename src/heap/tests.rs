@@ -428,6 +428,21 @@ fn shutting_down_with_far_memory_in_use_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn what_serves_locally_still_frees_far_memory() {
+    let running = start_default();
+    let held = block(100_000);
+    serve_locally();
+    assert!(!block(100_000).is_far());
+    assert!(Far.allocate(layout(8, 8)).is_err());
+    assert!(held.is_far());
+    drop(held);
+    running.stop();
+    let again = start_default();
+    assert!(block(100_000).is_far());
+    again.stop();
+}
+
+#[test]
 fn a_heap_can_be_started_again_with_threads_that_knew_the_old_one() {
     let (send, receive) = mpsc::channel::<Arc<Barrier>>();
     let old = thread::spawn(move || {
