@@ -45,27 +45,3 @@ impl Pagemap {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sys::vm::{Huge, Mapping};
-
-    #[test]
-    #[cfg_attr(miri, ignore = "reads /proc")]
-    #[expect(unsafe_code, reason = "touches a mapping of its own")]
-    fn touched_pages_are_there_and_others_are_not() {
-        let Some(pagemap) = Pagemap::open() else {
-            println!("skipped: /proc/self/pagemap is not readable");
-            return;
-        };
-        let mapping = Mapping::reserve(8 * KERNEL_PAGE, KERNEL_PAGE, Huge::No).expect("maps");
-        for page in [1, 4] {
-            // SAFETY: inside the mapping, which nobody else uses.
-            unsafe { mapping.as_ptr().add(page * KERNEL_PAGE).write(1) };
-        }
-        let mut there = [false; 8];
-        pagemap.scan(mapping.addr(), &mut there).expect("readable");
-        assert_eq!(there, [false, true, false, false, true, false, false, false]);
-    }
-}

@@ -346,4 +346,21 @@ mod tests {
             .collect();
         assert_eq!(seen, [7, 0, 7, 0, 7, 7, 0, 7]);
     }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads /proc")]
+    fn the_page_map_tells_touched_pages_from_others() {
+        let Some(pagemap) = crate::sys::pagemap::Pagemap::open() else {
+            println!("skipped: /proc/self/pagemap is not readable");
+            return;
+        };
+        let mapping = Mapping::reserve(8 * KERNEL_PAGE, KERNEL_PAGE, Huge::No).expect("maps");
+        for page in [1, 4] {
+            // SAFETY: inside the mapping, which nobody else uses.
+            unsafe { mapping.as_ptr().add(page * KERNEL_PAGE).write(1) };
+        }
+        let mut there = [false; 8];
+        pagemap.scan(mapping.addr(), &mut there).expect("readable");
+        assert_eq!(there, [false, true, false, false, true, false, false, false]);
+    }
 }
