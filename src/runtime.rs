@@ -89,7 +89,7 @@ impl Heap {
                  `farheap doctor` says how to allow the rest"
             );
         }
-        let options = TierOptions { threshold: config.threshold(), ..TierOptions::default() };
+        let options = tier_options(&config);
         let tier = Tier::create(region.clone() as Arc<dyn ExtentSource>, options)?;
         heap::install(tier)?;
         let (stop, stopped) = channel();
@@ -112,6 +112,9 @@ impl Heap {
                 return Err(error);
             }
         };
+        // A forked child has none of the far pages: what it allocates is local.
+        static AT_FORK: std::sync::Once = std::sync::Once::new();
+        AT_FORK.call_once(|| crate::sys::in_forked_children(heap::serve_locally));
         *running = Some(Running { region: region.clone(), stop, maintenance });
         Ok(Heap { region })
     }
@@ -225,9 +228,22 @@ fn region_config(config: &Config) -> Result<RegionConfig> {
         install: config.install(),
         checksum: config.checksum(),
         deadline: config.deadline(),
+        readahead: config.readahead(),
         kernel_faults_required: config.user_mode() == UserMode::RequireKernel,
         ..defaults
     })
+}
+
+/// Memory that the heap keeps for reuse is charged: a share of the limit, not more.
+fn tier_options(config: &Config) -> TierOptions {
+    let defaults = TierOptions::default();
+    let share = |part: u64| ByteCount(config.limit().0 / part);
+    TierOptions {
+        threshold: config.threshold(),
+        dirty_max: defaults.dirty_max.min(share(8)),
+        large_cache_max: defaults.large_cache_max.min(share(32)),
+        ..defaults
+    }
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {

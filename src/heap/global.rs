@@ -109,7 +109,7 @@ pub(crate) fn uninstall() -> Result<()> {
 ///
 /// For the child of a fork, which has the allocator's state but not the far pages. Only stores
 /// to memory, so it may run right after the fork.
-pub(crate) fn serve_locally() {
+pub(crate) extern "C" fn serve_locally() {
     FAR.serving.store(ptr::null_mut(), Relaxed);
 }
 

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "touches pages, and drops contents that references could point to")]
 
 use super::pager::{self, Ahead};
-use super::{Region, RegionConfig};
+use super::{Advice, Region, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
@@ -174,16 +174,26 @@ impl Region {
         }
     }
 
-    /// Tells the policy what to expect of a range.
+    /// Tells what to expect of a range. `Random`, `Sequential` and `Normal` last, for the chunks
+    /// of 2 MiB that the range touches; `WillNeed` and `Cold` act at once.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region.
-    pub fn advise(&self, ptr: *const u8, len: ByteCount, hint: Hint) -> Result<()> {
+    pub fn advise(&self, ptr: *const u8, len: ByteCount, advice: Advice) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
-        if hint == Hint::WillNeed {
+        let pages = (first.0..first.0 + count.0).map(PageId);
+        let hint = match advice {
+            Advice::Normal | Advice::Random | Advice::Sequential => {
+                pages.for_each(|page| self.pager.set_advice(page, advice));
+                return Ok(());
+            }
+            Advice::WillNeed => Hint::WillNeed,
+            Advice::Cold => Hint::Cold,
+        };
+        if advice == Advice::WillNeed {
             self.prefetch(ptr, len)?;
         }
-        for page in (first.0..first.0 + count.0).map(PageId) {
+        for page in pages {
             self.pager.close_around(page);
             if self.pager.word(page).load().state() == State::Resident {
                 self.pager.policy.lock().advise(page, hint);

@@ -33,6 +33,7 @@ pub(crate) struct Counters {
     pub(crate) faults_starved: Counter,
     pub(crate) pages_in: Counter,
     pub(crate) pages_prefetched: Counter,
+    pub(crate) pages_read_ahead: Counter,
     pub(crate) pages_out: Counter,
     pub(crate) evicted_clean: Counter,
     pub(crate) evicted_zero: Counter,

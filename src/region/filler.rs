@@ -28,9 +28,10 @@ use std::time::{Duration, Instant};
 /// Faults read from the kernel at once.
 const FAULTS_MAX: usize = 64;
 /// Requests a filler keeps in flight.
-const DEPTH: u32 = 128;
-/// Bytes of one merged read.
-const READ_BYTES_MAX: usize = 1 << 20;
+const DEPTH: u32 = 256;
+/// Bytes of one merged read: large enough for the device's full rate, small enough that the first
+/// pages of a window are installed while the rest is being read.
+const READ_BYTES_MAX: usize = 512 << 10;
 /// Reads of one page before it counts as lost.
 const ATTEMPTS_MAX: u8 = 3;
 /// How long a fault may wait for a frame after the evictor found nothing to evict.
@@ -68,6 +69,7 @@ enum Answer {
 struct Fill {
     slot: SlotId,
     frame: FrameId,
+    ahead: bool,
 }
 
 /// A read in flight.
@@ -251,7 +253,7 @@ impl Filler {
             let word = self.pager.word(page).load();
             let answer = match word.state() {
                 State::Empty => self.fill_zeros(page),
-                State::Stored => self.start_fill(page, word, access),
+                State::Stored => self.start_demanded(page, word, access),
                 State::Filling if word.dead() => Some(Answer::Again),
                 // The install that follows the read wakes everybody who waits in the page.
                 State::Filling => Some(Answer::Done),
@@ -321,9 +323,30 @@ impl Filler {
             return None;
         }
         self.intents[frame.0 as usize] = Intent { access, attempts: 0 };
-        self.fills.push(Fill { slot, frame });
+        self.fills.push(Fill { slot, frame, ahead: access == Access::Ahead });
         self.pager.check_low();
         Some(Answer::Done)
+    }
+
+    /// `Stored`, by a fault: as [`start_fill`](Self::start_fill), and what probably comes next.
+    fn start_demanded(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
+        let answer = self.start_fill(page, word, access)?;
+        if answer == Answer::Done
+            && let Some(window) = self.pager.next_window(page)
+        {
+            for ahead in window.pages(self.pager.page_count().0) {
+                let word = self.pager.word(ahead).load();
+                if word.state() != State::Stored {
+                    continue;
+                }
+                match self.start_fill(ahead, word, Access::Ahead) {
+                    Some(Answer::Done) => self.pager.counters.pages_read_ahead.bump(),
+                    Some(_) => break,
+                    None => {}
+                }
+            }
+        }
+        Some(answer)
     }
 
     /// `Resident`: a first write to a protected page, a hole of a sparse one, or a lost race.
@@ -452,7 +475,8 @@ impl Filler {
 
     /// Hands accepted fills to the device, neighbours on the device as one request.
     fn start_reads(&mut self) -> Result<()> {
-        self.fills.sort_unstable_by_key(|fill| fill.slot);
+        // What a thread waits for goes first, and alone where its neighbours are not urgent.
+        self.fills.sort_unstable_by_key(|fill| (fill.ahead, fill.slot));
         let mut at = 0;
         while at < self.fills.len() {
             let count = self.mergeable(at);
@@ -466,8 +490,9 @@ impl Filler {
     /// How many fills from `at` on lie one after the other on the device.
     fn mergeable(&self, at: usize) -> usize {
         let most = (READ_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX);
-        let first = self.fills[at].slot.0;
-        let follows = |(n, fill): &(usize, &Fill)| fill.slot.0 == first + *n as u64;
+        let Fill { slot: first, ahead, .. } = self.fills[at];
+        let follows =
+            |(n, fill): &(usize, &Fill)| fill.slot.0 == first.0 + *n as u64 && fill.ahead == ahead;
         self.fills[at..].iter().take(most).enumerate().take_while(follows).count()
     }
 
@@ -569,7 +594,7 @@ impl Filler {
         let intent = &mut self.intents[frame.0 as usize];
         intent.attempts += 1;
         if intent.attempts < ATTEMPTS_MAX && self.free_reads.len() > self.fills.len() {
-            self.fills.push(Fill { slot, frame });
+            self.fills.push(Fill { slot, frame, ahead: false });
             return;
         }
         self.lose(frame, error);

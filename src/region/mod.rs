@@ -26,6 +26,7 @@ mod evictor;
 mod extents;
 mod filler;
 mod pager;
+mod readahead;
 mod report;
 mod requests;
 mod space;
@@ -86,6 +87,41 @@ impl Install {
     }
 }
 
+/// What a program says about its accesses to a range, see [`Region::advise`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Advice {
+    /// Nothing: streams of faults are detected.
+    #[default]
+    Normal,
+    /// Scattered accesses: nothing is read ahead.
+    Random,
+    /// Ascending accesses: reading ahead starts with the first fault.
+    Sequential,
+    /// Needed soon: brought in now, and kept as if just used.
+    WillNeed,
+    /// Not needed soon: the next to be evicted.
+    Cold,
+}
+
+impl Advice {
+    /// Advice that lasts, as a number; the rest acts at once.
+    fn encode(self) -> u32 {
+        match self {
+            Advice::Random => 1,
+            Advice::Sequential => 2,
+            Advice::Normal | Advice::WillNeed | Advice::Cold => 0,
+        }
+    }
+
+    fn decode(code: u32) -> Advice {
+        match code {
+            1 => Advice::Random,
+            2 => Advice::Sequential,
+            _ => Advice::Normal,
+        }
+    }
+}
+
 /// What a region is made of.
 #[derive(Clone, Debug)]
 pub struct RegionConfig {
@@ -106,7 +142,9 @@ pub struct RegionConfig {
     pub spin: Duration,
     /// How long the device may take for one request. Default 30 s.
     pub deadline: Duration,
-    /// Which page goes next. Default S3-FIFO.
+    /// Whether pages that a stream of faults leads to are read ahead. Default yes.
+    pub readahead: bool,
+    /// Which page goes next. Default: tenure, by `docs/design/eviction.md`.
     pub policy: PolicyKind,
     /// Refuses to start where only faults of user mode can be served. Default no.
     pub kernel_faults_required: bool,
@@ -123,6 +161,7 @@ impl Default for RegionConfig {
             checksum: true,
             spin: Duration::ZERO,
             deadline: Duration::from_secs(30),
+            readahead: true,
             policy: PolicyKind::default(),
             kernel_faults_required: false,
         }

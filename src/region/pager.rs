@@ -12,9 +12,10 @@
 //! 4. A slot belongs to one page word or one frame note, never to both.
 #![expect(unsafe_code, reason = "installs, moves and drops pages of the region")]
 
-use super::RegionConfig;
 use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
+use super::readahead::{Streams, Window};
+use super::{Advice, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
@@ -72,6 +73,9 @@ pub(crate) struct Pager {
     /// Reads as zero, never written: the source of zero fills by COPY.
     zeros: Mapping,
     pub(crate) counters: Counters,
+    /// Streams of device faults; `None`: nothing is read ahead.
+    streams: Option<Ranked<Streams>>,
+    advised: LazyArray<AtomicU32>,
     /// Most pages that may be in the resident state and still be taken as a reserve.
     pub(crate) low_bytes: AtomicU64,
     pub(crate) high_bytes: AtomicU64,
@@ -136,6 +140,8 @@ impl Pager {
             evict_by_move,
             zeros,
             counters: Counters::default(),
+            streams: config.readahead.then(|| Ranked::new(Rank::Leaf, Streams::new())),
+            advised: LazyArray::new(config.span.as_usize() / CHUNK)?,
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
             evictor_bell: new_bell()?,
@@ -226,6 +232,35 @@ impl Pager {
         for bell in &self.filler_bells {
             bell.signal();
         }
+    }
+
+    // Read-ahead.
+
+    /// What to read ahead after a device fault.
+    pub(super) fn next_window(&self, page: PageId) -> Option<Window> {
+        const WINDOW_BYTES_MAX: u64 = 4 << 20;
+        const WINDOW_PAGES_MAX: u64 = 128;
+        /// What all streams together may have read ahead, as a part of the limit: less than the
+        /// policy keeps of pages that nobody is known to have used (`tier::policy::tenure`).
+        const LIMIT_PART: u64 = 12;
+        let streams = self.streams.as_ref()?;
+        let advice = self.advice(page);
+        if advice == Advice::Random {
+            return None;
+        }
+        let page_bytes = self.page_bytes as u64;
+        let window = (WINDOW_BYTES_MAX / page_bytes).clamp(2, WINDOW_PAGES_MAX);
+        let all = self.budget.limit().0 / LIMIT_PART / page_bytes;
+        streams.lock().fault(page, window, all, advice == Advice::Sequential)
+    }
+
+    fn advice(&self, page: PageId) -> Advice {
+        Advice::decode(self.advised[self.chunk_of(page).0].load(Ordering::Relaxed))
+    }
+
+    /// Notes what the program says of a chunk.
+    pub(super) fn set_advice(&self, page: PageId, advice: Advice) {
+        self.advised[self.chunk_of(page).0].store(advice.encode(), Ordering::Relaxed);
     }
 
     // Frames with their charge.

@@ -37,6 +37,8 @@ pub struct Stats {
     pub pages_in: u64,
     /// Pages read because `prefetch` asked for them.
     pub pages_prefetched: u64,
+    /// Pages read because a stream of faults led to them.
+    pub pages_read_ahead: u64,
     /// Pages written to the device.
     pub pages_out: u64,
     /// Bytes read from the device.
@@ -89,6 +91,7 @@ impl Stats {
             faults_starved: counters.faults_starved.get(),
             pages_in: counters.pages_in.get(),
             pages_prefetched: counters.pages_prefetched.get(),
+            pages_read_ahead: counters.pages_read_ahead.get(),
             pages_out: counters.pages_out.get(),
             bytes_read: counters.pages_in.get() * page,
             bytes_written: counters.pages_out.get() * page,

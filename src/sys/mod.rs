@@ -48,3 +48,10 @@ pub(crate) fn write_stderr(bytes: &[u8]) {
     // SAFETY: the slice is valid for reads of its length (write(2)).
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }
+
+/// Runs `child` in every child of a `fork` from now on, before `fork` returns there; see
+/// `pthread_atfork(3)`. It may only touch memory.
+pub(crate) fn in_forked_children(child: extern "C" fn()) {
+    // SAFETY: registers a function that lives as long as the program and takes no arguments.
+    unsafe { libc::pthread_atfork(None, None, Some(child)) };
+}
