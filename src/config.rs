@@ -40,7 +40,7 @@
 mod builder;
 mod text;
 
-pub use crate::region::{Install, PAGE_MAX, PAGE_MIN};
+pub use crate::region::{Install, Mode, PAGE_MAX, PAGE_MIN};
 pub use builder::Builder;
 
 use crate::base::error::{Error, Result};
@@ -88,18 +88,6 @@ pub enum UserMode {
     Auto,
     /// Kernel-mode faults, or start-up fails.
     RequireKernel,
-}
-
-/// Who resolves a fault.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Handler threads. System calls may touch evicted far memory.
-    #[default]
-    Handler,
-    /// The faulting thread itself, in a `SIGBUS` handler. System calls on evicted far memory
-    /// fail with `EFAULT`.
-    InThread,
 }
 
 /// The limit as it was asked for.

@@ -6,9 +6,9 @@
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::config::{Config, Io, Mode, UserMode};
+use crate::config::{Config, Io, UserMode};
 use crate::heap::{self, ExtentSource, Tier, TierOptions};
-use crate::region::{Region, RegionConfig, Stats};
+use crate::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -78,11 +78,11 @@ impl Heap {
         if running.is_some() {
             return Err(Error::AlreadyRunning);
         }
-        let region_config = region_config(&config)?;
+        let region_config = region_config(&config);
         let store = open_store(&config)?;
         let region = Region::create_with(region_config, store, heap::pin_thread_local)?;
         let region = Arc::new(region);
-        if !region.serves_kernel_faults() {
+        if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
             eprintln!(
                 "farheap: only faults of user mode can be served here: system calls such as \
                  read(2) and write(2) on far memory that is not resident fail with EFAULT; \
@@ -212,26 +212,21 @@ impl ExtentSource for Region {
     }
 }
 
-fn region_config(config: &Config) -> Result<RegionConfig> {
-    if config.mode() == Mode::InThread {
-        return Err(Error::Unsupported {
-            feature: "in-thread fault handling",
-            why: "`mode:in_thread` was asked for; use `mode:handler`",
-        });
-    }
+fn region_config(config: &Config) -> RegionConfig {
     let defaults = RegionConfig::default();
-    Ok(RegionConfig {
+    RegionConfig {
         limit: config.limit(),
         page: config.page(),
         span: config.span(),
         handlers: config.handlers().map_or(defaults.handlers, usize::from),
+        mode: config.mode(),
         install: config.install(),
         checksum: config.checksum(),
         deadline: config.deadline(),
         readahead: config.readahead(),
         kernel_faults_required: config.user_mode() == UserMode::RequireKernel,
         ..defaults
-    })
+    }
 }
 
 /// Memory that the heap keeps for reuse is charged: a share of the limit, not more.

@@ -7,7 +7,7 @@ mod common;
 
 use common::{Dice, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
-use farheap::region::{Install, Region, RegionConfig};
+use farheap::region::{Install, Mode, Region, RegionConfig};
 use std::time::Duration;
 
 const UNIT: usize = 4096;
@@ -156,4 +156,13 @@ fn content_is_kept_without_move() {
 #[test]
 fn content_is_kept_with_move_only() {
     hammer("4k move", config(ByteCount::kib(4), Install::Move), 2, 8_000);
+}
+
+#[test]
+fn content_is_kept_when_threads_serve_their_own_faults() {
+    for (name, page) in [("4k in-thread", 4), ("64k in-thread", 64), ("2m in-thread", 2048)] {
+        let config = config(ByteCount::kib(page), Install::Auto);
+        let steps = if page == 2048 { 500 } else { 6_000 };
+        hammer(name, RegionConfig { mode: Mode::InThread, ..config }, 4, steps);
+    }
 }

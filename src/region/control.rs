@@ -52,7 +52,9 @@ impl Region {
         for (ptr, len) in ranges {
             match self.pages_of(*ptr, *len) {
                 // A full queue drops the request: it is advice.
-                Ok((first, count)) => asked |= self.ahead.push(Ahead { first, count }).is_ok(),
+                Ok((first, count)) => {
+                    asked |= self.pager.ahead.push(Ahead { first, count }).is_ok()
+                }
                 Err(error) => {
                     outcome = Err(error);
                     break;

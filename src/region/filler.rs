@@ -10,17 +10,16 @@
 //! 2. Every fault is answered: installed, woken because a racer installed it, kept in `waiting`
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
-#![expect(unsafe_code, reason = "maps the zero page into holes")]
 
 use super::pager::{Ahead, Pager};
 use super::report;
+use super::resolve::{Answer, STARVED_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId, SlotId};
-use crate::page::frames::Fate;
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
-use crate::sys::uffd::{Fault, Message, Outcome, Protect, Wake};
+use crate::sys::uffd::{Fault, Message, Protect};
 use crate::tier::policy::Insert;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,8 +33,6 @@ const DEPTH: u32 = 256;
 const READ_BYTES_MAX: usize = 512 << 10;
 /// Reads of one page before it counts as lost.
 const ATTEMPTS_MAX: u8 = 3;
-/// How long a fault may wait for a frame after the evictor found nothing to evict.
-const STARVED_MAX: Duration = Duration::from_secs(2);
 
 /// Who asked for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,17 +48,6 @@ struct Waiting {
     fault: Fault,
     /// Since when it waits for a frame; `None` while it waits for a state to pass.
     starved: Option<Instant>,
-}
-
-/// What became of a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    /// Resolved, or will be by a read in flight.
-    Done,
-    /// Another thread is changing the page: try again soon.
-    Again,
-    /// No frame is to be had: try again when the evictor has freed some.
-    Starved,
 }
 
 /// A fill that was accepted and not handed to the device yet.
@@ -94,7 +80,6 @@ pub(super) struct Filler {
     pager: Arc<Pager>,
     index: usize,
     queue: Box<dyn Queue>,
-    ahead_queue: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
     ahead: Option<Ahead>,
     messages: [Message; FAULTS_MAX],
     waiting: Vec<Waiting>,
@@ -114,7 +99,6 @@ impl Filler {
     pub(super) fn new(
         pager: Arc<Pager>,
         index: usize,
-        ahead_queue: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
         spin: Duration,
         deadline: Duration,
     ) -> Result<Filler> {
@@ -125,7 +109,6 @@ impl Filler {
         Ok(Filler {
             index,
             queue,
-            ahead_queue,
             ahead: None,
             messages: [Message::EMPTY; FAULTS_MAX],
             waiting: Vec::with_capacity(4096),
@@ -217,7 +200,7 @@ impl Filler {
                     self.pager.counters.faults_starved.bump();
                 }
                 if self.pager.exhausted.load(Ordering::Acquire) && since.elapsed() > STARVED_MAX {
-                    self.fail_starved(self.pager.page_at(fault.address));
+                    self.pager.fail_starved(self.pager.page_at(fault.address));
                 } else {
                     self.waiting.push(Waiting { fault, starved: Some(since) });
                 }
@@ -252,60 +235,13 @@ impl Filler {
         loop {
             let word = self.pager.word(page).load();
             let answer = match word.state() {
-                State::Empty => self.fill_zeros(page),
                 State::Stored => self.start_demanded(page, word, access),
-                State::Filling if word.dead() => Some(Answer::Again),
                 // The install that follows the read wakes everybody who waits in the page.
-                State::Filling => Some(Answer::Done),
-                State::Moving => Some(Answer::Again),
-                State::Resident => self.touch_resident(page, word, fault),
-                State::Cooling => self.take_back(page, word),
-                State::Writing if word.dead() => Some(Answer::Again),
-                State::Writing => self.copy_out(page, word),
-                State::Poisoned => {
-                    self.pager.wake(page);
-                    Some(Answer::Done)
-                }
+                State::Filling if !word.dead() => Some(Answer::Done),
+                _ => self.pager.resolve_in_memory(page, word, &fault),
             };
             if let Some(answer) = answer {
                 return answer;
-            }
-        }
-    }
-
-    /// `Empty`: maps zeros. `None`: the word changed, look again.
-    fn fill_zeros(&mut self, page: PageId) -> Option<Answer> {
-        let pager = &self.pager;
-        let chunk = pager.chunk_of(page);
-        if pager.chunks.is_open(chunk) {
-            // Open since the fault was sent: the kernel fills the page now.
-            pager.wake(page);
-            return Some(Answer::Done);
-        }
-        if !pager.chunks.is_closed(chunk) {
-            return Some(Answer::Again);
-        }
-        if pager.try_open(page) {
-            pager.check_low();
-            return Some(Answer::Done);
-        }
-        let moving = Word::moving(None);
-        pager.word(page).try_change(Word::EMPTY, moving).ok()?;
-        match pager.install_zeros(page) {
-            Ok(true) => {
-                pager.settle_resident(page, moving, Word::resident(None), Some(Insert::Fresh));
-                pager.counters.faults_zero.bump();
-                pager.check_low();
-                Some(Answer::Done)
-            }
-            Ok(false) => {
-                pager.settle(page, moving, Word::EMPTY);
-                Some(Answer::Starved)
-            }
-            Err(error) => {
-                report::warn("a page could not be mapped, trying again", &error);
-                pager.settle(page, moving, Word::EMPTY);
-                Some(Answer::Again)
             }
         }
     }
@@ -349,101 +285,11 @@ impl Filler {
         Some(answer)
     }
 
-    /// `Resident`: a first write to a protected page, a hole of a sparse one, or a lost race.
-    fn touch_resident(&mut self, page: PageId, word: Word, fault: Fault) -> Option<Answer> {
-        let pager = &self.pager;
-        if fault.protected {
-            if word.protected() {
-                // The word first: the evictor must not take the page for clean any more.
-                pager.word(page).try_change(word, word.with_protected(false)).ok()?;
-                pager.counters.faults_protect.bump();
-            }
-            if let Err(error) = pager.uffd.allow_writes(pager.addr(page), pager.page_bytes) {
-                report::fatal("a write-protected page could not be opened", &error);
-            }
-            return Some(Answer::Done);
-        }
-        if word.sparse() {
-            return pager.fill_hole(page, word, fault.address).then_some(Answer::Done);
-        }
-        pager.counters.faults_racing.bump();
-        pager.wake(page);
-        Some(Answer::Done)
-    }
-
-    /// `Cooling`: the page has not left yet; brings its frame back.
-    fn take_back(&mut self, page: PageId, word: Word) -> Option<Answer> {
-        let pager = &self.pager;
-        let frame = word.frame().expect("a cooling page has a frame");
-        let slot = pager.frames.slot(frame);
-        if !pager.evict_by_move && !pager.charge_page() {
-            return Some(Answer::Starved);
-        }
-        let moving = Word::moving(slot);
-        if pager.word(page).try_change(word, moving).is_err() {
-            pager.uncharge_copy();
-            return None;
-        }
-        match pager.return_frame(page, frame) {
-            Ok(fate) => {
-                pager.settle_resident(page, moving, Word::resident(slot), None);
-                pager.frames.decide(frame, fate);
-                pager.counters.faults_cooling.bump();
-                Some(Answer::Done)
-            }
-            Err(error) => {
-                report::warn("a page could not be mapped, trying again", &error);
-                pager.uncharge_copy();
-                pager.settle(page, moving, Word::cooling(frame));
-                Some(Answer::Again)
-            }
-        }
-    }
-
-    /// `Writing`: the device may still read the frame, so the page gets a copy of it.
-    fn copy_out(&mut self, page: PageId, word: Word) -> Option<Answer> {
-        let pager = &self.pager;
-        let frame = word.frame().expect("a page being written has a frame");
-        if !pager.charge_page() {
-            return Some(Answer::Starved);
-        }
-        let moving = Word::moving(None);
-        if pager.word(page).try_change(word, moving).is_err() {
-            pager.budget.uncharge(pager.page_size());
-            return None;
-        }
-        if let Err(error) = pager.copy_rest(page, frame, 0) {
-            report::fatal("a page being written could not be mapped", &error);
-        }
-        pager.settle_resident(page, moving, Word::resident(None), None);
-        pager.frames.decide(frame, Fate::Dropped);
-        pager.counters.faults_cooling.bump();
-        Some(Answer::Done)
-    }
-
-    /// Gives up on a fault for which nothing can be evicted: SIGBUS with the cause, not a hang.
-    fn fail_starved(&mut self, page: PageId) {
-        let word = self.pager.word(page).load();
-        let slot = match word.state() {
-            State::Empty => None,
-            State::Stored => word.slot(),
-            // The page is on its way in by other means; the thread faults again if it is not.
-            _ => return self.pager.wake(page),
-        };
-        let moving = Word::moving(slot);
-        if self.pager.word(page).try_change(word, moving).is_ok() {
-            let cause = Error::LimitExceeded { reason: String::new() };
-            self.pager.poison(page, moving, &cause);
-        } else {
-            self.pager.wake(page);
-        }
-    }
-
     // Read-ahead.
 
     /// Accepts pages that were asked for ahead of their faults, as long as there are frames.
     fn read_ahead(&mut self) {
-        while let Some(mut run) = self.ahead.take().or_else(|| self.ahead_queue.pop()) {
+        while let Some(mut run) = self.ahead.take().or_else(|| self.pager.ahead.pop()) {
             while run.count.0 > 0 {
                 if self.accept_ahead(run.first) == Answer::Starved {
                     self.ahead = Some(run);
@@ -466,7 +312,7 @@ impl Filler {
                 Some(Answer::Starved | Answer::Again) => Answer::Starved,
                 None => Answer::Done,
             },
-            State::Cooling => self.take_back(page, word).unwrap_or(Answer::Done),
+            State::Cooling => self.pager.take_back(page, word).unwrap_or(Answer::Done),
             _ => Answer::Done,
         }
     }
@@ -652,25 +498,5 @@ impl Filler {
         for fill in &self.fills {
             self.lose(fill.frame, &cause);
         }
-    }
-}
-
-impl Pager {
-    /// Fills one kernel page of a sparse resident page with zeros. `false`: look at the page again.
-    fn fill_hole(&self, page: PageId, word: Word, addr: usize) -> bool {
-        // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
-        let moving = word.leaving();
-        if self.word(page).try_change(word, moving).is_err() {
-            return false;
-        }
-        // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
-        // mapping now.
-        let outcome = unsafe { self.uffd.zeropage(addr, crate::sys::vm::KERNEL_PAGE, Wake::Yes) };
-        self.settle(page, moving, word);
-        match outcome {
-            Outcome::Done => self.counters.faults_zero.bump(),
-            _ => self.wake(page),
-        }
-        true
     }
 }

@@ -25,10 +25,12 @@ mod counters;
 mod evictor;
 mod extents;
 mod filler;
+mod in_thread;
 mod pager;
 mod readahead;
 mod report;
 mod requests;
+mod resolve;
 mod space;
 mod stats;
 
@@ -42,7 +44,7 @@ use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use crate::tier::policy::PolicyKind;
 use evictor::Evictor;
 use filler::Filler;
-use pager::{Ahead, Pager};
+use pager::Pager;
 use requests::Requests;
 use space::Space;
 use std::ptr::NonNull;
@@ -54,8 +56,6 @@ use std::time::Duration;
 pub const PAGE_MIN: ByteCount = ByteCount::kib(4);
 /// Largest page size.
 pub const PAGE_MAX: ByteCount = ByteCount::mib(2);
-/// Requests for read-ahead that may wait at the same time; more are dropped.
-const AHEAD_MAX: usize = 1024;
 
 /// How pages come and go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,6 +122,20 @@ impl Advice {
     }
 }
 
+/// Who serves a fault.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Handler threads. System calls may touch far memory that is not resident.
+    #[default]
+    Handler,
+    /// The faulting thread itself, in a `SIGBUS` handler: the lowest latency, and no privilege
+    /// needed. System calls on far memory that is not resident fail with `EFAULT`; SIGBUS must
+    /// not be blocked, and a handler that the program installs for it later must pass on what is
+    /// not its own. A SIGBUS handler that was there before is still called for what is not far.
+    InThread,
+}
+
 /// What a region is made of.
 #[derive(Clone, Debug)]
 pub struct RegionConfig {
@@ -134,6 +148,8 @@ pub struct RegionConfig {
     /// Threads that serve faults, 1 to 64. Default 1: one thread with asynchronous I/O serves
     /// several faulting threads.
     pub handlers: usize,
+    /// Who serves faults. Default: handler threads.
+    pub mode: Mode,
     /// How pages are installed and evicted. Default by page size.
     pub install: Install,
     /// Whether each slot's content is verified when it is read back. Default yes.
@@ -157,6 +173,7 @@ impl Default for RegionConfig {
             page: ByteCount::kib(64),
             span: ByteCount::gib(1024),
             handlers: 1,
+            mode: Mode::Handler,
             install: Install::Auto,
             checksum: true,
             spin: Duration::ZERO,
@@ -226,7 +243,6 @@ pub struct Region {
     pager: Arc<Pager>,
     space: Space,
     requests: Arc<Requests>,
-    ahead: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
     threads: Vec<JoinHandle<()>>,
     pin_lock: std::sync::Mutex<u64>,
 }
@@ -252,20 +268,21 @@ impl Region {
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
         let pager = Arc::new(Pager::new(&config, store)?);
         let requests = Arc::new(Requests::new());
-        let ahead = Arc::new(crossbeam_queue::ArrayQueue::new(AHEAD_MAX));
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;
         let fillers: Result<Vec<Filler>> = (0..config.handlers)
-            .map(|n| Filler::new(pager.clone(), n, ahead.clone(), config.spin, config.deadline))
+            .map(|n| Filler::new(pager.clone(), n, config.spin, config.deadline))
             .collect();
         let mut region = Region {
             pager,
             space,
             requests,
-            ahead,
             threads: Vec::with_capacity(config.handlers + 1),
             pin_lock: std::sync::Mutex::new(0),
         };
         let evict = Work { state: evictor, run: Evictor::run, abandon: |_| {} };
+        if config.mode == Mode::InThread {
+            in_thread::list(&region.pager)?;
+        }
         region.spawn("farheap-evict", thread_start, evict)?;
         for filler in fillers? {
             let fill = Work { state: filler, run: Filler::run, abandon: Filler::abandon };
@@ -399,7 +416,7 @@ impl Region {
     /// faults of user mode are served, and `read(2)` into such memory fails with `EFAULT`.
     #[must_use]
     pub fn serves_kernel_faults(&self) -> bool {
-        self.pager.uffd.route().has_kernel_faults()
+        self.pager.serves_kernel_faults()
     }
 }
 
@@ -411,6 +428,7 @@ impl Drop for Region {
         self.requests.close();
         self.pager.evictor_bell.signal();
         self.pager.ring_fillers();
+        in_thread::unlist(&self.pager);
         for thread in self.threads.drain(..) {
             // A handler that panicked has said so already.
             drop(thread.join());

@@ -15,7 +15,7 @@
 use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
 use super::readahead::{Streams, Window};
-use super::{Advice, RegionConfig};
+use super::{Advice, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
@@ -30,11 +30,15 @@ use crate::sys::uffd::{Outcome, Protect, Uffd, Wake, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece};
 use crate::tier::budget::Budget;
 use crate::tier::policy::{EvictionPolicy, Insert};
+use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 
 /// Most pages handled by one batch of installs, evictions or discards.
 pub(crate) const BATCH_MAX: usize = 64;
+
+/// Requests for read-ahead that may wait at the same time; more are dropped.
+const AHEAD_MAX: usize = 1024;
 
 /// A run of pages asked for by `prefetch`.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +83,9 @@ pub(crate) struct Pager {
     /// Most pages that may be in the resident state and still be taken as a reserve.
     pub(crate) low_bytes: AtomicU64,
     pub(crate) high_bytes: AtomicU64,
+    /// Runs of pages that `prefetch` and streams ask for.
+    pub(super) ahead: ArrayQueue<Ahead>,
+    in_thread: bool,
     pub(crate) evictor_bell: EventFd,
     evictor_called: CachePadded<AtomicBool>,
     pub(crate) filler_bells: Box<[EventFd]>,
@@ -95,8 +102,10 @@ impl Pager {
     pub(crate) fn new(config: &RegionConfig, store: Arc<dyn Store>) -> Result<Pager> {
         let page_bytes = config.page.as_usize();
         let pages = config.span.as_usize() / page_bytes;
+        let in_thread = config.mode == Mode::InThread;
+        let required = if in_thread { feature::SIGBUS } else { 0 };
         let uffd = Uffd::open(
-            feature::PAGEFAULT_FLAG_WP,
+            feature::PAGEFAULT_FLAG_WP | required,
             feature::MOVE | feature::POISON | feature::THREAD_ID,
             config.kernel_faults_required,
         )?;
@@ -144,6 +153,8 @@ impl Pager {
             advised: LazyArray::new(config.span.as_usize() / CHUNK)?,
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
+            ahead: ArrayQueue::new(AHEAD_MAX),
+            in_thread,
             evictor_bell: new_bell()?,
             evictor_called: CachePadded::new(AtomicBool::new(false)),
             filler_bells: bells?.into_boxed_slice(),
@@ -154,6 +165,11 @@ impl Pager {
         };
         pager.set_limit(config.limit);
         Ok(pager)
+    }
+
+    /// Whether faults of the kernel on far memory are served.
+    pub(super) fn serves_kernel_faults(&self) -> bool {
+        self.uffd.route().has_kernel_faults() && !self.in_thread
     }
 
     // Geometry.

@@ -12,6 +12,7 @@ pub(crate) mod file;
 pub(crate) mod membarrier;
 pub(crate) mod pagemap;
 pub mod probe;
+pub(crate) mod signal;
 pub(crate) mod uffd;
 pub(crate) mod uring;
 pub(crate) mod vm;
