@@ -226,6 +226,9 @@ fn region_config(config: &Config) -> Result<RegionConfig> {
         checksum: config.checksum(),
         deadline: config.deadline(),
         kernel_faults_required: config.user_mode() == UserMode::RequireKernel,
+        dump: config.dump(),
+        encrypt: config.encrypt(),
+        wipe: config.wipe(),
         ..defaults
     })
 }
