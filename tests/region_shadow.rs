@@ -157,3 +157,15 @@ fn content_is_kept_without_move() {
 fn content_is_kept_with_move_only() {
     hammer("4k move", config(ByteCount::kib(4), Install::Move), 2, 8_000);
 }
+
+#[test]
+fn content_is_kept_encrypted() {
+    let encrypted = |page| RegionConfig { encrypt: true, ..config(page, Install::Auto) };
+    hammer("4k encrypted", encrypted(ByteCount::kib(4)), 2, 8_000);
+    hammer(
+        "64k encrypted",
+        RegionConfig { handlers: 2, ..encrypted(ByteCount::kib(64)) },
+        2,
+        2_000,
+    );
+}
