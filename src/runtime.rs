@@ -225,6 +225,9 @@ fn region_config(config: &Config) -> RegionConfig {
         deadline: config.deadline(),
         readahead: config.readahead(),
         kernel_faults_required: config.user_mode() == UserMode::RequireKernel,
+        dump: config.dump(),
+        encrypt: config.encrypt(),
+        wipe: config.wipe(),
         ..defaults
     }
 }

@@ -166,3 +166,15 @@ fn content_is_kept_when_threads_serve_their_own_faults() {
         hammer(name, RegionConfig { mode: Mode::InThread, ..config }, 4, steps);
     }
 }
+
+#[test]
+fn content_is_kept_encrypted() {
+    let encrypted = |page| RegionConfig { encrypt: true, ..config(page, Install::Auto) };
+    hammer("4k encrypted", encrypted(ByteCount::kib(4)), 2, 8_000);
+    hammer(
+        "64k encrypted",
+        RegionConfig { handlers: 2, ..encrypted(ByteCount::kib(64)) },
+        2,
+        2_000,
+    );
+}

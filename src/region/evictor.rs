@@ -181,9 +181,13 @@ impl Evictor {
         let over = pager.budget.charged().0.saturating_sub(pager.budget.limit().0);
         let missing = (high + over).saturating_sub(available) as usize;
         let wanted = missing.div_ceil(pager.page_bytes);
-        let leaving =
-            self.cooling.len() + self.dirty.len() + self.leaving_writes() + self.lingering.len();
+        let leaving = self.leaving();
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
+    }
+
+    /// Pages on their way out.
+    fn leaving(&self) -> usize {
+        self.cooling.len() + self.dirty.len() + self.leaving_writes() + self.lingering.len()
     }
 
     /// Whether nothing is on its way out.
@@ -626,8 +630,12 @@ impl Evictor {
         let mut batch = [PageId(0); BATCH_MAX];
         let mut next = request.first.0;
         let end = request.first.0 + request.count.0;
+        // Half of the frames for what is on its way out, half for the next batch: a page that
+        // finds no frame would stay.
+        let half = self.pager.frames.count() / 2;
         while next < end {
-            let count = BATCH_MAX.min((end - next) as usize);
+            let count = BATCH_MAX.min(half).min((end - next) as usize);
+            self.settle_until(half);
             batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
             batch[..count].iter().for_each(|page| self.pager.close_around(*page));
             self.take_out(&mut batch[..count], Listed::Yes);
@@ -644,8 +652,13 @@ impl Evictor {
 
     /// Waits, for a bounded time, until all that is cooling or being written has settled.
     fn finish_everything(&mut self) {
+        self.settle_until(0);
+    }
+
+    /// Waits, for a bounded time, until at most `most` pages are on their way out.
+    fn settle_until(&mut self, most: usize) {
         let started = Instant::now();
-        while !self.idle() || !self.lingering.is_empty() {
+        while self.leaving() > most {
             self.settle_cooling(0);
             self.settle_lingering();
             if let Err(error) = self.collect(Duration::from_millis(1)) {
@@ -662,7 +675,11 @@ impl Pager {
     /// A frame to take a page's content out to.
     fn frame_for_eviction(&self) -> Option<FrameId> {
         if self.evict_by_move {
-            self.frames.take_empty()
+            self.frames.take_empty().or_else(|| {
+                // All are spare: after an eviction that nobody needed the room of.
+                self.free_frame(self.frames.take_spare()?);
+                self.frames.take_empty()
+            })
         } else {
             self.charged_frame(ByteCount::ZERO)
         }

@@ -381,7 +381,11 @@ impl Filler {
 
     fn check_content(&self, frame: FrameId, result: &Result<()>) -> Result<()> {
         if let Err(error) = result {
-            self.pager.counters.read_errors.bump();
+            let counters = &self.pager.counters;
+            match error {
+                Error::Corrupt { .. } => counters.checksum_errors.bump(),
+                _ => counters.read_errors.bump(),
+            }
             return Err(error.clone());
         }
         let slot = self.pager.frames.slot(frame).expect("a fill has a slot");

@@ -39,7 +39,7 @@ pub use stats::Stats;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
-use crate::store::{Queue, Request, Store};
+use crate::store::{Queue, Request, SealedStore, Store, Wipe};
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use crate::tier::policy::PolicyKind;
 use evictor::Evictor;
@@ -164,6 +164,13 @@ pub struct RegionConfig {
     pub policy: PolicyKind,
     /// Refuses to start where only faults of user mode can be served. Default no.
     pub kernel_faults_required: bool,
+    /// Whether core dumps contain resident far memory. Default no.
+    pub dump: bool,
+    /// Whether pages are encrypted before they reach the store, under a key that only this
+    /// process knows. Default no.
+    pub encrypt: bool,
+    /// What happens to the pages on the store when the region is dropped. Default nothing.
+    pub wipe: Wipe,
 }
 
 impl Default for RegionConfig {
@@ -181,6 +188,9 @@ impl Default for RegionConfig {
             readahead: true,
             policy: PolicyKind::default(),
             kernel_faults_required: false,
+            dump: false,
+            encrypt: false,
+            wipe: Wipe::Off,
         }
     }
 }
@@ -245,6 +255,7 @@ pub struct Region {
     requests: Arc<Requests>,
     threads: Vec<JoinHandle<()>>,
     pin_lock: std::sync::Mutex<u64>,
+    wipe: Wipe,
 }
 
 impl Region {
@@ -265,6 +276,10 @@ impl Region {
         thread_start: fn(),
     ) -> Result<Region> {
         let config = config.check()?;
+        let store = match config.encrypt {
+            true => Arc::new(SealedStore::new(store, config.page)?),
+            false => store,
+        };
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
         let pager = Arc::new(Pager::new(&config, store)?);
         let requests = Arc::new(Requests::new());
@@ -278,6 +293,7 @@ impl Region {
             requests,
             threads: Vec::with_capacity(config.handlers + 1),
             pin_lock: std::sync::Mutex::new(0),
+            wipe: config.wipe,
         };
         let evict = Work { state: evictor, run: Evictor::run, abandon: |_| {} };
         if config.mode == Mode::InThread {
@@ -421,8 +437,8 @@ impl Region {
 }
 
 impl Drop for Region {
-    /// Stops the threads and unmaps the address space. Nobody may use the region's memory any
-    /// more.
+    /// Stops the threads, wipes the store if asked to, and unmaps the address space. Nobody may
+    /// use the region's memory any more.
     fn drop(&mut self) {
         self.pager.stop.store(true, Ordering::Release);
         self.requests.close();
@@ -432,6 +448,10 @@ impl Drop for Region {
         for thread in self.threads.drain(..) {
             // A handler that panicked has said so already.
             drop(thread.join());
+        }
+        let used = ByteCount(self.pager.slots.touched().0 * self.pager.page_bytes as u64);
+        if let Err(error) = crate::store::wipe(&*self.pager.store, self.wipe, used) {
+            report::warn("the store could not be wiped", &error);
         }
     }
 }

@@ -118,6 +118,10 @@ impl Pager {
         uffd.register_faults(region.addr(), region.len())?;
         let (staging, staging_len) = frames.range();
         uffd.register_staging(staging, staging_len)?;
+        if config.dump {
+            region.include_in_dumps()?;
+            frames.include_in_dumps()?;
+        }
         let slot_count = store.capacity().as_usize() / page_bytes;
         let limit_pages = PageCount(config.limit.0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit_pages)?;

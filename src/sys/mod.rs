@@ -32,15 +32,20 @@ pub(crate) fn os_error(call: &'static str) -> Error {
     Error::Os { call, errno: errno() }
 }
 
-/// A random number from `/dev/urandom`, see `random(4)`.
-pub(crate) fn random_u64() -> Result<u64> {
-    let mut bytes = [0; 8];
-    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).map_err(
+/// Fills a buffer with random bytes from `/dev/urandom`, see `random(4)`.
+pub(crate) fn random_bytes(bytes: &mut [u8]) -> Result<()> {
+    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(bytes)).map_err(
         |error| Error::Os {
             call: "read(/dev/urandom)",
             errno: error.raw_os_error().unwrap_or(libc::EIO),
         },
-    )?;
+    )
+}
+
+/// A random number.
+pub(crate) fn random_u64() -> Result<u64> {
+    let mut bytes = [0; 8];
+    random_bytes(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 

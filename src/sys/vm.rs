@@ -33,6 +33,8 @@ pub(crate) enum Huge {
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Core dumps contain the range.
+    dumped: AtomicBool,
 }
 
 // SAFETY: a `Mapping` is a range of addresses; it hands out raw pointers only, and unmapping
@@ -71,7 +73,7 @@ impl Mapping {
         unmap_piece(start, base - start);
         unmap_piece(base + len, start + padded - (base + len));
         let base = NonNull::new(base as *mut u8).expect("the kernel never maps address zero");
-        let mapping = Mapping { base, len };
+        let mapping = Mapping { base, len, dumped: AtomicBool::new(false) };
         mapping.advise_all(libc::MADV_DONTFORK)?;
         mapping.advise_all(libc::MADV_DONTDUMP)?;
         match huge {
@@ -98,8 +100,19 @@ impl Mapping {
         self.len
     }
 
+    /// Keeps the mapping's pages out of swap, see `mlock(2)`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] where the process may not lock so much.
+    pub(crate) fn lock_in_ram(&self) -> Result<()> {
+        // SAFETY: the range is this mapping's own; its contents stay.
+        let rc = unsafe { libc::mlock(self.as_ptr().cast(), self.len) };
+        if rc == 0 { Ok(()) } else { Err(os_error("mlock")) }
+    }
+
     /// Allows core dumps to contain the range.
     pub(crate) fn include_in_dumps(&self) -> Result<()> {
+        self.dumped.store(true, Ordering::Relaxed);
         self.advise_all(libc::MADV_DODUMP)
     }
 
@@ -149,7 +162,9 @@ impl Mapping {
     pub(crate) fn unfence(&self, offset: usize, len: usize) -> Result<()> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         self.remap(offset, len, flags, -1)?;
-        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+        let dumped = self.dumped.load(Ordering::Relaxed);
+        let dump = if dumped { libc::MADV_DODUMP } else { libc::MADV_DONTDUMP };
+        for advice in [libc::MADV_DONTFORK, dump] {
             // SAFETY: the range was just mapped as part of this mapping; contents stay.
             let rc = unsafe { libc::madvise((self.addr() + offset) as *mut _, len, advice) };
             if rc != 0 {
