@@ -151,6 +151,7 @@ fn large_pages_keep_their_content() {
 fn content_is_kept_without_move() {
     hammer("4k copy", config(ByteCount::kib(4), Install::Copy), 2, 8_000);
     hammer("64k copy", config(ByteCount::kib(64), Install::Copy), 2, 2_000);
+    hammer("2m copy", config(ByteCount::mib(2), Install::Copy), 2, 300);
 }
 
 #[test]

@@ -450,7 +450,7 @@ impl Pager {
     /// When the kernel is out of memory: the page is still missing.
     pub(crate) fn install_zeros(&self, page: PageId) -> Result<bool> {
         if self.fill_by_move
-            && let Some(frame) = self.frames.take_spare()
+            && let Some(frame) = self.frame_for_zeros()
         {
             // SAFETY: the frame is this thread's, `page_bytes` long.
             unsafe { std::ptr::write_bytes(self.frames.ptr(frame), 0, self.page_bytes) };
@@ -462,7 +462,8 @@ impl Pager {
                 }
             };
         }
-        if !self.charge_page() {
+        let only_huge = self.fill_by_move && self.page_bytes >= HUGE_PAGE;
+        if only_huge || !self.charge_page() {
             return Ok(false);
         }
         // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`);
@@ -478,6 +479,16 @@ impl Pager {
                 Err(install_error(outcome))
             }
             outcome => super::report::fatal("a page was left half mapped", &install_error(outcome)),
+        }
+    }
+
+    /// A frame to clear and move in as a page of zeros. Huge pages always go this way, because
+    /// COPY builds small pages; smaller ones only when a frame is at hand.
+    fn frame_for_zeros(&self) -> Option<FrameId> {
+        if self.page_bytes >= HUGE_PAGE {
+            self.charged_frame(self.headroom())
+        } else {
+            self.frames.take_spare()
         }
     }
 
