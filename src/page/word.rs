@@ -25,7 +25,7 @@
 //! | `Cooling` | in a staging frame | frame | a filler (back), discard, the evictor |
 //! | `Writing` | in a staging frame being written | frame | the evictor; a filler copies out; discard marks it dead |
 //! | `Stored` | on the device only | slot | a filler, discard |
-//! | `Poisoned` | lost; a touch is SIGBUS | slot or none | discard |
+//! | `Poisoned` | lost; a touch is SIGBUS | slot or none | discard (by way of `Moving`) |
 //!
 //! `protected`: the mapping is write-protected and the content is the slot's; a write faults
 //! first. `dead`: discarded while I/O was in flight; who finishes the I/O makes the page `Empty`.
@@ -281,7 +281,7 @@ fn legal(from: Word, to: Word) -> bool {
         | (Cooling, Moving | Writing | Stored | Empty)
         | (Writing, Moving | Stored | Empty)
         | (Stored, Filling | Moving | Empty)
-        | (Poisoned, Empty) => true,
+        | (Poisoned, Moving) => true,
         _ => false,
     }
 }

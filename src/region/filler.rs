@@ -48,8 +48,9 @@ enum Access {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     fault: Fault,
-    /// Since when it waits for a frame; `None` while it waits for a state to pass.
-    starved: Option<Instant>,
+    /// What it waits for, and since when.
+    why: Answer,
+    since: Instant,
 }
 
 /// What became of a fault.
@@ -59,6 +60,8 @@ enum Answer {
     Done,
     /// Another thread is changing the page: try again soon.
     Again,
+    /// The device has as many requests as it may have: try again when one has finished.
+    Busy,
     /// No frame is to be had: try again when the evictor has freed some.
     Starved,
 }
@@ -172,7 +175,7 @@ impl Filler {
         const TRANSIENT: Duration = Duration::from_micros(50);
         const STARVED: Duration = Duration::from_millis(1);
         const LOOK: Duration = Duration::from_millis(100);
-        if self.waiting.iter().any(|waiting| waiting.starved.is_none()) {
+        if self.waiting.iter().any(|waiting| waiting.why == Answer::Again) {
             return TRANSIENT;
         }
         if !self.waiting.is_empty() || self.ahead.is_some() {
@@ -204,32 +207,39 @@ impl Filler {
         }
     }
 
-    /// Answers one fault, or keeps it for later.
-    fn answer(&mut self, fault: Fault, starved: Option<Instant>) {
-        match self.resolve(fault) {
-            Answer::Done => {}
-            Answer::Again => self.waiting.push(Waiting { fault, starved: None }),
-            Answer::Starved => {
-                let since = starved.unwrap_or_else(Instant::now);
-                if starved.is_none() {
-                    self.pager.counters.faults_starved.bump();
-                }
-                if self.pager.exhausted.load(Ordering::Acquire) && since.elapsed() > STARVED_MAX {
-                    self.fail_starved(self.pager.page_at(fault.address));
-                } else {
-                    self.waiting.push(Waiting { fault, starved: Some(since) });
-                }
+    /// Answers one fault, which may have waited, or keeps it for later.
+    fn answer(&mut self, fault: Fault, before: Option<Waiting>) {
+        let why = self.resolve(fault);
+        if why == Answer::Done {
+            return;
+        }
+        let before = before.filter(|before| before.why == why);
+        if why == Answer::Starved && before.is_none() {
+            self.pager.counters.faults_starved.bump();
+        }
+        let since = before.map_or_else(Instant::now, |before| before.since);
+        let page = self.pager.page_at(fault.address);
+        match why {
+            Answer::Starved
+                if self.pager.exhausted.load(Ordering::Acquire)
+                    && since.elapsed() > STARVED_MAX =>
+            {
+                self.give_up(page, &Error::LimitExceeded { reason: String::new() });
             }
+            Answer::Busy if since.elapsed() > self.deadline => {
+                self.give_up(page, &self.timed_out(self.pager.word(page).load()));
+            }
+            _ => self.waiting.push(Waiting { fault, why, since }),
         }
     }
 
     fn retry_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let waiting = self.waiting.swap_remove(0);
-            self.answer(waiting.fault, waiting.starved);
+            self.answer(waiting.fault, Some(waiting));
         }
-        let starving =
-            self.waiting.iter().any(|waiting| waiting.starved.is_some()) || self.ahead.is_some();
+        let starving = self.waiting.iter().any(|waiting| waiting.why == Answer::Starved)
+            || self.ahead.is_some();
         if starving != self.starving {
             self.starving = starving;
             if starving {
@@ -298,7 +308,7 @@ impl Filler {
     /// `Stored`: accepts a read of the page's slot.
     fn start_fill(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
         if self.fills.len() + self.queue.in_flight() as usize >= DEPTH as usize {
-            return Some(Answer::Again);
+            return Some(Answer::Busy);
         }
         let Some(frame) = self.pager.reserve_fill() else { return Some(Answer::Starved) };
         let slot = word.slot().expect("a stored page has a slot");
@@ -385,22 +395,36 @@ impl Filler {
         Some(Answer::Done)
     }
 
-    /// Gives up on a fault for which nothing can be evicted: SIGBUS with the cause, not a hang.
-    fn fail_starved(&mut self, page: PageId) {
+    /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.
+    fn give_up(&mut self, page: PageId, cause: &Error) {
         let word = self.pager.word(page).load();
-        let slot = match word.state() {
-            State::Empty => None,
-            State::Stored => word.slot(),
+        let (slot, frame) = match word.state() {
+            State::Empty => (None, None),
+            State::Stored => (word.slot(), None),
+            // In a frame, but without room for it in the region.
+            State::Cooling => (word.frame().and_then(|f| self.pager.frames.slot(f)), word.frame()),
+            State::Writing if !word.dead() => (None, word.frame()),
             // The page is on its way in by other means; the thread faults again if it is not.
             _ => return self.pager.wake(page),
         };
         let moving = Word::moving(slot);
-        if self.pager.word(page).try_change(word, moving).is_ok() {
-            let cause = Error::LimitExceeded { reason: String::new() };
-            self.pager.poison(page, moving, &cause);
-        } else {
-            self.pager.wake(page);
+        if self.pager.word(page).try_change(word, moving).is_err() {
+            return self.pager.wake(page);
         }
+        self.pager.poison(page, moving, cause);
+        if let Some(frame) = frame {
+            self.pager.frames.decide(frame, Fate::Dropped);
+        }
+    }
+
+    /// The error of a page that the device was asked for too long ago, or could not even be.
+    fn timed_out(&self, word: Word) -> Error {
+        let offset = match word.state() {
+            State::Stored => word.slot().map_or(0, |slot| self.pager.slot_offset(slot)),
+            _ => 0,
+        };
+        let len = self.pager.page_bytes as u64;
+        Error::Io { op: "read", offset, len, errno: crate::sys::ETIMEDOUT }
     }
 
     // Read-ahead.
@@ -427,7 +451,7 @@ impl Filler {
                     Answer::Done
                 }
                 // Queue full counts as starved here: the rest of the run waits its turn.
-                Some(Answer::Starved | Answer::Again) => Answer::Starved,
+                Some(Answer::Starved | Answer::Busy | Answer::Again) => Answer::Starved,
                 None => Answer::Done,
             },
             State::Cooling => self.take_back(page, word).unwrap_or(Answer::Done),
@@ -450,11 +474,17 @@ impl Filler {
         Ok(())
     }
 
-    /// How many fills from `at` on lie one after the other on the device.
+    /// How many fills from `at` on lie one after the other on the device. What has failed before
+    /// is read alone: a bad place costs nobody else's page.
     fn mergeable(&self, at: usize) -> usize {
         let most = (READ_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX);
         let first = self.fills[at].slot.0;
-        let follows = |(n, fill): &(usize, &Fill)| fill.slot.0 == first + *n as u64;
+        let tried = |fill: &Fill| self.intents[fill.frame.0 as usize].attempts > 0;
+        if tried(&self.fills[at]) {
+            return 1;
+        }
+        let follows =
+            |(n, fill): &(usize, &Fill)| fill.slot.0 == first + *n as u64 && !tried(fill);
         self.fills[at..].iter().take(most).enumerate().take_while(follows).count()
     }
 
@@ -563,17 +593,27 @@ impl Filler {
         self.pager.cancel_fill(frame);
     }
 
-    /// The page that `frame` was for is lost; the frame stays the caller's.
+    /// The page that `frame` was for cannot be brought in; the frame stays the caller's. The page
+    /// is lost if somebody faulted on it. One that was only asked for ahead stays on the device.
     fn lose(&self, frame: FrameId, error: &Error) {
-        let page = self.pager.frames.page(frame);
-        let slot = self.pager.frames.slot(frame);
+        let pager = &self.pager;
+        let page = pager.frames.page(frame);
+        let slot = pager.frames.slot(frame);
+        let filling = Word::filling(frame);
+        if self.intents[frame.0 as usize].access == Access::Ahead {
+            let stored = Word::stored(slot.expect("a fill has a slot"));
+            if pager.word(page).try_change(filling, stored).is_ok() {
+                // Who faulted on it meanwhile waits for this read, and faults again.
+                return pager.wake(page);
+            }
+        }
         let moving = Word::moving(slot);
-        if self.pager.word(page).try_change(Word::filling(frame), moving).is_ok() {
-            self.pager.poison(page, moving, error);
+        if pager.word(page).try_change(filling, moving).is_ok() {
+            pager.poison(page, moving, error);
         } else {
-            self.pager.put_slot(slot);
-            self.pager.settle(page, Word::filling(frame).with_dead(), Word::EMPTY);
-            self.pager.wake(page);
+            pager.put_slot(slot);
+            pager.settle(page, filling.with_dead(), Word::EMPTY);
+            pager.wake(page);
         }
     }
 
@@ -593,12 +633,7 @@ impl Filler {
             self.pager.counters.read_errors.bump();
             for &frame in &read.frames[..read.count] {
                 let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
-                let cause = Error::Io {
-                    op: "read",
-                    offset: self.pager.slot_offset(slot),
-                    len: self.pager.page_bytes as u64,
-                    errno: crate::sys::ETIMEDOUT,
-                };
+                let cause = self.timed_out(Word::stored(slot));
                 self.lose(frame, &cause);
             }
         }

@@ -62,8 +62,10 @@ pub enum Install {
     /// 32 KiB up; evictions MOVE what may be dirty and drop what is known to be clean.
     #[default]
     Auto,
-    /// COPY, write protection and `MADV_DONTNEED` only: the one way below Linux 6.8. Memory that
-    /// an application's direct I/O is reading into must be pinned.
+    /// COPY, write protection and `MADV_DONTNEED` only: the one way below Linux 6.8. Uses nothing
+    /// newer than Linux 5.7, whatever the kernel has: lost pages are fenced off by a mapping
+    /// instead of `UFFDIO_POISON`. Memory that an application's direct I/O is reading into must be
+    /// pinned.
     Copy,
     /// MOVE both ways.
     Move,

@@ -12,7 +12,7 @@
 //! 4. A slot belongs to one page word or one frame note, never to both.
 #![expect(unsafe_code, reason = "installs, moves and drops pages of the region")]
 
-use super::RegionConfig;
+use super::{Install, RegionConfig};
 use super::counters::Counters;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
@@ -89,9 +89,13 @@ impl Pager {
     pub(crate) fn new(config: &RegionConfig, store: Arc<dyn Store>) -> Result<Pager> {
         let page_bytes = config.page.as_usize();
         let pages = config.span.as_usize() / page_bytes;
+        let newer = match config.install {
+            Install::Copy => 0,
+            Install::Auto | Install::Move => feature::MOVE | feature::POISON,
+        };
         let uffd = Uffd::open(
             feature::PAGEFAULT_FLAG_WP,
-            feature::MOVE | feature::POISON | feature::THREAD_ID,
+            feature::THREAD_ID | newer,
             config.kernel_faults_required,
         )?;
         let (fill_by_move, evict_by_move) =
@@ -494,9 +498,10 @@ impl Pager {
                         return None;
                     }
                 }
-                State::Poisoned if change(Word::EMPTY) => {
+                State::Poisoned if change(Word::moving(None)) => {
                     self.put_slot(word.slot());
                     self.unpoison(page);
+                    self.settle(page, Word::moving(None), Word::EMPTY);
                     return None;
                 }
                 // Another thread changes its mapping: a matter of microseconds.
@@ -591,9 +596,9 @@ impl Pager {
             // SAFETY: the page's content is lost already; this clears the marker.
             unsafe { self.discarder.discard(&[piece]) }
         } else {
-            self.region
-                .unfence(self.offset(page), self.page_bytes)
-                .and_then(|()| self.uffd.register_faults(self.addr(page), self.page_bytes))
+            self.region.unfence(self.offset(page), self.page_bytes, || {
+                self.uffd.register_faults(self.addr(page), self.page_bytes)
+            })
         };
         if let Err(error) = mended {
             super::report::fatal("a lost page could not be made usable again", &error);
