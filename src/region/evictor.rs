@@ -136,7 +136,10 @@ impl Evictor {
         let worked = self.make_room();
         self.settle_lingering();
         let discarded = !worked && self.discard_slots();
-        let busy = asked || worked || discarded;
+        // While writes fail, what was found dirty goes back: looking for clean pages all the time
+        // would be all this thread does.
+        let hopeless = self.pausing() && self.pager.exhausted.load(Ordering::Acquire);
+        let busy = asked || discarded || (worked && !hopeless);
         let timeout =
             if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
         self.collect(timeout)
@@ -181,9 +184,15 @@ impl Evictor {
         let over = pager.budget.charged().0.saturating_sub(pager.budget.limit().0);
         let missing = (high + over).saturating_sub(available) as usize;
         let wanted = missing.div_ceil(pager.page_bytes);
-        let leaving =
-            self.cooling.len() + self.dirty.len() + self.leaving_writes() + self.lingering.len();
+        // What a device that does not answer holds on to makes no room.
+        let stuck = self.writes.iter().flatten().any(|write| write.overdue);
+        let leaving = if stuck { 0 } else { self.leaving() };
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
+    }
+
+    /// Whether write-back rests after a failure.
+    fn pausing(&self) -> bool {
+        self.write_again.is_some_and(|again| Instant::now() < again)
     }
 
     /// Whether nothing is on its way out.
@@ -191,8 +200,10 @@ impl Evictor {
         self.cooling.is_empty() && self.dirty.is_empty() && self.free_writes.len() == DEPTH as usize
     }
 
-    fn leaving_writes(&self) -> usize {
-        self.writes.iter().flatten().map(|write| write.count).sum()
+    /// Pages on their way out.
+    fn leaving(&self) -> usize {
+        let writing: usize = self.writes.iter().flatten().map(|write| write.count).sum();
+        self.cooling.len() + self.dirty.len() + writing + self.lingering.len()
     }
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
@@ -248,7 +259,7 @@ impl Evictor {
     /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
     fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
         victims.sort_unstable();
-        let pause = self.write_again.is_some_and(|again| Instant::now() < again);
+        let pause = self.pausing();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let (mut piece_count, mut clean_count, mut moved) = (0, 0, 0);
@@ -432,6 +443,11 @@ impl Evictor {
             return;
         }
         let mut dirty = std::mem::take(&mut self.dirty);
+        if self.pausing() {
+            dirty.drain(..).for_each(|dirty| self.put_back(dirty));
+            self.dirty = dirty;
+            return;
+        }
         dirty.sort_unstable_by_key(|dirty| dirty.page);
         let mut done = 0;
         while done < dirty.len() && !self.free_writes.is_empty() {
@@ -482,16 +498,21 @@ impl Evictor {
         let run = &write.pages[..write.count];
         match completion.result {
             Ok(()) => {
-                if self.write_again.take().is_some() {
-                    self.write_pause = PAUSE_MIN;
+                self.write_again = None;
+                self.write_pause = PAUSE_MIN;
+                if self.pager.write_errno.load(Ordering::Acquire) != 0 {
                     self.pager.write_errno.store(0, Ordering::Release);
                 }
                 let freed = run.iter().filter(|dirty| self.written(dirty)).count();
                 self.made_room(freed);
             }
             Err(error) => {
-                report::warn("write-back failed; the pages stay in memory", &error);
-                self.writes_fail(super::errno_of(&error));
+                let errno = super::errno_of(&error);
+                // Once an outage, not once a request.
+                if self.pager.write_errno.load(Ordering::Acquire) != errno as u32 {
+                    report::warn("write-back failed; the pages stay in memory", &error);
+                }
+                self.writes_fail(errno);
                 run.iter().for_each(|dirty| {
                     self.pager.slots.put(dirty.slot);
                     self.put_back(*dirty);
@@ -515,16 +536,8 @@ impl Evictor {
                 pager.recycle(dirty.frame);
                 true
             }
-            Err(now) if now == writing.with_dead() => {
-                pager.put_slot(old);
-                pager.slots.put(dirty.slot);
-                pager.settle(dirty.page, now, Word::EMPTY);
-                pager.wake(dirty.page);
-                pager.recycle(dirty.frame);
-                true
-            }
             Err(_) => {
-                // A filler copied the page out: neither slot is its any more.
+                // A filler copied the page out, or it was discarded: neither slot is its any more.
                 pager.put_slot(old);
                 self.lingering.push_back(Linger { frame: dirty.frame, written: Some(dirty.slot) });
                 false
@@ -541,15 +554,9 @@ impl Evictor {
         let moving = Word::moving(slot);
         match pager.word(page).try_change(from, moving) {
             Ok(()) => {}
-            Err(now) if now == from.with_dead() => {
-                pager.put_slot(slot);
-                pager.settle(page, now, Word::EMPTY);
-                pager.wake(page);
-                pager.recycle(frame);
-                return;
-            }
             Err(_) => {
-                // A filler copied the page out and left the old slot to this thread.
+                // A filler copied the page out, or it was discarded: the old slot is this
+                // thread's.
                 pager.put_slot(slot);
                 self.lingering.push_back(Linger { frame, written: None });
                 return;

@@ -268,7 +268,6 @@ impl Filler {
                 State::Moving => Some(Answer::Again),
                 State::Resident => self.touch_resident(page, word, fault),
                 State::Cooling => self.take_back(page, word),
-                State::Writing if word.dead() => Some(Answer::Again),
                 State::Writing => self.copy_out(page, word),
                 State::Poisoned => {
                     self.pager.wake(page);
@@ -403,7 +402,7 @@ impl Filler {
             State::Stored => (word.slot(), None),
             // In a frame, but without room for it in the region.
             State::Cooling => (word.frame().and_then(|f| self.pager.frames.slot(f)), word.frame()),
-            State::Writing if !word.dead() => (None, word.frame()),
+            State::Writing => (None, word.frame()),
             // The page is on its way in by other means; the thread faults again if it is not.
             _ => return self.pager.wake(page),
         };

@@ -493,7 +493,15 @@ impl Pager {
                         return None;
                     }
                 }
-                State::Filling | State::Writing => {
+                // The evictor frees the old slot, and the frame when the device lets go of it.
+                State::Writing => {
+                    let frame = word.frame().expect("a page being written has a frame");
+                    if change(Word::EMPTY) {
+                        self.frames.decide(frame, Fate::Dropped);
+                        return None;
+                    }
+                }
+                State::Filling => {
                     if word.dead() || change(word.with_dead()) {
                         return None;
                     }

@@ -12,3 +12,4 @@ mod harness;
 mod injector;
 
 mod reads;
+mod writes;
