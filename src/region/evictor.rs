@@ -161,8 +161,9 @@ impl Evictor {
     }
 
     fn collect(&mut self, timeout: Duration) -> Result<()> {
-        let finished = &mut self.finished;
-        self.queue.wait(timeout, &mut |completion| finished.push(completion))?;
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         while let Some(completion) = self.finished.pop() {
             self.finish_write(completion);
         }
@@ -487,8 +488,12 @@ impl Evictor {
         };
         let write = Write { pages, count: run.len(), started: Instant::now(), overdue: false };
         self.writes[token] = Some(write);
-        let pushed = super::push(&mut *self.queue, request);
-        assert!(pushed, "writes are bounded by the queue's depth");
+        let queue = &mut *self.queue;
+        match super::guarded(&self.pager, || super::push(queue, request)) {
+            Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
+            // Whether the device has the request is unknown: as if it never answered.
+            None => self.abandon_write(token, crate::sys::EIO),
+        }
     }
 
     fn finish_write(&mut self, completion: Completion) {
@@ -593,21 +598,27 @@ impl Evictor {
     /// Reports writes that the device has not answered in time. Their pages stay readable: a
     /// filler copies them out; their frames stay with the device.
     fn check_deadlines(&mut self) {
-        for write in self.writes.iter_mut().flatten() {
-            if !write.overdue && write.started.elapsed() > self.deadline {
-                write.overdue = true;
-                let error = crate::Error::Io {
-                    op: "write",
-                    offset: self.pager.slot_offset(write.pages[0].slot),
-                    len: (write.count * self.pager.page_bytes) as u64,
-                    errno: crate::sys::ETIMEDOUT,
-                };
-                report::warn("the device does not answer a write", &error);
-                self.pager.counters.write_errors.bump();
-                self.pager.write_errno.store(crate::sys::ETIMEDOUT as u32, Ordering::Release);
-                self.pager.exhausted.store(true, Ordering::Release);
+        for token in 0..self.writes.len() {
+            let Some(write) = &self.writes[token] else { continue };
+            if write.overdue || write.started.elapsed() <= self.deadline {
+                continue;
             }
+            let error = crate::Error::Io {
+                op: "write",
+                offset: self.pager.slot_offset(write.pages[0].slot),
+                len: (write.count * self.pager.page_bytes) as u64,
+                errno: crate::sys::ETIMEDOUT,
+            };
+            report::warn("the device does not answer a write", &error);
+            self.abandon_write(token, crate::sys::ETIMEDOUT);
         }
+    }
+
+    fn abandon_write(&mut self, token: usize, errno: i32) {
+        self.writes[token].as_mut().expect("an abandoned write is in flight").overdue = true;
+        self.pager.counters.write_errors.bump();
+        self.pager.write_errno.store(errno as u32, Ordering::Release);
+        self.pager.exhausted.store(true, Ordering::Release);
     }
 
     // Other work.
@@ -616,7 +627,9 @@ impl Evictor {
     fn discard_slots(&mut self) -> bool {
         let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
         let len = count.0 * self.pager.page_bytes as u64;
-        if let Err(error) = self.pager.store.discard(self.pager.slot_offset(first), len) {
+        let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
+        let result = super::guarded(&self.pager, || store.discard(offset, len)).unwrap_or(Ok(()));
+        if let Err(error) = result {
             report::warn("device space could not be returned", &error);
         }
         self.pager.slots.discarded((first, count));
@@ -644,10 +657,17 @@ impl Evictor {
         true
     }
 
+    /// Whether anything is on its way out that the device has not failed to answer.
+    fn has_hope(&self) -> bool {
+        let writing = self.writes.iter().flatten().any(|write| !write.overdue);
+        let waiting = self.cooling.len() + self.dirty.len() + self.lingering.len();
+        writing || waiting > 0
+    }
+
     /// Waits, for a bounded time, until all that is cooling or being written has settled.
     fn finish_everything(&mut self) {
         let started = Instant::now();
-        while !self.idle() || !self.lingering.is_empty() {
+        while self.has_hope() {
             self.settle_cooling(0);
             self.settle_lingering();
             if let Err(error) = self.collect(Duration::from_millis(1)) {

@@ -20,6 +20,7 @@ use crate::base::units::{PageCount, PageId, SlotId};
 use crate::page::frames::Fate;
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
+use crate::sys;
 use crate::sys::uffd::{Fault, Message, Outcome, Protect, Wake};
 use crate::tier::policy::Insert;
 use std::sync::Arc;
@@ -160,8 +161,9 @@ impl Filler {
         self.start_reads()?;
         let idle = news == 0 && self.finished.is_empty();
         let timeout = self.patience(idle);
-        let finished = &mut self.finished;
-        self.queue.wait(timeout, &mut |completion| finished.push(completion))?;
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         self.pager.filler_bells[self.index].drain();
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
@@ -423,7 +425,7 @@ impl Filler {
             _ => 0,
         };
         let len = self.pager.page_bytes as u64;
-        Error::Io { op: "read", offset, len, errno: crate::sys::ETIMEDOUT }
+        Error::Io { op: "read", offset, len, errno: sys::ETIMEDOUT }
     }
 
     // Read-ahead.
@@ -504,7 +506,11 @@ impl Filler {
             segments: &segments[..count],
         };
         self.reads[token] = Some(Read { frames, count, started: Instant::now(), overdue: false });
-        let pushed = super::push(&mut *self.queue, request);
+        let queue = &mut *self.queue;
+        let Some(pushed) = super::guarded(&self.pager, || super::push(queue, request)) else {
+            // Whether the device has the request is unknown: as if it never answered.
+            return self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
+        };
         assert!(pushed, "fills are bounded by the queue's depth");
     }
 
@@ -628,26 +634,18 @@ impl Filler {
             if read.overdue || read.started.elapsed() < self.deadline {
                 continue;
             }
-            self.reads[at] = Some(Read { overdue: true, ..read });
-            self.pager.counters.read_errors.bump();
-            for &frame in &read.frames[..read.count] {
-                let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
-                let cause = self.timed_out(Word::stored(slot));
-                self.lose(frame, &cause);
-            }
+            let slot = self.pager.frames.slot(read.frames[0]).expect("a fill has a slot");
+            self.abandon_read(at, &self.timed_out(Word::stored(slot)));
         }
     }
 
-    /// After a panic: the pages this filler was reading are lost, loudly; everything else goes on.
-    pub(super) fn abandon(&mut self) {
-        self.pager.counters.panics.bump();
-        let cause = Error::Os { call: "the filler", errno: crate::sys::EIO };
-        for read in self.reads.iter().flatten().filter(|read| !read.overdue) {
-            read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, &cause));
-        }
-        for fill in &self.fills {
-            self.lose(fill.frame, &cause);
-        }
+    /// Fails the pages of a read. The frames stay with the device until it answers.
+    fn abandon_read(&mut self, token: usize, cause: &Error) {
+        let read = self.reads[token].as_mut().expect("an abandoned read is in flight");
+        read.overdue = true;
+        let read = *read;
+        self.pager.counters.read_errors.bump();
+        read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, cause));
     }
 }
 
@@ -661,7 +659,7 @@ impl Pager {
         }
         // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
         // mapping now.
-        let outcome = unsafe { self.uffd.zeropage(addr, crate::sys::vm::KERNEL_PAGE, Wake::Yes) };
+        let outcome = unsafe { self.uffd.zeropage(addr, sys::vm::KERNEL_PAGE, Wake::Yes) };
         self.settle(page, moving, word);
         match outcome {
             Outcome::Done => self.counters.faults_zero.bump(),

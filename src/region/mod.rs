@@ -227,38 +227,33 @@ impl Region {
             threads: Vec::with_capacity(config.handlers + 1),
             pin_lock: std::sync::Mutex::new(0),
         };
-        let evict = Work { state: evictor, run: Evictor::run, abandon: |_| {} };
+        let evict = Work { state: evictor, run: Evictor::run };
         region.spawn("farheap-evict", thread_start, evict)?;
         for filler in fillers? {
-            let fill = Work { state: filler, run: Filler::run, abandon: Filler::abandon };
+            let fill = Work { state: filler, run: Filler::run };
             region.spawn("farheap-fill", thread_start, fill)?;
         }
         Ok(region)
     }
 
-    /// Starts a thread that survives a panic of its work: it reports it, cleans up and goes on.
+    /// Starts a handler thread. A panic of its own code is a broken invariant: the process ends
+    /// loudly, because pages that the thread was changing would hang whoever touches them. (A
+    /// panic of the store's code is survived, see [`guarded`].)
     fn spawn<T: Send + 'static>(
         &mut self,
         name: &str,
         thread_start: fn(),
         mut work: Work<T>,
     ) -> Result<()> {
-        const PANICS_MAX: u32 = 16;
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
                 thread_start();
-                for _ in 0..PANICS_MAX {
-                    let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
-                    if std::panic::catch_unwind(run).is_ok() {
-                        return;
-                    }
+                let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
+                if std::panic::catch_unwind(run).is_err() {
                     let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
-                    report::warn("a handler thread panicked and goes on", &cause);
-                    (work.abandon)(&mut work.state);
+                    report::fatal("a handler thread panicked", &cause);
                 }
-                let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
-                report::fatal("a handler thread panicked too often", &cause);
             })
             .map_err(|error| Error::Os {
                 call: "starting a handler thread",
@@ -384,8 +379,22 @@ impl Drop for Region {
 struct Work<T> {
     state: T,
     run: fn(&mut T),
-    /// Cleans up after a panic.
-    abandon: fn(&mut T),
+}
+
+/// Calls code of the store, which may be the host's own. `None`: it panicked, which the process
+/// is told; what was asked of it may or may not have happened.
+fn guarded<T>(pager: &Pager, call: impl FnOnce() -> T) -> Option<T> {
+    const PANICS_MAX: u64 = 16;
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+    if result.is_err() {
+        let cause = Error::Os { call: "the store", errno: crate::sys::EIO };
+        pager.counters.panics.bump();
+        if pager.counters.panics.get() > PANICS_MAX {
+            report::fatal("the store panicked too often", &cause);
+        }
+        report::warn("the store panicked; the handler goes on", &cause);
+    }
+    result.ok()
 }
 
 /// Hands a request to a queue whose buffers are staging frames.

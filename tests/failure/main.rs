@@ -13,3 +13,6 @@ mod injector;
 
 mod reads;
 mod writes;
+mod panics;
+mod shutdown;
+mod limits;
