@@ -454,10 +454,9 @@ impl Evictor {
         while done < dirty.len() && !self.free_writes.is_empty() {
             let want = (dirty.len() - done).min(self.pages_per_write());
             let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
-                self.writes_fail(crate::sys::ENOSPC);
-                dirty[done..].iter().for_each(|dirty| self.put_back(*dirty));
-                done = dirty.len();
-                break;
+                self.write_in_place(dirty[done]);
+                done += 1;
+                continue;
             };
             let run = &mut dirty[done..done + got.as_usize()];
             for (n, dirty) in run.iter_mut().enumerate() {
@@ -468,6 +467,21 @@ impl Evictor {
         }
         dirty.drain(..done);
         self.dirty = dirty;
+    }
+
+    /// No slot is free: writes a page over its old one. A page that has none goes back.
+    fn write_in_place(&mut self, mut dirty: Dirty) {
+        match self.pager.frames.slot(dirty.frame) {
+            Some(old) => {
+                dirty.slot = old;
+                self.start_write(&[dirty]);
+            }
+            None => {
+                self.pager.counters.write_errors.bump();
+                self.pager.write_errno.store(crate::sys::ENOSPC as u32, Ordering::Release);
+                self.put_back(dirty);
+            }
+        }
     }
 
     /// Starts writing a run of pages to their consecutive slots.
@@ -520,6 +534,10 @@ impl Evictor {
                 self.writes_fail(errno);
                 run.iter().for_each(|dirty| {
                     self.pager.slots.put(dirty.slot);
+                    if self.pager.frames.slot(dirty.frame) == Some(dirty.slot) {
+                        // Half written: not the page's any more.
+                        self.pager.frames.forget_slot(dirty.frame);
+                    }
                     self.put_back(*dirty);
                 });
             }
@@ -533,7 +551,7 @@ impl Evictor {
         // Invariant 2: published by the change of the word.
         pager.set_sum(dirty.slot, dirty.sum);
         pager.counters.pages_out.bump();
-        let old = pager.frames.slot(dirty.frame);
+        let old = pager.frames.slot(dirty.frame).filter(|old| *old != dirty.slot);
         match pager.word(dirty.page).try_change(writing, Word::stored(dirty.slot)) {
             Ok(()) => {
                 pager.put_slot(old);

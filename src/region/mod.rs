@@ -190,7 +190,8 @@ pub struct Region {
     requests: Arc<Requests>,
     ahead: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
     threads: Vec<JoinHandle<()>>,
-    pin_lock: std::sync::Mutex<u64>,
+    /// Held while pins are added or ended.
+    pin_lock: std::sync::Mutex<()>,
 }
 
 impl Region {
@@ -225,7 +226,7 @@ impl Region {
             requests,
             ahead,
             threads: Vec::with_capacity(config.handlers + 1),
-            pin_lock: std::sync::Mutex::new(0),
+            pin_lock: std::sync::Mutex::new(()),
         };
         let evict = Work { state: evictor, run: Evictor::run };
         region.spawn("farheap-evict", thread_start, evict)?;
@@ -284,12 +285,15 @@ impl Region {
     /// Takes back a range from [`map`](Region::map): contents, frames and slots go.
     ///
     /// # Errors
-    /// [`Error::BadRange`] when the range is not one of this region's.
+    /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
     pub fn unmap(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
         let len = self.whole_pages(len)?;
         let offset = self.offset_of(ptr.as_ptr(), len)?;
         if !offset.is_multiple_of(self.pager.page_bytes) {
             return Err(Error::BadRange { reason: "does not start at a page" });
+        }
+        if !self.space.is_live(offset, len) {
+            return Err(Error::BadRange { reason: "is not mapped" });
         }
         self.space.decommit(offset, len, &self.pager);
         self.space.release(offset, len);
@@ -361,8 +365,9 @@ impl Region {
 }
 
 impl Drop for Region {
-    /// Stops the threads and unmaps the address space. Nobody may use the region's memory any
-    /// more.
+    /// Stops the threads and unmaps the address space, whatever the device does: what is stuck
+    /// there is waited for a bounded time. Nobody may use the region's memory any more; a thread
+    /// that waits for a page of it, or touches one later, gets a signal (SIGSEGV), never zeros.
     fn drop(&mut self) {
         self.pager.stop.store(true, Ordering::Release);
         self.requests.close();

@@ -80,6 +80,8 @@ pub(crate) struct Pager {
     pub(crate) starving: CachePadded<AtomicU32>,
     /// Why write-back fails at the moment: 0 or an `errno`.
     pub(crate) write_errno: AtomicU32,
+    /// Pins of all pages. Changed only together with a page word that it counts.
+    pub(crate) pinned: AtomicU64,
     /// Set by the evictor when a whole pass freed nothing.
     pub(crate) exhausted: AtomicBool,
     pub(crate) stop: AtomicBool,
@@ -143,6 +145,7 @@ impl Pager {
             filler_bells: bells?.into_boxed_slice(),
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),
+            pinned: AtomicU64::new(0),
             exhausted: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         };
@@ -543,6 +546,7 @@ impl Pager {
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         for &(page, word) in taken {
             self.put_slot(word.slot());
+            self.pinned.fetch_sub(word.pins(), Ordering::Relaxed);
             self.settle(page, word, Word::EMPTY);
         }
         self.budget.uncharge(ByteCount((taken.len() * self.page_bytes) as u64));
