@@ -158,6 +158,11 @@ impl Frames {
         self.slots[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(SlotId)
     }
 
+    /// The frame's page has no slot any more. For the owner of the frame, while nobody else reads it.
+    pub(crate) fn forget_slot(&self, frame: FrameId) {
+        self.slots[frame.0 as usize].store(0, Ordering::Relaxed);
+    }
+
     /// Tells the evictor what became of the content; the last thing a taker does with a frame.
     pub(crate) fn decide(&self, frame: FrameId, fate: Fate) {
         // Pairs with the acquire in `fate`: the evictor reuses the frame after the taker's work.

@@ -15,7 +15,8 @@ use crate::tier::policy::Hint;
 use std::time::{Duration, Instant};
 
 impl Region {
-    /// Makes all pages that lie whole in a range read as zero; nothing of them is written back.
+    /// Makes all pages that lie whole in a range read as zero; nothing of them is written back,
+    /// and their pins end.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region.
@@ -107,10 +108,12 @@ impl Region {
     /// nothing is pinned then.
     pub fn pin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
-        let mut pinned = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // One at a time: the sum of the pins stays below the bound.
+        let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let pinned = self.pager.pinned.load(Ordering::Relaxed);
         let room = self.pager.budget.limit().0 / self.pager.page_bytes as u64 * 3 / 4;
-        if *pinned + count.0 > room {
-            let reason = format!("{} pinned pages of {room} possible", *pinned + count.0);
+        if pinned.saturating_add(count.0) > room {
+            let reason = format!("{} pinned pages of {room} possible", pinned + count.0);
             return Err(Error::LimitExceeded { reason });
         }
         for page in (first.0..first.0 + count.0).map(PageId) {
@@ -120,7 +123,6 @@ impl Region {
                 return Err(Error::LimitExceeded { reason });
             }
         }
-        *pinned += count.0;
         Ok(())
     }
 
@@ -130,7 +132,7 @@ impl Region {
     /// [`Error::BadRange`] when the range is not in this region or is not pinned.
     pub fn unpin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
-        let mut pinned = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let all = (first.0..first.0 + count.0)
             .map(PageId)
             .all(|page| self.pager.word(page).load().pins() > 0);
@@ -138,7 +140,6 @@ impl Region {
             return Err(Error::BadRange { reason: "is not pinned" });
         }
         self.unpin_pages(first, count);
-        *pinned = pinned.saturating_sub(count.0);
         Ok(())
     }
 
@@ -152,9 +153,12 @@ impl Region {
                 continue;
             }
             let Some(pinned) = word.pinned() else { return false };
+            // Counted first: a discard that takes the pin away again finds it counted.
+            self.pager.pinned.fetch_add(1, Ordering::Relaxed);
             if self.pager.word(page).try_change(word, pinned).is_ok() {
                 return true;
             }
+            self.pager.pinned.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -170,6 +174,7 @@ impl Region {
                 }
                 let Some(unpinned) = word.unpinned() else { break };
                 if self.pager.word(page).try_change(word, unpinned).is_ok() {
+                    self.pager.pinned.fetch_sub(1, Ordering::Relaxed);
                     break;
                 }
             }

@@ -136,7 +136,10 @@ impl Evictor {
         let worked = self.make_room();
         self.settle_lingering();
         let discarded = !worked && self.discard_slots();
-        let busy = asked || worked || discarded;
+        // While writes fail, what was found dirty goes back: looking for clean pages all the time
+        // would be all this thread does.
+        let hopeless = self.pausing() && self.pager.exhausted.load(Ordering::Acquire);
+        let busy = asked || discarded || (worked && !hopeless);
         let timeout =
             if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
         self.collect(timeout)
@@ -158,8 +161,9 @@ impl Evictor {
     }
 
     fn collect(&mut self, timeout: Duration) -> Result<()> {
-        let finished = &mut self.finished;
-        self.queue.wait(timeout, &mut |completion| finished.push(completion))?;
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         while let Some(completion) = self.finished.pop() {
             self.finish_write(completion);
         }
@@ -181,13 +185,15 @@ impl Evictor {
         let over = pager.budget.charged().0.saturating_sub(pager.budget.limit().0);
         let missing = (high + over).saturating_sub(available) as usize;
         let wanted = missing.div_ceil(pager.page_bytes);
-        let leaving = self.leaving();
+        // What a device that does not answer holds on to makes no room.
+        let stuck = self.writes.iter().flatten().any(|write| write.overdue);
+        let leaving = if stuck { 0 } else { self.leaving() };
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
     }
 
-    /// Pages on their way out.
-    fn leaving(&self) -> usize {
-        self.cooling.len() + self.dirty.len() + self.leaving_writes() + self.lingering.len()
+    /// Whether write-back rests after a failure.
+    fn pausing(&self) -> bool {
+        self.write_again.is_some_and(|again| Instant::now() < again)
     }
 
     /// Whether nothing is on its way out.
@@ -195,8 +201,10 @@ impl Evictor {
         self.cooling.is_empty() && self.dirty.is_empty() && self.free_writes.len() == DEPTH as usize
     }
 
-    fn leaving_writes(&self) -> usize {
-        self.writes.iter().flatten().map(|write| write.count).sum()
+    /// Pages on their way out.
+    fn leaving(&self) -> usize {
+        let writing: usize = self.writes.iter().flatten().map(|write| write.count).sum();
+        self.cooling.len() + self.dirty.len() + writing + self.lingering.len()
     }
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
@@ -253,7 +261,7 @@ impl Evictor {
     /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
     fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
         victims.sort_unstable();
-        let pause = self.write_again.is_some_and(|again| Instant::now() < again);
+        let pause = self.pausing();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let (mut piece_count, mut clean_count, mut moved) = (0, 0, 0);
@@ -440,15 +448,19 @@ impl Evictor {
             return;
         }
         let mut dirty = std::mem::take(&mut self.dirty);
+        if self.pausing() {
+            dirty.drain(..).for_each(|dirty| self.put_back(dirty));
+            self.dirty = dirty;
+            return;
+        }
         dirty.sort_unstable_by_key(|dirty| dirty.page);
         let mut done = 0;
         while done < dirty.len() && !self.free_writes.is_empty() {
             let want = (dirty.len() - done).min(self.pages_per_write());
             let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
-                self.writes_fail(crate::sys::ENOSPC);
-                dirty[done..].iter().for_each(|dirty| self.put_back(*dirty));
-                done = dirty.len();
-                break;
+                self.write_in_place(dirty[done]);
+                done += 1;
+                continue;
             };
             let run = &mut dirty[done..done + got.as_usize()];
             for (n, dirty) in run.iter_mut().enumerate() {
@@ -459,6 +471,21 @@ impl Evictor {
         }
         dirty.drain(..done);
         self.dirty = dirty;
+    }
+
+    /// No slot is free: writes a page over its old one. A page that has none goes back.
+    fn write_in_place(&mut self, mut dirty: Dirty) {
+        match self.pager.frames.slot(dirty.frame) {
+            Some(old) => {
+                dirty.slot = old;
+                self.start_write(&[dirty]);
+            }
+            None => {
+                self.pager.counters.write_errors.bump();
+                self.pager.write_errno.store(crate::sys::ENOSPC as u32, Ordering::Release);
+                self.put_back(dirty);
+            }
+        }
     }
 
     /// Starts writing a run of pages to their consecutive slots.
@@ -479,8 +506,12 @@ impl Evictor {
         };
         let write = Write { pages, count: run.len(), started: Instant::now(), overdue: false };
         self.writes[token] = Some(write);
-        let pushed = super::push(&mut *self.queue, request);
-        assert!(pushed, "writes are bounded by the queue's depth");
+        let queue = &mut *self.queue;
+        match super::guarded(&self.pager, || super::push(queue, request)) {
+            Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
+            // Whether the device has the request is unknown: as if it never answered.
+            None => self.abandon_write(token, crate::sys::EIO),
+        }
     }
 
     fn finish_write(&mut self, completion: Completion) {
@@ -490,18 +521,27 @@ impl Evictor {
         let run = &write.pages[..write.count];
         match completion.result {
             Ok(()) => {
-                if self.write_again.take().is_some() {
-                    self.write_pause = PAUSE_MIN;
+                self.write_again = None;
+                self.write_pause = PAUSE_MIN;
+                if self.pager.write_errno.load(Ordering::Acquire) != 0 {
                     self.pager.write_errno.store(0, Ordering::Release);
                 }
                 let freed = run.iter().filter(|dirty| self.written(dirty)).count();
                 self.made_room(freed);
             }
             Err(error) => {
-                report::warn("write-back failed; the pages stay in memory", &error);
-                self.writes_fail(super::errno_of(&error));
+                let errno = super::errno_of(&error);
+                // Once an outage, not once a request.
+                if self.pager.write_errno.load(Ordering::Acquire) != errno as u32 {
+                    report::warn("write-back failed; the pages stay in memory", &error);
+                }
+                self.writes_fail(errno);
                 run.iter().for_each(|dirty| {
                     self.pager.slots.put(dirty.slot);
+                    if self.pager.frames.slot(dirty.frame) == Some(dirty.slot) {
+                        // Half written: not the page's any more.
+                        self.pager.frames.forget_slot(dirty.frame);
+                    }
                     self.put_back(*dirty);
                 });
             }
@@ -515,7 +555,7 @@ impl Evictor {
         // Invariant 2: published by the change of the word.
         pager.set_sum(dirty.slot, dirty.sum);
         pager.counters.pages_out.bump();
-        let old = pager.frames.slot(dirty.frame);
+        let old = pager.frames.slot(dirty.frame).filter(|old| *old != dirty.slot);
         match pager.word(dirty.page).try_change(writing, Word::stored(dirty.slot)) {
             Ok(()) => {
                 pager.put_slot(old);
@@ -523,16 +563,8 @@ impl Evictor {
                 pager.recycle(dirty.frame);
                 true
             }
-            Err(now) if now == writing.with_dead() => {
-                pager.put_slot(old);
-                pager.slots.put(dirty.slot);
-                pager.settle(dirty.page, now, Word::EMPTY);
-                pager.wake(dirty.page);
-                pager.recycle(dirty.frame);
-                true
-            }
             Err(_) => {
-                // A filler copied the page out: neither slot is its any more.
+                // A filler copied the page out, or it was discarded: neither slot is its any more.
                 pager.put_slot(old);
                 self.lingering.push_back(Linger { frame: dirty.frame, written: Some(dirty.slot) });
                 false
@@ -549,15 +581,9 @@ impl Evictor {
         let moving = Word::moving(slot);
         match pager.word(page).try_change(from, moving) {
             Ok(()) => {}
-            Err(now) if now == from.with_dead() => {
-                pager.put_slot(slot);
-                pager.settle(page, now, Word::EMPTY);
-                pager.wake(page);
-                pager.recycle(frame);
-                return;
-            }
             Err(_) => {
-                // A filler copied the page out and left the old slot to this thread.
+                // A filler copied the page out, or it was discarded: the old slot is this
+                // thread's.
                 pager.put_slot(slot);
                 self.lingering.push_back(Linger { frame, written: None });
                 return;
@@ -594,21 +620,27 @@ impl Evictor {
     /// Reports writes that the device has not answered in time. Their pages stay readable: a
     /// filler copies them out; their frames stay with the device.
     fn check_deadlines(&mut self) {
-        for write in self.writes.iter_mut().flatten() {
-            if !write.overdue && write.started.elapsed() > self.deadline {
-                write.overdue = true;
-                let error = crate::Error::Io {
-                    op: "write",
-                    offset: self.pager.slot_offset(write.pages[0].slot),
-                    len: (write.count * self.pager.page_bytes) as u64,
-                    errno: crate::sys::ETIMEDOUT,
-                };
-                report::warn("the device does not answer a write", &error);
-                self.pager.counters.write_errors.bump();
-                self.pager.write_errno.store(crate::sys::ETIMEDOUT as u32, Ordering::Release);
-                self.pager.exhausted.store(true, Ordering::Release);
+        for token in 0..self.writes.len() {
+            let Some(write) = &self.writes[token] else { continue };
+            if write.overdue || write.started.elapsed() <= self.deadline {
+                continue;
             }
+            let error = crate::Error::Io {
+                op: "write",
+                offset: self.pager.slot_offset(write.pages[0].slot),
+                len: (write.count * self.pager.page_bytes) as u64,
+                errno: crate::sys::ETIMEDOUT,
+            };
+            report::warn("the device does not answer a write", &error);
+            self.abandon_write(token, crate::sys::ETIMEDOUT);
         }
+    }
+
+    fn abandon_write(&mut self, token: usize, errno: i32) {
+        self.writes[token].as_mut().expect("an abandoned write is in flight").overdue = true;
+        self.pager.counters.write_errors.bump();
+        self.pager.write_errno.store(errno as u32, Ordering::Release);
+        self.pager.exhausted.store(true, Ordering::Release);
     }
 
     // Other work.
@@ -617,7 +649,9 @@ impl Evictor {
     fn discard_slots(&mut self) -> bool {
         let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
         let len = count.0 * self.pager.page_bytes as u64;
-        if let Err(error) = self.pager.store.discard(self.pager.slot_offset(first), len) {
+        let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
+        let result = super::guarded(&self.pager, || store.discard(offset, len)).unwrap_or(Ok(()));
+        if let Err(error) = result {
             report::warn("device space could not be returned", &error);
         }
         self.pager.slots.discarded((first, count));
@@ -650,6 +684,13 @@ impl Evictor {
         true
     }
 
+    /// Whether anything is on its way out that the device has not failed to answer.
+    fn has_hope(&self) -> bool {
+        let writing = self.writes.iter().flatten().any(|write| !write.overdue);
+        let waiting = self.cooling.len() + self.dirty.len() + self.lingering.len();
+        writing || waiting > 0
+    }
+
     /// Waits, for a bounded time, until all that is cooling or being written has settled.
     fn finish_everything(&mut self) {
         self.settle_until(0);
@@ -658,7 +699,7 @@ impl Evictor {
     /// Waits, for a bounded time, until at most `most` pages are on their way out.
     fn settle_until(&mut self, most: usize) {
         let started = Instant::now();
-        while self.leaving() > most {
+        while self.has_hope() && self.leaving() > most {
             self.settle_cooling(0);
             self.settle_lingering();
             if let Err(error) = self.collect(Duration::from_millis(1)) {

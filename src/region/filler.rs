@@ -19,6 +19,7 @@ use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId, SlotId};
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
+use crate::sys;
 use crate::sys::uffd::{Fault, Message, Protect};
 use crate::tier::policy::Insert;
 use std::sync::Arc;
@@ -46,8 +47,9 @@ enum Access {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     fault: Fault,
-    /// Since when it waits for a frame; `None` while it waits for a state to pass.
-    starved: Option<Instant>,
+    /// What it waits for, and since when.
+    why: Answer,
+    since: Instant,
 }
 
 /// A fill that was accepted and not handed to the device yet.
@@ -142,8 +144,9 @@ impl Filler {
         self.start_reads()?;
         let idle = news == 0 && self.finished.is_empty();
         let timeout = self.patience(idle);
-        let finished = &mut self.finished;
-        self.queue.wait(timeout, &mut |completion| finished.push(completion))?;
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         self.pager.filler_bells[self.index].drain();
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
@@ -157,7 +160,7 @@ impl Filler {
         const TRANSIENT: Duration = Duration::from_micros(50);
         const STARVED: Duration = Duration::from_millis(1);
         const LOOK: Duration = Duration::from_millis(100);
-        if self.waiting.iter().any(|waiting| waiting.starved.is_none()) {
+        if self.waiting.iter().any(|waiting| waiting.why == Answer::Again) {
             return TRANSIENT;
         }
         if !self.waiting.is_empty() || self.ahead.is_some() {
@@ -189,32 +192,39 @@ impl Filler {
         }
     }
 
-    /// Answers one fault, or keeps it for later.
-    fn answer(&mut self, fault: Fault, starved: Option<Instant>) {
-        match self.resolve(fault) {
-            Answer::Done => {}
-            Answer::Again => self.waiting.push(Waiting { fault, starved: None }),
-            Answer::Starved => {
-                let since = starved.unwrap_or_else(Instant::now);
-                if starved.is_none() {
-                    self.pager.counters.faults_starved.bump();
-                }
-                if self.pager.exhausted.load(Ordering::Acquire) && since.elapsed() > STARVED_MAX {
-                    self.pager.fail_starved(self.pager.page_at(fault.address));
-                } else {
-                    self.waiting.push(Waiting { fault, starved: Some(since) });
-                }
+    /// Answers one fault, which may have waited, or keeps it for later.
+    fn answer(&mut self, fault: Fault, before: Option<Waiting>) {
+        let why = self.resolve(fault);
+        if why == Answer::Done {
+            return;
+        }
+        let before = before.filter(|before| before.why == why);
+        if why == Answer::Starved && before.is_none() {
+            self.pager.counters.faults_starved.bump();
+        }
+        let since = before.map_or_else(Instant::now, |before| before.since);
+        let page = self.pager.page_at(fault.address);
+        match why {
+            Answer::Starved
+                if self.pager.exhausted.load(Ordering::Acquire)
+                    && since.elapsed() > STARVED_MAX =>
+            {
+                self.pager.give_up(page, &Error::LimitExceeded { reason: String::new() });
             }
+            Answer::Busy if since.elapsed() > self.deadline => {
+                self.pager.give_up(page, &self.timed_out(self.pager.word(page).load()));
+            }
+            _ => self.waiting.push(Waiting { fault, why, since }),
         }
     }
 
     fn retry_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let waiting = self.waiting.swap_remove(0);
-            self.answer(waiting.fault, waiting.starved);
+            self.answer(waiting.fault, Some(waiting));
         }
-        let starving =
-            self.waiting.iter().any(|waiting| waiting.starved.is_some()) || self.ahead.is_some();
+        let starving = self.waiting.iter().any(|waiting| waiting.why == Answer::Starved)
+            || self.ahead.is_some();
         if starving != self.starving {
             self.starving = starving;
             if starving {
@@ -249,7 +259,7 @@ impl Filler {
     /// `Stored`: accepts a read of the page's slot.
     fn start_fill(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
         if self.fills.len() + self.queue.in_flight() as usize >= DEPTH as usize {
-            return Some(Answer::Again);
+            return Some(Answer::Busy);
         }
         let Some(frame) = self.pager.reserve_fill() else { return Some(Answer::Starved) };
         let slot = word.slot().expect("a stored page has a slot");
@@ -285,6 +295,16 @@ impl Filler {
         Some(answer)
     }
 
+    /// The error of a page that the device was asked for too long ago, or could not even be.
+    fn timed_out(&self, word: Word) -> Error {
+        let offset = match word.state() {
+            State::Stored => word.slot().map_or(0, |slot| self.pager.slot_offset(slot)),
+            _ => 0,
+        };
+        let len = self.pager.page_bytes as u64;
+        Error::Io { op: "read", offset, len, errno: sys::ETIMEDOUT }
+    }
+
     // Read-ahead.
 
     /// Accepts pages that were asked for ahead of their faults, as long as there are frames.
@@ -309,7 +329,7 @@ impl Filler {
                     Answer::Done
                 }
                 // Queue full counts as starved here: the rest of the run waits its turn.
-                Some(Answer::Starved | Answer::Again) => Answer::Starved,
+                Some(Answer::Starved | Answer::Busy | Answer::Again) => Answer::Starved,
                 None => Answer::Done,
             },
             State::Cooling => self.pager.take_back(page, word).unwrap_or(Answer::Done),
@@ -333,12 +353,18 @@ impl Filler {
         Ok(())
     }
 
-    /// How many fills from `at` on lie one after the other on the device.
+    /// How many fills from `at` on lie one after the other on the device. What has failed before
+    /// is read alone: a bad place costs nobody else's page.
     fn mergeable(&self, at: usize) -> usize {
         let most = (READ_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX);
         let Fill { slot: first, ahead, .. } = self.fills[at];
-        let follows =
-            |(n, fill): &(usize, &Fill)| fill.slot.0 == first.0 + *n as u64 && fill.ahead == ahead;
+        let tried = |fill: &Fill| self.intents[fill.frame.0 as usize].attempts > 0;
+        if tried(&self.fills[at]) {
+            return 1;
+        }
+        let follows = |(n, fill): &(usize, &Fill)| {
+            fill.slot.0 == first.0 + *n as u64 && fill.ahead == ahead && !tried(fill)
+        };
         self.fills[at..].iter().take(most).enumerate().take_while(follows).count()
     }
 
@@ -359,7 +385,11 @@ impl Filler {
             segments: &segments[..count],
         };
         self.reads[token] = Some(Read { frames, count, started: Instant::now(), overdue: false });
-        let pushed = super::push(&mut *self.queue, request);
+        let queue = &mut *self.queue;
+        let Some(pushed) = super::guarded(&self.pager, || super::push(queue, request)) else {
+            // Whether the device has the request is unknown: as if it never answered.
+            return self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
+        };
         assert!(pushed, "fills are bounded by the queue's depth");
     }
 
@@ -451,17 +481,27 @@ impl Filler {
         self.pager.cancel_fill(frame);
     }
 
-    /// The page that `frame` was for is lost; the frame stays the caller's.
+    /// The page that `frame` was for cannot be brought in; the frame stays the caller's. The page
+    /// is lost if somebody faulted on it. One that was only asked for ahead stays on the device.
     fn lose(&self, frame: FrameId, error: &Error) {
-        let page = self.pager.frames.page(frame);
-        let slot = self.pager.frames.slot(frame);
+        let pager = &self.pager;
+        let page = pager.frames.page(frame);
+        let slot = pager.frames.slot(frame);
+        let filling = Word::filling(frame);
+        if self.intents[frame.0 as usize].access == Access::Ahead {
+            let stored = Word::stored(slot.expect("a fill has a slot"));
+            if pager.word(page).try_change(filling, stored).is_ok() {
+                // Who faulted on it meanwhile waits for this read, and faults again.
+                return pager.wake(page);
+            }
+        }
         let moving = Word::moving(slot);
-        if self.pager.word(page).try_change(Word::filling(frame), moving).is_ok() {
-            self.pager.poison(page, moving, error);
+        if pager.word(page).try_change(filling, moving).is_ok() {
+            pager.poison(page, moving, error);
         } else {
-            self.pager.put_slot(slot);
-            self.pager.settle(page, Word::filling(frame).with_dead(), Word::EMPTY);
-            self.pager.wake(page);
+            pager.put_slot(slot);
+            pager.settle(page, filling.with_dead(), Word::EMPTY);
+            pager.wake(page);
         }
     }
 
@@ -477,30 +517,17 @@ impl Filler {
             if read.overdue || read.started.elapsed() < self.deadline {
                 continue;
             }
-            self.reads[at] = Some(Read { overdue: true, ..read });
-            self.pager.counters.read_errors.bump();
-            for &frame in &read.frames[..read.count] {
-                let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
-                let cause = Error::Io {
-                    op: "read",
-                    offset: self.pager.slot_offset(slot),
-                    len: self.pager.page_bytes as u64,
-                    errno: crate::sys::ETIMEDOUT,
-                };
-                self.lose(frame, &cause);
-            }
+            let slot = self.pager.frames.slot(read.frames[0]).expect("a fill has a slot");
+            self.abandon_read(at, &self.timed_out(Word::stored(slot)));
         }
     }
 
-    /// After a panic: the pages this filler was reading are lost, loudly; everything else goes on.
-    pub(super) fn abandon(&mut self) {
-        self.pager.counters.panics.bump();
-        let cause = Error::Os { call: "the filler", errno: crate::sys::EIO };
-        for read in self.reads.iter().flatten().filter(|read| !read.overdue) {
-            read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, &cause));
-        }
-        for fill in &self.fills {
-            self.lose(fill.frame, &cause);
-        }
+    /// Fails the pages of a read. The frames stay with the device until it answers.
+    fn abandon_read(&mut self, token: usize, cause: &Error) {
+        let read = self.reads[token].as_mut().expect("an abandoned read is in flight");
+        read.overdue = true;
+        let read = *read;
+        self.pager.counters.read_errors.bump();
+        read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, cause));
     }
 }

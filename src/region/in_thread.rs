@@ -107,7 +107,7 @@ impl Pager {
             };
             match answer {
                 Some(Answer::Done) => return true,
-                Some(Answer::Again) => backoff(&mut spins),
+                Some(Answer::Again | Answer::Busy) => backoff(&mut spins),
                 Some(Answer::Starved) => self.starve_in_thread(page, &mut starved),
                 None => {}
             }
@@ -123,7 +123,7 @@ impl Pager {
             now
         });
         if self.exhausted.load(Ordering::Acquire) && now - began > STARVED_MAX {
-            self.fail_starved(page);
+            self.give_up(page, &Error::LimitExceeded { reason: String::new() });
             return;
         }
         self.starving.fetch_add(1, Ordering::AcqRel);

@@ -64,8 +64,10 @@ pub enum Install {
     /// 32 KiB up; evictions MOVE what may be dirty and drop what is known to be clean.
     #[default]
     Auto,
-    /// COPY, write protection and `MADV_DONTNEED` only: the one way below Linux 6.8. Memory that
-    /// an application's direct I/O is reading into must be pinned.
+    /// COPY, write protection and `MADV_DONTNEED` only: the one way below Linux 6.8. Uses nothing
+    /// newer than Linux 5.7, whatever the kernel has: lost pages are fenced off by a mapping
+    /// instead of `UFFDIO_POISON`. Memory that an application's direct I/O is reading into must be
+    /// pinned.
     Copy,
     /// MOVE both ways.
     Move,
@@ -254,7 +256,8 @@ pub struct Region {
     space: Space,
     requests: Arc<Requests>,
     threads: Vec<JoinHandle<()>>,
-    pin_lock: std::sync::Mutex<u64>,
+    /// Held while pins are added or ended.
+    pin_lock: std::sync::Mutex<()>,
     wipe: Wipe,
 }
 
@@ -292,44 +295,39 @@ impl Region {
             space,
             requests,
             threads: Vec::with_capacity(config.handlers + 1),
-            pin_lock: std::sync::Mutex::new(0),
+            pin_lock: std::sync::Mutex::new(()),
             wipe: config.wipe,
         };
-        let evict = Work { state: evictor, run: Evictor::run, abandon: |_| {} };
+        let evict = Work { state: evictor, run: Evictor::run };
         if config.mode == Mode::InThread {
             in_thread::list(&region.pager)?;
         }
         region.spawn("farheap-evict", thread_start, evict)?;
         for filler in fillers? {
-            let fill = Work { state: filler, run: Filler::run, abandon: Filler::abandon };
+            let fill = Work { state: filler, run: Filler::run };
             region.spawn("farheap-fill", thread_start, fill)?;
         }
         Ok(region)
     }
 
-    /// Starts a thread that survives a panic of its work: it reports it, cleans up and goes on.
+    /// Starts a handler thread. A panic of its own code is a broken invariant: the process ends
+    /// loudly, because pages that the thread was changing would hang whoever touches them. (A
+    /// panic of the store's code is survived, see [`guarded`].)
     fn spawn<T: Send + 'static>(
         &mut self,
         name: &str,
         thread_start: fn(),
         mut work: Work<T>,
     ) -> Result<()> {
-        const PANICS_MAX: u32 = 16;
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
                 thread_start();
-                for _ in 0..PANICS_MAX {
-                    let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
-                    if std::panic::catch_unwind(run).is_ok() {
-                        return;
-                    }
+                let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
+                if std::panic::catch_unwind(run).is_err() {
                     let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
-                    report::warn("a handler thread panicked and goes on", &cause);
-                    (work.abandon)(&mut work.state);
+                    report::fatal("a handler thread panicked", &cause);
                 }
-                let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
-                report::fatal("a handler thread panicked too often", &cause);
             })
             .map_err(|error| Error::Os {
                 call: "starting a handler thread",
@@ -360,12 +358,15 @@ impl Region {
     /// Takes back a range from [`map`](Region::map): contents, frames and slots go.
     ///
     /// # Errors
-    /// [`Error::BadRange`] when the range is not one of this region's.
+    /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
     pub fn unmap(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
         let len = self.whole_pages(len)?;
         let offset = self.offset_of(ptr.as_ptr(), len)?;
         if !offset.is_multiple_of(self.pager.page_bytes) {
             return Err(Error::BadRange { reason: "does not start at a page" });
+        }
+        if !self.space.is_live(offset, len) {
+            return Err(Error::BadRange { reason: "is not mapped" });
         }
         self.space.decommit(offset, len, &self.pager);
         self.space.release(offset, len);
@@ -437,8 +438,10 @@ impl Region {
 }
 
 impl Drop for Region {
-    /// Stops the threads, wipes the store if asked to, and unmaps the address space. Nobody may
-    /// use the region's memory any more.
+    /// Stops the threads, wipes the store if asked to, and unmaps the address space, whatever the
+    /// device does: what is stuck there is waited for a bounded time. Nobody may use the region's
+    /// memory any more; a thread that waits for a page of it, or touches one later, gets a signal
+    /// (SIGSEGV), never zeros.
     fn drop(&mut self) {
         self.pager.stop.store(true, Ordering::Release);
         self.requests.close();
@@ -460,8 +463,22 @@ impl Drop for Region {
 struct Work<T> {
     state: T,
     run: fn(&mut T),
-    /// Cleans up after a panic.
-    abandon: fn(&mut T),
+}
+
+/// Calls code of the store, which may be the host's own. `None`: it panicked, which the process
+/// is told; what was asked of it may or may not have happened.
+fn guarded<T>(pager: &Pager, call: impl FnOnce() -> T) -> Option<T> {
+    const PANICS_MAX: u64 = 16;
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+    if result.is_err() {
+        let cause = Error::Os { call: "the store", errno: crate::sys::EIO };
+        pager.counters.panics.bump();
+        if pager.counters.panics.get() > PANICS_MAX {
+            report::fatal("the store panicked too often", &cause);
+        }
+        report::warn("the store panicked; the handler goes on", &cause);
+    }
+    result.ok()
 }
 
 /// Hands a request to a queue whose buffers are staging frames.

@@ -15,7 +15,7 @@
 use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
 use super::readahead::{Streams, Window};
-use super::{Advice, Mode, RegionConfig};
+use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
@@ -93,6 +93,8 @@ pub(crate) struct Pager {
     pub(crate) starving: CachePadded<AtomicU32>,
     /// Why write-back fails at the moment: 0 or an `errno`.
     pub(crate) write_errno: AtomicU32,
+    /// Pins of all pages. Changed only together with a page word that it counts.
+    pub(crate) pinned: AtomicU64,
     /// Set by the evictor when a whole pass freed nothing.
     pub(crate) exhausted: AtomicBool,
     pub(crate) stop: AtomicBool,
@@ -104,9 +106,13 @@ impl Pager {
         let pages = config.span.as_usize() / page_bytes;
         let in_thread = config.mode == Mode::InThread;
         let required = if in_thread { feature::SIGBUS } else { 0 };
+        let newer = match config.install {
+            Install::Copy => 0,
+            Install::Auto | Install::Move => feature::MOVE | feature::POISON,
+        };
         let uffd = Uffd::open(
             feature::PAGEFAULT_FLAG_WP | required,
-            feature::MOVE | feature::POISON | feature::THREAD_ID,
+            feature::THREAD_ID | newer,
             config.kernel_faults_required,
         )?;
         let (fill_by_move, evict_by_move) =
@@ -164,6 +170,7 @@ impl Pager {
             filler_bells: bells?.into_boxed_slice(),
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),
+            pinned: AtomicU64::new(0),
             exhausted: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         };
@@ -572,14 +579,23 @@ impl Pager {
                         return None;
                     }
                 }
-                State::Filling | State::Writing => {
+                // The evictor frees the old slot, and the frame when the device lets go of it.
+                State::Writing => {
+                    let frame = word.frame().expect("a page being written has a frame");
+                    if change(Word::EMPTY) {
+                        self.frames.decide(frame, Fate::Dropped);
+                        return None;
+                    }
+                }
+                State::Filling => {
                     if word.dead() || change(word.with_dead()) {
                         return None;
                     }
                 }
-                State::Poisoned if change(Word::EMPTY) => {
+                State::Poisoned if change(Word::moving(None)) => {
                     self.put_slot(word.slot());
                     self.unpoison(page);
+                    self.settle(page, Word::moving(None), Word::EMPTY);
                     return None;
                 }
                 // Another thread changes its mapping: a matter of microseconds.
@@ -613,6 +629,7 @@ impl Pager {
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         for &(page, word) in taken {
             self.put_slot(word.slot());
+            self.pinned.fetch_sub(word.pins(), Ordering::Relaxed);
             self.settle(page, word, Word::EMPTY);
         }
         self.budget.uncharge(ByteCount((taken.len() * self.page_bytes) as u64));
@@ -674,9 +691,9 @@ impl Pager {
             // SAFETY: the page's content is lost already; this clears the marker.
             unsafe { self.discarder.discard(&[piece]) }
         } else {
-            self.region
-                .unfence(self.offset(page), self.page_bytes)
-                .and_then(|()| self.uffd.register_faults(self.addr(page), self.page_bytes))
+            self.region.unfence(self.offset(page), self.page_bytes, || {
+                self.uffd.register_faults(self.addr(page), self.page_bytes)
+            })
         };
         if let Err(error) = mended {
             super::report::fatal("a lost page could not be made usable again", &error);

@@ -27,6 +27,8 @@ pub(super) enum Answer {
     Done,
     /// Another thread is changing the page: try again soon.
     Again,
+    /// The device has as many requests as it may have: try again when one has finished.
+    Busy,
     /// No frame is to be had: try again when the evictor has freed some.
     Starved,
 }
@@ -45,7 +47,6 @@ impl Pager {
             State::Filling | State::Moving => Some(Answer::Again),
             State::Resident => self.touch_resident(page, word, fault),
             State::Cooling => self.take_back(page, word),
-            State::Writing if word.dead() => Some(Answer::Again),
             State::Writing => self.copy_out(page, word),
             State::Poisoned => {
                 self.wake(page);
@@ -160,21 +161,27 @@ impl Pager {
         Some(Answer::Done)
     }
 
-    /// Gives up on a fault for which nothing can be evicted: SIGBUS with the cause, not a hang.
-    pub(super) fn fail_starved(&self, page: PageId) {
+    /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.
+    pub(super) fn give_up(&self, page: PageId, cause: &Error) {
         let word = self.word(page).load();
-        let slot = match word.state() {
-            State::Empty => None,
-            State::Stored => word.slot(),
+        let (slot, frame) = match word.state() {
+            State::Empty => (None, None),
+            State::Stored => (word.slot(), None),
+            // In a frame, but without room for it in the region.
+            State::Cooling => {
+                (word.frame().and_then(|frame| self.frames.slot(frame)), word.frame())
+            }
+            State::Writing => (None, word.frame()),
             // The page is on its way in by other means; the thread faults again if it is not.
             _ => return self.wake(page),
         };
         let moving = Word::moving(slot);
-        if self.word(page).try_change(word, moving).is_ok() {
-            let cause = Error::LimitExceeded { reason: String::new() };
-            self.poison(page, moving, &cause);
-        } else {
-            self.wake(page);
+        if self.word(page).try_change(word, moving).is_err() {
+            return self.wake(page);
+        }
+        self.poison(page, moving, cause);
+        if let Some(frame) = frame {
+            self.frames.decide(frame, Fate::Dropped);
         }
     }
 

@@ -155,29 +155,40 @@ impl Mapping {
         }
         // SAFETY: the descriptor was just made and nobody else owns it.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        self.remap(offset, len, libc::MAP_SHARED, file.as_raw_fd())
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        self.remap(offset, len, access, libc::MAP_SHARED, file.as_raw_fd())
     }
 
-    /// Makes a fenced part of the mapping ordinary zero-filled memory again.
-    pub(crate) fn unfence(&self, offset: usize, len: usize) -> Result<()> {
+    /// Makes a fenced part of the mapping ordinary zero-filled memory again. It can be touched
+    /// only after `prepare`.
+    pub(crate) fn unfence(
+        &self,
+        offset: usize,
+        len: usize,
+        prepare: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        self.remap(offset, len, flags, -1)?;
+        self.remap(offset, len, libc::PROT_NONE, flags, -1)?;
+        let start = (self.addr() + offset) as *mut _;
         let dumped = self.dumped.load(Ordering::Relaxed);
         let dump = if dumped { libc::MADV_DODUMP } else { libc::MADV_DONTDUMP };
-        for advice in [libc::MADV_DONTFORK, dump] {
+        for advice in [libc::MADV_DONTFORK, dump, libc::MADV_NOHUGEPAGE] {
             // SAFETY: the range was just mapped as part of this mapping; contents stay.
-            let rc = unsafe { libc::madvise((self.addr() + offset) as *mut _, len, advice) };
-            if rc != 0 {
+            let rc = unsafe { libc::madvise(start, len, advice) };
+            // A kernel without huge pages refuses the last with EINVAL.
+            if rc != 0 && advice != libc::MADV_NOHUGEPAGE {
                 return Err(os_error("madvise"));
             }
         }
-        Ok(())
+        prepare()?;
+        // SAFETY: the range is this mapping's own, without content, and becomes accessible again.
+        let rc = unsafe { libc::mprotect(start, len, libc::PROT_READ | libc::PROT_WRITE) };
+        if rc == 0 { Ok(()) } else { Err(os_error("mprotect")) }
     }
 
-    fn remap(&self, offset: usize, len: usize, flags: i32, fd: i32) -> Result<()> {
+    fn remap(&self, offset: usize, len: usize, access: i32, flags: i32, fd: i32) -> Result<()> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
         let start = (self.addr() + offset) as *mut _;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: replaces a part of this mapping (checked above) whose contents are lost.
         let raw = unsafe { libc::mmap(start, len, access, flags | libc::MAP_FIXED, fd, 0) };
         if raw == libc::MAP_FAILED { Err(os_error("mmap")) } else { Ok(()) }
