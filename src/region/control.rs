@@ -63,7 +63,7 @@ impl Region {
             }
         }
         if asked {
-            self.pager.filler_bells[0].signal();
+            self.pager.call_filler(0);
         }
         outcome
     }

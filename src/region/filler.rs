@@ -11,6 +11,7 @@
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
 
+use super::follow::Follow;
 use super::pager::{Ahead, Pager};
 use super::report;
 use super::resolve::{Answer, STARVED_MAX};
@@ -91,6 +92,7 @@ pub(super) struct Filler {
     intents: Vec<Intent>,
     finished: Vec<Completion>,
     starving: bool,
+    follow: Follow,
     spin: Duration,
     deadline: Duration,
     checked: Instant,
@@ -120,6 +122,7 @@ impl Filler {
             intents: vec![Intent { access: Access::Read, attempts: 0 }; frames],
             finished: Vec::with_capacity(DEPTH as usize),
             starving: false,
+            follow: Follow::default(),
             spin,
             deadline,
             checked: Instant::now(),
@@ -147,7 +150,7 @@ impl Filler {
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
         super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
-        self.pager.filler_bells[self.index].drain();
+        self.pager.filler_looks(self.index, idle && self.finished.is_empty());
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
         }
@@ -178,6 +181,8 @@ impl Filler {
             for at in 0..count {
                 let message = self.messages[at];
                 if let Some(fault) = message.fault() {
+                    let lonely = count == 1 && self.queue.in_flight() == 0;
+                    self.follow.fault(fault.thread, lonely && self.fills.is_empty());
                     self.answer(fault, None);
                 }
             }

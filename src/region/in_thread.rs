@@ -202,7 +202,7 @@ impl Pager {
             asked |= self.ahead.push(run).is_ok();
         }
         if asked {
-            self.filler_bells[0].signal();
+            self.call_filler(0);
         }
     }
 }

@@ -25,6 +25,7 @@ mod counters;
 mod evictor;
 mod extents;
 mod filler;
+mod follow;
 mod in_thread;
 mod pager;
 mod readahead;

@@ -89,6 +89,8 @@ pub(crate) struct Pager {
     pub(crate) evictor_bell: EventFd,
     evictor_called: CachePadded<AtomicBool>,
     pub(crate) filler_bells: Box<[EventFd]>,
+    /// Beside each bell: it was rung and nobody has looked yet.
+    filler_called: Box<[CachePadded<AtomicBool>]>,
     /// Fillers that hold faults they have no frame for.
     pub(crate) starving: CachePadded<AtomicU32>,
     /// Why write-back fails at the moment: 0 or an `errno`.
@@ -168,6 +170,7 @@ impl Pager {
             evictor_bell: new_bell()?,
             evictor_called: CachePadded::new(AtomicBool::new(false)),
             filler_bells: bells?.into_boxed_slice(),
+            filler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),
             pinned: AtomicU64::new(0),
@@ -255,10 +258,25 @@ impl Pager {
         }
     }
 
-    pub(crate) fn ring_fillers(&self) {
-        for bell in &self.filler_bells {
-            bell.signal();
+    /// Wakes a filler, once until it has looked.
+    pub(crate) fn call_filler(&self, index: usize) {
+        if !self.filler_called[index].swap(true, Ordering::AcqRel) {
+            self.filler_bells[index].signal();
         }
+    }
+
+    /// A filler has woken and will look at everything it can be called for. Costs no system call
+    /// when it was not called. One that has nothing else to do looks at the bell as well: the
+    /// flag is set before the bell rings, so a ring can come after the flag was taken back.
+    pub(crate) fn filler_looks(&self, index: usize, idle: bool) {
+        if idle || self.filler_called[index].load(Ordering::Acquire) {
+            self.filler_called[index].store(false, Ordering::Release);
+            self.filler_bells[index].drain();
+        }
+    }
+
+    pub(crate) fn ring_fillers(&self) {
+        (0..self.filler_bells.len()).for_each(|index| self.call_filler(index));
     }
 
     // Read-ahead.

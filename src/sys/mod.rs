@@ -13,6 +13,7 @@ pub(crate) mod membarrier;
 pub(crate) mod pagemap;
 pub mod probe;
 pub(crate) mod signal;
+pub(crate) mod thread;
 pub(crate) mod uffd;
 pub(crate) mod uring;
 pub(crate) mod vm;
