@@ -25,7 +25,7 @@
 use super::jemalloc::{self, Flags};
 use super::slot::Fill;
 use super::thread::{self, Placement};
-use super::tier::{Closed, Tier};
+use super::tier::Tier;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{
     AtomicUsize,
@@ -149,9 +149,8 @@ pub(super) unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
 unsafe fn allocate(tier: Option<&'static Tier>, layout: Layout, fill: Fill) -> *mut u8 {
     if let Some(tier) = tier {
         // SAFETY: the size is not zero.
-        match unsafe { tier.allocate(layout, fill) } {
-            Ok(ptr) => return ptr,
-            Err(Closed) => {}
+        if let Ok(ptr) = unsafe { tier.allocate(layout, fill) } {
+            return ptr;
         }
     }
     // SAFETY: the size is not zero.

@@ -450,7 +450,7 @@ fn a_heap_can_be_started_again_with_threads_that_knew_the_old_one() {
 fn data_that_dies_young_is_reused_without_calls_to_the_source() {
     let running = start_default();
     let sizes = [100_000, 3 << 20, 40 << 20].map(|size| layout(size, 8));
-    let allocate_all = || drop(sizes.map(|layout| Untouched::new(layout)));
+    let allocate_all = || drop(sizes.map(Untouched::new));
     allocate_all();
     let (commits, decommits) =
         (running.source.commits.load(SeqCst), running.source.decommits.load(SeqCst));

@@ -1,7 +1,7 @@
 //! Regions: far address space whose cold pages live on a store. Layer 6.
 //!
 //! A [`Region`] is one reservation of addresses, the page words that say where each page is, and
-//! the threads that bring pages in ([`filler`]) and take them out ([`evictor`]). It is usable by
+//! the threads that bring pages in (`filler`) and take them out (`evictor`). It is usable by
 //! itself, as a buffer larger than memory; the heap cuts jemalloc's extents from one.
 //!
 //! ```text

@@ -148,10 +148,6 @@ impl Pager {
 
     // Geometry.
 
-    pub(crate) fn page_count(&self) -> PageCount {
-        PageCount(self.words.len() as u64)
-    }
-
     pub(crate) fn page_size(&self) -> ByteCount {
         ByteCount(self.page_bytes as u64)
     }

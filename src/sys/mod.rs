@@ -6,7 +6,6 @@
 #![expect(unsafe_code, reason = "write(2) from a slice")]
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
-pub(crate) mod anon;
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod membarrier;
