@@ -153,6 +153,11 @@ impl Frames {
         self.slots[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(SlotId)
     }
 
+    /// Makes the slot the caller's: the frame's page has none any more.
+    pub(crate) fn forget_slot(&self, frame: FrameId) {
+        self.slots[frame.0 as usize].store(0, Ordering::Relaxed);
+    }
+
     /// Tells the evictor what became of the content; the last thing a taker does with a frame.
     pub(crate) fn decide(&self, frame: FrameId, fate: Fate) {
         // Pairs with the acquire in `fate`: the evictor reuses the frame after the taker's work.

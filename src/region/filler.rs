@@ -33,7 +33,8 @@ const DEPTH: u32 = 128;
 const READ_BYTES_MAX: usize = 1 << 20;
 /// Reads of one page before it counts as lost.
 const ATTEMPTS_MAX: u8 = 3;
-/// How long a fault may wait for a frame after the evictor found nothing to evict.
+/// How long a fault on a page without content may wait for a frame after the evictor found
+/// nothing to evict. A page with content waits as long as for a device.
 const STARVED_MAX: Duration = Duration::from_secs(2);
 
 /// Who asked for a page.
@@ -214,7 +215,7 @@ impl Filler {
                 if starved.is_none() {
                     self.pager.counters.faults_starved.bump();
                 }
-                if self.pager.exhausted.load(Ordering::Acquire) && since.elapsed() > STARVED_MAX {
+                if self.is_hopeless(fault, since.elapsed()) {
                     self.fail_starved(self.pager.page_at(fault.address));
                 } else {
                     self.waiting.push(Waiting { fault, starved: Some(since) });
@@ -383,6 +384,16 @@ impl Filler {
         pager.frames.decide(frame, Fate::Dropped);
         pager.counters.faults_cooling.bump();
         Some(Answer::Done)
+    }
+
+    /// Whether a fault has waited too long for a frame.
+    fn is_hopeless(&self, fault: Fault, waited: Duration) -> bool {
+        let word = self.pager.word(self.pager.page_at(fault.address)).load();
+        let has_content = word.state() != State::Empty;
+        let exhausted = self.pager.exhausted.load(Ordering::Acquire);
+        let failing = self.pager.write_errno.load(Ordering::Acquire) != 0;
+        waited > self.deadline && (exhausted || failing)
+            || waited > STARVED_MAX && exhausted && !has_content
     }
 
     /// Gives up on a fault for which nothing can be evicted: SIGBUS with the cause, not a hang.

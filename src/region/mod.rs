@@ -329,13 +329,14 @@ impl Region {
     /// Pages that limit and device can keep together.
     fn capacity(&self) -> PageCount {
         let pager = &self.pager;
-        let exhausted = pager.exhausted.load(Ordering::Acquire);
-        if exhausted && pager.write_errno.load(Ordering::Acquire) != 0 {
+        let failing = !matches!(pager.write_errno.load(Ordering::Acquire), 0 | pager::NO_SLOT);
+        if failing && pager.exhausted.load(Ordering::Acquire) {
             return PageCount(0);
         }
-        let reserve = pager.high_bytes.load(Ordering::Relaxed);
-        let resident = pager.budget.limit().0.saturating_sub(reserve) / pager.page_bytes as u64;
-        PageCount(pager.slots.slots().0.saturating_add(resident))
+        // What the device has taken is all that can be said while it takes no more.
+        let stored = if failing { pager.slots.in_use() } else { pager.slots.slots() };
+        let resident = pager.budget.limit().0.saturating_sub(pager.reserve().0);
+        PageCount(stored.0.saturating_add(resident / pager.page_bytes as u64))
     }
 
     /// First and number of the pages that a range touches.

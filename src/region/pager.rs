@@ -34,6 +34,9 @@ use std::sync::Arc;
 /// Most pages handled by one batch of installs, evictions or discards.
 pub(crate) const BATCH_MAX: usize = 64;
 
+/// Write-back fails because all slots are in use, which is no failure of the device.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
 /// A run of pages asked for by `prefetch`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ahead {
@@ -78,7 +81,7 @@ pub(crate) struct Pager {
     pub(crate) filler_bells: Box<[EventFd]>,
     /// Fillers that hold faults they have no frame for.
     pub(crate) starving: CachePadded<AtomicU32>,
-    /// Why write-back fails at the moment: 0 or an `errno`.
+    /// Why write-back fails at the moment: 0, an `errno` or [`NO_SLOT`].
     pub(crate) write_errno: AtomicU32,
     /// Set by the evictor when a whole pass freed nothing.
     pub(crate) exhausted: AtomicBool,
@@ -103,6 +106,10 @@ impl Pager {
         let (staging, staging_len) = frames.range();
         uffd.register_staging(staging, staging_len)?;
         let slot_count = store.capacity().as_usize() / page_bytes;
+        if slot_count == 0 {
+            let reason = format!("no page of {} fits into {}", config.page, store.describe());
+            return Err(Error::Config { key: "page".to_owned(), reason });
+        }
         let limit_pages = PageCount(config.limit.0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit_pages)?;
         // Random, so that content cannot be made to collide ahead of time.
@@ -253,6 +260,21 @@ impl Pager {
         Some(frame)
     }
 
+    /// What of the limit pages without a slot cannot have.
+    pub(crate) fn reserve(&self) -> ByteCount {
+        let high = self.high_bytes.load(Ordering::Relaxed);
+        ByteCount(high.max(self.headroom().0 + 2 * self.page_size().0))
+    }
+
+    /// Whether fresh pages may still be mapped. They leave some room, because they cannot be
+    /// evicted while the device is full: pages that have a slot come and go through it, so that
+    /// what was written stays readable.
+    fn has_room_for_fresh(&self) -> bool {
+        let page = self.page_size().0;
+        let reserve = (self.low_bytes.load(Ordering::Relaxed) / 2).max(page);
+        self.available() >= reserve + page
+    }
+
     /// Charges one page; spare frames give way when the limit is reached.
     pub(crate) fn charge_page(&self) -> bool {
         let headroom = self.headroom();
@@ -386,6 +408,9 @@ impl Pager {
     /// # Errors
     /// When the kernel is out of memory: the page is still missing.
     pub(crate) fn install_zeros(&self, page: PageId) -> Result<bool> {
+        if !self.has_room_for_fresh() {
+            return Ok(false);
+        }
         if self.fill_by_move
             && let Some(frame) = self.frames.take_spare()
         {
