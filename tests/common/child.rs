@@ -30,7 +30,7 @@ impl Ended {
     /// Whether the child skipped itself; passes its `skipped:` line on.
     pub(crate) fn show_skips(&self) -> bool {
         let reasons = self.text.lines().filter_map(|line| line.split_once("skipped: "));
-        let last = reasons.map(|(_, reason)| reason).last();
+        let last = reasons.map(|(_, reason)| reason).next_back();
         if let Some(reason) = last {
             println!("skipped: {reason}");
         }
