@@ -202,6 +202,36 @@ fn a_killed_process_leaves_nothing_behind() {
     assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 0);
 }
 
+/// A line of the kernel's description of a thread.
+fn status_line(task: &Path, key: &str) -> String {
+    let text = fs::read_to_string(task.join("status")).expect("/proc");
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).expect("a line");
+    line.trim().to_owned()
+}
+
+#[test]
+fn signal_handlers_of_the_program_run_on_its_own_threads() {
+    alone("signal_handlers_of_the_program_run_on_its_own_threads", || {
+        let own = status_line("/proc/thread-self".as_ref(), "SigBlk:");
+        let Some(heap) = heap("limit:8MiB,capacity:64MiB,handlers:2") else { return };
+        let mut threads = 0;
+        for task in fs::read_dir("/proc/self/task").expect("/proc") {
+            let task = task.expect("an entry").path();
+            if status_line(&task, "Name:").starts_with("farheap-") {
+                threads += 1;
+                let mask = u64::from_str_radix(&status_line(&task, "SigBlk:"), 16).expect("hex");
+                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGALRM, libc::SIGUSR1] {
+                    assert_ne!(mask & 1 << (signal - 1), 0, "{signal} in {mask:x}");
+                }
+                assert_eq!(mask & 1 << (libc::SIGSEGV - 1), 0, "crashes stay loud");
+            }
+        }
+        assert_eq!(threads, 4, "evictor, two fillers, maintenance");
+        assert_eq!(status_line("/proc/thread-self".as_ref(), "SigBlk:"), own);
+        heap.shutdown().expect("nothing is in use");
+    });
+}
+
 /// Resident anonymous bytes of this process, exactly, as the kernel counts them.
 fn resident_exactly() -> u64 {
     let text = fs::read_to_string("/proc/self/smaps_rollup").expect("/proc");

@@ -36,6 +36,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::store::{Queue, Request, Store};
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use crate::tier::policy::PolicyKind;
 use evictor::Evictor;
@@ -242,6 +243,7 @@ impl Region {
         mut work: Work<T>,
     ) -> Result<()> {
         const PANICS_MAX: u32 = 16;
+        let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {

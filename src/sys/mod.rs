@@ -10,6 +10,7 @@ pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod membarrier;
 pub mod probe;
+pub(crate) mod signals;
 pub(crate) mod uffd;
 pub(crate) mod uring;
 pub(crate) mod vm;
