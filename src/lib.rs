@@ -1,5 +1,4 @@
-//! farheap lets a process use more heap than it has RAM.
-
+#![doc = include_str!("../README.md")]
 #![cfg_attr(feature = "nightly", feature(allocator_api))]
 
 pub mod base;

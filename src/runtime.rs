@@ -10,6 +10,7 @@ use crate::config::{Config, Io, UserMode};
 use crate::heap::{self, ExtentSource, Tier, TierOptions};
 use crate::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
+use crate::sys::signals::SignalsBlocked;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -93,6 +94,7 @@ impl Heap {
         let tier = Tier::create(region.clone() as Arc<dyn ExtentSource>, options)?;
         heap::install(tier)?;
         let (stop, stopped) = channel();
+        let blocked = SignalsBlocked::new();
         let maintenance = std::thread::Builder::new()
             .name("farheap-care".to_owned())
             .spawn(move || {
@@ -105,6 +107,7 @@ impl Heap {
                 let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
                 Error::Os { call: "starting the maintenance thread", errno }
             });
+        drop(blocked);
         let maintenance = match maintenance {
             Ok(thread) => thread,
             Err(error) => {

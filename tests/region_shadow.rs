@@ -21,17 +21,23 @@ struct Shadow<'a> {
 }
 
 impl Shadow<'_> {
-    fn words(&self, unit: usize) -> *mut u64 {
+    fn start(&self, unit: usize) -> *mut u8 {
         assert!(unit < self.stamps.len());
         // SAFETY: the unit lies in this thread's part of the mapping.
-        unsafe { self.base.add(unit * UNIT) }.cast()
+        unsafe { self.base.add(unit * UNIT) }
+    }
+
+    fn word(&self, unit: usize, at: usize) -> *mut u64 {
+        assert!(at < UNIT / 8);
+        // SAFETY: in the unit, checked above.
+        unsafe { self.start(unit).cast::<u64>().add(at) }
     }
 
     fn write(&mut self, unit: usize) {
         let stamp = self.dice.roll() | 1;
         for at in 0..UNIT / 8 {
             // SAFETY: in the unit; this thread alone uses it.
-            unsafe { self.words(unit).add(at).write_volatile(stamp ^ at as u64) };
+            unsafe { self.word(unit, at).write_volatile(stamp ^ at as u64) };
         }
         self.stamps[unit] = stamp;
     }
@@ -39,7 +45,7 @@ impl Shadow<'_> {
     fn check(&self, unit: usize) {
         for at in [0, 1, 17, 255, 256, 511] {
             // SAFETY: in the unit; this thread alone uses it.
-            let seen = unsafe { self.words(unit).add(at).read_volatile() };
+            let seen = unsafe { self.word(unit, at).read_volatile() };
             let stamp = self.stamps[unit];
             let want = if stamp == 0 { 0 } else { stamp ^ at as u64 };
             assert_eq!(seen, want, "unit {unit} word {at}");
@@ -54,7 +60,7 @@ impl Shadow<'_> {
 
     fn step(&mut self) {
         let (first, count) = self.range();
-        let (ptr, len) = (self.words(first).cast::<u8>(), ByteCount((count * UNIT) as u64));
+        let (ptr, len) = (self.start(first), ByteCount((count * UNIT) as u64));
         match self.dice.below(100) {
             0..40 => self.write(first),
             40..85 => self.check(first),

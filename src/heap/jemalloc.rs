@@ -137,7 +137,7 @@ pub(crate) unsafe fn reallocate(ptr: *mut u8, size: usize, flags: Flags) -> *mut
 /// # Panics
 /// When `size` is zero.
 #[cfg(test)]
-pub(super) fn usable_size(size: usize, flags: Flags) -> usize {
+pub(crate) fn usable_size(size: usize, flags: Flags) -> usize {
     assert_ne!(size, 0, "jemalloc has no class for empty objects");
     // SAFETY: computes only; `size` is not zero.
     unsafe { ffi::nallocx(size, flags.0) }
@@ -302,8 +302,11 @@ pub(crate) fn advance_epoch() {
 }
 
 /// Whether large allocations start at a random cache line of their first page.
+///
+/// # Errors
+/// [`Error::Jemalloc`].
 #[cfg(test)]
-fn is_cache_oblivious() -> Result<bool> {
+pub(crate) fn is_cache_oblivious() -> Result<bool> {
     static OPTION: Control<2> = Control::new(c"opt.cache_oblivious");
     // SAFETY: yields a `bool`.
     unsafe { OPTION.read(&[]) }

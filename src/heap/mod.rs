@@ -32,4 +32,4 @@ pub use handle::{Far, Local};
 pub(crate) use source::ExtentSource;
 pub(crate) use thread::pin_thread_local;
 pub use thread::{Placement, Scope, scope};
-pub(crate) use tier::{Tier, TierOptions, TierStats};
+pub(crate) use tier::{Tier, TierOptions};

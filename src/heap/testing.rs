@@ -1,6 +1,7 @@
 //! A source of anonymous memory that checks how it is used; for tests.
 
 #![expect(unsafe_code, reason = "maps memory")]
+#![expect(clippy::disallowed_methods, reason = "the memory of tests is not the library's")]
 
 use super::ExtentSource;
 use crate::base::sync::{

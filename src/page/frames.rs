@@ -158,7 +158,7 @@ impl Frames {
         self.slots[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(SlotId)
     }
 
-    /// The frame's page has no slot any more. For the owner of the frame, while nobody else reads it.
+    /// Makes the slot the caller's: the frame's page has none any more.
     pub(crate) fn forget_slot(&self, frame: FrameId) {
         self.slots[frame.0 as usize].store(0, Ordering::Relaxed);
     }

@@ -166,6 +166,7 @@ impl Word {
         self.with_flag(SPARSE, on)
     }
 
+    #[expect(dead_code, reason = "read once readahead counts its hits")]
     pub(crate) fn prefetched(self) -> bool {
         self.0 & PREFETCHED != 0
     }
@@ -325,6 +326,6 @@ mod tests {
     #[should_panic(expected = "page word")]
     fn a_transition_outside_of_the_protocol_is_refused() {
         let page = PageWord::default();
-        drop(page.try_change(Word::EMPTY, Word::stored(SlotId(1))));
+        let _ = page.try_change(Word::EMPTY, Word::stored(SlotId(1)));
     }
 }

@@ -209,7 +209,7 @@ impl Pager {
         let whole = count == self.pages_per_chunk();
         // Pages that came or went since they were counted.
         let more = ByteCount(really_absent.saturating_sub(absent) * page);
-        if whole && self.budget.try_charge(more) {
+        if whole && self.budget.try_charge_leaving(more, ByteCount::ZERO) {
             if self.uffd.unregister(self.chunk_addr(chunk), CHUNK).is_ok() {
                 self.budget.uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
                 return true;

@@ -73,7 +73,7 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region, [`Error::Os`] with the device's
-    /// error while write-back fails.
+    /// error while write-back fails, [`Error::StoreFull`] while no slot is free.
     pub fn evict(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
         self.evict_pages(first, count)
@@ -94,6 +94,7 @@ impl Region {
         }
         match self.pager.write_errno.load(Ordering::Acquire) {
             0 => Ok(()),
+            pager::NO_SLOT => Err(Error::StoreFull { slots: self.pager.slots.slots() }),
             errno => Err(Error::Os { call: "write-back", errno: errno as i32 }),
         }
     }

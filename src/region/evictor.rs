@@ -15,7 +15,7 @@
 //!    stays; only pages that were write-protected all along are dropped without MOVE.
 #![expect(unsafe_code, reason = "unmaps pages of the region")]
 
-use super::pager::{BATCH_MAX, Pager, Sum, backoff};
+use super::pager::{BATCH_MAX, NO_SLOT, Pager, Sum, backoff};
 use super::report;
 use super::requests::Requests;
 use crate::base::error::Result;
@@ -54,6 +54,8 @@ struct Write {
     count: usize,
     started: Instant,
     overdue: bool,
+    /// Over the page's old slot: says nothing about space for others.
+    in_place: bool,
 }
 
 /// The evictor thread's state.
@@ -73,6 +75,8 @@ pub(super) struct Evictor {
     cooling_max: usize,
     write_pause: Duration,
     write_again: Option<Instant>,
+    /// When a failed write was reported last.
+    said: Option<Instant>,
     deadline: Duration,
     /// Victims looked at since something was freed.
     fruitless: usize,
@@ -115,6 +119,7 @@ impl Evictor {
             cooling_max: 0,
             write_pause: PAUSE_MIN,
             write_again: None,
+            said: None,
             deadline,
             fruitless: 0,
             pager,
@@ -138,7 +143,7 @@ impl Evictor {
         let discarded = !worked && self.discard_slots();
         // While writes fail, what was found dirty goes back: looking for clean pages all the time
         // would be all this thread does.
-        let hopeless = self.pausing() && self.pager.exhausted.load(Ordering::Acquire);
+        let hopeless = self.is_paused() && self.pager.exhausted.load(Ordering::Acquire);
         let busy = asked || discarded || (worked && !hopeless);
         let timeout =
             if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
@@ -191,11 +196,6 @@ impl Evictor {
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
     }
 
-    /// Whether write-back rests after a failure.
-    fn pausing(&self) -> bool {
-        self.write_again.is_some_and(|again| Instant::now() < again)
-    }
-
     /// Whether nothing is on its way out.
     fn idle(&self) -> bool {
         self.cooling.is_empty() && self.dirty.is_empty() && self.free_writes.len() == DEPTH as usize
@@ -240,15 +240,24 @@ impl Evictor {
     fn evict(&mut self, want: usize) -> bool {
         /// Victims that may be under way before the first of them frees anything.
         const UNDER_WAY: usize = 2 * BATCH_MAX;
+        /// Batches looked through in one turn for the few pages that need no write.
+        const PAUSED_ROUNDS_MAX: usize = 64;
         let mut victims = std::mem::take(&mut self.victims);
-        victims.clear();
-        let resident = {
-            let mut policy = self.pager.policy.lock();
-            policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
-            policy.resident()
-        };
-        let went = self.take_out(&mut victims, Listed::No);
-        self.fruitless += victims.len().max(1);
+        let (mut went, mut resident) = (0, PageCount(0));
+        for _ in 0..if self.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
+            let want = if self.is_paused() { BATCH_MAX } else { want };
+            victims.clear();
+            {
+                let mut policy = self.pager.policy.lock();
+                policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
+                resident = policy.resident();
+            }
+            went = self.take_out(&mut victims, Listed::No);
+            self.fruitless += victims.len().max(1);
+            if went > 0 || self.fruitless > 2 * resident.as_usize() {
+                break;
+            }
+        }
         let exhausted = self.fruitless > 2 * resident.as_usize() + UNDER_WAY;
         if exhausted {
             self.pager.exhausted.store(true, Ordering::Release);
@@ -258,10 +267,16 @@ impl Evictor {
         went > 0 || more
     }
 
+    /// Whether write-back waits after a failure: only pages that need no write can go, or those
+    /// that may be written over their old slots.
+    fn is_paused(&self) -> bool {
+        self.write_again.is_some_and(|again| Instant::now() < again)
+    }
+
     /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
     fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
         victims.sort_unstable();
-        let pause = self.pausing();
+        let pause = self.is_paused();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let (mut piece_count, mut clean_count, mut moved) = (0, 0, 0);
@@ -448,48 +463,65 @@ impl Evictor {
             return;
         }
         let mut dirty = std::mem::take(&mut self.dirty);
-        if self.pausing() {
-            dirty.drain(..).for_each(|dirty| self.put_back(dirty));
-            self.dirty = dirty;
-            return;
+        if self.is_paused() {
+            // Only what can be written over its old slot may go while the rest waits.
+            let full = self.device_is_full();
+            let mut at = 0;
+            while at < dirty.len() {
+                if full && self.pager.frames.slot(dirty[at].frame).is_some() {
+                    at += 1;
+                } else {
+                    self.put_back(dirty.swap_remove(at));
+                }
+            }
         }
         dirty.sort_unstable_by_key(|dirty| dirty.page);
         let mut done = 0;
         while done < dirty.len() && !self.free_writes.is_empty() {
-            let want = (dirty.len() - done).min(self.pages_per_write());
-            let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
-                self.write_in_place(dirty[done]);
-                done += 1;
-                continue;
-            };
-            let run = &mut dirty[done..done + got.as_usize()];
-            for (n, dirty) in run.iter_mut().enumerate() {
-                dirty.slot = SlotId(first.0 + n as u64);
-            }
-            self.start_write(run);
-            done += got.as_usize();
+            done += self.write_some(&mut dirty[done..]);
         }
         dirty.drain(..done);
         self.dirty = dirty;
     }
 
-    /// No slot is free: writes a page over its old one. A page that has none goes back.
-    fn write_in_place(&mut self, mut dirty: Dirty) {
-        match self.pager.frames.slot(dirty.frame) {
-            Some(old) => {
-                dirty.slot = old;
-                self.start_write(&[dirty]);
-            }
-            None => {
-                self.pager.counters.write_errors.bump();
-                self.pager.write_errno.store(crate::sys::ENOSPC as u32, Ordering::Release);
-                self.put_back(dirty);
-            }
+    /// Whether write-back fails because the device has no space left.
+    fn device_is_full(&self) -> bool {
+        let errno = self.pager.write_errno.load(Ordering::Acquire);
+        errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT
+    }
+
+    /// Starts one write, or returns a page that there is no space for; returns for how many of the
+    /// first pages.
+    fn write_some(&mut self, dirty: &mut [Dirty]) -> usize {
+        let Dirty { frame, .. } = dirty[0];
+        if self.device_is_full()
+            && let Some(slot) = self.pager.frames.slot(frame)
+        {
+            // Its old slot, whose content is out of date, takes no space. If the write fails, the
+            // page stays in memory without a slot.
+            self.pager.frames.forget_slot(frame);
+            dirty[0].slot = slot;
+            self.start_write(&dirty[..1], true);
+            return 1;
         }
+        let want = dirty.len().min(self.pages_per_write());
+        let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
+            self.writes_fail(NO_SLOT);
+            if self.pager.frames.slot(frame).is_some() {
+                return 0; // Over its old slot, now that the device counts as full.
+            }
+            self.put_back(dirty[0]);
+            return 1;
+        };
+        for (n, dirty) in dirty[..got.as_usize()].iter_mut().enumerate() {
+            dirty.slot = SlotId(first.0 + n as u64);
+        }
+        self.start_write(&dirty[..got.as_usize()], false);
+        got.as_usize()
     }
 
     /// Starts writing a run of pages to their consecutive slots.
-    fn start_write(&mut self, run: &[Dirty]) {
+    fn start_write(&mut self, run: &[Dirty], in_place: bool) {
         let token = self.free_writes.pop().expect("the caller looked");
         let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
         let mut pages = [run[0]; SEGMENTS_MAX];
@@ -504,8 +536,8 @@ impl Evictor {
             offset: self.pager.slot_offset(run[0].slot),
             segments: &segments[..run.len()],
         };
-        let write = Write { pages, count: run.len(), started: Instant::now(), overdue: false };
-        self.writes[token] = Some(write);
+        let (count, started) = (run.len(), Instant::now());
+        self.writes[token] = Some(Write { pages, count, started, overdue: false, in_place });
         let queue = &mut *self.queue;
         match super::guarded(&self.pager, || super::push(queue, request)) {
             Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
@@ -521,21 +553,17 @@ impl Evictor {
         let run = &write.pages[..write.count];
         match completion.result {
             Ok(()) => {
-                self.write_again = None;
-                self.write_pause = PAUSE_MIN;
-                if self.pager.write_errno.load(Ordering::Acquire) != 0 {
+                if !write.in_place && self.pager.write_errno.load(Ordering::Acquire) != 0 {
+                    self.write_again = None;
+                    self.write_pause = PAUSE_MIN;
                     self.pager.write_errno.store(0, Ordering::Release);
                 }
                 let freed = run.iter().filter(|dirty| self.written(dirty)).count();
                 self.made_room(freed);
             }
             Err(error) => {
-                let errno = super::errno_of(&error);
-                // Once an outage, not once a request.
-                if self.pager.write_errno.load(Ordering::Acquire) != errno as u32 {
-                    report::warn("write-back failed; the pages stay in memory", &error);
-                }
-                self.writes_fail(errno);
+                self.say_failed(&error);
+                self.writes_fail(super::errno_of(&error) as u32);
                 run.iter().for_each(|dirty| {
                     self.pager.slots.put(dirty.slot);
                     if self.pager.frames.slot(dirty.frame) == Some(dirty.slot) {
@@ -545,6 +573,15 @@ impl Evictor {
                     self.put_back(*dirty);
                 });
             }
+        }
+    }
+
+    /// Reports a failed write, at most once in a while: a full device fails them for ever.
+    fn say_failed(&mut self, error: &crate::Error) {
+        const WHILE: Duration = Duration::from_secs(10);
+        if self.said.is_none_or(|said| said.elapsed() > WHILE) {
+            self.said = Some(Instant::now());
+            report::warn("write-back failed; the pages stay in memory", error);
         }
     }
 
@@ -610,9 +647,11 @@ impl Evictor {
     }
 
     /// Pauses write-back; clean pages are evicted meanwhile.
-    fn writes_fail(&mut self, errno: i32) {
-        self.pager.counters.write_errors.bump();
-        self.pager.write_errno.store(errno as u32, Ordering::Release);
+    fn writes_fail(&mut self, errno: u32) {
+        if errno != NO_SLOT {
+            self.pager.counters.write_errors.bump();
+        }
+        self.pager.write_errno.store(errno, Ordering::Release);
         self.write_again = Some(Instant::now() + self.write_pause);
         self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
     }

@@ -14,7 +14,7 @@
 use super::follow::Follow;
 use super::pager::{Ahead, Pager};
 use super::report;
-use super::resolve::{Answer, STARVED_MAX};
+use super::resolve::Answer;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId, SlotId};
@@ -210,10 +210,7 @@ impl Filler {
         let since = before.map_or_else(Instant::now, |before| before.since);
         let page = self.pager.page_at(fault.address);
         match why {
-            Answer::Starved
-                if self.pager.exhausted.load(Ordering::Acquire)
-                    && since.elapsed() > STARVED_MAX =>
-            {
+            Answer::Starved if self.pager.is_hopeless(page, since.elapsed(), self.deadline) => {
                 self.pager.give_up(page, &Error::LimitExceeded { reason: String::new() });
             }
             Answer::Busy if since.elapsed() > self.deadline => {

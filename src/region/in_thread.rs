@@ -15,7 +15,7 @@
 
 use super::pager::{Ahead, Pager, backoff};
 use super::report;
-use super::resolve::{Answer, STARVED_MAX};
+use super::resolve::Answer;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
@@ -122,7 +122,7 @@ impl Pager {
             self.counters.faults_starved.bump();
             now
         });
-        if self.exhausted.load(Ordering::Acquire) && now - began > STARVED_MAX {
+        if self.is_hopeless(page, now - began, self.deadline) {
             self.give_up(page, &Error::LimitExceeded { reason: String::new() });
             return;
         }

@@ -1,7 +1,7 @@
 //! Regions: far address space whose cold pages live on a store. Layer 6.
 //!
 //! A [`Region`] is one reservation of addresses, the page words that say where each page is, and
-//! the threads that bring pages in ([`filler`]) and take them out ([`evictor`]). It is usable by
+//! the threads that bring pages in (`filler`) and take them out (`evictor`). It is usable by
 //! itself, as a buffer larger than memory; the heap cuts jemalloc's extents from one.
 //!
 //! ```text
@@ -41,6 +41,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::store::{Queue, Request, SealedStore, Store, Wipe};
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use crate::tier::policy::PolicyKind;
 use evictor::Evictor;
@@ -320,6 +321,7 @@ impl Region {
         thread_start: fn(),
         mut work: Work<T>,
     ) -> Result<()> {
+        let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
@@ -404,13 +406,14 @@ impl Region {
     /// Pages that limit and device can keep together.
     fn capacity(&self) -> PageCount {
         let pager = &self.pager;
-        let exhausted = pager.exhausted.load(Ordering::Acquire);
-        if exhausted && pager.write_errno.load(Ordering::Acquire) != 0 {
+        let failing = !matches!(pager.write_errno.load(Ordering::Acquire), 0 | pager::NO_SLOT);
+        if failing && pager.exhausted.load(Ordering::Acquire) {
             return PageCount(0);
         }
-        let reserve = pager.high_bytes.load(Ordering::Relaxed);
-        let resident = pager.budget.limit().0.saturating_sub(reserve) / pager.page_bytes as u64;
-        PageCount(pager.slots.slots().0.saturating_add(resident))
+        // What the device has taken is all that can be said while it takes no more.
+        let stored = if failing { pager.slots.in_use() } else { pager.slots.slots() };
+        let resident = pager.budget.limit().0.saturating_sub(pager.reserve().0);
+        PageCount(stored.0.saturating_add(resident / pager.page_bytes as u64))
     }
 
     /// First and number of the pages that a range touches.

@@ -33,9 +33,13 @@ use crate::tier::policy::{EvictionPolicy, Insert};
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most pages handled by one batch of installs, evictions or discards.
 pub(crate) const BATCH_MAX: usize = 64;
+
+/// Write-back fails because all slots are in use, which is no failure of the device.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
 
 /// Requests for read-ahead that may wait at the same time; more are dropped.
 const AHEAD_MAX: usize = 1024;
@@ -86,6 +90,8 @@ pub(crate) struct Pager {
     /// Runs of pages that `prefetch` and streams ask for.
     pub(super) ahead: ArrayQueue<Ahead>,
     in_thread: bool,
+    /// How long the device may take for a request.
+    pub(super) deadline: Duration,
     pub(crate) evictor_bell: EventFd,
     evictor_called: CachePadded<AtomicBool>,
     pub(crate) filler_bells: Box<[EventFd]>,
@@ -93,7 +99,7 @@ pub(crate) struct Pager {
     filler_called: Box<[CachePadded<AtomicBool>]>,
     /// Fillers that hold faults they have no frame for.
     pub(crate) starving: CachePadded<AtomicU32>,
-    /// Why write-back fails at the moment: 0 or an `errno`.
+    /// Why write-back fails at the moment: 0, an `errno` or [`NO_SLOT`].
     pub(crate) write_errno: AtomicU32,
     /// Pins of all pages. Changed only together with a page word that it counts.
     pub(crate) pinned: AtomicU64,
@@ -131,6 +137,10 @@ impl Pager {
             frames.include_in_dumps()?;
         }
         let slot_count = store.capacity().as_usize() / page_bytes;
+        if slot_count == 0 {
+            let reason = format!("no page of {} fits into {}", config.page, store.describe());
+            return Err(Error::Config { key: "page".to_owned(), reason });
+        }
         let limit_pages = PageCount(config.limit.0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit_pages)?;
         // Random, so that content cannot be made to collide ahead of time.
@@ -167,6 +177,7 @@ impl Pager {
             high_bytes: AtomicU64::new(0),
             ahead: ArrayQueue::new(AHEAD_MAX),
             in_thread,
+            deadline: config.deadline,
             evictor_bell: new_bell()?,
             evictor_called: CachePadded::new(AtomicBool::new(false)),
             filler_bells: bells?.into_boxed_slice(),
@@ -341,6 +352,21 @@ impl Pager {
         Some(frame)
     }
 
+    /// What of the limit pages without a slot cannot have.
+    pub(crate) fn reserve(&self) -> ByteCount {
+        let high = self.high_bytes.load(Ordering::Relaxed);
+        ByteCount(high.max(self.headroom().0 + 2 * self.page_size().0))
+    }
+
+    /// Whether fresh pages may still be mapped. They leave some room, because they cannot be
+    /// evicted while the device is full: pages that have a slot come and go through it, so that
+    /// what was written stays readable.
+    fn has_room_for_fresh(&self) -> bool {
+        let page = self.page_size().0;
+        let reserve = (self.low_bytes.load(Ordering::Relaxed) / 2).max(page);
+        self.available() >= reserve + page
+    }
+
     /// Charges one page; spare frames give way when the limit is reached.
     pub(crate) fn charge_page(&self) -> bool {
         let headroom = self.headroom();
@@ -474,6 +500,9 @@ impl Pager {
     /// # Errors
     /// When the kernel is out of memory: the page is still missing.
     pub(crate) fn install_zeros(&self, page: PageId) -> Result<bool> {
+        if !self.has_room_for_fresh() {
+            return Ok(false);
+        }
         if self.fill_by_move
             && let Some(frame) = self.frame_for_zeros()
         {

@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn a_sequence_is_found_at_its_third_fault_and_its_window_doubles() {
         let asked = play(&mut Streams::new(), &[10, 11, 12, 17, 26]);
-        assert_eq!(asked[..2], [vec![], vec![]]);
+        assert!(asked[..2].iter().all(Vec::is_empty), "{asked:?}");
         assert_eq!(asked[2], [13, 14, 15, 16]);
         assert_eq!(asked[3], (18..26).collect::<Vec<_>>());
         assert_eq!(asked[4], (27..43).collect::<Vec<_>>());

@@ -10,6 +10,7 @@
 use super::pager::Pager;
 use super::report;
 use crate::base::error::Error;
+use crate::base::sync::Ordering;
 use crate::base::units::PageId;
 use crate::page::frames::Fate;
 use crate::page::word::{State, Word};
@@ -17,8 +18,9 @@ use crate::sys::uffd::{Fault, Outcome, Wake};
 use crate::tier::policy::Insert;
 use std::time::Duration;
 
-/// How long a fault may wait for a frame after the evictor found nothing to evict.
-pub(super) const STARVED_MAX: Duration = Duration::from_secs(2);
+/// How long a fault on a page without content may wait for a frame after the evictor found
+/// nothing to evict. A page with content waits as long as for a device.
+const STARVED_MAX: Duration = Duration::from_secs(2);
 
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +161,18 @@ impl Pager {
         self.frames.decide(frame, Fate::Dropped);
         self.counters.faults_cooling.bump();
         Some(Answer::Done)
+    }
+
+    /// Whether a fault has waited too long for a frame. While the device refuses writes, a page
+    /// with content waits as long as for the device itself.
+    pub(super) fn is_hopeless(&self, page: PageId, waited: Duration, deadline: Duration) -> bool {
+        let has_content = self.word(page).load().state() != State::Empty;
+        let exhausted = self.exhausted.load(Ordering::Acquire);
+        let failing = self.write_errno.load(Ordering::Acquire) != 0;
+        if failing && has_content {
+            return waited > deadline;
+        }
+        exhausted && waited > STARVED_MAX || failing && waited > deadline
     }
 
     /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.

@@ -6,13 +6,13 @@
 #![expect(unsafe_code, reason = "write(2) from a slice")]
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
-pub(crate) mod anon;
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod membarrier;
 pub(crate) mod pagemap;
 pub mod probe;
 pub(crate) mod signal;
+pub(crate) mod signals;
 pub(crate) mod thread;
 pub(crate) mod uffd;
 pub(crate) mod uring;

@@ -193,24 +193,6 @@ impl Mapping {
         let raw = unsafe { libc::mmap(start, len, access, flags | libc::MAP_FIXED, fd, 0) };
         if raw == libc::MAP_FAILED { Err(os_error("mmap")) } else { Ok(()) }
     }
-
-    /// Gives the mapping up without unmapping it: the addresses stay taken for ever, so that a
-    /// dangling pointer can never meet somebody else's data. Accesses afterwards are SIGSEGV.
-    pub(crate) fn retire(self) {
-        // SAFETY: replaces this mapping's own range with an inaccessible one; the caller gave up
-        // ownership, and later accesses through stale pointers are defined to trap.
-        unsafe {
-            libc::mmap(
-                self.as_ptr().cast(),
-                self.len,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                -1,
-                0,
-            )
-        };
-        std::mem::forget(self);
-    }
 }
 
 impl Drop for Mapping {
@@ -264,7 +246,7 @@ pub(crate) struct Discarder {
 impl Discarder {
     pub(crate) fn new() -> Discarder {
         // SAFETY: pidfd_open(2) takes two integers and returns a new descriptor.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
         let pidfd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| {
             // SAFETY: the descriptor was just made and nobody else owns it.
             unsafe { OwnedFd::from_raw_fd(fd) }
@@ -343,33 +325,36 @@ unsafe fn discard_one(piece: Piece) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU8;
+
+    fn byte(mapping: &Mapping, offset: usize) -> &AtomicU8 {
+        assert!(offset < mapping.len());
+        // SAFETY: in bounds, checked above.
+        let ptr = unsafe { mapping.as_ptr().add(offset) };
+        // SAFETY: the mapping is readable and writable while it is borrowed, and all access to
+        // it in these tests is atomic.
+        unsafe { AtomicU8::from_ptr(ptr) }
+    }
 
     #[test]
     fn a_reservation_is_aligned_and_zero() {
         let mapping = Mapping::reserve(8 << 20, 2 << 20, Huge::No).expect("8 MiB map");
         assert!(mapping.addr().is_multiple_of(2 << 20));
-        // SAFETY: inside the mapping, which nobody else uses.
-        let byte = unsafe { mapping.as_ptr().add(5 << 20).read() };
-        assert_eq!(byte, 0);
+        assert_eq!(byte(&mapping, 5 << 20).load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn discarding_scattered_pieces_zeroes_just_those() {
         let mapping = Mapping::reserve(1 << 20, KERNEL_PAGE, Huge::No).expect("1 MiB maps");
         for page in 0..8 {
-            // SAFETY: inside the mapping, which nobody else uses.
-            unsafe { mapping.as_ptr().add(page * KERNEL_PAGE).write(7) };
+            byte(&mapping, page * KERNEL_PAGE).store(7, Ordering::Relaxed);
         }
         let piece = |page: usize| Piece::new(mapping.addr() + page * KERNEL_PAGE, KERNEL_PAGE);
         let discarder = Discarder::new();
         // SAFETY: the test owns the pages.
         unsafe { discarder.discard(&[piece(1), piece(3), piece(6)]) }.expect("own pages drop");
-        let seen: Vec<u8> = (0..8)
-            .map(|page| {
-                // SAFETY: inside the mapping, which nobody else uses.
-                unsafe { mapping.as_ptr().add(page * KERNEL_PAGE).read() }
-            })
-            .collect();
+        let seen = [0, 1, 2, 3, 4, 5, 6, 7]
+            .map(|page| byte(&mapping, page * KERNEL_PAGE).load(Ordering::Relaxed));
         assert_eq!(seen, [7, 0, 7, 0, 7, 7, 0, 7]);
     }
 

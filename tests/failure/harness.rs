@@ -1,4 +1,5 @@
 //! Children that may die, a SIGBUS handler that parks its thread, and stamped far memory.
+#![expect(unsafe_code, reason = "touches far memory through raw pointers")]
 
 use crate::common::{region, watchdog};
 use crate::injector::Injector;
