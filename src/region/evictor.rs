@@ -311,8 +311,7 @@ impl Evictor {
 
     /// Leaves a victim where it is.
     fn keep(&self, page: PageId, word: Word) {
-        self.pager.policy.lock().retouched(page);
-        self.pager.settle(page, word, word.kept());
+        self.pager.settle_resident(page, word, word.kept(), None);
     }
 
     /// Drops pages that have been write-protected since their slots were read.

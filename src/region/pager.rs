@@ -435,7 +435,11 @@ impl Pager {
             let mut policy = self.policy.lock();
             match how {
                 Some(how) => policy.inserted(page, how),
-                None => policy.retouched(page),
+                None => {
+                    policy.retouched(page);
+                    // Nothing new, unless the policy was told to forget the page.
+                    policy.inserted(page, Insert::Fresh);
+                }
             }
         }
         self.settle(page, from, to);

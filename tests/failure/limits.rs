@@ -31,6 +31,8 @@ fn more_pins_than_the_limit_has_room_for_are_an_error() {
         far.region.pin(far.ptr(0), far.len(fit / 2)).expect_err("as much again");
         far.fill(0..2 * fit);
         far.check(0..2 * fit);
+        // A fault is counted just after its thread has gone on.
+        std::thread::sleep(Duration::from_millis(100));
         let read = far.stats().faults_read;
         far.check(0..fit / 2);
         assert_eq!(far.stats().faults_read, read, "pinned pages do not fault");
@@ -92,6 +94,23 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_end_in_sigbus() {
     });
     let Some(ended) = ended else { return };
     ended.expect_success().expect_said(&["no page can be evicted", "SIGBUS"]);
+}
+
+/// What an explicit eviction could not take out can still be taken out later.
+#[test]
+fn pages_that_refused_an_eviction_are_not_forgotten() {
+    let _watchdog = watchdog("refused evictions", HUNG);
+    let small = config(4, Install::Auto);
+    let lowered = small.limit;
+    let config = RegionConfig { limit: ByteCount(small.limit.0 * 4), ..small };
+    let pages = resident_pages(&config) / 2;
+    let Some(far) = Far::new(config, pages, 1) else { return };
+    far.fill(0..pages);
+    far.region.pin(far.ptr(0), far.len(pages)).expect("half of the limit");
+    far.evict(0..pages);
+    far.region.unpin(far.ptr(0), far.len(pages)).expect("was pinned");
+    far.region.set_limit(lowered).expect("nothing is pinned");
+    far.check(0..pages);
 }
 
 /// A prefetch that there is no room for is dropped, not waited for.

@@ -16,3 +16,4 @@ mod writes;
 mod panics;
 mod shutdown;
 mod limits;
+mod direct_io;
