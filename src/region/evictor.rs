@@ -36,7 +36,7 @@ const DEPTH: u32 = 32;
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// A page on its way to the device.
 #[derive(Clone, Copy, Debug)]
