@@ -486,8 +486,7 @@ impl Filler {
         if tried(&self.fills[at]) {
             return 1;
         }
-        let follows =
-            |(n, fill): &(usize, &Fill)| fill.slot.0 == first + *n as u64 && !tried(fill);
+        let follows = |(n, fill): &(usize, &Fill)| fill.slot.0 == first + *n as u64 && !tried(fill);
         self.fills[at..].iter().take(most).enumerate().take_while(follows).count()
     }
 

@@ -12,8 +12,8 @@
 //! 4. A slot belongs to one page word or one frame note, never to both.
 #![expect(unsafe_code, reason = "installs, moves and drops pages of the region")]
 
-use super::{Install, RegionConfig};
 use super::counters::Counters;
+use super::{Install, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};

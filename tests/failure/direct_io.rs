@@ -36,7 +36,8 @@ impl Known {
     fn new(name: &str) -> Known {
         // Not a tmpfs, which has no direct I/O worth the name.
         let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-        let dir = if std::fs::write(dir.join("probe"), b"").is_ok() { dir } else { std::env::temp_dir() };
+        let dir =
+            if std::fs::write(dir.join("probe"), b"").is_ok() { dir } else { std::env::temp_dir() };
         let path = dir.join(format!("known-{name}-{}", std::process::id()));
         let mut file = File::create(&path).expect("a temporary file");
         let mut bytes = vec![0u8; UNIT];
@@ -101,7 +102,10 @@ fn under_pressure(page_kib: u64, install: Install, body: impl FnOnce(&Far, usize
         drop(stopped);
     });
     let stats = far.stats();
-    println!("{page_kib} KiB {install:?}: {} pages out, {} busy", stats.pages_out, stats.evict_busy);
+    println!(
+        "{page_kib} KiB {install:?}: {} pages out, {} busy",
+        stats.pages_out, stats.evict_busy
+    );
     assert!(stats.pages_out > 0, "there was no pressure");
     assert_eq!((stats.poisoned, stats.panics), (0, 0));
 }
@@ -179,7 +183,8 @@ fn uring_reads(name: &'static str, page_kib: u64, install: Install) {
             let mut batch = Vec::new();
             for n in 0..DEPTH {
                 let at = dice.below((units / DEPTH) as u64) as usize * DEPTH + n;
-                let (addr, unit) = (far.addr(0) + at * UNIT, dice.below(FILE_UNITS as u64) as usize);
+                let (addr, unit) =
+                    (far.addr(0) + at * UNIT, dice.below(FILE_UNITS as u64) as usize);
                 let pinned = Pinned::new(far, addr, install);
                 let read = opcode::Read::new(fd, addr as *mut u8, UNIT as u32)
                     .offset((unit * UNIT) as u64)
@@ -296,7 +301,15 @@ fn futex_wait(addr: usize, expected: u32) -> i32 {
     #[expect(clippy::disallowed_methods, reason = "futexes have no wrapper in libc")]
     // SAFETY: a wait on an aligned word with another value returns at once.
     let rc = unsafe {
-        libc::syscall(libc::SYS_futex, addr, libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, expected, 0usize, 0, 0)
+        libc::syscall(
+            libc::SYS_futex,
+            addr,
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            expected,
+            0usize,
+            0,
+            0,
+        )
     };
     assert_eq!(rc, -1);
     std::io::Error::last_os_error().raw_os_error().expect("the call failed")

@@ -229,7 +229,8 @@ fn one_of_two_regions_outlives_the_other() {
         let Some(two) = Far::new(config(64, Install::Auto), 512, 2) else { return };
         one.fill(0..512);
         two.fill(0..512);
-        one.region.unmap(NonNull::new(one.addr(0) as *mut u8).expect("mapped"), one.len(512))
+        one.region
+            .unmap(NonNull::new(one.addr(0) as *mut u8).expect("mapped"), one.len(512))
             .expect("mapped by the case");
         drop(one);
         two.check(0..512);

@@ -11,9 +11,10 @@ mod common;
 mod harness;
 mod injector;
 
-mod reads;
-mod writes;
-mod panics;
-mod shutdown;
-mod limits;
+mod block_device;
 mod direct_io;
+mod limits;
+mod panics;
+mod reads;
+mod shutdown;
+mod writes;

@@ -1,6 +1,8 @@
 //! Panics of the store's code on the handler threads: told, survived, nobody hangs.
 
-use crate::harness::{Far, WAYS, config, in_child, park_on_sigbus, resume, sigbus_addrs, wait_until};
+use crate::harness::{
+    Far, WAYS, config, in_child, park_on_sigbus, resume, sigbus_addrs, wait_until,
+};
 use crate::injector::Whose;
 use farheap::region::Install;
 use farheap::store::Op;

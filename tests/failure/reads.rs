@@ -150,7 +150,11 @@ fn lose_by(install: Install, damage: impl Fn(&Far), counted: impl Fn(&Far) -> bo
 #[test]
 fn a_short_read_is_an_error() {
     let body = || {
-        lose_by(Install::Auto, |far| far.control.shorten_reads(3), |far| far.stats().read_errors == 3);
+        lose_by(
+            Install::Auto,
+            |far| far.control.shorten_reads(3),
+            |far| far.stats().read_errors == 3,
+        );
     };
     expect_lost_page(in_child("reads::a_short_read_is_an_error", body), "(EIO)");
 }
@@ -182,12 +186,16 @@ fn an_answer_after_the_deadline_is_an_error() {
         let late = |far: &Far| far.control.delay(DEADLINE * 5);
         lose_by(Install::Auto, late, |far| far.stats().read_errors == 1);
     };
-    expect_lost_page(in_child("reads::an_answer_after_the_deadline_is_an_error", body), "ETIMEDOUT");
+    expect_lost_page(
+        in_child("reads::an_answer_after_the_deadline_is_an_error", body),
+        "ETIMEDOUT",
+    );
 }
 
 #[test]
 fn a_device_that_never_answers_is_an_error() {
-    let body = || lose_by(Install::Copy, |far| far.control.pause(), |far| far.stats().read_errors == 1);
+    let body =
+        || lose_by(Install::Copy, |far| far.control.pause(), |far| far.stats().read_errors == 1);
     expect_lost_page(in_child("reads::a_device_that_never_answers_is_an_error", body), "ETIMEDOUT");
 }
 

@@ -63,7 +63,11 @@ fn expect_no_room(ended: Option<Ended>) {
     let Some(ended) = ended else { return };
     let lines = ended.stderr.lines().count();
     assert!(lines < 100, "{lines} lines of messages:\n{}", ended.stderr);
-    ended.expect_success().expect_said(&["farheap: page at 0x", "no page can be evicted", "SIGBUS"]);
+    ended.expect_success().expect_said(&[
+        "farheap: page at 0x",
+        "no page can be evicted",
+        "SIGBUS",
+    ]);
 }
 
 fn write_errors(errno: i32) -> impl Fn(&Far) {
@@ -126,9 +130,7 @@ fn a_device_that_never_answers_a_write_ends_in_sigbus_not_in_a_hang() {
                 let done = written.load(Ordering::Acquire);
                 // One that the device still holds on to: no room for it either, and no hang.
                 let thread = far.touch(0);
-                wait_until("an answer", || {
-                    thread.is_finished() || sigbus_count() == before + 2
-                });
+                wait_until("an answer", || thread.is_finished() || sigbus_count() == before + 2);
                 let lost = sigbus_count() - before;
                 far.control.release();
                 wait_until("write-back works again", || far.region.evict_all().is_ok());
