@@ -182,7 +182,7 @@ impl Evictor {
             return 0;
         }
         let high = pager.high_bytes.load(Ordering::Relaxed);
-        let over = pager.budget.charged().0.saturating_sub(pager.budget.limit().0);
+        let over = pager.excess();
         let missing = (high + over).saturating_sub(available) as usize;
         let wanted = missing.div_ceil(pager.page_bytes);
         // What a device that does not answer holds on to makes no room.
@@ -209,8 +209,9 @@ impl Evictor {
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
-        let over = self.pager.budget.charged() > self.pager.budget.limit();
-        if over && let Some(frame) = self.pager.frames.take_spare() {
+        if self.pager.excess() > 0
+            && let Some(frame) = self.pager.frames.take_spare()
+        {
             self.pager.free_frame(frame);
             self.made_room(1);
             return true;
@@ -703,8 +704,16 @@ impl Pager {
         if self.evict_by_move {
             self.frames.take_empty()
         } else {
-            self.charged_frame(ByteCount::ZERO)
+            self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame())
         }
+    }
+
+    /// A frame above a limit that was lowered and is not reached yet. Fills have left room for it
+    /// below the old limit, and the page that it is for goes at once.
+    fn borrowed_frame(&self) -> Option<FrameId> {
+        let frame = self.frames.take_empty()?;
+        self.budget.charge(self.page_size());
+        Some(frame)
     }
 
     /// Takes the content of a `Moving` page into `frame` and unmaps it from the region. `false`:

@@ -239,6 +239,12 @@ impl Pager {
         if self.evict_by_move { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
     }
 
+    /// Bytes above what the limit allows while nothing is under way.
+    pub(crate) fn excess(&self) -> u64 {
+        let allowed = self.budget.limit().0.saturating_sub(self.headroom().0 / 2);
+        self.budget.charged().0.saturating_sub(allowed)
+    }
+
     /// A frame with memory: a spare one, or an empty one that is charged.
     pub(crate) fn charged_frame(&self, headroom: ByteCount) -> Option<FrameId> {
         if let Some(frame) = self.frames.take_spare() {

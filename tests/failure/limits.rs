@@ -96,6 +96,26 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_end_in_sigbus() {
     ended.expect_success().expect_said(&["no page can be evicted", "SIGBUS"]);
 }
 
+#[test]
+fn a_lowered_limit_is_reached_with_every_page_dirty() {
+    let _watchdog = watchdog("lowered limit", HUNG);
+    for &(page, install) in WAYS {
+        let small = config(page, install);
+        let lowered = small.limit;
+        let config = RegionConfig { limit: ByteCount(small.limit.0 * 2), ..small };
+        let pages = resident_pages(&config);
+        let Some(far) = Far::new(config.clone(), pages, 1) else { return };
+        for _ in 0..3 {
+            far.fill(0..pages);
+            far.region.set_limit(lowered).expect("everything can be written back");
+            assert!(far.stats().resident_bytes <= lowered.0);
+            far.check(0..pages);
+            far.region.set_limit(config.limit).expect("raising needs nothing");
+        }
+        assert!(far.stats().resident_bytes_max <= config.limit.0);
+    }
+}
+
 /// What an explicit eviction could not take out can still be taken out later.
 #[test]
 fn pages_that_refused_an_eviction_are_not_forgotten() {
