@@ -1,6 +1,7 @@
 //! Real block devices that fail while I/O runs: nbdkit's filters behind nbdfuse and a loop device,
 //! and a tmpfs file behind a loop device that is cut short or has no space. Needs root and the
 //! tools; says so when it skips.
+#![expect(unsafe_code, reason = "discards far memory")]
 
 use crate::common::is_root;
 use crate::harness::{
@@ -85,7 +86,7 @@ impl Setup {
         let size = format!("{DEVICE_MIB}M");
         let mut server = Command::new("nbdkit");
         server.args(["-f", "--exit-with-parent", "-U"]).arg(&socket);
-        filters.iter().for_each(|filter| drop(server.arg(format!("--filter={filter}"))));
+        server.args(filters.iter().map(|filter| format!("--filter={filter}")));
         server.args(["memory", &size]).args(parameters);
         self.children.push(server.stdin(Stdio::null()).spawn().expect("nbdkit starts"));
         wait_until("nbdkit listens", || socket.exists());

@@ -1,5 +1,6 @@
 //! The application's own system calls on far memory, above all those whose I/O is in flight while
 //! the page is under pressure: a page that the kernel may be writing is never dropped.
+#![expect(unsafe_code, reason = "hands far memory to system calls")]
 
 use crate::common::{Dice, seed, watchdog};
 use crate::harness::{Far, Stop, config, read_word};

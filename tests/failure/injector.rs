@@ -1,4 +1,5 @@
 //! A store that breaks in ways a device does not: it panics, or one place of it is bad.
+#![expect(unsafe_code, reason = "passes buffers on")]
 
 use farheap::store::{Completion, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, Result};

@@ -1,4 +1,5 @@
 //! The limit when it cannot be held, and arguments that make no sense.
+#![expect(unsafe_code, reason = "forks, and discards far memory")]
 
 use crate::common::{mem_store, region, watchdog};
 use crate::harness::{
