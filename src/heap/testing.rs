@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "maps memory")]
 
-use super::source::ExtentSource;
+use super::ExtentSource;
 use crate::base::sync::{
     AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
@@ -92,7 +92,10 @@ impl TestSource {
     fn change(&self, ptr: NonNull<u8>, len: ByteCount, from: State, to: State) {
         let offset = ptr.addr().get().checked_sub(self.base.addr().get()).expect("above the base");
         let len = len.as_usize();
-        assert!(offset % PAGE == 0 && len % PAGE == 0 && len > 0, "{offset:#x}+{len:#x}");
+        assert!(
+            offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE) && len > 0,
+            "{offset:#x}+{len:#x}"
+        );
         assert!(offset + len <= self.span, "{offset:#x}+{len:#x} ends beyond {:#x}", self.span);
         let mut pages = self.pages.lock();
         for (index, page) in pages[offset / PAGE..][..len / PAGE].iter_mut().enumerate() {

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "touches pages, and drops contents that references could point to")]
 
 use super::pager::{self, Ahead};
-use super::{Region, RegionConfig};
+use super::{Advice, Region, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
@@ -53,7 +53,9 @@ impl Region {
         for (ptr, len) in ranges {
             match self.pages_of(*ptr, *len) {
                 // A full queue drops the request: it is advice.
-                Ok((first, count)) => asked |= self.ahead.push(Ahead { first, count }).is_ok(),
+                Ok((first, count)) => {
+                    asked |= self.pager.ahead.push(Ahead { first, count }).is_ok()
+                }
                 Err(error) => {
                     outcome = Err(error);
                     break;
@@ -61,7 +63,7 @@ impl Region {
             }
         }
         if asked {
-            self.pager.filler_bells[0].signal();
+            self.pager.call_filler(0);
         }
         outcome
     }
@@ -145,6 +147,7 @@ impl Region {
         loop {
             let word = self.pager.word(page).load();
             if word.state() != State::Resident {
+                self.pager.close_around(page);
                 touch(self.pager.addr(page) as *const u8);
                 std::thread::yield_now();
                 continue;
@@ -178,16 +181,27 @@ impl Region {
         }
     }
 
-    /// Tells the policy what to expect of a range.
+    /// Tells what to expect of a range. `Random`, `Sequential` and `Normal` last, for the chunks
+    /// of 2 MiB that the range touches; `WillNeed` and `Cold` act at once.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region.
-    pub fn advise(&self, ptr: *const u8, len: ByteCount, hint: Hint) -> Result<()> {
+    pub fn advise(&self, ptr: *const u8, len: ByteCount, advice: Advice) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
-        if hint == Hint::WillNeed {
+        let pages = (first.0..first.0 + count.0).map(PageId);
+        let hint = match advice {
+            Advice::Normal | Advice::Random | Advice::Sequential => {
+                pages.for_each(|page| self.pager.set_advice(page, advice));
+                return Ok(());
+            }
+            Advice::WillNeed => Hint::WillNeed,
+            Advice::Cold => Hint::Cold,
+        };
+        if advice == Advice::WillNeed {
             self.prefetch(ptr, len)?;
         }
-        for page in (first.0..first.0 + count.0).map(PageId) {
+        for page in pages {
+            self.pager.close_around(page);
             if self.pager.word(page).load().state() == State::Resident {
                 self.pager.policy.lock().advise(page, hint);
             }

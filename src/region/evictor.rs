@@ -25,7 +25,7 @@ use crate::page::frames::Fate;
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::{Outcome, Wake};
-use crate::sys::vm::Piece;
+use crate::sys::vm::{KERNEL_PAGE, Piece};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -219,7 +219,8 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            freed = self.evict(wanted.min(BATCH_MAX));
+            let closed = self.pager.chunks.any_open() && self.pager.close_next();
+            freed = self.evict(wanted.min(BATCH_MAX)) || closed;
         }
         let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.cooling_max });
         freed || settled
@@ -348,6 +349,9 @@ impl Evictor {
             self.keep(page, word);
             self.pager.counters.evict_busy.bump();
             return false;
+        }
+        if word.sparse() {
+            self.pager.fill_frame_holes(frame);
         }
         self.pager.frames.note(frame, page, word.slot());
         self.pager.settle(page, word, Word::cooling(frame));
@@ -660,9 +664,14 @@ impl Evictor {
         let mut batch = [PageId(0); BATCH_MAX];
         let mut next = request.first.0;
         let end = request.first.0 + request.count.0;
+        // Half of the frames for what is on its way out, half for the next batch: a page that
+        // finds no frame would stay.
+        let half = self.pager.frames.count() / 2;
         while next < end {
-            let count = BATCH_MAX.min((end - next) as usize);
+            let count = BATCH_MAX.min(half).min((end - next) as usize);
+            self.settle_until(half);
             batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
+            batch[..count].iter().for_each(|page| self.pager.close_around(*page));
             self.take_out(&mut batch[..count], Listed::Yes);
             self.settle_cooling(0);
             if let Err(error) = self.collect(Duration::ZERO) {
@@ -684,8 +693,13 @@ impl Evictor {
 
     /// Waits, for a bounded time, until all that is cooling or being written has settled.
     fn finish_everything(&mut self) {
+        self.settle_until(0);
+    }
+
+    /// Waits, for a bounded time, until at most `most` pages are on their way out.
+    fn settle_until(&mut self, most: usize) {
         let started = Instant::now();
-        while self.has_hope() {
+        while self.has_hope() && self.leaving() > most {
             self.settle_cooling(0);
             self.settle_lingering();
             if let Err(error) = self.collect(Duration::from_millis(1)) {
@@ -702,7 +716,11 @@ impl Pager {
     /// A frame to take a page's content out to.
     fn frame_for_eviction(&self) -> Option<FrameId> {
         if self.evict_by_move {
-            self.frames.take_empty()
+            self.frames.take_empty().or_else(|| {
+                // All are spare: after an eviction that nobody needed the room of.
+                self.free_frame(self.frames.take_spare()?);
+                self.frames.take_empty()
+            })
         } else {
             self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame())
         }
@@ -746,6 +764,15 @@ impl Pager {
         }
         drop(self.frames.release(frame));
         false
+    }
+
+    /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
+    fn fill_frame_holes(&self, frame: FrameId) {
+        for at in (0..self.page_bytes).step_by(KERNEL_PAGE) {
+            // SAFETY: the frame is this thread's and readable; a hole of staging memory is filled
+            // by the kernel.
+            let _ = unsafe { self.frames.ptr(frame).add(at).read_volatile() };
+        }
     }
 
     /// For kernels without MOVE: nobody can write the page while it is copied, because writes

@@ -10,18 +10,18 @@
 //! 2. Every fault is answered: installed, woken because a racer installed it, kept in `waiting`
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
-#![expect(unsafe_code, reason = "maps the zero page into holes")]
 
+use super::follow::Follow;
 use super::pager::{Ahead, Pager};
 use super::report;
+use super::resolve::{Answer, STARVED_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId, SlotId};
-use crate::page::frames::Fate;
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys;
-use crate::sys::uffd::{Fault, Message, Outcome, Protect, Wake};
+use crate::sys::uffd::{Fault, Message, Protect};
 use crate::tier::policy::Insert;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,13 +29,12 @@ use std::time::{Duration, Instant};
 /// Faults read from the kernel at once.
 const FAULTS_MAX: usize = 64;
 /// Requests a filler keeps in flight.
-const DEPTH: u32 = 128;
-/// Bytes of one merged read.
-const READ_BYTES_MAX: usize = 1 << 20;
+const DEPTH: u32 = 256;
+/// Bytes of one merged read: large enough for the device's full rate, small enough that the first
+/// pages of a window are installed while the rest is being read.
+const READ_BYTES_MAX: usize = 512 << 10;
 /// Reads of one page before it counts as lost.
 const ATTEMPTS_MAX: u8 = 3;
-/// How long a fault may wait for a frame after the evictor found nothing to evict.
-const STARVED_MAX: Duration = Duration::from_secs(2);
 
 /// Who asked for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,24 +53,12 @@ struct Waiting {
     since: Instant,
 }
 
-/// What became of a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    /// Resolved, or will be by a read in flight.
-    Done,
-    /// Another thread is changing the page: try again soon.
-    Again,
-    /// The device has as many requests as it may have: try again when one has finished.
-    Busy,
-    /// No frame is to be had: try again when the evictor has freed some.
-    Starved,
-}
-
 /// A fill that was accepted and not handed to the device yet.
 #[derive(Clone, Copy, Debug)]
 struct Fill {
     slot: SlotId,
     frame: FrameId,
+    ahead: bool,
 }
 
 /// A read in flight.
@@ -96,7 +83,6 @@ pub(super) struct Filler {
     pager: Arc<Pager>,
     index: usize,
     queue: Box<dyn Queue>,
-    ahead_queue: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
     ahead: Option<Ahead>,
     messages: [Message; FAULTS_MAX],
     waiting: Vec<Waiting>,
@@ -106,6 +92,7 @@ pub(super) struct Filler {
     intents: Vec<Intent>,
     finished: Vec<Completion>,
     starving: bool,
+    follow: Follow,
     spin: Duration,
     deadline: Duration,
     checked: Instant,
@@ -116,7 +103,6 @@ impl Filler {
     pub(super) fn new(
         pager: Arc<Pager>,
         index: usize,
-        ahead_queue: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
         spin: Duration,
         deadline: Duration,
     ) -> Result<Filler> {
@@ -127,7 +113,6 @@ impl Filler {
         Ok(Filler {
             index,
             queue,
-            ahead_queue,
             ahead: None,
             messages: [Message::EMPTY; FAULTS_MAX],
             waiting: Vec::with_capacity(4096),
@@ -137,6 +122,7 @@ impl Filler {
             intents: vec![Intent { access: Access::Read, attempts: 0 }; frames],
             finished: Vec::with_capacity(DEPTH as usize),
             starving: false,
+            follow: Follow::default(),
             spin,
             deadline,
             checked: Instant::now(),
@@ -164,7 +150,7 @@ impl Filler {
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
         super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
-        self.pager.filler_bells[self.index].drain();
+        self.pager.filler_looks(self.index, idle && self.finished.is_empty());
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
         }
@@ -195,6 +181,8 @@ impl Filler {
             for at in 0..count {
                 let message = self.messages[at];
                 if let Some(fault) = message.fault() {
+                    let lonely = count == 1 && self.queue.in_flight() == 0;
+                    self.follow.fault(fault.thread, lonely && self.fills.is_empty());
                     self.answer(fault, None);
                 }
             }
@@ -226,10 +214,10 @@ impl Filler {
                 if self.pager.exhausted.load(Ordering::Acquire)
                     && since.elapsed() > STARVED_MAX =>
             {
-                self.give_up(page, &Error::LimitExceeded { reason: String::new() });
+                self.pager.give_up(page, &Error::LimitExceeded { reason: String::new() });
             }
             Answer::Busy if since.elapsed() > self.deadline => {
-                self.give_up(page, &self.timed_out(self.pager.word(page).load()));
+                self.pager.give_up(page, &self.timed_out(self.pager.word(page).load()));
             }
             _ => self.waiting.push(Waiting { fault, why, since }),
         }
@@ -262,46 +250,13 @@ impl Filler {
         loop {
             let word = self.pager.word(page).load();
             let answer = match word.state() {
-                State::Empty => self.fill_zeros(page),
-                State::Stored => self.start_fill(page, word, access),
-                State::Filling if word.dead() => Some(Answer::Again),
+                State::Stored => self.start_demanded(page, word, access),
                 // The install that follows the read wakes everybody who waits in the page.
-                State::Filling => Some(Answer::Done),
-                State::Moving => Some(Answer::Again),
-                State::Resident => self.touch_resident(page, word, fault),
-                State::Cooling => self.take_back(page, word),
-                State::Writing => self.copy_out(page, word),
-                State::Poisoned => {
-                    self.pager.wake(page);
-                    Some(Answer::Done)
-                }
+                State::Filling if !word.dead() => Some(Answer::Done),
+                _ => self.pager.resolve_in_memory(page, word, &fault),
             };
             if let Some(answer) = answer {
                 return answer;
-            }
-        }
-    }
-
-    /// `Empty`: maps zeros. `None`: the word changed, look again.
-    fn fill_zeros(&mut self, page: PageId) -> Option<Answer> {
-        let pager = &self.pager;
-        let moving = Word::moving(None);
-        pager.word(page).try_change(Word::EMPTY, moving).ok()?;
-        match pager.install_zeros(page) {
-            Ok(true) => {
-                pager.settle_resident(page, moving, Word::resident(None), Some(Insert::Fresh));
-                pager.counters.faults_zero.bump();
-                pager.check_low();
-                Some(Answer::Done)
-            }
-            Ok(false) => {
-                pager.settle(page, moving, Word::EMPTY);
-                Some(Answer::Starved)
-            }
-            Err(error) => {
-                report::warn("a page could not be mapped, trying again", &error);
-                pager.settle(page, moving, Word::EMPTY);
-                Some(Answer::Again)
             }
         }
     }
@@ -319,103 +274,30 @@ impl Filler {
             return None;
         }
         self.intents[frame.0 as usize] = Intent { access, attempts: 0 };
-        self.fills.push(Fill { slot, frame });
+        self.fills.push(Fill { slot, frame, ahead: access == Access::Ahead });
         self.pager.check_low();
         Some(Answer::Done)
     }
 
-    /// `Resident`: a first write to a protected page, a hole of a sparse one, or a lost race.
-    fn touch_resident(&mut self, page: PageId, word: Word, fault: Fault) -> Option<Answer> {
-        let pager = &self.pager;
-        if fault.protected {
-            if word.protected() {
-                // The word first: the evictor must not take the page for clean any more.
-                pager.word(page).try_change(word, word.with_protected(false)).ok()?;
-                pager.counters.faults_protect.bump();
-            }
-            if let Err(error) = pager.uffd.allow_writes(pager.addr(page), pager.page_bytes) {
-                report::fatal("a write-protected page could not be opened", &error);
-            }
-            return Some(Answer::Done);
-        }
-        if word.sparse() {
-            return pager.fill_hole(page, word, fault.address).then_some(Answer::Done);
-        }
-        pager.counters.faults_racing.bump();
-        pager.wake(page);
-        Some(Answer::Done)
-    }
-
-    /// `Cooling`: the page has not left yet; brings its frame back.
-    fn take_back(&mut self, page: PageId, word: Word) -> Option<Answer> {
-        let pager = &self.pager;
-        let frame = word.frame().expect("a cooling page has a frame");
-        let slot = pager.frames.slot(frame);
-        if !pager.evict_by_move && !pager.charge_page() {
-            return Some(Answer::Starved);
-        }
-        let moving = Word::moving(slot);
-        if pager.word(page).try_change(word, moving).is_err() {
-            pager.uncharge_copy();
-            return None;
-        }
-        match pager.return_frame(page, frame) {
-            Ok(fate) => {
-                pager.settle_resident(page, moving, Word::resident(slot), None);
-                pager.frames.decide(frame, fate);
-                pager.counters.faults_cooling.bump();
-                Some(Answer::Done)
-            }
-            Err(error) => {
-                report::warn("a page could not be mapped, trying again", &error);
-                pager.uncharge_copy();
-                pager.settle(page, moving, Word::cooling(frame));
-                Some(Answer::Again)
+    /// `Stored`, by a fault: as [`start_fill`](Self::start_fill), and what probably comes next.
+    fn start_demanded(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
+        let answer = self.start_fill(page, word, access)?;
+        if answer == Answer::Done
+            && let Some(window) = self.pager.next_window(page)
+        {
+            for ahead in window.pages(self.pager.page_count().0) {
+                let word = self.pager.word(ahead).load();
+                if word.state() != State::Stored {
+                    continue;
+                }
+                match self.start_fill(ahead, word, Access::Ahead) {
+                    Some(Answer::Done) => self.pager.counters.pages_read_ahead.bump(),
+                    Some(_) => break,
+                    None => {}
+                }
             }
         }
-    }
-
-    /// `Writing`: the device may still read the frame, so the page gets a copy of it.
-    fn copy_out(&mut self, page: PageId, word: Word) -> Option<Answer> {
-        let pager = &self.pager;
-        let frame = word.frame().expect("a page being written has a frame");
-        if !pager.charge_page() {
-            return Some(Answer::Starved);
-        }
-        let moving = Word::moving(None);
-        if pager.word(page).try_change(word, moving).is_err() {
-            pager.budget.uncharge(pager.page_size());
-            return None;
-        }
-        if let Err(error) = pager.copy_rest(page, frame, 0) {
-            report::fatal("a page being written could not be mapped", &error);
-        }
-        pager.settle_resident(page, moving, Word::resident(None), None);
-        pager.frames.decide(frame, Fate::Dropped);
-        pager.counters.faults_cooling.bump();
-        Some(Answer::Done)
-    }
-
-    /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.
-    fn give_up(&mut self, page: PageId, cause: &Error) {
-        let word = self.pager.word(page).load();
-        let (slot, frame) = match word.state() {
-            State::Empty => (None, None),
-            State::Stored => (word.slot(), None),
-            // In a frame, but without room for it in the region.
-            State::Cooling => (word.frame().and_then(|f| self.pager.frames.slot(f)), word.frame()),
-            State::Writing => (None, word.frame()),
-            // The page is on its way in by other means; the thread faults again if it is not.
-            _ => return self.pager.wake(page),
-        };
-        let moving = Word::moving(slot);
-        if self.pager.word(page).try_change(word, moving).is_err() {
-            return self.pager.wake(page);
-        }
-        self.pager.poison(page, moving, cause);
-        if let Some(frame) = frame {
-            self.pager.frames.decide(frame, Fate::Dropped);
-        }
+        Some(answer)
     }
 
     /// The error of a page that the device was asked for too long ago, or could not even be.
@@ -432,7 +314,7 @@ impl Filler {
 
     /// Accepts pages that were asked for ahead of their faults, as long as there are frames.
     fn read_ahead(&mut self) {
-        while let Some(mut run) = self.ahead.take().or_else(|| self.ahead_queue.pop()) {
+        while let Some(mut run) = self.ahead.take().or_else(|| self.pager.ahead.pop()) {
             while run.count.0 > 0 {
                 if self.accept_ahead(run.first) == Answer::Starved {
                     // Advice is not worth waiting for when nothing can be evicted.
@@ -457,7 +339,7 @@ impl Filler {
                 Some(Answer::Starved | Answer::Busy | Answer::Again) => Answer::Starved,
                 None => Answer::Done,
             },
-            State::Cooling => self.take_back(page, word).unwrap_or(Answer::Done),
+            State::Cooling => self.pager.take_back(page, word).unwrap_or(Answer::Done),
             _ => Answer::Done,
         }
     }
@@ -466,7 +348,8 @@ impl Filler {
 
     /// Hands accepted fills to the device, neighbours on the device as one request.
     fn start_reads(&mut self) -> Result<()> {
-        self.fills.sort_unstable_by_key(|fill| fill.slot);
+        // What a thread waits for goes first, and alone where its neighbours are not urgent.
+        self.fills.sort_unstable_by_key(|fill| (fill.ahead, fill.slot));
         let mut at = 0;
         while at < self.fills.len() {
             let count = self.mergeable(at);
@@ -481,12 +364,14 @@ impl Filler {
     /// is read alone: a bad place costs nobody else's page.
     fn mergeable(&self, at: usize) -> usize {
         let most = (READ_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX);
-        let first = self.fills[at].slot.0;
+        let Fill { slot: first, ahead, .. } = self.fills[at];
         let tried = |fill: &Fill| self.intents[fill.frame.0 as usize].attempts > 0;
         if tried(&self.fills[at]) {
             return 1;
         }
-        let follows = |(n, fill): &(usize, &Fill)| fill.slot.0 == first + *n as u64 && !tried(fill);
+        let follows = |(n, fill): &(usize, &Fill)| {
+            fill.slot.0 == first.0 + *n as u64 && fill.ahead == ahead && !tried(fill)
+        };
         self.fills[at..].iter().take(most).enumerate().take_while(follows).count()
     }
 
@@ -533,7 +418,11 @@ impl Filler {
 
     fn check_content(&self, frame: FrameId, result: &Result<()>) -> Result<()> {
         if let Err(error) = result {
-            self.pager.counters.read_errors.bump();
+            let counters = &self.pager.counters;
+            match error {
+                Error::Corrupt { .. } => counters.checksum_errors.bump(),
+                _ => counters.read_errors.bump(),
+            }
             return Err(error.clone());
         }
         let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
@@ -592,7 +481,7 @@ impl Filler {
         let intent = &mut self.intents[frame.0 as usize];
         intent.attempts += 1;
         if intent.attempts < ATTEMPTS_MAX && self.free_reads.len() > self.fills.len() {
-            self.fills.push(Fill { slot, frame });
+            self.fills.push(Fill { slot, frame, ahead: false });
             return;
         }
         self.lose(frame, error);
@@ -647,25 +536,5 @@ impl Filler {
         let read = *read;
         self.pager.counters.read_errors.bump();
         read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, cause));
-    }
-}
-
-impl Pager {
-    /// Fills one kernel page of a sparse resident page with zeros. `false`: look at the page again.
-    fn fill_hole(&self, page: PageId, word: Word, addr: usize) -> bool {
-        // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
-        let moving = word.leaving();
-        if self.word(page).try_change(word, moving).is_err() {
-            return false;
-        }
-        // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
-        // mapping now.
-        let outcome = unsafe { self.uffd.zeropage(addr, sys::vm::KERNEL_PAGE, Wake::Yes) };
-        self.settle(page, moving, word);
-        match outcome {
-            Outcome::Done => self.counters.faults_zero.bump(),
-            _ => self.wake(page),
-        }
-        true
     }
 }

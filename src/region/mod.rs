@@ -19,14 +19,19 @@
 
 #![expect(unsafe_code, reason = "lends staging frames to the device")]
 
+mod chunk;
 mod control;
 mod counters;
 mod evictor;
 mod extents;
 mod filler;
+mod follow;
+mod in_thread;
 mod pager;
+mod readahead;
 mod report;
 mod requests;
+mod resolve;
 mod space;
 mod stats;
 
@@ -35,12 +40,12 @@ pub use stats::Stats;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
-use crate::store::{Queue, Request, Store};
+use crate::store::{Queue, Request, SealedStore, Store, Wipe};
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use crate::tier::policy::PolicyKind;
 use evictor::Evictor;
 use filler::Filler;
-use pager::{Ahead, Pager};
+use pager::Pager;
 use requests::Requests;
 use space::Space;
 use std::ptr::NonNull;
@@ -52,8 +57,6 @@ use std::time::Duration;
 pub const PAGE_MIN: ByteCount = ByteCount::kib(4);
 /// Largest page size.
 pub const PAGE_MAX: ByteCount = ByteCount::mib(2);
-/// Requests for read-ahead that may wait at the same time; more are dropped.
-const AHEAD_MAX: usize = 1024;
 
 /// How pages come and go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +90,55 @@ impl Install {
     }
 }
 
+/// What a program says about its accesses to a range, see [`Region::advise`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Advice {
+    /// Nothing: streams of faults are detected.
+    #[default]
+    Normal,
+    /// Scattered accesses: nothing is read ahead.
+    Random,
+    /// Ascending accesses: reading ahead starts with the first fault.
+    Sequential,
+    /// Needed soon: brought in now, and kept as if just used.
+    WillNeed,
+    /// Not needed soon: the next to be evicted.
+    Cold,
+}
+
+impl Advice {
+    /// Advice that lasts, as a number; the rest acts at once.
+    fn encode(self) -> u32 {
+        match self {
+            Advice::Random => 1,
+            Advice::Sequential => 2,
+            Advice::Normal | Advice::WillNeed | Advice::Cold => 0,
+        }
+    }
+
+    fn decode(code: u32) -> Advice {
+        match code {
+            1 => Advice::Random,
+            2 => Advice::Sequential,
+            _ => Advice::Normal,
+        }
+    }
+}
+
+/// Who serves a fault.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Handler threads. System calls may touch far memory that is not resident.
+    #[default]
+    Handler,
+    /// The faulting thread itself, in a `SIGBUS` handler: the lowest latency, and no privilege
+    /// needed. System calls on far memory that is not resident fail with `EFAULT`; SIGBUS must
+    /// not be blocked, and a handler that the program installs for it later must pass on what is
+    /// not its own. A SIGBUS handler that was there before is still called for what is not far.
+    InThread,
+}
+
 /// What a region is made of.
 #[derive(Clone, Debug)]
 pub struct RegionConfig {
@@ -99,6 +151,8 @@ pub struct RegionConfig {
     /// Threads that serve faults, 1 to 64. Default 1: one thread with asynchronous I/O serves
     /// several faulting threads.
     pub handlers: usize,
+    /// Who serves faults. Default: handler threads.
+    pub mode: Mode,
     /// How pages are installed and evicted. Default by page size.
     pub install: Install,
     /// Whether each slot's content is verified when it is read back. Default yes.
@@ -107,10 +161,19 @@ pub struct RegionConfig {
     pub spin: Duration,
     /// How long the device may take for one request. Default 30 s.
     pub deadline: Duration,
-    /// Which page goes next. Default S3-FIFO.
+    /// Whether pages that a stream of faults leads to are read ahead. Default yes.
+    pub readahead: bool,
+    /// Which page goes next. Default: tenure, by `docs/design/eviction.md`.
     pub policy: PolicyKind,
     /// Refuses to start where only faults of user mode can be served. Default no.
     pub kernel_faults_required: bool,
+    /// Whether core dumps contain resident far memory. Default no.
+    pub dump: bool,
+    /// Whether pages are encrypted before they reach the store, under a key that only this
+    /// process knows. Default no.
+    pub encrypt: bool,
+    /// What happens to the pages on the store when the region is dropped. Default nothing.
+    pub wipe: Wipe,
 }
 
 impl Default for RegionConfig {
@@ -120,12 +183,17 @@ impl Default for RegionConfig {
             page: ByteCount::kib(64),
             span: ByteCount::gib(1024),
             handlers: 1,
+            mode: Mode::Handler,
             install: Install::Auto,
             checksum: true,
             spin: Duration::ZERO,
             deadline: Duration::from_secs(30),
+            readahead: true,
             policy: PolicyKind::default(),
             kernel_faults_required: false,
+            dump: false,
+            encrypt: false,
+            wipe: Wipe::Off,
         }
     }
 }
@@ -188,10 +256,10 @@ pub struct Region {
     pager: Arc<Pager>,
     space: Space,
     requests: Arc<Requests>,
-    ahead: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
     threads: Vec<JoinHandle<()>>,
     /// Held while pins are added or ended.
     pin_lock: std::sync::Mutex<()>,
+    wipe: Wipe,
 }
 
 impl Region {
@@ -212,23 +280,29 @@ impl Region {
         thread_start: fn(),
     ) -> Result<Region> {
         let config = config.check()?;
+        let store = match config.encrypt {
+            true => Arc::new(SealedStore::new(store, config.page)?),
+            false => store,
+        };
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
         let pager = Arc::new(Pager::new(&config, store)?);
         let requests = Arc::new(Requests::new());
-        let ahead = Arc::new(crossbeam_queue::ArrayQueue::new(AHEAD_MAX));
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;
         let fillers: Result<Vec<Filler>> = (0..config.handlers)
-            .map(|n| Filler::new(pager.clone(), n, ahead.clone(), config.spin, config.deadline))
+            .map(|n| Filler::new(pager.clone(), n, config.spin, config.deadline))
             .collect();
         let mut region = Region {
             pager,
             space,
             requests,
-            ahead,
             threads: Vec::with_capacity(config.handlers + 1),
             pin_lock: std::sync::Mutex::new(()),
+            wipe: config.wipe,
         };
         let evict = Work { state: evictor, run: Evictor::run };
+        if config.mode == Mode::InThread {
+            in_thread::list(&region.pager)?;
+        }
         region.spawn("farheap-evict", thread_start, evict)?;
         for filler in fillers? {
             let fill = Work { state: filler, run: Filler::run };
@@ -360,22 +434,28 @@ impl Region {
     /// faults of user mode are served, and `read(2)` into such memory fails with `EFAULT`.
     #[must_use]
     pub fn serves_kernel_faults(&self) -> bool {
-        self.pager.uffd.route().has_kernel_faults()
+        self.pager.serves_kernel_faults()
     }
 }
 
 impl Drop for Region {
-    /// Stops the threads and unmaps the address space, whatever the device does: what is stuck
-    /// there is waited for a bounded time. Nobody may use the region's memory any more; a thread
-    /// that waits for a page of it, or touches one later, gets a signal (SIGSEGV), never zeros.
+    /// Stops the threads, wipes the store if asked to, and unmaps the address space, whatever the
+    /// device does: what is stuck there is waited for a bounded time. Nobody may use the region's
+    /// memory any more; a thread that waits for a page of it, or touches one later, gets a signal
+    /// (SIGSEGV), never zeros.
     fn drop(&mut self) {
         self.pager.stop.store(true, Ordering::Release);
         self.requests.close();
         self.pager.evictor_bell.signal();
         self.pager.ring_fillers();
+        in_thread::unlist(&self.pager);
         for thread in self.threads.drain(..) {
             // A handler that panicked has said so already.
             drop(thread.join());
+        }
+        let used = ByteCount(self.pager.slots.touched().0 * self.pager.page_bytes as u64);
+        if let Err(error) = crate::store::wipe(&*self.pager.store, self.wipe, used) {
+            report::warn("the store could not be wiped", &error);
         }
     }
 }

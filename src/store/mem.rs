@@ -10,7 +10,8 @@ use crate::sys::anon::AnonMapping;
 use crate::sys::file::{Errno, IoVec};
 use std::sync::Arc;
 
-/// A store in anonymous memory of the process, which counts towards its resident size.
+/// A store in anonymous memory of the process, which counts towards its resident size. Like all
+/// far data it is not in core dumps.
 ///
 /// # Examples
 /// ```
@@ -37,6 +38,7 @@ impl MemStore {
         let memory = AnonMapping::new(len.ok_or(os("mmap")(Errno(libc::ENOMEM)))?);
         let memory = memory.map_err(os("mmap"))?;
         memory.dont_fork().map_err(os("madvise"))?;
+        memory.dont_dump().map_err(os("madvise"))?;
         Ok(MemStore { memory: Arc::new(memory) })
     }
 }

@@ -40,6 +40,11 @@ impl AnonMapping {
         self.advise(0..self.len, libc::MADV_DONTFORK)
     }
 
+    /// Keeps the mapping out of core dumps.
+    pub(crate) fn dont_dump(&self) -> Result<(), Errno> {
+        self.advise(0..self.len, libc::MADV_DONTDUMP)
+    }
+
     /// Gives the memory of `range` (whole pages) back; it reads as zero afterwards.
     pub(crate) fn discard(&self, range: Range<usize>) -> Result<(), Errno> {
         self.advise(range, libc::MADV_DONTNEED)

@@ -33,6 +33,8 @@ pub(crate) enum Huge {
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Core dumps contain the range.
+    dumped: AtomicBool,
 }
 
 // SAFETY: a `Mapping` is a range of addresses; it hands out raw pointers only, and unmapping
@@ -71,7 +73,7 @@ impl Mapping {
         unmap_piece(start, base - start);
         unmap_piece(base + len, start + padded - (base + len));
         let base = NonNull::new(base as *mut u8).expect("the kernel never maps address zero");
-        let mapping = Mapping { base, len };
+        let mapping = Mapping { base, len, dumped: AtomicBool::new(false) };
         mapping.advise_all(libc::MADV_DONTFORK)?;
         mapping.advise_all(libc::MADV_DONTDUMP)?;
         match huge {
@@ -98,8 +100,19 @@ impl Mapping {
         self.len
     }
 
+    /// Keeps the mapping's pages out of swap, see `mlock(2)`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] where the process may not lock so much.
+    pub(crate) fn lock_in_ram(&self) -> Result<()> {
+        // SAFETY: the range is this mapping's own; its contents stay.
+        let rc = unsafe { libc::mlock(self.as_ptr().cast(), self.len) };
+        if rc == 0 { Ok(()) } else { Err(os_error("mlock")) }
+    }
+
     /// Allows core dumps to contain the range.
     pub(crate) fn include_in_dumps(&self) -> Result<()> {
+        self.dumped.store(true, Ordering::Relaxed);
         self.advise_all(libc::MADV_DODUMP)
     }
 
@@ -157,7 +170,9 @@ impl Mapping {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         self.remap(offset, len, libc::PROT_NONE, flags, -1)?;
         let start = (self.addr() + offset) as *mut _;
-        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
+        let dumped = self.dumped.load(Ordering::Relaxed);
+        let dump = if dumped { libc::MADV_DODUMP } else { libc::MADV_DONTDUMP };
+        for advice in [libc::MADV_DONTFORK, dump, libc::MADV_NOHUGEPAGE] {
             // SAFETY: the range was just mapped as part of this mapping; contents stay.
             let rc = unsafe { libc::madvise(start, len, advice) };
             // A kernel without huge pages refuses the last with EINVAL.
@@ -356,5 +371,22 @@ mod tests {
             })
             .collect();
         assert_eq!(seen, [7, 0, 7, 0, 7, 7, 0, 7]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads /proc")]
+    fn the_page_map_tells_touched_pages_from_others() {
+        let Some(pagemap) = crate::sys::pagemap::Pagemap::open() else {
+            println!("skipped: /proc/self/pagemap is not readable");
+            return;
+        };
+        let mapping = Mapping::reserve(8 * KERNEL_PAGE, KERNEL_PAGE, Huge::No).expect("maps");
+        for page in [1, 4] {
+            // SAFETY: inside the mapping, which nobody else uses.
+            unsafe { mapping.as_ptr().add(page * KERNEL_PAGE).write(1) };
+        }
+        let mut there = [false; 8];
+        pagemap.scan(mapping.addr(), &mut there).expect("readable");
+        assert_eq!(there, [false, true, false, false, true, false, false, false]);
     }
 }

@@ -264,6 +264,7 @@ pub(crate) fn config(page_kib: u64, install: Install) -> RegionConfig {
         page,
         install,
         span: ByteCount::gib(1),
+        readahead: false,
         ..RegionConfig::default()
     }
 }
