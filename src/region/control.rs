@@ -226,7 +226,7 @@ impl Region {
         let pages = PageCount(limit.0 / self.pager.page_bytes as u64);
         self.pager.policy.lock().resize(pages);
         let (mut last, mut since) = (self.pager.budget.charged(), Instant::now());
-        while self.pager.budget.charged() > limit {
+        while self.pager.excess() > 0 {
             self.pager.call_evictor();
             std::thread::sleep(Duration::from_micros(200)); // The evictor has no one to tell.
             let now = self.pager.budget.charged();

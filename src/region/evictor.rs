@@ -36,7 +36,7 @@ const DEPTH: u32 = 32;
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// A page on its way to the device.
 #[derive(Clone, Copy, Debug)]
@@ -187,7 +187,7 @@ impl Evictor {
             return 0;
         }
         let high = pager.high_bytes.load(Ordering::Relaxed);
-        let over = pager.budget.charged().0.saturating_sub(pager.budget.limit().0);
+        let over = pager.excess();
         let missing = (high + over).saturating_sub(available) as usize;
         let wanted = missing.div_ceil(pager.page_bytes);
         // What a device that does not answer holds on to makes no room.
@@ -209,8 +209,9 @@ impl Evictor {
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
-        let over = self.pager.budget.charged() > self.pager.budget.limit();
-        if over && let Some(frame) = self.pager.frames.take_spare() {
+        if self.pager.excess() > 0
+            && let Some(frame) = self.pager.frames.take_spare()
+        {
             self.pager.free_frame(frame);
             self.made_room(1);
             return true;
@@ -327,8 +328,7 @@ impl Evictor {
 
     /// Leaves a victim where it is.
     fn keep(&self, page: PageId, word: Word) {
-        self.pager.policy.lock().retouched(page);
-        self.pager.settle(page, word, word.kept());
+        self.pager.settle_resident(page, word, word.kept(), None);
     }
 
     /// Drops pages that have been write-protected since their slots were read.
@@ -761,8 +761,16 @@ impl Pager {
                 self.frames.take_empty()
             })
         } else {
-            self.charged_frame(ByteCount::ZERO)
+            self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame())
         }
+    }
+
+    /// A frame above a limit that was lowered and is not reached yet. Fills have left room for it
+    /// below the old limit, and the page that it is for goes at once.
+    fn borrowed_frame(&self) -> Option<FrameId> {
+        let frame = self.frames.take_empty()?;
+        self.budget.charge(self.page_size());
+        Some(frame)
     }
 
     /// Takes the content of a `Moving` page into `frame` and unmaps it from the region. `false`:

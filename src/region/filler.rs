@@ -314,7 +314,9 @@ impl Filler {
         while let Some(mut run) = self.ahead.take().or_else(|| self.pager.ahead.pop()) {
             while run.count.0 > 0 {
                 if self.accept_ahead(run.first) == Answer::Starved {
-                    self.ahead = Some(run);
+                    // Advice is not worth waiting for when nothing can be evicted.
+                    let hopeless = self.pager.exhausted.load(Ordering::Acquire);
+                    self.ahead = (!hopeless).then_some(run);
                     return;
                 }
                 run = Ahead { first: PageId(run.first.0 + 1), count: PageCount(run.count.0 - 1) };

@@ -327,6 +327,12 @@ impl Pager {
         if self.evict_by_move { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
     }
 
+    /// Bytes above what the limit allows while nothing is under way.
+    pub(crate) fn excess(&self) -> u64 {
+        let allowed = self.budget.limit().0.saturating_sub(self.headroom().0 / 2);
+        self.budget.charged().0.saturating_sub(allowed)
+    }
+
     /// A frame with memory: a spare one, or an empty one that is charged.
     pub(crate) fn charged_frame(&self, headroom: ByteCount) -> Option<FrameId> {
         if let Some(frame) = self.frames.take_spare() {
@@ -552,7 +558,11 @@ impl Pager {
             let mut policy = self.policy.lock();
             match how {
                 Some(how) => policy.inserted(page, how),
-                None => policy.retouched(page),
+                None => {
+                    policy.retouched(page);
+                    // Nothing new, unless the policy was told to forget the page.
+                    policy.inserted(page, Insert::Fresh);
+                }
             }
         }
         self.settle(page, from, to);

@@ -80,6 +80,12 @@ impl Budget {
         }
     }
 
+    /// Charges `bytes` whatever the limit, for memory by which more is about to be freed.
+    pub(crate) fn charge(&self, bytes: ByteCount) {
+        let after = self.charged.fetch_add(bytes.0, Ordering::Relaxed) + bytes.0;
+        self.charged_max.fetch_max(after, Ordering::Relaxed);
+    }
+
     /// Takes a charge back.
     pub(crate) fn uncharge(&self, bytes: ByteCount) {
         let before = self.charged.fetch_sub(bytes.0, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! A store that breaks in ways a device does not: it panics, or one place of it is bad.
-#![expect(unsafe_code, reason = "touches far memory through raw pointers")]
+#![expect(unsafe_code, reason = "passes buffers on")]
 
 use farheap::store::{Completion, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, Result};

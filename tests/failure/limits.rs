@@ -1,5 +1,5 @@
 //! The limit when it cannot be held, and arguments that make no sense.
-#![expect(unsafe_code, reason = "touches far memory through raw pointers")]
+#![expect(unsafe_code, reason = "forks, and discards far memory")]
 
 use crate::common::{mem_store, region, watchdog};
 use crate::harness::{
@@ -32,6 +32,8 @@ fn more_pins_than_the_limit_has_room_for_are_an_error() {
         far.region.pin(far.ptr(0), far.len(fit / 2)).expect_err("as much again");
         far.fill(0..2 * fit);
         far.check(0..2 * fit);
+        // A fault is counted just after its thread has gone on.
+        std::thread::sleep(Duration::from_millis(100));
         let read = far.stats().faults_read;
         far.check(0..fit / 2);
         assert_eq!(far.stats().faults_read, read, "pinned pages do not fault");
@@ -93,6 +95,43 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_end_in_sigbus() {
     });
     let Some(ended) = ended else { return };
     ended.expect_success().expect_said(&["no page can be evicted", "SIGBUS"]);
+}
+
+#[test]
+fn a_lowered_limit_is_reached_with_every_page_dirty() {
+    let _watchdog = watchdog("lowered limit", HUNG);
+    for &(page, install) in WAYS {
+        let small = config(page, install);
+        let lowered = small.limit;
+        let config = RegionConfig { limit: ByteCount(small.limit.0 * 2), ..small };
+        let pages = resident_pages(&config);
+        let Some(far) = Far::new(config.clone(), pages, 1) else { return };
+        for _ in 0..3 {
+            far.fill(0..pages);
+            far.region.set_limit(lowered).expect("everything can be written back");
+            assert!(far.stats().resident_bytes <= lowered.0);
+            far.check(0..pages);
+            far.region.set_limit(config.limit).expect("raising needs nothing");
+        }
+        assert!(far.stats().resident_bytes_max <= config.limit.0);
+    }
+}
+
+/// What an explicit eviction could not take out can still be taken out later.
+#[test]
+fn pages_that_refused_an_eviction_are_not_forgotten() {
+    let _watchdog = watchdog("refused evictions", HUNG);
+    let small = config(4, Install::Auto);
+    let lowered = small.limit;
+    let config = RegionConfig { limit: ByteCount(small.limit.0 * 4), ..small };
+    let pages = resident_pages(&config) / 2;
+    let Some(far) = Far::new(config, pages, 1) else { return };
+    far.fill(0..pages);
+    far.region.pin(far.ptr(0), far.len(pages)).expect("half of the limit");
+    far.evict(0..pages);
+    far.region.unpin(far.ptr(0), far.len(pages)).expect("was pinned");
+    far.region.set_limit(lowered).expect("nothing is pinned");
+    far.check(0..pages);
 }
 
 /// A prefetch that there is no room for is dropped, not waited for.

@@ -3,7 +3,6 @@
 //!
 //! A case that ends in a signal, or whose messages matter, runs in a child process; see
 //! [`harness`]. Every case has a watchdog: a hang is a failure.
-#![expect(unsafe_code, reason = "reads and writes far memory, and handles SIGBUS")]
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -11,6 +10,8 @@ mod common;
 mod harness;
 mod injector;
 
+mod block_device;
+mod direct_io;
 mod limits;
 mod panics;
 mod reads;

@@ -54,7 +54,13 @@ pub(super) struct Tenure {
     /// Pages that became ghosts so far: the clock of [`Pages::ghost_time`].
     time: u64,
     vitality: Vitality,
+    /// Victims that came back since one left.
+    refused: u64,
 }
+
+/// Victims in a row that may come back before victims are looked for outside of the main set:
+/// what is pinned ends up there, and may be more than the main set should be.
+const REFUSED_MAX: u64 = 256;
 
 impl Tenure {
     /// # Errors
@@ -70,6 +76,7 @@ impl Tenure {
             ahead_share: 0,
             time: 0,
             vitality: Vitality::new(),
+            refused: 0,
         };
         policy.resize(resident);
         Ok(policy)
@@ -114,7 +121,8 @@ impl Tenure {
             return Some(page);
         }
         let probe = self.vitality.is_probe_due();
-        let from_main = probe || self.main.len() > self.main_target() || self.small.len() == 0;
+        let full = self.main.len() > self.main_target() && self.refused < REFUSED_MAX;
+        let from_main = probe || full || self.small.len() == 0;
         if from_main && let Some(page) = self.pick_main() {
             self.main.remove(&mut self.pages, page);
             self.pages.set_place(page, Place::MainVictim);
@@ -177,6 +185,7 @@ impl EvictionPolicy for Tenure {
     }
 
     fn retouched(&mut self, page: PageId) {
+        self.refused += 1;
         match self.pages.place(page) {
             Place::SmallVictim => self.main.insert(&mut self.pages, page),
             Place::MainVictim => {
@@ -189,6 +198,7 @@ impl EvictionPolicy for Tenure {
     }
 
     fn evicted(&mut self, page: PageId) {
+        self.refused = 0;
         if self.pages.place(page).is_victim() {
             self.pages.set_ghost(page, self.time);
             self.time += 1;
