@@ -6,6 +6,7 @@
 //! cargo bench --bench fault -- faults-loop memory  # rows whose names contain one of the words
 //! cargo bench --bench fault -- --full              # 4 GiB of data, as in UMap's figures
 //! cargo bench --bench fault -- tune                # which settings suit the machine
+//! cargo bench --bench fault -- profile --threads 1 # who does what in a fault; `profile loop` too
 //! cargo bench --bench fault -- --test              # does it work? seconds
 //! ```
 //! Work and baselines take turns in short rounds; values are medians, and a ratio is the median
@@ -18,6 +19,7 @@ mod child;
 mod device;
 mod far;
 mod os;
+mod profile;
 mod raw;
 mod report;
 mod rows;
@@ -149,6 +151,7 @@ pub(crate) struct Plan {
     pub(crate) round: Duration,
     pub(crate) threads: Vec<usize>,
     pub(crate) page: usize,
+    pub(crate) page_is_given: bool,
     pub(crate) dir: PathBuf,
     /// A smoke run.
     pub(crate) test: bool,
@@ -172,6 +175,7 @@ impl Plan {
             round: Duration::from_secs_f64(seconds.max(0.001) / rounds as f64),
             threads: args.threads.map_or(vec![1, 2, 8], |threads| vec![threads.clamp(1, 64)]),
             page: args.page.map_or(64 << 10, |page| page.as_usize()),
+            page_is_given: args.page.is_some(),
             dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
             test,
         }
@@ -212,12 +216,17 @@ fn main() -> ExitCode {
     if args.list {
         rows::ALL.iter().for_each(|group| println!("{:14} {}", group.name, group.about));
         println!("{:14} {}", "tune", "compares page sizes, install paths, handlers and spinning");
+        println!("{:14} {}", "profile", "what each thread does in a fault");
         return ExitCode::SUCCESS;
     }
     os::catch_interrupts();
     let plan = Plan::of(&args);
     if args.filters.iter().any(|word| word == "tune") {
         return finish(tune::run(&plan));
+    }
+    if args.filters.iter().any(|word| word == "profile") {
+        let on_loop = args.filters.iter().any(|word| word == "loop");
+        return finish(profile::run(&plan, on_loop));
     }
     finish(run_rows(&args, &plan))
 }

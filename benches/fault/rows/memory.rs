@@ -110,7 +110,8 @@ pub(crate) fn scan(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         let config = far::config(page, cache, data);
         let far = Far::stored(config, far::memory_store(data)?, data)?;
         let source = Memory::patterned(data)?;
-        let buffer = Memory::patterned(page)?;
+        // Far memory ends up in cache-sized memory, so does the copy.
+        let buffer = Memory::patterned(cache)?;
         let (mut touched, mut summed, mut copied) =
             (Scan::new(data, page), Scan::new(data, page), Scan::new(data, page));
         let (count, words) = (page / 8, far.words);
@@ -123,8 +124,9 @@ pub(crate) fn scan(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
             }),
             Box::new(|time| {
                 copied.run(time, |at| {
-                    source.words().part(at, count).copy_to(buffer.words());
-                    look(buffer.words(), at, Look::Touch);
+                    let copy = buffer.words().part(at % (cache / 8), count);
+                    source.words().part(at, count).copy_to(copy);
+                    look(copy, at, Look::Touch);
                     Ok(())
                 })
             }),
@@ -139,7 +141,14 @@ pub(crate) fn scan(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         let work = format!("memory: scan, {} KiB pages", page >> 10);
         let touched = format!("{work}, a word of each 4 KiB");
         let (ours, copies) = (&samples[0], &samples[1]);
-        rows.push(Row::turns(touched, Figure::Speed, ours, "memcpy", copies, goal));
+        rows.push(Row::turns(
+            touched,
+            Figure::Speed,
+            ours,
+            "memcpy to as much memory",
+            copies,
+            goal,
+        ));
         let summed = format!("{work}, all words");
         let name = if page > 1 << 20 { "UMap, published, 1 MiB" } else { "UMap, published" };
         rows.push(Row::published(summed, Figure::Speed, &samples[2], name, umap, None));
