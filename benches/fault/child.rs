@@ -45,7 +45,7 @@ pub(crate) struct Paging {
 impl Paging {
     /// Starts a child that pages `data` bytes in `cache` bytes of memory.
     pub(crate) fn start(kind: Kind, path: &Path, data: usize, cache: usize) -> Result<Paging> {
-        let group = MemoryGroup::create(cache + SLACK)?;
+        let group = MemoryGroup::create(cache + SLACK, kind == Kind::Swapped)?;
         let me = std::env::current_exe().map_err(Failure::io)?;
         let name = kind.to_possible_value().expect("no kind is hidden").get_name().to_owned();
         let mut child = Command::new(me)

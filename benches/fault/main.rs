@@ -4,6 +4,7 @@
 //! cargo bench --bench fault                        # all rows, a few minutes
 //! cargo bench --bench fault -- --list              # the rows
 //! cargo bench --bench fault -- faults-loop memory  # rows whose names contain one of the words
+//! cargo bench --bench fault -- --swap              # with swap among the baselines, as root
 //! cargo bench --bench fault -- --full              # 4 GiB of data, as in UMap's figures
 //! cargo bench --bench fault -- tune                # which settings suit the machine
 //! cargo bench --bench fault -- profile --threads 1 # who does what in a fault; `profile loop` too
@@ -126,6 +127,9 @@ struct Args {
     /// Measured time of each side of a comparison
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
+    /// Compares with swap, too, as root: the whole machine may swap to it meanwhile
+    #[arg(long)]
+    swap: bool,
     /// Directory of temporary files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -152,6 +156,7 @@ pub(crate) struct Plan {
     pub(crate) threads: Vec<usize>,
     pub(crate) page: usize,
     pub(crate) page_is_given: bool,
+    pub(crate) swap: bool,
     pub(crate) dir: PathBuf,
     /// A smoke run.
     pub(crate) test: bool,
@@ -176,9 +181,23 @@ impl Plan {
             threads: args.threads.map_or(vec![1, 2, 8], |threads| vec![threads.clamp(1, 64)]),
             page: args.page.map_or(64 << 10, |page| page.as_usize()),
             page_is_given: args.page.is_some(),
+            swap: args.swap,
             dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
             test,
         }
+    }
+}
+
+impl Plan {
+    /// The same time in more rounds: for work that only needs a processor, of which others take
+    /// their share at any moment.
+    fn with_short_rounds(&self) -> Plan {
+        const PARTS: usize = 10;
+        if self.test {
+            return self.clone();
+        }
+        let (rounds, round) = (self.rounds * PARTS, self.round / PARTS as u32);
+        Plan { rounds, round, ..self.clone() }
     }
 }
 

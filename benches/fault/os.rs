@@ -179,15 +179,18 @@ pub(crate) fn cpu_time() -> Duration {
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn note_interrupt(_signal: i32) {
+extern "C" fn note_interrupt(signal: i32) {
     INTERRUPTED.store(true, Ordering::Relaxed);
+    // The second one ends the process at once.
+    // SAFETY: signal(2) may be called in a handler.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
 /// From now on SIGINT and SIGTERM end the benchmark in order: devices and groups are removed.
 pub(crate) fn catch_interrupts() {
     let handler = note_interrupt as extern "C" fn(i32) as libc::sighandler_t;
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: the handler only stores to an atomic.
+        // SAFETY: the handler only stores to an atomic and resets itself.
         unsafe { libc::signal(signal, handler) };
     }
 }

@@ -73,6 +73,7 @@ impl Access {
 }
 
 pub(crate) fn speed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
+    let plan = &plan.with_short_rounds();
     let data = plan.cache / 2;
     let config = far::config(plan.page, plan.cache.max(64 * plan.page), data);
     let far = Far::fresh(config, far::memory_store(data)?, data)?;
@@ -89,7 +90,7 @@ pub(crate) fn speed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
             let work = format!("resident: {name}, {page} KiB pages, {}", threads_text(threads));
             let row = Row::turns(
                 work,
-                Figure::Rate,
+                Figure::Accesses,
                 &samples[0],
                 "plain anonymous memory",
                 &samples[1],
@@ -141,6 +142,7 @@ fn timed(work: impl FnOnce() -> u64) -> Result<Sample> {
 }
 
 pub(crate) fn first_touch(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
+    let plan = &plan.with_short_rounds();
     let data = plan.cache / 2;
     let mut pages = vec![KERNEL_PAGE, plan.page, 2 << 20];
     pages.dedup();
