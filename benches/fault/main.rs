@@ -234,8 +234,8 @@ fn main() -> ExitCode {
     }
     if args.list {
         rows::ALL.iter().for_each(|group| println!("{:14} {}", group.name, group.about));
-        println!("{:14} {}", "tune", "compares page sizes, install paths, handlers and spinning");
-        println!("{:14} {}", "profile", "what each thread does in a fault");
+        println!("{:14} compares page sizes, install paths, handlers and spinning", "tune");
+        println!("{:14} what each thread does in a fault", "profile");
         return ExitCode::SUCCESS;
     }
     os::catch_interrupts();

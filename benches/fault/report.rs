@@ -170,8 +170,8 @@ pub(crate) fn heading(plan: &Plan) {
     println!("transparent huge pages: {}", huge_pages());
     println!("ratio: more is better; spread: least and largest of the rounds\n");
     println!(
-        "{:<56} {:>8} {:6}  {:<34} {:>8} {:>6} {:>13} {:>5} {}",
-        "work", "value", "unit", "baseline", "value", "ratio", "spread", "goal", "met"
+        "{:<56} {:>8} {:6}  {:<34} {:>8} {:>6} {:>13} {:>5} met",
+        "work", "value", "unit", "baseline", "value", "ratio", "spread", "goal"
     );
 }
 

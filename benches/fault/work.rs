@@ -140,11 +140,13 @@ impl Mix {
         let clock = Sample::start();
         let until = Instant::now() + time;
         let mut count = 0;
-        while Instant::now() < until {
+        loop {
             each(self.threads[0].next())?;
             count += 1;
+            if Instant::now() >= until {
+                return Ok(clock.stop(count));
+            }
         }
-        Ok(clock.stop(count))
     }
 
     /// All threads access `words` for `time`.
@@ -188,14 +190,16 @@ pub(crate) fn access_timed(
     let ops = &mut mix.threads[0];
     let mut count = 0;
     let mut before = Instant::now();
-    while before < until {
+    loop {
         access_once(words, ops.next(), count);
         let after = Instant::now();
         latencies_ns.saturating_record((after - before).as_nanos() as u64);
         before = after;
         count += 1;
+        if before >= until {
+            return clock.stop(count);
+        }
     }
-    clock.stop(count)
 }
 
 /// How much of each page a scan looks at.
@@ -252,10 +256,12 @@ impl Scan {
         let clock = Sample::start();
         let until = Instant::now() + time;
         let mut bytes = 0;
-        while Instant::now() < until {
+        loop {
             each(self.next() * self.unit / 8)?;
             bytes += self.unit as u64;
+            if Instant::now() >= until {
+                return Ok(clock.stop(bytes));
+            }
         }
-        Ok(clock.stop(bytes))
     }
 }

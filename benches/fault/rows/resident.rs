@@ -58,17 +58,22 @@ impl Access {
             let first = thread * share;
             let (part, mut at, mut rng) = (words.part(first, share), 0, Rng::of_thread(thread));
             let mut count = 0;
-            while Instant::now() < until {
+            loop {
                 count += self.burst(part, first, &mut at, &mut rng);
+                if Instant::now() >= until {
+                    return count;
+                }
             }
-            count
         };
         let count = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
             threads.into_iter().map(|thread| thread.join().expect("no check fails")).sum()
         });
-        clock.stop(count)
+        // Nobody but these threads works for a resident page: their processor time is as good a
+        // clock as the wall's, and other processes do not disturb it.
+        let sample = clock.stop(count);
+        Sample { secs: sample.cpu_secs / threads as f64, ..sample }
     }
 }
 
