@@ -247,7 +247,8 @@ fn draw(rows: &[&Row], path: &Path) -> std::result::Result<(), Box<dyn std::erro
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE)?;
     let font = ("sans-serif", 14);
-    root.draw(&Text::new("ratio / goal, by which the line at 1 is met", (TEXT, 6), font))?;
+    root.draw(&Text::new("ratio / goal: a bar to the right of 1 meets it", (TEXT, 6), font))?;
+    root.draw(&Text::new("ratio", (TEXT + BARS + 20, 6), font))?;
     let x_of = |share: f64| {
         let octaves = share.log2().clamp(-OCTAVES, OCTAVES);
         TEXT + ((octaves + OCTAVES) / (2.0 * OCTAVES) * f64::from(BARS)) as i32
@@ -265,7 +266,7 @@ fn draw(rows: &[&Row], path: &Path) -> std::result::Result<(), Box<dyn std::erro
         let (from, to) =
             (x_of(1.0).min(x_of(share)), x_of(1.0).max(x_of(share)).max(x_of(1.0) + 1));
         root.draw(&Rectangle::new([(from, top + 3), (to, top + LINE - 5)], colour.filled()))?;
-        let label = format!("{} : {}", row.work, row.baseline);
+        let label = format!("{} / {}", row.work, row.baseline);
         root.draw(&Text::new(label, (8, top + 2), font))?;
         root.draw(&Text::new(short(row.ratio), (TEXT + BARS + 20, top + 2), font))?;
     }

@@ -6,11 +6,10 @@
 use crate::device::LoopDevice;
 use crate::far::{self, Far};
 use crate::report::median;
-use crate::work::{Mix, Order, access_timed};
+use crate::work::{Mix, Order, access_timed, new_latencies};
 use crate::{Failure, Plan, Result, Side, take_turns};
 use farheap::region::{Install, RegionConfig};
 use farheap::store::Store;
-use hdrhistogram::Histogram;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,7 +104,7 @@ fn measure(plan: &Plan, config: RegionConfig, store: Arc<dyn Store>) -> Result<(
         let rate = median(samples.iter().map(|sample| sample.rate() / 1e3).collect());
         print!("{rate:>9.1} ");
     }
-    let mut latencies = Histogram::<u64>::new(3).expect("three digits are supported");
+    let mut latencies = new_latencies();
     let mut mix = Mix::new(Order::Perm, plan.data, page, 1);
     let side: Side<'_> =
         Box::new(|time| Ok(access_timed(far.words, &mut mix, time, &mut latencies)));

@@ -178,6 +178,13 @@ fn access_once(words: Words, op: Op, stamp: u64) {
     }
 }
 
+/// An empty histogram of nanoseconds.
+pub(crate) fn new_latencies() -> Histogram<u64> {
+    const SECONDS_MAX: u64 = 10;
+    let most_ns = SECONDS_MAX * 1_000_000_000;
+    Histogram::new_with_bounds(100, most_ns, 3).expect("the bounds are in order")
+}
+
 /// As [`Mix::access`] with one thread, with the time of every access.
 pub(crate) fn access_timed(
     words: Words,

@@ -5,7 +5,7 @@ use crate::bare::{Bare, Handler};
 use crate::far::{self, Far};
 use crate::os::{KERNEL_PAGE, Memory};
 use crate::report::{Figure, Row};
-use crate::work::{Look, Mix, Order, Scan, access_timed, look};
+use crate::work::{self, Look, Mix, Order, Scan, access_timed, look};
 use crate::{Plan, Result, Sample, Side, take_turns};
 use hdrhistogram::Histogram;
 use std::sync::Arc;
@@ -39,14 +39,14 @@ fn misses(plan: &Plan, mode: &str, far: &Far, rows: &mut Vec<Row>) -> Result<()>
     let mut cache = bare.cache(plan.cache);
     let mix = || Mix::new(Order::Perm, plan.data, KERNEL_PAGE, 1);
     let (mut ours, mut ioctls, mut faults) = (mix(), mix(), mix());
-    let mut latencies_ns = new_histogram();
-    let mut bare_ns = new_histogram();
+    let mut latencies_ns = work::new_latencies();
+    let mut bare_ns = work::new_latencies();
     let mut sides: Vec<Side<'_>> = vec![
         Box::new(|time| Ok(access_timed(far.words, &mut ours, time, &mut latencies_ns))),
         Box::new(|time| {
             ioctls.run_alone(time, |op| {
                 bare.install(&mut cache, op.page)?;
-                crate::work::check(op.word, bare.words().read(op.word));
+                work::check(op.word, bare.words().read(op.word));
                 Ok(())
             })
         }),
@@ -75,12 +75,6 @@ fn misses(plan: &Plan, mode: &str, far: &Far, rows: &mut Vec<Row>) -> Result<()>
         rows.push(Row::less(&name, value, "us", "bare handler thread", us(&bare_ns), None));
     }
     Ok(())
-}
-
-fn new_histogram() -> Histogram<u64> {
-    const SECONDS_MAX: u64 = 10;
-    let most_ns = SECONDS_MAX * 1_000_000_000;
-    Histogram::new_with_bounds(100, most_ns, 3).expect("the bounds are in order")
 }
 
 /// Random accesses, hits included, as in UMap's figures.
