@@ -210,9 +210,7 @@ pub(crate) fn take_turns(plan: &Plan, sides: &mut [Side<'_>]) -> Result<Vec<Vec<
     for round in 0..=plan.rounds {
         for (side, samples) in sides.iter_mut().zip(&mut samples) {
             let sample = side(plan.round)?;
-            if os::interrupted() {
-                return Err(Failure::Interrupted);
-            }
+            os::check_interrupt()?;
             if round > 0 {
                 samples.push(sample);
             }
@@ -285,6 +283,8 @@ fn run_rows(args: &Args, plan: &Plan) -> Result<()> {
             }
         }
     }
-    report::write(&rows, plan)?;
+    if let Err(why) = report::write(&rows, plan) {
+        println!("\nno figures were written: {why}");
+    }
     broken.map_or(Ok(()), Err)
 }

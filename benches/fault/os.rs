@@ -195,8 +195,9 @@ pub(crate) fn catch_interrupts() {
     }
 }
 
-pub(crate) fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
+/// Fails after a SIGINT or SIGTERM.
+pub(crate) fn check_interrupt() -> Result<()> {
+    if INTERRUPTED.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
 pub(crate) fn is_root() -> bool {
@@ -293,6 +294,7 @@ pub(crate) fn write_pattern(file: &File, len: usize) -> Result<()> {
     let buffer = Memory::anonymous(CHUNK)?;
     let words = buffer.words();
     for offset in (0..len).step_by(CHUNK) {
+        check_interrupt()?;
         (0..words.len()).for_each(|at| words.write(at, (offset / 8 + at) as u64));
         write_at(file, words, offset as u64)?;
     }
