@@ -56,7 +56,9 @@ pub(crate) struct Cache {
 
 impl Bare {
     pub(crate) fn new(bytes: usize, page: usize) -> Result<Bare> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // Only this process's own code faults, which everybody may handle.
+        const USER_MODE_ONLY: i32 = 1;
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
         // SAFETY: makes a descriptor.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
         if fd < 0 {

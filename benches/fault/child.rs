@@ -15,7 +15,7 @@ use crate::{Failure, Result, Sample};
 use clap::ValueEnum;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ pub(crate) struct Paging {
 impl Paging {
     /// Starts a child that pages `data` bytes in `cache` bytes of memory.
     pub(crate) fn start(kind: Kind, path: &Path, data: usize, cache: usize) -> Result<Paging> {
-        let group = MemoryGroup::create(cache + SLACK)?;
+        let group = MemoryGroup::create(cache + SLACK, kind == Kind::Swapped)?;
         let me = std::env::current_exe().map_err(Failure::io)?;
         let name = kind.to_possible_value().expect("no kind is hidden").get_name().to_owned();
         let mut child = Command::new(me)
@@ -104,7 +104,7 @@ impl Drop for Paging {
 }
 
 /// The child's side.
-pub(crate) fn serve(kind: Kind, target: &PathBuf, data: usize) -> Result<()> {
+pub(crate) fn serve(kind: Kind, target: &Path, data: usize) -> Result<()> {
     let mut lines = std::io::stdin().lines();
     let first = lines.next().transpose().map_err(Failure::io)?;
     if first.as_deref() != Some("start") {

@@ -11,9 +11,6 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Where memory files live.
-const MEMORY_DIR: &str = "/dev/shm";
-
 /// A name that no other run uses.
 fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -56,10 +53,45 @@ impl Drop for PatternFile {
     }
 }
 
+/// A directory in memory that is never swapped out.
+///
+/// Swap on a loop device over an ordinary tmpfs stops for ever: the kernel pages the device's own
+/// file out to it, and the one thread that serves the device waits for itself.
+#[derive(Debug)]
+struct MemoryDir {
+    path: PathBuf,
+}
+
+impl MemoryDir {
+    fn mount() -> Result<MemoryDir> {
+        let path = std::env::temp_dir().join(fresh_name());
+        fs::create_dir(&path).map_err(Failure::io)?;
+        let name = path.to_str().expect("the name is UTF-8");
+        let options = "size=100%,mode=700,noswap";
+        if let Err(why) = tool("mount", &["-t", "tmpfs", "-o", options, "farheap-fault", name]) {
+            drop(fs::remove_dir(&path));
+            return Err(why);
+        }
+        Ok(MemoryDir { path })
+    }
+}
+
+impl Drop for MemoryDir {
+    fn drop(&mut self) {
+        let name = self.path.to_str().expect("the name is UTF-8");
+        // Lazily: the device may let go of its file a moment later.
+        if let Err(error) = tool("umount", &["-l", name]) {
+            eprintln!("fault: {error}");
+        }
+        drop(fs::remove_dir(&self.path));
+    }
+}
+
 /// A block device in memory: a loop device with direct I/O over a file on tmpfs.
 #[derive(Debug)]
 pub(crate) struct LoopDevice {
     path: PathBuf,
+    _dir: MemoryDir,
 }
 
 impl LoopDevice {
@@ -68,20 +100,14 @@ impl LoopDevice {
         if !os::is_root() {
             return Err(Failure::Skipped("loop devices need root".to_owned()));
         }
-        let backing = Path::new(MEMORY_DIR).join(fresh_name());
-        let device = LoopDevice::over(&backing, bytes);
-        // The device keeps the file open.
-        drop(fs::remove_file(&backing));
-        device
-    }
-
-    fn over(backing: &Path, bytes: usize) -> Result<LoopDevice> {
+        let dir = MemoryDir::mount()?;
+        let backing = dir.path.join("device");
         let why = |error| Failure::Skipped(format!("{}: {error}", backing.display()));
-        let file = File::create_new(backing).map_err(why)?;
+        let file = File::create_new(&backing).map_err(why)?;
         file.set_len(bytes as u64).map_err(why)?;
-        let name = backing.to_str().expect("the name is ASCII");
+        let name = backing.to_str().expect("the name is UTF-8");
         let path = tool("losetup", &["-f", "--show", "--direct-io=on", name])?;
-        let device = LoopDevice { path: path.into() };
+        let device = LoopDevice { path: path.into(), _dir: dir };
         // All of its memory now: a memory group must not be charged for it later.
         write_pattern(&os::open_direct(&device.path)?, bytes)?;
         Ok(device)
@@ -187,19 +213,22 @@ pub(crate) struct MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// A group whose processes may use `limit` bytes of memory. Needs root.
-    pub(crate) fn create(limit: usize) -> Result<MemoryGroup> {
+    /// A group whose processes may use `limit` bytes of memory, and swap or not. Needs root.
+    pub(crate) fn create(limit: usize, may_swap: bool) -> Result<MemoryGroup> {
         let v1 = Path::new("/sys/fs/cgroup/memory");
-        let (parent, limit_file) = if v1.join("memory.limit_in_bytes").exists() {
-            (v1.to_owned(), "memory.limit_in_bytes")
+        let (parent, limit_file, no_swap_file) = if v1.join("memory.limit_in_bytes").exists() {
+            (v1.to_owned(), "memory.limit_in_bytes", "memory.swappiness")
         } else {
-            (unified()?, "memory.max")
+            (unified()?, "memory.max", "memory.swap.max")
         };
         let dir = parent.join(fresh_name());
         let why = |error| Failure::Skipped(format!("{}: {error}", dir.display()));
         fs::create_dir(&dir).map_err(why)?;
         let group = MemoryGroup { dir: dir.clone() };
         fs::write(dir.join(limit_file), limit.to_string()).map_err(why)?;
+        if !may_swap {
+            fs::write(dir.join(no_swap_file), "0").map_err(why)?;
+        }
         Ok(group)
     }
 

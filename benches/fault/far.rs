@@ -1,6 +1,6 @@
 //! A region with the pattern on its store.
 
-use crate::os::Words;
+use crate::os::{Words, check_interrupt};
 use crate::{Failure, Result};
 use farheap::ByteCount;
 use farheap::region::{Region, RegionConfig};
@@ -13,6 +13,9 @@ pub(crate) struct Far {
     pub(crate) region: Region,
     pub(crate) words: Words,
 }
+
+/// Words written between two looks for an interrupt.
+const INTERRUPT_WORDS: usize = 1 << 17;
 
 /// Bytes of store for `data`: dirty pages get fresh slots before their old ones are free.
 fn store_bytes(data: usize) -> usize {
@@ -60,7 +63,12 @@ impl Far {
     /// Maps `data` bytes with the pattern, all of it on the store and nothing resident.
     pub(crate) fn stored(config: RegionConfig, store: Arc<dyn Store>, data: usize) -> Result<Far> {
         let far = Far::fresh(config, store, data)?;
-        (0..far.words.len()).for_each(|index| far.words.write(index, index as u64));
+        for index in 0..far.words.len() {
+            if index.is_multiple_of(INTERRUPT_WORDS) {
+                check_interrupt()?;
+            }
+            far.words.write(index, index as u64);
+        }
         far.region.evict_all().map_err(Failure::of)?;
         Ok(far)
     }

@@ -4,8 +4,10 @@
 //! cargo bench --bench fault                        # all rows, a few minutes
 //! cargo bench --bench fault -- --list              # the rows
 //! cargo bench --bench fault -- faults-loop memory  # rows whose names contain one of the words
+//! cargo bench --bench fault -- --swap              # with swap among the baselines, as root
 //! cargo bench --bench fault -- --full              # 4 GiB of data, as in UMap's figures
 //! cargo bench --bench fault -- tune                # which settings suit the machine
+//! cargo bench --bench fault -- profile --threads 1 # who does what in a fault; `profile loop` too
 //! cargo bench --bench fault -- --test              # does it work? seconds
 //! ```
 //! Work and baselines take turns in short rounds; values are medians, and a ratio is the median
@@ -18,6 +20,7 @@ mod child;
 mod device;
 mod far;
 mod os;
+mod profile;
 mod raw;
 mod report;
 mod rows;
@@ -124,6 +127,9 @@ struct Args {
     /// Measured time of each side of a comparison
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
+    /// Compares with swap, too, as root: the whole machine may swap to it meanwhile
+    #[arg(long)]
+    swap: bool,
     /// Directory of temporary files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -149,6 +155,8 @@ pub(crate) struct Plan {
     pub(crate) round: Duration,
     pub(crate) threads: Vec<usize>,
     pub(crate) page: usize,
+    pub(crate) page_is_given: bool,
+    pub(crate) swap: bool,
     pub(crate) dir: PathBuf,
     /// A smoke run.
     pub(crate) test: bool,
@@ -172,9 +180,24 @@ impl Plan {
             round: Duration::from_secs_f64(seconds.max(0.001) / rounds as f64),
             threads: args.threads.map_or(vec![1, 2, 8], |threads| vec![threads.clamp(1, 64)]),
             page: args.page.map_or(64 << 10, |page| page.as_usize()),
+            page_is_given: args.page.is_some(),
+            swap: args.swap,
             dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
             test,
         }
+    }
+}
+
+impl Plan {
+    /// The same time in more rounds: for work that only needs a processor, of which others take
+    /// their share at any moment.
+    fn with_short_rounds(&self) -> Plan {
+        const PARTS: usize = 10;
+        if self.test {
+            return self.clone();
+        }
+        let (rounds, round) = (self.rounds * PARTS, self.round / PARTS as u32);
+        Plan { rounds, round, ..self.clone() }
     }
 }
 
@@ -187,9 +210,7 @@ pub(crate) fn take_turns(plan: &Plan, sides: &mut [Side<'_>]) -> Result<Vec<Vec<
     for round in 0..=plan.rounds {
         for (side, samples) in sides.iter_mut().zip(&mut samples) {
             let sample = side(plan.round)?;
-            if os::interrupted() {
-                return Err(Failure::Interrupted);
-            }
+            os::check_interrupt()?;
             if round > 0 {
                 samples.push(sample);
             }
@@ -211,13 +232,18 @@ fn main() -> ExitCode {
     }
     if args.list {
         rows::ALL.iter().for_each(|group| println!("{:14} {}", group.name, group.about));
-        println!("{:14} {}", "tune", "compares page sizes, install paths, handlers and spinning");
+        println!("{:14} compares page sizes, install paths, handlers and spinning", "tune");
+        println!("{:14} what each thread does in a fault", "profile");
         return ExitCode::SUCCESS;
     }
     os::catch_interrupts();
     let plan = Plan::of(&args);
     if args.filters.iter().any(|word| word == "tune") {
         return finish(tune::run(&plan));
+    }
+    if args.filters.iter().any(|word| word == "profile") {
+        let on_loop = args.filters.iter().any(|word| word == "loop");
+        return finish(profile::run(&plan, on_loop));
     }
     finish(run_rows(&args, &plan))
 }
@@ -257,6 +283,8 @@ fn run_rows(args: &Args, plan: &Plan) -> Result<()> {
             }
         }
     }
-    report::write(&rows, plan)?;
+    if let Err(why) = report::write(&rows, plan) {
+        println!("\nno figures were written: {why}");
+    }
     broken.map_or(Ok(()), Err)
 }

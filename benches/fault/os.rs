@@ -179,21 +179,25 @@ pub(crate) fn cpu_time() -> Duration {
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn note_interrupt(_signal: i32) {
+extern "C" fn note_interrupt(signal: i32) {
     INTERRUPTED.store(true, Ordering::Relaxed);
+    // The second one ends the process at once.
+    // SAFETY: signal(2) may be called in a handler.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
 /// From now on SIGINT and SIGTERM end the benchmark in order: devices and groups are removed.
 pub(crate) fn catch_interrupts() {
     let handler = note_interrupt as extern "C" fn(i32) as libc::sighandler_t;
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: the handler only stores to an atomic.
+        // SAFETY: the handler only stores to an atomic and resets itself.
         unsafe { libc::signal(signal, handler) };
     }
 }
 
-pub(crate) fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
+/// Fails after a SIGINT or SIGTERM.
+pub(crate) fn check_interrupt() -> Result<()> {
+    if INTERRUPTED.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
 pub(crate) fn is_root() -> bool {
@@ -290,6 +294,7 @@ pub(crate) fn write_pattern(file: &File, len: usize) -> Result<()> {
     let buffer = Memory::anonymous(CHUNK)?;
     let words = buffer.words();
     for offset in (0..len).step_by(CHUNK) {
+        check_interrupt()?;
         (0..words.len()).for_each(|at| words.write(at, (offset / 8 + at) as u64));
         write_at(file, words, offset as u64)?;
     }

@@ -33,7 +33,7 @@ fn pages_of_thread(file: &File, ops: &mut Ops, writes: Writes, until: Instant) -
     let memory = Memory::anonymous(KERNEL_PAGE)?;
     let buffer = memory.words();
     let mut count = 0;
-    while Instant::now() < until {
+    loop {
         let op = ops.next();
         let offset = (op.page * KERNEL_PAGE) as u64;
         if !op.write || writes == Writes::AfterReading {
@@ -45,8 +45,10 @@ fn pages_of_thread(file: &File, ops: &mut Ops, writes: Writes, until: Instant) -
             write_at(file, buffer, offset)?;
         }
         count += 1;
+        if Instant::now() >= until {
+            return Ok(count);
+        }
     }
-    Ok(count)
 }
 
 /// One thread keeps `depth` reads of 4 KiB pages in flight.
@@ -60,7 +62,7 @@ pub(crate) fn pages_deep(
     mix.run(time, |ops, until| {
         let mut pipeline = pipeline.lock().expect("no check failed");
         let mut count = 0;
-        while Instant::now() < until {
+        while count == 0 || Instant::now() < until {
             while pipeline.in_flight() < depth {
                 let offset = (ops.next().page * KERNEL_PAGE) as u64;
                 pipeline.push(Transfer { offset, write: false }, |_| ());
@@ -80,7 +82,7 @@ pub(crate) fn batches(file: &File, mix: &mut Mix, batch: usize, time: Duration) 
     mix.run(time, |ops, until| {
         let mut pipeline = pipeline.lock().expect("no check failed");
         let mut count = 0;
-        while Instant::now() < until {
+        while count == 0 || Instant::now() < until {
             for _ in 0..batch {
                 let offset = (ops.next().page * KERNEL_PAGE) as u64;
                 pipeline.push(Transfer { offset, write: false }, |_| ());

@@ -25,6 +25,8 @@ pub(crate) struct Row {
 pub(crate) enum Figure {
     /// Thousands of operations a second.
     Rate,
+    /// Millions of operations a second.
+    Accesses,
     /// Megabytes a second.
     Speed,
     /// Microseconds of processor time an operation.
@@ -37,7 +39,7 @@ impl Figure {
     fn of(self, sample: &Sample) -> f64 {
         match self {
             Figure::Rate => sample.rate() / 1e3,
-            Figure::Speed => sample.rate() / 1e6,
+            Figure::Accesses | Figure::Speed => sample.rate() / 1e6,
             Figure::Cpu => sample.cpu_secs / sample.count * 1e6,
             Figure::Time => sample.secs / sample.count * 1e6,
         }
@@ -46,6 +48,7 @@ impl Figure {
     fn unit(self) -> &'static str {
         match self {
             Figure::Rate => "k/s",
+            Figure::Accesses => "M/s",
             Figure::Speed => "MB/s",
             Figure::Cpu => "us CPU",
             Figure::Time => "us",
@@ -55,7 +58,7 @@ impl Figure {
     /// How many times better `value` is than `base`.
     fn ratio(self, value: f64, base: f64) -> f64 {
         match self {
-            Figure::Rate | Figure::Speed => value / base,
+            Figure::Rate | Figure::Accesses | Figure::Speed => value / base,
             Figure::Cpu | Figure::Time => base / value,
         }
     }
@@ -167,8 +170,8 @@ pub(crate) fn heading(plan: &Plan) {
     println!("transparent huge pages: {}", huge_pages());
     println!("ratio: more is better; spread: least and largest of the rounds\n");
     println!(
-        "{:<46} {:>8} {:6}  {:<34} {:>8} {:>6} {:>13} {:>5} {}",
-        "work", "value", "unit", "baseline", "value", "ratio", "spread", "goal", "met"
+        "{:<56} {:>8} {:6}  {:<34} {:>8} {:>6} {:>13} {:>5} met",
+        "work", "value", "unit", "baseline", "value", "ratio", "spread", "goal"
     );
 }
 
@@ -186,7 +189,7 @@ pub(crate) fn print_group(name: &str, rows: &[Row]) {
         let (least, most) = (short(row.spread.0), short(row.spread.1));
         let goal = row.goal.map_or_else(String::new, short);
         let line = format!(
-            "  {:<44} {:>8} {:6}  {:<34} {:>8} {:>6} {:>13} {:>5} {}",
+            "  {:<54} {:>8} {:6}  {:<34} {:>8} {:>6} {:>13} {:>5} {}",
             row.work,
             short(row.value),
             row.unit,
@@ -223,7 +226,9 @@ fn table(rows: &[Row]) -> String {
     let mut text = "work,value,unit,baseline,baseline_value,ratio,goal\n".to_owned();
     for row in rows {
         let Row { work, value, unit, baseline, baseline_value, ratio, .. } = row;
-        let goal = row.goal.map_or_else(String::new, |goal| goal.to_string());
+        let goal = row.goal.map_or_else(String::new, |goal| format!("{goal:.4}"));
+        // Commas separate the columns.
+        let (work, baseline) = (work.replace(',', ";"), baseline.replace(',', ";"));
         text +=
             &format!("{work},{value:.4},{unit},{baseline},{baseline_value:.4},{ratio:.4},{goal}\n");
     }
@@ -242,7 +247,8 @@ fn draw(rows: &[&Row], path: &Path) -> std::result::Result<(), Box<dyn std::erro
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE)?;
     let font = ("sans-serif", 14);
-    root.draw(&Text::new("ratio / goal, by which the line at 1 is met", (TEXT, 6), font))?;
+    root.draw(&Text::new("ratio / goal: a bar to the right of 1 meets it", (TEXT, 6), font))?;
+    root.draw(&Text::new("ratio", (TEXT + BARS + 20, 6), font))?;
     let x_of = |share: f64| {
         let octaves = share.log2().clamp(-OCTAVES, OCTAVES);
         TEXT + ((octaves + OCTAVES) / (2.0 * OCTAVES) * f64::from(BARS)) as i32
@@ -260,7 +266,7 @@ fn draw(rows: &[&Row], path: &Path) -> std::result::Result<(), Box<dyn std::erro
         let (from, to) =
             (x_of(1.0).min(x_of(share)), x_of(1.0).max(x_of(share)).max(x_of(1.0) + 1));
         root.draw(&Rectangle::new([(from, top + 3), (to, top + LINE - 5)], colour.filled()))?;
-        let label = format!("{} : {}", row.work, row.baseline);
+        let label = format!("{} / {}", row.work, row.baseline);
         root.draw(&Text::new(label, (8, top + 2), font))?;
         root.draw(&Text::new(short(row.ratio), (TEXT + BARS + 20, top + 2), font))?;
     }

@@ -6,25 +6,52 @@
 use crate::device::LoopDevice;
 use crate::far::{self, Far};
 use crate::report::median;
-use crate::work::{Mix, Order, access_timed};
+use crate::work::{Mix, Order, access_timed, new_latencies};
 use crate::{Failure, Plan, Result, Side, take_turns};
 use farheap::region::{Install, RegionConfig};
 use farheap::store::Store;
-use hdrhistogram::Histogram;
 use std::sync::Arc;
 use std::time::Duration;
 
 const PAGES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
-const INSTALLS: [(Install, &str); 3] =
-    [(Install::Auto, "auto"), (Install::Copy, "copy"), (Install::Move, "move")];
-const HANDLERS: [usize; 2] = [1, 2];
-const SPINS_US: [u64; 3] = [0, 20, 100];
+
+/// One combination of settings.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    install: Install,
+    install_name: &'static str,
+    handlers: usize,
+    spin_us: u64,
+}
+
+/// What is tried: install paths with and without spinning, then more of one kind at a time.
+const SETTINGS: [Setting; 9] = [
+    setting(Install::Copy, "copy", 1, 0),
+    setting(Install::Copy, "copy", 1, 20),
+    setting(Install::Move, "move", 1, 0),
+    setting(Install::Move, "move", 1, 20),
+    setting(Install::Auto, "auto", 1, 0),
+    setting(Install::Auto, "auto", 1, 20),
+    setting(Install::Auto, "auto", 1, 100),
+    setting(Install::Auto, "auto", 2, 0),
+    setting(Install::Auto, "auto", 2, 20),
+];
+
+const fn setting(
+    install: Install,
+    install_name: &'static str,
+    handlers: usize,
+    spin_us: u64,
+) -> Setting {
+    Setting { install, install_name, handlers, spin_us }
+}
 
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let plan = Plan {
         data: (plan.data / 8).max(64 << 20),
         cache: (plan.cache / 8).max(8 << 20),
         rounds: plan.rounds.min(3),
+        round: plan.round.min(Duration::from_millis(150)),
         ..plan.clone()
     };
     println!(
@@ -53,21 +80,14 @@ fn sweep(
     page: usize,
     store: &dyn Fn() -> Result<Arc<dyn Store>>,
 ) -> Result<()> {
-    for (install, install_name) in INSTALLS {
-        for handlers in HANDLERS {
-            for spin_us in SPINS_US {
-                let config = RegionConfig {
-                    install,
-                    handlers,
-                    spin: Duration::from_micros(spin_us),
-                    ..far::config(page, plan.cache, plan.data)
-                };
-                print!("{name:7} {:>5}K {install_name:7} {handlers:>8} {spin_us:>7} ", page >> 10);
-                match measure(plan, config, store()?) {
-                    Err(Failure::Skipped(why)) => println!("skipped: {why}"),
-                    outcome => outcome?,
-                }
-            }
+    for Setting { install, install_name, handlers, spin_us } in SETTINGS {
+        let spin = Duration::from_micros(spin_us);
+        let config =
+            RegionConfig { install, handlers, spin, ..far::config(page, plan.cache, plan.data) };
+        print!("{name:7} {:>5}K {install_name:7} {handlers:>8} {spin_us:>7} ", page >> 10);
+        match measure(plan, config, store()?) {
+            Err(Failure::Skipped(why)) => println!("skipped: {why}"),
+            outcome => outcome?,
         }
     }
     Ok(())
@@ -84,7 +104,7 @@ fn measure(plan: &Plan, config: RegionConfig, store: Arc<dyn Store>) -> Result<(
         let rate = median(samples.iter().map(|sample| sample.rate() / 1e3).collect());
         print!("{rate:>9.1} ");
     }
-    let mut latencies = Histogram::<u64>::new(3).expect("three digits are supported");
+    let mut latencies = new_latencies();
     let mut mix = Mix::new(Order::Perm, plan.data, page, 1);
     let side: Side<'_> =
         Box::new(|time| Ok(access_timed(far.words, &mut mix, time, &mut latencies)));

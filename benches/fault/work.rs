@@ -140,11 +140,13 @@ impl Mix {
         let clock = Sample::start();
         let until = Instant::now() + time;
         let mut count = 0;
-        while Instant::now() < until {
+        loop {
             each(self.threads[0].next())?;
             count += 1;
+            if Instant::now() >= until {
+                return Ok(clock.stop(count));
+            }
         }
-        Ok(clock.stop(count))
     }
 
     /// All threads access `words` for `time`.
@@ -176,6 +178,13 @@ fn access_once(words: Words, op: Op, stamp: u64) {
     }
 }
 
+/// An empty histogram of nanoseconds.
+pub(crate) fn new_latencies() -> Histogram<u64> {
+    const SECONDS_MAX: u64 = 10;
+    let most_ns = SECONDS_MAX * 1_000_000_000;
+    Histogram::new_with_bounds(100, most_ns, 3).expect("the bounds are in order")
+}
+
 /// As [`Mix::access`] with one thread, with the time of every access.
 pub(crate) fn access_timed(
     words: Words,
@@ -188,14 +197,16 @@ pub(crate) fn access_timed(
     let ops = &mut mix.threads[0];
     let mut count = 0;
     let mut before = Instant::now();
-    while before < until {
+    loop {
         access_once(words, ops.next(), count);
         let after = Instant::now();
         latencies_ns.saturating_record((after - before).as_nanos() as u64);
         before = after;
         count += 1;
+        if before >= until {
+            return clock.stop(count);
+        }
     }
-    clock.stop(count)
 }
 
 /// How much of each page a scan looks at.
@@ -252,10 +263,12 @@ impl Scan {
         let clock = Sample::start();
         let until = Instant::now() + time;
         let mut bytes = 0;
-        while Instant::now() < until {
+        loop {
             each(self.next() * self.unit / 8)?;
             bytes += self.unit as u64;
+            if Instant::now() >= until {
+                return Ok(clock.stop(bytes));
+            }
         }
-        Ok(clock.stop(bytes))
     }
 }

@@ -7,7 +7,7 @@ use crate::os::KERNEL_PAGE;
 use crate::raw::{self, Writes};
 use crate::report::{Figure, Row};
 use crate::work::{Mix, Order};
-use crate::{Plan, Result, Sample, Side, take_turns};
+use crate::{Failure, Plan, Result, Sample, Side, take_turns};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,10 +32,11 @@ pub(crate) fn on_file(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let far = Far::stored(config, store, plan.data)?;
     let target = Target::File(PatternFile::create(&plan.dir, plan.data)?);
     against_raw(plan, "file", &far, &target, rows)?;
+    against_mapped(plan, ("file", 1.0), &far, paging(plan, Kind::Mapped, target.path())?, rows)?;
+    allow_swap(plan)?;
     let swap = Swap::on_file(&plan.dir, plan.data + plan.data / 4)?;
-    let mapped = paging(plan, Kind::Mapped, target.path())?;
     let swapped = paging(plan, Kind::Swapped, target.path())?;
-    against_kernel(plan, ("file", 1.0), &far, mapped, swapped, rows)?;
+    against_swap(plan, "file", &far, swapped, rows)?;
     drop(swap);
     Ok(())
 }
@@ -46,10 +47,11 @@ pub(crate) fn on_loop(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let far = Far::stored(config, far::device_store(device.path())?, plan.data)?;
     let target = Target::on_loop(plan.data)?;
     against_raw(plan, "loop", &far, &target, rows)?;
+    against_mapped(plan, ("loop", 0.9), &far, paging(plan, Kind::Mapped, target.path())?, rows)?;
+    allow_swap(plan)?;
     let swap = Swap::on_loop(plan.data + plan.data / 4)?;
-    let mapped = paging(plan, Kind::Mapped, target.path())?;
     let swapped = paging(plan, Kind::Swapped, target.path())?;
-    against_kernel(plan, ("loop", 0.9), &far, mapped, swapped, rows)?;
+    against_swap(plan, "loop", &far, swapped, rows)?;
     drop(swap);
     // The region's device goes after the region.
     drop(far);
@@ -89,29 +91,54 @@ fn against_raw(
     Ok(())
 }
 
+fn allow_swap(plan: &Plan) -> Result<()> {
+    if plan.swap {
+        return Ok(());
+    }
+    Err(Failure::Skipped("swap is for the whole machine: ask for it with --swap".to_owned()))
+}
+
 /// Random accesses, hits included, against the kernel's paging of the same accesses.
-fn against_kernel(
+fn against_mapped(
     plan: &Plan,
     (place, goal): (&str, f64),
     far: &Far,
     mut mapped: Paging,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let name = "mmap MADV_RANDOM, memory group";
+    against_child(plan, place, far, &mut mapped, (name, goal), rows)
+}
+
+fn against_swap(
+    plan: &Plan,
+    place: &str,
+    far: &Far,
     mut swapped: Paging,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let name = "anonymous on swap, memory group";
+    against_child(plan, place, far, &mut swapped, (name, 2.0), rows)
+}
+
+fn against_child(
+    plan: &Plan,
+    place: &str,
+    far: &Far,
+    child: &mut Paging,
+    (name, goal): (&str, f64),
     rows: &mut Vec<Row>,
 ) -> Result<()> {
     for &threads in &plan.threads {
         let mut ours = Mix::new(Order::Random, plan.data, KERNEL_PAGE, threads);
         let mut sides: Vec<Side<'_>> = vec![
             Box::new(|time| ours.access(far.words, time)),
-            Box::new(|time| mapped.random(threads, 0, time)),
-            Box::new(|time| swapped.random(threads, 0, time)),
+            Box::new(|time| child.random(threads, 0, time)),
         ];
         let samples = take_turns(plan, &mut sides)?;
         let work = format!("{place}: 4 KiB random reads, {}", threads_text(threads));
-        let row = |name: &str, side: usize, goal| {
-            Row::turns(&work, Figure::Rate, &samples[0], name, &samples[side], Some(goal))
-        };
-        rows.push(row("mmap MADV_RANDOM, memory group", 1, goal));
-        rows.push(row("anonymous on swap, memory group", 2, 2.0));
+        let (ours, theirs) = (&samples[0], &samples[1]);
+        rows.push(Row::turns(work, Figure::Rate, ours, name, theirs, Some(goal)));
     }
     Ok(())
 }

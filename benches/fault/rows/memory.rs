@@ -5,7 +5,7 @@ use crate::bare::{Bare, Handler};
 use crate::far::{self, Far};
 use crate::os::{KERNEL_PAGE, Memory};
 use crate::report::{Figure, Row};
-use crate::work::{Look, Mix, Order, Scan, access_timed, look};
+use crate::work::{self, Look, Mix, Order, Scan, access_timed, look};
 use crate::{Plan, Result, Sample, Side, take_turns};
 use hdrhistogram::Histogram;
 use std::sync::Arc;
@@ -39,14 +39,14 @@ fn misses(plan: &Plan, mode: &str, far: &Far, rows: &mut Vec<Row>) -> Result<()>
     let mut cache = bare.cache(plan.cache);
     let mix = || Mix::new(Order::Perm, plan.data, KERNEL_PAGE, 1);
     let (mut ours, mut ioctls, mut faults) = (mix(), mix(), mix());
-    let mut latencies_ns = new_histogram();
-    let mut bare_ns = new_histogram();
+    let mut latencies_ns = work::new_latencies();
+    let mut bare_ns = work::new_latencies();
     let mut sides: Vec<Side<'_>> = vec![
         Box::new(|time| Ok(access_timed(far.words, &mut ours, time, &mut latencies_ns))),
         Box::new(|time| {
             ioctls.run_alone(time, |op| {
                 bare.install(&mut cache, op.page)?;
-                crate::work::check(op.word, bare.words().read(op.word));
+                work::check(op.word, bare.words().read(op.word));
                 Ok(())
             })
         }),
@@ -77,12 +77,6 @@ fn misses(plan: &Plan, mode: &str, far: &Far, rows: &mut Vec<Row>) -> Result<()>
     Ok(())
 }
 
-fn new_histogram() -> Histogram<u64> {
-    const SECONDS_MAX: u64 = 10;
-    let most_ns = SECONDS_MAX * 1_000_000_000;
-    Histogram::new_with_bounds(100, most_ns, 3).expect("the bounds are in order")
-}
-
 /// Random accesses, hits included, as in UMap's figures.
 fn rates(plan: &Plan, mode: &str, far: &Far, rows: &mut Vec<Row>) -> Result<()> {
     for &threads in &plan.threads {
@@ -110,7 +104,8 @@ pub(crate) fn scan(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         let config = far::config(page, cache, data);
         let far = Far::stored(config, far::memory_store(data)?, data)?;
         let source = Memory::patterned(data)?;
-        let buffer = Memory::patterned(page)?;
+        // Far memory ends up in cache-sized memory, so does the copy.
+        let buffer = Memory::patterned(cache)?;
         let (mut touched, mut summed, mut copied) =
             (Scan::new(data, page), Scan::new(data, page), Scan::new(data, page));
         let (count, words) = (page / 8, far.words);
@@ -123,8 +118,9 @@ pub(crate) fn scan(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
             }),
             Box::new(|time| {
                 copied.run(time, |at| {
-                    source.words().part(at, count).copy_to(buffer.words());
-                    look(buffer.words(), at, Look::Touch);
+                    let copy = buffer.words().part(at % (cache / 8), count);
+                    source.words().part(at, count).copy_to(copy);
+                    look(copy, at, Look::Touch);
                     Ok(())
                 })
             }),
@@ -139,7 +135,14 @@ pub(crate) fn scan(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         let work = format!("memory: scan, {} KiB pages", page >> 10);
         let touched = format!("{work}, a word of each 4 KiB");
         let (ours, copies) = (&samples[0], &samples[1]);
-        rows.push(Row::turns(touched, Figure::Speed, ours, "memcpy", copies, goal));
+        rows.push(Row::turns(
+            touched,
+            Figure::Speed,
+            ours,
+            "memcpy to as much memory",
+            copies,
+            goal,
+        ));
         let summed = format!("{work}, all words");
         let name = if page > 1 << 20 { "UMap, published, 1 MiB" } else { "UMap, published" };
         rows.push(Row::published(summed, Figure::Speed, &samples[2], name, umap, None));

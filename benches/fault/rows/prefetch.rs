@@ -45,7 +45,7 @@ fn prefetched(far: &Far, mix: &mut Mix, batch: usize, time: Duration) -> Result<
         let mut wanted: Vec<Op> = Vec::with_capacity(batch);
         let mut ranges: Vec<(*const u8, ByteCount)> = Vec::with_capacity(batch);
         let mut count = 0;
-        while Instant::now() < until {
+        while count == 0 || Instant::now() < until {
             wanted.clear();
             wanted.extend((0..batch).map(|_| ops.next()));
             ranges.clear();

@@ -7,7 +7,8 @@ use crate::raw::{self, SCAN_DEPTH};
 use crate::report::{Figure, Row};
 use crate::work::{check, stamped};
 use crate::{Failure, Plan, Result, Sample, Side, take_turns};
-use farheap::ByteCount;
+use allocator_api2::vec::Vec as FarVec;
+use farheap::{ByteCount, Config, Heap};
 use std::time::Duration;
 
 /// UMap's median microseconds of a first write to a resident clean page.
@@ -62,10 +63,35 @@ pub(crate) fn short_lived(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         (0..words.len()).step_by(64).for_each(|at| check(at, words.read(at)));
         far.region.unmap(ptr, length).map_err(Failure::of)?;
     }
-    let written = far.region.stats().bytes_written as f64 / 1e6;
-    let work = format!("short-lived: {TURNS} x half the limit, MB written");
-    rows.push(Row::less(work, written, "MB", "nothing", 0.0, Some(1.0)));
+    written_row(rows, "mapped", TURNS, far.region.stats().bytes_written);
+    drop(far);
+    let heap = start_heap(plan)?;
+    for turn in 0..TURNS {
+        let mut values: FarVec<u64, farheap::Far> =
+            FarVec::with_capacity_in(size / 8, farheap::Far);
+        values.extend((0..size / 8).map(|at| stamped(at, turn as u64)));
+        (0..values.len()).step_by(64).for_each(|at| check(at, values[at]));
+    }
+    let written = heap.stats().bytes_written;
+    heap.shutdown().map_err(Failure::of)?;
+    written_row(rows, "allocated", TURNS, written);
     Ok(())
+}
+
+fn start_heap(plan: &Plan) -> Result<Heap> {
+    let limit = plan.cache.max(64 * plan.page).max(64 << 20);
+    let config = Config::builder()
+        .limit(ByteCount(limit as u64))
+        .page(ByteCount(plan.page as u64))
+        .dir(&plan.dir)
+        .build()
+        .map_err(Failure::of)?;
+    Heap::start(config).map_err(Failure::of)
+}
+
+fn written_row(rows: &mut Vec<Row>, how: &str, turns: usize, bytes: u64) {
+    let work = format!("short-lived: {how}, {turns} x half the limit");
+    rows.push(Row::less(work, bytes as f64 / 1e6, "MB out", "nothing", 0.0, Some(1.0)));
 }
 
 /// Writes all words once.
