@@ -6,9 +6,9 @@
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::config::{Config, Io, Mode, UserMode};
+use crate::config::{Config, Io, UserMode};
 use crate::heap::{self, ExtentSource, Tier, TierOptions};
-use crate::region::{Region, RegionConfig, Stats};
+use crate::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
 use crate::sys::signals::SignalsBlocked;
 use std::ops::Deref;
@@ -79,18 +79,18 @@ impl Heap {
         if running.is_some() {
             return Err(Error::AlreadyRunning);
         }
-        let region_config = region_config(&config)?;
+        let region_config = region_config(&config);
         let store = open_store(&config)?;
         let region = Region::create_with(region_config, store, heap::pin_thread_local)?;
         let region = Arc::new(region);
-        if !region.serves_kernel_faults() {
+        if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
             eprintln!(
                 "farheap: only faults of user mode can be served here: system calls such as \
                  read(2) and write(2) on far memory that is not resident fail with EFAULT; \
                  `farheap doctor` says how to allow the rest"
             );
         }
-        let options = TierOptions { threshold: config.threshold(), ..TierOptions::default() };
+        let options = tier_options(&config);
         let tier = Tier::create(region.clone() as Arc<dyn ExtentSource>, options)?;
         heap::install(tier)?;
         let (stop, stopped) = channel();
@@ -115,6 +115,9 @@ impl Heap {
                 return Err(error);
             }
         };
+        // A forked child has none of the far pages: what it allocates is local.
+        static AT_FORK: std::sync::Once = std::sync::Once::new();
+        AT_FORK.call_once(|| crate::sys::in_forked_children(heap::serve_locally));
         *running = Some(Running { region: region.clone(), stop, maintenance });
         Ok(Heap { region })
     }
@@ -212,25 +215,36 @@ impl ExtentSource for Region {
     }
 }
 
-fn region_config(config: &Config) -> Result<RegionConfig> {
-    if config.mode() == Mode::InThread {
-        return Err(Error::Unsupported {
-            feature: "in-thread fault handling",
-            why: "`mode:in_thread` was asked for; use `mode:handler`",
-        });
-    }
+fn region_config(config: &Config) -> RegionConfig {
     let defaults = RegionConfig::default();
-    Ok(RegionConfig {
+    RegionConfig {
         limit: config.limit(),
         page: config.page(),
         span: config.span(),
         handlers: config.handlers().map_or(defaults.handlers, usize::from),
+        mode: config.mode(),
         install: config.install(),
         checksum: config.checksum(),
         deadline: config.deadline(),
+        readahead: config.readahead(),
         kernel_faults_required: config.user_mode() == UserMode::RequireKernel,
+        dump: config.dump(),
+        encrypt: config.encrypt(),
+        wipe: config.wipe(),
         ..defaults
-    })
+    }
+}
+
+/// Memory that the heap keeps for reuse is charged: a share of the limit, not more.
+fn tier_options(config: &Config) -> TierOptions {
+    let defaults = TierOptions::default();
+    let share = |part: u64| ByteCount(config.limit().0 / part);
+    TierOptions {
+        threshold: config.threshold(),
+        dirty_max: defaults.dirty_max.min(share(8)),
+        large_cache_max: defaults.large_cache_max.min(share(32)),
+        ..defaults
+    }
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {

@@ -99,8 +99,15 @@ const NO_CACHE: c_int = ffi::MALLOCX_TCACHE(usize::MAX);
 /// `size` is not zero; a cache in `flags` belongs to the calling thread.
 #[inline]
 pub(crate) unsafe fn allocate(size: usize, flags: Flags) -> *mut u8 {
-    // SAFETY: as the caller promises.
-    unsafe { ffi::mallocx(size, flags.0) }.cast()
+    let ptr = if flags == Flags::LOCAL {
+        // Half the price of `mallocx` without flags.
+        // SAFETY: any size is allowed.
+        unsafe { ffi::malloc(size) }
+    } else {
+        // SAFETY: as the caller promises.
+        unsafe { ffi::mallocx(size, flags.0) }
+    };
+    ptr.cast()
 }
 
 /// Frees an allocation.
@@ -130,7 +137,7 @@ pub(crate) unsafe fn reallocate(ptr: *mut u8, size: usize, flags: Flags) -> *mut
 /// # Panics
 /// When `size` is zero.
 #[cfg(test)]
-pub(crate) fn usable_size(size: usize, flags: Flags) -> usize {
+pub(super) fn usable_size(size: usize, flags: Flags) -> usize {
     assert_ne!(size, 0, "jemalloc has no class for empty objects");
     // SAFETY: computes only; `size` is not zero.
     unsafe { ffi::nallocx(size, flags.0) }
@@ -295,11 +302,8 @@ pub(crate) fn advance_epoch() {
 }
 
 /// Whether large allocations start at a random cache line of their first page.
-///
-/// # Errors
-/// [`Error::Jemalloc`].
 #[cfg(test)]
-pub(crate) fn is_cache_oblivious() -> Result<bool> {
+fn is_cache_oblivious() -> Result<bool> {
     static OPTION: Control<2> = Control::new(c"opt.cache_oblivious");
     // SAFETY: yields a `bool`.
     unsafe { OPTION.read(&[]) }

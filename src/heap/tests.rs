@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "allocates by hand")]
 
 use super::testing::TestSource;
+use super::tier::TierStats;
 use super::*;
 use crate::Error;
 use crate::base::sync::Ordering::SeqCst;
@@ -374,7 +375,8 @@ fn handles_serve_empty_layouts_and_growth_out_of_them() {
     let shrunk = unsafe { Far.shrink(grown.cast(), layout(100, 64), empty) }.expect("fits");
     // SAFETY: allocated above, with this layout.
     unsafe { Far.deallocate(shrunk.cast(), empty) };
-    assert_eq!(running.tier.stats().allocated, ByteCount::ZERO);
+    let TierStats { allocated, .. } = running.tier.stats();
+    assert_eq!(allocated, ByteCount::ZERO);
     running.stop();
 }
 
@@ -424,6 +426,21 @@ fn shutting_down_with_far_memory_in_use_is_refused_and_changes_nothing() {
     assert!(block(100_000).is_far());
     drop(held);
     running.stop();
+}
+
+#[test]
+fn what_serves_locally_still_frees_far_memory() {
+    let running = start_default();
+    let held = block(100_000);
+    serve_locally();
+    assert!(!block(100_000).is_far());
+    assert!(Far.allocate(layout(8, 8)).is_err());
+    assert!(held.is_far());
+    drop(held);
+    running.stop();
+    let again = start_default();
+    assert!(block(100_000).is_far());
+    again.stop();
 }
 
 #[test]

@@ -82,6 +82,11 @@ impl Frames {
         (self.staging.addr(), self.staging.len())
     }
 
+    /// Allows core dumps to contain the frames.
+    pub(crate) fn include_in_dumps(&self) -> Result<()> {
+        self.staging.include_in_dumps()
+    }
+
     pub(crate) fn addr(&self, frame: FrameId) -> usize {
         self.staging.addr() + frame.0 as usize * self.page_bytes
     }
@@ -153,7 +158,7 @@ impl Frames {
         self.slots[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(SlotId)
     }
 
-    /// Makes the slot the caller's: the frame's page has none any more.
+    /// The frame's page has no slot any more. For the owner of the frame, while nobody else reads it.
     pub(crate) fn forget_slot(&self, frame: FrameId) {
         self.slots[frame.0 as usize].store(0, Ordering::Relaxed);
     }

@@ -33,6 +33,7 @@ pub(crate) struct Counters {
     pub(crate) faults_starved: Counter,
     pub(crate) pages_in: Counter,
     pub(crate) pages_prefetched: Counter,
+    pub(crate) pages_read_ahead: Counter,
     pub(crate) pages_out: Counter,
     pub(crate) evicted_clean: Counter,
     pub(crate) evicted_zero: Counter,
@@ -44,4 +45,6 @@ pub(crate) struct Counters {
     pub(crate) checksum_errors: Counter,
     pub(crate) poisoned: Counter,
     pub(crate) panics: Counter,
+    pub(crate) chunks_opened: Counter,
+    pub(crate) chunks_closed: Counter,
 }

@@ -15,7 +15,7 @@
 //!    stays; only pages that were write-protected all along are dropped without MOVE.
 #![expect(unsafe_code, reason = "unmaps pages of the region")]
 
-use super::pager::{BATCH_MAX, NO_SLOT, Pager, Sum, backoff};
+use super::pager::{BATCH_MAX, Pager, Sum, backoff};
 use super::report;
 use super::requests::Requests;
 use crate::base::error::Result;
@@ -25,7 +25,7 @@ use crate::page::frames::Fate;
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::{Outcome, Wake};
-use crate::sys::vm::Piece;
+use crate::sys::vm::{KERNEL_PAGE, Piece};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,8 +54,6 @@ struct Write {
     count: usize,
     started: Instant,
     overdue: bool,
-    /// Over the page's old slot: says nothing about space for others.
-    in_place: bool,
 }
 
 /// The evictor thread's state.
@@ -75,8 +73,6 @@ pub(super) struct Evictor {
     cooling_max: usize,
     write_pause: Duration,
     write_again: Option<Instant>,
-    /// When a failed write was reported last.
-    said: Option<Instant>,
     deadline: Duration,
     /// Victims looked at since something was freed.
     fruitless: usize,
@@ -119,7 +115,6 @@ impl Evictor {
             cooling_max: 0,
             write_pause: PAUSE_MIN,
             write_again: None,
-            said: None,
             deadline,
             fruitless: 0,
             pager,
@@ -141,7 +136,10 @@ impl Evictor {
         let worked = self.make_room();
         self.settle_lingering();
         let discarded = !worked && self.discard_slots();
-        let busy = asked || worked || discarded;
+        // While writes fail, what was found dirty goes back: looking for clean pages all the time
+        // would be all this thread does.
+        let hopeless = self.pausing() && self.pager.exhausted.load(Ordering::Acquire);
+        let busy = asked || discarded || (worked && !hopeless);
         let timeout =
             if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
         self.collect(timeout)
@@ -163,8 +161,9 @@ impl Evictor {
     }
 
     fn collect(&mut self, timeout: Duration) -> Result<()> {
-        let finished = &mut self.finished;
-        self.queue.wait(timeout, &mut |completion| finished.push(completion))?;
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         while let Some(completion) = self.finished.pop() {
             self.finish_write(completion);
         }
@@ -186,9 +185,15 @@ impl Evictor {
         let over = pager.budget.charged().0.saturating_sub(pager.budget.limit().0);
         let missing = (high + over).saturating_sub(available) as usize;
         let wanted = missing.div_ceil(pager.page_bytes);
-        let leaving =
-            self.cooling.len() + self.dirty.len() + self.leaving_writes() + self.lingering.len();
+        // What a device that does not answer holds on to makes no room.
+        let stuck = self.writes.iter().flatten().any(|write| write.overdue);
+        let leaving = if stuck { 0 } else { self.leaving() };
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
+    }
+
+    /// Whether write-back rests after a failure.
+    fn pausing(&self) -> bool {
+        self.write_again.is_some_and(|again| Instant::now() < again)
     }
 
     /// Whether nothing is on its way out.
@@ -196,8 +201,10 @@ impl Evictor {
         self.cooling.is_empty() && self.dirty.is_empty() && self.free_writes.len() == DEPTH as usize
     }
 
-    fn leaving_writes(&self) -> usize {
-        self.writes.iter().flatten().map(|write| write.count).sum()
+    /// Pages on their way out.
+    fn leaving(&self) -> usize {
+        let writing: usize = self.writes.iter().flatten().map(|write| write.count).sum();
+        self.cooling.len() + self.dirty.len() + writing + self.lingering.len()
     }
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
@@ -211,7 +218,8 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            freed = self.evict(wanted.min(BATCH_MAX));
+            let closed = self.pager.chunks.any_open() && self.pager.close_next();
+            freed = self.evict(wanted.min(BATCH_MAX)) || closed;
         }
         let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.cooling_max });
         freed || settled
@@ -232,24 +240,15 @@ impl Evictor {
     fn evict(&mut self, want: usize) -> bool {
         /// Victims that may be under way before the first of them frees anything.
         const UNDER_WAY: usize = 2 * BATCH_MAX;
-        /// Batches looked through in one turn for the few pages that need no write.
-        const PAUSED_ROUNDS_MAX: usize = 64;
         let mut victims = std::mem::take(&mut self.victims);
-        let (mut went, mut resident) = (0, PageCount(0));
-        for _ in 0..if self.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
-            let want = if self.is_paused() { BATCH_MAX } else { want };
-            victims.clear();
-            {
-                let mut policy = self.pager.policy.lock();
-                policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
-                resident = policy.resident();
-            }
-            went = self.take_out(&mut victims, Listed::No);
-            self.fruitless += victims.len().max(1);
-            if went > 0 || self.fruitless > 2 * resident.as_usize() {
-                break;
-            }
-        }
+        victims.clear();
+        let resident = {
+            let mut policy = self.pager.policy.lock();
+            policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
+            policy.resident()
+        };
+        let went = self.take_out(&mut victims, Listed::No);
+        self.fruitless += victims.len().max(1);
         let exhausted = self.fruitless > 2 * resident.as_usize() + UNDER_WAY;
         if exhausted {
             self.pager.exhausted.store(true, Ordering::Release);
@@ -259,16 +258,10 @@ impl Evictor {
         went > 0 || more
     }
 
-    /// Whether write-back waits after a failure: only pages that need no write can go, or those
-    /// that may be written over their old slots.
-    fn is_paused(&self) -> bool {
-        self.write_again.is_some_and(|again| Instant::now() < again)
-    }
-
     /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
     fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
         victims.sort_unstable();
-        let pause = self.is_paused();
+        let pause = self.pausing();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let (mut piece_count, mut clean_count, mut moved) = (0, 0, 0);
@@ -356,6 +349,9 @@ impl Evictor {
             self.keep(page, word);
             self.pager.counters.evict_busy.bump();
             return false;
+        }
+        if word.sparse() {
+            self.pager.fill_frame_holes(frame);
         }
         self.pager.frames.note(frame, page, word.slot());
         self.pager.settle(page, word, Word::cooling(frame));
@@ -452,47 +448,48 @@ impl Evictor {
             return;
         }
         let mut dirty = std::mem::take(&mut self.dirty);
+        if self.pausing() {
+            dirty.drain(..).for_each(|dirty| self.put_back(dirty));
+            self.dirty = dirty;
+            return;
+        }
         dirty.sort_unstable_by_key(|dirty| dirty.page);
         let mut done = 0;
         while done < dirty.len() && !self.free_writes.is_empty() {
-            done += self.write_some(&mut dirty[done..]);
+            let want = (dirty.len() - done).min(self.pages_per_write());
+            let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
+                self.write_in_place(dirty[done]);
+                done += 1;
+                continue;
+            };
+            let run = &mut dirty[done..done + got.as_usize()];
+            for (n, dirty) in run.iter_mut().enumerate() {
+                dirty.slot = SlotId(first.0 + n as u64);
+            }
+            self.start_write(run);
+            done += got.as_usize();
         }
         dirty.drain(..done);
         self.dirty = dirty;
     }
 
-    /// Starts one write, or returns a page that there is no space for; returns for how many of the
-    /// first pages.
-    fn write_some(&mut self, dirty: &mut [Dirty]) -> usize {
-        let errno = self.pager.write_errno.load(Ordering::Acquire);
-        let full = errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT;
-        let Dirty { frame, .. } = dirty[0];
-        if full && let Some(slot) = self.pager.frames.slot(frame) {
-            // Its old slot, whose content is out of date, takes no space. If the write fails, the
-            // page stays in memory without a slot.
-            self.pager.frames.forget_slot(frame);
-            dirty[0].slot = slot;
-            self.start_write(&dirty[..1], true);
-            return 1;
-        }
-        let want = dirty.len().min(self.pages_per_write());
-        let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
-            self.writes_fail(NO_SLOT);
-            if self.pager.frames.slot(frame).is_some() {
-                return 0; // Over its old slot, now that the device counts as full.
+    /// No slot is free: writes a page over its old one. A page that has none goes back.
+    fn write_in_place(&mut self, mut dirty: Dirty) {
+        match self.pager.frames.slot(dirty.frame) {
+            Some(old) => {
+                dirty.slot = old;
+                self.start_write(&[dirty]);
             }
-            self.put_back(dirty[0]);
-            return 1;
-        };
-        for (n, dirty) in dirty[..got.as_usize()].iter_mut().enumerate() {
-            dirty.slot = SlotId(first.0 + n as u64);
+            None => {
+                self.pager.counters.write_errors.bump();
+                self.pager.write_errno.store(crate::sys::ENOSPC as u32, Ordering::Release);
+                self.put_back(dirty);
+            }
         }
-        self.start_write(&dirty[..got.as_usize()], false);
-        got.as_usize()
     }
 
     /// Starts writing a run of pages to their consecutive slots.
-    fn start_write(&mut self, run: &[Dirty], in_place: bool) {
+    fn start_write(&mut self, run: &[Dirty]) {
         let token = self.free_writes.pop().expect("the caller looked");
         let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
         let mut pages = [run[0]; SEGMENTS_MAX];
@@ -507,10 +504,14 @@ impl Evictor {
             offset: self.pager.slot_offset(run[0].slot),
             segments: &segments[..run.len()],
         };
-        let (count, started) = (run.len(), Instant::now());
-        self.writes[token] = Some(Write { pages, count, started, overdue: false, in_place });
-        let pushed = super::push(&mut *self.queue, request);
-        assert!(pushed, "writes are bounded by the queue's depth");
+        let write = Write { pages, count: run.len(), started: Instant::now(), overdue: false };
+        self.writes[token] = Some(write);
+        let queue = &mut *self.queue;
+        match super::guarded(&self.pager, || super::push(queue, request)) {
+            Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
+            // Whether the device has the request is unknown: as if it never answered.
+            None => self.abandon_write(token, crate::sys::EIO),
+        }
     }
 
     fn finish_write(&mut self, completion: Completion) {
@@ -520,30 +521,30 @@ impl Evictor {
         let run = &write.pages[..write.count];
         match completion.result {
             Ok(()) => {
-                if !write.in_place && self.write_again.take().is_some() {
-                    self.write_pause = PAUSE_MIN;
+                self.write_again = None;
+                self.write_pause = PAUSE_MIN;
+                if self.pager.write_errno.load(Ordering::Acquire) != 0 {
                     self.pager.write_errno.store(0, Ordering::Release);
                 }
                 let freed = run.iter().filter(|dirty| self.written(dirty)).count();
                 self.made_room(freed);
             }
             Err(error) => {
-                self.say_failed(&error);
-                self.writes_fail(super::errno_of(&error) as u32);
+                let errno = super::errno_of(&error);
+                // Once an outage, not once a request.
+                if self.pager.write_errno.load(Ordering::Acquire) != errno as u32 {
+                    report::warn("write-back failed; the pages stay in memory", &error);
+                }
+                self.writes_fail(errno);
                 run.iter().for_each(|dirty| {
                     self.pager.slots.put(dirty.slot);
+                    if self.pager.frames.slot(dirty.frame) == Some(dirty.slot) {
+                        // Half written: not the page's any more.
+                        self.pager.frames.forget_slot(dirty.frame);
+                    }
                     self.put_back(*dirty);
                 });
             }
-        }
-    }
-
-    /// Reports a failed write, at most once in a while: a full device fails them for ever.
-    fn say_failed(&mut self, error: &crate::Error) {
-        const WHILE: Duration = Duration::from_secs(10);
-        if self.said.is_none_or(|said| said.elapsed() > WHILE) {
-            self.said = Some(Instant::now());
-            report::warn("write-back failed; the pages stay in memory", error);
         }
     }
 
@@ -554,7 +555,7 @@ impl Evictor {
         // Invariant 2: published by the change of the word.
         pager.set_sum(dirty.slot, dirty.sum);
         pager.counters.pages_out.bump();
-        let old = pager.frames.slot(dirty.frame);
+        let old = pager.frames.slot(dirty.frame).filter(|old| *old != dirty.slot);
         match pager.word(dirty.page).try_change(writing, Word::stored(dirty.slot)) {
             Ok(()) => {
                 pager.put_slot(old);
@@ -562,16 +563,8 @@ impl Evictor {
                 pager.recycle(dirty.frame);
                 true
             }
-            Err(now) if now == writing.with_dead() => {
-                pager.put_slot(old);
-                pager.slots.put(dirty.slot);
-                pager.settle(dirty.page, now, Word::EMPTY);
-                pager.wake(dirty.page);
-                pager.recycle(dirty.frame);
-                true
-            }
             Err(_) => {
-                // A filler copied the page out: neither slot is its any more.
+                // A filler copied the page out, or it was discarded: neither slot is its any more.
                 pager.put_slot(old);
                 self.lingering.push_back(Linger { frame: dirty.frame, written: Some(dirty.slot) });
                 false
@@ -588,15 +581,9 @@ impl Evictor {
         let moving = Word::moving(slot);
         match pager.word(page).try_change(from, moving) {
             Ok(()) => {}
-            Err(now) if now == from.with_dead() => {
-                pager.put_slot(slot);
-                pager.settle(page, now, Word::EMPTY);
-                pager.wake(page);
-                pager.recycle(frame);
-                return;
-            }
             Err(_) => {
-                // A filler copied the page out and left the old slot to this thread.
+                // A filler copied the page out, or it was discarded: the old slot is this
+                // thread's.
                 pager.put_slot(slot);
                 self.lingering.push_back(Linger { frame, written: None });
                 return;
@@ -623,11 +610,9 @@ impl Evictor {
     }
 
     /// Pauses write-back; clean pages are evicted meanwhile.
-    fn writes_fail(&mut self, errno: u32) {
-        if errno != NO_SLOT {
-            self.pager.counters.write_errors.bump();
-        }
-        self.pager.write_errno.store(errno, Ordering::Release);
+    fn writes_fail(&mut self, errno: i32) {
+        self.pager.counters.write_errors.bump();
+        self.pager.write_errno.store(errno as u32, Ordering::Release);
         self.write_again = Some(Instant::now() + self.write_pause);
         self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
     }
@@ -635,21 +620,27 @@ impl Evictor {
     /// Reports writes that the device has not answered in time. Their pages stay readable: a
     /// filler copies them out; their frames stay with the device.
     fn check_deadlines(&mut self) {
-        for write in self.writes.iter_mut().flatten() {
-            if !write.overdue && write.started.elapsed() > self.deadline {
-                write.overdue = true;
-                let error = crate::Error::Io {
-                    op: "write",
-                    offset: self.pager.slot_offset(write.pages[0].slot),
-                    len: (write.count * self.pager.page_bytes) as u64,
-                    errno: crate::sys::ETIMEDOUT,
-                };
-                report::warn("the device does not answer a write", &error);
-                self.pager.counters.write_errors.bump();
-                self.pager.write_errno.store(crate::sys::ETIMEDOUT as u32, Ordering::Release);
-                self.pager.exhausted.store(true, Ordering::Release);
+        for token in 0..self.writes.len() {
+            let Some(write) = &self.writes[token] else { continue };
+            if write.overdue || write.started.elapsed() <= self.deadline {
+                continue;
             }
+            let error = crate::Error::Io {
+                op: "write",
+                offset: self.pager.slot_offset(write.pages[0].slot),
+                len: (write.count * self.pager.page_bytes) as u64,
+                errno: crate::sys::ETIMEDOUT,
+            };
+            report::warn("the device does not answer a write", &error);
+            self.abandon_write(token, crate::sys::ETIMEDOUT);
         }
+    }
+
+    fn abandon_write(&mut self, token: usize, errno: i32) {
+        self.writes[token].as_mut().expect("an abandoned write is in flight").overdue = true;
+        self.pager.counters.write_errors.bump();
+        self.pager.write_errno.store(errno as u32, Ordering::Release);
+        self.pager.exhausted.store(true, Ordering::Release);
     }
 
     // Other work.
@@ -658,7 +649,9 @@ impl Evictor {
     fn discard_slots(&mut self) -> bool {
         let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
         let len = count.0 * self.pager.page_bytes as u64;
-        if let Err(error) = self.pager.store.discard(self.pager.slot_offset(first), len) {
+        let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
+        let result = super::guarded(&self.pager, || store.discard(offset, len)).unwrap_or(Ok(()));
+        if let Err(error) = result {
             report::warn("device space could not be returned", &error);
         }
         self.pager.slots.discarded((first, count));
@@ -671,9 +664,14 @@ impl Evictor {
         let mut batch = [PageId(0); BATCH_MAX];
         let mut next = request.first.0;
         let end = request.first.0 + request.count.0;
+        // Half of the frames for what is on its way out, half for the next batch: a page that
+        // finds no frame would stay.
+        let half = self.pager.frames.count() / 2;
         while next < end {
-            let count = BATCH_MAX.min((end - next) as usize);
+            let count = BATCH_MAX.min(half).min((end - next) as usize);
+            self.settle_until(half);
             batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
+            batch[..count].iter().for_each(|page| self.pager.close_around(*page));
             self.take_out(&mut batch[..count], Listed::Yes);
             self.settle_cooling(0);
             if let Err(error) = self.collect(Duration::ZERO) {
@@ -686,10 +684,22 @@ impl Evictor {
         true
     }
 
+    /// Whether anything is on its way out that the device has not failed to answer.
+    fn has_hope(&self) -> bool {
+        let writing = self.writes.iter().flatten().any(|write| !write.overdue);
+        let waiting = self.cooling.len() + self.dirty.len() + self.lingering.len();
+        writing || waiting > 0
+    }
+
     /// Waits, for a bounded time, until all that is cooling or being written has settled.
     fn finish_everything(&mut self) {
+        self.settle_until(0);
+    }
+
+    /// Waits, for a bounded time, until at most `most` pages are on their way out.
+    fn settle_until(&mut self, most: usize) {
         let started = Instant::now();
-        while !self.idle() || !self.lingering.is_empty() {
+        while self.has_hope() && self.leaving() > most {
             self.settle_cooling(0);
             self.settle_lingering();
             if let Err(error) = self.collect(Duration::from_millis(1)) {
@@ -706,7 +716,11 @@ impl Pager {
     /// A frame to take a page's content out to.
     fn frame_for_eviction(&self) -> Option<FrameId> {
         if self.evict_by_move {
-            self.frames.take_empty()
+            self.frames.take_empty().or_else(|| {
+                // All are spare: after an eviction that nobody needed the room of.
+                self.free_frame(self.frames.take_spare()?);
+                self.frames.take_empty()
+            })
         } else {
             self.charged_frame(ByteCount::ZERO)
         }
@@ -742,6 +756,17 @@ impl Pager {
         }
         drop(self.frames.release(frame));
         false
+    }
+
+    /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
+    fn fill_frame_holes(&self, frame: FrameId) {
+        for at in (0..self.page_bytes).step_by(KERNEL_PAGE) {
+            // SAFETY: a frame is `page_bytes` long.
+            let byte = unsafe { self.frames.ptr(frame).add(at) };
+            // SAFETY: the frame is this thread's and readable; a hole of staging memory is filled
+            // by the kernel.
+            let _ = unsafe { byte.read_volatile() };
+        }
     }
 
     /// For kernels without MOVE: nobody can write the page while it is copied, because writes

@@ -11,7 +11,9 @@ pub struct Stats {
     pub limit_bytes: u64,
     /// Bytes resident now: mapped pages and staging frames.
     pub resident_bytes: u64,
-    /// Largest number of resident bytes there ever was.
+    /// Bytes charged against the limit now: resident, and the untouched rest of open chunks.
+    pub charged_bytes: u64,
+    /// Largest number of charged bytes there ever was; resident bytes never exceeded it.
     pub resident_bytes_max: u64,
     /// Bytes of the pages that hold live data, resident or not.
     pub committed_bytes: u64,
@@ -35,6 +37,8 @@ pub struct Stats {
     pub pages_in: u64,
     /// Pages read because `prefetch` asked for them.
     pub pages_prefetched: u64,
+    /// Pages read because a stream of faults led to them.
+    pub pages_read_ahead: u64,
     /// Pages written to the device.
     pub pages_out: u64,
     /// Bytes read from the device.
@@ -59,6 +63,10 @@ pub struct Stats {
     pub checksum_errors: u64,
     /// Pages lost: touching them is SIGBUS.
     pub poisoned: u64,
+    /// Chunks of 2 MiB handed to the kernel to fill.
+    pub chunks_opened: u64,
+    /// Chunks taken back under pressure.
+    pub chunks_closed: u64,
     /// Panics that a handler thread survived.
     pub panics: u64,
 }
@@ -69,7 +77,8 @@ impl Stats {
         let page = pager.page_bytes as u64;
         Stats {
             limit_bytes: pager.budget.limit().0,
-            resident_bytes: pager.budget.charged().0,
+            resident_bytes: pager.budget.charged().0.saturating_sub(pager.open_but_absent().0),
+            charged_bytes: pager.budget.charged().0,
             resident_bytes_max: pager.budget.charged_max().0,
             committed_bytes: committed.0 * page,
             stored_bytes: pager.slots.in_use().0 * page,
@@ -82,6 +91,7 @@ impl Stats {
             faults_starved: counters.faults_starved.get(),
             pages_in: counters.pages_in.get(),
             pages_prefetched: counters.pages_prefetched.get(),
+            pages_read_ahead: counters.pages_read_ahead.get(),
             pages_out: counters.pages_out.get(),
             bytes_read: counters.pages_in.get() * page,
             bytes_written: counters.pages_out.get() * page,
@@ -94,6 +104,8 @@ impl Stats {
             write_errors: counters.write_errors.get(),
             checksum_errors: counters.checksum_errors.get(),
             poisoned: counters.poisoned.get(),
+            chunks_opened: counters.chunks_opened.get(),
+            chunks_closed: counters.chunks_closed.get(),
             panics: counters.panics.get(),
         }
     }

@@ -10,7 +10,8 @@ use crate::sys::file::{Errno, IoVec};
 use crate::sys::vm::{Huge, Mapping};
 use std::sync::Arc;
 
-/// A store in anonymous memory of the process, which counts towards its resident size.
+/// A store in anonymous memory of the process, which counts towards its resident size. Like all
+/// far data it is not in core dumps.
 ///
 /// # Examples
 /// ```

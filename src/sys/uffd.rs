@@ -18,7 +18,6 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 /// Feature bits, `include/uapi/linux/userfaultfd.h`.
 pub(crate) mod feature {
     pub(crate) const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-    #[expect(dead_code, reason = "asked for by in-thread fault handling")]
     pub(crate) const SIGBUS: u64 = 1 << 7;
     pub(crate) const THREAD_ID: u64 = 1 << 8;
     pub(crate) const POISON: u64 = 1 << 14;
@@ -250,7 +249,6 @@ impl Uffd {
     }
 
     /// Ends the registration of a range; threads that wait in it are woken.
-    #[expect(dead_code, reason = "used when fresh memory is left to the kernel")]
     pub(crate) fn unregister(&self, start: usize, len: usize) -> Result<()> {
         let mut range = Range { start: start as u64, len: len as u64 };
         // SAFETY: the range's holes are filled by the kernel from now on; contents stay.

@@ -33,6 +33,8 @@ pub(crate) enum Huge {
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Core dumps contain the range.
+    dumped: AtomicBool,
 }
 
 // SAFETY: a `Mapping` is a range of addresses; it hands out raw pointers only, and unmapping
@@ -71,7 +73,7 @@ impl Mapping {
         unmap_piece(start, base - start);
         unmap_piece(base + len, start + padded - (base + len));
         let base = NonNull::new(base as *mut u8).expect("the kernel never maps address zero");
-        let mapping = Mapping { base, len };
+        let mapping = Mapping { base, len, dumped: AtomicBool::new(false) };
         mapping.advise_all(libc::MADV_DONTFORK)?;
         mapping.advise_all(libc::MADV_DONTDUMP)?;
         match huge {
@@ -96,6 +98,22 @@ impl Mapping {
     /// Bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Keeps the mapping's pages out of swap, see `mlock(2)`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] where the process may not lock so much.
+    pub(crate) fn lock_in_ram(&self) -> Result<()> {
+        // SAFETY: the range is this mapping's own; its contents stay.
+        let rc = unsafe { libc::mlock(self.as_ptr().cast(), self.len) };
+        if rc == 0 { Ok(()) } else { Err(os_error("mlock")) }
+    }
+
+    /// Allows core dumps to contain the range.
+    pub(crate) fn include_in_dumps(&self) -> Result<()> {
+        self.dumped.store(true, Ordering::Relaxed);
+        self.advise_all(libc::MADV_DODUMP)
     }
 
     fn advise_all(&self, advice: i32) -> Result<()> {
@@ -137,27 +155,40 @@ impl Mapping {
         }
         // SAFETY: the descriptor was just made and nobody else owns it.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        self.remap(offset, len, libc::MAP_SHARED, file.as_raw_fd())
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        self.remap(offset, len, access, libc::MAP_SHARED, file.as_raw_fd())
     }
 
-    /// Makes a fenced part of the mapping ordinary zero-filled memory again.
-    pub(crate) fn unfence(&self, offset: usize, len: usize) -> Result<()> {
+    /// Makes a fenced part of the mapping ordinary zero-filled memory again. It can be touched
+    /// only after `prepare`.
+    pub(crate) fn unfence(
+        &self,
+        offset: usize,
+        len: usize,
+        prepare: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        self.remap(offset, len, flags, -1)?;
-        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+        self.remap(offset, len, libc::PROT_NONE, flags, -1)?;
+        let start = (self.addr() + offset) as *mut _;
+        let dumped = self.dumped.load(Ordering::Relaxed);
+        let dump = if dumped { libc::MADV_DODUMP } else { libc::MADV_DONTDUMP };
+        for advice in [libc::MADV_DONTFORK, dump, libc::MADV_NOHUGEPAGE] {
             // SAFETY: the range was just mapped as part of this mapping; contents stay.
-            let rc = unsafe { libc::madvise((self.addr() + offset) as *mut _, len, advice) };
-            if rc != 0 {
+            let rc = unsafe { libc::madvise(start, len, advice) };
+            // A kernel without huge pages refuses the last with EINVAL.
+            if rc != 0 && advice != libc::MADV_NOHUGEPAGE {
                 return Err(os_error("madvise"));
             }
         }
-        Ok(())
+        prepare()?;
+        // SAFETY: the range is this mapping's own, without content, and becomes accessible again.
+        let rc = unsafe { libc::mprotect(start, len, libc::PROT_READ | libc::PROT_WRITE) };
+        if rc == 0 { Ok(()) } else { Err(os_error("mprotect")) }
     }
 
-    fn remap(&self, offset: usize, len: usize, flags: i32, fd: i32) -> Result<()> {
+    fn remap(&self, offset: usize, len: usize, access: i32, flags: i32, fd: i32) -> Result<()> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
         let start = (self.addr() + offset) as *mut _;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: replaces a part of this mapping (checked above) whose contents are lost.
         let raw = unsafe { libc::mmap(start, len, access, flags | libc::MAP_FIXED, fd, 0) };
         if raw == libc::MAP_FAILED { Err(os_error("mmap")) } else { Ok(()) }
@@ -325,5 +356,21 @@ mod tests {
         let seen = [0, 1, 2, 3, 4, 5, 6, 7]
             .map(|page| byte(&mapping, page * KERNEL_PAGE).load(Ordering::Relaxed));
         assert_eq!(seen, [7, 0, 7, 0, 7, 7, 0, 7]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads /proc")]
+    fn the_page_map_tells_touched_pages_from_others() {
+        let Some(pagemap) = crate::sys::pagemap::Pagemap::open() else {
+            println!("skipped: /proc/self/pagemap is not readable");
+            return;
+        };
+        let mapping = Mapping::reserve(8 * KERNEL_PAGE, KERNEL_PAGE, Huge::No).expect("maps");
+        for page in [1, 4] {
+            byte(&mapping, page * KERNEL_PAGE).store(1, Ordering::Relaxed);
+        }
+        let mut there = [false; 8];
+        pagemap.scan(mapping.addr(), &mut there).expect("readable");
+        assert_eq!(there, [false, true, false, false, true, false, false, false]);
     }
 }

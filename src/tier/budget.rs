@@ -49,7 +49,6 @@ impl Budget {
     }
 
     /// Charges `bytes` if the limit allows it.
-    #[cfg(test)]
     #[must_use]
     pub(crate) fn try_charge(&self, bytes: ByteCount) -> bool {
         self.try_charge_leaving(bytes, ByteCount::ZERO)

@@ -1,0 +1,18 @@
+//! What becomes of pages, threads and the process when something fails: the device in every way a
+//! device can, the handler threads, the limit, the arguments.
+//!
+//! A case that ends in a signal, or whose messages matter, runs in a child process; see
+//! [`harness`]. Every case has a watchdog: a hang is a failure.
+#![expect(unsafe_code, reason = "reads and writes far memory, and handles SIGBUS")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod harness;
+mod injector;
+
+mod limits;
+mod panics;
+mod reads;
+mod shutdown;
+mod writes;
