@@ -5,6 +5,7 @@
 //! the middle of every step, and the heap's own unit tests would run here too.
 
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "not all of the layers is used")]
+#![allow(clippy::disallowed_methods, reason = "a part of sys is compiled in here")]
 
 #[path = "../src/base/mod.rs"]
 mod base;

@@ -46,13 +46,18 @@ fn pages_of_two_mebibytes_are_huge_pages_also_after_a_trip_to_the_device() {
     let Some(region) = region(config, mem_store(ByteCount::mib(512))) else { return };
     let len = 64 * PAGE;
     let base = region.map(ByteCount(2 * len as u64)).expect("the span has room").as_ptr();
+    let word = |page: usize| {
+        assert!(page < 128);
+        // SAFETY: inside the mapping, checked above.
+        unsafe { base.add(page * PAGE) }.cast::<u64>()
+    };
     for page in 0..128_usize {
         // SAFETY: inside the mapping, which nobody else uses.
-        unsafe { base.add(page * PAGE).cast::<u64>().write_volatile(page as u64 | 1 << 40) };
+        unsafe { word(page).write_volatile(page as u64 | 1 << 40) };
     }
     for page in 0..128_usize {
         // SAFETY: as above.
-        let seen = unsafe { base.add(page * PAGE).cast::<u64>().read_volatile() };
+        let seen = unsafe { word(page).read_volatile() };
         assert_eq!(seen, page as u64 | 1 << 40);
     }
     let (huge, resident) = huge_and_resident(base as usize, 2 * len);
