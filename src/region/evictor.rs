@@ -21,7 +21,8 @@ use super::requests::Requests;
 use crate::base::error::Result;
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
-use crate::page::frames::Fate;
+use crate::page::note::Fate;
+use crate::page::protocol::{self, Content, Written};
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::{Outcome, Wake};
@@ -88,6 +89,7 @@ enum Listed {
 /// A frame that another thread took the page from.
 #[derive(Clone, Copy, Debug)]
 struct Linger {
+    page: PageId,
     frame: FrameId,
     /// The slot the page was being written to.
     written: Option<SlotId>,
@@ -375,35 +377,33 @@ impl Evictor {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
-        let cooling = Word::cooling(frame);
-        if pager.word(page).load() != cooling {
-            self.lingering.push_back(Linger { frame, written: None });
+        if pager.word(page).load() != Word::cooling(frame) {
+            self.lingering.push_back(Linger { page, frame, written: None });
             return false;
         }
         let sum = pager.hash_frame(frame);
-        let clean = slot.filter(|slot| pager.sum(*slot) == sum);
-        let zero = sum == pager.zero_sum();
-        let to = match clean {
-            Some(slot) => Word::stored(slot),
-            None if zero => Word::EMPTY,
-            None => Word::writing(frame),
+        let content = match slot.filter(|slot| pager.sum(*slot) == sum) {
+            Some(slot) => Content::Clean(slot),
+            None if sum == pager.zero_sum() => Content::Zero,
+            None => Content::Dirty,
         };
-        if pager.word(page).try_change(cooling, to).is_err() {
-            self.lingering.push_back(Linger { frame, written: None });
+        if !protocol::cooled(pager.word(page), frame, content) {
+            self.lingering.push_back(Linger { page, frame, written: None });
             return false;
         }
-        if to.state() == State::Writing {
+        match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
-            self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
-            return false;
+            Content::Dirty => {
+                self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
+                return false;
+            }
+            Content::Clean(_) => pager.counters.evicted_clean.bump(),
+            Content::Zero => {
+                pager.put_slot(slot);
+                pager.counters.evicted_zero.bump();
+            }
         }
         pager.policy.lock().evicted(page);
-        if clean.is_some() {
-            pager.counters.evicted_clean.bump();
-        } else {
-            pager.put_slot(slot);
-            pager.counters.evicted_zero.bump();
-        }
         pager.recycle(frame);
         true
     }
@@ -413,13 +413,19 @@ impl Evictor {
         let mut freed = 0;
         for _ in 0..self.lingering.len() {
             let linger = self.lingering.pop_front().expect("counted above");
-            match self.pager.frames.fate(linger.frame) {
-                Fate::Open => {
+            let Linger { page, frame, .. } = linger;
+            let note = self.pager.frames.note_of(frame);
+            match protocol::linger(self.pager.word(page), frame, note) {
+                protocol::Linger::Wait => {
                     self.lingering.push_back(linger);
                     continue;
                 }
-                Fate::MovedBack => drop(self.pager.frames.release(linger.frame)),
-                Fate::Dropped => self.pager.recycle(linger.frame),
+                protocol::Linger::Cooling => {
+                    self.cooling.push_back(frame);
+                    continue;
+                }
+                protocol::Linger::Over(false) => drop(self.pager.frames.release(frame)),
+                protocol::Linger::Over(true) => self.pager.recycle(frame),
             }
             self.pager.put_slot(linger.written);
             freed += 1;
@@ -507,58 +513,52 @@ impl Evictor {
     /// A page's write is done; returns whether its frame is free.
     fn written(&mut self, dirty: &Dirty) -> bool {
         let pager = &self.pager;
-        let writing = Word::writing(dirty.frame);
         // Invariant 2: published by the change of the word.
         pager.set_sum(dirty.slot, dirty.sum);
         pager.counters.pages_out.bump();
         let old = pager.frames.slot(dirty.frame);
-        match pager.word(dirty.page).try_change(writing, Word::stored(dirty.slot)) {
-            Ok(()) => {
-                pager.put_slot(old);
-                pager.policy.lock().evicted(dirty.page);
-                pager.recycle(dirty.frame);
-                true
-            }
-            Err(now) if now == writing.with_dead() => {
-                pager.put_slot(old);
+        let outcome = protocol::written(pager.word(dirty.page), dirty.frame, dirty.slot);
+        pager.put_slot(old);
+        match outcome {
+            Written::Won => pager.policy.lock().evicted(dirty.page),
+            Written::Died(dead) => {
                 pager.slots.put(dirty.slot);
-                pager.settle(dirty.page, now, Word::EMPTY);
+                pager.settle(dirty.page, dead, Word::EMPTY);
                 pager.wake(dirty.page);
-                pager.recycle(dirty.frame);
-                true
             }
-            Err(_) => {
-                // A filler copied the page out: neither slot is its any more.
-                pager.put_slot(old);
-                self.lingering.push_back(Linger { frame: dirty.frame, written: Some(dirty.slot) });
-                false
+            Written::Taken => {
+                let written = Some(dirty.slot);
+                let Dirty { page, frame, .. } = *dirty;
+                self.lingering.push_back(Linger { page, frame, written });
+                return false;
             }
         }
+        pager.recycle(dirty.frame);
+        true
     }
 
     /// Returns a page that cannot be written to the region.
     fn put_back(&mut self, dirty: Dirty) {
         let pager = &self.pager;
         let Dirty { page, frame, .. } = dirty;
-        let from = Word::writing(frame);
         let slot = pager.frames.slot(frame);
-        let moving = Word::moving(slot);
-        match pager.word(page).try_change(from, moving) {
-            Ok(()) => {}
-            Err(now) if now == from.with_dead() => {
+        match protocol::unwritten(pager.word(page), frame, slot) {
+            Written::Won => {}
+            Written::Died(dead) => {
                 pager.put_slot(slot);
-                pager.settle(page, now, Word::EMPTY);
+                pager.settle(page, dead, Word::EMPTY);
                 pager.wake(page);
                 pager.recycle(frame);
                 return;
             }
-            Err(_) => {
-                // A filler copied the page out and left the old slot to this thread.
+            Written::Taken => {
+                // The filler left the old slot to this thread.
                 pager.put_slot(slot);
-                self.lingering.push_back(Linger { frame, written: None });
+                self.lingering.push_back(Linger { page, frame, written: None });
                 return;
             }
         }
+        let moving = Word::moving(slot);
         if !pager.evict_by_move {
             // The frame's charge moves to the page; the frame's memory goes right after.
             if let Err(error) = pager.copy_rest(page, frame, 0) {

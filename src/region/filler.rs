@@ -17,7 +17,8 @@ use super::report;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId, SlotId};
-use crate::page::frames::Fate;
+use crate::page::note::Fate;
+use crate::page::protocol::{self, Filled};
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::{Fault, Message, Outcome, Protect, Wake};
@@ -339,15 +340,15 @@ impl Filler {
     fn take_back(&mut self, page: PageId, word: Word) -> Option<Answer> {
         let pager = &self.pager;
         let frame = word.frame().expect("a cooling page has a frame");
-        let slot = pager.frames.slot(frame);
         if !pager.evict_by_move && !pager.charge_page() {
             return Some(Answer::Starved);
         }
-        let moving = Word::moving(slot);
-        if pager.word(page).try_change(word, moving).is_err() {
+        let note = pager.frames.note_of(frame);
+        let Ok(slot) = protocol::take_back(pager.word(page), word, note) else {
             pager.uncharge_copy();
             return None;
-        }
+        };
+        let moving = Word::moving(None);
         match pager.return_frame(page, frame) {
             Ok(fate) => {
                 pager.settle_resident(page, moving, Word::resident(slot), None);
@@ -371,11 +372,11 @@ impl Filler {
         if !pager.charge_page() {
             return Some(Answer::Starved);
         }
-        let moving = Word::moving(None);
-        if pager.word(page).try_change(word, moving).is_err() {
+        if protocol::copy_out(pager.word(page), word).is_err() {
             pager.budget.uncharge(pager.page_size());
             return None;
         }
+        let moving = Word::moving(None);
         if let Err(error) = pager.copy_rest(page, frame, 0) {
             report::fatal("a page being written could not be mapped", &error);
         }
@@ -517,11 +518,14 @@ impl Filler {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
-        let moving = Word::moving(slot);
         let access = self.intents[frame.0 as usize].access;
-        if pager.word(page).try_change(Word::filling(frame), moving).is_err() {
-            return self.drop_dead_fill(page, frame, slot);
-        }
+        let moving = match protocol::filled(pager.word(page), frame, slot) {
+            Filled::Moving(moving) => moving,
+            Filled::Died(dead) => {
+                self.bury(page, dead, slot);
+                return pager.cancel_fill(frame);
+            }
+        };
         let protect = pager.protects_fills() && access != Access::Write;
         let mode = if protect { Protect::Yes } else { Protect::No };
         match pager.install(page, frame, mode) {
@@ -544,13 +548,11 @@ impl Filler {
         }
     }
 
-    /// A page was discarded while its slot was being read.
-    fn drop_dead_fill(&self, page: PageId, frame: FrameId, slot: Option<SlotId>) {
+    /// Ends a page that was discarded while its slot was being read; the frame stays the caller's.
+    fn bury(&self, page: PageId, dead: Word, slot: Option<SlotId>) {
         let pager = &self.pager;
-        let dead = Word::filling(frame).with_dead();
         pager.put_slot(slot);
         pager.settle(page, dead, Word::EMPTY);
-        pager.cancel_fill(frame);
         pager.wake(page);
     }
 
@@ -571,13 +573,9 @@ impl Filler {
     fn lose(&self, frame: FrameId, error: &Error) {
         let page = self.pager.frames.page(frame);
         let slot = self.pager.frames.slot(frame);
-        let moving = Word::moving(slot);
-        if self.pager.word(page).try_change(Word::filling(frame), moving).is_ok() {
-            self.pager.poison(page, moving, error);
-        } else {
-            self.pager.put_slot(slot);
-            self.pager.settle(page, Word::filling(frame).with_dead(), Word::EMPTY);
-            self.pager.wake(page);
+        match protocol::filled(self.pager.word(page), frame, slot) {
+            Filled::Moving(moving) => self.pager.poison(page, moving, error),
+            Filled::Died(dead) => self.bury(page, dead, slot),
         }
     }
 

@@ -18,8 +18,10 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 use crate::meta::LazyArray;
-use crate::page::frames::{Fate, Frames};
-use crate::page::word::{FrameId, PageWord, State, Word};
+use crate::page::frames::Frames;
+use crate::page::note::Fate;
+use crate::page::protocol::{self, Discard};
+use crate::page::word::{FrameId, PageWord, Word};
 use crate::store::Store;
 use crate::store::slots::SlotMap;
 use crate::sys;
@@ -474,38 +476,26 @@ impl Pager {
     fn discard_start(&self, page: PageId) -> Option<Word> {
         let mut spins = 0u32;
         loop {
-            let word = self.word(page).load();
-            let change = |to| self.word(page).try_change(word, to).is_ok();
-            match word.state() {
-                State::Empty => return None,
-                State::Resident => return Some(word),
-                State::Stored if change(Word::EMPTY) => {
-                    self.put_slot(word.slot());
+            match protocol::discard(self.word(page), |frame| self.frames.note_of(frame)) {
+                Discard::Done => return None,
+                Discard::Mapped(word) => return Some(word),
+                Discard::Freed(slot) => {
+                    self.put_slot(slot);
                     return None;
                 }
-                State::Cooling => {
-                    let frame = word.frame().expect("a cooling page has a frame");
-                    let slot = self.frames.slot(frame);
-                    if change(Word::EMPTY) {
-                        self.put_slot(slot);
-                        self.counters.died_before_write.bump();
-                        self.frames.decide(frame, Fate::Dropped);
-                        return None;
-                    }
+                Discard::Dropped(frame, slot) => {
+                    self.put_slot(slot);
+                    self.counters.died_before_write.bump();
+                    self.frames.decide(frame, Fate::Dropped);
+                    return None;
                 }
-                State::Filling | State::Writing => {
-                    if word.dead() || change(word.with_dead()) {
-                        return None;
-                    }
-                }
-                State::Poisoned if change(Word::EMPTY) => {
-                    self.put_slot(word.slot());
+                Discard::Mend(slot) => {
+                    self.put_slot(slot);
                     self.unpoison(page);
                     return None;
                 }
-                // Another thread changes its mapping: a matter of microseconds.
-                State::Moving => backoff(&mut spins),
-                State::Stored | State::Poisoned => {}
+                Discard::Busy => backoff(&mut spins),
+                Discard::Changed => {}
             }
         }
     }
