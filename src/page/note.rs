@@ -9,7 +9,7 @@
 //! 2. Who reads a note owns the frame or has just won the change of the word that names it. A note
 //!    read *before* that change may be of an earlier round of the same frame.
 
-#![cfg_attr(not(loom), expect(unsafe_code, reason = "a note of atomics is valid when zero"))]
+#![expect(unsafe_code, reason = "a note of atomics is valid when zero")]
 
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::{PageId, SlotId};
@@ -34,8 +34,10 @@ pub(crate) struct Note {
     /// The page's slot, plus 1; 0 for none.
     slot: AtomicU64,
     fate: AtomicU32,
+    /// 1: nobody has been seen to use the page since it was read ahead.
+    prefetched: AtomicU32,
 }
-// SAFETY: three atomic integers, for which zero is valid.
+// SAFETY: four atomic integers, for which zero is valid.
 #[cfg(not(loom))]
 unsafe impl crate::meta::Zeroed for Note {}
 
@@ -56,6 +58,15 @@ impl Note {
     /// The page's slot: an older or equal copy.
     pub(crate) fn slot(&self) -> Option<SlotId> {
         self.slot.load(Ordering::Relaxed).checked_sub(1).map(SlotId)
+    }
+
+    /// Notes, beside `write`, whether the page was read ahead and not seen used.
+    pub(crate) fn set_prefetched(&self, prefetched: bool) {
+        self.prefetched.store(u32::from(prefetched), Ordering::Relaxed);
+    }
+
+    pub(crate) fn prefetched(&self) -> bool {
+        self.prefetched.load(Ordering::Relaxed) != 0
     }
 
     /// Tells the frame's owner what became of the content; the last thing a taker does with it.

@@ -32,7 +32,7 @@
 //! `sparse`: parts of the mapping may be holes that read as zero. `prefetched`: nobody asked for
 //! the page by a fault yet. `pins`: the page must not be evicted while it is not zero.
 
-#![cfg_attr(not(loom), expect(unsafe_code, reason = "an atomic word is valid when zero"))]
+#![expect(unsafe_code, reason = "an atomic word is valid when zero")]
 
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};

@@ -75,6 +75,8 @@ pub(super) struct Evictor {
     write_pause: Duration,
     write_again: Option<Instant>,
     deadline: Duration,
+    /// Per frame: when its page was chosen.
+    chosen: Vec<Instant>,
     /// Victims looked at since something was freed.
     fruitless: usize,
 }
@@ -118,6 +120,7 @@ impl Evictor {
             write_pause: PAUSE_MIN,
             write_again: None,
             deadline,
+            chosen: vec![Instant::now(); frames],
             fruitless: 0,
             pager,
         })
@@ -254,6 +257,7 @@ impl Evictor {
     /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
     fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
         victims.sort_unstable();
+        let chosen = Instant::now();
         let pause = self.write_again.is_some_and(|again| Instant::now() < again);
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
@@ -267,10 +271,11 @@ impl Evictor {
             } else if pause && word.slot().is_none() {
                 self.keep(page, word);
             } else {
-                moved += usize::from(self.move_out(page, word));
+                moved += usize::from(self.move_out(page, word, chosen));
             }
         }
         self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
+        self.pager.evict_times.add_many(chosen.elapsed(), clean_count as u64);
         self.made_room(clean_count);
         clean_count + moved
     }
@@ -330,10 +335,12 @@ impl Evictor {
         }
         pager.budget.uncharge(ByteCount((clean.len() * pager.page_bytes) as u64));
         pager.counters.evicted_clean.add(clean.len() as u64);
+        let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
+        pager.counters.prefetch_unseen.add(unseen as u64);
     }
 
     /// Takes a page's memory out of the region into a frame, to cool there.
-    fn move_out(&mut self, page: PageId, word: Word) -> bool {
+    fn move_out(&mut self, page: PageId, word: Word, chosen: Instant) -> bool {
         let Some(frame) = self.pager.frame_for_eviction() else {
             self.keep(page, word);
             return false;
@@ -344,6 +351,8 @@ impl Evictor {
             return false;
         }
         self.pager.frames.note(frame, page, word.slot());
+        self.pager.frames.note_of(frame).set_prefetched(word.prefetched());
+        self.chosen[frame.0 as usize] = chosen;
         self.pager.settle(page, word, Word::cooling(frame));
         self.cooling.push_back(frame);
         true
@@ -391,6 +400,13 @@ impl Evictor {
             self.lingering.push_back(Linger { page, frame, written: None });
             return false;
         }
+        if pager.frames.note_of(frame).prefetched() {
+            match content {
+                Content::Clean(_) => pager.counters.prefetch_unseen.bump(),
+                // Somebody has written it.
+                Content::Zero | Content::Dirty => pager.counters.prefetch_hits.bump(),
+            }
+        }
         match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
             Content::Dirty => {
@@ -405,6 +421,7 @@ impl Evictor {
         }
         pager.policy.lock().evicted(page);
         pager.recycle(frame);
+        pager.evict_times.add(self.chosen[frame.0 as usize].elapsed());
         true
     }
 
@@ -483,12 +500,15 @@ impl Evictor {
         self.writes[token] = Some(write);
         let pushed = super::push(&mut *self.queue, request);
         assert!(pushed, "writes are bounded by the queue's depth");
+        self.pager.counters.writes_in_flight.up();
     }
 
     fn finish_write(&mut self, completion: Completion) {
         let token = completion.token as usize;
         let write = self.writes[token].take().expect("a completion has its write");
         self.free_writes.push(token);
+        self.pager.counters.writes_in_flight.down();
+        self.pager.write_times.add(write.started.elapsed());
         let run = &write.pages[..write.count];
         match completion.result {
             Ok(()) => {
@@ -520,8 +540,12 @@ impl Evictor {
         let outcome = protocol::written(pager.word(dirty.page), dirty.frame, dirty.slot);
         pager.put_slot(old);
         match outcome {
-            Written::Won => pager.policy.lock().evicted(dirty.page),
+            Written::Won => {
+                pager.policy.lock().evicted(dirty.page);
+                pager.evict_times.add(self.chosen[dirty.frame.0 as usize].elapsed());
+            }
             Written::Died(dead) => {
+                pager.counters.died_during_write.bump();
                 pager.slots.put(dirty.slot);
                 pager.settle(dirty.page, dead, Word::EMPTY);
                 pager.wake(dirty.page);

@@ -49,6 +49,8 @@ enum Access {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     fault: Fault,
+    /// When its event was read.
+    arrived: Instant,
     /// Since when it waits for a frame; `None` while it waits for a state to pass.
     starved: Option<Instant>,
 }
@@ -56,8 +58,10 @@ struct Waiting {
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// Resolved, or will be by a read in flight.
+    /// Resolved.
     Done,
+    /// Will be resolved by a read in flight.
+    Reading,
     /// Another thread is changing the page: try again soon.
     Again,
     /// No frame is to be had: try again when the evictor has freed some.
@@ -86,6 +90,16 @@ struct Read {
 struct Intent {
     access: Access,
     attempts: u8,
+    /// When the fault's event was read.
+    arrived: Instant,
+    /// The frame is this filler's.
+    pending: bool,
+}
+
+impl Intent {
+    fn idle() -> Intent {
+        Intent { access: Access::Read, attempts: 0, arrived: Instant::now(), pending: false }
+    }
 }
 
 /// One handler thread's state.
@@ -101,6 +115,8 @@ pub(super) struct Filler {
     reads: Vec<Option<Read>>,
     free_reads: Vec<usize>,
     intents: Vec<Intent>,
+    /// When the event of the fault being answered was read.
+    arrived: Instant,
     finished: Vec<Completion>,
     starving: bool,
     spin: Duration,
@@ -131,7 +147,8 @@ impl Filler {
             fills: Vec::with_capacity(frames),
             reads: vec![None; DEPTH as usize],
             free_reads: (0..DEPTH as usize).collect(),
-            intents: vec![Intent { access: Access::Read, attempts: 0 }; frames],
+            intents: vec![Intent::idle(); frames],
+            arrived: Instant::now(),
             finished: Vec::with_capacity(DEPTH as usize),
             starving: false,
             spin,
@@ -188,10 +205,14 @@ impl Filler {
         let patience = (!self.spin.is_zero()).then(Instant::now);
         loop {
             let count = self.pager.uffd.read(&mut self.messages)?;
+            if count > 0 {
+                self.arrived = Instant::now();
+            }
+            let arrived = self.arrived;
             for at in 0..count {
                 let message = self.messages[at];
                 if let Some(fault) = message.fault() {
-                    self.answer(fault, None);
+                    self.answer(fault, arrived, None);
                 }
             }
             seen += count;
@@ -206,10 +227,12 @@ impl Filler {
     }
 
     /// Answers one fault, or keeps it for later.
-    fn answer(&mut self, fault: Fault, starved: Option<Instant>) {
+    fn answer(&mut self, fault: Fault, arrived: Instant, starved: Option<Instant>) {
+        self.arrived = arrived;
         match self.resolve(fault) {
-            Answer::Done => {}
-            Answer::Again => self.waiting.push(Waiting { fault, starved: None }),
+            Answer::Done => self.pager.fault_times[self.index].add(arrived.elapsed()),
+            Answer::Reading => {}
+            Answer::Again => self.waiting.push(Waiting { fault, arrived, starved: None }),
             Answer::Starved => {
                 let since = starved.unwrap_or_else(Instant::now);
                 if starved.is_none() {
@@ -218,7 +241,7 @@ impl Filler {
                 if self.pager.exhausted.load(Ordering::Acquire) && since.elapsed() > STARVED_MAX {
                     self.fail_starved(self.pager.page_at(fault.address));
                 } else {
-                    self.waiting.push(Waiting { fault, starved: Some(since) });
+                    self.waiting.push(Waiting { fault, arrived, starved: Some(since) });
                 }
             }
         }
@@ -227,7 +250,7 @@ impl Filler {
     fn retry_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let waiting = self.waiting.swap_remove(0);
-            self.answer(waiting.fault, waiting.starved);
+            self.answer(waiting.fault, waiting.arrived, waiting.starved);
         }
         let starving =
             self.waiting.iter().any(|waiting| waiting.starved.is_some()) || self.ahead.is_some();
@@ -255,10 +278,13 @@ impl Filler {
                 State::Stored => self.start_fill(page, word, access),
                 State::Filling if word.dead() => Some(Answer::Again),
                 // The install that follows the read wakes everybody who waits in the page.
-                State::Filling => Some(Answer::Done),
+                State::Filling => {
+                    self.catch_up(word, access);
+                    Some(Answer::Reading)
+                }
                 State::Moving => Some(Answer::Again),
                 State::Resident => self.touch_resident(page, word, fault),
-                State::Cooling => self.take_back(page, word),
+                State::Cooling => self.take_back(page, word, access),
                 State::Writing if word.dead() => Some(Answer::Again),
                 State::Writing => self.copy_out(page, word),
                 State::Poisoned => {
@@ -308,10 +334,23 @@ impl Filler {
             self.pager.cancel_fill(frame);
             return None;
         }
-        self.intents[frame.0 as usize] = Intent { access, attempts: 0 };
+        let arrived = self.arrived;
+        self.intents[frame.0 as usize] = Intent { access, attempts: 0, arrived, pending: true };
         self.fills.push(Fill { slot, frame });
         self.pager.check_low();
-        Some(Answer::Done)
+        Some(Answer::Reading)
+    }
+
+    /// A fault on a page that is being read: one that was read ahead is wanted after all. (Where
+    /// another filler reads it, that filler does not learn of it.)
+    fn catch_up(&mut self, word: Word, access: Access) {
+        let frame = word.frame().expect("a page being read has a frame");
+        let arrived = self.arrived;
+        let intent = &mut self.intents[frame.0 as usize];
+        if intent.pending && intent.access == Access::Ahead {
+            *intent = Intent { access, arrived, ..*intent };
+            self.pager.counters.prefetch_hits.bump();
+        }
     }
 
     /// `Resident`: a first write to a protected page, a hole of a sparse one, or a lost race.
@@ -320,8 +359,10 @@ impl Filler {
         if fault.protected {
             if word.protected() {
                 // The word first: the evictor must not take the page for clean any more.
-                pager.word(page).try_change(word, word.with_protected(false)).ok()?;
+                let opened = word.with_protected(false).with_prefetched(false);
+                pager.word(page).try_change(word, opened).ok()?;
                 pager.counters.faults_protect.bump();
+                pager.counters.prefetch_hits.add(u64::from(word.prefetched()));
             }
             if let Err(error) = pager.uffd.allow_writes(pager.addr(page), pager.page_bytes) {
                 report::fatal("a write-protected page could not be opened", &error);
@@ -337,7 +378,7 @@ impl Filler {
     }
 
     /// `Cooling`: the page has not left yet; brings its frame back.
-    fn take_back(&mut self, page: PageId, word: Word) -> Option<Answer> {
+    fn take_back(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
         let pager = &self.pager;
         let frame = word.frame().expect("a cooling page has a frame");
         if !pager.evict_by_move && !pager.charge_page() {
@@ -349,11 +390,17 @@ impl Filler {
             return None;
         };
         let moving = Word::moving(None);
+        let prefetched = note.prefetched();
         match pager.return_frame(page, frame) {
             Ok(fate) => {
-                pager.settle_resident(page, moving, Word::resident(slot), None);
+                let unseen = prefetched && access == Access::Ahead;
+                let resident = Word::resident(slot).with_prefetched(unseen);
+                pager.settle_resident(page, moving, resident, None);
                 pager.frames.decide(frame, fate);
-                pager.counters.faults_cooling.bump();
+                if access != Access::Ahead {
+                    pager.counters.faults_cooling.bump();
+                    pager.counters.prefetch_hits.add(u64::from(prefetched));
+                }
                 Some(Answer::Done)
             }
             Err(error) => {
@@ -423,7 +470,7 @@ impl Filler {
         let word = self.pager.word(page).load();
         match word.state() {
             State::Stored => match self.start_fill(page, word, Access::Ahead) {
-                Some(Answer::Done) => {
+                Some(Answer::Done | Answer::Reading) => {
                     self.pager.counters.pages_prefetched.bump();
                     Answer::Done
                 }
@@ -431,7 +478,7 @@ impl Filler {
                 Some(Answer::Starved | Answer::Again) => Answer::Starved,
                 None => Answer::Done,
             },
-            State::Cooling => self.take_back(page, word).unwrap_or(Answer::Done),
+            State::Cooling => self.take_back(page, word, Access::Ahead).unwrap_or(Answer::Done),
             _ => Answer::Done,
         }
     }
@@ -478,12 +525,15 @@ impl Filler {
         self.reads[token] = Some(Read { frames, count, started: Instant::now(), overdue: false });
         let pushed = super::push(&mut *self.queue, request);
         assert!(pushed, "fills are bounded by the queue's depth");
+        self.pager.counters.reads_in_flight.up();
     }
 
     fn finish_read(&mut self, completion: Completion) {
         let token = completion.token as usize;
         let read = self.reads[token].take().expect("a completion has its read");
         self.free_reads.push(token);
+        self.pager.counters.reads_in_flight.down();
+        self.pager.read_times[self.index].add(read.started.elapsed());
         for &frame in &read.frames[..read.count] {
             if read.overdue {
                 self.pager.cancel_fill(frame);
@@ -518,7 +568,10 @@ impl Filler {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
-        let access = self.intents[frame.0 as usize].access;
+        let intent = &mut self.intents[frame.0 as usize];
+        intent.pending = false;
+        let Intent { access, arrived, .. } = *intent;
+        let pager = &self.pager;
         let moving = match protocol::filled(pager.word(page), frame, slot) {
             Filled::Moving(moving) => moving,
             Filled::Died(dead) => {
@@ -537,6 +590,7 @@ impl Filler {
                 pager.counters.pages_in.bump();
                 if !ahead {
                     pager.counters.faults_read.bump();
+                    pager.fault_times[self.index].add(arrived.elapsed());
                 }
             }
             Err(error) => {

@@ -14,6 +14,7 @@
 
 use super::RegionConfig;
 use super::counters::Counters;
+use super::latency::Recorder;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
@@ -72,6 +73,12 @@ pub(crate) struct Pager {
     /// Reads as zero, never written: the source of zero fills by COPY.
     zeros: Mapping,
     pub(crate) counters: Counters,
+    /// Per filler.
+    pub(crate) fault_times: Box<[Recorder]>,
+    /// Per filler.
+    pub(crate) read_times: Box<[Recorder]>,
+    pub(crate) write_times: Recorder,
+    pub(crate) evict_times: Recorder,
     /// Most pages that may be in the resident state and still be taken as a reserve.
     pub(crate) low_bytes: AtomicU64,
     pub(crate) high_bytes: AtomicU64,
@@ -138,6 +145,10 @@ impl Pager {
             evict_by_move,
             zeros,
             counters: Counters::default(),
+            fault_times: recorders(config.handlers)?,
+            read_times: recorders(config.handlers)?,
+            write_times: Recorder::new()?,
+            evict_times: Recorder::new()?,
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
             evictor_bell: new_bell()?,
@@ -522,6 +533,8 @@ impl Pager {
         // SAFETY: each page is `Moving` by this thread, and its owner gave its content up.
         unsafe { self.discarder.discard(&pieces[..piece_count]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        let unwritten = taken.iter().filter(|(_, word)| word.slot().is_none()).count();
+        self.counters.freed_unwritten.add(unwritten as u64);
         for &(page, word) in taken {
             self.put_slot(word.slot());
             self.settle(page, word, Word::EMPTY);
@@ -617,6 +630,10 @@ pub(crate) fn backoff(spins: &mut u32) {
 
 fn new_bell() -> Result<EventFd> {
     EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })
+}
+
+fn recorders(count: usize) -> Result<Box<[Recorder]>> {
+    (0..count).map(|_| Recorder::new()).collect()
 }
 
 fn split(sum: u128) -> Sum {
