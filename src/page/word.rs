@@ -325,6 +325,6 @@ mod tests {
     #[should_panic(expected = "page word")]
     fn a_transition_outside_of_the_protocol_is_refused() {
         let page = PageWord::default();
-        drop(page.try_change(Word::EMPTY, Word::stored(SlotId(1))));
+        let _ = page.try_change(Word::EMPTY, Word::stored(SlotId(1)));
     }
 }
