@@ -25,8 +25,41 @@ const MAINTENANCE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct Running {
     region: Arc<Region>,
-    stop: Sender<()>,
-    maintenance: JoinHandle<()>,
+    maintenance: Maintenance,
+}
+
+/// The thread that gives freed memory back. Ends when dropped.
+#[derive(Debug)]
+struct Maintenance {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Maintenance {
+    fn start(tier: &'static Tier) -> Result<Maintenance> {
+        let (stop, stopped) = channel();
+        let care = move || {
+            heap::pin_thread_local();
+            while stopped.recv_timeout(MAINTENANCE) == Err(RecvTimeoutError::Timeout) {
+                tier.maintain();
+            }
+        };
+        let _blocked = SignalsBlocked::new();
+        let thread = std::thread::Builder::new().name("farheap-care".to_owned()).spawn(care);
+        let thread = thread.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
+            Error::Os { call: "starting the maintenance thread", errno }
+        })?;
+        Ok(Maintenance { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Maintenance {
+    fn drop(&mut self) {
+        // The thread ends when its channel closes. A panic of it has been reported by the hook.
+        drop(self.stop.take());
+        drop(self.thread.take().map(JoinHandle::join));
+    }
 }
 
 static RUNNING: Ranked<Option<Running>> = Ranked::new(Rank::Heap, None);
@@ -93,23 +126,8 @@ impl Heap {
         let options = tier_options(&config);
         let tier = Tier::create(region.clone() as Arc<dyn ExtentSource>, options)?;
         heap::install(tier)?;
-        let (stop, stopped) = channel();
-        let blocked = SignalsBlocked::new();
-        let maintenance = std::thread::Builder::new()
-            .name("farheap-care".to_owned())
-            .spawn(move || {
-                heap::pin_thread_local();
-                while stopped.recv_timeout(MAINTENANCE) == Err(RecvTimeoutError::Timeout) {
-                    tier.maintain();
-                }
-            })
-            .map_err(|error| {
-                let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
-                Error::Os { call: "starting the maintenance thread", errno }
-            });
-        drop(blocked);
-        let maintenance = match maintenance {
-            Ok(thread) => thread,
+        let maintenance = match Maintenance::start(tier) {
+            Ok(maintenance) => maintenance,
             Err(error) => {
                 heap::uninstall()?;
                 return Err(error);
@@ -118,7 +136,7 @@ impl Heap {
         // A forked child has none of the far pages: what it allocates is local.
         static AT_FORK: std::sync::Once = std::sync::Once::new();
         AT_FORK.call_once(|| crate::sys::in_forked_children(heap::serve_locally));
-        *running = Some(Running { region: region.clone(), stop, maintenance });
+        *running = Some(Running { region: region.clone(), maintenance });
         Ok(Heap { region })
     }
 
@@ -150,7 +168,11 @@ impl Heap {
 
     /// Gives freed far memory that is kept for reuse back now: frames, device space and all.
     pub fn purge(&self) {
-        if let Some(tier) = heap::installed() {
+        // The lock keeps the tier's arenas from being destroyed meanwhile.
+        let running = RUNNING.lock();
+        if running.is_some()
+            && let Some(tier) = heap::installed()
+        {
             tier.purge();
         }
     }
@@ -172,12 +194,17 @@ impl Heap {
         if !slot.as_ref().is_some_and(|running| Arc::ptr_eq(&running.region, &self.region)) {
             return Err(Error::NotRunning);
         }
-        heap::uninstall()?;
-        let running = slot.take().expect("looked at above");
-        // The receiver lives as long as the thread, which ends on this message.
-        let _ = running.stop.send(());
-        // A panic of the thread has been reported by the panic hook.
-        drop(running.maintenance.join());
+        let mut running = slot.take().expect("looked at above");
+        // Nobody may look after arenas that are being destroyed.
+        drop(running.maintenance);
+        let result = heap::uninstall();
+        if result.is_err()
+            && let Some(tier) = heap::installed()
+        {
+            running.maintenance = Maintenance::start(tier)?;
+            *slot = Some(running);
+        }
+        result?;
         Ok(())
     }
 }

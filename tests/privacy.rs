@@ -29,8 +29,10 @@ fn fill(region: &Region) -> *mut u64 {
     let len = ByteCount((PAGES * PAGE) as u64);
     let base = region.map(len).expect("the span has room").as_ptr().cast::<u64>();
     for at in 0..PAGES * PAGE / 8 {
-        // SAFETY: in the mapping, which this test alone uses.
-        unsafe { base.add(at).write_volatile(PATTERN) };
+        // SAFETY: within the mapping.
+        let word = unsafe { base.add(at) };
+        // SAFETY: this test alone uses it.
+        unsafe { word.write_volatile(PATTERN) };
     }
     region.evict(base.cast(), len).expect("the store has room");
     base
@@ -39,8 +41,10 @@ fn fill(region: &Region) -> *mut u64 {
 /// Asserts that all pages hold the pattern.
 fn check(base: *const u64) {
     for at in (0..PAGES * PAGE / 8).step_by(64) {
-        // SAFETY: in the mapping, which the caller made.
-        let seen = unsafe { base.add(at).read_volatile() };
+        // SAFETY: within the mapping, which the caller made.
+        let word = unsafe { base.add(at) };
+        // SAFETY: nobody writes it.
+        let seen = unsafe { word.read_volatile() };
         assert_eq!(seen, PATTERN, "word {at}");
     }
 }

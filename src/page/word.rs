@@ -166,7 +166,6 @@ impl Word {
         self.with_flag(SPARSE, on)
     }
 
-    #[expect(dead_code, reason = "read once readahead counts its hits")]
     pub(crate) fn prefetched(self) -> bool {
         self.0 & PREFETCHED != 0
     }

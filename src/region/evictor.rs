@@ -21,7 +21,8 @@ use super::requests::Requests;
 use crate::base::error::Result;
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
-use crate::page::frames::Fate;
+use crate::page::note::Fate;
+use crate::page::protocol::{self, Content, Written};
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::{Outcome, Wake};
@@ -78,6 +79,8 @@ pub(super) struct Evictor {
     /// When a failed write was reported last.
     said: Option<Instant>,
     deadline: Duration,
+    /// Per frame: when its page was chosen.
+    chosen: Vec<Instant>,
     /// Victims looked at since something was freed.
     fruitless: usize,
 }
@@ -92,6 +95,7 @@ enum Listed {
 /// A frame that another thread took the page from.
 #[derive(Clone, Copy, Debug)]
 struct Linger {
+    page: PageId,
     frame: FrameId,
     /// The slot the page was being written to.
     written: Option<SlotId>,
@@ -121,6 +125,7 @@ impl Evictor {
             write_again: None,
             said: None,
             deadline,
+            chosen: vec![Instant::now(); frames],
             fruitless: 0,
             pager,
         })
@@ -277,6 +282,7 @@ impl Evictor {
     /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
     fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
         victims.sort_unstable();
+        let chosen = Instant::now();
         let pause = self.is_paused();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
@@ -290,10 +296,11 @@ impl Evictor {
             } else if pause && word.slot().is_none() {
                 self.keep(page, word);
             } else {
-                moved += usize::from(self.move_out(page, word));
+                moved += usize::from(self.move_out(page, word, chosen));
             }
         }
         self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
+        self.pager.evict_times.add_many(chosen.elapsed(), clean_count as u64);
         self.made_room(clean_count);
         clean_count + moved
     }
@@ -352,10 +359,12 @@ impl Evictor {
         }
         pager.budget.uncharge(ByteCount((clean.len() * pager.page_bytes) as u64));
         pager.counters.evicted_clean.add(clean.len() as u64);
+        let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
+        pager.counters.prefetch_unseen.add(unseen as u64);
     }
 
     /// Takes a page's memory out of the region into a frame, to cool there.
-    fn move_out(&mut self, page: PageId, word: Word) -> bool {
+    fn move_out(&mut self, page: PageId, word: Word, chosen: Instant) -> bool {
         let Some(frame) = self.pager.frame_for_eviction() else {
             self.keep(page, word);
             return false;
@@ -369,6 +378,8 @@ impl Evictor {
             self.pager.fill_frame_holes(frame);
         }
         self.pager.frames.note(frame, page, word.slot());
+        self.pager.frames.note_of(frame).set_prefetched(word.prefetched());
+        self.chosen[frame.0 as usize] = chosen;
         self.pager.settle(page, word, Word::cooling(frame));
         self.cooling.push_back(frame);
         true
@@ -402,36 +413,42 @@ impl Evictor {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
-        let cooling = Word::cooling(frame);
-        if pager.word(page).load() != cooling {
-            self.lingering.push_back(Linger { frame, written: None });
+        if pager.word(page).load() != Word::cooling(frame) {
+            self.lingering.push_back(Linger { page, frame, written: None });
             return false;
         }
         let sum = pager.hash_frame(frame);
-        let clean = slot.filter(|slot| pager.sum(*slot) == sum);
-        let zero = sum == pager.zero_sum();
-        let to = match clean {
-            Some(slot) => Word::stored(slot),
-            None if zero => Word::EMPTY,
-            None => Word::writing(frame),
+        let content = match slot.filter(|slot| pager.sum(*slot) == sum) {
+            Some(slot) => Content::Clean(slot),
+            None if sum == pager.zero_sum() => Content::Zero,
+            None => Content::Dirty,
         };
-        if pager.word(page).try_change(cooling, to).is_err() {
-            self.lingering.push_back(Linger { frame, written: None });
+        if !protocol::cooled(pager.word(page), frame, content) {
+            self.lingering.push_back(Linger { page, frame, written: None });
             return false;
         }
-        if to.state() == State::Writing {
+        if pager.frames.note_of(frame).prefetched() {
+            match content {
+                Content::Clean(_) => pager.counters.prefetch_unseen.bump(),
+                // Somebody has written it.
+                Content::Zero | Content::Dirty => pager.counters.prefetch_hits.bump(),
+            }
+        }
+        match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
-            self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
-            return false;
+            Content::Dirty => {
+                self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
+                return false;
+            }
+            Content::Clean(_) => pager.counters.evicted_clean.bump(),
+            Content::Zero => {
+                pager.put_slot(slot);
+                pager.counters.evicted_zero.bump();
+            }
         }
         pager.policy.lock().evicted(page);
-        if clean.is_some() {
-            pager.counters.evicted_clean.bump();
-        } else {
-            pager.put_slot(slot);
-            pager.counters.evicted_zero.bump();
-        }
         pager.recycle(frame);
+        pager.evict_times.add(self.chosen[frame.0 as usize].elapsed());
         true
     }
 
@@ -440,13 +457,19 @@ impl Evictor {
         let mut freed = 0;
         for _ in 0..self.lingering.len() {
             let linger = self.lingering.pop_front().expect("counted above");
-            match self.pager.frames.fate(linger.frame) {
-                Fate::Open => {
+            let Linger { page, frame, .. } = linger;
+            let note = self.pager.frames.note_of(frame);
+            match protocol::linger(self.pager.word(page), frame, note) {
+                protocol::Linger::Wait => {
                     self.lingering.push_back(linger);
                     continue;
                 }
-                Fate::MovedBack => drop(self.pager.frames.release(linger.frame)),
-                Fate::Dropped => self.pager.recycle(linger.frame),
+                protocol::Linger::Cooling => {
+                    self.cooling.push_back(frame);
+                    continue;
+                }
+                protocol::Linger::Over(false) => drop(self.pager.frames.release(frame)),
+                protocol::Linger::Over(true) => self.pager.recycle(frame),
             }
             self.pager.put_slot(linger.written);
             freed += 1;
@@ -544,12 +567,15 @@ impl Evictor {
             // Whether the device has the request is unknown: as if it never answered.
             None => self.abandon_write(token, crate::sys::EIO),
         }
+        self.pager.counters.writes_in_flight.up();
     }
 
     fn finish_write(&mut self, completion: Completion) {
         let token = completion.token as usize;
         let write = self.writes[token].take().expect("a completion has its write");
         self.free_writes.push(token);
+        self.pager.counters.writes_in_flight.down();
+        self.pager.write_times.add(write.started.elapsed());
         let run = &write.pages[..write.count];
         match completion.result {
             Ok(()) => {
@@ -588,44 +614,45 @@ impl Evictor {
     /// A page's write is done; returns whether its frame is free.
     fn written(&mut self, dirty: &Dirty) -> bool {
         let pager = &self.pager;
-        let writing = Word::writing(dirty.frame);
         // Invariant 2: published by the change of the word.
         pager.set_sum(dirty.slot, dirty.sum);
         pager.counters.pages_out.bump();
-        let old = pager.frames.slot(dirty.frame).filter(|old| *old != dirty.slot);
-        match pager.word(dirty.page).try_change(writing, Word::stored(dirty.slot)) {
-            Ok(()) => {
-                pager.put_slot(old);
+        let old = pager.frames.slot(dirty.frame);
+        let outcome = protocol::written(pager.word(dirty.page), dirty.frame, dirty.slot);
+        pager.put_slot(old);
+        match outcome {
+            Written::Won => {
                 pager.policy.lock().evicted(dirty.page);
-                pager.recycle(dirty.frame);
-                true
+                pager.evict_times.add(self.chosen[dirty.frame.0 as usize].elapsed());
             }
-            Err(_) => {
+            Written::Taken => {
                 // A filler copied the page out, or it was discarded: neither slot is its any more.
-                pager.put_slot(old);
-                self.lingering.push_back(Linger { frame: dirty.frame, written: Some(dirty.slot) });
-                false
+                let written = Some(dirty.slot);
+                let Dirty { page, frame, .. } = *dirty;
+                self.lingering.push_back(Linger { page, frame, written });
+                return false;
             }
         }
+        pager.recycle(dirty.frame);
+        true
     }
 
     /// Returns a page that cannot be written to the region.
     fn put_back(&mut self, dirty: Dirty) {
         let pager = &self.pager;
         let Dirty { page, frame, .. } = dirty;
-        let from = Word::writing(frame);
         let slot = pager.frames.slot(frame);
-        let moving = Word::moving(slot);
-        match pager.word(page).try_change(from, moving) {
-            Ok(()) => {}
-            Err(_) => {
+        match protocol::unwritten(pager.word(page), frame, slot) {
+            Written::Won => {}
+            Written::Taken => {
                 // A filler copied the page out, or it was discarded: the old slot is this
                 // thread's.
                 pager.put_slot(slot);
-                self.lingering.push_back(Linger { frame, written: None });
+                self.lingering.push_back(Linger { page, frame, written: None });
                 return;
             }
         }
+        let moving = Word::moving(slot);
         if !pager.evict_by_move {
             // The frame's charge moves to the page; the frame's memory goes right after.
             if let Err(error) = pager.copy_rest(page, frame, 0) {

@@ -14,10 +14,11 @@
 use super::follow::Follow;
 use super::pager::{Ahead, Pager};
 use super::report;
-use super::resolve::Answer;
+use super::resolve::{Answer, Asked};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId, SlotId};
+use crate::page::protocol::{self, Filled};
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys;
@@ -48,6 +49,8 @@ enum Access {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     fault: Fault,
+    /// When its event was read.
+    arrived: Instant,
     /// What it waits for, and since when.
     why: Answer,
     since: Instant,
@@ -76,6 +79,16 @@ struct Read {
 struct Intent {
     access: Access,
     attempts: u8,
+    /// When the fault's event was read.
+    arrived: Instant,
+    /// The frame is this filler's.
+    pending: bool,
+}
+
+impl Intent {
+    fn idle() -> Intent {
+        Intent { access: Access::Read, attempts: 0, arrived: Instant::now(), pending: false }
+    }
 }
 
 /// One handler thread's state.
@@ -90,6 +103,8 @@ pub(super) struct Filler {
     reads: Vec<Option<Read>>,
     free_reads: Vec<usize>,
     intents: Vec<Intent>,
+    /// When the event of the fault being answered was read.
+    arrived: Instant,
     finished: Vec<Completion>,
     starving: bool,
     follow: Follow,
@@ -119,7 +134,8 @@ impl Filler {
             fills: Vec::with_capacity(frames),
             reads: vec![None; DEPTH as usize],
             free_reads: (0..DEPTH as usize).collect(),
-            intents: vec![Intent { access: Access::Read, attempts: 0 }; frames],
+            intents: vec![Intent::idle(); frames],
+            arrived: Instant::now(),
             finished: Vec::with_capacity(DEPTH as usize),
             starving: false,
             follow: Follow::default(),
@@ -178,12 +194,16 @@ impl Filler {
         let patience = (!self.spin.is_zero()).then(Instant::now);
         loop {
             let count = self.pager.uffd.read(&mut self.messages)?;
+            if count > 0 {
+                self.arrived = Instant::now();
+            }
+            let arrived = self.arrived;
             for at in 0..count {
                 let message = self.messages[at];
                 if let Some(fault) = message.fault() {
                     let lonely = count == 1 && self.queue.in_flight() == 0;
                     self.follow.fault(fault.thread, lonely && self.fills.is_empty());
-                    self.answer(fault, None);
+                    self.answer(fault, arrived, None);
                 }
             }
             seen += count;
@@ -198,10 +218,13 @@ impl Filler {
     }
 
     /// Answers one fault, which may have waited, or keeps it for later.
-    fn answer(&mut self, fault: Fault, before: Option<Waiting>) {
+    fn answer(&mut self, fault: Fault, arrived: Instant, before: Option<Waiting>) {
+        self.arrived = arrived;
         let why = self.resolve(fault);
-        if why == Answer::Done {
-            return;
+        match why {
+            Answer::Done => return self.pager.fault_times[self.index].add(arrived.elapsed()),
+            Answer::Reading => return,
+            Answer::Again | Answer::Busy | Answer::Starved => {}
         }
         let before = before.filter(|before| before.why == why);
         if why == Answer::Starved && before.is_none() {
@@ -216,14 +239,14 @@ impl Filler {
             Answer::Busy if since.elapsed() > self.deadline => {
                 self.pager.give_up(page, &self.timed_out(self.pager.word(page).load()));
             }
-            _ => self.waiting.push(Waiting { fault, why, since }),
+            _ => self.waiting.push(Waiting { fault, arrived, why, since }),
         }
     }
 
     fn retry_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let waiting = self.waiting.swap_remove(0);
-            self.answer(waiting.fault, Some(waiting));
+            self.answer(waiting.fault, waiting.arrived, Some(waiting));
         }
         let starving = self.waiting.iter().any(|waiting| waiting.why == Answer::Starved)
             || self.ahead.is_some();
@@ -249,7 +272,10 @@ impl Filler {
             let answer = match word.state() {
                 State::Stored => self.start_demanded(page, word, access),
                 // The install that follows the read wakes everybody who waits in the page.
-                State::Filling if !word.dead() => Some(Answer::Done),
+                State::Filling if !word.dead() => {
+                    self.catch_up(word, access);
+                    Some(Answer::Reading)
+                }
                 _ => self.pager.resolve_in_memory(page, word, &fault),
             };
             if let Some(answer) = answer {
@@ -270,16 +296,29 @@ impl Filler {
             self.pager.cancel_fill(frame);
             return None;
         }
-        self.intents[frame.0 as usize] = Intent { access, attempts: 0 };
+        let arrived = self.arrived;
+        self.intents[frame.0 as usize] = Intent { access, attempts: 0, arrived, pending: true };
         self.fills.push(Fill { slot, frame, ahead: access == Access::Ahead });
         self.pager.check_low();
-        Some(Answer::Done)
+        Some(Answer::Reading)
+    }
+
+    /// A fault on a page that is being read: one that was read ahead is wanted after all. (Where
+    /// another filler reads it, that filler does not learn of it.)
+    fn catch_up(&mut self, word: Word, access: Access) {
+        let frame = word.frame().expect("a page being read has a frame");
+        let arrived = self.arrived;
+        let intent = &mut self.intents[frame.0 as usize];
+        if intent.pending && intent.access == Access::Ahead {
+            *intent = Intent { access, arrived, ..*intent };
+            self.pager.counters.prefetch_hits.bump();
+        }
     }
 
     /// `Stored`, by a fault: as [`start_fill`](Self::start_fill), and what probably comes next.
     fn start_demanded(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
         let answer = self.start_fill(page, word, access)?;
-        if answer == Answer::Done
+        if answer == Answer::Reading
             && let Some(window) = self.pager.next_window(page)
         {
             for ahead in window.pages(self.pager.page_count().0) {
@@ -288,7 +327,7 @@ impl Filler {
                     continue;
                 }
                 match self.start_fill(ahead, word, Access::Ahead) {
-                    Some(Answer::Done) => self.pager.counters.pages_read_ahead.bump(),
+                    Some(Answer::Reading) => self.pager.counters.pages_read_ahead.bump(),
                     Some(_) => break,
                     None => {}
                 }
@@ -328,7 +367,7 @@ impl Filler {
         let word = self.pager.word(page).load();
         match word.state() {
             State::Stored => match self.start_fill(page, word, Access::Ahead) {
-                Some(Answer::Done) => {
+                Some(Answer::Done | Answer::Reading) => {
                     self.pager.counters.pages_prefetched.bump();
                     Answer::Done
                 }
@@ -336,7 +375,9 @@ impl Filler {
                 Some(Answer::Starved | Answer::Busy | Answer::Again) => Answer::Starved,
                 None => Answer::Done,
             },
-            State::Cooling => self.pager.take_back(page, word).unwrap_or(Answer::Done),
+            State::Cooling => {
+                self.pager.take_back(page, word, Asked::Ahead).unwrap_or(Answer::Done)
+            }
             _ => Answer::Done,
         }
     }
@@ -395,12 +436,15 @@ impl Filler {
             return self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
         };
         assert!(pushed, "fills are bounded by the queue's depth");
+        self.pager.counters.reads_in_flight.up();
     }
 
     fn finish_read(&mut self, completion: Completion) {
         let token = completion.token as usize;
         let read = self.reads[token].take().expect("a completion has its read");
         self.free_reads.push(token);
+        self.pager.counters.reads_in_flight.down();
+        self.pager.read_times[self.index].add(read.started.elapsed());
         for &frame in &read.frames[..read.count] {
             if read.overdue {
                 self.pager.cancel_fill(frame);
@@ -435,11 +479,17 @@ impl Filler {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
-        let moving = Word::moving(slot);
-        let access = self.intents[frame.0 as usize].access;
-        if pager.word(page).try_change(Word::filling(frame), moving).is_err() {
-            return self.drop_dead_fill(page, frame, slot);
-        }
+        let intent = &mut self.intents[frame.0 as usize];
+        intent.pending = false;
+        let Intent { access, arrived, .. } = *intent;
+        let pager = &self.pager;
+        let moving = match protocol::filled(pager.word(page), frame, slot) {
+            Filled::Moving(moving) => moving,
+            Filled::Died(dead) => {
+                self.bury(page, dead, slot);
+                return pager.cancel_fill(frame);
+            }
+        };
         let protect = pager.protects_fills() && access != Access::Write;
         let mode = if protect { Protect::Yes } else { Protect::No };
         match pager.install(page, frame, mode) {
@@ -451,6 +501,7 @@ impl Filler {
                 pager.counters.pages_in.bump();
                 if !ahead {
                     pager.counters.faults_read.bump();
+                    pager.fault_times[self.index].add(arrived.elapsed());
                 }
             }
             Err(error) => {
@@ -462,13 +513,11 @@ impl Filler {
         }
     }
 
-    /// A page was discarded while its slot was being read.
-    fn drop_dead_fill(&self, page: PageId, frame: FrameId, slot: Option<SlotId>) {
+    /// Ends a page that was discarded while its slot was being read; the frame stays the caller's.
+    fn bury(&self, page: PageId, dead: Word, slot: Option<SlotId>) {
         let pager = &self.pager;
-        let dead = Word::filling(frame).with_dead();
         pager.put_slot(slot);
         pager.settle(page, dead, Word::EMPTY);
-        pager.cancel_fill(frame);
         pager.wake(page);
     }
 
@@ -491,21 +540,16 @@ impl Filler {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
-        let filling = Word::filling(frame);
         if self.intents[frame.0 as usize].access == Access::Ahead {
             let stored = Word::stored(slot.expect("a fill has a slot"));
-            if pager.word(page).try_change(filling, stored).is_ok() {
+            if pager.word(page).try_change(Word::filling(frame), stored).is_ok() {
                 // Who faulted on it meanwhile waits for this read, and faults again.
                 return pager.wake(page);
             }
         }
-        let moving = Word::moving(slot);
-        if pager.word(page).try_change(filling, moving).is_ok() {
-            pager.poison(page, moving, error);
-        } else {
-            pager.put_slot(slot);
-            pager.settle(page, filling.with_dead(), Word::EMPTY);
-            pager.wake(page);
+        match protocol::filled(pager.word(page), frame, slot) {
+            Filled::Moving(moving) => pager.poison(page, moving, error),
+            Filled::Died(dead) => self.bury(page, dead, slot),
         }
     }
 

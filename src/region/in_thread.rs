@@ -106,7 +106,7 @@ impl Pager {
                 _ => self.resolve_in_memory(page, word, &fault),
             };
             match answer {
-                Some(Answer::Done) => return true,
+                Some(Answer::Done | Answer::Reading) => return true,
                 Some(Answer::Again | Answer::Busy) => backoff(&mut spins),
                 Some(Answer::Starved) => self.starve_in_thread(page, &mut starved),
                 None => {}

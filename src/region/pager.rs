@@ -14,14 +14,17 @@
 
 use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
+use super::latency::Recorder;
 use super::readahead::{Streams, Window};
 use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 use crate::meta::LazyArray;
-use crate::page::frames::{Fate, Frames};
-use crate::page::word::{FrameId, PageWord, State, Word};
+use crate::page::frames::Frames;
+use crate::page::note::Fate;
+use crate::page::protocol::{self, Discard};
+use crate::page::word::{FrameId, PageWord, Word};
 use crate::store::Store;
 use crate::store::slots::SlotMap;
 use crate::sys;
@@ -84,6 +87,12 @@ pub(crate) struct Pager {
     /// Streams of device faults; `None`: nothing is read ahead.
     streams: Option<Ranked<Streams>>,
     advised: LazyArray<AtomicU32>,
+    /// Per filler.
+    pub(crate) fault_times: Box<[Recorder]>,
+    /// Per filler.
+    pub(crate) read_times: Box<[Recorder]>,
+    pub(crate) write_times: Recorder,
+    pub(crate) evict_times: Recorder,
     /// Most pages that may be in the resident state and still be taken as a reserve.
     pub(crate) low_bytes: AtomicU64,
     pub(crate) high_bytes: AtomicU64,
@@ -173,6 +182,10 @@ impl Pager {
             counters: Counters::default(),
             streams: config.readahead.then(|| Ranked::new(Rank::Leaf, Streams::new())),
             advised: LazyArray::new(config.span.as_usize() / CHUNK)?,
+            fault_times: recorders(config.handlers)?,
+            read_times: recorders(config.handlers)?,
+            write_times: Recorder::new()?,
+            evict_times: Recorder::new()?,
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
             ahead: ArrayQueue::new(AHEAD_MAX),
@@ -617,47 +630,33 @@ impl Pager {
     fn discard_start(&self, page: PageId) -> Option<Word> {
         let mut spins = 0u32;
         loop {
-            let word = self.word(page).load();
-            let change = |to| self.word(page).try_change(word, to).is_ok();
-            match word.state() {
-                State::Empty => return None,
-                State::Resident => return Some(word),
-                State::Stored if change(Word::EMPTY) => {
-                    self.put_slot(word.slot());
+            match protocol::discard(self.word(page), |frame| self.frames.note_of(frame)) {
+                Discard::Done => return None,
+                Discard::Mapped(word) => return Some(word),
+                Discard::Freed(slot) => {
+                    self.put_slot(slot);
                     return None;
                 }
-                State::Cooling => {
-                    let frame = word.frame().expect("a cooling page has a frame");
-                    let slot = self.frames.slot(frame);
-                    if change(Word::EMPTY) {
-                        self.put_slot(slot);
-                        self.counters.died_before_write.bump();
-                        self.frames.decide(frame, Fate::Dropped);
-                        return None;
-                    }
+                Discard::Dropped(frame, slot) => {
+                    self.put_slot(slot);
+                    self.counters.died_before_write.bump();
+                    self.frames.decide(frame, Fate::Dropped);
+                    return None;
                 }
-                // The evictor frees the old slot, and the frame when the device lets go of it.
-                State::Writing => {
-                    let frame = word.frame().expect("a page being written has a frame");
-                    if change(Word::EMPTY) {
-                        self.frames.decide(frame, Fate::Dropped);
-                        return None;
-                    }
+                Discard::Abandoned(frame) => {
+                    // The evictor frees the old slot, and the frame when the device lets go of it.
+                    self.counters.died_during_write.bump();
+                    self.frames.decide(frame, Fate::Dropped);
+                    return None;
                 }
-                State::Filling => {
-                    if word.dead() || change(word.with_dead()) {
-                        return None;
-                    }
-                }
-                State::Poisoned if change(Word::moving(None)) => {
-                    self.put_slot(word.slot());
+                Discard::Mend(slot) => {
+                    self.put_slot(slot);
                     self.unpoison(page);
                     self.settle(page, Word::moving(None), Word::EMPTY);
                     return None;
                 }
-                // Another thread changes its mapping: a matter of microseconds.
-                State::Moving => backoff(&mut spins),
-                State::Stored | State::Poisoned => {}
+                Discard::Busy => backoff(&mut spins),
+                Discard::Changed => {}
             }
         }
     }
@@ -684,6 +683,8 @@ impl Pager {
         // SAFETY: each page is `Moving` by this thread, and its owner gave its content up.
         unsafe { self.discarder.discard(&pieces[..piece_count]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        let unwritten = taken.iter().filter(|(_, word)| word.slot().is_none()).count();
+        self.counters.freed_unwritten.add(unwritten as u64);
         for &(page, word) in taken {
             self.put_slot(word.slot());
             self.pinned.fetch_sub(word.pins(), Ordering::Relaxed);
@@ -780,6 +781,10 @@ pub(crate) fn backoff(spins: &mut u32) {
 
 fn new_bell() -> Result<EventFd> {
     EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })
+}
+
+fn recorders(count: usize) -> Result<Box<[Recorder]>> {
+    (0..count).map(|_| Recorder::new()).collect()
 }
 
 fn split(sum: u128) -> Sum {

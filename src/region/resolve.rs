@@ -12,7 +12,8 @@ use super::report;
 use crate::base::error::Error;
 use crate::base::sync::Ordering;
 use crate::base::units::PageId;
-use crate::page::frames::Fate;
+use crate::page::note::Fate;
+use crate::page::protocol;
 use crate::page::word::{State, Word};
 use crate::sys::uffd::{Fault, Outcome, Wake};
 use crate::tier::policy::Insert;
@@ -25,14 +26,25 @@ const STARVED_MAX: Duration = Duration::from_secs(2);
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Resolved, or will be by a read in flight.
+    /// Resolved.
     Done,
+    /// Will be resolved by a read in flight.
+    Reading,
     /// Another thread is changing the page: try again soon.
     Again,
     /// The device has as many requests as it may have: try again when one has finished.
     Busy,
     /// No frame is to be had: try again when the evictor has freed some.
     Starved,
+}
+
+/// Why a page is brought in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// A thread waits for it.
+    Fault,
+    /// It is read ahead.
+    Ahead,
 }
 
 impl Pager {
@@ -48,7 +60,7 @@ impl Pager {
             State::Empty => self.fill_zeros(page),
             State::Filling | State::Moving => Some(Answer::Again),
             State::Resident => self.touch_resident(page, word, fault),
-            State::Cooling => self.take_back(page, word),
+            State::Cooling => self.take_back(page, word, Asked::Fault),
             State::Writing => self.copy_out(page, word),
             State::Poisoned => {
                 self.wake(page);
@@ -99,8 +111,10 @@ impl Pager {
         if fault.protected {
             if word.protected() {
                 // The word first: the evictor must not take the page for clean any more.
-                self.word(page).try_change(word, word.with_protected(false)).ok()?;
+                let opened = word.with_protected(false).with_prefetched(false);
+                self.word(page).try_change(word, opened).ok()?;
                 self.counters.faults_protect.bump();
+                self.counters.prefetch_hits.add(u64::from(word.prefetched()));
             }
             if let Err(error) = self.uffd.allow_writes(self.addr(page), self.page_bytes) {
                 report::fatal("a write-protected page could not be opened", &error);
@@ -116,22 +130,28 @@ impl Pager {
     }
 
     /// `Cooling`: the page has not left yet; brings its frame back.
-    pub(super) fn take_back(&self, page: PageId, word: Word) -> Option<Answer> {
+    pub(super) fn take_back(&self, page: PageId, word: Word, asked: Asked) -> Option<Answer> {
         let frame = word.frame().expect("a cooling page has a frame");
-        let slot = self.frames.slot(frame);
         if !self.evict_by_move && !self.charge_page() {
             return Some(Answer::Starved);
         }
-        let moving = Word::moving(slot);
-        if self.word(page).try_change(word, moving).is_err() {
+        let note = self.frames.note_of(frame);
+        let Ok(slot) = protocol::take_back(self.word(page), word, note) else {
             self.uncharge_copy();
             return None;
-        }
+        };
+        let moving = Word::moving(None);
+        let prefetched = note.prefetched();
         match self.return_frame(page, frame) {
             Ok(fate) => {
-                self.settle_resident(page, moving, Word::resident(slot), None);
+                let unseen = prefetched && asked == Asked::Ahead;
+                let resident = Word::resident(slot).with_prefetched(unseen);
+                self.settle_resident(page, moving, resident, None);
                 self.frames.decide(frame, fate);
-                self.counters.faults_cooling.bump();
+                if asked == Asked::Fault {
+                    self.counters.faults_cooling.bump();
+                    self.counters.prefetch_hits.add(u64::from(prefetched));
+                }
                 Some(Answer::Done)
             }
             Err(error) => {
@@ -149,11 +169,11 @@ impl Pager {
         if !self.charge_page() {
             return Some(Answer::Starved);
         }
-        let moving = Word::moving(None);
-        if self.word(page).try_change(word, moving).is_err() {
+        if protocol::copy_out(self.word(page), word).is_err() {
             self.budget.uncharge(self.page_size());
             return None;
         }
+        let moving = Word::moving(None);
         if let Err(error) = self.copy_rest(page, frame, 0) {
             report::fatal("a page being written could not be mapped", &error);
         }
@@ -182,16 +202,18 @@ impl Pager {
             State::Empty => (None, None),
             State::Stored => (word.slot(), None),
             // In a frame, but without room for it in the region.
-            State::Cooling => {
-                (word.frame().and_then(|frame| self.frames.slot(frame)), word.frame())
-            }
-            State::Writing => (None, word.frame()),
+            State::Cooling | State::Writing => (None, word.frame()),
             // The page is on its way in by other means; the thread faults again if it is not.
             _ => return self.wake(page),
         };
         let moving = Word::moving(slot);
         if self.word(page).try_change(word, moving).is_err() {
             return self.wake(page);
+        }
+        if word.state() == State::Cooling {
+            // Not before the change: note, invariant 2. (A page being written leaves its slots to
+            // the evictor.)
+            self.put_slot(frame.and_then(|frame| self.frames.slot(frame)));
         }
         self.poison(page, moving, cause);
         if let Some(frame) = frame {

@@ -121,3 +121,35 @@ mod tests {
         assert!(!budget.try_charge(ByteCount(u64::MAX)));
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn loom_charges_of_two_threads_never_exceed_the_limit_and_none_is_lost() {
+        loom::model(|| {
+            let budget = Arc::new(Budget::new(ByteCount(100)));
+            let charging = |bytes: u64| {
+                let budget = Arc::clone(&budget);
+                thread::spawn(move || {
+                    let charged = budget.try_charge(ByteCount(bytes));
+                    assert!(budget.charged().0 <= 100, "{} charged", budget.charged());
+                    if charged {
+                        budget.uncharge(ByteCount(bytes / 2));
+                    }
+                    charged
+                })
+            };
+            let (one, other) = (charging(60), charging(80));
+            let one = one.join().expect("no panic");
+            let other = other.join().expect("no panic");
+            assert!(one || other, "nobody was let in");
+            let expected = u64::from(one) * 30 + u64::from(other) * 40;
+            assert_eq!(budget.charged(), ByteCount(expected));
+            assert!(budget.charged_max().0 <= 100);
+        });
+    }
+}
