@@ -9,6 +9,10 @@
 
 #![expect(unsafe_code, reason = "allocates by hand; the heap layer is part of this program")]
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "not all of the layers is used")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "one module of the library's `sys` is part of this program"
+)]
 
 #[path = "../src/base/mod.rs"]
 mod base;

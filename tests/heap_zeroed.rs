@@ -51,8 +51,10 @@ fn recycled_memory_is_zero_when_asked_for_at_every_page_size() {
             blocks[at] = zeroed;
         }
         for (at, block) in blocks.into_iter().enumerate() {
+            // SAFETY: inside of the block.
+            let middle = unsafe { block.as_ptr().add(BLOCK / 2) };
             // SAFETY: as above.
-            let byte = unsafe { block.as_ptr().add(BLOCK / 2).read() };
+            let byte = unsafe { middle.read() };
             assert_eq!(byte, if at % 2 == 0 { 0 } else { 0xAB }, "{page}: block {at}");
             // SAFETY: allocated above with this layout.
             unsafe { Far.deallocate(block, layout()) };

@@ -146,7 +146,7 @@ impl Pager {
 
     /// The chunk a page lies in.
     pub(super) fn chunk_of(&self, page: PageId) -> ChunkId {
-        ChunkId(((self.addr(page) - self.region.addr()) / CHUNK) as usize)
+        ChunkId((self.addr(page) - self.region.addr()) / CHUNK)
     }
 
     fn chunk_addr(&self, chunk: ChunkId) -> usize {

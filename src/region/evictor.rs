@@ -835,9 +835,10 @@ impl Pager {
     /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
     fn fill_frame_holes(&self, frame: FrameId) {
         for at in (0..self.page_bytes).step_by(KERNEL_PAGE) {
+            let unit = (self.frames.addr(frame) + at) as *const u8;
             // SAFETY: the frame is this thread's and readable; a hole of staging memory is filled
             // by the kernel.
-            let _ = unsafe { self.frames.ptr(frame).add(at).read_volatile() };
+            let _ = unsafe { unit.read_volatile() };
         }
     }
 

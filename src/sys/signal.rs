@@ -58,17 +58,21 @@ extern "C" fn on_sigbus(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: errno's address is valid in every thread.
-    let saved = unsafe { *libc::__errno_location() };
+    // SAFETY: takes nothing and returns the address of this thread's errno.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: errno's address is valid as long as the thread is.
+    let saved = unsafe { *errno };
     // SAFETY: the kernel passes a valid `siginfo_t` for the call's duration.
-    let addr = unsafe { (*info).si_addr() } as usize;
+    let told = unsafe { &*info };
+    // SAFETY: a SIGBUS has an address.
+    let addr = unsafe { told.si_addr() } as usize;
     let fault = BusFault { addr, write: is_write(context) };
     let served = SERVE.get().is_some_and(|serve| serve(fault));
     if !served {
         chain(signal, info, context);
     }
     // SAFETY: as above; what was interrupted finds its errno unchanged.
-    unsafe { *libc::__errno_location() = saved };
+    unsafe { *errno = saved };
 }
 
 /// Whether the access that faulted was a write: bit 1 of the page-fault error code.

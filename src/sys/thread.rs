@@ -35,10 +35,11 @@ fn processor_in(stat: &str) -> Option<u32> {
 /// Binds the calling thread to a processor; `false`: not allowed.
 pub(crate) fn run_on(processor: u32) -> bool {
     let all = ALL.get_or_init(affinity);
-    // SAFETY: CPU_ISSET reads a bit of the set; numbers past its end are excluded by the check.
-    if processor as usize >= libc::CPU_SETSIZE as usize
-        || !unsafe { libc::CPU_ISSET(processor as usize, all) }
-    {
+    if processor as usize >= libc::CPU_SETSIZE as usize {
+        return false;
+    }
+    // SAFETY: reads a bit inside of the set, checked above.
+    if !unsafe { libc::CPU_ISSET(processor as usize, all) } {
         return false;
     }
     let mut set = empty();

@@ -367,8 +367,7 @@ mod tests {
         };
         let mapping = Mapping::reserve(8 * KERNEL_PAGE, KERNEL_PAGE, Huge::No).expect("maps");
         for page in [1, 4] {
-            // SAFETY: inside the mapping, which nobody else uses.
-            unsafe { mapping.as_ptr().add(page * KERNEL_PAGE).write(1) };
+            byte(&mapping, page * KERNEL_PAGE).store(1, Ordering::Relaxed);
         }
         let mut there = [false; 8];
         pagemap.scan(mapping.addr(), &mut there).expect("readable");
