@@ -4,12 +4,14 @@
 
 pub mod base;
 pub mod config;
+pub mod containers;
 mod heap;
 mod meta;
 mod page;
 pub mod region;
 mod runtime;
 pub mod store;
+pub mod sub;
 mod sys;
 pub mod tier;
 
