@@ -15,10 +15,14 @@
 
 mod btree;
 mod local_set;
+mod page_filler;
+mod skiplist;
 
 pub use btree::{FarBTreeMap, Iter, Range, TreeStrategy};
+pub use skiplist::{FarSkipList, ListIter, ListRange, ListStrategy};
 
 use crate::sub::AllocError;
+use page_filler::PageFiller;
 use std::fmt;
 
 /// Occupancy from which on a rearrangement starts a new page: the rest stays for later inserts.

@@ -19,7 +19,10 @@
 //! 1. A page of the region belongs to one owner; it is free only while it holds no object.
 //! 2. All state is behind one lock, which is taken before any lock of the region.
 
-#![expect(unsafe_code, reason = "declares the unsafe call that frees; drops pages of freed objects")]
+#![expect(
+    unsafe_code,
+    reason = "declares the unsafe call that frees; drops pages of freed objects"
+)]
 
 mod kinds;
 mod pages;
@@ -247,9 +250,9 @@ impl Collective {
     /// Whether a pointer lies in purely-local memory.
     #[must_use]
     pub fn is_local(&self, ptr: *const u8) -> bool {
-        self.local.as_ref().is_some_and(|local| {
-            (ptr as usize).wrapping_sub(local.addr()) < self.local_capacity
-        })
+        self.local
+            .as_ref()
+            .is_some_and(|local| (ptr as usize).wrapping_sub(local.addr()) < self.local_capacity)
     }
 
     /// Whether a pointer lies in this collective's memory.
@@ -394,11 +397,7 @@ impl Collective {
         Ok(pointer(state.far.take(page, layout).expect("an empty page has room")))
     }
 
-    fn allocate_large(
-        &self,
-        state: &mut State,
-        layout: Layout,
-    ) -> Result<NonNull<u8>, AllocError> {
+    fn allocate_large(&self, state: &mut State, layout: Layout) -> Result<NonNull<u8>, AllocError> {
         if layout.align() > self.page_bytes {
             return Err(AllocError::Align { align: layout.align(), max: self.page_bytes });
         }

@@ -2,9 +2,8 @@
 #![expect(unsafe_code, reason = "makes nodes in memory that it allocated")]
 
 use super::node::{self, CHILDREN, Link};
-use super::rearrange::Pages;
 use super::{FarBTreeMap, TreeStrategy};
-use crate::containers::FILL_DEFAULT;
+use crate::containers::{FILL_DEFAULT, PageFiller};
 use crate::sub::{AllocError, Collective, SubAllocator};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -58,7 +57,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         mut pairs: impl ExactSizeIterator<Item = (K, V)>,
     ) -> Result<Level<K, V>, AllocError> {
         let collective = self.collective.clone();
-        let mut pages = Pages::new(&collective, FILL_DEFAULT);
+        let mut pages = PageFiller::new(&collective, FILL_DEFAULT);
         let mut level = Level { nodes: Vec::new(), between: Vec::new() };
         // `n` pairs with one left out after each leaf but the last: `n + 1` in groups of len + 1.
         for group in groups(pairs.len() + 1) {
@@ -81,7 +80,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
 
     fn level_above(&mut self, below: Level<K, V>) -> Result<Level<K, V>, AllocError> {
         let collective = self.collective.clone();
-        let mut pages = Pages::new(&collective, FILL_DEFAULT);
+        let mut pages = PageFiller::new(&collective, FILL_DEFAULT);
         let count = below.nodes.len();
         let height = below.nodes[0].height() + 1;
         let (mut nodes, mut between) = (below.nodes.into_iter(), below.between.into_iter());
@@ -105,7 +104,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         Ok(level)
     }
 
-    fn bulk_node(&self, height: u8, pages: &mut Pages<'_>) -> Result<Link<K, V>, AllocError> {
+    fn bulk_node(&self, height: u8, pages: &mut PageFiller<'_>) -> Result<Link<K, V>, AllocError> {
         let layout = node::layout::<K, V>(height);
         let memory: NonNull<u8> = match self.strategy {
             TreeStrategy::Hint => self.collective.hint_only().allocate(layout, None)?,

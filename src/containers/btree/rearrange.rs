@@ -7,9 +7,8 @@ use super::FarBTreeMap;
 use super::local::Cell;
 use super::node::{self, Link};
 use super::place::TreeStrategy;
-use crate::containers::FILL_DEFAULT;
-use crate::sub::{AllocError, Collective, PerPage, SubAllocator};
-use std::sync::Arc;
+use crate::containers::{FILL_DEFAULT, PageFiller};
+use crate::sub::AllocError;
 
 impl<K, V> FarBTreeMap<K, V> {
     /// Moves nodes so that those used together share pages, as the strategy says; leaves 30 % of
@@ -70,7 +69,7 @@ impl<K, V> FarBTreeMap<K, V> {
 
     fn rearrange_dfs(&mut self, fill: f64) -> Result<(), AllocError> {
         let collective = self.collective.clone();
-        let mut page = Pages::new(&collective, fill);
+        let mut page = PageFiller::new(&collective, fill);
         self.post_order(|map, cell| map.relocate_to(cell, &mut page))
     }
 
@@ -78,7 +77,7 @@ impl<K, V> FarBTreeMap<K, V> {
     fn relocate_to(
         &mut self,
         cell: Cell<K, V>,
-        pages: &mut Pages<'_>,
+        pages: &mut PageFiller<'_>,
     ) -> Result<(), AllocError> {
         let node = self.at(cell).expect("a visited cell has a node");
         if self.collective.is_local(node.as_ptr()) {
@@ -91,7 +90,7 @@ impl<K, V> FarBTreeMap<K, V> {
 
     fn rearrange_veb(&mut self, fill: f64) -> Result<(), AllocError> {
         let collective = self.collective.clone();
-        let mut page = Pages::new(&collective, fill);
+        let mut page = PageFiller::new(&collective, fill);
         let Some(root) = self.root else { return Ok(()) };
         let mut open = vec![Piece::Tree(Cell::Root, usize::from(root.height()) + 1)];
         while let Some(piece) = open.pop() {
@@ -134,40 +133,4 @@ enum Piece<K, V> {
     Tree(Cell<K, V>, usize),
     /// All subtrees so many levels below a cell, each of so many levels.
     Below(Cell<K, V>, usize, usize),
-}
-
-/// The page being filled.
-pub(in crate::containers) struct Pages<'a> {
-    collective: &'a Arc<Collective>,
-    fill: f64,
-    current: Option<PerPage<'a>>,
-}
-
-impl<'a> Pages<'a> {
-    pub(in crate::containers) fn new(collective: &'a Arc<Collective>, fill: f64) -> Pages<'a> {
-        Pages { collective, fill, current: None }
-    }
-
-    /// Allocates in the current page; starts a new one when it is filled as far as allowed.
-    pub(in crate::containers) fn allocate(
-        &mut self,
-        layout: std::alloc::Layout,
-    ) -> Result<std::ptr::NonNull<u8>, AllocError> {
-        if let Some(page) = &self.current
-            && page.occupancy_under(self.fill)
-        {
-            match page.allocate(layout) {
-                Err(AllocError::Full) => {}
-                done => return done,
-            }
-        }
-        let page = self.collective.new_page()?;
-        let memory = page.allocate(layout);
-        self.current = Some(page);
-        match memory {
-            // No page can hold it: it stays in pages of its own.
-            Err(AllocError::TooLarge { .. }) => self.collective.swappable().allocate(layout),
-            done => done,
-        }
-    }
 }
