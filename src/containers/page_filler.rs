@@ -18,6 +18,10 @@ impl<'a> PageFiller<'a> {
 
     /// Allocates in the current page; starts a new one when it is filled as far as allowed.
     pub(super) fn allocate(&mut self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+        // No page can hold it: it goes to pages of its own.
+        if layout.size() > self.collective.page_size().as_usize() {
+            return self.collective.swappable().allocate(layout);
+        }
         if let Some(page) = &self.current
             && page.occupancy_under(self.fill)
         {
@@ -26,13 +30,6 @@ impl<'a> PageFiller<'a> {
                 done => return done,
             }
         }
-        let page = self.collective.new_page()?;
-        let memory = page.allocate(layout);
-        self.current = Some(page);
-        match memory {
-            // No page can hold it: it stays in pages of its own.
-            Err(AllocError::TooLarge { .. }) => self.collective.swappable().allocate(layout),
-            done => done,
-        }
+        self.current.insert(self.collective.new_page()?).allocate(layout)
     }
 }

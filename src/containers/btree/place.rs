@@ -149,7 +149,8 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         let layout = node::layout::<K, V>(node.height());
         let sub = self.collective.suballocator_of(near.as_ptr()).expect("a node of this tree");
         match sub.allocate(layout) {
-            Err(AllocError::Full) => {}
+            // Too large for a page, or for local memory: swappable memory may hold it.
+            Err(AllocError::Full | AllocError::TooLarge { .. } | AllocError::Align { .. }) => {}
             done => return done,
         }
         drop(sub);

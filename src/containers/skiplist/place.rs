@@ -140,7 +140,7 @@ impl<K: Ord, V> FarSkipList<K, V> {
             let beside = preds[0].filter(far).or_else(|| self.next_of(preds[0], 0).filter(far));
             let sub = beside.and_then(|node| self.collective.suballocator_of(node.as_ptr()));
             match sub.map(|sub| sub.allocate(layout)) {
-                None | Some(Err(AllocError::Full)) => {}
+                None | Some(Err(AllocError::Full | AllocError::TooLarge { .. })) => {}
                 Some(done) => return done,
             }
         }
