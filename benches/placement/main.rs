@@ -5,7 +5,7 @@ fn main() {
     let a: Vec<String> = std::env::args().collect();
     let n: u64 = a[1].parse().unwrap();
     for v in run::Variant::all() {
-        if a.len() > 3 && !a[3..].contains(&v.name()) {
+        if a.len() > 3 && !a[3..].contains(&format!("{}:{}", v.structure(), v.name())) {
             continue;
         }
         let mut built: Option<run::Built> = None;

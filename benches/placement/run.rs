@@ -1,7 +1,7 @@
 //! Building a container of a variant, and measuring queries on it.
 
 use crate::workload::{Mix, PAIR_BYTES, Query, Value, pairs};
-use farheap::containers::{FarBTreeMap, Links, TreeStrategy};
+use farheap::containers::{FarBTreeMap, FarSkipList, Links, ListStrategy, TreeStrategy};
 use farheap::region::RegionConfig;
 use farheap::store::MemStore;
 use farheap::sub::{Collective, CollectiveConfig};
@@ -15,28 +15,33 @@ pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Variant {
     BTree(TreeStrategy),
+    SkipList(ListStrategy),
 }
 
 impl Variant {
     pub(crate) fn all() -> Vec<Variant> {
-        TreeStrategy::ALL.into_iter().map(Variant::BTree).collect()
+        let trees = TreeStrategy::ALL.into_iter().map(Variant::BTree);
+        trees.chain(ListStrategy::ALL.into_iter().map(Variant::SkipList)).collect()
     }
 
     pub(crate) fn structure(self) -> &'static str {
         match self {
             Variant::BTree(_) => "btree",
+            Variant::SkipList(_) => "skiplist",
         }
     }
 
     pub(crate) fn name(self) -> String {
         match self {
             Variant::BTree(strategy) => strategy.to_string(),
+            Variant::SkipList(strategy) => strategy.to_string(),
         }
     }
 
     pub(crate) fn uses_local(self) -> bool {
         match self {
             Variant::BTree(strategy) => strategy.uses_local(),
+            Variant::SkipList(strategy) => strategy.uses_local(),
         }
     }
 
@@ -49,6 +54,14 @@ impl Variant {
                 }
                 map.make_page_aware()?;
                 Box::new(map)
+            }
+            Variant::SkipList(strategy) => {
+                let mut list = FarSkipList::new(collective, strategy);
+                for (key, value) in pairs(n, seed) {
+                    list.insert(key, value)?;
+                }
+                list.make_page_aware()?;
+                Box::new(list)
             }
         })
     }
@@ -63,34 +76,42 @@ pub(crate) trait Map {
     fn links(&self) -> Links;
 }
 
-/// Something of a pair that depends on all of its pages.
+/// Reads both ends of a value, and adds up what the pairs read have in common for all variants.
 fn taste(key: u64, value: &Value) -> u64 {
-    key ^ u64::from(value[0]) ^ u64::from(value[value.len() - 1]) << 8
+    std::hint::black_box((value[0], value[value.len() - 1]));
+    key
 }
 
-impl Map for FarBTreeMap<u64, Value> {
-    fn scan(&mut self, key: u64, len: usize) -> u64 {
-        let pairs = self.range(key..).take(len);
-        pairs.fold(0, |sum, (key, value)| sum.wrapping_add(taste(*key, value)))
-    }
+macro_rules! implement_map {
+    ($map:ident) => {
+        impl Map for $map<u64, Value> {
+            fn scan(&mut self, key: u64, len: usize) -> u64 {
+                let pairs = self.range(key..).take(len);
+                pairs.fold(0, |sum, (key, value)| sum.wrapping_add(taste(*key, value)))
+            }
 
-    fn update(&mut self, key: u64, value: &Value) -> bool {
-        self.get_mut(&key).is_some_and(|place| {
-            *place = *value;
-            true
-        })
-    }
+            fn update(&mut self, key: u64, value: &Value) -> bool {
+                self.get_mut(&key).is_some_and(|place| {
+                    *place = *value;
+                    true
+                })
+            }
 
-    fn links(&self) -> Links {
-        FarBTreeMap::links(self)
-    }
+            fn links(&self) -> Links {
+                $map::links(self)
+            }
+        }
+    };
 }
+implement_map!(FarBTreeMap);
+implement_map!(FarSkipList);
 
 /// A container that was built, ready for queries.
 pub(crate) struct Built {
     map: Box<dyn Map>,
     collective: Arc<Collective>,
     n: u64,
+    measured: u64,
     pub(crate) built_in: Duration,
     pub(crate) links: Links,
     pub(crate) far_pages: u64,
@@ -151,14 +172,16 @@ pub(crate) fn build(
     let built_in = began.elapsed();
     let links = map.links();
     let (far_pages, local_used) = (collective.far_pages(), collective.local_used().get());
-    Ok(Some(Built { map, collective, n, built_in, links, far_pages, local_used }))
+    Ok(Some(Built { map, collective, n, measured: 0, built_in, links, far_pages, local_used }))
 }
 
 impl Built {
     /// Runs queries with a page cache of `cache` bytes that is empty at the start.
     pub(crate) fn measure(&mut self, cache: u64, local_pct: u64, mix: Mix) -> Outcome<Point> {
         assert_eq!(mix.n, self.n, "queries for another container");
-        let queries = mix.queries();
+        // Other values each time: a page that is written what it holds already stays clean.
+        let queries = mix.queries(self.measured);
+        self.measured += 1;
         let minimum = RegionConfig::limit_min(self.collective.page_size());
         let region = self.collective.region();
         region.evict_all()?;

@@ -52,7 +52,9 @@ pub(crate) struct Mix {
 }
 
 impl Mix {
-    pub(crate) fn queries(&self) -> Vec<Query> {
+    /// The queries; `salt` changes the values that updates write, and nothing else.
+    pub(crate) fn queries(&self, salt: u64) -> Vec<Query> {
+        let mut values = StdRng::seed_from_u64(self.seed ^ (salt + 1) << 32);
         let mut rng = StdRng::seed_from_u64(self.seed);
         let zipf = Zipf::new(self.n as f64, self.alpha).expect("a valid distribution");
         let query = |_| {
@@ -60,7 +62,7 @@ impl Mix {
             let key = hash(rank);
             if rng.random_bool(self.updates) {
                 let mut value = Box::new([0; VALUE_BYTES]);
-                rng.fill(&mut value[..]);
+                values.fill(&mut value[..]);
                 Query::Update(key, value)
             } else {
                 Query::Scan(key, rng.random_range(1..=SCAN_MAX))

@@ -16,9 +16,11 @@
 mod btree;
 mod local_set;
 mod page_filler;
+mod paged;
 mod skiplist;
 
 pub use btree::{FarBTreeMap, Iter, Range, TreeStrategy};
+pub use paged::{FarPagedMap, PagedIter};
 pub use skiplist::{FarSkipList, ListIter, ListRange, ListStrategy};
 
 use crate::sub::AllocError;

@@ -132,8 +132,10 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         while !cells.is_empty() {
             let mut below = Vec::new();
             for cell in cells {
-                let Some(node) = self.at(cell) else { continue };
-                let layout = node::layout::<K, V>(node.height());
+                if self.at(cell).is_none() {
+                    continue;
+                }
+                let layout = node::local_layout::<K, V>();
                 let Ok(memory) = self.collective.purely_local().allocate(layout) else { return };
                 let node = self.relocate(cell, memory);
                 if !node.is_leaf() {

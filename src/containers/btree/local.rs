@@ -57,7 +57,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         path: &mut Path<K, V>,
         height: u8,
     ) -> Result<Option<NonNull<u8>>, AllocError> {
-        let layout = node::layout::<K, V>(height);
+        let layout = node::local_layout::<K, V>();
         loop {
             match self.collective.purely_local().allocate(layout) {
                 Err(AllocError::Full) => {}

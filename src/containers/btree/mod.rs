@@ -136,7 +136,8 @@ impl<K, V> FarBTreeMap<K, V> {
 
     /// Frees a node that never was linked.
     fn free_unlinked(&self, node: Link<K, V>) {
-        let (memory, layout) = node.retire();
+        let is_local = self.collective.is_local(node.as_ptr());
+        let (memory, layout) = node.retire(is_local);
         // SAFETY: the node came from this collective with this layout, and its last link is gone.
         unsafe { self.collective.deallocate(memory, layout) };
     }

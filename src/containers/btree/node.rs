@@ -70,6 +70,11 @@ pub(super) fn layout<K, V>(height: u8) -> Layout {
     if height == 0 { Layout::new::<Node<K, V>>() } else { Layout::new::<Inner<K, V>>() }
 }
 
+/// Purely-local memory that any node takes: of one size, so that each can take another's place.
+pub(super) fn local_layout<K, V>() -> Layout {
+    layout::<K, V>(1)
+}
+
 impl<K, V> Link<K, V> {
     /// Makes an empty node of `height` in fresh memory.
     ///
@@ -95,8 +100,9 @@ impl<K, V> Link<K, V> {
     }
 
     /// Ends the node: its memory and what it takes to free it. Pairs are not dropped.
-    pub(super) fn retire(self) -> (NonNull<u8>, Layout) {
-        (self.0.cast(), layout::<K, V>(self.height()))
+    pub(super) fn retire(self, is_local: bool) -> (NonNull<u8>, Layout) {
+        let far = layout::<K, V>(self.height());
+        (self.0.cast(), if is_local { local_layout::<K, V>() } else { far })
     }
 
     pub(super) fn as_ptr(self) -> *mut u8 {

@@ -147,8 +147,10 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         node: Link<K, V>,
     ) -> Result<NonNull<u8>, AllocError> {
         let layout = node::layout::<K, V>(node.height());
+        let near_is_local = self.collective.is_local(near.as_ptr());
+        let beside = if near_is_local { node::local_layout::<K, V>() } else { layout };
         let sub = self.collective.suballocator_of(near.as_ptr()).expect("a node of this tree");
-        match sub.allocate(layout) {
+        match sub.allocate(beside) {
             // Too large for a page, or for local memory: swappable memory may hold it.
             Err(AllocError::Full | AllocError::TooLarge { .. } | AllocError::Align { .. }) => {}
             done => return done,
