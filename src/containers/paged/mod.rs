@@ -7,8 +7,8 @@
 //! directory's nodes are small and local, leaves are as large as the collective's pages.
 //!
 //! # Invariants
-//! 1. All keys of a leaf but the first are at or above its key in the directory, and below that of
-//!    the next leaf. No leaf is empty.
+//! 1. All keys of a leaf are at or above its key in the directory, and below that of the next leaf.
+//!    No leaf is empty.
 //! 2. Memory for a new leaf is allocated before anything changes.
 
 #![expect(unsafe_code, reason = "hands out leaves in memory that it allocated, and frees them")]
@@ -215,9 +215,7 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         Q: Ord + ?Sized,
     {
         let below = (Bound::Unbounded, Bound::Included(key));
-        let entry = self.directory.range::<Q, _>(below).next_back();
-        // Keys below all others belong to the first leaf.
-        entry.or_else(|| self.directory.first_key_value()).map(|(_, leaf)| leaf)
+        self.directory.range::<Q, _>(below).next_back().map(|(_, leaf)| leaf)
     }
 
     fn leaf_mut<Q>(&mut self, key: &Q) -> Option<&mut Leaf<K, V>>
@@ -226,9 +224,6 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         Q: Ord + ?Sized,
     {
         let below = (Bound::Unbounded, Bound::Included(key));
-        if self.directory.range::<Q, _>(below).next_back().is_none() {
-            return self.directory.values_mut().next();
-        }
         self.directory.range_mut::<Q, _>(below).next_back().map(|(_, leaf)| leaf)
     }
 
@@ -294,7 +289,6 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         if is_empty {
             let below = (Bound::Unbounded, Bound::Included(&removed));
             let entry = self.directory.range::<K, _>(below).next_back();
-            let entry = entry.or_else(|| self.directory.first_key_value());
             let first = entry.expect("the leaf is in the directory").0.clone();
             let leaf = self.directory.remove::<K>(&first).expect("just found");
             self.free(leaf.memory());
@@ -310,6 +304,14 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
     /// [`Refused`] gives the pair back when there is no page for it; the map is as it was.
     pub fn insert(&mut self, key: K, value: V) -> Result<Option<V>, Refused<K, V>> {
         let shape = self.shape;
+        if let Some(first) = self.directory.first_entry()
+            && key < *first.key()
+        {
+            // The first leaf's key in the directory is a lower bound like all others.
+            let (_, leaf) = first.remove_entry();
+            self.directory.insert(key.clone(), leaf);
+        }
+        let is_last = self.directory.last_key_value().is_none_or(|(last, _)| *last <= key);
         let Some(leaf) = self.leaf_mut(&key) else {
             return self.insert_into_new_leaf(key, value);
         };
@@ -317,7 +319,9 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
             Ok(at) => return Ok(Some(std::mem::replace(leaf.value_mut(shape, at), value))),
             Err(at) if leaf.len() < shape.capacity => leaf.insert(shape, at, key, value),
             // Keys that arrive in order fill their leaves.
-            Err(at) if at == shape.capacity => return self.insert_into_new_leaf(key, value),
+            Err(at) if at == shape.capacity && is_last => {
+                return self.insert_into_new_leaf(key, value);
+            }
             Err(_) => {
                 if let Err(error) = self.split(&key) {
                     return Err(Refused { key, value, error });
@@ -396,7 +400,6 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
             self.free(leaf.memory());
         }
         packed.append(&mut old);
-        // A leaf made just before memory ran out has no pairs.
         self.directory = packed;
         outcome
     }
