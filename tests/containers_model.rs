@@ -4,7 +4,9 @@
 mod common;
 
 use common::{Dice, mem_store, seed, watchdog};
-use farheap::containers::{FarBTreeMap, FarSkipList, ListStrategy, Refused, TreeStrategy};
+use farheap::containers::{
+    FarBTreeMap, FarPagedMap, FarSkipList, ListStrategy, Refused, TreeStrategy,
+};
 use farheap::region::RegionConfig;
 use farheap::sub::{AllocError, Collective, CollectiveConfig};
 use farheap::{ByteCount, Error};
@@ -373,4 +375,91 @@ fn over_aligned_values_stay_aligned_or_are_refused() {
             assert!(matches!(error, AllocError::Align { .. } | AllocError::TooLarge { .. }));
         }
     }
+}
+
+#[test]
+fn a_paged_map_agrees_with_the_model() {
+    let _watchdog = watchdog("paged", Duration::from_secs(120));
+    let seed = seed("paged map");
+    let Some(collective) = collective(ByteCount::kib(40)) else { return };
+    let alive = Arc::new(AtomicI64::new(0));
+    let mut dice = Dice::new(seed);
+    let mut map = FarPagedMap::<u64, Value>::new(collective.clone()).expect("pairs are small");
+    let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut refused = 0;
+    for step in 0..20_000_u64 {
+        let (key, id) = (dice.below(3_000), dice.roll());
+        match dice.below(1_000) {
+            990..994 => {
+                let after = dice.below(20);
+                collective.refuse_after((dice.below(3) > 0).then_some(after));
+            }
+            994..996 => {
+                let fill = 0.1 + dice.below(10) as f64 / 10.0;
+                refused += u64::from(map.pack(fill).is_err());
+            }
+            996..998 => refused += u64::from(map.place_by_heat().is_err()),
+            998.. => {
+                collective.refuse_after(None);
+                let want: Vec<_> = model.iter().map(|(key, id)| (*key, *id)).collect();
+                let seen: Vec<_> = map.iter().map(|(key, value)| (*key, value.id)).collect();
+                assert_eq!(seen, want, "step {step}");
+                let tail = map.iter_from(&key).map(|(key, value)| (*key, value.id));
+                assert!(tail.eq(model.range(key..).map(|(key, id)| (*key, *id))), "step {step}");
+                assert_eq!(
+                    (map.len(), alive.load(Ordering::Relaxed)),
+                    (want.len(), want.len() as i64)
+                );
+            }
+            dice if dice % 100 < 40 => match map.insert(key, Value::new(id, &alive)) {
+                Ok(old) => assert_eq!(old.map(|old| old.id), model.insert(key, id)),
+                Err(back) => {
+                    assert_eq!((back.key, back.value.id), (key, id));
+                    refused += 1;
+                }
+            },
+            dice if dice % 100 < 75 => {
+                assert_eq!(map.remove(&key).map(|value| value.id), model.remove(&key), "{key}");
+            }
+            _ => assert_eq!(map.get(&key).map(|value| value.id), model.get(&key).copied()),
+        }
+    }
+    assert!(refused > 0, "some allocations were refused");
+    collective.refuse_after(None);
+    drop(map);
+    assert_eq!(alive.load(Ordering::Relaxed), 0, "every value is dropped once");
+    assert_eq!((collective.far_pages(), collective.local_used()), (0, ByteCount::ZERO));
+}
+
+#[test]
+fn leaves_that_are_used_move_to_local_memory_and_leave_it_when_others_are_used_more() {
+    let Some(collective) = collective(ByteCount::kib(8)) else { return };
+    let mut map = FarPagedMap::<u64, u64>::new(collective.clone()).expect("pairs are small");
+    for key in 0..10_000 {
+        map.insert(key, key).expect("room");
+    }
+    let mut use_key = |key: u64, times: u32| {
+        for _ in 0..times {
+            assert_eq!(map.get(&key), Some(&key));
+        }
+        map.place_by_heat().expect("room");
+        let value: *const u64 = map.get(&key).expect("there");
+        collective.is_local(value.cast())
+    };
+    assert!(use_key(77, 10));
+    assert!(use_key(5_000, 10));
+    assert!(use_key(9_999, 10));
+    let value: *const u64 = map.get(&77).expect("there");
+    assert!(!collective.is_local(value.cast()), "two leaves fit, and two others are hotter");
+}
+
+#[test]
+fn pairs_that_a_leaf_cannot_hold_twice_are_refused_and_pairs_of_no_size_are_kept() {
+    let Some(collective) = collective(ByteCount::ZERO) else { return };
+    let error = FarPagedMap::<u64, [u8; 3000]>::new(collective.clone()).err();
+    assert!(matches!(error, Some(AllocError::TooLarge { max: 4096, .. })), "{error:?}");
+    let mut units = FarPagedMap::new(collective).expect("they have no size");
+    assert_eq!(units.insert((), ()).expect("room"), None);
+    assert_eq!(units.insert((), ()).expect("room"), Some(()));
+    assert_eq!((units.get(&()), units.len()), (Some(&()), 1));
 }
