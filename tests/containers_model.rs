@@ -53,7 +53,8 @@ impl Drop for Value {
 
 /// What the test does with either container.
 trait Map {
-    fn insert(&mut self, key: u64, value: Value) -> Result<Option<Value>, Refused<u64, Value>>;
+    fn insert(&mut self, key: u64, value: Value)
+    -> Result<Option<Value>, Box<Refused<u64, Value>>>;
     fn remove(&mut self, key: u64) -> Option<Value>;
     fn get(&self, key: u64) -> Option<u64>;
     fn pairs(&self) -> Vec<(u64, u64)>;
@@ -70,8 +71,8 @@ macro_rules! implement_map {
                 &mut self,
                 key: u64,
                 value: Value,
-            ) -> Result<Option<Value>, Refused<u64, Value>> {
-                self.insert(key, value)
+            ) -> Result<Option<Value>, Box<Refused<u64, Value>>> {
+                self.insert(key, value).map_err(Box::new)
             }
             fn remove(&mut self, key: u64) -> Option<Value> {
                 self.remove(&key)

@@ -263,7 +263,7 @@ fn threads_share_a_collective() {
                     if round % 3 == 0 {
                         let old = mine.swap_remove(round % mine.len());
                         // SAFETY: this thread's object.
-                        assert_eq!(unsafe { old.as_ptr().add(199).read() }, thread);
+                        assert_eq!(unsafe { old.as_ptr().wrapping_add(199).read() }, thread);
                         free(&collective, old, node);
                     }
                 }

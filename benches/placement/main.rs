@@ -20,6 +20,7 @@ mod run;
 mod workload;
 
 use clap::Parser;
+use farheap::tier::policy::PolicyKind;
 use report::{Layout, Row};
 use run::{Built, Outcome, Variant};
 use std::collections::HashMap;
@@ -47,6 +48,9 @@ struct Args {
     /// Variants as `btree:dfs`, `skiplist:local+page`, `paged:hot`; default all.
     #[arg(long, value_delimiter = ',')]
     variant: Vec<String>,
+    /// Eviction policy of the page cache; default the region's own.
+    #[arg(long)]
+    policy: Option<PolicyKind>,
     /// Seed of values and queries.
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -130,7 +134,7 @@ fn measure(
         // Without purely-local memory one container serves all sizes.
         if built.as_ref().is_none_or(|(local, _)| *local != purely_local) {
             drop(built.take());
-            let Some(fresh) = run::build(variant, n, purely_local, args.seed)? else {
+            let Some(fresh) = run::build(variant, n, purely_local, args.policy, args.seed)? else {
                 return Ok(false);
             };
             layouts.push(fresh.layout(local_pct));

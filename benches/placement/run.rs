@@ -8,6 +8,7 @@ use farheap::containers::{
 use farheap::region::RegionConfig;
 use farheap::store::MemStore;
 use farheap::sub::{Collective, CollectiveConfig};
+use farheap::tier::policy::PolicyKind;
 use farheap::{ByteCount, Error};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -229,12 +230,17 @@ pub(crate) fn build(
     variant: Variant,
     n: u64,
     purely_local: u64,
+    policy: Option<PolicyKind>,
     seed: u64,
 ) -> Outcome<Option<Built>> {
     let data = ample(n);
     let config = CollectiveConfig {
         local: ByteCount(purely_local),
-        region: RegionConfig { limit: data, ..CollectiveConfig::default().region },
+        region: RegionConfig {
+            limit: data,
+            policy: policy.unwrap_or_default(),
+            ..CollectiveConfig::default().region
+        },
     };
     let collective = match Collective::create(config, Arc::new(MemStore::new(data)?)) {
         Ok(collective) => Arc::new(collective),

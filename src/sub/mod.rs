@@ -19,10 +19,7 @@
 //! 1. A page of the region belongs to one owner; it is free only while it holds no object.
 //! 2. All state is behind one lock, which is taken before any lock of the region.
 
-#![expect(
-    unsafe_code,
-    reason = "declares the unsafe call that frees; drops pages of freed objects"
-)]
+#![expect(unsafe_code, reason = "declares the unsafe call that frees; drops freed pages")]
 
 mod kinds;
 mod pages;

@@ -221,7 +221,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
             Bound::Excluded(start) => key.borrow() <= start,
             Bound::Unbounded => false,
         });
-        Range { path, range, _map: PhantomData }
+        Range { path, range, _map: PhantomData, _bounds: PhantomData }
     }
 
     /// Inserts a pair; returns the value that the key had before.
@@ -361,7 +361,8 @@ impl<K, V> FusedIterator for Iter<'_, K, V> {}
 pub struct Range<'a, K, V, R, Q: ?Sized> {
     path: Path<K, V>,
     range: R,
-    _map: PhantomData<(&'a (K, V), fn(&Q))>,
+    _map: PhantomData<&'a (K, V)>,
+    _bounds: PhantomData<fn(&Q)>,
 }
 
 impl<K, V, R: fmt::Debug, Q: ?Sized> fmt::Debug for Range<'_, K, V, R, Q> {

@@ -140,10 +140,11 @@ impl<K, V> FarSkipList<K, V> {
 
     /// Frees a node that is linked no more; its pair has been moved out or dropped.
     fn free_node(&mut self, node: Link<K, V>) {
-        if self.collective.is_local(node.as_ptr()) {
+        let is_local = self.collective.is_local(node.as_ptr());
+        if is_local {
             self.local.remove(node);
         }
-        let (memory, layout) = node.retire();
+        let (memory, layout) = node.retire(is_local);
         // SAFETY: the node came from this collective with this layout, and its last link is gone.
         unsafe { self.collective.deallocate(memory, layout) };
     }
@@ -282,7 +283,7 @@ impl<K: Ord, V> FarSkipList<K, V> {
             }
             Bound::Unbounded => self.heads[0],
         };
-        ListRange { next, range, _list: PhantomData }
+        ListRange { next, range, _list: PhantomData, _bounds: PhantomData }
     }
 
     /// Inserts a pair; returns the value that the key had before.
@@ -435,7 +436,8 @@ impl<K, V> FusedIterator for ListIter<'_, K, V> {}
 pub struct ListRange<'a, K, V, R, Q: ?Sized> {
     next: Option<Link<K, V>>,
     range: R,
-    _list: PhantomData<(&'a (K, V), fn(&Q))>,
+    _list: PhantomData<&'a (K, V)>,
+    _bounds: PhantomData<fn(&Q)>,
 }
 
 impl<K, V, R: fmt::Debug, Q: ?Sized> fmt::Debug for ListRange<'_, K, V, R, Q> {

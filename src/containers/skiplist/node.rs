@@ -58,6 +58,13 @@ pub(super) fn layout<K, V>(levels: usize) -> Layout {
     parts::<K, V>(levels).0
 }
 
+/// Purely-local memory that a node takes: of one size for nearly all, so that each can take
+/// another's place. One node in 2^16 is taller than that.
+pub(super) fn local_layout<K, V>(levels: usize) -> Layout {
+    const LEVELS_USUAL: usize = 16;
+    layout::<K, V>(levels.max(LEVELS_USUAL))
+}
+
 impl<K, V> Link<K, V> {
     /// Makes a node in fresh memory; its links lead nowhere.
     ///
@@ -86,8 +93,9 @@ impl<K, V> Link<K, V> {
     }
 
     /// Ends the node: its memory and what it takes to free it. The pair is not dropped.
-    pub(super) fn retire(self) -> (NonNull<u8>, Layout) {
-        (self.0.cast(), layout::<K, V>(self.levels()))
+    pub(super) fn retire(self, is_local: bool) -> (NonNull<u8>, Layout) {
+        let of = if is_local { local_layout::<K, V> } else { layout::<K, V> };
+        (self.0.cast(), of(self.levels()))
     }
 
     pub(super) fn as_ptr(self) -> *mut u8 {

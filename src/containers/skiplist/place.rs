@@ -10,8 +10,8 @@ use crate::sub::{AllocError, SubAllocator};
 use std::fmt;
 use std::ptr::NonNull;
 
-/// Nodes that leave local memory, at most, to make room for one taller node: their sizes differ,
-/// so that one may not be enough.
+/// Nodes that leave local memory, at most, to make room for one taller node: one is enough but for
+/// the rare node of very many levels.
 const VICTIMS_MAX: usize = 8;
 
 /// Where a skip list's nodes live.
@@ -153,7 +153,7 @@ impl<K: Ord, V> FarSkipList<K, V> {
         preds: &mut Preds<K, V>,
         levels: usize,
     ) -> Result<Option<NonNull<u8>>, AllocError> {
-        let layout = node::layout::<K, V>(levels);
+        let layout = node::local_layout::<K, V>(levels);
         for _ in 0..VICTIMS_MAX {
             match self.collective.purely_local().allocate(layout) {
                 Err(AllocError::Full) => {}
