@@ -27,6 +27,7 @@ use crate::sub::Collective;
 use node::Link;
 use path::Path;
 use std::borrow::Borrow;
+use std::cmp::Ordering;
 use std::fmt;
 use std::iter::FusedIterator;
 use std::marker::PhantomData;
@@ -106,7 +107,11 @@ impl<K, V> FarBTreeMap<K, V> {
     /// All pairs in key order.
     #[must_use]
     pub fn iter(&self) -> Iter<'_, K, V> {
-        Iter { path: Path::first(self.root, |_| false), left: self.len, _map: PhantomData }
+        Iter {
+            path: Path::first(self.root, |_| Ordering::Greater),
+            left: self.len,
+            _map: PhantomData,
+        }
     }
 
     /// Counts the links between nodes by where their ends are.
@@ -217,9 +222,10 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         R: RangeBounds<Q>,
     {
         let path = Path::first(self.root, |key: &K| match range.start_bound() {
-            Bound::Included(start) => key.borrow() < start,
-            Bound::Excluded(start) => key.borrow() <= start,
-            Bound::Unbounded => false,
+            Bound::Included(start) => key.borrow().cmp(start),
+            // The pair after an equal key is the first.
+            Bound::Excluded(start) => key.borrow().cmp(start).then(Ordering::Less),
+            Bound::Unbounded => Ordering::Greater,
         });
         Range { path, range, _map: PhantomData, _bounds: PhantomData }
     }

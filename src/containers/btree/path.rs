@@ -115,17 +115,26 @@ impl<K, V> Path<K, V> {
         (path, false)
     }
 
-    /// The way to the first pair at which `before` says no; it says yes to a prefix of the keys.
+    /// The way to the first pair that `compare` does not call less; it calls a prefix of the keys
+    /// less, then at most one equal. Ends at a pair that is equal, without a look below.
     pub(super) fn first(
         root: Option<Link<K, V>>,
-        mut before: impl FnMut(&K) -> bool,
+        mut compare: impl FnMut(&K) -> Ordering,
     ) -> Path<K, V> {
         let mut path = Path::new();
         let mut next = root;
         while let Some(node) = next {
-            let at = (0..node.len()).take_while(|at| before(node.key(*at))).count();
+            let (mut at, mut order) = (0, Ordering::Greater);
+            while at < node.len() {
+                order = compare(node.key(at));
+                if order != Ordering::Less {
+                    break;
+                }
+                at += 1;
+            }
             path.push(node, at);
-            next = (!node.is_leaf()).then(|| node.child(at));
+            let ends = node.is_leaf() || (at < node.len() && order == Ordering::Equal);
+            next = (!ends).then(|| node.child(at));
         }
         path.climb();
         path
