@@ -51,6 +51,7 @@ const BTREE_RULES: [Rule; 6] = [
             "place_near",
             "place_local",
             "cell_of",
+            "move_out",
             "moved",
             "add",
             "lowest_below",

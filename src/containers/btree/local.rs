@@ -70,11 +70,29 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
             };
             // An inconsistent `Ord` can hide a node; it stays where it is then.
             let Some(cell) = self.cell_of(victim) else { return Ok(None) };
-            let layout = node::layout::<K, V>(victim.height());
-            let memory = self.collective.swappable().allocate(layout)?;
-            let moved = self.relocate(cell, memory);
-            path.moved(victim, moved);
+            self.move_out(path, cell)?;
         }
+    }
+
+    /// Moves a node from local to swappable memory, and its siblings with it: scans want them
+    /// together, and together they lie on one page. Their places are taken soon.
+    fn move_out(&mut self, path: &mut Path<K, V>, cell: Cell<K, V>) -> Result<(), AllocError> {
+        let cells = match cell {
+            Cell::Root => vec![cell],
+            Cell::Child(parent, _) => {
+                (0..=parent.len()).map(|at| Cell::Child(parent, at)).collect()
+            }
+        };
+        for cell in cells {
+            let node = self.at(cell).expect("a cell of a node");
+            if self.collective.is_local(node.as_ptr()) {
+                let layout = node::layout::<K, V>(node.height());
+                let memory = self.collective.swappable().allocate(layout)?;
+                let moved = self.relocate(cell, memory);
+                path.moved(node, moved);
+            }
+        }
+        Ok(())
     }
 
     /// Where the link to a node is kept: the way there is through nodes of higher priority.
