@@ -8,6 +8,8 @@ pub mod base;
 #[cfg(not(loom))]
 pub mod config;
 #[cfg(not(loom))]
+pub mod containers;
+#[cfg(not(loom))]
 mod heap;
 #[cfg(not(loom))]
 mod meta;
@@ -18,6 +20,8 @@ pub mod region;
 mod runtime;
 #[cfg(not(loom))]
 pub mod store;
+#[cfg(not(loom))]
+pub mod sub;
 #[cfg(not(loom))]
 mod sys;
 pub mod tier;

@@ -16,6 +16,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Rank {
+    /// A collective's pages and arenas.
+    Sub = 0,
     /// The heap's control state (start, shutdown).
     Heap = 1,
     /// Address ranges of a region.

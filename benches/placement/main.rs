@@ -1,0 +1,171 @@
+//! Object placement: pages swapped by B-trees, skip lists and paged maps under every strategy.
+//!
+//! The key-value Scan benchmark of "Collective Allocator Abstraction to Control Object Spatial
+//! Locality in C++" (Hideshima, Sato, Ugawa, 2024), against what its C++ artifact swaps.
+//!
+//! ```text
+//! cargo bench --bench placement                          # 200 MB, a part of the grid: minutes
+//! cargo bench --bench placement -- --paper               # 2 GB, the whole grid: hours
+//! cargo bench --bench placement -- --variant btree:dfs --local 5,10,50 --alpha 0.8
+//! cargo bench --bench placement -- --test                # does it work? (so does `cargo test`)
+//! ```
+//! Prints points, links (Figure 4) and line counts (Table 3, see `lines.rs` for the rule), and
+//! writes `target/figures/placement.csv` and Figures 4, 5 and 6 as SVG; crosses are the artifact.
+//! Pages are counted by the page handler: 4 KiB read and written during the queries, all far pages
+//! out at the start. It checks its own answers: all variants read the same pairs.
+
+mod lines;
+mod report;
+mod run;
+mod workload;
+
+use clap::Parser;
+use farheap::tier::policy::PolicyKind;
+use report::{Layout, Row};
+use run::{Built, Outcome, Variant};
+use std::collections::HashMap;
+use std::path::Path;
+use workload::Mix;
+
+#[derive(Debug, Parser)]
+#[command(about = "Pages swapped by containers under every placement strategy")]
+struct Args {
+    /// Pairs of 160 bytes.
+    #[arg(long)]
+    n: Option<u64>,
+    /// Queries.
+    #[arg(long, default_value_t = 10_000)]
+    queries: usize,
+    /// Local memory in percent of the data.
+    #[arg(long, value_delimiter = ',')]
+    local: Vec<u64>,
+    /// Zipfian skewness of the keys asked for.
+    #[arg(long, value_delimiter = ',')]
+    alpha: Vec<f64>,
+    /// Share of updates.
+    #[arg(long, value_delimiter = ',', default_values_t = [0.05, 0.5])]
+    updates: Vec<f64>,
+    /// Variants as `btree:dfs`, `skiplist:local+page`, `paged:hot`; default all.
+    #[arg(long, value_delimiter = ',')]
+    variant: Vec<String>,
+    /// Eviction policy of the page cache; default the region's own.
+    #[arg(long)]
+    policy: Option<PolicyKind>,
+    /// Seed of values and queries.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// The paper's scale: 2 GB, local memory from 5 % to 200 %, both skews.
+    #[arg(long)]
+    paper: bool,
+    /// A tiny scale, to see that it works.
+    #[arg(long)]
+    test: bool,
+    /// Given by `cargo bench`.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Args {
+    /// Fills in what was not given, by scale.
+    fn complete(mut self) -> Args {
+        const PAPER_LOCAL: [u64; 15] =
+            [5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 80, 100, 120, 150, 200];
+        // `cargo test` runs benches without `--bench` and wants to be quick.
+        self.test |= !self.bench && !self.paper && self.n.is_none();
+        let (n, local, alpha): (u64, &[u64], &[f64]) = match (self.test, self.paper) {
+            (true, _) => (20_000, &[50, 300], &[0.8]),
+            (false, true) => (13_421_773, &PAPER_LOCAL, &[0.8, 1.3]),
+            (false, false) => (1_342_177, &[10, 50], &[0.8]),
+        };
+        if self.test {
+            self.queries = self.queries.min(500);
+        }
+        self.n.get_or_insert(n);
+        if self.local.is_empty() {
+            self.local = local.to_vec();
+        }
+        if self.alpha.is_empty() {
+            self.alpha = alpha.to_vec();
+        }
+        self
+    }
+
+    fn variants(&self) -> Outcome<Vec<Variant>> {
+        let all = Variant::all();
+        let name = |variant: &Variant| format!("{}:{}", variant.structure(), variant.name());
+        for wanted in &self.variant {
+            if !all.iter().any(|variant| name(variant) == *wanted) {
+                let known: Vec<String> = all.iter().map(name).collect();
+                return Err(format!("no variant `{wanted}`; there are {}", known.join(", ")).into());
+            }
+        }
+        let wanted = |v: &Variant| self.variant.is_empty() || self.variant.contains(&name(v));
+        Ok(all.into_iter().filter(wanted).collect())
+    }
+}
+
+fn main() -> Outcome<()> {
+    let args = Args::parse().complete();
+    let folder = if args.test { "target/figures/smoke" } else { "target/figures" };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let (mut rows, mut layouts) = (Vec::new(), Vec::new());
+    for variant in args.variants()? {
+        if !measure(&args, variant, &mut rows, &mut layouts)? {
+            return Ok(());
+        }
+    }
+    check_answers(&rows);
+    report::print_points(&rows);
+    report::print_layouts(&layouts);
+    report::write(&folder, &rows, &layouts)
+}
+
+/// Measures all points of a variant; `false` where userfaultfd is not permitted.
+fn measure(
+    args: &Args,
+    variant: Variant,
+    rows: &mut Vec<Row>,
+    layouts: &mut Vec<Layout>,
+) -> Outcome<bool> {
+    let n = args.n.expect("filled in");
+    let mut built: Option<(u64, Built)> = None;
+    for &local_pct in &args.local {
+        let (cache, purely_local) = run::division(variant, n, local_pct);
+        // Without purely-local memory one container serves all sizes.
+        if built.as_ref().is_none_or(|(local, _)| *local != purely_local) {
+            drop(built.take());
+            let Some(fresh) = run::build(variant, n, purely_local, args.policy, args.seed)? else {
+                return Ok(false);
+            };
+            layouts.push(fresh.layout(local_pct));
+            eprintln!("{variant:?} L={local_pct} %: built in {:.1?}", fresh.built_in);
+            built = Some((purely_local, fresh));
+        }
+        let (_, built) = built.as_mut().expect("just built");
+        for &alpha in &args.alpha {
+            for &updates in &args.updates {
+                let mix = Mix { n, count: args.queries, alpha, updates, seed: args.seed };
+                let point = built.measure(cache, local_pct, mix)?;
+                eprintln!(
+                    "  alpha {alpha} U {updates}: {} in + {} out, {:.2?}, page cache {} KiB",
+                    point.pages_in,
+                    point.pages_out,
+                    point.took,
+                    point.cache >> 10,
+                );
+                rows.push(Row { variant, point });
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// All variants have read the same pairs.
+fn check_answers(rows: &[Row]) {
+    let mut sums: HashMap<String, u64> = HashMap::new();
+    for Row { variant, point } in rows {
+        let mix = format!("{:?}", point.mix);
+        let sum = *sums.entry(mix).or_insert(point.sum);
+        assert_eq!(point.sum, sum, "{variant:?} has read other pairs");
+    }
+}

@@ -1,0 +1,404 @@
+//! A B-tree whose nodes are placed by a strategy: the paper's 2-3 tree with pairs inside of nodes.
+//!
+//! `node` holds nodes, `path` ways through the tree, `remove` and `bulk` what their names say.
+//! Everything about where nodes live is in `place` (which sub-allocator a new node comes from),
+//! `local` (who must leave local memory), and `rearrange` (moving nodes in batches).
+//!
+//! # Invariants
+//! 1. All leaves are at height 0, all nodes but the root have 1 or 2 pairs, keys ascend.
+//! 2. Memory for everything that an insert splits is allocated before anything changes.
+//! 3. A node is in the set of local nodes exactly while it is linked and purely local.
+
+#![expect(unsafe_code, reason = "hands out references into nodes and frees nodes")]
+
+mod bulk;
+mod local;
+mod node;
+mod path;
+mod place;
+mod rearrange;
+mod remove;
+
+pub use place::TreeStrategy;
+
+use super::{Links, Refused};
+use crate::containers::local_set::LocalSet;
+use crate::sub::Collective;
+use node::Link;
+use path::Path;
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::fmt;
+use std::iter::FusedIterator;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+/// An ordered map in far memory.
+///
+/// Lookups follow plain pointers; a node that is not resident faults. Where nodes live is decided
+/// by a [`TreeStrategy`]. Dropping the map frees its nodes; when it is the last user of its
+/// collective and nothing needs dropping, it does so without touching them.
+///
+/// # Examples
+/// ```
+/// use farheap::containers::{FarBTreeMap, TreeStrategy};
+/// use farheap::store::MemStore;
+/// use farheap::sub::{Collective, CollectiveConfig};
+/// use farheap::ByteCount;
+/// use std::sync::Arc;
+///
+/// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
+/// let config = CollectiveConfig { local: ByteCount::kib(64), ..CollectiveConfig::default() };
+/// let collective = match Collective::create(config, store) {
+///     Ok(collective) => Arc::new(collective),
+///     // Without permission for userfaultfd; the message says how to get it.
+///     Err(error) => return Ok(println!("{error}")),
+/// };
+/// let mut map = FarBTreeMap::new(collective, TreeStrategy::LocalDfs);
+/// for key in 0..1000_u64 {
+///     map.insert(key, key.to_string())?;
+/// }
+/// map.make_page_aware()?;
+/// assert_eq!(map.get(&42).map(String::as_str), Some("42"));
+/// assert_eq!(map.range(10..20).count(), 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct FarBTreeMap<K, V> {
+    root: Option<Link<K, V>>,
+    len: usize,
+    collective: Arc<Collective>,
+    strategy: TreeStrategy,
+    local: LocalSet<Link<K, V>>,
+    _owns: PhantomData<(K, V)>,
+}
+
+// SAFETY: the map owns its nodes and pairs; the collective is shared between threads by design.
+unsafe impl<K: Send, V: Send> Send for FarBTreeMap<K, V> {}
+// SAFETY: `&FarBTreeMap` only reads nodes and hands out `&K` and `&V`.
+unsafe impl<K: Sync, V: Sync> Sync for FarBTreeMap<K, V> {}
+
+impl<K, V> FarBTreeMap<K, V> {
+    /// An empty map. Nothing is allocated.
+    #[must_use]
+    pub fn new(collective: Arc<Collective>, strategy: TreeStrategy) -> FarBTreeMap<K, V> {
+        let local = LocalSet::new();
+        FarBTreeMap { root: None, len: 0, collective, strategy, local, _owns: PhantomData }
+    }
+
+    /// Number of pairs.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no pair.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The allocator that the nodes come from.
+    #[must_use]
+    pub fn collective(&self) -> &Arc<Collective> {
+        &self.collective
+    }
+
+    /// All pairs in key order.
+    #[must_use]
+    pub fn iter(&self) -> Iter<'_, K, V> {
+        Iter {
+            path: Path::first(self.root, |_| Ordering::Greater),
+            left: self.len,
+            _map: PhantomData,
+        }
+    }
+
+    /// Counts the links between nodes by where their ends are.
+    #[must_use]
+    pub fn links(&self) -> Links {
+        let mut links = Links::default();
+        let mut open: Vec<Link<K, V>> = self.root.into_iter().collect();
+        while let Some(node) = open.pop() {
+            if node.is_leaf() {
+                continue;
+            }
+            for child in (0..=node.len()).map(|at| node.child(at)) {
+                links.count(&self.collective, node.as_ptr(), child.as_ptr());
+                open.push(child);
+            }
+        }
+        links
+    }
+
+    /// Frees a node that is linked no more; its pairs have been moved out or dropped.
+    fn free_node(&mut self, node: Link<K, V>) {
+        if self.collective.is_local(node.as_ptr()) {
+            self.local.remove(node);
+        }
+        self.free_unlinked(node);
+    }
+
+    /// Frees a node that never was linked.
+    fn free_unlinked(&self, node: Link<K, V>) {
+        let is_local = self.collective.is_local(node.as_ptr());
+        let (memory, layout) = node.retire(is_local);
+        // SAFETY: the node came from this collective with this layout, and its last link is gone.
+        unsafe { self.collective.deallocate(memory, layout) };
+    }
+
+    /// Removes all pairs.
+    pub fn clear(&mut self) {
+        let mut open: Vec<Link<K, V>> = self.root.take().into_iter().collect();
+        self.len = 0;
+        while let Some(node) = open.pop() {
+            if !node.is_leaf() {
+                open.extend((0..=node.len()).map(|at| node.child(at)));
+            }
+            for at in 0..node.len() {
+                // SAFETY: an initialised pair of a node that is not in the tree any more.
+                unsafe { node.pair(at).drop_in_place() };
+            }
+            self.free_node(node);
+        }
+    }
+}
+
+impl<K: Ord, V> FarBTreeMap<K, V> {
+    /// The value of a key.
+    #[must_use]
+    pub fn get<Q>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        let pair = self.pair(key)?;
+        // SAFETY: an initialised pair; `&self` keeps the tree as it is.
+        Some(unsafe { &(*pair).1 })
+    }
+
+    /// The value of a key, for changing it in place.
+    #[must_use]
+    pub fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        let pair = self.pair(key)?;
+        // SAFETY: an initialised pair; `&mut self` makes this the only reference.
+        Some(unsafe { &mut (*pair).1 })
+    }
+
+    /// Whether a key is there.
+    #[must_use]
+    pub fn contains_key<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        self.pair(key).is_some()
+    }
+
+    fn pair<Q>(&self, key: &Q) -> Option<*mut (K, V)>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        let mut node = self.root?;
+        loop {
+            match path::search(node, key) {
+                Ok(at) => return Some(node.pair(at)),
+                Err(_) if node.is_leaf() => return None,
+                Err(at) => node = node.child(at),
+            }
+        }
+    }
+
+    /// The pairs whose keys are in a range, in key order.
+    pub fn range<Q, R>(&self, range: R) -> Range<'_, K, V, R, Q>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+        R: RangeBounds<Q>,
+    {
+        let path = Path::first(self.root, |key: &K| match range.start_bound() {
+            Bound::Included(start) => key.borrow().cmp(start),
+            // The pair after an equal key is the first.
+            Bound::Excluded(start) => key.borrow().cmp(start).then(Ordering::Less),
+            Bound::Unbounded => Ordering::Greater,
+        });
+        Range { path, range, _map: PhantomData, _bounds: PhantomData }
+    }
+
+    /// Inserts a pair; returns the value that the key had before.
+    ///
+    /// # Errors
+    /// [`Refused`] gives the pair back when there is no memory for it: the map is as it was, but
+    /// for the places of nodes.
+    pub fn insert(&mut self, key: K, value: V) -> Result<Option<V>, Refused<K, V>> {
+        let (mut path, found) = Path::find(self.root, &key);
+        if found {
+            let step = path.last().expect("a key is found in a node");
+            // SAFETY: an initialised pair; `&mut self` makes this the only reference.
+            let old = unsafe { &mut (*step.node.pair(usize::from(step.at))).1 };
+            return Ok(Some(std::mem::replace(old, value)));
+        }
+        let fresh = match self.allocate_for_insert(&mut path) {
+            Ok(fresh) => fresh,
+            Err(error) => return Err(Refused { key, value, error }),
+        };
+        self.insert_at(&path, (key, value), fresh);
+        self.len += 1;
+        Ok(None)
+    }
+
+    /// Inserts a pair at the end of a path, using up the nodes that this takes.
+    fn insert_at(&mut self, path: &Path<K, V>, pair: (K, V), fresh: Vec<Link<K, V>>) {
+        let mut carried = (pair, None);
+        let mut fresh = fresh.into_iter();
+        for depth in (0..path.depth()).rev() {
+            let step = path.step(depth);
+            let (node, at) = (step.node, usize::from(step.at));
+            let (pair, right) = carried;
+            if !node.is_full() {
+                if let Some(right) = right {
+                    node.insert_child(at + 1, node.len() + 1, right);
+                }
+                node.insert_pair(at, pair);
+                return;
+            }
+            let new = fresh.next().expect("one node was allocated for each split");
+            carried = (split(node, at, pair, right, new), Some(new));
+        }
+        let root = fresh.next().expect("a node was allocated for the new root");
+        let (pair, right) = carried;
+        if let (Some(left), Some(right)) = (self.root, right) {
+            root.set_child(0, left);
+            root.set_child(1, right);
+        }
+        root.insert_pair(0, pair);
+        self.root = Some(root);
+    }
+}
+
+/// Splits a full node around its middle: `new` takes the upper part.
+fn split<K, V>(
+    node: Link<K, V>,
+    at: usize,
+    pair: (K, V),
+    right: Option<Link<K, V>>,
+    new: Link<K, V>,
+) -> (K, V) {
+    if let Some(right) = right {
+        let mut children = [node.child(0), node.child(1), node.child(2), right];
+        children[at + 1..].rotate_right(1);
+        for (place, child) in children.into_iter().enumerate() {
+            let half = if place < 2 { node } else { new };
+            half.set_child(place % 2, child);
+        }
+    }
+    match at {
+        0 => {
+            new.insert_pair(0, node.remove_pair(1));
+            node.replace_pair(0, pair)
+        }
+        1 => {
+            new.insert_pair(0, node.remove_pair(1));
+            pair
+        }
+        _ => {
+            new.insert_pair(0, pair);
+            node.remove_pair(1)
+        }
+    }
+}
+
+impl<K, V> Drop for FarBTreeMap<K, V> {
+    fn drop(&mut self) {
+        let alone = Arc::get_mut(&mut self.collective).is_some();
+        if !alone || std::mem::needs_drop::<(K, V)>() {
+            self.clear();
+        }
+    }
+}
+
+impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for FarBTreeMap<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self).finish()
+    }
+}
+
+impl<'a, K, V> IntoIterator for &'a FarBTreeMap<K, V> {
+    type Item = (&'a K, &'a V);
+    type IntoIter = Iter<'a, K, V>;
+    fn into_iter(self) -> Iter<'a, K, V> {
+        self.iter()
+    }
+}
+
+/// All pairs of a map in key order.
+#[derive(Debug)]
+pub struct Iter<'a, K, V> {
+    path: Path<K, V>,
+    left: usize,
+    _map: PhantomData<&'a (K, V)>,
+}
+
+impl<'a, K, V> Iterator for Iter<'a, K, V> {
+    type Item = (&'a K, &'a V);
+
+    fn next(&mut self) -> Option<(&'a K, &'a V)> {
+        let pair = self.path.next()?;
+        self.left -= 1;
+        // SAFETY: an initialised pair of a tree that the iterator borrows.
+        let (key, value) = unsafe { &*pair };
+        Some((key, value))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<K, V> ExactSizeIterator for Iter<'_, K, V> {}
+impl<K, V> FusedIterator for Iter<'_, K, V> {}
+
+/// The pairs of a map whose keys are in a range, in key order.
+pub struct Range<'a, K, V, R, Q: ?Sized> {
+    path: Path<K, V>,
+    range: R,
+    _map: PhantomData<&'a (K, V)>,
+    _bounds: PhantomData<fn(&Q)>,
+}
+
+impl<K, V, R: fmt::Debug, Q: ?Sized> fmt::Debug for Range<'_, K, V, R, Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Range").field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+impl<'a, K, V, R, Q> Iterator for Range<'a, K, V, R, Q>
+where
+    K: Borrow<Q>,
+    Q: Ord + ?Sized,
+    R: RangeBounds<Q>,
+{
+    type Item = (&'a K, &'a V);
+
+    fn next(&mut self) -> Option<(&'a K, &'a V)> {
+        let pair = self.path.peek()?;
+        // SAFETY: an initialised pair of a tree that the iterator borrows.
+        let (key, value) = unsafe { &*pair };
+        let inside = match self.range.end_bound() {
+            Bound::Included(end) => key.borrow() <= end,
+            Bound::Excluded(end) => key.borrow() < end,
+            Bound::Unbounded => true,
+        };
+        if !inside {
+            self.path = Path::new();
+            return None;
+        }
+        self.path.next();
+        Some((key, value))
+    }
+}

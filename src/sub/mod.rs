@@ -1,0 +1,565 @@
+//! Sub-allocators: memory by what a program knows about its objects. Layer 8.
+//!
+//! The far-memory model divides addresses into local memory, which never faults, and pages, which
+//! come and go as one. A [`Collective`] owns both and hands out objects through sub-allocators:
+//!
+//! ```text
+//!             Collective
+//!   suballocator(kind)   suballocator_of(ptr)   deallocate(any ptr)
+//!        |
+//!        +-- PurelyLocal   one, bounded         local arena (never faults)
+//!        +-- PerPage       one page each  --.
+//!        +-- Swappable     the rest       --+-- Region (far pages, page cache, store)
+//!        `-- HintOnly      for comparison --'
+//! ```
+//! Pointers are plain and interchangeable. What a page holds is written down in local memory,
+//! never in the page: freeing does not fault. Uses `region`, `meta`; used by `containers`.
+//!
+//! # Invariants
+//! 1. A page of the region belongs to one owner; it is free only while it holds no object.
+//! 2. All state is behind one lock, which is taken before any lock of the region.
+
+#![expect(unsafe_code, reason = "declares the unsafe call that frees; drops freed pages")]
+
+mod kinds;
+mod pages;
+
+pub use kinds::{AnySub, HintOnly, Kind, PerPage, PurelyLocal, SubAllocator, Swappable};
+
+use crate::base::error::Error;
+use crate::base::sync::{Rank, Ranked};
+use crate::base::units::ByteCount;
+use crate::region::{Region, RegionConfig, Stats};
+use crate::store::Store;
+use crate::sys::vm::{Huge, Mapping};
+use pages::{GRANULE, Owner, Pages, Pool, Reuse, granules};
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Page size of the local arena's bookkeeping; larger objects are not purely local.
+const LOCAL_PAGE: usize = 256 << 10;
+/// Far pages mapped at once.
+const CHUNK_PAGES: usize = 256;
+
+/// Why an object could not be allocated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllocError {
+    /// The sub-allocator has no room left; another one may have.
+    #[error("the sub-allocator is full")]
+    Full,
+    /// The object is larger than anything that this sub-allocator can hold.
+    #[error("an object of {size} bytes does not fit: at most {max}")]
+    TooLarge {
+        /// Bytes asked for.
+        size: usize,
+        /// The largest possible.
+        max: usize,
+    },
+    /// The object's alignment is larger than this sub-allocator's pages.
+    #[error("an alignment of {align} bytes is not possible: at most {max}")]
+    Align {
+        /// The alignment asked for.
+        align: usize,
+        /// The largest possible.
+        max: usize,
+    },
+    /// The far memory cannot give more pages.
+    #[error(transparent)]
+    Far(#[from] Error),
+}
+
+/// What a collective is made of.
+#[derive(Clone, Debug)]
+pub struct CollectiveConfig {
+    /// Bytes of purely-local memory. Default 0: none.
+    pub local: ByteCount,
+    /// The far region: `limit` is the page cache's size, `page` the page size (4 KiB unless
+    /// changed), `span` the address space for far objects (64 GiB unless changed).
+    pub region: RegionConfig,
+}
+
+impl Default for CollectiveConfig {
+    fn default() -> CollectiveConfig {
+        let region = RegionConfig {
+            page: ByteCount::kib(4),
+            span: ByteCount::gib(64),
+            ..RegionConfig::default()
+        };
+        CollectiveConfig { local: ByteCount::ZERO, region }
+    }
+}
+
+/// An allocator that is a collection of sub-allocators, each with a subspace of its own.
+///
+/// # Examples
+/// ```
+/// use farheap::store::MemStore;
+/// use farheap::sub::{AllocError, Collective, CollectiveConfig, SubAllocator};
+/// use farheap::ByteCount;
+/// use std::alloc::Layout;
+/// use std::sync::Arc;
+///
+/// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
+/// let config = CollectiveConfig { local: ByteCount::kib(64), ..CollectiveConfig::default() };
+/// let collective = match Collective::create(config, store) {
+///     Ok(collective) => collective,
+///     // Without permission for userfaultfd; the message says how to get it.
+///     Err(error) => return Ok(println!("{error}")),
+/// };
+/// let node = Layout::new::<[u64; 40]>();
+/// let page = collective.new_page()?;
+/// let parent = page.allocate(node)?;
+/// // Later, from the pointer alone: the page that the parent is in, if it still has room.
+/// let child = match collective.suballocator_of(parent.as_ptr()).expect("its own").allocate(node) {
+///     Err(AllocError::Full) => collective.swappable().allocate(node)?,
+///     other => other?,
+/// };
+/// // SAFETY: both came from this collective with this layout.
+/// unsafe { collective.deallocate(parent, node) };
+/// // SAFETY: as above.
+/// unsafe { collective.deallocate(child, node) };
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Collective {
+    region: Region,
+    far_base: usize,
+    far_len: usize,
+    page_bytes: usize,
+    local: Option<Mapping>,
+    local_capacity: usize,
+    state: Ranked<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    far: Pages,
+    swappable: Pool,
+    hinted: Pool,
+    free: Vec<u32>,
+    chunk: std::ops::Range<u32>,
+    in_use: u64,
+    local: Pages,
+    local_pool: Pool,
+    local_fresh: std::ops::Range<u32>,
+    local_used: usize,
+    refuse_after: Option<u64>,
+}
+
+impl Collective {
+    /// Reserves the local arena and the far region, and starts the region's threads.
+    ///
+    /// # Errors
+    /// As [`Region::create`].
+    pub fn create(config: CollectiveConfig, store: Arc<dyn Store>) -> Result<Collective> {
+        let region = Region::create(config.region, store)?;
+        let page_bytes = region.page_size().as_usize();
+        let (far_base, far_len) = (region.base(), region.span());
+        let far = Pages::new(far_base, page_bytes, far_len / page_bytes)?;
+        let local_capacity = config.local.as_usize() / GRANULE * GRANULE;
+        let (local, local_pages) = local_arena(local_capacity)?;
+        let local_count = local_capacity.div_ceil(LOCAL_PAGE) as u32;
+        let state = State {
+            far,
+            swappable: Pool::new(Owner::Swappable, Reuse::HalfEmpty),
+            hinted: Pool::new(Owner::Hinted, Reuse::Always),
+            free: Vec::new(),
+            chunk: 0..0,
+            in_use: 0,
+            local: local_pages,
+            local_pool: Pool::new(Owner::Swappable, Reuse::Always),
+            local_fresh: 0..local_count,
+            local_used: 0,
+            refuse_after: None,
+        };
+        let state = Ranked::new(Rank::Sub, state);
+        Ok(Collective { region, far_base, far_len, page_bytes, local, local_capacity, state })
+    }
+
+    // Sub-allocators.
+
+    /// The local memory, which never faults. Full from the start when its capacity is zero.
+    #[must_use]
+    pub fn purely_local(&self) -> PurelyLocal<'_> {
+        PurelyLocal(self)
+    }
+
+    /// A sub-allocator of a new, empty page.
+    ///
+    /// # Errors
+    /// [`AllocError::Far`] when there are no more pages.
+    pub fn new_page(&self) -> Result<PerPage<'_>, AllocError> {
+        let mut state = self.state.lock();
+        state.may_allocate()?;
+        let page = self.fresh_page(&mut state, Owner::PerPage)?;
+        state.far.hold(page);
+        Ok(PerPage { collective: self, page })
+    }
+
+    /// The far memory for everything else.
+    #[must_use]
+    pub fn swappable(&self) -> Swappable<'_> {
+        Swappable(self)
+    }
+
+    /// The allocator that knows hints only, for comparison.
+    #[must_use]
+    pub fn hint_only(&self) -> HintOnly<'_> {
+        HintOnly(self)
+    }
+
+    /// The sub-allocator of a kind; a new one for [`Kind::PerPage`].
+    ///
+    /// # Errors
+    /// As [`new_page`](Collective::new_page).
+    pub fn suballocator(&self, kind: Kind) -> Result<AnySub<'_>, AllocError> {
+        Ok(match kind {
+            Kind::PurelyLocal => AnySub::PurelyLocal(self.purely_local()),
+            Kind::PerPage => AnySub::PerPage(self.new_page()?),
+            Kind::Swappable => AnySub::Swappable(self.swappable()),
+        })
+    }
+
+    /// The sub-allocator whose subspace contains a pointer; `None` when this collective has not
+    /// handed it out.
+    #[must_use]
+    pub fn suballocator_of(&self, ptr: *const u8) -> Option<AnySub<'_>> {
+        if self.is_local(ptr) {
+            return Some(AnySub::PurelyLocal(self.purely_local()));
+        }
+        let page = self.page_of(ptr)?;
+        let mut state = self.state.lock();
+        match state.far.owner(page) {
+            Owner::PerPage => {
+                state.far.hold(page);
+                Some(AnySub::PerPage(PerPage { collective: self, page }))
+            }
+            Owner::Swappable | Owner::Hinted | Owner::Large => {
+                Some(AnySub::Swappable(self.swappable()))
+            }
+            Owner::Free => None,
+        }
+    }
+
+    /// Whether a pointer lies in purely-local memory.
+    #[must_use]
+    pub fn is_local(&self, ptr: *const u8) -> bool {
+        self.local
+            .as_ref()
+            .is_some_and(|local| (ptr as usize).wrapping_sub(local.addr()) < self.local_capacity)
+    }
+
+    /// Whether a pointer lies in this collective's memory.
+    #[must_use]
+    pub fn contains(&self, ptr: *const u8) -> bool {
+        self.is_local(ptr) || self.page_of(ptr).is_some()
+    }
+
+    /// Whether two pointers lie in the same page of far memory.
+    #[must_use]
+    pub fn share_a_page(&self, a: *const u8, b: *const u8) -> bool {
+        self.page_of(a).is_some_and(|page| self.page_of(b) == Some(page))
+    }
+
+    /// Frees an object of any of the sub-allocators, in constant time and without touching its
+    /// page. A page that is empty then is given back: nothing of it is written to the store.
+    ///
+    /// # Panics
+    /// When the pointer is not of this collective, or not in use.
+    ///
+    /// # Safety
+    /// `ptr` came from this collective with this layout, has not been freed, and is not used any
+    /// more.
+    pub unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
+        if layout.size() == 0 {
+            return;
+        }
+        let addr = ptr.as_ptr() as usize;
+        let mut state = self.state.lock();
+        if self.is_local(ptr.as_ptr()) {
+            let state = &mut *state;
+            let page = state.local.give(addr, layout);
+            // An empty page stays with the pool: the local arena is never given back.
+            state.local.hold(page);
+            state.local_pool.freed(&mut state.local, page);
+            state.local.unhold(page);
+            state.local_used -= granules(layout) * GRANULE;
+            return;
+        }
+        assert!(self.page_of(ptr.as_ptr()).is_some(), "{ptr:?} is not of this collective");
+        if layout.size() > self.page_bytes {
+            let count = layout.size().div_ceil(self.page_bytes);
+            state.mark(self.first_page(addr), count, Owner::Free);
+            state.in_use -= count as u64;
+            drop(state);
+            let len = ByteCount(layout.size() as u64);
+            self.region.unmap(ptr, len).expect("a large object is a range of the region");
+            return;
+        }
+        let page = state.far.give(addr, layout);
+        let fate = &mut *state;
+        let idle = match fate.far.owner(page) {
+            Owner::Swappable => fate.swappable.freed(&mut fate.far, page),
+            Owner::Hinted => fate.hinted.freed(&mut fate.far, page),
+            _ => fate.far.is_idle(page),
+        };
+        if idle {
+            self.release_page(&mut state, page);
+        }
+    }
+
+    // What kinds.rs needs.
+
+    fn allocate_local(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+        if layout.size() == 0 {
+            return Ok(dangling(layout));
+        }
+        check(layout, LOCAL_PAGE)?;
+        let mut guard = self.state.lock();
+        guard.may_allocate()?;
+        let state = &mut *guard;
+        let bytes = granules(layout) * GRANULE;
+        if state.local_used + bytes > self.local_capacity {
+            return Err(AllocError::Full);
+        }
+        loop {
+            if let Some(addr) = state.local_pool.take(&mut state.local, layout) {
+                state.local_used += bytes;
+                return Ok(pointer(addr));
+            }
+            let page = state.local_fresh.next().ok_or(AllocError::Full)?;
+            state.local_pool.replace_current(&state.local, page);
+        }
+    }
+
+    fn allocate_in_page(&self, page: u32, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+        if layout.size() == 0 {
+            return Ok(dangling(layout));
+        }
+        check(layout, self.page_bytes)?;
+        let mut state = self.state.lock();
+        state.may_allocate()?;
+        state.far.take(page, layout).map(pointer).ok_or(AllocError::Full)
+    }
+
+    fn allocate_swappable(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+        if layout.size() == 0 {
+            return Ok(dangling(layout));
+        }
+        let mut guard = self.state.lock();
+        guard.may_allocate()?;
+        let state = &mut *guard;
+        if layout.size() > self.page_bytes {
+            return self.allocate_large(state, layout);
+        }
+        check(layout, self.page_bytes)?;
+        if let Some(addr) = state.swappable.take(&mut state.far, layout) {
+            return Ok(pointer(addr));
+        }
+        let page = self.fresh_page(state, Owner::Swappable)?;
+        if let Some(idle) = state.swappable.replace_current(&state.far, page) {
+            self.release_page(state, idle);
+        }
+        Ok(pointer(state.far.take(page, layout).expect("an empty page has room")))
+    }
+
+    fn allocate_hinted(
+        &self,
+        layout: Layout,
+        hint: Option<*const u8>,
+    ) -> Result<NonNull<u8>, AllocError> {
+        if layout.size() == 0 {
+            return Ok(dangling(layout));
+        }
+        check(layout, self.page_bytes)?;
+        let mut guard = self.state.lock();
+        guard.may_allocate()?;
+        let state = &mut *guard;
+        if let Some(page) = hint.and_then(|hint| self.page_of(hint))
+            && state.far.owner(page) == Owner::Hinted
+            && let Some(addr) = state.far.take(page, layout)
+        {
+            return Ok(pointer(addr));
+        }
+        if let Some(addr) = state.hinted.take(&mut state.far, layout) {
+            return Ok(pointer(addr));
+        }
+        let page = self.fresh_page(state, Owner::Hinted)?;
+        if let Some(idle) = state.hinted.replace_current(&state.far, page) {
+            self.release_page(state, idle);
+        }
+        Ok(pointer(state.far.take(page, layout).expect("an empty page has room")))
+    }
+
+    fn allocate_large(&self, state: &mut State, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+        if layout.align() > self.page_bytes {
+            return Err(AllocError::Align { align: layout.align(), max: self.page_bytes });
+        }
+        let ptr = self.region.map(ByteCount(layout.size() as u64))?;
+        let count = layout.size().div_ceil(self.page_bytes);
+        state.mark(self.first_page(ptr.as_ptr() as usize), count, Owner::Large);
+        state.in_use += count as u64;
+        Ok(ptr)
+    }
+
+    fn first_page(&self, addr: usize) -> u32 {
+        ((addr - self.far_base) / self.page_bytes) as u32
+    }
+
+    fn page_of(&self, ptr: *const u8) -> Option<u32> {
+        let offset = (ptr as usize).wrapping_sub(self.far_base);
+        (offset < self.far_len).then(|| (offset / self.page_bytes) as u32)
+    }
+
+    fn owner_of(&self, ptr: *const u8) -> Option<Owner> {
+        let page = self.page_of(ptr)?;
+        Some(self.state.lock().far.owner(page))
+    }
+
+    fn page_used(&self, page: u32) -> usize {
+        self.state.lock().far.used_bytes(page)
+    }
+
+    fn let_go(&self, page: u32) {
+        let mut state = self.state.lock();
+        state.far.unhold(page);
+        if state.far.is_idle(page) && state.far.owner(page) == Owner::PerPage {
+            self.release_page(&mut state, page);
+        }
+    }
+
+    fn fresh_page(&self, state: &mut State, owner: Owner) -> Result<u32, AllocError> {
+        let page = match state.free.pop() {
+            Some(page) => page,
+            None => self.next_of_chunk(state)?,
+        };
+        state.far.set_owner(page, owner);
+        state.in_use += 1;
+        Ok(page)
+    }
+
+    /// Takes a page of the last chunk mapped; maps another one, or at least a page, if need be.
+    fn next_of_chunk(&self, state: &mut State) -> Result<u32, AllocError> {
+        if let Some(page) = state.chunk.next() {
+            return Ok(page);
+        }
+        let len = |pages: usize| ByteCount((pages * self.page_bytes) as u64);
+        let (ptr, count) = match self.region.map(len(CHUNK_PAGES)) {
+            Ok(ptr) => (ptr, CHUNK_PAGES),
+            Err(_) => (self.region.map(len(1))?, 1),
+        };
+        let first = self.first_page(ptr.as_ptr() as usize);
+        state.chunk = first + 1..first + count as u32;
+        Ok(first)
+    }
+
+    fn release_page(&self, state: &mut State, page: u32) {
+        state.far.set_owner(page, Owner::Free);
+        state.free.push(page);
+        state.in_use -= 1;
+        let (addr, len) = (state.far.addr(page), self.page_bytes as u64);
+        // SAFETY: the page holds no object (it is idle), so nobody needs its contents.
+        unsafe { self.region.discard(addr as *const u8, ByteCount(len)) }
+            .expect("a page lies in the region");
+    }
+
+    // Figures and control.
+
+    /// Bytes that come and go as one.
+    #[must_use]
+    pub fn page_size(&self) -> ByteCount {
+        ByteCount(self.page_bytes as u64)
+    }
+
+    /// Bytes of purely-local memory.
+    #[must_use]
+    pub fn local_capacity(&self) -> ByteCount {
+        ByteCount(self.local_capacity as u64)
+    }
+
+    /// Bytes of purely-local memory in use.
+    #[must_use]
+    pub fn local_used(&self) -> ByteCount {
+        ByteCount(self.state.lock().local_used as u64)
+    }
+
+    /// Pages of far memory that hold objects.
+    #[must_use]
+    pub fn far_pages(&self) -> u64 {
+        self.state.lock().in_use
+    }
+
+    /// What the page handler has done.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.region.stats()
+    }
+
+    /// The far region: its hints (`prefetch_many`, `advise`), limit and eviction.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Lets `count` more allocations pass and refuses all after them as if memory had run out;
+    /// `None` ends it. For tests of what a container does then.
+    #[doc(hidden)]
+    pub fn refuse_after(&self, count: Option<u64>) {
+        self.state.lock().refuse_after = count;
+    }
+}
+
+impl State {
+    fn may_allocate(&mut self) -> Result<(), AllocError> {
+        match &mut self.refuse_after {
+            None => Ok(()),
+            Some(0) => Err(AllocError::Full),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn mark(&mut self, first: u32, count: usize, owner: Owner) {
+        for page in first..first + count as u32 {
+            self.far.set_owner(page, owner);
+        }
+    }
+}
+
+/// The mapping of the local arena and the state of its pages; nothing for a capacity of zero.
+fn local_arena(capacity: usize) -> Result<(Option<Mapping>, Pages)> {
+    let count = capacity.div_ceil(LOCAL_PAGE);
+    if count == 0 {
+        return Ok((None, Pages::new(0, LOCAL_PAGE, 0)?));
+    }
+    let mapping = Mapping::reserve(count * LOCAL_PAGE, LOCAL_PAGE, Huge::Default)?;
+    let mut pages = Pages::new(mapping.addr(), LOCAL_PAGE, count)?;
+    let tail = capacity - (count - 1) * LOCAL_PAGE;
+    if tail < LOCAL_PAGE {
+        pages.fence(count as u32 - 1, tail);
+    }
+    Ok((Some(mapping), pages))
+}
+
+fn check(layout: Layout, page: usize) -> Result<(), AllocError> {
+    if layout.size() > page {
+        return Err(AllocError::TooLarge { size: layout.size(), max: page });
+    }
+    if layout.align() > page {
+        return Err(AllocError::Align { align: layout.align(), max: page });
+    }
+    Ok(())
+}
+
+fn pointer(addr: usize) -> NonNull<u8> {
+    NonNull::new(addr as *mut u8).expect("no memory is at address zero")
+}
+
+fn dangling(layout: Layout) -> NonNull<u8> {
+    pointer(layout.align())
+}
