@@ -7,6 +7,7 @@ use crate::os::{KERNEL_PAGE, Memory};
 use crate::report::{Figure, Row};
 use crate::work::{self, Look, Mix, Order, Scan, access_timed, look};
 use crate::{Plan, Result, Sample, Side, take_turns};
+use farheap::region::{Mode, RegionConfig};
 use hdrhistogram::Histogram;
 use std::sync::Arc;
 
@@ -19,14 +20,14 @@ const UMAP_LATENCIES_US: [(f64, f64); 3] = [(0.5, 24.3), (0.99, 71.3), (0.999, 3
 const UMAP_SCAN: [(usize, f64); 3] = [(64 << 10, 349.0), (256 << 10, 1_199.0), (2 << 20, 1_006.0)];
 
 /// How faults are delivered, where the library can choose.
-const MODES: [&str; 1] = ["handler"];
+const MODES: [(&str, Mode); 2] = [("handler", Mode::Handler), ("in-thread", Mode::InThread)];
 
 pub(crate) fn random(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
-    for mode in MODES {
-        let config = far::config(KERNEL_PAGE, plan.cache, plan.data);
+    for (name, mode) in MODES {
+        let config = RegionConfig { mode, ..far::config(KERNEL_PAGE, plan.cache, plan.data) };
         let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
-        misses(plan, mode, &far, rows)?;
-        rates(plan, mode, &far, rows)?;
+        misses(plan, name, &far, rows)?;
+        rates(plan, name, &far, rows)?;
     }
     Ok(())
 }
