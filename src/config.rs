@@ -23,6 +23,9 @@
 //! | `user_mode` | `auto`, `require_kernel` | `auto` |
 //! | `readahead` | `on`, `off` | `on` |
 //! | `mode` | `handler`, `in_thread` | `handler` |
+//! | `dump` | `on`, `off` | `off` |
+//! | `encrypt` | `on`, `off` | `off` |
+//! | `wipe` | `off`, `discard`, `zero` | `off` |
 //!
 //! Each key is explained at the [`Builder`]'s method of the same name.
 //!
@@ -40,7 +43,8 @@
 mod builder;
 mod text;
 
-pub use crate::region::{Install, PAGE_MAX, PAGE_MIN};
+pub use crate::region::{Install, Mode, PAGE_MAX, PAGE_MIN};
+pub use crate::store::Wipe;
 pub use builder::Builder;
 
 use crate::base::error::{Error, Result};
@@ -88,18 +92,6 @@ pub enum UserMode {
     Auto,
     /// Kernel-mode faults, or start-up fails.
     RequireKernel,
-}
-
-/// Who resolves a fault.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Handler threads. System calls may touch evicted far memory.
-    #[default]
-    Handler,
-    /// The faulting thread itself, in a `SIGBUS` handler. System calls on evicted far memory
-    /// fail with `EFAULT`.
-    InThread,
 }
 
 /// The limit as it was asked for.
@@ -246,6 +238,24 @@ impl Config {
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.options.mode
+    }
+
+    /// Whether core dumps contain resident far memory.
+    #[must_use]
+    pub fn dump(&self) -> bool {
+        self.options.dump
+    }
+
+    /// Whether pages are encrypted before they reach the device.
+    #[must_use]
+    pub fn encrypt(&self) -> bool {
+        self.options.encrypt
+    }
+
+    /// What happens at shutdown to the pages on the device.
+    #[must_use]
+    pub fn wipe(&self) -> Wipe {
+        self.options.wipe
     }
 }
 

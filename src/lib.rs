@@ -1,24 +1,40 @@
-//! farheap lets a process use more heap than it has RAM.
-
+#![doc = include_str!("../README.md")]
 #![cfg_attr(feature = "nightly", feature(allocator_api))]
+// Under loom there is only what its models run; the rest needs a kernel.
+#![cfg_attr(loom, allow(unfulfilled_lint_expectations, reason = "some unsafe code is left out"))]
+#![cfg_attr(loom, allow(dead_code, reason = "most users of these modules are left out"))]
 
 pub mod base;
+#[cfg(not(loom))]
 pub mod config;
+#[cfg(not(loom))]
 pub mod containers;
+#[cfg(not(loom))]
 mod heap;
+#[cfg(not(loom))]
 mod meta;
 mod page;
+#[cfg(not(loom))]
 pub mod region;
+#[cfg(not(loom))]
 mod runtime;
+#[cfg(not(loom))]
 pub mod store;
+#[cfg(not(loom))]
 pub mod sub;
+#[cfg(not(loom))]
 mod sys;
 pub mod tier;
 
 pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
+#[cfg(not(loom))]
 pub use config::Config;
+#[cfg(not(loom))]
 pub use heap::{Far, FarHeap, Local, Placement, Scope, scope};
+#[cfg(not(loom))]
 pub use region::Stats;
+#[cfg(not(loom))]
 pub use runtime::Heap;
+#[cfg(not(loom))]
 pub use sys::probe;

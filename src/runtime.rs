@@ -6,10 +6,11 @@
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::config::{Config, Io, Mode, UserMode};
+use crate::config::{Config, Io, UserMode};
 use crate::heap::{self, ExtentSource, Tier, TierOptions};
-use crate::region::{Region, RegionConfig, Stats};
+use crate::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
+use crate::sys::signals::SignalsBlocked;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -24,8 +25,41 @@ const MAINTENANCE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct Running {
     region: Arc<Region>,
-    stop: Sender<()>,
-    maintenance: JoinHandle<()>,
+    maintenance: Maintenance,
+}
+
+/// The thread that gives freed memory back. Ends when dropped.
+#[derive(Debug)]
+struct Maintenance {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Maintenance {
+    fn start(tier: &'static Tier) -> Result<Maintenance> {
+        let (stop, stopped) = channel();
+        let care = move || {
+            heap::pin_thread_local();
+            while stopped.recv_timeout(MAINTENANCE) == Err(RecvTimeoutError::Timeout) {
+                tier.maintain();
+            }
+        };
+        let _blocked = SignalsBlocked::new();
+        let thread = std::thread::Builder::new().name("farheap-care".to_owned()).spawn(care);
+        let thread = thread.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
+            Error::Os { call: "starting the maintenance thread", errno }
+        })?;
+        Ok(Maintenance { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Maintenance {
+    fn drop(&mut self) {
+        // The thread ends when its channel closes. A panic of it has been reported by the hook.
+        drop(self.stop.take());
+        drop(self.thread.take().map(JoinHandle::join));
+    }
 }
 
 static RUNNING: Ranked<Option<Running>> = Ranked::new(Rank::Heap, None);
@@ -78,41 +112,31 @@ impl Heap {
         if running.is_some() {
             return Err(Error::AlreadyRunning);
         }
-        let region_config = region_config(&config)?;
+        let region_config = region_config(&config);
         let store = open_store(&config)?;
         let region = Region::create_with(region_config, store, heap::pin_thread_local)?;
         let region = Arc::new(region);
-        if !region.serves_kernel_faults() {
+        if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
             eprintln!(
                 "farheap: only faults of user mode can be served here: system calls such as \
                  read(2) and write(2) on far memory that is not resident fail with EFAULT; \
                  `farheap doctor` says how to allow the rest"
             );
         }
-        let options = TierOptions { threshold: config.threshold(), ..TierOptions::default() };
+        let options = tier_options(&config);
         let tier = Tier::create(region.clone() as Arc<dyn ExtentSource>, options)?;
         heap::install(tier)?;
-        let (stop, stopped) = channel();
-        let maintenance = std::thread::Builder::new()
-            .name("farheap-care".to_owned())
-            .spawn(move || {
-                heap::pin_thread_local();
-                while stopped.recv_timeout(MAINTENANCE) == Err(RecvTimeoutError::Timeout) {
-                    tier.maintain();
-                }
-            })
-            .map_err(|error| {
-                let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
-                Error::Os { call: "starting the maintenance thread", errno }
-            });
-        let maintenance = match maintenance {
-            Ok(thread) => thread,
+        let maintenance = match Maintenance::start(tier) {
+            Ok(maintenance) => maintenance,
             Err(error) => {
                 heap::uninstall()?;
                 return Err(error);
             }
         };
-        *running = Some(Running { region: region.clone(), stop, maintenance });
+        // A forked child has none of the far pages: what it allocates is local.
+        static AT_FORK: std::sync::Once = std::sync::Once::new();
+        AT_FORK.call_once(|| crate::sys::in_forked_children(heap::serve_locally));
+        *running = Some(Running { region: region.clone(), maintenance });
         Ok(Heap { region })
     }
 
@@ -144,7 +168,11 @@ impl Heap {
 
     /// Gives freed far memory that is kept for reuse back now: frames, device space and all.
     pub fn purge(&self) {
-        if let Some(tier) = heap::installed() {
+        // The lock keeps the tier's arenas from being destroyed meanwhile.
+        let running = RUNNING.lock();
+        if running.is_some()
+            && let Some(tier) = heap::installed()
+        {
             tier.purge();
         }
     }
@@ -166,12 +194,17 @@ impl Heap {
         if !slot.as_ref().is_some_and(|running| Arc::ptr_eq(&running.region, &self.region)) {
             return Err(Error::NotRunning);
         }
-        heap::uninstall()?;
-        let running = slot.take().expect("looked at above");
-        // The receiver lives as long as the thread, which ends on this message.
-        let _ = running.stop.send(());
-        // A panic of the thread has been reported by the panic hook.
-        drop(running.maintenance.join());
+        let mut running = slot.take().expect("looked at above");
+        // Nobody may look after arenas that are being destroyed.
+        drop(running.maintenance);
+        let result = heap::uninstall();
+        if result.is_err()
+            && let Some(tier) = heap::installed()
+        {
+            running.maintenance = Maintenance::start(tier)?;
+            *slot = Some(running);
+        }
+        result?;
         Ok(())
     }
 }
@@ -209,25 +242,36 @@ impl ExtentSource for Region {
     }
 }
 
-fn region_config(config: &Config) -> Result<RegionConfig> {
-    if config.mode() == Mode::InThread {
-        return Err(Error::Unsupported {
-            feature: "in-thread fault handling",
-            why: "`mode:in_thread` was asked for; use `mode:handler`",
-        });
-    }
+fn region_config(config: &Config) -> RegionConfig {
     let defaults = RegionConfig::default();
-    Ok(RegionConfig {
+    RegionConfig {
         limit: config.limit(),
         page: config.page(),
         span: config.span(),
         handlers: config.handlers().map_or(defaults.handlers, usize::from),
+        mode: config.mode(),
         install: config.install(),
         checksum: config.checksum(),
         deadline: config.deadline(),
+        readahead: config.readahead(),
         kernel_faults_required: config.user_mode() == UserMode::RequireKernel,
+        dump: config.dump(),
+        encrypt: config.encrypt(),
+        wipe: config.wipe(),
         ..defaults
-    })
+    }
+}
+
+/// Memory that the heap keeps for reuse is charged: a share of the limit, not more.
+fn tier_options(config: &Config) -> TierOptions {
+    let defaults = TierOptions::default();
+    let share = |part: u64| ByteCount(config.limit().0 / part);
+    TierOptions {
+        threshold: config.threshold(),
+        dirty_max: defaults.dirty_max.min(share(8)),
+        large_cache_max: defaults.large_cache_max.min(share(32)),
+        ..defaults
+    }
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {

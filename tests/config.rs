@@ -1,6 +1,6 @@
 //! The configuration as its users see it: text, environment variable, errors.
 
-use farheap::config::{self, Builder, Install, Io, Mode, UserMode};
+use farheap::config::{self, Builder, Install, Io, Mode, UserMode, Wipe};
 use farheap::{ByteCount, Config, Error};
 use proptest::prelude::*;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn every_key_is_read() {
     let config = Config::parse(
         "limit:512MiB, device:/dev/nvme1n1, capacity:10GiB, page:256KiB, handlers:3, \
          threshold:off, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
-         user_mode:require_kernel, readahead:off, mode:in_thread",
+         user_mode:require_kernel, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
     assert_eq!(config.limit(), ByteCount::mib(512));
@@ -35,6 +35,8 @@ fn every_key_is_read() {
     assert_eq!(config.user_mode(), UserMode::RequireKernel);
     assert!(!config.readahead());
     assert_eq!(config.mode(), Mode::InThread);
+    assert!(config.dump() && config.encrypt());
+    assert_eq!(config.wipe(), Wipe::Zero);
 }
 
 #[test]
@@ -44,7 +46,7 @@ fn defaults_are_as_documented() {
     assert_eq!(
         config.to_string(),
         "limit:50%,page:64KiB,threshold:64KiB,span:1TiB,io:auto,install:auto,checksum:on,\
-         deadline:30s,user_mode:auto,readahead:on,mode:handler"
+         deadline:30s,user_mode:auto,readahead:on,mode:handler,dump:off,encrypt:off,wipe:off"
     );
 }
 
@@ -87,6 +89,8 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("deadline:0s", "deadline", "must be from"),
         ("deadline:2days", "deadline", "must be from"),
         ("user_mode:on", "user_mode", "not one of"),
+        ("encrypt:yes", "encrypt", "not one of on, off"),
+        ("wipe:zeros", "wipe", "did you mean `zero`?"),
         ("mode:inthread", "mode", "did you mean `in_thread`?"),
         ("device:", "device", "the value is empty"),
         ("device:\"\"", "device", "the value is empty"),
@@ -217,6 +221,8 @@ prop_compose! {
         install in prop_oneof![Just(Install::Auto), Just(Install::Copy), Just(Install::Move)],
         deadline_ns in 1_000_000u64..=86_400_000_000_000,
         (checksum, readahead, kernel, in_thread) in any::<(bool, bool, bool, bool)>(),
+        (dump, encrypt) in any::<(bool, bool)>(),
+        wipe in prop_oneof![Just(Wipe::Off), Just(Wipe::Discard), Just(Wipe::Zero)],
     ) -> Builder {
         let builder = match limit {
             Ok(bytes) => Config::builder().limit(ByteCount(bytes)),
@@ -240,6 +246,9 @@ prop_compose! {
             .user_mode(if kernel { UserMode::RequireKernel } else { UserMode::Auto })
             .readahead(readahead)
             .mode(if in_thread { Mode::InThread } else { Mode::Handler })
+            .dump(dump)
+            .encrypt(encrypt)
+            .wipe(wipe)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use farheap::ByteCount;
 use farheap::store::{
-    BlockStore, FaultyStore, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
+    BlockStore, FaultyStore, IoEngine, MemStore, Op, Queue, Request, SealedStore, Segment, Store,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -69,11 +69,14 @@ fn transfers_allocate_nothing_on_any_store() {
     let faulty = FaultyStore::new(Arc::new(MemStore::new(mib).expect("memory")), 1);
     faulty.control().fail_fraction(Op::Read, 500_000, 5);
     let temporary = || BlockStore::temporary(None, Some(mib)).expect("temporary");
-    let stores: [Box<dyn Store>; 4] = [
+    let memory = Arc::new(MemStore::new(mib).expect("memory"));
+    let sealed = SealedStore::new(memory, ByteCount::kib(4)).expect("a key");
+    let stores: [Box<dyn Store>; 5] = [
         Box::new(temporary().with_engine(IoEngine::Sync).expect("synchronous")),
         Box::new(temporary()),
         Box::new(MemStore::new(mib).expect("memory")),
         Box::new(faulty),
+        Box::new(sealed),
     ];
     let mut page = Box::new(Page([1; 4096]));
     for store in stores {

@@ -30,7 +30,7 @@ const LAYERS: &[&[&str]] = &[
     &["runtime"],
 ];
 /// What `config` uses, though its layer is high: it only describes.
-const CONFIG_USES: &[&str] = &["base", "sys", "tier", "region", "config"];
+const CONFIG_USES: &[&str] = &["base", "sys", "store", "tier", "region", "config"];
 
 /// Longest file, in lines.
 const FILE_LINES_MAX: usize = 1000;

@@ -1,5 +1,9 @@
 //! `farheap doctor` as a script sees it: output and exit status.
 
+#[path = "../../tests/common/refuse.rs"]
+mod refuse;
+
+use refuse::{Refused, refuse};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -134,6 +138,21 @@ fn help_tells_the_exit_status_and_a_wrong_option_is_status_two() {
     let help = text(&doctor(&["--help"]));
     assert!(help.contains("Exit status:") && help.contains("--strict"), "{help}");
     assert_eq!(doctor(&["--colour"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_sandbox_that_refuses_userfaultfd_is_seen_through() {
+    let under = |refused| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farheap"));
+        refuse(command.arg("doctor").env("FARHEAP_CONF", CONF), refused);
+        command.output().expect("the program runs")
+    };
+    let output = under(Refused::Userfaultfd);
+    assert!(line(&text(&output), "userfaultfd").starts_with("FAIL"), "{}", text(&output));
+    assert_eq!(output.status.code(), Some(1));
+    let found = text(&under(Refused::KernelFaults));
+    assert!(line(&found, "userfaultfd").starts_with("WARN"), "{found}");
+    assert!(found.contains("fail with EFAULT"), "{found}");
 }
 
 #[test]

@@ -85,6 +85,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) local: Compare,
 
+    /// Print the far heap's statistics and latencies at the end
+    #[arg(long)]
+    pub(crate) stats: bool,
+
     /// Show no progress while loading
     #[arg(long)]
     pub(crate) quiet: bool,

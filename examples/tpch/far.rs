@@ -72,6 +72,11 @@ impl Tier {
         Ok(Tier { heap: Heap::start(config)? })
     }
 
+    /// Statistics and latencies as a text for people.
+    pub(crate) fn statistics(&self) -> String {
+        format!("{}{}", self.heap.stats(), self.heap.latencies())
+    }
+
     /// The counters now.
     pub(crate) fn stats(&self) -> Stats {
         self.heap.stats()

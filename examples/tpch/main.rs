@@ -127,9 +127,13 @@ fn run(args: &Args) -> Result<Report, Failure> {
         wrong.push("some of the columns are not in far memory".to_owned());
     }
     drop((far, sampler));
+    let statistics = args.stats.then(|| tier.statistics());
     let stopped = tier.shutdown();
     let report = with_checks(report, wrong, local.is_some(), &args.queries, &reference);
     print_report(&report);
+    if let Some(statistics) = statistics {
+        println!("\n{statistics}");
+    }
     write_files(args, &report)?;
     stopped?;
     Ok(report)

@@ -4,7 +4,7 @@
 //! check it): see [`Rank`].
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -23,6 +23,7 @@ pub(crate) enum Rank {
     /// Address ranges of a region.
     Space = 2,
     /// A chunk's opening and closing.
+    #[expect(dead_code, reason = "chunks open when fresh memory is left to the kernel")]
     Chunk = 3,
     /// The eviction policy's lists.
     Policy = 4,

@@ -3,7 +3,7 @@
 //! [`overlay`] parses a text onto a [`Builder`]; `Display` of [`Config`] writes one. The rules are
 //! in the documentation of [`config`](super).
 
-use super::{Builder, Config, Install, Io, Limit, Mode, UserMode, invalid};
+use super::{Builder, Config, Install, Io, Limit, Mode, UserMode, Wipe, invalid};
 use crate::base::error::Result;
 use crate::base::units::ByteCount;
 use std::fmt;
@@ -32,6 +32,9 @@ pub(super) enum Key {
     UserMode,
     Readahead,
     Mode,
+    Dump,
+    Encrypt,
+    Wipe,
 }
 
 /// Every option with its name, in the order in which they print.
@@ -51,6 +54,9 @@ const KEYS: &[(&str, Key)] = &[
     ("user_mode", Key::UserMode),
     ("readahead", Key::Readahead),
     ("mode", Key::Mode),
+    ("dump", Key::Dump),
+    ("encrypt", Key::Encrypt),
+    ("wipe", Key::Wipe),
 ];
 
 const IO_WORDS: &[(&str, Io)] = &[("auto", Io::Auto), ("uring", Io::Uring), ("sync", Io::Sync)];
@@ -59,6 +65,8 @@ const INSTALL_WORDS: &[(&str, Install)] =
 const USER_MODE_WORDS: &[(&str, UserMode)] =
     &[("auto", UserMode::Auto), ("require_kernel", UserMode::RequireKernel)];
 const MODE_WORDS: &[(&str, Mode)] = &[("handler", Mode::Handler), ("in_thread", Mode::InThread)];
+const WIPE_WORDS: &[(&str, Wipe)] =
+    &[("off", Wipe::Off), ("discard", Wipe::Discard), ("zero", Wipe::Zero)];
 const SWITCH_WORDS: &[(&str, bool)] = &[("on", true), ("off", false)];
 
 impl AsRef<str> for Key {
@@ -173,6 +181,9 @@ fn set(builder: &mut Builder, key: Key, value: &str) -> Result<()> {
         Key::UserMode => builder.user_mode = parse_word(key, USER_MODE_WORDS, value)?,
         Key::Readahead => builder.readahead = parse_word(key, SWITCH_WORDS, value)?,
         Key::Mode => builder.mode = parse_word(key, MODE_WORDS, value)?,
+        Key::Dump => builder.dump = parse_word(key, SWITCH_WORDS, value)?,
+        Key::Encrypt => builder.encrypt = parse_word(key, SWITCH_WORDS, value)?,
+        Key::Wipe => builder.wipe = parse_word(key, WIPE_WORDS, value)?,
     }
     Ok(())
 }
@@ -281,6 +292,9 @@ fn show(options: &Builder, key: Key) -> Option<String> {
         Key::UserMode => Some(word_of(USER_MODE_WORDS, options.user_mode).to_owned()),
         Key::Readahead => Some(word_of(SWITCH_WORDS, options.readahead).to_owned()),
         Key::Mode => Some(word_of(MODE_WORDS, options.mode).to_owned()),
+        Key::Dump => Some(word_of(SWITCH_WORDS, options.dump).to_owned()),
+        Key::Encrypt => Some(word_of(SWITCH_WORDS, options.encrypt).to_owned()),
+        Key::Wipe => Some(word_of(WIPE_WORDS, options.wipe).to_owned()),
     }
 }
 

@@ -25,7 +25,7 @@
 use super::jemalloc::{self, Flags};
 use super::slot::Fill;
 use super::thread::{self, Placement};
-use super::tier::{Closed, Tier};
+use super::tier::Tier;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{
     AtomicUsize,
@@ -35,9 +35,12 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
-/// The installed tier.
+/// The installed tier, in one cache line that only starting and stopping write.
+#[repr(align(64))]
 struct Installed {
     tier: AtomicPtr<Tier>,
+    /// The same while it serves new allocations.
+    serving: AtomicPtr<Tier>,
     /// Its reservation; a span of 0 contains nothing.
     base: AtomicUsize,
     span: AtomicUsize,
@@ -49,6 +52,7 @@ struct Installed {
 
 static FAR: Installed = Installed {
     tier: AtomicPtr::new(ptr::null_mut()),
+    serving: AtomicPtr::new(ptr::null_mut()),
     base: AtomicUsize::new(0),
     span: AtomicUsize::new(0),
     threshold: AtomicUsize::new(usize::MAX),
@@ -70,8 +74,9 @@ pub(crate) fn install(tier: &'static Tier) -> Result<()> {
     FAR.base.store(tier.base(), Relaxed);
     FAR.span.store(tier.span(), Relaxed);
     FAR.threshold.store(tier.threshold(), Relaxed);
-    // Who allocates from the tier has seen the range; who frees has the pointer from there.
-    FAR.tier.store(ptr::from_ref(tier).cast_mut(), Release);
+    FAR.tier.store(ptr::from_ref(tier).cast_mut(), Relaxed);
+    // Who allocates from the tier has seen all of this; who frees has the pointer from there.
+    FAR.serving.store(ptr::from_ref(tier).cast_mut(), Release);
     FAR.control.store(TAKEN, Release);
     Ok(())
 }
@@ -91,6 +96,7 @@ pub(crate) fn uninstall() -> Result<()> {
         FAR.control.store(TAKEN, Release);
         return result;
     }
+    FAR.serving.store(ptr::null_mut(), Relaxed);
     FAR.tier.store(ptr::null_mut(), Relaxed);
     FAR.threshold.store(usize::MAX, Relaxed);
     // No far pointer exists any more, so nobody can miss the range.
@@ -99,12 +105,29 @@ pub(crate) fn uninstall() -> Result<()> {
     result
 }
 
+/// Sends everything new to local memory for good, while far pointers can still be freed.
+///
+/// For the child of a fork, which has the allocator's state but not the far pages. Only stores
+/// to memory, so it may run right after the fork.
+pub(crate) extern "C" fn serve_locally() {
+    FAR.serving.store(ptr::null_mut(), Relaxed);
+}
+
 /// The process's far tier.
 #[inline]
 pub(crate) fn installed() -> Option<&'static Tier> {
-    // Pairs with the Release in `install`.
+    // Pairs with the Release in `install`, by way of the pointer that is asked about or of
+    // `serving`; Acquire for who asks out of the blue.
     // SAFETY: null or a tier, which is never freed.
     unsafe { FAR.tier.load(Acquire).as_ref() }
+}
+
+/// The process's far tier, if it serves new allocations.
+#[inline]
+pub(super) fn serving() -> Option<&'static Tier> {
+    // Pairs with the Release in `install`.
+    // SAFETY: null or a tier, which is never freed.
+    unsafe { FAR.serving.load(Acquire).as_ref() }
 }
 
 /// Whether `ptr` points into far memory.
@@ -119,7 +142,7 @@ fn tier_for(size: usize) -> Option<&'static Tier> {
     match thread::placement() {
         None if size < FAR.threshold.load(Relaxed) => None,
         Some(Placement::Local) => None,
-        _ => installed(),
+        _ => serving(),
     }
 }
 
@@ -149,9 +172,8 @@ pub(super) unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
 unsafe fn allocate(tier: Option<&'static Tier>, layout: Layout, fill: Fill) -> *mut u8 {
     if let Some(tier) = tier {
         // SAFETY: the size is not zero.
-        match unsafe { tier.allocate(layout, fill) } {
-            Ok(ptr) => return ptr,
-            Err(Closed) => {}
+        if let Ok(ptr) = unsafe { tier.allocate(layout, fill) } {
+            return ptr;
         }
     }
     // SAFETY: the size is not zero.

@@ -58,7 +58,7 @@ impl Far {
 type Allocate = unsafe fn(Layout, Fill) -> *mut u8;
 
 unsafe fn allocate_far(layout: Layout, fill: Fill) -> *mut u8 {
-    let Some(tier) = global::installed() else {
+    let Some(tier) = global::serving() else {
         return ptr::null_mut();
     };
     // SAFETY: the caller passes no empty layout. A tier that is just closing has no memory.

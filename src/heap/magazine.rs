@@ -17,7 +17,6 @@
 //!    most [`SMALL_CLASS_MAX`].
 
 use std::alloc::Layout;
-use std::array;
 use std::ptr;
 
 /// Largest size that magazines keep, in bytes.
@@ -29,14 +28,16 @@ pub(super) const SMALL_MAX: usize = 32 << 10;
 /// Size classes up to [`SIZE_MAX`].
 const CLASSES: usize = class_of_size(SIZE_MAX) + 1;
 
-/// Most objects of one class.
-const DEPTH: usize = 32;
+/// The last class up to [`SMALL_MAX`].
+const SMALL_LAST: usize = class_of_size(SMALL_MAX);
 
-/// Most bytes of one class up to [`SMALL_MAX`].
+/// Most objects of a class: few enough for a bound in bytes, many enough to be of use.
+const SMALL_DEPTH_MAX: usize = 128;
+const SMALL_DEPTH_MIN: usize = 8;
+const LARGE_DEPTH: usize = 32;
+
+/// Most bytes of one class up to [`SMALL_MAX`], unless that were less than [`SMALL_DEPTH_MIN`].
 const SMALL_CLASS_MAX: usize = 64 << 10;
-
-/// Fewest objects that a full magazine of a class up to [`SMALL_MAX`] keeps.
-const SMALL_DEPTH_MIN: usize = 4;
 
 /// Largest alignment that magazines serve: jemalloc's page.
 const ALIGN_MAX: usize = 4096;
@@ -47,19 +48,36 @@ pub(super) fn class_of(layout: Layout) -> Option<usize> {
     if layout.size() > SIZE_MAX || layout.align() > ALIGN_MAX {
         return None;
     }
-    // jemalloc serves an alignment by the class of the size rounded up to it. The sum is small.
-    let size = layout.size().next_multiple_of(layout.align());
-    (size <= SIZE_MAX).then(|| class_of_size(size))
+    // jemalloc serves an alignment by the class of the size rounded up to it. The sum is small,
+    // and a division would cost more than all the rest.
+    let size = (layout.size() + layout.align() - 1) & !(layout.align() - 1);
+    if size <= LOOKUP_MAX {
+        Some(usize::from(LOOKUP[size.div_ceil(8)]))
+    } else {
+        (size <= SIZE_MAX).then(|| class_of_size(size))
+    }
 }
 
 /// The size to ask jemalloc for.
 #[inline]
 pub(super) fn fitting_size(layout: Layout) -> usize {
     match class_of(layout) {
-        Some(class) if SIZES[class] > SMALL_MAX => SIZES[class],
+        Some(class) if class > SMALL_LAST => SIZES[class],
         _ => layout.size(),
     }
 }
+
+/// Classes of small sizes, which are looked up faster than computed: by size / 8, rounded up.
+const LOOKUP_MAX: usize = 1 << 10;
+const LOOKUP: [u8; LOOKUP_MAX / 8 + 1] = {
+    let mut classes = [0; LOOKUP_MAX / 8 + 1];
+    let mut index = 0;
+    while index < classes.len() {
+        classes[index] = class_of_size(index * 8) as u8;
+        index += 1;
+    }
+    classes
+};
 
 /// The class of a size: 8, then every 16 up to 128, then four to a doubling.
 #[inline]
@@ -98,77 +116,101 @@ const SIZES: [usize; CLASSES] = {
     sizes
 };
 
-/// One class.
+/// One class: a stack in its part of [`Magazines::objects`].
 #[derive(Clone, Copy)]
 struct Stack {
+    first: u32,
     len: u32,
-    /// Most entries; less than [`DEPTH`] for bigger classes.
+    /// Most entries.
     depth: u32,
-    objects: [*mut u8; DEPTH],
 }
 
 /// A thread's magazines of one tier.
 pub(super) struct Magazines {
+    /// Bytes in classes above [`SMALL_MAX`].
     large: usize,
     large_max: usize,
-    /// Whether any stack may hold something.
-    used: bool,
     stacks: [Stack; CLASSES],
+    objects: Box<[*mut u8; ENTRIES]>,
 }
+
+/// Most objects of a class.
+const fn depth_of_class(class: usize) -> usize {
+    if class > SMALL_LAST {
+        return LARGE_DEPTH;
+    }
+    let fit = SMALL_CLASS_MAX / SIZES[class];
+    if fit > SMALL_DEPTH_MAX {
+        SMALL_DEPTH_MAX
+    } else if fit < SMALL_DEPTH_MIN {
+        SMALL_DEPTH_MIN
+    } else {
+        fit
+    }
+}
+
+/// The empty stacks.
+const EMPTY: [Stack; CLASSES] = {
+    let mut stacks = [Stack { first: 0, len: 0, depth: 0 }; CLASSES];
+    let (mut class, mut first) = (0, 0);
+    while class < CLASSES {
+        let depth = depth_of_class(class) as u32;
+        stacks[class] = Stack { first, len: 0, depth };
+        first += depth;
+        class += 1;
+    }
+    stacks
+};
+
+/// Objects that all stacks hold together at most.
+const ENTRIES: usize = (EMPTY[CLASSES - 1].first + EMPTY[CLASSES - 1].depth) as usize;
 
 impl Magazines {
     /// Empty magazines that keep at most `large_max` bytes in objects above [`SMALL_MAX`].
     pub(super) fn new(large_max: usize) -> Magazines {
-        let stacks = array::from_fn(|class| {
-            let fit = SMALL_CLASS_MAX / SIZES[class];
-            let depth = if SIZES[class] > SMALL_MAX { DEPTH } else { fit.max(SMALL_DEPTH_MIN) };
-            Stack { len: 0, depth: depth.min(DEPTH) as u32, objects: [ptr::null_mut(); DEPTH] }
-        });
-        Magazines { large: 0, large_max, used: false, stacks }
+        let objects = vec![ptr::null_mut(); ENTRIES].into_boxed_slice();
+        let objects = objects.try_into().expect("has the length of the array");
+        Magazines { large: 0, large_max, stacks: EMPTY, objects }
     }
 
     /// Takes an object of `class`, the last one put.
     #[inline]
     pub(super) fn take(&mut self, class: usize) -> Option<*mut u8> {
         let stack = &mut self.stacks[class];
-        let top = stack.len.checked_sub(1)?;
-        stack.len = top;
-        if SIZES[class] > SMALL_MAX {
+        stack.len = stack.len.checked_sub(1)?;
+        if class > SMALL_LAST {
             self.large -= SIZES[class];
         }
-        Some(stack.objects[top as usize])
+        Some(self.objects[(stack.first + stack.len) as usize])
     }
 
     /// Keeps a freed object of `class`; `false` when there is no room.
     #[inline]
     pub(super) fn put(&mut self, class: usize, object: *mut u8) -> bool {
-        let size = SIZES[class];
         let stack = &mut self.stacks[class];
-        if stack.len >= stack.depth || (size > SMALL_MAX && self.large + size > self.large_max) {
+        if stack.len >= stack.depth {
             return false;
         }
-        if size > SMALL_MAX {
-            self.large += size;
+        if class > SMALL_LAST {
+            let large = self.large + SIZES[class];
+            if large > self.large_max {
+                return false;
+            }
+            self.large = large;
         }
-        stack.objects[stack.len as usize] = object;
+        self.objects[(stack.first + stack.len) as usize] = object;
         stack.len += 1;
-        self.used = true;
         true
-    }
-
-    /// Whether there has been a [`put`](Self::put) since the last [`drain`](Self::drain).
-    pub(super) fn is_used(&self) -> bool {
-        self.used
     }
 
     /// Empties all magazines into `free`, which gets each object with its class's size.
     pub(super) fn drain(&mut self, mut free: impl FnMut(*mut u8, usize)) {
         for (stack, &size) in self.stacks.iter_mut().zip(&SIZES) {
-            stack.objects[..stack.len as usize].iter().for_each(|&object| free(object, size));
+            let (first, len) = (stack.first as usize, stack.len as usize);
+            self.objects[first..][..len].iter().for_each(|&object| free(object, size));
             stack.len = 0;
         }
         self.large = 0;
-        self.used = false;
     }
 }
 

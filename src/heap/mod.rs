@@ -20,16 +20,16 @@ mod magazine;
 mod slot;
 pub(crate) mod source;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod thread;
 mod tier;
 
 pub use global::FarHeap;
-pub(crate) use global::{install, installed, uninstall};
+pub(crate) use global::{install, installed, serve_locally, uninstall};
 pub use handle::{Far, Local};
 pub(crate) use source::ExtentSource;
 pub(crate) use thread::pin_thread_local;
 pub use thread::{Placement, Scope, scope};
-pub(crate) use tier::{Tier, TierOptions, TierStats};
+pub(crate) use tier::{Tier, TierOptions};

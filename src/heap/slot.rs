@@ -174,48 +174,49 @@ impl Access<'_> {
         unsafe { &mut *self.slot.inside.get() }
     }
 
-    /// Allocates; null when the arena cannot.
+    /// Takes a block from the magazines, with whatever it contains.
+    #[inline]
+    pub(super) fn take(&mut self, layout: Layout) -> Option<*mut u8> {
+        let magazines = &mut self.inside().magazines;
+        let class = magazine::class_of(layout)?;
+        let object = magazines.take(class)?;
+        if object.addr() & (layout.align() - 1) != 0 {
+            // Possible with `cache_oblivious`, which moves large objects off page borders.
+            magazines.put(class, object);
+            return None;
+        }
+        Some(object)
+    }
+
+    /// Puts a block into the magazines; `false` when there is no room.
+    ///
+    /// # Safety
+    /// `ptr` is an allocation of the slot's tier with this layout and is not used again.
+    #[inline]
+    pub(super) unsafe fn put(&mut self, ptr: *mut u8, layout: Layout) -> bool {
+        magazine::class_of(layout).is_some_and(|class| self.inside().magazines.put(class, ptr))
+    }
+
+    /// Allocates past the magazines; null when the arena cannot.
     ///
     /// # Safety
     /// The layout's size is not zero.
-    #[inline]
     pub(super) unsafe fn allocate(&mut self, layout: Layout, fill: Fill) -> *mut u8 {
-        let inside = self.inside();
-        if let Some(class) = magazine::class_of(layout)
-            && let Some(object) = inside.magazines.take(class)
-        {
-            if object.addr() & (layout.align() - 1) == 0 {
-                if fill == Fill::Zero {
-                    // SAFETY: the object is ours and of a class that holds `size` bytes.
-                    unsafe { object.write_bytes(0, layout.size()) };
-                }
-                return object;
-            }
-            // Possible with `cache_oblivious`, which moves large objects off page borders.
-            inside.magazines.put(class, object);
-        }
         let size = magazine::fitting_size(layout);
-        let flags = inside.flags.aligned(size, layout.align());
+        let flags = self.inside().flags.aligned(size, layout.align());
         let flags = if fill == Fill::Zero { flags.zeroed() } else { flags };
         // SAFETY: the size is not zero; the cache in `flags` is the slot's, which this access
         // holds.
         unsafe { jemalloc::allocate(size, flags) }
     }
 
-    /// Frees.
+    /// Frees past the magazines.
     ///
     /// # Safety
-    /// `ptr` is an allocation of the slot's tier with this layout and is not used again.
-    #[inline]
+    /// As for [`put`](Self::put).
     pub(super) unsafe fn free(&mut self, ptr: *mut u8, layout: Layout) {
-        let inside = self.inside();
-        if let Some(class) = magazine::class_of(layout)
-            && inside.magazines.put(class, ptr)
-        {
-            return;
-        }
         let size = magazine::fitting_size(layout);
-        let flags = inside.flags.aligned(size, layout.align());
+        let flags = self.inside().flags.aligned(size, layout.align());
         // SAFETY: as the caller promises; the cache is the slot's and its tier that of `ptr`.
         unsafe { jemalloc::free(ptr, size, flags) }
     }
@@ -223,7 +224,7 @@ impl Access<'_> {
     /// Resizes within the tier; null leaves the allocation as it was.
     ///
     /// # Safety
-    /// As for [`free`](Self::free), and `new` has the same alignment and a size above zero.
+    /// As for [`put`](Self::put), and `new` has the same alignment and a size above zero.
     pub(super) unsafe fn reallocate(&mut self, ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
         let flags = self.inside().flags;
         // SAFETY: as the caller promises.
@@ -246,12 +247,10 @@ impl Access<'_> {
     pub(super) fn flush(&mut self) {
         let inside = self.inside();
         let uncached = inside.uncached;
-        if inside.magazines.is_used() {
-            inside.magazines.drain(|object, size| {
-                // SAFETY: the magazines own the object, whose class has this size.
-                unsafe { jemalloc::free(object, size, uncached) };
-            });
-        }
+        inside.magazines.drain(|object, size| {
+            // SAFETY: the magazines own the object, whose class has this size.
+            unsafe { jemalloc::free(object, size, uncached) };
+        });
         if let Some(cache) = &inside.cache {
             cache.flush();
         }

@@ -1,8 +1,9 @@
 //! A source of anonymous memory that checks how it is used; for tests.
 
 #![expect(unsafe_code, reason = "maps memory")]
+#![expect(clippy::disallowed_methods, reason = "the memory of tests is not the library's")]
 
-use super::source::ExtentSource;
+use super::ExtentSource;
 use crate::base::sync::{
     AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
@@ -92,7 +93,10 @@ impl TestSource {
     fn change(&self, ptr: NonNull<u8>, len: ByteCount, from: State, to: State) {
         let offset = ptr.addr().get().checked_sub(self.base.addr().get()).expect("above the base");
         let len = len.as_usize();
-        assert!(offset % PAGE == 0 && len % PAGE == 0 && len > 0, "{offset:#x}+{len:#x}");
+        assert!(
+            offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE) && len > 0,
+            "{offset:#x}+{len:#x}"
+        );
         assert!(offset + len <= self.span, "{offset:#x}+{len:#x} ends beyond {:#x}", self.span);
         let mut pages = self.pages.lock();
         for (index, page) in pages[offset / PAGE..][..len / PAGE].iter_mut().enumerate() {

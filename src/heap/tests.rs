@@ -374,7 +374,8 @@ fn handles_serve_empty_layouts_and_growth_out_of_them() {
     let shrunk = unsafe { Far.shrink(grown.cast(), layout(100, 64), empty) }.expect("fits");
     // SAFETY: allocated above, with this layout.
     unsafe { Far.deallocate(shrunk.cast(), empty) };
-    assert_eq!(running.tier.stats().allocated, ByteCount::ZERO);
+    let allocated = running.tier.stats().allocated;
+    assert_eq!(allocated, ByteCount::ZERO);
     running.stop();
 }
 
@@ -427,6 +428,21 @@ fn shutting_down_with_far_memory_in_use_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn what_serves_locally_still_frees_far_memory() {
+    let running = start_default();
+    let held = block(100_000);
+    serve_locally();
+    assert!(!block(100_000).is_far());
+    assert!(Far.allocate(layout(8, 8)).is_err());
+    assert!(held.is_far());
+    drop(held);
+    running.stop();
+    let again = start_default();
+    assert!(block(100_000).is_far());
+    again.stop();
+}
+
+#[test]
 fn a_heap_can_be_started_again_with_threads_that_knew_the_old_one() {
     let (send, receive) = mpsc::channel::<Arc<Barrier>>();
     let old = thread::spawn(move || {
@@ -450,7 +466,7 @@ fn a_heap_can_be_started_again_with_threads_that_knew_the_old_one() {
 fn data_that_dies_young_is_reused_without_calls_to_the_source() {
     let running = start_default();
     let sizes = [100_000, 3 << 20, 40 << 20].map(|size| layout(size, 8));
-    let allocate_all = || drop(sizes.map(|layout| Untouched::new(layout)));
+    let allocate_all = || drop(sizes.map(Untouched::new));
     allocate_all();
     let (commits, decommits) =
         (running.source.commits.load(SeqCst), running.source.decommits.load(SeqCst));

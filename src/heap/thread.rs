@@ -31,12 +31,29 @@ struct Thread {
     scope: Cell<Option<Placement>>,
     /// How many pins are in force.
     pins: Cell<u32>,
+    /// What the two say together; kept because every allocation asks.
+    placement: Cell<Option<Placement>>,
     /// See [`take_commit_refused`].
     commit_refused: Cell<bool>,
     /// The tier that `slot` belongs to; a tier is never freed, so the address names it.
     tier: Cell<*const Tier>,
     slot: Cell<Option<&'static Slot>>,
     life: Cell<Life>,
+}
+
+impl Thread {
+    /// Changes the scope; returns the one before.
+    fn set_scope(&self, scope: Option<Placement>) -> Option<Placement> {
+        let outer = self.scope.replace(scope);
+        self.set_pins(self.pins.get());
+        outer
+    }
+
+    fn set_pins(&self, pins: u32) {
+        self.pins.set(pins);
+        let placement = if pins > 0 { Some(Placement::Local) } else { self.scope.get() };
+        self.placement.set(placement);
+    }
 }
 
 /// How far the thread is with its slot.
@@ -60,6 +77,7 @@ thread_local! {
         Thread {
             scope: Cell::new(None),
             pins: Cell::new(0),
+            placement: Cell::new(None),
             commit_refused: Cell::new(false),
             tier: Cell::new(ptr::null()),
             slot: Cell::new(None),
@@ -110,15 +128,12 @@ pub fn scope(placement: Placement) -> Scope {
     // Not inside an allocator: the best moment to register the destructor. Compilers before
     // 1.93 abort when an allocator registers one while the list of them grows.
     register_exit();
-    Scope {
-        outer: THREAD.with(|thread| thread.scope.replace(Some(placement))),
-        not_send: PhantomData,
-    }
+    Scope { outer: THREAD.with(|thread| thread.set_scope(Some(placement))), not_send: PhantomData }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        THREAD.with(|thread| thread.scope.set(self.outer));
+        THREAD.with(|thread| thread.set_scope(self.outer));
     }
 }
 
@@ -137,13 +152,13 @@ pub(crate) struct Pin(PhantomData<*const ()>);
 
 /// Keeps this thread's allocations local until the guard is dropped.
 pub(crate) fn pin() -> Pin {
-    THREAD.with(|thread| thread.pins.set(thread.pins.get() + 1));
+    THREAD.with(|thread| thread.set_pins(thread.pins.get() + 1));
     Pin(PhantomData)
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        THREAD.with(|thread| thread.pins.set(thread.pins.get() - 1));
+        THREAD.with(|thread| thread.set_pins(thread.pins.get() - 1));
     }
 }
 

@@ -10,26 +10,14 @@
 //! 2. A frame on the empty list has no page mapped.
 #![expect(unsafe_code, reason = "drops the pages of frames it owns")]
 
+use super::note::{Fate, Note};
 use super::word::FrameId;
 use crate::base::error::Result;
 use crate::base::strict_assert;
-use crate::base::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, Rank, Ranked};
+use crate::base::sync::{AtomicUsize, Ordering, Rank, Ranked};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::sys::vm::{Huge, Mapping};
-
-/// What became of a frame's content once its page left `Cooling` or `Writing` by another hand
-/// than the evictor's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Fate {
-    /// Nobody took it, or the taker is still at work.
-    Open = 0,
-    /// A filler moved the memory back into the region; the frame has none.
-    MovedBack = 1,
-    /// The content is not needed any more; the frame still has its memory.
-    Dropped = 2,
-}
 
 /// The staging area and its lists.
 #[derive(Debug)]
@@ -39,12 +27,7 @@ pub(crate) struct Frames {
     lists: Ranked<Lists>,
     /// Length of the spare list, readable without the lock.
     spare_len: AtomicUsize,
-    /// Per frame: page it holds.
-    pages: LazyArray<AtomicU64>,
-    /// Per frame: the page's slot, plus 1; 0 for none.
-    slots: LazyArray<AtomicU64>,
-    /// Per frame: [`Fate`].
-    fates: LazyArray<AtomicU32>,
+    notes: LazyArray<Note>,
 }
 
 #[derive(Debug)]
@@ -67,19 +50,22 @@ impl Frames {
             page_bytes,
             lists: Ranked::new(Rank::Frames, Lists { empty, spare: Vec::with_capacity(count) }),
             spare_len: AtomicUsize::new(0),
-            pages: LazyArray::new(count)?,
-            slots: LazyArray::new(count)?,
-            fates: LazyArray::new(count)?,
+            notes: LazyArray::new(count)?,
         })
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.pages.len()
+        self.notes.len()
     }
 
     /// First address and bytes of the staging area.
     pub(crate) fn range(&self) -> (usize, usize) {
         (self.staging.addr(), self.staging.len())
+    }
+
+    /// Allows core dumps to contain the frames.
+    pub(crate) fn include_in_dumps(&self) -> Result<()> {
+        self.staging.include_in_dumps()
     }
 
     pub(crate) fn addr(&self, frame: FrameId) -> usize {
@@ -135,36 +121,34 @@ impl Frames {
         Ok(())
     }
 
+    /// The frame's note.
+    pub(crate) fn note_of(&self, frame: FrameId) -> &Note {
+        &self.notes[frame.0 as usize]
+    }
+
     /// Notes what a frame holds before its page's word names it.
     pub(crate) fn note(&self, frame: FrameId, page: PageId, slot: Option<SlotId>) {
-        let at = frame.0 as usize;
-        self.pages[at].store(page.0, Ordering::Relaxed);
-        self.slots[at].store(slot.map_or(0, |slot| slot.0 + 1), Ordering::Relaxed);
-        self.fates[at].store(Fate::Open as u32, Ordering::Relaxed);
+        self.note_of(frame).write(page, slot);
     }
 
     /// The page a frame was noted with. Pairs with the word change that published the frame.
     pub(crate) fn page(&self, frame: FrameId) -> PageId {
-        PageId(self.pages[frame.0 as usize].load(Ordering::Relaxed))
+        self.note_of(frame).page()
     }
 
-    /// The slot a frame was noted with.
+    /// The slot a frame was noted with; for its owner.
     pub(crate) fn slot(&self, frame: FrameId) -> Option<SlotId> {
-        self.slots[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(SlotId)
+        self.note_of(frame).slot()
+    }
+
+    /// Makes the slot the caller's: the frame's page has none any more.
+    pub(crate) fn forget_slot(&self, frame: FrameId) {
+        self.notes[frame.0 as usize].forget_slot();
     }
 
     /// Tells the evictor what became of the content; the last thing a taker does with a frame.
     pub(crate) fn decide(&self, frame: FrameId, fate: Fate) {
-        // Pairs with the acquire in `fate`: the evictor reuses the frame after the taker's work.
-        self.fates[frame.0 as usize].store(fate as u32, Ordering::Release);
-    }
-
-    pub(crate) fn fate(&self, frame: FrameId) -> Fate {
-        match self.fates[frame.0 as usize].load(Ordering::Acquire) {
-            1 => Fate::MovedBack,
-            2 => Fate::Dropped,
-            _ => Fate::Open,
-        }
+        self.note_of(frame).decide(fate);
     }
 }
 

@@ -23,12 +23,12 @@
 //! | `Moving` | the mapping is being changed: microseconds, no I/O | slot or none | the thread that entered it |
 //! | `Resident` | mapped in the region | slot or none | evictor, discard; a filler clears `protected` |
 //! | `Cooling` | in a staging frame | frame | a filler (back), discard, the evictor |
-//! | `Writing` | in a staging frame being written | frame | the evictor; a filler copies out; discard marks it dead |
+//! | `Writing` | in a staging frame being written | frame | the evictor; a filler copies out; discard |
 //! | `Stored` | on the device only | slot | a filler, discard |
-//! | `Poisoned` | lost; a touch is SIGBUS | slot or none | discard |
+//! | `Poisoned` | lost; a touch is SIGBUS | slot or none | discard (by way of `Moving`) |
 //!
 //! `protected`: the mapping is write-protected and the content is the slot's; a write faults
-//! first. `dead`: discarded while I/O was in flight; who finishes the I/O makes the page `Empty`.
+//! first. `dead`: discarded while being read; who finishes the read makes the page `Empty`.
 //! `sparse`: parts of the mapping may be holes that read as zero. `prefetched`: nobody asked for
 //! the page by a fault yet. `pins`: the page must not be evicted while it is not zero.
 
@@ -273,7 +273,7 @@ impl PageWord {
 fn legal(from: Word, to: Word) -> bool {
     use State::{Cooling, Empty, Filling, Moving, Poisoned, Resident, Stored, Writing};
     match (from.state(), to.state()) {
-        (Filling, Filling) | (Writing, Writing) => to.dead() && !from.dead(),
+        (Filling, Filling) => to.dead() && !from.dead(),
         (Empty, Moving)
         | (Filling, Moving | Empty | Stored | Poisoned)
         | (Moving, Resident | Cooling | Stored | Empty | Poisoned)
@@ -281,7 +281,7 @@ fn legal(from: Word, to: Word) -> bool {
         | (Cooling, Moving | Writing | Stored | Empty)
         | (Writing, Moving | Stored | Empty)
         | (Stored, Filling | Moving | Empty)
-        | (Poisoned, Empty) => true,
+        | (Poisoned, Moving) => true,
         _ => false,
     }
 }
@@ -325,6 +325,6 @@ mod tests {
     #[should_panic(expected = "page word")]
     fn a_transition_outside_of_the_protocol_is_refused() {
         let page = PageWord::default();
-        drop(page.try_change(Word::EMPTY, Word::stored(SlotId(1))));
+        let _ = page.try_change(Word::EMPTY, Word::stored(SlotId(1)));
     }
 }

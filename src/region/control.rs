@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "touches pages, and drops contents that references could point to")]
 
 use super::pager::{self, Ahead};
-use super::{Region, RegionConfig};
+use super::{Advice, Region, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
@@ -15,7 +15,8 @@ use crate::tier::policy::Hint;
 use std::time::{Duration, Instant};
 
 impl Region {
-    /// Makes all pages that lie whole in a range read as zero; nothing of them is written back.
+    /// Makes all pages that lie whole in a range read as zero; nothing of them is written back,
+    /// and their pins end.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region.
@@ -52,7 +53,9 @@ impl Region {
         for (ptr, len) in ranges {
             match self.pages_of(*ptr, *len) {
                 // A full queue drops the request: it is advice.
-                Ok((first, count)) => asked |= self.ahead.push(Ahead { first, count }).is_ok(),
+                Ok((first, count)) => {
+                    asked |= self.pager.ahead.push(Ahead { first, count }).is_ok()
+                }
                 Err(error) => {
                     outcome = Err(error);
                     break;
@@ -60,7 +63,7 @@ impl Region {
             }
         }
         if asked {
-            self.pager.filler_bells[0].signal();
+            self.pager.call_filler(0);
         }
         outcome
     }
@@ -70,7 +73,7 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region, [`Error::Os`] with the device's
-    /// error while write-back fails.
+    /// error while write-back fails, [`Error::StoreFull`] while no slot is free.
     pub fn evict(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
         self.evict_pages(first, count)
@@ -91,6 +94,7 @@ impl Region {
         }
         match self.pager.write_errno.load(Ordering::Acquire) {
             0 => Ok(()),
+            pager::NO_SLOT => Err(Error::StoreFull { slots: self.pager.slots.slots() }),
             errno => Err(Error::Os { call: "write-back", errno: errno as i32 }),
         }
     }
@@ -105,10 +109,12 @@ impl Region {
     /// nothing is pinned then.
     pub fn pin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
-        let mut pinned = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // One at a time: the sum of the pins stays below the bound.
+        let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let pinned = self.pager.pinned.load(Ordering::Relaxed);
         let room = self.pager.budget.limit().0 / self.pager.page_bytes as u64 * 3 / 4;
-        if *pinned + count.0 > room {
-            let reason = format!("{} pinned pages of {room} possible", *pinned + count.0);
+        if pinned.saturating_add(count.0) > room {
+            let reason = format!("{} pinned pages of {room} possible", pinned + count.0);
             return Err(Error::LimitExceeded { reason });
         }
         for page in (first.0..first.0 + count.0).map(PageId) {
@@ -118,7 +124,6 @@ impl Region {
                 return Err(Error::LimitExceeded { reason });
             }
         }
-        *pinned += count.0;
         Ok(())
     }
 
@@ -128,7 +133,7 @@ impl Region {
     /// [`Error::BadRange`] when the range is not in this region or is not pinned.
     pub fn unpin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
-        let mut pinned = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let all = (first.0..first.0 + count.0)
             .map(PageId)
             .all(|page| self.pager.word(page).load().pins() > 0);
@@ -136,7 +141,6 @@ impl Region {
             return Err(Error::BadRange { reason: "is not pinned" });
         }
         self.unpin_pages(first, count);
-        *pinned = pinned.saturating_sub(count.0);
         Ok(())
     }
 
@@ -144,14 +148,18 @@ impl Region {
         loop {
             let word = self.pager.word(page).load();
             if word.state() != State::Resident {
+                self.pager.close_around(page);
                 touch(self.pager.addr(page) as *const u8);
                 std::thread::yield_now();
                 continue;
             }
             let Some(pinned) = word.pinned() else { return false };
+            // Counted first: a discard that takes the pin away again finds it counted.
+            self.pager.pinned.fetch_add(1, Ordering::Relaxed);
             if self.pager.word(page).try_change(word, pinned).is_ok() {
                 return true;
             }
+            self.pager.pinned.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -167,22 +175,34 @@ impl Region {
                 }
                 let Some(unpinned) = word.unpinned() else { break };
                 if self.pager.word(page).try_change(word, unpinned).is_ok() {
+                    self.pager.pinned.fetch_sub(1, Ordering::Relaxed);
                     break;
                 }
             }
         }
     }
 
-    /// Tells the policy what to expect of a range.
+    /// Tells what to expect of a range. `Random`, `Sequential` and `Normal` last, for the chunks
+    /// of 2 MiB that the range touches; `WillNeed` and `Cold` act at once.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region.
-    pub fn advise(&self, ptr: *const u8, len: ByteCount, hint: Hint) -> Result<()> {
+    pub fn advise(&self, ptr: *const u8, len: ByteCount, advice: Advice) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
-        if hint == Hint::WillNeed {
+        let pages = (first.0..first.0 + count.0).map(PageId);
+        let hint = match advice {
+            Advice::Normal | Advice::Random | Advice::Sequential => {
+                pages.for_each(|page| self.pager.set_advice(page, advice));
+                return Ok(());
+            }
+            Advice::WillNeed => Hint::WillNeed,
+            Advice::Cold => Hint::Cold,
+        };
+        if advice == Advice::WillNeed {
             self.prefetch(ptr, len)?;
         }
-        for page in (first.0..first.0 + count.0).map(PageId) {
+        for page in pages {
+            self.pager.close_around(page);
             if self.pager.word(page).load().state() == State::Resident {
                 self.pager.policy.lock().advise(page, hint);
             }
@@ -206,7 +226,7 @@ impl Region {
         let pages = PageCount(limit.0 / self.pager.page_bytes as u64);
         self.pager.policy.lock().resize(pages);
         let (mut last, mut since) = (self.pager.budget.charged(), Instant::now());
-        while self.pager.budget.charged() > limit {
+        while self.pager.excess() > 0 {
             self.pager.call_evictor();
             std::thread::sleep(Duration::from_micros(200)); // The evictor has no one to tell.
             let now = self.pager.budget.charged();

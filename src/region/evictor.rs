@@ -15,17 +15,18 @@
 //!    stays; only pages that were write-protected all along are dropped without MOVE.
 #![expect(unsafe_code, reason = "unmaps pages of the region")]
 
-use super::pager::{BATCH_MAX, Pager, Sum, backoff};
+use super::pager::{BATCH_MAX, NO_SLOT, Pager, Sum, backoff};
 use super::report;
 use super::requests::Requests;
 use crate::base::error::Result;
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
-use crate::page::frames::Fate;
+use crate::page::note::Fate;
+use crate::page::protocol::{self, Content, Written};
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::{Outcome, Wake};
-use crate::sys::vm::Piece;
+use crate::sys::vm::{KERNEL_PAGE, Piece};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ const DEPTH: u32 = 32;
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// A page on its way to the device.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +55,8 @@ struct Write {
     count: usize,
     started: Instant,
     overdue: bool,
+    /// Over the page's old slot: says nothing about space for others.
+    in_place: bool,
 }
 
 /// The evictor thread's state.
@@ -73,7 +76,11 @@ pub(super) struct Evictor {
     cooling_max: usize,
     write_pause: Duration,
     write_again: Option<Instant>,
+    /// When a failed write was reported last.
+    said: Option<Instant>,
     deadline: Duration,
+    /// Per frame: when its page was chosen.
+    chosen: Vec<Instant>,
     /// Victims looked at since something was freed.
     fruitless: usize,
 }
@@ -88,6 +95,7 @@ enum Listed {
 /// A frame that another thread took the page from.
 #[derive(Clone, Copy, Debug)]
 struct Linger {
+    page: PageId,
     frame: FrameId,
     /// The slot the page was being written to.
     written: Option<SlotId>,
@@ -115,7 +123,9 @@ impl Evictor {
             cooling_max: 0,
             write_pause: PAUSE_MIN,
             write_again: None,
+            said: None,
             deadline,
+            chosen: vec![Instant::now(); frames],
             fruitless: 0,
             pager,
         })
@@ -136,7 +146,10 @@ impl Evictor {
         let worked = self.make_room();
         self.settle_lingering();
         let discarded = !worked && self.discard_slots();
-        let busy = asked || worked || discarded;
+        // While writes fail, what was found dirty goes back: looking for clean pages all the time
+        // would be all this thread does.
+        let hopeless = self.is_paused() && self.pager.exhausted.load(Ordering::Acquire);
+        let busy = asked || discarded || (worked && !hopeless);
         let timeout =
             if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
         self.collect(timeout)
@@ -158,8 +171,9 @@ impl Evictor {
     }
 
     fn collect(&mut self, timeout: Duration) -> Result<()> {
-        let finished = &mut self.finished;
-        self.queue.wait(timeout, &mut |completion| finished.push(completion))?;
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         while let Some(completion) = self.finished.pop() {
             self.finish_write(completion);
         }
@@ -178,11 +192,12 @@ impl Evictor {
             return 0;
         }
         let high = pager.high_bytes.load(Ordering::Relaxed);
-        let over = pager.budget.charged().0.saturating_sub(pager.budget.limit().0);
+        let over = pager.excess();
         let missing = (high + over).saturating_sub(available) as usize;
         let wanted = missing.div_ceil(pager.page_bytes);
-        let leaving =
-            self.cooling.len() + self.dirty.len() + self.leaving_writes() + self.lingering.len();
+        // What a device that does not answer holds on to makes no room.
+        let stuck = self.writes.iter().flatten().any(|write| write.overdue);
+        let leaving = if stuck { 0 } else { self.leaving() };
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
     }
 
@@ -191,14 +206,17 @@ impl Evictor {
         self.cooling.is_empty() && self.dirty.is_empty() && self.free_writes.len() == DEPTH as usize
     }
 
-    fn leaving_writes(&self) -> usize {
-        self.writes.iter().flatten().map(|write| write.count).sum()
+    /// Pages on their way out.
+    fn leaving(&self) -> usize {
+        let writing: usize = self.writes.iter().flatten().map(|write| write.count).sum();
+        self.cooling.len() + self.dirty.len() + writing + self.lingering.len()
     }
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
-        let over = self.pager.budget.charged() > self.pager.budget.limit();
-        if over && let Some(frame) = self.pager.frames.take_spare() {
+        if self.pager.excess() > 0
+            && let Some(frame) = self.pager.frames.take_spare()
+        {
             self.pager.free_frame(frame);
             self.made_room(1);
             return true;
@@ -206,7 +224,8 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            freed = self.evict(wanted.min(BATCH_MAX));
+            let closed = self.pager.chunks.any_open() && self.pager.close_next();
+            freed = self.evict(wanted.min(BATCH_MAX)) || closed;
         }
         let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.cooling_max });
         freed || settled
@@ -227,15 +246,24 @@ impl Evictor {
     fn evict(&mut self, want: usize) -> bool {
         /// Victims that may be under way before the first of them frees anything.
         const UNDER_WAY: usize = 2 * BATCH_MAX;
+        /// Batches looked through in one turn for the few pages that need no write.
+        const PAUSED_ROUNDS_MAX: usize = 64;
         let mut victims = std::mem::take(&mut self.victims);
-        victims.clear();
-        let resident = {
-            let mut policy = self.pager.policy.lock();
-            policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
-            policy.resident()
-        };
-        let went = self.take_out(&mut victims, Listed::No);
-        self.fruitless += victims.len().max(1);
+        let (mut went, mut resident) = (0, PageCount(0));
+        for _ in 0..if self.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
+            let want = if self.is_paused() { BATCH_MAX } else { want };
+            victims.clear();
+            {
+                let mut policy = self.pager.policy.lock();
+                policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
+                resident = policy.resident();
+            }
+            went = self.take_out(&mut victims, Listed::No);
+            self.fruitless += victims.len().max(1);
+            if went > 0 || self.fruitless > 2 * resident.as_usize() {
+                break;
+            }
+        }
         let exhausted = self.fruitless > 2 * resident.as_usize() + UNDER_WAY;
         if exhausted {
             self.pager.exhausted.store(true, Ordering::Release);
@@ -245,10 +273,17 @@ impl Evictor {
         went > 0 || more
     }
 
+    /// Whether write-back waits after a failure: only pages that need no write can go, or those
+    /// that may be written over their old slots.
+    fn is_paused(&self) -> bool {
+        self.write_again.is_some_and(|again| Instant::now() < again)
+    }
+
     /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
     fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
         victims.sort_unstable();
-        let pause = self.write_again.is_some_and(|again| Instant::now() < again);
+        let chosen = Instant::now();
+        let pause = self.is_paused();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let (mut piece_count, mut clean_count, mut moved) = (0, 0, 0);
@@ -261,10 +296,11 @@ impl Evictor {
             } else if pause && word.slot().is_none() {
                 self.keep(page, word);
             } else {
-                moved += usize::from(self.move_out(page, word));
+                moved += usize::from(self.move_out(page, word, chosen));
             }
         }
         self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
+        self.pager.evict_times.add_many(chosen.elapsed(), clean_count as u64);
         self.made_room(clean_count);
         clean_count + moved
     }
@@ -299,8 +335,7 @@ impl Evictor {
 
     /// Leaves a victim where it is.
     fn keep(&self, page: PageId, word: Word) {
-        self.pager.policy.lock().retouched(page);
-        self.pager.settle(page, word, word.kept());
+        self.pager.settle_resident(page, word, word.kept(), None);
     }
 
     /// Drops pages that have been write-protected since their slots were read.
@@ -324,10 +359,12 @@ impl Evictor {
         }
         pager.budget.uncharge(ByteCount((clean.len() * pager.page_bytes) as u64));
         pager.counters.evicted_clean.add(clean.len() as u64);
+        let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
+        pager.counters.prefetch_unseen.add(unseen as u64);
     }
 
     /// Takes a page's memory out of the region into a frame, to cool there.
-    fn move_out(&mut self, page: PageId, word: Word) -> bool {
+    fn move_out(&mut self, page: PageId, word: Word, chosen: Instant) -> bool {
         let Some(frame) = self.pager.frame_for_eviction() else {
             self.keep(page, word);
             return false;
@@ -337,7 +374,12 @@ impl Evictor {
             self.pager.counters.evict_busy.bump();
             return false;
         }
+        if word.sparse() {
+            self.pager.fill_frame_holes(frame);
+        }
         self.pager.frames.note(frame, page, word.slot());
+        self.pager.frames.note_of(frame).set_prefetched(word.prefetched());
+        self.chosen[frame.0 as usize] = chosen;
         self.pager.settle(page, word, Word::cooling(frame));
         self.cooling.push_back(frame);
         true
@@ -371,36 +413,42 @@ impl Evictor {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
-        let cooling = Word::cooling(frame);
-        if pager.word(page).load() != cooling {
-            self.lingering.push_back(Linger { frame, written: None });
+        if pager.word(page).load() != Word::cooling(frame) {
+            self.lingering.push_back(Linger { page, frame, written: None });
             return false;
         }
         let sum = pager.hash_frame(frame);
-        let clean = slot.filter(|slot| pager.sum(*slot) == sum);
-        let zero = sum == pager.zero_sum();
-        let to = match clean {
-            Some(slot) => Word::stored(slot),
-            None if zero => Word::EMPTY,
-            None => Word::writing(frame),
+        let content = match slot.filter(|slot| pager.sum(*slot) == sum) {
+            Some(slot) => Content::Clean(slot),
+            None if sum == pager.zero_sum() => Content::Zero,
+            None => Content::Dirty,
         };
-        if pager.word(page).try_change(cooling, to).is_err() {
-            self.lingering.push_back(Linger { frame, written: None });
+        if !protocol::cooled(pager.word(page), frame, content) {
+            self.lingering.push_back(Linger { page, frame, written: None });
             return false;
         }
-        if to.state() == State::Writing {
+        if pager.frames.note_of(frame).prefetched() {
+            match content {
+                Content::Clean(_) => pager.counters.prefetch_unseen.bump(),
+                // Somebody has written it.
+                Content::Zero | Content::Dirty => pager.counters.prefetch_hits.bump(),
+            }
+        }
+        match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
-            self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
-            return false;
+            Content::Dirty => {
+                self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
+                return false;
+            }
+            Content::Clean(_) => pager.counters.evicted_clean.bump(),
+            Content::Zero => {
+                pager.put_slot(slot);
+                pager.counters.evicted_zero.bump();
+            }
         }
         pager.policy.lock().evicted(page);
-        if clean.is_some() {
-            pager.counters.evicted_clean.bump();
-        } else {
-            pager.put_slot(slot);
-            pager.counters.evicted_zero.bump();
-        }
         pager.recycle(frame);
+        pager.evict_times.add(self.chosen[frame.0 as usize].elapsed());
         true
     }
 
@@ -409,13 +457,19 @@ impl Evictor {
         let mut freed = 0;
         for _ in 0..self.lingering.len() {
             let linger = self.lingering.pop_front().expect("counted above");
-            match self.pager.frames.fate(linger.frame) {
-                Fate::Open => {
+            let Linger { page, frame, .. } = linger;
+            let note = self.pager.frames.note_of(frame);
+            match protocol::linger(self.pager.word(page), frame, note) {
+                protocol::Linger::Wait => {
                     self.lingering.push_back(linger);
                     continue;
                 }
-                Fate::MovedBack => drop(self.pager.frames.release(linger.frame)),
-                Fate::Dropped => self.pager.recycle(linger.frame),
+                protocol::Linger::Cooling => {
+                    self.cooling.push_back(frame);
+                    continue;
+                }
+                protocol::Linger::Over(false) => drop(self.pager.frames.release(frame)),
+                protocol::Linger::Over(true) => self.pager.recycle(frame),
             }
             self.pager.put_slot(linger.written);
             freed += 1;
@@ -432,29 +486,65 @@ impl Evictor {
             return;
         }
         let mut dirty = std::mem::take(&mut self.dirty);
+        if self.is_paused() {
+            // Only what can be written over its old slot may go while the rest waits.
+            let full = self.device_is_full();
+            let mut at = 0;
+            while at < dirty.len() {
+                if full && self.pager.frames.slot(dirty[at].frame).is_some() {
+                    at += 1;
+                } else {
+                    self.put_back(dirty.swap_remove(at));
+                }
+            }
+        }
         dirty.sort_unstable_by_key(|dirty| dirty.page);
         let mut done = 0;
         while done < dirty.len() && !self.free_writes.is_empty() {
-            let want = (dirty.len() - done).min(self.pages_per_write());
-            let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
-                self.writes_fail(crate::sys::ENOSPC);
-                dirty[done..].iter().for_each(|dirty| self.put_back(*dirty));
-                done = dirty.len();
-                break;
-            };
-            let run = &mut dirty[done..done + got.as_usize()];
-            for (n, dirty) in run.iter_mut().enumerate() {
-                dirty.slot = SlotId(first.0 + n as u64);
-            }
-            self.start_write(run);
-            done += got.as_usize();
+            done += self.write_some(&mut dirty[done..]);
         }
         dirty.drain(..done);
         self.dirty = dirty;
     }
 
+    /// Whether write-back fails because the device has no space left.
+    fn device_is_full(&self) -> bool {
+        let errno = self.pager.write_errno.load(Ordering::Acquire);
+        errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT
+    }
+
+    /// Starts one write, or returns a page that there is no space for; returns for how many of the
+    /// first pages.
+    fn write_some(&mut self, dirty: &mut [Dirty]) -> usize {
+        let Dirty { frame, .. } = dirty[0];
+        if self.device_is_full()
+            && let Some(slot) = self.pager.frames.slot(frame)
+        {
+            // Its old slot, whose content is out of date, takes no space. If the write fails, the
+            // page stays in memory without a slot.
+            self.pager.frames.forget_slot(frame);
+            dirty[0].slot = slot;
+            self.start_write(&dirty[..1], true);
+            return 1;
+        }
+        let want = dirty.len().min(self.pages_per_write());
+        let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
+            self.writes_fail(NO_SLOT);
+            if self.pager.frames.slot(frame).is_some() {
+                return 0; // Over its old slot, now that the device counts as full.
+            }
+            self.put_back(dirty[0]);
+            return 1;
+        };
+        for (n, dirty) in dirty[..got.as_usize()].iter_mut().enumerate() {
+            dirty.slot = SlotId(first.0 + n as u64);
+        }
+        self.start_write(&dirty[..got.as_usize()], false);
+        got.as_usize()
+    }
+
     /// Starts writing a run of pages to their consecutive slots.
-    fn start_write(&mut self, run: &[Dirty]) {
+    fn start_write(&mut self, run: &[Dirty], in_place: bool) {
         let token = self.free_writes.pop().expect("the caller looked");
         let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
         let mut pages = [run[0]; SEGMENTS_MAX];
@@ -469,20 +559,28 @@ impl Evictor {
             offset: self.pager.slot_offset(run[0].slot),
             segments: &segments[..run.len()],
         };
-        let write = Write { pages, count: run.len(), started: Instant::now(), overdue: false };
-        self.writes[token] = Some(write);
-        let pushed = super::push(&mut *self.queue, request);
-        assert!(pushed, "writes are bounded by the queue's depth");
+        let (count, started) = (run.len(), Instant::now());
+        self.writes[token] = Some(Write { pages, count, started, overdue: false, in_place });
+        let queue = &mut *self.queue;
+        match super::guarded(&self.pager, || super::push(queue, request)) {
+            Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
+            // Whether the device has the request is unknown: as if it never answered.
+            None => self.abandon_write(token, crate::sys::EIO),
+        }
+        self.pager.counters.writes_in_flight.up();
     }
 
     fn finish_write(&mut self, completion: Completion) {
         let token = completion.token as usize;
         let write = self.writes[token].take().expect("a completion has its write");
         self.free_writes.push(token);
+        self.pager.counters.writes_in_flight.down();
+        self.pager.write_times.add(write.started.elapsed());
         let run = &write.pages[..write.count];
         match completion.result {
             Ok(()) => {
-                if self.write_again.take().is_some() {
+                if !write.in_place && self.pager.write_errno.load(Ordering::Acquire) != 0 {
+                    self.write_again = None;
                     self.write_pause = PAUSE_MIN;
                     self.pager.write_errno.store(0, Ordering::Release);
                 }
@@ -490,71 +588,71 @@ impl Evictor {
                 self.made_room(freed);
             }
             Err(error) => {
-                report::warn("write-back failed; the pages stay in memory", &error);
-                self.writes_fail(super::errno_of(&error));
+                self.say_failed(&error);
+                self.writes_fail(super::errno_of(&error) as u32);
                 run.iter().for_each(|dirty| {
                     self.pager.slots.put(dirty.slot);
+                    if self.pager.frames.slot(dirty.frame) == Some(dirty.slot) {
+                        // Half written: not the page's any more.
+                        self.pager.frames.forget_slot(dirty.frame);
+                    }
                     self.put_back(*dirty);
                 });
             }
         }
     }
 
+    /// Reports a failed write, at most once in a while: a full device fails them for ever.
+    fn say_failed(&mut self, error: &crate::Error) {
+        const WHILE: Duration = Duration::from_secs(10);
+        if self.said.is_none_or(|said| said.elapsed() > WHILE) {
+            self.said = Some(Instant::now());
+            report::warn("write-back failed; the pages stay in memory", error);
+        }
+    }
+
     /// A page's write is done; returns whether its frame is free.
     fn written(&mut self, dirty: &Dirty) -> bool {
         let pager = &self.pager;
-        let writing = Word::writing(dirty.frame);
         // Invariant 2: published by the change of the word.
         pager.set_sum(dirty.slot, dirty.sum);
         pager.counters.pages_out.bump();
         let old = pager.frames.slot(dirty.frame);
-        match pager.word(dirty.page).try_change(writing, Word::stored(dirty.slot)) {
-            Ok(()) => {
-                pager.put_slot(old);
+        let outcome = protocol::written(pager.word(dirty.page), dirty.frame, dirty.slot);
+        pager.put_slot(old);
+        match outcome {
+            Written::Won => {
                 pager.policy.lock().evicted(dirty.page);
-                pager.recycle(dirty.frame);
-                true
+                pager.evict_times.add(self.chosen[dirty.frame.0 as usize].elapsed());
             }
-            Err(now) if now == writing.with_dead() => {
-                pager.put_slot(old);
-                pager.slots.put(dirty.slot);
-                pager.settle(dirty.page, now, Word::EMPTY);
-                pager.wake(dirty.page);
-                pager.recycle(dirty.frame);
-                true
-            }
-            Err(_) => {
-                // A filler copied the page out: neither slot is its any more.
-                pager.put_slot(old);
-                self.lingering.push_back(Linger { frame: dirty.frame, written: Some(dirty.slot) });
-                false
+            Written::Taken => {
+                // A filler copied the page out, or it was discarded: neither slot is its any more.
+                let written = Some(dirty.slot);
+                let Dirty { page, frame, .. } = *dirty;
+                self.lingering.push_back(Linger { page, frame, written });
+                return false;
             }
         }
+        pager.recycle(dirty.frame);
+        true
     }
 
     /// Returns a page that cannot be written to the region.
     fn put_back(&mut self, dirty: Dirty) {
         let pager = &self.pager;
         let Dirty { page, frame, .. } = dirty;
-        let from = Word::writing(frame);
         let slot = pager.frames.slot(frame);
-        let moving = Word::moving(slot);
-        match pager.word(page).try_change(from, moving) {
-            Ok(()) => {}
-            Err(now) if now == from.with_dead() => {
+        match protocol::unwritten(pager.word(page), frame, slot) {
+            Written::Won => {}
+            Written::Taken => {
+                // A filler copied the page out, or it was discarded: the old slot is this
+                // thread's.
                 pager.put_slot(slot);
-                pager.settle(page, now, Word::EMPTY);
-                pager.wake(page);
-                pager.recycle(frame);
-                return;
-            }
-            Err(_) => {
-                // A filler copied the page out and left the old slot to this thread.
-                pager.put_slot(slot);
-                self.lingering.push_back(Linger { frame, written: None });
+                self.lingering.push_back(Linger { page, frame, written: None });
                 return;
             }
         }
+        let moving = Word::moving(slot);
         if !pager.evict_by_move {
             // The frame's charge moves to the page; the frame's memory goes right after.
             if let Err(error) = pager.copy_rest(page, frame, 0) {
@@ -576,9 +674,11 @@ impl Evictor {
     }
 
     /// Pauses write-back; clean pages are evicted meanwhile.
-    fn writes_fail(&mut self, errno: i32) {
-        self.pager.counters.write_errors.bump();
-        self.pager.write_errno.store(errno as u32, Ordering::Release);
+    fn writes_fail(&mut self, errno: u32) {
+        if errno != NO_SLOT {
+            self.pager.counters.write_errors.bump();
+        }
+        self.pager.write_errno.store(errno, Ordering::Release);
         self.write_again = Some(Instant::now() + self.write_pause);
         self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
     }
@@ -586,21 +686,27 @@ impl Evictor {
     /// Reports writes that the device has not answered in time. Their pages stay readable: a
     /// filler copies them out; their frames stay with the device.
     fn check_deadlines(&mut self) {
-        for write in self.writes.iter_mut().flatten() {
-            if !write.overdue && write.started.elapsed() > self.deadline {
-                write.overdue = true;
-                let error = crate::Error::Io {
-                    op: "write",
-                    offset: self.pager.slot_offset(write.pages[0].slot),
-                    len: (write.count * self.pager.page_bytes) as u64,
-                    errno: crate::sys::ETIMEDOUT,
-                };
-                report::warn("the device does not answer a write", &error);
-                self.pager.counters.write_errors.bump();
-                self.pager.write_errno.store(crate::sys::ETIMEDOUT as u32, Ordering::Release);
-                self.pager.exhausted.store(true, Ordering::Release);
+        for token in 0..self.writes.len() {
+            let Some(write) = &self.writes[token] else { continue };
+            if write.overdue || write.started.elapsed() <= self.deadline {
+                continue;
             }
+            let error = crate::Error::Io {
+                op: "write",
+                offset: self.pager.slot_offset(write.pages[0].slot),
+                len: (write.count * self.pager.page_bytes) as u64,
+                errno: crate::sys::ETIMEDOUT,
+            };
+            report::warn("the device does not answer a write", &error);
+            self.abandon_write(token, crate::sys::ETIMEDOUT);
         }
+    }
+
+    fn abandon_write(&mut self, token: usize, errno: i32) {
+        self.writes[token].as_mut().expect("an abandoned write is in flight").overdue = true;
+        self.pager.counters.write_errors.bump();
+        self.pager.write_errno.store(errno as u32, Ordering::Release);
+        self.pager.exhausted.store(true, Ordering::Release);
     }
 
     // Other work.
@@ -609,7 +715,9 @@ impl Evictor {
     fn discard_slots(&mut self) -> bool {
         let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
         let len = count.0 * self.pager.page_bytes as u64;
-        if let Err(error) = self.pager.store.discard(self.pager.slot_offset(first), len) {
+        let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
+        let result = super::guarded(&self.pager, || store.discard(offset, len)).unwrap_or(Ok(()));
+        if let Err(error) = result {
             report::warn("device space could not be returned", &error);
         }
         self.pager.slots.discarded((first, count));
@@ -622,9 +730,14 @@ impl Evictor {
         let mut batch = [PageId(0); BATCH_MAX];
         let mut next = request.first.0;
         let end = request.first.0 + request.count.0;
+        // Half of the frames for what is on its way out, half for the next batch: a page that
+        // finds no frame would stay.
+        let half = self.pager.frames.count() / 2;
         while next < end {
-            let count = BATCH_MAX.min((end - next) as usize);
+            let count = BATCH_MAX.min(half).min((end - next) as usize);
+            self.settle_until(half);
             batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
+            batch[..count].iter().for_each(|page| self.pager.close_around(*page));
             self.take_out(&mut batch[..count], Listed::Yes);
             self.settle_cooling(0);
             if let Err(error) = self.collect(Duration::ZERO) {
@@ -637,10 +750,22 @@ impl Evictor {
         true
     }
 
+    /// Whether anything is on its way out that the device has not failed to answer.
+    fn has_hope(&self) -> bool {
+        let writing = self.writes.iter().flatten().any(|write| !write.overdue);
+        let waiting = self.cooling.len() + self.dirty.len() + self.lingering.len();
+        writing || waiting > 0
+    }
+
     /// Waits, for a bounded time, until all that is cooling or being written has settled.
     fn finish_everything(&mut self) {
+        self.settle_until(0);
+    }
+
+    /// Waits, for a bounded time, until at most `most` pages are on their way out.
+    fn settle_until(&mut self, most: usize) {
         let started = Instant::now();
-        while !self.idle() || !self.lingering.is_empty() {
+        while self.has_hope() && self.leaving() > most {
             self.settle_cooling(0);
             self.settle_lingering();
             if let Err(error) = self.collect(Duration::from_millis(1)) {
@@ -657,10 +782,22 @@ impl Pager {
     /// A frame to take a page's content out to.
     fn frame_for_eviction(&self) -> Option<FrameId> {
         if self.evict_by_move {
-            self.frames.take_empty()
+            self.frames.take_empty().or_else(|| {
+                // All are spare: after an eviction that nobody needed the room of.
+                self.free_frame(self.frames.take_spare()?);
+                self.frames.take_empty()
+            })
         } else {
-            self.charged_frame(ByteCount::ZERO)
+            self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame())
         }
+    }
+
+    /// A frame above a limit that was lowered and is not reached yet. Fills have left room for it
+    /// below the old limit, and the page that it is for goes at once.
+    fn borrowed_frame(&self) -> Option<FrameId> {
+        let frame = self.frames.take_empty()?;
+        self.budget.charge(self.page_size());
+        Some(frame)
     }
 
     /// Takes the content of a `Moving` page into `frame` and unmaps it from the region. `false`:
@@ -693,6 +830,16 @@ impl Pager {
         }
         drop(self.frames.release(frame));
         false
+    }
+
+    /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
+    fn fill_frame_holes(&self, frame: FrameId) {
+        for at in (0..self.page_bytes).step_by(KERNEL_PAGE) {
+            let unit = (self.frames.addr(frame) + at) as *const u8;
+            // SAFETY: the frame is this thread's and readable; a hole of staging memory is filled
+            // by the kernel.
+            let _ = unsafe { unit.read_volatile() };
+        }
     }
 
     /// For kernels without MOVE: nobody can write the page while it is copied, because writes

@@ -36,7 +36,9 @@ impl Region {
 
     /// Clears what a page that other extents share has left of an earlier use.
     fn zero_part(&self, page: PageId, offset: usize, len: usize) {
-        if self.pager.word(page).load().state() == State::Empty {
+        // The word of a page says nothing while the kernel fills its chunk.
+        let closed = self.pager.chunks.is_closed(self.pager.chunk_of(page));
+        if closed && self.pager.word(page).load().state() == State::Empty {
             return;
         }
         let page_start = self.pager.addr(page) - self.base();

@@ -10,17 +10,19 @@
 //! 2. Every fault is answered: installed, woken because a racer installed it, kept in `waiting`
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
-#![expect(unsafe_code, reason = "maps the zero page into holes")]
 
+use super::follow::Follow;
 use super::pager::{Ahead, Pager};
 use super::report;
+use super::resolve::{Answer, Asked};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId, SlotId};
-use crate::page::frames::Fate;
+use crate::page::protocol::{self, Filled};
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
-use crate::sys::uffd::{Fault, Message, Outcome, Protect, Wake};
+use crate::sys;
+use crate::sys::uffd::{Fault, Message, Protect};
 use crate::tier::policy::Insert;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,13 +30,12 @@ use std::time::{Duration, Instant};
 /// Faults read from the kernel at once.
 const FAULTS_MAX: usize = 64;
 /// Requests a filler keeps in flight.
-const DEPTH: u32 = 128;
-/// Bytes of one merged read.
-const READ_BYTES_MAX: usize = 1 << 20;
+const DEPTH: u32 = 256;
+/// Bytes of one merged read: large enough for the device's full rate, small enough that the first
+/// pages of a window are installed while the rest is being read.
+const READ_BYTES_MAX: usize = 512 << 10;
 /// Reads of one page before it counts as lost.
 const ATTEMPTS_MAX: u8 = 3;
-/// How long a fault may wait for a frame after the evictor found nothing to evict.
-const STARVED_MAX: Duration = Duration::from_secs(2);
 
 /// Who asked for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,19 +49,11 @@ enum Access {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     fault: Fault,
-    /// Since when it waits for a frame; `None` while it waits for a state to pass.
-    starved: Option<Instant>,
-}
-
-/// What became of a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    /// Resolved, or will be by a read in flight.
-    Done,
-    /// Another thread is changing the page: try again soon.
-    Again,
-    /// No frame is to be had: try again when the evictor has freed some.
-    Starved,
+    /// When its event was read.
+    arrived: Instant,
+    /// What it waits for, and since when.
+    why: Answer,
+    since: Instant,
 }
 
 /// A fill that was accepted and not handed to the device yet.
@@ -68,6 +61,7 @@ enum Answer {
 struct Fill {
     slot: SlotId,
     frame: FrameId,
+    ahead: bool,
 }
 
 /// A read in flight.
@@ -85,6 +79,16 @@ struct Read {
 struct Intent {
     access: Access,
     attempts: u8,
+    /// When the fault's event was read.
+    arrived: Instant,
+    /// The frame is this filler's.
+    pending: bool,
+}
+
+impl Intent {
+    fn idle() -> Intent {
+        Intent { access: Access::Read, attempts: 0, arrived: Instant::now(), pending: false }
+    }
 }
 
 /// One handler thread's state.
@@ -92,7 +96,6 @@ pub(super) struct Filler {
     pager: Arc<Pager>,
     index: usize,
     queue: Box<dyn Queue>,
-    ahead_queue: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
     ahead: Option<Ahead>,
     messages: [Message; FAULTS_MAX],
     waiting: Vec<Waiting>,
@@ -100,8 +103,11 @@ pub(super) struct Filler {
     reads: Vec<Option<Read>>,
     free_reads: Vec<usize>,
     intents: Vec<Intent>,
+    /// When the event of the fault being answered was read.
+    arrived: Instant,
     finished: Vec<Completion>,
     starving: bool,
+    follow: Follow,
     spin: Duration,
     deadline: Duration,
     checked: Instant,
@@ -112,7 +118,6 @@ impl Filler {
     pub(super) fn new(
         pager: Arc<Pager>,
         index: usize,
-        ahead_queue: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
         spin: Duration,
         deadline: Duration,
     ) -> Result<Filler> {
@@ -123,16 +128,17 @@ impl Filler {
         Ok(Filler {
             index,
             queue,
-            ahead_queue,
             ahead: None,
             messages: [Message::EMPTY; FAULTS_MAX],
             waiting: Vec::with_capacity(4096),
             fills: Vec::with_capacity(frames),
             reads: vec![None; DEPTH as usize],
             free_reads: (0..DEPTH as usize).collect(),
-            intents: vec![Intent { access: Access::Read, attempts: 0 }; frames],
+            intents: vec![Intent::idle(); frames],
+            arrived: Instant::now(),
             finished: Vec::with_capacity(DEPTH as usize),
             starving: false,
+            follow: Follow::default(),
             spin,
             deadline,
             checked: Instant::now(),
@@ -157,9 +163,10 @@ impl Filler {
         self.start_reads()?;
         let idle = news == 0 && self.finished.is_empty();
         let timeout = self.patience(idle);
-        let finished = &mut self.finished;
-        self.queue.wait(timeout, &mut |completion| finished.push(completion))?;
-        self.pager.filler_bells[self.index].drain();
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
+        self.pager.filler_looks(self.index, idle && self.finished.is_empty());
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
         }
@@ -172,7 +179,7 @@ impl Filler {
         const TRANSIENT: Duration = Duration::from_micros(50);
         const STARVED: Duration = Duration::from_millis(1);
         const LOOK: Duration = Duration::from_millis(100);
-        if self.waiting.iter().any(|waiting| waiting.starved.is_none()) {
+        if self.waiting.iter().any(|waiting| waiting.why == Answer::Again) {
             return TRANSIENT;
         }
         if !self.waiting.is_empty() || self.ahead.is_some() {
@@ -187,10 +194,16 @@ impl Filler {
         let patience = (!self.spin.is_zero()).then(Instant::now);
         loop {
             let count = self.pager.uffd.read(&mut self.messages)?;
+            if count > 0 {
+                self.arrived = Instant::now();
+            }
+            let arrived = self.arrived;
             for at in 0..count {
                 let message = self.messages[at];
                 if let Some(fault) = message.fault() {
-                    self.answer(fault, None);
+                    let lonely = count == 1 && self.queue.in_flight() == 0;
+                    self.follow.fault(fault.thread, lonely && self.fills.is_empty());
+                    self.answer(fault, arrived, None);
                 }
             }
             seen += count;
@@ -204,32 +217,39 @@ impl Filler {
         }
     }
 
-    /// Answers one fault, or keeps it for later.
-    fn answer(&mut self, fault: Fault, starved: Option<Instant>) {
-        match self.resolve(fault) {
-            Answer::Done => {}
-            Answer::Again => self.waiting.push(Waiting { fault, starved: None }),
-            Answer::Starved => {
-                let since = starved.unwrap_or_else(Instant::now);
-                if starved.is_none() {
-                    self.pager.counters.faults_starved.bump();
-                }
-                if self.pager.exhausted.load(Ordering::Acquire) && since.elapsed() > STARVED_MAX {
-                    self.fail_starved(self.pager.page_at(fault.address));
-                } else {
-                    self.waiting.push(Waiting { fault, starved: Some(since) });
-                }
+    /// Answers one fault, which may have waited, or keeps it for later.
+    fn answer(&mut self, fault: Fault, arrived: Instant, before: Option<Waiting>) {
+        self.arrived = arrived;
+        let why = self.resolve(fault);
+        match why {
+            Answer::Done => return self.pager.fault_times[self.index].add(arrived.elapsed()),
+            Answer::Reading => return,
+            Answer::Again | Answer::Busy | Answer::Starved => {}
+        }
+        let before = before.filter(|before| before.why == why);
+        if why == Answer::Starved && before.is_none() {
+            self.pager.counters.faults_starved.bump();
+        }
+        let since = before.map_or_else(Instant::now, |before| before.since);
+        let page = self.pager.page_at(fault.address);
+        match why {
+            Answer::Starved if self.pager.is_hopeless(page, since.elapsed(), self.deadline) => {
+                self.pager.give_up(page, &Error::LimitExceeded { reason: String::new() });
             }
+            Answer::Busy if since.elapsed() > self.deadline => {
+                self.pager.give_up(page, &self.timed_out(self.pager.word(page).load()));
+            }
+            _ => self.waiting.push(Waiting { fault, arrived, why, since }),
         }
     }
 
     fn retry_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let waiting = self.waiting.swap_remove(0);
-            self.answer(waiting.fault, waiting.starved);
+            self.answer(waiting.fault, waiting.arrived, Some(waiting));
         }
-        let starving =
-            self.waiting.iter().any(|waiting| waiting.starved.is_some()) || self.ahead.is_some();
+        let starving = self.waiting.iter().any(|waiting| waiting.why == Answer::Starved)
+            || self.ahead.is_some();
         if starving != self.starving {
             self.starving = starving;
             if starving {
@@ -250,20 +270,13 @@ impl Filler {
         loop {
             let word = self.pager.word(page).load();
             let answer = match word.state() {
-                State::Empty => self.fill_zeros(page),
-                State::Stored => self.start_fill(page, word, access),
-                State::Filling if word.dead() => Some(Answer::Again),
+                State::Stored => self.start_demanded(page, word, access),
                 // The install that follows the read wakes everybody who waits in the page.
-                State::Filling => Some(Answer::Done),
-                State::Moving => Some(Answer::Again),
-                State::Resident => self.touch_resident(page, word, fault),
-                State::Cooling => self.take_back(page, word),
-                State::Writing if word.dead() => Some(Answer::Again),
-                State::Writing => self.copy_out(page, word),
-                State::Poisoned => {
-                    self.pager.wake(page);
-                    Some(Answer::Done)
+                State::Filling if !word.dead() => {
+                    self.catch_up(word, access);
+                    Some(Answer::Reading)
                 }
+                _ => self.pager.resolve_in_memory(page, word, &fault),
             };
             if let Some(answer) = answer {
                 return answer;
@@ -271,34 +284,10 @@ impl Filler {
         }
     }
 
-    /// `Empty`: maps zeros. `None`: the word changed, look again.
-    fn fill_zeros(&mut self, page: PageId) -> Option<Answer> {
-        let pager = &self.pager;
-        let moving = Word::moving(None);
-        pager.word(page).try_change(Word::EMPTY, moving).ok()?;
-        match pager.install_zeros(page) {
-            Ok(true) => {
-                pager.settle_resident(page, moving, Word::resident(None), Some(Insert::Fresh));
-                pager.counters.faults_zero.bump();
-                pager.check_low();
-                Some(Answer::Done)
-            }
-            Ok(false) => {
-                pager.settle(page, moving, Word::EMPTY);
-                Some(Answer::Starved)
-            }
-            Err(error) => {
-                report::warn("a page could not be mapped, trying again", &error);
-                pager.settle(page, moving, Word::EMPTY);
-                Some(Answer::Again)
-            }
-        }
-    }
-
     /// `Stored`: accepts a read of the page's slot.
     fn start_fill(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
         if self.fills.len() + self.queue.in_flight() as usize >= DEPTH as usize {
-            return Some(Answer::Again);
+            return Some(Answer::Busy);
         }
         let Some(frame) = self.pager.reserve_fill() else { return Some(Answer::Starved) };
         let slot = word.slot().expect("a stored page has a slot");
@@ -307,110 +296,66 @@ impl Filler {
             self.pager.cancel_fill(frame);
             return None;
         }
-        self.intents[frame.0 as usize] = Intent { access, attempts: 0 };
-        self.fills.push(Fill { slot, frame });
+        let arrived = self.arrived;
+        self.intents[frame.0 as usize] = Intent { access, attempts: 0, arrived, pending: true };
+        self.fills.push(Fill { slot, frame, ahead: access == Access::Ahead });
         self.pager.check_low();
-        Some(Answer::Done)
+        Some(Answer::Reading)
     }
 
-    /// `Resident`: a first write to a protected page, a hole of a sparse one, or a lost race.
-    fn touch_resident(&mut self, page: PageId, word: Word, fault: Fault) -> Option<Answer> {
-        let pager = &self.pager;
-        if fault.protected {
-            if word.protected() {
-                // The word first: the evictor must not take the page for clean any more.
-                pager.word(page).try_change(word, word.with_protected(false)).ok()?;
-                pager.counters.faults_protect.bump();
-            }
-            if let Err(error) = pager.uffd.allow_writes(pager.addr(page), pager.page_bytes) {
-                report::fatal("a write-protected page could not be opened", &error);
-            }
-            return Some(Answer::Done);
-        }
-        if word.sparse() {
-            return pager.fill_hole(page, word, fault.address).then_some(Answer::Done);
-        }
-        pager.counters.faults_racing.bump();
-        pager.wake(page);
-        Some(Answer::Done)
-    }
-
-    /// `Cooling`: the page has not left yet; brings its frame back.
-    fn take_back(&mut self, page: PageId, word: Word) -> Option<Answer> {
-        let pager = &self.pager;
-        let frame = word.frame().expect("a cooling page has a frame");
-        let slot = pager.frames.slot(frame);
-        if !pager.evict_by_move && !pager.charge_page() {
-            return Some(Answer::Starved);
-        }
-        let moving = Word::moving(slot);
-        if pager.word(page).try_change(word, moving).is_err() {
-            pager.uncharge_copy();
-            return None;
-        }
-        match pager.return_frame(page, frame) {
-            Ok(fate) => {
-                pager.settle_resident(page, moving, Word::resident(slot), None);
-                pager.frames.decide(frame, fate);
-                pager.counters.faults_cooling.bump();
-                Some(Answer::Done)
-            }
-            Err(error) => {
-                report::warn("a page could not be mapped, trying again", &error);
-                pager.uncharge_copy();
-                pager.settle(page, moving, Word::cooling(frame));
-                Some(Answer::Again)
-            }
+    /// A fault on a page that is being read: one that was read ahead is wanted after all. (Where
+    /// another filler reads it, that filler does not learn of it.)
+    fn catch_up(&mut self, word: Word, access: Access) {
+        let frame = word.frame().expect("a page being read has a frame");
+        let arrived = self.arrived;
+        let intent = &mut self.intents[frame.0 as usize];
+        if intent.pending && intent.access == Access::Ahead {
+            *intent = Intent { access, arrived, ..*intent };
+            self.pager.counters.prefetch_hits.bump();
         }
     }
 
-    /// `Writing`: the device may still read the frame, so the page gets a copy of it.
-    fn copy_out(&mut self, page: PageId, word: Word) -> Option<Answer> {
-        let pager = &self.pager;
-        let frame = word.frame().expect("a page being written has a frame");
-        if !pager.charge_page() {
-            return Some(Answer::Starved);
+    /// `Stored`, by a fault: as [`start_fill`](Self::start_fill), and what probably comes next.
+    fn start_demanded(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
+        let answer = self.start_fill(page, word, access)?;
+        if answer == Answer::Reading
+            && let Some(window) = self.pager.next_window(page)
+        {
+            for ahead in window.pages(self.pager.page_count().0) {
+                let word = self.pager.word(ahead).load();
+                if word.state() != State::Stored {
+                    continue;
+                }
+                match self.start_fill(ahead, word, Access::Ahead) {
+                    Some(Answer::Reading) => self.pager.counters.pages_read_ahead.bump(),
+                    Some(_) => break,
+                    None => {}
+                }
+            }
         }
-        let moving = Word::moving(None);
-        if pager.word(page).try_change(word, moving).is_err() {
-            pager.budget.uncharge(pager.page_size());
-            return None;
-        }
-        if let Err(error) = pager.copy_rest(page, frame, 0) {
-            report::fatal("a page being written could not be mapped", &error);
-        }
-        pager.settle_resident(page, moving, Word::resident(None), None);
-        pager.frames.decide(frame, Fate::Dropped);
-        pager.counters.faults_cooling.bump();
-        Some(Answer::Done)
+        Some(answer)
     }
 
-    /// Gives up on a fault for which nothing can be evicted: SIGBUS with the cause, not a hang.
-    fn fail_starved(&mut self, page: PageId) {
-        let word = self.pager.word(page).load();
-        let slot = match word.state() {
-            State::Empty => None,
-            State::Stored => word.slot(),
-            // The page is on its way in by other means; the thread faults again if it is not.
-            _ => return self.pager.wake(page),
+    /// The error of a page that the device was asked for too long ago, or could not even be.
+    fn timed_out(&self, word: Word) -> Error {
+        let offset = match word.state() {
+            State::Stored => word.slot().map_or(0, |slot| self.pager.slot_offset(slot)),
+            _ => 0,
         };
-        let moving = Word::moving(slot);
-        if self.pager.word(page).try_change(word, moving).is_ok() {
-            let cause = Error::LimitExceeded { reason: String::new() };
-            self.pager.poison(page, moving, &cause);
-        } else {
-            self.pager.wake(page);
-        }
+        let len = self.pager.page_bytes as u64;
+        Error::Io { op: "read", offset, len, errno: sys::ETIMEDOUT }
     }
 
     // Read-ahead.
 
     /// Accepts pages that were asked for ahead of their faults, as long as there are frames.
     fn read_ahead(&mut self) {
-        while let Some(mut run) = self.ahead.take().or_else(|| self.ahead_queue.pop()) {
+        while let Some(mut run) = self.ahead.take().or_else(|| self.pager.ahead.pop()) {
             while run.count.0 > 0 {
                 if self.accept_ahead(run.first) == Answer::Starved {
-                    self.ahead = Some(run);
+                    // Advice is not worth waiting for when nothing can be evicted.
+                    let hopeless = self.pager.exhausted.load(Ordering::Acquire);
+                    self.ahead = (!hopeless).then_some(run);
                     return;
                 }
                 run = Ahead { first: PageId(run.first.0 + 1), count: PageCount(run.count.0 - 1) };
@@ -422,15 +367,17 @@ impl Filler {
         let word = self.pager.word(page).load();
         match word.state() {
             State::Stored => match self.start_fill(page, word, Access::Ahead) {
-                Some(Answer::Done) => {
+                Some(Answer::Done | Answer::Reading) => {
                     self.pager.counters.pages_prefetched.bump();
                     Answer::Done
                 }
                 // Queue full counts as starved here: the rest of the run waits its turn.
-                Some(Answer::Starved | Answer::Again) => Answer::Starved,
+                Some(Answer::Starved | Answer::Busy | Answer::Again) => Answer::Starved,
                 None => Answer::Done,
             },
-            State::Cooling => self.take_back(page, word).unwrap_or(Answer::Done),
+            State::Cooling => {
+                self.pager.take_back(page, word, Asked::Ahead).unwrap_or(Answer::Done)
+            }
             _ => Answer::Done,
         }
     }
@@ -439,7 +386,8 @@ impl Filler {
 
     /// Hands accepted fills to the device, neighbours on the device as one request.
     fn start_reads(&mut self) -> Result<()> {
-        self.fills.sort_unstable_by_key(|fill| fill.slot);
+        // What a thread waits for goes first, and alone where its neighbours are not urgent.
+        self.fills.sort_unstable_by_key(|fill| (fill.ahead, fill.slot));
         let mut at = 0;
         while at < self.fills.len() {
             let count = self.mergeable(at);
@@ -450,11 +398,18 @@ impl Filler {
         Ok(())
     }
 
-    /// How many fills from `at` on lie one after the other on the device.
+    /// How many fills from `at` on lie one after the other on the device. What has failed before
+    /// is read alone: a bad place costs nobody else's page.
     fn mergeable(&self, at: usize) -> usize {
         let most = (READ_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX);
-        let first = self.fills[at].slot.0;
-        let follows = |(n, fill): &(usize, &Fill)| fill.slot.0 == first + *n as u64;
+        let Fill { slot: first, ahead, .. } = self.fills[at];
+        let tried = |fill: &Fill| self.intents[fill.frame.0 as usize].attempts > 0;
+        if tried(&self.fills[at]) {
+            return 1;
+        }
+        let follows = |(n, fill): &(usize, &Fill)| {
+            fill.slot.0 == first.0 + *n as u64 && fill.ahead == ahead && !tried(fill)
+        };
         self.fills[at..].iter().take(most).enumerate().take_while(follows).count()
     }
 
@@ -475,14 +430,21 @@ impl Filler {
             segments: &segments[..count],
         };
         self.reads[token] = Some(Read { frames, count, started: Instant::now(), overdue: false });
-        let pushed = super::push(&mut *self.queue, request);
+        let queue = &mut *self.queue;
+        let Some(pushed) = super::guarded(&self.pager, || super::push(queue, request)) else {
+            // Whether the device has the request is unknown: as if it never answered.
+            return self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
+        };
         assert!(pushed, "fills are bounded by the queue's depth");
+        self.pager.counters.reads_in_flight.up();
     }
 
     fn finish_read(&mut self, completion: Completion) {
         let token = completion.token as usize;
         let read = self.reads[token].take().expect("a completion has its read");
         self.free_reads.push(token);
+        self.pager.counters.reads_in_flight.down();
+        self.pager.read_times[self.index].add(read.started.elapsed());
         for &frame in &read.frames[..read.count] {
             if read.overdue {
                 self.pager.cancel_fill(frame);
@@ -497,7 +459,11 @@ impl Filler {
 
     fn check_content(&self, frame: FrameId, result: &Result<()>) -> Result<()> {
         if let Err(error) = result {
-            self.pager.counters.read_errors.bump();
+            let counters = &self.pager.counters;
+            match error {
+                Error::Corrupt { .. } => counters.checksum_errors.bump(),
+                _ => counters.read_errors.bump(),
+            }
             return Err(error.clone());
         }
         let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
@@ -513,11 +479,17 @@ impl Filler {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
-        let moving = Word::moving(slot);
-        let access = self.intents[frame.0 as usize].access;
-        if pager.word(page).try_change(Word::filling(frame), moving).is_err() {
-            return self.drop_dead_fill(page, frame, slot);
-        }
+        let intent = &mut self.intents[frame.0 as usize];
+        intent.pending = false;
+        let Intent { access, arrived, .. } = *intent;
+        let pager = &self.pager;
+        let moving = match protocol::filled(pager.word(page), frame, slot) {
+            Filled::Moving(moving) => moving,
+            Filled::Died(dead) => {
+                self.bury(page, dead, slot);
+                return pager.cancel_fill(frame);
+            }
+        };
         let protect = pager.protects_fills() && access != Access::Write;
         let mode = if protect { Protect::Yes } else { Protect::No };
         match pager.install(page, frame, mode) {
@@ -529,6 +501,7 @@ impl Filler {
                 pager.counters.pages_in.bump();
                 if !ahead {
                     pager.counters.faults_read.bump();
+                    pager.fault_times[self.index].add(arrived.elapsed());
                 }
             }
             Err(error) => {
@@ -540,13 +513,11 @@ impl Filler {
         }
     }
 
-    /// A page was discarded while its slot was being read.
-    fn drop_dead_fill(&self, page: PageId, frame: FrameId, slot: Option<SlotId>) {
+    /// Ends a page that was discarded while its slot was being read; the frame stays the caller's.
+    fn bury(&self, page: PageId, dead: Word, slot: Option<SlotId>) {
         let pager = &self.pager;
-        let dead = Word::filling(frame).with_dead();
         pager.put_slot(slot);
         pager.settle(page, dead, Word::EMPTY);
-        pager.cancel_fill(frame);
         pager.wake(page);
     }
 
@@ -556,24 +527,29 @@ impl Filler {
         let intent = &mut self.intents[frame.0 as usize];
         intent.attempts += 1;
         if intent.attempts < ATTEMPTS_MAX && self.free_reads.len() > self.fills.len() {
-            self.fills.push(Fill { slot, frame });
+            self.fills.push(Fill { slot, frame, ahead: false });
             return;
         }
         self.lose(frame, error);
         self.pager.cancel_fill(frame);
     }
 
-    /// The page that `frame` was for is lost; the frame stays the caller's.
+    /// The page that `frame` was for cannot be brought in; the frame stays the caller's. The page
+    /// is lost if somebody faulted on it. One that was only asked for ahead stays on the device.
     fn lose(&self, frame: FrameId, error: &Error) {
-        let page = self.pager.frames.page(frame);
-        let slot = self.pager.frames.slot(frame);
-        let moving = Word::moving(slot);
-        if self.pager.word(page).try_change(Word::filling(frame), moving).is_ok() {
-            self.pager.poison(page, moving, error);
-        } else {
-            self.pager.put_slot(slot);
-            self.pager.settle(page, Word::filling(frame).with_dead(), Word::EMPTY);
-            self.pager.wake(page);
+        let pager = &self.pager;
+        let page = pager.frames.page(frame);
+        let slot = pager.frames.slot(frame);
+        if self.intents[frame.0 as usize].access == Access::Ahead {
+            let stored = Word::stored(slot.expect("a fill has a slot"));
+            if pager.word(page).try_change(Word::filling(frame), stored).is_ok() {
+                // Who faulted on it meanwhile waits for this read, and faults again.
+                return pager.wake(page);
+            }
+        }
+        match protocol::filled(pager.word(page), frame, slot) {
+            Filled::Moving(moving) => pager.poison(page, moving, error),
+            Filled::Died(dead) => self.bury(page, dead, slot),
         }
     }
 
@@ -589,50 +565,17 @@ impl Filler {
             if read.overdue || read.started.elapsed() < self.deadline {
                 continue;
             }
-            self.reads[at] = Some(Read { overdue: true, ..read });
-            self.pager.counters.read_errors.bump();
-            for &frame in &read.frames[..read.count] {
-                let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
-                let cause = Error::Io {
-                    op: "read",
-                    offset: self.pager.slot_offset(slot),
-                    len: self.pager.page_bytes as u64,
-                    errno: crate::sys::ETIMEDOUT,
-                };
-                self.lose(frame, &cause);
-            }
+            let slot = self.pager.frames.slot(read.frames[0]).expect("a fill has a slot");
+            self.abandon_read(at, &self.timed_out(Word::stored(slot)));
         }
     }
 
-    /// After a panic: the pages this filler was reading are lost, loudly; everything else goes on.
-    pub(super) fn abandon(&mut self) {
-        self.pager.counters.panics.bump();
-        let cause = Error::Os { call: "the filler", errno: crate::sys::EIO };
-        for read in self.reads.iter().flatten().filter(|read| !read.overdue) {
-            read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, &cause));
-        }
-        for fill in &self.fills {
-            self.lose(fill.frame, &cause);
-        }
-    }
-}
-
-impl Pager {
-    /// Fills one kernel page of a sparse resident page with zeros. `false`: look at the page again.
-    fn fill_hole(&self, page: PageId, word: Word, addr: usize) -> bool {
-        // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
-        let moving = word.leaving();
-        if self.word(page).try_change(word, moving).is_err() {
-            return false;
-        }
-        // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
-        // mapping now.
-        let outcome = unsafe { self.uffd.zeropage(addr, crate::sys::vm::KERNEL_PAGE, Wake::Yes) };
-        self.settle(page, moving, word);
-        match outcome {
-            Outcome::Done => self.counters.faults_zero.bump(),
-            _ => self.wake(page),
-        }
-        true
+    /// Fails the pages of a read. The frames stay with the device until it answers.
+    fn abandon_read(&mut self, token: usize, cause: &Error) {
+        let read = self.reads[token].as_mut().expect("an abandoned read is in flight");
+        read.overdue = true;
+        let read = *read;
+        self.pager.counters.read_errors.bump();
+        read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, cause));
     }
 }

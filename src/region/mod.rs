@@ -1,7 +1,7 @@
 //! Regions: far address space whose cold pages live on a store. Layer 6.
 //!
 //! A [`Region`] is one reservation of addresses, the page words that say where each page is, and
-//! the threads that bring pages in ([`filler`]) and take them out ([`evictor`]). It is usable by
+//! the threads that bring pages in (`filler`) and take them out (`evictor`). It is usable by
 //! itself, as a buffer larger than memory; the heap cuts jemalloc's extents from one.
 //!
 //! ```text
@@ -19,28 +19,36 @@
 
 #![expect(unsafe_code, reason = "lends staging frames to the device")]
 
+mod chunk;
 mod control;
 mod counters;
 mod evictor;
 mod extents;
 mod filler;
+mod follow;
+mod in_thread;
+mod latency;
 mod pager;
+mod readahead;
 mod report;
 mod requests;
+mod resolve;
 mod space;
 mod stats;
 
+pub use latency::{Latencies, Latency};
 pub use stats::Stats;
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
-use crate::store::{Queue, Request, Store};
+use crate::store::{Queue, Request, SealedStore, Store, Wipe};
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use crate::tier::policy::PolicyKind;
 use evictor::Evictor;
 use filler::Filler;
-use pager::{Ahead, Pager};
+use pager::Pager;
 use requests::Requests;
 use space::Space;
 use std::ptr::NonNull;
@@ -52,8 +60,6 @@ use std::time::Duration;
 pub const PAGE_MIN: ByteCount = ByteCount::kib(4);
 /// Largest page size.
 pub const PAGE_MAX: ByteCount = ByteCount::mib(2);
-/// Requests for read-ahead that may wait at the same time; more are dropped.
-const AHEAD_MAX: usize = 1024;
 
 /// How pages come and go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,8 +68,10 @@ pub enum Install {
     /// 32 KiB up; evictions MOVE what may be dirty and drop what is known to be clean.
     #[default]
     Auto,
-    /// COPY, write protection and `MADV_DONTNEED` only: the one way below Linux 6.8. Memory that
-    /// an application's direct I/O is reading into must be pinned.
+    /// COPY, write protection and `MADV_DONTNEED` only: the one way below Linux 6.8. Uses nothing
+    /// newer than Linux 5.7, whatever the kernel has: lost pages are fenced off by a mapping
+    /// instead of `UFFDIO_POISON`. Memory that an application's direct I/O is reading into must be
+    /// pinned.
     Copy,
     /// MOVE both ways.
     Move,
@@ -85,6 +93,55 @@ impl Install {
     }
 }
 
+/// What a program says about its accesses to a range, see [`Region::advise`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Advice {
+    /// Nothing: streams of faults are detected.
+    #[default]
+    Normal,
+    /// Scattered accesses: nothing is read ahead.
+    Random,
+    /// Ascending accesses: reading ahead starts with the first fault.
+    Sequential,
+    /// Needed soon: brought in now, and kept as if just used.
+    WillNeed,
+    /// Not needed soon: the next to be evicted.
+    Cold,
+}
+
+impl Advice {
+    /// Advice that lasts, as a number; the rest acts at once.
+    fn encode(self) -> u32 {
+        match self {
+            Advice::Random => 1,
+            Advice::Sequential => 2,
+            Advice::Normal | Advice::WillNeed | Advice::Cold => 0,
+        }
+    }
+
+    fn decode(code: u32) -> Advice {
+        match code {
+            1 => Advice::Random,
+            2 => Advice::Sequential,
+            _ => Advice::Normal,
+        }
+    }
+}
+
+/// Who serves a fault.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Handler threads. System calls may touch far memory that is not resident.
+    #[default]
+    Handler,
+    /// The faulting thread itself, in a `SIGBUS` handler: the lowest latency, and no privilege
+    /// needed. System calls on far memory that is not resident fail with `EFAULT`; SIGBUS must
+    /// not be blocked, and a handler that the program installs for it later must pass on what is
+    /// not its own. A SIGBUS handler that was there before is still called for what is not far.
+    InThread,
+}
+
 /// What a region is made of.
 #[derive(Clone, Debug)]
 pub struct RegionConfig {
@@ -97,6 +154,8 @@ pub struct RegionConfig {
     /// Threads that serve faults, 1 to 64. Default 1: one thread with asynchronous I/O serves
     /// several faulting threads.
     pub handlers: usize,
+    /// Who serves faults. Default: handler threads.
+    pub mode: Mode,
     /// How pages are installed and evicted. Default by page size.
     pub install: Install,
     /// Whether each slot's content is verified when it is read back. Default yes.
@@ -105,10 +164,19 @@ pub struct RegionConfig {
     pub spin: Duration,
     /// How long the device may take for one request. Default 30 s.
     pub deadline: Duration,
-    /// Which page goes next. Default S3-FIFO.
+    /// Whether pages that a stream of faults leads to are read ahead. Default yes.
+    pub readahead: bool,
+    /// Which page goes next. Default: tenure, by `docs/design/eviction.md`.
     pub policy: PolicyKind,
     /// Refuses to start where only faults of user mode can be served. Default no.
     pub kernel_faults_required: bool,
+    /// Whether core dumps contain resident far memory. Default no.
+    pub dump: bool,
+    /// Whether pages are encrypted before they reach the store, under a key that only this
+    /// process knows. Default no.
+    pub encrypt: bool,
+    /// What happens to the pages on the store when the region is dropped. Default nothing.
+    pub wipe: Wipe,
 }
 
 impl Default for RegionConfig {
@@ -118,12 +186,17 @@ impl Default for RegionConfig {
             page: ByteCount::kib(64),
             span: ByteCount::gib(1024),
             handlers: 1,
+            mode: Mode::Handler,
             install: Install::Auto,
             checksum: true,
             spin: Duration::ZERO,
             deadline: Duration::from_secs(30),
+            readahead: true,
             policy: PolicyKind::default(),
             kernel_faults_required: false,
+            dump: false,
+            encrypt: false,
+            wipe: Wipe::Off,
         }
     }
 }
@@ -186,9 +259,10 @@ pub struct Region {
     pager: Arc<Pager>,
     space: Space,
     requests: Arc<Requests>,
-    ahead: Arc<crossbeam_queue::ArrayQueue<Ahead>>,
     threads: Vec<JoinHandle<()>>,
-    pin_lock: std::sync::Mutex<u64>,
+    /// Held while pins are added or ended.
+    pin_lock: std::sync::Mutex<()>,
+    wipe: Wipe,
 }
 
 impl Region {
@@ -209,54 +283,56 @@ impl Region {
         thread_start: fn(),
     ) -> Result<Region> {
         let config = config.check()?;
+        let store = match config.encrypt {
+            true => Arc::new(SealedStore::new(store, config.page)?),
+            false => store,
+        };
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
         let pager = Arc::new(Pager::new(&config, store)?);
         let requests = Arc::new(Requests::new());
-        let ahead = Arc::new(crossbeam_queue::ArrayQueue::new(AHEAD_MAX));
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;
         let fillers: Result<Vec<Filler>> = (0..config.handlers)
-            .map(|n| Filler::new(pager.clone(), n, ahead.clone(), config.spin, config.deadline))
+            .map(|n| Filler::new(pager.clone(), n, config.spin, config.deadline))
             .collect();
         let mut region = Region {
             pager,
             space,
             requests,
-            ahead,
             threads: Vec::with_capacity(config.handlers + 1),
-            pin_lock: std::sync::Mutex::new(0),
+            pin_lock: std::sync::Mutex::new(()),
+            wipe: config.wipe,
         };
-        let evict = Work { state: evictor, run: Evictor::run, abandon: |_| {} };
+        let evict = Work { state: evictor, run: Evictor::run };
+        if config.mode == Mode::InThread {
+            in_thread::list(&region.pager)?;
+        }
         region.spawn("farheap-evict", thread_start, evict)?;
         for filler in fillers? {
-            let fill = Work { state: filler, run: Filler::run, abandon: Filler::abandon };
+            let fill = Work { state: filler, run: Filler::run };
             region.spawn("farheap-fill", thread_start, fill)?;
         }
         Ok(region)
     }
 
-    /// Starts a thread that survives a panic of its work: it reports it, cleans up and goes on.
+    /// Starts a handler thread. A panic of its own code is a broken invariant: the process ends
+    /// loudly, because pages that the thread was changing would hang whoever touches them. (A
+    /// panic of the store's code is survived, see [`guarded`].)
     fn spawn<T: Send + 'static>(
         &mut self,
         name: &str,
         thread_start: fn(),
         mut work: Work<T>,
     ) -> Result<()> {
-        const PANICS_MAX: u32 = 16;
+        let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
                 thread_start();
-                for _ in 0..PANICS_MAX {
-                    let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
-                    if std::panic::catch_unwind(run).is_ok() {
-                        return;
-                    }
+                let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
+                if std::panic::catch_unwind(run).is_err() {
                     let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
-                    report::warn("a handler thread panicked and goes on", &cause);
-                    (work.abandon)(&mut work.state);
+                    report::fatal("a handler thread panicked", &cause);
                 }
-                let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
-                report::fatal("a handler thread panicked too often", &cause);
             })
             .map_err(|error| Error::Os {
                 call: "starting a handler thread",
@@ -287,12 +363,15 @@ impl Region {
     /// Takes back a range from [`map`](Region::map): contents, frames and slots go.
     ///
     /// # Errors
-    /// [`Error::BadRange`] when the range is not one of this region's.
+    /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
     pub fn unmap(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
         let len = self.whole_pages(len)?;
         let offset = self.offset_of(ptr.as_ptr(), len)?;
         if !offset.is_multiple_of(self.pager.page_bytes) {
             return Err(Error::BadRange { reason: "does not start at a page" });
+        }
+        if !self.space.is_live(offset, len) {
+            return Err(Error::BadRange { reason: "is not mapped" });
         }
         self.space.decommit(offset, len, &self.pager);
         self.space.release(offset, len);
@@ -329,13 +408,14 @@ impl Region {
     /// Pages that limit and device can keep together.
     fn capacity(&self) -> PageCount {
         let pager = &self.pager;
-        let exhausted = pager.exhausted.load(Ordering::Acquire);
-        if exhausted && pager.write_errno.load(Ordering::Acquire) != 0 {
+        let failing = !matches!(pager.write_errno.load(Ordering::Acquire), 0 | pager::NO_SLOT);
+        if failing && pager.exhausted.load(Ordering::Acquire) {
             return PageCount(0);
         }
-        let reserve = pager.high_bytes.load(Ordering::Relaxed);
-        let resident = pager.budget.limit().0.saturating_sub(reserve) / pager.page_bytes as u64;
-        PageCount(pager.slots.slots().0.saturating_add(resident))
+        // What the device has taken is all that can be said while it takes no more.
+        let stored = if failing { pager.slots.in_use() } else { pager.slots.slots() };
+        let resident = pager.budget.limit().0.saturating_sub(pager.reserve().0);
+        PageCount(stored.0.saturating_add(resident / pager.page_bytes as u64))
     }
 
     /// First and number of the pages that a range touches.
@@ -355,25 +435,47 @@ impl Region {
         Stats::of(&self.pager, self.space.committed())
     }
 
+    /// How long faults, device requests and evictions have taken since the region's start.
+    ///
+    /// Merging the histograms takes some 10 us; recording costs a fault two looks at the clock and
+    /// an addition.
+    #[must_use]
+    pub fn latencies(&self) -> Latencies {
+        let pager = &self.pager;
+        Latencies {
+            fault: Latency::of(&pager.fault_times),
+            read: Latency::of(&pager.read_times),
+            write: Latency::of([&pager.write_times]),
+            evict: Latency::of([&pager.evict_times]),
+        }
+    }
+
     /// Whether system calls may be given far memory that is not resident: `false` where only
     /// faults of user mode are served, and `read(2)` into such memory fails with `EFAULT`.
     #[must_use]
     pub fn serves_kernel_faults(&self) -> bool {
-        self.pager.uffd.route().has_kernel_faults()
+        self.pager.serves_kernel_faults()
     }
 }
 
 impl Drop for Region {
-    /// Stops the threads and unmaps the address space. Nobody may use the region's memory any
-    /// more.
+    /// Stops the threads, wipes the store if asked to, and unmaps the address space, whatever the
+    /// device does: what is stuck there is waited for a bounded time. Nobody may use the region's
+    /// memory any more; a thread that waits for a page of it, or touches one later, gets a signal
+    /// (SIGSEGV), never zeros.
     fn drop(&mut self) {
         self.pager.stop.store(true, Ordering::Release);
         self.requests.close();
         self.pager.evictor_bell.signal();
         self.pager.ring_fillers();
+        in_thread::unlist(&self.pager);
         for thread in self.threads.drain(..) {
             // A handler that panicked has said so already.
             drop(thread.join());
+        }
+        let used = ByteCount(self.pager.slots.touched().0 * self.pager.page_bytes as u64);
+        if let Err(error) = crate::store::wipe(&*self.pager.store, self.wipe, used) {
+            report::warn("the store could not be wiped", &error);
         }
     }
 }
@@ -382,8 +484,22 @@ impl Drop for Region {
 struct Work<T> {
     state: T,
     run: fn(&mut T),
-    /// Cleans up after a panic.
-    abandon: fn(&mut T),
+}
+
+/// Calls code of the store, which may be the host's own. `None`: it panicked, which the process
+/// is told; what was asked of it may or may not have happened.
+fn guarded<T>(pager: &Pager, call: impl FnOnce() -> T) -> Option<T> {
+    const PANICS_MAX: u64 = 16;
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+    if result.is_err() {
+        let cause = Error::Os { call: "the store", errno: crate::sys::EIO };
+        pager.counters.panics.bump();
+        if pager.counters.panics.get() > PANICS_MAX {
+            report::fatal("the store panicked too often", &cause);
+        }
+        report::warn("the store panicked; the handler goes on", &cause);
+    }
+    result.ok()
 }
 
 /// Hands a request to a queue whose buffers are staging frames.

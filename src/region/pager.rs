@@ -12,14 +12,19 @@
 //! 4. A slot belongs to one page word or one frame note, never to both.
 #![expect(unsafe_code, reason = "installs, moves and drops pages of the region")]
 
-use super::RegionConfig;
+use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
+use super::latency::Recorder;
+use super::readahead::{Streams, Window};
+use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 use crate::meta::LazyArray;
-use crate::page::frames::{Fate, Frames};
-use crate::page::word::{FrameId, PageWord, State, Word};
+use crate::page::frames::Frames;
+use crate::page::note::Fate;
+use crate::page::protocol::{self, Discard};
+use crate::page::word::{FrameId, PageWord, Word};
 use crate::store::Store;
 use crate::store::slots::SlotMap;
 use crate::sys;
@@ -28,11 +33,19 @@ use crate::sys::uffd::{Outcome, Protect, Uffd, Wake, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece};
 use crate::tier::budget::Budget;
 use crate::tier::policy::{EvictionPolicy, Insert};
+use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most pages handled by one batch of installs, evictions or discards.
 pub(crate) const BATCH_MAX: usize = 64;
+
+/// Write-back fails because all slots are in use, which is no failure of the device.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// Requests for read-ahead that may wait at the same time; more are dropped.
+const AHEAD_MAX: usize = 1024;
 
 /// A run of pages asked for by `prefetch`.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +65,7 @@ pub(crate) struct Pager {
     page_shift: u32,
     pub(crate) words: LazyArray<PageWord>,
     pub(crate) frames: Frames,
+    pub(crate) chunks: Chunks,
     pub(crate) uffd: Uffd,
     pub(crate) discarder: Discarder,
     pub(crate) budget: Budget,
@@ -70,16 +84,34 @@ pub(crate) struct Pager {
     /// Reads as zero, never written: the source of zero fills by COPY.
     zeros: Mapping,
     pub(crate) counters: Counters,
+    /// Streams of device faults; `None`: nothing is read ahead.
+    streams: Option<Ranked<Streams>>,
+    advised: LazyArray<AtomicU32>,
+    /// Per filler.
+    pub(crate) fault_times: Box<[Recorder]>,
+    /// Per filler.
+    pub(crate) read_times: Box<[Recorder]>,
+    pub(crate) write_times: Recorder,
+    pub(crate) evict_times: Recorder,
     /// Most pages that may be in the resident state and still be taken as a reserve.
     pub(crate) low_bytes: AtomicU64,
     pub(crate) high_bytes: AtomicU64,
+    /// Runs of pages that `prefetch` and streams ask for.
+    pub(super) ahead: ArrayQueue<Ahead>,
+    in_thread: bool,
+    /// How long the device may take for a request.
+    pub(super) deadline: Duration,
     pub(crate) evictor_bell: EventFd,
     evictor_called: CachePadded<AtomicBool>,
     pub(crate) filler_bells: Box<[EventFd]>,
+    /// Beside each bell: it was rung and nobody has looked yet.
+    filler_called: Box<[CachePadded<AtomicBool>]>,
     /// Fillers that hold faults they have no frame for.
     pub(crate) starving: CachePadded<AtomicU32>,
-    /// Why write-back fails at the moment: 0 or an `errno`.
+    /// Why write-back fails at the moment: 0, an `errno` or [`NO_SLOT`].
     pub(crate) write_errno: AtomicU32,
+    /// Pins of all pages. Changed only together with a page word that it counts.
+    pub(crate) pinned: AtomicU64,
     /// Set by the evictor when a whole pass freed nothing.
     pub(crate) exhausted: AtomicBool,
     pub(crate) stop: AtomicBool,
@@ -89,20 +121,35 @@ impl Pager {
     pub(crate) fn new(config: &RegionConfig, store: Arc<dyn Store>) -> Result<Pager> {
         let page_bytes = config.page.as_usize();
         let pages = config.span.as_usize() / page_bytes;
+        let in_thread = config.mode == Mode::InThread;
+        let required = if in_thread { feature::SIGBUS } else { 0 };
+        let newer = match config.install {
+            Install::Copy => 0,
+            Install::Auto | Install::Move => feature::MOVE | feature::POISON,
+        };
         let uffd = Uffd::open(
-            feature::PAGEFAULT_FLAG_WP,
-            feature::MOVE | feature::POISON | feature::THREAD_ID,
+            feature::PAGEFAULT_FLAG_WP | required,
+            feature::THREAD_ID | newer,
             config.kernel_faults_required,
         )?;
         let (fill_by_move, evict_by_move) =
             config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
+        // Open chunks use huge pages; staging frames only where a page is one.
         let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
-        let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, huge)?;
+        let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, Huge::Yes)?;
         let frames = Frames::new(frame_count(config), page_bytes, huge)?;
         uffd.register_faults(region.addr(), region.len())?;
         let (staging, staging_len) = frames.range();
         uffd.register_staging(staging, staging_len)?;
+        if config.dump {
+            region.include_in_dumps()?;
+            frames.include_in_dumps()?;
+        }
         let slot_count = store.capacity().as_usize() / page_bytes;
+        if slot_count == 0 {
+            let reason = format!("no page of {} fits into {}", config.page, store.describe());
+            return Err(Error::Config { key: "page".to_owned(), reason });
+        }
         let limit_pages = PageCount(config.limit.0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit_pages)?;
         // Random, so that content cannot be made to collide ahead of time.
@@ -117,6 +164,7 @@ impl Pager {
             page_bytes,
             page_shift: page_bytes.trailing_zeros(),
             words: LazyArray::new(pages)?,
+            chunks: Chunks::new(config.span.as_usize(), evict_by_move)?,
             frames,
             uffd,
             discarder: Discarder::new(),
@@ -132,18 +180,34 @@ impl Pager {
             evict_by_move,
             zeros,
             counters: Counters::default(),
+            streams: config.readahead.then(|| Ranked::new(Rank::Leaf, Streams::new())),
+            advised: LazyArray::new(config.span.as_usize() / CHUNK)?,
+            fault_times: recorders(config.handlers)?,
+            read_times: recorders(config.handlers)?,
+            write_times: Recorder::new()?,
+            evict_times: Recorder::new()?,
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
+            ahead: ArrayQueue::new(AHEAD_MAX),
+            in_thread,
+            deadline: config.deadline,
             evictor_bell: new_bell()?,
             evictor_called: CachePadded::new(AtomicBool::new(false)),
             filler_bells: bells?.into_boxed_slice(),
+            filler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),
+            pinned: AtomicU64::new(0),
             exhausted: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         };
         pager.set_limit(config.limit);
         Ok(pager)
+    }
+
+    /// Whether faults of the kernel on far memory are served.
+    pub(super) fn serves_kernel_faults(&self) -> bool {
+        self.uffd.route().has_kernel_faults() && !self.in_thread
     }
 
     // Geometry.
@@ -218,10 +282,54 @@ impl Pager {
         }
     }
 
-    pub(crate) fn ring_fillers(&self) {
-        for bell in &self.filler_bells {
-            bell.signal();
+    /// Wakes a filler, once until it has looked.
+    pub(crate) fn call_filler(&self, index: usize) {
+        if !self.filler_called[index].swap(true, Ordering::AcqRel) {
+            self.filler_bells[index].signal();
         }
+    }
+
+    /// A filler has woken and will look at everything it can be called for. Costs no system call
+    /// when it was not called. One that has nothing else to do looks at the bell as well: the
+    /// flag is set before the bell rings, so a ring can come after the flag was taken back.
+    pub(crate) fn filler_looks(&self, index: usize, idle: bool) {
+        if idle || self.filler_called[index].load(Ordering::Acquire) {
+            self.filler_called[index].store(false, Ordering::Release);
+            self.filler_bells[index].drain();
+        }
+    }
+
+    pub(crate) fn ring_fillers(&self) {
+        (0..self.filler_bells.len()).for_each(|index| self.call_filler(index));
+    }
+
+    // Read-ahead.
+
+    /// What to read ahead after a device fault.
+    pub(super) fn next_window(&self, page: PageId) -> Option<Window> {
+        const WINDOW_BYTES_MAX: u64 = 4 << 20;
+        const WINDOW_PAGES_MAX: u64 = 128;
+        /// What all streams together may have read ahead, as a part of the limit: less than the
+        /// policy keeps of pages that nobody is known to have used (`tier::policy::tenure`).
+        const LIMIT_PART: u64 = 12;
+        let streams = self.streams.as_ref()?;
+        let advice = self.advice(page);
+        if advice == Advice::Random {
+            return None;
+        }
+        let page_bytes = self.page_bytes as u64;
+        let window = (WINDOW_BYTES_MAX / page_bytes).clamp(2, WINDOW_PAGES_MAX);
+        let all = self.budget.limit().0 / LIMIT_PART / page_bytes;
+        streams.lock().fault(page, window, all, advice == Advice::Sequential)
+    }
+
+    fn advice(&self, page: PageId) -> Advice {
+        Advice::decode(self.advised[self.chunk_of(page).0].load(Ordering::Relaxed))
+    }
+
+    /// Notes what the program says of a chunk.
+    pub(super) fn set_advice(&self, page: PageId, advice: Advice) {
+        self.advised[self.chunk_of(page).0].store(advice.encode(), Ordering::Relaxed);
     }
 
     // Frames with their charge.
@@ -230,6 +338,12 @@ impl Pager {
     fn headroom(&self) -> ByteCount {
         const PAGES: u64 = 8;
         if self.evict_by_move { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
+    }
+
+    /// Bytes above what the limit allows while nothing is under way.
+    pub(crate) fn excess(&self) -> u64 {
+        let allowed = self.budget.limit().0.saturating_sub(self.headroom().0 / 2);
+        self.budget.charged().0.saturating_sub(allowed)
     }
 
     /// A frame with memory: a spare one, or an empty one that is charged.
@@ -255,6 +369,21 @@ impl Pager {
             return None;
         }
         Some(frame)
+    }
+
+    /// What of the limit pages without a slot cannot have.
+    pub(crate) fn reserve(&self) -> ByteCount {
+        let high = self.high_bytes.load(Ordering::Relaxed);
+        ByteCount(high.max(self.headroom().0 + 2 * self.page_size().0))
+    }
+
+    /// Whether fresh pages may still be mapped. They leave some room, because they cannot be
+    /// evicted while the device is full: pages that have a slot come and go through it, so that
+    /// what was written stays readable.
+    fn has_room_for_fresh(&self) -> bool {
+        let page = self.page_size().0;
+        let reserve = (self.low_bytes.load(Ordering::Relaxed) / 2).max(page);
+        self.available() >= reserve + page
     }
 
     /// Charges one page; spare frames give way when the limit is reached.
@@ -390,8 +519,11 @@ impl Pager {
     /// # Errors
     /// When the kernel is out of memory: the page is still missing.
     pub(crate) fn install_zeros(&self, page: PageId) -> Result<bool> {
+        if !self.has_room_for_fresh() {
+            return Ok(false);
+        }
         if self.fill_by_move
-            && let Some(frame) = self.frames.take_spare()
+            && let Some(frame) = self.frame_for_zeros()
         {
             // SAFETY: the frame is this thread's, `page_bytes` long.
             unsafe { std::ptr::write_bytes(self.frames.ptr(frame), 0, self.page_bytes) };
@@ -403,7 +535,8 @@ impl Pager {
                 }
             };
         }
-        if !self.charge_page() {
+        let only_huge = self.fill_by_move && self.page_bytes >= HUGE_PAGE;
+        if only_huge || !self.charge_page() {
             return Ok(false);
         }
         // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`);
@@ -422,13 +555,27 @@ impl Pager {
         }
     }
 
+    /// A frame to clear and move in as a page of zeros. Huge pages always go this way, because
+    /// COPY builds small pages; smaller ones only when a frame is at hand.
+    fn frame_for_zeros(&self) -> Option<FrameId> {
+        if self.page_bytes >= HUGE_PAGE {
+            self.charged_frame(self.headroom())
+        } else {
+            self.frames.take_spare()
+        }
+    }
+
     /// Makes a mapped `Moving` page resident. The policy hears of it first (invariant 2).
     pub(crate) fn settle_resident(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
         {
             let mut policy = self.policy.lock();
             match how {
                 Some(how) => policy.inserted(page, how),
-                None => policy.retouched(page),
+                None => {
+                    policy.retouched(page);
+                    // Nothing new, unless the policy was told to forget the page.
+                    policy.inserted(page, Insert::Fresh);
+                }
             }
         }
         self.settle(page, from, to);
@@ -451,9 +598,22 @@ impl Pager {
 
     /// Makes `count` pages from `first` read as zero: frames, slots and pending writes go.
     pub(crate) fn discard(&self, first: PageId, count: PageCount) {
+        let end = PageId(first.0 + count.0);
+        let per_chunk = (CHUNK / self.page_bytes) as u64;
+        let mut next = first;
+        while next < end {
+            let part_end = PageId(((next.0 / per_chunk + 1) * per_chunk).min(end.0));
+            if !self.discard_in_open(self.chunk_of(next), next, part_end) {
+                self.discard_in_closed(next, part_end);
+            }
+            next = part_end;
+        }
+    }
+
+    fn discard_in_closed(&self, first: PageId, end: PageId) {
         let mut batch: [(PageId, Word); BATCH_MAX] = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let mut batched = 0;
-        for page in (first.0..first.0 + count.0).map(PageId) {
+        for page in (first.0..end.0).map(PageId) {
             if let Some(word) = self.discard_start(page) {
                 batch[batched] = (page, word);
                 batched += 1;
@@ -470,38 +630,33 @@ impl Pager {
     fn discard_start(&self, page: PageId) -> Option<Word> {
         let mut spins = 0u32;
         loop {
-            let word = self.word(page).load();
-            let change = |to| self.word(page).try_change(word, to).is_ok();
-            match word.state() {
-                State::Empty => return None,
-                State::Resident => return Some(word),
-                State::Stored if change(Word::EMPTY) => {
-                    self.put_slot(word.slot());
+            match protocol::discard(self.word(page), |frame| self.frames.note_of(frame)) {
+                Discard::Done => return None,
+                Discard::Mapped(word) => return Some(word),
+                Discard::Freed(slot) => {
+                    self.put_slot(slot);
                     return None;
                 }
-                State::Cooling => {
-                    let frame = word.frame().expect("a cooling page has a frame");
-                    let slot = self.frames.slot(frame);
-                    if change(Word::EMPTY) {
-                        self.put_slot(slot);
-                        self.counters.died_before_write.bump();
-                        self.frames.decide(frame, Fate::Dropped);
-                        return None;
-                    }
+                Discard::Dropped(frame, slot) => {
+                    self.put_slot(slot);
+                    self.counters.died_before_write.bump();
+                    self.frames.decide(frame, Fate::Dropped);
+                    return None;
                 }
-                State::Filling | State::Writing => {
-                    if word.dead() || change(word.with_dead()) {
-                        return None;
-                    }
+                Discard::Abandoned(frame) => {
+                    // The evictor frees the old slot, and the frame when the device lets go of it.
+                    self.counters.died_during_write.bump();
+                    self.frames.decide(frame, Fate::Dropped);
+                    return None;
                 }
-                State::Poisoned if change(Word::EMPTY) => {
-                    self.put_slot(word.slot());
+                Discard::Mend(slot) => {
+                    self.put_slot(slot);
                     self.unpoison(page);
+                    self.settle(page, Word::moving(None), Word::EMPTY);
                     return None;
                 }
-                // Another thread changes its mapping: a matter of microseconds.
-                State::Moving => backoff(&mut spins),
-                State::Stored | State::Poisoned => {}
+                Discard::Busy => backoff(&mut spins),
+                Discard::Changed => {}
             }
         }
     }
@@ -528,8 +683,11 @@ impl Pager {
         // SAFETY: each page is `Moving` by this thread, and its owner gave its content up.
         unsafe { self.discarder.discard(&pieces[..piece_count]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        let unwritten = taken.iter().filter(|(_, word)| word.slot().is_none()).count();
+        self.counters.freed_unwritten.add(unwritten as u64);
         for &(page, word) in taken {
             self.put_slot(word.slot());
+            self.pinned.fetch_sub(word.pins(), Ordering::Relaxed);
             self.settle(page, word, Word::EMPTY);
         }
         self.budget.uncharge(ByteCount((taken.len() * self.page_bytes) as u64));
@@ -591,9 +749,9 @@ impl Pager {
             // SAFETY: the page's content is lost already; this clears the marker.
             unsafe { self.discarder.discard(&[piece]) }
         } else {
-            self.region
-                .unfence(self.offset(page), self.page_bytes)
-                .and_then(|()| self.uffd.register_faults(self.addr(page), self.page_bytes))
+            self.region.unfence(self.offset(page), self.page_bytes, || {
+                self.uffd.register_faults(self.addr(page), self.page_bytes)
+            })
         };
         if let Err(error) = mended {
             super::report::fatal("a lost page could not be made usable again", &error);
@@ -623,6 +781,10 @@ pub(crate) fn backoff(spins: &mut u32) {
 
 fn new_bell() -> Result<EventFd> {
     EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })
+}
+
+fn recorders(count: usize) -> Result<Box<[Recorder]>> {
+    (0..count).map(|_| Recorder::new()).collect()
 }
 
 fn split(sum: u128) -> Sum {

@@ -109,6 +109,12 @@ impl Space {
         true
     }
 
+    /// Whether all of a range is committed.
+    pub(super) fn is_live(&self, offset: usize, len: usize) -> bool {
+        let state = self.state.lock();
+        masks(units(offset, len)).all(|(word, mask)| state.live[word] & mask == mask)
+    }
+
     /// Ends the use of a committed range: pages without any other live data are discarded.
     pub(super) fn decommit(&self, offset: usize, len: usize, pager: &Pager) {
         let range = units(offset, len);

@@ -16,8 +16,8 @@
 //! 1. A bit of a level above 0 is set exactly when the word that it stands for is not zero.
 //! 2. Bits past the end are clear.
 
-use crate::base::error::{Error, Result};
-use crate::sys::anon::AnonMapping;
+use crate::base::error::Result;
+use crate::meta::LazyArray;
 
 const WORD: u64 = u64::BITS as u64;
 
@@ -27,7 +27,7 @@ const LEVELS_MAX: usize = 11;
 /// A set of the numbers `[0, len)`.
 #[derive(Debug)]
 pub(super) struct BitSet {
-    words: AnonMapping,
+    words: LazyArray<u64>,
     /// First word of each level.
     starts: [usize; LEVELS_MAX],
     levels: usize,
@@ -70,8 +70,7 @@ impl BitSet {
                 break;
             }
         }
-        let words = AnonMapping::new(total * size_of::<u64>())
-            .map_err(|errno| Error::Os { call: "mmap", errno: errno.0 })?;
+        let words = LazyArray::new(total)?;
         Ok(BitSet { words, starts, levels, invert, len, count: 0 })
     }
 
@@ -186,11 +185,11 @@ impl BitSet {
     }
 
     fn load(&mut self, level: usize, index: u64) -> u64 {
-        self.words.words_mut()[self.starts[level] + index as usize] ^ self.invert
+        self.words[self.starts[level] + index as usize] ^ self.invert
     }
 
     fn store(&mut self, level: usize, index: u64, word: u64) {
-        self.words.words_mut()[self.starts[level] + index as usize] = word ^ self.invert;
+        self.words[self.starts[level] + index as usize] = word ^ self.invert;
     }
 }
 

@@ -6,11 +6,12 @@ use super::inline_queue::{InlineQueue, Transfer};
 use super::{IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::sys::anon::AnonMapping;
 use crate::sys::file::{Errno, IoVec};
+use crate::sys::vm::{Huge, Mapping};
 use std::sync::Arc;
 
-/// A store in anonymous memory of the process, which counts towards its resident size.
+/// A store in anonymous memory of the process, which counts towards its resident size. Like all
+/// far data it is not in core dumps.
 ///
 /// # Examples
 /// ```
@@ -23,20 +24,18 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug)]
 pub struct MemStore {
-    memory: Arc<AnonMapping>,
+    memory: Arc<Mapping>,
 }
 
 impl MemStore {
     /// Reserves address space for `capacity` bytes, rounded up to whole 4,096.
     ///
     /// # Errors
-    /// [`Error::Os`] when there is no address range of this size.
+    /// [`Error::Os`] or [`Error::BadRange`] when there is no address range of this size.
     pub fn new(capacity: ByteCount) -> Result<MemStore> {
         let len = capacity.as_usize().max(1).checked_next_multiple_of(IO_ALIGN);
-        let os = |call| move |errno: Errno| Error::Os { call, errno: errno.0 };
-        let memory = AnonMapping::new(len.ok_or(os("mmap")(Errno(libc::ENOMEM)))?);
-        let memory = memory.map_err(os("mmap"))?;
-        memory.dont_fork().map_err(os("madvise"))?;
+        let len = len.ok_or(Error::BadRange { reason: "length overflows" })?;
+        let memory = Mapping::reserve(len, IO_ALIGN, Huge::Default)?;
         Ok(MemStore { memory: Arc::new(memory) })
     }
 }
@@ -64,13 +63,9 @@ impl Store for MemStore {
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         check_range(offset, len, self.capacity());
-        let start = offset as usize;
-        self.memory.discard(start..start + len as usize).map_err(|errno| Error::Io {
-            op: "discard",
-            offset,
-            len,
-            errno: errno.0,
-        })
+        // SAFETY: who discards a range of the store gives its contents up, and nobody but the
+        // store has a pointer into the mapping.
+        unsafe { self.memory.discard(offset as usize, len as usize) }
     }
 
     fn describe(&self) -> String {
@@ -78,7 +73,7 @@ impl Store for MemStore {
     }
 }
 
-impl Transfer for Arc<AnonMapping> {
+impl Transfer for Arc<Mapping> {
     fn capacity(&self) -> ByteCount {
         ByteCount(self.len() as u64)
     }

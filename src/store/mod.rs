@@ -5,7 +5,8 @@
 //! `base`, `sys`, `meta`.
 //!
 //! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;
-//! [`FaultyStore`] wraps a store and breaks it on demand, for tests.
+//! [`SealedStore`] wraps a store and encrypts what it keeps; [`FaultyStore`] wraps one and breaks it
+//! on demand, for tests.
 //!
 //! # Invariants
 //! 1. A request is reported exactly once: done or failed. A short transfer is a failure (`EIO`).
@@ -16,15 +17,21 @@
 
 mod bits;
 mod block;
+mod cipher;
 mod faulty;
 mod inline_queue;
 mod mem;
+mod sealed;
 pub(crate) mod slots;
 mod uring_queue;
+mod wipe;
 
 pub use block::{BlockStore, IoEngine};
 pub use faulty::{FaultControl, FaultyStore};
 pub use mem::MemStore;
+pub use sealed::SealedStore;
+pub use wipe::Wipe;
+pub(crate) use wipe::wipe;
 
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
@@ -184,6 +191,14 @@ pub trait Store: Send + Sync + Debug {
     /// # Errors
     /// When the device refuses in a way that is not "not supported".
     fn discard(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// Overwrites a range with zeros and waits until the device has them.
+    ///
+    /// # Errors
+    /// The first write that fails, or [`Error::Os`] when the kernel refuses the resources.
+    fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        wipe::overwrite(self, offset, len)
+    }
 
     /// One line for people: kind, path, size.
     fn describe(&self) -> String;

@@ -41,6 +41,8 @@ struct State {
     free: BitSet,
     used: BitSet,
     pending: BitSet,
+    /// Slots from here on were never given out.
+    untouched: u64,
     /// Where the next run is looked for.
     cursor: u64,
     /// Where the next discard is looked for.
@@ -57,6 +59,7 @@ impl SlotMap {
             free: BitSet::full(slots.get())?,
             used: BitSet::empty(slots.get())?,
             pending: BitSet::empty(slots.get())?,
+            untouched: 0,
             cursor: 0,
             discard_cursor: 0,
         };
@@ -71,6 +74,11 @@ impl SlotMap {
     /// Slots given out.
     pub(crate) fn in_use(&self) -> SlotCount {
         SlotCount(self.state.lock().used.count())
+    }
+
+    /// Slots up to the last that was ever given out.
+    pub(crate) fn touched(&self) -> SlotCount {
+        SlotCount(self.state.lock().untouched)
     }
 
     /// Slots put back whose space has not been discarded.
@@ -90,6 +98,7 @@ impl SlotMap {
         source.remove(first, count);
         state.used.insert(first, count);
         state.cursor = first + count;
+        state.untouched = state.untouched.max(first + count);
         Some((SlotId(first), SlotCount(count)))
     }
 

@@ -6,11 +6,14 @@
 #![expect(unsafe_code, reason = "write(2) from a slice")]
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
-pub(crate) mod anon;
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod membarrier;
+pub(crate) mod pagemap;
 pub mod probe;
+pub(crate) mod signal;
+pub(crate) mod signals;
+pub(crate) mod thread;
 pub(crate) mod uffd;
 pub(crate) mod uring;
 pub(crate) mod vm;
@@ -30,15 +33,20 @@ pub(crate) fn os_error(call: &'static str) -> Error {
     Error::Os { call, errno: errno() }
 }
 
-/// A random number from `/dev/urandom`, see `random(4)`.
-pub(crate) fn random_u64() -> Result<u64> {
-    let mut bytes = [0; 8];
-    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).map_err(
+/// Fills a buffer with random bytes from `/dev/urandom`, see `random(4)`.
+pub(crate) fn random_bytes(bytes: &mut [u8]) -> Result<()> {
+    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(bytes)).map_err(
         |error| Error::Os {
             call: "read(/dev/urandom)",
             errno: error.raw_os_error().unwrap_or(libc::EIO),
         },
-    )?;
+    )
+}
+
+/// A random number.
+pub(crate) fn random_u64() -> Result<u64> {
+    let mut bytes = [0; 8];
+    random_bytes(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
@@ -46,4 +54,11 @@ pub(crate) fn random_u64() -> Result<u64> {
 pub(crate) fn write_stderr(bytes: &[u8]) {
     // SAFETY: the slice is valid for reads of its length (write(2)).
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+}
+
+/// Runs `child` in every child of a `fork` from now on, before `fork` returns there; see
+/// `pthread_atfork(3)`. It may only touch memory.
+pub(crate) fn in_forked_children(child: extern "C" fn()) {
+    // SAFETY: registers a function that lives as long as the program and takes no arguments.
+    unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }

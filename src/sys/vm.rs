@@ -33,6 +33,8 @@ pub(crate) enum Huge {
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Core dumps contain the range.
+    dumped: AtomicBool,
 }
 
 // SAFETY: a `Mapping` is a range of addresses; it hands out raw pointers only, and unmapping
@@ -71,7 +73,7 @@ impl Mapping {
         unmap_piece(start, base - start);
         unmap_piece(base + len, start + padded - (base + len));
         let base = NonNull::new(base as *mut u8).expect("the kernel never maps address zero");
-        let mapping = Mapping { base, len };
+        let mapping = Mapping { base, len, dumped: AtomicBool::new(false) };
         mapping.advise_all(libc::MADV_DONTFORK)?;
         mapping.advise_all(libc::MADV_DONTDUMP)?;
         match huge {
@@ -98,8 +100,19 @@ impl Mapping {
         self.len
     }
 
+    /// Keeps the mapping's pages out of swap, see `mlock(2)`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] where the process may not lock so much.
+    pub(crate) fn lock_in_ram(&self) -> Result<()> {
+        // SAFETY: the range is this mapping's own; its contents stay.
+        let rc = unsafe { libc::mlock(self.as_ptr().cast(), self.len) };
+        if rc == 0 { Ok(()) } else { Err(os_error("mlock")) }
+    }
+
     /// Allows core dumps to contain the range.
     pub(crate) fn include_in_dumps(&self) -> Result<()> {
+        self.dumped.store(true, Ordering::Relaxed);
         self.advise_all(libc::MADV_DODUMP)
     }
 
@@ -142,48 +155,43 @@ impl Mapping {
         }
         // SAFETY: the descriptor was just made and nobody else owns it.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        self.remap(offset, len, libc::MAP_SHARED, file.as_raw_fd())
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        self.remap(offset, len, access, libc::MAP_SHARED, file.as_raw_fd())
     }
 
-    /// Makes a fenced part of the mapping ordinary zero-filled memory again.
-    pub(crate) fn unfence(&self, offset: usize, len: usize) -> Result<()> {
+    /// Makes a fenced part of the mapping ordinary zero-filled memory again. It can be touched
+    /// only after `prepare`.
+    pub(crate) fn unfence(
+        &self,
+        offset: usize,
+        len: usize,
+        prepare: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        self.remap(offset, len, flags, -1)?;
-        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+        self.remap(offset, len, libc::PROT_NONE, flags, -1)?;
+        let start = (self.addr() + offset) as *mut _;
+        let dumped = self.dumped.load(Ordering::Relaxed);
+        let dump = if dumped { libc::MADV_DODUMP } else { libc::MADV_DONTDUMP };
+        for advice in [libc::MADV_DONTFORK, dump, libc::MADV_NOHUGEPAGE] {
             // SAFETY: the range was just mapped as part of this mapping; contents stay.
-            let rc = unsafe { libc::madvise((self.addr() + offset) as *mut _, len, advice) };
-            if rc != 0 {
+            let rc = unsafe { libc::madvise(start, len, advice) };
+            // A kernel without huge pages refuses the last with EINVAL.
+            if rc != 0 && advice != libc::MADV_NOHUGEPAGE {
                 return Err(os_error("madvise"));
             }
         }
-        Ok(())
+        prepare()?;
+        // SAFETY: the range is this mapping's own, without content, and becomes accessible again.
+        let rc = unsafe { libc::mprotect(start, len, libc::PROT_READ | libc::PROT_WRITE) };
+        if rc == 0 { Ok(()) } else { Err(os_error("mprotect")) }
     }
 
-    fn remap(&self, offset: usize, len: usize, flags: i32, fd: i32) -> Result<()> {
+    fn remap(&self, offset: usize, len: usize, access: i32, flags: i32, fd: i32) -> Result<()> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
         let start = (self.addr() + offset) as *mut _;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: replaces a part of this mapping (checked above) whose contents are lost.
         let raw = unsafe { libc::mmap(start, len, access, flags | libc::MAP_FIXED, fd, 0) };
         if raw == libc::MAP_FAILED { Err(os_error("mmap")) } else { Ok(()) }
-    }
-
-    /// Gives the mapping up without unmapping it: the addresses stay taken for ever, so that a
-    /// dangling pointer can never meet somebody else's data. Accesses afterwards are SIGSEGV.
-    pub(crate) fn retire(self) {
-        // SAFETY: replaces this mapping's own range with an inaccessible one; the caller gave up
-        // ownership, and later accesses through stale pointers are defined to trap.
-        unsafe {
-            libc::mmap(
-                self.as_ptr().cast(),
-                self.len,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                -1,
-                0,
-            )
-        };
-        std::mem::forget(self);
     }
 }
 
@@ -238,7 +246,7 @@ pub(crate) struct Discarder {
 impl Discarder {
     pub(crate) fn new() -> Discarder {
         // SAFETY: pidfd_open(2) takes two integers and returns a new descriptor.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
         let pidfd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| {
             // SAFETY: the descriptor was just made and nobody else owns it.
             unsafe { OwnedFd::from_raw_fd(fd) }
@@ -317,33 +325,52 @@ unsafe fn discard_one(piece: Piece) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU8;
+
+    fn byte(mapping: &Mapping, offset: usize) -> &AtomicU8 {
+        assert!(offset < mapping.len());
+        // SAFETY: in bounds, checked above.
+        let ptr = unsafe { mapping.as_ptr().add(offset) };
+        // SAFETY: the mapping is readable and writable while it is borrowed, and all access to
+        // it in these tests is atomic.
+        unsafe { AtomicU8::from_ptr(ptr) }
+    }
 
     #[test]
     fn a_reservation_is_aligned_and_zero() {
         let mapping = Mapping::reserve(8 << 20, 2 << 20, Huge::No).expect("8 MiB map");
         assert!(mapping.addr().is_multiple_of(2 << 20));
-        // SAFETY: inside the mapping, which nobody else uses.
-        let byte = unsafe { mapping.as_ptr().add(5 << 20).read() };
-        assert_eq!(byte, 0);
+        assert_eq!(byte(&mapping, 5 << 20).load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn discarding_scattered_pieces_zeroes_just_those() {
         let mapping = Mapping::reserve(1 << 20, KERNEL_PAGE, Huge::No).expect("1 MiB maps");
         for page in 0..8 {
-            // SAFETY: inside the mapping, which nobody else uses.
-            unsafe { mapping.as_ptr().add(page * KERNEL_PAGE).write(7) };
+            byte(&mapping, page * KERNEL_PAGE).store(7, Ordering::Relaxed);
         }
         let piece = |page: usize| Piece::new(mapping.addr() + page * KERNEL_PAGE, KERNEL_PAGE);
         let discarder = Discarder::new();
         // SAFETY: the test owns the pages.
         unsafe { discarder.discard(&[piece(1), piece(3), piece(6)]) }.expect("own pages drop");
-        let seen: Vec<u8> = (0..8)
-            .map(|page| {
-                // SAFETY: inside the mapping, which nobody else uses.
-                unsafe { mapping.as_ptr().add(page * KERNEL_PAGE).read() }
-            })
-            .collect();
+        let seen = [0, 1, 2, 3, 4, 5, 6, 7]
+            .map(|page| byte(&mapping, page * KERNEL_PAGE).load(Ordering::Relaxed));
         assert_eq!(seen, [7, 0, 7, 0, 7, 7, 0, 7]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads /proc")]
+    fn the_page_map_tells_touched_pages_from_others() {
+        let Some(pagemap) = crate::sys::pagemap::Pagemap::open() else {
+            println!("skipped: /proc/self/pagemap is not readable");
+            return;
+        };
+        let mapping = Mapping::reserve(8 * KERNEL_PAGE, KERNEL_PAGE, Huge::No).expect("maps");
+        for page in [1, 4] {
+            byte(&mapping, page * KERNEL_PAGE).store(1, Ordering::Relaxed);
+        }
+        let mut there = [false; 8];
+        pagemap.scan(mapping.addr(), &mut there).expect("readable");
+        assert_eq!(there, [false, true, false, false, true, false, false, false]);
     }
 }

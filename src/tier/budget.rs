@@ -49,6 +49,7 @@ impl Budget {
     }
 
     /// Charges `bytes` if the limit allows it.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn try_charge(&self, bytes: ByteCount) -> bool {
         self.try_charge_leaving(bytes, ByteCount::ZERO)
@@ -77,6 +78,12 @@ impl Budget {
                 Err(now) => charged = now,
             }
         }
+    }
+
+    /// Charges `bytes` whatever the limit, for memory by which more is about to be freed.
+    pub(crate) fn charge(&self, bytes: ByteCount) {
+        let after = self.charged.fetch_add(bytes.0, Ordering::Relaxed) + bytes.0;
+        self.charged_max.fetch_max(after, Ordering::Relaxed);
     }
 
     /// Takes a charge back.
@@ -112,5 +119,37 @@ mod tests {
         assert!(budget.try_charge(ByteCount(10)));
         assert!(!budget.try_charge(ByteCount(1)));
         assert!(!budget.try_charge(ByteCount(u64::MAX)));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn loom_charges_of_two_threads_never_exceed_the_limit_and_none_is_lost() {
+        loom::model(|| {
+            let budget = Arc::new(Budget::new(ByteCount(100)));
+            let charging = |bytes: u64| {
+                let budget = Arc::clone(&budget);
+                thread::spawn(move || {
+                    let charged = budget.try_charge(ByteCount(bytes));
+                    assert!(budget.charged().0 <= 100, "{} charged", budget.charged());
+                    if charged {
+                        budget.uncharge(ByteCount(bytes / 2));
+                    }
+                    charged
+                })
+            };
+            let (one, other) = (charging(60), charging(80));
+            let one = one.join().expect("no panic");
+            let other = other.join().expect("no panic");
+            assert!(one || other, "nobody was let in");
+            let expected = u64::from(one) * 30 + u64::from(other) * 40;
+            assert_eq!(budget.charged(), ByteCount(expected));
+            assert!(budget.charged_max().0 <= 100);
+        });
     }
 }

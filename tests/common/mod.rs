@@ -1,9 +1,13 @@
 //! What the integration tests share: seeds, a watchdog, regions that may not be permitted.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod child;
+pub(crate) mod place;
+pub(crate) mod refuse;
+
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Store};
-use farheap::{ByteCount, Error};
+use farheap::{ByteCount, Config, Error, Heap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +79,31 @@ pub(crate) fn region(config: RegionConfig, store: Arc<dyn Store>) -> Option<Regi
         }
         Err(error) => panic!("region: {error}"),
     }
+}
+
+/// The heap that a configuration text describes, or `None` with the reason printed where
+/// userfaultfd is not permitted.
+pub(crate) fn heap(conf: &str) -> Option<Heap> {
+    match Heap::start(Config::parse(conf).unwrap_or_else(|error| panic!("{conf}: {error}"))) {
+        Ok(heap) => Some(heap),
+        Err(Error::UffdUnavailable { reasons }) => {
+            println!("skipped: userfaultfd is not permitted here: {reasons}");
+            None
+        }
+        Err(error) => panic!("{conf}: {error}"),
+    }
+}
+
+/// Looks until `done`, for a bounded time; returns whether it was.
+pub(crate) fn eventually(mut done: impl FnMut() -> bool) -> bool {
+    let started = std::time::Instant::now();
+    while started.elapsed() < Duration::from_secs(30) {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
 }
 
 /// Whether the process is root.

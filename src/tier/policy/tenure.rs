@@ -29,6 +29,13 @@ use crate::base::units::{PageCount, PageId};
 /// set; smaller leaves less time for a page to be used several times on arrival.
 const SMALL_PCT: u64 = 5;
 
+/// The queue's additional share while everything that arrives was read ahead, in parts of the
+/// resident pages: such pages must live until they are used, which nobody sees.
+const AHEAD_PART: u64 = 8;
+
+/// How fast the share of pages read ahead is forgotten: about this many arrivals.
+const AHEAD_MEMORY: i64 = 64;
+
 /// Refault distance, in sizes of the main set, up to which a page it gave up counts as alive.
 const ALIVE_MAIN_SETS: u64 = 4;
 
@@ -41,11 +48,19 @@ pub(super) struct Tenure {
     /// Pages that a hint gave up; they go before all others.
     cold: List,
     small_target: u64,
-    main_target: u64,
+    resident_target: u64,
+    /// Share of recent arrivals that were read ahead, of 256.
+    ahead_share: i64,
     /// Pages that became ghosts so far: the clock of [`Pages::ghost_time`].
     time: u64,
     vitality: Vitality,
+    /// Victims that came back since one left.
+    refused: u64,
 }
+
+/// Victims in a row that may come back before victims are looked for outside of the main set:
+/// what is pinned ends up there, and may be more than the main set should be.
+const REFUSED_MAX: u64 = 256;
 
 impl Tenure {
     /// # Errors
@@ -57,9 +72,11 @@ impl Tenure {
             main: Bag::new(count)?,
             cold: List::new(),
             small_target: 0,
-            main_target: 0,
+            resident_target: 0,
+            ahead_share: 0,
             time: 0,
             vitality: Vitality::new(),
+            refused: 0,
         };
         policy.resize(resident);
         Ok(policy)
@@ -77,10 +94,19 @@ impl Tenure {
         distance <= self.main.len()
     }
 
+    /// Pages on probation to aim for.
+    fn small_target(&self) -> u64 {
+        self.small_target + self.resident_target / AHEAD_PART * self.ahead_share as u64 / 256
+    }
+
+    fn main_target(&self) -> u64 {
+        self.resident_target.saturating_sub(self.small_target())
+    }
+
     /// Moves the oldest page on probation to the main set if there is room (rule 1). Every
     /// arrival moves one at most, which is enough to keep up.
     fn settle(&mut self) {
-        if self.small.len() > self.small_target && self.main.len() < self.main_target {
+        if self.small.len() > self.small_target() && self.main.len() < self.main_target() {
             let page = self.small.oldest().expect("longer than its target, which is not negative");
             self.pages.unlink(&mut self.small, page);
             self.main.insert(&mut self.pages, page);
@@ -95,7 +121,8 @@ impl Tenure {
             return Some(page);
         }
         let probe = self.vitality.is_probe_due();
-        let from_main = probe || self.main.len() > self.main_target || self.small.len() == 0;
+        let full = self.main.len() > self.main_target() && self.refused < REFUSED_MAX;
+        let from_main = probe || full || self.small.len() == 0;
         if from_main && let Some(page) = self.pick_main() {
             self.main.remove(&mut self.pages, page);
             self.pages.set_place(page, Place::MainVictim);
@@ -143,6 +170,10 @@ impl EvictionPolicy for Tenure {
         if self.pages.place(page).is_resident() {
             return;
         }
+        let ahead = if how == Insert::Prefetched { 256 } else { 0 };
+        // Rounded away from zero, so that the share reaches both ends.
+        let change = ahead - self.ahead_share;
+        self.ahead_share += change / AHEAD_MEMORY + change.signum();
         // Readahead's guess is no proof of use: it starts on probation, ghost or not.
         let proven = self.is_proven(page);
         if proven && how == Insert::Filled {
@@ -154,6 +185,7 @@ impl EvictionPolicy for Tenure {
     }
 
     fn retouched(&mut self, page: PageId) {
+        self.refused += 1;
         match self.pages.place(page) {
             Place::SmallVictim => self.main.insert(&mut self.pages, page),
             Place::MainVictim => {
@@ -166,6 +198,7 @@ impl EvictionPolicy for Tenure {
     }
 
     fn evicted(&mut self, page: PageId) {
+        self.refused = 0;
         if self.pages.place(page).is_victim() {
             self.pages.set_ghost(page, self.time);
             self.time += 1;
@@ -206,7 +239,7 @@ impl EvictionPolicy for Tenure {
 
     fn resize(&mut self, resident: PageCount) {
         self.small_target = (resident.get() * SMALL_PCT / 100).max(1);
-        self.main_target = resident.get().saturating_sub(self.small_target);
+        self.resident_target = resident.get();
     }
 }
 

@@ -1,0 +1,290 @@
+//! What faults cost: every figure next to a baseline measured in the same run.
+//!
+//! ```text
+//! cargo bench --bench fault                        # all rows, a few minutes
+//! cargo bench --bench fault -- --list              # the rows
+//! cargo bench --bench fault -- faults-loop memory  # rows whose names contain one of the words
+//! cargo bench --bench fault -- --swap              # with swap among the baselines, as root
+//! cargo bench --bench fault -- --full              # 4 GiB of data, as in UMap's figures
+//! cargo bench --bench fault -- tune                # which settings suit the machine
+//! cargo bench --bench fault -- profile --threads 1 # who does what in a fault; `profile loop` too
+//! cargo bench --bench fault -- --test              # does it work? seconds
+//! ```
+//! Work and baselines take turns in short rounds; values are medians, and a ratio is the median
+//! of the rounds' own ratios, so that a slow moment of the machine hits both. Every access checks
+//! what it reads. Prints a table and writes `target/figures/fault.csv` and `fault.svg`. What the
+//! machine does not permit is skipped with a line that says why.
+
+mod bare;
+mod child;
+mod device;
+mod far;
+mod os;
+mod profile;
+mod raw;
+mod report;
+mod rows;
+mod tune;
+mod work;
+
+use clap::Parser;
+use farheap::ByteCount;
+use report::Row;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Why a row has no figures.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The machine or the user's rights do not allow it.
+    Skipped(String),
+    /// It should have worked.
+    Broken(String),
+    /// The user wants to stop.
+    Interrupted,
+}
+
+impl Failure {
+    fn io(error: std::io::Error) -> Failure {
+        Failure::Broken(error.to_string())
+    }
+
+    /// What an error of the library means here.
+    fn of(error: farheap::Error) -> Failure {
+        match error {
+            farheap::Error::UffdUnavailable { .. } => Failure::Skipped(error.to_string()),
+            error => Failure::Broken(error.to_string()),
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Skipped(why) | Failure::Broken(why) => f.write_str(why),
+            Failure::Interrupted => f.write_str("interrupted"),
+        }
+    }
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// What one round did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// Operations or bytes.
+    pub(crate) count: f64,
+    pub(crate) secs: f64,
+    /// Processor time of the process that did it, helper threads included.
+    pub(crate) cpu_secs: f64,
+}
+
+/// The beginning of a [`Sample`].
+pub(crate) struct Clock {
+    began: Instant,
+    cpu: Duration,
+}
+
+impl Sample {
+    pub(crate) fn start() -> Clock {
+        Clock { cpu: os::cpu_time(), began: Instant::now() }
+    }
+
+    pub(crate) fn rate(&self) -> f64 {
+        self.count / self.secs
+    }
+}
+
+impl Clock {
+    pub(crate) fn stop(self, count: u64) -> Sample {
+        let secs = self.began.elapsed().as_secs_f64();
+        let cpu_secs = (os::cpu_time() - self.cpu).as_secs_f64();
+        Sample { count: count as f64, secs, cpu_secs }
+    }
+}
+
+#[derive(Debug, Parser)]
+#[command(name = "fault", about = "What faults cost, next to baselines of the same run")]
+struct Args {
+    /// Rows whose names contain one of these words; `tune` compares settings instead
+    filters: Vec<String>,
+    /// A smoke run of seconds
+    #[arg(long)]
+    test: bool,
+    /// As much data as UMap was measured with: 4 GiB, cache 512 MiB
+    #[arg(long, conflicts_with = "test")]
+    full: bool,
+    /// Lists the rows
+    #[arg(long)]
+    list: bool,
+    /// Page size of the rows whose page size is not part of the goal
+    #[arg(long, value_name = "SIZE")]
+    page: Option<ByteCount>,
+    /// Faulting threads, instead of 1, 2 and 8
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Measured time of each side of a comparison
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// Compares with swap, too, as root: the whole machine may swap to it meanwhile
+    #[arg(long)]
+    swap: bool,
+    /// Directory of temporary files
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Passed by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+    #[arg(long, hide = true, requires_all = ["data", "target"])]
+    child: Option<child::Kind>,
+    #[arg(long, hide = true)]
+    data: Option<usize>,
+    #[arg(long, hide = true)]
+    target: Option<PathBuf>,
+}
+
+/// Sizes and times of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// Bytes of data, and of the cache in front of it.
+    pub(crate) data: usize,
+    pub(crate) cache: usize,
+    /// Rounds of each side, after one to warm up.
+    pub(crate) rounds: usize,
+    pub(crate) round: Duration,
+    pub(crate) threads: Vec<usize>,
+    pub(crate) page: usize,
+    pub(crate) page_is_given: bool,
+    pub(crate) swap: bool,
+    pub(crate) dir: PathBuf,
+    /// A smoke run.
+    pub(crate) test: bool,
+}
+
+impl Plan {
+    fn of(args: &Args) -> Plan {
+        // `cargo test --benches` does not pass `--bench` and wants to be quick.
+        let test = args.test || !args.bench && !args.full && args.seconds.is_none();
+        let (data, cache) = match (test, args.full) {
+            (true, _) => (64 << 20, 8 << 20),
+            (_, true) => (4 << 30, 512 << 20),
+            _ => (1 << 30, 128 << 20),
+        };
+        let rounds = if test { 1 } else { 7 };
+        let seconds = args.seconds.unwrap_or(if test { 0.02 } else { 2.1 });
+        Plan {
+            data,
+            cache,
+            rounds,
+            round: Duration::from_secs_f64(seconds.max(0.001) / rounds as f64),
+            threads: args.threads.map_or(vec![1, 2, 8], |threads| vec![threads.clamp(1, 64)]),
+            page: args.page.map_or(64 << 10, |page| page.as_usize()),
+            page_is_given: args.page.is_some(),
+            swap: args.swap,
+            dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+            test,
+        }
+    }
+}
+
+impl Plan {
+    /// The same time in more rounds: for work that only needs a processor, of which others take
+    /// their share at any moment.
+    fn with_short_rounds(&self) -> Plan {
+        const PARTS: usize = 10;
+        if self.test {
+            return self.clone();
+        }
+        let (rounds, round) = (self.rounds * PARTS, self.round / PARTS as u32);
+        Plan { rounds, round, ..self.clone() }
+    }
+}
+
+/// One side of a comparison: runs for about the time it is given.
+pub(crate) type Side<'a> = Box<dyn FnMut(Duration) -> Result<Sample> + 'a>;
+
+/// Lets the sides take turns; returns the samples of each, the first round left out.
+pub(crate) fn take_turns(plan: &Plan, sides: &mut [Side<'_>]) -> Result<Vec<Vec<Sample>>> {
+    let mut samples = vec![Vec::with_capacity(plan.rounds); sides.len()];
+    for round in 0..=plan.rounds {
+        for (side, samples) in sides.iter_mut().zip(&mut samples) {
+            let sample = side(plan.round)?;
+            os::check_interrupt()?;
+            if round > 0 {
+                samples.push(sample);
+            }
+        }
+    }
+    Ok(samples)
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let (Some(kind), Some(target), Some(data)) = (args.child, &args.target, args.data) {
+        return match child::serve(kind, target, data) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("fault: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    if args.list {
+        rows::ALL.iter().for_each(|group| println!("{:14} {}", group.name, group.about));
+        println!("{:14} compares page sizes, install paths, handlers and spinning", "tune");
+        println!("{:14} what each thread does in a fault", "profile");
+        return ExitCode::SUCCESS;
+    }
+    os::catch_interrupts();
+    let plan = Plan::of(&args);
+    if args.filters.iter().any(|word| word == "tune") {
+        return finish(tune::run(&plan));
+    }
+    if args.filters.iter().any(|word| word == "profile") {
+        let on_loop = args.filters.iter().any(|word| word == "loop");
+        return finish(profile::run(&plan, on_loop));
+    }
+    finish(run_rows(&args, &plan))
+}
+
+fn finish(outcome: Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Skipped(why)) => {
+            println!("skipped: {why}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("fault: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_rows(args: &Args, plan: &Plan) -> Result<()> {
+    let wanted = |name: &str| {
+        args.filters.is_empty() || args.filters.iter().any(|word| name.contains(word.as_str()))
+    };
+    report::heading(plan);
+    let mut rows: Vec<Row> = Vec::new();
+    let mut broken = None;
+    for group in rows::ALL.iter().filter(|group| wanted(group.name)) {
+        let before = rows.len();
+        let outcome = (group.run)(plan, &mut rows);
+        report::print_group(group.name, &rows[before..]);
+        match outcome {
+            Ok(()) => {}
+            Err(Failure::Skipped(why)) => println!("  skipped: {why}"),
+            Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+            Err(failure) => {
+                println!("  failed: {failure}");
+                broken = Some(failure);
+            }
+        }
+    }
+    if let Err(why) = report::write(&rows, plan) {
+        println!("\nno figures were written: {why}");
+    }
+    broken.map_or(Ok(()), Err)
+}

@@ -1,0 +1,98 @@
+//! `profile`: where the time of a fault goes, by thread, for tools that look from the outside.
+//!
+//! Runs random read faults for `--seconds` and prints what each thread used: processor time, time
+//! it was ready and waited for a processor, and switches. Run it under `perf record` or
+//! `strace -c -f` (whose counts include the set-up: compare two lengths).
+
+use crate::device::LoopDevice;
+use crate::far::{self, Far};
+use crate::os::KERNEL_PAGE;
+use crate::work::{Mix, Order};
+use crate::{Failure, Plan, Result};
+use std::collections::BTreeMap;
+use std::fs;
+
+/// What a thread has used so far.
+#[derive(Clone, Debug, Default)]
+struct Usage {
+    name: String,
+    run_us: f64,
+    ready_us: f64,
+    slept: f64,
+    preempted: f64,
+}
+
+/// Usage of all threads by id.
+fn usages() -> BTreeMap<u32, Usage> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+        let read = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        let status = read("status");
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|rest| rest.trim().parse().ok()).unwrap_or(0.0)
+        };
+        let times: Vec<f64> =
+            read("schedstat").split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let usage = Usage {
+            name: read("comm").trim().to_owned(),
+            run_us: times.first().map_or(0.0, |ns| ns / 1e3),
+            ready_us: times.get(1).map_or(0.0, |ns| ns / 1e3),
+            slept: field("voluntary_ctxt_switches:"),
+            preempted: field("nonvoluntary_ctxt_switches:"),
+        };
+        if let Ok(id) = entry.file_name().to_string_lossy().parse() {
+            found.insert(id, usage);
+        }
+    }
+    found
+}
+
+pub(crate) fn run(plan: &Plan, on_loop: bool) -> Result<()> {
+    let device = on_loop.then(|| LoopDevice::create(far::device_bytes(plan.data))).transpose()?;
+    let store = match &device {
+        Some(device) => far::device_store(device.path())?,
+        None => far::memory_store(plan.data)?,
+    };
+    let page = if plan.page_is_given { plan.page } else { KERNEL_PAGE };
+    let cache = plan.cache.max(64 * page);
+    let far = Far::stored(far::config(page, cache, plan.data), store, plan.data)?;
+    for &threads in &plan.threads {
+        let mut mix = Mix::new(Order::Perm, plan.data, page, threads);
+        mix.access(far.words, plan.round)?;
+        let (before, stats) = (usages(), far.region.stats());
+        // A scope ends before its threads' figures can be read: they are this thread's helpers.
+        let sample = mix.access(far.words, plan.round * plan.rounds as u32)?;
+        let (after, now) = (usages(), far.region.stats());
+        let faults = (now.faults_read - stats.faults_read) as f64;
+        if faults == 0.0 {
+            return Err(Failure::Broken("no fault happened".to_owned()));
+        }
+        println!(
+            "\n{} store, {} KiB pages, {threads} threads: {faults} read faults in {:.2} s, \
+             {:.1} k/s, {:.2} us CPU a fault",
+            if on_loop { "loop" } else { "memory" },
+            page >> 10,
+            sample.secs,
+            faults / sample.secs / 1e3,
+            sample.cpu_secs / faults * 1e6,
+        );
+        println!(
+            "a fault: {:<16} {:>8} {:>8} {:>7} {:>9}",
+            "", "run us", "ready us", "sleeps", "preempted"
+        );
+        for (id, usage) in &after {
+            let base = before.get(id).cloned().unwrap_or_default();
+            println!(
+                "         {:<16} {:>8.2} {:>8.2} {:>7.3} {:>9.3}",
+                usage.name,
+                (usage.run_us - base.run_us) / faults,
+                (usage.ready_us - base.ready_us) / faults,
+                (usage.slept - base.slept) / faults,
+                (usage.preempted - base.preempted) / faults,
+            );
+        }
+        println!("{now:#?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! `tune`: which settings suit the machine, by random read faults.
+//!
+//! Prints one line a combination of page size, install path, handlers and spinning; the library's
+//! defaults are chosen by this table (`docs/design/faults.md`).
+
+use crate::device::LoopDevice;
+use crate::far::{self, Far};
+use crate::report::median;
+use crate::work::{Mix, Order, access_timed, new_latencies};
+use crate::{Failure, Plan, Result, Side, take_turns};
+use farheap::region::{Install, RegionConfig};
+use farheap::store::Store;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAGES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
+
+/// One combination of settings.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    install: Install,
+    install_name: &'static str,
+    handlers: usize,
+    spin_us: u64,
+}
+
+/// What is tried: install paths with and without spinning, then more of one kind at a time.
+const SETTINGS: [Setting; 9] = [
+    setting(Install::Copy, "copy", 1, 0),
+    setting(Install::Copy, "copy", 1, 20),
+    setting(Install::Move, "move", 1, 0),
+    setting(Install::Move, "move", 1, 20),
+    setting(Install::Auto, "auto", 1, 0),
+    setting(Install::Auto, "auto", 1, 20),
+    setting(Install::Auto, "auto", 1, 100),
+    setting(Install::Auto, "auto", 2, 0),
+    setting(Install::Auto, "auto", 2, 20),
+];
+
+const fn setting(
+    install: Install,
+    install_name: &'static str,
+    handlers: usize,
+    spin_us: u64,
+) -> Setting {
+    Setting { install, install_name, handlers, spin_us }
+}
+
+pub(crate) fn run(plan: &Plan) -> Result<()> {
+    let plan = Plan {
+        data: (plan.data / 8).max(64 << 20),
+        cache: (plan.cache / 8).max(8 << 20),
+        rounds: plan.rounds.min(3),
+        round: plan.round.min(Duration::from_millis(150)),
+        ..plan.clone()
+    };
+    println!(
+        "random reads, {} MiB of data, cache {} MiB: k/s at {:?} threads, and at 1 thread",
+        plan.data >> 20,
+        plan.cache >> 20,
+        plan.threads
+    );
+    println!("processor time and latency of a miss in us\n");
+    print!("{:7} {:>6} {:7} {:>8} {:>7} ", "store", "page", "install", "handlers", "spin us");
+    plan.threads.iter().for_each(|threads| print!("{:>9} ", format!("{threads} thr")));
+    println!("{:>7} {:>7} {:>7}", "cpu us", "p50", "p99");
+    for page in PAGES {
+        sweep(&plan, "memory", page, &|| far::memory_store(plan.data))?;
+    }
+    let device = LoopDevice::create(far::device_bytes(plan.data))?;
+    for page in PAGES {
+        sweep(&plan, "loop", page, &|| far::device_store(device.path()))?;
+    }
+    Ok(())
+}
+
+fn sweep(
+    plan: &Plan,
+    name: &str,
+    page: usize,
+    store: &dyn Fn() -> Result<Arc<dyn Store>>,
+) -> Result<()> {
+    for Setting { install, install_name, handlers, spin_us } in SETTINGS {
+        let spin = Duration::from_micros(spin_us);
+        let config =
+            RegionConfig { install, handlers, spin, ..far::config(page, plan.cache, plan.data) };
+        print!("{name:7} {:>5}K {install_name:7} {handlers:>8} {spin_us:>7} ", page >> 10);
+        match measure(plan, config, store()?) {
+            Err(Failure::Skipped(why)) => println!("skipped: {why}"),
+            outcome => outcome?,
+        }
+    }
+    Ok(())
+}
+
+/// Measures one combination and prints the rest of its line.
+fn measure(plan: &Plan, config: RegionConfig, store: Arc<dyn Store>) -> Result<()> {
+    let page = config.page.as_usize();
+    let far = Far::stored(config, store, plan.data)?;
+    for &threads in &plan.threads {
+        let mut mix = Mix::new(Order::Random, plan.data, page, threads);
+        let side: Side<'_> = Box::new(|time| mix.access(far.words, time));
+        let samples = take_turns(plan, &mut [side])?.remove(0);
+        let rate = median(samples.iter().map(|sample| sample.rate() / 1e3).collect());
+        print!("{rate:>9.1} ");
+    }
+    let mut latencies = new_latencies();
+    let mut mix = Mix::new(Order::Perm, plan.data, page, 1);
+    let side: Side<'_> =
+        Box::new(|time| Ok(access_timed(far.words, &mut mix, time, &mut latencies)));
+    let samples = take_turns(plan, &mut [side])?.remove(0);
+    let cpu = median(samples.iter().map(|sample| sample.cpu_secs / sample.count * 1e6).collect());
+    let us = |quantile| latencies.value_at_quantile(quantile) as f64 / 1e3;
+    println!("{cpu:>7.1} {:>7.1} {:>7.1}", us(0.5), us(0.99));
+    Ok(())
+}

@@ -1,0 +1,305 @@
+//! What allocating far memory costs, against jemalloc itself in the same run.
+//!
+//! `cargo bench --bench heap` prints a table and writes `target/figures/heap.csv` and `heap.svg`;
+//! `-- --test` runs every work once, checks it and writes nothing.
+//!
+//! The heap layer is compiled into this program over plain memory: it is the allocator that is
+//! measured, not faults, and no privilege is needed. Each figure is the best of several rounds
+//! in which the allocators take turns.
+
+#![expect(unsafe_code, reason = "allocates by hand; the heap layer is part of this program")]
+#![allow(dead_code, unused_imports, unreachable_pub, reason = "not all of the layers is used")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "one module of the library's `sys` is part of this program"
+)]
+
+#[path = "../src/base/mod.rs"]
+mod base;
+#[path = "../src/heap/mod.rs"]
+mod heap;
+#[path = "../src/sys/membarrier.rs"]
+mod membarrier;
+mod sys {
+    pub(crate) use crate::membarrier;
+}
+
+use base::error::{Error, Result};
+use base::units::ByteCount;
+use heap::testing::TestSource;
+use heap::{
+    ExtentSource, Far, FarHeap, Placement, Tier, TierOptions, install, pin_thread_local, scope,
+    uninstall,
+};
+use plotters::prelude::*;
+use std::alloc::{GlobalAlloc, Layout};
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+use std::{fs, ptr, thread};
+
+/// Rounds of each work and allocator.
+const ROUNDS: usize = 7;
+
+/// Speed against jemalloc that we want, as a ratio.
+const GOAL: f64 = 0.97;
+
+/// jemalloc as `tikv-jemallocator` calls it.
+struct Bare;
+
+// SAFETY: jemalloc's functions keep the contract; layouts here need no alignment above 16.
+unsafe impl GlobalAlloc for Bare {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: any size is allowed.
+        unsafe { tikv_jemalloc_sys::malloc(layout.size()) }.cast()
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: allocated above with this size.
+        unsafe { tikv_jemalloc_sys::sdallocx(ptr.cast(), layout.size(), 0) }
+    }
+}
+
+/// What is allocated and freed.
+#[derive(Clone, Copy)]
+enum Work {
+    /// One block at a time.
+    Pair { size: usize },
+    /// A random one of `live` blocks is replaced by one of a random size.
+    Churn { from: usize, to: usize, live: usize, threads: usize },
+}
+
+/// A work's figures: nanoseconds per allocation and its free.
+struct Figure {
+    work: Work,
+    far_ns: f64,
+    local_ns: f64,
+    bare_ns: f64,
+}
+
+fn works() -> Vec<Work> {
+    let mut works: Vec<Work> = (4..=20).map(|log| Work::Pair { size: 1 << log }).collect();
+    for threads in [1, 2] {
+        works.extend([
+            Work::Churn { from: 16, to: 1 << 10, live: 10_000, threads },
+            Work::Churn { from: 1, to: 16 << 10, live: 10_000, threads },
+            Work::Churn { from: 16 << 10, to: 256 << 10, live: 1_000, threads },
+            Work::Churn { from: 64 << 10, to: 1 << 20, live: 100, threads },
+        ]);
+    }
+    works
+}
+
+impl Work {
+    fn name(self) -> String {
+        match self {
+            Work::Pair { size } => format!("pair {}", short(size)),
+            Work::Churn { from, to, live: _, threads } => {
+                let plural = if threads == 1 { "thread" } else { "threads" };
+                format!("churn {}-{} {threads} {plural}", short(from), short(to))
+            }
+        }
+    }
+
+    /// Runs the work `count` times; returns nanoseconds each.
+    fn run(self, alloc: &(impl GlobalAlloc + Sync), far: bool, count: usize) -> f64 {
+        let placement = if far { Placement::Far } else { Placement::Local };
+        let body = |threads: usize| {
+            let _scope = scope(placement);
+            match self {
+                Work::Pair { size } => pairs(alloc, far, size, count),
+                Work::Churn { from, to, live, .. } => {
+                    churn(alloc, far, (from, to), live, count / threads);
+                }
+            }
+        };
+        let threads = match self {
+            Work::Pair { .. } => 1,
+            Work::Churn { threads, .. } => threads,
+        };
+        let start = Instant::now();
+        if threads == 1 {
+            body(1);
+        } else {
+            thread::scope(|all| (0..threads).for_each(|_| drop(all.spawn(|| body(threads)))));
+        }
+        start.elapsed().as_nanos() as f64 / count as f64
+    }
+}
+
+fn pairs(alloc: &impl GlobalAlloc, far: bool, size: usize, count: usize) {
+    let layout = black_box(Layout::from_size_align(size, 8).expect("a valid layout"));
+    for _ in 0..count {
+        // SAFETY: the layout is not empty.
+        let ptr = black_box(unsafe { alloc.alloc(layout) });
+        debug_assert_eq!(Far::contains(ptr), far);
+        // SAFETY: just allocated, not empty.
+        unsafe { ptr.write(1) };
+        // SAFETY: allocated above with this layout.
+        unsafe { alloc.dealloc(ptr, layout) };
+    }
+}
+
+fn churn(
+    alloc: &impl GlobalAlloc,
+    far: bool,
+    (from, to): (usize, usize),
+    live: usize,
+    count: usize,
+) {
+    let mut random = 0x2545_F491_4F6C_DD1D_u64;
+    let mut blocks: Vec<Option<Block<_>>> = (0..live).map(|_| None).collect();
+    for _ in 0..count {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let place = &mut blocks[random as usize % live];
+        *place = None;
+        let size = from + (random >> 32) as usize % (to - from);
+        let layout = Layout::from_size_align(size, 8).expect("a valid layout");
+        *place = Some(Block::new(alloc, layout, far));
+    }
+}
+
+/// A block with its first byte written.
+struct Block<'a, A: GlobalAlloc> {
+    alloc: &'a A,
+    ptr: *mut u8,
+    layout: Layout,
+}
+
+impl<'a, A: GlobalAlloc> Block<'a, A> {
+    #[inline]
+    fn new(alloc: &'a A, layout: Layout, far: bool) -> Block<'a, A> {
+        // SAFETY: the works have no empty layouts.
+        let ptr = unsafe { alloc.alloc(layout) };
+        assert!(!ptr.is_null());
+        debug_assert_eq!(Far::contains(ptr), far);
+        // SAFETY: just allocated, not empty.
+        unsafe { ptr.write(1) };
+        Block { alloc, ptr, layout }
+    }
+}
+
+impl<A: GlobalAlloc> Drop for Block<'_, A> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { self.alloc.dealloc(self.ptr, self.layout) };
+    }
+}
+
+/// A size in words.
+fn short(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+fn measure(work: Work, rounds: usize, count: usize) -> Figure {
+    let heap = FarHeap::new();
+    let mut figure = Figure { work, far_ns: f64::MAX, local_ns: f64::MAX, bare_ns: f64::MAX };
+    for _ in 0..rounds {
+        figure.bare_ns = figure.bare_ns.min(work.run(&Bare, false, count));
+        figure.local_ns = figure.local_ns.min(work.run(&heap, false, count));
+        figure.far_ns = figure.far_ns.min(work.run(&heap, true, count));
+    }
+    figure
+}
+
+fn print(figures: &[Figure]) {
+    println!("Nanoseconds per allocation and its free, best of {ROUNDS} rounds in turns.\n");
+    println!(
+        "{:<30} {:>10} {:>10} {:>10} {:>12} {:>12}",
+        "work", "jemalloc", "local", "far", "local ratio", "far ratio"
+    );
+    for figure in figures {
+        let Figure { work, far_ns, local_ns, bare_ns } = figure;
+        let (local, far) = (bare_ns / local_ns, bare_ns / far_ns);
+        let name = work.name();
+        println!(
+            "{name:<30} {bare_ns:>10.1} {local_ns:>10.1} {far_ns:>10.1} {local:>12.2} {far:>12.2}"
+        );
+    }
+}
+
+fn csv(figures: &[Figure]) -> String {
+    let mut text = "work,value,unit,baseline,baseline_value,ratio,goal\n".to_owned();
+    for figure in figures {
+        for (tier, ns) in [("far", figure.far_ns), ("local", figure.local_ns)] {
+            let (name, bare, ratio) = (figure.work.name(), figure.bare_ns, figure.bare_ns / ns);
+            text += &format!("{name} {tier},{ns:.2},ns,jemalloc,{bare:.2},{ratio:.3},{GOAL}\n");
+        }
+    }
+    text
+}
+
+fn draw(figures: &[Figure], path: &Path) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let root = SVGBackend::new(path, (1000, 600)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let most = figures.iter().map(|figure| figure.bare_ns.max(figure.far_ns)).fold(10.0, f64::max);
+    let names: Vec<String> = figures.iter().map(|figure| figure.work.name()).collect();
+    let mut chart = ChartBuilder::on(&root)
+        .caption("Allocate and free: far memory against jemalloc", ("sans-serif", 22))
+        .margin(15)
+        .x_label_area_size(190)
+        .y_label_area_size(70)
+        .build_cartesian_2d(0..figures.len(), (1.0..most * 1.2).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_labels(figures.len())
+        .x_label_formatter(&|index| names.get(*index).cloned().unwrap_or_default())
+        .x_label_style(("sans-serif", 13).into_font().transform(FontTransform::Rotate90))
+        .y_desc("ns per pair (log)")
+        .draw()?;
+    type Value = fn(&Figure) -> f64;
+    let series: [(&str, RGBColor, Value); 3] = [
+        ("jemalloc", BLACK, |figure| figure.bare_ns),
+        ("FarHeap, local", BLUE, |figure| figure.local_ns),
+        ("FarHeap, far", RED, |figure| figure.far_ns),
+    ];
+    for (name, color, value) in series {
+        let points = figures.iter().map(value).enumerate();
+        chart
+            .draw_series(points.map(|point| Circle::new(point, 4, color.filled())))?
+            .label(name)
+            .legend(move |(x, y)| Circle::new((x + 10, y), 4, color.filled()));
+    }
+    chart
+        .configure_series_labels()
+        .background_style(WHITE)
+        .border_style(BLACK)
+        .position(SeriesLabelPosition::UpperLeft)
+        .draw()?;
+    root.present()?;
+    Ok(())
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let test = std::env::args().any(|argument| argument == "--test");
+    let span = ByteCount::gib(8);
+    let source = Arc::new(TestSource::with_protection(span, ByteCount::gib(2), false));
+    let tier = Tier::create(source, TierOptions::default())?;
+    install(tier)?;
+    let (rounds, count) = if test { (1, 2_000) } else { (ROUNDS, 200_000) };
+    let figures: Vec<Figure> =
+        works().into_iter().map(|work| measure(work, rounds, count)).collect();
+    // Also the check that nothing was lost.
+    uninstall()?;
+    if test {
+        println!("heap: {} works ran", figures.len());
+        return Ok(());
+    }
+    print(&figures);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/figures");
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join("heap.csv"), csv(&figures))?;
+    draw(&figures, &folder.join("heap.svg"))?;
+    println!("\nwritten: heap.csv, heap.svg in {}", folder.display());
+    Ok(())
+}

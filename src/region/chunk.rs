@@ -1,0 +1,354 @@
+//! Open chunks: fresh memory at kernel speed.
+//!
+//! A page that was never evicted needs no handler: the kernel can fill it. A chunk of 2 MiB whose
+//! pages are all fresh is *opened* when its neighbourhood is being used densely: it is taken out
+//! of userfaultfd's hands and charged in full, and from then on the kernel zero-fills it, with
+//! huge pages, without a fault of ours. Under pressure the evictor *closes* it: registers it
+//! again, looks which pages are there (`/proc/self/pagemap`), hands them to the policy as
+//! ordinary resident pages, and takes back the charge of those that are not. Isolated touches of
+//! sparse memory open nothing and cost a page each.
+//!
+//! ```text
+//!   Closed --latch--> Busy --unregister--> Open --latch--> Busy --register, scan--> Closed
+//! ```
+//! | state | page words | who fills holes |
+//! |---|---|---|
+//! | `Closed` | as in `page::word` | fillers |
+//! | `Open` | all `Empty`, whatever is mapped | the kernel |
+//! | `Busy` | changing by the thread that latched it | faults wait |
+//!
+//! # Invariants
+//! 1. An open chunk is charged for all its pages.
+//! 2. Pages of an open chunk have no slot.
+//! 3. Holes of a page that a closed chunk left partly filled read as zero: such pages are
+//!    `sparse`.
+#![expect(unsafe_code, reason = "drops pages of open chunks")]
+
+use super::pager::{Pager, backoff};
+use crate::base::error::Result;
+use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::base::units::{ByteCount, PageId};
+use crate::meta::LazyArray;
+use crate::page::word::{State, Word};
+use crate::sys::pagemap::Pagemap;
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
+use crate::tier::policy::Insert;
+
+/// Bytes of a chunk: a huge page.
+pub(super) const CHUNK: usize = HUGE_PAGE;
+
+const CLOSED: u32 = 0;
+const BUSY: u32 = 1;
+const OPEN: u32 = 2;
+
+/// A chunk: its index from the region's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ChunkId(pub(super) usize);
+
+/// The chunks of one region.
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    states: LazyArray<AtomicU32>,
+    /// One bit per chunk: open.
+    open: LazyArray<AtomicU64>,
+    open_count: AtomicU64,
+    /// Where the evictor goes on looking for open chunks.
+    hand: AtomicU64,
+    pagemap: Option<Pagemap>,
+}
+
+impl Chunks {
+    /// State for `span` bytes. Without `allowed`, or without `/proc/self/pagemap`, no chunk is
+    /// ever opened.
+    pub(super) fn new(span: usize, allowed: bool) -> Result<Chunks> {
+        let count = span / CHUNK;
+        Ok(Chunks {
+            states: LazyArray::new(count)?,
+            open: LazyArray::new(count.div_ceil(64))?,
+            open_count: AtomicU64::new(0),
+            hand: AtomicU64::new(0),
+            pagemap: if allowed { Pagemap::open() } else { None },
+        })
+    }
+
+    pub(super) fn any_open(&self) -> bool {
+        self.open_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the kernel fills the chunk at the moment.
+    pub(super) fn is_open(&self, chunk: ChunkId) -> bool {
+        self.states.get(chunk.0).is_some_and(|state| state.load(Ordering::Acquire) == OPEN)
+    }
+
+    /// Whether faults in the chunk are for the fillers at the moment.
+    pub(super) fn is_closed(&self, chunk: ChunkId) -> bool {
+        self.states[chunk.0].load(Ordering::Acquire) == CLOSED
+    }
+
+    /// Latches a chunk that is in the state `from`.
+    fn latch(&self, chunk: ChunkId, from: u32) -> bool {
+        // Pairs with the release in `unlatch`.
+        let state = &self.states[chunk.0];
+        state.compare_exchange(from, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    fn unlatch(&self, chunk: ChunkId, was: u32, to: u32) {
+        let bit = 1 << (chunk.0 % 64);
+        if to == OPEN && was != OPEN {
+            self.open[chunk.0 / 64].fetch_or(bit, Ordering::Relaxed);
+            self.open_count.fetch_add(1, Ordering::Relaxed);
+        } else if to == CLOSED && was == OPEN {
+            self.open[chunk.0 / 64].fetch_and(!bit, Ordering::Relaxed);
+            self.open_count.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.states[chunk.0].store(to, Ordering::Release);
+    }
+
+    /// Latches an open chunk; waits while another thread is at it. `false`: it is closed.
+    fn latch_open(&self, chunk: ChunkId) -> bool {
+        let mut spins = 0;
+        loop {
+            match self.states[chunk.0].load(Ordering::Acquire) {
+                CLOSED => return false,
+                OPEN if self.latch(chunk, OPEN) => return true,
+                _ => backoff(&mut spins),
+            }
+        }
+    }
+
+    /// The next open chunk, going round.
+    fn next_open(&self) -> Option<ChunkId> {
+        if !self.any_open() {
+            return None;
+        }
+        let words = self.open.len();
+        let hand = self.hand.load(Ordering::Relaxed) as usize % (words * 64);
+        for step in 0..=words {
+            let at = (hand / 64 + step) % words;
+            let mut bits = self.open[at].load(Ordering::Relaxed);
+            if step == 0 {
+                bits &= u64::MAX << (hand % 64);
+            }
+            if bits != 0 {
+                let chunk = at * 64 + bits.trailing_zeros() as usize;
+                self.hand.store(chunk as u64 + 1, Ordering::Relaxed);
+                return Some(ChunkId(chunk));
+            }
+        }
+        None
+    }
+}
+
+impl Pager {
+    fn pages_per_chunk(&self) -> u64 {
+        (CHUNK / self.page_bytes) as u64
+    }
+
+    /// The chunk a page lies in.
+    pub(super) fn chunk_of(&self, page: PageId) -> ChunkId {
+        ChunkId((self.addr(page) - self.region.addr()) / CHUNK)
+    }
+
+    fn chunk_addr(&self, chunk: ChunkId) -> usize {
+        self.region.addr() + chunk.0 * CHUNK
+    }
+
+    fn pages_of_chunk(&self, chunk: ChunkId) -> impl Iterator<Item = PageId> + use<> {
+        let per_chunk = self.pages_per_chunk();
+        let first = chunk.0 as u64 * per_chunk;
+        (first..first + per_chunk).map(PageId)
+    }
+
+    /// Whether memory around an `Empty` page is being used densely, so that the chunk is worth
+    /// opening: a neighbouring page or chunk is in use.
+    fn is_dense(&self, page: PageId, chunk: ChunkId) -> bool {
+        let resident = |page: u64| {
+            self.words.get(page as usize).is_some_and(|word| word.load().state() == State::Resident)
+        };
+        let before = page.0.checked_sub(1).is_some_and(resident);
+        let chunk_before = chunk.0.checked_sub(1).map(ChunkId);
+        before
+            || resident(page.0 + 1)
+            || chunk_before.is_some_and(|chunk| self.chunks.is_open(chunk))
+            || self.chunks.is_open(ChunkId(chunk.0 + 1))
+    }
+
+    /// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
+    pub(super) fn try_open(&self, page: PageId) -> bool {
+        let chunk = self.chunk_of(page);
+        if self.chunks.pagemap.is_none() || !self.is_dense(page, chunk) {
+            return false;
+        }
+        if !self.chunks.latch(chunk, CLOSED) {
+            return false;
+        }
+        let opened = self.open_latched(chunk);
+        self.chunks.unlatch(chunk, CLOSED, if opened { OPEN } else { CLOSED });
+        if opened {
+            self.counters.chunks_opened.bump();
+        }
+        opened
+    }
+
+    fn open_latched(&self, chunk: ChunkId) -> bool {
+        let mut absent = 0;
+        for page in self.pages_of_chunk(chunk) {
+            let word = self.word(page).load();
+            match word.state() {
+                State::Empty => absent += 1,
+                State::Resident if word.slot().is_none() && word.pins() == 0 => {}
+                _ => return false,
+            }
+        }
+        let page = self.page_size().0;
+        let reserve = ByteCount(self.high_bytes.load(Ordering::Relaxed));
+        if !self.budget.try_charge_leaving(ByteCount(absent * page), reserve) {
+            return false;
+        }
+        let (count, really_absent) = self.adopt_pages(chunk);
+        let whole = count == self.pages_per_chunk();
+        // Pages that came or went since they were counted.
+        let more = ByteCount(really_absent.saturating_sub(absent) * page);
+        if whole && self.budget.try_charge_leaving(more, ByteCount::ZERO) {
+            if self.uffd.unregister(self.chunk_addr(chunk), CHUNK).is_ok() {
+                self.budget.uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
+                return true;
+            }
+            // The kernel has no mapping left (max_map_count).
+            self.budget.uncharge(more);
+        }
+        let first = chunk.0 as u64 * self.pages_per_chunk();
+        self.hand_over(chunk, &mut (first..first + count).map(PageId));
+        self.budget.uncharge(ByteCount(absent * page));
+        false
+    }
+
+    /// Takes pages under the chunk's charge, in order, until one is in another thread's hands;
+    /// returns how many it took, and how many of them are not mapped.
+    fn adopt_pages(&self, chunk: ChunkId) -> (u64, u64) {
+        let (mut count, mut absent) = (0, 0);
+        for page in self.pages_of_chunk(chunk) {
+            let word = self.word(page).load();
+            match word.state() {
+                State::Empty => absent += 1,
+                State::Resident if word.slot().is_none() && word.pins() == 0 => {
+                    let leaving = word.leaving();
+                    if self.word(page).try_change(word, leaving).is_err() {
+                        break;
+                    }
+                    self.policy.lock().removed(page);
+                    self.settle(page, leaving, Word::EMPTY);
+                }
+                _ => break,
+            }
+            count += 1;
+        }
+        (count, absent)
+    }
+
+    /// Makes those of the given pages that are mapped ordinary resident pages; returns how many
+    /// are not. The chunk is latched and registered.
+    fn hand_over(&self, chunk: ChunkId, pages: &mut dyn Iterator<Item = PageId>) -> u64 {
+        const UNITS: usize = CHUNK / KERNEL_PAGE;
+        let mut there = [false; UNITS];
+        let pagemap = self.chunks.pagemap.as_ref().expect("chunks are opened only with a pagemap");
+        if let Err(error) = pagemap.scan(self.chunk_addr(chunk), &mut there) {
+            super::report::fatal("the pages of a chunk could not be looked up", &error);
+        }
+        let units = self.page_bytes / KERNEL_PAGE;
+        let first = chunk.0 as u64 * self.pages_per_chunk();
+        let mut absent = 0;
+        for page in pages {
+            let at = (page.0 - first) as usize * units;
+            let count = there[at..at + units].iter().filter(|there| **there).count();
+            if count == 0 {
+                absent += 1;
+                continue;
+            }
+            let moving = Word::moving(None);
+            self.word(page)
+                .try_change(Word::EMPTY, moving)
+                .expect("pages of a latched chunk are empty and stay so");
+            let resident = Word::resident(None).with_sparse(count < units);
+            self.settle_resident(page, moving, resident, Some(Insert::Fresh));
+        }
+        absent
+    }
+
+    /// Closes an open chunk: its pages become ordinary pages. Returns whether it was open.
+    pub(super) fn close(&self, chunk: ChunkId) -> bool {
+        if !self.chunks.latch_open(chunk) {
+            return false;
+        }
+        self.register_again(chunk);
+        let absent = self.hand_over(chunk, &mut self.pages_of_chunk(chunk));
+        self.budget.uncharge(ByteCount(absent * self.page_size().0));
+        self.chunks.unlatch(chunk, OPEN, CLOSED);
+        self.counters.chunks_closed.bump();
+        true
+    }
+
+    fn register_again(&self, chunk: ChunkId) {
+        if let Err(error) = self.uffd.register_faults(self.chunk_addr(chunk), CHUNK) {
+            super::report::fatal("a chunk could not be registered again", &error);
+        }
+    }
+
+    /// Closes the chunk of a page, so that the page's word speaks for it.
+    pub(super) fn close_around(&self, page: PageId) {
+        let chunk = self.chunk_of(page);
+        if !self.chunks.is_closed(chunk) {
+            self.close(chunk);
+        }
+    }
+
+    /// Closes one open chunk, going round; `false` when there is none.
+    pub(super) fn close_next(&self) -> bool {
+        self.chunks.next_open().is_some_and(|chunk| self.close(chunk))
+    }
+
+    /// Discards pages `first..end` of one chunk if it is open; `false` when it is closed.
+    pub(super) fn discard_in_open(&self, chunk: ChunkId, first: PageId, end: PageId) -> bool {
+        if !self.chunks.latch_open(chunk) {
+            return false;
+        }
+        let pages = end.0 - first.0;
+        let whole = pages == self.pages_per_chunk();
+        if whole {
+            self.register_again(chunk);
+        }
+        let piece = Piece::new(self.addr(first), pages as usize * self.page_bytes);
+        // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
+        // caller gave the pages' contents up.
+        unsafe { self.discarder.discard(&[piece]) }
+            .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        if whole {
+            self.budget.uncharge(ByteCount(CHUNK as u64));
+        }
+        self.chunks.unlatch(chunk, OPEN, if whole { CLOSED } else { OPEN });
+        true
+    }
+
+    /// Bytes that are charged for open chunks and not resident, by looking.
+    pub(super) fn open_but_absent(&self) -> ByteCount {
+        let Some(pagemap) = &self.chunks.pagemap else { return ByteCount::ZERO };
+        let mut there = [false; CHUNK / KERNEL_PAGE];
+        let mut absent = 0;
+        for (at, bits) in self.chunks.open.iter().enumerate().take(self.chunk_words()) {
+            let mut bits = bits.load(Ordering::Relaxed);
+            while bits != 0 {
+                let chunk = ChunkId(at * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+                if pagemap.scan(self.chunk_addr(chunk), &mut there).is_ok() {
+                    absent += there.iter().filter(|there| !**there).count() * KERNEL_PAGE;
+                }
+            }
+        }
+        ByteCount(absent as u64)
+    }
+
+    /// Words of the open bitmap that may hold a bit.
+    fn chunk_words(&self) -> usize {
+        if self.chunks.any_open() { self.chunks.open.len() } else { 0 }
+    }
+}

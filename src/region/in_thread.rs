@@ -1,0 +1,208 @@
+//! In-thread mode: the faulting thread serves its own fault, in a SIGBUS handler.
+//!
+//! userfaultfd's SIGBUS feature turns a fault into a signal, so that nobody is woken and no
+//! second processor takes part: the lowest latency, without privileges. The price: system calls
+//! on pages that are not resident fail with `EFAULT`, because there is no instruction to signal.
+//!
+//! The handler finds the region by address, looks at the page's word as a filler does, and reads
+//! the device synchronously. Prefetch and read-ahead stay with a filler thread.
+//!
+//! # Invariants
+//! 1. A region is listed from before its first address is handed out until its threads stopped.
+//! 2. What runs here takes no lock that its own thread can hold: no code of this crate touches
+//!    far memory while it holds one.
+#![expect(unsafe_code, reason = "reads into frames, follows listed pointers")]
+
+use super::pager::{Ahead, Pager, backoff};
+use super::report;
+use super::resolve::Answer;
+use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
+use crate::base::units::{PageCount, PageId};
+use crate::page::word::{FrameId, State, Word};
+use crate::sys::signal::{self, BusFault};
+use crate::sys::uffd::{Fault, Protect};
+use crate::tier::policy::Insert;
+use std::sync::atomic::{AtomicPtr, AtomicUsize};
+use std::time::{Duration, Instant};
+
+/// Regions in in-thread mode that a process can have at once.
+const REGIONS_MAX: usize = 64;
+/// Reads of one page before it counts as lost.
+const ATTEMPTS_MAX: u32 = 3;
+
+static REGIONS: [AtomicPtr<Pager>; REGIONS_MAX] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; REGIONS_MAX];
+/// Threads inside the handler: a region is unlisted only once none can be using it.
+static INSIDE: AtomicUsize = AtomicUsize::new(0);
+
+/// Lists a region with the signal handler.
+///
+/// # Errors
+/// [`Error::Unsupported`] when too many regions are listed, [`Error::Os`] when the handler cannot
+/// be installed.
+pub(super) fn list(pager: &Pager) -> Result<()> {
+    signal::install(serve)?;
+    let pager = std::ptr::from_ref(pager).cast_mut();
+    let free = REGIONS.iter().any(|place| {
+        place
+            .compare_exchange(std::ptr::null_mut(), pager, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    });
+    let full = Error::Unsupported {
+        feature: "another region in in-thread mode",
+        why: "a process can have 64 at once",
+    };
+    if free { Ok(()) } else { Err(full) }
+}
+
+/// Unlists a region, and waits until no thread is serving a fault in it.
+pub(super) fn unlist(pager: &Pager) {
+    let pager = std::ptr::from_ref(pager).cast_mut();
+    for place in &REGIONS {
+        let _ = place.compare_exchange(
+            pager,
+            std::ptr::null_mut(),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+    }
+    let mut spins = 0;
+    while INSIDE.load(Ordering::SeqCst) > 0 {
+        backoff(&mut spins);
+    }
+}
+
+/// Serves a SIGBUS if it is for a listed region.
+fn serve(fault: BusFault) -> bool {
+    INSIDE.fetch_add(1, Ordering::SeqCst);
+    let served = REGIONS.iter().any(|place| {
+        let pager = place.load(Ordering::SeqCst);
+        // SAFETY: a listed pager lives until `unlist` has seen `INSIDE` at zero, and this thread
+        // is counted there since before it looked.
+        let Some(pager) = (unsafe { pager.as_ref() }) else { return false };
+        let inside = fault.addr.wrapping_sub(pager.region.addr()) < pager.region.len();
+        inside && pager.serve_in_thread(fault)
+    });
+    INSIDE.fetch_sub(1, Ordering::SeqCst);
+    served
+}
+
+impl Pager {
+    /// Serves a fault of the calling thread; `false` when the page is lost.
+    fn serve_in_thread(&self, bus: BusFault) -> bool {
+        let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
+        let page = self.page_at(address);
+        let mut spins = 0;
+        let mut starved: Option<Instant> = None;
+        loop {
+            let word = self.word(page).load();
+            // The signal does not say whether the page is missing or protected; the word does.
+            let protected = word.state() == State::Resident && word.protected() && bus.write;
+            let fault = Fault { address, write: bus.write, protected, thread: 0 };
+            let answer = match word.state() {
+                State::Poisoned => return false,
+                State::Stored => self.read_in_thread(page, word, bus.write),
+                _ => self.resolve_in_memory(page, word, &fault),
+            };
+            match answer {
+                Some(Answer::Done | Answer::Reading) => return true,
+                Some(Answer::Again | Answer::Busy) => backoff(&mut spins),
+                Some(Answer::Starved) => self.starve_in_thread(page, &mut starved),
+                None => {}
+            }
+        }
+    }
+
+    /// Waits a little for the evictor; gives up on the page when there is no hope.
+    fn starve_in_thread(&self, page: PageId, since: &mut Option<Instant>) {
+        const PAUSE: Duration = Duration::from_micros(50);
+        let now = Instant::now();
+        let began = *since.get_or_insert_with(|| {
+            self.counters.faults_starved.bump();
+            now
+        });
+        if self.is_hopeless(page, now - began, self.deadline) {
+            self.give_up(page, &Error::LimitExceeded { reason: String::new() });
+            return;
+        }
+        self.starving.fetch_add(1, Ordering::AcqRel);
+        self.call_evictor();
+        std::thread::sleep(PAUSE); // nanosleep(2) is async-signal-safe in Linux.
+        self.starving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// `Stored`: reads the page's slot and installs it.
+    fn read_in_thread(&self, page: PageId, word: Word, write: bool) -> Option<Answer> {
+        let Some(frame) = self.reserve_fill() else { return Some(Answer::Starved) };
+        let slot = word.slot().expect("a stored page has a slot");
+        self.frames.note(frame, page, Some(slot));
+        if self.word(page).try_change(word, Word::filling(frame)).is_err() {
+            self.cancel_fill(frame);
+            return None;
+        }
+        self.check_low();
+        self.ask_ahead(page);
+        let read = self.read_frame(frame);
+        let moving = Word::moving(Some(slot));
+        if let Err(now) = self.word(page).try_change(Word::filling(frame), moving) {
+            self.put_slot(Some(slot));
+            self.settle(page, now, Word::EMPTY);
+            self.cancel_fill(frame);
+            return None;
+        }
+        if let Err(error) = read {
+            self.cancel_fill(frame);
+            self.poison(page, moving, &error);
+            return None;
+        }
+        let protect = self.protects_fills() && !write;
+        let mode = if protect { Protect::Yes } else { Protect::No };
+        if let Err(error) = self.install(page, frame, mode) {
+            report::warn("a page could not be mapped, trying again", &error);
+            self.settle(page, moving, Word::stored(slot));
+            self.cancel_fill(frame);
+            return Some(Answer::Again);
+        }
+        let resident = Word::resident(Some(slot)).with_protected(protect);
+        self.settle_resident(page, moving, resident, Some(Insert::Filled));
+        self.counters.pages_in.bump();
+        self.counters.faults_read.bump();
+        Some(Answer::Done)
+    }
+
+    /// Reads a frame's slot, with a few attempts, and verifies it.
+    fn read_frame(&self, frame: FrameId) -> Result<()> {
+        let slot = self.frames.slot(frame).expect("a fill has a slot");
+        let mut result = Ok(());
+        for _ in 0..ATTEMPTS_MAX {
+            let offset = self.slot_offset(slot);
+            // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it.
+            result =
+                unsafe { self.store.read_now(offset, self.frames.ptr(frame), self.page_bytes) };
+            if result.is_err() {
+                self.counters.read_errors.bump();
+                continue;
+            }
+            if !self.verify || self.hash_frame(frame) == self.sum(slot) {
+                return Ok(());
+            }
+            self.counters.checksum_errors.bump();
+            result = Err(Error::Corrupt { slot: slot.0 });
+        }
+        result
+    }
+
+    /// Passes what a stream of faults leads to on to a filler.
+    fn ask_ahead(&self, page: PageId) {
+        let Some(window) = self.next_window(page) else { return };
+        let mut asked = false;
+        for page in window.pages(self.page_count().0) {
+            let run = Ahead { first: page, count: PageCount(1) };
+            asked |= self.ahead.push(run).is_ok();
+        }
+        if asked {
+            self.call_filler(0);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Detected read-ahead: faults that follow each other at a steady distance are a stream, and the
+//! pages that come next are asked for before they are touched.
+//!
+//! One thread often reads several streams in turn (the columns of a table), and several threads
+//! read at once, so streams are found by position, not by thread: [`Streams`] keeps the last few
+//! and matches each device fault against them. Pages that were read ahead do not fault, so the
+//! next fault of a working stream falls exactly behind its window; then the window doubles. Any
+//! other fault near a stream halves its confidence: wrong guesses stop after one small window.
+//! Used by fillers, under one leaf lock.
+
+use crate::base::units::PageId;
+
+/// Streams that are followed at the same time.
+const STREAMS_MAX: usize = 64;
+/// Farthest distance between two faults of a stream, in pages.
+const STRIDE_MAX: u64 = 64;
+/// First window, in pages.
+const WINDOW_MIN: u64 = 4;
+/// Equal distances in a row that make a stream.
+const CONFIDENT: u8 = 2;
+
+/// Pages to ask for: `count` pages from `first`, `stride` pages apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    first: u64,
+    stride: i64,
+    count: u64,
+}
+
+impl Window {
+    /// The pages, nearest first, as far as they lie below `end`.
+    pub(super) fn pages(self, end: u64) -> impl Iterator<Item = PageId> {
+        (0..self.count)
+            .map_while(move |n| self.first.checked_add_signed(self.stride * n as i64))
+            .take_while(move |page| *page < end)
+            .map(PageId)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    /// The last page that faulted.
+    last: u64,
+    /// Where the next fault falls if the guess was right.
+    next: u64,
+    stride: i64,
+    window: u64,
+    confidence: u8,
+    /// When it was last matched.
+    used: u64,
+}
+
+/// The streams that are being followed.
+#[derive(Debug)]
+pub(super) struct Streams {
+    streams: [Option<Stream>; STREAMS_MAX],
+    clock: u64,
+}
+
+impl Streams {
+    pub(super) const fn new() -> Streams {
+        Streams { streams: [None; STREAMS_MAX], clock: 0 }
+    }
+
+    /// Notes a device fault; returns what to read ahead. All streams together keep at most
+    /// `pages_max` pages read ahead and not used yet, one at most `window_max`. With `eager` (the
+    /// program said that it reads sequentially) the first fault is enough.
+    pub(super) fn fault(
+        &mut self,
+        page: PageId,
+        window_max: u64,
+        pages_max: u64,
+        eager: bool,
+    ) -> Option<Window> {
+        self.clock += 1;
+        let window_max = window_max.min(pages_max / self.active().max(1)).max(1);
+        let page = page.0;
+        let at = self.find(page);
+        let clock = self.clock;
+        let Some(stream) = self.streams[at].as_mut().filter(|stream| stream.is_near(page)) else {
+            let confidence = if eager { CONFIDENT } else { 0 };
+            let mut stream = Stream {
+                last: page,
+                next: page + 1,
+                stride: 1,
+                window: 0,
+                confidence,
+                used: clock,
+            };
+            let window = eager.then(|| stream.advance(page, window_max));
+            self.streams[at] = Some(stream);
+            return window.flatten();
+        };
+        stream.used = clock;
+        stream.follow(page);
+        if stream.confidence < CONFIDENT {
+            return None;
+        }
+        stream.advance(page, window_max)
+    }
+
+    /// Streams that have been confirmed lately.
+    fn active(&self) -> u64 {
+        const LATELY: u64 = 4 * STREAMS_MAX as u64;
+        let active =
+            |stream: &Stream| stream.confidence >= CONFIDENT && self.clock - stream.used < LATELY;
+        self.streams.iter().flatten().filter(|stream| active(stream)).count() as u64
+    }
+
+    /// The place of the stream that a fault belongs to, else of the one to replace.
+    fn find(&self, page: u64) -> usize {
+        let exact = |stream: &Stream| stream.next == page;
+        let near = |stream: &Stream| stream.is_near(page);
+        let position = |matches: &dyn Fn(&Stream) -> bool| {
+            self.streams.iter().position(|stream| stream.as_ref().is_some_and(matches))
+        };
+        position(&exact).or_else(|| position(&near)).unwrap_or_else(|| self.oldest())
+    }
+
+    fn oldest(&self) -> usize {
+        let age = |stream: &Option<Stream>| stream.map_or(0, |stream| stream.used);
+        (0..STREAMS_MAX).min_by_key(|at| age(&self.streams[*at])).expect("there are streams")
+    }
+}
+
+impl Stream {
+    fn is_near(&self, page: u64) -> bool {
+        page == self.next || (page != self.last && page.abs_diff(self.last) <= STRIDE_MAX)
+    }
+
+    /// Learns from a fault whether the guess was right.
+    fn follow(&mut self, page: u64) {
+        if page == self.next {
+            self.confidence = (self.confidence + 1).min(CONFIDENT * 2);
+        } else {
+            let stride = page.wrapping_sub(self.last) as i64;
+            if stride == self.stride {
+                self.confidence = self.confidence.saturating_sub(1);
+            } else {
+                self.confidence = if self.confidence >= CONFIDENT { CONFIDENT - 1 } else { 1 };
+                self.stride = stride;
+            }
+            self.window = 0;
+        }
+        self.last = page;
+        self.next = page.wrapping_add_signed(self.stride);
+    }
+
+    /// The next window behind a fault that came as expected.
+    fn advance(&mut self, page: u64, window_max: u64) -> Option<Window> {
+        let grown = if self.window == 0 { WINDOW_MIN } else { self.window * 2 };
+        self.window = grown.min(window_max);
+        let count = self.window;
+        let first = page.checked_add_signed(self.stride)?;
+        self.next = page.checked_add_signed(self.stride.checked_mul(count as i64 + 1)?)?;
+        (count > 0).then_some(Window { first, stride: self.stride, count })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds faults; returns the pages each made the streams ask for.
+    fn play(streams: &mut Streams, faults: &[u64]) -> Vec<Vec<u64>> {
+        let ask = |page: &u64| {
+            let window = streams.fault(PageId(*page), 32, 1 << 10, false);
+            window.map_or(Vec::new(), |window| window.pages(1 << 30).map(|page| page.0).collect())
+        };
+        faults.iter().map(ask).collect()
+    }
+
+    #[test]
+    fn a_sequence_is_found_at_its_third_fault_and_its_window_doubles() {
+        let asked = play(&mut Streams::new(), &[10, 11, 12, 17, 26]);
+        assert!(asked[..2].iter().all(Vec::is_empty), "{asked:?}");
+        assert_eq!(asked[2], [13, 14, 15, 16]);
+        assert_eq!(asked[3], (18..26).collect::<Vec<_>>());
+        assert_eq!(asked[4], (27..43).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn strides_and_descending_sequences_are_streams_too() {
+        let asked = play(&mut Streams::new(), &[100, 103, 106, 121]);
+        assert_eq!(asked[2], [109, 112, 115, 118]);
+        assert_eq!(asked[3], (0..8).map(|n| 124 + 3 * n).collect::<Vec<_>>());
+        let asked = play(&mut Streams::new(), &[100, 99, 98]);
+        assert_eq!(asked[2], [97, 96, 95, 94]);
+    }
+
+    #[test]
+    fn interleaved_streams_are_told_apart() {
+        let mut streams = Streams::new();
+        let faults: Vec<u64> = (0..3).flat_map(|n| [1_000 + n, 5_000 + n, 9_000 + n]).collect();
+        let asked = play(&mut streams, &faults);
+        assert_eq!(asked[6], [1_003, 1_004, 1_005, 1_006]);
+        assert_eq!(asked[7], [5_003, 5_004, 5_005, 5_006]);
+        assert_eq!(asked[8], [9_003, 9_004, 9_005, 9_006]);
+    }
+
+    #[test]
+    fn scattered_faults_ask_for_nothing() {
+        let scattered: Vec<u64> =
+            (0..1_000).map(|n: u64| n.wrapping_mul(0x9E37_79B1) % (1 << 20)).collect();
+        let asked = play(&mut Streams::new(), &scattered);
+        let wasted = asked.iter().filter(|pages| !pages.is_empty()).count();
+        assert!(wasted <= 5, "{wasted} windows for random faults");
+    }
+
+    #[test]
+    fn a_broken_stream_stops_asking() {
+        let asked = play(&mut Streams::new(), &[10, 11, 12, 40, 33, 45]);
+        assert!(asked[3..].iter().all(Vec::is_empty), "{asked:?}");
+    }
+
+    #[test]
+    fn many_streams_share_what_may_be_read_ahead() {
+        let mut streams = Streams::new();
+        let mut last = 0;
+        for n in 0..3 {
+            for stream in 0..16 {
+                let page = PageId(stream * 10_000 + n);
+                last = streams.fault(page, 64, 32, false).map_or(0, |window| window.count);
+            }
+        }
+        assert_eq!(last, 2, "16 streams and 32 pages");
+    }
+
+    #[test]
+    fn windows_end_at_the_edges_of_the_region() {
+        let mut streams = Streams::new();
+        play(&mut streams, &[2, 1]);
+        let window = streams.fault(PageId(0), 32, 1 << 10, false);
+        assert!(window.is_none_or(|window| window.pages(100).count() == 0));
+        let window = Window { first: 98, stride: 1, count: 8 };
+        assert_eq!(window.pages(100).count(), 2);
+    }
+}

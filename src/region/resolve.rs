@@ -1,0 +1,241 @@
+//! Faults that need no device: zeros, pages on their way out, first writes, lost races.
+//!
+//! Shared by the fillers and by threads that serve their own faults (`in_thread`). Takes no lock
+//! that is held during I/O and allocates nothing, so that it can run in a signal handler.
+//!
+//! # Invariants
+//! 1. As for fillers: who made a page's word `Moving` installs it, nobody else.
+#![expect(unsafe_code, reason = "maps the zero page into holes")]
+
+use super::pager::Pager;
+use super::report;
+use crate::base::error::Error;
+use crate::base::sync::Ordering;
+use crate::base::units::PageId;
+use crate::page::note::Fate;
+use crate::page::protocol;
+use crate::page::word::{State, Word};
+use crate::sys::uffd::{Fault, Outcome, Wake};
+use crate::tier::policy::Insert;
+use std::time::Duration;
+
+/// How long a fault on a page without content may wait for a frame after the evictor found
+/// nothing to evict. A page with content waits as long as for a device.
+const STARVED_MAX: Duration = Duration::from_secs(2);
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// Resolved.
+    Done,
+    /// Will be resolved by a read in flight.
+    Reading,
+    /// Another thread is changing the page: try again soon.
+    Again,
+    /// The device has as many requests as it may have: try again when one has finished.
+    Busy,
+    /// No frame is to be had: try again when the evictor has freed some.
+    Starved,
+}
+
+/// Why a page is brought in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// A thread waits for it.
+    Fault,
+    /// It is read ahead.
+    Ahead,
+}
+
+impl Pager {
+    /// Serves a fault on a page that is not `Stored`, as far as that goes without waiting.
+    /// `None`: the word changed, look again.
+    pub(super) fn resolve_in_memory(
+        &self,
+        page: PageId,
+        word: Word,
+        fault: &Fault,
+    ) -> Option<Answer> {
+        match word.state() {
+            State::Empty => self.fill_zeros(page),
+            State::Filling | State::Moving => Some(Answer::Again),
+            State::Resident => self.touch_resident(page, word, fault),
+            State::Cooling => self.take_back(page, word, Asked::Fault),
+            State::Writing => self.copy_out(page, word),
+            State::Poisoned => {
+                self.wake(page);
+                Some(Answer::Done)
+            }
+            State::Stored => None,
+        }
+    }
+
+    /// `Empty`: maps zeros. `None`: the word changed, look again.
+    fn fill_zeros(&self, page: PageId) -> Option<Answer> {
+        let chunk = self.chunk_of(page);
+        if self.chunks.is_open(chunk) {
+            // Open since the fault was sent: the kernel fills the page now.
+            self.wake(page);
+            return Some(Answer::Done);
+        }
+        if !self.chunks.is_closed(chunk) {
+            return Some(Answer::Again);
+        }
+        if self.try_open(page) {
+            self.check_low();
+            return Some(Answer::Done);
+        }
+        let moving = Word::moving(None);
+        self.word(page).try_change(Word::EMPTY, moving).ok()?;
+        match self.install_zeros(page) {
+            Ok(true) => {
+                self.settle_resident(page, moving, Word::resident(None), Some(Insert::Fresh));
+                self.counters.faults_zero.bump();
+                self.check_low();
+                Some(Answer::Done)
+            }
+            Ok(false) => {
+                self.settle(page, moving, Word::EMPTY);
+                Some(Answer::Starved)
+            }
+            Err(error) => {
+                report::warn("a page could not be mapped, trying again", &error);
+                self.settle(page, moving, Word::EMPTY);
+                Some(Answer::Again)
+            }
+        }
+    }
+
+    /// `Resident`: a first write to a protected page, a hole of a sparse one, or a lost race.
+    fn touch_resident(&self, page: PageId, word: Word, fault: &Fault) -> Option<Answer> {
+        if fault.protected {
+            if word.protected() {
+                // The word first: the evictor must not take the page for clean any more.
+                let opened = word.with_protected(false).with_prefetched(false);
+                self.word(page).try_change(word, opened).ok()?;
+                self.counters.faults_protect.bump();
+                self.counters.prefetch_hits.add(u64::from(word.prefetched()));
+            }
+            if let Err(error) = self.uffd.allow_writes(self.addr(page), self.page_bytes) {
+                report::fatal("a write-protected page could not be opened", &error);
+            }
+            return Some(Answer::Done);
+        }
+        if word.sparse() {
+            return self.fill_hole(page, word, fault.address).then_some(Answer::Done);
+        }
+        self.counters.faults_racing.bump();
+        self.wake(page);
+        Some(Answer::Done)
+    }
+
+    /// `Cooling`: the page has not left yet; brings its frame back.
+    pub(super) fn take_back(&self, page: PageId, word: Word, asked: Asked) -> Option<Answer> {
+        let frame = word.frame().expect("a cooling page has a frame");
+        if !self.evict_by_move && !self.charge_page() {
+            return Some(Answer::Starved);
+        }
+        let note = self.frames.note_of(frame);
+        let Ok(slot) = protocol::take_back(self.word(page), word, note) else {
+            self.uncharge_copy();
+            return None;
+        };
+        let moving = Word::moving(None);
+        let prefetched = note.prefetched();
+        match self.return_frame(page, frame) {
+            Ok(fate) => {
+                let unseen = prefetched && asked == Asked::Ahead;
+                let resident = Word::resident(slot).with_prefetched(unseen);
+                self.settle_resident(page, moving, resident, None);
+                self.frames.decide(frame, fate);
+                if asked == Asked::Fault {
+                    self.counters.faults_cooling.bump();
+                    self.counters.prefetch_hits.add(u64::from(prefetched));
+                }
+                Some(Answer::Done)
+            }
+            Err(error) => {
+                report::warn("a page could not be mapped, trying again", &error);
+                self.uncharge_copy();
+                self.settle(page, moving, Word::cooling(frame));
+                Some(Answer::Again)
+            }
+        }
+    }
+
+    /// `Writing`: the device may still read the frame, so the page gets a copy of it.
+    fn copy_out(&self, page: PageId, word: Word) -> Option<Answer> {
+        let frame = word.frame().expect("a page being written has a frame");
+        if !self.charge_page() {
+            return Some(Answer::Starved);
+        }
+        if protocol::copy_out(self.word(page), word).is_err() {
+            self.budget.uncharge(self.page_size());
+            return None;
+        }
+        let moving = Word::moving(None);
+        if let Err(error) = self.copy_rest(page, frame, 0) {
+            report::fatal("a page being written could not be mapped", &error);
+        }
+        self.settle_resident(page, moving, Word::resident(None), None);
+        self.frames.decide(frame, Fate::Dropped);
+        self.counters.faults_cooling.bump();
+        Some(Answer::Done)
+    }
+
+    /// Whether a fault has waited too long for a frame. While the device refuses writes, a page
+    /// with content waits as long as for the device itself.
+    pub(super) fn is_hopeless(&self, page: PageId, waited: Duration, deadline: Duration) -> bool {
+        let has_content = self.word(page).load().state() != State::Empty;
+        let exhausted = self.exhausted.load(Ordering::Acquire);
+        let failing = self.write_errno.load(Ordering::Acquire) != 0;
+        if failing && has_content {
+            return waited > deadline;
+        }
+        exhausted && waited > STARVED_MAX || failing && waited > deadline
+    }
+
+    /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.
+    pub(super) fn give_up(&self, page: PageId, cause: &Error) {
+        let word = self.word(page).load();
+        let (slot, frame) = match word.state() {
+            State::Empty => (None, None),
+            State::Stored => (word.slot(), None),
+            // In a frame, but without room for it in the region.
+            State::Cooling | State::Writing => (None, word.frame()),
+            // The page is on its way in by other means; the thread faults again if it is not.
+            _ => return self.wake(page),
+        };
+        let moving = Word::moving(slot);
+        if self.word(page).try_change(word, moving).is_err() {
+            return self.wake(page);
+        }
+        if word.state() == State::Cooling {
+            // Not before the change: note, invariant 2. (A page being written leaves its slots to
+            // the evictor.)
+            self.put_slot(frame.and_then(|frame| self.frames.slot(frame)));
+        }
+        self.poison(page, moving, cause);
+        if let Some(frame) = frame {
+            self.frames.decide(frame, Fate::Dropped);
+        }
+    }
+
+    /// Fills one kernel page of a sparse resident page with zeros. `false`: look at the page again.
+    fn fill_hole(&self, page: PageId, word: Word, addr: usize) -> bool {
+        // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
+        let moving = word.leaving();
+        if self.word(page).try_change(word, moving).is_err() {
+            return false;
+        }
+        // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
+        // mapping now.
+        let outcome = unsafe { self.uffd.zeropage(addr, crate::sys::vm::KERNEL_PAGE, Wake::Yes) };
+        self.settle(page, moving, word);
+        match outcome {
+            Outcome::Done => self.counters.faults_zero.bump(),
+            _ => self.wake(page),
+        }
+        true
+    }
+}

@@ -1,0 +1,403 @@
+//! A store that encrypts what another one keeps.
+//!
+//! [`SealedStore`] sits between the pager and any store. Writes are encrypted on the way, in
+//! bounce buffers, because a filler may read a frame while it is being written; reads arrive in
+//! the reader's own buffers and are decrypted there. A block's number, the number of its write and
+//! its tag stay in this process's memory, so that blocks keep their size on the device and an older
+//! or foreign block does not pass for the present one.
+//!
+//! ```text
+//!   push(write) -> accepted, waiting -> encrypted into a bounce buffer -> inner queue -> done
+//!   push(read)  -> inner queue -> decrypted in place, tag compared -> done, or `Corrupt`
+//! ```
+//! # Invariants
+//! 1. A bounce buffer is free or belongs to exactly one request of the inner queue.
+//! 2. A block's seal is noted before its bytes are handed on; who may read the block learns of it
+//!    from the writer, after the write, so that it sees the seal too.
+
+#![expect(unsafe_code, reason = "copies, encrypts and decrypts in raw buffers")]
+
+use super::cipher::{Cipher, Seal};
+use super::{
+    Completion, DEPTH_MAX, IO_ALIGN, Op, Queue, Request, SEGMENTS_MAX, Segment, Store, check_range,
+};
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::units::ByteCount;
+use crate::meta::LazyArray;
+use crate::sys::vm::{Huge, Mapping};
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bounce buffers of a queue: writes that the device works on at the same time.
+const BOUNCES: usize = 8;
+/// Bytes of a bounce buffer, unless a block is larger.
+const BOUNCE_LEN: usize = 1 << 20;
+/// Marks the inner queue's tokens of writes; the rest is the bounce buffer's index.
+const TOKEN_WRITE: u64 = 1 << 32;
+
+/// A store whose bytes are encrypted under a key that lives only in this process.
+///
+/// All requests are of whole blocks. Reading a block that was never written, or was discarded or
+/// zeroed since, is [`Error::Corrupt`].
+///
+/// # Examples
+/// ```
+/// use farheap::ByteCount;
+/// use farheap::store::{MemStore, SealedStore, Store};
+/// use std::sync::Arc;
+///
+/// let memory = Arc::new(MemStore::new(ByteCount::mib(1))?);
+/// let store = SealedStore::new(memory, ByteCount::kib(64))?;
+/// assert_eq!(store.capacity(), ByteCount::mib(1));
+/// # Ok::<(), farheap::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SealedStore {
+    inner: Arc<dyn Store>,
+    vault: Arc<Vault>,
+}
+
+/// The key, and what there is to know of each block.
+#[derive(Debug)]
+struct Vault {
+    cipher: Cipher,
+    block: usize,
+    /// Per block: number of the write, 0 for none, and the tag's halves.
+    seals: LazyArray<[AtomicU64; 3]>,
+}
+
+impl SealedStore {
+    /// Wraps `inner`, whose contents are of no use from now on, under a fresh key. A block is what
+    /// is encrypted as one, and the unit of requests.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when `block` is not a positive multiple of [`IO_ALIGN`], [`Error::Os`]
+    /// without random numbers or memory.
+    pub fn new(inner: Arc<dyn Store>, block: ByteCount) -> Result<SealedStore> {
+        let block = block.as_usize();
+        if block == 0 || !block.is_multiple_of(IO_ALIGN) {
+            return Err(Error::BadRange { reason: "block is not a multiple of 4,096 bytes" });
+        }
+        let blocks = inner.capacity().as_usize() / block;
+        let vault = Vault { cipher: Cipher::new()?, block, seals: LazyArray::new(blocks)? };
+        Ok(SealedStore { inner, vault: Arc::new(vault) })
+    }
+
+    /// Forgets the seals of a range's blocks.
+    fn forget(&self, offset: u64, len: u64) {
+        check_range(offset, len, self.capacity());
+        let block = self.vault.block;
+        let (first, end) = (offset as usize / block, (offset + len) as usize / block);
+        for seal in &self.vault.seals[first..end] {
+            seal[0].store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Vault {
+    /// Asserts that a range is made of whole blocks.
+    fn check(&self, offset: u64, len: u64) {
+        let block = self.block as u64;
+        let whole = offset.is_multiple_of(block) && len.is_multiple_of(block);
+        assert!(whole, "bytes {offset}+{len} of a store sealed in blocks of {block}");
+    }
+
+    /// Encrypts whole blocks in place and notes their seals.
+    fn seal(&self, offset: u64, bytes: &mut [u8]) {
+        let first = offset / self.block as u64;
+        for (block, bytes) in (first..).zip(bytes.chunks_exact_mut(self.block)) {
+            let seal = self.cipher.seal(block, bytes);
+            let [number, low, high] = &self.seals[block as usize];
+            // Relaxed: invariant 2.
+            number.store(seal.number, Ordering::Relaxed);
+            low.store(seal.tag[0], Ordering::Relaxed);
+            high.store(seal.tag[1], Ordering::Relaxed);
+        }
+    }
+
+    /// Decrypts whole blocks in place, up to the first that is not what was written.
+    fn open(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let first = offset / self.block as u64;
+        for (block, bytes) in (first..).zip(bytes.chunks_exact_mut(self.block)) {
+            let [number, low, high] = &self.seals[block as usize];
+            // Relaxed: invariant 2.
+            let load = |half: &AtomicU64| half.load(Ordering::Relaxed);
+            let seal = Seal { number: load(number), tag: [load(low), load(high)] };
+            if seal.number == 0 {
+                return Err(Error::Corrupt { slot: block });
+            }
+            self.cipher.open(block, seal, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+impl Store for SealedStore {
+    fn capacity(&self) -> ByteCount {
+        ByteCount((self.vault.seals.len() * self.vault.block) as u64)
+    }
+
+    fn occupied(&self) -> Option<ByteCount> {
+        self.inner.occupied()
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+        let depth = depth.clamp(1, DEPTH_MAX - BOUNCES as u32);
+        let bounce_len = BOUNCE_LEN.max(self.vault.block) / self.vault.block * self.vault.block;
+        let empty = Entry {
+            token: 0,
+            op: Op::Read,
+            offset: 0,
+            len: 0,
+            segments: [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX],
+            count: 0,
+            handed: 0,
+            pieces: 0,
+            failure: None,
+        };
+        let desk = Desk {
+            vault: Arc::clone(&self.vault),
+            entries: (0..depth).map(|_| empty.clone()).collect(),
+            free: (0..depth as usize).rev().collect(),
+            waiting: VecDeque::with_capacity(depth as usize),
+            bounce_len,
+            owners: [0; BOUNCES],
+            free_bounces: (0..BOUNCES).rev().collect(),
+            bounces: Mapping::reserve(BOUNCES * bounce_len, IO_ALIGN, Huge::No)?,
+        };
+        let inner = self.inner.open_queue(depth + BOUNCES as u32)?;
+        Ok(Box::new(SealedQueue { inner, desk }))
+    }
+
+    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+        self.vault.check(offset, len as u64);
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.read_now(offset, into, len) }?;
+        // SAFETY: the buffer is the caller's, `len` bytes that nobody else uses, just written.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(into, len) };
+        self.vault.open(offset, bytes)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.vault.check(offset, len);
+        self.forget(offset, len);
+        self.inner.discard(offset, len)
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        self.vault.check(offset, len);
+        self.forget(offset, len);
+        self.inner.zero(offset, len)
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, encrypted (AES-256-GCM)", self.inner.describe())
+    }
+}
+
+/// An accepted request.
+#[derive(Clone, Debug)]
+struct Entry {
+    token: u64,
+    op: Op,
+    offset: u64,
+    len: u64,
+    segments: [Segment; SEGMENTS_MAX],
+    count: usize,
+    /// Bytes handed to the inner queue so far.
+    handed: u64,
+    /// Requests of the inner queue that are not finished.
+    pieces: u32,
+    failure: Option<Error>,
+}
+
+impl Entry {
+    /// Where byte `at` of the request lies in the caller's buffers, and how many follow it there.
+    fn buffer_at(&self, mut at: u64) -> (*mut u8, usize) {
+        for segment in &self.segments[..self.count] {
+            if at < segment.len as u64 {
+                // SAFETY: within the segment.
+                let ptr = unsafe { segment.ptr.add(at as usize) };
+                return (ptr, segment.len - at as usize);
+            }
+            at -= segment.len as u64;
+        }
+        unreachable!("byte {at} past the end of a request")
+    }
+
+    fn is_done(&self) -> bool {
+        self.pieces == 0 && (self.handed == self.len || self.failure.is_some())
+    }
+}
+
+/// A queue that encrypts and decrypts.
+struct SealedQueue {
+    /// Dropped before the bounce buffers that its requests use.
+    inner: Box<dyn Queue>,
+    desk: Desk,
+}
+
+/// The requests of a queue, and the buffers that they pass through.
+struct Desk {
+    vault: Arc<Vault>,
+    entries: Box<[Entry]>,
+    free: Vec<usize>,
+    /// Writes that are not handed on whole, oldest first.
+    waiting: VecDeque<usize>,
+    bounce_len: usize,
+    /// Per bounce buffer in use: its entry.
+    owners: [usize; BOUNCES],
+    free_bounces: Vec<usize>,
+    bounces: Mapping,
+}
+
+// SAFETY: entries only remember the buffers of requests, whose owners let the queue use them from
+// whichever thread the queue is on (`Queue::push`, `Queue: Send`).
+unsafe impl Send for Desk {}
+
+impl Desk {
+    /// Encrypts what waits, as far as there are bounce buffers, and hands it on; returns whether
+    /// there was anything.
+    fn hand_on(&mut self, inner: &mut dyn Queue) -> bool {
+        let mut any = false;
+        while let Some(&index) = self.waiting.front() {
+            let entry = &mut self.entries[index];
+            if entry.handed == entry.len || entry.failure.is_some() {
+                self.waiting.pop_front();
+                continue;
+            }
+            let Some(bounce) = self.free_bounces.pop() else { return any };
+            let len = (entry.len - entry.handed).min(self.bounce_len as u64) as usize;
+            // SAFETY: within the mapping, which holds `BOUNCES` buffers.
+            let start = unsafe { self.bounces.as_ptr().add(bounce * self.bounce_len) };
+            // SAFETY: the buffer is free (invariant 1): nobody else uses it.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(start, len) };
+            let mut copied = 0;
+            while copied < len {
+                let (from, left) = entry.buffer_at(entry.handed + copied as u64);
+                let count = left.min(len - copied);
+                let to = bytes[copied..copied + count].as_mut_ptr();
+                // SAFETY: the caller of `push` keeps its buffers unchanged until the completion;
+                // `count` bytes lie in the segment and in the bounce buffer, which is another.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, count) };
+                copied += count;
+            }
+            let offset = entry.offset + entry.handed;
+            self.vault.seal(offset, bytes);
+            let segments = [Segment { ptr: bytes.as_mut_ptr(), len }];
+            let token = TOKEN_WRITE | bounce as u64;
+            let request = Request { token, op: Op::Write, offset, segments: &segments };
+            // SAFETY: the bounce buffer is left alone until the completion (invariant 1); the
+            // caller of `push` promised that the range overlaps no other request's.
+            let pushed = unsafe { inner.push(request) };
+            assert!(pushed, "the inner queue has room for all bounce buffers");
+            self.owners[bounce] = index;
+            entry.handed += len as u64;
+            entry.pieces += 1;
+            any = true;
+        }
+        any
+    }
+
+    /// Books what the inner queue has finished; returns the entry that this finishes.
+    fn settle(&mut self, completion: Completion) -> Option<usize> {
+        let index = if completion.token & TOKEN_WRITE != 0 {
+            let bounce = (completion.token & !TOKEN_WRITE) as usize;
+            self.free_bounces.push(bounce);
+            self.owners[bounce]
+        } else {
+            completion.token as usize
+        };
+        let entry = &mut self.entries[index];
+        entry.pieces -= 1;
+        let result = match (completion.result, entry.op) {
+            (Ok(()), Op::Read) => open_all(&self.vault, entry),
+            (result, _) => result,
+        };
+        if let Err(error) = result {
+            entry.failure.get_or_insert(error);
+        }
+        entry.is_done().then_some(index)
+    }
+
+    /// Ends a finished request.
+    fn release(&mut self, index: usize) -> Completion {
+        // The rest of a write that failed is not handed on any more.
+        self.waiting.retain(|waiting| *waiting != index);
+        self.free.push(index);
+        let entry = &mut self.entries[index];
+        Completion { token: entry.token, result: entry.failure.take().map_or(Ok(()), Err) }
+    }
+}
+
+/// Decrypts a read's buffers in place.
+fn open_all(vault: &Vault, entry: &Entry) -> Result<()> {
+    let mut offset = entry.offset;
+    for segment in &entry.segments[..entry.count] {
+        // SAFETY: the caller of `push` leaves the buffers to the queue until the completion is
+        // reported, and the inner queue is done with them.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(segment.ptr, segment.len) };
+        vault.open(offset, bytes)?;
+        offset += segment.len as u64;
+    }
+    Ok(())
+}
+
+impl Queue for SealedQueue {
+    unsafe fn push(&mut self, request: Request<'_>) -> bool {
+        let desk = &mut self.desk;
+        let capacity = ByteCount((desk.vault.seals.len() * desk.vault.block) as u64);
+        let len = request.check(capacity);
+        desk.vault.check(request.offset, len);
+        for segment in request.segments {
+            let whole = segment.len.is_multiple_of(desk.vault.block);
+            assert!(whole || request.op == Op::Write, "{segment:?} of a read is not whole blocks");
+        }
+        let Some(&index) = desk.free.last() else { return false };
+        let entry = &mut desk.entries[index];
+        (entry.token, entry.op, entry.offset) = (request.token, request.op, request.offset);
+        (entry.len, entry.handed, entry.pieces) = (len, 0, 0);
+        entry.failure = None;
+        entry.count = request.segments.len();
+        entry.segments[..entry.count].copy_from_slice(request.segments);
+        if request.op == Op::Read {
+            // SAFETY: the caller's promise, passed on.
+            if !unsafe { self.inner.push(Request { token: index as u64, ..request }) } {
+                return false;
+            }
+            (entry.handed, entry.pieces) = (len, 1);
+        } else {
+            desk.waiting.push_back(index);
+        }
+        desk.free.pop();
+        true
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        self.desk.hand_on(&mut *self.inner);
+        self.inner.submit()
+    }
+
+    fn watch(&mut self, fd: RawFd) -> Result<()> {
+        self.inner.watch(fd)
+    }
+
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+        self.desk.hand_on(&mut *self.inner);
+        let desk = &mut self.desk;
+        self.inner.wait(timeout, &mut |completion| {
+            if let Some(index) = desk.settle(completion) {
+                done(desk.release(index));
+            }
+        })?;
+        // Bounce buffers came back: what waited for them goes now, not with the next call.
+        if self.desk.hand_on(&mut *self.inner) { self.inner.submit() } else { Ok(()) }
+    }
+
+    fn in_flight(&self) -> u32 {
+        (self.desk.entries.len() - self.desk.free.len()) as u32
+    }
+}

@@ -1,0 +1,120 @@
+//! Tests in processes of their own: far heaps are process-wide, and some tests end in a signal.
+//!
+//! A test function calls [`alone`] or [`cases`] with its own name. In the test binary that cargo
+//! started this runs the binary once more, for this one test; there the body runs.
+
+use std::fs::File;
+use std::io::Read;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Names the test and the case that a child runs.
+const CHILD: &str = "FARHEAP_TEST_CHILD";
+/// A child that takes longer hangs.
+const TIME_MAX: Duration = Duration::from_secs(300);
+
+/// How a child ended, and what it wrote on both outputs.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) text: String,
+}
+
+impl Ended {
+    /// Fails the test when the child failed; passes on its `skipped:` lines.
+    pub(crate) fn expect_success(&self) {
+        assert!(self.status.success(), "the child ended with {}:\n{}", self.status, self.text);
+        self.show_skips();
+    }
+
+    /// Whether the child skipped itself; passes its `skipped:` line on.
+    pub(crate) fn show_skips(&self) -> bool {
+        let reasons = self.text.lines().filter_map(|line| line.split_once("skipped: "));
+        let last = reasons.map(|(_, reason)| reason).next_back();
+        if let Some(reason) = last {
+            println!("skipped: {reason}");
+        }
+        last.is_some()
+    }
+}
+
+/// Runs a test's body in a process of its own.
+pub(crate) fn alone(test: &str, body: impl FnOnce()) {
+    match case(test) {
+        Some(_) => body(),
+        None => run(test, "", |_| ()).expect_success(),
+    }
+}
+
+/// Runs a test's body in a process of its own for each case.
+pub(crate) fn cases(test: &str, cases: &[&str], body: impl FnOnce(&str)) {
+    match case(test) {
+        Some(case) => body(&case),
+        None => cases.iter().for_each(|case| run(test, case, |_| ()).expect_success()),
+    }
+}
+
+/// The case to run, in a child that runs this test.
+pub(crate) fn case(test: &str) -> Option<String> {
+    let value = std::env::var(CHILD).ok()?;
+    let (name, case) = value.split_once('/')?;
+    (name == test).then(|| case.to_owned())
+}
+
+/// Runs a case of a test in a child, after `prepare`.
+pub(crate) fn run(test: &str, case: &str, prepare: impl FnOnce(&mut Command)) -> Ended {
+    run_under(&[], test, case, prepare)
+}
+
+/// Runs a case of a test in a child of `wrapper`, a command that takes a command.
+pub(crate) fn run_under(
+    wrapper: &[&str],
+    test: &str,
+    case: &str,
+    prepare: impl FnOnce(&mut Command),
+) -> Ended {
+    let program = std::env::current_exe().expect("the test binary has a path");
+    let mut command = match wrapper {
+        [] => Command::new(program),
+        [first, rest @ ..] => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("output");
+    let output = File::create(&path).expect("a file");
+    command
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, format!("{test}/{case}"))
+        .env("RUST_BACKTRACE", "0")
+        .env_remove("FARHEAP_CONF")
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().expect("a descriptor"))
+        .stderr(output);
+    prepare(&mut command);
+    let status = wait(command, test);
+    let mut text = Vec::new();
+    File::open(&path).and_then(|mut file| file.read_to_end(&mut text)).expect("the output");
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let ran = text.contains("running 1 test");
+    assert!(ran || !status.success(), "there is no test `{test}`:\n{text}");
+    Ended { status, text }
+}
+
+fn wait(mut command: Command, test: &str) -> ExitStatus {
+    let mut child = command.spawn().expect("the test binary starts");
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("a child of this process") {
+            return status;
+        }
+        if started.elapsed() > TIME_MAX {
+            child.kill().expect("a child of this process");
+            child.wait().expect("a child of this process");
+            panic!("{test} hung for {TIME_MAX:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,322 @@
+//! The application's own system calls on far memory, above all those whose I/O is in flight while
+//! the page is under pressure: a page that the kernel may be writing is never dropped.
+#![expect(unsafe_code, reason = "hands far memory to system calls")]
+
+use crate::common::{Dice, seed, watchdog};
+use crate::harness::{Far, Stop, config, read_word};
+use farheap::region::Install;
+use io_uring::{IoUring, opcode, types};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(180);
+/// Bytes of one read.
+const UNIT: usize = 4096;
+const FILE_UNITS: usize = 4096;
+/// Reads of each kind and page size.
+const READS: usize = 5_000;
+/// Reads in flight at the same time.
+const DEPTH: usize = 16;
+
+/// The first and last word of each unit of the file.
+fn content(unit: usize) -> u64 {
+    (unit as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+}
+
+/// A file of known content, opened for direct I/O; removed when dropped.
+struct Known {
+    path: PathBuf,
+    file: File,
+}
+
+impl Known {
+    fn new(name: &str) -> Known {
+        // Not a tmpfs, which has no direct I/O worth the name.
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let dir =
+            if std::fs::write(dir.join("probe"), b"").is_ok() { dir } else { std::env::temp_dir() };
+        let path = dir.join(format!("known-{name}-{}", std::process::id()));
+        let mut file = File::create(&path).expect("a temporary file");
+        let mut bytes = vec![0u8; UNIT];
+        for unit in 0..FILE_UNITS {
+            bytes[..8].copy_from_slice(&content(unit).to_ne_bytes());
+            bytes[UNIT - 8..].copy_from_slice(&content(unit).to_ne_bytes());
+            file.write_all(&bytes).expect("space for 16 MiB");
+        }
+        file.sync_all().expect("the file is on the disk");
+        let mut options = OpenOptions::new();
+        options.read(true);
+        let direct = options.custom_flags(libc::O_DIRECT).open(&path);
+        let file = direct.unwrap_or_else(|_| File::open(&path).expect("just written"));
+        Known { path, file }
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.path));
+    }
+}
+
+/// The unit of far memory at `addr`, as a buffer for a system call.
+fn buffer(addr: usize) -> &'static mut [u8] {
+    // SAFETY: the case hands each unit to one call at a time; the region outlives the case.
+    unsafe { std::slice::from_raw_parts_mut(addr as *mut u8, UNIT) }
+}
+
+fn check_unit(addr: usize, unit: usize) {
+    let seen = (read_word(addr), read_word(addr + UNIT - 8));
+    assert_eq!(seen, (content(unit), content(unit)), "read of unit {unit}");
+}
+
+/// A region eight times its limit, and threads that keep it under pressure while `body` runs.
+/// `false` where that is not permitted.
+fn under_pressure(page_kib: u64, install: Install, body: impl FnOnce(&Far, usize)) -> bool {
+    let config = config(page_kib, install);
+    let pages = (config.limit.0 * 2 / config.page.0) as usize;
+    let Some(far) = Far::new(config, pages, 1) else { return false };
+    if !far.region.serves_kernel_faults() {
+        println!("skipped: faults of system calls are not served without privileges");
+        return false;
+    }
+    // The first quarter is for reads, the rest for the pressure.
+    let mine = pages / 4;
+    let stop = Stop::default();
+    far.fill(0..pages);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.is_set() {
+                far.fill(mine..pages);
+                far.check(mine..pages);
+            }
+        });
+        scope.spawn(|| {
+            while !stop.is_set() {
+                far.evict(0..mine);
+            }
+        });
+        let stopped = StopOnDrop(&stop);
+        body(&far, mine * far.page / UNIT);
+        drop(stopped);
+    });
+    let stats = far.stats();
+    println!(
+        "{page_kib} KiB {install:?}: {} pages out, {} busy",
+        stats.pages_out, stats.evict_busy
+    );
+    assert!(stats.pages_out > 0, "there was no pressure");
+    assert_eq!((stats.poisoned, stats.panics), (0, 0));
+    true
+}
+
+/// Also when the body panics.
+struct StopOnDrop<'a>(&'a Stop);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.now();
+    }
+}
+
+/// Keeps a range in memory while the kernel reads into it, where the way of evicting needs that.
+struct Pinned<'a>(Option<(&'a Far, usize)>);
+
+impl<'a> Pinned<'a> {
+    fn new(far: &'a Far, addr: usize, install: Install) -> Pinned<'a> {
+        let needed = install == Install::Copy;
+        if needed {
+            far.region.pin(addr as *const u8, UNIT_BYTES).expect("a few pins");
+        }
+        Pinned(needed.then_some((far, addr)))
+    }
+}
+
+const UNIT_BYTES: farheap::ByteCount = farheap::ByteCount::kib(4);
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        if let Some((far, addr)) = self.0 {
+            far.region.unpin(addr as *const u8, UNIT_BYTES).expect("was pinned");
+        }
+    }
+}
+
+fn preads(name: &'static str, page_kib: u64, install: Install) -> bool {
+    const THREADS: usize = 4;
+    let _watchdog = watchdog(name, LIMIT);
+    let seed = seed(name);
+    let known = Known::new(name);
+    under_pressure(page_kib, install, |far, units| {
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let known = &known;
+                scope.spawn(move || {
+                    let mut dice = Dice::new(seed + thread as u64);
+                    // Own units, but pages shared with the other threads.
+                    for _ in 0..READS.div_ceil(THREADS) {
+                        let at = dice.below((units / THREADS) as u64) as usize * THREADS + thread;
+                        let unit = dice.below(FILE_UNITS as u64) as usize;
+                        let addr = far.addr(0) + at * UNIT;
+                        let pinned = Pinned::new(far, addr, install);
+                        known.file.read_exact_at(buffer(addr), (unit * UNIT) as u64).expect("read");
+                        drop(pinned);
+                        check_unit(addr, unit);
+                    }
+                });
+            }
+        });
+    })
+}
+
+fn uring_reads(name: &'static str, page_kib: u64, install: Install) {
+    let _watchdog = watchdog(name, LIMIT);
+    let mut dice = Dice::new(seed(name));
+    let known = Known::new(name);
+    let Ok(mut ring) = IoUring::new(DEPTH as u32) else {
+        println!("skipped: io_uring is not permitted here");
+        return;
+    };
+    under_pressure(page_kib, install, |far, units| {
+        let fd = types::Fd(known.file.as_raw_fd());
+        for _ in 0..READS.div_ceil(DEPTH) {
+            let mut batch = Vec::new();
+            for n in 0..DEPTH {
+                let at = dice.below((units / DEPTH) as u64) as usize * DEPTH + n;
+                let (addr, unit) =
+                    (far.addr(0) + at * UNIT, dice.below(FILE_UNITS as u64) as usize);
+                let pinned = Pinned::new(far, addr, install);
+                let read = opcode::Read::new(fd, addr as *mut u8, UNIT as u32)
+                    .offset((unit * UNIT) as u64)
+                    .build()
+                    .user_data(n as u64);
+                // SAFETY: the units of a batch are distinct and stay mapped until it is done.
+                unsafe { ring.submission().push(&read) }.expect("as deep as the batch");
+                batch.push((addr, unit, pinned));
+            }
+            let mut done = 0;
+            while done < DEPTH {
+                ring.submit_and_wait(DEPTH - done).expect("io_uring works");
+                for entry in ring.completion() {
+                    assert_eq!(entry.result(), UNIT as i32, "read {}", entry.user_data());
+                    done += 1;
+                }
+            }
+            for (addr, unit, pinned) in batch {
+                drop(pinned);
+                check_unit(addr, unit);
+            }
+        }
+    });
+}
+
+#[test]
+fn direct_reads_into_4k_pages_lose_nothing() {
+    preads("preads-4k", 4, Install::Auto);
+}
+
+#[test]
+fn direct_reads_into_64k_pages_lose_nothing() {
+    preads("preads-64k", 64, Install::Auto);
+}
+
+#[test]
+fn direct_reads_into_2m_pages_lose_nothing() {
+    preads("preads-2m", 2048, Install::Auto);
+}
+
+#[test]
+fn direct_reads_with_move_only_lose_nothing() {
+    preads("preads-move", 4, Install::Move);
+}
+
+#[test]
+fn direct_reads_under_a_pin_lose_nothing_without_move() {
+    let _ran =
+        preads("preads-copy", 4, Install::Copy) && preads("preads-copy-64k", 64, Install::Copy);
+}
+
+#[test]
+fn uring_reads_into_4k_pages_lose_nothing() {
+    uring_reads("uring-4k", 4, Install::Auto);
+}
+
+#[test]
+fn uring_reads_into_64k_pages_lose_nothing() {
+    uring_reads("uring-64k", 64, Install::Auto);
+}
+
+#[test]
+fn uring_reads_into_2m_pages_lose_nothing() {
+    uring_reads("uring-2m", 2048, Install::Auto);
+}
+
+#[test]
+fn uring_reads_with_move_only_lose_nothing() {
+    uring_reads("uring-move", 4, Install::Move);
+}
+
+#[test]
+fn uring_reads_under_a_pin_lose_nothing_without_move() {
+    uring_reads("uring-copy", 4, Install::Copy);
+}
+
+/// Calls that copy in the kernel: pipes, `process_vm_readv`, futexes.
+#[test]
+fn system_calls_find_far_pages_that_are_out() {
+    const ROUNDS: usize = 300;
+    let _watchdog = watchdog("system calls", LIMIT);
+    for (page, install) in [(4, Install::Auto), (64, Install::Auto), (4, Install::Copy)] {
+        let permitted = under_pressure(page, install, |far, units| {
+            let mut dice = Dice::new(7);
+            let (mut out, mut into) = std::io::pipe().expect("a pipe");
+            for round in 0..ROUNDS {
+                let mut pick = || far.addr(0) + dice.below(units as u64) as usize * UNIT;
+                let (from, to) = (pick(), pick());
+                crate::harness::write_word(from, round as u64);
+                into.write_all(&buffer(from)[..8]).expect("write(2) from far memory");
+                out.read_exact(&mut buffer(to)[..8]).expect("read(2) into far memory");
+                assert_eq!(read_word(to), round as u64);
+                assert_eq!(process_read(to), round as u64);
+                assert_eq!(futex_wait(to, round as u32 + 1), libc::EAGAIN, "the value differs");
+            }
+        });
+        if !permitted {
+            return;
+        }
+    }
+}
+
+/// Reads a word of this process as another process would.
+fn process_read(addr: usize) -> u64 {
+    let mut value = 0u64;
+    let local = libc::iovec { iov_base: (&raw mut value).cast(), iov_len: 8 };
+    let remote = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: 8 };
+    let pid = std::process::id().cast_signed();
+    // SAFETY: `local` is a valid word; the call checks `remote`.
+    let got = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+    assert_eq!(got, 8, "{}", std::io::Error::last_os_error());
+    value
+}
+
+/// The `errno` of a wait for a value that is not there.
+fn futex_wait(addr: usize, expected: u32) -> i32 {
+    #[expect(clippy::disallowed_methods, reason = "futexes have no wrapper in libc")]
+    // SAFETY: a wait on an aligned word with another value returns at once.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            addr,
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            expected,
+            0usize,
+            0,
+            0,
+        )
+    };
+    assert_eq!(rc, -1);
+    std::io::Error::last_os_error().raw_os_error().expect("the call failed")
+}

@@ -1,0 +1,288 @@
+//! Children that may die, a SIGBUS handler that parks its thread, and stamped far memory.
+#![expect(unsafe_code, reason = "reads and writes far memory, and handles SIGBUS")]
+
+use crate::common::{region, watchdog};
+use crate::injector::Injector;
+use farheap::region::{Install, Region, RegionConfig};
+use farheap::store::{FaultControl, FaultyStore, MemStore, Store};
+use farheap::{ByteCount, Stats};
+use std::ops::Range;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a case may take before it counts as hung.
+pub(crate) const HUNG: Duration = Duration::from_secs(120);
+/// The deadline of device requests in cases that pass it.
+pub(crate) const DEADLINE: Duration = Duration::from_millis(200);
+
+const CHILD: &str = "FARHEAP_TEST_CHILD";
+
+/// How a child ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) signal: Option<i32>,
+    pub(crate) code: Option<i32>,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    pub(crate) fn expect_success(self) -> Ended {
+        assert_eq!((self.code, self.signal), (Some(0), None), "the child said:\n{}", self.stderr);
+        self
+    }
+
+    pub(crate) fn expect_signal(self, one_of: &[i32]) -> Ended {
+        let right = self.signal.is_some_and(|signal| one_of.contains(&signal));
+        assert!(right, "ended by {:?} / {:?}:\n{}", self.signal, self.code, self.stderr);
+        self
+    }
+
+    pub(crate) fn expect_said(self, parts: &[&str]) -> Ended {
+        let said = self.stderr.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(said, "no line with {parts:?} in:\n{}", self.stderr);
+        self
+    }
+}
+
+/// Runs `body` in a process of its own, which is this test binary with just `test` (its full
+/// name). `None` where the child skipped itself.
+pub(crate) fn in_child(test: &'static str, body: impl FnOnce()) -> Option<Ended> {
+    if std::env::var(CHILD).is_ok_and(|name| name == test) {
+        let _watchdog = watchdog(test, HUNG);
+        body();
+        std::process::exit(0);
+    }
+    let output = Command::new(std::env::current_exe().expect("a test binary has a path"))
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, test)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the test binary runs");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(stdout.contains("running 1 test"), "{test} is not a test of this binary");
+    if let Some(line) = stdout.lines().find(|line| line.contains("skipped: ")) {
+        println!("{line}");
+        return None;
+    }
+    Some(Ended {
+        signal: output.status.signal(),
+        code: output.status.code(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
+}
+
+// SIGBUS.
+
+const HITS_MAX: usize = 64;
+static HITS: [AtomicUsize; HITS_MAX] = [const { AtomicUsize::new(0) }; HITS_MAX];
+static HIT_COUNT: AtomicUsize = AtomicUsize::new(0);
+static RESUMED: AtomicUsize = AtomicUsize::new(0);
+
+/// Parks the thread until it is resumed; then the access is repeated.
+extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel hands a handler with SA_SIGINFO a valid structure.
+    let info = unsafe { &*info };
+    // SAFETY: a SIGBUS carries an address.
+    let addr = unsafe { info.si_addr() } as usize;
+    let hit = HIT_COUNT.fetch_add(1, Ordering::AcqRel);
+    if hit < HITS_MAX {
+        HITS[hit].store(addr, Ordering::Release);
+    }
+    while RESUMED.load(Ordering::Acquire) <= hit {
+        // SAFETY: usleep is a plain system call, allowed in a handler.
+        unsafe { libc::usleep(500) };
+    }
+}
+
+/// Makes every SIGBUS park its thread.
+pub(crate) fn park_on_sigbus() {
+    // SAFETY: all zeros is a valid sigaction.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_sigbus as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: the handler makes only calls that are allowed in one.
+    let rc = unsafe { libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) };
+    assert_eq!(rc, 0, "SIGBUS can be handled");
+}
+
+/// Waits for `count` SIGBUS signals since the start; returns the addresses of all so far.
+pub(crate) fn sigbus_addrs(count: usize) -> Vec<usize> {
+    wait_until("SIGBUS", || HIT_COUNT.load(Ordering::Acquire) >= count);
+    let seen = HIT_COUNT.load(Ordering::Acquire).min(HITS_MAX);
+    let addr = |hit: usize| {
+        wait_until("the address of a SIGBUS", || HITS[hit].load(Ordering::Acquire) != 0);
+        HITS[hit].load(Ordering::Acquire)
+    };
+    (0..seen).map(addr).collect()
+}
+
+pub(crate) fn sigbus_count() -> usize {
+    HIT_COUNT.load(Ordering::Acquire)
+}
+
+/// Lets all threads that are parked now repeat their accesses.
+pub(crate) fn resume() {
+    RESUMED.store(HIT_COUNT.load(Ordering::Acquire), Ordering::Release);
+}
+
+/// Waits for something that happens soon; the watchdog bounds it.
+pub(crate) fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !reached() {
+        assert!(started.elapsed() < HUNG / 2, "never came: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+// Far memory.
+
+/// Pages of a region whose first and last words are stamped.
+pub(crate) struct Far {
+    pub(crate) region: Region,
+    pub(crate) control: FaultControl,
+    pub(crate) injector: Arc<Injector>,
+    pub(crate) base: usize,
+    pub(crate) page: usize,
+    pub(crate) pages: usize,
+}
+
+/// The content of a page: what its number says.
+pub(crate) fn stamp(page: usize) -> u64 {
+    (page as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
+}
+
+impl Far {
+    /// A region with `pages` pages mapped on a store that breaks on demand, twice as large.
+    pub(crate) fn new(config: RegionConfig, pages: usize, seed: u64) -> Option<Far> {
+        let page = config.page.as_usize();
+        let len = ByteCount((pages * page) as u64);
+        let capacity = ByteCount((len.0 * 2).max(64 << 20));
+        let memory: Arc<dyn Store> = Arc::new(MemStore::new(capacity).expect("memory for a store"));
+        let faulty = FaultyStore::new(memory, seed);
+        let control = faulty.control();
+        let injector = Arc::new(Injector::new(Arc::new(faulty)));
+        let region = region(config, injector.clone())?;
+        let base = region.map(len).expect("the span has room").as_ptr() as usize;
+        Some(Far { region, control, injector, base, page, pages })
+    }
+
+    pub(crate) fn addr(&self, page: usize) -> usize {
+        assert!(page < self.pages);
+        self.base + page * self.page
+    }
+
+    pub(crate) fn ptr(&self, page: usize) -> *const u8 {
+        self.addr(page) as *const u8
+    }
+
+    pub(crate) fn len(&self, pages: usize) -> ByteCount {
+        ByteCount((pages * self.page) as u64)
+    }
+
+    pub(crate) fn fill(&self, pages: Range<usize>) {
+        pages.for_each(|page| fill_page(self.addr(page), self.page, stamp(page)));
+    }
+
+    pub(crate) fn check(&self, pages: Range<usize>) {
+        pages.for_each(|page| check_page(self.addr(page), self.page, stamp(page), page));
+    }
+
+    /// Evicts a range and makes sure that it is out.
+    pub(crate) fn evict(&self, pages: Range<usize>) {
+        self.region.evict(self.ptr(pages.start), self.len(pages.len())).expect("the store works");
+    }
+
+    /// Stamps a range and has it written out.
+    pub(crate) fn store(&self, pages: Range<usize>) {
+        self.fill(pages.clone());
+        self.evict(pages);
+    }
+
+    pub(crate) fn discard(&self, pages: Range<usize>) {
+        let (ptr, len) = (self.ptr(pages.start), self.len(pages.len()));
+        // SAFETY: the case gives the content up and holds no reference.
+        unsafe { self.region.discard(ptr, len) }.expect("inside the region");
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.region.stats()
+    }
+
+    /// Reads a page's first word in a thread of its own.
+    pub(crate) fn touch(&self, page: usize) -> JoinHandle<u64> {
+        let addr = self.addr(page);
+        std::thread::spawn(move || read_word(addr))
+    }
+
+    /// Everything works: pages go out, come back, and are what they were.
+    pub(crate) fn expect_healthy(&self) {
+        wait_until("write-back works again", || {
+            self.fill(0..8.min(self.pages));
+            self.region.evict(self.ptr(0), self.len(8.min(self.pages))).is_ok()
+        });
+        self.fill(0..self.pages);
+        self.check(0..self.pages);
+        let ptr = self.region.map(self.len(1)).expect("there is room");
+        self.region.unmap(ptr, self.len(1)).expect("just mapped");
+    }
+}
+
+/// Stamps the first and last word of each 4 KiB.
+pub(crate) fn fill_page(addr: usize, len: usize, stamp: u64) {
+    for unit in (0..len).step_by(4096) {
+        write_word(addr + unit, stamp ^ unit as u64);
+        write_word(addr + unit + 4088, !stamp ^ unit as u64);
+    }
+}
+
+pub(crate) fn check_page(addr: usize, len: usize, stamp: u64, page: usize) {
+    for unit in (0..len).step_by(4096) {
+        let words = (read_word(addr + unit), read_word(addr + unit + 4088));
+        assert_eq!(words, (stamp ^ unit as u64, !stamp ^ unit as u64), "page {page} at {unit}");
+    }
+}
+
+pub(crate) fn read_word(addr: usize) -> u64 {
+    // SAFETY: callers pass addresses of mapped far memory, or of the guarded case under test.
+    unsafe { (addr as *const u64).read_volatile() }
+}
+
+pub(crate) fn write_word(addr: usize, value: u64) {
+    // SAFETY: as above.
+    unsafe { (addr as *mut u64).write_volatile(value) };
+}
+
+/// A region of the smallest limit.
+pub(crate) fn config(page_kib: u64, install: Install) -> RegionConfig {
+    let page = ByteCount::kib(page_kib);
+    RegionConfig {
+        limit: RegionConfig::limit_min(page),
+        page,
+        install,
+        span: ByteCount::gib(1),
+        readahead: false,
+        ..RegionConfig::default()
+    }
+}
+
+/// The ways pages come and go.
+pub(crate) const WAYS: &[(u64, Install)] =
+    &[(4, Install::Auto), (4, Install::Copy), (64, Install::Auto), (64, Install::Copy)];
+
+/// Set by cases whose threads run until told to stop.
+#[derive(Debug, Default)]
+pub(crate) struct Stop(AtomicBool);
+
+impl Stop {
+    pub(crate) fn now(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,201 @@
+//! A store that breaks in ways a device does not: it panics, or one place of it is bad.
+#![expect(unsafe_code, reason = "passes buffers on")]
+
+use farheap::store::{Completion, Op, Queue, Request, Store};
+use farheap::{ByteCount, Error, Result};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const NOWHERE: u64 = u64::MAX;
+
+/// What the queues of an [`Injector`] do.
+#[derive(Debug)]
+struct Plan {
+    /// Stamp of the page whose place on the device goes bad; 0 for none.
+    bad_stamp: AtomicU64,
+    /// Where that page was last written.
+    bad_offset: AtomicU64,
+    bad_on: AtomicU64,
+    wait_panics: AtomicU64,
+    read_push_panics: AtomicU64,
+    write_push_panics: AtomicU64,
+    discard_panics: AtomicU64,
+    /// Queues differ: the first opened is the evictor's.
+    queues: AtomicU64,
+    wait_panics_of: AtomicU64,
+}
+
+/// Wraps a store.
+#[derive(Debug)]
+pub(crate) struct Injector {
+    inner: Arc<dyn Store>,
+    plan: Arc<Plan>,
+}
+
+/// Whose queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    Evictor = 0,
+    Filler = 1,
+}
+
+impl Injector {
+    pub(crate) fn new(inner: Arc<dyn Store>) -> Injector {
+        let plan = Plan {
+            bad_stamp: AtomicU64::new(0),
+            bad_offset: AtomicU64::new(NOWHERE),
+            bad_on: AtomicU64::new(0),
+            wait_panics: AtomicU64::new(0),
+            read_push_panics: AtomicU64::new(0),
+            write_push_panics: AtomicU64::new(0),
+            discard_panics: AtomicU64::new(0),
+            queues: AtomicU64::new(0),
+            wait_panics_of: AtomicU64::new(0),
+        };
+        Injector { inner, plan: Arc::new(plan) }
+    }
+
+    /// Remembers where the page with this stamp is written from now on.
+    pub(crate) fn follow(&self, stamp: u64) {
+        self.plan.bad_stamp.store(stamp, Ordering::Relaxed);
+        self.plan.bad_offset.store(NOWHERE, Ordering::Relaxed);
+    }
+
+    /// Fails every read that touches the followed page's place, or stops to.
+    pub(crate) fn spoil(&self, on: bool) {
+        assert_ne!(self.plan.bad_offset.load(Ordering::Relaxed), NOWHERE, "was never written");
+        self.plan.bad_on.store(u64::from(on), Ordering::Relaxed);
+    }
+
+    pub(crate) fn panic_in_wait(&self, whose: Whose, count: u64) {
+        self.plan.wait_panics_of.store(whose as u64, Ordering::Relaxed);
+        self.plan.wait_panics.store(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn panic_in_push(&self, op: Op, count: u64) {
+        match op {
+            Op::Read => self.plan.read_push_panics.store(count, Ordering::Relaxed),
+            Op::Write => self.plan.write_push_panics.store(count, Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn panic_in_discard(&self, count: u64) {
+        self.plan.discard_panics.store(count, Ordering::Relaxed);
+    }
+
+    /// Panics that are still to come.
+    pub(crate) fn panics_left(&self) -> u64 {
+        let plan = &self.plan;
+        [&plan.wait_panics, &plan.read_push_panics, &plan.write_push_panics, &plan.discard_panics]
+            .iter()
+            .map(|left| left.load(Ordering::Relaxed))
+            .sum()
+    }
+}
+
+fn take_one(left: &AtomicU64) -> bool {
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok()
+}
+
+impl Store for Injector {
+    fn capacity(&self) -> ByteCount {
+        self.inner.capacity()
+    }
+
+    fn occupied(&self) -> Option<ByteCount> {
+        self.inner.occupied()
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+        let number = self.plan.queues.fetch_add(1, Ordering::Relaxed);
+        let whose = if number == 0 { Whose::Evictor } else { Whose::Filler };
+        let inner = self.inner.open_queue(depth)?;
+        Ok(Box::new(BadQueue { inner, plan: self.plan.clone(), whose, failing: Vec::new() }))
+    }
+
+    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.read_now(offset, into, len) }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        assert!(!take_one(&self.plan.discard_panics), "injected panic in discard");
+        self.inner.discard(offset, len)
+    }
+
+    fn describe(&self) -> String {
+        format!("spoilt {}", self.inner.describe())
+    }
+}
+
+struct BadQueue {
+    inner: Box<dyn Queue>,
+    plan: Arc<Plan>,
+    whose: Whose,
+    /// Tokens of reads that fail, with their ranges.
+    failing: Vec<(u64, u64, u64)>,
+}
+
+impl Queue for BadQueue {
+    unsafe fn push(&mut self, request: Request<'_>) -> bool {
+        let panics = match request.op {
+            Op::Read => &self.plan.read_push_panics,
+            Op::Write => &self.plan.write_push_panics,
+        };
+        assert!(!take_one(panics), "injected panic in push");
+        let len = request.len();
+        match request.op {
+            Op::Write => self.find_stamp(&request),
+            Op::Read => {
+                let bad = self.plan.bad_offset.load(Ordering::Relaxed);
+                let hit = (request.offset..request.offset + len).contains(&bad);
+                if hit && self.plan.bad_on.load(Ordering::Relaxed) > 0 {
+                    self.failing.push((request.token, request.offset, len));
+                }
+            }
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.push(request) }
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        self.inner.submit()
+    }
+
+    fn watch(&mut self, fd: RawFd) -> Result<()> {
+        self.inner.watch(fd)
+    }
+
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+        let mine = self.plan.wait_panics_of.load(Ordering::Relaxed) == self.whose as u64;
+        assert!(!(mine && take_one(&self.plan.wait_panics)), "injected panic in wait");
+        let failing = &mut self.failing;
+        self.inner.wait(timeout, &mut |mut completion| {
+            if let Some(at) = failing.iter().position(|entry| entry.0 == completion.token) {
+                let (_, offset, len) = failing.swap_remove(at);
+                completion.result = Err(Error::Io { op: "read", offset, len, errno: libc::EIO });
+            }
+            done(completion);
+        })
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.inner.in_flight()
+    }
+}
+
+impl BadQueue {
+    fn find_stamp(&self, request: &Request<'_>) {
+        let stamp = self.plan.bad_stamp.load(Ordering::Relaxed);
+        let mut offset = request.offset;
+        for segment in request.segments {
+            // SAFETY: the buffer of a write is readable until its completion.
+            if unsafe { segment.ptr.cast::<u64>().read_volatile() } == stamp {
+                self.plan.bad_offset.store(offset, Ordering::Relaxed);
+            }
+            offset += segment.len as u64;
+        }
+    }
+}

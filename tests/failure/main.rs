@@ -1,0 +1,19 @@
+//! What becomes of pages, threads and the process when something fails: the device in every way a
+//! device can, the handler threads, the limit, the arguments.
+//!
+//! A case that ends in a signal, or whose messages matter, runs in a child process; see
+//! [`harness`]. Every case has a watchdog: a hang is a failure.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod harness;
+mod injector;
+
+mod block_device;
+mod direct_io;
+mod limits;
+mod panics;
+mod reads;
+mod shutdown;
+mod writes;

@@ -1,0 +1,273 @@
+//! Reads that fail, lie, or come late.
+
+use crate::common::{seed, watchdog};
+use crate::harness::{
+    DEADLINE, Ended, Far, HUNG, WAYS, config, in_child, park_on_sigbus, read_word, resume,
+    sigbus_addrs, sigbus_count, stamp, wait_until,
+};
+use farheap::region::{Install, RegionConfig};
+use farheap::store::Op;
+use std::time::Duration;
+
+const PAGES: usize = 96;
+/// The page that is lost.
+const BAD: usize = 10;
+const FOREVER: u64 = u64::MAX;
+
+#[test]
+fn a_read_error_that_passes_is_not_seen_by_anybody() {
+    let _watchdog = watchdog("transient", HUNG);
+    let seed = seed("transient");
+    for &(page, install) in WAYS {
+        let Some(far) = Far::new(config(page, install), PAGES, seed) else { return };
+        far.store(0..PAGES);
+        for errors in 1..=2 {
+            far.control.fail_next(Op::Read, errors, libc::EIO);
+            far.check(errors as usize..errors as usize + 1);
+        }
+        far.control.shorten_reads(2);
+        far.check(3..4);
+        let stats = far.stats();
+        assert_eq!((stats.read_errors, stats.poisoned), (5, 0), "{page} KiB {install:?}");
+        far.control.corrupt_reads(2);
+        far.check(4..5);
+        let stats = far.stats();
+        assert_eq!((stats.checksum_errors, stats.poisoned), (2, 0), "{page} KiB {install:?}");
+        far.expect_healthy();
+    }
+}
+
+/// One page's place on the device is bad; three threads wait for it at the same time.
+fn lose_one_page(config: RegionConfig) {
+    const WAITING: usize = 3;
+    let Some(far) = Far::new(config, PAGES, 1) else { return };
+    park_on_sigbus();
+    far.injector.follow(stamp(BAD));
+    far.store(0..PAGES);
+    far.injector.spoil(true);
+    // Neighbours are read together with the bad place, and live on.
+    far.region.prefetch(far.ptr(0), far.len(PAGES)).expect("inside the region");
+    far.check(0..BAD);
+    far.check(BAD + 1..PAGES);
+    assert_eq!((sigbus_count(), far.stats().poisoned), (0, 0), "nobody has touched the bad page");
+    far.control.delay(Duration::from_millis(50));
+    let threads: Vec<_> = (0..WAITING).map(|_| far.touch(BAD)).collect();
+    let addrs = sigbus_addrs(WAITING);
+    let page = far.addr(BAD)..far.addr(BAD) + far.page;
+    assert!(addrs.iter().all(|addr| page.contains(addr)), "{addrs:x?} not in {page:x?}");
+    far.control.delay(Duration::ZERO);
+    assert_eq!(far.stats().poisoned, 1);
+    far.evict(0..PAGES);
+    far.region.prefetch(far.ptr(0), far.len(PAGES)).expect("inside the region");
+    far.check(0..BAD);
+    far.check(BAD + 1..PAGES);
+    assert_eq!(sigbus_count(), WAITING, "no other page is lost");
+    // Given up, the page is as good as new.
+    far.discard(BAD..BAD + 1);
+    resume();
+    for thread in threads {
+        assert_eq!(thread.join().expect("resumed"), 0);
+    }
+    far.injector.spoil(false);
+    far.expect_healthy();
+    assert_eq!((sigbus_count(), far.stats().poisoned), (WAITING, 1));
+}
+
+fn expect_lost_page(ended: Option<Ended>, cause: &str) {
+    let Some(ended) = ended else { return };
+    ended.expect_success().expect_said(&["farheap: page at 0x", cause, "SIGBUS"]);
+}
+
+#[test]
+fn a_read_error_that_stays_costs_one_page_4k() {
+    let name = "reads::a_read_error_that_stays_costs_one_page_4k";
+    let body = || lose_one_page(config(4, Install::Auto));
+    expect_lost_page(in_child(name, body), "(EIO)");
+}
+
+#[test]
+fn a_read_error_that_stays_costs_one_page_64k() {
+    let name = "reads::a_read_error_that_stays_costs_one_page_64k";
+    let body = || lose_one_page(config(64, Install::Auto));
+    expect_lost_page(in_child(name, body), "(EIO)");
+}
+
+#[test]
+fn a_read_error_that_stays_costs_one_page_2m() {
+    let name = "reads::a_read_error_that_stays_costs_one_page_2m";
+    let body = || lose_one_page(config(2048, Install::Auto));
+    expect_lost_page(in_child(name, body), "(EIO)");
+}
+
+/// `install:copy` uses nothing newer than Linux 5.7: lost pages are fenced off, not poisoned.
+#[test]
+fn a_read_error_that_stays_costs_one_page_on_an_old_kernel() {
+    let name = "reads::a_read_error_that_stays_costs_one_page_on_an_old_kernel";
+    let body = || lose_one_page(config(4, Install::Copy));
+    expect_lost_page(in_child(name, body), "(EIO)");
+}
+
+#[test]
+fn a_read_error_that_stays_costs_one_page_on_an_old_kernel_64k() {
+    let name = "reads::a_read_error_that_stays_costs_one_page_on_an_old_kernel_64k";
+    let body = || lose_one_page(config(64, Install::Copy));
+    expect_lost_page(in_child(name, body), "(EIO)");
+}
+
+#[test]
+fn without_a_handler_a_lost_page_ends_the_process() {
+    let ended = in_child("reads::without_a_handler_a_lost_page_ends_the_process", || {
+        let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
+        far.store(0..PAGES);
+        far.control.fail_next(Op::Read, FOREVER, libc::EIO);
+        println!("{}", read_word(far.addr(BAD)));
+    });
+    let Some(ended) = ended else { return };
+    ended.expect_signal(&[libc::SIGBUS]).expect_said(&["page at 0x", "(EIO)", "SIGBUS"]);
+}
+
+/// Breaks all reads by `damage`, expects SIGBUS, heals and expects that nothing else suffered.
+fn lose_by(install: Install, damage: impl Fn(&Far), counted: impl Fn(&Far) -> bool) {
+    let short = RegionConfig { deadline: DEADLINE, ..config(4, install) };
+    let Some(far) = Far::new(short, PAGES, 1) else { return };
+    park_on_sigbus();
+    far.store(0..PAGES);
+    damage(&far);
+    let thread = far.touch(BAD);
+    let addr = sigbus_addrs(1)[0];
+    assert_eq!(addr & !4095, far.addr(BAD));
+    assert!(counted(&far), "{:?}", far.stats());
+    far.control.heal();
+    far.check(0..BAD);
+    far.check(BAD + 1..PAGES);
+    far.discard(BAD..BAD + 1);
+    resume();
+    assert_eq!(thread.join().expect("resumed"), 0);
+    far.expect_healthy();
+    assert_eq!((sigbus_count(), far.stats().poisoned), (1, 1));
+}
+
+#[test]
+fn a_short_read_is_an_error() {
+    let body = || {
+        lose_by(
+            Install::Auto,
+            |far| far.control.shorten_reads(3),
+            |far| far.stats().read_errors == 3,
+        );
+    };
+    expect_lost_page(in_child("reads::a_short_read_is_an_error", body), "(EIO)");
+}
+
+#[test]
+fn wrong_bytes_are_never_shown() {
+    let body = || {
+        lose_by(
+            Install::Auto,
+            |far| far.control.corrupt_reads(3),
+            |far| far.stats().checksum_errors == 3,
+        );
+    };
+    expect_lost_page(in_child("reads::wrong_bytes_are_never_shown", body), "checksum mismatch");
+}
+
+#[test]
+fn a_device_that_is_gone_is_an_error() {
+    let body = || {
+        let gone = |far: &Far| far.control.vanish(libc::ENODEV);
+        lose_by(Install::Auto, gone, |far| far.stats().read_errors > 0);
+    };
+    expect_lost_page(in_child("reads::a_device_that_is_gone_is_an_error", body), "errno 19");
+}
+
+#[test]
+fn an_answer_after_the_deadline_is_an_error() {
+    let body = || {
+        let late = |far: &Far| far.control.delay(DEADLINE * 5);
+        lose_by(Install::Auto, late, |far| far.stats().read_errors == 1);
+    };
+    expect_lost_page(
+        in_child("reads::an_answer_after_the_deadline_is_an_error", body),
+        "ETIMEDOUT",
+    );
+}
+
+#[test]
+fn a_device_that_never_answers_is_an_error() {
+    let body =
+        || lose_by(Install::Copy, |far| far.control.pause(), |far| far.stats().read_errors == 1);
+    expect_lost_page(in_child("reads::a_device_that_never_answers_is_an_error", body), "ETIMEDOUT");
+}
+
+#[test]
+fn an_answer_before_the_deadline_is_waited_for() {
+    let _watchdog = watchdog("slow device", HUNG);
+    for &(page, install) in WAYS {
+        let Some(far) = Far::new(config(page, install), PAGES, 1) else { return };
+        far.store(0..PAGES);
+        far.control.delay(Duration::from_millis(20));
+        far.region.prefetch(far.ptr(20), far.len(PAGES - 20)).expect("inside the region");
+        far.check(0..PAGES);
+        assert_eq!(far.stats().poisoned, 0);
+    }
+}
+
+/// More requests than a filler can have are stuck; a fault then has its deadline all the same.
+#[test]
+fn a_fault_behind_a_full_queue_has_a_deadline_too() {
+    const MANY: usize = 1000;
+    let name = "reads::a_fault_behind_a_full_queue_has_a_deadline_too";
+    let body = || {
+        let short = RegionConfig { deadline: DEADLINE, ..config(4, Install::Auto) };
+        let Some(far) = Far::new(short, MANY, 1) else { return };
+        park_on_sigbus();
+        // Evicted one by one in an order that leaves no neighbours on the device.
+        far.fill(0..MANY);
+        let mut order: Vec<usize> = (0..MANY).collect();
+        order.sort_unstable_by_key(|page| stamp(*page));
+        order.iter().for_each(|&page| far.evict(page..page + 1));
+        far.control.pause();
+        for page in 0..MANY - 1 {
+            far.region.prefetch(far.ptr(page), far.len(1)).expect("inside the region");
+        }
+        wait_until("a full queue", || far.control.held() >= 120);
+        let thread = far.touch(MANY - 1);
+        let addrs = sigbus_addrs(1);
+        assert_eq!(addrs, [far.addr(MANY - 1)]);
+        far.control.release();
+        far.check(0..MANY - 1);
+        far.discard(MANY - 1..MANY);
+        resume();
+        assert_eq!(thread.join().expect("resumed"), 0);
+        far.expect_healthy();
+        assert_eq!(far.stats().poisoned, 1);
+    };
+    expect_lost_page(in_child(name, body), "ETIMEDOUT");
+}
+
+/// Nobody has asked for the pages yet: a device that fails for a while costs none of them.
+#[test]
+fn failed_prefetches_cost_no_pages() {
+    let _watchdog = watchdog("failed prefetch", HUNG);
+    for damage in [Damage::Errors, Damage::Silence] {
+        let short = RegionConfig { deadline: DEADLINE, ..config(4, Install::Auto) };
+        let Some(far) = Far::new(short, PAGES, 1) else { return };
+        far.store(0..PAGES);
+        match damage {
+            Damage::Errors => far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO),
+            Damage::Silence => far.control.pause(),
+        }
+        far.region.prefetch(far.ptr(0), far.len(PAGES)).expect("inside the region");
+        wait_until("failed reads", || far.stats().read_errors > 0);
+        std::thread::sleep(DEADLINE);
+        far.control.heal();
+        far.check(0..PAGES);
+        assert_eq!(far.stats().poisoned, 0);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Damage {
+    Errors,
+    Silence,
+}

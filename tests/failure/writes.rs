@@ -1,0 +1,222 @@
+//! Write-back that fails, lags, or never ends.
+
+use crate::common::{seed, watchdog};
+use crate::harness::{
+    DEADLINE, Ended, Far, HUNG, WAYS, config, fill_page, in_child, park_on_sigbus, resume,
+    sigbus_addrs, sigbus_count, stamp, wait_until,
+};
+use farheap::Error;
+use farheap::region::{Install, RegionConfig};
+use farheap::store::Op;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Stamps pages in order in a thread of its own, and counts them.
+fn write_behind<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    far: &'scope Far,
+    written: &'scope AtomicUsize,
+) {
+    scope.spawn(move || {
+        for page in 0..far.pages {
+            fill_page(far.addr(page), far.page, stamp(page));
+            written.store(page + 1, Ordering::Release);
+        }
+    });
+}
+
+/// Fills memory while nothing can be written back, until a fault ends in SIGBUS; then heals.
+fn no_write_back(page_kib: u64, install: Install, damage: impl Fn(&Far)) {
+    let config = RegionConfig { deadline: DEADLINE, ..config(page_kib, install) };
+    let pages = 3 * (config.limit.0 / config.page.0) as usize;
+    let Some(far) = Far::new(config.clone(), pages, seed("no write-back")) else { return };
+    park_on_sigbus();
+    damage(&far);
+    let written = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        write_behind(scope, &far, &written);
+        let addr = sigbus_addrs(1)[0];
+        let done = written.load(Ordering::Acquire);
+        assert_eq!(addr / far.page, far.addr(done) / far.page, "the page being written");
+        assert!(done * 2 > pages / 3, "only {done} pages fit");
+        // What was written is there, and what cannot be kept is refused.
+        far.check(done - done / 2..done);
+        let refused = far.region.map(far.len(1)).expect_err("there is no room");
+        assert!(matches!(refused, Error::StoreFull { .. }), "{refused}");
+        let stats = far.stats();
+        assert!(stats.resident_bytes_max <= config.limit.0 && stats.write_errors > 0, "{stats:?}");
+        far.control.heal();
+        wait_until("write-back works again", || far.region.evict_all().is_ok());
+        far.check(0..done);
+        far.discard(done..done + 1);
+        resume();
+    });
+    // The thread has gone on where it stopped.
+    far.check(0..pages);
+    far.expect_healthy();
+    assert_eq!((sigbus_count(), far.stats().poisoned), (1, 1));
+    let stats = far.stats();
+    assert!(stats.resident_bytes_max <= config.limit.0, "{stats:?}");
+}
+
+fn expect_no_room(ended: Option<Ended>) {
+    let Some(ended) = ended else { return };
+    let lines = ended.stderr.lines().count();
+    assert!(lines < 100, "{lines} lines of messages:\n{}", ended.stderr);
+    ended.expect_success().expect_said(&[
+        "farheap: page at 0x",
+        "no page can be evicted",
+        "SIGBUS",
+    ]);
+}
+
+fn write_errors(errno: i32) -> impl Fn(&Far) {
+    move |far| far.control.fail_fraction(Op::Write, 1_000_000, errno)
+}
+
+#[test]
+fn write_errors_keep_pages_in_memory_4k() {
+    let name = "writes::write_errors_keep_pages_in_memory_4k";
+    expect_no_room(in_child(name, || no_write_back(4, Install::Auto, write_errors(libc::EIO))));
+}
+
+#[test]
+fn write_errors_keep_pages_in_memory_64k() {
+    let name = "writes::write_errors_keep_pages_in_memory_64k";
+    expect_no_room(in_child(name, || no_write_back(64, Install::Auto, write_errors(libc::EIO))));
+}
+
+#[test]
+fn write_errors_keep_pages_in_memory_on_an_old_kernel() {
+    let name = "writes::write_errors_keep_pages_in_memory_on_an_old_kernel";
+    expect_no_room(in_child(name, || no_write_back(4, Install::Copy, write_errors(libc::EIO))));
+}
+
+#[test]
+fn a_full_device_keeps_pages_in_memory_4k() {
+    let name = "writes::a_full_device_keeps_pages_in_memory_4k";
+    expect_no_room(in_child(name, || no_write_back(4, Install::Auto, write_errors(libc::ENOSPC))));
+}
+
+#[test]
+fn a_full_device_keeps_pages_in_memory_64k() {
+    let name = "writes::a_full_device_keeps_pages_in_memory_64k";
+    expect_no_room(in_child(name, || no_write_back(64, Install::Copy, write_errors(libc::ENOSPC))));
+}
+
+#[test]
+fn a_device_that_is_gone_keeps_pages_in_memory() {
+    let name = "writes::a_device_that_is_gone_keeps_pages_in_memory";
+    let gone = |far: &Far| far.control.vanish(libc::ENODEV);
+    expect_no_room(in_child(name, || no_write_back(4, Install::Auto, gone)));
+}
+
+/// What was handed to a device that never answers can still be read, until there is no room.
+#[test]
+fn a_device_that_never_answers_a_write_ends_in_sigbus_not_in_a_hang() {
+    let name = "writes::a_device_that_never_answers_a_write_ends_in_sigbus_not_in_a_hang";
+    let body = || {
+        for install in [Install::Auto, Install::Copy] {
+            let config = RegionConfig { deadline: DEADLINE, ..config(4, install) };
+            let pages = 3 * (config.limit.0 / config.page.0) as usize;
+            let Some(far) = Far::new(config, pages, 1) else { return };
+            park_on_sigbus();
+            far.control.pause();
+            let before = sigbus_count();
+            let written = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                write_behind(scope, &far, &written);
+                sigbus_addrs(before + 1);
+                let done = written.load(Ordering::Acquire);
+                // One that the device still holds on to: no room for it either, and no hang.
+                let thread = far.touch(0);
+                wait_until("an answer", || thread.is_finished() || sigbus_count() == before + 2);
+                let lost = sigbus_count() - before;
+                far.control.release();
+                wait_until("write-back works again", || far.region.evict_all().is_ok());
+                far.check(1..done);
+                far.discard(0..1);
+                far.discard(done..done + 1);
+                resume();
+                thread.join().expect("resumed");
+                assert_eq!(far.stats().poisoned, lost as u64);
+            });
+            far.check(1..pages);
+            far.expect_healthy();
+        }
+    };
+    let Some(ended) = in_child(name, body) else { return };
+    ended.expect_success().expect_said(&["does not answer a write", "ETIMEDOUT"]);
+}
+
+#[test]
+fn slow_writes_are_waited_for() {
+    let _watchdog = watchdog("slow writes", HUNG);
+    for &(page, install) in WAYS {
+        let config = config(page, install);
+        let pages = 2 * (config.limit.0 / config.page.0) as usize;
+        let Some(far) = Far::new(config, pages, 1) else { return };
+        far.control.delay(Duration::from_millis(10));
+        far.fill(0..pages);
+        far.control.delay(Duration::ZERO);
+        far.check(0..pages);
+        assert_eq!((far.stats().poisoned, far.stats().write_errors), (0, 0));
+    }
+}
+
+/// Writes that come back after their deadline count as errors, and cost nothing.
+#[test]
+fn late_writes_are_reported_and_lose_nothing() {
+    let _watchdog = watchdog("late writes", HUNG);
+    let config = RegionConfig { deadline: DEADLINE, ..config(4, Install::Auto) };
+    let Some(far) = Far::new(config, 256, 1) else { return };
+    far.fill(0..256);
+    far.control.delay(DEADLINE * 3);
+    far.region.evict_all().expect_err("the device is late");
+    assert!(far.stats().write_errors > 0);
+    // Still in memory, whatever the device does.
+    far.check(0..256);
+    far.control.heal();
+    wait_until("write-back works again", || far.region.evict_all().is_ok());
+    far.check(0..256);
+    far.expect_healthy();
+    assert_eq!(far.stats().poisoned, 0);
+}
+
+/// Memory that is freed and used again while its old content is stuck on the way out.
+#[test]
+fn a_discarded_page_can_be_used_while_its_write_is_stuck() {
+    let _watchdog = watchdog("discard under write", HUNG);
+    let Some(far) = Far::new(config(4, Install::Auto), 64, 1) else { return };
+    far.fill(0..64);
+    far.control.pause();
+    std::thread::scope(|scope| {
+        scope.spawn(|| far.region.evict_all());
+        wait_until("writes", || far.control.held() > 0);
+        far.discard(0..64);
+        far.fill(0..64);
+        far.check(0..64);
+        far.control.release();
+    });
+    far.expect_healthy();
+    far.discard(0..64);
+    wait_until("slots come back", || far.stats().stored_bytes == 0);
+}
+
+#[test]
+fn random_write_errors_lose_nothing() {
+    let _watchdog = watchdog("random write errors", HUNG);
+    let seed = seed("random write errors");
+    for &(page, install) in WAYS {
+        let config = config(page, install);
+        let pages = 2 * (config.limit.0 / config.page.0) as usize;
+        let Some(far) = Far::new(config, pages, seed) else { return };
+        far.control.fail_fraction(Op::Write, 300_000, libc::EIO);
+        far.fill(0..pages);
+        far.check(0..pages);
+        assert!(far.control.injected() > 0);
+        far.control.heal();
+        far.expect_healthy();
+        assert_eq!(far.stats().poisoned, 0);
+    }
+}

@@ -1,0 +1,68 @@
+//! A tier of 2 MiB pages keeps its frames as transparent huge pages, in memory and through the
+//! device and back.
+#![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
+
+mod common;
+
+use common::{mem_store, region, watchdog};
+use farheap::ByteCount;
+use farheap::region::RegionConfig;
+use std::time::Duration;
+
+const PAGE: usize = 2 << 20;
+
+/// Bytes of huge pages and of all pages in the mappings that overlap a range.
+fn huge_and_resident(start: usize, len: usize) -> (u64, u64) {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("Linux");
+    let (mut huge, mut resident, mut inside) = (0, 0, false);
+    let number = |line: &str| -> u64 {
+        let kib = line.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+        kib.map_or(0, |kib: u64| kib << 10)
+    };
+    for line in smaps.lines() {
+        let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let bound = |text: &str| usize::from_str_radix(text, 16).ok();
+        if let Some((Some(from), Some(to))) = bounds.map(|(from, to)| (bound(from), bound(to))) {
+            inside = from < start + len && start < to;
+        } else if inside && line.starts_with("AnonHugePages:") {
+            huge += number(line);
+        } else if inside && line.starts_with("Rss:") {
+            resident += number(line);
+        }
+    }
+    (huge, resident)
+}
+
+#[test]
+fn pages_of_two_mebibytes_are_huge_pages_also_after_a_trip_to_the_device() {
+    let _watchdog = watchdog("huge", Duration::from_secs(120));
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if !enabled.is_ok_and(|text| !text.contains("[never]")) {
+        println!("skipped: transparent huge pages are switched off");
+        return;
+    }
+    let page = ByteCount(PAGE as u64);
+    let config = RegionConfig { page, limit: ByteCount::mib(128), ..RegionConfig::default() };
+    let Some(region) = region(config, mem_store(ByteCount::mib(512))) else { return };
+    let len = 64 * PAGE;
+    let base = region.map(ByteCount(2 * len as u64)).expect("the span has room").as_ptr();
+    let word = |page: usize| {
+        assert!(page < 128);
+        // SAFETY: inside the mapping, checked above.
+        unsafe { base.add(page * PAGE) }.cast::<u64>()
+    };
+    for page in 0..128_usize {
+        // SAFETY: inside the mapping, which nobody else uses.
+        unsafe { word(page).write_volatile(page as u64 | 1 << 40) };
+    }
+    for page in 0..128_usize {
+        // SAFETY: as above.
+        let seen = unsafe { word(page).read_volatile() };
+        assert_eq!(seen, page as u64 | 1 << 40);
+    }
+    let (huge, resident) = huge_and_resident(base as usize, 2 * len);
+    let stats = region.stats();
+    println!("{huge} of {resident} bytes in huge pages, {} pages read", stats.pages_in);
+    assert!(stats.pages_in > 30, "most pages came back from the device");
+    assert!(huge * 10 >= resident * 8, "{huge} of {resident} bytes are huge pages");
+}
