@@ -361,7 +361,7 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
     }
 
     /// Packs the pairs into as few leaves as possible, each filled to `fill` (0 to 1; one for a map
-    /// that is only read or changed in place). Counts of use go with the pairs' first leaf.
+    /// that is only read or changed in place). All leaves are far then, and counts of use start anew.
     ///
     /// # Errors
     /// [`AllocError`] when there is no page to pack into; the map is whole, partly packed.
