@@ -7,6 +7,7 @@ pub mod config;
 mod heap;
 mod meta;
 mod page;
+pub mod pool;
 pub mod region;
 mod runtime;
 pub mod store;
