@@ -8,7 +8,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
 use crate::store::{Op, Queue, Request, Segment};
-use crate::sys::vm::{KERNEL_PAGE, Piece};
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 use std::time::Duration;
 
 /// Requests in flight of one group.
@@ -16,6 +16,15 @@ pub(super) const DEPTH: usize = 64;
 
 /// Pages that may wait to be prefetched; more are forgotten.
 pub(super) const PREFETCH_MAX: usize = 4096;
+
+/// Pages whose words share one huge page.
+const HUGE_WORDS: usize = HUGE_PAGE / 8;
+
+/// Bits of a chunk's note: its page tables, and words, are charged ...
+const CHARGED: u64 = 1;
+
+/// ... and so is the huge page of words that begins with the chunk's.
+const HUGE_CHARGED: u64 = 2;
 
 /// Longest wait for the device at a time.
 const WAIT: Duration = Duration::from_secs(1);
@@ -137,18 +146,33 @@ impl BufferPool {
     /// Charges the words, bitmap and page tables of a page's neighbourhood at its first touch.
     pub(super) fn charge_metadata(&self, page: PageId) -> Result<()> {
         let chunk = &self.charged[page.as_usize() / CHUNK_PAGES];
-        if chunk.load(Ordering::Relaxed) != 0 || chunk.swap(1, Ordering::Relaxed) != 0 {
+        let is_charged = |word: u64| word & CHARGED != 0;
+        if is_charged(chunk.load(Ordering::Relaxed))
+            || is_charged(chunk.fetch_or(CHARGED, Ordering::Relaxed))
+        {
             return Ok(());
         }
         // One kernel page of words, and a page table for each 2 MiB of pages.
         let tables = (CHUNK_PAGES << self.page_shift).div_ceil(512 * KERNEL_PAGE);
-        let bytes = ByteCount(((1 + tables) * KERNEL_PAGE) as u64);
+        let words = if self.huge_words { self.huge_words_due(page) } else { KERNEL_PAGE };
+        let bytes = ByteCount((words + tables * KERNEL_PAGE) as u64);
         if let Err(error) = self.manager.charge(&self.account, bytes) {
-            chunk.store(0, Ordering::Relaxed);
+            chunk.fetch_and(!CHARGED, Ordering::Relaxed);
+            if words == HUGE_PAGE {
+                let first = page.as_usize() / HUGE_WORDS * (HUGE_WORDS / CHUNK_PAGES);
+                self.charged[first].fetch_and(!HUGE_CHARGED, Ordering::Relaxed);
+            }
             return Err(error);
         }
         self.counters.metadata.fetch_add(bytes.0, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Bytes to charge for the huge page of words around `page`: all of it the first time.
+    fn huge_words_due(&self, page: PageId) -> usize {
+        let first = page.as_usize() / HUGE_WORDS * (HUGE_WORDS / CHUNK_PAGES);
+        let before = self.charged[first].fetch_or(HUGE_CHARGED, Ordering::Relaxed);
+        if before & HUGE_CHARGED == 0 { HUGE_PAGE } else { 0 }
     }
 
     // Checksums.

@@ -19,6 +19,7 @@
 #![expect(unsafe_code, reason = "hands out the memory of pages")]
 
 mod alloc;
+mod btree;
 mod cleaner;
 mod evict;
 mod fix;
@@ -29,6 +30,7 @@ mod replacement;
 mod table;
 
 
+pub use btree::{BTree, ENTRY_MAX_DIVISOR, Scan};
 pub use guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 pub use replacement::{Arrival, Clock, Proven, Replacement, Worth};
 
@@ -52,6 +54,9 @@ pub const TRAILER: usize = 16;
 
 /// Pages whose words share one kernel page, charged together.
 const CHUNK_PAGES: usize = KERNEL_PAGE / 8;
+
+/// Limit from which on page words are kept in huge pages: one of them is below 1 % then.
+const HUGE_WORDS_LIMIT: ByteCount = ByteCount::mib(256);
 
 /// Asked before a page is written back: the write-ahead log must hold record `lsn` first.
 pub type BeforeWrite = dyn Fn(PageId, u64) -> Result<()> + Send + Sync;
@@ -254,6 +259,8 @@ pub struct BufferPool {
     page_shift: u32,
     page_bytes: usize,
     words: LazyArray<Latch>,
+    /// Words come in huge pages: the first touch of one costs that much of the limit.
+    huge_words: bool,
     mapping: Mapping,
     resident: LazyArray<AtomicU64>,
     /// Per chunk of words: 1 when it is charged.
@@ -304,11 +311,13 @@ impl BufferPool {
         let pages = store.capacity().as_usize() / page_bytes;
         let len = (pages * page_bytes).next_multiple_of(HUGE_PAGE);
         let mapping = Mapping::reserve(len, HUGE_PAGE, Huge::No)?;
+        let huge_words = manager.limit() >= HUGE_WORDS_LIMIT;
         let pool = Arc::new(BufferPool {
             base: mapping.addr(),
             page_shift: page_bytes.trailing_zeros(),
             page_bytes,
-            words: LazyArray::new(pages)?,
+            words: if huge_words { LazyArray::new_huge(pages)? } else { LazyArray::new(pages)? },
+            huge_words,
             mapping,
             resident: LazyArray::new(pages.div_ceil(64))?,
             charged: LazyArray::new(pages.div_ceil(CHUNK_PAGES))?,
