@@ -72,8 +72,7 @@ fn a_table_opened_again_has_what_was_flushed() {
     let path = dir.path().join("table");
     let ids;
     {
-        let pool =
-            PoolConfig::new().create(&path, ByteCount::mib(16), &manager(ByteCount::mib(4)));
+        let pool = PoolConfig::new().create(&path, ByteCount::mib(16), &manager(ByteCount::mib(4)));
         let pool = pool.expect("pool");
         ids = fill(&pool, 1500);
         pool.fix_exclusive(ids[7]).expect("page").free();
@@ -231,11 +230,7 @@ fn the_log_is_asked_before_a_page_is_written() {
     let durable = Arc::new(AtomicU64::new(0));
     let asked = Arc::clone(&durable);
     let config = PoolConfig::new().cleaner(false).before_write(move |page, lsn| {
-        if lsn <= asked.load(Ordering::SeqCst) {
-            Ok(())
-        } else {
-            Err(Error::CorruptPage { page })
-        }
+        if lsn <= asked.load(Ordering::SeqCst) { Ok(()) } else { Err(Error::CorruptPage { page }) }
     });
     let pool = small_pool(ByteCount::mib(4), config);
     let mut page = pool.allocate().expect("page");

@@ -162,7 +162,14 @@ pub(crate) fn evictions(options: &Options) -> Result<Vec<Row>, Failure> {
         let batch = evict_us(options, threads, 256)?;
         let work = format!("evict clean pages {threads} threads");
         let (baseline, goal) = ("one madvise a page", "under 1 us");
-        rows.push(Row { work, value: batch, unit: "us/page", baseline, baseline_value: single, goal });
+        rows.push(Row {
+            work,
+            value: batch,
+            unit: "us/page",
+            baseline,
+            baseline_value: single,
+            goal,
+        });
         if threads == 1 {
             alone = batch;
         } else {
@@ -254,8 +261,7 @@ impl Buffer {
 
     fn push(&self, queue: &mut dyn farheap::store::Queue, index: usize, page: u64) {
         let segments = [Segment { ptr: self.at(index), len: PAGE as usize }];
-        let request =
-            Request { token: 0, op: Op::Read, offset: page * PAGE, segments: &segments };
+        let request = Request { token: 0, op: Op::Read, offset: page * PAGE, segments: &segments };
         // SAFETY: each request has a page of its own, and the buffer outlives the queue's waits.
         assert!(unsafe { queue.push(request) });
     }

@@ -207,8 +207,7 @@ impl BufferPool {
     /// A page that was allocated and lost in a crash before it was ever written reads as zeros.
     fn is_zero(&self, page: PageId, order: u8) -> bool {
         // SAFETY: this thread holds the page locked.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(self.ptr(page), self.buffer_bytes(order)) };
+        let bytes = unsafe { std::slice::from_raw_parts(self.ptr(page), self.buffer_bytes(order)) };
         bytes.iter().all(|byte| *byte == 0)
     }
 

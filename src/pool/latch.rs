@@ -433,8 +433,7 @@ mod loom_tests {
     }
 
     fn page() -> Arc<Page> {
-        let page =
-            Page { latch: Latch::absent(), content: [AtomicU64::new(0), AtomicU64::new(0)] };
+        let page = Page { latch: Latch::absent(), content: [AtomicU64::new(0), AtomicU64::new(0)] };
         assert!(page.latch.try_begin_load(page.latch.load()));
         page.latch.loaded(false, 0, 0);
         page.latch.unlock(false);

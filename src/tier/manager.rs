@@ -405,8 +405,8 @@ impl MemoryManager {
             Ok(()) => {
                 let align = if bytes >= HUGE_PAGE { HUGE_PAGE } else { KERNEL_PAGE };
                 let huge = if bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
-                let mapping = Mapping::reserve(bytes, align, huge)
-                    .inspect_err(|_| account.uncharge(len))?;
+                let mapping =
+                    Mapping::reserve(bytes, align, huge).inspect_err(|_| account.uncharge(len))?;
                 let addr = mapping.addr();
                 Ok(TemporaryMemory { addr, len, home: Home::Local { _mapping: mapping } })
             }
@@ -525,7 +525,8 @@ impl Shared {
             // Above its own ceiling a consumer can only take from itself.
             let from = (own < bytes.0).then_some(&account.0);
             let free = self.budget.free().0.min(own);
-            let want = bytes.0.saturating_sub(free).max(RECLAIM_MIN.min(self.budget.limit().0 / 16));
+            let want =
+                bytes.0.saturating_sub(free).max(RECLAIM_MIN.min(self.budget.limit().0 / 16));
             let freed = self.reclaim_for(&account.0, from, ByteCount(want));
             if account.try_charge(bytes) {
                 return Ok(());
@@ -675,7 +676,9 @@ pub struct TemporaryMemory {
 
 enum Home {
     /// Unmapped when dropped.
-    Local { _mapping: Mapping },
+    Local {
+        _mapping: Mapping,
+    },
     Spilled(Arc<dyn Spill>),
 }
 
