@@ -55,8 +55,8 @@ fn draw(
         .build_cartesian_2d(0.0..end, 0.0..top)?;
     chart.configure_mesh().draw()?;
     for (_, value, color) in lines {
-        let points = run.samples.iter().map(|s| (s.seconds, value(s)));
-        chart.draw_series(LineSeries::new(points, color))?;
+        let points: Vec<_> = run.samples.iter().map(|s| (s.seconds, value(s))).collect();
+        chart.draw_series(std::iter::once(PathElement::new(points, color)))?;
     }
     Ok(())
 }
