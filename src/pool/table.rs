@@ -72,7 +72,7 @@ impl BufferPool {
     /// Reads header and free list.
     pub(super) fn read_header(&self) -> Result<()> {
         let mut buffer = Words::new(self.page_bytes)?;
-        if self.words.len() == 0 {
+        if self.words.is_empty() {
             return Err(self.refused("is no table file: shorter than one page"));
         }
         self.transfer(Op::Read, 0, &mut buffer)?;

@@ -565,8 +565,7 @@ impl Shared {
         only: Option<&Arc<Member>>,
         want: ByteCount,
     ) -> ByteCount {
-        let mut members: [Option<(Arc<Member>, Arc<dyn Reclaim>)>; CONSUMERS_MAX] =
-            [const { None }; CONSUMERS_MAX];
+        let mut members: [Option<Asked>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
         let mut count = 0;
         for member in self.members.lock().iter().filter_map(Weak::upgrade) {
             let reclaimer = member.reclaimer.lock().as_ref().and_then(Weak::upgrade);
@@ -644,6 +643,9 @@ impl Shared {
         }
     }
 }
+
+/// A consumer and who gives its memory back.
+type Asked = (Arc<Member>, Arc<dyn Reclaim>);
 
 fn new_member(budget: &Arc<Budget>, name: &'static str, ceiling: ByteCount) -> Arc<Member> {
     Arc::new(Member {
