@@ -1,4 +1,5 @@
 //! The measurements.
+#![expect(unsafe_code, reason = "raw loads, raw reads and touches are the baselines")]
 
 use crate::report::Row;
 use crate::{Failure, Options};
@@ -128,7 +129,6 @@ pub(crate) fn hits(options: &Options) -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
-#[expect(unsafe_code, reason = "the raw load that hits are compared with")]
 fn load(at: *const AtomicU64) -> u64 {
     // SAFETY: the caller passes the first bytes of a resident page that nobody evicts.
     unsafe { &*at }.load(Ordering::Relaxed)
@@ -241,7 +241,6 @@ fn raw_depth(options: &Options, store: &BlockStore, pages: u64, depth: usize) ->
 /// Aligned pages to read into.
 struct Buffer(Vec<[u8; PAGE as usize]>, usize);
 
-#[expect(unsafe_code, reason = "reads the device without a pool")]
 impl Buffer {
     fn new(pages: usize) -> Buffer {
         let memory = vec![[0; PAGE as usize]; pages + 1];
@@ -387,7 +386,6 @@ fn allocate_ms(
     Ok((allocated / gib, touched / gib))
 }
 
-#[expect(unsafe_code, reason = "touches temporary memory")]
 fn touch(start: *mut u8, len: usize) {
     for offset in (0..len).step_by(PAGE as usize) {
         // SAFETY: within memory that was just allocated with `len` bytes.

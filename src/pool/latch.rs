@@ -26,7 +26,7 @@
 //!    `Locked` at either time, saw no change of the content in between.
 //! 2. `Locked` is left only by the thread that entered it.
 //! 3. All bits zero is a page that was never touched.
-#![cfg_attr(not(loom), expect(unsafe_code, reason = "an atomic word is valid when zero"))]
+#![expect(unsafe_code, reason = "an atomic word is valid when zero")]
 
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering, fence};
