@@ -39,7 +39,7 @@ where
             let (stop, done, work) = (&stop, &done, &work);
             scope.spawn(move || {
                 let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ (thread + 1) << 40);
-                (0..20).for_each(|_| drop(random.below(2)));
+                (0..20).for_each(|_| _ = random.below(2));
                 let calls = work(&mut random, stop);
                 done.fetch_add(calls, Ordering::Relaxed);
             });
@@ -76,7 +76,7 @@ fn filled(pool: &BufferPool, pages: u64) -> Result<(), Failure> {
 
 fn in_memory(pages: u64, room_pages: u64, config: PoolConfig) -> Result<Arc<BufferPool>, Failure> {
     let store = Arc::new(MemStore::new(ByteCount((pages + 64) * PAGE))?);
-    let limit = ByteCount(room_pages * PAGE * 33 / 32 + (2 << 20));
+    let limit = ByteCount(room_pages * PAGE * 9 / 8 + (2 << 20));
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
     Ok(config.create_on(store, &manager)?)
 }
