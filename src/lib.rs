@@ -15,6 +15,8 @@ mod heap;
 mod meta;
 mod page;
 #[cfg(not(loom))]
+pub mod pool;
+#[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
 mod runtime;

@@ -214,6 +214,12 @@ fn signal_handlers_of_the_program_run_on_its_own_threads() {
     alone("signal_handlers_of_the_program_run_on_its_own_threads", || {
         let own = status_line("/proc/thread-self".as_ref(), "SigBlk:");
         let Some(heap) = heap("limit:8MiB,capacity:64MiB,handlers:2") else { return };
+        // A thread takes its name when it first runs.
+        let named = || {
+            let tasks = fs::read_dir("/proc/self/task").expect("/proc").flatten();
+            tasks.filter(|task| status_line(&task.path(), "Name:").starts_with("farheap-")).count()
+        };
+        assert!(eventually(|| named() == 4), "evictor, two fillers, maintenance: {}", named());
         let mut threads = 0;
         for task in fs::read_dir("/proc/self/task").expect("/proc") {
             let task = task.expect("an entry").path();

@@ -1,7 +1,8 @@
 //! Why an operation failed: one error type for the whole crate.
 
-use crate::base::units::{ByteCount, SlotCount};
+use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// A result with the crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -93,6 +94,47 @@ pub enum Error {
     LimitExceeded {
         /// Why nothing could be evicted.
         reason: String,
+    },
+    /// A page of a table file does not hold what was written to it.
+    #[error("{page} is corrupt: its checksum is not the one it was written with")]
+    CorruptPage {
+        /// The page.
+        page: PageId,
+    },
+    /// A table file has no such page.
+    #[error("{page} is not in use: the table file has {pages} pages")]
+    NoSuchPage {
+        /// The page asked for.
+        page: PageId,
+        /// Pages of the file, used and free.
+        pages: PageCount,
+    },
+    /// A latch was not to be had in time.
+    #[error("{page} was not to be had within {waited:?}: {holder} holds it")]
+    LatchTimeout {
+        /// The page.
+        page: PageId,
+        /// Who has it.
+        holder: String,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// No memory could be freed for a page or an allocation in time.
+    #[error(
+        "no memory for {wanted} within {waited:?}: {used} of {limit} are in use ({consumers}) \
+         and nothing more can be reclaimed"
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        wanted: ByteCount,
+        /// Bytes charged.
+        used: ByteCount,
+        /// The limit.
+        limit: ByteCount,
+        /// What each consumer holds, and how much of it is pinned by how many holders.
+        consumers: String,
+        /// How long was waited.
+        waited: Duration,
     },
     /// A size could not be understood.
     #[error("`{text}` is not a size; write a number with a unit, such as 512MiB or 64KiB")]

@@ -6,7 +6,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, AtomicU64};
-use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
+use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
@@ -42,11 +42,24 @@ impl<T: Zeroed> LazyArray<T> {
     /// # Errors
     /// [`Error::Os`] when the address space is not to be had.
     pub(crate) fn new(len: usize) -> Result<LazyArray<T>> {
+        LazyArray::with(len, KERNEL_PAGE, Huge::No)
+    }
+
+    /// As [`new`](Self::new), in huge pages where the system has them: for arrays that are
+    /// touched at random, where a miss of the TLB costs as much as one of the cache.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn new_huge(len: usize) -> Result<LazyArray<T>> {
+        LazyArray::with(len, HUGE_PAGE, Huge::Yes)
+    }
+
+    fn with(len: usize, unit: usize, huge: Huge) -> Result<LazyArray<T>> {
         let bytes = len
             .checked_mul(size_of::<T>())
-            .and_then(|bytes| bytes.checked_next_multiple_of(KERNEL_PAGE))
+            .and_then(|bytes| bytes.checked_next_multiple_of(unit))
             .ok_or(Error::BadRange { reason: "array length overflows" })?;
-        let mapping = Mapping::reserve(bytes.max(KERNEL_PAGE), KERNEL_PAGE, Huge::No)?;
+        let mapping = Mapping::reserve(bytes.max(unit), unit, huge)?;
         Ok(LazyArray { mapping, len, _owns: PhantomData })
     }
 }

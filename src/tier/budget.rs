@@ -3,10 +3,14 @@
 //! [`Budget`] counts every byte of far memory that can be resident: pages mapped in the region
 //! and staging frames. A charge comes before the memory exists, so resident never exceeds the
 //! limit.
+//!
+//! A budget may be a consumer's part of a shared one ([`Budget::under`]): a charge then has to
+//! fit both, and is counted in both.
 
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
+use std::sync::Arc;
 
 /// Bytes that may be resident and bytes that are charged.
 #[derive(Debug)]
@@ -14,6 +18,8 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     charged: AtomicU64,
     charged_max: AtomicU64,
+    /// What all consumers together may charge.
+    shared: Option<Arc<Budget>>,
 }
 
 impl Budget {
@@ -22,7 +28,13 @@ impl Budget {
             limit: AtomicU64::new(limit.0),
             charged: AtomicU64::new(0),
             charged_max: AtomicU64::new(0),
+            shared: None,
         }
+    }
+
+    /// A consumer's budget within a `shared` one.
+    pub(crate) fn under(shared: Arc<Budget>, limit: ByteCount) -> Budget {
+        Budget { shared: Some(shared), ..Budget::new(limit) }
     }
 
     pub(crate) fn limit(&self) -> ByteCount {
@@ -45,11 +57,11 @@ impl Budget {
 
     /// Bytes that can still be charged.
     pub(crate) fn free(&self) -> ByteCount {
-        ByteCount(self.limit().0.saturating_sub(self.charged().0))
+        let own = self.limit().0.saturating_sub(self.charged().0);
+        ByteCount(self.shared.as_ref().map_or(own, |shared| shared.free().0.min(own)))
     }
 
     /// Charges `bytes` if the limit allows it.
-    #[cfg(test)]
     #[must_use]
     pub(crate) fn try_charge(&self, bytes: ByteCount) -> bool {
         self.try_charge_leaving(bytes, ByteCount::ZERO)
@@ -58,6 +70,18 @@ impl Budget {
     /// Charges `bytes` if the limit allows them and `headroom` more.
     #[must_use]
     pub(crate) fn try_charge_leaving(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
+        if !self.try_charge_own(bytes, headroom) {
+            return false;
+        }
+        let Some(shared) = &self.shared else { return true };
+        let fits = shared.try_charge_own(bytes, headroom);
+        if !fits {
+            self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    fn try_charge_own(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
         // Relaxed: the counter guards no data; the pages it counts are published by their words.
         let mut charged = self.charged.load(Ordering::Relaxed);
         loop {
@@ -84,12 +108,18 @@ impl Budget {
     pub(crate) fn charge(&self, bytes: ByteCount) {
         let after = self.charged.fetch_add(bytes.0, Ordering::Relaxed) + bytes.0;
         self.charged_max.fetch_max(after, Ordering::Relaxed);
+        if let Some(shared) = &self.shared {
+            shared.charge(bytes);
+        }
     }
 
     /// Takes a charge back.
     pub(crate) fn uncharge(&self, bytes: ByteCount) {
         let before = self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
         strict_assert!(before >= bytes.0, "uncharged {bytes} of {before} bytes");
+        if let Some(shared) = &self.shared {
+            shared.uncharge(bytes);
+        }
     }
 }
 
@@ -119,6 +149,22 @@ mod tests {
         assert!(budget.try_charge(ByteCount(10)));
         assert!(!budget.try_charge(ByteCount(1)));
         assert!(!budget.try_charge(ByteCount(u64::MAX)));
+    }
+
+    #[test]
+    fn a_charge_of_a_consumer_has_to_fit_its_own_limit_and_the_shared_one() {
+        let shared = Arc::new(Budget::new(ByteCount(100)));
+        let a = Budget::under(Arc::clone(&shared), ByteCount(80));
+        let b = Budget::under(Arc::clone(&shared), ByteCount(100));
+        assert!(!a.try_charge(ByteCount(81)));
+        assert!(a.try_charge(ByteCount(70)));
+        assert!(!b.try_charge(ByteCount(31)));
+        assert_eq!(b.charged(), ByteCount::ZERO);
+        assert_eq!((a.free(), b.free()), (ByteCount(10), ByteCount(30)));
+        assert!(b.try_charge(ByteCount(30)));
+        assert_eq!(a.free(), ByteCount::ZERO);
+        a.uncharge(ByteCount(70));
+        assert_eq!(shared.charged(), ByteCount(30));
     }
 }
 

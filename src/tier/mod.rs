@@ -2,4 +2,6 @@
 
 pub(crate) mod budget;
 #[cfg(not(loom))]
+pub mod manager;
+#[cfg(not(loom))]
 pub mod policy;

@@ -1,0 +1,463 @@
+//! The measurements.
+#![expect(unsafe_code, reason = "raw loads, raw reads and touches are the baselines")]
+
+use crate::report::Row;
+use crate::{Failure, Options};
+use farheap::pool::{BufferPool, Clock, PoolConfig};
+use farheap::store::{BlockStore, MemStore, Op, Request, Segment, Store};
+use farheap::tier::manager::{MemoryManager, Mode};
+use farheap::{ByteCount, PageId};
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
+
+/// A small, fast generator: the benchmark must not measure the generator.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((u128::from(self.0) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// Runs `work` in `threads` threads for the given time; returns calls a second of all together.
+fn rate<F>(options: &Options, threads: u64, work: F) -> f64
+where
+    F: Fn(&mut Random, &AtomicBool) -> u64 + Sync,
+{
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (stop, done, work) = (&stop, &done, &work);
+            scope.spawn(move || {
+                let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ (thread + 1) << 40);
+                (0..20).for_each(|_| _ = random.below(2));
+                let calls = work(&mut random, stop);
+                done.fetch_add(calls, Ordering::Relaxed);
+            });
+        }
+        std::thread::sleep(Duration::from_secs_f64(options.seconds));
+        stop.store(true, Ordering::Relaxed);
+    });
+    done.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64()
+}
+
+/// Nanoseconds a call and thread of `call`, given a random page below `pages`.
+fn ns(options: &Options, threads: u64, pages: u64, call: impl Fn(PageId) + Sync) -> f64 {
+    let calls = rate(options, threads, |random, stop| {
+        let mut calls = 0;
+        while !stop.load(Ordering::Relaxed) {
+            for _ in 0..256 {
+                call(PageId(1 + random.below(pages)));
+            }
+            calls += 256;
+        }
+        calls
+    });
+    1e9 * threads as f64 / calls
+}
+
+fn filled(pool: &BufferPool, pages: u64) -> Result<(), Failure> {
+    for _ in 0..pages {
+        let mut page = pool.allocate()?;
+        let id = page.id().0;
+        page[..8].copy_from_slice(&id.to_le_bytes());
+    }
+    Ok(())
+}
+
+fn in_memory(pages: u64, room_pages: u64, config: PoolConfig) -> Result<Arc<BufferPool>, Failure> {
+    let store = Arc::new(MemStore::new(ByteCount((pages + 64) * PAGE))?);
+    let limit = ByteCount(room_pages * PAGE * 9 / 8 + (2 << 20));
+    let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+    Ok(config.create_on(store, &manager)?)
+}
+
+pub(crate) fn hits(options: &Options) -> Result<Vec<Row>, Failure> {
+    let pages = options.hit_pages;
+    let pool = in_memory(pages, pages, PoolConfig::new().cleaner(false))?;
+    filled(&pool, pages)?;
+    let base = pool.fix_shared(PageId(1))?.as_ptr().addr() - PAGE as usize;
+    let swapped = AtomicU64::new(0);
+    let mut rows = Vec::new();
+    for threads in [1, 2] {
+        for (set, name) in [(1, "hot"), (pages, "random")] {
+            let raw = ns(options, threads, set, |page| {
+                let ptr = std::ptr::with_exposed_provenance::<AtomicU64>(base);
+                let at = ptr.wrapping_byte_add((page.0 * PAGE) as usize);
+                black_box(load(at));
+            });
+            let swaps = ns(options, threads, set, |_| {
+                swapped.fetch_add(1, Ordering::AcqRel);
+                swapped.fetch_sub(1, Ordering::AcqRel);
+            });
+            let optimistic = ns(options, threads, set, |page| {
+                let value = pool.read_optimistic(page, |guard| guard.u64(0));
+                assert_eq!(value.expect("resident"), Some(page.0));
+            });
+            let shared = ns(options, threads, set, |page| {
+                let guard = pool.fix_shared(page).expect("resident");
+                assert_eq!(guard[..8], page.0.to_le_bytes());
+            });
+            let exclusive = ns(options, threads, set, |page| {
+                let guard = pool.fix_exclusive(page).expect("resident");
+                assert_eq!(guard[..8], page.0.to_le_bytes());
+            });
+            let is_hot = name == "hot";
+            let goal = if is_hot { "vmcache 6.4/25/28 ns" } else { "1.3" };
+            for (how, value) in
+                [("optimistic", optimistic), ("shared", shared), ("exclusive", exclusive)]
+            {
+                let work = format!("hit {name} {how} {threads} threads");
+                let (baseline, baseline_value) = if is_hot && how != "optimistic" {
+                    ("two swaps", swaps)
+                } else {
+                    ("raw load", raw)
+                };
+                rows.push(Row { work, value, unit: "ns", baseline, baseline_value, goal });
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn load(at: *const AtomicU64) -> u64 {
+    // SAFETY: the caller passes the first bytes of a resident page that nobody evicts.
+    unsafe { &*at }.load(Ordering::Relaxed)
+}
+
+/// Microseconds a page of evicting a full pool of clean pages, by `threads` threads.
+fn evict_us(options: &Options, threads: u64, batch: usize) -> Result<f64, Failure> {
+    let pages = if options.test { 1000 } else { 64 << 10 };
+    let config = PoolConfig::new().cleaner(false).replacement(Clock).evict_batch(batch);
+    let pool = in_memory(pages, pages, config.checksum(false))?;
+    filled(&pool, pages)?;
+    pool.flush()?;
+    // Passes that only cool pages are part of eviction in a running pool, too.
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| while pool.evict_clean(ByteCount(256 * PAGE)).get() > 0 {});
+        }
+    });
+    let us = began.elapsed().as_secs_f64() * 1e6;
+    let evicted = pool.stats().evicted;
+    assert!(evicted * 100 >= pages * 99, "{evicted} of {pages} pages evicted");
+    Ok(us / evicted as f64)
+}
+
+pub(crate) fn evictions(options: &Options) -> Result<Vec<Row>, Failure> {
+    let mut rows = Vec::new();
+    let mut alone = 0.0;
+    for threads in [1, 2] {
+        let single = evict_us(options, threads, 1)?;
+        let batch = evict_us(options, threads, 256)?;
+        let work = format!("evict clean pages {threads} threads");
+        let (baseline, goal) = ("one madvise a page", "under 1 us");
+        rows.push(Row {
+            work,
+            value: batch,
+            unit: "us/page",
+            baseline,
+            baseline_value: single,
+            goal,
+        });
+        if threads == 1 {
+            alone = batch;
+        } else {
+            rows.push(Row {
+                work: "evict speed of 2 threads together".to_owned(),
+                value: 1.0 / batch,
+                unit: "pages/us",
+                baseline: "1 thread",
+                baseline_value: 1.0 / alone,
+                goal: "above 1",
+            });
+        }
+    }
+    Ok(rows)
+}
+
+fn path(options: &Options) -> PathBuf {
+    let dir = options.dir.clone().unwrap_or_else(std::env::temp_dir);
+    dir.join(format!("farheap-bench-pool-{}", std::process::id()))
+}
+
+/// Removes the table file, whatever happens.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Random reads of single pages by blocking threads, without any pool.
+fn raw_blocking(options: &Options, store: &BlockStore, pages: u64, threads: u64) -> f64 {
+    rate(options, threads, |random, stop| {
+        let buffer = Buffer::new(1);
+        let mut calls = 0;
+        while !stop.load(Ordering::Relaxed) {
+            buffer.read(store, 1 + random.below(pages));
+            calls += 1;
+        }
+        calls
+    })
+}
+
+/// Random reads at a depth, `depth` at a time, all waited for.
+fn raw_depth(options: &Options, store: &BlockStore, pages: u64, depth: usize) -> f64 {
+    rate(options, 1, |random, stop| {
+        let buffer = Buffer::new(depth);
+        let mut queue = store.open_queue(depth as u32).expect("queue");
+        let mut calls = 0;
+        while !stop.load(Ordering::Relaxed) {
+            for i in 0..depth {
+                buffer.push(&mut *queue, i, 1 + random.below(pages));
+            }
+            let mut done = 0;
+            while done < depth {
+                queue
+                    .wait(Duration::from_secs(1), &mut |completion| {
+                        completion.result.expect("read");
+                        done += 1;
+                    })
+                    .expect("wait");
+            }
+            calls += depth as u64;
+        }
+        calls
+    })
+}
+
+/// Aligned pages to read into.
+struct Buffer(Vec<[u8; PAGE as usize]>, usize);
+
+impl Buffer {
+    fn new(pages: usize) -> Buffer {
+        let memory = vec![[0; PAGE as usize]; pages + 1];
+        let skip = memory.as_ptr().addr().next_multiple_of(PAGE as usize) - memory.as_ptr().addr();
+        Buffer(memory, skip)
+    }
+
+    fn at(&self, index: usize) -> *mut u8 {
+        let bytes = self.0.as_ptr().cast::<u8>().cast_mut();
+        bytes.wrapping_add(self.1 + index * PAGE as usize)
+    }
+
+    fn read(&self, store: &BlockStore, page: u64) {
+        // SAFETY: the buffer is this thread's, aligned and a page long.
+        unsafe { store.read_now(page * PAGE, self.at(0), PAGE as usize) }.expect("read");
+    }
+
+    fn push(&self, queue: &mut dyn farheap::store::Queue, index: usize, page: u64) {
+        let segments = [Segment { ptr: self.at(index), len: PAGE as usize }];
+        let request = Request { token: 0, op: Op::Read, offset: page * PAGE, segments: &segments };
+        // SAFETY: each request has a page of its own, and the buffer outlives the queue's waits.
+        assert!(unsafe { queue.push(request) });
+    }
+}
+
+pub(crate) fn reads(options: &Options) -> Result<Vec<Row>, Failure> {
+    let file = Removed(path(options));
+    let pages = options.pool_mib * 8 * 256;
+    let limit = ByteCount::mib(options.pool_mib);
+    {
+        let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+        let capacity = ByteCount((pages + 64) * PAGE);
+        let pool = PoolConfig::new().create(&file.0, capacity, &manager)?;
+        filled(&pool, pages)?;
+        pool.flush()?;
+    }
+    let mut rows = Vec::new();
+    let threads: &[u64] = if options.test { &[2] } else { &[1, 2, 4, 8] };
+    for &threads in threads {
+        let raw = raw_blocking(options, &BlockStore::open(&file.0, None)?, pages, threads);
+        let value = pool_reads(options, &file.0, pages, threads)?;
+        let again = raw_blocking(options, &BlockStore::open(&file.0, None)?, pages, threads);
+        let work = format!("read random pages 8x pool {threads} threads");
+        let (baseline, baseline_value) = ("raw blocking reads", (raw + again) / 2.0);
+        rows.push(Row { work, value, unit: "pages/s", baseline, baseline_value, goal: "0.9" });
+    }
+    let raw = raw_depth(options, &BlockStore::open(&file.0, None)?, pages, 32);
+    let value = pool_groups(options, &file.0, pages)?;
+    let again = raw_depth(options, &BlockStore::open(&file.0, None)?, pages, 32);
+    rows.push(Row {
+        work: "read fix_many of 32 from 1 thread".to_owned(),
+        value,
+        unit: "pages/s",
+        baseline: "raw reads at depth 32",
+        baseline_value: (raw + again) / 2.0,
+        goal: "0.85",
+    });
+    Ok(rows)
+}
+
+fn opened(options: &Options, path: &std::path::Path) -> Result<Arc<BufferPool>, Failure> {
+    let limit = ByteCount::mib(options.pool_mib);
+    let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+    let pool = PoolConfig::new().open(path, &manager)?;
+    // Full from the start: every read evicts.
+    let warm: Vec<PageId> = (1..=options.pool_mib * 256).map(PageId).collect();
+    for group in warm.chunks(64) {
+        drop(pool.fix_many(group)?);
+    }
+    Ok(pool)
+}
+
+/// Pages that missed, a second: what the device was asked for.
+fn pool_reads(
+    options: &Options,
+    path: &std::path::Path,
+    pages: u64,
+    threads: u64,
+) -> Result<f64, Failure> {
+    let pool = opened(options, path)?;
+    let before = pool.stats().pages_read;
+    let began = Instant::now();
+    rate(options, threads, |random, stop| {
+        while !stop.load(Ordering::Relaxed) {
+            let page = PageId(1 + random.below(pages));
+            let guard = pool.fix_shared(page).expect("page");
+            assert_eq!(guard[..8], page.0.to_le_bytes());
+        }
+        0
+    });
+    let read = pool.stats().pages_read - before;
+    Ok(read as f64 / began.elapsed().as_secs_f64())
+}
+
+fn pool_groups(options: &Options, path: &std::path::Path, pages: u64) -> Result<f64, Failure> {
+    let pool = opened(options, path)?;
+    let before = pool.stats().pages_read;
+    let began = Instant::now();
+    rate(options, 1, |random, stop| {
+        while !stop.load(Ordering::Relaxed) {
+            // One of every 32nd part, so that none comes twice.
+            let part = pages / 32;
+            let group: Vec<PageId> =
+                (0..32).map(|i| PageId(1 + i * part + random.below(part))).collect();
+            for guard in pool.fix_many(&group).expect("group") {
+                assert_eq!(guard[..8], guard.id().0.to_le_bytes());
+            }
+        }
+        0
+    });
+    let read = pool.stats().pages_read - before;
+    Ok(read as f64 / began.elapsed().as_secs_f64())
+}
+
+/// Milliseconds to allocate half the limit and touch all of it, with a share of dirty pages.
+fn allocate_ms(
+    options: &Options,
+    dirty_pct: u64,
+    batch: usize,
+    cleaner: bool,
+) -> Result<(f64, f64), Failure> {
+    let file = Removed(path(options));
+    let pages = options.pool_mib * 250;
+    let manager = MemoryManager::start(ByteCount::mib(options.pool_mib), Mode::Cooperative)?;
+    let config = PoolConfig::new().evict_batch(batch).cleaner(cleaner);
+    let pool = config.create(&file.0, ByteCount::mib(options.pool_mib * 2), &manager)?;
+    filled(&pool, pages)?;
+    pool.flush()?;
+    for page in (1..=pages).filter(|page| page % 10 < dirty_pct / 10) {
+        pool.fix_exclusive(PageId(page))?[8] += 1;
+    }
+    if cleaner {
+        std::thread::sleep(Duration::from_millis(if options.test { 50 } else { 1500 }));
+    }
+    let half = ByteCount::mib(options.pool_mib / 2);
+    let began = Instant::now();
+    let memory = manager.allocate_temporary(half)?;
+    let allocated = began.elapsed().as_secs_f64() * 1e3;
+    touch(memory.as_ptr().as_ptr(), half.as_usize());
+    let touched = began.elapsed().as_secs_f64() * 1e3;
+    manager.free_temporary(memory);
+    let gib = half.get() as f64 / (1u64 << 30) as f64;
+    Ok((allocated / gib, touched / gib))
+}
+
+fn touch(start: *mut u8, len: usize) {
+    for offset in (0..len).step_by(PAGE as usize) {
+        // SAFETY: within memory that was just allocated with `len` bytes.
+        unsafe { start.wrapping_add(offset).write_volatile(1) };
+    }
+}
+
+pub(crate) fn temporary(options: &Options) -> Result<Vec<Row>, Failure> {
+    let mut rows = Vec::new();
+    let (baseline, unit) = ("one page at a time", "ms/GiB");
+    for dirty in [0, 50, 90] {
+        let (single_bare, single) = allocate_ms(options, dirty, 1, false)?;
+        for (cleaner, name, goal) in
+            [(false, "", "a tenth"), (true, " cleaner on", "under 5 ms/GiB")]
+        {
+            let (bare, all) = allocate_ms(options, dirty, 256, cleaner)?;
+            let work = format!("temporary half the limit {dirty} % dirty{name}");
+            rows.push(Row {
+                work: format!("{work} touched"),
+                value: all,
+                unit,
+                baseline,
+                baseline_value: single,
+                goal,
+            });
+            let row = Row { work, value: bare, unit, baseline, baseline_value: single_bare, goal };
+            rows.push(row);
+        }
+    }
+    Ok(rows)
+}
+
+pub(crate) fn writes_of_reads(options: &Options) -> Result<Vec<Row>, Failure> {
+    let file = Removed(path(options));
+    let pages = options.pool_mib * 512;
+    let manager = MemoryManager::start(ByteCount::mib(options.pool_mib), Mode::Cooperative)?;
+    let pool = PoolConfig::new().create(&file.0, ByteCount::mib(options.pool_mib * 3), &manager)?;
+    filled(&pool, pages)?;
+    let mut last = pool.stats().pages_written;
+    loop {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = pool.stats().pages_written;
+        if now == last {
+            break;
+        }
+        last = now;
+    }
+    let before = pool.stats();
+    rate(options, 2, |random, stop| {
+        while !stop.load(Ordering::Relaxed) {
+            let page = PageId(1 + random.below(pages));
+            assert_eq!(pool.fix_shared(page).expect("page")[..8], page.0.to_le_bytes());
+        }
+        0
+    });
+    let after = pool.stats();
+    Ok(vec![
+        Row {
+            work: "write during a read-only run after a load".to_owned(),
+            value: (after.pages_written - before.pages_written) as f64,
+            unit: "pages",
+            baseline: "pages read meanwhile",
+            baseline_value: (after.pages_read - before.pages_read) as f64,
+            goal: "0",
+        },
+        Row {
+            work: "metadata of a pool".to_owned(),
+            value: after.metadata.get() as f64,
+            unit: "bytes",
+            baseline: "bytes ever touched",
+            baseline_value: (pages * PAGE) as f64,
+            goal: "proportional",
+        },
+    ])
+}

@@ -1,0 +1,258 @@
+//! A B+-tree on a buffer pool: variable-length keys and values, in the order of the keys' bytes.
+//!
+//! ```text
+//! node:  leaf 1 | - 1 | count 2 | heap 2 | garbage 2 | right 8 | low... slots 2 each -> ... <- entries
+//! entry: key length 2 | value length 2 | key | value        (inner nodes: value = child, 8 bytes)
+//! ```
+//! Readers descend optimistically and validate each node after they read the number of its child
+//! (optimistic lock coupling). Writers descend the same way and lock the leaf alone; only a change
+//! of the tree's shape takes exclusive latches from the root down, one after the other, and
+//! splits full nodes, or merges nearly empty ones, on its way.
+//!
+//! The root's page never changes: a root that is full moves its contents to a new child.
+//!
+//! # Invariants
+//! 1. An inner node's first key is not looked at: its first child takes all smaller keys.
+//! 2. A node that is locked on the way down has room for one more separator.
+//! 3. What was read optimistically is used only after validation, and bounds are checked before.
+
+mod node;
+mod shape;
+
+use super::{BufferPool, ExclusiveGuard, OptimisticGuard};
+use crate::base::error::{Error, Result};
+use crate::base::units::PageId;
+use node::{Node, NodeMut, View};
+use std::sync::Arc;
+
+/// An entry, key and value together, may take a page's payload divided by this, less 8 bytes.
+pub const ENTRY_MAX_DIVISOR: usize = 4;
+
+/// Optimistic descents before one takes shared latches.
+const RESTARTS_MAX: u32 = 64;
+
+/// Deepest tree: more means that a page is damaged.
+const DEPTH_MAX: u32 = 32;
+
+/// An ordered map from bytes to bytes in pages of a pool.
+///
+/// # Examples
+/// ```
+/// use farheap::ByteCount;
+/// use farheap::pool::{BTree, PoolConfig};
+/// use farheap::store::MemStore;
+/// use farheap::tier::manager::{MemoryManager, Mode};
+/// use std::sync::Arc;
+///
+/// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+/// let pool = PoolConfig::new().create_on(Arc::new(MemStore::new(ByteCount::mib(64))?), &manager)?;
+/// let tree = BTree::create(&pool)?;
+/// tree.insert(b"key", b"value")?;
+/// assert_eq!(tree.get(b"key")?.as_deref(), Some(&b"value"[..]));
+/// # Ok::<(), farheap::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct BTree {
+    pool: Arc<BufferPool>,
+    root: PageId,
+}
+
+impl BTree {
+    /// Creates an empty tree.
+    ///
+    /// # Errors
+    /// As for [`BufferPool::allocate`].
+    pub fn create(pool: &Arc<BufferPool>) -> Result<BTree> {
+        let mut root = pool.allocate()?;
+        let id = root.id();
+        NodeMut(&mut root).clear(true);
+        drop(root);
+        Ok(BTree { pool: Arc::clone(pool), root: id })
+    }
+
+    /// Opens the tree with this root.
+    #[must_use]
+    pub fn open(pool: &Arc<BufferPool>, root: PageId) -> BTree {
+        BTree { pool: Arc::clone(pool), root }
+    }
+
+    /// The root's page, by which the tree is opened again.
+    #[must_use]
+    pub fn root(&self) -> PageId {
+        self.root
+    }
+
+    fn check_entry(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        if key.len() + value.len() + 8 <= self.pool.payload() / ENTRY_MAX_DIVISOR {
+            Ok(())
+        } else {
+            Err(Error::BadRange { reason: "the entry is too long for the pool's pages" })
+        }
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// As for [`BufferPool::fix_shared`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        for _ in 0..RESTARTS_MAX {
+            let Some(leaf) = self.descend(key)? else { continue };
+            let found = View(leaf).value_of(key);
+            if leaf.validate()
+                && let Some(found) = found
+            {
+                return Ok(found);
+            }
+        }
+        let leaf = self.leaf_locked(key)?;
+        let node = Node(&leaf);
+        Ok(node.find(key).ok().map(|slot| node.value(slot).to_vec()))
+    }
+
+    /// The leaf for `key`, reached optimistically; `None` when somebody interfered.
+    fn descend(&self, key: &[u8]) -> Result<Option<OptimisticGuard<'_>>> {
+        let mut guard = self.pool.fix_optimistic(self.root)?;
+        for _ in 0..DEPTH_MAX {
+            let view = View(guard);
+            if view.is_leaf() {
+                return Ok(guard.validate().then_some(guard));
+            }
+            let child = view.child_of(key);
+            if !guard.validate() {
+                return Ok(None);
+            }
+            let Some(child) = child else { return Ok(None) };
+            let next = match self.pool.fix_optimistic(PageId(child)) {
+                Ok(next) => next,
+                // A child that was merged away meanwhile is a page that is not in use.
+                Err(Error::NoSuchPage { .. }) if !guard.validate() => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            // The child was still this node's when it was looked at first.
+            if !guard.validate() {
+                return Ok(None);
+            }
+            guard = next;
+        }
+        Ok(None)
+    }
+
+    /// The leaf for `key`, locked, by latch coupling.
+    fn leaf_locked(&self, key: &[u8]) -> Result<ExclusiveGuard<'_>> {
+        let mut guard = self.pool.fix_exclusive(self.root)?;
+        while !Node(&guard).is_leaf() {
+            let child = Node(&guard).child_of(key);
+            guard = self.pool.fix_exclusive(PageId(child))?;
+        }
+        Ok(guard)
+    }
+
+    /// The leaf for `key`, locked after an optimistic descent.
+    fn leaf(&self, key: &[u8]) -> Result<ExclusiveGuard<'_>> {
+        for _ in 0..RESTARTS_MAX {
+            if let Some(leaf) = self.descend(key)?
+                && let Some(locked) = leaf.try_upgrade()
+            {
+                return Ok(locked);
+            }
+        }
+        self.leaf_locked(key)
+    }
+
+    /// Sets a key's value; returns whether the key is new.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] for an entry that is too long, else as for [`BufferPool::allocate`].
+    pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.check_entry(key, value)?;
+        let mut leaf = self.leaf(key)?;
+        if let Some(is_new) = NodeMut(&mut leaf).put(key, value) {
+            return Ok(is_new);
+        }
+        drop(leaf);
+        let mut leaf = self.leaf_with_room(key)?;
+        let is_new = NodeMut(&mut leaf).put(key, value);
+        Ok(is_new.expect("a leaf that was split has room for an entry"))
+    }
+
+    /// Changes a key's value in place, under the leaf's latch; returns whether there is the key.
+    ///
+    /// # Errors
+    /// As for [`BufferPool::fix_exclusive`].
+    pub fn update(&self, key: &[u8], change: impl FnOnce(&mut [u8])) -> Result<bool> {
+        let mut leaf = self.leaf(key)?;
+        let Ok(slot) = Node(&leaf).find(key) else { return Ok(false) };
+        change(NodeMut(&mut leaf).value_mut(slot));
+        Ok(true)
+    }
+
+    /// Removes a key; returns whether there was one.
+    ///
+    /// # Errors
+    /// As for [`BufferPool::fix_exclusive`].
+    pub fn remove(&self, key: &[u8]) -> Result<bool> {
+        let mut leaf = self.leaf(key)?;
+        let Ok(slot) = Node(&leaf).find(key) else { return Ok(false) };
+        NodeMut(&mut leaf).remove(slot);
+        let is_sparse = leaf.id() != self.root && Node(&leaf).used() < self.sparse_max();
+        drop(leaf);
+        if is_sparse {
+            self.merge_towards(key)?;
+        }
+        Ok(true)
+    }
+
+    /// Entries from `from` on, in order; see [`Scan`].
+    #[must_use]
+    pub fn scan(&self, from: &[u8]) -> Scan<'_> {
+        Scan { tree: self, next: Some(from.to_vec()), batch: Vec::new().into_iter() }
+    }
+
+    /// Copies the entries of `key`'s leaf from `key` on, and says where the next leaf begins.
+    fn leaf_entries(&self, key: &[u8]) -> Result<(Vec<Entry>, Option<Vec<u8>>)> {
+        let mut upper = None;
+        let mut guard = self.pool.fix_shared(self.root)?;
+        while !Node(&guard).is_leaf() {
+            let node = Node(&guard);
+            let slot = node.child_slot(key);
+            if slot + 1 < node.count() {
+                upper = Some(node.key(slot + 1).to_vec());
+            }
+            let child = PageId(node.child(slot));
+            guard = self.pool.fix_shared(child)?;
+        }
+        let node = Node(&guard);
+        let first = node.find(key).unwrap_or_else(|slot| slot);
+        let entries = (first..node.count()).map(|s| (node.key(s).to_vec(), node.value(s).to_vec()));
+        Ok((entries.collect(), upper))
+    }
+}
+
+/// A key with its value.
+type Entry = (Vec<u8>, Vec<u8>);
+
+/// Entries in order, a leaf at a time: entries of a leaf are as they were at one moment; changes
+/// of later leaves are seen.
+#[derive(Debug)]
+pub struct Scan<'t> {
+    tree: &'t BTree,
+    next: Option<Vec<u8>>,
+    batch: std::vec::IntoIter<Entry>,
+}
+
+impl Iterator for Scan<'_> {
+    type Item = Result<Entry>;
+
+    fn next(&mut self) -> Option<Result<Entry>> {
+        loop {
+            if let Some(entry) = self.batch.next() {
+                return Some(Ok(entry));
+            }
+            let from = self.next.take()?;
+            match self.tree.leaf_entries(&from) {
+                Ok((entries, upper)) => (self.batch, self.next) = (entries.into_iter(), upper),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Splits and merges: the changes of the tree's shape, under exclusive latches from the root down.
+//!
+//! A page that a merge frees is locked by the merging thread, under its parent's latch; readers
+//! that are on their way to it fail to validate the parent.
+
+use super::node::{Node, NodeMut};
+use super::{BTree, ENTRY_MAX_DIVISOR};
+use crate::base::error::Result;
+use crate::base::units::PageId;
+use crate::pool::ExclusiveGuard;
+
+impl BTree {
+    /// Bytes of entries below which a node is merged with a neighbour if both fit into one.
+    pub(super) fn sparse_max(&self) -> usize {
+        self.pool.payload() / 4
+    }
+
+    /// Whether a node can take any entry, or any separator.
+    fn has_room(&self, node: Node<'_>) -> bool {
+        node.used() + self.pool.payload() / ENTRY_MAX_DIVISOR + 8 <= node.room()
+    }
+
+    /// The leaf for `key`, locked, with room for an entry: splits all full nodes on the way.
+    pub(super) fn leaf_with_room(&self, key: &[u8]) -> Result<ExclusiveGuard<'_>> {
+        let mut parent = self.pool.fix_exclusive(self.root)?;
+        if !self.has_room(Node(&parent)) {
+            self.grow(&mut parent)?;
+        }
+        while !Node(&parent).is_leaf() {
+            let child = PageId(Node(&parent).child_of(key));
+            let child = self.pool.fix_exclusive(child)?;
+            if self.has_room(Node(&child)) {
+                parent = child;
+            } else {
+                parent = self.split(&mut parent, child, key)?;
+            }
+        }
+        Ok(parent)
+    }
+
+    /// Moves the root's contents to a new page below it: the tree is one level deeper.
+    fn grow(&self, root: &mut ExclusiveGuard<'_>) -> Result<()> {
+        let mut child = self.pool.allocate()?;
+        child.copy_from_slice(root);
+        let id = child.id().0.to_le_bytes();
+        let mut node = NodeMut(root);
+        node.clear(false);
+        node.push(b"", &id);
+        Ok(())
+    }
+
+    /// Splits a child of `parent`; returns the half that `key` belongs to.
+    fn split<'p>(
+        &'p self,
+        parent: &mut ExclusiveGuard<'_>,
+        mut child: ExclusiveGuard<'p>,
+        key: &[u8],
+    ) -> Result<ExclusiveGuard<'p>> {
+        let mut right = self.pool.allocate()?;
+        let old = child.to_vec();
+        let old = Node(&old);
+        let middle = middle(old);
+        let separator = old.key(middle).to_vec();
+        let mut node = NodeMut(&mut right);
+        node.clear(old.is_leaf());
+        node.append(old, middle..old.count());
+        let mut node = NodeMut(&mut child);
+        node.clear(old.is_leaf());
+        node.append(old, 0..middle);
+        let id = right.id().0.to_le_bytes();
+        let put = NodeMut(parent).put(&separator, &id);
+        assert_eq!(put, Some(true), "a node on the way down has room for a separator");
+        Ok(if key < &separator[..] { child } else { right })
+    }
+
+    /// Merges nearly empty nodes on the way to `key` with a neighbour.
+    pub(super) fn merge_towards(&self, key: &[u8]) -> Result<()> {
+        let mut parent = self.pool.fix_exclusive(self.root)?;
+        while !Node(&parent).is_leaf() {
+            let slot = Node(&parent).child_slot(key);
+            let child = self.pool.fix_exclusive(PageId(Node(&parent).child(slot)))?;
+            if Node(&child).used() >= self.sparse_max() || Node(&parent).count() < 2 {
+                parent = child;
+                continue;
+            }
+            // The left of the two keeps the page; nodes are locked from left to right.
+            let left_slot = if slot + 1 < Node(&parent).count() { slot } else { slot - 1 };
+            drop(child);
+            let left = self.pool.fix_exclusive(PageId(Node(&parent).child(left_slot)))?;
+            let right = self.pool.fix_exclusive(PageId(Node(&parent).child(left_slot + 1)))?;
+            let (left, right) = self.merge(&mut parent, left_slot, left, right);
+            let goes_right = slot > left_slot;
+            parent = match right {
+                Some(right) if goes_right => right,
+                _ => left,
+            };
+        }
+        drop(parent);
+        self.shrink()
+    }
+
+    /// Merges two neighbours if they fit into one; returns what is left.
+    fn merge<'p>(
+        &self,
+        parent: &mut ExclusiveGuard<'_>,
+        left_slot: usize,
+        mut left: ExclusiveGuard<'p>,
+        right: ExclusiveGuard<'p>,
+    ) -> (ExclusiveGuard<'p>, Option<ExclusiveGuard<'p>>) {
+        let separator = Node(parent).key(left_slot + 1).to_vec();
+        let need = Node(&left).used() + Node(&right).used() + separator.len();
+        if need > Node(&left).room() {
+            return (left, Some(right));
+        }
+        let (a, b) = (left.to_vec(), right.to_vec());
+        let (a, b) = (Node(&a), Node(&b));
+        let mut node = NodeMut(&mut left);
+        node.clear(a.is_leaf());
+        node.append(a, 0..a.count());
+        if a.is_leaf() {
+            node.append(b, 0..b.count());
+        } else {
+            // The first key of an inner node may be smaller than what it stands for.
+            node.push(&separator, b.value(0));
+            node.append(b, 1..b.count());
+        }
+        NodeMut(parent).remove(left_slot + 1);
+        right.free();
+        (left, None)
+    }
+
+    /// While the root has one child, the child's contents become the root's.
+    fn shrink(&self) -> Result<()> {
+        let mut root = self.pool.fix_exclusive(self.root)?;
+        while !Node(&root).is_leaf() && Node(&root).count() == 1 {
+            let child = self.pool.fix_exclusive(PageId(Node(&root).child(0)))?;
+            root.copy_from_slice(&child);
+            child.free();
+        }
+        Ok(())
+    }
+}
+
+/// Where to split: half of the bytes on each side, at least one entry.
+fn middle(node: Node<'_>) -> usize {
+    let half = node.used() / 2;
+    let mut bytes = 0;
+    for slot in 0..node.count() {
+        bytes += node.key(slot).len() + node.value(slot).len() + 6;
+        if bytes >= half {
+            return (slot + 1).clamp(1, node.count() - 1);
+        }
+    }
+    node.count() - 1
+}

@@ -1,0 +1,88 @@
+//! The pool's worker thread: reads ahead what was asked for, writes dirty pages ahead of their
+//! eviction.
+//!
+//! The cleaner goes over the resident pages in address order, a batch at a time with a pause in
+//! between: what is dirty and held by nobody is written, neighbours in one request, so that a
+//! reclaim finds clean pages and a page that stays unchanged is written once.
+
+use super::evict::BATCH_MAX;
+use super::{BufferPool, PageId};
+use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Pause between batches of the cleaner while it finds something to write.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Pause between rounds that found nothing.
+const IDLE: Duration = Duration::from_millis(20);
+
+/// 64-page steps looked at without a pause.
+const STEPS_MAX: usize = 4096;
+
+pub(super) fn spawn(pool: &Arc<BufferPool>, clean: bool) -> Result<JoinHandle<()>> {
+    let weak = Arc::downgrade(pool);
+    std::thread::Builder::new()
+        .name("farheap-pool".to_owned())
+        .spawn(move || run(&weak, clean))
+        .map_err(|error| Error::Os {
+            call: "clone",
+            errno: error.raw_os_error().unwrap_or_default(),
+        })
+}
+
+fn run(pool: &Weak<BufferPool>, clean: bool) {
+    let mut at = 0;
+    loop {
+        let Some(pool) = pool.upgrade() else { return };
+        if pool.stop.load(Ordering::Acquire) {
+            return;
+        }
+        let prefetched = pool.serve_prefetches();
+        let cleaned = clean && pool.clean_some(&mut at);
+        drop(pool);
+        if !prefetched {
+            std::thread::park_timeout(if cleaned { PAUSE } else { IDLE });
+        }
+    }
+}
+
+impl BufferPool {
+    pub(super) fn wake_worker(&self) {
+        if let Some(worker) = &*self.worker.lock() {
+            worker.thread().unpark();
+        }
+    }
+
+    /// Writes up to a batch of dirty pages from step `at` on; returns whether any was written.
+    fn clean_some(&self, at: &mut usize) -> bool {
+        let steps = (self.end.load(Ordering::Acquire) as usize).div_ceil(64);
+        let mut batch = [PageId(0); BATCH_MAX];
+        let mut len = 0;
+        for _ in 0..steps.min(STEPS_MAX) {
+            if *at >= steps {
+                *at = 0;
+            }
+            let mut bits = self.resident[*at].load(Ordering::Relaxed);
+            if len + bits.count_ones() as usize > BATCH_MAX {
+                break;
+            }
+            while bits != 0 {
+                let page = PageId((*at * 64) as u64 + u64::from(bits.trailing_zeros()));
+                bits &= bits - 1;
+                let seen = self.word(page).load();
+                if seen.dirty() && seen.is_free() && self.word(page).try_begin_write(seen) {
+                    batch[len] = page;
+                    len += 1;
+                }
+            }
+            *at += 1;
+        }
+        batch[..len].sort_unstable();
+        let written = self.write_group(&batch[..len]);
+        self.counters.cleaned.fetch_add(written as u64, Ordering::Relaxed);
+        written > 0
+    }
+}

@@ -1,0 +1,465 @@
+//! Reading pages in, alone and in groups, and writing them back.
+#![expect(unsafe_code, reason = "lends page memory to the device")]
+
+use super::latch::{STAMPS, Word};
+use super::replacement::Arrival;
+use super::{BufferPool, CHUNK_PAGES, SharedGuard, TRAILER};
+use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
+use crate::base::units::{ByteCount, PageId};
+use crate::store::{Op, Queue, Request, Segment};
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
+use std::time::Duration;
+
+/// Requests in flight of one group.
+pub(super) const DEPTH: usize = 64;
+
+/// Pages that may wait to be prefetched; more are forgotten.
+pub(super) const PREFETCH_MAX: usize = 4096;
+
+/// Pages whose words share one huge page.
+const HUGE_WORDS: usize = HUGE_PAGE / 8;
+
+/// Bits of a chunk's note: its page tables, and words, are charged ...
+const CHARGED: u64 = 1;
+
+/// ... and so is the huge page of words that begins with the chunk's.
+const HUGE_CHARGED: u64 = 2;
+
+/// Longest wait for the device at a time.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Pages of one group read: a bigger request is served in several.
+const GROUP_MAX: usize = 256;
+
+/// A page with the word it had: locked in order to be read.
+#[derive(Clone, Copy)]
+pub(super) struct Loading {
+    pub(super) page: PageId,
+    pub(super) was: Word,
+}
+
+impl BufferPool {
+    pub(super) fn take_queue(&self) -> Result<Box<dyn Queue>> {
+        let idle = self.queues.lock().pop();
+        idle.map_or_else(|| self.store.open_queue(DEPTH as u32), Ok)
+    }
+
+    /// Keeps a queue for the next user. One that failed is not given back.
+    pub(super) fn give_queue(&self, queue: Box<dyn Queue>) {
+        if queue.in_flight() == 0 {
+            self.queues.lock().push(queue);
+        }
+    }
+
+    /// Brings an absent page in. `true`: it is resident and this thread holds it locked; `false`:
+    /// somebody else was faster.
+    #[cold]
+    pub(super) fn load(&self, page: PageId, seen: Word, order: u8) -> Result<bool> {
+        let end = self.end.load(Ordering::Acquire);
+        let inside = page.0.checked_add(1 << order).is_some_and(|after| after <= end);
+        if !inside || page.0 == 0 || seen.is_unused() {
+            return Err(self.no_such_page(page));
+        }
+        let bytes = ByteCount(self.buffer_bytes(order) as u64);
+        self.manager.charge(&self.account, bytes)?;
+        if let Err(error) = self.charge_metadata(page) {
+            self.account.uncharge(bytes);
+            return Err(error);
+        }
+        let latch = self.word(page);
+        if !latch.try_begin_load(seen) {
+            self.account.uncharge(bytes);
+            return Ok(false);
+        }
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        let (ptr, len) = (self.ptr(page), bytes.as_usize());
+        // SAFETY: this thread holds the page locked, so the memory is its own, and nobody writes
+        // the page's place in the file.
+        let read = unsafe { self.store.read_now(self.offset(page), ptr, len) };
+        let loading = Loading { page, was: seen };
+        match read.and_then(|()| self.check(page, order)) {
+            Ok(()) => {
+                self.arrived(loading, order, false);
+                Ok(true)
+            }
+            Err(error) => {
+                self.give_up(loading, order);
+                Err(error)
+            }
+        }
+    }
+
+    /// A locked page was read: it is resident now, and still locked.
+    fn arrived(&self, loading: Loading, order: u8, prefetched: bool) {
+        let away = self.away(loading.was);
+        let worth = self.replacement.arrives(Arrival { away, prefetched });
+        self.word(loading.page).loaded(!worth.touched, worth.laps.min(3), order);
+        self.counters.read.fetch_add(1 << order, Ordering::Relaxed);
+        self.now_resident(loading.page, order);
+    }
+
+    /// A locked page could not be read.
+    fn give_up(&self, loading: Loading, order: u8) {
+        self.discard_buffer(loading.page, order);
+        self.word(loading.page).abort_load(loading.was);
+        self.account.uncharge(ByteCount(self.buffer_bytes(order) as u64));
+    }
+
+    /// Evictions since the page left, in pools.
+    fn away(&self, was: Word) -> Option<f32> {
+        if was.stamp() == 0 {
+            return None;
+        }
+        let passed = (self.stamp_now() + STAMPS - was.stamp()) % STAMPS;
+        Some(passed as f32 / STAMPS_PER_POOL as f32)
+    }
+
+    /// The eviction clock: a step every 1/[`STAMPS_PER_POOL`] of a pool.
+    pub(super) fn stamp_now(&self) -> u64 {
+        let pool_pages = (self.account.ceiling().0 >> self.page_shift).max(STAMPS_PER_POOL);
+        let evicted = self.counters.evicted.load(Ordering::Relaxed);
+        evicted / (pool_pages / STAMPS_PER_POOL) % STAMPS + 1
+    }
+
+    pub(super) fn now_resident(&self, page: PageId, order: u8) {
+        let bytes = self.buffer_bytes(order) as u64;
+        self.counters.resident.fetch_add(bytes, Ordering::Relaxed);
+        let (word, bit) = (page.as_usize() / 64, page.0 % 64);
+        self.resident[word].fetch_or(1 << bit, Ordering::Relaxed);
+    }
+
+    pub(super) fn leave_resident(&self, page: PageId, order: u8) {
+        let bytes = self.buffer_bytes(order) as u64;
+        self.counters.resident.fetch_sub(bytes, Ordering::Relaxed);
+        let (word, bit) = (page.as_usize() / 64, page.0 % 64);
+        self.resident[word].fetch_and(!(1 << bit), Ordering::Relaxed);
+    }
+
+    pub(super) fn discard_buffer(&self, page: PageId, order: u8) {
+        let pieces = [Piece::new(self.ptr(page).addr(), self.buffer_bytes(order))];
+        // SAFETY: this thread holds the page locked and nobody needs its contents.
+        let dropped = unsafe { self.discarder.discard(&pieces) };
+        assert!(dropped.is_ok(), "dropping {page}: {dropped:?}");
+    }
+
+    /// Charges the words, bitmap and page tables of a page's neighbourhood at its first touch.
+    pub(super) fn charge_metadata(&self, page: PageId) -> Result<()> {
+        let chunk = &self.charged[page.as_usize() / CHUNK_PAGES];
+        let is_charged = |word: u64| word & CHARGED != 0;
+        if is_charged(chunk.load(Ordering::Relaxed))
+            || is_charged(chunk.fetch_or(CHARGED, Ordering::Relaxed))
+        {
+            return Ok(());
+        }
+        // One kernel page of words, and a page table for each 2 MiB of pages.
+        let tables = (CHUNK_PAGES << self.page_shift).div_ceil(512 * KERNEL_PAGE);
+        let words = if self.huge_words { self.huge_words_due(page) } else { KERNEL_PAGE };
+        let bytes = ByteCount((words + tables * KERNEL_PAGE) as u64);
+        if let Err(error) = self.manager.charge(&self.account, bytes) {
+            chunk.fetch_and(!CHARGED, Ordering::Relaxed);
+            if words == HUGE_PAGE {
+                let first = page.as_usize() / HUGE_WORDS * (HUGE_WORDS / CHUNK_PAGES);
+                self.charged[first].fetch_and(!HUGE_CHARGED, Ordering::Relaxed);
+            }
+            return Err(error);
+        }
+        self.counters.metadata.fetch_add(bytes.0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Bytes to charge for the huge page of words around `page`: all of it the first time.
+    fn huge_words_due(&self, page: PageId) -> usize {
+        let first = page.as_usize() / HUGE_WORDS * (HUGE_WORDS / CHUNK_PAGES);
+        let before = self.charged[first].fetch_or(HUGE_CHARGED, Ordering::Relaxed);
+        if before & HUGE_CHARGED == 0 { HUGE_PAGE } else { 0 }
+    }
+
+    // Checksums.
+
+    fn sum(&self, page: PageId, order: u8) -> u64 {
+        let len = self.buffer_bytes(order) - 8;
+        // SAFETY: the caller holds the page, so that its payload does not change; the sum itself,
+        // which the writer changes, lies behind `len`.
+        let bytes = unsafe { std::slice::from_raw_parts(self.ptr(page), len) };
+        let sum = twox_hash::XxHash3_128::oneshot_with_seed(page.0, bytes) as u64;
+        // 0 stands for a page that was never written.
+        sum.max(1)
+    }
+
+    fn sum_at(&self, page: PageId, order: u8) -> *mut u64 {
+        self.ptr(page).wrapping_add(self.buffer_bytes(order) - 8).cast()
+    }
+
+    fn check(&self, page: PageId, order: u8) -> Result<()> {
+        if !self.checksum {
+            return Ok(());
+        }
+        // SAFETY: within a page that this thread holds locked; aligned to 8.
+        let stored = unsafe { self.sum_at(page, order).read() };
+        if stored == self.sum(page, order) || stored == 0 && self.is_zero(page, order) {
+            Ok(())
+        } else {
+            Err(Error::CorruptPage { page })
+        }
+    }
+
+    /// A page that was allocated and lost in a crash before it was ever written reads as zeros.
+    fn is_zero(&self, page: PageId, order: u8) -> bool {
+        // SAFETY: this thread holds the page locked.
+        let bytes = unsafe { std::slice::from_raw_parts(self.ptr(page), self.buffer_bytes(order)) };
+        bytes.iter().all(|byte| *byte == 0)
+    }
+
+    // Groups.
+
+    /// Fixes many pages for reading; those that are absent are read at once. The guards come in
+    /// the order of `pages`, which must not name a page twice.
+    ///
+    /// A thread that calls this should not hold pages exclusively: it may wait for another that
+    /// does the same.
+    ///
+    /// # Errors
+    /// As for [`fix_shared`](Self::fix_shared), for any of the pages; none is fixed then.
+    pub fn fix_many(&self, pages: &[PageId]) -> Result<Vec<SharedGuard<'_>>> {
+        let mut guards: Vec<Option<SharedGuard<'_>>> = Vec::with_capacity(pages.len());
+        guards.resize_with(pages.len(), || None);
+        for (pages, guards) in pages.chunks(GROUP_MAX).zip(guards.chunks_mut(GROUP_MAX)) {
+            self.fix_group(pages, guards)?;
+        }
+        for (page, guard) in pages.iter().zip(&mut guards) {
+            if guard.is_none() {
+                *guard = Some(self.fix_shared(*page)?);
+            }
+        }
+        Ok(guards.into_iter().flatten().collect())
+    }
+
+    /// Fixes what is resident and reads what is absent; others keep the rest.
+    fn fix_group<'p>(
+        &'p self,
+        pages: &[PageId],
+        guards: &mut [Option<SharedGuard<'p>>],
+    ) -> Result<()> {
+        let mut loading = [(0, Loading { page: PageId(0), was: Word::default() }); GROUP_MAX];
+        let mut count = 0;
+        for (index, page) in pages.iter().enumerate() {
+            guards[index] = self.try_fix_shared(*page);
+            if guards[index].is_none()
+                && let Some(entry) = self.begin_load(*page)
+            {
+                loading[count] = (index, entry);
+                count += 1;
+            }
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let mut failed = None;
+        let group = &loading[..count];
+        self.read_group(group.len(), |i| group[i].1, &mut |i, result| match result {
+            Ok(()) => {
+                let (index, Loading { page, .. }) = group[i];
+                self.arrived(group[i].1, 0, false);
+                self.word(page).downgrade(false);
+                guards[index] = Some(SharedGuard { pool: self, page, order: 0 });
+            }
+            Err(error) => {
+                self.give_up(group[i].1, 0);
+                failed = Some(error);
+            }
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Charges and locks an absent page, if that can be done without waiting.
+    fn begin_load(&self, page: PageId) -> Option<Loading> {
+        let was = self.words.get(page.as_usize())?.load();
+        let inside = page.0 > 0 && page.0 < self.end.load(Ordering::Acquire);
+        if !inside || !was.is_absent() || was.is_unused() {
+            return None;
+        }
+        let bytes = self.page_size();
+        self.manager.charge(&self.account, bytes).ok()?;
+        if self.charge_metadata(page).is_err() || !self.word(page).try_begin_load(was) {
+            self.account.uncharge(bytes);
+            return None;
+        }
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        Some(Loading { page, was })
+    }
+
+    /// Reads locked pages, many at a time; calls `each` once for every one.
+    fn read_group(
+        &self,
+        count: usize,
+        entry: impl Fn(usize) -> Loading,
+        each: &mut dyn FnMut(usize, Result<()>),
+    ) -> Result<()> {
+        let mut queue = match self.take_queue() {
+            Ok(queue) => queue,
+            Err(error) => {
+                (0..count).for_each(|i| each(i, Err(error.clone())));
+                return Err(error);
+            }
+        };
+        let (mut next, mut done) = (0, 0);
+        while done < count {
+            while next < count {
+                let page = entry(next).page;
+                let segments = [Segment { ptr: self.ptr(page), len: self.page_bytes }];
+                let offset = self.offset(page);
+                let request =
+                    Request { token: next as u64, op: Op::Read, offset, segments: &segments };
+                // SAFETY: the page is locked by this thread until its completion below; nobody
+                // else reads into its memory or writes its place in the file.
+                if !unsafe { queue.push(request) } {
+                    break;
+                }
+                next += 1;
+            }
+            let waited = queue.wait(WAIT, &mut |completion| {
+                done += 1;
+                let i = completion.token as usize;
+                each(i, completion.result.and_then(|()| self.check(entry(i).page, 0)));
+            });
+            // The kernel refuses to wait only when it is out of memory for it: try again.
+            if waited.is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.give_queue(queue);
+        Ok(())
+    }
+
+    /// Asks for pages to be read ahead, in the background. Pages that cannot be queued, or for
+    /// which there is no memory without waiting, are forgotten.
+    pub fn prefetch(&self, pages: &[PageId]) {
+        for page in pages {
+            let absent = self.words.get(page.as_usize()).is_some_and(|w| w.load().is_absent());
+            if absent && self.prefetches.push(*page).is_err() {
+                break;
+            }
+        }
+        if !self.prefetches.is_empty() {
+            self.wake_worker();
+        }
+    }
+
+    /// Reads pages that were asked for ahead; returns whether there were any.
+    pub(super) fn serve_prefetches(&self) -> bool {
+        let mut loading = [Loading { page: PageId(0), was: Word::default() }; DEPTH];
+        let mut count = 0;
+        while count < DEPTH
+            && let Some(page) = self.prefetches.pop()
+        {
+            if let Some(entry) = self.begin_load(page) {
+                loading[count] = entry;
+                count += 1;
+            }
+        }
+        let group = &loading[..count];
+        // An error shows again when somebody fixes the page.
+        let _ = self.read_group(count, |i| group[i], &mut |i, result| {
+            if result.is_ok() {
+                self.arrived(group[i], 0, true);
+                self.word(group[i].page).unlock(false);
+            } else {
+                self.give_up(group[i], 0);
+            }
+        });
+        count > 0
+    }
+
+    // Write-back.
+
+    /// Writes pages that this thread marked by `try_begin_write`, in address order, neighbours in
+    /// one request; ends each write. Returns how many were written.
+    pub(super) fn write_group(&self, pages: &[PageId]) -> usize {
+        let mut runs = [(0usize, 0usize, 0usize); super::evict::BATCH_MAX];
+        let mut run_count = 0;
+        for (index, page) in pages.iter().enumerate() {
+            let order = self.word(*page).load().order();
+            if !self.prepare_write(*page, order) {
+                self.word(*page).end_write(false);
+                continue;
+            }
+            let bytes = self.buffer_bytes(order);
+            if let Some((first, count, len)) = runs[..run_count].last_mut()
+                && *first + *count == index
+                && self.offset(pages[*first]) + *len as u64 == self.offset(*page)
+            {
+                *count += 1;
+                *len += bytes;
+            } else {
+                runs[run_count] = (index, 1, bytes);
+                run_count += 1;
+            }
+        }
+        self.write_runs(pages, &runs[..run_count])
+    }
+
+    fn write_runs(&self, pages: &[PageId], runs: &[(usize, usize, usize)]) -> usize {
+        let mut written = 0;
+        let mut finish = |(first, count, _): (usize, usize, usize), ok: bool| {
+            for page in &pages[first..first + count] {
+                self.word(*page).end_write(ok);
+            }
+            let counter = if ok { &*self.counters.written } else { &self.counters.write_errors };
+            counter.fetch_add(count as u64, Ordering::Relaxed);
+            written += if ok { count } else { 0 };
+        };
+        let Ok(mut queue) = self.take_queue() else {
+            runs.iter().for_each(|run| finish(*run, false));
+            return 0;
+        };
+        let (mut next, mut done) = (0, 0);
+        while done < runs.len() {
+            while next < runs.len() {
+                let (first, _, len) = runs[next];
+                let segments = [Segment { ptr: self.ptr(pages[first]), len }];
+                let offset = self.offset(pages[first]);
+                let request =
+                    Request { token: next as u64, op: Op::Write, offset, segments: &segments };
+                // SAFETY: this thread is a shared holder of the pages until the completion, so
+                // nobody changes them, and their only writer.
+                if !unsafe { queue.push(request) } {
+                    break;
+                }
+                next += 1;
+            }
+            let waited = queue.wait(WAIT, &mut |completion| {
+                done += 1;
+                finish(runs[completion.token as usize], completion.result.is_ok());
+            });
+            if waited.is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.give_queue(queue);
+        written
+    }
+
+    /// Asks the log and sets the checksum.
+    fn prepare_write(&self, page: PageId, order: u8) -> bool {
+        if let Some(hook) = &self.before_write {
+            let at = self.buffer_bytes(order) - TRAILER;
+            // SAFETY: within the trailer of a page of which this thread is a shared holder: the
+            // number does not change; aligned to 8.
+            let lsn = unsafe { self.ptr(page).wrapping_add(at).cast::<u64>().read() };
+            if hook(page, lsn).is_err() {
+                return false;
+            }
+        }
+        if self.checksum {
+            let sum = self.sum(page, order);
+            // SAFETY: the sum belongs to the page's only writer, this thread; nobody reads it
+            // while the page is resident.
+            unsafe { self.sum_at(page, order).write(sum) };
+        }
+        true
+    }
+}
+
+/// Steps of the eviction clock in which as many pages are evicted as fit into the pool.
+const STAMPS_PER_POOL: u64 = 64;

@@ -1,0 +1,534 @@
+//! The pool's page word: latch, replacement state and version of one page, in 64 bits.
+//!
+//! ```text
+//!  63..56 latch | 55 dirty | 54 writing | 53 cool | 52..51 heat | 50..48 order | 47..38 stamp | 37..0 version
+//!
+//!            begin_load            loaded, unlock
+//!   Absent ------------> Locked <----------------> Free <-------> Shared(1..=252)
+//!      ^                   |  ^      lock           share/unshare    |
+//!      '------ evicted ----'  '---------- upgrade/downgrade (1) -----'
+//! ```
+//! | latch | memory | who may change the word |
+//! |---|---|---|
+//! | `Absent` (0) | none; an optimistic reader that comes too late sees zeros and fails to validate | who enters `Locked`; who frees or allocates the page |
+//! | `Free` (1) | the page's content | anybody, by compare-and-swap |
+//! | `Shared(n)` (n + 1) | the page's content, which nobody changes | anybody, by compare-and-swap; each holder takes its own count back |
+//! | `Locked` (255) | the holder's alone | the holder |
+//!
+//! `dirty`: the content is newer than the device's. `writing`: one of the shared holders writes
+//! the page back. `cool`: nobody touched the page since the hand passed. `heat`: laps of the hand
+//! the page has left; in an absent page, [`HEAT_UNUSED`] says that the page is not allocated.
+//! `order`: the page is the first of 2^order that are one buffer. `stamp`: when the page was
+//! evicted, 0 for never. `version`: grows with every change of the content and every eviction.
+//!
+//! # Invariants
+//! 1. A word whose version is the same before and after a read, and that was neither `Absent` nor
+//!    `Locked` at either time, saw no change of the content in between.
+//! 2. `Locked` is left only by the thread that entered it.
+//! 3. All bits zero is a page that was never touched.
+#![expect(unsafe_code, reason = "an atomic word is valid when zero")]
+
+use crate::base::strict_assert;
+use crate::base::sync::{AtomicU64, Ordering, fence};
+use std::fmt;
+
+const LATCH_SHIFT: u32 = 56;
+const ABSENT: u64 = 0;
+const FREE: u64 = 1;
+const LOCKED: u64 = 255;
+/// Most shared holders of one page.
+pub(crate) const SHARED_MAX: u64 = 252;
+const DIRTY: u64 = 1 << 55;
+const WRITING: u64 = 1 << 54;
+const COOL: u64 = 1 << 53;
+const HEAT_SHIFT: u32 = 51;
+const HEAT_MASK: u64 = 3 << HEAT_SHIFT;
+/// Largest heat.
+pub(crate) const HEAT_MAX: u8 = 3;
+/// The heat of an absent page that is not allocated.
+const HEAT_UNUSED: u8 = 3;
+const ORDER_SHIFT: u32 = 48;
+const ORDER_MASK: u64 = 7 << ORDER_SHIFT;
+/// Largest order of a buffer of several pages.
+pub(crate) const ORDER_MAX: u8 = 7;
+const STAMP_SHIFT: u32 = 38;
+const STAMP_MASK: u64 = 0x3FF << STAMP_SHIFT;
+const VERSION_MASK: u64 = (1 << STAMP_SHIFT) - 1;
+
+/// Values of the eviction clock that a stamp tells apart; 0 is "never".
+pub(crate) const STAMPS: u64 = 1023;
+
+/// Who holds a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    Absent,
+    Free,
+    Shared(u64),
+    Locked,
+}
+
+/// A value of a latch word.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Word(u64);
+
+impl Word {
+    pub(crate) fn holder(self) -> Holder {
+        match self.0 >> LATCH_SHIFT {
+            ABSENT => Holder::Absent,
+            FREE => Holder::Free,
+            LOCKED => Holder::Locked,
+            n => Holder::Shared(n - 1),
+        }
+    }
+
+    /// Whether the content can be read optimistically without more ado.
+    pub(crate) fn is_readable(self) -> bool {
+        let latch = self.0 >> LATCH_SHIFT;
+        latch != ABSENT && latch != LOCKED
+    }
+
+    pub(crate) fn is_absent(self) -> bool {
+        self.0 >> LATCH_SHIFT == ABSENT
+    }
+
+    pub(crate) fn is_free(self) -> bool {
+        self.0 >> LATCH_SHIFT == FREE
+    }
+
+    pub(crate) fn dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+
+    pub(crate) fn writing(self) -> bool {
+        self.0 & WRITING != 0
+    }
+
+    pub(crate) fn cool(self) -> bool {
+        self.0 & COOL != 0
+    }
+
+    pub(crate) fn heat(self) -> u8 {
+        ((self.0 & HEAT_MASK) >> HEAT_SHIFT) as u8
+    }
+
+    pub(crate) fn order(self) -> u8 {
+        ((self.0 & ORDER_MASK) >> ORDER_SHIFT) as u8
+    }
+
+    /// When the page was evicted, on the eviction clock (1 to [`STAMPS`]); 0 for never.
+    pub(crate) fn stamp(self) -> u64 {
+        (self.0 & STAMP_MASK) >> STAMP_SHIFT
+    }
+
+    pub(crate) fn version(self) -> u64 {
+        self.0 & VERSION_MASK
+    }
+
+    /// Whether the page is not allocated.
+    pub(crate) fn is_unused(self) -> bool {
+        self.is_absent() && self.heat() == HEAT_UNUSED
+    }
+
+    fn with_latch(self, latch: u64) -> Word {
+        Word(self.0 & !(0xFF << LATCH_SHIFT) | latch << LATCH_SHIFT)
+    }
+
+    fn with(self, flag: u64, on: bool) -> Word {
+        Word(if on { self.0 | flag } else { self.0 & !flag })
+    }
+
+    fn with_heat(self, heat: u8) -> Word {
+        strict_assert!(heat <= HEAT_MAX, "heat {heat}");
+        Word(self.0 & !HEAT_MASK | u64::from(heat) << HEAT_SHIFT)
+    }
+
+    fn with_order(self, order: u8) -> Word {
+        strict_assert!(order <= ORDER_MAX, "order {order}");
+        Word(self.0 & !ORDER_MASK | u64::from(order) << ORDER_SHIFT)
+    }
+
+    fn with_stamp(self, stamp: u64) -> Word {
+        strict_assert!(stamp <= STAMPS, "stamp {stamp}");
+        Word(self.0 & !STAMP_MASK | stamp << STAMP_SHIFT)
+    }
+
+    fn changed(self) -> Word {
+        Word(self.0 & !VERSION_MASK | (self.0 + 1) & VERSION_MASK)
+    }
+}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} v{} heat {}", self.holder(), self.version(), self.heat())?;
+        for (flag, name) in [(DIRTY, "dirty"), (WRITING, "writing"), (COOL, "cool")] {
+            if self.0 & flag != 0 {
+                write!(f, " {name}")?;
+            }
+        }
+        if self.order() > 0 {
+            write!(f, " order {}", self.order())?;
+        }
+        Ok(())
+    }
+}
+
+/// The word of one page. Methods named `try_` take the word as last seen and fail when it is
+/// another by now; the others are for who holds the page.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(crate) struct Latch(AtomicU64);
+// SAFETY: transparent over an atomic integer, for which zero is valid; zero is `Absent`.
+#[cfg(not(loom))]
+unsafe impl crate::meta::Zeroed for Latch {}
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Latch>() == 8);
+
+impl Latch {
+    #[cfg(any(test, loom))]
+    fn absent() -> Latch {
+        Latch(AtomicU64::new(0))
+    }
+
+    /// The word now.
+    #[inline]
+    pub(crate) fn load(&self) -> Word {
+        // Pairs with the release of `unlock` and `loaded`: the content is visible.
+        Word(self.0.load(Ordering::Acquire))
+    }
+
+    /// Whether nothing changed since `seen`, which was readable: see invariant 1.
+    #[inline]
+    pub(crate) fn is_unchanged(&self, seen: Word) -> bool {
+        // Keeps the reads of the content before the load; pairs with the fence in `entered`.
+        fence(Ordering::Acquire);
+        let now = Word(self.0.load(Ordering::Relaxed));
+        now.is_readable() && now.version() == seen.version()
+    }
+
+    fn swap(&self, from: Word, to: Word) -> bool {
+        self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// After entering `Locked`: changes of the content stay behind the change of the word, so
+    /// that a reader that saw one of them also sees the word changed.
+    fn entered(&self, done: bool) -> bool {
+        if done {
+            fence(Ordering::Release);
+        }
+        done
+    }
+
+    /// One shared holder more; the page is touched.
+    #[inline]
+    pub(crate) fn try_share(&self, seen: Word) -> bool {
+        let latch = seen.0 >> LATCH_SHIFT;
+        if latch == ABSENT || latch > SHARED_MAX {
+            return false;
+        }
+        self.swap(seen, seen.with_latch(latch + 1).with(COOL, false))
+    }
+
+    /// One shared holder less.
+    #[inline]
+    pub(crate) fn unshare(&self) {
+        // Release: the holder's reads are over before somebody locks the page.
+        let before = Word(self.0.fetch_sub(1 << LATCH_SHIFT, Ordering::Release));
+        strict_assert!(matches!(before.holder(), Holder::Shared(_)), "unshare of {before:?}");
+    }
+
+    /// Locks a free page; it is touched.
+    #[inline]
+    pub(crate) fn try_lock(&self, seen: Word) -> bool {
+        seen.is_free() && self.entered(self.swap(seen, seen.with_latch(LOCKED).with(COOL, false)))
+    }
+
+    /// Locks a free page in order to evict it.
+    pub(crate) fn try_lock_victim(&self, seen: Word) -> bool {
+        seen.is_free() && self.entered(self.swap(seen, seen.with_latch(LOCKED)))
+    }
+
+    /// The only shared holder becomes the exclusive one.
+    pub(crate) fn try_upgrade(&self, seen: Word) -> bool {
+        seen.holder() == Holder::Shared(1) && self.entered(self.swap(seen, seen.with_latch(LOCKED)))
+    }
+
+    /// Notes a touch of a cool page, for optimistic readers.
+    pub(crate) fn try_touch(&self, seen: Word) -> bool {
+        seen.is_readable() && self.swap(seen, seen.with(COOL, false))
+    }
+
+    /// Locks an absent page in order to bring it in.
+    pub(crate) fn try_begin_load(&self, seen: Word) -> bool {
+        seen.is_absent() && self.entered(self.swap(seen, seen.with_latch(LOCKED)))
+    }
+
+    fn locked(&self) -> Word {
+        let word = Word(self.0.load(Ordering::Relaxed));
+        assert!(word.holder() == Holder::Locked, "not locked: {word:?}");
+        word
+    }
+
+    /// The holder filled the page; it stays locked.
+    pub(crate) fn loaded(&self, cool: bool, heat: u8, order: u8) {
+        let word = self.locked().with(COOL, cool).with(DIRTY, false);
+        let word = word.with_heat(heat).with_order(order).with_stamp(0).changed();
+        self.0.store(word.0, Ordering::Release);
+    }
+
+    /// The holder could not fill the page: it is `was`, an absent page, again.
+    pub(crate) fn abort_load(&self, was: Word) {
+        self.locked();
+        strict_assert!(was.is_absent(), "{was:?}");
+        self.0.store(was.changed().0, Ordering::Release);
+    }
+
+    /// The holder lets go; `changed` says whether it changed the content.
+    #[inline]
+    pub(crate) fn unlock(&self, changed: bool) {
+        self.release(FREE, changed);
+    }
+
+    /// The holder becomes the only shared one.
+    pub(crate) fn downgrade(&self, changed: bool) {
+        self.release(FREE + 1, changed);
+    }
+
+    #[inline]
+    fn release(&self, latch: u64, changed: bool) {
+        let mut word = Word(self.0.load(Ordering::Relaxed));
+        strict_assert!(word.holder() == Holder::Locked, "release of {word:?}");
+        if changed {
+            word = word.changed().with(DIRTY, true);
+        }
+        // Pairs with the acquire of whoever comes next: it sees the content.
+        self.0.store(word.with_latch(latch).0, Ordering::Release);
+    }
+
+    /// The holder dropped the page's memory.
+    pub(crate) fn evicted(&self, stamp: u64) {
+        let kept = Word(self.locked().version()).changed();
+        self.0.store(kept.with_latch(ABSENT).with_stamp(stamp).0, Ordering::Release);
+    }
+
+    /// The holder dropped the page's memory and the page is not allocated any more.
+    pub(crate) fn freed(&self) {
+        let kept = Word(self.locked().version()).changed();
+        self.0.store(kept.with_latch(ABSENT).with_heat(HEAT_UNUSED).0, Ordering::Release);
+    }
+
+    /// Marks a page that nobody uses yet as not allocated.
+    pub(crate) fn mark_unused(&self) {
+        let word = self.load();
+        assert!(word.is_absent(), "{word:?}");
+        self.0.store(word.with_heat(HEAT_UNUSED).0, Ordering::Release);
+    }
+
+    /// The hand passes: the page is cool from now on, with this heat left.
+    pub(crate) fn try_cool(&self, seen: Word, heat: u8) -> bool {
+        seen.is_readable() && self.swap(seen, seen.with(COOL, true).with_heat(heat))
+    }
+
+    /// One shared holder more, the only one that writes the page back. No touch.
+    pub(crate) fn try_begin_write(&self, seen: Word) -> bool {
+        let latch = seen.0 >> LATCH_SHIFT;
+        if !seen.is_readable() || latch > SHARED_MAX || !seen.dirty() || seen.writing() {
+            return false;
+        }
+        self.swap(seen, seen.with_latch(latch + 1).with(WRITING, true))
+    }
+
+    /// The writer is done; `written` says whether the device has the content now.
+    pub(crate) fn end_write(&self, written: bool) {
+        let gone = if written { DIRTY | WRITING } else { WRITING };
+        let before = Word(self.0.fetch_and(!gone, Ordering::Release));
+        strict_assert!(before.writing(), "end of write of {before:?}");
+        self.unshare();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn present() -> Latch {
+        let latch = Latch::absent();
+        assert!(latch.try_begin_load(latch.load()));
+        latch.loaded(false, 0, 0);
+        latch.unlock(false);
+        latch
+    }
+
+    #[test]
+    fn shared_holders_count_up_to_their_bound() {
+        let latch = present();
+        for _ in 0..SHARED_MAX {
+            assert!(latch.try_share(latch.load()));
+        }
+        assert!(!latch.try_share(latch.load()));
+        assert!(!latch.try_lock(latch.load()));
+        for _ in 0..SHARED_MAX {
+            latch.unshare();
+        }
+        assert!(latch.load().is_free());
+    }
+
+    #[test]
+    fn a_change_and_an_eviction_fail_validation_and_a_read_lock_does_not() {
+        let latch = present();
+        let seen = latch.load();
+        assert!(latch.try_lock(latch.load()));
+        assert!(!latch.is_unchanged(seen));
+        latch.unlock(false);
+        assert!(latch.is_unchanged(seen));
+        assert!(latch.try_lock(latch.load()));
+        latch.unlock(true);
+        assert!(!latch.is_unchanged(seen));
+        let seen = latch.load();
+        assert!(latch.try_lock_victim(seen));
+        latch.evicted(7);
+        assert!(!latch.is_unchanged(seen));
+        assert_eq!(latch.load().stamp(), 7);
+    }
+
+    #[test]
+    fn only_one_writer_at_a_time_and_a_failed_write_leaves_the_page_dirty() {
+        let latch = present();
+        assert!(latch.try_lock(latch.load()));
+        latch.unlock(true);
+        assert!(latch.try_begin_write(latch.load()));
+        assert!(!latch.try_begin_write(latch.load()));
+        latch.end_write(false);
+        assert!(latch.load().dirty() && latch.load().is_free());
+        assert!(latch.try_begin_write(latch.load()));
+        latch.end_write(true);
+        assert!(!latch.load().dirty());
+    }
+
+    #[test]
+    fn a_touch_warms_a_cool_page_and_only_the_single_holder_upgrades() {
+        let latch = present();
+        assert!(latch.try_cool(latch.load(), 2));
+        assert!(latch.load().cool() && latch.load().heat() == 2);
+        assert!(latch.try_share(latch.load()));
+        assert!(!latch.load().cool());
+        assert!(latch.try_share(latch.load()));
+        assert!(!latch.try_upgrade(latch.load()));
+        latch.unshare();
+        assert!(latch.try_upgrade(latch.load()));
+        latch.downgrade(true);
+        latch.unshare();
+        assert!(latch.load().dirty());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    struct Page {
+        latch: Latch,
+        content: [AtomicU64; 2],
+    }
+
+    fn page() -> Arc<Page> {
+        let page = Page { latch: Latch::absent(), content: [AtomicU64::new(0), AtomicU64::new(0)] };
+        assert!(page.latch.try_begin_load(page.latch.load()));
+        page.latch.loaded(false, 0, 0);
+        page.latch.unlock(false);
+        Arc::new(page)
+    }
+
+    fn write(page: &Page) {
+        if page.latch.try_lock(page.latch.load()) {
+            for half in &page.content {
+                let value = half.load(Ordering::Relaxed);
+                half.store(value + 1, Ordering::Relaxed);
+            }
+            page.latch.unlock(true);
+        }
+    }
+
+    fn content(page: &Page) -> [u64; 2] {
+        [0, 1].map(|half| page.content[half].load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn optimistic_reads_that_validate_are_whole() {
+        loom::model(|| {
+            let page = page();
+            let writer = Arc::clone(&page);
+            let writer = thread::spawn(move || write(&writer));
+            let seen = page.latch.load();
+            if seen.is_readable() {
+                let [a, b] = content(&page);
+                if page.latch.is_unchanged(seen) {
+                    assert_eq!(a, b);
+                }
+            }
+            writer.join().expect("writer");
+        });
+    }
+
+    #[test]
+    fn shared_reads_are_whole_and_exclude_writers() {
+        loom::model(|| {
+            let page = page();
+            let writer = Arc::clone(&page);
+            let writer = thread::spawn(move || write(&writer));
+            if page.latch.try_share(page.latch.load()) {
+                let [a, b] = content(&page);
+                assert_eq!(a, b);
+                page.latch.unshare();
+            }
+            writer.join().expect("writer");
+        });
+    }
+
+    #[test]
+    fn an_evicted_page_is_never_read_as_valid() {
+        loom::model(|| {
+            let page = page();
+            page.content[0].store(5, Ordering::Relaxed);
+            page.content[1].store(5, Ordering::Relaxed);
+            let evictor = Arc::clone(&page);
+            let evictor = thread::spawn(move || {
+                let seen = evictor.latch.load();
+                if evictor.latch.try_lock_victim(seen) {
+                    evictor.content[0].store(0, Ordering::Relaxed);
+                    evictor.content[1].store(0, Ordering::Relaxed);
+                    evictor.latch.evicted(1);
+                }
+            });
+            let seen = page.latch.load();
+            if seen.is_readable() {
+                let [a, b] = content(&page);
+                if page.latch.is_unchanged(seen) {
+                    assert_eq!((a, b), (5, 5));
+                }
+            }
+            evictor.join().expect("evictor");
+        });
+    }
+
+    #[test]
+    fn a_page_written_back_while_it_is_changed_stays_dirty() {
+        loom::model(|| {
+            let page = page();
+            write(&page);
+            let changer = Arc::clone(&page);
+            let changer = thread::spawn(move || write(&changer));
+            let mut written = None;
+            if page.latch.try_begin_write(page.latch.load()) {
+                written = Some(content(&page)[0]);
+                page.latch.end_write(true);
+            }
+            changer.join().expect("changer");
+            let clean = !page.latch.load().dirty();
+            if clean {
+                assert_eq!(written, Some(content(&page)[0]));
+            }
+        });
+    }
+}

@@ -1,0 +1,154 @@
+//! The table file: page 0 is its header, followed by the pages.
+//!
+//! ```text
+//! page 0:  magic 8 | page size 4 | flags 4 | end 8 | free count 8 | next 8 | free page numbers ...
+//! others of the chain (free pages):          free count 8 | next 8 | free page numbers ...
+//! ```
+//! A free number is `page | order << 56`. The chain runs through free pages, which hold nothing
+//! else; `next` is 0 at its end. What no longer finds a place in the chain is lost to later runs,
+//! which costs space only.
+#![expect(unsafe_code, reason = "reads and writes the header")]
+
+use super::BufferPool;
+use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
+use crate::base::units::PageId;
+use crate::store::{Op, Request, Segment};
+use crate::sys::vm::{Huge, Mapping};
+use std::time::Duration;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"farpool1");
+const HEAD_WORDS: usize = 3;
+const FLAG_CHECKSUM: u32 = 1;
+const ORDER_SHIFT: u32 = 56;
+
+impl BufferPool {
+    fn refused(&self, reason: impl Into<String>) -> Error {
+        Error::Device { path: self.path.clone(), reason: reason.into() }
+    }
+
+    /// Writes header and free list.
+    pub(super) fn write_header(&self) -> Result<()> {
+        let mut free: Vec<u64> = Vec::new();
+        let end;
+        {
+            let alloc = self.alloc.lock();
+            end = self.end.load(Ordering::Acquire);
+            for (order, pages) in alloc.free.iter().enumerate() {
+                free.extend(pages.iter().map(|page| page | (order as u64) << ORDER_SHIFT));
+            }
+        }
+        let mut buffer = Words::new(self.page_bytes)?;
+        let flags = if self.checksum { FLAG_CHECKSUM } else { 0 };
+        buffer.0[0] = MAGIC;
+        buffer.0[1] = self.page_bytes as u64 | u64::from(flags) << 32;
+        buffer.0[2] = end;
+        // A page of the chain may not be handed out before the chain is written: allocation after
+        // the copy above only makes the chain's pages stale, and they are rewritten by then.
+        let (mut at, mut head, mut rest) = (0u64, HEAD_WORDS, &free[..]);
+        loop {
+            let room = buffer.0.len() - head - 2;
+            let (here, later) = rest.split_at(room.min(rest.len()));
+            let next = if later.is_empty() { 0 } else { self.chain_page(here) };
+            buffer.0[head] = here.len() as u64;
+            buffer.0[head + 1] = next;
+            buffer.0[head + 2..head + 2 + here.len()].copy_from_slice(here);
+            self.transfer(Op::Write, at, &mut buffer)?;
+            if next == 0 {
+                return Ok(());
+            }
+            (at, head, rest) = (next, 0, later);
+            buffer.0.fill(0);
+        }
+    }
+
+    /// A free page to hold the rest of the chain; it stays free, but only while no one took it.
+    fn chain_page(&self, here: &[u64]) -> u64 {
+        let page = here.iter().find(|page| **page >> ORDER_SHIFT == 0).copied().unwrap_or(0);
+        let is_free = page != 0 && self.word(PageId(page)).load().is_unused();
+        if is_free { page } else { 0 }
+    }
+
+    /// Reads header and free list.
+    pub(super) fn read_header(&self) -> Result<()> {
+        let mut buffer = Words::new(self.page_bytes)?;
+        if self.words.is_empty() {
+            return Err(self.refused("is no table file: shorter than one page"));
+        }
+        self.transfer(Op::Read, 0, &mut buffer)?;
+        if buffer.0[0] != MAGIC {
+            return Err(self.refused("is no table file: it does not begin as one"));
+        }
+        let (page_bytes, flags) = (buffer.0[1] as u32, (buffer.0[1] >> 32) as u32);
+        if page_bytes as usize != self.page_bytes {
+            let here = self.page_bytes;
+            return Err(self.refused(format!("has pages of {page_bytes} bytes, not {here}")));
+        }
+        if (flags & FLAG_CHECKSUM != 0) != self.checksum {
+            return Err(self.refused("was created with another setting of `checksum`"));
+        }
+        let (end, room) = (buffer.0[2], self.words.len() as u64);
+        if end == 0 || end > room {
+            return Err(self.refused(format!("is short: {end} pages, but room for {room}")));
+        }
+        self.end.store(end, Ordering::Release);
+        let mut head = HEAD_WORDS;
+        for _ in 0..end {
+            let (count, next) = (buffer.0[head] as usize, buffer.0[head + 1]);
+            let entries = buffer.0.get(head + 2..head + 2 + count);
+            let entries = entries.ok_or_else(|| self.refused("has a damaged free list"))?;
+            for entry in entries {
+                self.mark_free(*entry, end)?;
+            }
+            if next == 0 || next >= end {
+                return Ok(());
+            }
+            self.transfer(Op::Read, next, &mut buffer)?;
+            head = 0;
+        }
+        Err(self.refused("has a free list that runs in circles"))
+    }
+
+    fn mark_free(&self, entry: u64, end: u64) -> Result<()> {
+        let (page, order) = (entry & ((1 << ORDER_SHIFT) - 1), (entry >> ORDER_SHIFT) as usize);
+        let mut alloc = self.alloc.lock();
+        let list = alloc.free.get_mut(order).filter(|_| page > 0 && page < end);
+        let list = list.ok_or_else(|| self.refused("has a damaged free list"))?;
+        let latch = self.word(PageId(page));
+        if latch.load().is_unused() {
+            return Err(self.refused("has a free list that names a page twice"));
+        }
+        latch.mark_unused();
+        list.push(page);
+        Ok(())
+    }
+
+    fn transfer(&self, op: Op, page: u64, words: &mut Words) -> Result<()> {
+        let mut queue = self.take_queue()?;
+        let segments = [Segment { ptr: words.1.as_ptr(), len: self.page_bytes }];
+        let offset = self.offset(PageId(page));
+        // SAFETY: the buffer is this function's until the completion below; the header and free
+        // pages are read and written by this module only, under no overlapping request.
+        let pushed = unsafe { queue.push(Request { token: 0, op, offset, segments: &segments }) };
+        assert!(pushed, "an idle queue takes a request");
+        let mut outcome = None;
+        while outcome.is_none() {
+            queue.wait(Duration::from_secs(1), &mut |done| outcome = Some(done.result))?;
+        }
+        self.give_queue(queue);
+        outcome.expect("set above")
+    }
+}
+
+/// An aligned page seen as words.
+struct Words(&'static mut [u64], Mapping);
+
+impl Words {
+    fn new(bytes: usize) -> Result<Words> {
+        let mapping = Mapping::reserve(bytes, bytes, Huge::No)?;
+        // SAFETY: the mapping is `bytes` long, zeroed and aligned; it lives as long as the slice,
+        // which does not leave this module, for both are fields of one value.
+        let words = unsafe { std::slice::from_raw_parts_mut(mapping.as_ptr().cast(), bytes / 8) };
+        Ok(Words(words, mapping))
+    }
+}

@@ -1,0 +1,345 @@
+//! The buffer pool from outside: what its pages promise, and what its errors say.
+
+use farheap::pool::{BufferPool, Clock, PoolConfig};
+use farheap::store::{FaultyStore, MemStore, Op};
+use farheap::tier::manager::{MemoryManager, Mode};
+use farheap::{ByteCount, Error, PageId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+fn manager(limit: ByteCount) -> Arc<MemoryManager> {
+    let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
+    manager.set_deadline(Duration::from_millis(100));
+    manager
+}
+
+fn small_pool(limit: ByteCount, config: PoolConfig) -> Arc<BufferPool> {
+    let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
+    config.deadline(Duration::from_millis(50)).create_on(store, &manager(limit)).expect("pool")
+}
+
+/// Fills `count` fresh pages with their numbers.
+fn fill(pool: &BufferPool, count: u64) -> Vec<PageId> {
+    (0..count)
+        .map(|_| {
+            let mut page = pool.allocate().expect("page");
+            let id = page.id();
+            page.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&id.0.to_le_bytes()));
+            id
+        })
+        .collect()
+}
+
+fn assert_holds(bytes: &[u8], id: PageId) {
+    for word in bytes.chunks_exact(8) {
+        assert_eq!(word, id.0.to_le_bytes(), "{id}");
+    }
+}
+
+#[test]
+fn pages_survive_eviction_within_the_limit() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let ids = fill(&pool, 4000);
+    for id in &ids {
+        assert_holds(&pool.fix_shared(*id).expect("page"), *id);
+    }
+    let stats = pool.manager().stats();
+    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert!(pool.stats().evicted >= 4000, "{:?}", pool.stats());
+}
+
+#[test]
+fn groups_are_read_whole_and_in_order() {
+    let pool = small_pool(ByteCount::mib(8), PoolConfig::new().replacement(Clock));
+    let ids = fill(&pool, 3000);
+    let group: Vec<PageId> = ids.iter().step_by(7).copied().collect();
+    pool.prefetch(&group[..32]);
+    let guards = pool.fix_many(&group).expect("group");
+    assert_eq!(guards.len(), group.len());
+    for (guard, id) in guards.iter().zip(&group) {
+        assert_eq!(guard.id(), *id);
+        assert_holds(guard, *id);
+    }
+    assert_eq!(pool.holders(), group.len() as u64);
+    drop(guards);
+    assert_eq!(pool.holders(), 0);
+}
+
+#[test]
+fn a_table_opened_again_has_what_was_flushed() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("table");
+    let ids;
+    {
+        let pool = PoolConfig::new().create(&path, ByteCount::mib(16), &manager(ByteCount::mib(4)));
+        let pool = pool.expect("pool");
+        ids = fill(&pool, 1500);
+        pool.fix_exclusive(ids[7]).expect("page").free();
+        pool.fix_exclusive(ids[8]).expect("page").free();
+        pool.flush().expect("flush");
+    }
+    let pool = PoolConfig::new().open(&path, &manager(ByteCount::mib(4))).expect("opens");
+    for id in ids.iter().filter(|id| **id != ids[7] && **id != ids[8]) {
+        assert_holds(&pool.fix_shared(*id).expect("page"), *id);
+    }
+    assert!(matches!(pool.fix_shared(ids[7]), Err(Error::NoSuchPage { .. })));
+    let again = pool.allocate().expect("a free page").id();
+    assert!(again == ids[7] || again == ids[8], "{again}");
+}
+
+#[test]
+fn buffers_of_several_pages_are_one_range_under_one_latch() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let mut buffer = pool.allocate_buffer(4).expect("64 KiB");
+    let first = buffer.id();
+    assert_eq!(buffer.len(), 16 * 4096 - farheap::pool::TRAILER);
+    buffer.fill(9);
+    drop(buffer);
+    fill(&pool, 3000);
+    let back = pool.fix_buffer_shared(first, 4).expect("buffer");
+    assert!(back.iter().all(|byte| *byte == 9));
+    drop(back);
+    assert!(matches!(pool.fix_buffer_shared(first, 3), Err(Error::BadRange { .. })));
+}
+
+#[test]
+fn a_run_that_only_reads_writes_nothing_once_the_cleaner_has_caught_up() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let ids = fill(&pool, 4000);
+    pool.flush().expect("flush");
+    let before = pool.stats();
+    for id in ids.iter().chain(&ids) {
+        drop(pool.fix_shared(*id).expect("page"));
+    }
+    let after = pool.stats();
+    assert_eq!(after.pages_written, before.pages_written);
+    assert!(after.pages_read > before.pages_read + 4000);
+}
+
+#[test]
+fn errors_name_what_is_wrong_with_a_table_file() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("table");
+    let manager = manager(ByteCount::mib(8));
+    let open = |config: PoolConfig| config.open(&path, &manager).expect_err("refused").to_string();
+    assert!(open(PoolConfig::new()).contains("does not exist"));
+    let pool = PoolConfig::new().create(&path, ByteCount::mib(8), &manager).expect("pool");
+    fill(&pool, 1000);
+    pool.flush().expect("flush");
+    drop(pool);
+    let other = open(PoolConfig::new().page_size(ByteCount::kib(16)));
+    assert!(other.contains("pages of 4096 bytes"), "{other}");
+    let file = std::fs::OpenOptions::new().write(true).open(&path).expect("file");
+    file.set_len(2 << 20).expect("truncated");
+    let short = open(PoolConfig::new());
+    assert!(short.contains("is short"), "{short}");
+    std::fs::write(&path, vec![1; 2 << 20]).expect("overwritten");
+    let other = open(PoolConfig::new());
+    assert!(other.contains("no table file"), "{other}");
+    let odd = PoolConfig::new().page_size(ByteCount(5000)).open(&path, &manager);
+    assert!(matches!(odd, Err(Error::Config { .. }) | Err(Error::Device { .. })));
+}
+
+#[test]
+fn a_changed_byte_in_the_file_is_a_corrupt_page() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("table");
+    let manager = manager(ByteCount::mib(8));
+    let pool = PoolConfig::new().create(&path, ByteCount::mib(8), &manager).expect("pool");
+    let ids = fill(&pool, 10);
+    pool.flush().expect("flush");
+    drop(pool);
+    let mut bytes = std::fs::read(&path).expect("file");
+    bytes[ids[3].as_usize() * 4096 + 100] ^= 1;
+    std::fs::write(&path, bytes).expect("file");
+    let pool = PoolConfig::new().open(&path, &manager).expect("opens");
+    let error = pool.fix_shared(ids[3]).expect_err("corrupt");
+    assert_eq!(error, Error::CorruptPage { page: ids[3] });
+    assert_holds(&pool.fix_shared(ids[4]).expect("whole"), ids[4]);
+    let error = pool.fix_many(&ids).expect_err("corrupt");
+    assert_eq!(error, Error::CorruptPage { page: ids[3] });
+    assert_eq!(pool.holders(), 0);
+}
+
+#[test]
+fn pages_out_of_range_are_errors() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    fill(&pool, 3);
+    for page in [0, 4, 1 << 40, u64::MAX] {
+        let error = pool.fix_shared(PageId(page)).expect_err("no such page");
+        assert!(matches!(error, Error::NoSuchPage { .. }), "{error}");
+        assert!(pool.fix_exclusive(PageId(page)).is_err());
+        assert!(pool.fix_optimistic(PageId(page)).is_err());
+        assert!(pool.fix_many(&[PageId(page)]).is_err());
+    }
+}
+
+#[test]
+fn when_all_pages_are_fixed_the_error_counts_the_holders() {
+    let pool = small_pool(ByteCount::mib(1), PoolConfig::new());
+    let mut held = Vec::new();
+    let error = loop {
+        match pool.allocate() {
+            Ok(page) => held.push(page),
+            Err(error) => break error,
+        }
+    };
+    let text = error.to_string();
+    assert!(text.contains(&format!("fixed by {} holders", held.len())), "{text}");
+    held.pop();
+    drop(pool.allocate().expect("one is free now"));
+    // A leaked guard keeps its page, and only that.
+    std::mem::forget(held.pop());
+    held.clear();
+    assert_eq!(pool.holders(), 1);
+    fill(&pool, 1000);
+    assert_eq!(pool.holders(), 1);
+}
+
+#[test]
+fn a_latch_that_is_held_too_long_is_an_error_that_names_the_holder() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let id = fill(&pool, 1)[0];
+    let held = pool.fix_shared(id).expect("page");
+    assert!(pool.try_fix_exclusive(id).is_none());
+    let error = pool.fix_exclusive_within(id, Duration::from_millis(5)).expect_err("held");
+    assert!(error.to_string().contains("1 reader holds it"), "{error}");
+    let held = held.try_upgrade().expect("the only one");
+    assert!(pool.try_fix_shared(id).is_none());
+    let held = held.downgrade();
+    let second = pool.try_fix_shared(id).expect("shared again");
+    assert!(held.try_upgrade().is_err());
+    drop(second);
+}
+
+#[test]
+fn a_limit_below_what_is_fixed_is_refused() {
+    let pool = small_pool(ByteCount::mib(8), PoolConfig::new());
+    let held: Vec<_> = (0..1000).map(|_| pool.allocate().expect("page")).collect();
+    let error = pool.manager().set_limit(ByteCount::mib(2)).expect_err("1,000 pages are fixed");
+    assert!(error.to_string().contains("fixed by 1000 holders"), "{error}");
+    assert_eq!(pool.manager().limit(), ByteCount::mib(8));
+    drop(held);
+    pool.manager().set_limit(ByteCount::mib(2)).expect("pages give way");
+    assert!(pool.manager().stats().used <= ByteCount::mib(2));
+}
+
+#[test]
+fn the_log_is_asked_before_a_page_is_written() {
+    let durable = Arc::new(AtomicU64::new(0));
+    let asked = Arc::clone(&durable);
+    let config = PoolConfig::new().cleaner(false).before_write(move |page, lsn| {
+        if lsn <= asked.load(Ordering::SeqCst) { Ok(()) } else { Err(Error::CorruptPage { page }) }
+    });
+    let pool = small_pool(ByteCount::mib(4), config);
+    let mut page = pool.allocate().expect("page");
+    page[0] = 1;
+    page.set_lsn(10);
+    let id = page.id();
+    drop(page);
+    pool.flush().expect("the page is left out");
+    assert_eq!(pool.stats().pages_written, 0);
+    durable.store(10, Ordering::SeqCst);
+    pool.flush().expect("flush");
+    assert_eq!(pool.stats().pages_written, 1);
+    assert_eq!(pool.fix_shared(id).expect("page").lsn(), 10);
+}
+
+#[test]
+fn table_pages_give_way_to_temporary_memory_and_come_back() {
+    let pool = small_pool(ByteCount::mib(16), PoolConfig::new());
+    let manager = Arc::clone(pool.manager());
+    let ids = fill(&pool, 3500);
+    let memory = manager.allocate_temporary(ByteCount::mib(8)).expect("table pages give way");
+    assert!(pool.stats().resident <= ByteCount::mib(8));
+    for id in &ids {
+        assert_holds(&pool.fix_shared(*id).expect("page"), *id);
+    }
+    assert!(manager.stats().used <= manager.limit());
+    manager.free_temporary(memory);
+    assert!(manager.allocate_temporary(ByteCount::mib(17)).is_err());
+}
+
+#[test]
+fn a_failed_write_keeps_the_page_in_memory() {
+    let store = Arc::new(MemStore::new(ByteCount::mib(16)).expect("store"));
+    let faulty = FaultyStore::new(store, 1);
+    let control = faulty.control();
+    let config = PoolConfig::new().cleaner(false);
+    let pool = config.create_on(Arc::new(faulty), &manager(ByteCount::mib(4))).expect("pool");
+    let ids = fill(&pool, 10);
+    control.fail_next(Op::Write, 1000, 5);
+    assert!(matches!(pool.flush(), Err(Error::Io { .. })));
+    assert_holds(&pool.fix_shared(ids[0]).expect("page"), ids[0]);
+}
+
+#[test]
+fn readers_writers_and_eviction_keep_every_page_whole() {
+    const PAGES: u64 = 2000;
+    let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
+    let manager = MemoryManager::start(ByteCount::mib(4), Mode::Cooperative).expect("manager");
+    let pool = PoolConfig::new().create_on(store, &manager).expect("pool");
+    let ids = fill(&pool, PAGES);
+    // Every page holds one number, repeated; writers change all of them by one.
+    let versions: Vec<AtomicU64> = ids.iter().map(|id| AtomicU64::new(id.0)).collect();
+    let stop = AtomicBool::new(false);
+    let seed = 0x5EED_u64;
+    println!("seed {seed:#x}");
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (pool, ids, versions, stop) = (&pool, &ids, &versions, &stop);
+            scope.spawn(move || {
+                let mut state = seed.wrapping_mul(thread + 1) | 1;
+                let mut random = || {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    state
+                };
+                let mut turns = 0u32;
+                while !stop.load(Ordering::Relaxed) {
+                    let index = (random() % PAGES) as usize;
+                    turn(pool, ids[index], &versions[index], random() % 4);
+                    turns += 1;
+                    if turns == 20_000 {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    for (id, version) in ids.iter().zip(&versions) {
+        let page = pool.fix_shared(*id).expect("page");
+        let expected = version.load(Ordering::Relaxed).to_le_bytes();
+        assert!(page.chunks_exact(8).all(|word| word == expected), "{id}");
+    }
+    assert_eq!(pool.holders(), 0);
+    let stats = pool.manager().stats();
+    assert!(stats.used_max <= stats.limit, "{stats:?}");
+}
+
+/// One reader's or writer's visit.
+fn turn(pool: &BufferPool, id: PageId, version: &AtomicU64, what: u64) {
+    match what {
+        0 => {
+            let mut page = pool.fix_exclusive(id).expect("page");
+            let next = version.load(Ordering::Relaxed) + 1;
+            version.store(next, Ordering::Relaxed);
+            page.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&next.to_le_bytes()));
+        }
+        1 => {
+            let page = pool.fix_shared(id).expect("page");
+            let first: [u8; 8] = page[..8].try_into().expect("eight bytes");
+            assert!(page.chunks_exact(8).all(|word| word == first), "{id}");
+            assert_eq!(u64::from_le_bytes(first), version.load(Ordering::Relaxed));
+        }
+        _ => {
+            let whole = pool.read_optimistic(id, |page| {
+                let first = page.u64(0);
+                (1..page.len() / 8).all(|word| page.u64(word * 8) == first)
+            });
+            assert!(whole.expect("page"), "{id}");
+        }
+    }
+}
