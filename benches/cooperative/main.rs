@@ -158,6 +158,7 @@ fn run(options: &Options, name: &'static str, mode: Mode) -> Result<Run, Failure
         for number in 0..options.streams {
             scope.spawn(work(number));
         }
+        // Warm-up: not counted.
         std::thread::sleep(Duration::from_secs_f64(options.seconds / 3.0));
         let watched = watch(options, &manager, &pool, &orders, &mut outcome);
         stop.store(true, Ordering::Relaxed);
@@ -189,6 +190,7 @@ fn watch(
     let (mut last_at, mut last_orders) = (0.0, orders.load(Ordering::Relaxed));
     let mut last_faults = pool.stats().misses;
     while last_at < options.seconds {
+        // One sample a tick.
         std::thread::sleep(tick);
         let at = began.elapsed().as_secs_f64();
         let (now, faults) = (orders.load(Ordering::Relaxed), pool.stats().misses);

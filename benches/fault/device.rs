@@ -258,6 +258,7 @@ impl Drop for MemoryGroup {
         for _ in 0..TRIES {
             match fs::remove_dir(&self.dir) {
                 Ok(()) => return,
+                // The kernel empties the group of a process that has ended a little later.
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
         }

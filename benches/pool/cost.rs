@@ -44,6 +44,7 @@ where
                 done.fetch_add(calls, Ordering::Relaxed);
             });
         }
+        // The measured time.
         std::thread::sleep(Duration::from_secs_f64(options.seconds));
         stop.store(true, Ordering::Relaxed);
     });
@@ -373,6 +374,7 @@ fn allocate_ms(
         pool.fix_exclusive(PageId(page))?[8] += 1;
     }
     if cleaner {
+        // Time for the cleaner, which works in the background.
         std::thread::sleep(Duration::from_millis(if options.test { 50 } else { 1500 }));
     }
     let half = ByteCount::mib(options.pool_mib / 2);
@@ -426,6 +428,7 @@ pub(crate) fn writes_of_reads(options: &Options) -> Result<Vec<Row>, Failure> {
     filled(&pool, pages)?;
     let mut last = pool.stats().pages_written;
     loop {
+        // Until the cleaner has caught up.
         std::thread::sleep(Duration::from_millis(200));
         let now = pool.stats().pages_written;
         if now == last {

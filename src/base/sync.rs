@@ -26,9 +26,6 @@ pub(crate) enum Rank {
     Heap = 1,
     /// Address ranges of a region.
     Space = 2,
-    /// A chunk's opening and closing.
-    #[expect(dead_code, reason = "chunks open when fresh memory is left to the kernel")]
-    Chunk = 3,
     /// The eviction policy's lists.
     Policy = 4,
     /// Staging frames.

@@ -606,6 +606,7 @@ fn memory_moves_between_threads_under_all_operations_at_once() {
             pin_thread_local();
             while stop.load(SeqCst) < THREADS {
                 running_tier().maintain();
+                // As the maintenance thread does, only more often.
                 thread::sleep(Duration::from_millis(1));
             }
         });

@@ -567,6 +567,7 @@ fn wait(mut done: impl FnMut() -> bool) -> bool {
         if done() {
             return true;
         }
+        // Threads that leave have no one to tell: their path has no room for it.
         std::thread::sleep(LEAVE_PAUSE);
     }
     false
@@ -575,6 +576,7 @@ fn wait(mut done: impl FnMut() -> bool) -> bool {
 /// Makes the bars set so far visible to all threads, and their `busy` to this one.
 fn settle() {
     if !membarrier::on_all_threads() {
+        // There is no other way to wait for another processor's stores.
         std::thread::sleep(STORES_SETTLE);
     }
 }

@@ -41,6 +41,7 @@ impl Patience {
         if self.turns <= SPINS_MAX + YIELDS_MAX {
             std::thread::yield_now();
         } else {
+            // Latches are one word: there is no queue to wait in.
             std::thread::sleep(NAP);
         }
         began.elapsed() < self.deadline
