@@ -249,12 +249,14 @@ impl Account {
     }
 
     /// The budget of a consumer that charges by itself, such as a region.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for a region that joins"))]
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.0.budget
     }
 
     /// Asks others for memory without waiting, from a thread that must not wait: what they gave is
     /// told by [`Reclaim::room_made`].
+    #[expect(dead_code, reason = "for a region that joins")]
     pub(crate) fn ask(&self, want: ByteCount) {
         self.0.asks.fetch_max(want.0, Ordering::Relaxed);
         match self.0.manager.upgrade() {

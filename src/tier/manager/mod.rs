@@ -221,9 +221,7 @@ impl MemoryManager {
         if self.shared.is_foreign() {
             return Err(Error::Forked { what: "a memory manager" });
         }
-        self.shared
-            .charge_slowly(account, bytes, None)
-            .inspect_err(|_| self.shared.fail(bytes))
+        self.shared.charge_slowly(account, bytes, None).inspect_err(|_| self.shared.fail(bytes))
     }
 
     /// The limit.

@@ -77,8 +77,7 @@ impl MemoryManager {
             return Err(Error::Forked { what: "a memory manager" });
         }
         let bytes = len.as_usize().max(1).checked_next_multiple_of(KERNEL_PAGE);
-        let len =
-            ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows" })? as u64);
+        let len = ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows" })? as u64);
         let account = &shared.temporary;
         let room = account.ceiling().0.saturating_sub(shared.floors_of_others(account).0);
         let spill = match shared.mode {

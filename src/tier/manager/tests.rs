@@ -111,12 +111,13 @@ fn what_does_not_fit_spills_and_is_told() {
     let manager = start(16, Mode::Cooperative);
     let told = Arc::new(AtomicU64::new(0));
     let seen = Arc::clone(&told);
-    manager.on_pressure(move |event| {
-        if let Pressure::Spilled { len } = event {
-            seen.fetch_add(len.0, Ordering::Relaxed);
-        }
-    })
-    .expect("the first callback");
+    manager
+        .on_pressure(move |event| {
+            if let Pressure::Spilled { len } = event {
+                seen.fetch_add(len.0, Ordering::Relaxed);
+            }
+        })
+        .expect("the first callback");
     let elsewhere = Arc::new(Elsewhere(Mutex::new(Vec::new())));
     manager.set_spill(Arc::downgrade(&elsewhere) as Weak<dyn Spill>);
     let memory = manager.allocate_temporary(ByteCount::mib(32)).expect("spills");
