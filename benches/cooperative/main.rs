@@ -12,6 +12,7 @@
 //! order is lost, and query 9 against a naive computation. `docs/design/cooperative.md` has the
 //! results; figures go to `target/figures/cooperative*.csv` and `.svg`.
 
+mod cache;
 mod check;
 mod experiments;
 mod figure;

@@ -12,14 +12,14 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "cooperative", max_term_width = 100)]
 pub(crate) struct Options {
-    /// Warehouses; about 105 MB each.
-    #[arg(long, default_value_t = 8)]
+    /// Warehouses; about 109 MB each.
+    #[arg(long, default_value_t = 4)]
     pub(crate) warehouses: u64,
     /// Share of TPC-C's customers, items, stock and orders.
     #[arg(long, default_value_t = 1.0)]
     pub(crate) scale: f64,
     /// The limit, such as 256MiB: the transactions' hot set fits it, but not half of it.
-    #[arg(long, default_value = "160MiB")]
+    #[arg(long, default_value = "96MiB")]
     pub(crate) limit: ByteCount,
     /// Streams of transactions, each with a warehouse and a district as its home.
     #[arg(long, default_value_t = 8)]
@@ -28,13 +28,13 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 2)]
     pub(crate) query_threads: usize,
     /// Seconds of warm-up before each run.
-    #[arg(long, default_value_t = 6.0)]
+    #[arg(long, default_value_t = 4.0)]
     pub(crate) warm_up: f64,
     /// Seconds of each run.
-    #[arg(long, default_value_t = 24.0)]
+    #[arg(long, default_value_t = 18.0)]
     pub(crate) seconds: f64,
     /// Seconds from one query to the next.
-    #[arg(long, default_value_t = 8.0)]
+    #[arg(long, default_value_t = 6.0)]
     pub(crate) every: f64,
     /// Seconds for which the simulated query holds its memory.
     #[arg(long, default_value_t = 2.0)]

@@ -36,6 +36,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) pool: PoolConfig,
     /// Share of the limit that is the pool's floor.
     pub(crate) floor: f64,
+    /// Temporary memory that does not fit goes to far memory.
+    pub(crate) spill: bool,
     /// What else runs beside the streams.
     pub(crate) beside: Option<&'a (dyn Beside + Sync)>,
 }
@@ -57,6 +59,7 @@ impl Plan<'_> {
             query: Query::Simulated(0.5),
             pool: PoolConfig::new(),
             floor: 0.0,
+            spill: false,
             beside: None,
         }
     }
@@ -171,7 +174,7 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
     let manager = MemoryManager::start(options.limit, plan.mode)?;
     let pool = plan.pool.open(file.path(), &manager)?;
     let floor = (options.limit.get() as f64 * plan.floor) as u64;
-    pool.account().set_floor(ByteCount(floor));
+    pool.account().set_floor(ByteCount(floor))?;
     let database = Database::open(&pool, &source.catalog);
     let shared = Shared {
         options,
@@ -236,7 +239,7 @@ fn verify(shared: &Shared<'_>, read_only: bool) -> Result<(), Failure> {
     if census.orders != made {
         return Err(format!("{} orders are stored, but {made} were made", census.orders).into());
     }
-    let memory = crate::run::memory(&shared.manager);
+    let memory = shared.manager.temporary_allocator();
     let answer = q9::run(shared.database, shared.options.query_threads, &memory)?;
     if answer != q9::naive(shared.database)? {
         return Err("query 9 and the naive computation differ".into());
@@ -321,7 +324,7 @@ fn ask(
 fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     let bytes = (shared.options.limit.get() as f64 * share) as usize / 4096 * 4096;
     let began = Instant::now();
-    let memory = crate::run::memory(&shared.manager);
+    let memory = shared.manager.temporary_allocator();
     let mut data: AllocVec<u8, _> = AllocVec::new_in(memory);
     let allocated = data.try_reserve_exact(bytes).is_ok();
     let allocate_ms = began.elapsed().as_secs_f64() * 1e3;
@@ -344,7 +347,7 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
 /// Runs query 9; what it says of the loaded rows is known.
 fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Option<Asked>, String> {
     let began = Instant::now();
-    let memory = crate::run::memory(&shared.manager);
+    let memory = shared.manager.temporary_allocator();
     let threads = shared.options.query_threads;
     let answer = match q9::run(shared.database, threads, &memory) {
         Ok(answer) => answer,
@@ -361,7 +364,4 @@ fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Optio
     }
     let spilled = shared.manager.stats().spilled > ByteCount::ZERO;
     Ok(Some(Asked { allocate_ms: f64::NAN, touch_ms: f64::NAN, total_s, spilled }))
-}
-pub(crate) fn memory(_: &Arc<MemoryManager>) -> allocator_api2::alloc::Global {
-    allocator_api2::alloc::Global
 }
