@@ -58,12 +58,12 @@ pub(crate) fn writes(options: &Options, source: &Source<'_>) -> Result<(), Failu
     finish(options, "writes", &runs)
 }
 
-/// (b) A floor for the tables: who pays how much? What does not fit above it spills.
+/// (b) A floor for the tables: who pays how much?
 pub(crate) fn floor(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
     let mut runs = Vec::new();
-    for floor in [0.0, 0.5, 0.6, 0.7, 0.8] {
+    for floor in [0.0, 0.3, 0.5] {
         let name = format!("floor {:.0} %", 100.0 * floor);
-        let plan = Plan { floor, spill: true, ..Plan::new(name, COOPERATIVE, options) };
+        let plan = Plan { floor, ..Plan::new(name, COOPERATIVE, options) };
         keep(&mut runs, run(options, source, plan)?);
     }
     finish(options, "floor", &runs)
@@ -139,21 +139,4 @@ pub(crate) fn caches(options: &Options, source: &Source<'_>) -> Result<(), Failu
     let kinds = ["look-ups/s in the result cache", "hits, %"];
     plot::bars(&folder.join("cooperative_caches_hits.svg"), &kinds, &answers)?;
     finish(options, "caches", &runs)
-}
-
-/// (e) Temporary data of half, one and two limits: cooperative memory spills, a part of its own
-/// fails.
-pub(crate) fn spill(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
-    let mut runs = Vec::new();
-    for (name, mode) in [("coop", COOPERATIVE), ("part", PARTITIONED)] {
-        for share in [0.5, 1.0, 2.0] {
-            let plan = Plan {
-                query: Query::Simulated(share),
-                spill: mode == COOPERATIVE,
-                ..Plan::new(format!("{name}, {share} limits"), mode, options)
-            };
-            keep(&mut runs, run(options, source, plan)?);
-        }
-    }
-    finish(options, "spill", &runs)
 }

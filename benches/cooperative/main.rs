@@ -54,7 +54,6 @@ fn work(options: &Options) -> Result<(), Failure> {
         (Experiment::Floor, experiments::floor),
         (Experiment::Policies, experiments::policies),
         (Experiment::Caches, experiments::caches),
-        (Experiment::Spill, experiments::spill),
     ];
     for (experiment, run) in all {
         if options.wants(experiment) {

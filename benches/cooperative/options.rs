@@ -76,8 +76,6 @@ pub(crate) enum Experiment {
     Policies,
     /// A host's result cache under the same limit.
     Caches,
-    /// Temporary data of half, one and two limits.
-    Spill,
     /// All of them.
     All,
 }

@@ -36,8 +36,6 @@ pub(crate) struct Plan<'a> {
     pub(crate) pool: PoolConfig,
     /// Share of the limit that is the pool's floor.
     pub(crate) floor: f64,
-    /// Temporary memory that does not fit goes to far memory.
-    pub(crate) spill: bool,
     /// What else runs beside the streams.
     pub(crate) beside: Option<&'a (dyn Beside + Sync)>,
 }
@@ -59,7 +57,6 @@ impl Plan<'_> {
             query: Query::Simulated(0.5),
             pool: PoolConfig::new(),
             floor: 0.0,
-            spill: false,
             beside: None,
         }
     }
