@@ -76,6 +76,7 @@ typedef enum farheap_status {
     FARHEAP_E_NOT_RUNNING = 38,
     FARHEAP_E_IN_USE = 39,      /* memory, pages or blocks are still held */
     FARHEAP_E_JEMALLOC = 40,
+    FARHEAP_E_TOO_MANY_CONSUMERS = 41, /* of a memory manager */
     FARHEAP_E_FULL = 50,        /* a sub-allocator has no room; another one may have */
     FARHEAP_E_TOO_LARGE = 51,   /* an object larger than a sub-allocator can hold */
     FARHEAP_E_ALIGN = 52        /* an alignment larger than a sub-allocator's pages */
@@ -426,7 +427,8 @@ typedef enum farheap_pressure {
     FARHEAP_PRESSURE_LOW = 1,     /* background reclaim begins; bytes in use */
     FARHEAP_PRESSURE_DIRECT = 2,  /* a caller reclaims itself; bytes it wants */
     FARHEAP_PRESSURE_SPILLED = 3, /* temporary memory went beyond the limit; its bytes */
-    FARHEAP_PRESSURE_FAILED = 4   /* a caller got an error; bytes it wanted */
+    FARHEAP_PRESSURE_FAILED = 4,  /* a caller got an error; bytes it wanted */
+    FARHEAP_PRESSURE_BROKEN = 5   /* a consumer failed and is not asked any more */
 } farheap_pressure;
 
 /* Told about pressure, from any thread, at the same time too. It must not block, nor call the
@@ -470,16 +472,16 @@ farheap_status farheap_manager_set_deadline(farheap_manager *manager,
 /* The most that temporary memory may take. */
 farheap_status farheap_manager_set_temporary_ceiling(farheap_manager *manager,
                                                      uint64_t bytes) FARHEAP_NOEXCEPT;
-/* Calls `told` on every event of memory pressure; replaces the one before. `userdata` is only passed
- * on, and must stay valid as long as the manager. */
+/* Calls `told` on every event of memory pressure. `userdata` is only passed on, and must stay valid as
+ * long as the manager and its pools. A second time: FARHEAP_E_CONFIG. */
 farheap_status farheap_manager_on_pressure(farheap_manager *manager, farheap_on_pressure told,
                                            void *userdata) FARHEAP_NOEXCEPT;
 /* The figures. */
 farheap_status farheap_manager_stats_get(farheap_manager *manager,
                                          farheap_manager_stats *out) FARHEAP_NOEXCEPT;
 /* Allocates temporary memory of a query, aligned to 4096, contents unspecified: table pages give way
- * for it. FARHEAP_E_OUT_OF_MEMORY when it does not fit. It is whole pages: for small objects put a
- * pool of your own on it (in C++ farheap::temporary_resource does). */
+ * for it. FARHEAP_E_OUT_OF_MEMORY when it does not fit. It is whole pages: for small objects
+ * there is farheap_temporary. */
 farheap_status farheap_manager_allocate_temporary(farheap_manager *manager, size_t len,
                                                   void **out) FARHEAP_NOEXCEPT;
 /* Gives it back at once. NULL does nothing; a pointer that is none of this manager's, or was freed, is
@@ -488,12 +490,29 @@ farheap_status farheap_manager_free_temporary(farheap_manager *manager, void *pt
 /* Whether temporary memory lies beyond the limit, in evictable memory; false on error. */
 bool farheap_manager_is_spilled(const farheap_manager *manager, const void *ptr) FARHEAP_NOEXCEPT;
 
+/* An allocator of temporary memory for objects of any size: small ones share pages. One lock: give
+ * threads that allocate all the time one each. */
+typedef struct farheap_temporary farheap_temporary;
+
+/* Makes one. It may outlive the manager's handle. */
+farheap_status farheap_temporary_new(farheap_manager *manager,
+                                     farheap_temporary **out) FARHEAP_NOEXCEPT;
+/* Frees it with all that was allocated from it. NULL does nothing. */
+farheap_status farheap_temporary_free(farheap_temporary *temporary) FARHEAP_NOEXCEPT;
+/* An object, or NULL: FARHEAP_E_OUT_OF_MEMORY. */
+void *farheap_temporary_allocate(farheap_temporary *temporary, size_t size,
+                                 size_t align) FARHEAP_NOEXCEPT;
+/* Frees an object, with the size and alignment it was asked for. NULL does nothing. What is not an
+ * object of this allocator is FARHEAP_E_PANIC where it can be told. */
+farheap_status farheap_temporary_deallocate(farheap_temporary *temporary, void *ptr, size_t size,
+                                            size_t align) FARHEAP_NOEXCEPT;
+
 /* ---- Buffer pool ------------------------------------------------------------------------------- */
 
 /* Pages of a table file at fixed addresses, within a manager's limit. */
 typedef struct farheap_pool farheap_pool;
 
-/* Asked before a page is written back, with the number given by farheap_page_set_lsn: the log must
+/* Asked before a page is written back, by farheap_pool_flush too, with the number given by farheap_page_set_lsn: the log must
  * hold that record first. Anything but FARHEAP_OK keeps the page in memory. Called from any thread;
  * it must not use the pool. */
 typedef farheap_status (*farheap_before_write)(void *userdata, uint64_t page, uint64_t lsn);

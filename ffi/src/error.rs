@@ -63,6 +63,7 @@ codes! {
     FARHEAP_E_NOT_RUNNING = 38,
     FARHEAP_E_IN_USE = 39,
     FARHEAP_E_JEMALLOC = 40,
+    FARHEAP_E_TOO_MANY_CONSUMERS = 41,
     FARHEAP_E_FULL = 50,
     FARHEAP_E_TOO_LARGE = 51,
     FARHEAP_E_ALIGN = 52,
@@ -130,6 +131,8 @@ impl From<Error> for Failure {
             Error::NotRunning => (FARHEAP_E_NOT_RUNNING, 0),
             Error::InUse { .. } => (FARHEAP_E_IN_USE, 0),
             Error::Jemalloc { errno, .. } => (FARHEAP_E_JEMALLOC, *errno),
+            Error::TooManyConsumers { .. } => (FARHEAP_E_TOO_MANY_CONSUMERS, 0),
+            Error::Forked { .. } => (FARHEAP_E_FORKED, 0),
             // Newer than this library: the message says it.
             _ => (FARHEAP_E_OTHER, 0),
         };
@@ -360,6 +363,8 @@ mod tests {
             (Error::NotRunning, FARHEAP_E_NOT_RUNNING),
             (Error::InUse { bytes }, FARHEAP_E_IN_USE),
             (Error::Jemalloc { name: "n", errno: 22 }, FARHEAP_E_JEMALLOC),
+            (Error::TooManyConsumers { name: "n".into(), most: 16 }, FARHEAP_E_TOO_MANY_CONSUMERS),
+            (Error::Forked { what: "w" }, FARHEAP_E_FORKED),
         ]
     }
 

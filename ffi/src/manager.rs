@@ -4,14 +4,19 @@
 
 use crate::abi;
 use crate::error::{
-    FARHEAP_E_BAD_RANGE, FARHEAP_E_IN_USE, FARHEAP_OK, Failure, call, check_out, farheap_status,
-    value, write, write_sized,
+    FARHEAP_E_BAD_RANGE, FARHEAP_E_IN_USE, FARHEAP_E_OUT_OF_MEMORY, FARHEAP_OK, Failure, call,
+    check_out, farheap_status, value, write, write_sized,
 };
 use crate::handle::{self, Kind};
+use allocator_api2::alloc::Allocator;
 use farheap::ByteCount;
-use farheap::tier::manager::{ManagerStats, MemoryManager, Mode, Pressure, TemporaryMemory};
+use farheap::tier::manager::{
+    ManagerStats, MemoryManager, Mode, Pressure, Temporary, TemporaryMemory,
+};
+use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -54,6 +59,7 @@ pub const FARHEAP_PRESSURE_LOW: farheap_pressure = 1;
 pub const FARHEAP_PRESSURE_DIRECT: farheap_pressure = 2;
 pub const FARHEAP_PRESSURE_SPILLED: farheap_pressure = 3;
 pub const FARHEAP_PRESSURE_FAILED: farheap_pressure = 4;
+pub const FARHEAP_PRESSURE_BROKEN: farheap_pressure = 5;
 
 /// Told about pressure.
 pub type farheap_on_pressure =
@@ -113,9 +119,10 @@ fn figures(stats: &ManagerStats, temporary: u64) -> farheap_manager_stats {
     }
 }
 
-fn event_of(pressure: Pressure) -> (farheap_pressure, u64) {
+fn event_of(pressure: &Pressure) -> (farheap_pressure, u64) {
     match pressure {
         Pressure::Low { used, .. } => (FARHEAP_PRESSURE_LOW, used.0),
+        Pressure::Broken { .. } => (FARHEAP_PRESSURE_BROKEN, 0),
         Pressure::Direct { wanted } => (FARHEAP_PRESSURE_DIRECT, wanted.0),
         Pressure::Spilled { len } => (FARHEAP_PRESSURE_SPILLED, len.0),
         Pressure::Failed { wanted } => (FARHEAP_PRESSURE_FAILED, wanted.0),
@@ -205,11 +212,11 @@ on_manager! {
         let userdata = Userdata(userdata);
         let told = told.ok_or_else(|| Failure::null("the callback"))?;
         object.manager.on_pressure(move |pressure| {
-            let (event, bytes) = event_of(pressure);
+            let (event, bytes) = event_of(&pressure);
             // SAFETY: a function that may be called from any thread with this, as the caller
             // promises.
             unsafe { told(userdata.get(), event, bytes) };
-        });
+        })?;
         Ok(())
     }
 
@@ -262,5 +269,84 @@ pub unsafe extern "C" fn farheap_manager_is_spilled(
             Failure::new(FARHEAP_E_BAD_RANGE, message)
         })?;
         Ok(memory.is_spilled())
+    })
+}
+
+/// An allocator of temporary memory for small objects.
+#[repr(C)]
+pub struct farheap_temporary {
+    _private: [u8; 0],
+}
+
+impl Kind for farheap_temporary {
+    const NUMBER: u8 = 5;
+    const NAME: &'static str = "farheap_temporary";
+    type Object = Temporary;
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_temporary_new(
+    manager: *mut farheap_manager,
+    out: *mut *mut farheap_temporary,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: the caller does not free the handle during the call.
+        let object = unsafe { handle::get(manager) }?;
+        let handle = handle::create::<farheap_temporary>(object.manager.temporary_allocator())?;
+        // SAFETY: checked above.
+        unsafe { write(out, handle) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_temporary_free(
+    temporary: *mut farheap_temporary,
+) -> farheap_status {
+    if temporary.is_null() {
+        return FARHEAP_OK;
+    }
+    call(|| handle::take(temporary).map(drop))
+}
+
+/// The layout of an object; a size of 0 is one of 1.
+fn layout(size: usize, align: usize) -> crate::error::Result<Layout> {
+    Layout::from_size_align(size.max(1), align).map_err(|_| {
+        Failure::argument(format!("{size} bytes aligned to {align} are no possible object"))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_temporary_allocate(
+    temporary: *mut farheap_temporary,
+    size: usize,
+    align: usize,
+) -> *mut c_void {
+    value(ptr::null_mut(), || {
+        // SAFETY: the caller does not free the handle during the call.
+        let object = unsafe { handle::get(temporary) }?;
+        let block = object.allocate(layout(size, align)?).map_err(|_| {
+            let message = format!("no temporary memory for {size} bytes");
+            Failure::new(FARHEAP_E_OUT_OF_MEMORY, message)
+        })?;
+        Ok(block.as_ptr().cast())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_temporary_deallocate(
+    temporary: *mut farheap_temporary,
+    ptr: *mut c_void,
+    size: usize,
+    align: usize,
+) -> farheap_status {
+    let Some(block) = NonNull::new(ptr.cast::<u8>()) else { return FARHEAP_OK };
+    call(|| {
+        // SAFETY: the caller does not free the handle during the call.
+        let object = unsafe { handle::get(temporary) }?;
+        let layout = layout(size, align)?;
+        // SAFETY: a block of this allocator and size, as the caller promises.
+        unsafe { object.deallocate(block, layout) };
+        Ok(())
     })
 }

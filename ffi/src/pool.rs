@@ -200,8 +200,7 @@ on_pool! {
     }
 
     farheap_pool_set_floor(object, bytes: u64) {
-        object.account().set_floor(ByteCount(bytes));
-        Ok(())
+        Ok(object.account().set_floor(ByteCount(bytes))?)
     }
 
     farheap_pool_set_ceiling(object, bytes: u64) {

@@ -2,8 +2,7 @@
 
 mod common;
 
-use common::{C, crate_dir, installed, run, sources_are_readable};
-use std::process::Command;
+use common::{C, crate_dir, installed, run_program, sources_are_readable};
 
 /// AddressSanitizer sees the program's own memory; far memory is the library's to watch.
 const ASAN: &[&str] = &["-fsanitize=address", "-fno-omit-frame-pointer"];
@@ -19,7 +18,7 @@ fn test(name: &str) {
             let program = dir.path().join("program");
             compiler.program(&source, &program, options);
             println!("{} {name} {options:?}", compiler.name);
-            run(&mut Command::new(&program));
+            run_program(&program);
         }
     }
 }

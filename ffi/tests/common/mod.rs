@@ -106,6 +106,17 @@ pub(crate) fn succeed(command: &mut Command) -> Output {
     output
 }
 
+/// Tiers are kept for ever by design: threads may hold references into one that is gone.
+const KEPT: &str = "leak:farheap::heap::tier\n";
+
+/// Runs a compiled test program; see [`run`].
+pub(crate) fn run_program(program: &Path) {
+    let known = program.with_extension("known");
+    std::fs::write(&known, KEPT).expect("room");
+    let options = format!("suppressions={}:print_suppressions=0", known.display());
+    run(Command::new(program).env("LSAN_OPTIONS", options));
+}
+
 /// Runs a test program; one that skips itself has said why.
 pub(crate) fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
