@@ -323,7 +323,7 @@ impl BufferPool {
             queues: Ranked::new(Rank::Leaf, Vec::new()),
             store,
             path,
-            account: manager.join("pool"),
+            account: manager.join("pool")?,
             manager: Arc::clone(manager),
             discarder: Discarder::new(),
             checksum: config.checksum,
@@ -453,6 +453,10 @@ impl Reclaim for BufferPool {
     fn cost(&self, effort: Effort) -> u32 {
         // Clean table pages are the cheapest of their kind: nothing to unmap in a handler.
         if effort == Effort::Clean { 10 } else { 100 }
+    }
+
+    fn metadata(&self) -> ByteCount {
+        ByteCount(self.counters.metadata.load(Ordering::Relaxed))
     }
 
     fn describe_held(&self) -> String {

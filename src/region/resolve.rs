@@ -81,6 +81,9 @@ impl Pager {
         if !self.chunks.is_closed(chunk) {
             return Some(Answer::Again);
         }
+        if !self.count_tables(chunk) {
+            return Some(Answer::Starved);
+        }
         if self.try_open(page) {
             self.check_low();
             return Some(Answer::Done);
