@@ -8,7 +8,6 @@ use farheap::containers::{
 use farheap::region::RegionConfig;
 use farheap::store::MemStore;
 use farheap::sub::{Collective, CollectiveConfig};
-use farheap::tier::policy::PolicyKind;
 use farheap::{ByteCount, Error};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -221,7 +220,7 @@ pub(crate) fn division(variant: Variant, n: u64, local_pct: u64) -> (u64, u64) {
 }
 
 /// A page cache for everything, before and after a rearrangement.
-fn ample(n: u64) -> ByteCount {
+pub(crate) fn ample(n: u64) -> ByteCount {
     ByteCount(PAIR_BYTES * n * 6 + (64 << 20))
 }
 
@@ -230,18 +229,11 @@ pub(crate) fn build(
     variant: Variant,
     n: u64,
     purely_local: u64,
-    policy: Option<PolicyKind>,
+    region: RegionConfig,
     seed: u64,
 ) -> Outcome<Option<Built>> {
-    let data = ample(n);
-    let config = CollectiveConfig {
-        local: ByteCount(purely_local),
-        region: RegionConfig {
-            limit: data,
-            policy: policy.unwrap_or_default(),
-            ..CollectiveConfig::default().region
-        },
-    };
+    let data = region.limit;
+    let config = CollectiveConfig { local: ByteCount(purely_local), region };
     let collective = match Collective::create(config, Arc::new(MemStore::new(data)?)) {
         Ok(collective) => Arc::new(collective),
         Err(error @ Error::UffdUnavailable { .. }) => {
@@ -271,8 +263,8 @@ pub(crate) fn build(
 impl Built {
     /// Where the nodes lie.
     pub(crate) fn layout(&self, local_pct: u64) -> Layout {
-        let Built { variant, n, links, far_pages, local_used, .. } = *self;
-        Layout { variant, n, local_pct, links, far_pages, local_used }
+        let Built { variant, n, links, far_pages, local_used, built_in, .. } = *self;
+        Layout { variant, n, local_pct, links, far_pages, local_used, built_in }
     }
 
     /// Runs queries with a page cache of `cache` bytes that is empty at the start.
