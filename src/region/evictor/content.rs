@@ -1,0 +1,126 @@
+//! Content on its way out: between the region's mapping and staging frames, and back.
+#![expect(unsafe_code, reason = "unmaps pages of the region")]
+
+use crate::base::error::Result;
+use crate::base::units::{ByteCount, PageId};
+use crate::page::note::Fate;
+use crate::page::word::FrameId;
+use crate::region::pager::Pager;
+use crate::region::pager::install::install_error;
+use crate::region::report;
+use crate::sys::uffd::{Outcome, Wake};
+use crate::sys::vm::{KERNEL_PAGE, Piece};
+
+impl Pager {
+    /// A frame to take a page's content out to.
+    pub(super) fn frame_for_eviction(&self) -> Option<FrameId> {
+        if self.evict_by_move {
+            self.frames.take_empty().or_else(|| {
+                // All are spare: after an eviction that nobody needed the room of.
+                self.free_frame(self.frames.take_spare()?);
+                self.frames.take_empty()
+            })
+        } else {
+            self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame())
+        }
+    }
+
+    /// A frame above a limit that was lowered and is not reached yet. Fills have left room for it
+    /// below the old limit, and the page that it is for goes at once.
+    fn borrowed_frame(&self) -> Option<FrameId> {
+        let frame = self.frames.take_empty()?;
+        self.budget.charge(self.page_size());
+        Some(frame)
+    }
+
+    /// Takes the content of a `Moving` page into `frame` and unmaps it from the region. `false`:
+    /// the page is in use by the kernel and stays as it was; the frame is given back.
+    pub(super) fn take_content(&self, page: PageId, frame: FrameId) -> bool {
+        if self.evict_by_move {
+            self.take_by_move(page, frame)
+        } else {
+            self.take_by_copy(page, frame)
+        }
+    }
+
+    fn take_by_move(&self, page: PageId, frame: FrameId) -> bool {
+        let (src, dst) = (self.addr(page), self.frames.addr(frame));
+        // SAFETY: the page is `Moving` by this thread, which may unmap it; the frame is an empty
+        // one of this thread's.
+        let outcome = unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) };
+        let moved = match outcome {
+            Outcome::Done => return true,
+            Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
+            Outcome::Failed { bytes, .. } => bytes,
+        };
+        if moved > 0 {
+            // SAFETY: the part that was moved goes back to where it came from, which is missing.
+            let back = unsafe { self.uffd.move_pages(src, dst, moved, Wake::Yes) };
+            if back != Outcome::Done {
+                let error = crate::Error::Os { call: "UFFDIO_MOVE", errno: crate::sys::EIO };
+                report::fatal("half of a page could not be moved back", &error);
+            }
+        }
+        drop(self.frames.release(frame));
+        false
+    }
+
+    /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
+    pub(super) fn fill_frame_holes(&self, frame: FrameId) {
+        for at in (0..self.page_bytes).step_by(KERNEL_PAGE) {
+            let unit = (self.frames.addr(frame) + at) as *const u8;
+            // SAFETY: the frame is this thread's and readable; a hole of staging memory is filled
+            // by the kernel.
+            let _ = unsafe { unit.read_volatile() };
+        }
+    }
+
+    /// For kernels without MOVE: nobody can write the page while it is copied, because writes
+    /// fault first and wait for its word. (A device request of the application in flight is not
+    /// seen: such kernels need a pin around direct I/O into far memory.)
+    fn take_by_copy(&self, page: PageId, frame: FrameId) -> bool {
+        if self.uffd.forbid_writes(self.addr(page), self.page_bytes).is_err() {
+            self.recycle(frame);
+            return false;
+        }
+        // SAFETY: the page is mapped and write-protected, the frame is this thread's; both are
+        // `page_bytes` long and do not overlap. Holes of a sparse page cannot be here: chunks are
+        // opened only where MOVE exists.
+        unsafe {
+            let src = self.addr(page) as *const u8;
+            std::ptr::copy_nonoverlapping(src, self.frames.ptr(frame), self.page_bytes);
+        }
+        let piece = Piece::new(self.addr(page), self.page_bytes);
+        // SAFETY: the page is `Moving` by this thread and its content is in the frame.
+        unsafe { self.discarder.discard(&[piece]) }
+            .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        self.budget.uncharge(self.page_size());
+        true
+    }
+
+    /// Maps a cooling frame's content back as `page`, which is `Moving` by this thread. Returns
+    /// what that leaves of the frame.
+    pub(in crate::region) fn return_frame(&self, page: PageId, frame: FrameId) -> Result<Fate> {
+        if !self.evict_by_move {
+            return self.copy_rest(page, frame, 0).map(|()| Fate::Dropped);
+        }
+        let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
+        // content and nobody else moves it.
+        match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::Yes) } {
+            Outcome::Done => Ok(Fate::MovedBack),
+            Outcome::Busy { bytes } => {
+                self.copy_rest(page, frame, bytes)?;
+                Ok(Fate::MovedBack)
+            }
+            outcome => Err(install_error(outcome)),
+        }
+    }
+
+    /// Returns the charge that a copy would have needed.
+    pub(in crate::region) fn uncharge_copy(&self) {
+        if !self.evict_by_move {
+            self.budget.uncharge(self.page_size());
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What becomes of frames that have cooled, and of those that another hand took the page from.
+
+use super::{Dirty, Evictor, Linger};
+use crate::base::units::SlotId;
+use crate::page::protocol::{self, Content};
+use crate::page::word::{FrameId, Word};
+
+impl Evictor {
+    /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
+    pub(super) fn settle_cooling(&mut self, keep: usize) -> bool {
+        let room =
+            (self.free_writes.len() * self.pages_per_write()).saturating_sub(self.dirty.len());
+        let mut count = self.cooling.len().saturating_sub(keep).min(room);
+        let worked = count > 0;
+        let mut freed = 0;
+        while count > 0 {
+            let frame = self.cooling.pop_front().expect("counted above");
+            freed += usize::from(self.settle_frame(frame));
+            count -= 1;
+        }
+        self.made_room(freed);
+        self.write_dirty();
+        worked
+    }
+
+    /// Finds out what a cooled page needs; returns whether its frame is free already.
+    fn settle_frame(&mut self, frame: FrameId) -> bool {
+        let pager = &self.pager;
+        let page = pager.frames.page(frame);
+        let slot = pager.frames.slot(frame);
+        if pager.word(page).load() != Word::cooling(frame) {
+            self.lingering.push_back(Linger { page, frame, written: None });
+            return false;
+        }
+        let sum = pager.hash_frame(frame);
+        let content = match slot.filter(|slot| pager.sum(*slot) == sum) {
+            Some(slot) => Content::Clean(slot),
+            None if sum == pager.zero_sum() => Content::Zero,
+            None => Content::Dirty,
+        };
+        if !protocol::cooled(pager.word(page), frame, content) {
+            self.lingering.push_back(Linger { page, frame, written: None });
+            return false;
+        }
+        if pager.frames.note_of(frame).prefetched() {
+            match content {
+                Content::Clean(_) => pager.counters.prefetch_unseen.bump(),
+                // Somebody has written it.
+                Content::Zero | Content::Dirty => pager.counters.prefetch_hits.bump(),
+            }
+        }
+        match content {
+            // The slot is chosen together with its neighbours', in `write_dirty`.
+            Content::Dirty => {
+                self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
+                return false;
+            }
+            Content::Clean(_) => pager.counters.evicted_clean.bump(),
+            Content::Zero => {
+                pager.put_slot(slot);
+                pager.counters.evicted_zero.bump();
+            }
+        }
+        pager.policy.lock().evicted(page);
+        pager.recycle(frame);
+        pager.evict_times.add(self.chosen[frame.0 as usize].elapsed());
+        true
+    }
+
+    /// Frees the frames whose takers have finished.
+    pub(super) fn settle_lingering(&mut self) {
+        let mut freed = 0;
+        for _ in 0..self.lingering.len() {
+            let linger = self.lingering.pop_front().expect("counted above");
+            let Linger { page, frame, .. } = linger;
+            let note = self.pager.frames.note_of(frame);
+            match protocol::linger(self.pager.word(page), frame, note) {
+                protocol::Linger::Wait => {
+                    self.lingering.push_back(linger);
+                    continue;
+                }
+                protocol::Linger::Cooling => {
+                    self.cooling.push_back(frame);
+                    continue;
+                }
+                protocol::Linger::Over(false) => drop(self.pager.frames.release(frame)),
+                protocol::Linger::Over(true) => self.pager.recycle(frame),
+            }
+            self.pager.put_slot(linger.written);
+            freed += 1;
+        }
+        self.made_room(freed);
+    }
+}

@@ -1,0 +1,156 @@
+//! Taking victims out of the region: clean ones are dropped, others moved into frames to cool.
+#![expect(unsafe_code, reason = "drops clean pages of the region")]
+
+use super::Evictor;
+use crate::base::sync::Ordering;
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::page::word::{State, Word};
+use crate::region::pager::{BATCH_MAX, backoff};
+use crate::sys::vm::Piece;
+use std::time::Instant;
+
+/// Whether pages to take out are still on the policy's lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Listed {
+    Yes,
+    No,
+}
+
+impl Evictor {
+    /// Takes up to `want` victims out of the region; returns whether it is worth going on.
+    pub(super) fn evict(&mut self, want: usize) -> bool {
+        /// Victims that may be under way before the first of them frees anything.
+        const UNDER_WAY: usize = 2 * BATCH_MAX;
+        /// Batches looked through in one turn for the few pages that need no write.
+        const PAUSED_ROUNDS_MAX: usize = 64;
+        let mut victims = std::mem::take(&mut self.victims);
+        let (mut went, mut resident) = (0, PageCount(0));
+        for _ in 0..if self.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
+            let want = if self.is_paused() { BATCH_MAX } else { want };
+            victims.clear();
+            {
+                let mut policy = self.pager.policy.lock();
+                policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
+                resident = policy.resident();
+            }
+            went = self.take_out(&mut victims, Listed::No);
+            self.fruitless += victims.len().max(1);
+            if went > 0 || self.fruitless > 2 * resident.as_usize() {
+                break;
+            }
+        }
+        let exhausted = self.fruitless > 2 * resident.as_usize() + UNDER_WAY;
+        if exhausted {
+            self.pager.exhausted.store(true, Ordering::Release);
+        }
+        let more = !victims.is_empty() && !exhausted;
+        self.victims = victims;
+        went > 0 || more
+    }
+
+    /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
+    pub(super) fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
+        victims.sort_unstable();
+        let chosen = Instant::now();
+        let pause = self.is_paused();
+        let mut pieces = [Piece::new(0, 0); BATCH_MAX];
+        let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
+        let (mut piece_count, mut clean_count, mut moved) = (0, 0, 0);
+        for &page in victims.iter() {
+            let Some(word) = self.take_victim(page, listed) else { continue };
+            if word.protected() && word.slot().is_some() {
+                clean[clean_count] = (page, word);
+                clean_count += 1;
+                self.pager.push_piece(&mut pieces, &mut piece_count, page);
+            } else if pause && word.slot().is_none() {
+                self.keep(page, word);
+            } else {
+                moved += usize::from(self.move_out(page, word, chosen));
+            }
+        }
+        self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
+        self.pager.evict_times.add_many(chosen.elapsed(), clean_count as u64);
+        self.made_room(clean_count);
+        clean_count + moved
+    }
+
+    /// Makes a victim `Moving`; `None` when it left the region by itself, or is pinned.
+    fn take_victim(&self, page: PageId, listed: Listed) -> Option<Word> {
+        let mut spins = 0;
+        loop {
+            let word = self.pager.word(page).load();
+            match word.state() {
+                State::Resident => {}
+                State::Moving => {
+                    backoff(&mut spins);
+                    continue;
+                }
+                _ => return None,
+            }
+            let leaving = word.leaving();
+            if self.pager.word(page).try_change(word, leaving).is_err() {
+                continue;
+            }
+            if listed == Listed::Yes {
+                self.pager.policy.lock().removed(page);
+            }
+            if word.pins() == 0 {
+                return Some(leaving);
+            }
+            self.keep(page, leaving);
+            return None;
+        }
+    }
+
+    /// Leaves a victim where it is.
+    fn keep(&self, page: PageId, word: Word) {
+        self.pager.settle_resident(page, word, word.kept(), None);
+    }
+
+    /// Drops pages that have been write-protected since their slots were read.
+    fn drop_clean(&self, clean: &[(PageId, Word)], pieces: &[Piece]) {
+        if clean.is_empty() {
+            return;
+        }
+        let pager = &self.pager;
+        // SAFETY: each page is `Moving` by this thread and equals its slot: it was installed
+        // write-protected and no write was let through (that clears the flag first), so neither
+        // a thread nor a device request of the application can have changed it.
+        unsafe { pager.discarder.discard(pieces) }
+            .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        {
+            let mut policy = pager.policy.lock();
+            clean.iter().for_each(|(page, _)| policy.evicted(*page));
+        }
+        for &(page, word) in clean {
+            let slot = word.slot().expect("a clean page has a slot");
+            pager.settle(page, word, Word::stored(slot));
+        }
+        pager.budget.uncharge(ByteCount((clean.len() * pager.page_bytes) as u64));
+        pager.counters.evicted_clean.add(clean.len() as u64);
+        let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
+        pager.counters.prefetch_unseen.add(unseen as u64);
+    }
+
+    /// Takes a page's memory out of the region into a frame, to cool there.
+    fn move_out(&mut self, page: PageId, word: Word, chosen: Instant) -> bool {
+        let Some(frame) = self.pager.frame_for_eviction() else {
+            self.keep(page, word);
+            return false;
+        };
+        if !self.pager.take_content(page, frame) {
+            self.keep(page, word);
+            self.pager.counters.evict_busy.bump();
+            return false;
+        }
+        if word.sparse() {
+            self.pager.fill_frame_holes(frame);
+        }
+        self.pager.frames.note(frame, page, word.slot());
+        self.pager.frames.note_of(frame).set_prefetched(word.prefetched());
+        self.chosen[frame.0 as usize] = chosen;
+        self.pager.settle(page, word, Word::cooling(frame));
+        self.cooling.push_back(frame);
+        true
+    }
+}

@@ -1,0 +1,272 @@
+//! Write-back: dirty pages get runs of slots and leave in large writes; what fails comes back.
+
+use super::{Dirty, Evictor, Linger};
+use crate::base::sync::Ordering;
+use crate::base::units::{SlotCount, SlotId};
+use crate::page::protocol::{self, Written};
+use crate::page::word::Word;
+use crate::region::pager::NO_SLOT;
+use crate::region::{errno_of, guarded, push, report};
+use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
+use std::time::{Duration, Instant};
+
+/// Write requests in flight.
+pub(super) const DEPTH: u32 = 32;
+/// Bytes of one merged write.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+/// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
+pub(super) const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// A write in flight: `count` pages in consecutive slots.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pages: [Dirty; SEGMENTS_MAX],
+    pub(super) count: usize,
+    started: Instant,
+    pub(super) overdue: bool,
+    /// Over the page's old slot: says nothing about space for others.
+    in_place: bool,
+}
+
+impl Evictor {
+    /// Whether write-back waits after a failure: only pages that need no write can go, or those
+    /// that may be written over their old slots.
+    pub(super) fn is_paused(&self) -> bool {
+        self.write_again.is_some_and(|again| Instant::now() < again)
+    }
+
+    pub(super) fn pages_per_write(&self) -> usize {
+        (WRITE_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX)
+    }
+
+    /// Gives all dirty pages slots, runs of them, and starts their writes, as far as there are
+    /// free requests.
+    pub(super) fn write_dirty(&mut self) {
+        if self.dirty.is_empty() {
+            return;
+        }
+        let mut dirty = std::mem::take(&mut self.dirty);
+        if self.is_paused() {
+            // Only what can be written over its old slot may go while the rest waits.
+            let full = self.device_is_full();
+            let mut at = 0;
+            while at < dirty.len() {
+                if full && self.pager.frames.slot(dirty[at].frame).is_some() {
+                    at += 1;
+                } else {
+                    self.put_back(dirty.swap_remove(at));
+                }
+            }
+        }
+        dirty.sort_unstable_by_key(|dirty| dirty.page);
+        let mut done = 0;
+        while done < dirty.len() && !self.free_writes.is_empty() {
+            done += self.write_some(&mut dirty[done..]);
+        }
+        dirty.drain(..done);
+        self.dirty = dirty;
+    }
+
+    /// Whether write-back fails because the device has no space left.
+    fn device_is_full(&self) -> bool {
+        let errno = self.pager.write_errno.load(Ordering::Acquire);
+        errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT
+    }
+
+    /// Starts one write, or returns a page that there is no space for; returns for how many of the
+    /// first pages.
+    fn write_some(&mut self, dirty: &mut [Dirty]) -> usize {
+        let Dirty { frame, .. } = dirty[0];
+        if self.device_is_full()
+            && let Some(slot) = self.pager.frames.slot(frame)
+        {
+            // Its old slot, whose content is out of date, takes no space. If the write fails, the
+            // page stays in memory without a slot.
+            self.pager.frames.forget_slot(frame);
+            dirty[0].slot = slot;
+            self.start_write(&dirty[..1], true);
+            return 1;
+        }
+        let want = dirty.len().min(self.pages_per_write());
+        let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
+            self.writes_fail(NO_SLOT);
+            if self.pager.frames.slot(frame).is_some() {
+                return 0; // Over its old slot, now that the device counts as full.
+            }
+            self.put_back(dirty[0]);
+            return 1;
+        };
+        for (n, dirty) in dirty[..got.as_usize()].iter_mut().enumerate() {
+            dirty.slot = SlotId(first.0 + n as u64);
+        }
+        self.start_write(&dirty[..got.as_usize()], false);
+        got.as_usize()
+    }
+
+    /// Starts writing a run of pages to their consecutive slots.
+    fn start_write(&mut self, run: &[Dirty], in_place: bool) {
+        let token = self.free_writes.pop().expect("the caller looked");
+        let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
+        let mut pages = [run[0]; SEGMENTS_MAX];
+        for (n, dirty) in run.iter().enumerate() {
+            let ptr = self.pager.frames.ptr(dirty.frame);
+            segments[n] = Segment { ptr, len: self.pager.page_bytes };
+            pages[n] = *dirty;
+        }
+        let request = Request {
+            token: token as u64,
+            op: Op::Write,
+            offset: self.pager.slot_offset(run[0].slot),
+            segments: &segments[..run.len()],
+        };
+        let (count, started) = (run.len(), Instant::now());
+        self.writes[token] = Some(Write { pages, count, started, overdue: false, in_place });
+        let queue = &mut *self.queue;
+        match guarded(&self.pager, || push(queue, request)) {
+            Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
+            // Whether the device has the request is unknown: as if it never answered.
+            None => self.abandon_write(token, crate::sys::EIO),
+        }
+        self.pager.counters.writes_in_flight.up();
+    }
+
+    pub(super) fn finish_write(&mut self, completion: Completion) {
+        let token = completion.token as usize;
+        let write = self.writes[token].take().expect("a completion has its write");
+        self.free_writes.push(token);
+        self.pager.counters.writes_in_flight.down();
+        self.pager.write_times.add(write.started.elapsed());
+        let run = &write.pages[..write.count];
+        match completion.result {
+            Ok(()) => {
+                if !write.in_place && self.pager.write_errno.load(Ordering::Acquire) != 0 {
+                    self.write_again = None;
+                    self.write_pause = PAUSE_MIN;
+                    self.pager.write_errno.store(0, Ordering::Release);
+                }
+                let freed = run.iter().filter(|dirty| self.written(dirty)).count();
+                self.made_room(freed);
+            }
+            Err(error) => {
+                self.say_failed(&error);
+                self.writes_fail(errno_of(&error) as u32);
+                run.iter().for_each(|dirty| {
+                    self.pager.slots.put(dirty.slot);
+                    if self.pager.frames.slot(dirty.frame) == Some(dirty.slot) {
+                        // Half written: not the page's any more.
+                        self.pager.frames.forget_slot(dirty.frame);
+                    }
+                    self.put_back(*dirty);
+                });
+            }
+        }
+    }
+
+    /// Reports a failed write, at most once in a while: a full device fails them for ever.
+    fn say_failed(&mut self, error: &crate::Error) {
+        const WHILE: Duration = Duration::from_secs(10);
+        if self.said.is_none_or(|said| said.elapsed() > WHILE) {
+            self.said = Some(Instant::now());
+            report::warn("write-back failed; the pages stay in memory", error);
+        }
+    }
+
+    /// A page's write is done; returns whether its frame is free.
+    fn written(&mut self, dirty: &Dirty) -> bool {
+        let pager = &self.pager;
+        // Invariant 2: published by the change of the word.
+        pager.set_sum(dirty.slot, dirty.sum);
+        pager.counters.pages_out.bump();
+        let old = pager.frames.slot(dirty.frame);
+        let outcome = protocol::written(pager.word(dirty.page), dirty.frame, dirty.slot);
+        pager.put_slot(old);
+        match outcome {
+            Written::Won => {
+                pager.policy.lock().evicted(dirty.page);
+                pager.evict_times.add(self.chosen[dirty.frame.0 as usize].elapsed());
+            }
+            Written::Taken => {
+                // A filler copied the page out, or it was discarded: neither slot is its any more.
+                let written = Some(dirty.slot);
+                let Dirty { page, frame, .. } = *dirty;
+                self.lingering.push_back(Linger { page, frame, written });
+                return false;
+            }
+        }
+        pager.recycle(dirty.frame);
+        true
+    }
+
+    /// Returns a page that cannot be written to the region.
+    fn put_back(&mut self, dirty: Dirty) {
+        let pager = &self.pager;
+        let Dirty { page, frame, .. } = dirty;
+        let slot = pager.frames.slot(frame);
+        match protocol::unwritten(pager.word(page), frame, slot) {
+            Written::Won => {}
+            Written::Taken => {
+                // A filler copied the page out, or it was discarded: the old slot is this
+                // thread's.
+                pager.put_slot(slot);
+                self.lingering.push_back(Linger { page, frame, written: None });
+                return;
+            }
+        }
+        let moving = Word::moving(slot);
+        if !pager.evict_by_move {
+            // The frame's charge moves to the page; the frame's memory goes right after.
+            if let Err(error) = pager.copy_rest(page, frame, 0) {
+                report::fatal("a page could not be returned after a failed write", &error);
+            }
+            pager.settle_resident(page, moving, Word::resident(slot), None);
+            drop(pager.frames.release(frame));
+            return;
+        }
+        match pager.return_frame(page, frame) {
+            Ok(_) => {
+                pager.settle_resident(page, moving, Word::resident(slot), None);
+                drop(pager.frames.release(frame));
+            }
+            Err(error) => {
+                report::fatal("a page could not be returned after a failed write", &error)
+            }
+        }
+    }
+
+    /// Pauses write-back; clean pages are evicted meanwhile.
+    fn writes_fail(&mut self, errno: u32) {
+        if errno != NO_SLOT {
+            self.pager.counters.write_errors.bump();
+        }
+        self.pager.write_errno.store(errno, Ordering::Release);
+        self.write_again = Some(Instant::now() + self.write_pause);
+        self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
+    }
+
+    /// Reports writes that the device has not answered in time. Their pages stay readable: a
+    /// filler copies them out; their frames stay with the device.
+    pub(super) fn check_deadlines(&mut self) {
+        for token in 0..self.writes.len() {
+            let Some(write) = &self.writes[token] else { continue };
+            if write.overdue || write.started.elapsed() <= self.deadline {
+                continue;
+            }
+            let error = crate::Error::Io {
+                op: "write",
+                offset: self.pager.slot_offset(write.pages[0].slot),
+                len: (write.count * self.pager.page_bytes) as u64,
+                errno: crate::sys::ETIMEDOUT,
+            };
+            report::warn("the device does not answer a write", &error);
+            self.abandon_write(token, crate::sys::ETIMEDOUT);
+        }
+    }
+
+    fn abandon_write(&mut self, token: usize, errno: i32) {
+        self.writes[token].as_mut().expect("an abandoned write is in flight").overdue = true;
+        self.pager.counters.write_errors.bump();
+        self.pager.write_errno.store(errno as u32, Ordering::Release);
+        self.pager.exhausted.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,169 @@
+//! Installing: content of frames, zeros, and the marks of lost pages.
+#![expect(unsafe_code, reason = "installs pages of the region")]
+
+use super::Pager;
+use crate::base::error::{Error, Result};
+use crate::base::units::PageId;
+use crate::page::word::{FrameId, Word};
+use crate::region::report;
+use crate::sys;
+use crate::sys::uffd::{Outcome, Protect, Wake, feature};
+use crate::sys::vm::{HUGE_PAGE, Piece};
+
+impl Pager {
+    /// Maps a frame's content as `page`, which is `Moving` by this thread, and wakes who waits
+    /// for it. The frame is consumed, its memory or the charge of the fill now the page's.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
+    pub(crate) fn install(&self, page: PageId, frame: FrameId, protect: Protect) -> Result<()> {
+        let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        if self.fill_by_move {
+            // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
+            // frame is this thread's and holds the page's content.
+            match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::Yes) } {
+                Outcome::Done => self.frames.put_empty(frame),
+                // Rarely, just after a device read, the kernel still holds the frame.
+                Outcome::Busy { bytes } => {
+                    self.counters.install_busy.bump();
+                    self.copy_rest(page, frame, bytes)?;
+                    self.frames.release(frame)?;
+                }
+                outcome => return Err(install_error(outcome)),
+            }
+            return Ok(());
+        }
+        // SAFETY: as above.
+        let outcome =
+            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, Wake::Yes) };
+        match outcome {
+            Outcome::Done => {
+                self.recycle(frame);
+                Ok(())
+            }
+            outcome => Err(install_error(outcome)),
+        }
+    }
+
+    /// Whether fills for reads are installed write-protected, so that the first write is seen.
+    pub(crate) fn protects_fills(&self) -> bool {
+        !self.fill_by_move
+    }
+
+    /// Copies what of a page is not mapped yet from a frame, which keeps its memory.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory and nothing of the page is mapped.
+    pub(crate) fn copy_rest(&self, page: PageId, frame: FrameId, mapped: usize) -> Result<()> {
+        let (dst, src) = (self.addr(page) + mapped, self.frames.addr(frame) + mapped);
+        // SAFETY: the rest of the page is missing, this thread alone may fill it (it is
+        // `Moving`), and the rest of the frame holds its content.
+        let outcome = unsafe {
+            let rest = self.page_bytes - mapped;
+            self.uffd.copy(dst, src as *const u8, rest, Protect::No, Wake::Yes)
+        };
+        match outcome {
+            Outcome::Done => Ok(()),
+            Outcome::Failed { bytes: 0, .. } if mapped == 0 => Err(install_error(outcome)),
+            outcome => report::fatal("a page was left half mapped", &install_error(outcome)),
+        }
+    }
+
+    /// Maps zeros as `page`, which is `Moving` by this thread. Returns `false` when the limit
+    /// leaves no memory for it.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory: the page is still missing.
+    pub(crate) fn install_zeros(&self, page: PageId) -> Result<bool> {
+        if !self.has_room_for_fresh() {
+            return Ok(false);
+        }
+        if self.fill_by_move
+            && let Some(frame) = self.frame_for_zeros()
+        {
+            // SAFETY: the frame is this thread's, `page_bytes` long.
+            unsafe { std::ptr::write_bytes(self.frames.ptr(frame), 0, self.page_bytes) };
+            return match self.install(page, frame, Protect::No) {
+                Ok(()) => Ok(true),
+                Err(error) => {
+                    self.recycle(frame);
+                    Err(error)
+                }
+            };
+        }
+        let only_huge = self.fill_by_move && self.page_bytes >= HUGE_PAGE;
+        if only_huge || !self.charge_page() {
+            return Ok(false);
+        }
+        // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`);
+        // `zeros` is never written.
+        let outcome = unsafe {
+            let zeros = self.zeros.as_ptr();
+            self.uffd.copy(self.addr(page), zeros, self.page_bytes, Protect::No, Wake::Yes)
+        };
+        match outcome {
+            Outcome::Done => Ok(true),
+            Outcome::Failed { bytes: 0, .. } => {
+                self.budget.uncharge(self.page_size());
+                Err(install_error(outcome))
+            }
+            outcome => report::fatal("a page was left half mapped", &install_error(outcome)),
+        }
+    }
+
+    /// A frame to clear and move in as a page of zeros. Huge pages always go this way, because
+    /// COPY builds small pages; smaller ones only when a frame is at hand.
+    fn frame_for_zeros(&self) -> Option<FrameId> {
+        if self.page_bytes >= HUGE_PAGE {
+            self.charged_frame(self.headroom())
+        } else {
+            self.frames.take_spare()
+        }
+    }
+
+    // Failure.
+
+    /// Makes a `Moving`, missing page lost: a touch is SIGBUS from now on, and who waits gets it.
+    /// Says so on standard error.
+    pub(crate) fn poison(&self, page: PageId, from: Word, cause: &Error) {
+        self.counters.poisoned.bump();
+        report::lost_page(self.addr(page), self.page_bytes, cause);
+        if self.uffd.has(feature::POISON) {
+            // SAFETY: the page is missing and its content is lost.
+            let outcome = unsafe { self.uffd.poison(self.addr(page), self.page_bytes) };
+            if outcome != Outcome::Done {
+                report::fatal("a lost page could not be poisoned", &install_error(outcome));
+            }
+        } else if let Err(error) = self.region.fence(self.offset(page), self.page_bytes) {
+            report::fatal("a lost page could not be fenced off", &error);
+        }
+        self.settle(page, from, Word::poisoned(from.slot()));
+        self.wake(page);
+    }
+
+    /// Makes a poisoned page that was discarded usable again.
+    pub(super) fn unpoison(&self, page: PageId) {
+        let mended = if self.uffd.has(feature::POISON) {
+            let piece = Piece::new(self.addr(page), self.page_bytes);
+            // SAFETY: the page's content is lost already; this clears the marker.
+            unsafe { self.discarder.discard(&[piece]) }
+        } else {
+            self.region.unfence(self.offset(page), self.page_bytes, || {
+                self.uffd.register_faults(self.addr(page), self.page_bytes)
+            })
+        };
+        if let Err(error) = mended {
+            report::fatal("a lost page could not be made usable again", &error);
+        }
+    }
+}
+
+pub(in crate::region) fn install_error(outcome: Outcome) -> Error {
+    let errno = match outcome {
+        Outcome::Done => 0,
+        Outcome::Present { .. } => sys::EEXIST,
+        Outcome::Busy { .. } => sys::EBUSY,
+        Outcome::Failed { errno, .. } => errno,
+    };
+    Error::Os { call: "installing a page", errno }
+}

@@ -1,0 +1,368 @@
+//! The pager: what fillers, evictors and discarding threads share.
+//!
+//! [`Pager`] holds the page words, the frames, the budget, the slots and the userfaultfd of one
+//! region, and the operations on one page that every side needs: install, zero-fill, take back,
+//! discard, poison. Threads live in [`filler`](super::filler) and [`evictor`](super::evictor).
+//!
+//! | module | does |
+//! |---|---|
+//! | this one | state, geometry, hashes, changes of a page's word |
+//! | `room` | limit, watermarks, frames with their charge, bells |
+//! | `install` | maps frames and zeros, marks lost pages |
+//! | `discard` | drops pages that nobody needs |
+//!
+//! # Invariants
+//! 1. Memory of a page changes hands only by a change of its word; see `page::word`.
+//! 2. A page is in the policy's lists from just before it becomes `Resident` until a victim is
+//!    taken or it is discarded.
+//! 3. Every mapped page and every frame with memory is charged, before it has memory.
+//! 4. A slot belongs to one page word or one frame note, never to both.
+#![expect(unsafe_code, reason = "sees frames as bytes")]
+
+mod discard;
+pub(super) mod install;
+mod room;
+
+use super::chunk::{CHUNK, Chunks};
+use super::counters::Counters;
+use super::latency::Recorder;
+use super::readahead::{Streams, Window};
+use super::{Advice, Install, Mode, RegionConfig};
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
+use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
+use crate::meta::LazyArray;
+use crate::page::frames::Frames;
+use crate::page::word::{FrameId, PageWord, Word};
+use crate::store::Store;
+use crate::store::slots::SlotMap;
+use crate::sys::event::EventFd;
+use crate::sys::uffd::{Uffd, feature};
+use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
+use crate::tier::budget::Budget;
+use crate::tier::policy::{EvictionPolicy, Insert};
+use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most pages handled by one batch of installs, evictions or discards.
+pub(crate) const BATCH_MAX: usize = 64;
+
+/// Write-back fails because all slots are in use, which is no failure of the device.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// Requests for read-ahead that may wait at the same time; more are dropped.
+const AHEAD_MAX: usize = 1024;
+
+/// A run of pages asked for by `prefetch`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ahead {
+    pub(crate) first: PageId,
+    pub(crate) count: PageCount,
+}
+
+/// A 128-bit content hash.
+pub(crate) type Sum = [u64; 2];
+
+/// What the threads of one region share.
+#[derive(Debug)]
+pub(crate) struct Pager {
+    pub(crate) region: Mapping,
+    pub(crate) page_bytes: usize,
+    page_shift: u32,
+    pub(crate) words: LazyArray<PageWord>,
+    pub(crate) frames: Frames,
+    pub(crate) chunks: Chunks,
+    pub(crate) uffd: Uffd,
+    pub(crate) discarder: Discarder,
+    pub(crate) budget: Budget,
+    pub(crate) policy: Ranked<Box<dyn EvictionPolicy>>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) slots: SlotMap,
+    /// Per slot: hash of what was written there.
+    sums: LazyArray<[AtomicU64; 2]>,
+    hash_seed: u64,
+    zero_sum: Sum,
+    pub(crate) verify: bool,
+    /// Fills install frames by MOVE, else by COPY.
+    pub(crate) fill_by_move: bool,
+    /// Evictions take pages out by MOVE, else by write-protect, copy and DONTNEED.
+    pub(crate) evict_by_move: bool,
+    /// Reads as zero, never written: the source of zero fills by COPY.
+    zeros: Mapping,
+    pub(crate) counters: Counters,
+    /// Streams of device faults; `None`: nothing is read ahead.
+    streams: Option<Ranked<Streams>>,
+    advised: LazyArray<AtomicU32>,
+    /// Per filler.
+    pub(crate) fault_times: Box<[Recorder]>,
+    /// Per filler.
+    pub(crate) read_times: Box<[Recorder]>,
+    pub(crate) write_times: Recorder,
+    pub(crate) evict_times: Recorder,
+    /// Most pages that may be in the resident state and still be taken as a reserve.
+    pub(crate) low_bytes: AtomicU64,
+    pub(crate) high_bytes: AtomicU64,
+    /// Runs of pages that `prefetch` and streams ask for.
+    pub(super) ahead: ArrayQueue<Ahead>,
+    in_thread: bool,
+    /// How long the device may take for a request.
+    pub(super) deadline: Duration,
+    pub(crate) evictor_bell: EventFd,
+    evictor_called: CachePadded<AtomicBool>,
+    pub(crate) filler_bells: Box<[EventFd]>,
+    /// Beside each bell: it was rung and nobody has looked yet.
+    filler_called: Box<[CachePadded<AtomicBool>]>,
+    /// Fillers that hold faults they have no frame for.
+    pub(crate) starving: CachePadded<AtomicU32>,
+    /// Why write-back fails at the moment: 0, an `errno` or [`NO_SLOT`].
+    pub(crate) write_errno: AtomicU32,
+    /// Pins of all pages. Changed only together with a page word that it counts.
+    pub(crate) pinned: AtomicU64,
+    /// Set by the evictor when a whole pass freed nothing.
+    pub(crate) exhausted: AtomicBool,
+    pub(crate) stop: AtomicBool,
+}
+
+impl Pager {
+    pub(crate) fn new(config: &RegionConfig, store: Arc<dyn Store>) -> Result<Pager> {
+        let page_bytes = config.page.as_usize();
+        let pages = config.span.as_usize() / page_bytes;
+        let in_thread = config.mode == Mode::InThread;
+        let required = if in_thread { feature::SIGBUS } else { 0 };
+        let newer = match config.install {
+            Install::Copy => 0,
+            Install::Auto | Install::Move => feature::MOVE | feature::POISON,
+        };
+        let uffd = Uffd::open(
+            feature::PAGEFAULT_FLAG_WP | required,
+            feature::THREAD_ID | newer,
+            config.kernel_faults_required,
+        )?;
+        let (fill_by_move, evict_by_move) =
+            config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
+        // Open chunks use huge pages; staging frames only where a page is one.
+        let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
+        let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, Huge::Yes)?;
+        let frames = Frames::new(frame_count(config), page_bytes, huge)?;
+        uffd.register_faults(region.addr(), region.len())?;
+        let (staging, staging_len) = frames.range();
+        uffd.register_staging(staging, staging_len)?;
+        if config.dump {
+            region.include_in_dumps()?;
+            frames.include_in_dumps()?;
+        }
+        let slot_count = store.capacity().as_usize() / page_bytes;
+        if slot_count == 0 {
+            let reason = format!("no page of {} fits into {}", config.page, store.describe());
+            return Err(Error::Config { key: "page".to_owned(), reason });
+        }
+        let limit_pages = PageCount(config.limit.0 / config.page.0);
+        let policy = config.policy.build(PageCount(pages as u64), limit_pages)?;
+        // Random, so that content cannot be made to collide ahead of time.
+        let hash_seed = crate::sys::random_u64()?;
+        let zeros = Mapping::reserve(page_bytes, page_bytes, Huge::No)?;
+        // SAFETY: the mapping is `page_bytes` long and nobody writes it, ever.
+        let zero_bytes = unsafe { std::slice::from_raw_parts(zeros.as_ptr(), page_bytes) };
+        let zero_sum = split(twox_hash::XxHash3_128::oneshot_with_seed(hash_seed, zero_bytes));
+        let bells: Result<Vec<EventFd>> = (0..config.handlers).map(|_| new_bell()).collect();
+        let pager = Pager {
+            region,
+            page_bytes,
+            page_shift: page_bytes.trailing_zeros(),
+            words: LazyArray::new(pages)?,
+            chunks: Chunks::new(config.span.as_usize(), evict_by_move)?,
+            frames,
+            uffd,
+            discarder: Discarder::new(),
+            budget: Budget::new(config.limit),
+            policy: Ranked::new(Rank::Policy, policy),
+            slots: SlotMap::new(SlotCount(slot_count as u64))?,
+            sums: LazyArray::new(slot_count)?,
+            store,
+            hash_seed,
+            zero_sum,
+            verify: config.checksum,
+            fill_by_move,
+            evict_by_move,
+            zeros,
+            counters: Counters::default(),
+            streams: config.readahead.then(|| Ranked::new(Rank::Leaf, Streams::new())),
+            advised: LazyArray::new(config.span.as_usize() / CHUNK)?,
+            fault_times: recorders(config.handlers)?,
+            read_times: recorders(config.handlers)?,
+            write_times: Recorder::new()?,
+            evict_times: Recorder::new()?,
+            low_bytes: AtomicU64::new(0),
+            high_bytes: AtomicU64::new(0),
+            ahead: ArrayQueue::new(AHEAD_MAX),
+            in_thread,
+            deadline: config.deadline,
+            evictor_bell: new_bell()?,
+            evictor_called: CachePadded::new(AtomicBool::new(false)),
+            filler_bells: bells?.into_boxed_slice(),
+            filler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
+            starving: CachePadded::new(AtomicU32::new(0)),
+            write_errno: AtomicU32::new(0),
+            pinned: AtomicU64::new(0),
+            exhausted: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        };
+        pager.set_limit(config.limit);
+        Ok(pager)
+    }
+
+    /// Whether faults of the kernel on far memory are served.
+    pub(super) fn serves_kernel_faults(&self) -> bool {
+        self.uffd.route().has_kernel_faults() && !self.in_thread
+    }
+
+    // Geometry.
+
+    pub(crate) fn page_count(&self) -> PageCount {
+        PageCount(self.words.len() as u64)
+    }
+
+    pub(crate) fn page_size(&self) -> ByteCount {
+        ByteCount(self.page_bytes as u64)
+    }
+
+    pub(crate) fn addr(&self, page: PageId) -> usize {
+        self.region.addr() + (page.as_usize() << self.page_shift)
+    }
+
+    /// The page an address of the region lies in.
+    pub(crate) fn page_at(&self, addr: usize) -> PageId {
+        PageId(((addr - self.region.addr()) >> self.page_shift) as u64)
+    }
+
+    pub(crate) fn word(&self, page: PageId) -> &PageWord {
+        &self.words[page.as_usize()]
+    }
+
+    pub(crate) fn slot_offset(&self, slot: SlotId) -> u64 {
+        slot.0 << self.page_shift
+    }
+
+    // Read-ahead.
+
+    /// What to read ahead after a device fault.
+    pub(super) fn next_window(&self, page: PageId) -> Option<Window> {
+        const WINDOW_BYTES_MAX: u64 = 4 << 20;
+        const WINDOW_PAGES_MAX: u64 = 128;
+        /// What all streams together may have read ahead, as a part of the limit: less than the
+        /// policy keeps of pages that nobody is known to have used (`tier::policy::tenure`).
+        const LIMIT_PART: u64 = 12;
+        let streams = self.streams.as_ref()?;
+        let advice = self.advice(page);
+        if advice == Advice::Random {
+            return None;
+        }
+        let page_bytes = self.page_bytes as u64;
+        let window = (WINDOW_BYTES_MAX / page_bytes).clamp(2, WINDOW_PAGES_MAX);
+        let all = self.budget.limit().0 / LIMIT_PART / page_bytes;
+        streams.lock().fault(page, window, all, advice == Advice::Sequential)
+    }
+
+    fn advice(&self, page: PageId) -> Advice {
+        Advice::decode(self.advised[self.chunk_of(page).0].load(Ordering::Relaxed))
+    }
+
+    /// Notes what the program says of a chunk.
+    pub(super) fn set_advice(&self, page: PageId, advice: Advice) {
+        self.advised[self.chunk_of(page).0].store(advice.encode(), Ordering::Relaxed);
+    }
+
+    // Content.
+
+    /// Hash of a frame's bytes. The frame may be taken away meanwhile; then the value is
+    /// meaningless and the caller's next change of the page word fails.
+    pub(crate) fn hash_frame(&self, frame: FrameId) -> Sum {
+        // SAFETY: a frame is `page_bytes` of readable memory for ever; the kernel may replace its
+        // pages meanwhile, which changes what is read but not that it can be read.
+        let bytes = unsafe { std::slice::from_raw_parts(self.frames.ptr(frame), self.page_bytes) };
+        split(twox_hash::XxHash3_128::oneshot_with_seed(self.hash_seed, bytes))
+    }
+
+    pub(crate) fn zero_sum(&self) -> Sum {
+        self.zero_sum
+    }
+
+    pub(crate) fn sum(&self, slot: SlotId) -> Sum {
+        let [a, b] = &self.sums[slot.as_usize()];
+        // Relaxed: published by the word change that named the slot.
+        [a.load(Ordering::Relaxed), b.load(Ordering::Relaxed)]
+    }
+
+    pub(crate) fn set_sum(&self, slot: SlotId, sum: Sum) {
+        let [a, b] = &self.sums[slot.as_usize()];
+        a.store(sum[0], Ordering::Relaxed);
+        b.store(sum[1], Ordering::Relaxed);
+    }
+
+    // Words.
+
+    /// Makes a mapped `Moving` page resident. The policy hears of it first (invariant 2).
+    pub(crate) fn settle_resident(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
+        {
+            let mut policy = self.policy.lock();
+            match how {
+                Some(how) => policy.inserted(page, how),
+                None => {
+                    policy.retouched(page);
+                    // Nothing new, unless the policy was told to forget the page.
+                    policy.inserted(page, Insert::Fresh);
+                }
+            }
+        }
+        self.settle(page, from, to);
+    }
+
+    /// Ends this thread's `Moving`.
+    pub(crate) fn settle(&self, page: PageId, from: Word, to: Word) {
+        if let Err(now) = self.word(page).try_change(from, to) {
+            panic!("{page} changed from {from:?} to {now:?} while being moved");
+        }
+    }
+
+    /// Wakes the threads that wait for a page, to fault again.
+    pub(crate) fn wake(&self, page: PageId) {
+        // A failed wake means the range is not registered any more: nobody can wait there.
+        drop(self.uffd.wake(self.addr(page), self.page_bytes));
+    }
+
+    fn offset(&self, page: PageId) -> usize {
+        self.addr(page) - self.region.addr()
+    }
+}
+
+/// Spins shortly, then yields: for states that last microseconds.
+pub(crate) fn backoff(spins: &mut u32) {
+    *spins += 1;
+    if *spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+fn new_bell() -> Result<EventFd> {
+    EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })
+}
+
+fn recorders(count: usize) -> Result<Box<[Recorder]>> {
+    (0..count).map(|_| Recorder::new()).collect()
+}
+
+fn split(sum: u128) -> Sum {
+    [sum as u64, (sum >> 64) as u64]
+}
+
+/// Staging frames of a region: a quarter of the limit, within bounds.
+fn frame_count(config: &RegionConfig) -> usize {
+    const FRAMES_MIN: usize = 16;
+    const FRAMES_MAX: usize = 1024;
+    const BYTES_MAX: usize = 256 << 20;
+    let page = config.page.as_usize();
+    let quarter = config.limit.as_usize() / 4 / page;
+    quarter.clamp(FRAMES_MIN, FRAMES_MAX).min((BYTES_MAX / page).max(FRAMES_MIN))
+}
+
+const _: () = assert!(KERNEL_PAGE == 4096);

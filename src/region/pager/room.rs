@@ -1,0 +1,168 @@
+//! Room: the limit, its watermarks, frames with their charge, and who is woken for want of them.
+
+use super::{BATCH_MAX, Pager};
+use crate::base::sync::Ordering;
+use crate::base::units::ByteCount;
+use crate::page::word::FrameId;
+
+impl Pager {
+    /// Sets the limit and the watermarks that follow from it.
+    pub(crate) fn set_limit(&self, limit: ByteCount) {
+        const RESERVE_MAX: u64 = 16 << 20;
+        let page = self.page_bytes as u64;
+        let high = (limit.0 / 32).min(RESERVE_MAX.max(8 * page)).max(2 * page);
+        self.low_bytes.store(high / 2, Ordering::Relaxed);
+        self.high_bytes.store(high, Ordering::Relaxed);
+        self.budget.set_limit(limit);
+        self.call_evictor();
+    }
+
+    /// Bytes that fills can take without evicting: unused budget and spare frames.
+    pub(crate) fn available(&self) -> u64 {
+        self.budget.free().0 + (self.frames.spare_len() * self.page_bytes) as u64
+    }
+
+    /// Calls the evictor when less than the low watermark is available.
+    pub(crate) fn check_low(&self) {
+        if self.available() < self.low_bytes.load(Ordering::Relaxed) {
+            self.call_evictor();
+        }
+    }
+
+    // Bells.
+
+    /// Wakes the evictor, once until it has looked.
+    pub(crate) fn call_evictor(&self) {
+        if !self.evictor_called.swap(true, Ordering::AcqRel) {
+            self.evictor_bell.signal();
+        }
+    }
+
+    /// The evictor has woken and will look at everything it is called for.
+    pub(crate) fn evictor_looks(&self) {
+        self.evictor_called.store(false, Ordering::Release);
+        self.evictor_bell.drain();
+    }
+
+    /// Wakes the fillers that wait for frames.
+    pub(crate) fn feed_fillers(&self) {
+        if self.starving.load(Ordering::Acquire) > 0 {
+            self.ring_fillers();
+        }
+    }
+
+    /// Wakes a filler, once until it has looked.
+    pub(crate) fn call_filler(&self, index: usize) {
+        if !self.filler_called[index].swap(true, Ordering::AcqRel) {
+            self.filler_bells[index].signal();
+        }
+    }
+
+    /// A filler has woken and will look at everything it can be called for. Costs no system call
+    /// when it was not called. One that has nothing else to do looks at the bell as well: the
+    /// flag is set before the bell rings, so a ring can come after the flag was taken back.
+    pub(crate) fn filler_looks(&self, index: usize, idle: bool) {
+        if idle || self.filler_called[index].load(Ordering::Acquire) {
+            self.filler_called[index].store(false, Ordering::Release);
+            self.filler_bells[index].drain();
+        }
+    }
+
+    pub(crate) fn ring_fillers(&self) {
+        (0..self.filler_bells.len()).for_each(|index| self.call_filler(index));
+    }
+
+    // Frames with their charge.
+
+    /// What fills leave of the limit. Evicting by copy needs a frame before it frees a page.
+    pub(super) fn headroom(&self) -> ByteCount {
+        const PAGES: u64 = 8;
+        if self.evict_by_move { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
+    }
+
+    /// Bytes above what the limit allows while nothing is under way.
+    pub(crate) fn excess(&self) -> u64 {
+        let allowed = self.budget.limit().0.saturating_sub(self.headroom().0 / 2);
+        self.budget.charged().0.saturating_sub(allowed)
+    }
+
+    /// A frame with memory: a spare one, or an empty one that is charged.
+    pub(crate) fn charged_frame(&self, headroom: ByteCount) -> Option<FrameId> {
+        if let Some(frame) = self.frames.take_spare() {
+            return Some(frame);
+        }
+        if !self.budget.try_charge_leaving(self.page_size(), headroom) {
+            return None;
+        }
+        let frame = self.frames.take_empty();
+        if frame.is_none() {
+            self.budget.uncharge(self.page_size());
+        }
+        frame
+    }
+
+    /// Takes what a fill needs: a frame, and with COPY a charge for the page as well.
+    pub(crate) fn reserve_fill(&self) -> Option<FrameId> {
+        let frame = self.charged_frame(self.headroom())?;
+        if !self.fill_by_move && !self.charge_page() {
+            self.recycle(frame);
+            return None;
+        }
+        Some(frame)
+    }
+
+    /// What of the limit pages without a slot cannot have.
+    pub(crate) fn reserve(&self) -> ByteCount {
+        let high = self.high_bytes.load(Ordering::Relaxed);
+        ByteCount(high.max(self.headroom().0 + 2 * self.page_size().0))
+    }
+
+    /// Whether fresh pages may still be mapped. They leave some room, because they cannot be
+    /// evicted while the device is full: pages that have a slot come and go through it, so that
+    /// what was written stays readable.
+    pub(super) fn has_room_for_fresh(&self) -> bool {
+        let page = self.page_size().0;
+        let reserve = (self.low_bytes.load(Ordering::Relaxed) / 2).max(page);
+        self.available() >= reserve + page
+    }
+
+    /// Charges one page; spare frames give way when the limit is reached.
+    pub(crate) fn charge_page(&self) -> bool {
+        let headroom = self.headroom();
+        if self.budget.try_charge_leaving(self.page_size(), headroom) {
+            return true;
+        }
+        let Some(frame) = self.frames.take_spare() else { return false };
+        self.free_frame(frame);
+        self.budget.try_charge_leaving(self.page_size(), headroom)
+    }
+
+    /// Returns what [`reserve_fill`](Self::reserve_fill) took, unused.
+    pub(crate) fn cancel_fill(&self, frame: FrameId) {
+        if !self.fill_by_move {
+            self.budget.uncharge(self.page_size());
+        }
+        self.recycle(frame);
+    }
+
+    /// Lists a frame with memory as spare, or frees its memory when there are plenty.
+    pub(crate) fn recycle(&self, frame: FrameId) {
+        let keep = if self.fill_by_move {
+            self.frames.count()
+        } else {
+            BATCH_MAX.min(self.frames.count() / 2)
+        };
+        if self.frames.spare_len() < keep {
+            self.frames.put_spare(frame);
+        } else {
+            self.free_frame(frame);
+        }
+    }
+
+    /// Frees the memory of a frame and its charge.
+    pub(crate) fn free_frame(&self, frame: FrameId) {
+        if self.frames.release(frame).is_ok() {
+            self.budget.uncharge(self.page_size());
+        }
+    }
+}
