@@ -5,8 +5,11 @@ use std::ops::{Bound, RangeBounds};
 
 /// A place in a map, in key order.
 pub(super) trait Cursor<K, V> {
-    /// The pair here: initialised, and so for as long as the map stays as it is.
-    fn peek(&self) -> Option<*mut (K, V)>;
+    /// The pair here; the caller borrows it no longer than the map stays as it is.
+    fn peek<'a>(&self) -> Option<(&'a K, &'a V)>
+    where
+        K: 'a,
+        V: 'a;
     /// Goes on to the next pair.
     fn step(&mut self);
     /// Goes behind the last pair.
@@ -111,9 +114,7 @@ macro_rules! cursor_iterators {
                 let pair = self.cursor.peek()?;
                 self.cursor.step();
                 self.left -= 1;
-                // SAFETY: an initialised pair of a map that the iterator borrows.
-                let (key, value) = unsafe { &*pair };
-                Some((key, value))
+                Some(pair)
             }
 
             fn size_hint(&self) -> (usize, Option<usize>) {
@@ -156,9 +157,7 @@ macro_rules! cursor_iterators {
             type Item = (&'a K, &'a V);
 
             fn next(&mut self) -> Option<(&'a K, &'a V)> {
-                let pair = self.cursor.peek()?;
-                // SAFETY: an initialised pair of a map that the iterator borrows.
-                let (key, value) = unsafe { &*pair };
+                let (key, value) = self.cursor.peek()?;
                 if crate::containers::ordered::is_before_end(&self.range, key) {
                     self.cursor.step();
                     return Some((key, value));

@@ -133,6 +133,13 @@ impl<K, V> Link<K, V> {
         unsafe { &(*self.pair(at)).0 }
     }
 
+    /// A pair, borrowed as [`key`](Link::key) is. Reads nothing but the pair.
+    pub(super) fn entry<'a>(self, at: usize) -> (&'a K, &'a V) {
+        // SAFETY: invariant 2: paths and searches name pairs that there are.
+        let (key, value) = unsafe { &*self.pair(at) };
+        (key, value)
+    }
+
     /// Exchanges a pair.
     pub(super) fn replace_pair(self, at: usize, pair: (K, V)) -> (K, V) {
         assert!(at < self.len(), "pair {at} of {}", self.len());

@@ -150,8 +150,12 @@ impl<K, V> Path<K, V> {
 }
 
 impl<K, V> Cursor<K, V> for Path<K, V> {
-    fn peek(&self) -> Option<*mut (K, V)> {
-        self.last().map(|step| step.node.pair(usize::from(step.at)))
+    fn peek<'a>(&self) -> Option<(&'a K, &'a V)>
+    where
+        K: 'a,
+        V: 'a,
+    {
+        self.last().map(|step| step.node.entry(usize::from(step.at)))
     }
 
     fn step(&mut self) {

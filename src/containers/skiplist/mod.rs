@@ -358,8 +358,12 @@ impl<K: Ord, V> FarSkipList<K, V> {
 struct Walk<K, V>(Option<Link<K, V>>);
 
 impl<K, V> Cursor<K, V> for Walk<K, V> {
-    fn peek(&self) -> Option<*mut (K, V)> {
-        self.0.map(Link::pair)
+    fn peek<'a>(&self) -> Option<(&'a K, &'a V)>
+    where
+        K: 'a,
+        V: 'a,
+    {
+        self.0.map(Link::entry)
     }
 
     fn step(&mut self) {

@@ -98,6 +98,13 @@ impl<K, V> Link<K, V> {
         unsafe { &(*self.pair()).0 }
     }
 
+    /// The pair, borrowed as [`key`](Link::key) is.
+    pub(super) fn entry<'a>(self) -> (&'a K, &'a V) {
+        // SAFETY: invariant 1; it changes under the list's `&mut` only.
+        let (key, value) = unsafe { &*self.pair() };
+        (key, value)
+    }
+
     fn next_place(self, level: usize) -> *mut Option<Link<K, V>> {
         let (_, start) = parts::<K, V>(0);
         let links = self.as_ptr().wrapping_add(start).cast::<Option<Link<K, V>>>();
