@@ -127,7 +127,7 @@ impl Member {
             budget: Arc::new(Budget::under(Arc::clone(budget), share)),
             floor: AtomicU64::new(0),
             ceiling: AtomicU64::new(u64::MAX),
-            reclaimer: Ranked::new(Rank::Space, None),
+            reclaimer: Ranked::new(Rank::Leaf, None),
             broken: AtomicBool::new(false),
             asks: AtomicU64::new(0),
             asks_for_writes: AtomicBool::new(false),
