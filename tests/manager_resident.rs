@@ -7,14 +7,13 @@ mod common;
 
 use allocator_api2::vec::Vec as FarVec;
 use common::child::alone;
-use common::{Dice, eventually, seed, watchdog};
+use common::{Dice, eventually};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::tier::manager::{MemoryManager, Mode, TemporaryMemory};
-use farheap::{ByteCount, Config, Error, Far, Heap, PageId};
+use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const MIB: u64 = 1 << 20;
 
@@ -90,106 +89,6 @@ impl Numbers {
         let before = number.fetch_xor(1 << 63, Ordering::Relaxed);
         assert_eq!(before & !(1 << 63), at, "far memory holds what was written");
     }
-}
-
-/// What the process has by itself, and nobody counts: threads, queues, buffers, the allocators'
-/// own. Measured when all of that has been used once.
-fn base_of_the_process(manager: &MemoryManager, heap: &Heap) -> u64 {
-    let numbers = Numbers::new(16);
-    use_all(&manager.allocate_temporary(ByteCount::mib(4)).expect("fits"));
-    heap.evict_all().expect("evicted");
-    numbers.touch(&mut Dice::new(1));
-    drop(numbers);
-    heap.purge();
-    // What is left is spare frames and tables, all of it resident.
-    let whole = || heap.stats().charged_bytes == heap.stats().resident_bytes;
-    assert!(eventually(whole), "{:?}", heap.stats());
-    resident() - manager.stats().used.get()
-}
-
-#[test]
-fn sampled_resident_memory_never_exceeds_the_limit() {
-    alone("sampled_resident_memory_never_exceeds_the_limit", || {
-        let _watch = watchdog("sampled resident memory", Duration::from_secs(280));
-        let seed = seed("sampled resident memory");
-        let manager = start(256);
-        let Some(heap) = heap_under(&manager, "limit:256MiB,capacity:1GiB") else { return };
-        let (_dir, pool) = table(&manager, 384);
-        let base = base_of_the_process(&manager, &heap);
-        let pages = fill(&pool, 60_000);
-        let numbers = Numbers::new(256);
-        let stop = AtomicBool::new(false);
-        // The larger one of the limits before and after a change that is under way.
-        let allowed = AtomicU64::new(256 * MIB);
-        let (worst, samples) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (scans, queries) = (AtomicU64::new(0), AtomicU64::new(0));
-        let running = || !stop.load(Ordering::Relaxed);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while running() {
-                    let before = allowed.load(Ordering::SeqCst);
-                    let seen = resident().saturating_sub(base);
-                    let after = allowed.load(Ordering::SeqCst);
-                    let most = before.max(after);
-                    // In thousandths of the limit, so that all limits compare.
-                    worst.fetch_max(seen * 1000 / most, Ordering::Relaxed);
-                    samples.fetch_add(1, Ordering::Relaxed);
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-            });
-            scope.spawn(|| {
-                let mut dice = Dice::new(seed);
-                while running() {
-                    let id = PageId(1 + dice.below(pages));
-                    if dice.below(4) == 0 {
-                        pool.fix_exclusive(id).expect("page")[8] += 1;
-                    } else {
-                        let page = pool.fix_shared(id).expect("page");
-                        assert_eq!(page[..8], id.0.to_le_bytes());
-                    }
-                    scans.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-            scope.spawn(|| {
-                let mut dice = Dice::new(seed + 1);
-                while running() {
-                    numbers.touch(&mut dice);
-                }
-            });
-            scope.spawn(|| {
-                let mut dice = Dice::new(seed + 2);
-                while running() {
-                    let len = ByteCount::mib(8 + dice.below(150));
-                    use_all(&manager.allocate_temporary(len).expect("fits or spills"));
-                    queries.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-            for mib in [256, 192, 288, 160, 224, 256] {
-                std::thread::sleep(Duration::from_millis(900));
-                let old = manager.limit().get();
-                allowed.store(old.max(mib * MIB), Ordering::SeqCst);
-                match manager.set_limit(ByteCount::mib(mib)) {
-                    Ok(()) => allowed.store(mib * MIB, Ordering::SeqCst),
-                    Err(Error::OutOfMemory { .. }) => allowed.store(old, Ordering::SeqCst),
-                    Err(error) => panic!("{error}"),
-                }
-            }
-            stop.store(true, Ordering::Relaxed);
-        });
-        let worst = worst.into_inner();
-        println!(
-            "{} samples, at most {worst} thousandths of the limit; {} page visits, {} queries; {:?}",
-            samples.into_inner(),
-            scans.into_inner(),
-            queries.into_inner(),
-            manager.stats()
-        );
-        assert!(worst <= 1010, "{worst} thousandths of the limit were resident");
-        let stats = manager.stats();
-        assert_eq!(stats.consumer("temporary").expect("always").used, ByteCount::ZERO);
-        drop(numbers);
-        heap.shutdown().expect("nothing is in use");
-    });
 }
 
 #[test]
