@@ -44,6 +44,7 @@ use crate::store::{Completion, Queue};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use take::Chunkwise;
 use write_back::{DEPTH, PAUSE_MIN, Write};
 
 /// A page on its way to the device.
@@ -53,6 +54,13 @@ struct Dirty {
     frame: FrameId,
     sum: Sum,
     slot: SlotId,
+}
+
+impl Dirty {
+    /// Whether the page's frame follows that of `before` in memory.
+    fn is_beside(&self, before: &Dirty) -> bool {
+        before.frame.0 + 1 == self.frame.0
+    }
 }
 
 /// The evictor thread's state.
@@ -66,7 +74,10 @@ pub(super) struct Evictor {
     /// Frames whose pages left by another hand that is not finished with them.
     lingering: VecDeque<Linger>,
     dirty: Vec<Dirty>,
-    writes: Vec<Option<Write>>,
+    /// Pages that have left, and frames that nobody uses any more: until the next `let_go`.
+    left: Vec<PageId>,
+    freed: Vec<FrameId>,
+    writes: Vec<Write>,
     free_writes: Vec<usize>,
     finished: Vec<Completion>,
     cooling_max: usize,
@@ -106,7 +117,9 @@ impl Evictor {
             cooling: VecDeque::with_capacity(frames),
             lingering: VecDeque::with_capacity(frames),
             dirty: Vec::with_capacity(frames),
-            writes: vec![None; DEPTH as usize],
+            left: Vec::with_capacity(frames),
+            freed: Vec::with_capacity(frames),
+            writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes)).collect(),
             free_writes: (0..DEPTH as usize).collect(),
             finished: Vec::with_capacity(DEPTH as usize),
             cooling_max: 0,
@@ -185,7 +198,7 @@ impl Evictor {
         let missing = (high + over).saturating_sub(available) as usize;
         let wanted = missing.div_ceil(pager.page_bytes);
         // What a device that does not answer holds on to makes no room.
-        let stuck = self.writes.iter().flatten().any(|write| write.overdue);
+        let stuck = self.writes.iter().any(|write| !write.pages.is_empty() && write.overdue);
         let leaving = if stuck { 0 } else { self.leaving() };
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
     }
@@ -197,7 +210,7 @@ impl Evictor {
 
     /// Pages on their way out.
     pub(super) fn leaving(&self) -> usize {
-        let writing: usize = self.writes.iter().flatten().map(|write| write.count).sum();
+        let writing: usize = self.writes.iter().map(|write| write.pages.len()).sum();
         self.cooling.len() + self.dirty.len() + writing + self.lingering.len()
     }
 
@@ -213,8 +226,18 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            let closed = self.pager.chunks.any_open() && self.pager.close_next();
-            freed = self.evict(wanted.min(BATCH_MAX)) || closed;
+            freed = match self.evict_chunk() {
+                Chunkwise::Went => true,
+                Chunkwise::Wait => false,
+                Chunkwise::Closed => {
+                    self.evict(wanted.min(BATCH_MAX));
+                    true
+                }
+                Chunkwise::Unfit => {
+                    let closed = self.pager.chunks.any_open() && self.pager.close_next();
+                    self.evict(wanted.min(BATCH_MAX)) || closed
+                }
+            };
         }
         let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.cooling_max });
         freed || settled
