@@ -12,7 +12,7 @@ impl Pager {
     pub(crate) fn set_limit(&self, limit: ByteCount) {
         const RESERVE_MAX: u64 = 16 << 20;
         let page = self.page_bytes as u64;
-        let high = (limit.0 / 32).min(RESERVE_MAX.max(8 * page)).max(2 * page);
+        let high = (limit.0 / 16).min(RESERVE_MAX.max(8 * page)).max(2 * page);
         self.low_bytes.store(high / 2, Ordering::Relaxed);
         self.high_bytes.store(high, Ordering::Relaxed);
         self.budget.set_limit(limit);
