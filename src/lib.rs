@@ -40,3 +40,5 @@ pub use region::Stats;
 pub use runtime::Heap;
 #[cfg(not(loom))]
 pub use sys::probe;
+#[cfg(not(loom))]
+pub use tier::manager::{MemoryManager, Temporary};

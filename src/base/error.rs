@@ -150,6 +150,20 @@ pub enum Error {
         /// What is wrong with its value.
         reason: String,
     },
+    /// More consumers than a memory manager can have.
+    #[error("a memory manager has room for {most} consumers; `{name}` would be one too many")]
+    TooManyConsumers {
+        /// Who wanted to join.
+        name: String,
+        /// How many there may be.
+        most: usize,
+    },
+    /// Something that a forked child cannot use.
+    #[error("{what} belongs to the parent process; a forked child has to start its own")]
+    Forked {
+        /// What it is.
+        what: &'static str,
+    },
     /// A heap is already running in this process.
     #[error("a far heap is already running in this process; shut it down before starting another")]
     AlreadyRunning,

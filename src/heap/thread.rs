@@ -140,11 +140,7 @@ impl Drop for Scope {
 /// The placement in force on this thread, if a scope or a pin decides it.
 #[inline]
 pub(super) fn placement() -> Option<Placement> {
-    THREAD.with(
-        |thread| {
-            if thread.pins.get() > 0 { Some(Placement::Local) } else { thread.scope.get() }
-        },
-    )
+    THREAD.with(|thread| thread.placement.get())
 }
 
 /// Keeps a thread's allocations local while it lives.

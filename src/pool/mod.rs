@@ -323,7 +323,7 @@ impl BufferPool {
             queues: Ranked::new(Rank::Leaf, Vec::new()),
             store,
             path,
-            account: manager.join("pool"),
+            account: manager.join("pool")?,
             manager: Arc::clone(manager),
             discarder: Discarder::new(),
             checksum: config.checksum,

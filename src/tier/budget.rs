@@ -41,9 +41,24 @@ impl Budget {
         ByteCount(self.limit.load(Ordering::Relaxed))
     }
 
-    /// Sets the limit; what is charged above a lower one has to be evicted by the caller.
+    /// Sets the limit; what is charged above a lower one has to be evicted by the caller. Charges
+    /// that looked at the old limit are either seen by a look at `charged` from now on, or see the
+    /// new limit themselves and take themselves back.
     pub(crate) fn set_limit(&self, limit: ByteCount) {
         self.limit.store(limit.0, Ordering::Relaxed);
+        // Changes of `charged` are totally ordered: one before this is seen by this thread, one
+        // after it acquires the store above and looks at the limit again.
+        self.charged.fetch_add(0, Ordering::AcqRel);
+    }
+
+    /// Whether a charge that was just made is still within the limit; takes it back if not.
+    fn stands(&self, after: u64, headroom: u64, bytes: u64) -> bool {
+        if after.saturating_add(headroom) > self.limit.load(Ordering::Relaxed) {
+            self.charged.fetch_sub(bytes, Ordering::AcqRel);
+            return false;
+        }
+        self.charged_max.fetch_max(after, Ordering::Relaxed);
+        true
     }
 
     pub(crate) fn charged(&self) -> ByteCount {
@@ -57,8 +72,19 @@ impl Budget {
 
     /// Bytes that can still be charged.
     pub(crate) fn free(&self) -> ByteCount {
-        let own = self.limit().0.saturating_sub(self.charged().0);
-        ByteCount(self.shared.as_ref().map_or(own, |shared| shared.free().0.min(own)))
+        let own = self.own_free();
+        self.shared.as_ref().map_or(own, |shared| shared.free().min(own))
+    }
+
+    /// Bytes that can still be charged as far as this budget goes, whatever the shared one says.
+    pub(crate) fn own_free(&self) -> ByteCount {
+        ByteCount(self.limit().0.saturating_sub(self.charged().0))
+    }
+
+    /// Bytes that the shared budget has left; `None` for a budget that is nobody's part.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for a region that joins"))]
+    pub(crate) fn shared_free(&self) -> Option<ByteCount> {
+        self.shared.as_ref().map(|shared| shared.own_free())
     }
 
     /// Charges `bytes` if the limit allows it.
@@ -81,8 +107,36 @@ impl Budget {
         fits
     }
 
+    /// Charges as much of `bytes` as fits; returns how much that is.
+    pub(crate) fn charge_up_to(&self, bytes: ByteCount) -> ByteCount {
+        let own = self.charge_own_up_to(bytes);
+        let Some(shared) = &self.shared else { return own };
+        let both = shared.charge_own_up_to(own);
+        self.charged.fetch_sub(own.0 - both.0, Ordering::Relaxed);
+        both
+    }
+
+    fn charge_own_up_to(&self, bytes: ByteCount) -> ByteCount {
+        let mut charged = self.charged.load(Ordering::Relaxed);
+        loop {
+            let free = self.limit.load(Ordering::Relaxed).saturating_sub(charged);
+            let fits = free.min(bytes.0);
+            let after = charged + fits;
+            match self.charged.compare_exchange_weak(
+                charged,
+                after,
+                Ordering::AcqRel, // Pairs with `set_limit`.
+                Ordering::Relaxed,
+            ) {
+                Ok(_) if fits == 0 || self.stands(after, 0, fits) => return ByteCount(fits),
+                Ok(_) => charged = self.charged.load(Ordering::Relaxed),
+                Err(now) => charged = now,
+            }
+        }
+    }
+
     fn try_charge_own(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
-        // Relaxed: the counter guards no data; the pages it counts are published by their words.
+        // The counter guards no data; the pages it counts are published by their words.
         let mut charged = self.charged.load(Ordering::Relaxed);
         loop {
             let Some(after) = charged.checked_add(bytes.0) else { return false };
@@ -92,13 +146,10 @@ impl Budget {
             match self.charged.compare_exchange_weak(
                 charged,
                 after,
-                Ordering::Relaxed,
+                Ordering::AcqRel, // Pairs with `set_limit`.
                 Ordering::Relaxed,
             ) {
-                Ok(_) => {
-                    self.charged_max.fetch_max(after, Ordering::Relaxed);
-                    return true;
-                }
+                Ok(_) => return self.stands(after, headroom.0, bytes.0),
                 Err(now) => charged = now,
             }
         }
@@ -149,6 +200,18 @@ mod tests {
         assert!(budget.try_charge(ByteCount(10)));
         assert!(!budget.try_charge(ByteCount(1)));
         assert!(!budget.try_charge(ByteCount(u64::MAX)));
+    }
+
+    #[test]
+    fn a_partial_charge_takes_what_both_limits_leave() {
+        let shared = Arc::new(Budget::new(ByteCount(100)));
+        let a = Budget::under(Arc::clone(&shared), ByteCount(80));
+        let b = Budget::under(Arc::clone(&shared), ByteCount(100));
+        assert_eq!(a.charge_up_to(ByteCount(90)), ByteCount(80));
+        assert_eq!(b.charge_up_to(ByteCount(90)), ByteCount(20));
+        assert_eq!((b.own_free(), b.shared_free()), (ByteCount(80), Some(ByteCount::ZERO)));
+        assert_eq!(b.charge_up_to(ByteCount(1)), ByteCount::ZERO);
+        assert_eq!(shared.charged(), ByteCount(100));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Tiers: the one limit, and which page goes next. Layer 5: uses `base`, `sys`, `meta`.
 
 pub(crate) mod budget;
+pub(crate) mod claim;
 #[cfg(not(loom))]
 pub mod manager;
 #[cfg(not(loom))]

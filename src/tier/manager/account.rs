@@ -1,0 +1,267 @@
+//! Consumers: their accounts, and who gives their memory back.
+
+use super::Shared;
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
+use crate::base::units::ByteCount;
+use crate::tier::budget::Budget;
+use std::fmt;
+use std::fmt::Debug;
+use std::sync::{Arc, Weak};
+
+/// What freeing bytes may cost, cheapest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effort {
+    /// Memory that holds nothing.
+    Spare,
+    /// Data that the device or the host can give again: clean pages.
+    Clean,
+    /// Data that has to be written first.
+    Write,
+}
+
+impl Effort {
+    /// All of them, cheapest first.
+    pub const ALL: [Effort; 3] = [Effort::Spare, Effort::Clean, Effort::Write];
+}
+
+/// A consumer that can give memory back: a buffer pool, a far heap, a host's plan or result cache.
+///
+/// All calls come from any thread, several at once, without a lock of the manager held. A call
+/// must not touch far memory that may be absent, and a charge made from within one fails at once
+/// instead of reclaiming. A call that panics is caught; the consumer is not asked again.
+///
+/// # Examples
+/// ```
+/// use farheap::tier::manager::{Account, Effort, MemoryManager, Mode, Reclaim};
+/// use farheap::ByteCount;
+/// use std::sync::{Arc, Mutex, Weak};
+///
+/// struct PlanCache(Account, Mutex<Vec<Vec<u8>>>);
+///
+/// impl Reclaim for PlanCache {
+///     fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
+///         let mut freed = 0;
+///         let mut plans = self.1.lock().unwrap_or_else(|e| e.into_inner());
+///         while effort >= Effort::Clean && freed < want.get() {
+///             let Some(plan) = plans.pop() else { break };
+///             freed += plan.len() as u64;
+///         }
+///         self.0.uncharge(ByteCount(freed));
+///         ByteCount(freed)
+///     }
+/// }
+///
+/// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+/// let account = manager.join("plans")?;
+/// let cache = Arc::new(PlanCache(account.clone(), Mutex::new(Vec::new())));
+/// let weak: Weak<PlanCache> = Arc::downgrade(&cache);
+/// account.set_reclaimer(weak);
+/// manager.charge(&account, ByteCount::mib(10))?;
+/// cache.1.lock().expect("no panic").push(vec![0; 10 << 20]);
+/// // The plan gives way.
+/// let memory = manager.allocate_temporary(ByteCount::mib(12))?;
+/// assert_eq!(account.used(), ByteCount::ZERO);
+/// # drop(memory);
+/// # Ok::<(), farheap::Error>(())
+/// ```
+pub trait Reclaim: Send + Sync {
+    /// Frees about `want` bytes, spending no more than `effort`, and returns how many it freed
+    /// (it has uncharged them).
+    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount;
+
+    /// Who is asked first among consumers at the same effort: the lowest.
+    fn cost(&self, _effort: Effort) -> u32 {
+        100
+    }
+
+    /// Says who holds what cannot be reclaimed, for messages.
+    fn describe_held(&self) -> String {
+        String::new()
+    }
+
+    /// Of the bytes charged, those that describe the others: page states, tables.
+    fn metadata(&self) -> ByteCount {
+        ByteCount::ZERO
+    }
+
+    /// Is told that the most it may charge has changed.
+    fn ceiling_changed(&self, _ceiling: ByteCount) {}
+
+    /// Is told what became of a request for room that it made without waiting: how many bytes
+    /// others gave.
+    fn room_made(&self, _freed: ByteCount) {}
+}
+
+/// A consumer's part of the budget; leaves the manager when the last clone is dropped.
+#[derive(Clone, Debug)]
+pub struct Account(pub(super) Arc<Member>);
+
+pub(super) struct Member {
+    pub(super) name: Arc<str>,
+    pub(super) budget: Arc<Budget>,
+    pub(super) floor: AtomicU64,
+    /// As set; what the mode allows may be less.
+    pub(super) ceiling: AtomicU64,
+    pub(super) reclaimer: Ranked<Option<Weak<dyn Reclaim>>>,
+    /// Its reclaimer panicked.
+    pub(super) broken: AtomicBool,
+    /// Bytes it asks others for without waiting.
+    pub(super) asks: AtomicU64,
+    /// Bytes reclaimed from it.
+    pub(super) gave: AtomicU64,
+    manager: Weak<Shared>,
+}
+
+impl Member {
+    pub(super) fn new(
+        budget: &Arc<Budget>,
+        name: &str,
+        share: ByteCount,
+        manager: Weak<Shared>,
+    ) -> Arc<Member> {
+        Arc::new(Member {
+            name: Arc::from(name),
+            budget: Arc::new(Budget::under(Arc::clone(budget), share)),
+            floor: AtomicU64::new(0),
+            ceiling: AtomicU64::new(u64::MAX),
+            reclaimer: Ranked::new(Rank::Space, None),
+            broken: AtomicBool::new(false),
+            asks: AtomicU64::new(0),
+            gave: AtomicU64::new(0),
+            manager,
+        })
+    }
+
+    pub(super) fn floor(&self) -> ByteCount {
+        ByteCount(self.floor.load(Ordering::Relaxed))
+    }
+
+    /// Who gives its memory back, unless that has panicked before.
+    pub(super) fn reclaimer(&self) -> Option<Arc<dyn Reclaim>> {
+        if self.broken.load(Ordering::Acquire) {
+            return None;
+        }
+        self.reclaimer.lock().as_ref().and_then(Weak::upgrade)
+    }
+
+    /// Applies what the mode allows it.
+    pub(super) fn set_share(&self, share: ByteCount) {
+        let ceiling = ByteCount(self.ceiling.load(Ordering::Relaxed).min(share.0));
+        if self.budget.limit() != ceiling {
+            self.budget.set_limit(ceiling);
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.budget.uncharge(self.budget.charged());
+    }
+}
+
+impl Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.name, self.budget)
+    }
+}
+
+impl Account {
+    /// The name it joined with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Says who gives this consumer's memory back. Without one its memory is only counted.
+    pub fn set_reclaimer(&self, reclaimer: Weak<dyn Reclaim>) {
+        *self.0.reclaimer.lock() = Some(reclaimer);
+        self.0.broken.store(false, Ordering::Release);
+    }
+
+    /// Protects `floor` bytes of this consumer from the others. It may fall below by itself.
+    ///
+    /// # Errors
+    /// [`Error::LimitExceeded`] when all floors together would exceed the limit: the old one stays.
+    pub fn set_floor(&self, floor: ByteCount) -> Result<()> {
+        let old = self.0.floor.swap(floor.0, Ordering::Relaxed);
+        let Some(manager) = self.0.manager.upgrade() else { return Ok(()) };
+        let (floors, limit) = (manager.floors(), manager.budget.limit());
+        if floors > limit {
+            self.0.floor.store(old, Ordering::Relaxed);
+            let reason = format!("floors of {floors} in all do not fit a limit of {limit}");
+            return Err(Error::LimitExceeded { reason });
+        }
+        Ok(())
+    }
+
+    /// Bounds this consumer. What it holds above that is reclaimed in the background.
+    pub fn set_ceiling(&self, ceiling: ByteCount) {
+        self.0.ceiling.store(ceiling.0, Ordering::Relaxed);
+        if let Some(manager) = self.0.manager.upgrade() {
+            manager.apply_shares();
+            manager.call();
+        }
+    }
+
+    /// Bytes charged.
+    #[must_use]
+    pub fn used(&self) -> ByteCount {
+        self.0.budget.charged()
+    }
+
+    /// Bytes protected from the others.
+    #[must_use]
+    pub fn floor(&self) -> ByteCount {
+        self.0.floor()
+    }
+
+    /// The most that may be charged.
+    #[must_use]
+    pub fn ceiling(&self) -> ByteCount {
+        self.0.budget.limit()
+    }
+
+    /// Charges `bytes` if they fit without reclaiming.
+    #[must_use]
+    pub fn try_charge(&self, bytes: ByteCount) -> bool {
+        self.0.budget.try_charge(bytes)
+    }
+
+    /// Takes a charge back.
+    pub fn uncharge(&self, bytes: ByteCount) {
+        self.0.budget.uncharge(bytes);
+    }
+
+    /// Makes `bytes` all that is charged, for memory that exists already, such as a library's that
+    /// can only be counted. Where that exceeds the limit, others give way in the background.
+    /// For accounts that nothing else charges.
+    pub fn set_used(&self, bytes: ByteCount) {
+        let used = self.used();
+        if bytes > used {
+            self.0.budget.charge(ByteCount(bytes.0 - used.0));
+        } else {
+            self.0.budget.uncharge(ByteCount(used.0 - bytes.0));
+        }
+        if let Some(manager) = self.0.manager.upgrade() {
+            manager.call_if_low();
+        }
+    }
+
+    /// The budget of a consumer that charges by itself, such as a region.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for a region that joins"))]
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.0.budget
+    }
+
+    /// Asks others for memory without waiting, from a thread that must not wait: what they gave is
+    /// told by [`Reclaim::room_made`].
+    #[expect(dead_code, reason = "for a region that joins")]
+    pub(crate) fn ask(&self, want: ByteCount) {
+        self.0.asks.fetch_max(want.0, Ordering::Relaxed);
+        match self.0.manager.upgrade() {
+            Some(manager) => manager.call(),
+            None => self.0.asks.store(0, Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Asking the consumers: in which order, how much, and what when one misbehaves.
+
+use super::account::Member;
+use super::report::{Mode, Pressure};
+use super::{Account, CONSUMERS_MAX, Effort, RETRY_AFTER, Reclaim, Shared};
+use crate::base::error::Result;
+use crate::base::sync::Ordering;
+use crate::base::units::ByteCount;
+use crate::tier::claim;
+use std::cell::Cell;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Least bytes reclaimed at a time: batches are what makes reclaiming cheap.
+const RECLAIM_MIN: u64 = 256 << 10;
+
+thread_local! {
+    /// This thread is in a call to a reclaimer.
+    static RECLAIMING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whom to ask, and for whom.
+#[derive(Clone, Copy)]
+struct Ask<'a> {
+    /// Whose need it is: it may go below its own floor.
+    asking: Option<&'a Arc<Member>>,
+    /// Only this consumer.
+    only: Option<&'a Arc<Member>>,
+    /// Everybody but the one who asks.
+    others: bool,
+    /// The dearest effort.
+    effort: Effort,
+}
+
+impl Ask<'_> {
+    fn concerns(&self, member: &Arc<Member>) -> bool {
+        let is_asking = self.asking.is_some_and(|asking| Arc::ptr_eq(asking, member));
+        self.only.is_none_or(|only| Arc::ptr_eq(only, member)) && !(self.others && is_asking)
+    }
+
+    /// What may be taken from a consumer.
+    fn room(&self, member: &Arc<Member>) -> u64 {
+        let is_asking = self.asking.is_some_and(|asking| Arc::ptr_eq(asking, member));
+        let floor = if is_asking { 0 } else { member.floor().0 };
+        member.budget.charged().0.saturating_sub(floor)
+    }
+}
+
+/// A consumer and who gives its memory back.
+type Asked = (Arc<Member>, Arc<dyn Reclaim>);
+
+impl Shared {
+    /// Charges what does not fit as it is. With `stall`, gives up when nothing was freed for so
+    /// long, without waiting for the deadline.
+    pub(super) fn charge_slowly(
+        &self,
+        account: &Account,
+        bytes: ByteCount,
+        stall: Option<Duration>,
+    ) -> Result<()> {
+        let began = Instant::now();
+        let budget = &account.0.budget;
+        if RECLAIMING.get() || bytes > budget.limit() {
+            return Err(self.out_of_memory(bytes, Duration::ZERO));
+        }
+        self.direct.fetch_add(1, Ordering::Relaxed);
+        self.tell(Pressure::Direct { wanted: bytes });
+        let least = RECLAIM_MIN.min(self.budget.limit().0 / 16);
+        let reclaim = |missing: ByteCount| {
+            // Above its own ceiling, or in a part of its own, a consumer can only take from itself.
+            let alone = budget.own_free() < missing || self.mode != Mode::Cooperative;
+            let asking = Some(&account.0);
+            let only = asking.filter(|_| alone);
+            let ask = Ask { asking, only, others: false, effort: Effort::Write };
+            self.reclaim_from(ask, ByteCount(missing.0.max(least)))
+        };
+        if claim::claim(budget, &self.gathering, bytes, reclaim, self.patience(stall)) {
+            return Ok(());
+        }
+        Err(self.out_of_memory(bytes, began.elapsed()))
+    }
+
+    /// Tells after each round of reclaim whether to go on; waits a little when it freed nothing.
+    pub(super) fn patience(&self, stall: Option<Duration>) -> impl FnMut(ByteCount) -> bool {
+        let began = Instant::now();
+        let mut progress = began;
+        let deadline = self.deadline();
+        move |freed| {
+            let now = Instant::now();
+            if freed.0 > 0 {
+                progress = now;
+            }
+            let stalled = stall.is_some_and(|stall| now - progress >= stall);
+            if stalled || now - began >= deadline || RECLAIMING.get() {
+                return false;
+            }
+            if freed.0 == 0 {
+                // Somebody may unpin, or a write may finish: nobody can tell when.
+                std::thread::sleep(RETRY_AFTER);
+            }
+            true
+        }
+    }
+
+    /// Asks all consumers for `want` bytes.
+    pub(super) fn reclaim(&self, want: ByteCount) -> ByteCount {
+        let ask = Ask { asking: None, only: None, others: false, effort: Effort::Write };
+        self.reclaim_from(ask, want)
+    }
+
+    /// Reclaims what consumers hold above their ceilings.
+    pub(super) fn enforce_ceilings(&self) {
+        for member in self.each_member() {
+            let over = member.budget.charged().0.saturating_sub(member.budget.limit().0);
+            if over > 0 {
+                let (asking, only) = (Some(&member), Some(&member));
+                let ask = Ask { asking, only, others: false, effort: Effort::Write };
+                self.reclaim_from(ask, ByteCount(over));
+            }
+        }
+    }
+
+    /// Serves consumers that asked without waiting. What others would have to write is no better
+    /// than what the one who asks holds itself.
+    pub(super) fn serve_asks(&self) {
+        for member in self.each_member() {
+            let want = ByteCount(member.asks.swap(0, Ordering::Relaxed));
+            if want.0 == 0 {
+                continue;
+            }
+            let asking = Some(&member);
+            let ask = Ask { asking, only: None, others: true, effort: Effort::Clean };
+            let freed = self.reclaim_from(ask, want);
+            if let Some(reclaimer) = member.reclaimer() {
+                self.guarded(&member, || reclaimer.room_made(freed));
+            }
+        }
+    }
+
+    /// Asks the consumers for `want` bytes, cheapest first.
+    fn reclaim_from(&self, ask: Ask<'_>, want: ByteCount) -> ByteCount {
+        if RECLAIMING.get() {
+            return ByteCount::ZERO;
+        }
+        let mut members: [Option<Asked>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
+        let mut count = 0;
+        for member in self.each_member().filter(|member| ask.concerns(member)) {
+            if let Some(reclaimer) = member.reclaimer() {
+                members[count] = Some((member, reclaimer));
+                count += 1;
+            }
+        }
+        let members = &mut members[..count];
+        let mut freed = 0;
+        for effort in Effort::ALL.into_iter().filter(|effort| *effort <= ask.effort) {
+            members.sort_by_key(|asked| {
+                let (member, reclaimer) = asked.as_ref()?;
+                self.guarded(member, || reclaimer.cost(effort))
+            });
+            for (member, reclaimer) in members.iter().flatten() {
+                let bytes = ask.room(member).min(want.0.saturating_sub(freed));
+                if bytes > 0 {
+                    let got = self.call_reclaimer(member, &**reclaimer, ByteCount(bytes), effort);
+                    self.reclaimed[effort as usize].fetch_add(got.0, Ordering::Relaxed);
+                    member.gave.fetch_add(got.0, Ordering::Relaxed);
+                    freed += got.0;
+                }
+            }
+            if freed >= want.0 {
+                break;
+            }
+        }
+        ByteCount(freed)
+    }
+
+    fn call_reclaimer(
+        &self,
+        member: &Arc<Member>,
+        reclaimer: &dyn Reclaim,
+        want: ByteCount,
+        effort: Effort,
+    ) -> ByteCount {
+        let call = || reclaimer.reclaim(want, effort);
+        self.guarded(member, call).unwrap_or(ByteCount::ZERO)
+    }
+
+    /// Calls the host's code, which may panic and may call the manager. `None`: it panicked, now
+    /// or before.
+    pub(super) fn guarded<T>(&self, member: &Arc<Member>, call: impl FnOnce() -> T) -> Option<T> {
+        if member.broken.load(Ordering::Acquire) {
+            return None;
+        }
+        let outer = RECLAIMING.replace(true);
+        let result = std::panic::catch_unwind(AssertUnwindSafe(call));
+        RECLAIMING.set(outer);
+        if result.is_err() {
+            member.broken.store(true, Ordering::Release);
+            self.tell(Pressure::Broken { consumer: Arc::clone(&member.name) });
+        }
+        result.ok()
+    }
+
+    /// Whether this thread is in a call to a reclaimer, which cannot wait for itself.
+    pub(super) fn is_reclaiming() -> bool {
+        RECLAIMING.get()
+    }
+}

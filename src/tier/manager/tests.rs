@@ -1,0 +1,334 @@
+//! The manager without a kernel's help: order, floors, refusals, callbacks.
+#![expect(unsafe_code, reason = "implements an unsafe trait")]
+
+use super::*;
+use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
+use std::ptr::NonNull;
+
+/// A cache that gives all it has.
+struct Cache {
+    account: Account,
+    held: AtomicU64,
+    effort: Effort,
+}
+
+impl Reclaim for Cache {
+    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
+        if effort < self.effort {
+            return ByteCount::ZERO;
+        }
+        let give = want.0.min(self.held.load(Ordering::Relaxed));
+        self.held.fetch_sub(give, Ordering::Relaxed);
+        self.account.uncharge(ByteCount(give));
+        ByteCount(give)
+    }
+}
+
+fn cache(manager: &MemoryManager, effort: Effort, bytes: ByteCount) -> Arc<Cache> {
+    let account = manager.join("cache").expect("room");
+    manager.charge(&account, bytes).expect("fits");
+    let held = AtomicU64::new(bytes.0);
+    let cache = Arc::new(Cache { account: account.clone(), held, effort });
+    let weak: Weak<Cache> = Arc::downgrade(&cache);
+    account.set_reclaimer(weak);
+    cache
+}
+
+fn start(mib: u64, mode: Mode) -> Arc<MemoryManager> {
+    let manager = MemoryManager::start(ByteCount::mib(mib), mode).expect("starts");
+    manager.set_deadline(Duration::from_millis(20));
+    manager
+}
+
+#[test]
+fn the_cheapest_consumer_gives_way_first() {
+    let manager = start(64, Mode::Cooperative);
+    let dear = cache(&manager, Effort::Write, ByteCount::mib(30));
+    let cheap = cache(&manager, Effort::Clean, ByteCount::mib(30));
+    let memory = manager.allocate_temporary(ByteCount::mib(24)).expect("cheap gives way");
+    assert!(cheap.account.used() <= ByteCount::mib(10));
+    assert_eq!(dear.account.used(), ByteCount::mib(30));
+    assert!(manager.stats().used <= manager.limit());
+    manager.free_temporary(memory);
+    assert_eq!(manager.temporary().used(), ByteCount::ZERO);
+}
+
+#[test]
+fn a_floor_is_kept_from_others() {
+    let manager = start(64, Mode::Cooperative);
+    let cache = cache(&manager, Effort::Clean, ByteCount::mib(60));
+    cache.account.set_floor(ByteCount::mib(40)).expect("below the limit");
+    let error = manager.allocate_temporary(ByteCount::mib(30)).expect_err("floor");
+    assert!(error.to_string().contains("cache"), "{error}");
+    assert!(cache.account.used() >= ByteCount::mib(40));
+    let memory = manager.allocate_temporary(ByteCount::mib(20)).expect("above the floor");
+    manager.free_temporary(memory);
+}
+
+#[test]
+fn partitions_do_not_give_way_to_each_other() {
+    let manager = start(64, Mode::Partitioned { temporary_pct: 50 });
+    let account = manager.join("table").expect("room");
+    assert!(account.try_charge(ByteCount::mib(32)));
+    assert!(!account.try_charge(ByteCount(1)));
+    assert!(manager.allocate_temporary(ByteCount::mib(33)).is_err());
+    let memory = manager.allocate_temporary(ByteCount::mib(32)).expect("its own half");
+    manager.free_temporary(memory);
+}
+
+#[test]
+fn a_limit_below_what_is_pinned_is_refused_and_the_old_one_stays() {
+    let manager = start(64, Mode::Cooperative);
+    let pinned = manager.join("pinned").expect("room");
+    manager.charge(&pinned, ByteCount::mib(20)).expect("fits");
+    let _cache = cache(&manager, Effort::Clean, ByteCount::mib(30));
+    let error = manager.set_limit(ByteCount::mib(10)).expect_err("20 MiB are pinned");
+    assert!(error.to_string().contains("pinned 20"), "{error}");
+    assert_eq!(manager.limit(), ByteCount::mib(64));
+    manager.set_limit(ByteCount::mib(30)).expect("the cache gives way");
+    assert!(manager.stats().used <= ByteCount::mib(30));
+}
+
+/// Mappings that are not charged, as a region's would be evicted.
+struct Elsewhere(Mutex<Vec<Mapping>>);
+
+// SAFETY: a mapping is kept until it is freed.
+unsafe impl Spill for Elsewhere {
+    fn allocate(&self, len: ByteCount) -> Result<NonNull<u8>> {
+        let mapping = Mapping::reserve(len.as_usize(), KERNEL_PAGE, Huge::No)?;
+        let ptr = NonNull::new(mapping.as_ptr()).expect("never at zero");
+        self.0.lock().expect("lock").push(mapping);
+        Ok(ptr)
+    }
+
+    fn free(&self, ptr: NonNull<u8>, _len: ByteCount) {
+        self.0.lock().expect("lock").retain(|mapping| mapping.as_ptr() != ptr.as_ptr());
+    }
+}
+
+#[test]
+fn what_does_not_fit_spills_and_is_told() {
+    let manager = start(16, Mode::Cooperative);
+    let told = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&told);
+    manager
+        .on_pressure(move |event| {
+            if let Pressure::Spilled { len } = event {
+                seen.fetch_add(len.0, Ordering::Relaxed);
+            }
+        })
+        .expect("the first callback");
+    let elsewhere = Arc::new(Elsewhere(Mutex::new(Vec::new())));
+    manager.set_spill(Arc::downgrade(&elsewhere) as Weak<dyn Spill>);
+    let memory = manager.allocate_temporary(ByteCount::mib(32)).expect("spills");
+    assert!(memory.is_spilled());
+    assert_eq!(told.load(Ordering::Relaxed), 32 << 20);
+    assert_eq!(manager.stats().spilled, ByteCount::mib(32));
+    manager.free_temporary(memory);
+    assert!(elsewhere.0.lock().expect("lock").is_empty());
+}
+
+#[test]
+fn a_budget_of_a_consumer_is_part_of_the_limit() {
+    let manager = start(16, Mode::Cooperative);
+    let account = manager.join("region").expect("room");
+    let budget = account.budget();
+    assert!(budget.try_charge(ByteCount::mib(10)));
+    assert_eq!(manager.stats().used, ByteCount::mib(10));
+    assert!(!manager.temporary().try_charge(ByteCount::mib(7)));
+}
+
+/// A reclaimer that is a closure.
+struct By<F>(F);
+
+impl<F: Fn(ByteCount, Effort) -> ByteCount + Send + Sync> Reclaim for By<F> {
+    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
+        (self.0)(want, effort)
+    }
+
+    fn describe_held(&self) -> String {
+        " (held by 3 pins)".to_owned()
+    }
+}
+
+fn join_with<F>(manager: &MemoryManager, name: &str, reclaim: F) -> (Account, Arc<By<F>>)
+where
+    F: Fn(ByteCount, Effort) -> ByteCount + Send + Sync + 'static,
+{
+    let account = manager.join(name).expect("room");
+    let by = Arc::new(By(reclaim));
+    let weak = Arc::downgrade(&by);
+    account.set_reclaimer(weak);
+    (account, by)
+}
+
+#[test]
+fn a_consumer_that_refuses_is_named_with_its_pins_after_the_deadline() {
+    let manager = start(16, Mode::Cooperative);
+    let (account, _by) = join_with(&manager, "stubborn", |_, _| ByteCount::ZERO);
+    manager.charge(&account, ByteCount::mib(12)).expect("fits");
+    let small = manager.join("small").expect("room");
+    manager.charge(&small, ByteCount::mib(1)).expect("fits");
+    let began = Instant::now();
+    let error = manager.allocate_temporary(ByteCount::mib(8)).expect_err("nothing gives way");
+    assert!(began.elapsed() >= Duration::from_millis(20), "not before the deadline");
+    let text = error.to_string();
+    let (largest, other) = (text.find("stubborn 12.0 MiB (held by 3 pins)"), text.find("small"));
+    assert!(largest.is_some() && largest < other, "largest first: {text}");
+    assert_eq!(manager.stats().failed, 1);
+    assert_eq!(manager.temporary().used(), ByteCount::ZERO, "nothing of it stays charged");
+}
+
+#[test]
+fn a_reclaimer_that_panics_is_told_of_and_not_asked_again() {
+    let manager = start(16, Mode::Cooperative);
+    let broken = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&broken);
+    let on_pressure = move |event| {
+        if let Pressure::Broken { consumer } = event {
+            assert_eq!(&*consumer, "panics");
+            seen.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    manager.on_pressure(on_pressure).expect("the first callback");
+    let (account, _by) = join_with(&manager, "panics", |_, _| panic!("reclaim"));
+    manager.charge(&account, ByteCount::mib(10)).expect("fits");
+    let cache = cache(&manager, Effort::Write, ByteCount::mib(5));
+    let memory = manager.allocate_temporary(ByteCount::mib(4)).expect("the other gives way");
+    assert!(cache.account.used() < ByteCount::mib(5));
+    drop(memory);
+    manager.allocate_temporary(ByteCount::mib(8)).expect_err("the rest is with the broken one");
+    assert_eq!(broken.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_reclaimer_that_enters_the_manager_fails_at_once_instead_of_waiting_for_itself() {
+    let manager = start(16, Mode::Cooperative);
+    manager.set_deadline(Duration::from_secs(30));
+    let (weak, entered) = (Arc::downgrade(&manager), Arc::new(AtomicU64::new(0)));
+    let errors = Arc::clone(&entered);
+    let (account, _by) = join_with(&manager, "recursive", move |_, _| {
+        let manager = weak.upgrade().expect("in use");
+        let temporary = manager.allocate_temporary(ByteCount::mib(9)).is_err();
+        let resized = manager.set_limit(ByteCount::mib(2)).is_err();
+        errors.fetch_add(u64::from(temporary && resized), Ordering::Relaxed);
+        ByteCount::ZERO
+    });
+    manager.charge(&account, ByteCount::mib(10)).expect("fits");
+    manager.set_deadline(Duration::from_millis(20));
+    manager.allocate_temporary(ByteCount::mib(8)).expect_err("nothing gives way");
+    assert!(entered.load(Ordering::Relaxed) > 0, "the reclaimer was called and got its errors");
+    assert_eq!(manager.limit(), ByteCount::mib(16));
+}
+
+#[test]
+fn the_callback_may_use_the_manager_because_no_lock_is_held() {
+    let manager = start(16, Mode::Cooperative);
+    let (weak, called) = (Arc::downgrade(&manager), Arc::new(AtomicU64::new(0)));
+    let calls = Arc::clone(&called);
+    let on_pressure = move |_| {
+        let Some(manager) = weak.upgrade() else { return };
+        assert!(manager.stats().used <= manager.limit());
+        drop(manager.join("made under pressure").expect("room"));
+        calls.fetch_add(1, Ordering::Relaxed);
+    };
+    manager.on_pressure(on_pressure).expect("the first callback");
+    let error = manager.on_pressure(|_| ()).expect_err("there is one already");
+    assert!(error.to_string().contains("registered already"), "{error}");
+    manager.allocate_temporary(ByteCount::mib(17)).expect_err("more than the limit");
+    assert!(called.load(Ordering::Relaxed) > 0);
+}
+
+#[test]
+fn floors_cannot_promise_more_than_the_limit_and_the_limit_not_less_than_the_floors() {
+    let manager = start(16, Mode::Cooperative);
+    let (one, other) = (manager.join("one").expect("room"), manager.join("other").expect("room"));
+    one.set_floor(ByteCount::mib(10)).expect("below the limit");
+    other.set_floor(ByteCount::mib(7)).expect_err("17 of 16");
+    assert_eq!(other.floor(), ByteCount::ZERO);
+    other.set_floor(ByteCount::mib(6)).expect("just fits");
+    let error = manager.set_limit(ByteCount::mib(15)).expect_err("floors of 16");
+    assert_eq!(
+        error,
+        Error::LimitTooSmall { limit: ByteCount::mib(15), minimum: ByteCount::mib(16) }
+    );
+}
+
+#[test]
+fn a_ceiling_survives_a_resize_and_what_is_above_it_goes_in_the_background() {
+    let manager = start(64, Mode::Cooperative);
+    let cache = cache(&manager, Effort::Clean, ByteCount::mib(30));
+    cache.account.set_ceiling(ByteCount::mib(10));
+    let began = Instant::now();
+    while cache.account.used() > ByteCount::mib(10) {
+        assert!(began.elapsed() < Duration::from_secs(30), "{} are left", cache.account.used());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    manager.set_limit(ByteCount::mib(128)).expect("more");
+    assert_eq!(cache.account.ceiling(), ByteCount::mib(10));
+    manager.charge(&cache.account, ByteCount::mib(11)).expect_err("above the ceiling");
+    cache.account.set_ceiling(ByteCount(u64::MAX));
+    assert_eq!(cache.account.ceiling(), ByteCount::mib(128));
+}
+
+#[test]
+fn what_a_consumer_leaves_charged_is_free_when_it_has_left() {
+    let manager = start(16, Mode::Cooperative);
+    let account = manager.join("leaves").expect("room");
+    manager.charge(&account, ByteCount::mib(12)).expect("fits");
+    let clone = account.clone();
+    drop(account);
+    assert_eq!(manager.stats().used, ByteCount::mib(12));
+    drop(clone);
+    assert_eq!(manager.stats().used, ByteCount::ZERO);
+    assert!(manager.stats().consumer("leaves").is_none());
+}
+
+#[test]
+fn counted_memory_pushes_others_out() {
+    let manager = start(64, Mode::Cooperative);
+    let cache = cache(&manager, Effort::Clean, ByteCount::mib(50));
+    let library = manager.join("library").expect("room");
+    library.set_used(ByteCount::mib(40));
+    let began = Instant::now();
+    while manager.stats().used > manager.limit() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", manager.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(cache.account.used() <= ByteCount::mib(24));
+    library.set_used(ByteCount::mib(1));
+    assert_eq!(library.used(), ByteCount::mib(1));
+}
+
+#[test]
+fn too_many_consumers_are_refused() {
+    let manager = start(16, Mode::Cooperative);
+    let all: Vec<_> = (1..CONSUMERS_MAX).map(|_| manager.join("one").expect("room")).collect();
+    let error = manager.join("last").expect_err("temporary memory is one too");
+    assert!(matches!(error, Error::TooManyConsumers { most: CONSUMERS_MAX, .. }), "{error}");
+    drop(all);
+    drop(manager.join("last").expect("the others left"));
+}
+
+#[test]
+fn a_large_claim_is_served_beside_small_ones_that_never_stop() {
+    let manager = start(64, Mode::Cooperative);
+    manager.set_deadline(Duration::from_secs(60));
+    let cache = cache(&manager, Effort::Clean, ByteCount::mib(60));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Fills again whatever is free, as a pool that misses all the time.
+            while !stop.load(Ordering::Relaxed) {
+                if cache.account.try_charge(ByteCount::kib(64)) {
+                    cache.held.fetch_add(64 << 10, Ordering::Relaxed);
+                }
+            }
+        });
+        for _ in 0..20 {
+            drop(manager.allocate_temporary(ByteCount::mib(48)).expect("gathered piece by piece"));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(manager.stats().used_max <= manager.limit());
+}
