@@ -135,6 +135,24 @@ impl Pager {
         }
     }
 
+    /// Moves the content of a page, `Moving` by this thread, back from a frame that the device may
+    /// still be reading: what the device gets then is nobody's. `false`: the kernel holds on to
+    /// the frame, which is as it was.
+    pub(super) fn try_return(&self, page: PageId, frame: FrameId) -> bool {
+        let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
+        // content.
+        let bytes = match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::Yes) } {
+            Outcome::Done => return true,
+            Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
+            Outcome::Failed { bytes, .. } => bytes,
+        };
+        if bytes > 0 {
+            self.move_back(dst, src, bytes);
+        }
+        false
+    }
+
     /// Returns the charge that a copy would have needed.
     pub(in crate::region) fn uncharge_copy(&self) {
         if !self.evict_by_move {

@@ -21,7 +21,8 @@
 //! | `content` | the memory operations under all of it, on the pager |
 //!
 //! # Invariants
-//! 1. The content of a frame under a write does not change: the region has no mapping of it.
+//! 1. The content of a frame under a write does not change: the region has no mapping of it. Where
+//!    it goes back there all the same (`rescue`), nobody uses what the device has written.
 //! 2. A slot's checksum is stored before a page word names the slot.
 //! 3. A page whose write failed goes back to the region; nothing is lost.
 //! 4. A page the kernel is using (an application's direct I/O in flight) is refused by MOVE and
@@ -161,6 +162,7 @@ impl Evictor {
     fn patience(&self) -> Duration {
         const LINGER: Duration = Duration::from_micros(100);
         const IDLE: Duration = Duration::from_millis(100);
+        const WRITING: Duration = Duration::from_millis(20); // Deadlines are looked at.
         if !self.lingering.is_empty() {
             return LINGER;
         }
@@ -168,6 +170,7 @@ impl Evictor {
             Some(again) if self.wanted() > 0 => {
                 again.saturating_duration_since(Instant::now()).clamp(PAUSE_MIN / 10, IDLE)
             }
+            _ if self.free_writes.len() < DEPTH as usize => WRITING,
             _ => IDLE,
         }
     }

@@ -3,6 +3,7 @@
 use super::{Dirty, Evictor, Linger};
 use crate::base::sync::Ordering;
 use crate::base::units::{SlotCount, SlotId};
+use crate::page::note::Fate;
 use crate::page::protocol::{self, Written};
 use crate::page::word::Word;
 use crate::region::pager::NO_SLOT;
@@ -151,13 +152,21 @@ impl Evictor {
         let write = &mut self.writes[token];
         write.pages.extend_from_slice(run);
         (write.started, write.overdue, write.in_place) = (Instant::now(), false, in_place);
+        self.pager.counters.writes_in_flight.up();
+        let before = self.queue.in_flight();
         let queue = &mut *self.queue;
         match guarded(&self.pager, || push(queue, request)) {
             Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
-            // Whether the device has the request is unknown: as if it never answered.
+            // A panic before the store took the request is a write that failed. Else whether the
+            // device has it is unknown: as if it never answered.
+            None if self.queue.in_flight() == before => {
+                let offset = self.pager.slot_offset(run[0].slot);
+                let len = (run.len() * self.pager.page_bytes) as u64;
+                let error = crate::Error::Io { op: "write", offset, len, errno: crate::sys::EIO };
+                self.finish_write(Completion { token: token as u64, result: Err(error) });
+            }
             None => self.abandon_write(token, crate::sys::EIO),
         }
-        self.pager.counters.writes_in_flight.up();
     }
 
     pub(super) fn finish_write(&mut self, completion: Completion) {
@@ -274,22 +283,53 @@ impl Evictor {
         self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
     }
 
-    /// Reports writes that the device has not answered in time. Their pages stay readable: a
-    /// filler copies them out; their frames stay with the device.
+    /// Reports writes that the device has not answered in time, and rescues their pages, earlier
+    /// where faults wait for room. Those that the kernel holds on to stay readable: a filler copies them out where there is room.
     pub(super) fn check_deadlines(&mut self) {
+        let starving = self.pager.starving.load(Ordering::Acquire) > 0;
         for token in 0..self.writes.len() {
             let write = &self.writes[token];
-            if write.pages.is_empty() || write.overdue || write.started.elapsed() <= self.deadline {
+            if write.pages.is_empty() {
                 continue;
             }
-            let error = crate::Error::Io {
-                op: "write",
-                offset: self.pager.slot_offset(write.pages[0].slot),
-                len: (write.pages.len() * self.pager.page_bytes) as u64,
-                errno: crate::sys::ETIMEDOUT,
-            };
-            report::warn("the device does not answer a write", &error);
-            self.abandon_write(token, crate::sys::ETIMEDOUT);
+            let age = write.started.elapsed();
+            if age > self.deadline && !write.overdue {
+                let error = crate::Error::Io {
+                    op: "write",
+                    offset: self.pager.slot_offset(write.pages[0].slot),
+                    len: (write.pages.len() * self.pager.page_bytes) as u64,
+                    errno: crate::sys::ETIMEDOUT,
+                };
+                report::warn("the device does not answer a write", &error);
+                self.abandon_write(token, crate::sys::ETIMEDOUT);
+            }
+            // A fault that waits for room is given up after the deadline: it must not come to that.
+            if self.writes[token].overdue || starving && age > self.deadline / 2 {
+                self.rescue(token);
+            }
+        }
+    }
+
+    /// Moves the pages of a write back into the region as far as the kernel lets them go. They
+    /// need no more room there, and are out of the device's hands; frames and slots are not.
+    fn rescue(&self, token: usize) {
+        let pager = &self.pager;
+        if !pager.evict_by_move {
+            return;
+        }
+        for &Dirty { page, frame, .. } in &self.writes[token].pages {
+            if !protocol::rescue(pager.word(page), frame) {
+                continue;
+            }
+            if !pager.try_return(page, frame) {
+                protocol::not_rescued(pager.word(page), frame);
+                // So it is with the others, most probably: the device has pinned them.
+                return;
+            }
+            let slot = pager.frames.slot(frame);
+            pager.frames.forget_slot(frame);
+            pager.settle_resident(page, Word::moving(None), Word::resident(slot), None);
+            pager.frames.decide(frame, Fate::MovedBack);
         }
     }
 
