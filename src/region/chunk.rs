@@ -342,6 +342,7 @@ impl Pager {
             self.counters.evict_busy.bump();
             return false;
         }
+        self.counters.chunks_evicted.bump();
         let mut policy = self.policy.lock();
         for (page, frame) in self.pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
             policy.bypassed(page);
