@@ -734,7 +734,7 @@ fn loom_two_faults_and_an_eviction_of_a_changed_page() {
         assert_eq!(model.access(0, Access::Write(2)), 2);
         model
     };
-    explore(2, changed, vec![evicting(1), reading(1, &[2]), reading(2, &[2])], &[2]);
+    explore(1, changed, vec![evicting(1), reading(1, &[2]), reading(2, &[2])], &[2]);
     explore(1, changed, vec![evicting(2), reading(1, &[2, 3]), writing(2, 3, &[3])], &[3]);
 }
 
