@@ -63,7 +63,8 @@ impl Shadow<'_> {
         for unit in 0..self.stamps.len() {
             self.write(unit);
             if self.dice.below(64) == 0 {
-                self.check(self.dice.below(unit as u64 + 1) as usize);
+                let earlier = self.dice.below(unit as u64 + 1) as usize;
+                self.check(earlier);
             }
             // Half of these are on their way out, or not written yet.
             if self.dice.below(4096) == 0 {
