@@ -218,10 +218,12 @@ fn fresh_memory_keeps_its_content_on_its_way_out() {
         ("4k fresh", 4, Mode::Handler, 1),
         ("64k fresh", 64, Mode::Handler, 2),
         ("64k fresh, in-thread", 64, Mode::InThread, 2),
+        ("64k fresh, encrypted", 64, Mode::Handler, 1),
         ("1m fresh", 1024, Mode::Handler, 2),
     ] {
         let config = config(ByteCount::kib(page), Install::Auto);
-        let config = RegionConfig { limit: ByteCount::mib(64), mode, ..config };
+        let encrypt = name.contains("encrypted");
+        let config = RegionConfig { limit: ByteCount::mib(64), mode, encrypt, ..config };
         let stats = hammer_after(name, config, threads, |shadow| {
             shadow.write_all();
             (0..300).for_each(|_| shadow.step());

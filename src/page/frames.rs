@@ -149,6 +149,10 @@ impl Frames {
         self.count() - self.in_runs
     }
 
+    pub(crate) fn has_runs(&self) -> bool {
+        self.in_runs > 0
+    }
+
     /// Frames of one run.
     pub(crate) fn run_frames(&self) -> usize {
         self.run_frames

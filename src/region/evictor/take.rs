@@ -202,7 +202,8 @@ impl Evictor {
         let share = ByteCount(pager.chunks.open_bytes().0 * OPEN_PART);
         // Slots for all of it, or pages must be able to come back one by one.
         let healthy = pager.write_errno.load(Ordering::Acquire) == 0 && !self.is_paused();
-        if !healthy || !pager.evict_by_move || share < pager.budget.limit() {
+        let able = pager.evict_by_move && pager.frames.has_runs();
+        if !able || !healthy || share < pager.budget.limit() {
             return Chunkwise::Unfit;
         }
         let Some(first) = pager.frames.take_run() else {
