@@ -125,7 +125,7 @@ impl Pager {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content and nobody else moves it.
-        match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::Yes) } {
+        match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) } {
             Outcome::Done => Ok(Fate::MovedBack),
             Outcome::Busy { bytes } => {
                 self.copy_rest(page, frame, bytes)?;
@@ -142,7 +142,7 @@ impl Pager {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content.
-        let bytes = match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::Yes) } {
+        let bytes = match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) } {
             Outcome::Done => return true,
             Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
             Outcome::Failed { bytes, .. } => bytes,

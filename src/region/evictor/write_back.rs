@@ -258,13 +258,13 @@ impl Evictor {
             if let Err(error) = pager.copy_rest(page, frame, 0) {
                 report::fatal("a page could not be returned after a failed write", &error);
             }
-            pager.settle_resident(page, moving, Word::resident(slot), None);
+            pager.settle_mapped(page, moving, Word::resident(slot), None);
             drop(pager.frames.release(frame));
             return;
         }
         match pager.return_frame(page, frame) {
             Ok(_) => {
-                pager.settle_resident(page, moving, Word::resident(slot), None);
+                pager.settle_mapped(page, moving, Word::resident(slot), None);
                 drop(pager.frames.release(frame));
             }
             Err(error) => {
@@ -328,7 +328,7 @@ impl Evictor {
             }
             let slot = pager.frames.slot(frame);
             pager.frames.forget_slot(frame);
-            pager.settle_resident(page, Word::moving(None), Word::resident(slot), None);
+            pager.settle_mapped(page, Word::moving(None), Word::resident(slot), None);
             pager.frames.decide(frame, Fate::MovedBack);
         }
     }

@@ -8,15 +8,13 @@ use crate::page::word::FrameId;
 use crate::sys::vm::Piece;
 
 impl Pager {
-    /// Sets the limit and the watermarks that follow from it.
-    pub(crate) fn set_limit(&self, limit: ByteCount) {
+    /// Sets the watermarks that follow from the limit.
+    pub(crate) fn set_watermarks(&self, limit: ByteCount) {
         const RESERVE_MAX: u64 = 16 << 20;
         let page = self.page_bytes as u64;
         let high = (limit.0 / 16).min(RESERVE_MAX.max(8 * page)).max(2 * page);
         self.low_bytes.store(high / 2, Ordering::Relaxed);
         self.high_bytes.store(high, Ordering::Relaxed);
-        self.budget.set_limit(limit);
-        self.call_evictor();
     }
 
     /// Bytes that fills can take without evicting: unused budget and spare frames.
@@ -150,13 +148,18 @@ impl Pager {
         self.recycle(frame);
     }
 
-    /// Spare frames that are worth keeping.
+    /// Spare frames that are worth keeping: none while others wait for their memory.
     fn spare_max(&self) -> usize {
         let singles = self.frames.singles();
-        if self.fill_by_move { singles } else { BATCH_MAX.min(singles / 2) }
+        match self.fill_by_move {
+            _ if self.owed() > 0 => 0,
+            true => singles,
+            false => BATCH_MAX.min(singles / 2),
+        }
     }
 
-    /// Lists a frame with memory as spare, or frees its memory when there are plenty.
+    /// Lists a frame with memory as spare, or frees its memory when there are plenty or others
+    /// wait for it.
     pub(crate) fn recycle(&self, frame: FrameId) {
         if self.frames.run_of(frame).is_none() && self.frames.spare_len() < self.spare_max() {
             self.frames.put_spare(frame);
@@ -206,8 +209,10 @@ impl Pager {
         let freed = unsafe { self.discarder.discard(pieces) };
         // Else they are lost to the lists, charge and all, which is safe.
         if freed.is_ok() {
+            let bytes = (frames.len() * self.page_bytes) as u64;
             self.frames.put_empties(frames);
-            self.budget.uncharge(ByteCount((frames.len() * self.page_bytes) as u64));
+            self.budget.uncharge(ByteCount(bytes));
+            self.gave_back(bytes);
         }
     }
 
@@ -215,6 +220,7 @@ impl Pager {
     pub(crate) fn free_frame(&self, frame: FrameId) {
         if self.frames.release(frame).is_ok() {
             self.budget.uncharge(self.page_size());
+            self.gave_back(self.page_bytes as u64);
         }
     }
 }
