@@ -196,6 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "the text is the system's")]
     fn messages_name_the_call_and_the_cause() {
         let error = Error::Os { call: "mmap", errno: libc::ENOMEM };
         assert_eq!(error.to_string(), "mmap failed: Cannot allocate memory (os error 12)");
