@@ -1,5 +1,5 @@
 //! The measurements.
-#![expect(unsafe_code, reason = "raw loads, raw reads and touches are the baselines")]
+#![expect(unsafe_code, reason = "raw reads and touches are the baselines")]
 
 use crate::report::Row;
 use crate::{Failure, Options};
@@ -7,19 +7,18 @@ use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{BlockStore, MemStore, Op, Request, Segment, Store};
 use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, PageId};
-use std::hint::black_box;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// A small, fast generator: the benchmark must not measure the generator.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -28,7 +27,7 @@ impl Random {
 }
 
 /// Runs `work` in `threads` threads for the given time; returns calls a second of all together.
-fn rate<F>(options: &Options, threads: u64, work: F) -> f64
+pub(crate) fn rate<F>(options: &Options, threads: u64, work: F) -> f64
 where
     F: Fn(&mut Random, &AtomicBool) -> u64 + Sync,
 {
@@ -51,22 +50,7 @@ where
     done.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64()
 }
 
-/// Nanoseconds a call and thread of `call`, given a random page below `pages`.
-fn ns(options: &Options, threads: u64, pages: u64, call: impl Fn(PageId) + Sync) -> f64 {
-    let calls = rate(options, threads, |random, stop| {
-        let mut calls = 0;
-        while !stop.load(Ordering::Relaxed) {
-            for _ in 0..256 {
-                call(PageId(1 + random.below(pages)));
-            }
-            calls += 256;
-        }
-        calls
-    });
-    1e9 * threads as f64 / calls
-}
-
-fn filled(pool: &BufferPool, pages: u64) -> Result<(), Failure> {
+pub(crate) fn filled(pool: &BufferPool, pages: u64) -> Result<(), Failure> {
     for _ in 0..pages {
         let mut page = pool.allocate()?;
         let id = page.id().0;
@@ -75,64 +59,15 @@ fn filled(pool: &BufferPool, pages: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-fn in_memory(pages: u64, room_pages: u64, config: PoolConfig) -> Result<Arc<BufferPool>, Failure> {
+pub(crate) fn in_memory(
+    pages: u64,
+    room_pages: u64,
+    config: PoolConfig,
+) -> Result<Arc<BufferPool>, Failure> {
     let store = Arc::new(MemStore::new(ByteCount((pages + 64) * PAGE))?);
     let limit = ByteCount(room_pages * PAGE * 9 / 8 + (2 << 20));
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
     Ok(config.create_on(store, &manager)?)
-}
-
-pub(crate) fn hits(options: &Options) -> Result<Vec<Row>, Failure> {
-    let pages = options.hit_pages;
-    let pool = in_memory(pages, pages, PoolConfig::new().cleaner(false))?;
-    filled(&pool, pages)?;
-    let base = pool.fix_shared(PageId(1))?.as_ptr().addr() - PAGE as usize;
-    let swapped = AtomicU64::new(0);
-    let mut rows = Vec::new();
-    for threads in [1, 2] {
-        for (set, name) in [(1, "hot"), (pages, "random")] {
-            let raw = ns(options, threads, set, |page| {
-                let ptr = std::ptr::with_exposed_provenance::<AtomicU64>(base);
-                let at = ptr.wrapping_byte_add((page.0 * PAGE) as usize);
-                black_box(load(at));
-            });
-            let swaps = ns(options, threads, set, |_| {
-                swapped.fetch_add(1, Ordering::AcqRel);
-                swapped.fetch_sub(1, Ordering::AcqRel);
-            });
-            let optimistic = ns(options, threads, set, |page| {
-                let value = pool.read_optimistic(page, |guard| guard.u64(0));
-                assert_eq!(value.expect("resident"), Some(page.0));
-            });
-            let shared = ns(options, threads, set, |page| {
-                let guard = pool.fix_shared(page).expect("resident");
-                assert_eq!(guard[..8], page.0.to_le_bytes());
-            });
-            let exclusive = ns(options, threads, set, |page| {
-                let guard = pool.fix_exclusive(page).expect("resident");
-                assert_eq!(guard[..8], page.0.to_le_bytes());
-            });
-            let is_hot = name == "hot";
-            let goal = if is_hot { "vmcache 6.4/25/28 ns" } else { "1.3" };
-            for (how, value) in
-                [("optimistic", optimistic), ("shared", shared), ("exclusive", exclusive)]
-            {
-                let work = format!("hit {name} {how} {threads} threads");
-                let (baseline, baseline_value) = if is_hot && how != "optimistic" {
-                    ("two swaps", swaps)
-                } else {
-                    ("raw load", raw)
-                };
-                rows.push(Row { work, value, unit: "ns", baseline, baseline_value, goal });
-            }
-        }
-    }
-    Ok(rows)
-}
-
-fn load(at: *const AtomicU64) -> u64 {
-    // SAFETY: the caller passes the first bytes of a resident page that nobody evicts.
-    unsafe { &*at }.load(Ordering::Relaxed)
 }
 
 /// Microseconds a page of evicting a full pool of clean pages, by `threads` threads.

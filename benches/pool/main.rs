@@ -9,6 +9,7 @@
 //! `target/figures/pool.csv` and `pool.svg`. It checks what it reads.
 
 mod cost;
+mod hits;
 mod report;
 
 use clap::Parser;
@@ -67,7 +68,7 @@ fn run(options: &Options) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     type Part = fn(&Options) -> Result<Vec<Row>, Failure>;
     let parts: [(&str, Part); 5] = [
-        ("hit", cost::hits),
+        ("hit", hits::rows),
         ("evict", cost::evictions),
         ("read", cost::reads),
         ("temporary", cost::temporary),

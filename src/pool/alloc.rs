@@ -1,7 +1,8 @@
 //! Which pages of the table are in use.
 
+use super::BufferPool;
+use super::guard::{ExclusiveGuard, Held};
 use super::latch::ORDER_MAX;
-use super::{BufferPool, ExclusiveGuard};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId, SlotCount};
@@ -50,7 +51,7 @@ impl BufferPool {
         // Memory that was dropped, or never touched, is zero.
         latch.loaded(false, 0, order);
         self.now_resident(page, order);
-        Ok(Some(ExclusiveGuard { pool: self, page, order, changed: true }))
+        Ok(Some(ExclusiveGuard { held: Held { pool: self, latch, page, order }, changed: true }))
     }
 
     fn take_page(&self, order: u8) -> Option<u64> {

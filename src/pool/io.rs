@@ -1,9 +1,10 @@
 //! Reading pages in, alone and in groups, and writing them back.
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
+use super::guard::{Held, SharedGuard};
 use super::latch::{STAMPS, Word};
 use super::replacement::Arrival;
-use super::{BufferPool, CHUNK_PAGES, SharedGuard, TRAILER};
+use super::{BufferPool, CHUNK_PAGES, TRAILER};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
@@ -262,7 +263,8 @@ impl BufferPool {
                 let (index, Loading { page, .. }) = group[i];
                 self.arrived(group[i].1, 0, false);
                 self.word(page).downgrade(false);
-                guards[index] = Some(SharedGuard { pool: self, page, order: 0 });
+                let latch = self.word(page);
+                guards[index] = Some(SharedGuard(Held { pool: self, latch, page, order: 0 }));
             }
             Err(error) => {
                 self.give_up(group[i].1, 0);

@@ -436,6 +436,7 @@ impl BufferPool {
         page.0 << self.page_shift
     }
 
+    #[inline]
     fn buffer_bytes(&self, order: u8) -> usize {
         self.page_bytes << order
     }

@@ -86,6 +86,7 @@ impl Mapping {
     }
 
     /// First byte.
+    #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
