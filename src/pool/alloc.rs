@@ -45,9 +45,17 @@ impl BufferPool {
             self.alloc.lock().free[usize::from(order)].push(page.0);
             return Err(error);
         }
+        self.note_buffer(page, order);
         let latch = self.word(page);
-        let seen = latch.load();
-        assert!(latch.try_begin_load(seen), "{page} was free, but is {seen:?}");
+        loop {
+            let seen = latch.load();
+            assert!(!seen.is_readable(), "{page} was free, but is {seen:?}");
+            if latch.try_begin_load(seen) {
+                break;
+            }
+            // Its neighbours are handed over, which is over in microseconds.
+            std::thread::yield_now();
+        }
         // Memory that was dropped, or never touched, is zero.
         latch.loaded(false, 0, order);
         self.now_resident(page, order);

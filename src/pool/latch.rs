@@ -301,11 +301,15 @@ impl Latch {
         self.0.store(word.0, Ordering::Release);
     }
 
-    /// The holder could not fill the page: it is `was`, an absent page, again.
-    pub(crate) fn abort_load(&self, was: Word) {
-        self.locked();
-        strict_assert!(was.is_absent(), "{was:?}");
-        self.0.store(was.changed().0, Ordering::Release);
+    /// The holder did not fill the page: it is absent as before.
+    pub(crate) fn abort_load(&self) {
+        self.0.store(self.locked().changed().with_latch(ABSENT).0, Ordering::Release);
+    }
+
+    /// The holder moved the content away and back: the page is free again, as dirty as before,
+    /// and who looked at it meanwhile fails to validate.
+    pub(crate) fn returned(&self) {
+        self.0.store(self.locked().changed().with_latch(FREE).0, Ordering::Release);
     }
 
     /// The holder lets go; `changed` says whether it changed the content.
@@ -482,7 +486,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn optimistic_reads_that_validate_are_whole() {
+    fn loom_optimistic_reads_that_validate_are_whole() {
         loom::model(|| {
             let page = page();
             let writer = Arc::clone(&page);
@@ -499,7 +503,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn shared_reads_are_whole_and_exclude_writers() {
+    fn loom_shared_reads_are_whole_and_exclude_writers() {
         loom::model(|| {
             let page = page();
             let writer = Arc::clone(&page);
@@ -514,7 +518,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn an_evicted_page_is_never_read_as_valid() {
+    fn loom_an_evicted_page_is_never_read_as_valid() {
         loom::model(|| {
             let page = page();
             page.content[0].store(5, Ordering::Relaxed);
@@ -540,7 +544,35 @@ mod loom_tests {
     }
 
     #[test]
-    fn a_page_written_back_while_it_is_changed_stays_dirty() {
+    fn loom_a_page_that_was_away_for_a_moment_is_never_read_as_valid() {
+        loom::model(|| {
+            let page = page();
+            write(&page);
+            let mover = Arc::clone(&page);
+            let mover = thread::spawn(move || {
+                let seen = mover.latch.load();
+                if mover.latch.try_lock_victim(seen) {
+                    for value in [0, 1] {
+                        mover.content[0].store(value, Ordering::Relaxed);
+                        mover.content[1].store(value, Ordering::Relaxed);
+                    }
+                    mover.latch.returned();
+                }
+            });
+            let seen = page.latch.load();
+            if seen.is_readable() {
+                let [a, b] = content(&page);
+                if page.latch.is_unchanged(seen) {
+                    assert_eq!((a, b), (1, 1));
+                }
+            }
+            mover.join().expect("mover");
+            assert!(page.latch.load().dirty());
+        });
+    }
+
+    #[test]
+    fn loom_a_page_written_back_while_it_is_changed_stays_dirty() {
         loom::model(|| {
             let page = page();
             write(&page);
