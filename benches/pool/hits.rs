@@ -102,7 +102,7 @@ fn rows_of(
             Walk::Hot if i > 0 => ("two swaps", swaps),
             _ => ("raw load", raw),
         };
-        let goal = if walk == Walk::Hot { vmcache[i] } else { "1.3" };
+        let goal = if walk == Walk::Hot { vmcache[i] } else { "0.77: 1.3 of raw" };
         let name = format!("{walk:?}").to_lowercase();
         let work = format!("hit {name} {how} {threads} threads");
         Row { work, value, unit: "ns", baseline, baseline_value, goal }

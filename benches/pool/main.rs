@@ -10,6 +10,7 @@
 
 mod cost;
 mod hits;
+mod policies;
 mod report;
 
 use clap::Parser;
@@ -67,12 +68,13 @@ type Failure = Box<dyn std::error::Error>;
 fn run(options: &Options) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     type Part = fn(&Options) -> Result<Vec<Row>, Failure>;
-    let parts: [(&str, Part); 5] = [
+    let parts: [(&str, Part); 6] = [
         ("hit", hits::rows),
         ("evict", cost::evictions),
         ("read", cost::reads),
         ("temporary", cost::temporary),
         ("write", cost::writes_of_reads),
+        ("policy", policies::rows),
     ];
     for (name, part) in parts {
         if options.only.as_ref().is_none_or(|only| name.contains(only.as_str())) {

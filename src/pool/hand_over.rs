@@ -41,6 +41,10 @@ impl BufferPool {
 
     /// Fills `room` with runs: first of those from which nothing has to be copied back.
     pub(super) fn give_runs(&self, room: &mut HandOver<'_>) {
+        if self.batch == 1 {
+            // Told to evict one page at a time.
+            return;
+        }
         let per_run = self.run_pages();
         let used = (self.end.load(Ordering::Acquire) as usize).div_ceil(per_run);
         let runs = used.min(self.words.len() / per_run);
