@@ -11,6 +11,7 @@ use crate::heap::{self, ExtentSource, Tier, TierOptions};
 use crate::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
 use crate::sys::signals::SignalsBlocked;
+use crate::tier::manager::MemoryManager;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -108,14 +109,56 @@ impl Heap {
     /// userfaultfd; [`Error::Device`] for a device or directory that cannot be used;
     /// [`Error::Os`] when the kernel refuses resources.
     pub fn start(config: Config) -> Result<Heap> {
+        Heap::start_with(config, None)
+    }
+
+    /// [`start`](Heap::start) under a memory manager: one limit holds for far memory and all other
+    /// consumers of the manager together, and the configuration's limit is the far heap's ceiling
+    /// within it. Temporary memory of the manager that does not fit spills to this heap.
+    ///
+    /// # Errors
+    /// As [`start`](Heap::start); [`Error::TooManyConsumers`]; [`Error::LimitExceeded`] when the
+    /// manager's limit does not hold all floors, of which the far heap needs 8 MiB or 64 pages.
+    ///
+    /// # Examples
+    /// ```
+    /// use farheap::tier::manager::{MemoryManager, Mode};
+    /// use farheap::{ByteCount, Config, Heap};
+    ///
+    /// let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative)?;
+    /// let heap = match Heap::start_under(&manager, Config::builder().build()?) {
+    ///     Ok(heap) => heap,
+    ///     Err(error) => {
+    ///         println!("{error}"); // Says how to allow userfaultfd.
+    ///         return Ok(());
+    ///     }
+    /// };
+    /// let sorted = manager.allocate_temporary(ByteCount::mib(64))?; // Twice the limit.
+    /// assert!(sorted.is_spilled());
+    /// drop(sorted);
+    /// heap.shutdown()?;
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub fn start_under(manager: &Arc<MemoryManager>, config: Config) -> Result<Heap> {
+        Heap::start_with(config, Some(manager))
+    }
+
+    fn start_with(config: Config, manager: Option<&Arc<MemoryManager>>) -> Result<Heap> {
         let mut running = RUNNING.lock();
         if running.is_some() {
             return Err(Error::AlreadyRunning);
         }
         let region_config = region_config(&config);
         let store = open_store(&config)?;
-        let region = Region::create_with(region_config, store, heap::pin_thread_local)?;
-        let region = Arc::new(region);
+        let region = match manager {
+            Some(manager) => {
+                Region::create_joined(manager, region_config, store, heap::pin_thread_local)?
+            }
+            None => {
+                let start = heap::pin_thread_local;
+                Arc::new(Region::create_with(region_config, store, None, start)?)
+            }
+        };
         if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
             eprintln!(
                 "farheap: only faults of user mode can be served here: system calls such as \
@@ -259,6 +302,24 @@ fn region_config(config: &Config) -> RegionConfig {
         encrypt: config.encrypt(),
         wipe: config.wipe(),
         ..defaults
+    }
+}
+
+impl Config {
+    /// What these options say about a region, for who makes one without a heap: a
+    /// [`Collective`](crate::sub::Collective).
+    #[must_use]
+    pub fn region(&self) -> RegionConfig {
+        region_config(self)
+    }
+
+    /// Opens the store that these options describe.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for a device or directory that cannot be used; [`Error::Unsupported`]
+    /// for an engine that the kernel lacks.
+    pub fn open_store(&self) -> Result<Arc<dyn Store>> {
+        open_store(self)
     }
 }
 

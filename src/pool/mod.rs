@@ -472,6 +472,10 @@ impl Reclaim for BufferPool {
         if effort == Effort::Clean { 10 } else { 100 }
     }
 
+    fn metadata(&self) -> ByteCount {
+        ByteCount(self.counters.metadata.load(Ordering::Relaxed))
+    }
+
     fn describe_held(&self) -> String {
         format!(" (fixed by {} holders)", self.holders())
     }

@@ -283,6 +283,7 @@ impl Pager {
         self.register_again(chunk);
         let absent = self.hand_over(chunk, &mut self.pages_of_chunk(chunk));
         self.budget.uncharge(ByteCount(absent * self.page_size().0));
+        self.gave_back(absent * self.page_size().0);
         self.chunks.unlatch(chunk, OPEN, CLOSED);
         self.counters.chunks_closed.bump();
         true

@@ -10,12 +10,15 @@ use std::fmt;
 pub struct Stats {
     /// Most bytes that may be resident.
     pub limit_bytes: u64,
-    /// Bytes resident now: mapped pages and staging frames.
+    /// Bytes resident now: mapped pages, staging frames, and the tables that describe them.
     pub resident_bytes: u64,
     /// Bytes charged against the limit now: resident, and the untouched rest of open chunks.
     pub charged_bytes: u64,
     /// Largest number of charged bytes there ever was; resident bytes never exceeded it.
     pub resident_bytes_max: u64,
+    /// Of these, bytes of tables: page words, the policy's lists, slot hashes, page tables.
+    /// Proportional to the pages and slots that were ever used.
+    pub metadata_bytes: u64,
     /// Bytes of the pages that hold live data, resident or not.
     pub committed_bytes: u64,
     /// Bytes of device space in use.
@@ -100,6 +103,7 @@ impl Stats {
             limit_bytes: pager.budget.limit().0,
             resident_bytes: pager.budget.charged().0.saturating_sub(pager.open_but_absent().0),
             charged_bytes: pager.budget.charged().0,
+            metadata_bytes: pager.tables().0,
             resident_bytes_max: pager.budget.charged_max().0,
             committed_bytes: committed.0 * page,
             stored_bytes: pager.slots.in_use().0 * page,

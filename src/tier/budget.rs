@@ -82,7 +82,7 @@ impl Budget {
     }
 
     /// Bytes that the shared budget has left; `None` for a budget that is nobody's part.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for a region that joins"))]
+    #[cfg(test)]
     pub(crate) fn shared_free(&self) -> Option<ByteCount> {
         self.shared.as_ref().map(|shared| shared.own_free())
     }

@@ -131,6 +131,7 @@ impl Evictor {
 
     fn turn(&mut self) -> Result<()> {
         self.pager.evictor_looks();
+        self.pager.count_slot_tables();
         let asked = self.serve_requests();
         let worked = self.make_room();
         self.settle_lingering();
@@ -177,13 +178,18 @@ impl Evictor {
         let pager = &self.pager;
         let available = pager.available();
         let starving = pager.starving.load(Ordering::Acquire) > 0;
-        if available >= pager.low_bytes.load(Ordering::Relaxed) && !starving && self.idle() {
+        let owed = pager.owed();
+        let enough = available >= pager.low_bytes.load(Ordering::Relaxed) && !starving;
+        if enough && owed == 0 && self.idle() {
             return 0;
         }
         let high = pager.high_bytes.load(Ordering::Relaxed);
         let over = pager.excess();
-        let missing = (high + over).saturating_sub(available) as usize;
-        let wanted = missing.div_ceil(pager.page_bytes);
+        let missing = (high + over).saturating_sub(available);
+        if owed == 0 && pager.others_may_give(missing) {
+            return 0;
+        }
+        let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes);
         // What a device that does not answer holds on to makes no room.
         let stuck = self.writes.iter().flatten().any(|write| write.overdue);
         let leaving = if stuck { 0 } else { self.leaving() };

@@ -126,7 +126,9 @@ impl Evictor {
             let slot = word.slot().expect("a clean page has a slot");
             pager.settle(page, word, Word::stored(slot));
         }
-        pager.budget.uncharge(ByteCount((clean.len() * pager.page_bytes) as u64));
+        let bytes = (clean.len() * pager.page_bytes) as u64;
+        pager.budget.uncharge(ByteCount(bytes));
+        pager.gave_back(bytes);
         pager.counters.evicted_clean.add(clean.len() as u64);
         let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
         pager.counters.prefetch_unseen.add(unseen as u64);

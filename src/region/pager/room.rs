@@ -6,15 +6,13 @@ use crate::base::units::ByteCount;
 use crate::page::word::FrameId;
 
 impl Pager {
-    /// Sets the limit and the watermarks that follow from it.
-    pub(crate) fn set_limit(&self, limit: ByteCount) {
+    /// Sets the watermarks that follow from the limit.
+    pub(crate) fn set_watermarks(&self, limit: ByteCount) {
         const RESERVE_MAX: u64 = 16 << 20;
         let page = self.page_bytes as u64;
         let high = (limit.0 / 32).min(RESERVE_MAX.max(8 * page)).max(2 * page);
         self.low_bytes.store(high / 2, Ordering::Relaxed);
         self.high_bytes.store(high, Ordering::Relaxed);
-        self.budget.set_limit(limit);
-        self.call_evictor();
     }
 
     /// Bytes that fills can take without evicting: unused budget and spare frames.
@@ -145,14 +143,15 @@ impl Pager {
         self.recycle(frame);
     }
 
-    /// Lists a frame with memory as spare, or frees its memory when there are plenty.
+    /// Lists a frame with memory as spare, or frees its memory when there are plenty or others
+    /// wait for it.
     pub(crate) fn recycle(&self, frame: FrameId) {
         let keep = if self.fill_by_move {
             self.frames.count()
         } else {
             BATCH_MAX.min(self.frames.count() / 2)
         };
-        if self.frames.spare_len() < keep {
+        if self.frames.spare_len() < keep && self.owed() == 0 {
             self.frames.put_spare(frame);
         } else {
             self.free_frame(frame);
@@ -163,6 +162,7 @@ impl Pager {
     pub(crate) fn free_frame(&self, frame: FrameId) {
         if self.frames.release(frame).is_ok() {
             self.budget.uncharge(self.page_size());
+            self.gave_back(self.page_bytes as u64);
         }
     }
 }

@@ -114,6 +114,8 @@ pub(super) struct Member {
     pub(super) broken: AtomicBool,
     /// Bytes it asks others for without waiting.
     pub(super) asks: AtomicU64,
+    /// These are worth writing others' data for.
+    pub(super) asks_for_writes: AtomicBool,
     /// Bytes reclaimed from it.
     pub(super) gave: AtomicU64,
     manager: Weak<Shared>,
@@ -134,6 +136,7 @@ impl Member {
             reclaimer: Ranked::new(Rank::Space, None),
             broken: AtomicBool::new(false),
             asks: AtomicU64::new(0),
+            asks_for_writes: AtomicBool::new(false),
             gave: AtomicU64::new(0),
             manager,
         })
@@ -259,10 +262,10 @@ impl Account {
         &self.0.budget
     }
 
-    /// Asks others for memory without waiting, from a thread that must not wait: what they gave is
-    /// told by [`Reclaim::room_made`].
-    #[expect(dead_code, reason = "for a region that joins")]
-    pub(crate) fn ask(&self, want: ByteCount) {
+    /// Asks others for memory without waiting, from a thread that must not wait, at no more than
+    /// `effort` (clean or written): what they gave is told by [`Reclaim::room_made`].
+    pub(crate) fn ask(&self, want: ByteCount, effort: Effort) {
+        self.0.asks_for_writes.store(effort == Effort::Write, Ordering::Relaxed);
         self.0.asks.fetch_max(want.0, Ordering::Relaxed);
         match self.0.manager.upgrade() {
             Some(manager) => manager.call(),

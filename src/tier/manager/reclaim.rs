@@ -132,7 +132,9 @@ impl Shared {
                 continue;
             }
             let asking = Some(&member);
-            let ask = Ask { asking, only: None, others: true, effort: Effort::Clean };
+            let writes = member.asks_for_writes.load(Ordering::Relaxed);
+            let effort = if writes { Effort::Write } else { Effort::Clean };
+            let ask = Ask { asking, only: None, others: true, effort };
             let freed = self.reclaim_from(ask, want);
             if let Some(reclaimer) = member.reclaimer() {
                 self.guarded(&member, || reclaimer.room_made(freed));

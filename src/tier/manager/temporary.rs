@@ -79,11 +79,15 @@ impl MemoryManager {
         let bytes = len.as_usize().max(1).checked_next_multiple_of(KERNEL_PAGE);
         let len = ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows" })? as u64);
         let account = &shared.temporary;
-        let room = account.ceiling().0.saturating_sub(shared.floors_of_others(account).0);
-        let spill = match shared.mode {
-            Mode::Cooperative => shared.spill.lock().as_ref().and_then(Weak::upgrade),
-            Mode::Partitioned { .. } => None,
+        let (kept, spill) = match shared.mode {
+            Mode::Cooperative => {
+                let spill = shared.spill.lock().as_ref().and_then(Weak::upgrade);
+                (shared.floors_of_others(account), spill)
+            }
+            // A part of its own.
+            Mode::Partitioned { .. } => (ByteCount::ZERO, None),
         };
+        let room = account.ceiling().0.saturating_sub(kept.0);
         let memory = if account.used().0.saturating_add(len.0) > room {
             Err(shared.out_of_memory(len, Duration::ZERO))
         } else if account.try_charge(len) {

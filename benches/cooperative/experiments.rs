@@ -1,0 +1,142 @@
+//! The paper's open questions (its section 6), an experiment for each.
+
+use crate::Failure;
+use crate::cache::{Answers, Place, ResultCache};
+use crate::options::Options;
+use crate::plot;
+use crate::report;
+use crate::run::{PARTITIONED, Plan, Query, Run, run};
+use crate::source::Source;
+use farheap::pool::{Arrival, Clock, PoolConfig, Proven, Replacement, Worth};
+use farheap::tier::manager::Mode;
+
+const COOPERATIVE: Mode = Mode::Cooperative;
+
+/// Prints a run, and keeps it.
+fn keep(runs: &mut Vec<Run>, run: Run) {
+    report::print(&run);
+    runs.push(run);
+}
+
+/// Writes samples, a picture over time, and one of bars: throughput without and during queries,
+/// faults, and what a query pays.
+fn finish(options: &Options, name: &str, runs: &[Run]) -> Result<(), Failure> {
+    let folder = options.folder();
+    let file = |suffix: &str| folder.join(format!("cooperative_{name}{suffix}"));
+    report::write_samples(runs, &file("_time.csv"))?;
+    report::write_runs(runs, &file(".csv"))?;
+    plot::over_time(runs, &file("_time.svg"))?;
+    let kinds = [
+        "new orders/s without query",
+        "new orders/s during query",
+        "faults per new order without query",
+        "query: allocation and first touch, ms (query 9: all of it)",
+    ];
+    let bars = runs.iter().map(|run| {
+        let (quiet, query) = (run.quiet(), run.during_queries());
+        let paid = run.median(|q| q.allocate_ms + q.touch_ms);
+        let paid = if paid.is_nan() { 1e3 * run.median(|q| q.total_s) } else { paid };
+        let values =
+            vec![quiet.orders_per_s(), query.orders_per_s(), quiet.faults_per_order(), paid];
+        (run.name.clone(), values)
+    });
+    plot::bars(&file(".svg"), &kinds, &bars.collect::<Vec<_>>())
+}
+
+/// (a) What do writes change?
+pub(crate) fn writes(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
+    let mut runs = Vec::new();
+    for (name, mode) in [("coop", COOPERATIVE), ("part", PARTITIONED)] {
+        for (kind, read_only) in [("reads", true), ("writes", false)] {
+            let plan = Plan::new(format!("{name}, {kind}"), mode, options);
+            keep(&mut runs, run(options, source, Plan { read_only, ..plan })?);
+        }
+    }
+    let plan = Plan::new("coop, writes, no cleaner", COOPERATIVE, options);
+    let pool = PoolConfig::new().cleaner(false);
+    keep(&mut runs, run(options, source, Plan { pool, ..plan })?);
+    finish(options, "writes", &runs)
+}
+
+/// (b) A floor for the tables: who pays how much?
+pub(crate) fn floor(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
+    let mut runs = Vec::new();
+    for floor in [0.0, 0.3, 0.5] {
+        let name = format!("floor {:.0} %", 100.0 * floor);
+        let plan = Plan { floor, ..Plan::new(name, COOPERATIVE, options) };
+        keep(&mut runs, run(options, source, plan)?);
+    }
+    finish(options, "floor", &runs)
+}
+
+/// First in, first out, as far as the pool allows: a touch is worth one lap, however often.
+#[derive(Clone, Copy, Debug)]
+struct Once;
+
+impl Replacement for Once {
+    fn arrives(&self, _arrival: Arrival) -> Worth {
+        Worth { laps: 0, touched: false }
+    }
+
+    fn passes_touched(&self, _laps: u8) -> u8 {
+        0
+    }
+}
+
+/// Every touch is worth all laps: closest to what was used lately.
+#[derive(Clone, Copy, Debug)]
+struct Sticky;
+
+impl Replacement for Sticky {
+    fn arrives(&self, _arrival: Arrival) -> Worth {
+        Worth { laps: 1, touched: true }
+    }
+
+    fn passes_touched(&self, _laps: u8) -> u8 {
+        3
+    }
+}
+
+/// (c) Policies, with both kinds of queries.
+pub(crate) fn policies(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
+    let mut runs = Vec::new();
+    for (kind, query) in [("half", Query::Simulated(0.5)), ("q9", Query::Q9)] {
+        for name in ["proven", "clock", "once", "sticky"] {
+            let pool = PoolConfig::new();
+            let pool = match name {
+                "proven" => pool.replacement(Proven),
+                "clock" => pool.replacement(Clock),
+                "once" => pool.replacement(Once),
+                _ => pool.replacement(Sticky),
+            };
+            let plan = Plan::new(format!("{name}, {kind}"), COOPERATIVE, options);
+            keep(&mut runs, run(options, source, Plan { query, pool, ..plan })?);
+        }
+    }
+    finish(options, "policies", &runs)
+}
+
+/// (d) A host's result cache: with a part of its own, giving way before tables, after them, or
+/// first but with a floor.
+pub(crate) fn caches(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
+    let mut runs = Vec::new();
+    let mut answers = Vec::new();
+    for (name, place) in [
+        ("a fifth for itself", Place::Fixed(0.2)),
+        ("gives way first", Place::First),
+        ("gives way last", Place::Last),
+        ("first, floor of a tenth", Place::FirstWithFloor(0.1)),
+    ] {
+        let cache = ResultCache::new(options, place);
+        let plan = Plan { beside: Some(&cache), ..Plan::new(name, COOPERATIVE, options) };
+        keep(&mut runs, run(options, source, plan)?);
+        let Answers { looked_up, hits, seconds } = cache.answers();
+        let (rate, share) = (looked_up as f64 / seconds, 100.0 * hits as f64 / looked_up as f64);
+        println!("{:<34} {rate:.0} look-ups/s, {share:.1} % hits", "");
+        answers.push((name.to_owned(), vec![rate, share]));
+    }
+    let folder = options.folder();
+    let kinds = ["look-ups/s in the result cache", "hits, %"];
+    plot::bars(&folder.join("cooperative_caches_hits.svg"), &kinds, &answers)?;
+    finish(options, "caches", &runs)
+}

@@ -1,0 +1,117 @@
+//! The command line.
+
+use clap::{Parser, ValueEnum};
+use farheap::ByteCount;
+use std::path::PathBuf;
+
+/// Transactions beside a query's temporary memory: one limit for both, or a part for each.
+///
+/// Without an experiment: Figure 2 of "Cooperative Memory Management for Table and Temporary Data"
+/// (throughput and memory over time, cooperative and partitioned), once with a simulated query
+/// that holds half the limit, once with CH-benCHmark's query 9. About three minutes.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "cooperative", max_term_width = 100)]
+pub(crate) struct Options {
+    /// Warehouses; about 109 MB each.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) warehouses: u64,
+    /// Share of TPC-C's customers, items, stock and orders.
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) scale: f64,
+    /// The limit, such as 256MiB: the transactions' hot set fits it, but not half of it.
+    #[arg(long, default_value = "96MiB")]
+    pub(crate) limit: ByteCount,
+    /// Streams of transactions, each with a warehouse and a district as its home.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) streams: u64,
+    /// Threads of query 9.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) query_threads: usize,
+    /// Seconds of warm-up before each run.
+    #[arg(long, default_value_t = 4.0)]
+    pub(crate) warm_up: f64,
+    /// Seconds of each run.
+    #[arg(long, default_value_t = 18.0)]
+    pub(crate) seconds: f64,
+    /// Seconds from one query to the next.
+    #[arg(long, default_value_t = 6.0)]
+    pub(crate) every: f64,
+    /// Seconds for which the simulated query holds its memory.
+    #[arg(long, default_value_t = 2.0)]
+    pub(crate) hold: f64,
+    /// Seed of all random numbers.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Directory of the table files [default: the directory for temporary files].
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+    /// NewOrder and OrderStatus only, and reads in place of writes, as in the paper.
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// What to run instead of Figure 2; may be given several times.
+    #[arg(long, value_enum)]
+    pub(crate) experiment: Vec<Experiment>,
+    /// The paper's scale: 100 warehouses (10.7 GB of disk, twice), limit 2 GB, 64 streams, 60 s of
+    /// warm-up, 120 s, a query every 30 s for 5 s. Takes half an hour.
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// A small run that checks that everything works, in seconds.
+    #[arg(long)]
+    pub(crate) test: bool,
+    /// Passed by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// The paper's open questions, and what it measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Experiment {
+    /// Figure 2.
+    Figure,
+    /// Reads only, against reads and writes, with and without a background cleaner.
+    Writes,
+    /// A floor for the tables protects the transactions: what the query pays.
+    Floor,
+    /// Replacement policies under cooperation.
+    Policies,
+    /// A host's result cache under the same limit.
+    Caches,
+    /// All of them.
+    All,
+}
+
+impl Options {
+    pub(crate) fn read() -> Options {
+        let mut options = Options::parse();
+        if options.full {
+            options.warehouses = 100;
+            options.limit = ByteCount::mib(1_907);
+            options.streams = 64;
+            (options.warm_up, options.seconds) = (60.0, 120.0);
+            (options.every, options.hold) = (30.0, 5.0);
+        }
+        if options.test || !options.bench {
+            options.test = true;
+            (options.warehouses, options.scale, options.streams) = (2, 0.02, 3);
+            options.limit = ByteCount::mib(4);
+            (options.warm_up, options.seconds) = (0.1, 0.6);
+            (options.every, options.hold) = (0.2, 0.1);
+        }
+        options
+    }
+
+    /// Whether `experiment` was asked for.
+    pub(crate) fn wants(&self, experiment: Experiment) -> bool {
+        let asked = &self.experiment;
+        match experiment {
+            Experiment::Figure if asked.is_empty() => true,
+            _ => self.test || asked.contains(&experiment) || asked.contains(&Experiment::All),
+        }
+    }
+
+    /// Where figures go.
+    pub(crate) fn folder(&self) -> PathBuf {
+        let folder = if self.test { "target/figures/smoke" } else { "target/figures" };
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)
+    }
+}
