@@ -53,7 +53,8 @@ impl BufferPool {
             if latch.try_begin_load(seen) {
                 break;
             }
-            // Its neighbours are handed over, which is over in microseconds.
+            // Its neighbours are handed over, or it holds a part of the free list that is being
+            // written: over soon.
             std::thread::yield_now();
         }
         // Memory that was dropped, or never touched, is zero.

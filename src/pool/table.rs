@@ -19,10 +19,12 @@ use crate::store::{Op, Request, Segment};
 use crate::sys::vm::{Huge, Mapping};
 use std::time::Duration;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"farpool1");
+const MAGIC: u64 = u64::from_le_bytes(*b"farpool2");
 const HEAD_WORDS: usize = 3;
 /// Words of a chain's page before the numbers: count, next, sum.
 const CHAIN_WORDS: usize = 3;
+/// Pages looked at for one that is still free.
+const CHAIN_TRIES_MAX: usize = 64;
 const FLAG_CHECKSUM: u32 = 1;
 const ORDER_SHIFT: u32 = 56;
 
@@ -47,33 +49,44 @@ impl BufferPool {
         buffer.0[0] = MAGIC;
         buffer.0[1] = self.page_bytes as u64 | u64::from(flags) << 32;
         buffer.0[2] = end;
-        // A page of the chain may not be handed out before the chain is written: allocation after
-        // the copy above only makes the chain's pages stale, and they are rewritten by then.
         let (mut at, mut head, mut rest) = (0u64, HEAD_WORDS, &free[..]);
         let mut before = 0;
         loop {
             let room = buffer.0.len() - head - CHAIN_WORDS;
             let (here, later) = rest.split_at(room.min(rest.len()));
-            let next = if later.is_empty() { 0 } else { self.chain_page(here) };
+            let next = if later.is_empty() { 0 } else { self.lock_chain_page(here) };
             buffer.0[head] = here.len() as u64;
             buffer.0[head + 1] = next;
             buffer.0[head + CHAIN_WORDS..][..here.len()].copy_from_slice(here);
             before = chain_sum(buffer.0, head, before);
             buffer.0[head + 2] = before;
-            self.transfer(Op::Write, at, &mut buffer)?;
-            if next == 0 {
-                return Ok(());
+            let written = self.transfer(Op::Write, at, &mut buffer);
+            self.unlock_chain_page(at);
+            if next == 0 || written.is_err() {
+                self.unlock_chain_page(next);
+                return written;
             }
             (at, head, rest) = (next, 0, later);
             buffer.0.fill(0);
         }
     }
 
-    /// A free page to hold the rest of the chain; it stays free, but only while no one took it.
-    fn chain_page(&self, here: &[u64]) -> u64 {
-        let page = here.iter().find(|page| **page >> ORDER_SHIFT == 0).copied().unwrap_or(0);
-        let is_free = page != 0 && self.word(PageId(page)).load().is_unused();
-        if is_free { page } else { 0 }
+    /// A free page to hold the rest of the chain, locked: who allocates it waits until it is
+    /// written, so that the chain never lies over a page's own content. 0 when there is none.
+    fn lock_chain_page(&self, here: &[u64]) -> u64 {
+        let is_locked = |page: &&u64| {
+            let latch = self.word(PageId(**page));
+            let seen = latch.load();
+            seen.is_unused() && latch.try_begin_load(seen)
+        };
+        let single = here.iter().filter(|page| **page >> ORDER_SHIFT == 0);
+        single.take(CHAIN_TRIES_MAX).find(is_locked).copied().unwrap_or(0)
+    }
+
+    fn unlock_chain_page(&self, page: u64) {
+        if page != 0 {
+            self.word(PageId(page)).abort_load();
+        }
     }
 
     /// Reads header and free list.
