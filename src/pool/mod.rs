@@ -463,10 +463,6 @@ impl Reclaim for BufferPool {
         self.give_runs(room);
     }
 
-    fn metadata(&self) -> ByteCount {
-        self.stats().metadata
-    }
-
     fn cost(&self, effort: Effort) -> u32 {
         // Clean table pages are the cheapest of their kind: nothing to unmap in a handler.
         if effort == Effort::Clean { 10 } else { 100 }
