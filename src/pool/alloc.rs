@@ -60,7 +60,8 @@ impl BufferPool {
         // Memory that was dropped, or never touched, is zero.
         latch.loaded(false, 0, order);
         self.now_resident(page, order);
-        Ok(Some(ExclusiveGuard { held: Held { pool: self, latch, page, order }, changed: true }))
+        let held = Held { changed: true, ..Held::new(self, page, order) };
+        Ok(Some(ExclusiveGuard(held)))
     }
 
     fn take_page(&self, order: u8) -> Option<u64> {

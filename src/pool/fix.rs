@@ -114,7 +114,7 @@ impl BufferPool {
         } else {
             self.hold_slowly::<H>(page, order, deadline)?
         };
-        Ok(Held { pool: self, latch, page, order })
+        Ok(Held::new(self, page, order))
     }
 
     #[cold]
@@ -145,7 +145,7 @@ impl BufferPool {
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
-                return Some(Held { pool: self, latch, page, order: seen.order() });
+                return Some(Held::new(self, page, seen.order()));
             }
             if H::is_barred(seen) {
                 return None;
@@ -191,7 +191,7 @@ impl BufferPool {
         page: PageId,
         deadline: Duration,
     ) -> Result<ExclusiveGuard<'_>> {
-        Ok(ExclusiveGuard::new(self.hold::<Exclusive>(page, 0, deadline)?))
+        Ok(ExclusiveGuard(self.hold::<Exclusive>(page, 0, deadline)?))
     }
 
     /// Fixes a page for reading if that needs neither waiting nor I/O.
@@ -203,7 +203,7 @@ impl BufferPool {
     /// Fixes a page for changing it if that needs neither waiting nor I/O.
     #[must_use]
     pub fn try_fix_exclusive(&self, page: PageId) -> Option<ExclusiveGuard<'_>> {
-        self.try_hold::<Exclusive>(page).map(ExclusiveGuard::new)
+        self.try_hold::<Exclusive>(page).map(ExclusiveGuard)
     }
 
     /// Looks at a page without holding it; brings it in when it is absent.
@@ -219,7 +219,7 @@ impl BufferPool {
         if !seen.is_readable() || seen.cool() {
             seen = self.look_slowly(page)?;
         }
-        Ok(OptimisticGuard { held: Held { pool: self, latch, page, order: seen.order() }, seen })
+        Ok(OptimisticGuard { pool: self, page, seen })
     }
 
     #[cold]
@@ -264,8 +264,8 @@ impl BufferPool {
             }
         }
         let guard = self.fix_shared(page)?;
-        let (held, seen) = (guard.0, guard.0.latch.load());
-        Ok(read(OptimisticGuard { held, seen }))
+        let seen = guard.0.latch().load();
+        Ok(read(OptimisticGuard { pool: self, page, seen }))
     }
 
     /// Allocates a buffer of 2^`order` consecutive pages, zeroed, under one latch: that of its
@@ -295,8 +295,8 @@ impl BufferPool {
     /// As for [`fix_buffer_shared`](Self::fix_buffer_shared).
     pub fn fix_buffer_exclusive(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
-        let guard = ExclusiveGuard::new(self.hold::<Exclusive>(first, order, self.deadline)?);
-        if guard.held.order == order { Ok(guard) } else { Err(WRONG_ORDER) }
+        let guard = ExclusiveGuard(self.hold::<Exclusive>(first, order, self.deadline)?);
+        if guard.0.order == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 
     pub(super) fn no_such_page(&self, page: PageId) -> Error {

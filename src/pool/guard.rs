@@ -21,12 +21,23 @@ const LSN_AT: usize = TRAILER;
 #[derive(Clone, Copy)]
 pub(super) struct Held<'p> {
     pub(super) pool: &'p BufferPool,
-    pub(super) latch: &'p Latch,
     pub(super) page: PageId,
     pub(super) order: u8,
+    /// The content was changed; here for the guards' size, three words.
+    pub(super) changed: bool,
 }
 
-impl Held<'_> {
+impl<'p> Held<'p> {
+    #[inline]
+    pub(super) fn new(pool: &'p BufferPool, page: PageId, order: u8) -> Held<'p> {
+        Held { pool, page, order, changed: false }
+    }
+
+    #[inline]
+    pub(super) fn latch(&self) -> &'p Latch {
+        self.pool.word(self.page)
+    }
+
     #[inline]
     fn ptr(&self) -> *mut u8 {
         self.pool.ptr(self.page)
@@ -109,11 +120,11 @@ impl<'p> SharedGuard<'p> {
     /// The guard itself, when there are other holders.
     pub fn try_upgrade(self) -> Result<ExclusiveGuard<'p>, SharedGuard<'p>> {
         loop {
-            let seen = self.0.latch.load();
-            if self.0.latch.try_upgrade(seen) {
+            let seen = self.0.latch().load();
+            if self.0.latch().try_upgrade(seen) {
                 let held = self.0;
                 std::mem::forget(self);
-                return Ok(ExclusiveGuard::new(held));
+                return Ok(ExclusiveGuard(held));
             }
             if seen.holder() != Holder::Shared(1) {
                 return Err(self);
@@ -125,45 +136,36 @@ impl<'p> SharedGuard<'p> {
 impl Drop for SharedGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.latch.unshare();
+        self.0.latch().unshare();
     }
 }
 
 /// Holds a page alone. Borrowing its bytes for writing makes it dirty.
 #[must_use = "dropping the guard gives the page up"]
-pub struct ExclusiveGuard<'p> {
-    pub(super) held: Held<'p>,
-    pub(super) changed: bool,
-}
+pub struct ExclusiveGuard<'p>(pub(super) Held<'p>);
 
-of_a_held_page!(ExclusiveGuard, held);
+of_a_held_page!(ExclusiveGuard, 0);
 
 impl<'p> ExclusiveGuard<'p> {
-    /// For a page that this thread has locked.
-    #[inline]
-    pub(super) fn new(held: Held<'p>) -> ExclusiveGuard<'p> {
-        ExclusiveGuard { held, changed: false }
-    }
-
     /// Notes the log record that describes the change; see
     /// [`PoolConfig::before_write`](super::PoolConfig::before_write).
     pub fn set_lsn(&mut self, lsn: u64) {
-        self.changed = true;
+        self.0.changed = true;
         // SAFETY: aligned and within a page that this guard holds alone.
-        unsafe { self.held.lsn_ptr().write(lsn) };
+        unsafe { self.0.lsn_ptr().write(lsn) };
     }
 
     /// Becomes a shared guard without letting anybody in between.
     pub fn downgrade(self) -> SharedGuard<'p> {
-        let ExclusiveGuard { held, changed } = self;
+        let held = self.0;
         std::mem::forget(self);
-        held.latch.downgrade(changed);
+        held.latch().downgrade(held.changed);
         SharedGuard(held)
     }
 
     /// Frees the page: its contents are lost and its number will be used again.
     pub fn free(self) {
-        let Held { pool, page, order, .. } = self.held;
+        let Held { pool, page, order, .. } = self.0;
         std::mem::forget(self);
         pool.free_locked(page, order);
     }
@@ -172,18 +174,18 @@ impl<'p> ExclusiveGuard<'p> {
 impl DerefMut for ExclusiveGuard<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.changed = true;
+        self.0.changed = true;
         // SAFETY: this guard holds the resident page alone, and `&mut self` is the only borrow.
         // Optimistic readers may look meanwhile, by volatile reads through raw pointers, and
         // discard what they saw (latch, invariant 1).
-        unsafe { std::slice::from_raw_parts_mut(self.held.ptr(), self.held.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.ptr(), self.0.len()) }
     }
 }
 
 impl Drop for ExclusiveGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.held.latch.unlock(self.changed);
+        self.0.latch().unlock(self.0.changed);
     }
 }
 
@@ -192,29 +194,35 @@ impl Drop for ExclusiveGuard<'_> {
 /// other.
 #[derive(Clone, Copy)]
 pub struct OptimisticGuard<'p> {
-    pub(super) held: Held<'p>,
+    pub(super) pool: &'p BufferPool,
+    pub(super) page: PageId,
     pub(super) seen: Word,
 }
 
 impl<'p> OptimisticGuard<'p> {
+    #[inline]
+    fn held(&self) -> Held<'p> {
+        Held::new(self.pool, self.page, self.seen.order())
+    }
+
     /// The page's number.
     #[must_use]
     pub fn id(&self) -> PageId {
-        self.held.page
+        self.page
     }
 
     /// Whether nobody changed or evicted the page since the guard was made.
     #[inline]
     #[must_use]
     pub fn validate(&self) -> bool {
-        self.held.latch.is_unchanged(self.seen)
+        self.held().latch().is_unchanged(self.seen)
     }
 
     /// Bytes that can be read.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.held.len()
+        self.held().len()
     }
 
     /// Never: pages have a payload.
@@ -228,7 +236,7 @@ impl<'p> OptimisticGuard<'p> {
         if at.checked_add(size_of::<T>())? > self.len() {
             return None;
         }
-        let ptr = self.held.ptr().wrapping_add(at).cast::<Unaligned<T>>();
+        let ptr = self.held().ptr().wrapping_add(at).cast::<Unaligned<T>>();
         // SAFETY: within the pool's mapping, which is readable whether the page is resident or
         // not. The bytes may change meanwhile: every bit pattern is a valid value of the integer
         // types this is called with, and the caller validates before it believes the value.
@@ -269,7 +277,7 @@ impl<'p> OptimisticGuard<'p> {
         if at.checked_add(into.len())? > self.len() {
             return None;
         }
-        let from = self.held.ptr().wrapping_add(at);
+        let from = self.held().ptr().wrapping_add(at);
         // SAFETY: within the mapping as in `read`, and `into` is not part of it, for it is
         // borrowed mutably.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
@@ -296,12 +304,12 @@ impl<'p> OptimisticGuard<'p> {
     #[must_use]
     pub fn try_upgrade(self) -> Option<ExclusiveGuard<'p>> {
         loop {
-            let now = self.held.latch.load();
+            let now = self.held().latch().load();
             if !now.is_free() || now.version() != self.seen.version() {
                 return None;
             }
-            if self.held.latch.try_lock(now) {
-                return Some(ExclusiveGuard::new(self.held));
+            if self.held().latch().try_lock(now) {
+                return Some(ExclusiveGuard(self.held()));
             }
         }
     }
@@ -309,6 +317,6 @@ impl<'p> OptimisticGuard<'p> {
 
 impl fmt::Debug for OptimisticGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OptimisticGuard({} {:?})", self.held.page, self.seen)
+        write!(f, "OptimisticGuard({} {:?})", self.page, self.seen)
     }
 }

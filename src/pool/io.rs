@@ -300,8 +300,7 @@ impl BufferPool {
                 let (index, Loading { page, .. }) = group[i];
                 self.arrived(group[i].1, 0, false);
                 self.word(page).downgrade(false);
-                let latch = self.word(page);
-                guards[index] = Some(SharedGuard(Held { pool: self, latch, page, order: 0 }));
+                guards[index] = Some(SharedGuard(Held::new(self, page, 0)));
             }
             Err(error) => {
                 self.give_up(group[i].1, 0);
