@@ -66,6 +66,7 @@ impl<T: Zeroed> LazyArray<T> {
 
 impl<T: Zeroed> Deref for LazyArray<T> {
     type Target = [T];
+    #[inline]
     fn deref(&self) -> &[T] {
         // SAFETY: the mapping holds `len` elements, page-aligned; zero is valid for `T`; it lives
         // as long as `self` and is written only through `T`'s own interior mutability.

@@ -106,6 +106,7 @@ impl Mapping {
     }
 
     /// First byte.
+    #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -156,6 +157,35 @@ impl Mapping {
         // SAFETY: the range lies in this mapping (checked above); dropping its contents is what
         // the caller allows.
         unsafe { discard_one(Piece::new(self.addr() + offset, len)) }
+    }
+
+    /// Moves the pages of `[offset, offset + len)` to `to_offset` of another mapping, whose pages
+    /// there are dropped; all are multiples of [`HUGE_PAGE`], so that page tables move whole. The
+    /// range stays mapped here and is without pages. See `mremap(2)`, `MREMAP_DONTUNMAP` (5.7).
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel refuses: it is too old, or the process has too many mappings.
+    ///
+    /// # Safety
+    /// Nobody uses the two ranges meanwhile, the kernel for I/O included; nobody needs what the
+    /// target range holds.
+    pub(crate) unsafe fn move_pages(
+        &self,
+        offset: usize,
+        len: usize,
+        to: &Mapping,
+        to_offset: usize,
+    ) -> Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
+        assert!(to_offset.checked_add(len).is_some_and(|end| end <= to.len), "{to_offset} + {len}");
+        let (from, target) = (self.addr() + offset, to.addr() + to_offset);
+        assert!([from, target, len].iter().all(|n| n.is_multiple_of(HUGE_PAGE)), "{from:x}");
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        // SAFETY: both ranges lie within mappings of this type (checked above), and both keep
+        // being mapped: the source by DONTUNMAP, the target by what is moved there. The rest is
+        // the caller's promise.
+        let raw = unsafe { libc::mremap(from as *mut _, len, len, flags, target as *mut u8) };
+        if raw == libc::MAP_FAILED { Err(os_error("mremap")) } else { Ok(()) }
     }
 
     /// Makes touching a part of the mapping SIGBUS, for kernels without `UFFDIO_POISON`: maps a
