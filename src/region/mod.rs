@@ -29,6 +29,7 @@ mod follow;
 mod in_thread;
 mod joined;
 mod latency;
+mod lease;
 mod pager;
 mod readahead;
 mod report;
@@ -50,6 +51,7 @@ use crate::tier::manager::{Account, MemoryManager};
 use crate::tier::policy::PolicyKind;
 use evictor::Evictor;
 use filler::Filler;
+use lease::Lender;
 use pager::Pager;
 use requests::Requests;
 use space::Space;
@@ -345,7 +347,7 @@ impl Region {
             pager,
             space,
             requests,
-            threads: Vec::with_capacity(config.handlers + 1),
+            threads: Vec::with_capacity(config.handlers + 2),
             pin_lock: std::sync::Mutex::new(()),
             wipe: config.wipe,
             manager: manager.cloned(),
@@ -355,6 +357,8 @@ impl Region {
             in_thread::list(&region.pager)?;
         }
         region.spawn("farheap-evict", thread_start, evict)?;
+        let lend = Work { state: Lender::new(region.pager.clone()), run: Lender::run };
+        region.spawn("farheap-lend", thread_start, lend)?;
         for filler in fillers? {
             let fill = Work { state: filler, run: Filler::run };
             region.spawn("farheap-fill", thread_start, fill)?;
@@ -528,6 +532,7 @@ impl Drop for Region {
         self.requests.close();
         self.pager.evictor_bell.signal();
         self.pager.ring_fillers();
+        self.pager.leases.ring();
         in_thread::unlist(&self.pager);
         for thread in self.threads.drain(..) {
             // A handler that panicked has said so already.

@@ -107,7 +107,7 @@ impl Pager {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content and nobody else moves it.
-        match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::Yes) } {
+        match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) } {
             Outcome::Done => Ok(Fate::MovedBack),
             Outcome::Busy { bytes } => {
                 self.copy_rest(page, frame, bytes)?;

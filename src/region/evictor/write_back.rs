@@ -219,13 +219,13 @@ impl Evictor {
             if let Err(error) = pager.copy_rest(page, frame, 0) {
                 report::fatal("a page could not be returned after a failed write", &error);
             }
-            pager.settle_resident(page, moving, Word::resident(slot), None);
+            pager.settle_mapped(page, moving, Word::resident(slot), None);
             drop(pager.frames.release(frame));
             return;
         }
         match pager.return_frame(page, frame) {
             Ok(_) => {
-                pager.settle_resident(page, moving, Word::resident(slot), None);
+                pager.settle_mapped(page, moving, Word::resident(slot), None);
                 drop(pager.frames.release(frame));
             }
             Err(error) => {

@@ -27,6 +27,7 @@ use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
 use super::joined::Joined;
 use super::latency::Recorder;
+use super::lease::Leases;
 use super::readahead::{Streams, Window};
 use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
@@ -116,6 +117,7 @@ pub(crate) struct Pager {
     pub(crate) evictor_bell: EventFd,
     evictor_called: CachePadded<AtomicBool>,
     pub(crate) filler_bells: Box<[EventFd]>,
+    pub(super) leases: Leases,
     /// Beside each bell: it was rung and nobody has looked yet.
     filler_called: Box<[CachePadded<AtomicBool>]>,
     /// Fillers that hold faults they have no frame for.
@@ -216,6 +218,7 @@ impl Pager {
             evictor_bell: new_bell()?,
             evictor_called: CachePadded::new(AtomicBool::new(false)),
             filler_bells: bells?.into_boxed_slice(),
+            leases: Leases::new(config.handlers)?,
             filler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),
@@ -333,6 +336,14 @@ impl Pager {
         self.settle(page, from, to);
     }
 
+    /// As [`settle_resident`](Self::settle_resident), for a page that was missing: wakes who waits
+    /// for it, as the last thing, because a thread that is woken may run at once in place of this
+    /// one and must not find the page in its hands.
+    pub(crate) fn settle_mapped(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
+        self.settle_resident(page, from, to, how);
+        self.wake(page);
+    }
+
     /// Ends this thread's `Moving`.
     pub(crate) fn settle(&self, page: PageId, from: Word, to: Word) {
         if let Err(now) = self.word(page).try_change(from, to) {
@@ -342,6 +353,9 @@ impl Pager {
 
     /// Wakes the threads that wait for a page, to fault again.
     pub(crate) fn wake(&self, page: PageId) {
+        if self.in_thread {
+            return; // Faults are signals there: nobody waits.
+        }
         // A failed wake means the range is not registered any more: nobody can wait there.
         drop(self.uffd.wake(self.addr(page), self.page_bytes));
     }
