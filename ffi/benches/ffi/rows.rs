@@ -55,8 +55,10 @@ impl Library {
         // SAFETY: a path; the library's own constructors are farheap's, which do nothing.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // SAFETY: after a failure there is a message.
-            let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
+            // SAFETY: reads what the thread's last failure left.
+            let reason = unsafe { libc::dlerror() };
+            // SAFETY: after a failure there is a message, a string until the next call.
+            let reason = unsafe { CStr::from_ptr(reason) };
             println!("skipped: {}", reason.to_string_lossy());
             return None;
         }

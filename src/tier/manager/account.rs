@@ -1,10 +1,11 @@
 //! Consumers: their accounts, and who gives their memory back.
 
-use super::Shared;
+use super::{Mode, Shared};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::tier::budget::Budget;
+use crate::tier::hand_over::HandOver;
 use std::fmt;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
@@ -75,6 +76,11 @@ pub trait Reclaim: Send + Sync {
         100
     }
 
+    /// Gives memory away with its frames, in whole 2 MiB, as much as `room` wants: what a large
+    /// temporary allocation is made of then needs neither be dropped nor faulted in and zeroed.
+    /// For consumers of this crate; a host's cache keeps the default, which gives nothing.
+    fn hand_over(&self, _room: &mut HandOver<'_>) {}
+
     /// Says who holds what cannot be reclaimed, for messages.
     fn describe_held(&self) -> String {
         String::new()
@@ -127,7 +133,7 @@ impl Member {
             budget: Arc::new(Budget::under(Arc::clone(budget), share)),
             floor: AtomicU64::new(0),
             ceiling: AtomicU64::new(u64::MAX),
-            reclaimer: Ranked::new(Rank::Space, None),
+            reclaimer: Ranked::new(Rank::Leaf, None),
             broken: AtomicBool::new(false),
             asks: AtomicU64::new(0),
             asks_for_writes: AtomicBool::new(false),
@@ -249,6 +255,11 @@ impl Account {
         if let Some(manager) = self.0.manager.upgrade() {
             manager.call_if_low();
         }
+    }
+
+    /// Whether others may give way to this consumer.
+    pub(crate) fn may_ask(&self) -> bool {
+        self.0.manager.upgrade().is_some_and(|manager| manager.mode == Mode::Cooperative)
     }
 
     /// The budget of a consumer that charges by itself, such as a region.
