@@ -11,7 +11,7 @@
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
 
-use super::follow::{Follow, Seen};
+use super::follow::{Call, Follow, Seen};
 use super::pager::{Ahead, Pager};
 use super::report;
 use super::resolve::{Answer, Asked};
@@ -246,8 +246,10 @@ impl Filler {
                     let lonely = self.rest_if_last(count - 1);
                     let seen = Seen { thread: fault.thread, lonely, slept: self.rested };
                     let pager = &self.pager;
-                    if let Some(helper) = self.follow.fault(seen, &pager.leases, &pager.team) {
-                        pager.call_filler(helper);
+                    match self.follow.fault(seen, &pager.leases, &pager.team) {
+                        Call::None => {}
+                        Call::Helper(helper) => pager.call_filler(helper),
+                        Call::All => pager.ring_fillers(),
                     }
                     self.answer(fault, arrived, None);
                 }

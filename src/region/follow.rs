@@ -9,7 +9,7 @@
 //! where the scheduler puts it.
 
 use super::lease::{Leases, Standing};
-use super::team::{NOBODY, Pair, Team};
+use super::team::{ANYBODY, NOBODY, Pair, Team};
 use crate::sys::thread;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,8 @@ const LOOK_MIN: u32 = 2;
 const LOOK_MAX: u32 = 64;
 /// Faults of the partner's thread, or wakes for nothing, after which a team of two breaks up.
 const FOREIGN_MAX: u32 = 64;
+/// Faults that nobody can be followed for after which all fillers are called.
+const CROWD: u32 = 256;
 
 /// A fault, as far as it says where to run.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +41,14 @@ pub(super) struct Seen {
     pub(super) slept: bool,
 }
 
+/// Fillers to be woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    None,
+    Helper(usize),
+    All,
+}
+
 /// Which thread a filler follows.
 #[derive(Debug)]
 pub(super) struct Follow {
@@ -48,6 +58,7 @@ pub(super) struct Follow {
     partner: u32,
     pair: Pair,
     foreign: u32,
+    crowd: u32,
     score: u32,
     /// Faults of the thread until its pace is looked at, and since when.
     until_pace: u32,
@@ -68,6 +79,7 @@ impl Follow {
             partner: NOBODY,
             pair: Pair::default(),
             foreign: 0,
+            crowd: 0,
             score: 0,
             until_pace: STREAK,
             since: Instant::now(),
@@ -79,23 +91,19 @@ impl Follow {
         }
     }
 
-    /// Notes a fault that the calling filler is about to serve. Returns a helper to be woken.
-    pub(super) fn fault(&mut self, seen: Seen, leases: &Leases, team: &Team) -> Option<usize> {
-        if self.hold_off > 0 {
-            self.hold_off -= 1;
-            return None;
-        }
+    /// Notes a fault that the calling filler is about to serve. Says who is to be woken.
+    pub(super) fn fault(&mut self, seen: Seen, leases: &Leases, team: &Team) -> Call {
         if self.partner != NOBODY && seen.thread == self.partner {
             self.foreign(leases, team);
-            return None;
+            return Call::None;
         }
-        let paired = (self.filler == 0 && self.partner == NOBODY)
-            .then(|| self.pair.note(seen.thread))
-            .flatten();
-        if let Some(threads) = paired
-            && let Some(helper) = self.share_out(threads, leases, team)
-        {
-            return Some(helper);
+        let call = self.call(seen, leases, team);
+        if call != Call::None {
+            return call;
+        }
+        if self.hold_off > 0 {
+            self.hold_off -= 1;
+            return Call::None;
         }
         if seen.thread == self.thread && (seen.lonely || self.partner != NOBODY) {
             self.own_fault(seen, leases, team);
@@ -106,7 +114,29 @@ impl Follow {
                 self.start(seen.thread);
             }
         }
-        None
+        Call::None
+    }
+
+    /// Whom the first filler needs.
+    fn call(&mut self, seen: Seen, leases: &Leases, team: &Team) -> Call {
+        if self.filler != 0 || self.partner != NOBODY || !team.has_helpers() {
+            return Call::None;
+        }
+        if let Some(threads) = self.pair.note(seen.thread)
+            && self.hold_off == 0
+            && let Some(helper) = self.share_out(threads, leases, team)
+        {
+            return Call::Helper(helper);
+        }
+        if seen.lonely && seen.thread == self.thread {
+            self.crowd = self.crowd.saturating_sub(DISTURBANCE);
+            if self.crowd == 0 && team.duty(1) == ANYBODY {
+                team.dismiss();
+            }
+            return Call::None;
+        }
+        self.crowd = (self.crowd + 1).min(CROWD);
+        if self.crowd == CROWD && team.call_all() { Call::All } else { Call::None }
     }
 
     /// The filler was woken and found nothing to do.
@@ -128,6 +158,11 @@ impl Follow {
         if duty == NOBODY {
             if self.thread != NOBODY {
                 self.let_go(leases, team);
+                self.start(NOBODY);
+            }
+        } else if duty == ANYBODY {
+            if self.thread != NOBODY {
+                self.let_go_alone(leases);
                 self.start(NOBODY);
             }
         } else if duty != self.thread {
@@ -238,6 +273,10 @@ impl Follow {
         if self.partner != NOBODY {
             team.dismiss();
         }
+        self.let_go_alone(leases);
+    }
+
+    fn let_go_alone(&mut self, leases: &Leases) {
         if leases.of(self.filler).give_back() {
             leases.ring();
         }

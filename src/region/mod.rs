@@ -157,8 +157,8 @@ pub struct RegionConfig {
     /// Address space to reserve; rounded up to 2 MiB. Default 1 TiB.
     pub span: ByteCount,
     /// Threads that serve faults, 1 to 64. Default 2: the first serves all faults, with
-    /// asynchronous I/O; the second helps while two threads fault in turn, each beside one. More
-    /// are never needed.
+    /// asynchronous I/O; the second helps while two threads fault in turn, each beside one, and
+    /// all help while more do.
     pub handlers: usize,
     /// Who serves faults. Default: handler threads.
     pub mode: Mode,

@@ -4,16 +4,20 @@
 //! nothing to do costs a thread that faults alone more than its own filler does. So the first
 //! filler serves all faults, and calls a helper in when it sees two threads fault in turn, each on
 //! a processor of its own. The helper then follows one of them and the first filler the other,
-//! until one of the two stops or a third one joins.
+//! until one of the two stops. When more threads fault there is work for everybody: all helpers
+//! are called.
 //!
 //! ```text
 //!   off duty --- first filler: `call_in` ---> on duty for a thread --- either: `dismiss` ---> off
+//!            --- first filler: `call_all` --> on duty --- `call_in`, `dismiss` -------------> off
 //! ```
 
 use crate::base::sync::{AtomicU32, Ordering};
 
 /// No thread has this id.
 pub(super) const NOBODY: u32 = 0;
+/// Duty for whoever faults.
+pub(super) const ANYBODY: u32 = u32::MAX;
 
 /// The duties of a region's fillers.
 #[derive(Debug)]
@@ -34,16 +38,34 @@ impl Team {
     }
 
     /// Sends the first filler to `first` and a helper to `second`; returns the helper, to be woken.
-    /// `None`: there is none, or it is on duty.
+    /// `None`: there is none. The others go off duty.
     pub(super) fn call_in(&self, first: u32, second: u32) -> Option<usize> {
         const HELPER: usize = 1;
-        let duty = self.duties.get(HELPER)?;
+        if !self.has_helpers() {
+            return None;
+        }
+        self.dismiss();
         self.duties[0].store(first, Ordering::Relaxed);
-        let called = duty.compare_exchange(NOBODY, second, Ordering::Relaxed, Ordering::Relaxed);
-        called.is_ok().then_some(HELPER)
+        self.duties[HELPER].store(second, Ordering::Relaxed);
+        Some(HELPER)
     }
 
-    /// Ends a helper's duty.
+    /// Calls all helpers; `false` when they are there, or there is none.
+    pub(super) fn call_all(&self) -> bool {
+        let away = |duty: &&AtomicU32| duty.load(Ordering::Relaxed) != ANYBODY;
+        let mut called = false;
+        for duty in self.duties[1..].iter().filter(away) {
+            duty.store(ANYBODY, Ordering::Relaxed);
+            called = true;
+        }
+        called
+    }
+
+    pub(super) fn has_helpers(&self) -> bool {
+        self.duties.len() > 1
+    }
+
+    /// Ends the helpers' duty.
     pub(super) fn dismiss(&self) {
         for duty in &self.duties {
             duty.store(NOBODY, Ordering::Relaxed);
@@ -94,13 +116,16 @@ mod tests {
     }
 
     #[test]
-    fn a_helper_is_called_in_once_until_it_is_dismissed() {
-        let team = Team::new(2);
+    fn helpers_are_on_duty_from_their_call_to_their_dismissal() {
+        let team = Team::new(3);
+        let duties = |team: &Team| [0, 1, 2].map(|filler| team.duty(filler));
         assert_eq!(team.call_in(7, 8), Some(1));
-        assert_eq!((team.duty(0), team.duty(1)), (7, 8));
-        assert_eq!(team.call_in(7, 9), None);
+        assert_eq!(duties(&team), [7, 8, NOBODY]);
+        assert!(team.call_all() && !team.call_all());
+        assert_eq!(duties(&team)[1..], [ANYBODY; 2]);
         team.dismiss();
-        assert_eq!(team.duty(1), NOBODY);
-        assert_eq!(Team::new(1).call_in(7, 8), None);
+        assert_eq!(duties(&team), [NOBODY; 3]);
+        let alone = Team::new(1);
+        assert_eq!((alone.call_in(7, 8), alone.call_all()), (None, false));
     }
 }
