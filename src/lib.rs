@@ -33,7 +33,7 @@ pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 #[cfg(not(loom))]
 pub use config::Config;
 #[cfg(not(loom))]
-pub use heap::{Far, FarHeap, Local, Placement, Scope, scope};
+pub use heap::{Far, FarHeap, Local, Placement, Scope, malloc, scope};
 #[cfg(not(loom))]
 pub use region::Stats;
 #[cfg(not(loom))]

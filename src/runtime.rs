@@ -305,6 +305,24 @@ fn region_config(config: &Config) -> RegionConfig {
     }
 }
 
+impl Config {
+    /// What these options say about a region, for who makes one without a heap: a
+    /// [`Collective`](crate::sub::Collective).
+    #[must_use]
+    pub fn region(&self) -> RegionConfig {
+        region_config(self)
+    }
+
+    /// Opens the store that these options describe.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for a device or directory that cannot be used; [`Error::Unsupported`]
+    /// for an engine that the kernel lacks.
+    pub fn open_store(&self) -> Result<Arc<dyn Store>> {
+        open_store(self)
+    }
+}
+
 /// Memory that the heap keeps for reuse is charged: a share of the limit, not more.
 fn tier_options(config: &Config) -> TierOptions {
     let defaults = TierOptions::default();

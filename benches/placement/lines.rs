@@ -23,8 +23,9 @@ const SKIPLIST: [&str; 3] = [
     include_str!("../../src/containers/skiplist/node.rs"),
     include_str!("../../src/containers/skiplist/place.rs"),
 ];
-const SHARED: [&str; 2] = [
+const SHARED: [&str; 3] = [
     include_str!("../../src/containers/local_set.rs"),
+    include_str!("../../src/containers/ordered.rs"),
     include_str!("../../src/containers/page_filler.rs"),
 ];
 

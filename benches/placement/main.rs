@@ -17,12 +17,16 @@
 mod lines;
 mod report;
 mod run;
+mod saved;
 mod workload;
 
 use clap::Parser;
+use farheap::region::{Mode, RegionConfig};
+use farheap::sub::CollectiveConfig;
 use farheap::tier::policy::PolicyKind;
-use report::{Layout, Row};
+use report::Row;
 use run::{Built, Outcome, Variant};
+use saved::Saved;
 use std::collections::HashMap;
 use std::path::Path;
 use workload::Mix;
@@ -51,12 +55,21 @@ struct Args {
     /// Eviction policy of the page cache; default the region's own.
     #[arg(long)]
     policy: Option<PolicyKind>,
+    /// Faults served by handler threads, not by the thread that faults.
+    #[arg(long)]
+    handlers: bool,
     /// Seed of values and queries.
     #[arg(long, default_value_t = 42)]
     seed: u64,
     /// The paper's scale: 2 GB, local memory from 5 % to 200 %, both skews.
     #[arg(long)]
     paper: bool,
+    /// All points of the paper, local memory from 5 % to 200 % and both skews, at any scale.
+    #[arg(long)]
+    grid: bool,
+    /// Keeps the points that earlier runs have measured, and measures those that are missing.
+    #[arg(long)]
+    resume: bool,
     /// A tiny scale, to see that it works.
     #[arg(long)]
     test: bool,
@@ -72,10 +85,15 @@ impl Args {
             [5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 80, 100, 120, 150, 200];
         // `cargo test` runs benches without `--bench` and wants to be quick.
         self.test |= !self.bench && !self.paper && self.n.is_none();
-        let (n, local, alpha): (u64, &[u64], &[f64]) = match (self.test, self.paper) {
-            (true, _) => (20_000, &[50, 300], &[0.8]),
-            (false, true) => (13_421_773, &PAPER_LOCAL, &[0.8, 1.3]),
-            (false, false) => (1_342_177, &[10, 50], &[0.8]),
+        let n = match (self.test, self.paper) {
+            (true, _) => 20_000,
+            (false, true) => 13_421_773,
+            (false, false) => 1_342_177,
+        };
+        let (local, alpha): (&[u64], &[f64]) = match (self.test, self.paper || self.grid) {
+            (true, _) => (&[50, 300], &[0.8]),
+            (false, true) => (&PAPER_LOCAL, &[0.8, 1.3]),
+            (false, false) => (&[10, 50], &[0.8]),
         };
         if self.test {
             self.queries = self.queries.min(500);
@@ -88,6 +106,17 @@ impl Args {
             self.alpha = alpha.to_vec();
         }
         self
+    }
+
+    /// How pages come and go.
+    fn region(&self, n: u64) -> RegionConfig {
+        RegionConfig {
+            limit: run::ample(n),
+            policy: self.policy.unwrap_or_default(),
+            // No pointer of a container reaches a system call.
+            mode: if self.handlers { Mode::Handler } else { Mode::InThread },
+            ..CollectiveConfig::default().region
+        }
     }
 
     fn variants(&self) -> Outcome<Vec<Variant>> {
@@ -108,53 +137,62 @@ fn main() -> Outcome<()> {
     let args = Args::parse().complete();
     let folder = if args.test { "target/figures/smoke" } else { "target/figures" };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    let (mut rows, mut layouts) = (Vec::new(), Vec::new());
+    let mut saved = Saved::open(&folder, args.resume)?;
     for variant in args.variants()? {
-        if !measure(&args, variant, &mut rows, &mut layouts)? {
+        if !measure(&args, variant, &mut saved)? {
             return Ok(());
         }
     }
-    check_answers(&rows);
-    report::print_points(&rows);
-    report::print_layouts(&layouts);
-    report::write(&folder, &rows, &layouts)
+    let Saved { rows, layouts, .. } = &saved;
+    check_answers(rows);
+    report::print_points(rows);
+    report::print_summary(rows);
+    report::print_layouts(layouts);
+    report::write(&folder, rows, layouts)
 }
 
-/// Measures all points of a variant; `false` where userfaultfd is not permitted.
-fn measure(
-    args: &Args,
-    variant: Variant,
-    rows: &mut Vec<Row>,
-    layouts: &mut Vec<Layout>,
-) -> Outcome<bool> {
+/// Measures all points of a variant that are missing; `false` where userfaultfd is not permitted.
+fn measure(args: &Args, variant: Variant, saved: &mut Saved) -> Outcome<bool> {
     let n = args.n.expect("filled in");
     let mut built: Option<(u64, Built)> = None;
     for &local_pct in &args.local {
+        let mixes = args.alpha.iter().flat_map(|alpha| args.updates.iter().map(|u| (*alpha, *u)));
+        let mixes = mixes.map(|(alpha, updates)| Mix {
+            n,
+            count: args.queries,
+            alpha,
+            updates,
+            seed: args.seed,
+        });
+        let missing: Vec<Mix> = mixes.filter(|mix| !saved.has(variant, local_pct, mix)).collect();
+        if missing.is_empty() {
+            continue;
+        }
         let (cache, purely_local) = run::division(variant, n, local_pct);
         // Without purely-local memory one container serves all sizes.
         if built.as_ref().is_none_or(|(local, _)| *local != purely_local) {
             drop(built.take());
-            let Some(fresh) = run::build(variant, n, purely_local, args.policy, args.seed)? else {
+            let Some(fresh) = run::build(variant, n, purely_local, args.region(n), args.seed)?
+            else {
                 return Ok(false);
             };
-            layouts.push(fresh.layout(local_pct));
+            saved.add_layout(fresh.layout(local_pct))?;
             eprintln!("{variant:?} L={local_pct} %: built in {:.1?}", fresh.built_in);
             built = Some((purely_local, fresh));
         }
         let (_, built) = built.as_mut().expect("just built");
-        for &alpha in &args.alpha {
-            for &updates in &args.updates {
-                let mix = Mix { n, count: args.queries, alpha, updates, seed: args.seed };
-                let point = built.measure(cache, local_pct, mix)?;
-                eprintln!(
-                    "  alpha {alpha} U {updates}: {} in + {} out, {:.2?}, page cache {} KiB",
-                    point.pages_in,
-                    point.pages_out,
-                    point.took,
-                    point.cache >> 10,
-                );
-                rows.push(Row { variant, point });
-            }
+        for mix in missing {
+            let point = built.measure(cache, local_pct, mix)?;
+            eprintln!(
+                "  alpha {} U {}: {} in + {} out, {:.2?}, page cache {} KiB",
+                mix.alpha,
+                mix.updates,
+                point.pages_in,
+                point.pages_out,
+                point.took,
+                point.cache >> 10,
+            );
+            saved.add_row(Row { variant, point })?;
         }
     }
     Ok(true)

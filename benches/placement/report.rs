@@ -6,6 +6,7 @@ use farheap::containers::Links;
 use plotters::prelude::*;
 use std::fmt::Write;
 use std::path::Path;
+use std::time::Duration;
 
 const SWAPS: &str = include_str!("artifact_swaps.csv");
 const LINKS: &str = include_str!("artifact_links.csv");
@@ -18,6 +19,7 @@ pub(crate) struct Layout {
     pub(crate) links: Links,
     pub(crate) far_pages: u64,
     pub(crate) local_used: u64,
+    pub(crate) built_in: Duration,
 }
 
 /// A variant's point.
@@ -102,6 +104,39 @@ pub(crate) fn print_points(rows: &[Row]) {
         );
     }
     println!("(paged: against the paper's best variant at the point)");
+}
+
+/// Prints how each variant compares over all its points.
+pub(crate) fn print_summary(rows: &[Row]) {
+    println!("\n| container | against | points | worst ratio | mean | within the goal |");
+    println!("|---|---|---:|---:|---:|---:|");
+    let mut variants: Vec<Variant> = rows.iter().map(|row| row.variant).collect();
+    variants.dedup();
+    for variant in variants {
+        let of_paper = variant.is_of_paper();
+        let ratios: Vec<f64> = rows
+            .iter()
+            .filter(|row| row.variant == variant)
+            .filter_map(|row| {
+                let base = match of_paper {
+                    true => artifact(Some(variant), &row.point).first()?.pages,
+                    false => best_of_paper(rows, &row.point)?.1,
+                };
+                Some(row.point.swapped() as f64 / base as f64)
+            })
+            .collect();
+        let goal = if of_paper { 1.05 } else { 0.5 };
+        let met = ratios.iter().filter(|ratio| **ratio <= goal).count();
+        let worst = ratios.iter().copied().fold(0.0, f64::max);
+        println!(
+            "| {} {} | {} | {} | {worst:.2} | {:.2} | {met} (at most {goal}) |",
+            variant.structure(),
+            variant.name(),
+            if of_paper { "the artifact" } else { "the paper's best" },
+            ratios.len(),
+            ratios.iter().sum::<f64>() / ratios.len().max(1) as f64,
+        );
+    }
 }
 
 /// Prints the links (Figure 4) and line counts (Table 3).

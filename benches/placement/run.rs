@@ -8,7 +8,6 @@ use farheap::containers::{
 use farheap::region::RegionConfig;
 use farheap::store::MemStore;
 use farheap::sub::{Collective, CollectiveConfig};
-use farheap::tier::policy::PolicyKind;
 use farheap::{ByteCount, Error};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,11 +21,15 @@ pub(crate) enum Variant {
     SkipList(ListStrategy),
     /// Full leaves in pages.
     Dense,
-    /// Full leaves, those used most in purely-local memory.
+    /// Full leaves, those inserted into last in purely-local memory: nothing is watched.
+    Recent,
+    /// Full leaves, those used most in purely-local memory, after having watched other queries.
     Hot,
 }
 
-/// Part of the local memory that `hot` leaves to the page cache.
+/// Leaves that a scan comes to, on average: what `recent` moves together.
+const RECENT_RUN: usize = 3;
+/// Part of the local memory that `hot` and `recent` leave to the page cache.
 const HOT_CACHE_SHARE: u64 = 10;
 /// Queries that `hot` observes before it places leaves, for each query measured.
 const OBSERVED_PER_QUERY: usize = 10;
@@ -35,14 +38,14 @@ impl Variant {
     pub(crate) fn all() -> Vec<Variant> {
         let trees = TreeStrategy::ALL.into_iter().map(Variant::BTree);
         let lists = ListStrategy::ALL.into_iter().map(Variant::SkipList);
-        trees.chain(lists).chain([Variant::Dense, Variant::Hot]).collect()
+        trees.chain(lists).chain([Variant::Dense, Variant::Recent, Variant::Hot]).collect()
     }
 
     pub(crate) fn structure(self) -> &'static str {
         match self {
             Variant::BTree(_) => "btree",
             Variant::SkipList(_) => "skiplist",
-            Variant::Dense | Variant::Hot => "paged",
+            Variant::Dense | Variant::Recent | Variant::Hot => "paged",
         }
     }
 
@@ -51,13 +54,14 @@ impl Variant {
             Variant::BTree(strategy) => strategy.to_string(),
             Variant::SkipList(strategy) => strategy.to_string(),
             Variant::Dense => "dense".to_owned(),
+            Variant::Recent => "recent".to_owned(),
             Variant::Hot => "hot".to_owned(),
         }
     }
 
     /// Whether the paper has it.
     pub(crate) fn is_of_paper(self) -> bool {
-        !matches!(self, Variant::Dense | Variant::Hot)
+        self.structure() != "paged"
     }
 
     pub(crate) fn uses_local(self) -> bool {
@@ -65,7 +69,7 @@ impl Variant {
             Variant::BTree(strategy) => strategy.uses_local(),
             Variant::SkipList(strategy) => strategy.uses_local(),
             Variant::Dense => false,
-            Variant::Hot => true,
+            Variant::Recent | Variant::Hot => true,
         }
     }
 
@@ -87,12 +91,15 @@ impl Variant {
                 list.make_page_aware()?;
                 Box::new(list)
             }
-            Variant::Dense | Variant::Hot => {
+            Variant::Dense | Variant::Recent | Variant::Hot => {
                 let mut map = FarPagedMap::new(collective)?;
                 for (key, value) in pairs(n, seed) {
                     map.insert(key, value)?;
                 }
                 map.pack(1.0)?;
+                if self == Variant::Recent {
+                    map.place_by_recency(RECENT_RUN)?;
+                }
                 Box::new(map)
             }
         })
@@ -210,7 +217,7 @@ pub(crate) fn division(variant: Variant, n: u64, local_pct: u64) -> (u64, u64) {
     let minimum = RegionConfig::limit_min(ByteCount::kib(4)).get();
     match variant {
         Variant::Dense => (bytes.saturating_sub(directory), 0),
-        Variant::Hot => {
+        Variant::Recent | Variant::Hot => {
             let bytes = bytes.saturating_sub(directory);
             let cache = (bytes * HOT_CACHE_SHARE / 100).max(minimum);
             (cache, bytes.saturating_sub(cache))
@@ -221,7 +228,7 @@ pub(crate) fn division(variant: Variant, n: u64, local_pct: u64) -> (u64, u64) {
 }
 
 /// A page cache for everything, before and after a rearrangement.
-fn ample(n: u64) -> ByteCount {
+pub(crate) fn ample(n: u64) -> ByteCount {
     ByteCount(PAIR_BYTES * n * 6 + (64 << 20))
 }
 
@@ -230,18 +237,11 @@ pub(crate) fn build(
     variant: Variant,
     n: u64,
     purely_local: u64,
-    policy: Option<PolicyKind>,
+    region: RegionConfig,
     seed: u64,
 ) -> Outcome<Option<Built>> {
-    let data = ample(n);
-    let config = CollectiveConfig {
-        local: ByteCount(purely_local),
-        region: RegionConfig {
-            limit: data,
-            policy: policy.unwrap_or_default(),
-            ..CollectiveConfig::default().region
-        },
-    };
+    let data = region.limit;
+    let config = CollectiveConfig { local: ByteCount(purely_local), region };
     let collective = match Collective::create(config, Arc::new(MemStore::new(data)?)) {
         Ok(collective) => Arc::new(collective),
         Err(error @ Error::UffdUnavailable { .. }) => {
@@ -271,8 +271,8 @@ pub(crate) fn build(
 impl Built {
     /// Where the nodes lie.
     pub(crate) fn layout(&self, local_pct: u64) -> Layout {
-        let Built { variant, n, links, far_pages, local_used, .. } = *self;
-        Layout { variant, n, local_pct, links, far_pages, local_used }
+        let Built { variant, n, links, far_pages, local_used, built_in, .. } = *self;
+        Layout { variant, n, local_pct, links, far_pages, local_used, built_in }
     }
 
     /// Runs queries with a page cache of `cache` bytes that is empty at the start.

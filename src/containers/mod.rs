@@ -11,15 +11,21 @@
 //! | dfs, vEB, page | anywhere | on one page, after `make_page_aware` |
 //! | local+... | purely local | on one page |
 //!
+//! [`FarPagedMap`] is a map whose leaves fill pages and are placed by how they are used;
+//! [`FarGraphIndex`] finds the nearest of many vectors.
+//!
 //! The strategies are those of the paper on collective allocators (Hideshima, Sato, Ugawa 2024).
 
 mod btree;
+mod hnsw;
 mod local_set;
+mod ordered;
 mod page_filler;
 mod paged;
 mod skiplist;
 
 pub use btree::{FarBTreeMap, Iter, Range, TreeStrategy};
+pub use hnsw::{FarGraphIndex, GraphConfig, GraphStrategy, Neighbour};
 pub use paged::{FarPagedMap, PagedIter};
 pub use skiplist::{FarSkipList, ListIter, ListRange, ListStrategy};
 

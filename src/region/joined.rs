@@ -187,8 +187,8 @@ impl Pager {
         let spares = (self.frames.spare_len() * self.page_bytes) as u64;
         let own = self.budget.own_free().0 + spares;
         let alone = self.exhausted.load(Ordering::Acquire);
-        if missing == 0 || own < self.high_bytes.load(Ordering::Relaxed) {
-            return false; // Short of its own ceiling.
+        if missing == 0 || own < self.high_bytes.load(Ordering::Relaxed) || !account.may_ask() {
+            return false; // Short of its own ceiling, or in a part of its own.
         }
         match joined.help.load(Ordering::Acquire) {
             ASKED => {

@@ -77,7 +77,9 @@ pub struct CollectiveConfig {
     /// Bytes of purely-local memory. Default 0: none.
     pub local: ByteCount,
     /// The far region: `limit` is the page cache's size, `page` the page size (4 KiB unless
-    /// changed), `span` the address space for far objects (64 GiB unless changed).
+    /// changed), `span` the address space for far objects (64 GiB unless changed). Nothing is read
+    /// ahead unless changed: the pages that follow in memory are not what a search touches next,
+    /// and a third of what a skip list read was read in vain (`docs/design/placement.md`).
     pub region: RegionConfig,
 }
 
@@ -86,6 +88,7 @@ impl Default for CollectiveConfig {
         let region = RegionConfig {
             page: ByteCount::kib(4),
             span: ByteCount::gib(64),
+            readahead: false,
             ..RegionConfig::default()
         };
         CollectiveConfig { local: ByteCount::ZERO, region }

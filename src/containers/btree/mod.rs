@@ -23,13 +23,12 @@ pub use place::TreeStrategy;
 
 use super::{Links, Refused};
 use crate::containers::local_set::LocalSet;
+use crate::containers::ordered::{Cursor, cursor_iterators, map_traits};
 use crate::sub::Collective;
 use node::Link;
 use path::Path;
 use std::borrow::Borrow;
 use std::cmp::Ordering;
-use std::fmt;
-use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -86,32 +85,10 @@ impl<K, V> FarBTreeMap<K, V> {
         FarBTreeMap { root: None, len: 0, collective, strategy, local, _owns: PhantomData }
     }
 
-    /// Number of pairs.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is no pair.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The allocator that the nodes come from.
-    #[must_use]
-    pub fn collective(&self) -> &Arc<Collective> {
-        &self.collective
-    }
-
     /// All pairs in key order.
     #[must_use]
     pub fn iter(&self) -> Iter<'_, K, V> {
-        Iter {
-            path: Path::first(self.root, |_| Ordering::Greater),
-            left: self.len,
-            _map: PhantomData,
-        }
+        Iter::new(Path::first(self.root, |_| Ordering::Greater), self.len)
     }
 
     /// Counts the links between nodes by where their ends are.
@@ -227,7 +204,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
             Bound::Excluded(start) => key.borrow().cmp(start).then(Ordering::Less),
             Bound::Unbounded => Ordering::Greater,
         });
-        Range { path, range, _map: PhantomData, _bounds: PhantomData }
+        Range::new(path, range)
     }
 
     /// Inserts a pair; returns the value that the key had before.
@@ -257,7 +234,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         let mut carried = (pair, None);
         let mut fresh = fresh.into_iter();
         for depth in (0..path.depth()).rev() {
-            let step = path.step(depth);
+            let step = path.step_at(depth);
             let (node, at) = (step.node, usize::from(step.at));
             let (pair, right) = carried;
             if !node.is_full() {
@@ -313,92 +290,5 @@ fn split<K, V>(
     }
 }
 
-impl<K, V> Drop for FarBTreeMap<K, V> {
-    fn drop(&mut self) {
-        let alone = Arc::get_mut(&mut self.collective).is_some();
-        if !alone || std::mem::needs_drop::<(K, V)>() {
-            self.clear();
-        }
-    }
-}
-
-impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for FarBTreeMap<K, V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self).finish()
-    }
-}
-
-impl<'a, K, V> IntoIterator for &'a FarBTreeMap<K, V> {
-    type Item = (&'a K, &'a V);
-    type IntoIter = Iter<'a, K, V>;
-    fn into_iter(self) -> Iter<'a, K, V> {
-        self.iter()
-    }
-}
-
-/// All pairs of a map in key order.
-#[derive(Debug)]
-pub struct Iter<'a, K, V> {
-    path: Path<K, V>,
-    left: usize,
-    _map: PhantomData<&'a (K, V)>,
-}
-
-impl<'a, K, V> Iterator for Iter<'a, K, V> {
-    type Item = (&'a K, &'a V);
-
-    fn next(&mut self) -> Option<(&'a K, &'a V)> {
-        let pair = self.path.next()?;
-        self.left -= 1;
-        // SAFETY: an initialised pair of a tree that the iterator borrows.
-        let (key, value) = unsafe { &*pair };
-        Some((key, value))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
-    }
-}
-
-impl<K, V> ExactSizeIterator for Iter<'_, K, V> {}
-impl<K, V> FusedIterator for Iter<'_, K, V> {}
-
-/// The pairs of a map whose keys are in a range, in key order.
-pub struct Range<'a, K, V, R, Q: ?Sized> {
-    path: Path<K, V>,
-    range: R,
-    _map: PhantomData<&'a (K, V)>,
-    _bounds: PhantomData<fn(&Q)>,
-}
-
-impl<K, V, R: fmt::Debug, Q: ?Sized> fmt::Debug for Range<'_, K, V, R, Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Range").field("range", &self.range).finish_non_exhaustive()
-    }
-}
-
-impl<'a, K, V, R, Q> Iterator for Range<'a, K, V, R, Q>
-where
-    K: Borrow<Q>,
-    Q: Ord + ?Sized,
-    R: RangeBounds<Q>,
-{
-    type Item = (&'a K, &'a V);
-
-    fn next(&mut self) -> Option<(&'a K, &'a V)> {
-        let pair = self.path.peek()?;
-        // SAFETY: an initialised pair of a tree that the iterator borrows.
-        let (key, value) = unsafe { &*pair };
-        let inside = match self.range.end_bound() {
-            Bound::Included(end) => key.borrow() <= end,
-            Bound::Excluded(end) => key.borrow() < end,
-            Bound::Unbounded => true,
-        };
-        if !inside {
-            self.path = Path::new();
-            return None;
-        }
-        self.path.next();
-        Some((key, value))
-    }
-}
+map_traits!(FarBTreeMap, Iter);
+cursor_iterators!(FarBTreeMap, Path, Iter, Range);

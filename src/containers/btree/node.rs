@@ -13,6 +13,7 @@
 #![expect(unsafe_code, reason = "reads and writes nodes through raw pointers")]
 
 use crate::containers::local_set::Member;
+use crate::containers::ordered::node_pointer;
 use std::alloc::Layout;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -42,28 +43,7 @@ struct Inner<K, V> {
     children: [MaybeUninit<Link<K, V>>; CHILDREN],
 }
 
-/// A node of a tree.
-pub(super) struct Link<K, V>(NonNull<Node<K, V>>);
-
-impl<K, V> Clone for Link<K, V> {
-    fn clone(&self) -> Link<K, V> {
-        *self
-    }
-}
-
-impl<K, V> Copy for Link<K, V> {}
-
-impl<K, V> PartialEq for Link<K, V> {
-    fn eq(&self, other: &Link<K, V>) -> bool {
-        self.0 == other.0
-    }
-}
-
-impl<K, V> std::fmt::Debug for Link<K, V> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", self.0)
-    }
-}
+node_pointer!(Link, Node);
 
 /// Memory that a node of this height takes.
 pub(super) fn layout<K, V>(height: u8) -> Layout {
@@ -151,6 +131,13 @@ impl<K, V> Link<K, V> {
         assert!(at < self.len(), "key {at} of {}", self.len());
         // SAFETY: invariant 2, checked above; it changes under the tree's `&mut` only.
         unsafe { &(*self.pair(at)).0 }
+    }
+
+    /// A pair, borrowed as [`key`](Link::key) is. Reads nothing but the pair.
+    pub(super) fn entry<'a>(self, at: usize) -> (&'a K, &'a V) {
+        // SAFETY: invariant 2: paths and searches name pairs that there are.
+        let (key, value) = unsafe { &*self.pair(at) };
+        (key, value)
     }
 
     /// Exchanges a pair.

@@ -4,6 +4,7 @@
 //! that may have been evicted.
 
 use super::node::Link;
+use crate::containers::ordered::Cursor;
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 
@@ -64,13 +65,13 @@ impl<K, V> Path<K, V> {
         self.depth
     }
 
-    pub(super) fn step(&self, at: usize) -> Step<K, V> {
+    pub(super) fn step_at(&self, at: usize) -> Step<K, V> {
         assert!(at < self.depth, "step {at} of {}", self.depth);
         self.steps[at].expect("steps below the depth are set")
     }
 
     pub(super) fn last(&self) -> Option<Step<K, V>> {
-        self.depth.checked_sub(1).map(|at| self.step(at))
+        self.depth.checked_sub(1).map(|at| self.step_at(at))
     }
 
     pub(super) fn push(&mut self, node: Link<K, V>, at: usize) {
@@ -146,16 +147,19 @@ impl<K, V> Path<K, V> {
             self.pop();
         }
     }
+}
 
-    /// The pair at the end of the way.
-    pub(super) fn peek(&self) -> Option<*mut (K, V)> {
-        self.last().map(|step| step.node.pair(usize::from(step.at)))
+impl<K, V> Cursor<K, V> for Path<K, V> {
+    fn peek<'a>(&self) -> Option<(&'a K, &'a V)>
+    where
+        K: 'a,
+        V: 'a,
+    {
+        self.last().map(|step| step.node.entry(usize::from(step.at)))
     }
 
-    /// The pair at the end of the way; goes on to the next one.
-    pub(super) fn next(&mut self) -> Option<*mut (K, V)> {
-        let step = self.last()?;
-        let pair = step.node.pair(usize::from(step.at));
+    fn step(&mut self) {
+        let Some(step) = self.last() else { return };
         let at = usize::from(step.at) + 1;
         self.steps[self.depth - 1] = Some(Step { at: at as u8, ..step });
         // Only the node knows whether it is a leaf, and it was just read for the pair.
@@ -165,6 +169,9 @@ impl<K, V> Path<K, V> {
             next = (!node.is_leaf()).then(|| node.child(0));
         }
         self.climb();
-        Some(pair)
+    }
+
+    fn finish(&mut self) {
+        self.depth = 0;
     }
 }

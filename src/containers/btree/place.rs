@@ -89,7 +89,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         fresh: &mut Vec<Link<K, V>>,
     ) -> Result<(), AllocError> {
         for depth in (0..path.depth()).rev() {
-            let node = path.step(depth).node;
+            let node = path.step_at(depth).node;
             if !node.is_full() {
                 return Ok(());
             }
@@ -111,8 +111,8 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         path: &mut Path<K, V>,
         depth: usize,
     ) -> Result<NonNull<u8>, AllocError> {
-        let node = path.step(depth).node;
-        let parent = if depth == 0 { node } else { path.step(depth - 1).node };
+        let node = path.step_at(depth).node;
+        let parent = if depth == 0 { node } else { path.step_at(depth - 1).node };
         let layout = node::layout::<K, V>(node.height());
         match self.strategy {
             TreeStrategy::Plain => self.collective.swappable().allocate(layout),

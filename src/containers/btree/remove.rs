@@ -6,15 +6,6 @@ use super::path::Path;
 use std::borrow::Borrow;
 
 impl<K: Ord, V> FarBTreeMap<K, V> {
-    /// Removes a key; returns its value.
-    pub fn remove<Q>(&mut self, key: &Q) -> Option<V>
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-    {
-        self.remove_entry(key).map(|(_, value)| value)
-    }
-
     /// Removes a key; returns the pair.
     pub fn remove_entry<Q>(&mut self, key: &Q) -> Option<(K, V)>
     where
@@ -39,7 +30,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
     /// Gives nodes without pairs one from a sibling, or merges them, from the leaf upwards.
     fn refill(&mut self, path: &Path<K, V>) {
         for depth in (0..path.depth()).rev() {
-            let node = path.step(depth).node;
+            let node = path.step_at(depth).node;
             if node.len() > 0 {
                 return;
             }
@@ -48,7 +39,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
                 self.free_node(node);
                 return;
             }
-            let above = path.step(depth - 1);
+            let above = path.step_at(depth - 1);
             let (parent, at) = (above.node, usize::from(above.at));
             let left = at.checked_sub(1).map(|at| parent.child(at));
             let right = (at < parent.len()).then(|| parent.child(at + 1));

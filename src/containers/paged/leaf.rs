@@ -11,7 +11,7 @@
 //! 2. The first `len` keys and values are initialised; keys ascend.
 #![expect(unsafe_code, reason = "reads and writes pairs through raw pointers")]
 
-use crate::base::sync::{AtomicU32, Ordering};
+use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use std::alloc::Layout;
 use std::borrow::Borrow;
 use std::marker::PhantomData;
@@ -52,6 +52,8 @@ pub(super) struct Leaf<K, V> {
     len: u32,
     /// How often it was used, halved now and then.
     heat: AtomicU32,
+    /// When it was used last, in uses of the map's leaves; zero: never.
+    used_at: AtomicU64,
     _pairs: PhantomData<(K, V)>,
 }
 
@@ -61,7 +63,8 @@ impl<K, V> Leaf<K, V> {
     /// # Safety
     /// The memory is valid for the layout of the shape that all calls give, and the leaf's own.
     pub(super) unsafe fn create(memory: NonNull<u8>) -> Leaf<K, V> {
-        Leaf { memory, len: 0, heat: AtomicU32::new(0), _pairs: PhantomData }
+        let (heat, used_at) = (AtomicU32::new(0), AtomicU64::new(0));
+        Leaf { memory, len: 0, heat, used_at, _pairs: PhantomData }
     }
 
     /// Copies the leaf to new memory, and returns the old.
@@ -87,10 +90,26 @@ impl<K, V> Leaf<K, V> {
         self.len as usize
     }
 
-    /// Notes a use.
-    pub(super) fn warm(&self) {
-        // Relaxed: a statistic; a lost count does no harm.
+    /// Notes a use at a time.
+    pub(super) fn warm(&self, now: u64) {
+        // Relaxed, here and below: a statistic; a lost count does no harm.
         self.heat.store(self.heat.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+        self.stamp(now);
+    }
+
+    /// Notes that it was changed at a time, which does not say that it will be looked at.
+    pub(super) fn stamp(&self, now: u64) {
+        self.used_at.store(now, Ordering::Relaxed);
+    }
+
+    /// When it was used last; zero: never.
+    pub(super) fn used_at(&self) -> u64 {
+        self.used_at.load(Ordering::Relaxed)
+    }
+
+    /// Takes over that another leaf, of which it holds pairs now, was used.
+    pub(super) fn inherit(&self, other: &Leaf<K, V>) {
+        self.used_at.store(self.used_at().max(other.used_at()), Ordering::Relaxed);
     }
 
     pub(super) fn heat(&self) -> u32 {
@@ -168,6 +187,7 @@ impl<K, V> Leaf<K, V> {
     pub(super) fn move_tail(&mut self, shape: Shape, at: usize, to: &mut Leaf<K, V>) {
         let count = self.len() - at;
         assert!(to.len() + count <= shape.capacity, "{} + {count} pairs", to.len());
+        to.inherit(self);
         let end = to.len();
         // SAFETY: the other leaf has room (checked above) and is another object.
         unsafe { to.key_at(end).copy_from_nonoverlapping(self.key_at(at), count) };

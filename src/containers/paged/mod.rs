@@ -2,9 +2,9 @@
 //!
 //! Pairs lie in leaves of exactly one page; the directory of leaves is local. A lookup touches one
 //! page, a scan of `n` pairs `n / capacity + 1`. Every use of a leaf is counted in the directory,
-//! which costs no page; [`FarPagedMap::place_by_heat`] then moves the leaves used most to
-//! purely-local memory, and those that have cooled back to pages. Page size is chosen by level: the
-//! directory's nodes are small and local, leaves are as large as the collective's pages.
+//! which costs no page; `place` moves the leaves used most, or last, to purely-local memory, and
+//! others back to pages. Page size is chosen by level: the directory's nodes are small and local,
+//! leaves are as large as the collective's pages.
 //!
 //! # Invariants
 //! 1. All keys of a leaf are at or above its key in the directory, and below that of the next leaf.
@@ -13,15 +13,20 @@
 
 #![expect(unsafe_code, reason = "hands out leaves in memory that it allocated, and frees them")]
 
+mod iter;
 mod leaf;
+mod place;
 
+pub use iter::PagedIter;
+
+use super::ordered::map_traits;
 use super::{Links, Refused};
+use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::sub::{AllocError, Collective, SubAllocator};
 use leaf::{Leaf, Shape};
 use std::borrow::Borrow;
-use std::collections::{BTreeMap, btree_map};
-use std::fmt;
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -58,6 +63,8 @@ pub struct FarPagedMap<K, V> {
     len: usize,
     shape: Shape,
     collective: Arc<Collective>,
+    /// Uses of leaves so far: the time of the next one.
+    clock: AtomicU64,
 }
 
 // SAFETY: the map owns its leaves; the collective is shared between threads by design.
@@ -74,31 +81,14 @@ impl<K, V> FarPagedMap<K, V> {
         let page = collective.page_size().as_usize();
         let size = 2 * (size_of::<K>() + size_of::<V>());
         let shape = Shape::new::<K, V>(page).ok_or(AllocError::TooLarge { size, max: page })?;
-        Ok(FarPagedMap { directory: BTreeMap::new(), len: 0, shape, collective })
-    }
-
-    /// Number of pairs.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is no pair.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+        let clock = AtomicU64::new(1);
+        Ok(FarPagedMap { directory: BTreeMap::new(), len: 0, shape, collective, clock })
     }
 
     /// Number of leaves: of pages, far or local.
     #[must_use]
     pub fn leaves(&self) -> usize {
         self.directory.len()
-    }
-
-    /// The allocator that the leaves come from.
-    #[must_use]
-    pub fn collective(&self) -> &Arc<Collective> {
-        &self.collective
     }
 
     /// Bytes of local memory that a directory of so many leaves takes: entries in nodes that are
@@ -125,6 +115,14 @@ impl<K, V> FarPagedMap<K, V> {
         links
     }
 
+    /// Notes that a leaf is used now.
+    fn note_use(&self, leaf: &Leaf<K, V>) {
+        // Relaxed: a statistic; two uses at the same time do no harm.
+        let now = self.clock.load(Ordering::Relaxed);
+        self.clock.store(now + 1, Ordering::Relaxed);
+        leaf.warm(now);
+    }
+
     fn allocate_far(&self) -> Result<NonNull<u8>, AllocError> {
         self.collective.new_page()?.allocate(self.shape.layout)
     }
@@ -142,69 +140,6 @@ impl<K, V> FarPagedMap<K, V> {
             self.free(leaf.memory());
         }
     }
-
-    /// All pairs in key order.
-    #[must_use]
-    pub fn iter(&self) -> PagedIter<'_, K, V> {
-        PagedIter {
-            leaves: Leaves::All(self.directory.values()),
-            keys: &[],
-            values: &[],
-            shape: self.shape,
-        }
-    }
-
-    /// Moves the leaves that were used most to purely-local memory, as many as fit, and those
-    /// there that were used less to pages; then halves all counts, so that old uses fade.
-    ///
-    /// # Errors
-    /// [`AllocError`] when there is no page for a leaf that must leave; the map is whole.
-    pub fn place_by_heat(&mut self) -> Result<(), AllocError> {
-        let room = self.collective.local_capacity().get() as usize / self.shape.layout.size();
-        let mut heats: Vec<u32> = self.directory.values().map(Leaf::heat).collect();
-        let room = room.min(heats.len());
-        if room == 0 {
-            return Ok(());
-        }
-        let (_, least, _) = heats.select_nth_unstable_by(room - 1, |a, b| b.cmp(a));
-        let least = *least;
-        let above = self.directory.values().filter(|leaf| leaf.heat() > least).count();
-        let mut ties = room - above;
-        let mut chosen = |leaf: &Leaf<K, V>| {
-            let tie = leaf.heat() == least && ties > 0;
-            ties -= usize::from(tie);
-            leaf.heat() > least || tie
-        };
-        let (collective, shape) = (self.collective.clone(), self.shape);
-        let marks: Vec<bool> = self.directory.values().map(&mut chosen).collect();
-        for (leaf, stays) in self.directory.values_mut().zip(&marks) {
-            if !stays && collective.is_local(leaf.memory().as_ptr()) {
-                let memory = collective.new_page()?.allocate(shape.layout)?;
-                move_leaf(&collective, shape, leaf, memory);
-            }
-        }
-        for (leaf, stays) in self.directory.values_mut().zip(&marks) {
-            if *stays && !collective.is_local(leaf.memory().as_ptr()) {
-                // Full before all have moved: something else uses local memory too.
-                let Ok(memory) = collective.purely_local().allocate(shape.layout) else { break };
-                move_leaf(&collective, shape, leaf, memory);
-            }
-        }
-        self.directory.values().for_each(Leaf::cool);
-        Ok(())
-    }
-}
-
-fn move_leaf<K, V>(
-    collective: &Collective,
-    shape: Shape,
-    leaf: &mut Leaf<K, V>,
-    memory: NonNull<u8>,
-) {
-    // SAFETY: just allocated with the shape's layout; `&mut` on the map rules references out.
-    let old = unsafe { leaf.move_to(shape, memory) };
-    // SAFETY: it came from this collective with this layout, and the leaf has left it.
-    unsafe { collective.deallocate(old, shape.layout) };
 }
 
 impl<K: Ord, V> FarPagedMap<K, V> {
@@ -235,7 +170,7 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         Q: Ord + ?Sized,
     {
         let leaf = self.leaf(key)?;
-        leaf.warm();
+        self.note_use(leaf);
         leaf.search(key).ok().map(|at| &leaf.values(self.shape)[at])
     }
 
@@ -247,31 +182,9 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         Q: Ord + ?Sized,
     {
         let shape = self.shape;
+        self.note_use(self.leaf(key)?);
         let leaf = self.leaf_mut(key)?;
-        leaf.warm();
         leaf.search(key).ok().map(|at| leaf.value_mut(shape, at))
-    }
-
-    /// The pairs from a key on, in key order.
-    pub fn iter_from<Q>(&self, key: &Q) -> PagedIter<'_, K, V>
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-    {
-        let below = (Bound::Unbounded, Bound::Included(key));
-        let Some((first, leaf)) = self.directory.range::<Q, _>(below).next_back() else {
-            return self.iter();
-        };
-        leaf.warm();
-        let at = leaf.search(key).unwrap_or_else(|at| at);
-        PagedIter {
-            leaves: Leaves::From(
-                self.directory.range::<K, _>((Bound::Excluded(first), Bound::Unbounded)),
-            ),
-            keys: &leaf.keys()[at..],
-            values: &leaf.values(self.shape)[at..],
-            shape: self.shape,
-        }
     }
 
     /// Removes a key; returns its value.
@@ -312,12 +225,16 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
             self.directory.insert(key.clone(), leaf);
         }
         let is_last = self.directory.last_key_value().is_none_or(|(last, _)| *last <= key);
+        let now = *self.clock.get_mut();
         let Some(leaf) = self.leaf_mut(&key) else {
             return self.insert_into_new_leaf(key, value);
         };
         match leaf.search(&key) {
             Ok(at) => return Ok(Some(std::mem::replace(leaf.value_mut(shape, at), value))),
-            Err(at) if leaf.len() < shape.capacity => leaf.insert(shape, at, key, value),
+            Err(at) if leaf.len() < shape.capacity => {
+                leaf.insert(shape, at, key, value);
+                leaf.stamp(now);
+            }
             // Keys that arrive in order fill their leaves.
             Err(at) if at == shape.capacity && is_last => {
                 return self.insert_into_new_leaf(key, value);
@@ -330,6 +247,7 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
             }
         }
         self.len += 1;
+        *self.clock.get_mut() += 1;
         Ok(None)
     }
 
@@ -342,6 +260,8 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
         let mut leaf = unsafe { Leaf::create(memory) };
         let first = key.clone();
         leaf.insert(self.shape, 0, key, value);
+        leaf.stamp(*self.clock.get_mut());
+        *self.clock.get_mut() += 1;
         self.directory.insert(first, leaf);
         self.len += 1;
         Ok(None)
@@ -359,110 +279,6 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
         self.directory.insert(first, upper);
         Ok(())
     }
-
-    /// Packs the pairs into as few leaves as possible, each filled to `fill` (0 to 1; one for a map
-    /// that is only read or changed in place). All leaves are far then, and counts of use start anew.
-    ///
-    /// # Errors
-    /// [`AllocError`] when there is no page to pack into; the map is whole, partly packed.
-    pub fn pack(&mut self, fill: f64) -> Result<(), AllocError> {
-        let shape = self.shape;
-        let most = ((shape.capacity as f64 * fill) as usize).clamp(1, shape.capacity);
-        let mut old = std::mem::take(&mut self.directory);
-        let mut packed: BTreeMap<K, Leaf<K, V>> = BTreeMap::new();
-        let mut outcome = Ok(());
-        'leaves: while let Some((first, mut leaf)) = old.pop_first() {
-            while leaf.len() > 0 {
-                let last = packed.last_entry().map(btree_map::OccupiedEntry::into_mut);
-                let Some(last) = last.filter(|last| last.len() < most) else {
-                    match self.allocate_far() {
-                        // SAFETY: just allocated with the shape's layout.
-                        Ok(memory) => drop(
-                            packed.insert(leaf.keys()[0].clone(), unsafe { Leaf::create(memory) }),
-                        ),
-                        Err(error) => {
-                            outcome = Err(error);
-                            let first =
-                                if packed.is_empty() { first } else { leaf.keys()[0].clone() };
-                            old.insert(first, leaf);
-                            break 'leaves;
-                        }
-                    }
-                    continue;
-                };
-                // From the front of the one to the end of the other.
-                let count = leaf.len().min(most - last.len());
-                for _ in 0..count {
-                    let (key, value) = leaf.remove(shape, 0);
-                    last.insert(shape, last.len(), key, value);
-                }
-            }
-            self.free(leaf.memory());
-        }
-        packed.append(&mut old);
-        self.directory = packed;
-        outcome
-    }
 }
 
-impl<K, V> Drop for FarPagedMap<K, V> {
-    fn drop(&mut self) {
-        let alone = Arc::get_mut(&mut self.collective).is_some();
-        if !alone || std::mem::needs_drop::<(K, V)>() {
-            self.clear();
-        }
-    }
-}
-
-impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for FarPagedMap<K, V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self).finish()
-    }
-}
-
-impl<'a, K, V> IntoIterator for &'a FarPagedMap<K, V> {
-    type Item = (&'a K, &'a V);
-    type IntoIter = PagedIter<'a, K, V>;
-    fn into_iter(self) -> PagedIter<'a, K, V> {
-        self.iter()
-    }
-}
-
-/// The leaves that an iterator has not reached yet.
-enum Leaves<'a, K, V> {
-    All(btree_map::Values<'a, K, Leaf<K, V>>),
-    From(btree_map::Range<'a, K, Leaf<K, V>>),
-}
-
-/// Pairs of a paged map in key order.
-pub struct PagedIter<'a, K, V> {
-    leaves: Leaves<'a, K, V>,
-    keys: &'a [K],
-    values: &'a [V],
-    shape: Shape,
-}
-
-impl<K, V> fmt::Debug for PagedIter<'_, K, V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PagedIter").finish_non_exhaustive()
-    }
-}
-
-impl<'a, K, V> Iterator for PagedIter<'a, K, V> {
-    type Item = (&'a K, &'a V);
-
-    fn next(&mut self) -> Option<(&'a K, &'a V)> {
-        if self.keys.is_empty() {
-            let leaf = match &mut self.leaves {
-                Leaves::All(leaves) => leaves.next()?,
-                Leaves::From(leaves) => leaves.next()?.1,
-            };
-            leaf.warm();
-            (self.keys, self.values) = (leaf.keys(), leaf.values(self.shape));
-        }
-        let (key, keys) = self.keys.split_first()?;
-        let (value, values) = self.values.split_first()?;
-        (self.keys, self.values) = (keys, values);
-        Some((key, value))
-    }
-}
+map_traits!(FarPagedMap, PagedIter);

@@ -16,13 +16,12 @@ mod place;
 pub use place::ListStrategy;
 
 use super::local_set::LocalSet;
+use super::ordered::{Cursor, cursor_iterators, map_traits};
 use super::{Links, Refused};
 use crate::sub::{AllocError, Collective};
 use node::{LEVELS_MAX, Link};
 use std::borrow::Borrow;
 use std::cmp::Ordering;
-use std::fmt;
-use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -86,28 +85,10 @@ impl<K, V> FarSkipList<K, V> {
         }
     }
 
-    /// Number of pairs.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is no pair.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The allocator that the nodes come from.
-    #[must_use]
-    pub fn collective(&self) -> &Arc<Collective> {
-        &self.collective
-    }
-
     /// All pairs in key order.
     #[must_use]
     pub fn iter(&self) -> ListIter<'_, K, V> {
-        ListIter { next: self.heads[0], left: self.len, _list: PhantomData }
+        ListIter::new(Walk(self.heads[0]), self.len)
     }
 
     /// Counts the links between nodes by where their ends are.
@@ -283,7 +264,7 @@ impl<K: Ord, V> FarSkipList<K, V> {
             }
             Bound::Unbounded => self.heads[0],
         };
-        ListRange { next, range, _list: PhantomData, _bounds: PhantomData }
+        ListRange::new(Walk(next), range)
     }
 
     /// Inserts a pair; returns the value that the key had before.
@@ -323,15 +304,6 @@ impl<K: Ord, V> FarSkipList<K, V> {
         }
         self.len += 1;
         Ok(node)
-    }
-
-    /// Removes a key; returns its value.
-    pub fn remove<Q>(&mut self, key: &Q) -> Option<V>
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-    {
-        self.remove_entry(key).map(|(_, value)| value)
     }
 
     /// Removes a key; returns the pair.
@@ -381,92 +353,27 @@ impl<K: Ord, V> FarSkipList<K, V> {
     }
 }
 
-impl<K, V> Drop for FarSkipList<K, V> {
-    fn drop(&mut self) {
-        let alone = Arc::get_mut(&mut self.collective).is_some();
-        if !alone || std::mem::needs_drop::<(K, V)>() {
-            self.clear();
-        }
-    }
-}
-
-impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for FarSkipList<K, V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self).finish()
-    }
-}
-
-impl<'a, K, V> IntoIterator for &'a FarSkipList<K, V> {
-    type Item = (&'a K, &'a V);
-    type IntoIter = ListIter<'a, K, V>;
-    fn into_iter(self) -> ListIter<'a, K, V> {
-        self.iter()
-    }
-}
-
-/// All pairs of a skip list in key order.
+/// A place at the lowest level.
 #[derive(Debug)]
-pub struct ListIter<'a, K, V> {
-    next: Option<Link<K, V>>,
-    left: usize,
-    _list: PhantomData<&'a (K, V)>,
-}
+struct Walk<K, V>(Option<Link<K, V>>);
 
-impl<'a, K, V> Iterator for ListIter<'a, K, V> {
-    type Item = (&'a K, &'a V);
-
-    fn next(&mut self) -> Option<(&'a K, &'a V)> {
-        let node = self.next?;
-        self.next = node.next(0);
-        self.left -= 1;
-        // SAFETY: an initialised pair of a list that the iterator borrows.
-        let (key, value) = unsafe { &*node.pair() };
-        Some((key, value))
+impl<K, V> Cursor<K, V> for Walk<K, V> {
+    fn peek<'a>(&self) -> Option<(&'a K, &'a V)>
+    where
+        K: 'a,
+        V: 'a,
+    {
+        self.0.map(Link::entry)
     }
 
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
+    fn step(&mut self) {
+        self.0 = self.0.and_then(|node| node.next(0));
+    }
+
+    fn finish(&mut self) {
+        self.0 = None;
     }
 }
 
-impl<K, V> ExactSizeIterator for ListIter<'_, K, V> {}
-impl<K, V> FusedIterator for ListIter<'_, K, V> {}
-
-/// The pairs of a skip list whose keys are in a range, in key order.
-pub struct ListRange<'a, K, V, R, Q: ?Sized> {
-    next: Option<Link<K, V>>,
-    range: R,
-    _list: PhantomData<&'a (K, V)>,
-    _bounds: PhantomData<fn(&Q)>,
-}
-
-impl<K, V, R: fmt::Debug, Q: ?Sized> fmt::Debug for ListRange<'_, K, V, R, Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ListRange").field("range", &self.range).finish_non_exhaustive()
-    }
-}
-
-impl<'a, K, V, R, Q> Iterator for ListRange<'a, K, V, R, Q>
-where
-    K: Borrow<Q>,
-    Q: Ord + ?Sized,
-    R: RangeBounds<Q>,
-{
-    type Item = (&'a K, &'a V);
-
-    fn next(&mut self) -> Option<(&'a K, &'a V)> {
-        let node = self.next.take()?;
-        // SAFETY: an initialised pair of a list that the iterator borrows.
-        let (key, value) = unsafe { &*node.pair() };
-        let inside = match self.range.end_bound() {
-            Bound::Included(end) => key.borrow() <= end,
-            Bound::Excluded(end) => key.borrow() < end,
-            Bound::Unbounded => true,
-        };
-        if !inside {
-            return None;
-        }
-        self.next = node.next(0);
-        Some((key, value))
-    }
-}
+map_traits!(FarSkipList, ListIter);
+cursor_iterators!(FarSkipList, Walk, ListIter, ListRange);

@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "reads and writes nodes through raw pointers")]
 
 use crate::containers::local_set::Member;
+use crate::containers::ordered::node_pointer;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -24,28 +25,7 @@ pub(super) struct Node<K, V> {
     pair: (K, V),
 }
 
-/// A node of a list.
-pub(super) struct Link<K, V>(NonNull<Node<K, V>>);
-
-impl<K, V> Clone for Link<K, V> {
-    fn clone(&self) -> Link<K, V> {
-        *self
-    }
-}
-
-impl<K, V> Copy for Link<K, V> {}
-
-impl<K, V> PartialEq for Link<K, V> {
-    fn eq(&self, other: &Link<K, V>) -> bool {
-        self.0 == other.0
-    }
-}
-
-impl<K, V> std::fmt::Debug for Link<K, V> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", self.0)
-    }
-}
+node_pointer!(Link, Node);
 
 /// Memory that a node of so many levels takes, and where its links start.
 fn parts<K, V>(levels: usize) -> (Layout, usize) {
@@ -116,6 +96,13 @@ impl<K, V> Link<K, V> {
     pub(super) fn key<'a>(self) -> &'a K {
         // SAFETY: invariant 1; it changes under the list's `&mut` only.
         unsafe { &(*self.pair()).0 }
+    }
+
+    /// The pair, borrowed as [`key`](Link::key) is.
+    pub(super) fn entry<'a>(self) -> (&'a K, &'a V) {
+        // SAFETY: invariant 1; it changes under the list's `&mut` only.
+        let (key, value) = unsafe { &*self.pair() };
+        (key, value)
     }
 
     fn next_place(self, level: usize) -> *mut Option<Link<K, V>> {

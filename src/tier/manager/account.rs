@@ -1,6 +1,6 @@
 //! Consumers: their accounts, and who gives their memory back.
 
-use super::Shared;
+use super::{Mode, Shared};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
@@ -127,7 +127,7 @@ impl Member {
             budget: Arc::new(Budget::under(Arc::clone(budget), share)),
             floor: AtomicU64::new(0),
             ceiling: AtomicU64::new(u64::MAX),
-            reclaimer: Ranked::new(Rank::Space, None),
+            reclaimer: Ranked::new(Rank::Leaf, None),
             broken: AtomicBool::new(false),
             asks: AtomicU64::new(0),
             asks_for_writes: AtomicBool::new(false),
@@ -249,6 +249,11 @@ impl Account {
         if let Some(manager) = self.0.manager.upgrade() {
             manager.call_if_low();
         }
+    }
+
+    /// Whether others may give way to this consumer.
+    pub(crate) fn may_ask(&self) -> bool {
+        self.0.manager.upgrade().is_some_and(|manager| manager.mode == Mode::Cooperative)
     }
 
     /// The budget of a consumer that charges by itself, such as a region.

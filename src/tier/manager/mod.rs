@@ -139,7 +139,7 @@ impl MemoryManager {
             let share = share(mode, limit, true);
             let temporary = Member::new(&budget, "temporary", share, Weak::clone(weak));
             Shared {
-                members: Ranked::new(Rank::Heap, vec![Arc::downgrade(&temporary)]),
+                members: Ranked::new(Rank::Consumers, vec![Arc::downgrade(&temporary)]),
                 temporary: Account(temporary),
                 budget,
                 mode,
