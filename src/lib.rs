@@ -16,6 +16,10 @@ mod meta;
 mod page;
 #[cfg(not(loom))]
 pub mod pool;
+// The protocol of the pool's page words, for its models.
+#[cfg(loom)]
+#[path = "pool/latch.rs"]
+mod pool_latch;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
@@ -33,7 +37,7 @@ pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 #[cfg(not(loom))]
 pub use config::Config;
 #[cfg(not(loom))]
-pub use heap::{Far, FarHeap, Local, Placement, Scope, scope};
+pub use heap::{Far, FarHeap, Local, Placement, Scope, malloc, scope};
 #[cfg(not(loom))]
 pub use region::Stats;
 #[cfg(not(loom))]

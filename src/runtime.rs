@@ -11,6 +11,7 @@ use crate::heap::{self, ExtentSource, Tier, TierOptions};
 use crate::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
 use crate::sys::signals::SignalsBlocked;
+use crate::tier::manager::MemoryManager;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ const MAINTENANCE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct Running {
     region: Arc<Region>,
-    maintenance: Maintenance,
+    /// `None`: it could not be started again after a shutdown that was refused.
+    maintenance: Option<Maintenance>,
 }
 
 /// The thread that gives freed memory back. Ends when dropped.
@@ -108,14 +110,56 @@ impl Heap {
     /// userfaultfd; [`Error::Device`] for a device or directory that cannot be used;
     /// [`Error::Os`] when the kernel refuses resources.
     pub fn start(config: Config) -> Result<Heap> {
+        Heap::start_with(config, None)
+    }
+
+    /// [`start`](Heap::start) under a memory manager: one limit holds for far memory and all other
+    /// consumers of the manager together, and the configuration's limit is the far heap's ceiling
+    /// within it. Temporary memory of the manager that does not fit spills to this heap.
+    ///
+    /// # Errors
+    /// As [`start`](Heap::start); [`Error::TooManyConsumers`]; [`Error::LimitExceeded`] when the
+    /// manager's limit does not hold all floors, of which the far heap needs 8 MiB or 64 pages.
+    ///
+    /// # Examples
+    /// ```
+    /// use farheap::tier::manager::{MemoryManager, Mode};
+    /// use farheap::{ByteCount, Config, Heap};
+    ///
+    /// let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative)?;
+    /// let heap = match Heap::start_under(&manager, Config::builder().build()?) {
+    ///     Ok(heap) => heap,
+    ///     Err(error) => {
+    ///         println!("{error}"); // Says how to allow userfaultfd.
+    ///         return Ok(());
+    ///     }
+    /// };
+    /// let sorted = manager.allocate_temporary(ByteCount::mib(64))?; // Twice the limit.
+    /// assert!(sorted.is_spilled());
+    /// drop(sorted);
+    /// heap.shutdown()?;
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub fn start_under(manager: &Arc<MemoryManager>, config: Config) -> Result<Heap> {
+        Heap::start_with(config, Some(manager))
+    }
+
+    fn start_with(config: Config, manager: Option<&Arc<MemoryManager>>) -> Result<Heap> {
         let mut running = RUNNING.lock();
         if running.is_some() {
             return Err(Error::AlreadyRunning);
         }
         let region_config = region_config(&config);
         let store = open_store(&config)?;
-        let region = Region::create_with(region_config, store, heap::pin_thread_local)?;
-        let region = Arc::new(region);
+        let region = match manager {
+            Some(manager) => {
+                Region::create_joined(manager, region_config, store, heap::pin_thread_local)?
+            }
+            None => {
+                let start = heap::pin_thread_local;
+                Arc::new(Region::create_with(region_config, store, None, start)?)
+            }
+        };
         if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
             eprintln!(
                 "farheap: only faults of user mode can be served here: system calls such as \
@@ -136,7 +180,7 @@ impl Heap {
         // A forked child has none of the far pages: what it allocates is local.
         static AT_FORK: std::sync::Once = std::sync::Once::new();
         AT_FORK.call_once(|| crate::sys::in_forked_children(heap::serve_locally));
-        *running = Some(Running { region: region.clone(), maintenance });
+        *running = Some(Running { region: region.clone(), maintenance: Some(maintenance) });
         Ok(Heap { region })
     }
 
@@ -187,8 +231,12 @@ impl Heap {
     /// statistics readable.
     ///
     /// # Errors
-    /// [`Error::InUse`] while far memory is allocated: everything goes on as before.
-    /// [`Error::NotRunning`] when it was shut down already.
+    /// [`Error::InUse`] while far memory is allocated, or a thread does not leave the allocator for
+    /// five seconds: everything goes on as before. [`Error::NotRunning`] when it was shut down
+    /// already. [`Error::Jemalloc`] when jemalloc keeps an arena although nothing of it is
+    /// allocated: the far heap has ended then, everything new is local, and another can be
+    /// started; but the threads and the device of this one stay until the process ends, because
+    /// the arena still names its addresses.
     pub fn shutdown(&self) -> Result<()> {
         let mut slot = RUNNING.lock();
         if !slot.as_ref().is_some_and(|running| Arc::ptr_eq(&running.region, &self.region)) {
@@ -201,7 +249,8 @@ impl Heap {
         if result.is_err()
             && let Some(tier) = heap::installed()
         {
-            running.maintenance = Maintenance::start(tier)?;
+            // Without it, memory that is freed stays longer; the heap goes on all the same.
+            running.maintenance = Maintenance::start(tier).ok();
             *slot = Some(running);
         }
         result?;
@@ -259,6 +308,24 @@ fn region_config(config: &Config) -> RegionConfig {
         encrypt: config.encrypt(),
         wipe: config.wipe(),
         ..defaults
+    }
+}
+
+impl Config {
+    /// What these options say about a region, for who makes one without a heap: a
+    /// [`Collective`](crate::sub::Collective).
+    #[must_use]
+    pub fn region(&self) -> RegionConfig {
+        region_config(self)
+    }
+
+    /// Opens the store that these options describe.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for a device or directory that cannot be used; [`Error::Unsupported`]
+    /// for an engine that the kernel lacks.
+    pub fn open_store(&self) -> Result<Arc<dyn Store>> {
+        open_store(self)
     }
 }
 

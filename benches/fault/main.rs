@@ -130,6 +130,15 @@ struct Args {
     /// Compares with swap, too, as root: the whole machine may swap to it meanwhile
     #[arg(long)]
     swap: bool,
+    /// Handlers of `profile`
+    #[arg(long, value_name = "N")]
+    handlers: Option<usize>,
+    /// Spinning of `profile`
+    #[arg(long, value_name = "US")]
+    spin: Option<u64>,
+    /// `profile` of threads that serve their own faults
+    #[arg(long)]
+    in_thread: bool,
     /// Directory of temporary files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -243,7 +252,7 @@ fn main() -> ExitCode {
     }
     if args.filters.iter().any(|word| word == "profile") {
         let on_loop = args.filters.iter().any(|word| word == "loop");
-        return finish(profile::run(&plan, on_loop));
+        return finish(profile::run(&plan, &args, on_loop));
     }
     finish(run_rows(&args, &plan))
 }

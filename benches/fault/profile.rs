@@ -8,9 +8,11 @@ use crate::device::LoopDevice;
 use crate::far::{self, Far};
 use crate::os::KERNEL_PAGE;
 use crate::work::{Mix, Order};
-use crate::{Failure, Plan, Result};
+use crate::{Args, Failure, Plan, Result};
+use farheap::region::{Mode, RegionConfig};
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Duration;
 
 /// What a thread has used so far.
 #[derive(Clone, Debug, Default)]
@@ -48,15 +50,25 @@ fn usages() -> BTreeMap<u32, Usage> {
     found
 }
 
-pub(crate) fn run(plan: &Plan, on_loop: bool) -> Result<()> {
+/// The settings that the command line asks for.
+fn config(plan: &Plan, args: &Args, page: usize) -> RegionConfig {
+    let cache = plan.cache.max(64 * page);
+    let config = far::config(page, cache, plan.data);
+    let spin = args.spin.map_or(config.spin, Duration::from_micros);
+    let handlers = args.handlers.unwrap_or(config.handlers);
+    let mode = if args.in_thread { Mode::InThread } else { Mode::Handler };
+    RegionConfig { spin, handlers, mode, ..config }
+}
+
+pub(crate) fn run(plan: &Plan, args: &Args, on_loop: bool) -> Result<()> {
     let device = on_loop.then(|| LoopDevice::create(far::device_bytes(plan.data))).transpose()?;
     let store = match &device {
         Some(device) => far::device_store(device.path())?,
         None => far::memory_store(plan.data)?,
     };
     let page = if plan.page_is_given { plan.page } else { KERNEL_PAGE };
-    let cache = plan.cache.max(64 * page);
-    let far = Far::stored(far::config(page, cache, plan.data), store, plan.data)?;
+    let far = Far::stored(config(plan, args, page), store, plan.data)?;
+    eprintln!("set up");
     for &threads in &plan.threads {
         let mut mix = Mix::new(Order::Perm, plan.data, page, threads);
         mix.access(far.words, plan.round)?;

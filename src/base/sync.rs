@@ -26,6 +26,8 @@ pub(crate) enum Rank {
     Heap = 1,
     /// Address ranges of a region.
     Space = 2,
+    /// A memory manager's list of consumers.
+    Consumers = 3,
     /// The eviction policy's lists.
     Policy = 4,
     /// Staging frames.

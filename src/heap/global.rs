@@ -138,7 +138,7 @@ pub(super) fn is_far(ptr: *const u8) -> bool {
 
 /// The tier for an allocation of `size` bytes; `None`: local.
 #[inline]
-fn tier_for(size: usize) -> Option<&'static Tier> {
+pub(super) fn tier_for(size: usize) -> Option<&'static Tier> {
     match thread::placement() {
         None if size < FAR.threshold.load(Relaxed) => None,
         Some(Placement::Local) => None,
@@ -164,12 +164,25 @@ pub(super) unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
     unsafe { jemalloc::allocate(layout.size(), flags) }
 }
 
+/// Allocates far memory; null when no tier serves, or it has none left.
+///
+/// # Safety
+/// The layout's size is not zero.
+#[inline]
+pub(super) unsafe fn allocate_far(layout: Layout, fill: Fill) -> *mut u8 {
+    let Some(tier) = serving() else {
+        return ptr::null_mut();
+    };
+    // SAFETY: the size is not zero. A tier that is just closing has no memory.
+    unsafe { tier.allocate(layout, fill) }.unwrap_or(ptr::null_mut())
+}
+
 /// Allocates from `tier`, or locally when it has just been shut down.
 ///
 /// # Safety
 /// The layout's size is not zero.
 #[inline]
-unsafe fn allocate(tier: Option<&'static Tier>, layout: Layout, fill: Fill) -> *mut u8 {
+pub(super) unsafe fn allocate(tier: Option<&'static Tier>, layout: Layout, fill: Fill) -> *mut u8 {
     if let Some(tier) = tier {
         // SAFETY: the size is not zero.
         if let Ok(ptr) = unsafe { tier.allocate(layout, fill) } {
@@ -228,6 +241,24 @@ unsafe fn move_to(tier: &'static Tier, ptr: *mut u8, old: Layout, new: Layout) -
     moved
 }
 
+/// Resizes: within the tier that `ptr` is in, unless the allocation is local, grows, and the
+/// policy sends the new size far. Null leaves it as it was.
+///
+/// # Safety
+/// As for [`reallocate_in_tier`].
+#[inline]
+pub(super) unsafe fn resize(ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
+    if new.size() > old.size()
+        && !is_far(ptr)
+        && let Some(tier) = tier_for(new.size())
+    {
+        // SAFETY: as the caller promises.
+        return unsafe { move_to(tier, ptr, old, new) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { reallocate_in_tier(ptr, old, new) }
+}
+
 /// The global allocator: jemalloc, with a far tier once a heap is running.
 ///
 /// Usable before `main` and while threads exit. Until a far heap is started, and after it has
@@ -282,14 +313,7 @@ unsafe impl GlobalAlloc for FarHeap {
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         // SAFETY: the caller guarantees that the rounded size fits.
         let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
-        if new_size > layout.size()
-            && !is_far(ptr)
-            && let Some(tier) = tier_for(new_size)
-        {
-            // SAFETY: as the caller promises.
-            return unsafe { move_to(tier, ptr, layout, new) };
-        }
         // SAFETY: as the caller promises.
-        unsafe { reallocate_in_tier(ptr, layout, new) }
+        unsafe { resize(ptr, layout, new) }
     }
 }

@@ -57,14 +57,6 @@ impl Far {
 /// Allocates in one tier, not zero bytes.
 type Allocate = unsafe fn(Layout, Fill) -> *mut u8;
 
-unsafe fn allocate_far(layout: Layout, fill: Fill) -> *mut u8 {
-    let Some(tier) = global::serving() else {
-        return ptr::null_mut();
-    };
-    // SAFETY: the caller passes no empty layout. A tier that is just closing has no memory.
-    unsafe { tier.allocate(layout, fill) }.unwrap_or(ptr::null_mut())
-}
-
 /// Allocates, empty layouts included.
 fn allocate(with: Allocate, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
     let ptr = if layout.size() == 0 {
@@ -193,9 +185,9 @@ macro_rules! allocator {
     };
 }
 
-allocator!(Allocator, AllocError, Far, allocate_far);
+allocator!(Allocator, AllocError, Far, global::allocate_far);
 allocator!(Allocator, AllocError, Local, global::allocate_local);
 #[cfg(feature = "nightly")]
-allocator!(std::alloc::Allocator, std::alloc::AllocError, Far, allocate_far);
+allocator!(std::alloc::Allocator, std::alloc::AllocError, Far, global::allocate_far);
 #[cfg(feature = "nightly")]
 allocator!(std::alloc::Allocator, std::alloc::AllocError, Local, global::allocate_local);

@@ -122,6 +122,35 @@ pub(crate) unsafe fn free(ptr: *mut u8, size: usize, flags: Flags) {
     unsafe { ffi::sdallocx(ptr.cast(), size, flags.0) }
 }
 
+/// Frees a local allocation of any size.
+///
+/// # Safety
+/// As for [`free`], and `ptr` is of no arena with a cache of its own.
+#[inline]
+pub(crate) unsafe fn free_unsized(ptr: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe { ffi::free(ptr.cast()) }
+}
+
+/// Bytes that an allocation has.
+///
+/// # Safety
+/// `ptr` was allocated by this jemalloc and has not been freed.
+#[inline]
+pub(crate) unsafe fn size_of_block(ptr: *const u8) -> usize {
+    // SAFETY: as the caller promises.
+    unsafe { ffi::sallocx(ptr.cast(), 0) }
+}
+
+/// Bytes that an allocation of `size` bytes would really have; 0 for an impossible one.
+pub(crate) fn usable_size_or_zero(size: usize, flags: Flags) -> usize {
+    if size == 0 {
+        return 0;
+    }
+    // SAFETY: computes only; `size` is not zero.
+    unsafe { ffi::nallocx(size, flags.0) }
+}
+
 /// Resizes an allocation, moving it within what `flags` name if needed; null leaves it as it was.
 ///
 /// # Safety

@@ -58,6 +58,20 @@ pub(super) fn class_of(layout: Layout) -> Option<usize> {
     }
 }
 
+/// The size of a layout's objects if a class holds them: what jemalloc then says it is.
+#[inline]
+pub(super) fn class_size(layout: Layout) -> Option<usize> {
+    let align = layout.align().min(ALIGN_MAX);
+    // Layouts are below `isize::MAX`: the sum does not overflow.
+    let size = (layout.size() + align - 1) & !(align - 1);
+    // Beyond a page's alignment jemalloc has only whole extents.
+    let size = if layout.align() > ALIGN_MAX { size.max(EXTENT_MIN) } else { size };
+    (size <= SIZE_MAX).then(|| SIZES[class_of_size(size)])
+}
+
+/// jemalloc's smallest extent of its own.
+const EXTENT_MIN: usize = 16 << 10;
+
 /// The size to ask jemalloc for.
 #[inline]
 pub(super) fn fitting_size(layout: Layout) -> usize {

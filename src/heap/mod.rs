@@ -1,7 +1,8 @@
 //! The heap: jemalloc arenas whose extents come from a region. Layer 7.
 //!
 //! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`] and
-//! [`Local`] decide by type (`handle`); [`scope`] decides for a thread (`thread`). Far memory
+//! [`Local`] decide by type (`handle`); [`scope`] decides for a thread (`thread`); [`malloc`] is
+//! for who frees without a size. Far memory
 //! comes from the installed [`Tier`]: arenas (`tier`), what threads keep of them (`slot`,
 //! `magazine`), extent hooks (`hooks`) onto an [`ExtentSource`] (`source`), and all of
 //! jemalloc's controls (`jemalloc`).
@@ -17,6 +18,7 @@ mod handle;
 mod hooks;
 mod jemalloc;
 mod magazine;
+pub mod malloc;
 mod slot;
 pub(crate) mod source;
 #[cfg(test)]

@@ -210,7 +210,8 @@ impl Region {
         Ok(())
     }
 
-    /// Changes the limit while running. Lowering it returns when the pages above it are out.
+    /// Changes the limit while running; under a memory manager, this region's ceiling. Lowering it
+    /// returns when the pages above it are out.
     ///
     /// # Errors
     /// [`Error::LimitTooSmall`] below the minimum for the page size; [`Error::LimitExceeded`]
@@ -223,8 +224,6 @@ impl Region {
             return Err(Error::LimitTooSmall { limit, minimum });
         }
         self.pager.set_limit(limit);
-        let pages = PageCount(limit.0 / self.pager.page_bytes as u64);
-        self.pager.policy.lock().resize(pages);
         let (mut last, mut since) = (self.pager.budget.charged(), Instant::now());
         while self.pager.excess() > 0 {
             self.pager.call_evictor();

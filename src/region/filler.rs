@@ -11,7 +11,7 @@
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
 
-use super::follow::Follow;
+use super::follow::{Follow, Seen};
 use super::pager::{Ahead, Pager};
 use super::report;
 use super::resolve::{Answer, Asked};
@@ -108,6 +108,10 @@ pub(super) struct Filler {
     finished: Vec<Completion>,
     starving: bool,
     follow: Follow,
+    /// The last wait was for faults only.
+    rested: bool,
+    /// The last turn found nothing to do.
+    idle_before: bool,
     spin: Duration,
     deadline: Duration,
     checked: Instant,
@@ -138,7 +142,9 @@ impl Filler {
             arrived: Instant::now(),
             finished: Vec::with_capacity(DEPTH as usize),
             starving: false,
-            follow: Follow::default(),
+            follow: Follow::new(index),
+            rested: false,
+            idle_before: false,
             spin,
             deadline,
             checked: Instant::now(),
@@ -148,7 +154,9 @@ impl Filler {
 
     /// Serves faults until the region stops.
     pub(super) fn run(&mut self) {
+        self.pager.leases.of(self.index).adopt();
         while !self.pager.stop.load(Ordering::Acquire) {
+            self.pager.leases.of(self.index).begin_turn();
             if let Err(error) = self.turn() {
                 report::fatal("a filler lost its userfaultfd or its device queue", &error);
             }
@@ -163,10 +171,15 @@ impl Filler {
         self.start_reads()?;
         let idle = news == 0 && self.finished.is_empty();
         let timeout = self.patience(idle);
+        self.rested = idle && self.rest_if_last(0);
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
         super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
-        self.pager.filler_looks(self.index, idle && self.finished.is_empty());
+        self.rested &= self.finished.is_empty();
+        let idle = idle && self.finished.is_empty();
+        // Not after every fault that was waited for: the bell is a system call.
+        self.pager.filler_looks(self.index, idle && self.idle_before);
+        self.idle_before = idle;
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
         }
@@ -201,8 +214,9 @@ impl Filler {
             for at in 0..count {
                 let message = self.messages[at];
                 if let Some(fault) = message.fault() {
-                    let lonely = count == 1 && self.queue.in_flight() == 0;
-                    self.follow.fault(fault.thread, lonely && self.fills.is_empty());
+                    let lonely = self.rest_if_last(count - 1);
+                    let seen = Seen { thread: fault.thread, lonely, slept: self.rested };
+                    self.follow.fault(seen, &self.pager.leases);
                     self.answer(fault, arrived, None);
                 }
             }
@@ -241,6 +255,19 @@ impl Filler {
             }
             _ => self.waiting.push(Waiting { fault, arrived, why, since }),
         }
+    }
+
+    /// Notes that the filler has nothing to do but what it does now, if that is so and `more` is
+    /// zero: the thread that it wakes next may run in its place for long.
+    fn rest_if_last(&self, more: usize) -> bool {
+        let last = more == 0
+            && self.queue.in_flight() == 0
+            && self.finished.is_empty()
+            && self.fills.is_empty()
+            && self.waiting.is_empty()
+            && self.ahead.is_none();
+        self.pager.leases.of(self.index).rest(last);
+        last
     }
 
     fn retry_waiting(&mut self) {
@@ -430,10 +457,18 @@ impl Filler {
             segments: &segments[..count],
         };
         self.reads[token] = Some(Read { frames, count, started: Instant::now(), overdue: false });
+        let before = self.queue.in_flight();
         let queue = &mut *self.queue;
         let Some(pushed) = super::guarded(&self.pager, || super::push(queue, request)) else {
-            // Whether the device has the request is unknown: as if it never answered.
-            return self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
+            self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
+            // Whether the device has the request is unknown, as if it never answered, unless the
+            // store says that it took nothing.
+            if self.queue.in_flight() == before {
+                self.reads[token] = None;
+                self.free_reads.push(token);
+                frames[..count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
+            }
+            return;
         };
         assert!(pushed, "fills are bounded by the queue's depth");
         self.pager.counters.reads_in_flight.up();
@@ -445,7 +480,8 @@ impl Filler {
         self.free_reads.push(token);
         self.pager.counters.reads_in_flight.down();
         self.pager.read_times[self.index].add(read.started.elapsed());
-        for &frame in &read.frames[..read.count] {
+        for (n, &frame) in read.frames[..read.count].iter().enumerate() {
+            self.rest_if_last(read.count - 1 - n);
             if read.overdue {
                 self.pager.cancel_fill(frame);
                 continue;
@@ -497,7 +533,7 @@ impl Filler {
                 let ahead = access == Access::Ahead;
                 let word = Word::resident(slot).with_protected(protect).with_prefetched(ahead);
                 let how = if ahead { Insert::Prefetched } else { Insert::Filled };
-                pager.settle_resident(page, moving, word, Some(how));
+                pager.settle_mapped(page, moving, word, Some(how));
                 pager.counters.pages_in.bump();
                 if !ahead {
                     pager.counters.faults_read.bump();

@@ -27,7 +27,9 @@ mod extents;
 mod filler;
 mod follow;
 mod in_thread;
+mod joined;
 mod latency;
+mod lease;
 mod pager;
 mod readahead;
 mod report;
@@ -45,14 +47,16 @@ use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::store::{Queue, Request, SealedStore, Store, Wipe};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
+use crate::tier::manager::{Account, MemoryManager};
 use crate::tier::policy::PolicyKind;
 use evictor::Evictor;
 use filler::Filler;
+use lease::Lender;
 use pager::Pager;
 use requests::Requests;
 use space::Space;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -239,7 +243,7 @@ impl RegionConfig {
 /// use farheap::region::{Region, RegionConfig};
 /// use farheap::store::MemStore;
 /// use farheap::ByteCount;
-/// use std::sync::Arc;
+/// use std::sync::{Arc, Weak};
 ///
 /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
 /// let config = RegionConfig { limit: ByteCount::mib(8), ..RegionConfig::default() };
@@ -263,6 +267,15 @@ pub struct Region {
     /// Held while pins are added or ended.
     pin_lock: std::sync::Mutex<()>,
     wipe: Wipe,
+    manager: Option<Arc<MemoryManager>>,
+}
+
+/// Opens a region's account: its ceiling, and what it cannot work without.
+fn join(manager: &MemoryManager, config: &RegionConfig) -> Result<Account> {
+    let account = manager.join("far heap")?;
+    account.set_floor(RegionConfig::limit_min(config.page))?;
+    account.set_ceiling(config.limit);
+    Ok(account)
 }
 
 impl Region {
@@ -273,22 +286,58 @@ impl Region {
     /// [`Error::LimitTooSmall`] for settings that cannot work, [`Error::Os`] when the kernel
     /// refuses resources.
     pub fn create(config: RegionConfig, store: Arc<dyn Store>) -> Result<Region> {
-        Region::create_with(config, store, || ())
+        Region::create_with(config, store, None, || ())
+    }
+
+    /// [`create`](Region::create) under a memory manager: `config.limit` is then a ceiling, the
+    /// manager's limit holds for this region and all other consumers together, and temporary
+    /// memory of the manager that does not fit may [spill](crate::tier::manager::Spill) here. As
+    /// much as the page size needs to work ([`RegionConfig::limit_min`]) is the region's floor.
+    ///
+    /// # Errors
+    /// As [`create`](Region::create); [`Error::TooManyConsumers`]; [`Error::LimitExceeded`] when
+    /// the manager's limit does not hold the floors.
+    pub fn create_under(
+        manager: &Arc<MemoryManager>,
+        config: RegionConfig,
+        store: Arc<dyn Store>,
+    ) -> Result<Arc<Region>> {
+        Region::create_joined(manager, config, store, || ())
+    }
+
+    /// [`create_under`](Region::create_under), with something that each thread does first.
+    pub(crate) fn create_joined(
+        manager: &Arc<MemoryManager>,
+        config: RegionConfig,
+        store: Arc<dyn Store>,
+        thread_start: fn(),
+    ) -> Result<Arc<Region>> {
+        let region = Region::create_with(config, store, Some(manager), thread_start)?;
+        let region = Arc::new(region);
+        let spill: Weak<Region> = Arc::downgrade(&region);
+        manager.set_spill(spill);
+        Ok(region)
     }
 
     /// [`create`](Region::create), with something that each thread does first.
     pub(crate) fn create_with(
         config: RegionConfig,
         store: Arc<dyn Store>,
+        manager: Option<&Arc<MemoryManager>>,
         thread_start: fn(),
     ) -> Result<Region> {
         let config = config.check()?;
+        let account = manager.map(|manager| join(manager, &config)).transpose()?;
         let store = match config.encrypt {
             true => Arc::new(SealedStore::new(store, config.page)?),
             false => store,
         };
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
-        let pager = Arc::new(Pager::new(&config, store)?);
+        let pager = Arc::new(Pager::new(&config, store, account)?);
+        if let Some(account) = &pager.joined.account {
+            let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
+            account.set_reclaimer(reclaimer);
+        }
         let requests = Arc::new(Requests::new());
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;
         let fillers: Result<Vec<Filler>> = (0..config.handlers)
@@ -298,15 +347,18 @@ impl Region {
             pager,
             space,
             requests,
-            threads: Vec::with_capacity(config.handlers + 1),
+            threads: Vec::with_capacity(config.handlers + 2),
             pin_lock: std::sync::Mutex::new(()),
             wipe: config.wipe,
+            manager: manager.cloned(),
         };
         let evict = Work { state: evictor, run: Evictor::run };
         if config.mode == Mode::InThread {
             in_thread::list(&region.pager)?;
         }
         region.spawn("farheap-evict", thread_start, evict)?;
+        let lend = Work { state: Lender::new(region.pager.clone()), run: Lender::run };
+        region.spawn("farheap-lend", thread_start, lend)?;
         for filler in fillers? {
             let fill = Work { state: filler, run: Filler::run };
             region.spawn("farheap-fill", thread_start, fill)?;
@@ -414,7 +466,7 @@ impl Region {
         }
         // What the device has taken is all that can be said while it takes no more.
         let stored = if failing { pager.slots.in_use() } else { pager.slots.slots() };
-        let resident = pager.budget.limit().0.saturating_sub(pager.reserve().0);
+        let resident = pager.guaranteed().0.saturating_sub(pager.reserve().0);
         PageCount(stored.0.saturating_add(resident / pager.page_bytes as u64))
     }
 
@@ -427,6 +479,18 @@ impl Region {
         let first = offset / self.pager.page_bytes;
         let end = (offset + len.as_usize()).div_ceil(self.pager.page_bytes);
         Ok((PageId(first as u64), PageCount((end - first) as u64)))
+    }
+
+    /// The memory manager that the region has joined, if it has.
+    #[must_use]
+    pub fn manager(&self) -> Option<&Arc<MemoryManager>> {
+        self.manager.as_ref()
+    }
+
+    /// The region's account at its memory manager, to set its floor.
+    #[must_use]
+    pub fn account(&self) -> Option<&Account> {
+        self.pager.joined.account.as_ref()
     }
 
     /// A snapshot of the region's statistics.
@@ -468,6 +532,7 @@ impl Drop for Region {
         self.requests.close();
         self.pager.evictor_bell.signal();
         self.pager.ring_fillers();
+        self.pager.leases.ring();
         in_thread::unlist(&self.pager);
         for thread in self.threads.drain(..) {
             // A handler that panicked has said so already.

@@ -81,6 +81,9 @@ impl Pager {
         if !self.chunks.is_closed(chunk) {
             return Some(Answer::Again);
         }
+        if !self.count_tables(chunk) {
+            return Some(Answer::Starved);
+        }
         if self.try_open(page) {
             self.check_low();
             return Some(Answer::Done);
@@ -89,7 +92,7 @@ impl Pager {
         self.word(page).try_change(Word::EMPTY, moving).ok()?;
         match self.install_zeros(page) {
             Ok(true) => {
-                self.settle_resident(page, moving, Word::resident(None), Some(Insert::Fresh));
+                self.settle_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
                 self.counters.faults_zero.bump();
                 self.check_low();
                 Some(Answer::Done)
@@ -146,7 +149,7 @@ impl Pager {
             Ok(fate) => {
                 let unseen = prefetched && asked == Asked::Ahead;
                 let resident = Word::resident(slot).with_prefetched(unseen);
-                self.settle_resident(page, moving, resident, None);
+                self.settle_mapped(page, moving, resident, None);
                 self.frames.decide(frame, fate);
                 if asked == Asked::Fault {
                     self.counters.faults_cooling.bump();
@@ -177,7 +180,7 @@ impl Pager {
         if let Err(error) = self.copy_rest(page, frame, 0) {
             report::fatal("a page being written could not be mapped", &error);
         }
-        self.settle_resident(page, moving, Word::resident(None), None);
+        self.settle_mapped(page, moving, Word::resident(None), None);
         self.frames.decide(frame, Fate::Dropped);
         self.counters.faults_cooling.bump();
         Some(Answer::Done)

@@ -10,12 +10,15 @@ use std::fmt;
 pub struct Stats {
     /// Most bytes that may be resident.
     pub limit_bytes: u64,
-    /// Bytes resident now: mapped pages and staging frames.
+    /// Bytes resident now: mapped pages, staging frames, and the tables that describe them.
     pub resident_bytes: u64,
     /// Bytes charged against the limit now: resident, and the untouched rest of open chunks.
     pub charged_bytes: u64,
     /// Largest number of charged bytes there ever was; resident bytes never exceeded it.
     pub resident_bytes_max: u64,
+    /// Of these, bytes of tables: page words, the policy's lists, slot hashes, page tables.
+    /// Proportional to the pages and slots that were ever used.
+    pub metadata_bytes: u64,
     /// Bytes of the pages that hold live data, resident or not.
     pub committed_bytes: u64,
     /// Bytes of device space in use.
@@ -88,6 +91,8 @@ pub struct Stats {
     pub chunks_opened: u64,
     /// Chunks taken back under pressure.
     pub chunks_closed: u64,
+    /// Of those, chunks that left memory whole.
+    pub chunks_evicted: u64,
     /// Panics that a handler thread survived.
     pub panics: u64,
 }
@@ -100,6 +105,7 @@ impl Stats {
             limit_bytes: pager.budget.limit().0,
             resident_bytes: pager.budget.charged().0.saturating_sub(pager.open_but_absent().0),
             charged_bytes: pager.budget.charged().0,
+            metadata_bytes: pager.tables().0,
             resident_bytes_max: pager.budget.charged_max().0,
             committed_bytes: committed.0 * page,
             stored_bytes: pager.slots.in_use().0 * page,
@@ -135,6 +141,7 @@ impl Stats {
             poisoned: counters.poisoned.get(),
             chunks_opened: counters.chunks_opened.get(),
             chunks_closed: counters.chunks_closed.get(),
+            chunks_evicted: counters.chunks_evicted.get(),
             panics: counters.panics.get(),
         }
     }

@@ -248,16 +248,19 @@ impl Queue for UringQueue {
 
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
         let deadline = Instant::now() + timeout.min(WAIT_MAX);
-        self.arm_watches();
+        let mut reaped = self.reap(done);
+        // A poll that ended before now told of what the caller has probably read since. Whatever
+        // is still there ends the new one at once.
+        reaped.woken = false;
         loop {
-            let reaped = self.reap(done);
             if reaped.reported > 0 || reaped.woken {
                 return self.submit();
             }
+            self.arm_watches();
             let left = deadline.saturating_duration_since(Instant::now());
             self.ring.submit_and_wait(left).map_err(enter_failed)?;
+            reaped = self.reap(done);
             if left.is_zero() {
-                self.reap(done);
                 return self.submit();
             }
         }

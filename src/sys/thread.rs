@@ -1,5 +1,5 @@
-//! Threads and processors: `sched_setaffinity(2)`, `/proc/self/task`.
-#![expect(unsafe_code, reason = "sets the calling thread's affinity")]
+//! Threads and processors: `sched_setaffinity(2)`, `sched_setscheduler(2)`, `/proc/self/task`.
+#![expect(unsafe_code, reason = "sets affinity and policy of this process's threads")]
 
 use std::io::Read;
 use std::mem::MaybeUninit;
@@ -32,6 +32,13 @@ fn processor_in(stat: &str) -> Option<u32> {
     behind.split(' ').nth(FIELDS_BEHIND_NAME)?.parse().ok()
 }
 
+/// The calling thread's kernel id.
+pub(crate) fn current() -> u32 {
+    // SAFETY: takes nothing and always succeeds (gettid(2)).
+    let id = unsafe { libc::gettid() };
+    id.unsigned_abs()
+}
+
 /// Binds the calling thread to a processor; `false`: not allowed.
 pub(crate) fn run_on(processor: u32) -> bool {
     let all = ALL.get_or_init(affinity);
@@ -45,15 +52,79 @@ pub(crate) fn run_on(processor: u32) -> bool {
     let mut set = empty();
     // SAFETY: CPU_SET sets a bit inside of the set, checked above.
     unsafe { libc::CPU_SET(processor as usize, &mut set) };
-    set_affinity(&set)
+    set_affinity(0, &set)
 }
 
-/// Lets the calling thread run on all processors again.
-pub(crate) fn run_anywhere() {
+/// Lets a thread of this process run on all processors again.
+pub(crate) fn run_anywhere(thread: u32) {
     if let Some(all) = ALL.get() {
         // Being refused costs speed only.
-        set_affinity(all);
+        set_affinity(thread, all);
     }
+}
+
+/// Whether a thread gives way to all others that want its processor (`SCHED_IDLE`) or takes its
+/// share (`SCHED_OTHER`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    GivesWay,
+    Equal,
+}
+
+/// Sets the policy of a thread of this process; `false`: not allowed. The way back from
+/// [`Share::GivesWay`] needs `CAP_SYS_NICE` or an `RLIMIT_NICE` of 20, see `sched(7)`.
+pub(crate) fn set_share(thread: u32, share: Share) -> bool {
+    let policy = match share {
+        Share::GivesWay => libc::SCHED_IDLE,
+        Share::Equal => libc::SCHED_OTHER,
+    };
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel reads the parameters it is given; it checks thread and policy.
+    unsafe { libc::sched_setscheduler(thread.cast_signed(), policy, &raw const none) == 0 }
+}
+
+/// Whether threads of this process may give way and come back: tried once, by a thread that ends,
+/// and looked up every time, because privileges can be dropped.
+pub(crate) fn may_give_way() -> bool {
+    static MAY: OnceLock<bool> = OnceLock::new();
+    let could = *MAY.get_or_init(|| {
+        let there_and_back = || {
+            // A program that runs its threads under another policy has its reasons.
+            let ordinary = policy() == libc::SCHED_OTHER;
+            ordinary && set_share(0, Share::GivesWay) && set_share(0, Share::Equal)
+        };
+        std::thread::Builder::new()
+            .spawn(there_and_back)
+            .is_ok_and(|thread| thread.join().unwrap_or(false))
+    });
+    could && (may_set_nice() || has_nice_limit())
+}
+
+/// Whether the calling thread has `CAP_SYS_NICE`, see `capget(2)`.
+fn may_set_nice() -> bool {
+    const VERSION_3: u32 = 0x2008_0522;
+    const CAP_SYS_NICE: u32 = 23;
+    let header = [VERSION_3, 0];
+    // Effective, permitted and inheritable, the low half and the high half.
+    let mut sets = [0_u32; 6];
+    // SAFETY: header and sets have the layout and size that version 3 wants.
+    let rc = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
+    rc == 0 && sets[0] & 1 << CAP_SYS_NICE != 0
+}
+
+/// Whether `RLIMIT_NICE` allows a nice value of 0, see `getrlimit(2)`.
+fn has_nice_limit() -> bool {
+    const NICE_0: libc::rlim_t = 20;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills in the structure it is given.
+    let rc = unsafe { libc::getrlimit(libc::RLIMIT_NICE, &raw mut limit) };
+    rc == 0 && limit.rlim_cur >= NICE_0
+}
+
+/// The calling thread's scheduling policy.
+fn policy() -> libc::c_int {
+    // SAFETY: 0 is the calling thread; the call has no other argument.
+    unsafe { libc::sched_getscheduler(0) }
 }
 
 fn empty() -> libc::cpu_set_t {
@@ -68,9 +139,11 @@ fn affinity() -> libc::cpu_set_t {
     set
 }
 
-fn set_affinity(set: &libc::cpu_set_t) -> bool {
-    // SAFETY: the kernel reads the set it is given, of the size it is told; 0 is this thread.
-    unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) == 0 }
+/// 0 is the calling thread.
+fn set_affinity(thread: u32, set: &libc::cpu_set_t) -> bool {
+    let thread = thread.cast_signed();
+    // SAFETY: the kernel reads the set it is given, of the size it is told, and checks the thread.
+    unsafe { libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), set) == 0 }
 }
 
 #[cfg(test)]
@@ -89,15 +162,29 @@ mod tests {
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn a_thread_runs_where_it_is_bound_to() {
         let bound = std::thread::spawn(|| {
-            // SAFETY: gettid takes nothing and always succeeds.
-            let thread = unsafe { libc::gettid() } as u32;
+            let thread = current();
             let here = processor_of(thread).expect("the thread runs");
             let allowed = run_on(here);
             let seen = processor_of(thread);
-            run_anywhere();
+            run_anywhere(thread);
             (here, allowed, seen)
         });
         let (here, allowed, seen) = bound.join().expect("no panic");
         assert!(!allowed || seen == Some(here), "bound to {here}, runs on {seen:?}");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel")]
+    fn a_thread_that_gave_way_takes_its_share_again() {
+        let allowed = may_give_way();
+        let seen = std::thread::spawn(move || {
+            let gave = allowed && set_share(current(), Share::GivesWay);
+            let (low, back) = (policy(), gave && set_share(current(), Share::Equal));
+            (gave, low, back, policy())
+        });
+        let (gave, low, back, after) = seen.join().expect("no panic");
+        assert_eq!((gave, back), (allowed, allowed));
+        assert_eq!(low == libc::SCHED_IDLE, allowed);
+        assert!(!allowed || after == libc::SCHED_OTHER);
     }
 }

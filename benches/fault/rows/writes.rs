@@ -8,6 +8,7 @@ use crate::report::{Figure, Row};
 use crate::work::{check, stamped};
 use crate::{Failure, Plan, Result, Sample, Side, take_turns};
 use allocator_api2::vec::Vec as FarVec;
+use farheap::region::Advice;
 use farheap::{ByteCount, Config, Heap};
 use std::time::Duration;
 
@@ -20,6 +21,10 @@ pub(crate) fn first(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         let cache = plan.cache.max(64 * page);
         let config = far::config(page, cache, plan.data);
         let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
+        // Pages that are read ahead and not written soon make room for others: the write would
+        // then be a fault for the page, not the first write to a resident one.
+        let all = ByteCount(plan.data as u64);
+        far.region.advise(far.words.as_ptr(), all, Advice::Random).map_err(Failure::of)?;
         // A quarter of the cache stays resident for sure.
         let pages = (plan.cache / 4 / page).min(2048);
         let mut stamp = 0;

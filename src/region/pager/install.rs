@@ -11,8 +11,9 @@ use crate::sys::uffd::{Outcome, Protect, Wake, feature};
 use crate::sys::vm::{HUGE_PAGE, Piece};
 
 impl Pager {
-    /// Maps a frame's content as `page`, which is `Moving` by this thread, and wakes who waits
-    /// for it. The frame is consumed, its memory or the charge of the fill now the page's.
+    /// Maps a frame's content as `page`, which is `Moving` by this thread. The frame is consumed,
+    /// its memory or the charge of the fill now the page's. Who waits is woken by
+    /// [`settle_mapped`](Self::settle_mapped).
     ///
     /// # Errors
     /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
@@ -21,7 +22,7 @@ impl Pager {
         if self.fill_by_move {
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
             // frame is this thread's and holds the page's content.
-            match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::Yes) } {
+            match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) } {
                 Outcome::Done => self.frames.put_empty(frame),
                 // Rarely, just after a device read, the kernel still holds the frame.
                 Outcome::Busy { bytes } => {
@@ -35,7 +36,7 @@ impl Pager {
         }
         // SAFETY: as above.
         let outcome =
-            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, Wake::Yes) };
+            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, Wake::No) };
         match outcome {
             Outcome::Done => {
                 self.recycle(frame);
@@ -60,7 +61,7 @@ impl Pager {
         // `Moving`), and the rest of the frame holds its content.
         let outcome = unsafe {
             let rest = self.page_bytes - mapped;
-            self.uffd.copy(dst, src as *const u8, rest, Protect::No, Wake::Yes)
+            self.uffd.copy(dst, src as *const u8, rest, Protect::No, Wake::No)
         };
         match outcome {
             Outcome::Done => Ok(()),
@@ -99,7 +100,7 @@ impl Pager {
         // `zeros` is never written.
         let outcome = unsafe {
             let zeros = self.zeros.as_ptr();
-            self.uffd.copy(self.addr(page), zeros, self.page_bytes, Protect::No, Wake::Yes)
+            self.uffd.copy(self.addr(page), zeros, self.page_bytes, Protect::No, Wake::No)
         };
         match outcome {
             Outcome::Done => Ok(true),

@@ -25,7 +25,9 @@ mod room;
 
 use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
+use super::joined::Joined;
 use super::latency::Recorder;
+use super::lease::Leases;
 use super::readahead::{Streams, Window};
 use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
@@ -40,6 +42,7 @@ use crate::sys::event::EventFd;
 use crate::sys::uffd::{Uffd, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use crate::tier::budget::Budget;
+use crate::tier::manager::Account;
 use crate::tier::policy::{EvictionPolicy, Insert};
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
@@ -76,7 +79,9 @@ pub(crate) struct Pager {
     pub(crate) chunks: Chunks,
     pub(crate) uffd: Uffd,
     pub(crate) discarder: Discarder,
-    pub(crate) budget: Budget,
+    pub(crate) budget: Arc<Budget>,
+    /// Its place under a memory manager.
+    pub(in crate::region) joined: Joined,
     pub(crate) policy: Ranked<Box<dyn EvictionPolicy>>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) slots: SlotMap,
@@ -112,6 +117,7 @@ pub(crate) struct Pager {
     pub(crate) evictor_bell: EventFd,
     evictor_called: CachePadded<AtomicBool>,
     pub(crate) filler_bells: Box<[EventFd]>,
+    pub(super) leases: Leases,
     /// Beside each bell: it was rung and nobody has looked yet.
     filler_called: Box<[CachePadded<AtomicBool>]>,
     /// Fillers that hold faults they have no frame for.
@@ -126,7 +132,16 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
-    pub(crate) fn new(config: &RegionConfig, store: Arc<dyn Store>) -> Result<Pager> {
+    /// `account` is the region's at a memory manager, where it has one.
+    pub(crate) fn new(
+        config: &RegionConfig,
+        store: Arc<dyn Store>,
+        account: Option<Account>,
+    ) -> Result<Pager> {
+        let budget = match &account {
+            Some(account) => Arc::clone(account.budget()),
+            None => Arc::new(Budget::new(config.limit)),
+        };
         let page_bytes = config.page.as_usize();
         let pages = config.span.as_usize() / page_bytes;
         let in_thread = config.mode == Mode::InThread;
@@ -145,7 +160,8 @@ impl Pager {
         // Open chunks use huge pages; staging frames only where a page is one.
         let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
         let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, Huge::Yes)?;
-        let frames = Frames::new(frame_count(config), page_bytes, huge)?;
+        let (singles, runs) = (frame_count(config.page, budget.limit()), run_count(budget.limit()));
+        let frames = Frames::new(singles, runs, page_bytes, huge)?;
         uffd.register_faults(region.addr(), region.len())?;
         let (staging, staging_len) = frames.range();
         uffd.register_staging(staging, staging_len)?;
@@ -176,7 +192,8 @@ impl Pager {
             frames,
             uffd,
             discarder: Discarder::new(),
-            budget: Budget::new(config.limit),
+            budget,
+            joined: Joined::new(account, config.span.as_usize(), page_bytes)?,
             policy: Ranked::new(Rank::Policy, policy),
             slots: SlotMap::new(SlotCount(slot_count as u64))?,
             sums: LazyArray::new(slot_count)?,
@@ -202,6 +219,7 @@ impl Pager {
             evictor_bell: new_bell()?,
             evictor_called: CachePadded::new(AtomicBool::new(false)),
             filler_bells: bells?.into_boxed_slice(),
+            leases: Leases::new(config.handlers)?,
             filler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),
@@ -319,6 +337,14 @@ impl Pager {
         self.settle(page, from, to);
     }
 
+    /// As [`settle_resident`](Self::settle_resident), for a page that was missing: wakes who waits
+    /// for it, as the last thing, because a thread that is woken may run at once in place of this
+    /// one and must not find the page in its hands.
+    pub(crate) fn settle_mapped(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
+        self.settle_resident(page, from, to, how);
+        self.wake(page);
+    }
+
     /// Ends this thread's `Moving`.
     pub(crate) fn settle(&self, page: PageId, from: Word, to: Word) {
         if let Err(now) = self.word(page).try_change(from, to) {
@@ -328,6 +354,9 @@ impl Pager {
 
     /// Wakes the threads that wait for a page, to fault again.
     pub(crate) fn wake(&self, page: PageId) {
+        if self.in_thread {
+            return; // Faults are signals there: nobody waits.
+        }
         // A failed wake means the range is not registered any more: nobody can wait there.
         drop(self.uffd.wake(self.addr(page), self.page_bytes));
     }
@@ -356,13 +385,19 @@ fn split(sum: u128) -> Sum {
 }
 
 /// Staging frames of a region: a quarter of the limit, within bounds.
-fn frame_count(config: &RegionConfig) -> usize {
+fn frame_count(page: ByteCount, limit: ByteCount) -> usize {
     const FRAMES_MIN: usize = 16;
     const FRAMES_MAX: usize = 1024;
     const BYTES_MAX: usize = 256 << 20;
-    let page = config.page.as_usize();
-    let quarter = config.limit.as_usize() / 4 / page;
+    let page = page.as_usize();
+    let quarter = limit.as_usize() / 4 / page;
     quarter.clamp(FRAMES_MIN, FRAMES_MAX).min((BYTES_MAX / page).max(FRAMES_MIN))
+}
+
+/// Runs of frames that fresh chunks are evicted to: a sixteenth of the limit, within bounds.
+fn run_count(limit: ByteCount) -> usize {
+    const RUNS_MAX: usize = 8;
+    (limit.as_usize() / 16 / HUGE_PAGE).min(RUNS_MAX)
 }
 
 const _: () = assert!(KERNEL_PAGE == 4096);

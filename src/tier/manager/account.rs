@@ -1,10 +1,11 @@
 //! Consumers: their accounts, and who gives their memory back.
 
-use super::Shared;
+use super::{Mode, Shared};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::tier::budget::Budget;
+use crate::tier::hand_over::HandOver;
 use std::fmt;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
@@ -75,6 +76,11 @@ pub trait Reclaim: Send + Sync {
         100
     }
 
+    /// Gives memory away with its frames, in whole 2 MiB, as much as `room` wants: what a large
+    /// temporary allocation is made of then needs neither be dropped nor faulted in and zeroed.
+    /// For consumers of this crate; a host's cache keeps the default, which gives nothing.
+    fn hand_over(&self, _room: &mut HandOver<'_>) {}
+
     /// Says who holds what cannot be reclaimed, for messages.
     fn describe_held(&self) -> String {
         String::new()
@@ -108,6 +114,8 @@ pub(super) struct Member {
     pub(super) broken: AtomicBool,
     /// Bytes it asks others for without waiting.
     pub(super) asks: AtomicU64,
+    /// These are worth writing others' data for.
+    pub(super) asks_for_writes: AtomicBool,
     /// Bytes reclaimed from it.
     pub(super) gave: AtomicU64,
     manager: Weak<Shared>,
@@ -125,9 +133,10 @@ impl Member {
             budget: Arc::new(Budget::under(Arc::clone(budget), share)),
             floor: AtomicU64::new(0),
             ceiling: AtomicU64::new(u64::MAX),
-            reclaimer: Ranked::new(Rank::Space, None),
+            reclaimer: Ranked::new(Rank::Leaf, None),
             broken: AtomicBool::new(false),
             asks: AtomicU64::new(0),
+            asks_for_writes: AtomicBool::new(false),
             gave: AtomicU64::new(0),
             manager,
         })
@@ -248,16 +257,20 @@ impl Account {
         }
     }
 
+    /// Whether others may give way to this consumer.
+    pub(crate) fn may_ask(&self) -> bool {
+        self.0.manager.upgrade().is_some_and(|manager| manager.mode == Mode::Cooperative)
+    }
+
     /// The budget of a consumer that charges by itself, such as a region.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for a region that joins"))]
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.0.budget
     }
 
-    /// Asks others for memory without waiting, from a thread that must not wait: what they gave is
-    /// told by [`Reclaim::room_made`].
-    #[expect(dead_code, reason = "for a region that joins")]
-    pub(crate) fn ask(&self, want: ByteCount) {
+    /// Asks others for memory without waiting, from a thread that must not wait, at no more than
+    /// `effort` (clean or written): what they gave is told by [`Reclaim::room_made`].
+    pub(crate) fn ask(&self, want: ByteCount, effort: Effort) {
+        self.0.asks_for_writes.store(effort == Effort::Write, Ordering::Relaxed);
         self.0.asks.fetch_max(want.0, Ordering::Relaxed);
         match self.0.manager.upgrade() {
             Some(manager) => manager.call(),

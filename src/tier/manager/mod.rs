@@ -32,6 +32,7 @@ mod temporary;
 #[cfg(test)]
 mod tests;
 
+pub use super::hand_over::HandOver;
 pub use account::{Account, Effort, Reclaim};
 pub use arena::Temporary;
 pub use report::{ConsumerStats, ManagerStats, Mode, Pressure};
@@ -139,7 +140,7 @@ impl MemoryManager {
             let share = share(mode, limit, true);
             let temporary = Member::new(&budget, "temporary", share, Weak::clone(weak));
             Shared {
-                members: Ranked::new(Rank::Heap, vec![Arc::downgrade(&temporary)]),
+                members: Ranked::new(Rank::Consumers, vec![Arc::downgrade(&temporary)]),
                 temporary: Account(temporary),
                 budget,
                 mode,

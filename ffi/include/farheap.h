@@ -1,0 +1,653 @@
+/*
+ * farheap for C: a heap larger than RAM, collective allocators, a buffer pool.
+ *
+ * C11, or C++ (farheap.hpp is the interface that C++ programs want). Linux, 64 bit.
+ *
+ * Conventions, which hold for every function unless it says otherwise:
+ *
+ * - A function that can fail returns a farheap_status, or a pointer that is NULL on failure, or a
+ *   figure. The reason of the calling thread's last failure is in farheap_last_status() and
+ *   farheap_last_message(); a success leaves them as they were.
+ * - Results are written through the last parameters, and only on success. NULL for one of them is
+ *   FARHEAP_E_NULL.
+ * - A pointer to farheap_heap, farheap_collective, farheap_manager or farheap_pool is a *handle*.
+ *   It is not followed but looked up: NULL is FARHEAP_E_NULL; one that was freed, that is of another
+ *   kind, or that never was one, is FARHEAP_E_HANDLE; the parent's, in a forked child, is
+ *   FARHEAP_E_FORKED. There are at most 4096 at a time. Who got a handle frees it.
+ * - Handles and memory may be used from any thread, at the same time too. What no function can know:
+ *   freeing a handle *while* another thread is inside a call with it is undefined, as is freeing
+ *   memory twice, using it after it was freed, and passing pointers that came from elsewhere.
+ * - Structures with a `size` field grow in later versions: set it to their sizeof (the _INIT macros
+ *   do). A size that no version has is FARHEAP_E_ARGUMENT.
+ * - Strings are UTF-8 and end with a zero. Those that a function returns belong to the library.
+ * - No function throws, unwinds, or calls exit. A broken check inside of the library becomes
+ *   FARHEAP_E_PANIC; its message also goes to standard error. Callbacks must not throw or longjmp.
+ * - Sizes and lengths are in bytes.
+ */
+#ifndef FARHEAP_H
+#define FARHEAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The version of the ABI that this header describes; the library's soname ends with it. The
+ * functions that make something from nothing compare it with the library's: FARHEAP_E_ABI. */
+#define FARHEAP_ABI_VERSION 1u
+
+#ifdef __cplusplus
+#define FARHEAP_NOEXCEPT noexcept
+extern "C" {
+#else
+#define FARHEAP_NOEXCEPT
+#endif
+
+/* ---- Status codes ------------------------------------------------------------------------- */
+
+typedef enum farheap_status {
+    FARHEAP_OK = 0,
+    FARHEAP_E_NULL = 1,         /* a pointer is NULL that must not be */
+    FARHEAP_E_HANDLE = 2,       /* not a live handle, or a structure that holds nothing */
+    FARHEAP_E_ABI = 3,          /* header and library are of different ABI versions */
+    FARHEAP_E_ARGUMENT = 4,     /* a value that the function does not take */
+    FARHEAP_E_PANIC = 5,        /* a check inside of the library failed */
+    FARHEAP_E_FORKED = 6,       /* belongs to the parent of this forked process */
+    FARHEAP_E_WOULD_BLOCK = 7,  /* a `try` function did not succeed at once */
+    FARHEAP_E_CALLBACK = 8,     /* for callbacks of the host to return */
+    FARHEAP_E_OTHER = 9,        /* an error newer than this header; see the message */
+    FARHEAP_E_OS = 20,          /* a system call failed; farheap_last_errno() */
+    FARHEAP_E_UFFD_UNAVAILABLE = 21, /* no permission for userfaultfd; the message helps */
+    FARHEAP_E_UNSUPPORTED = 22, /* the kernel lacks what was asked for */
+    FARHEAP_E_DEVICE = 23,      /* a device, file or directory cannot be used */
+    FARHEAP_E_IO = 24,          /* the device failed; farheap_last_errno() */
+    FARHEAP_E_STORE_FULL = 25,  /* no room on the device */
+    FARHEAP_E_CORRUPT = 26,     /* a slot of the device has other bytes than were written */
+    FARHEAP_E_ADDRESS_SPACE = 27, /* the span is used up */
+    FARHEAP_E_BAD_RANGE = 28,   /* a range or pointer that is not of this object */
+    FARHEAP_E_LIMIT_TOO_SMALL = 29,
+    FARHEAP_E_LIMIT_EXCEEDED = 30, /* too much is pinned, or cannot be written back */
+    FARHEAP_E_CORRUPT_PAGE = 31, /* a page of a table file does not match its checksum */
+    FARHEAP_E_NO_SUCH_PAGE = 32,
+    FARHEAP_E_LATCH_TIMEOUT = 33,
+    FARHEAP_E_OUT_OF_MEMORY = 34,
+    FARHEAP_E_BAD_SIZE = 35,    /* a text that is no size */
+    FARHEAP_E_CONFIG = 36,      /* an unknown key or a wrong value; the message names it */
+    FARHEAP_E_ALREADY_RUNNING = 37, /* a process has one far heap */
+    FARHEAP_E_NOT_RUNNING = 38,
+    FARHEAP_E_IN_USE = 39,      /* memory, pages or blocks are still held */
+    FARHEAP_E_JEMALLOC = 40,
+    FARHEAP_E_TOO_MANY_CONSUMERS = 41, /* of a memory manager */
+    FARHEAP_E_FULL = 50,        /* a sub-allocator has no room; another one may have */
+    FARHEAP_E_TOO_LARGE = 51,   /* an object larger than a sub-allocator can hold */
+    FARHEAP_E_ALIGN = 52        /* an alignment larger than a sub-allocator's pages */
+} farheap_status;
+
+/* The code of the calling thread's last failure; FARHEAP_OK if there was none. */
+farheap_status farheap_last_status(void) FARHEAP_NOEXCEPT;
+/* The errno value of that failure, or 0. */
+int farheap_last_errno(void) FARHEAP_NOEXCEPT;
+/* Its message: what, which number, what to do; "" if there was none. Valid until the thread's next
+ * failure. Never NULL. */
+const char *farheap_last_message(void) FARHEAP_NOEXCEPT;
+/* Forgets the calling thread's last failure. */
+void farheap_clear_error(void) FARHEAP_NOEXCEPT;
+/* The name of a code, such as "FARHEAP_E_CONFIG"; "FARHEAP_E_UNKNOWN" for other numbers. */
+const char *farheap_status_name(farheap_status status) FARHEAP_NOEXCEPT;
+
+/* ---- Version and features ------------------------------------------------------------------ */
+
+typedef enum farheap_feature {
+    FARHEAP_FEATURE_USERFAULTFD = 1,   /* far memory works at all here */
+    FARHEAP_FEATURE_KERNEL_FAULTS = 2, /* system calls may touch far memory that is not resident */
+    FARHEAP_FEATURE_MOVE = 3,          /* UFFDIO_MOVE (Linux 6.8) */
+    FARHEAP_FEATURE_IO_URING = 4
+} farheap_feature;
+
+/* The ABI version of the library. */
+uint32_t farheap_abi_version(void) FARHEAP_NOEXCEPT;
+/* The version of the library, such as "0.1.0". */
+const char *farheap_version(void) FARHEAP_NOEXCEPT;
+/* FARHEAP_E_ABI when `abi`, a program's FARHEAP_ABI_VERSION, is not the library's. */
+farheap_status farheap_check_abi(uint32_t abi) FARHEAP_NOEXCEPT;
+/* Whether this machine allows a feature: asks by trying, which takes about a millisecond. */
+bool farheap_has_feature(farheap_feature feature) FARHEAP_NOEXCEPT;
+
+/* ---- Configuration --------------------------------------------------------------------------- */
+
+typedef enum farheap_switch { FARHEAP_DEFAULT = 0, FARHEAP_ON = 1, FARHEAP_OFF = 2 } farheap_switch;
+
+/* For `threshold`: no size goes far by itself. */
+#define FARHEAP_NONE UINT64_MAX
+
+/* The options with the names of the text form ("limit:512MiB,device:/dev/nvme1n1"), which the README
+ * explains one by one. A field that is zero or NULL has its default. The library keeps no pointer
+ * of it. */
+typedef struct farheap_config {
+    size_t size;            /* sizeof(farheap_config) */
+    uint64_t limit;         /* most resident far memory; or: */
+    uint32_t limit_percent; /* share of the memory available, 1 to 100 */
+    uint32_t handlers;      /* threads, 1 to 64 */
+    const char *device;     /* its contents are lost */
+    const char *dir;        /* of a temporary file, instead of a device */
+    uint64_t capacity;      /* of the device */
+    uint64_t page;          /* power of two, 4 KiB to 2 MiB */
+    uint64_t threshold;     /* size that goes far by itself, or FARHEAP_NONE */
+    uint64_t span;          /* address space */
+    uint64_t deadline_ms;   /* of one device request */
+    const char *io;         /* "auto", "uring", "sync" */
+    const char *install;    /* "auto", "copy", "move" */
+    const char *user_mode;  /* "auto", "require_kernel" */
+    const char *mode;       /* "handler", "in_thread" */
+    const char *wipe;       /* "off", "discard", "zero" */
+    farheap_switch checksum;
+    farheap_switch readahead;
+    farheap_switch encrypt;
+    farheap_switch dump;
+} farheap_config;
+
+#define FARHEAP_CONFIG_INIT \
+    { sizeof(farheap_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+      FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT }
+
+/* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
+farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;
+
+/* ---- The far heap ------------------------------------------------------------------------------ */
+
+/* A handle of the process's one far heap. */
+typedef struct farheap_heap farheap_heap;
+
+/* Use farheap_start() and kin below, which pass the version. */
+farheap_status farheap_start_abi(uint32_t abi, const char *config, farheap_heap **out)
+    FARHEAP_NOEXCEPT;
+farheap_status farheap_start_config_abi(uint32_t abi, const farheap_config *config,
+                                        farheap_heap **out) FARHEAP_NOEXCEPT;
+farheap_status farheap_start_env_abi(uint32_t abi, farheap_heap **out) FARHEAP_NOEXCEPT;
+
+/* Starts the far heap from a text form; NULL is the defaults. A second one is
+ * FARHEAP_E_ALREADY_RUNNING. The handle is the caller's, to farheap_heap_free(). */
+static inline farheap_status farheap_start(const char *config, farheap_heap **out) FARHEAP_NOEXCEPT {
+    return farheap_start_abi(FARHEAP_ABI_VERSION, config, out);
+}
+/* The same from a structure, which must not be NULL. */
+static inline farheap_status farheap_start_config(const farheap_config *config,
+                                                  farheap_heap **out) FARHEAP_NOEXCEPT {
+    return farheap_start_config_abi(FARHEAP_ABI_VERSION, config, out);
+}
+/* The same from the environment variable FARHEAP_CONF. */
+static inline farheap_status farheap_start_env(farheap_heap **out) FARHEAP_NOEXCEPT {
+    return farheap_start_env_abi(FARHEAP_ABI_VERSION, out);
+}
+/* Another handle of the heap that runs; FARHEAP_E_NOT_RUNNING if none does. */
+farheap_status farheap_running(farheap_heap **out) FARHEAP_NOEXCEPT;
+/* Stops the heap. FARHEAP_E_IN_USE while far memory is allocated: all goes on as before. The handle
+ * stays the caller's; statistics can still be read. A second time: FARHEAP_E_NOT_RUNNING. */
+farheap_status farheap_shutdown(farheap_heap *heap) FARHEAP_NOEXCEPT;
+/* Frees the handle, which stops nothing. NULL does nothing. */
+farheap_status farheap_heap_free(farheap_heap *heap) FARHEAP_NOEXCEPT;
+
+/* ---- Memory ------------------------------------------------------------------------------------ */
+
+/* Where memory is asked for. */
+typedef enum farheap_placement {
+    FARHEAP_POLICY = 0, /* by the thread's scope, else by the size threshold */
+    FARHEAP_LOCAL = 1,  /* RAM that is never evicted */
+    FARHEAP_FAR = 2     /* the far heap; NULL while none runs, and in a forked child */
+} farheap_placement;
+
+/* All of these give NULL when there is no memory (errno is ENOMEM, or EINVAL for a bad argument;
+ * the last status is set). A size of 0 is one of 1. Blocks of local and far memory mix: each
+ * function finds out by the address. Usable without and before a heap: everything is local then.
+ * A block goes back by far_free or far_free_sized, never by free(), and the other way round. */
+
+/* A block aligned to 16, its contents unspecified. */
+void *far_malloc(size_t size) FARHEAP_NOEXCEPT;
+/* A block of zeros; NULL when the product overflows. Zeros of far memory cost nothing. */
+void *far_calloc(size_t count, size_t size) FARHEAP_NOEXCEPT;
+/* A block aligned to `align`, a power of two; `size` need not be a multiple of it. */
+void *far_aligned_alloc(size_t align, size_t size) FARHEAP_NOEXCEPT;
+/* A block where `placement` says. */
+void *far_allocate(farheap_placement placement, size_t size, size_t align) FARHEAP_NOEXCEPT;
+/* Resizes a block, which may move, and keeps its bytes; alignments above 16 are lost. NULL is
+ * far_malloc. On failure the block is as it was. A size of 0 does not free. */
+void *far_realloc(void *ptr, size_t size) FARHEAP_NOEXCEPT;
+/* Frees a block; NULL does nothing. */
+void far_free(void *ptr) FARHEAP_NOEXCEPT;
+/* Frees a block whose size and alignment, as asked for, are known: faster for far memory. */
+void far_free_sized(void *ptr, size_t size, size_t align) FARHEAP_NOEXCEPT;
+/* Bytes of a block that may be used; 0 for NULL. */
+size_t far_usable_size(const void *ptr) FARHEAP_NOEXCEPT;
+/* Whether an address, any, lies in the far heap. */
+bool far_contains(const void *ptr) FARHEAP_NOEXCEPT;
+
+/* From now to farheap_scope_pop() what this thread allocates by policy goes to `placement`, local or
+ * far. Scopes nest, up to 1024, and end with their thread. */
+farheap_status farheap_scope_push(farheap_placement placement) FARHEAP_NOEXCEPT;
+/* Ends this thread's innermost scope; FARHEAP_E_ARGUMENT if it is in none. */
+farheap_status farheap_scope_pop(void) FARHEAP_NOEXCEPT;
+
+/* ---- Hints on far memory ----------------------------------------------------------------------- */
+
+/* Ranges are of the heap's far memory, else FARHEAP_E_BAD_RANGE. Pages that a range covers in part
+ * count whole, except for farheap_discard. */
+
+typedef struct farheap_range {
+    const void *ptr;
+    size_t len;
+} farheap_range;
+
+typedef enum farheap_advice {
+    FARHEAP_ADVICE_NORMAL = 0,
+    FARHEAP_ADVICE_RANDOM = 1,     /* nothing is read ahead */
+    FARHEAP_ADVICE_SEQUENTIAL = 2, /* reading ahead starts at once */
+    FARHEAP_ADVICE_WILL_NEED = 3,  /* brought in now */
+    FARHEAP_ADVICE_COLD = 4        /* the next to be evicted */
+} farheap_advice;
+
+/* Starts to bring a range in, and returns at once. */
+farheap_status farheap_prefetch(farheap_heap *heap, const void *ptr, size_t len) FARHEAP_NOEXCEPT;
+/* The same for many ranges, with one wake-up. NULL is allowed when `count` is 0. */
+farheap_status farheap_prefetch_many(farheap_heap *heap, const farheap_range *ranges,
+                                     size_t count) FARHEAP_NOEXCEPT;
+/* Evicts a range, and waits until it is out. */
+farheap_status farheap_evict(farheap_heap *heap, const void *ptr, size_t len) FARHEAP_NOEXCEPT;
+/* Evicts all that is resident. */
+farheap_status farheap_evict_all(farheap_heap *heap) FARHEAP_NOEXCEPT;
+/* Brings a range in and keeps it until as many farheap_unpin. FARHEAP_E_LIMIT_EXCEEDED when more than
+ * three quarters of the limit would be pinned. Pin allocated memory only. */
+farheap_status farheap_pin(farheap_heap *heap, const void *ptr, size_t len) FARHEAP_NOEXCEPT;
+/* Ends one pin; FARHEAP_E_BAD_RANGE if the range is not pinned. */
+farheap_status farheap_unpin(farheap_heap *heap, const void *ptr, size_t len) FARHEAP_NOEXCEPT;
+/* Pages that lie whole in the range read as zero from now on; their pins end. */
+farheap_status farheap_discard(farheap_heap *heap, void *ptr, size_t len) FARHEAP_NOEXCEPT;
+/* Says what to expect of a range. */
+farheap_status farheap_advise(farheap_heap *heap, const void *ptr, size_t len,
+                              farheap_advice advice) FARHEAP_NOEXCEPT;
+/* Changes the limit while running; returns when what is above a lower one is out. */
+farheap_status farheap_set_limit(farheap_heap *heap, uint64_t limit) FARHEAP_NOEXCEPT;
+/* Gives freed memory that is kept for reuse back now. */
+farheap_status farheap_purge(farheap_heap *heap) FARHEAP_NOEXCEPT;
+/* Whether system calls may be given far memory that is not resident. */
+farheap_status farheap_serves_kernel_faults(farheap_heap *heap, bool *out) FARHEAP_NOEXCEPT;
+
+/* ---- Statistics -------------------------------------------------------------------------------- */
+
+/* Counts grow from the start on; sizes are of the moment. Set `size` first. */
+typedef struct farheap_stats {
+    size_t size;
+    uint64_t limit_bytes;
+    uint64_t resident_bytes;
+    uint64_t charged_bytes;      /* resident, and the untouched rest of open chunks */
+    uint64_t resident_bytes_max; /* most that was ever charged */
+    uint64_t committed_bytes;    /* of pages that hold live data */
+    uint64_t stored_bytes;       /* of the device */
+    uint64_t page_bytes;
+    uint64_t allocated_bytes;    /* as callers asked for them */
+    uint64_t faults_zero;
+    uint64_t faults_read;
+    uint64_t faults_cooling;
+    uint64_t faults_protect;
+    uint64_t faults_racing;
+    uint64_t faults_starved;
+    uint64_t pages_in;
+    uint64_t pages_prefetched;
+    uint64_t pages_read_ahead;
+    uint64_t pages_out;
+    uint64_t bytes_read;
+    uint64_t bytes_written;
+    uint64_t evicted_clean;
+    uint64_t evicted_zero;
+    uint64_t evict_busy;
+    uint64_t install_busy;
+    uint64_t freed_unwritten;
+    uint64_t died_before_write;
+    uint64_t died_during_write;
+    uint64_t prefetch_hits;
+    uint64_t prefetch_unseen;
+    uint64_t reads_in_flight;
+    uint64_t reads_in_flight_max;
+    uint64_t writes_in_flight;
+    uint64_t writes_in_flight_max;
+    uint64_t read_errors;
+    uint64_t write_errors;
+    uint64_t checksum_errors;
+    uint64_t poisoned;
+    uint64_t chunks_opened;
+    uint64_t chunks_closed;
+    uint64_t panics;
+} farheap_stats;
+
+/* The heap's statistics, as many fields as `out->size` has room for. */
+farheap_status farheap_heap_stats(farheap_heap *heap, farheap_stats *out) FARHEAP_NOEXCEPT;
+
+/* ---- Collective allocators --------------------------------------------------------------------- */
+
+/* An allocator that is a collection of sub-allocators: one of purely-local memory, which never
+ * faults; one for each page that was asked for; and the rest. It has a far region of its own, with
+ * its own limit, beside the heap's. */
+typedef struct farheap_collective farheap_collective;
+
+typedef enum farheap_kind {
+    FARHEAP_PURELY_LOCAL = 1,
+    FARHEAP_SWAPPABLE_PLAIN = 2,
+    FARHEAP_NEW_PER_PAGE = 3
+} farheap_kind;
+
+/* A sub-allocator, in memory of the caller's. Its fields are the library's, except that `kind` may
+ * be read: what it hands out; 0 when it has been released. Do not copy it; release it, or its page
+ * stays even when it is empty. It must not outlive its collective: then it is FARHEAP_E_HANDLE. */
+typedef struct farheap_suballocator {
+    farheap_collective *collective;
+    uint32_t kind;
+    uint32_t reserved;
+    uint64_t page[2];
+} farheap_suballocator;
+
+farheap_status farheap_collective_new_abi(uint32_t abi, const char *config, uint64_t local_bytes,
+                                          farheap_collective **out) FARHEAP_NOEXCEPT;
+/* Makes a collective with `local_bytes` of purely-local memory and a region that a text form
+ * describes: `limit` is its page cache, `page` 4 KiB unless set, `span` 64 GiB unless set. */
+static inline farheap_status farheap_collective_new(const char *config, uint64_t local_bytes,
+                                                    farheap_collective **out) FARHEAP_NOEXCEPT {
+    return farheap_collective_new_abi(FARHEAP_ABI_VERSION, config, local_bytes, out);
+}
+/* Ends a collective with everything in it. NULL does nothing. */
+farheap_status farheap_collective_free(farheap_collective *collective) FARHEAP_NOEXCEPT;
+
+/* The sub-allocator of a kind; a new page for FARHEAP_NEW_PER_PAGE. */
+farheap_status farheap_collective_suballocator(farheap_collective *collective, uint32_t kind,
+                                               farheap_suballocator *out) FARHEAP_NOEXCEPT;
+/* The sub-allocator that an object came from; FARHEAP_E_BAD_RANGE if it is not of the collective. */
+farheap_status farheap_collective_suballocator_of(farheap_collective *collective, const void *ptr,
+                                                  farheap_suballocator *out) FARHEAP_NOEXCEPT;
+/* Ends the use of a sub-allocator; its objects stay. A second time: FARHEAP_E_HANDLE. */
+farheap_status farheap_suballocator_release(farheap_suballocator *sub) FARHEAP_NOEXCEPT;
+/* An object of the sub-allocator's subspace, or NULL: FARHEAP_E_FULL when there is no room. */
+void *farheap_suballocator_allocate(const farheap_suballocator *sub, size_t size,
+                                    size_t align) FARHEAP_NOEXCEPT;
+/* Whether a pointer lies in the sub-allocator's subspace; false on error. */
+bool farheap_suballocator_contains(const farheap_suballocator *sub,
+                                   const void *ptr) FARHEAP_NOEXCEPT;
+/* Whether less than `ratio` of the subspace is in use; swappable has no bound and says yes. */
+bool farheap_suballocator_is_occupancy_under(const farheap_suballocator *sub,
+                                             double ratio) FARHEAP_NOEXCEPT;
+/* An object of a kind, without a sub-allocator in between. NULL on failure. */
+void *farheap_collective_allocate(farheap_collective *collective, uint32_t kind, size_t size,
+                                  size_t align) FARHEAP_NOEXCEPT;
+/* An object from the sub-allocator that `hint` (or NULL) came from if that has room, else swappable. */
+void *farheap_collective_allocate_near(farheap_collective *collective, const void *hint,
+                                       size_t size, size_t align) FARHEAP_NOEXCEPT;
+/* Frees an object of any sub-allocator, with the size and alignment it was asked for. NULL does
+ * nothing. FARHEAP_E_BAD_RANGE for pointers from elsewhere; FARHEAP_E_PANIC for a free of memory that
+ * is not in use, where a double free leads unless the memory has been given out again. */
+farheap_status farheap_collective_deallocate(farheap_collective *collective, void *ptr,
+                                             size_t size, size_t align) FARHEAP_NOEXCEPT;
+/* Whether a pointer lies in the collective's memory; in its purely-local memory. */
+bool farheap_collective_contains(const farheap_collective *collective,
+                                 const void *ptr) FARHEAP_NOEXCEPT;
+bool farheap_collective_is_local(const farheap_collective *collective,
+                                 const void *ptr) FARHEAP_NOEXCEPT;
+/* Whether two pointers lie in the same page of far memory. */
+bool farheap_collective_share_a_page(const farheap_collective *collective, const void *a,
+                                     const void *b) FARHEAP_NOEXCEPT;
+/* Figures; 0 on error. */
+size_t farheap_collective_page_size(const farheap_collective *collective) FARHEAP_NOEXCEPT;
+uint64_t farheap_collective_local_capacity(const farheap_collective *collective) FARHEAP_NOEXCEPT;
+uint64_t farheap_collective_local_used(const farheap_collective *collective) FARHEAP_NOEXCEPT;
+uint64_t farheap_collective_far_pages(const farheap_collective *collective) FARHEAP_NOEXCEPT;
+/* Statistics of the collective's region; see farheap_heap_stats. */
+farheap_status farheap_collective_stats(farheap_collective *collective,
+                                        farheap_stats *out) FARHEAP_NOEXCEPT;
+/* As the functions of the heap with these names. */
+farheap_status farheap_collective_set_limit(farheap_collective *collective,
+                                            uint64_t limit) FARHEAP_NOEXCEPT;
+farheap_status farheap_collective_prefetch_many(farheap_collective *collective,
+                                                const farheap_range *ranges,
+                                                size_t count) FARHEAP_NOEXCEPT;
+farheap_status farheap_collective_advise(farheap_collective *collective, const void *ptr,
+                                         size_t len, farheap_advice advice) FARHEAP_NOEXCEPT;
+farheap_status farheap_collective_pin(farheap_collective *collective, const void *ptr,
+                                      size_t len) FARHEAP_NOEXCEPT;
+farheap_status farheap_collective_unpin(farheap_collective *collective, const void *ptr,
+                                        size_t len) FARHEAP_NOEXCEPT;
+farheap_status farheap_collective_evict_all(farheap_collective *collective) FARHEAP_NOEXCEPT;
+
+/* ---- Memory manager ---------------------------------------------------------------------------- */
+
+/* One hard limit over table pages and temporary memory. */
+typedef struct farheap_manager farheap_manager;
+
+typedef enum farheap_manager_mode {
+    FARHEAP_COOPERATIVE = 0, /* each consumer may use what the others do not */
+    FARHEAP_PARTITIONED = 1  /* temporary memory has a part of its own */
+} farheap_manager_mode;
+
+typedef enum farheap_pressure {
+    FARHEAP_PRESSURE_OTHER = 0,
+    FARHEAP_PRESSURE_LOW = 1,     /* background reclaim begins; bytes in use */
+    FARHEAP_PRESSURE_DIRECT = 2,  /* a caller reclaims itself; bytes it wants */
+    FARHEAP_PRESSURE_SPILLED = 3, /* temporary memory went beyond the limit; its bytes */
+    FARHEAP_PRESSURE_FAILED = 4,  /* a caller got an error; bytes it wanted */
+    FARHEAP_PRESSURE_BROKEN = 5   /* a consumer failed and is not asked any more */
+} farheap_pressure;
+
+/* Told about pressure, from any thread, at the same time too. It must not block, nor call the
+ * manager. */
+typedef void (*farheap_on_pressure)(void *userdata, farheap_pressure event, uint64_t bytes);
+
+typedef struct farheap_manager_stats {
+    size_t size;
+    uint64_t limit_bytes;
+    uint64_t used_bytes;
+    uint64_t used_bytes_max;
+    uint64_t reclaimed_spare_bytes;
+    uint64_t reclaimed_clean_bytes;
+    uint64_t reclaimed_written_bytes;
+    uint64_t direct;     /* charges that had to reclaim themselves */
+    uint64_t background; /* rounds of background reclaim */
+    uint64_t spilled_bytes;
+    uint64_t temporary_bytes;
+    uint64_t consumers;
+} farheap_manager_stats;
+
+farheap_status farheap_manager_new_abi(uint32_t abi, uint64_t limit, farheap_manager_mode mode,
+                                       uint32_t temporary_pct,
+                                       farheap_manager **out) FARHEAP_NOEXCEPT;
+/* Starts a manager of `limit` bytes. `temporary_pct` is temporary memory's part if partitioned. */
+static inline farheap_status farheap_manager_new(uint64_t limit, farheap_manager_mode mode,
+                                                 uint32_t temporary_pct,
+                                                 farheap_manager **out) FARHEAP_NOEXCEPT {
+    return farheap_manager_new_abi(FARHEAP_ABI_VERSION, limit, mode, temporary_pct, out);
+}
+/* Frees the handle; the manager ends with its last pool. FARHEAP_E_IN_USE while temporary memory is
+ * allocated. NULL does nothing. */
+farheap_status farheap_manager_free(farheap_manager *manager) FARHEAP_NOEXCEPT;
+/* The limit; 0 on error. */
+uint64_t farheap_manager_limit(const farheap_manager *manager) FARHEAP_NOEXCEPT;
+/* Changes it. FARHEAP_E_OUT_OF_MEMORY when too much is pinned: the old one stays. */
+farheap_status farheap_manager_set_limit(farheap_manager *manager, uint64_t limit) FARHEAP_NOEXCEPT;
+/* How long an allocation waits for memory before it fails; 30 s unless set. */
+farheap_status farheap_manager_set_deadline(farheap_manager *manager,
+                                            uint64_t deadline_ms) FARHEAP_NOEXCEPT;
+/* The most that temporary memory may take. */
+farheap_status farheap_manager_set_temporary_ceiling(farheap_manager *manager,
+                                                     uint64_t bytes) FARHEAP_NOEXCEPT;
+/* Calls `told` on every event of memory pressure. `userdata` is only passed on, and must stay valid as
+ * long as the manager and its pools. A second time: FARHEAP_E_CONFIG. */
+farheap_status farheap_manager_on_pressure(farheap_manager *manager, farheap_on_pressure told,
+                                           void *userdata) FARHEAP_NOEXCEPT;
+/* The figures. */
+farheap_status farheap_manager_stats_get(farheap_manager *manager,
+                                         farheap_manager_stats *out) FARHEAP_NOEXCEPT;
+/* Allocates temporary memory of a query, aligned to 4096, contents unspecified: table pages give way
+ * for it. FARHEAP_E_OUT_OF_MEMORY when it does not fit. It is whole pages: for small objects
+ * there is farheap_temporary. */
+farheap_status farheap_manager_allocate_temporary(farheap_manager *manager, size_t len,
+                                                  void **out) FARHEAP_NOEXCEPT;
+/* Gives it back at once. NULL does nothing; a pointer that is none of this manager's, or was freed, is
+ * FARHEAP_E_BAD_RANGE. */
+farheap_status farheap_manager_free_temporary(farheap_manager *manager, void *ptr) FARHEAP_NOEXCEPT;
+/* Whether temporary memory lies beyond the limit, in evictable memory; false on error. */
+bool farheap_manager_is_spilled(const farheap_manager *manager, const void *ptr) FARHEAP_NOEXCEPT;
+
+/* An allocator of temporary memory for objects of any size: small ones share pages. One lock: give
+ * threads that allocate all the time one each. */
+typedef struct farheap_temporary farheap_temporary;
+
+/* Makes one. It may outlive the manager's handle. */
+farheap_status farheap_temporary_new(farheap_manager *manager,
+                                     farheap_temporary **out) FARHEAP_NOEXCEPT;
+/* Frees it with all that was allocated from it. NULL does nothing. */
+farheap_status farheap_temporary_free(farheap_temporary *temporary) FARHEAP_NOEXCEPT;
+/* An object, or NULL: FARHEAP_E_OUT_OF_MEMORY. */
+void *farheap_temporary_allocate(farheap_temporary *temporary, size_t size,
+                                 size_t align) FARHEAP_NOEXCEPT;
+/* Frees an object, with the size and alignment it was asked for. NULL does nothing. What is not an
+ * object of this allocator is FARHEAP_E_PANIC where it can be told. */
+farheap_status farheap_temporary_deallocate(farheap_temporary *temporary, void *ptr, size_t size,
+                                            size_t align) FARHEAP_NOEXCEPT;
+
+/* ---- Buffer pool ------------------------------------------------------------------------------- */
+
+/* Pages of a table file at fixed addresses, within a manager's limit. */
+typedef struct farheap_pool farheap_pool;
+
+/* Asked before a page is written back, by farheap_pool_flush too, with the number given by farheap_page_set_lsn: the log must
+ * hold that record first. Anything but FARHEAP_OK keeps the page in memory. Called from any thread;
+ * it must not use the pool. */
+typedef farheap_status (*farheap_before_write)(void *userdata, uint64_t page, uint64_t lsn);
+
+/* A field that is zero has its default. */
+typedef struct farheap_pool_config {
+    size_t size;
+    uint64_t page;           /* 4 KiB to 64 KiB, a power of two; 4 KiB */
+    uint64_t deadline_ms;    /* how long a fix waits; 30 s */
+    farheap_switch checksum; /* on */
+    farheap_switch cleaner;  /* background writes ahead of eviction; on */
+    farheap_before_write before_write;
+    void *userdata;          /* only passed on; valid as long as the pool */
+} farheap_pool_config;
+
+#define FARHEAP_POOL_CONFIG_INIT \
+    { sizeof(farheap_pool_config), 0, 0, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, 0 }
+
+typedef struct farheap_pool_stats {
+    size_t size;
+    uint64_t resident_bytes;
+    uint64_t metadata_bytes;
+    uint64_t misses;
+    uint64_t pages_read;
+    uint64_t pages_written;
+    uint64_t pages_cleaned;
+    uint64_t evicted;
+    uint64_t write_errors;
+    uint64_t holders; /* fixes at the moment */
+} farheap_pool_stats;
+
+/* Creates a table file (or takes a raw device) of at most `capacity` bytes; what it held is lost.
+ * `config` may be NULL for the defaults. */
+farheap_status farheap_pool_create(farheap_manager *manager, const farheap_pool_config *config,
+                                   const char *path, uint64_t capacity,
+                                   farheap_pool **out) FARHEAP_NOEXCEPT;
+/* Opens a table file. */
+farheap_status farheap_pool_open(farheap_manager *manager, const farheap_pool_config *config,
+                                 const char *path, farheap_pool **out) FARHEAP_NOEXCEPT;
+/* Closes a pool. What has not been written is lost: farheap_pool_flush first. FARHEAP_E_IN_USE while
+ * pages are fixed. NULL does nothing. */
+farheap_status farheap_pool_free(farheap_pool *pool) FARHEAP_NOEXCEPT;
+/* Writes all changed pages. */
+farheap_status farheap_pool_flush(farheap_pool *pool) FARHEAP_NOEXCEPT;
+/* Bytes of a page that are the caller's; pages of the table, used and free. 0 on error. */
+size_t farheap_pool_payload(const farheap_pool *pool) FARHEAP_NOEXCEPT;
+uint64_t farheap_pool_pages(const farheap_pool *pool) FARHEAP_NOEXCEPT;
+/* Starts to read pages in. */
+farheap_status farheap_pool_prefetch(farheap_pool *pool, const uint64_t *ids,
+                                     size_t count) FARHEAP_NOEXCEPT;
+/* Bytes that others cannot take from the pool; the most it may take. */
+farheap_status farheap_pool_set_floor(farheap_pool *pool, uint64_t bytes) FARHEAP_NOEXCEPT;
+farheap_status farheap_pool_set_ceiling(farheap_pool *pool, uint64_t bytes) FARHEAP_NOEXCEPT;
+/* The figures. */
+farheap_status farheap_pool_stats_get(farheap_pool *pool, farheap_pool_stats *out) FARHEAP_NOEXCEPT;
+
+typedef enum farheap_page_kind {
+    FARHEAP_PAGE_NONE = 0,
+    FARHEAP_PAGE_SHARED = 0x46534841,
+    FARHEAP_PAGE_EXCLUSIVE = 0x4658434C,
+    FARHEAP_PAGE_OPTIMISTIC = 0x464F5054
+} farheap_page_kind;
+
+/* A page that is held (a guard), in memory of the caller's, from a fix to its unfix. Its fields may
+ * be read. Do not copy it: two unfixes of one fix are undefined; of one structure, the second is
+ * FARHEAP_E_HANDLE. A structure may go to another thread. */
+typedef struct farheap_page {
+    farheap_page_kind kind; /* how it is held */
+    uint32_t reserved;
+    uint64_t id;            /* the page's number */
+    const uint8_t *data;    /* its bytes; NULL for an optimistic guard */
+    size_t len;
+    farheap_pool *pool;
+    uint64_t guard[3];
+} farheap_page;
+
+/* Allocates a page, zeroed and held exclusively; a buffer of 2^order consecutive pages, order up
+ * to 7, with one guard. FARHEAP_E_STORE_FULL, FARHEAP_E_OUT_OF_MEMORY. */
+farheap_status farheap_pool_allocate(farheap_pool *pool, farheap_page *out) FARHEAP_NOEXCEPT;
+farheap_status farheap_pool_allocate_buffer(farheap_pool *pool, uint32_t order,
+                                            farheap_page *out) FARHEAP_NOEXCEPT;
+/* Fixes a page for reading, together with other readers; alone, for changing it. They wait for
+ * holders, up to the pool's deadline: FARHEAP_E_LATCH_TIMEOUT. FARHEAP_E_NO_SUCH_PAGE,
+ * FARHEAP_E_OUT_OF_MEMORY, FARHEAP_E_IO, FARHEAP_E_CORRUPT_PAGE. */
+farheap_status farheap_pool_fix_shared(farheap_pool *pool, uint64_t id,
+                                       farheap_page *out) FARHEAP_NOEXCEPT;
+farheap_status farheap_pool_fix_exclusive(farheap_pool *pool, uint64_t id,
+                                          farheap_page *out) FARHEAP_NOEXCEPT;
+/* The same with a deadline of their own. */
+farheap_status farheap_pool_fix_shared_within(farheap_pool *pool, uint64_t id, uint64_t deadline_ms,
+                                              farheap_page *out) FARHEAP_NOEXCEPT;
+farheap_status farheap_pool_fix_exclusive_within(farheap_pool *pool, uint64_t id,
+                                                 uint64_t deadline_ms,
+                                                 farheap_page *out) FARHEAP_NOEXCEPT;
+/* The same if it needs neither waiting nor I/O: else FARHEAP_E_WOULD_BLOCK. */
+farheap_status farheap_pool_try_fix_shared(farheap_pool *pool, uint64_t id,
+                                           farheap_page *out) FARHEAP_NOEXCEPT;
+farheap_status farheap_pool_try_fix_exclusive(farheap_pool *pool, uint64_t id,
+                                              farheap_page *out) FARHEAP_NOEXCEPT;
+/* Looks at a page without holding it: farheap_page_read, then farheap_page_validate. */
+farheap_status farheap_pool_fix_optimistic(farheap_pool *pool, uint64_t id,
+                                           farheap_page *out) FARHEAP_NOEXCEPT;
+/* Fix a buffer by its first page and the order of its allocation. */
+farheap_status farheap_pool_fix_buffer_shared(farheap_pool *pool, uint64_t id, uint32_t order,
+                                              farheap_page *out) FARHEAP_NOEXCEPT;
+farheap_status farheap_pool_fix_buffer_exclusive(farheap_pool *pool, uint64_t id, uint32_t order,
+                                                 farheap_page *out) FARHEAP_NOEXCEPT;
+/* Fixes `count` pages for reading, with one batch of reads, into as many structures; all or none. */
+farheap_status farheap_pool_fix_many(farheap_pool *pool, const uint64_t *ids, size_t count,
+                                     farheap_page *out) FARHEAP_NOEXCEPT;
+
+/* Ends a fix. NULL does nothing; a structure that holds nothing is FARHEAP_E_HANDLE. */
+farheap_status farheap_page_unfix(farheap_page *page) FARHEAP_NOEXCEPT;
+/* The bytes of a page that is held exclusively, to be changed: marks it as changed. NULL on error. */
+uint8_t *farheap_page_write(farheap_page *page) FARHEAP_NOEXCEPT;
+/* Whether nobody has changed the page since the optimistic fix: what was read counts. Always true for
+ * a page that is held; false on error. */
+bool farheap_page_validate(const farheap_page *page) FARHEAP_NOEXCEPT;
+/* Copies bytes out of the page. FARHEAP_E_ARGUMENT when they are not all within it. */
+farheap_status farheap_page_read(const farheap_page *page, size_t at, void *into,
+                                 size_t len) FARHEAP_NOEXCEPT;
+/* From shared or optimistic to exclusive, if nobody else holds the page, and for optimistic nobody
+ * changed it: else FARHEAP_E_WOULD_BLOCK, and the structure is as before. */
+farheap_status farheap_page_try_upgrade(farheap_page *page) FARHEAP_NOEXCEPT;
+/* From exclusive to shared, without letting anybody in between. */
+farheap_status farheap_page_downgrade(farheap_page *page) FARHEAP_NOEXCEPT;
+/* Frees the page, which is held exclusively, and ends the fix: its number will be used again. */
+farheap_status farheap_page_free(farheap_page *page) FARHEAP_NOEXCEPT;
+/* The number of the log record that changed a held page last; 0 on error. */
+uint64_t farheap_page_lsn(const farheap_page *page) FARHEAP_NOEXCEPT;
+/* Notes it, for a page that is held exclusively. */
+farheap_status farheap_page_set_lsn(farheap_page *page, uint64_t lsn) FARHEAP_NOEXCEPT;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FARHEAP_H */

@@ -1,0 +1,212 @@
+//! What an opaque pointer is: a number that the table of handles knows, or does not.
+//!
+//! ```text
+//! 63..56 kind | 55..12 generation | 11..0 slot of the table
+//! ```
+//! A handle is never followed. Looking one up compares it with its slot's word: a handle that was
+//! freed, that is of another kind, or that was never one, is told from a live one, and a
+//! generation is not used twice. After a fork the child's words are inverted: handles of the
+//! parent are known, and refused.
+//!
+//! # Invariants
+//! 1. `object` of a slot whose word is a handle of kind `K` is a box of `K::Object`.
+//! 2. Who changes a word from a handle to [`CLAIMED`] owns the object from then on.
+
+#![expect(unsafe_code, reason = "keeps boxes as raw pointers, under their handles")]
+
+use crate::error::{FARHEAP_E_FORKED, FARHEAP_E_HANDLE, FARHEAP_E_OUT_OF_MEMORY, Failure, Result};
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// Most handles at a time.
+const SLOTS: usize = 1 << SLOT_BITS;
+const SLOT_BITS: u32 = 12;
+const KIND_SHIFT: u32 = 56;
+
+/// The word of a slot that is free, and of one that is being filled or emptied.
+const FREE: u64 = 0;
+const CLAIMED: u64 = 1 << 55;
+
+struct Slot {
+    word: AtomicU64,
+    object: AtomicPtr<()>,
+}
+
+static TABLE: [Slot; SLOTS] =
+    [const { Slot { word: AtomicU64::new(FREE), object: AtomicPtr::new(ptr::null_mut()) } }; SLOTS];
+
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// Whether this process is a forked child of one that had handles.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// A type that C has opaque pointers to.
+pub(crate) trait Kind {
+    /// The number in the handle; not zero.
+    const NUMBER: u8;
+    /// Its name in C, for messages.
+    const NAME: &'static str;
+    /// What a handle stands for.
+    type Object;
+}
+
+/// Makes a handle for `object`.
+pub(crate) fn create<K: Kind>(object: K::Object) -> Result<*mut K> {
+    note_forks();
+    for (index, slot) in TABLE.iter().enumerate() {
+        if slot.word.load(Relaxed) != FREE
+            || slot.word.compare_exchange(FREE, CLAIMED, Acquire, Relaxed).is_err()
+        {
+            continue;
+        }
+        let generation = GENERATION.fetch_add(1, Relaxed) & ((1 << 43) - 1);
+        let handle = u64::from(K::NUMBER) << KIND_SHIFT | generation << SLOT_BITS | index as u64;
+        slot.object.store(Box::into_raw(Box::new(object)).cast(), Relaxed);
+        // Pairs with the Acquire in `get`.
+        slot.word.store(handle, Release);
+        return Ok(ptr::without_provenance_mut(handle as usize));
+    }
+    Err(Failure::new(FARHEAP_E_OUT_OF_MEMORY, format!("there are {SLOTS} handles already")))
+}
+
+fn slot_of(handle: u64) -> &'static Slot {
+    &TABLE[handle as usize & (SLOTS - 1)]
+}
+
+/// The object of a handle.
+///
+/// # Safety
+/// Nobody frees the handle while the result is in use.
+#[inline]
+pub(crate) unsafe fn get<'a, K: Kind>(handle: *const K) -> Result<&'a K::Object> {
+    let number = handle.addr() as u64;
+    let slot = slot_of(number);
+    // Pairs with the Release in `create`.
+    if slot.word.load(Acquire) != number || number >> KIND_SHIFT != u64::from(K::NUMBER) {
+        return Err(explain::<K>(number));
+    }
+    // SAFETY: the word is a handle of kind `K` (invariant 1), and stays so while the result lives,
+    // as the caller promises.
+    Ok(unsafe { &*slot.object.load(Relaxed).cast::<K::Object>() })
+}
+
+/// Ends a handle; returns what it stood for.
+pub(crate) fn take<K: Kind>(handle: *mut K) -> Result<Box<K::Object>> {
+    let number = handle.addr() as u64;
+    let slot = slot_of(number);
+    if number >> KIND_SHIFT != u64::from(K::NUMBER)
+        || slot.word.compare_exchange(number, CLAIMED, Acquire, Relaxed).is_err()
+    {
+        return Err(explain::<K>(number));
+    }
+    let object = slot.object.swap(ptr::null_mut(), Relaxed).cast::<K::Object>();
+    slot.word.store(FREE, Release);
+    // SAFETY: a box of this type (invariant 1), owned by this call (invariant 2).
+    Ok(unsafe { Box::from_raw(object) })
+}
+
+/// Whether an error about a handle means that it is one of the parent's.
+#[cold]
+fn explain<K: Kind>(handle: u64) -> Failure {
+    if handle == 0 {
+        return Failure::null(K::NAME);
+    }
+    if FORKED.load(Relaxed) && slot_of(handle).word.load(Relaxed) == !handle {
+        let message = format!("this {} belongs to the parent of this forked process", K::NAME);
+        return Failure::new(FARHEAP_E_FORKED, message);
+    }
+    let message = format!("{handle:#x} is no {}, or was freed", K::NAME);
+    Failure::new(FARHEAP_E_HANDLE, message)
+}
+
+/// Whether this process was forked from one that had handles.
+pub(crate) fn is_forked_child() -> bool {
+    FORKED.load(Relaxed)
+}
+
+/// Sees to it that children refuse the handles of their parent.
+fn note_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the function only writes to atomics; it stays where it is, for a library with
+        // thread-local destructors is not unloaded. A failure (no memory) leaves children without
+        // the check.
+        unsafe { libc::pthread_atfork(None, None, Some(refuse_handles)) };
+    });
+}
+
+extern "C" fn refuse_handles() {
+    FORKED.store(true, Relaxed);
+    for slot in &TABLE {
+        let word = slot.word.load(Relaxed);
+        // A second generation of children: what is inverted already stays so.
+        if word != FREE && word != CLAIMED && word >> KIND_SHIFT < 0x80 {
+            slot.word.store(!word, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    struct Ship;
+    impl Kind for Ship {
+        const NUMBER: u8 = 0x70;
+        const NAME: &'static str = "ship";
+        type Object = u64;
+    }
+
+    struct Crew;
+    impl Kind for Crew {
+        const NUMBER: u8 = 0x71;
+        const NAME: &'static str = "crew";
+        type Object = Rc<Cell<u32>>;
+    }
+
+    fn status<T>(result: Result<T>) -> u32 {
+        result.map(|_| ()).expect_err("refused").status
+    }
+
+    #[test]
+    fn a_freed_handle_is_refused_even_when_its_slot_is_used_again() {
+        let first = create::<Ship>(1).expect("room");
+        // SAFETY: freed below only.
+        assert_eq!(*unsafe { get(first) }.expect("live"), 1);
+        assert_eq!(*take(first).expect("live"), 1);
+        let second = create::<Ship>(2).expect("room");
+        assert_eq!(status(take(first)), FARHEAP_E_HANDLE);
+        // SAFETY: refused.
+        assert_eq!(status(unsafe { get(first) }), FARHEAP_E_HANDLE);
+        assert_eq!(*take(second).expect("live"), 2);
+    }
+
+    #[test]
+    fn handles_of_another_kind_and_arbitrary_numbers_are_refused() {
+        let ship = create::<Ship>(1).expect("room");
+        assert_eq!(status(take(ship.cast::<Crew>())), FARHEAP_E_HANDLE);
+        for number in [1, 8, 4096, usize::MAX, CLAIMED as usize, 0x7000_0000_0000_0000] {
+            let handle = ptr::without_provenance_mut::<Ship>(number);
+            // SAFETY: refused.
+            assert_eq!(status(unsafe { get(handle) }), FARHEAP_E_HANDLE, "{number:#x}");
+        }
+        assert_eq!(status(take(ptr::null_mut::<Ship>())), crate::error::FARHEAP_E_NULL);
+        take(ship).expect("live");
+    }
+
+    #[test]
+    fn ending_a_handle_drops_its_object_once() {
+        let counter = Rc::new(Cell::new(0));
+        let handle = create::<Crew>(Rc::clone(&counter)).expect("room");
+        assert_eq!(Rc::strong_count(&counter), 2);
+        drop(take(handle));
+        assert_eq!(Rc::strong_count(&counter), 1);
+        assert_eq!(status(take(handle)), FARHEAP_E_HANDLE);
+    }
+}

@@ -1,0 +1,323 @@
+//! The process's far heap: start, stop, hints, statistics.
+
+#![expect(unsafe_code, reason = "uses the caller's pointers")]
+
+use crate::abi;
+use crate::config::{farheap_config, overlay, parse};
+use crate::error::{Failure, Result, call, check_out, farheap_status, slice, write, write_sized};
+use crate::handle::{self, Kind};
+use farheap::region::Advice;
+use farheap::{ByteCount, Config, Heap, Stats};
+use std::ffi::{c_char, c_void};
+
+/// A handle of the far heap.
+#[repr(C)]
+pub struct farheap_heap {
+    _private: [u8; 0],
+}
+
+impl Kind for farheap_heap {
+    const NUMBER: u8 = 1;
+    const NAME: &'static str = "farheap_heap";
+    type Object = Heap;
+}
+
+/// What a program says about its accesses.
+pub type farheap_advice = u32;
+
+pub const FARHEAP_ADVICE_NORMAL: farheap_advice = 0;
+pub const FARHEAP_ADVICE_RANDOM: farheap_advice = 1;
+pub const FARHEAP_ADVICE_SEQUENTIAL: farheap_advice = 2;
+pub const FARHEAP_ADVICE_WILL_NEED: farheap_advice = 3;
+pub const FARHEAP_ADVICE_COLD: farheap_advice = 4;
+
+/// A range of addresses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct farheap_range {
+    pub ptr: *const c_void,
+    pub len: usize,
+}
+
+/// Statistics of a heap or a collective.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct farheap_stats {
+    pub size: usize,
+    pub limit_bytes: u64,
+    pub resident_bytes: u64,
+    pub charged_bytes: u64,
+    pub resident_bytes_max: u64,
+    pub committed_bytes: u64,
+    pub stored_bytes: u64,
+    pub page_bytes: u64,
+    pub allocated_bytes: u64,
+    pub faults_zero: u64,
+    pub faults_read: u64,
+    pub faults_cooling: u64,
+    pub faults_protect: u64,
+    pub faults_racing: u64,
+    pub faults_starved: u64,
+    pub pages_in: u64,
+    pub pages_prefetched: u64,
+    pub pages_read_ahead: u64,
+    pub pages_out: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    pub evicted_clean: u64,
+    pub evicted_zero: u64,
+    pub evict_busy: u64,
+    pub install_busy: u64,
+    pub freed_unwritten: u64,
+    pub died_before_write: u64,
+    pub died_during_write: u64,
+    pub prefetch_hits: u64,
+    pub prefetch_unseen: u64,
+    pub reads_in_flight: u64,
+    pub reads_in_flight_max: u64,
+    pub writes_in_flight: u64,
+    pub writes_in_flight_max: u64,
+    pub read_errors: u64,
+    pub write_errors: u64,
+    pub checksum_errors: u64,
+    pub poisoned: u64,
+    pub chunks_opened: u64,
+    pub chunks_closed: u64,
+    pub panics: u64,
+}
+
+/// Least room for statistics: the fields up to `allocated_bytes`.
+const STATS_MIN: usize = 9 * 8;
+
+/// Statistics as C sees them.
+pub(crate) fn stats(stats: &Stats, allocated: u64) -> farheap_stats {
+    farheap_stats {
+        size: size_of::<farheap_stats>(),
+        limit_bytes: stats.limit_bytes,
+        resident_bytes: stats.resident_bytes,
+        charged_bytes: stats.charged_bytes,
+        resident_bytes_max: stats.resident_bytes_max,
+        committed_bytes: stats.committed_bytes,
+        stored_bytes: stats.stored_bytes,
+        page_bytes: stats.page_bytes,
+        allocated_bytes: allocated,
+        faults_zero: stats.faults_zero,
+        faults_read: stats.faults_read,
+        faults_cooling: stats.faults_cooling,
+        faults_protect: stats.faults_protect,
+        faults_racing: stats.faults_racing,
+        faults_starved: stats.faults_starved,
+        pages_in: stats.pages_in,
+        pages_prefetched: stats.pages_prefetched,
+        pages_read_ahead: stats.pages_read_ahead,
+        pages_out: stats.pages_out,
+        bytes_read: stats.bytes_read,
+        bytes_written: stats.bytes_written,
+        evicted_clean: stats.evicted_clean,
+        evicted_zero: stats.evicted_zero,
+        evict_busy: stats.evict_busy,
+        install_busy: stats.install_busy,
+        freed_unwritten: stats.freed_unwritten,
+        died_before_write: stats.died_before_write,
+        died_during_write: stats.died_during_write,
+        prefetch_hits: stats.prefetch_hits,
+        prefetch_unseen: stats.prefetch_unseen,
+        reads_in_flight: stats.reads_in_flight,
+        reads_in_flight_max: stats.reads_in_flight_max,
+        writes_in_flight: stats.writes_in_flight,
+        writes_in_flight_max: stats.writes_in_flight_max,
+        read_errors: stats.read_errors,
+        write_errors: stats.write_errors,
+        checksum_errors: stats.checksum_errors,
+        poisoned: stats.poisoned,
+        chunks_opened: stats.chunks_opened,
+        chunks_closed: stats.chunks_closed,
+        panics: stats.panics,
+    }
+}
+
+/// Writes statistics to the caller's structure.
+///
+/// # Safety
+/// As for [`write_sized`].
+pub(crate) unsafe fn write_stats(out: *mut farheap_stats, stats: &farheap_stats) -> Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe { write_sized(out, stats, STATS_MIN) }
+}
+
+pub(crate) fn advice(advice: farheap_advice) -> Result<Advice> {
+    Ok(match advice {
+        FARHEAP_ADVICE_NORMAL => Advice::Normal,
+        FARHEAP_ADVICE_RANDOM => Advice::Random,
+        FARHEAP_ADVICE_SEQUENTIAL => Advice::Sequential,
+        FARHEAP_ADVICE_WILL_NEED => Advice::WillNeed,
+        FARHEAP_ADVICE_COLD => Advice::Cold,
+        other => return Err(Failure::argument(format!("{other} is no advice"))),
+    })
+}
+
+/// Ranges as the library takes them.
+///
+/// # Safety
+/// As for [`slice`].
+pub(crate) unsafe fn ranges(
+    first: *const farheap_range,
+    count: usize,
+) -> Result<Vec<(*const u8, ByteCount)>> {
+    // SAFETY: as the caller promises.
+    let ranges = unsafe { slice(first, count, "the ranges") }?;
+    Ok(ranges.iter().map(|range| (range.ptr.cast(), ByteCount(range.len as u64))).collect())
+}
+
+fn start(config: Config, out: *mut *mut farheap_heap) -> Result<()> {
+    let heap = Heap::start(config)?;
+    let handle = handle::create::<farheap_heap>(heap.clone()).inspect_err(|_| {
+        // Nobody could stop it: there is no handle.
+        let _ = heap.shutdown();
+    })?;
+    // SAFETY: checked by the caller, before anything was started.
+    unsafe { write(out, handle) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_start_abi(
+    abi: u32,
+    config: *const c_char,
+    out: *mut *mut farheap_heap,
+) -> farheap_status {
+    call(|| {
+        abi::check(abi)?;
+        check_out(out)?;
+        // SAFETY: NULL or a string, as the caller promises.
+        start(unsafe { parse(Config::builder(), config) }?, out)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_start_config_abi(
+    abi: u32,
+    config: *const farheap_config,
+    out: *mut *mut farheap_heap,
+) -> farheap_status {
+    call(|| {
+        abi::check(abi)?;
+        check_out(out)?;
+        // SAFETY: NULL or a structure, as the caller promises.
+        let builder = unsafe { overlay(Config::builder(), config) }?;
+        start(builder.build()?, out)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_start_env_abi(
+    abi: u32,
+    out: *mut *mut farheap_heap,
+) -> farheap_status {
+    call(|| {
+        abi::check(abi)?;
+        check_out(out)?;
+        start(Config::from_env()?, out)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_check_config(config: *const c_char) -> farheap_status {
+    // SAFETY: NULL or a string, as the caller promises.
+    call(|| unsafe { parse(Config::builder(), config) }.map(|_| ()))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_running(out: *mut *mut farheap_heap) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        if handle::is_forked_child() {
+            let message = "the heap of the parent does not exist in a forked child";
+            return Err(Failure::new(crate::error::FARHEAP_E_FORKED, message));
+        }
+        let heap = Heap::running().ok_or(farheap::Error::NotRunning)?;
+        let handle = handle::create::<farheap_heap>(heap)?;
+        // SAFETY: writable, as the caller promises.
+        unsafe { write(out, handle) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_heap_free(heap: *mut farheap_heap) -> farheap_status {
+    if heap.is_null() {
+        return crate::error::FARHEAP_OK;
+    }
+    call(|| handle::take(heap).map(drop))
+}
+
+/// Defines functions that do one thing to the object of a handle.
+macro_rules! on_heap {
+    ($($name:ident($heap:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            heap: *mut farheap_heap,
+            $($arg: $type,)*
+        ) -> farheap_status {
+            call(|| {
+                // SAFETY: the caller does not free the handle during the call.
+                let $heap: &Heap = unsafe { handle::get(heap) }?;
+                $body
+            })
+        }
+    )*};
+}
+
+on_heap! {
+    farheap_shutdown(heap) { Ok(heap.shutdown()?) }
+
+    farheap_prefetch(heap, ptr: *const c_void, len: usize) {
+        Ok(heap.prefetch(ptr.cast(), ByteCount(len as u64))?)
+    }
+
+    farheap_prefetch_many(heap, first: *const farheap_range, count: usize) {
+        // SAFETY: NULL or as many ranges, as the caller promises.
+        let ranges = unsafe { ranges(first, count) }?;
+        Ok(heap.prefetch_many(&ranges)?)
+    }
+
+    farheap_evict(heap, ptr: *const c_void, len: usize) {
+        Ok(heap.evict(ptr.cast(), ByteCount(len as u64))?)
+    }
+
+    farheap_evict_all(heap) { Ok(heap.evict_all()?) }
+
+    farheap_pin(heap, ptr: *const c_void, len: usize) {
+        Ok(heap.pin(ptr.cast(), ByteCount(len as u64))?)
+    }
+
+    farheap_unpin(heap, ptr: *const c_void, len: usize) {
+        Ok(heap.unpin(ptr.cast(), ByteCount(len as u64))?)
+    }
+
+    farheap_discard(heap, ptr: *mut c_void, len: usize) {
+        // SAFETY: nobody needs the contents, as the caller promises.
+        Ok(unsafe { heap.discard(ptr.cast(), ByteCount(len as u64)) }?)
+    }
+
+    farheap_advise(heap, ptr: *const c_void, len: usize, advice: farheap_advice) {
+        let advice = self::advice(advice)?;
+        Ok(heap.advise(ptr.cast(), ByteCount(len as u64), advice)?)
+    }
+
+    farheap_set_limit(heap, limit: u64) { Ok(heap.set_limit(ByteCount(limit))?) }
+
+    farheap_purge(heap) {
+        heap.purge();
+        Ok(())
+    }
+
+    farheap_heap_stats(heap, out: *mut farheap_stats) {
+        let stats = stats(&heap.stats(), heap.allocated().get());
+        // SAFETY: NULL or sized, as the caller promises.
+        unsafe { write_stats(out, &stats) }
+    }
+
+    farheap_serves_kernel_faults(heap, out: *mut bool) {
+        // SAFETY: NULL or writable, as the caller promises.
+        unsafe { write(out, heap.serves_kernel_faults()) }
+    }
+}

@@ -1,0 +1,352 @@
+//! The memory manager: one limit, temporary memory.
+
+#![expect(unsafe_code, reason = "uses the caller's pointers")]
+
+use crate::abi;
+use crate::error::{
+    FARHEAP_E_BAD_RANGE, FARHEAP_E_IN_USE, FARHEAP_E_OUT_OF_MEMORY, FARHEAP_OK, Failure, call,
+    check_out, farheap_status, value, write, write_sized,
+};
+use crate::handle::{self, Kind};
+use allocator_api2::alloc::Allocator;
+use farheap::ByteCount;
+use farheap::tier::manager::{
+    ManagerStats, MemoryManager, Mode, Pressure, Temporary, TemporaryMemory,
+};
+use std::alloc::Layout;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A memory manager.
+#[repr(C)]
+pub struct farheap_manager {
+    _private: [u8; 0],
+}
+
+impl Kind for farheap_manager {
+    const NUMBER: u8 = 3;
+    const NAME: &'static str = "farheap_manager";
+    type Object = Manager;
+}
+
+/// A manager and the temporary memory that C has of it, by address.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    pub(crate) manager: Arc<MemoryManager>,
+    temporary: Mutex<HashMap<usize, TemporaryMemory>>,
+}
+
+impl Manager {
+    fn temporary(&self) -> MutexGuard<'_, HashMap<usize, TemporaryMemory>> {
+        self.temporary.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How memory is divided.
+pub type farheap_manager_mode = u32;
+
+pub const FARHEAP_COOPERATIVE: farheap_manager_mode = 0;
+pub const FARHEAP_PARTITIONED: farheap_manager_mode = 1;
+
+/// An event of memory pressure.
+pub type farheap_pressure = u32;
+
+pub const FARHEAP_PRESSURE_OTHER: farheap_pressure = 0;
+pub const FARHEAP_PRESSURE_LOW: farheap_pressure = 1;
+pub const FARHEAP_PRESSURE_DIRECT: farheap_pressure = 2;
+pub const FARHEAP_PRESSURE_SPILLED: farheap_pressure = 3;
+pub const FARHEAP_PRESSURE_FAILED: farheap_pressure = 4;
+pub const FARHEAP_PRESSURE_BROKEN: farheap_pressure = 5;
+
+/// Told about pressure.
+pub type farheap_on_pressure =
+    Option<unsafe extern "C" fn(userdata: *mut c_void, event: farheap_pressure, bytes: u64)>;
+
+/// A manager's figures.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct farheap_manager_stats {
+    pub size: usize,
+    pub limit_bytes: u64,
+    pub used_bytes: u64,
+    pub used_bytes_max: u64,
+    pub reclaimed_spare_bytes: u64,
+    pub reclaimed_clean_bytes: u64,
+    pub reclaimed_written_bytes: u64,
+    pub direct: u64,
+    pub background: u64,
+    pub spilled_bytes: u64,
+    pub temporary_bytes: u64,
+    pub consumers: u64,
+}
+
+/// What the caller passes on to its own callback, from any thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Userdata(pub(crate) *mut c_void);
+
+// SAFETY: only handed to the caller's callback, whose contract says that it is called from any
+// thread.
+unsafe impl Send for Userdata {}
+
+// SAFETY: as for `Send`.
+unsafe impl Sync for Userdata {}
+
+impl Userdata {
+    /// By a method, so that a closure holds the whole value and not its pointer.
+    pub(crate) fn get(self) -> *mut c_void {
+        self.0
+    }
+}
+
+fn figures(stats: &ManagerStats, temporary: u64) -> farheap_manager_stats {
+    let [spare, clean, written] = stats.reclaimed.map(|bytes| bytes.0);
+    farheap_manager_stats {
+        size: size_of::<farheap_manager_stats>(),
+        limit_bytes: stats.limit.0,
+        used_bytes: stats.used.0,
+        used_bytes_max: stats.used_max.0,
+        reclaimed_spare_bytes: spare,
+        reclaimed_clean_bytes: clean,
+        reclaimed_written_bytes: written,
+        direct: stats.direct,
+        background: stats.background,
+        spilled_bytes: stats.spilled.0,
+        temporary_bytes: temporary,
+        consumers: stats.consumers.len() as u64,
+    }
+}
+
+fn event_of(pressure: &Pressure) -> (farheap_pressure, u64) {
+    match pressure {
+        Pressure::Low { used, .. } => (FARHEAP_PRESSURE_LOW, used.0),
+        Pressure::Broken { .. } => (FARHEAP_PRESSURE_BROKEN, 0),
+        Pressure::Direct { wanted } => (FARHEAP_PRESSURE_DIRECT, wanted.0),
+        Pressure::Spilled { len } => (FARHEAP_PRESSURE_SPILLED, len.0),
+        Pressure::Failed { wanted } => (FARHEAP_PRESSURE_FAILED, wanted.0),
+        _ => (FARHEAP_PRESSURE_OTHER, 0),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_manager_new_abi(
+    abi: u32,
+    limit: u64,
+    mode: farheap_manager_mode,
+    temporary_pct: u32,
+    out: *mut *mut farheap_manager,
+) -> farheap_status {
+    call(|| {
+        abi::check(abi)?;
+        check_out(out)?;
+        let mode = match (mode, u8::try_from(temporary_pct)) {
+            (FARHEAP_COOPERATIVE, _) => Mode::Cooperative,
+            (FARHEAP_PARTITIONED, Ok(temporary_pct @ 0..=100)) => {
+                Mode::Partitioned { temporary_pct }
+            }
+            (FARHEAP_PARTITIONED, _) => {
+                return Err(Failure::argument(format!("{temporary_pct} is no percentage")));
+            }
+            (other, _) => return Err(Failure::argument(format!("{other} is no mode"))),
+        };
+        let manager = MemoryManager::start(ByteCount(limit), mode)?;
+        let object = Manager { manager, temporary: Mutex::new(HashMap::new()) };
+        let handle = handle::create::<farheap_manager>(object)?;
+        // SAFETY: checked above.
+        unsafe { write(out, handle) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_manager_free(manager: *mut farheap_manager) -> farheap_status {
+    if manager.is_null() {
+        return FARHEAP_OK;
+    }
+    call(|| {
+        // SAFETY: nobody else frees it during the call, as the caller promises.
+        let object = unsafe { handle::get(manager) }?;
+        let blocks = object.temporary().len();
+        if blocks > 0 {
+            let message = format!("{blocks} blocks of temporary memory are still allocated");
+            return Err(Failure::new(FARHEAP_E_IN_USE, message));
+        }
+        handle::take(manager).map(drop)
+    })
+}
+
+/// Defines functions that do one thing to a manager.
+macro_rules! on_manager {
+    ($($name:ident($object:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            manager: *mut farheap_manager,
+            $($arg: $type,)*
+        ) -> farheap_status {
+            call(|| {
+                // SAFETY: the caller does not free the handle during the call.
+                let $object: &Manager = unsafe { handle::get(manager) }?;
+                $body
+            })
+        }
+    )*};
+}
+
+on_manager! {
+    farheap_manager_set_limit(object, limit: u64) {
+        Ok(object.manager.set_limit(ByteCount(limit))?)
+    }
+
+    farheap_manager_set_deadline(object, deadline_ms: u64) {
+        object.manager.set_deadline(Duration::from_millis(deadline_ms));
+        Ok(())
+    }
+
+    farheap_manager_set_temporary_ceiling(object, bytes: u64) {
+        object.manager.temporary().set_ceiling(ByteCount(bytes));
+        Ok(())
+    }
+
+    farheap_manager_on_pressure(object, told: farheap_on_pressure, userdata: *mut c_void) {
+        let userdata = Userdata(userdata);
+        let told = told.ok_or_else(|| Failure::null("the callback"))?;
+        object.manager.on_pressure(move |pressure| {
+            let (event, bytes) = event_of(&pressure);
+            // SAFETY: a function that may be called from any thread with this, as the caller
+            // promises.
+            unsafe { told(userdata.get(), event, bytes) };
+        })?;
+        Ok(())
+    }
+
+    farheap_manager_stats_get(object, out: *mut farheap_manager_stats) {
+        let temporary = object.manager.temporary().used().0;
+        let stats = figures(&object.manager.stats(), temporary);
+        // SAFETY: NULL or sized, as the caller promises.
+        unsafe { write_sized(out, &stats, size_of::<farheap_manager_stats>()) }
+    }
+
+    farheap_manager_allocate_temporary(object, len: usize, out: *mut *mut c_void) {
+        check_out(out)?;
+        let memory = object.manager.allocate_temporary(ByteCount(len as u64))?;
+        let ptr = memory.as_ptr();
+        object.temporary().insert(ptr.as_ptr().addr(), memory);
+        // SAFETY: checked above.
+        unsafe { write(out, ptr.as_ptr().cast()) }
+    }
+
+    farheap_manager_free_temporary(object, ptr: *mut c_void) {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        let memory = object.temporary().remove(&ptr.addr()).ok_or_else(|| {
+            let message = format!("{ptr:p} is no temporary memory of this manager");
+            Failure::new(FARHEAP_E_BAD_RANGE, message)
+        })?;
+        object.manager.free_temporary(memory);
+        Ok(())
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_manager_limit(manager: *const farheap_manager) -> u64 {
+    // SAFETY: the caller does not free the handle during the call.
+    value(0, || Ok(unsafe { handle::get(manager) }?.manager.limit().0))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_manager_is_spilled(
+    manager: *const farheap_manager,
+    ptr: *const c_void,
+) -> bool {
+    value(false, || {
+        // SAFETY: the caller does not free the handle during the call.
+        let object = unsafe { handle::get(manager) }?;
+        let temporary = object.temporary();
+        let memory = temporary.get(&ptr.addr()).ok_or_else(|| {
+            let message = format!("{ptr:p} is no temporary memory of this manager");
+            Failure::new(FARHEAP_E_BAD_RANGE, message)
+        })?;
+        Ok(memory.is_spilled())
+    })
+}
+
+/// An allocator of temporary memory for small objects.
+#[repr(C)]
+pub struct farheap_temporary {
+    _private: [u8; 0],
+}
+
+impl Kind for farheap_temporary {
+    const NUMBER: u8 = 5;
+    const NAME: &'static str = "farheap_temporary";
+    type Object = Temporary;
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_temporary_new(
+    manager: *mut farheap_manager,
+    out: *mut *mut farheap_temporary,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: the caller does not free the handle during the call.
+        let object = unsafe { handle::get(manager) }?;
+        let handle = handle::create::<farheap_temporary>(object.manager.temporary_allocator())?;
+        // SAFETY: checked above.
+        unsafe { write(out, handle) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_temporary_free(
+    temporary: *mut farheap_temporary,
+) -> farheap_status {
+    if temporary.is_null() {
+        return FARHEAP_OK;
+    }
+    call(|| handle::take(temporary).map(drop))
+}
+
+/// The layout of an object; a size of 0 is one of 1.
+fn layout(size: usize, align: usize) -> crate::error::Result<Layout> {
+    Layout::from_size_align(size.max(1), align).map_err(|_| {
+        Failure::argument(format!("{size} bytes aligned to {align} are no possible object"))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_temporary_allocate(
+    temporary: *mut farheap_temporary,
+    size: usize,
+    align: usize,
+) -> *mut c_void {
+    value(ptr::null_mut(), || {
+        // SAFETY: the caller does not free the handle during the call.
+        let object = unsafe { handle::get(temporary) }?;
+        let block = object.allocate(layout(size, align)?).map_err(|_| {
+            let message = format!("no temporary memory for {size} bytes");
+            Failure::new(FARHEAP_E_OUT_OF_MEMORY, message)
+        })?;
+        Ok(block.as_ptr().cast())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_temporary_deallocate(
+    temporary: *mut farheap_temporary,
+    ptr: *mut c_void,
+    size: usize,
+    align: usize,
+) -> farheap_status {
+    let Some(block) = NonNull::new(ptr.cast::<u8>()) else { return FARHEAP_OK };
+    call(|| {
+        // SAFETY: the caller does not free the handle during the call.
+        let object = unsafe { handle::get(temporary) }?;
+        let layout = layout(size, align)?;
+        // SAFETY: a block of this allocator and size, as the caller promises.
+        unsafe { object.deallocate(block, layout) };
+        Ok(())
+    })
+}

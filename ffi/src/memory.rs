@@ -1,0 +1,131 @@
+//! `far_malloc` and its kin.
+
+#![expect(unsafe_code, reason = "frees and resizes the caller's blocks")]
+
+use crate::error::{FARHEAP_E_NOT_RUNNING, FARHEAP_E_OUT_OF_MEMORY, Failure, fail, value};
+use crate::handle;
+use crate::scope::{FARHEAP_POLICY, farheap_placement, placement};
+use farheap::{Placement, malloc};
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+
+/// Alignment of what asks for none.
+const ALIGN: usize = 16;
+
+/// Returns a block, or NULL with the reason.
+#[inline]
+fn give(block: Option<NonNull<u8>>, size: usize, placement: Option<Placement>) -> *mut c_void {
+    match block {
+        Some(block) => block.as_ptr().cast(),
+        None => refuse(size, placement),
+    }
+}
+
+#[cold]
+fn refuse(size: usize, placement: Option<Placement>) -> *mut c_void {
+    let failure = if placement == Some(Placement::Far) && !malloc::serves_far() {
+        let forked = if handle::is_forked_child() { " (this is a forked child)" } else { "" };
+        Failure::new(FARHEAP_E_NOT_RUNNING, format!("no far heap is running{forked}"))
+    } else {
+        let message = format!(
+            "no memory for {size} bytes: more than limit and device hold together, or an \
+             impossible size"
+        );
+        Failure::new(FARHEAP_E_OUT_OF_MEMORY, message)
+    };
+    fail(Failure { errno: libc::ENOMEM, ..failure });
+    set_errno(libc::ENOMEM);
+    ptr::null_mut()
+}
+
+#[cold]
+fn refuse_argument(message: String) -> *mut c_void {
+    fail(Failure { errno: libc::EINVAL, ..Failure::argument(message) });
+    set_errno(libc::EINVAL);
+    ptr::null_mut()
+}
+
+fn set_errno(errno: i32) {
+    // SAFETY: takes nothing; the thread's own place.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: valid for this thread, which only this thread uses.
+    unsafe { place.write(errno) };
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn far_malloc(size: usize) -> *mut c_void {
+    value(ptr::null_mut(), || Ok(give(malloc::allocate(size, ALIGN, None, false), size, None)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn far_calloc(count: usize, size: usize) -> *mut c_void {
+    value(ptr::null_mut(), || {
+        let bytes = count.saturating_mul(size);
+        Ok(give(malloc::allocate(bytes, ALIGN, None, true), bytes, None))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn far_aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    far_allocate(FARHEAP_POLICY, size, align)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn far_allocate(
+    placement: farheap_placement,
+    size: usize,
+    align: usize,
+) -> *mut c_void {
+    value(ptr::null_mut(), || {
+        let Ok(wanted) = self::placement(placement) else {
+            return Ok(refuse_argument(format!("{placement} is no placement")));
+        };
+        if !align.is_power_of_two() {
+            return Ok(refuse_argument(format!("an alignment of {align} is no power of two")));
+        }
+        Ok(give(malloc::allocate(size, align, wanted, false), size, wanted))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn far_realloc(ptr: *mut c_void, size: usize) -> *mut c_void {
+    let Some(block) = NonNull::new(ptr.cast::<u8>()) else {
+        return far_malloc(size);
+    };
+    // SAFETY: a live block, as the caller promises.
+    value(ptr::null_mut(), || Ok(give(unsafe { malloc::reallocate(block, size) }, size, None)))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn far_free(ptr: *mut c_void) {
+    let Some(block) = NonNull::new(ptr.cast::<u8>()) else { return };
+    value((), || {
+        // SAFETY: a live block, as the caller promises.
+        unsafe { malloc::free(block) };
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn far_free_sized(ptr: *mut c_void, size: usize, align: usize) {
+    let Some(block) = NonNull::new(ptr.cast::<u8>()) else { return };
+    value((), || {
+        // SAFETY: a live block of this size, as the caller promises.
+        unsafe { malloc::free_sized(block, size, align) };
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn far_usable_size(ptr: *const c_void) -> usize {
+    match NonNull::new(ptr.cast_mut().cast::<u8>()) {
+        // SAFETY: a live block, as the caller promises.
+        Some(block) => unsafe { malloc::usable_size(block) },
+        None => 0,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn far_contains(ptr: *const c_void) -> bool {
+    malloc::is_far(ptr.cast())
+}

@@ -1,0 +1,240 @@
+//! Buffer pools.
+
+#![expect(unsafe_code, reason = "uses the caller's pointers")]
+
+use crate::error::{
+    FARHEAP_E_IN_USE, FARHEAP_OK, Failure, Result, call, check_out, farheap_status, slice, text,
+    value, write, write_sized,
+};
+use crate::handle::{self, Kind};
+use crate::manager::{Userdata, farheap_manager};
+use farheap::pool::{BufferPool, PoolConfig};
+use farheap::{ByteCount, Error, PageId};
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A buffer pool.
+#[repr(C)]
+pub struct farheap_pool {
+    _private: [u8; 0],
+}
+
+impl Kind for farheap_pool {
+    const NUMBER: u8 = 4;
+    const NAME: &'static str = "farheap_pool";
+    type Object = Arc<BufferPool>;
+}
+
+/// Asked before a page is written back.
+pub type farheap_before_write =
+    Option<unsafe extern "C" fn(userdata: *mut c_void, page: u64, lsn: u64) -> farheap_status>;
+
+/// How a pool is set up; what is zero has its default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct farheap_pool_config {
+    pub size: usize,
+    pub page: u64,
+    pub deadline_ms: u64,
+    pub checksum: crate::config::farheap_switch,
+    pub cleaner: crate::config::farheap_switch,
+    pub before_write: farheap_before_write,
+    pub userdata: *mut c_void,
+}
+
+/// A pool's figures.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct farheap_pool_stats {
+    pub size: usize,
+    pub resident_bytes: u64,
+    pub metadata_bytes: u64,
+    pub misses: u64,
+    pub pages_read: u64,
+    pub pages_written: u64,
+    pub pages_cleaned: u64,
+    pub evicted: u64,
+    pub write_errors: u64,
+    pub holders: u64,
+}
+
+/// The settings of a pool.
+///
+/// # Safety
+/// `config` is NULL or a structure whose `size` is right.
+unsafe fn settings(config: *const farheap_pool_config) -> Result<PoolConfig> {
+    let mut settings = PoolConfig::new();
+    if config.is_null() {
+        return Ok(settings);
+    }
+    // SAFETY: the structure begins with its size.
+    let size = unsafe { config.cast::<usize>().read() };
+    if !(size_of::<farheap_pool_config>()..=1 << 16).contains(&size) {
+        let message = format!("config.size is {size}: initialize with FARHEAP_POOL_CONFIG_INIT");
+        return Err(Failure::argument(message));
+    }
+    // SAFETY: at least as large as this version of the structure.
+    let config = unsafe { &*config };
+    if config.page != 0 {
+        settings = settings.page_size(ByteCount(config.page));
+    }
+    if config.deadline_ms != 0 {
+        settings = settings.deadline(Duration::from_millis(config.deadline_ms));
+    }
+    if let Some(on) = crate::config::switch("checksum", config.checksum)? {
+        settings = settings.checksum(on);
+    }
+    if let Some(on) = crate::config::switch("cleaner", config.cleaner)? {
+        settings = settings.cleaner(on);
+    }
+    if let Some(before_write) = config.before_write {
+        let userdata = Userdata(config.userdata);
+        settings = settings.before_write(move |page, lsn| {
+            // SAFETY: a function that may be called from any thread with this, as the caller
+            // promises.
+            match unsafe { before_write(userdata.get(), page.0, lsn) } {
+                FARHEAP_OK => Ok(()),
+                _ => Err(Error::Os { call: "the before_write callback", errno: libc::EIO }),
+            }
+        });
+    }
+    Ok(settings)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_pool_create(
+    manager: *mut farheap_manager,
+    config: *const farheap_pool_config,
+    path: *const c_char,
+    capacity: u64,
+    out: *mut *mut farheap_pool,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let manager = unsafe { handle::get(manager) }?;
+        // SAFETY: NULL or a structure, as the caller promises.
+        let settings = unsafe { settings(config) }?;
+        // SAFETY: NULL or a string, as the caller promises.
+        let path = unsafe { text(path, "the path") }?;
+        let pool = settings.create(path, ByteCount(capacity), &manager.manager)?;
+        let handle = handle::create::<farheap_pool>(pool)?;
+        // SAFETY: checked above.
+        unsafe { write(out, handle) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_pool_open(
+    manager: *mut farheap_manager,
+    config: *const farheap_pool_config,
+    path: *const c_char,
+    out: *mut *mut farheap_pool,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let manager = unsafe { handle::get(manager) }?;
+        // SAFETY: NULL or a structure, as the caller promises.
+        let settings = unsafe { settings(config) }?;
+        // SAFETY: NULL or a string, as the caller promises.
+        let path = unsafe { text(path, "the path") }?;
+        let handle = handle::create::<farheap_pool>(settings.open(path, &manager.manager)?)?;
+        // SAFETY: checked above.
+        unsafe { write(out, handle) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_pool_free(pool: *mut farheap_pool) -> farheap_status {
+    if pool.is_null() {
+        return FARHEAP_OK;
+    }
+    call(|| {
+        // SAFETY: nobody else frees it during the call, as the caller promises.
+        let holders = unsafe { handle::get(pool) }?.holders();
+        if holders > 0 {
+            let message = format!("{holders} fixes of pages have not ended");
+            return Err(Failure::new(FARHEAP_E_IN_USE, message));
+        }
+        handle::take(pool).map(drop)
+    })
+}
+
+/// Page numbers as the library takes them.
+///
+/// # Safety
+/// As for [`slice`].
+pub(crate) unsafe fn page_ids(first: *const u64, count: usize) -> Result<Vec<PageId>> {
+    // SAFETY: as the caller promises.
+    let ids = unsafe { slice(first, count, "the page numbers") }?;
+    Ok(ids.iter().map(|id| PageId(*id)).collect())
+}
+
+/// Defines functions that do one thing to a pool.
+macro_rules! on_pool {
+    ($($name:ident($object:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            pool: *mut farheap_pool,
+            $($arg: $type,)*
+        ) -> farheap_status {
+            call(|| {
+                // SAFETY: the caller does not free the handle during the call.
+                let $object: &Arc<BufferPool> = unsafe { handle::get(pool) }?;
+                $body
+            })
+        }
+    )*};
+}
+
+on_pool! {
+    farheap_pool_flush(object) { Ok(object.flush()?) }
+
+    farheap_pool_prefetch(object, first: *const u64, count: usize) {
+        // SAFETY: NULL or as many numbers, as the caller promises.
+        let pages = unsafe { page_ids(first, count) }?;
+        object.prefetch(&pages);
+        Ok(())
+    }
+
+    farheap_pool_set_floor(object, bytes: u64) {
+        Ok(object.account().set_floor(ByteCount(bytes))?)
+    }
+
+    farheap_pool_set_ceiling(object, bytes: u64) {
+        object.account().set_ceiling(ByteCount(bytes));
+        Ok(())
+    }
+
+    farheap_pool_stats_get(object, out: *mut farheap_pool_stats) {
+        let stats = object.stats();
+        let stats = farheap_pool_stats {
+            size: size_of::<farheap_pool_stats>(),
+            resident_bytes: stats.resident.0,
+            metadata_bytes: stats.metadata.0,
+            misses: stats.misses,
+            pages_read: stats.pages_read,
+            pages_written: stats.pages_written,
+            pages_cleaned: stats.pages_cleaned,
+            evicted: stats.evicted,
+            write_errors: stats.write_errors,
+            holders: object.holders(),
+        };
+        // SAFETY: NULL or sized, as the caller promises.
+        unsafe { write_sized(out, &stats, size_of::<farheap_pool_stats>()) }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_pool_payload(pool: *const farheap_pool) -> usize {
+    // SAFETY: the caller does not free the handle during the call.
+    value(0, || Ok(unsafe { handle::get(pool) }?.payload()))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_pool_pages(pool: *const farheap_pool) -> u64 {
+    // SAFETY: the caller does not free the handle during the call.
+    value(0, || Ok(unsafe { handle::get(pool) }?.pages().0))
+}

@@ -1,0 +1,250 @@
+/* The far heap from C: memory, scopes, hints, statistics, configuration. */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+
+#include <errno.h>
+#include <stdint.h>
+
+#define WORDS ((size_t)8 << 20) /* 64 MiB, four times the limit */
+
+static void memory_without_a_heap_is_local(void) {
+    char *block = far_malloc(100);
+    CHECK(block && !far_contains(block) && far_usable_size(block) >= 100);
+    memset(block, 7, 100);
+    block = far_realloc(block, 1000);
+    CHECK(block && block[0] == 7 && block[99] == 7);
+    far_free(block);
+    unsigned char *zeros = far_calloc(1000, 3);
+    CHECK(zeros);
+    for (int i = 0; i < 3000; i++) CHECK(zeros[i] == 0);
+    far_free_sized(zeros, 3000, 16);
+    for (size_t align = 1; align <= 2 * MIB; align *= 2) {
+        void *aligned = far_aligned_alloc(align, 100);
+        CHECK(aligned && (uintptr_t)aligned % align == 0);
+        far_free(aligned);
+    }
+    void *nothing = far_malloc(0);
+    CHECK(nothing);
+    far_free(nothing);
+    far_free(NULL);
+    far_free_sized(NULL, 8, 8);
+    CHECK(far_usable_size(NULL) == 0);
+    errno = 0;
+    NOTHING(FARHEAP_E_NOT_RUNNING, far_allocate(FARHEAP_FAR, 100, 16));
+    CHECK(errno == ENOMEM);
+    void *local = far_allocate(FARHEAP_LOCAL, 100, 64);
+    CHECK(local && (uintptr_t)local % 64 == 0);
+    far_free_sized(local, 100, 64);
+}
+
+static void version_and_features(void) {
+    CHECK(farheap_abi_version() == FARHEAP_ABI_VERSION);
+    CHECK(strchr(farheap_version(), '.'));
+    OK(farheap_check_abi(FARHEAP_ABI_VERSION));
+    FAILS(FARHEAP_E_ABI, farheap_check_abi(FARHEAP_ABI_VERSION + 1));
+    for (int feature = 1; feature <= 4; feature++)
+        (void)farheap_has_feature((farheap_feature)feature);
+    NOTHING(FARHEAP_E_ARGUMENT, farheap_has_feature((farheap_feature)99));
+    CHECK(!strcmp(farheap_status_name(FARHEAP_E_CONFIG), "FARHEAP_E_CONFIG"));
+    CHECK(!strcmp(farheap_status_name((farheap_status)12345), "FARHEAP_E_UNKNOWN"));
+}
+
+static void configurations_are_checked(void) {
+    OK(farheap_check_config(NULL));
+    OK(farheap_check_config(""));
+    OK(farheap_check_config("limit:16MiB,page:64KiB"));
+    FAILS(FARHEAP_E_CONFIG, farheap_check_config("limit:16MiB,paje:64KiB"));
+    CHECK(strstr(farheap_last_message(), "paje") && strstr(farheap_last_message(), "page"));
+    FAILS(FARHEAP_E_CONFIG, farheap_check_config("page:3KiB"));
+    FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_check_config("limit:1MiB"));
+    farheap_config config = FARHEAP_CONFIG_INIT;
+    farheap_heap *heap = NULL;
+    config.limit = 16 * MIB;
+    config.io = "telepathy";
+    FAILS(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
+    CHECK(strstr(farheap_last_message(), "telepathy") && !heap);
+    config.io = NULL;
+    config.limit_percent = 50;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
+    config.limit_percent = 0;
+    config.checksum = (farheap_switch)7;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
+    config.checksum = FARHEAP_DEFAULT;
+    config.dir = "/nonexistent/directory";
+    FAILS(FARHEAP_E_DEVICE, farheap_start_config(&config, &heap));
+    config.size = 8;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
+    CHECK(!heap);
+}
+
+static farheap_heap *start(void) {
+    farheap_config config = FARHEAP_CONFIG_INIT;
+    config.limit = 16 * MIB;
+    config.capacity = 256 * MIB;
+    config.page = 64 << 10;
+    config.threshold = 64 << 10;
+    config.span = (uint64_t)64 << 30;
+    config.deadline_ms = 30000;
+    config.handlers = 1;
+    config.io = "auto";
+    config.install = "auto";
+    config.user_mode = "auto";
+    config.mode = "handler";
+    config.wipe = "off";
+    config.checksum = FARHEAP_ON;
+    config.readahead = FARHEAP_ON;
+    config.encrypt = FARHEAP_OFF;
+    config.dump = FARHEAP_OFF;
+    farheap_heap *heap = NULL;
+    skip_unless_permitted(farheap_start_config(&config, &heap));
+    CHECK(heap);
+    return heap;
+}
+
+static void sizes_decide_and_scopes_are_stronger(void) {
+    void *small = far_malloc(100);
+    void *large = far_malloc(MIB);
+    CHECK(!far_contains(small) && far_contains(large));
+    OK(farheap_scope_push(FARHEAP_FAR));
+    void *sent = far_malloc(100);
+    OK(farheap_scope_push(FARHEAP_LOCAL));
+    void *kept = far_malloc(MIB);
+    OK(farheap_scope_pop());
+    void *again = far_calloc(10, 10);
+    OK(farheap_scope_pop());
+    FAILS(FARHEAP_E_ARGUMENT, farheap_scope_pop());
+    FAILS(FARHEAP_E_ARGUMENT, farheap_scope_push(FARHEAP_POLICY));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_scope_push((farheap_placement)9));
+    CHECK(far_contains(sent) && !far_contains(kept) && far_contains(again));
+    small = far_realloc(small, MIB); /* grows past the threshold */
+    CHECK(far_contains(small));
+    void *blocks[] = {small, large, sent, kept, again};
+    for (int i = 0; i < 5; i++) far_free(blocks[i]);
+}
+
+static void far_blocks_of_all_sizes_come_and_go(void) {
+    for (size_t size = 1; size <= 4 * MIB; size = size * 3 / 2 + 1) {
+        for (size_t align = 1; align <= 64 << 10; align *= 16) {
+            unsigned char *block = far_allocate(FARHEAP_FAR, size, align);
+            CHECK(block && far_contains(block) && (uintptr_t)block % align == 0);
+            CHECK(far_usable_size(block) >= size);
+            block[0] = 1;
+            block[size - 1] = 2;
+            if (size % 2) far_free(block);
+            else far_free_sized(block, size, align);
+        }
+    }
+    OK(farheap_scope_push(FARHEAP_FAR));
+    unsigned char *block = far_malloc(10);
+    memset(block, 9, 10);
+    for (size_t size = 20; size < 2 * MIB; size *= 2) {
+        block = far_realloc(block, size);
+        CHECK(block && far_contains(block) && block[0] == 9 && block[9] == 9);
+    }
+    block = far_realloc(block, 10);
+    CHECK(block && block[9] == 9);
+    far_free(block);
+    OK(farheap_scope_pop());
+}
+
+static void data_larger_than_the_limit_comes_back(farheap_heap *heap) {
+    uint64_t *words = far_malloc(WORDS * 8);
+    CHECK(words && far_contains(words));
+    for (size_t i = 0; i < WORDS; i++) words[i] = i * i;
+    OK(farheap_advise(heap, words, WORDS * 8, FARHEAP_ADVICE_SEQUENTIAL));
+    for (size_t i = 0; i < WORDS; i++) CHECK(words[i] == i * i);
+    farheap_stats stats = {.size = sizeof stats};
+    OK(farheap_heap_stats(heap, &stats));
+    CHECK(stats.limit_bytes == 16 * MIB && stats.resident_bytes_max <= 16 * MIB);
+    CHECK(stats.bytes_written > 0 && stats.bytes_read > 0 && stats.page_bytes == 64 << 10);
+    CHECK(stats.allocated_bytes == WORDS * 8);
+
+    OK(farheap_prefetch(heap, words, MIB));
+    farheap_range ranges[] = {{words, 1000}, {words + WORDS / 2, MIB}};
+    OK(farheap_prefetch_many(heap, ranges, 2));
+    OK(farheap_prefetch_many(heap, NULL, 0));
+    OK(farheap_pin(heap, words, MIB));
+    OK(farheap_evict_all(heap));
+    OK(farheap_unpin(heap, words, MIB));
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_unpin(heap, words, MIB));
+    OK(farheap_evict(heap, words, MIB));
+    FAILS(FARHEAP_E_LIMIT_EXCEEDED, farheap_pin(heap, words, 32 * MIB));
+    for (int advice = 0; advice <= 4; advice++)
+        OK(farheap_advise(heap, words, MIB, (farheap_advice)advice));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_advise(heap, words, MIB, (farheap_advice)99));
+    OK(farheap_discard(heap, words, 4 * MIB));
+    for (size_t i = 64 << 10; i < 3 * MIB / 8; i++) CHECK(words[i] == 0);
+    CHECK(words[WORDS - 1] == (WORDS - 1) * (WORDS - 1));
+
+    OK(farheap_set_limit(heap, 12 * MIB));
+    FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_set_limit(heap, MIB));
+    OK(farheap_set_limit(heap, 16 * MIB));
+    bool kernel_faults = false;
+    OK(farheap_serves_kernel_faults(heap, &kernel_faults));
+
+    int local = 0;
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_prefetch(heap, &local, sizeof local));
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_evict(heap, words, 0));
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_pin(heap, words, SIZE_MAX));
+    FAILS(FARHEAP_E_IN_USE, farheap_shutdown(heap));
+    CHECK(words[WORDS - 1] == (WORDS - 1) * (WORDS - 1));
+    far_free(words);
+    OK(farheap_purge(heap));
+}
+
+static void more_than_limit_and_device_hold_is_refused(void) {
+    errno = 0;
+    NOTHING(FARHEAP_E_OUT_OF_MEMORY, far_malloc(1024 * MIB));
+    CHECK(errno == ENOMEM);
+    NOTHING(FARHEAP_E_OUT_OF_MEMORY, far_malloc(SIZE_MAX));
+    NOTHING(FARHEAP_E_OUT_OF_MEMORY, far_calloc(SIZE_MAX / 2, 3));
+    NOTHING(FARHEAP_E_OUT_OF_MEMORY, far_calloc(SIZE_MAX, SIZE_MAX));
+    NOTHING(FARHEAP_E_ARGUMENT, far_aligned_alloc(3, 100));
+    CHECK(errno == EINVAL);
+    NOTHING(FARHEAP_E_ARGUMENT, far_aligned_alloc(0, 100));
+    NOTHING(FARHEAP_E_ARGUMENT, far_allocate((farheap_placement)9, 100, 16));
+    char *block = far_malloc(100);
+    block[0] = 5;
+    NOTHING(FARHEAP_E_OUT_OF_MEMORY, far_realloc(block, SIZE_MAX));
+    CHECK(block[0] == 5);
+    far_free(block);
+}
+
+static void there_is_one_heap(farheap_heap *heap) {
+    farheap_heap *second = NULL, *found = NULL;
+    FAILS(FARHEAP_E_ALREADY_RUNNING, farheap_start("limit:16MiB", &second));
+    CHECK(!second);
+    OK(farheap_running(&found));
+    CHECK(found && found != heap);
+    OK(farheap_shutdown(found));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_shutdown(heap));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_running(&second));
+    farheap_stats stats = {.size = sizeof stats};
+    OK(farheap_heap_stats(heap, &stats)); /* of the heap that was */
+    OK(farheap_heap_free(found));
+    OK(farheap_heap_free(heap));
+    FAILS(FARHEAP_E_HANDLE, farheap_heap_free(heap));
+    FAILS(FARHEAP_E_HANDLE, farheap_heap_stats(heap, &stats));
+    CHECK(setenv("FARHEAP_CONF", "limit:9MiB,capacity:64MiB", 1) == 0);
+    OK(farheap_start_env(&second));
+    OK(farheap_heap_stats(second, &stats));
+    CHECK(stats.limit_bytes == 9 * MIB);
+    OK(farheap_shutdown(second));
+    OK(farheap_heap_free(second));
+    CHECK(setenv("FARHEAP_CONF", "limmit:9MiB", 1) == 0);
+    FAILS(FARHEAP_E_CONFIG, farheap_start_env(&second));
+}
+
+int main(void) {
+    memory_without_a_heap_is_local();
+    version_and_features();
+    configurations_are_checked();
+    farheap_heap *heap = start();
+    sizes_decide_and_scopes_are_stronger();
+    far_blocks_of_all_sizes_come_and_go();
+    data_larger_than_the_limit_comes_back(heap);
+    more_than_limit_and_device_hold_is_refused();
+    there_is_one_heap(heap);
+    CHECK(farheap_last_errno() == 0);
+    return 0;
+}

@@ -1,0 +1,242 @@
+/* Memory manager and buffer pool from C. Needs no permission. */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+
+#include <unistd.h>
+
+static unsigned told;
+
+static void on_pressure(void *userdata, farheap_pressure event, uint64_t bytes) {
+    (void)bytes;
+    if (event != FARHEAP_PRESSURE_OTHER) __atomic_add_fetch((unsigned *)userdata, 1, __ATOMIC_RELAXED);
+}
+
+static uint64_t lsn_written;
+static farheap_status log_says;
+
+static farheap_status before_write(void *userdata, uint64_t page, uint64_t lsn) {
+    (void)page;
+    __atomic_store_n((uint64_t *)userdata, lsn, __ATOMIC_RELAXED);
+    return __atomic_load_n(&log_says, __ATOMIC_RELAXED);
+}
+
+static void temporary_memory(farheap_manager *manager) {
+    void *memory = NULL;
+    OK(farheap_manager_allocate_temporary(manager, 4 * MIB, &memory));
+    CHECK(memory && (uintptr_t)memory % 4096 == 0);
+    memset(memory, 3, 4 * MIB);
+    CHECK(!farheap_manager_is_spilled(manager, memory));
+    farheap_manager_stats stats = {.size = sizeof stats};
+    OK(farheap_manager_stats_get(manager, &stats));
+    CHECK(stats.temporary_bytes == 4 * MIB && stats.limit_bytes == 16 * MIB);
+    FAILS(FARHEAP_E_IN_USE, farheap_manager_free(manager));
+    OK(farheap_manager_free_temporary(manager, memory));
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_manager_free_temporary(manager, memory));
+    NOTHING(FARHEAP_E_BAD_RANGE, farheap_manager_is_spilled(manager, memory));
+    OK(farheap_manager_free_temporary(manager, NULL));
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_manager_allocate_temporary(manager, 64 * MIB, &memory));
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_manager_allocate_temporary(manager, SIZE_MAX, &memory));
+    CHECK(__atomic_load_n(&told, __ATOMIC_RELAXED) > 0);
+    OK(farheap_manager_set_temporary_ceiling(manager, 2 * MIB));
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_manager_allocate_temporary(manager, 4 * MIB, &memory));
+    OK(farheap_manager_set_temporary_ceiling(manager, 16 * MIB));
+}
+
+static void small_temporary_objects(farheap_manager *manager) {
+    farheap_temporary *temporary = NULL;
+    OK(farheap_temporary_new(manager, &temporary));
+    static unsigned *objects[10000];
+    for (unsigned i = 0; i < 10000; i++) {
+        objects[i] = farheap_temporary_allocate(temporary, 40 + i % 100, 8);
+        CHECK(objects[i]);
+        *objects[i] = i;
+    }
+    for (unsigned i = 0; i < 10000; i++) {
+        CHECK(*objects[i] == i);
+        OK(farheap_temporary_deallocate(temporary, objects[i], 40 + i % 100, 8));
+    }
+    OK(farheap_temporary_deallocate(temporary, NULL, 1, 1));
+    NOTHING(FARHEAP_E_OUT_OF_MEMORY, farheap_temporary_allocate(temporary, 64 * MIB, 8));
+    NOTHING(FARHEAP_E_ARGUMENT, farheap_temporary_allocate(temporary, 8, 3));
+    OK(farheap_temporary_free(temporary));
+    FAILS(FARHEAP_E_HANDLE, farheap_temporary_free(temporary));
+    NOTHING(FARHEAP_E_HANDLE, farheap_temporary_allocate(temporary, 8, 8));
+}
+
+static void guards(farheap_pool *pool) {
+    farheap_page a = {0}, b = {0};
+    OK(farheap_pool_allocate(pool, &a));
+    uint64_t id = a.id;
+    CHECK(a.kind == FARHEAP_PAGE_EXCLUSIVE && a.len == farheap_pool_payload(pool));
+    uint8_t *bytes = farheap_page_write(&a);
+    CHECK(bytes && bytes == a.data && bytes[0] == 0);
+    bytes[0] = 42;
+    OK(farheap_page_set_lsn(&a, 7));
+    FAILS(FARHEAP_E_WOULD_BLOCK, farheap_pool_try_fix_shared(pool, id, &b));
+    FAILS(FARHEAP_E_LATCH_TIMEOUT, farheap_pool_fix_shared_within(pool, id, 5, &b));
+    FAILS(FARHEAP_E_LATCH_TIMEOUT, farheap_pool_fix_exclusive_within(pool, id, 5, &b));
+    FAILS(FARHEAP_E_IN_USE, farheap_pool_free(pool));
+    OK(farheap_page_downgrade(&a));
+    CHECK(a.kind == FARHEAP_PAGE_SHARED && a.data[0] == 42 && farheap_page_lsn(&a) == 7);
+    NOTHING(FARHEAP_E_ARGUMENT, farheap_page_write(&a));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_page_set_lsn(&a, 8));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_page_downgrade(&a));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_page_free(&a));
+    OK(farheap_pool_try_fix_shared(pool, id, &b));
+    FAILS(FARHEAP_E_WOULD_BLOCK, farheap_page_try_upgrade(&a));
+    CHECK(a.kind == FARHEAP_PAGE_SHARED && a.data[0] == 42);
+    OK(farheap_page_unfix(&b));
+    FAILS(FARHEAP_E_HANDLE, farheap_page_unfix(&b));
+    OK(farheap_page_try_upgrade(&a));
+    CHECK(a.kind == FARHEAP_PAGE_EXCLUSIVE);
+    OK(farheap_page_unfix(&a));
+    CHECK(!farheap_page_validate(&a));
+
+    farheap_page look = {0};
+    uint8_t byte = 0;
+    OK(farheap_pool_fix_optimistic(pool, id, &look));
+    CHECK(look.kind == FARHEAP_PAGE_OPTIMISTIC && !look.data);
+    OK(farheap_page_read(&look, 0, &byte, 1));
+    CHECK(byte == 42 && farheap_page_validate(&look));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_page_read(&look, look.len, &byte, 1));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_page_read(&look, SIZE_MAX, &byte, 2));
+    FAILS(FARHEAP_E_NULL, farheap_page_read(&look, 0, NULL, 1));
+    OK(farheap_pool_fix_exclusive(pool, id, &a));
+    farheap_page_write(&a)[0] = 43;
+    OK(farheap_page_unfix(&a));
+    CHECK(!farheap_page_validate(&look));
+    FAILS(FARHEAP_E_WOULD_BLOCK, farheap_page_try_upgrade(&look));
+    OK(farheap_pool_fix_optimistic(pool, id, &look));
+    OK(farheap_page_try_upgrade(&look));
+    OK(farheap_page_unfix(&look));
+    OK(farheap_pool_fix_shared(pool, id, &a));
+    OK(farheap_page_read(&a, 0, &byte, 1));
+    CHECK(byte == 43 && farheap_page_validate(&a));
+    OK(farheap_page_unfix(&a));
+    OK(farheap_pool_fix_shared_within(pool, id, 100, &a));
+    OK(farheap_page_unfix(&a));
+    OK(farheap_pool_fix_exclusive_within(pool, id, 100, &a));
+    OK(farheap_page_unfix(&a));
+    OK(farheap_pool_try_fix_exclusive(pool, id, &a));
+    OK(farheap_page_free(&a));
+    CHECK(a.kind == FARHEAP_PAGE_NONE);
+    FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_fix_shared(pool, 1 << 30, &a));
+    FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_fix_optimistic(pool, UINT64_MAX, &a));
+}
+
+static void many_pages_and_buffers(farheap_pool *pool) {
+    enum { PAGES = 4096, GROUP = 64 }; /* 32 MiB, twice the limit */
+    static uint64_t ids[PAGES];
+    farheap_page page = {0};
+    for (int i = 0; i < PAGES; i++) {
+        OK(farheap_pool_allocate(pool, &page));
+        ids[i] = page.id;
+        memcpy(farheap_page_write(&page), &i, sizeof i);
+        OK(farheap_page_unfix(&page));
+    }
+    OK(farheap_pool_flush(pool));
+    static farheap_page group[GROUP];
+    for (int first = 0; first < PAGES; first += GROUP) {
+        if (first + GROUP < PAGES) OK(farheap_pool_prefetch(pool, ids + first + GROUP, GROUP));
+        OK(farheap_pool_fix_many(pool, ids + first, GROUP, group));
+        for (int i = 0; i < GROUP; i++) {
+            int number = first + i;
+            CHECK(!memcmp(group[i].data, &number, sizeof number));
+            OK(farheap_page_unfix(&group[i]));
+        }
+    }
+    OK(farheap_pool_fix_many(pool, NULL, 0, NULL));
+    farheap_pool_stats stats = {.size = sizeof stats};
+    OK(farheap_pool_stats_get(pool, &stats));
+    CHECK(stats.pages_written > 0 && stats.pages_read > 0 && stats.holders == 0);
+    CHECK(stats.resident_bytes <= 16 * MIB && farheap_pool_pages(pool) > PAGES);
+    OK(farheap_pool_set_floor(pool, MIB));
+    OK(farheap_pool_set_ceiling(pool, 16 * MIB));
+
+    OK(farheap_pool_allocate_buffer(pool, 3, &page));
+    uint64_t id = page.id;
+    CHECK(page.len > 7 * 8192);
+    farheap_page_write(&page)[page.len - 1] = 9;
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_fix_buffer_shared(pool, id, 3, &page));
+    CHECK(page.data[page.len - 1] == 9);
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_fix_buffer_exclusive(pool, id, 3, &page));
+    OK(farheap_page_free(&page));
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_pool_allocate_buffer(pool, 8, &page));
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_pool_fix_buffer_shared(pool, id, 4000, &page));
+}
+
+static void the_log_is_asked_before_a_write(farheap_pool *pool) {
+    farheap_page page = {0};
+    OK(farheap_pool_allocate(pool, &page));
+    OK(farheap_page_set_lsn(&page, 99));
+    OK(farheap_page_unfix(&page));
+    __atomic_store_n(&log_says, FARHEAP_E_CALLBACK, __ATOMIC_RELAXED);
+    farheap_pool_stats before = {.size = sizeof before}, after = before;
+    OK(farheap_pool_stats_get(pool, &before));
+    OK(farheap_pool_flush(pool)); /* all but the page that the log refused */
+    OK(farheap_pool_stats_get(pool, &after));
+    CHECK(after.pages_written == before.pages_written);
+    __atomic_store_n(&log_says, FARHEAP_OK, __ATOMIC_RELAXED);
+    OK(farheap_pool_flush(pool));
+    OK(farheap_pool_stats_get(pool, &after));
+    CHECK(after.pages_written > before.pages_written);
+    CHECK(__atomic_load_n(&lsn_written, __ATOMIC_RELAXED) == 99);
+}
+
+int main(void) {
+    farheap_manager *manager = NULL;
+    OK(farheap_manager_new(64 * MIB, FARHEAP_PARTITIONED, 50, &manager));
+    void *memory = NULL;
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_manager_allocate_temporary(manager, 33 * MIB, &memory));
+    OK(farheap_manager_free(manager));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_manager_new(MIB, FARHEAP_PARTITIONED, 101, &manager));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_manager_new(MIB, (farheap_manager_mode)5, 0, &manager));
+
+    OK(farheap_manager_new(24 * MIB, FARHEAP_COOPERATIVE, 0, &manager));
+    OK(farheap_manager_set_limit(manager, 16 * MIB));
+    CHECK(farheap_manager_limit(manager) == 16 * MIB);
+    OK(farheap_manager_set_deadline(manager, 100));
+    OK(farheap_manager_on_pressure(manager, on_pressure, &told));
+    FAILS(FARHEAP_E_CONFIG, farheap_manager_on_pressure(manager, on_pressure, &told));
+    temporary_memory(manager);
+    small_temporary_objects(manager);
+
+    const char *dir = getenv("TMPDIR");
+    char path[4096];
+    snprintf(path, sizeof path, "%s/farheap-table-XXXXXX", dir ? dir : "/tmp");
+    int file = mkstemp(path);
+    CHECK(file >= 0);
+    close(file);
+    unlink(path);
+    farheap_pool_config config = FARHEAP_POOL_CONFIG_INIT;
+    config.page = 8192;
+    config.deadline_ms = 1000;
+    config.checksum = FARHEAP_ON;
+    config.cleaner = FARHEAP_ON;
+    config.before_write = before_write;
+    config.userdata = &lsn_written;
+    farheap_pool *pool = NULL;
+    OK(farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
+    guards(pool);
+    many_pages_and_buffers(pool);
+    the_log_is_asked_before_a_write(pool);
+    OK(farheap_pool_free(pool));
+    FAILS(FARHEAP_E_HANDLE, farheap_pool_flush(pool));
+
+    config.before_write = NULL;
+    OK(farheap_pool_open(manager, &config, path, &pool));
+    CHECK(farheap_pool_pages(pool) > 4096);
+    OK(farheap_pool_free(pool));
+    config.page = 4096;
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_open(manager, &config, path, &pool));
+    config.page = 5000;
+    FAILS(FARHEAP_E_CONFIG, farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
+    config.size = 3;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_open(manager, NULL, "/nonexistent/table", &pool));
+    unlink(path);
+    OK(farheap_manager_free(manager));
+    return 0;
+}

@@ -1,0 +1,224 @@
+//! The header, the library's symbols and the Rust functions say the same.
+
+mod common;
+
+use common::{
+    C, build_dir, crate_dir, declared, installed, library, sources_are_readable, succeed,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+use std::process::Command;
+
+/// The sources of the crate, comments left out.
+fn sources() -> String {
+    let files = fs::read_dir(crate_dir().join("src")).expect("a directory");
+    let mut text = String::new();
+    for file in files {
+        let source = fs::read_to_string(file.expect("an entry").path()).expect("a source");
+        let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// A Rust type as C writes it.
+fn c_type(rust: &str) -> String {
+    let rust = rust.trim();
+    if let Some(to) = rust.strip_prefix("*const ") {
+        let to = c_type(to);
+        return if to.ends_with('*') { format!("{to} const *") } else { format!("const {to} *") };
+    }
+    if let Some(to) = rust.strip_prefix("*mut ") {
+        return format!("{} *", c_type(to));
+    }
+    let plain = match rust {
+        "usize" => "size_t",
+        "u8" => "uint8_t",
+        "u32" => "uint32_t",
+        "u64" => "uint64_t",
+        "f64" => "double",
+        "bool" => "bool",
+        "c_int" => "int",
+        "c_char" => "char",
+        "c_void" | "()" => "void",
+        other => other.rsplit("::").next().expect("a name has a last part"),
+    };
+    plain.to_owned()
+}
+
+/// Parameters and result of each exported function, in C.
+type Functions = BTreeMap<String, (Vec<String>, String)>;
+
+fn parameters(list: &str) -> Vec<String> {
+    let list = list.trim().trim_end_matches(',');
+    let parts = list.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(|part| c_type(part.split_once(':').expect("a name and a type").1)).collect()
+}
+
+/// Functions written out, and those that the macros of the crate write.
+fn functions(code: &str) -> Functions {
+    let mut found = Functions::new();
+    for (at, _) in code.match_indices("extern \"C\" fn far") {
+        let rest = &code[at + "extern \"C\" fn ".len()..];
+        let (name, rest) = rest.split_once('(').expect("a function has parameters");
+        let (list, rest) = rest.split_once(')').expect("the parameters end");
+        let head = rest.split_once('{').expect("a function has a body").0;
+        let result = head.trim().strip_prefix("->").map_or("void".to_owned(), c_type);
+        found.insert(name.to_owned(), (parameters(list), result));
+    }
+    let macros = [
+        ("on_heap! {", "farheap_heap *", "", "farheap_status"),
+        ("on_collective! {", "farheap_collective *", "", "farheap_status"),
+        ("of_collective! {", "const farheap_collective *", "", ""),
+        ("on_manager! {", "farheap_manager *", "", "farheap_status"),
+        ("on_pool! {", "farheap_pool *", "", "farheap_status"),
+        ("fixes! {", "farheap_pool *", "farheap_page *", "farheap_status"),
+    ];
+    for (open, first, last, result) in macros {
+        let from = code.find(&format!("\n{open}")).expect("the macro is used");
+        let body = &code[from..from + code[from..].find("\n}").expect("the use ends")];
+        for (at, _) in body.match_indices("\n    farheap_") {
+            let (name, rest) = body[at + 5..].split_once('(').expect("parameters");
+            let (list, rest) = rest.split_once(')').expect("the parameters end");
+            // The first is the object's name.
+            let rest_of_list = list.split_once(',').map_or("", |(_, rest)| rest);
+            let mut types = vec![first.to_owned()];
+            types.extend(parameters(rest_of_list));
+            types.extend((!last.is_empty()).then(|| last.to_owned()));
+            let own = rest
+                .trim_start()
+                .strip_prefix("->")
+                .map(|rest| c_type(rest.split('=').next().expect("a result")));
+            found.insert(name.to_owned(), (types, own.unwrap_or_else(|| result.to_owned())));
+        }
+    }
+    found
+}
+
+/// Structures with the names and types of their fields.
+fn structures(code: &str) -> Vec<(String, Vec<(String, String)>)> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("pub struct farheap_") {
+        let rest = &code[at + "pub struct ".len()..];
+        let (name, rest) = rest.split_once(" {").expect("a structure has fields");
+        let body = rest.split_once("\n}").expect("the structure ends").0;
+        let fields = body.lines().filter_map(|line| line.trim().strip_prefix("pub "));
+        let fields: Vec<_> = fields
+            .map(|field| {
+                let (name, kind) = field.trim_end_matches(',').split_once(": ").expect("a type");
+                (name.to_owned(), kind.to_owned())
+            })
+            .collect();
+        // Handles have no fields that C knows.
+        if !fields.is_empty() {
+            found.push((name.to_owned(), fields));
+        }
+    }
+    found
+}
+
+/// Constants with their values.
+fn constants(code: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for line in code.lines().map(str::trim) {
+        if let Some(rest) = line.strip_prefix("pub const FARHEAP_") {
+            let (name, rest) = rest.split_once(':').expect("a constant has a type");
+            let value = rest.split_once("= ").expect("a value").1.trim_end_matches(';');
+            let value = value.replace('_', "").replace("u64::MAX", "UINT64_MAX");
+            found.push((format!("FARHEAP_{name}"), value));
+        } else if let Some((name, value)) = line.split_once(" = ")
+            && name.starts_with("FARHEAP_")
+            && name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+        {
+            found.push((name.to_owned(), value.trim_end_matches(',').to_owned()));
+        }
+    }
+    found
+}
+
+/// What a built library exports.
+fn exported(extension: &str, options: &[&str]) -> BTreeSet<String> {
+    let output = succeed(Command::new("nm").args(options).arg(library(extension)));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let names = text.lines().filter_map(|line| line.split_whitespace().last());
+    let ours = names.filter(|name| name.starts_with("farheap_") || name.starts_with("far_"));
+    ours.map(str::to_owned).collect()
+}
+
+#[test]
+fn the_header_declares_exactly_what_the_libraries_export() {
+    if !sources_are_readable() {
+        return;
+    }
+    if Command::new("nm").arg("--version").output().is_err() {
+        println!("skipped: nm is not installed");
+        return;
+    }
+    let declared = declared();
+    assert!(declared.len() > 100, "{} functions: the header was not understood", declared.len());
+    let in_rust: BTreeSet<String> = functions(&sources()).into_keys().collect();
+    assert_eq!(declared, in_rust, "header and Rust sources");
+    let shared = exported("so", &["-D", "--defined-only"]);
+    assert_eq!(declared, shared, "header and shared library");
+    let in_static = exported("a", &["-g", "--defined-only"]);
+    assert!(declared.is_subset(&in_static), "header and static library");
+}
+
+#[test]
+fn types_and_values_are_the_same_on_both_sides() {
+    if !sources_are_readable() {
+        return;
+    }
+    let code = sources();
+    let mut check = "#include \"farheap.h\"\n#include <stddef.h>\n".to_owned();
+    let mut line = |text: String| writeln!(check, "{text}").expect("a string takes any text");
+    for (name, (types, result)) in functions(&code) {
+        let types = if types.is_empty() { "void".to_owned() } else { types.join(", ") };
+        line(format!("{result} (*const check_{name})({types}) = {name};"));
+    }
+    for (name, value) in constants(&code) {
+        line(format!("_Static_assert({name} == {value}, \"{name}\");"));
+    }
+    for (name, fields) in structures(&code) {
+        line(format!("struct rust_{name} {{"));
+        for (field, kind) in &fields {
+            match kind.strip_prefix("[u64; ").and_then(|rest| rest.strip_suffix(']')) {
+                Some(count) => line(format!("    uint64_t {field}[{count}];")),
+                None => line(format!("    {} {field};", c_type(kind))),
+            }
+        }
+        line("};".to_owned());
+        line(format!("_Static_assert(sizeof({name}) == sizeof(struct rust_{name}), \"size\");"));
+        for (field, _) in &fields {
+            let here = format!("offsetof({name}, {field})");
+            let there = format!("offsetof(struct rust_{name}, {field})");
+            line(format!("_Static_assert({here} == {there}, \"{name}.{field}\");"));
+        }
+    }
+    assert!(check.matches("check_far").count() > 100, "the sources were not understood");
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("check.c");
+    fs::write(&source, &check).expect("room");
+    for compiler in installed(C) {
+        let mut command = compiler.command();
+        command.arg("-c").arg(&source).arg("-o").arg(dir.path().join("check.o"));
+        succeed(&mut command);
+    }
+}
+
+#[test]
+fn the_soname_is_that_of_the_abi() {
+    if Command::new("readelf").arg("--version").output().is_err() {
+        println!("skipped: readelf is not installed");
+        return;
+    }
+    let output = succeed(Command::new("readelf").arg("-d").arg(library("so")));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = farheap_ffi::abi::FARHEAP_ABI_VERSION;
+    let soname = format!("[libfarheap.so.{version}]");
+    assert!(text.contains(&soname), "{soname} of {:?}:\n{text}", build_dir());
+}

@@ -1,0 +1,203 @@
+//! Memory as C asks for it: freed and resized without saying how large it was.
+//!
+//! Uses `global`; for hosts in other languages (`ffi`). A block is asked for in a size that
+//! jemalloc gives back exactly ([`fitting`]), so that the size found by asking jemalloc is the one
+//! that magazines file the block under and that counters count.
+//!
+//! # Invariants
+//! 1. The usable size of every block from here is `fitting` of what was asked for.
+
+#![expect(unsafe_code, reason = "allocates")]
+
+use super::global;
+use super::jemalloc::{self, Flags};
+use super::magazine;
+use super::slot::Fill;
+use super::thread::Placement;
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+/// Alignment that every size class has; from 16 bytes up they have 16.
+const ALIGN: usize = 8;
+
+/// The layout to allocate for `size` bytes at `align`; `None` when there is none such.
+#[inline]
+fn fitting(size: usize, align: usize) -> Option<Layout> {
+    let layout = Layout::from_size_align(size.max(1), align).ok()?;
+    let size = match magazine::class_size(layout) {
+        Some(size) => size,
+        None => jemalloc::usable_size_or_zero(layout.size(), Flags::LOCAL.aligned(size, align)),
+    };
+    // Zero: jemalloc has no such size.
+    if size == 0 { None } else { Layout::from_size_align(size, align).ok() }
+}
+
+/// The layout of a block, whatever its alignment was.
+///
+/// # Safety
+/// `ptr` is a block of this heap that has not been freed.
+#[inline]
+unsafe fn layout_of(ptr: NonNull<u8>) -> Layout {
+    // SAFETY: as the caller promises.
+    let size = unsafe { jemalloc::size_of_block(ptr.as_ptr()) };
+    Layout::from_size_align(size, ALIGN).expect("a block's size is valid")
+}
+
+/// Allocates `size` bytes aligned to `align`, a power of two; zeroed if asked for.
+///
+/// `placement` says where; `None` leaves it to the thread's [`scope`](crate::scope()) and the
+/// size threshold, as with [`FarHeap`](crate::FarHeap). A size of 0 is one of 1. Returns `None`
+/// when there is no such memory: for [`Placement::Far`] also while no far heap is running.
+///
+/// # Examples
+/// ```
+/// use farheap::{Placement, malloc};
+///
+/// let block = malloc::allocate(100, 16, Some(Placement::Local), false).expect("memory");
+/// // SAFETY: a block of this heap, freed once.
+/// unsafe { malloc::free(block) };
+/// ```
+#[inline]
+#[must_use]
+pub fn allocate(
+    size: usize,
+    align: usize,
+    placement: Option<Placement>,
+    zeroed: bool,
+) -> Option<NonNull<u8>> {
+    let layout = fitting(size, align)?;
+    let fill = if zeroed { Fill::Zero } else { Fill::Any };
+    let ptr = match placement {
+        // SAFETY: the size is not zero.
+        Some(Placement::Far) => unsafe { global::allocate_far(layout, fill) },
+        // SAFETY: the size is not zero.
+        Some(Placement::Local) => unsafe { global::allocate_local(layout, fill) },
+        None => {
+            let tier = global::tier_for(layout.size());
+            // SAFETY: the size is not zero.
+            unsafe { global::allocate(tier, layout, fill) }
+        }
+    };
+    NonNull::new(ptr)
+}
+
+/// Resizes a block to `size` bytes (0 is 1), aligned to 16, or 8 if smaller; it stays in its tier unless it grows
+/// and the policy sends the new size far. `None` leaves it as it was.
+///
+/// # Safety
+/// `ptr` is a block from this module that has not been freed; it is not used again if the result
+/// is not `None`.
+#[must_use]
+pub unsafe fn reallocate(ptr: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
+    let new = fitting(size, ALIGN)?;
+    // SAFETY: as the caller promises.
+    let old = unsafe { layout_of(ptr) };
+    // SAFETY: as the caller promises; sizes are not zero and alignments equal.
+    NonNull::new(unsafe { global::resize(ptr.as_ptr(), old, new) })
+}
+
+/// Frees a block.
+///
+/// # Safety
+/// `ptr` is a block from this module that has not been freed and is not used again.
+#[inline]
+pub unsafe fn free(ptr: NonNull<u8>) {
+    if global::is_far(ptr.as_ptr()) {
+        // SAFETY: as the caller promises.
+        let layout = unsafe { layout_of(ptr) };
+        // SAFETY: as the caller promises.
+        unsafe { global::free(ptr.as_ptr(), layout) }
+    } else {
+        // SAFETY: as the caller promises.
+        unsafe { jemalloc::free_unsized(ptr.as_ptr()) }
+    }
+}
+
+/// Frees a block whose size and alignment the caller knows, which is faster for far memory.
+///
+/// # Safety
+/// As for [`free`], and the block was allocated with this size and alignment.
+#[inline]
+pub unsafe fn free_sized(ptr: NonNull<u8>, size: usize, align: usize) {
+    match fitting(size, align) {
+        // SAFETY: as the caller promises.
+        Some(layout) => unsafe { global::free(ptr.as_ptr(), layout) },
+        // No block has such a size: the one at hand knows better.
+        // SAFETY: as the caller promises.
+        None => unsafe { free(ptr) },
+    }
+}
+
+/// Bytes of a block that may be used: at least what was asked for.
+///
+/// # Safety
+/// `ptr` is a block from this module that has not been freed.
+#[must_use]
+pub unsafe fn usable_size(ptr: NonNull<u8>) -> usize {
+    // SAFETY: as the caller promises.
+    unsafe { jemalloc::size_of_block(ptr.as_ptr()) }
+}
+
+/// Whether `ptr` points into far memory of this process's heap.
+#[inline]
+#[must_use]
+pub fn is_far(ptr: *const u8) -> bool {
+    global::is_far(ptr)
+}
+
+/// Whether far memory is being handed out: a heap runs, and this is not a forked child.
+#[must_use]
+pub fn serves_far() -> bool {
+    global::serving().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_the_size_that_was_fitted_for_it() {
+        let sizes = (0..=9000).chain((9000..=3 << 20).step_by(4093));
+        for size in sizes {
+            for align in [1, 16, 64, 4096, 8192, 64 << 10] {
+                let layout = fitting(size, align).expect("a possible size");
+                assert!(layout.size() >= size);
+                let block = allocate(size, align, Some(Placement::Local), false).expect("memory");
+                assert_eq!(block.as_ptr().addr() % align, 0);
+                // SAFETY: allocated above.
+                let usable = unsafe { usable_size(block) };
+                assert_eq!(usable, layout.size(), "{size} at {align}");
+                let found = Layout::from_size_align(usable, ALIGN).expect("valid");
+                let class = magazine::class_of(found);
+                let right = class.is_none_or(|_| magazine::class_size(found) == Some(usable));
+                assert!(right, "{size} at {align} would be filed under another class");
+                // SAFETY: allocated above with this size and alignment, not used any more.
+                unsafe { free_sized(block, size, align) };
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_and_alignments_are_refused() {
+        for size in [usize::MAX, isize::MAX as usize, isize::MAX as usize - 4096] {
+            assert_eq!(allocate(size, 16, Some(Placement::Local), false), None);
+        }
+        for align in [0, 3, 48] {
+            assert_eq!(allocate(64, align, Some(Placement::Local), false), None);
+        }
+    }
+
+    #[test]
+    fn a_resized_block_keeps_its_bytes() {
+        let block = allocate(100, 16, Some(Placement::Local), true).expect("memory");
+        // SAFETY: the block has 100 bytes.
+        unsafe { block.write_bytes(7, 100) };
+        // SAFETY: allocated above.
+        let block = unsafe { reallocate(block, 1 << 20) }.expect("memory");
+        // SAFETY: the block has 100 bytes and more.
+        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), 100) };
+        assert!(bytes.iter().all(|byte| *byte == 7));
+        // SAFETY: the block from above, not used any more.
+        unsafe { free(block) };
+    }
+}

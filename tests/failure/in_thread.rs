@@ -1,0 +1,145 @@
+//! Reads that fail, lie or come late where threads serve their own faults.
+//!
+//! The program's SIGBUS handler is there before the region, whose own passes on what it cannot
+//! serve.
+
+use crate::common::{seed, watchdog};
+use crate::harness::{
+    Ended, Far, HUNG, config, in_child, park_on_sigbus, resume, sigbus_addrs, sigbus_count,
+};
+use farheap::region::{Install, Mode, RegionConfig};
+use farheap::store::Op;
+use std::time::{Duration, Instant};
+
+const PAGES: usize = 96;
+/// The page that is lost.
+const BAD: usize = 10;
+const FOREVER: u64 = u64::MAX;
+
+fn in_thread(page_kib: u64, install: Install) -> RegionConfig {
+    RegionConfig { mode: Mode::InThread, ..config(page_kib, install) }
+}
+
+#[test]
+fn a_read_error_that_passes_is_not_seen_in_thread() {
+    let _watchdog = watchdog("transient, in thread", HUNG);
+    let seed = seed("transient, in thread");
+    for (page, install) in [(4, Install::Auto), (4, Install::Copy), (64, Install::Auto)] {
+        let Some(far) = Far::new(in_thread(page, install), PAGES, seed) else { return };
+        far.store(0..PAGES);
+        far.control.fail_next(Op::Read, 2, libc::EIO);
+        far.check(1..2);
+        far.control.shorten_reads(2);
+        far.check(2..3);
+        far.control.corrupt_reads(2);
+        far.check(3..4);
+        let stats = far.stats();
+        let seen = (stats.read_errors, stats.checksum_errors, stats.poisoned);
+        assert_eq!(seen, (4, 2, 0), "{page} KiB {install:?}");
+        far.expect_healthy();
+    }
+}
+
+/// Three threads touch a page that cannot be read; `spoil` makes the device fail, or not.
+fn lose_one_page(config: RegionConfig, spoil: impl Fn(&Far, u64)) {
+    const WAITING: usize = 3;
+    park_on_sigbus();
+    let Some(far) = Far::new(config, PAGES, 1) else { return };
+    far.store(0..PAGES);
+    far.check(0..BAD);
+    spoil(&far, FOREVER);
+    let threads: Vec<_> = (0..WAITING).map(|_| far.touch(BAD)).collect();
+    let addrs = sigbus_addrs(WAITING);
+    spoil(&far, 0);
+    assert!(addrs.iter().all(|addr| *addr == far.addr(BAD)), "{addrs:x?} of page {BAD}");
+    assert!(threads.iter().all(|thread| !thread.is_finished()), "the signals went elsewhere");
+    assert_eq!(far.stats().poisoned, 1);
+    far.check(0..BAD);
+    far.check(BAD + 1..PAGES);
+    assert_eq!(sigbus_count(), WAITING, "no other page is lost");
+    // Given up, the page is as good as new.
+    far.discard(BAD..BAD + 1);
+    resume();
+    for thread in threads {
+        assert_eq!(thread.join().expect("resumed"), 0);
+    }
+    far.expect_healthy();
+    assert_eq!((sigbus_count(), far.stats().poisoned), (WAITING, 1));
+}
+
+fn fail_reads(far: &Far, count: u64) {
+    far.control.fail_next(Op::Read, count, libc::EIO);
+}
+
+fn corrupt_reads(far: &Far, count: u64) {
+    far.control.corrupt_reads(count);
+}
+
+fn expect_lost_page(ended: Option<Ended>, cause: &str) {
+    let Some(ended) = ended else { return };
+    ended.expect_success().expect_said(&["farheap: page at 0x", cause, "SIGBUS"]);
+}
+
+#[test]
+fn a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page_4k() {
+    let name =
+        "in_thread::a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page_4k";
+    let body = || lose_one_page(in_thread(4, Install::Auto), fail_reads);
+    expect_lost_page(in_child(name, body), "(EIO)");
+}
+
+#[test]
+fn a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page_64k() {
+    let name =
+        "in_thread::a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page_64k";
+    let body = || lose_one_page(in_thread(64, Install::Auto), fail_reads);
+    expect_lost_page(in_child(name, body), "(EIO)");
+}
+
+/// Lost pages are fenced off, not poisoned.
+#[test]
+fn a_read_error_that_stays_is_a_sigbus_on_an_old_kernel() {
+    let name = "in_thread::a_read_error_that_stays_is_a_sigbus_on_an_old_kernel";
+    let body = || lose_one_page(in_thread(4, Install::Copy), fail_reads);
+    expect_lost_page(in_child(name, body), "(EIO)");
+}
+
+#[test]
+fn content_that_fails_its_checksum_is_a_sigbus() {
+    let name = "in_thread::content_that_fails_its_checksum_is_a_sigbus";
+    let body = || lose_one_page(in_thread(4, Install::Auto), corrupt_reads);
+    expect_lost_page(in_child(name, body), "checksum");
+}
+
+#[test]
+fn a_late_device_holds_up_only_the_thread_that_reads() {
+    const LATE: Duration = Duration::from_millis(300);
+    let _watchdog = watchdog("late, in thread", HUNG);
+    let Some(far) = Far::new(in_thread(4, Install::Auto), PAGES, 1) else { return };
+    far.store(0..PAGES);
+    far.check(0..BAD);
+    far.control.pause();
+    let late = far.touch(BAD);
+    let started = Instant::now();
+    while started.elapsed() < LATE {
+        far.check(0..BAD);
+    }
+    assert!(!late.is_finished(), "the device has not answered");
+    far.control.release();
+    assert_eq!(late.join().expect("answered late"), crate::harness::stamp(BAD));
+    assert_eq!(far.stats().poisoned, 0);
+    far.expect_healthy();
+}
+
+#[test]
+fn without_a_handler_of_the_program_a_lost_page_ends_the_process() {
+    let name = "in_thread::without_a_handler_of_the_program_a_lost_page_ends_the_process";
+    let ended = in_child(name, || {
+        let Some(far) = Far::new(in_thread(4, Install::Auto), PAGES, 1) else { return };
+        far.store(0..PAGES);
+        fail_reads(&far, FOREVER);
+        far.check(BAD..BAD + 1);
+    });
+    let Some(ended) = ended else { return };
+    ended.expect_signal(&[libc::SIGBUS]).expect_said(&["farheap: page at 0x", "(EIO)"]);
+}
