@@ -16,6 +16,10 @@ mod meta;
 mod page;
 #[cfg(not(loom))]
 pub mod pool;
+// The protocol of the pool's page words, for its models.
+#[cfg(loom)]
+#[path = "pool/latch.rs"]
+mod pool_latch;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]

@@ -26,7 +26,8 @@ const MAINTENANCE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct Running {
     region: Arc<Region>,
-    maintenance: Maintenance,
+    /// `None`: it could not be started again after a shutdown that was refused.
+    maintenance: Option<Maintenance>,
 }
 
 /// The thread that gives freed memory back. Ends when dropped.
@@ -179,7 +180,7 @@ impl Heap {
         // A forked child has none of the far pages: what it allocates is local.
         static AT_FORK: std::sync::Once = std::sync::Once::new();
         AT_FORK.call_once(|| crate::sys::in_forked_children(heap::serve_locally));
-        *running = Some(Running { region: region.clone(), maintenance });
+        *running = Some(Running { region: region.clone(), maintenance: Some(maintenance) });
         Ok(Heap { region })
     }
 
@@ -230,8 +231,12 @@ impl Heap {
     /// statistics readable.
     ///
     /// # Errors
-    /// [`Error::InUse`] while far memory is allocated: everything goes on as before.
-    /// [`Error::NotRunning`] when it was shut down already.
+    /// [`Error::InUse`] while far memory is allocated, or a thread does not leave the allocator for
+    /// five seconds: everything goes on as before. [`Error::NotRunning`] when it was shut down
+    /// already. [`Error::Jemalloc`] when jemalloc keeps an arena although nothing of it is
+    /// allocated: the far heap has ended then, everything new is local, and another can be
+    /// started; but the threads and the device of this one stay until the process ends, because
+    /// the arena still names its addresses.
     pub fn shutdown(&self) -> Result<()> {
         let mut slot = RUNNING.lock();
         if !slot.as_ref().is_some_and(|running| Arc::ptr_eq(&running.region, &self.region)) {
@@ -244,7 +249,8 @@ impl Heap {
         if result.is_err()
             && let Some(tier) = heap::installed()
         {
-            running.maintenance = Maintenance::start(tier)?;
+            // Without it, memory that is freed stays longer; the heap goes on all the same.
+            running.maintenance = Maintenance::start(tier).ok();
             *slot = Some(running);
         }
         result?;

@@ -464,3 +464,156 @@ fn pairs_that_a_leaf_cannot_hold_twice_are_refused_and_pairs_of_no_size_are_kept
     assert_eq!(units.insert((), ()).expect("room"), Some(()));
     assert_eq!((units.get(&()), units.len()), (Some(&()), 1));
 }
+
+/// A map that is filled, with what it holds; the values say which they are.
+fn filled(map: &mut dyn Map, alive: &Arc<AtomicI64>, keys: u64) -> Vec<(u64, u64)> {
+    for key in 0..keys {
+        assert!(map.insert(key * 7 % keys, Value::new(key, alive)).expect("room").is_none());
+    }
+    map.pairs()
+}
+
+/// Refuses the first allocation of an operation, then the second, and so on until it succeeds:
+/// after each refusal the map holds what it held, and goes on working.
+fn refuse_at_every_index(collective: &Arc<Collective>, make: impl Fn() -> Box<dyn Map>) {
+    let alive = Arc::new(AtomicI64::new(0));
+    let mut map = make();
+    let mut want = filled(&mut *map, &alive, 150);
+    let mut refused = 0;
+    for after in 0.. {
+        collective.refuse_after(Some(after));
+        let outcome = map.rearrange();
+        collective.refuse_after(None);
+        assert_eq!(map.pairs(), want, "a rearrangement refused after {after}");
+        if outcome.is_ok() {
+            break;
+        }
+        refused += 1;
+    }
+    // Inserts split nodes up to the root, now and then.
+    for key in 1_000..1_100 {
+        for after in 0.. {
+            collective.refuse_after(Some(after));
+            let outcome = map.insert(key, Value::new(key, &alive));
+            collective.refuse_after(None);
+            match outcome {
+                Ok(old) => {
+                    assert!(old.is_none());
+                    want.push((key, key));
+                    break;
+                }
+                Err(back) => assert_eq!((back.key, back.value.id), (key, key)),
+            }
+            refused += 1;
+            assert_eq!(map.pairs(), want, "an insert refused after {after}");
+        }
+    }
+    assert!(refused > 100, "{refused} refusals");
+    assert_eq!(map.pairs(), want);
+    assert_eq!(alive.load(Ordering::Relaxed), want.len() as i64);
+    for (key, id) in want {
+        assert_eq!(map.remove(key).map(|value| value.id), Some(id));
+    }
+    assert_eq!(alive.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn an_allocation_refused_at_any_index_loses_nothing() {
+    let _watchdog = watchdog("refusals", Duration::from_secs(120));
+    let Some(collective) = collective(ByteCount::kib(10)) else { return };
+    for strategy in TreeStrategy::ALL.into_iter().filter(|s| *s != TreeStrategy::Plain) {
+        refuse_at_every_index(&collective, || {
+            Box::new(FarBTreeMap::<u64, Value>::new(collective.clone(), strategy))
+        });
+    }
+    for strategy in ListStrategy::ALL.into_iter().filter(|s| *s != ListStrategy::Plain) {
+        refuse_at_every_index(&collective, || {
+            Box::new(FarSkipList::<u64, Value>::new(collective.clone(), strategy))
+        });
+    }
+}
+
+#[test]
+fn a_paged_map_survives_a_refusal_at_any_index() {
+    let Some(collective) = collective(ByteCount::kib(40)) else { return };
+    let alive = Arc::new(AtomicI64::new(0));
+    let mut map = FarPagedMap::<u64, Value>::new(collective.clone()).expect("pairs are small");
+    for key in 0..2_000_u64 {
+        map.insert(key * 7 % 2_000, Value::new(key, &alive)).expect("room");
+    }
+    let pairs = |map: &FarPagedMap<u64, Value>| -> Vec<(u64, u64)> {
+        map.iter().map(|(key, value)| (*key, value.id)).collect()
+    };
+    let (want, mut refused) = (pairs(&map), 0);
+    type Work = fn(&mut FarPagedMap<u64, Value>) -> Result<(), AllocError>;
+    let works: [Work; 3] =
+        [|map| map.pack(0.8), |map| map.place_by_recency(3), |map| map.place_by_heat()];
+    for work in works {
+        for after in 0..150 {
+            // Other leaves are hot each time, so that some must leave local memory.
+            let hot = after * 37 % 2_000;
+            assert!((0..50).all(|_| map.get(&hot).is_some()));
+            collective.refuse_after(Some(after));
+            // What finds local memory full leaves the rest where it is, and says nothing.
+            refused += u64::from(work(&mut map).is_err());
+            collective.refuse_after(None);
+            assert_eq!(pairs(&map), want, "refused after {after}");
+        }
+        work(&mut map).expect("room");
+    }
+    assert!(refused > 100, "{refused} refusals");
+    assert!(collective.local_used() > ByteCount::ZERO);
+}
+
+#[test]
+fn a_scan_that_was_prefetched_reads_the_same_pairs() {
+    let Some(collective) = collective(ByteCount::kib(8)) else { return };
+    let mut map = FarPagedMap::<u64, u64>::new(collective.clone()).expect("pairs are small");
+    for key in 0..10_000 {
+        map.insert(key, key).expect("room");
+    }
+    map.place_by_recency(1).expect("room");
+    collective.region().evict_all().expect("the store has room");
+    let before = collective.stats().pages_prefetched;
+    let _watchdog = watchdog("prefetch", Duration::from_secs(60));
+    map.prefetch_from(&3_000, 2_000);
+    while collective.stats().pages_prefetched == before {
+        std::thread::yield_now();
+    }
+    let scan = map.iter_from(&3_000).take(2_000).map(|(key, value)| (*key, *value));
+    assert!(scan.eq((3_000..5_000).map(|key| (key, key))));
+    // The leaf that got the last pairs is local: there is nothing to ask for.
+    let last: *const u64 = map.get(&9_999).expect("there");
+    assert!(collective.is_local(last.cast()));
+    map.prefetch_from(&9_999, 1);
+}
+
+#[test]
+fn a_rearrangement_goes_on_where_it_stopped() {
+    let Some(collective) = collective(ByteCount::kib(20)) else { return };
+    for strategy in TreeStrategy::ALL {
+        let alive = Arc::new(AtomicI64::new(0));
+        let mut map = FarBTreeMap::<u64, Value>::new(collective.clone(), strategy);
+        for key in 0..2_000_u64 {
+            map.insert(key * 7 % 2_003, Value::new(key, &alive)).expect("room");
+        }
+        let mut steps = 0;
+        let mut next = 10_000;
+        while !map.make_page_aware_step(50).expect("room") {
+            steps += 1;
+            // The tree changes meanwhile, as it does for a program that goes on working.
+            map.insert(next, Value::new(next, &alive)).expect("room");
+            map.remove(&(next * 13 % 2_003));
+            next += 1;
+            assert!(steps < 1_000, "it ends");
+        }
+        let in_steps = matches!(strategy, TreeStrategy::Dfs | TreeStrategy::LocalDfs);
+        assert_eq!(steps > 10, in_steps, "{strategy}: {steps} steps");
+        let links = map.links();
+        if in_steps {
+            assert!(links.in_page > links.cross_page, "{strategy}: {links:?}");
+        }
+        assert_eq!(map.iter().count(), map.len());
+        assert!(map.iter().map(|(key, _)| *key).is_sorted());
+    }
+}

@@ -7,7 +7,7 @@ mod common;
 
 use common::{Dice, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
-use farheap::region::{Install, Mode, Region, RegionConfig};
+use farheap::region::{Install, Mode, Region, RegionConfig, Stats};
 use std::time::Duration;
 
 const UNIT: usize = 4096;
@@ -58,6 +58,27 @@ impl Shadow<'_> {
         (first, count)
     }
 
+    /// Writes all units in order, and looks at earlier ones meanwhile.
+    fn write_all(&mut self) {
+        for unit in 0..self.stamps.len() {
+            self.write(unit);
+            if self.dice.below(64) == 0 {
+                let earlier = self.dice.below(unit as u64 + 1) as usize;
+                self.check(earlier);
+            }
+            // Half of these are on their way out, or not written yet.
+            if self.dice.below(4096) == 0 {
+                let (first, count) = self.range();
+                let (ptr, len) = (self.start(first), ByteCount((count * UNIT) as u64));
+                if self.dice.below(2) == 0 {
+                    self.region.evict(ptr, len).expect("the store has room");
+                } else {
+                    self.region.prefetch(ptr, len).expect("inside the region");
+                }
+            }
+        }
+    }
+
     fn step(&mut self) {
         let (first, count) = self.range();
         let (ptr, len) = (self.start(first), ByteCount((count * UNIT) as u64));
@@ -87,18 +108,28 @@ impl Shadow<'_> {
 }
 
 fn hammer(name: &'static str, config: RegionConfig, threads: usize, steps: usize) {
+    hammer_after(name, config, threads, |shadow| (0..steps).for_each(|_| shadow.step()));
+}
+
+/// Each thread does its work on its own part, and checks all of that; returns the statistics.
+fn hammer_after(
+    name: &'static str,
+    config: RegionConfig,
+    threads: usize,
+    work: impl Fn(&mut Shadow<'_>) + Sync,
+) -> Option<Stats> {
     let _watchdog = watchdog(name, Duration::from_secs(240));
     let seed = seed(name);
     let page = config.page;
     let limit = config.limit;
     let part = ByteCount((limit.0 * 4 / threads as u64).next_multiple_of(page.0));
     let store = mem_store(ByteCount(part.0 * threads as u64 * 2));
-    let Some(region) = region(config, store) else { return };
+    let region = region(config, store)?;
     let base = region.map(ByteCount(part.0 * threads as u64)).expect("the span has room");
     let base_addr = base.as_ptr() as usize;
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            let region = &region;
+            let (region, work) = (&region, &work);
             scope.spawn(move || {
                 let mut shadow = Shadow {
                     region,
@@ -106,7 +137,7 @@ fn hammer(name: &'static str, config: RegionConfig, threads: usize, steps: usize
                     stamps: vec![0; part.as_usize() / UNIT],
                     dice: Dice::new(seed + thread as u64),
                 };
-                (0..steps).for_each(|_| shadow.step());
+                work(&mut shadow);
                 (0..shadow.stamps.len()).for_each(|unit| shadow.check(unit));
             });
         }
@@ -124,6 +155,7 @@ fn hammer(name: &'static str, config: RegionConfig, threads: usize, steps: usize
         left() == (0, 0)
     });
     assert!(in_time, "slots outlive their pages: {:?}", left());
+    Some(stats)
 }
 
 fn config(page: ByteCount, install: Install) -> RegionConfig {
@@ -176,6 +208,28 @@ fn content_is_kept_when_threads_serve_their_own_faults() {
         let config = config(ByteCount::kib(page), Install::Auto);
         let steps = if page == 2048 { 500 } else { 6_000 };
         hammer(name, RegionConfig { mode: Mode::InThread, ..config }, 4, steps);
+    }
+}
+
+/// Fresh memory is the kernel's to fill until it leaves, huge pages whole.
+#[test]
+fn fresh_memory_keeps_its_content_on_its_way_out() {
+    for (name, page, mode, threads) in [
+        ("4k fresh", 4, Mode::Handler, 1),
+        ("64k fresh", 64, Mode::Handler, 2),
+        ("64k fresh, in-thread", 64, Mode::InThread, 2),
+        ("64k fresh, encrypted", 64, Mode::Handler, 1),
+        ("1m fresh", 1024, Mode::Handler, 2),
+    ] {
+        let config = config(ByteCount::kib(page), Install::Auto);
+        let encrypt = name.contains("encrypted");
+        let config = RegionConfig { limit: ByteCount::mib(64), mode, encrypt, ..config };
+        let stats = hammer_after(name, config, threads, |shadow| {
+            shadow.write_all();
+            (0..300).for_each(|_| shadow.step());
+        });
+        let Some(stats) = stats else { return };
+        assert!(stats.chunks_opened == 0 || stats.chunks_evicted > 0, "{stats:?}");
     }
 }
 

@@ -24,9 +24,7 @@ const LAYERS: &[&[&str]] = &[
     &["heap"],
     &["sub"],
     &["containers"],
-    &["segment"],
     &["config"],
-    &["stats"],
     &["runtime"],
 ];
 /// What `config` uses, though its layer is high: it only describes.

@@ -2,13 +2,18 @@
 
 use crate::Failure;
 use crate::cache::{Answers, Place, ResultCache};
+use crate::device;
 use crate::options::Options;
 use crate::plot;
-use crate::report;
+use crate::report::{self, Row};
 use crate::run::{PARTITIONED, Plan, Query, Run, run};
 use crate::source::Source;
+use farheap::ByteCount;
 use farheap::pool::{Arrival, Clock, PoolConfig, Proven, Replacement, Worth};
+use farheap::region::{Region, RegionConfig};
+use farheap::store::MemStore;
 use farheap::tier::manager::Mode;
+use std::sync::Arc;
 
 const COOPERATIVE: Mode = Mode::Cooperative;
 
@@ -58,15 +63,16 @@ pub(crate) fn writes(options: &Options, source: &Source<'_>) -> Result<(), Failu
     finish(options, "writes", &runs)
 }
 
-/// (b) A floor for the tables: who pays how much?
+/// (b) A floor for the tables: who pays how much? What does not fit above it spills.
 pub(crate) fn floor(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
+    let Some(options) = with_far_memory(options) else { return Ok(()) };
     let mut runs = Vec::new();
-    for floor in [0.0, 0.3, 0.5] {
+    for floor in [0.0, 0.45, 0.6, 0.75] {
         let name = format!("floor {:.0} %", 100.0 * floor);
-        let plan = Plan { floor, ..Plan::new(name, COOPERATIVE, options) };
-        keep(&mut runs, run(options, source, plan)?);
+        let plan = Plan { floor, spill: true, ..Plan::new(name, COOPERATIVE, &options) };
+        keep(&mut runs, run(&options, source, plan)?);
     }
-    finish(options, "floor", &runs)
+    finish(&options, "floor", &runs)
 }
 
 /// First in, first out, as far as the pool allows: a touch is worth one lap, however often.
@@ -139,4 +145,55 @@ pub(crate) fn caches(options: &Options, source: &Source<'_>) -> Result<(), Failu
     let kinds = ["look-ups/s in the result cache", "hits, %"];
     plot::bars(&folder.join("cooperative_caches_hits.svg"), &kinds, &answers)?;
     finish(options, "caches", &runs)
+}
+
+/// (e) Temporary data of half, one and two limits: cooperative memory spills, a part of its own
+/// fails. Last without streams, beside the device's speed.
+pub(crate) fn spill(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
+    let Some(options) = with_far_memory(options) else { return Ok(()) };
+    let mut runs = Vec::new();
+    for (name, mode) in [("coop", COOPERATIVE), ("part", PARTITIONED)] {
+        for share in [0.5, 1.0, 2.0] {
+            let plan = Plan {
+                query: Query::Simulated(share),
+                spill: mode == COOPERATIVE,
+                ..Plan::new(format!("{name}, {share} limits"), mode, &options)
+            };
+            keep(&mut runs, run(&options, source, plan)?);
+        }
+    }
+    let alone = Options { streams: 0, ..options.clone() };
+    let plan = Plan::new("coop, 2 limits, no streams", COOPERATIVE, &alone);
+    let plan = Plan { query: Query::Simulated(2.0), spill: true, ..plan };
+    keep(&mut runs, run(&alone, source, plan)?);
+    let bytes = 2 * options.limit.get();
+    let (write, read) = device::speed(&options, bytes)?;
+    let alone = runs.last().expect("pushed above");
+    let mb_per_s = |ms: f64| bytes as f64 / 1e3 / ms;
+    let row = |work: &str, value, baseline_value, goal| Row {
+        work: work.to_owned(),
+        value,
+        unit: "MB/s",
+        baseline: "the device".to_owned(),
+        baseline_value,
+        invert: false,
+        goal,
+    };
+    let rows = [
+        row("writing 2 limits", mb_per_s(alone.median(|q| q.touch_ms)), write, ">= 0.8"),
+        row("reading them back", mb_per_s(alone.median(|q| q.read_ms)), read, ">= 0.8"),
+    ];
+    rows.iter().for_each(Row::print);
+    report::write_rows(&rows, &options.folder().join("cooperative_spill_speed.csv"))?;
+    finish(&options, "spill", &runs)
+}
+
+/// The options with a limit that is enough for far memory; says why when there is none.
+fn with_far_memory(options: &Options) -> Option<Options> {
+    let store = MemStore::new(ByteCount::mib(64)).ok()?;
+    if let Err(error) = Region::create(RegionConfig::default(), Arc::new(store)) {
+        println!("skipped: {error}");
+        return None;
+    }
+    Some(Options { limit: options.limit.max(ByteCount::mib(32)), ..options.clone() })
 }

@@ -14,6 +14,7 @@
 
 mod cache;
 mod check;
+mod device;
 mod experiments;
 mod figure;
 mod load;
@@ -54,6 +55,7 @@ fn work(options: &Options) -> Result<(), Failure> {
         (Experiment::Floor, experiments::floor),
         (Experiment::Policies, experiments::policies),
         (Experiment::Caches, experiments::caches),
+        (Experiment::Spill, experiments::spill),
     ];
     for (experiment, run) in all {
         if options.wants(experiment) {

@@ -60,7 +60,7 @@ pub(crate) struct Options {
     pub(crate) test: bool,
     /// Passed by cargo.
     #[arg(long, hide = true)]
-    bench: bool,
+    pub(crate) bench: bool,
 }
 
 /// The paper's open questions, and what it measured.
@@ -76,6 +76,8 @@ pub(crate) enum Experiment {
     Policies,
     /// A host's result cache under the same limit.
     Caches,
+    /// Temporary data of half, one and two limits.
+    Spill,
     /// All of them.
     All,
 }

@@ -69,7 +69,7 @@ pub(crate) fn print(run: &Run) {
             if q.allocate_ms.is_nan() {
                 format!("{:.2} s{spilled}", q.total_s)
             } else {
-                format!("{:.2} + {:.1} ms{spilled}", q.allocate_ms, q.touch_ms)
+                format!("{:.2} + {:.1} + {:.1} ms{spilled}", q.allocate_ms, q.touch_ms, q.read_ms)
             }
         })
         .collect();
@@ -102,14 +102,14 @@ pub(crate) fn write_samples(runs: &[Run], path: &Path) -> Result<(), Failure> {
 pub(crate) fn write_runs(runs: &[Run], path: &Path) -> Result<(), Failure> {
     let mut csv = String::from(
         "run,orders_per_s,orders_per_s_without_query,orders_per_s_during,faults_without,\
-         faults_during,written_per_s,allocate_ms,touch_ms,query_s,spilled,failed,resident_max_pct\n",
+         faults_during,written_per_s,allocate_ms,touch_ms,read_ms,query_s,spilled,failed,resident_max_pct\n",
     );
     for run in runs {
         let (quiet, query, all) = (run.quiet(), run.during_queries(), run.all());
         let spilled = run.queries.iter().filter(|q| q.spilled).count();
         writeln!(
             csv,
-            "{},{:.1},{:.1},{:.1},{:.3},{:.3},{:.0},{:.3},{:.3},{:.3},{spilled},{},{:.2}",
+            "{},{:.1},{:.1},{:.1},{:.3},{:.3},{:.0},{:.3},{:.3},{:.3},{:.3},{spilled},{},{:.2}",
             run.name.replace(',', ";"),
             all.orders_per_s(),
             quiet.orders_per_s(),
@@ -119,6 +119,7 @@ pub(crate) fn write_runs(runs: &[Run], path: &Path) -> Result<(), Failure> {
             all.written as f64 / all.seconds,
             run.median(|q| q.allocate_ms),
             run.median(|q| q.touch_ms),
+            run.median(|q| q.read_ms),
             run.median(|q| q.total_s),
             run.failed_queries,
             run.resident_max_pct,

@@ -11,6 +11,8 @@ use crate::source::Source;
 use allocator_api2::vec::Vec as AllocVec;
 use farheap::ByteCount;
 use farheap::pool::{BufferPool, PoolConfig};
+use farheap::region::{Region, RegionConfig};
+use farheap::store::BlockStore;
 use farheap::tier::manager::{MemoryManager, Mode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,6 +38,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) pool: PoolConfig,
     /// Share of the limit that is the pool's floor.
     pub(crate) floor: f64,
+    /// Temporary memory that does not fit goes to far memory.
+    pub(crate) spill: bool,
     /// What else runs beside the streams.
     pub(crate) beside: Option<&'a (dyn Beside + Sync)>,
 }
@@ -57,6 +61,7 @@ impl Plan<'_> {
             query: Query::Simulated(0.5),
             pool: PoolConfig::new(),
             floor: 0.0,
+            spill: false,
             beside: None,
         }
     }
@@ -84,6 +89,8 @@ pub(crate) struct Sample {
 pub(crate) struct Asked {
     pub(crate) allocate_ms: f64,
     pub(crate) touch_ms: f64,
+    /// Reading all of it once more.
+    pub(crate) read_ms: f64,
     pub(crate) total_s: f64,
     pub(crate) spilled: bool,
 }
@@ -172,6 +179,7 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
     let pool = plan.pool.open(file.path(), &manager)?;
     let floor = (options.limit.get() as f64 * plan.floor) as u64;
     pool.account().set_floor(ByteCount(floor))?;
+    let far = plan.spill.then(|| far_memory(options, &manager)).transpose()?;
     let database = Database::open(&pool, &source.catalog);
     let shared = Shared {
         options,
@@ -213,8 +221,17 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
     outcome.resident_max_pct = watch.stop();
     let used_max = manager.stats().used_max.get();
     outcome.used_max_pct = 100.0 * used_max as f64 / options.limit.get() as f64;
+    drop(far);
     verify(&shared, plan.read_only)?;
     Ok(outcome)
+}
+
+/// Far memory for what does not fit, on a file of its own.
+fn far_memory(options: &Options, manager: &Arc<MemoryManager>) -> Result<Arc<Region>, Failure> {
+    let room = ByteCount(options.limit.get() * 3);
+    let store = BlockStore::temporary(options.dir.as_deref(), Some(room))?;
+    let config = RegionConfig { limit: options.limit, ..RegionConfig::default() };
+    Ok(Region::create_under(manager, config, Arc::new(store))?)
 }
 
 fn stream(shared: &Shared<'_>, number: u64, read_only: bool) -> Result<(), String> {
@@ -326,20 +343,30 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     let allocated = data.try_reserve_exact(bytes).is_ok();
     let allocate_ms = began.elapsed().as_secs_f64() * 1e3;
     let spilled = shared.manager.stats().spilled > ByteCount::ZERO;
+    let step = |began: &mut Instant| {
+        let ms = began.elapsed().as_secs_f64() * 1e3;
+        *began = Instant::now();
+        ms
+    };
+    let mut at = Instant::now();
     if allocated {
-        for byte in data.spare_capacity_mut().iter_mut().step_by(4096) {
-            byte.write(1);
-        }
+        data.resize(bytes, 1);
     }
-    let touch_ms = began.elapsed().as_secs_f64() * 1e3 - allocate_ms;
+    let touch_ms = step(&mut at);
+    let sum: usize = data.iter().step_by(4096).map(|byte| usize::from(*byte)).sum();
+    assert_eq!(sum, data.len() / 4096, "temporary memory lost what was written");
+    let read_ms = step(&mut at);
     let until = Duration::from_secs_f64(shared.options.hold);
     while allocated && began.elapsed() < until && !shared.stop.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(2));
     }
     drop(data);
     let total_s = began.elapsed().as_secs_f64();
-    allocated.then_some(Asked { allocate_ms, touch_ms, total_s, spilled })
+    allocated.then_some(Asked { allocate_ms, touch_ms, read_ms, total_s, spilled })
 }
+
+/// Query 9 allocates all along.
+const NONE: f64 = f64::NAN;
 
 /// Runs query 9; what it says of the loaded rows is known.
 fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Option<Asked>, String> {
@@ -360,5 +387,5 @@ fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Optio
         return Err("query 9 gave another answer than before the run".to_owned());
     }
     let spilled = shared.manager.stats().spilled > ByteCount::ZERO;
-    Ok(Some(Asked { allocate_ms: f64::NAN, touch_ms: f64::NAN, total_s, spilled }))
+    Ok(Some(Asked { allocate_ms: NONE, touch_ms: NONE, read_ms: NONE, total_s, spilled }))
 }

@@ -21,7 +21,7 @@ const ROOM: ByteCount = ByteCount::gib(24);
 pub(crate) struct Removed(PathBuf);
 
 impl Removed {
-    fn new(options: &Options, name: &str) -> Removed {
+    pub(crate) fn new(options: &Options, name: &str) -> Removed {
         let dir = options.dir.clone().unwrap_or_else(std::env::temp_dir);
         Removed(dir.join(format!("farheap-cooperative-{}-{name}", std::process::id())))
     }

@@ -35,8 +35,19 @@ type Rule = (&'static str, &'static [&'static str], &'static [&'static str]);
 const BTREE_RULES: [Rule; 6] = [
     (
         "dfs",
-        &["at", "relocate", "move_to", "place_near", "post_order", "relocate_to", "rearrange_dfs"],
-        &["Strategy::Dfs", "rearrange_dfs"],
+        &[
+            "at",
+            "relocate",
+            "move_to",
+            "place_near",
+            "post_order",
+            "post_order_from",
+            "reopen",
+            "make_page_aware_step",
+            "relocate_to",
+            "rearrange_dfs",
+        ],
+        &["Strategy::Dfs", "rearrange_dfs", "rearranged_to"],
     ),
     (
         "veb",
@@ -67,7 +78,15 @@ const BTREE_RULES: [Rule; 6] = [
     ("local+veb", &[], &[]),
     (
         "hint",
-        &["at", "relocate", "move_to", "post_order", "rearrange_by_hint"],
+        &[
+            "at",
+            "relocate",
+            "move_to",
+            "post_order",
+            "post_order_from",
+            "reopen",
+            "rearrange_by_hint",
+        ],
         &["Strategy::Hint", "hint_only", "hint"],
     ),
 ];

@@ -7,6 +7,8 @@
 //! cargo bench --bench placement                          # 200 MB, a part of the grid: minutes
 //! cargo bench --bench placement -- --paper               # 2 GB, the whole grid: hours
 //! cargo bench --bench placement -- --variant btree:dfs --local 5,10,50 --alpha 0.8
+//! cargo bench --bench placement -- --costs               # what allocating costs, nothing else
+//! cargo bench --bench placement -- --steps               # rearrangement in parts, nothing else
 //! cargo bench --bench placement -- --test                # does it work? (so does `cargo test`)
 //! ```
 //! Prints points, links (Figure 4) and line counts (Table 3, see `lines.rs` for the rule), and
@@ -14,10 +16,12 @@
 //! Pages are counted by the page handler: 4 KiB read and written during the queries, all far pages
 //! out at the start. It checks its own answers: all variants read the same pairs.
 
+mod cost;
 mod lines;
 mod report;
 mod run;
 mod saved;
+mod steps;
 mod workload;
 
 use clap::Parser;
@@ -70,6 +74,12 @@ struct Args {
     /// Keeps the points that earlier runs have measured, and measures those that are missing.
     #[arg(long)]
     resume: bool,
+    /// Only what an allocation costs in each sub-allocator.
+    #[arg(long)]
+    costs: bool,
+    /// Only a rearrangement in parts: time and memory.
+    #[arg(long)]
+    steps: bool,
     /// A tiny scale, to see that it works.
     #[arg(long)]
     test: bool,
@@ -137,6 +147,23 @@ fn main() -> Outcome<()> {
     let args = Args::parse().complete();
     let folder = if args.test { "target/figures/smoke" } else { "target/figures" };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    if args.costs || args.test {
+        let Some(costs) = cost::measure(args.test)? else { return Ok(()) };
+        cost::print(&costs);
+        std::fs::create_dir_all(&folder)?;
+        let head = "work,value,unit,baseline,baseline_value,ratio,goal\n".to_owned();
+        std::fs::write(folder.join("placement_costs.csv"), head + &cost::csv(&costs))?;
+        if args.costs {
+            return Ok(());
+        }
+    }
+    if args.steps || args.test {
+        let n = args.n.expect("filled in");
+        steps::run(n, args.region(n), args.seed)?;
+        if args.steps {
+            return Ok(());
+        }
+    }
     let mut saved = Saved::open(&folder, args.resume)?;
     for variant in args.variants()? {
         if !measure(&args, variant, &mut saved)? {

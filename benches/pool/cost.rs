@@ -1,5 +1,5 @@
 //! The measurements.
-#![expect(unsafe_code, reason = "raw loads, raw reads and touches are the baselines")]
+#![expect(unsafe_code, reason = "raw reads and touches are the baselines")]
 
 use crate::report::Row;
 use crate::{Failure, Options};
@@ -7,19 +7,18 @@ use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{BlockStore, MemStore, Op, Request, Segment, Store};
 use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, PageId};
-use std::hint::black_box;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// A small, fast generator: the benchmark must not measure the generator.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -28,7 +27,7 @@ impl Random {
 }
 
 /// Runs `work` in `threads` threads for the given time; returns calls a second of all together.
-fn rate<F>(options: &Options, threads: u64, work: F) -> f64
+pub(crate) fn rate<F>(options: &Options, threads: u64, work: F) -> f64
 where
     F: Fn(&mut Random, &AtomicBool) -> u64 + Sync,
 {
@@ -51,22 +50,7 @@ where
     done.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64()
 }
 
-/// Nanoseconds a call and thread of `call`, given a random page below `pages`.
-fn ns(options: &Options, threads: u64, pages: u64, call: impl Fn(PageId) + Sync) -> f64 {
-    let calls = rate(options, threads, |random, stop| {
-        let mut calls = 0;
-        while !stop.load(Ordering::Relaxed) {
-            for _ in 0..256 {
-                call(PageId(1 + random.below(pages)));
-            }
-            calls += 256;
-        }
-        calls
-    });
-    1e9 * threads as f64 / calls
-}
-
-fn filled(pool: &BufferPool, pages: u64) -> Result<(), Failure> {
+pub(crate) fn filled(pool: &BufferPool, pages: u64) -> Result<(), Failure> {
     for _ in 0..pages {
         let mut page = pool.allocate()?;
         let id = page.id().0;
@@ -75,64 +59,15 @@ fn filled(pool: &BufferPool, pages: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-fn in_memory(pages: u64, room_pages: u64, config: PoolConfig) -> Result<Arc<BufferPool>, Failure> {
+pub(crate) fn in_memory(
+    pages: u64,
+    room_pages: u64,
+    config: PoolConfig,
+) -> Result<Arc<BufferPool>, Failure> {
     let store = Arc::new(MemStore::new(ByteCount((pages + 64) * PAGE))?);
     let limit = ByteCount(room_pages * PAGE * 9 / 8 + (2 << 20));
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
     Ok(config.create_on(store, &manager)?)
-}
-
-pub(crate) fn hits(options: &Options) -> Result<Vec<Row>, Failure> {
-    let pages = options.hit_pages;
-    let pool = in_memory(pages, pages, PoolConfig::new().cleaner(false))?;
-    filled(&pool, pages)?;
-    let base = pool.fix_shared(PageId(1))?.as_ptr().addr() - PAGE as usize;
-    let swapped = AtomicU64::new(0);
-    let mut rows = Vec::new();
-    for threads in [1, 2] {
-        for (set, name) in [(1, "hot"), (pages, "random")] {
-            let raw = ns(options, threads, set, |page| {
-                let ptr = std::ptr::with_exposed_provenance::<AtomicU64>(base);
-                let at = ptr.wrapping_byte_add((page.0 * PAGE) as usize);
-                black_box(load(at));
-            });
-            let swaps = ns(options, threads, set, |_| {
-                swapped.fetch_add(1, Ordering::AcqRel);
-                swapped.fetch_sub(1, Ordering::AcqRel);
-            });
-            let optimistic = ns(options, threads, set, |page| {
-                let value = pool.read_optimistic(page, |guard| guard.u64(0));
-                assert_eq!(value.expect("resident"), Some(page.0));
-            });
-            let shared = ns(options, threads, set, |page| {
-                let guard = pool.fix_shared(page).expect("resident");
-                assert_eq!(guard[..8], page.0.to_le_bytes());
-            });
-            let exclusive = ns(options, threads, set, |page| {
-                let guard = pool.fix_exclusive(page).expect("resident");
-                assert_eq!(guard[..8], page.0.to_le_bytes());
-            });
-            let is_hot = name == "hot";
-            let goal = if is_hot { "vmcache 6.4/25/28 ns" } else { "1.3" };
-            for (how, value) in
-                [("optimistic", optimistic), ("shared", shared), ("exclusive", exclusive)]
-            {
-                let work = format!("hit {name} {how} {threads} threads");
-                let (baseline, baseline_value) = if is_hot && how != "optimistic" {
-                    ("two swaps", swaps)
-                } else {
-                    ("raw load", raw)
-                };
-                rows.push(Row { work, value, unit: "ns", baseline, baseline_value, goal });
-            }
-        }
-    }
-    Ok(rows)
-}
-
-fn load(at: *const AtomicU64) -> u64 {
-    // SAFETY: the caller passes the first bytes of a resident page that nobody evicts.
-    unsafe { &*at }.load(Ordering::Relaxed)
 }
 
 /// Microseconds a page of evicting a full pool of clean pages, by `threads` threads.
@@ -356,24 +291,41 @@ fn pool_groups(options: &Options, path: &std::path::Path, pages: u64) -> Result<
     Ok(read as f64 / began.elapsed().as_secs_f64())
 }
 
-/// Milliseconds to allocate half the limit and touch all of it, with a share of dirty pages.
-fn allocate_ms(
-    options: &Options,
+/// What a pool is like when temporary memory is asked for.
+#[derive(Clone, Copy)]
+struct Warm {
     dirty_pct: u64,
+    /// Pages of the table per page of the pool: above one, resident pages lie scattered.
+    table_per_pool: u64,
     batch: usize,
     cleaner: bool,
-) -> Result<(f64, f64), Failure> {
+}
+
+/// Milliseconds a GiB to allocate half the limit, without and with the first touch.
+type Taken = (f64, f64);
+
+fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
     let file = Removed(path(options));
-    let pages = options.pool_mib * 250;
+    let table = options.pool_mib * warm.table_per_pool;
+    let pages = table * 250;
     let manager = MemoryManager::start(ByteCount::mib(options.pool_mib), Mode::Cooperative)?;
-    let config = PoolConfig::new().evict_batch(batch).cleaner(cleaner);
-    let pool = config.create(&file.0, ByteCount::mib(options.pool_mib * 2), &manager)?;
+    let config = PoolConfig::new().evict_batch(warm.batch).cleaner(warm.cleaner);
+    let pool = config.create(&file.0, ByteCount::mib(table * 2), &manager)?;
     filled(&pool, pages)?;
     pool.flush()?;
-    for page in (1..=pages).filter(|page| page % 10 < dirty_pct / 10) {
+    if warm.table_per_pool > 1 {
+        let mut random = Random(0x5EED);
+        let mut group = [PageId(0); 32];
+        for _ in 0..options.pool_mib * 256 / 16 {
+            let part = pages / 32;
+            (0..32).for_each(|i| group[i as usize] = PageId(1 + i * part + random.below(part)));
+            drop(pool.fix_many(&group)?);
+        }
+    }
+    for page in (1..=pages).filter(|page| page % 10 < warm.dirty_pct / 10) {
         pool.fix_exclusive(PageId(page))?[8] += 1;
     }
-    if cleaner {
+    if warm.cleaner {
         // Time for the cleaner, which works in the background.
         std::thread::sleep(Duration::from_millis(if options.test { 50 } else { 1500 }));
     }
@@ -388,6 +340,28 @@ fn allocate_ms(
     Ok((allocated / gib, touched / gib))
 }
 
+/// Medians of rounds in which each way has its turn.
+fn allocate_medians<const N: usize>(
+    options: &Options,
+    ways: [Warm; N],
+) -> Result<[Taken; N], Failure> {
+    let rounds = if options.test { 1 } else { 3 };
+    let mut all: [Vec<Taken>; N] = std::array::from_fn(|_| Vec::new());
+    for _ in 0..rounds {
+        for (way, taken) in ways.iter().zip(&mut all) {
+            taken.push(allocate_ms(options, *way)?);
+        }
+    }
+    Ok(all.map(|taken| {
+        let median = |of: fn(&Taken) -> f64| {
+            let mut figures: Vec<f64> = taken.iter().map(of).collect();
+            figures.sort_by(f64::total_cmp);
+            figures[figures.len() / 2]
+        };
+        (median(|t| t.0), median(|t| t.1))
+    }))
+}
+
 fn touch(start: *mut u8, len: usize) {
     for offset in (0..len).step_by(PAGE as usize) {
         // SAFETY: within memory that was just allocated with `len` bytes.
@@ -397,24 +371,19 @@ fn touch(start: *mut u8, len: usize) {
 
 pub(crate) fn temporary(options: &Options) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
-    let (baseline, unit) = ("one page at a time", "ms/GiB");
-    for dirty in [0, 50, 90] {
-        let (single_bare, single) = allocate_ms(options, dirty, 1, false)?;
-        for (cleaner, name, goal) in
-            [(false, "", "a tenth"), (true, " cleaner on", "under 5 ms/GiB")]
-        {
-            let (bare, all) = allocate_ms(options, dirty, 256, cleaner)?;
-            let work = format!("temporary half the limit {dirty} % dirty{name}");
-            rows.push(Row {
-                work: format!("{work} touched"),
-                value: all,
-                unit,
-                baseline,
-                baseline_value: single,
-                goal,
-            });
-            let row = Row { work, value: bare, unit, baseline, baseline_value: single_bare, goal };
-            rows.push(row);
+    for (dirty_pct, table_per_pool) in [(0, 1), (50, 1), (90, 1), (0, 4)] {
+        let way = |batch, cleaner| Warm { dirty_pct, table_per_pool, batch, cleaner };
+        let ways = [way(1, false), way(256, false), way(256, true)];
+        let [single, bare, cleaned] = allocate_medians(options, ways)?;
+        let spread = if table_per_pool > 1 { " scattered" } else { "" };
+        for (taken, name, goal) in [(bare, "", "10"), (cleaned, " cleaner on", "5 ms/GiB")] {
+            let work = format!("temporary half the limit {dirty_pct} % dirty{spread}{name}");
+            for (work, value, baseline_value) in
+                [(format!("{work} touched"), taken.1, single.1), (work, taken.0, single.0)]
+            {
+                let (baseline, unit) = ("one page at a time", "ms/GiB");
+                rows.push(Row { work, value, unit, baseline, baseline_value, goal });
+            }
         }
     }
     Ok(rows)

@@ -9,6 +9,8 @@
 //! `target/figures/pool.csv` and `pool.svg`. It checks what it reads.
 
 mod cost;
+mod hits;
+mod policies;
 mod report;
 
 use clap::Parser;
@@ -66,12 +68,13 @@ type Failure = Box<dyn std::error::Error>;
 fn run(options: &Options) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     type Part = fn(&Options) -> Result<Vec<Row>, Failure>;
-    let parts: [(&str, Part); 5] = [
-        ("hit", cost::hits),
+    let parts: [(&str, Part); 6] = [
+        ("hit", hits::rows),
         ("evict", cost::evictions),
         ("read", cost::reads),
         ("temporary", cost::temporary),
         ("write", cost::writes_of_reads),
+        ("policy", policies::rows),
     ];
     for (name, part) in parts {
         if options.only.as_ref().is_none_or(|only| name.contains(only.as_str())) {

@@ -37,3 +37,8 @@ fn pool() {
 fn collective() {
     test("collective.c");
 }
+
+#[test]
+fn misuse() {
+    test("misuse.c");
+}

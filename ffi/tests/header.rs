@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{C, build_dir, crate_dir, installed, library, sources_are_readable, succeed};
+use common::{
+    C, build_dir, crate_dir, declared, installed, library, sources_are_readable, succeed,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
@@ -136,39 +138,6 @@ fn constants(code: &str) -> Vec<(String, String)> {
         }
     }
     found
-}
-
-fn declared() -> BTreeSet<String> {
-    let header = fs::read_to_string(crate_dir().join("include/farheap.h")).expect("the header");
-    let mut names = BTreeSet::new();
-    let mut in_comment = false;
-    let mut code = String::new();
-    for line in header.lines() {
-        let begins = line.trim_start().starts_with("/*") || line.trim_start().starts_with(" *");
-        in_comment |= begins;
-        if !in_comment && !line.starts_with("static inline") && !line.starts_with("    return") {
-            code.push_str(line.split("/*").next().unwrap_or_default());
-            code.push('\n');
-        }
-        in_comment &= !line.contains("*/");
-    }
-    for (at, _) in code.match_indices('(') {
-        let before = &code[..at];
-        let name: String = before
-            .chars()
-            .rev()
-            .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
-            .collect::<Vec<_>>()
-            .into_iter()
-            .rev()
-            .collect();
-        let is_function = name.starts_with("farheap_") || name.starts_with("far_");
-        // `farheap_page` and the like name types; functions are followed by their parameters.
-        if is_function {
-            names.insert(name);
-        }
-    }
-    names
 }
 
 /// What a built library exports.

@@ -101,6 +101,15 @@ pub enum Error {
         /// The page.
         page: PageId,
     },
+    /// A page of a table file is not of the same time as the one that refers to it.
+    #[error(
+        "{page} is older or newer than the page that refers to it: the table was changed after \
+         its last flush, and the changes were cut off by a crash"
+    )]
+    StalePage {
+        /// The page.
+        page: PageId,
+    },
     /// A table file has no such page.
     #[error("{page} is not in use: the table file has {pages} pages")]
     NoSuchPage {
@@ -196,6 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "the text is the system's")]
     fn messages_name_the_call_and_the_cause() {
         let error = Error::Os { call: "mmap", errno: libc::ENOMEM };
         assert_eq!(error.to_string(), "mmap failed: Cannot allocate memory (os error 12)");

@@ -66,6 +66,7 @@ impl<T: Zeroed> LazyArray<T> {
 
 impl<T: Zeroed> Deref for LazyArray<T> {
     type Target = [T];
+    #[inline]
     fn deref(&self) -> &[T] {
         // SAFETY: the mapping holds `len` elements, page-aligned; zero is valid for `T`; it lives
         // as long as `self` and is written only through `T`'s own interior mutability.
@@ -86,10 +87,19 @@ mod tests {
     use crate::base::sync::Ordering;
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes address space by the gigabyte")]
     fn a_huge_array_is_zero_and_writable_anywhere() {
         let array: LazyArray<AtomicU64> = LazyArray::new(1 << 30).expect("8 GiB of address space");
         assert_eq!(array[(1 << 30) - 1].load(Ordering::Relaxed), 0);
         array[1 << 29].store(7, Ordering::Relaxed);
         assert_eq!(array[1 << 29].load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn an_array_is_zero_and_keeps_what_is_written() {
+        let mut array: LazyArray<[u32; 3]> = LazyArray::new(1_000).expect("small");
+        assert_eq!((array.len(), array[999]), (1_000, [0; 3]));
+        array[998] = [1, 2, 3];
+        assert_eq!((array[997], array[998], array[999]), ([0; 3], [1, 2, 3], [0; 3]));
     }
 }

@@ -5,9 +5,17 @@
 //! that an evicted page can be moved to. Device reads land in frames, MOVE carries a frame into
 //! the region and back, so that memory circulates and is neither allocated nor freed on the way.
 //!
+//! ```text
+//!   | run 0: a huge page of frames | run 1 | ... | single frames, spare or empty ............ |
+//! ```
+//! A *run* is as many frames as a huge page has, at a multiple of its size: a huge page can be
+//! moved there whole. Its frames are given out together; each comes back by itself, and the run
+//! is empty again with the last of them.
+//!
 //! # Invariants
 //! 1. A frame is on at most one list; whoever took it off owns its memory.
 //! 2. A frame on the empty list has no page mapped.
+//! 3. A frame of a run is on no list: it is in use, or counted as back in `Run::out`.
 #![expect(unsafe_code, reason = "drops the pages of frames it owns")]
 
 use super::note::{Fate, Note};
@@ -17,7 +25,7 @@ use crate::base::strict_assert;
 use crate::base::sync::{AtomicUsize, Ordering, Rank, Ranked};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
-use crate::sys::vm::{Huge, Mapping};
+use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 
 /// The staging area and its lists.
 #[derive(Debug)]
@@ -28,34 +36,132 @@ pub(crate) struct Frames {
     /// Length of the spare list, readable without the lock.
     spare_len: AtomicUsize,
     notes: LazyArray<Note>,
+    /// Frames of runs: the first ones.
+    in_runs: usize,
+    run_frames: usize,
 }
 
 #[derive(Debug)]
 struct Lists {
-    empty: Vec<FrameId>,
+    empty: Empty,
     spare: Vec<FrameId>,
+    /// Frames of each run that are in use.
+    out: Vec<usize>,
+}
+
+/// The empty frames, a bit each: neighbours are found, and low ones are used first.
+#[derive(Debug)]
+struct Empty {
+    bits: Vec<u64>,
+    count: usize,
+}
+
+impl Empty {
+    fn none(frames: usize) -> Empty {
+        Empty { bits: vec![0; frames.div_ceil(64)], count: 0 }
+    }
+
+    fn has(&self, frame: usize) -> bool {
+        self.bits[frame / 64] & 1 << (frame % 64) != 0
+    }
+
+    fn insert(&mut self, frame: usize) {
+        strict_assert!(!self.has(frame), "frame {frame} is listed twice");
+        self.bits[frame / 64] |= 1 << (frame % 64);
+        self.count += 1;
+    }
+
+    /// The longest run of at most `most` frames, the first of those.
+    fn longest(&self, most: usize) -> Option<(usize, usize)> {
+        let mut best: Option<(usize, usize)> = None;
+        let end = self.bits.len() * 64;
+        let mut at = 0;
+        while at < end {
+            let rest = self.bits[at / 64] >> (at % 64);
+            if rest == 0 {
+                at = (at / 64 + 1) * 64;
+                continue;
+            }
+            at += rest.trailing_zeros() as usize;
+            let len = (at..end.min(at + most)).take_while(|frame| self.has(*frame)).count();
+            if best.is_none_or(|(_, longest)| len > longest) {
+                best = Some((at, len));
+            }
+            if len == most {
+                break;
+            }
+            at += len;
+        }
+        best
+    }
+
+    /// Takes the longest run of at most `most` frames out.
+    fn take(&mut self, most: usize) -> Option<(usize, usize)> {
+        if self.count == 0 {
+            return None;
+        }
+        let (first, len) = self.longest(most)?;
+        (first..first + len).for_each(|frame| self.bits[frame / 64] &= !(1 << (frame % 64)));
+        self.count -= len;
+        Some((first, len))
+    }
 }
 
 impl Frames {
-    /// Reserves `count` frames of `page_bytes` each, all empty.
+    /// Reserves `singles` frames of `page_bytes` each, and `runs` runs of them, all empty. There
+    /// are no runs of pages that are huge themselves.
     ///
     /// # Errors
     /// When the address space is not to be had.
-    pub(crate) fn new(count: usize, page_bytes: usize, huge: Huge) -> Result<Frames> {
-        let staging = Mapping::reserve(count * page_bytes, page_bytes, huge)?;
-        let last = u32::try_from(count).expect("frame counts are small");
-        let empty = (0..last).rev().map(FrameId).collect();
+    pub(crate) fn new(
+        singles: usize,
+        runs: usize,
+        page_bytes: usize,
+        huge: Huge,
+    ) -> Result<Frames> {
+        let run_frames = HUGE_PAGE / page_bytes;
+        let runs = if run_frames > 1 { runs } else { 0 };
+        let in_runs = runs * run_frames;
+        let count = in_runs + singles;
+        let staging = Mapping::reserve(count * page_bytes, HUGE_PAGE, huge)?;
+        u32::try_from(count).expect("frame counts are small");
+        let mut empty = Empty::none(count);
+        (in_runs..count).for_each(|frame| empty.insert(frame));
+        let lists = Lists { empty, spare: Vec::with_capacity(singles), out: vec![0; runs] };
         Ok(Frames {
             staging,
             page_bytes,
-            lists: Ranked::new(Rank::Frames, Lists { empty, spare: Vec::with_capacity(count) }),
+            lists: Ranked::new(Rank::Frames, lists),
             spare_len: AtomicUsize::new(0),
             notes: LazyArray::new(count)?,
+            in_runs,
+            run_frames,
         })
     }
 
+    /// All frames.
     pub(crate) fn count(&self) -> usize {
         self.notes.len()
+    }
+
+    /// Frames that are not parts of runs.
+    pub(crate) fn singles(&self) -> usize {
+        self.count() - self.in_runs
+    }
+
+    pub(crate) fn has_runs(&self) -> bool {
+        self.in_runs > 0
+    }
+
+    /// Frames of one run.
+    pub(crate) fn run_frames(&self) -> usize {
+        self.run_frames
+    }
+
+    /// The run a frame is part of.
+    pub(crate) fn run_of(&self, frame: FrameId) -> Option<usize> {
+        let at = frame.0 as usize;
+        (at < self.in_runs).then(|| at / self.run_frames)
     }
 
     /// First address and bytes of the staging area.
@@ -92,7 +198,21 @@ impl Frames {
     }
 
     pub(crate) fn take_empty(&self) -> Option<FrameId> {
-        self.lists.lock().empty.pop()
+        self.take_empties(1).map(|(first, _)| first)
+    }
+
+    /// Takes neighbours, at most `most`: the longest run of empty frames there is.
+    pub(crate) fn take_empties(&self, most: usize) -> Option<(FrameId, usize)> {
+        let (first, len) = self.lists.lock().empty.take(most)?;
+        Some((FrameId(first as u32), len))
+    }
+
+    /// Takes a whole run; its first frame.
+    pub(crate) fn take_run(&self) -> Option<FrameId> {
+        let mut lists = self.lists.lock();
+        let run = lists.out.iter().position(|out| *out == 0)?;
+        lists.out[run] = self.run_frames;
+        Some(FrameId((run * self.run_frames) as u32))
     }
 
     pub(crate) fn put_spare(&self, frame: FrameId) {
@@ -104,9 +224,21 @@ impl Frames {
 
     /// Lists a frame without memory.
     pub(crate) fn put_empty(&self, frame: FrameId) {
+        self.put_empties(&[frame]);
+    }
+
+    /// Lists frames without memory.
+    pub(crate) fn put_empties(&self, frames: &[FrameId]) {
         let mut lists = self.lists.lock();
-        strict_assert!(lists.empty.len() < self.count(), "{frame:?} is listed twice");
-        lists.empty.push(frame);
+        for &frame in frames {
+            match self.run_of(frame) {
+                None => lists.empty.insert(frame.0 as usize),
+                Some(run) => {
+                    strict_assert!(lists.out[run] > 0, "{frame:?} came back twice");
+                    lists.out[run] -= 1;
+                }
+            }
+        }
     }
 
     /// Gives the frame's memory back to the kernel and lists it as empty.
@@ -158,7 +290,7 @@ mod tests {
 
     #[test]
     fn frames_go_round_between_the_lists() {
-        let frames = Frames::new(2, 4096, Huge::No).expect("two frames map");
+        let frames = Frames::new(2, 0, 4096, Huge::No).expect("two frames map");
         assert_eq!(frames.take_spare(), None);
         let a = frames.take_empty().expect("two are empty");
         let b = frames.take_empty().expect("one is empty");
@@ -167,5 +299,33 @@ mod tests {
         assert_eq!(frames.take_spare(), Some(a));
         frames.release(b).expect("own memory drops");
         assert_eq!(frames.take_empty(), Some(b));
+    }
+
+    #[test]
+    fn the_longest_run_of_empty_neighbours_is_taken() {
+        let frames = Frames::new(200, 0, 4096, Huge::No).expect("200 frames map");
+        assert_eq!(frames.take_empties(200), Some((FrameId(0), 200)));
+        let back: Vec<FrameId> = (10..13).chain(60..70).chain(100..104).map(FrameId).collect();
+        frames.put_empties(&back);
+        assert_eq!(frames.take_empties(4), Some((FrameId(60), 4)));
+        assert_eq!(frames.take_empties(64), Some((FrameId(64), 6)));
+        assert_eq!(frames.take_empties(64), Some((FrameId(100), 4)));
+        assert_eq!(frames.take_empties(64), Some((FrameId(10), 3)));
+        assert_eq!(frames.take_empties(64), None);
+    }
+
+    #[test]
+    fn a_run_is_given_out_again_when_the_last_of_its_frames_is_back() {
+        let frames = Frames::new(4, 2, 1 << 20, Huge::No).expect("8 frames map");
+        assert_eq!((frames.run_frames(), frames.singles(), frames.count()), (2, 4, 8));
+        assert_eq!((frames.take_run(), frames.take_run()), (Some(FrameId(0)), Some(FrameId(2))));
+        assert_eq!(frames.take_run(), None);
+        assert!(frames.addr(FrameId(2)).is_multiple_of(HUGE_PAGE));
+        frames.put_empty(FrameId(3));
+        assert_eq!(frames.take_run(), None, "half of it is in use");
+        frames.put_empty(FrameId(2));
+        assert_eq!(frames.take_run(), Some(FrameId(2)));
+        assert_eq!(frames.take_empties(9), Some((FrameId(4), 4)), "singles are apart");
+        assert_eq!((frames.run_of(FrameId(3)), frames.run_of(FrameId(4))), (Some(1), None));
     }
 }

@@ -23,6 +23,8 @@ const FRAMES: usize = 3;
 const SLOTS: usize = 4;
 const THREADS: usize = 4;
 const PAGE: PageId = PageId(7);
+/// What nobody may ever read.
+const GARBAGE: u32 = 0xBAD;
 
 #[derive(Clone, Copy, Debug)]
 struct Mapped {
@@ -61,6 +63,16 @@ struct Evictor {
     cooling: Vec<FrameId>,
     lingering: Vec<(FrameId, Option<SlotId>)>,
     fail_writes: bool,
+    /// Pages are taken back out of a write that does not end.
+    rescue: Option<Rescue>,
+}
+
+/// What becomes of a rescue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rescue {
+    Works,
+    /// The kernel holds on to the frame.
+    Refused,
 }
 
 /// What an access does.
@@ -369,14 +381,16 @@ impl Model {
     fn write(&self, evictor: &mut Evictor, frame: FrameId) {
         let new = SlotId(self.machine().free_slots.pop().expect("more slots than can be in use"));
         let before = self.machine().frames[frame.0 as usize];
+        let rescued = evictor.rescue.is_some_and(|how| self.rescue(frame, how));
         let old = self.note(frame).slot();
         let after = self.machine().frames[frame.0 as usize];
-        assert_eq!(before, after, "the frame changed under the device");
+        assert!(rescued || before == after, "the frame changed under the device");
         if evictor.fail_writes {
             self.free_slot(Some(new));
             return self.put_back(evictor, frame, old);
         }
-        self.machine().slots[new.as_usize()] = after.expect("being written");
+        // Of a rescued page the device got nothing that anybody may use.
+        self.machine().slots[new.as_usize()] = after.unwrap_or(GARBAGE);
         let outcome = protocol::written(&self.word, frame, new);
         self.free_slot(old);
         match outcome {
@@ -384,6 +398,23 @@ impl Model {
             Written::Taken => return evictor.lingering.push((frame, Some(new))),
         }
         self.empty_frame(frame);
+    }
+
+    fn rescue(&self, frame: FrameId, how: Rescue) -> bool {
+        if !protocol::rescue(&self.word, frame) {
+            return false;
+        }
+        if how == Rescue::Refused {
+            protocol::not_rescued(&self.word, frame);
+            return false;
+        }
+        let content = self.machine().frames[frame.0 as usize].take();
+        self.map(Mapped { version: content.expect("being written"), protected: false });
+        let slot = self.note(frame).slot();
+        self.note(frame).forget_slot();
+        self.change(Word::moving(None), Word::resident(slot));
+        self.note(frame).decide(Fate::MovedBack);
+        true
     }
 
     fn put_back(&self, evictor: &mut Evictor, frame: FrameId, old: Option<SlotId>) {
@@ -661,6 +692,50 @@ fn loom_a_page_whose_write_fails_stays_or_dies() {
     explore(2, Model::resident, vec![failing(), discarding(1, &[0])], &[0]);
     let threads = vec![failing(), reading(1, &[0, 1]), discarding(2, &[0])];
     explore(1, Model::resident, threads, &[0]);
+}
+
+fn rescuing(how: Rescue) -> Thread {
+    Box::new(move |model| {
+        let mut evictor = Evictor { rescue: Some(how), ..Evictor::default() };
+        model.evict(&mut evictor);
+        model.settle(&mut evictor);
+    })
+}
+
+#[test]
+fn loom_a_page_rescued_from_a_write_is_whole_or_dies() {
+    for how in [Rescue::Works, Rescue::Refused] {
+        explore(2, Model::resident, vec![rescuing(how), reading(1, &[1])], &[1]);
+        explore(2, Model::resident, vec![rescuing(how), writing(1, 2, &[2])], &[2]);
+        explore(2, Model::resident, vec![rescuing(how), discarding(1, &[0])], &[0]);
+    }
+}
+
+/// A page with an older copy on the device: the copy stays the page's.
+#[test]
+fn loom_a_rescued_page_keeps_its_slot() {
+    let changed = || {
+        let model = Model::stored(false);
+        assert_eq!(model.access(0, Access::Write(2)), 2);
+        model
+    };
+    for how in [Rescue::Works, Rescue::Refused] {
+        explore(2, changed, vec![rescuing(how), reading(1, &[2])], &[2]);
+        explore(1, changed, vec![rescuing(how), writing(1, 3, &[3]), reading(2, &[2, 3])], &[3]);
+        let threads = vec![rescuing(how), reading(1, &[0, 2]), discarding(2, &[0])];
+        explore(1, changed, threads, &[0]);
+    }
+}
+
+#[test]
+fn loom_two_faults_and_an_eviction_of_a_changed_page() {
+    let changed = || {
+        let model = Model::stored(true);
+        assert_eq!(model.access(0, Access::Write(2)), 2);
+        model
+    };
+    explore(1, changed, vec![evicting(1), reading(1, &[2]), reading(2, &[2])], &[2]);
+    explore(1, changed, vec![evicting(2), reading(1, &[2, 3]), writing(2, 3, &[3])], &[3]);
 }
 
 /// The page goes round: out, on the device, back, changed, out again into the same frame.

@@ -61,7 +61,6 @@ impl Note {
     }
 
     /// The page has no slot any more: it is the frame's owner's.
-    #[cfg_attr(loom, expect(dead_code, reason = "the model's device is never full"))]
     pub(crate) fn forget_slot(&self) {
         self.slot.store(0, Ordering::Relaxed);
     }

@@ -15,6 +15,7 @@
 //!  cooled: Zero   evictor          evictor frees      -
 //!  written        evictor          evictor frees      the page's
 //!  unwritten      evictor          the page's         evictor frees
+//!  rescue         evictor, decides the page's         evictor frees, when the device lets go
 //! ```
 
 use super::note::{Fate, Note};
@@ -138,6 +139,19 @@ pub(crate) fn written(word: &PageWord, frame: FrameId, slot: SlotId) -> Written 
 /// The evictor's write of `frame` failed. Won: the page is `Moving`, to be mapped again.
 pub(crate) fn unwritten(word: &PageWord, frame: FrameId, old: Option<SlotId>) -> Written {
     end_write(word, frame, Word::moving(old))
+}
+
+/// The evictor takes a page whose write does not end. Won: the page is `Moving`; once its memory is
+/// back in the region the old slot is the page's, and the one being written counts as for
+/// [`copy_out`]. If the memory cannot be moved, [`not_rescued`] makes the page what it was.
+pub(crate) fn rescue(word: &PageWord, frame: FrameId) -> bool {
+    word.try_change(Word::writing(frame), Word::moving(None)).is_ok()
+}
+
+/// The evictor could not move the memory of a page that it meant to rescue.
+pub(crate) fn not_rescued(word: &PageWord, frame: FrameId) {
+    let back = word.try_change(Word::moving(None), Word::writing(frame));
+    assert!(back.is_ok(), "a page became {back:?} while it was being moved");
 }
 
 fn end_write(word: &PageWord, frame: FrameId, to: Word) -> Written {

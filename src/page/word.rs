@@ -23,7 +23,7 @@
 //! | `Moving` | the mapping is being changed: microseconds, no I/O | slot or none | the thread that entered it |
 //! | `Resident` | mapped in the region | slot or none | evictor, discard; a filler clears `protected` |
 //! | `Cooling` | in a staging frame | frame | a filler (back), discard, the evictor |
-//! | `Writing` | in a staging frame being written | frame | the evictor; a filler copies out; discard |
+//! | `Writing` | in a staging frame being written | frame | the evictor (who may try `Moving` and come back); a filler copies out; discard |
 //! | `Stored` | on the device only | slot | a filler, discard |
 //! | `Poisoned` | lost; a touch is SIGBUS | slot or none | discard (by way of `Moving`) |
 //!
@@ -276,7 +276,7 @@ fn legal(from: Word, to: Word) -> bool {
         (Filling, Filling) => to.dead() && !from.dead(),
         (Empty, Moving)
         | (Filling, Moving | Empty | Stored | Poisoned)
-        | (Moving, Resident | Cooling | Stored | Empty | Poisoned)
+        | (Moving, Resident | Cooling | Writing | Stored | Empty | Poisoned)
         | (Resident, Resident | Moving)
         | (Cooling, Moving | Writing | Stored | Empty)
         | (Writing, Moving | Stored | Empty)

@@ -1,7 +1,8 @@
 //! Which pages of the table are in use.
 
+use super::BufferPool;
+use super::guard::{ExclusiveGuard, Held};
 use super::latch::ORDER_MAX;
-use super::{BufferPool, ExclusiveGuard};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId, SlotCount};
@@ -44,13 +45,23 @@ impl BufferPool {
             self.alloc.lock().free[usize::from(order)].push(page.0);
             return Err(error);
         }
+        self.note_buffer(page, order);
         let latch = self.word(page);
-        let seen = latch.load();
-        assert!(latch.try_begin_load(seen), "{page} was free, but is {seen:?}");
+        loop {
+            let seen = latch.load();
+            assert!(!seen.is_readable(), "{page} was free, but is {seen:?}");
+            if latch.try_begin_load(seen) {
+                break;
+            }
+            // Its neighbours are handed over, or it holds a part of the free list that is being
+            // written: over soon.
+            std::thread::yield_now();
+        }
         // Memory that was dropped, or never touched, is zero.
         latch.loaded(false, 0, order);
         self.now_resident(page, order);
-        Ok(Some(ExclusiveGuard { pool: self, page, order, changed: true }))
+        let held = Held { changed: true, ..Held::new(self, page, order) };
+        Ok(Some(ExclusiveGuard(held)))
     }
 
     fn take_page(&self, order: u8) -> Option<u64> {

@@ -1,8 +1,8 @@
 //! A B+-tree on a buffer pool: variable-length keys and values, in the order of the keys' bytes.
 //!
 //! ```text
-//! node:  leaf 1 | - 1 | count 2 | heap 2 | garbage 2 | right 8 | low... slots 2 each -> ... <- entries
-//! entry: key length 2 | value length 2 | key | value        (inner nodes: value = child, 8 bytes)
+//! node:  leaf 1 | - 1 | count 2 | heap 2 | garbage 2 | stamp 8 | slots 2 each -> ... <- entries
+//! entry: key length 2 | value length 2 | key | value     (inner nodes: value = page 8, stamp 8)
 //! ```
 //! Readers descend optimistically and validate each node after they read the number of its child
 //! (optimistic lock coupling). Writers descend the same way and lock the leaf alone; only a change
@@ -11,18 +11,27 @@
 //!
 //! The root's page never changes: a root that is full moves its contents to a new child.
 //!
+//! Every change of the range of keys that a node stands for gives the node a new stamp, which its
+//! parent notes beside the node's page. After a crash pages are of different times; a child that is
+//! not of its parent's time bears another stamp, and what is asked of it is [`Error::StalePage`]
+//! instead of a wrong answer.
+//!
 //! # Invariants
 //! 1. An inner node's first key is not looked at: its first child takes all smaller keys.
 //! 2. A node that is locked on the way down has room for one more separator.
-//! 3. What was read optimistically is used only after validation, and bounds are checked before.
+//! 3. A node's stamp is the one its parent notes, as seen by who holds the parent.
+//! 4. What was read optimistically is used only after validation, and bounds are checked before.
 
 mod node;
 mod shape;
 
 use super::{BufferPool, ExclusiveGuard, OptimisticGuard};
 use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::PageId;
-use node::{Node, NodeMut, View};
+use node::{Child, Node, NodeMut, View};
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 /// An entry, key and value together, may take a page's payload divided by this, less 8 bytes.
@@ -55,6 +64,8 @@ const DEPTH_MAX: u32 = 32;
 pub struct BTree {
     pool: Arc<BufferPool>,
     root: PageId,
+    /// The next stamp. Begins anywhere in 2^64: those of earlier runs do not come again.
+    stamps: Arc<AtomicU64>,
 }
 
 impl BTree {
@@ -67,19 +78,31 @@ impl BTree {
         let id = root.id();
         NodeMut(&mut root).clear(true);
         drop(root);
-        Ok(BTree { pool: Arc::clone(pool), root: id })
+        Ok(BTree::open(pool, id))
     }
 
     /// Opens the tree with this root.
     #[must_use]
     pub fn open(pool: &Arc<BufferPool>, root: PageId) -> BTree {
-        BTree { pool: Arc::clone(pool), root }
+        let first = RandomState::new().build_hasher().finish();
+        BTree { pool: Arc::clone(pool), root, stamps: Arc::new(AtomicU64::new(first)) }
     }
 
     /// The root's page, by which the tree is opened again.
     #[must_use]
     pub fn root(&self) -> PageId {
         self.root
+    }
+
+    fn new_stamp(&self) -> u64 {
+        self.stamps.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Locks a child whose parent is locked.
+    fn lock_child(&self, child: Child) -> Result<ExclusiveGuard<'_>> {
+        let guard = self.pool.fix_exclusive(PageId(child.page))?;
+        check_stamp(child, Node(&guard).stamp())?;
+        Ok(guard)
     }
 
     fn check_entry(&self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -93,7 +116,7 @@ impl BTree {
     /// The value of a key.
     ///
     /// # Errors
-    /// As for [`BufferPool::fix_shared`].
+    /// As for [`BufferPool::fix_shared`]; [`Error::StalePage`] when a crash has torn the tree here.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         for _ in 0..RESTARTS_MAX {
             let Some(leaf) = self.descend(key)? else { continue };
@@ -122,7 +145,7 @@ impl BTree {
                 return Ok(None);
             }
             let Some(child) = child else { return Ok(None) };
-            let next = match self.pool.fix_optimistic(PageId(child)) {
+            let next = match self.pool.fix_optimistic(PageId(child.page)) {
                 Ok(next) => next,
                 // A child that was merged away meanwhile is a page that is not in use.
                 Err(Error::NoSuchPage { .. }) if !guard.validate() => return Ok(None),
@@ -132,6 +155,11 @@ impl BTree {
             if !guard.validate() {
                 return Ok(None);
             }
+            let stamp = View(next).stamp();
+            if !next.validate() {
+                return Ok(None);
+            }
+            check_stamp(child, stamp.unwrap_or_default())?;
             guard = next;
         }
         Ok(None)
@@ -142,7 +170,7 @@ impl BTree {
         let mut guard = self.pool.fix_exclusive(self.root)?;
         while !Node(&guard).is_leaf() {
             let child = Node(&guard).child_of(key);
-            guard = self.pool.fix_exclusive(PageId(child))?;
+            guard = self.lock_child(child)?;
         }
         Ok(guard)
     }
@@ -218,14 +246,20 @@ impl BTree {
             if slot + 1 < node.count() {
                 upper = Some(node.key(slot + 1).to_vec());
             }
-            let child = PageId(node.child(slot));
-            guard = self.pool.fix_shared(child)?;
+            let child = node.child(slot);
+            let next = self.pool.fix_shared(PageId(child.page))?;
+            check_stamp(child, Node(&next).stamp())?;
+            guard = next;
         }
         let node = Node(&guard);
         let first = node.find(key).unwrap_or_else(|slot| slot);
         let entries = (first..node.count()).map(|s| (node.key(s).to_vec(), node.value(s).to_vec()));
         Ok((entries.collect(), upper))
     }
+}
+
+fn check_stamp(child: Child, stamp: u64) -> Result<()> {
+    if child.stamp == stamp { Ok(()) } else { Err(Error::StalePage { page: PageId(child.page) }) }
 }
 
 /// A key with its value.

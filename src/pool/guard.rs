@@ -4,7 +4,7 @@
 //! memory, and in [`BufferPool::holders`].
 #![expect(unsafe_code, reason = "lends the memory of fixed pages")]
 
-use super::latch::Word;
+use super::latch::{Holder, Latch, Word};
 use super::{BufferPool, TRAILER};
 use crate::base::units::PageId;
 use std::fmt;
@@ -17,160 +17,176 @@ struct Unaligned<T: Copy>(T);
 /// Bytes from a buffer's end to the number of the log record.
 const LSN_AT: usize = TRAILER;
 
-/// Holds a page with others who read it.
-#[must_use = "dropping the guard gives the page up"]
-pub struct SharedGuard<'p> {
+/// A page that is looked at: what all guards have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Held<'p> {
     pub(super) pool: &'p BufferPool,
     pub(super) page: PageId,
     pub(super) order: u8,
+    /// The content was changed; here for the guards' size, three words.
+    pub(super) changed: bool,
 }
 
+impl<'p> Held<'p> {
+    #[inline]
+    pub(super) fn new(pool: &'p BufferPool, page: PageId, order: u8) -> Held<'p> {
+        Held { pool, page, order, changed: false }
+    }
+
+    #[inline]
+    pub(super) fn latch(&self) -> &'p Latch {
+        self.pool.word(self.page)
+    }
+
+    #[inline]
+    fn ptr(&self) -> *mut u8 {
+        self.pool.ptr(self.page)
+    }
+
+    /// Bytes without the trailer.
+    #[inline]
+    fn len(&self) -> usize {
+        self.pool.buffer_bytes(self.order) - TRAILER
+    }
+
+    /// Where the number of the log record is: within the buffer, and aligned, for the page sizes
+    /// and the trailer's are multiples of 8.
+    fn lsn_ptr(&self) -> *mut u64 {
+        self.ptr().wrapping_add(self.pool.buffer_bytes(self.order) - LSN_AT).cast()
+    }
+
+    /// # Safety
+    /// The page is held, so that nobody changes it while the slice is in use.
+    #[inline]
+    unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the pool's mapping outlives the guard, and the payload lies within; the rest is
+        // the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.len()) }
+    }
+
+    /// # Safety
+    /// The page is held.
+    unsafe fn lsn(&self) -> u64 {
+        // SAFETY: aligned and within the page; the number changes only under an exclusive guard.
+        unsafe { self.lsn_ptr().read() }
+    }
+}
+
+/// What both kinds of held guards offer.
+macro_rules! of_a_held_page {
+    ($guard:ident, $held:tt) => {
+        impl $guard<'_> {
+            /// The page's number.
+            #[must_use]
+            pub fn id(&self) -> PageId {
+                self.$held.page
+            }
+
+            /// The number of the log record that changed the page last.
+            #[must_use]
+            pub fn lsn(&self) -> u64 {
+                // SAFETY: this guard holds the page.
+                unsafe { self.$held.lsn() }
+            }
+        }
+
+        impl Deref for $guard<'_> {
+            type Target = [u8];
+            #[inline]
+            fn deref(&self) -> &[u8] {
+                // SAFETY: this guard holds the page: nobody else changes its payload.
+                unsafe { self.$held.bytes() }
+            }
+        }
+
+        impl fmt::Debug for $guard<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($guard), "({})"), self.$held.page)
+            }
+        }
+    };
+}
+
+/// Holds a page with others who read it.
+#[must_use = "dropping the guard gives the page up"]
+pub struct SharedGuard<'p>(pub(super) Held<'p>);
+
+of_a_held_page!(SharedGuard, 0);
+
 impl<'p> SharedGuard<'p> {
-    /// The page's number.
-    #[must_use]
-    pub fn id(&self) -> PageId {
-        self.page
-    }
-
-    /// The number of the log record that changed the page last.
-    #[must_use]
-    pub fn lsn(&self) -> u64 {
-        lsn(self.pool, self.page, self.order)
-    }
-
     /// Becomes exclusive if nobody else holds the page; the guard comes back otherwise.
     ///
     /// # Errors
     /// The guard itself, when there are other holders.
     pub fn try_upgrade(self) -> Result<ExclusiveGuard<'p>, SharedGuard<'p>> {
-        let latch = self.pool.word(self.page);
         loop {
-            let seen = latch.load();
-            if latch.try_upgrade(seen) {
-                let SharedGuard { pool, page, order } = self;
+            let seen = self.0.latch().load();
+            if self.0.latch().try_upgrade(seen) {
+                let held = self.0;
                 std::mem::forget(self);
-                return Ok(ExclusiveGuard { pool, page, order, changed: false });
+                return Ok(ExclusiveGuard(held));
             }
-            if seen.holder() != super::latch::Holder::Shared(1) {
+            if seen.holder() != Holder::Shared(1) {
                 return Err(self);
             }
         }
     }
 }
 
-impl Deref for SharedGuard<'_> {
-    type Target = [u8];
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        let len = self.pool.buffer_bytes(self.order) - TRAILER;
-        // SAFETY: the page is resident and nobody changes its payload while this thread is one of
-        // its shared holders; the pool's mapping outlives the guard.
-        unsafe { std::slice::from_raw_parts(self.pool.ptr(self.page), len) }
-    }
-}
-
 impl Drop for SharedGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.pool.word(self.page).unshare();
-    }
-}
-
-impl fmt::Debug for SharedGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedGuard({})", self.page)
+        self.0.latch().unshare();
     }
 }
 
 /// Holds a page alone. Borrowing its bytes for writing makes it dirty.
 #[must_use = "dropping the guard gives the page up"]
-pub struct ExclusiveGuard<'p> {
-    pub(super) pool: &'p BufferPool,
-    pub(super) page: PageId,
-    pub(super) order: u8,
-    pub(super) changed: bool,
-}
+pub struct ExclusiveGuard<'p>(pub(super) Held<'p>);
+
+of_a_held_page!(ExclusiveGuard, 0);
 
 impl<'p> ExclusiveGuard<'p> {
-    /// The page's number.
-    #[must_use]
-    pub fn id(&self) -> PageId {
-        self.page
-    }
-
-    /// The number of the log record that changed the page last.
-    #[must_use]
-    pub fn lsn(&self) -> u64 {
-        lsn(self.pool, self.page, self.order)
-    }
-
     /// Notes the log record that describes the change; see
     /// [`PoolConfig::before_write`](super::PoolConfig::before_write).
     pub fn set_lsn(&mut self, lsn: u64) {
-        self.changed = true;
-        let at = self.pool.buffer_bytes(self.order) - LSN_AT;
-        let ptr = self.pool.ptr(self.page).wrapping_add(at).cast::<u64>();
-        // SAFETY: within the trailer of a page that this guard holds alone; aligned, for page
-        // sizes and the trailer's are multiples of 8.
-        unsafe { ptr.write(lsn) };
+        self.0.changed = true;
+        // SAFETY: aligned and within a page that this guard holds alone.
+        unsafe { self.0.lsn_ptr().write(lsn) };
     }
 
     /// Becomes a shared guard without letting anybody in between.
     pub fn downgrade(self) -> SharedGuard<'p> {
-        let ExclusiveGuard { pool, page, order, changed } = self;
+        let held = self.0;
         std::mem::forget(self);
-        pool.word(page).downgrade(changed);
-        SharedGuard { pool, page, order }
+        held.latch().downgrade(held.changed);
+        SharedGuard(held)
     }
 
     /// Frees the page: its contents are lost and its number will be used again.
     pub fn free(self) {
-        let ExclusiveGuard { pool, page, order, .. } = self;
+        let Held { pool, page, order, .. } = self.0;
         std::mem::forget(self);
         pool.free_locked(page, order);
-    }
-}
-
-impl Deref for ExclusiveGuard<'_> {
-    type Target = [u8];
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        let len = self.pool.buffer_bytes(self.order) - TRAILER;
-        // SAFETY: this guard holds the resident page alone.
-        unsafe { std::slice::from_raw_parts(self.pool.ptr(self.page), len) }
     }
 }
 
 impl DerefMut for ExclusiveGuard<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.changed = true;
-        let len = self.pool.buffer_bytes(self.order) - TRAILER;
+        self.0.changed = true;
         // SAFETY: this guard holds the resident page alone, and `&mut self` is the only borrow.
         // Optimistic readers may look meanwhile, by volatile reads through raw pointers, and
         // discard what they saw (latch, invariant 1).
-        unsafe { std::slice::from_raw_parts_mut(self.pool.ptr(self.page), len) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.ptr(), self.0.len()) }
     }
 }
 
 impl Drop for ExclusiveGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.pool.word(self.page).unlock(self.changed);
+        self.0.latch().unlock(self.0.changed);
     }
-}
-
-impl fmt::Debug for ExclusiveGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExclusiveGuard({})", self.page)
-    }
-}
-
-fn lsn(pool: &BufferPool, page: PageId, order: u8) -> u64 {
-    let at = pool.buffer_bytes(order) - LSN_AT;
-    // SAFETY: within the trailer of a page that the caller's guard holds; aligned as above. The
-    // number changes only under an exclusive guard.
-    unsafe { pool.ptr(page).wrapping_add(at).cast::<u64>().read() }
 }
 
 /// Looks at a page without holding it: what is read counts only if [`validate`](Self::validate)
@@ -184,6 +200,11 @@ pub struct OptimisticGuard<'p> {
 }
 
 impl<'p> OptimisticGuard<'p> {
+    #[inline]
+    fn held(&self) -> Held<'p> {
+        Held::new(self.pool, self.page, self.seen.order())
+    }
+
     /// The page's number.
     #[must_use]
     pub fn id(&self) -> PageId {
@@ -194,14 +215,14 @@ impl<'p> OptimisticGuard<'p> {
     #[inline]
     #[must_use]
     pub fn validate(&self) -> bool {
-        self.pool.word(self.page).is_unchanged(self.seen)
+        self.held().latch().is_unchanged(self.seen)
     }
 
     /// Bytes that can be read.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.pool.buffer_bytes(self.seen.order()) - TRAILER
+        self.held().len()
     }
 
     /// Never: pages have a payload.
@@ -215,7 +236,7 @@ impl<'p> OptimisticGuard<'p> {
         if at.checked_add(size_of::<T>())? > self.len() {
             return None;
         }
-        let ptr = self.pool.ptr(self.page).wrapping_add(at).cast::<Unaligned<T>>();
+        let ptr = self.held().ptr().wrapping_add(at).cast::<Unaligned<T>>();
         // SAFETY: within the pool's mapping, which is readable whether the page is resident or
         // not. The bytes may change meanwhile: every bit pattern is a valid value of the integer
         // types this is called with, and the caller validates before it believes the value.
@@ -256,7 +277,7 @@ impl<'p> OptimisticGuard<'p> {
         if at.checked_add(into.len())? > self.len() {
             return None;
         }
-        let from = self.pool.ptr(self.page).wrapping_add(at);
+        let from = self.held().ptr().wrapping_add(at);
         // SAFETY: within the mapping as in `read`, and `into` is not part of it, for it is
         // borrowed mutably.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
@@ -282,15 +303,13 @@ impl<'p> OptimisticGuard<'p> {
     /// Becomes exclusive if the page is as it was and nobody holds it.
     #[must_use]
     pub fn try_upgrade(self) -> Option<ExclusiveGuard<'p>> {
-        let latch = self.pool.word(self.page);
         loop {
-            let now = latch.load();
+            let now = self.held().latch().load();
             if !now.is_free() || now.version() != self.seen.version() {
                 return None;
             }
-            if latch.try_lock(now) {
-                let (pool, page, order) = (self.pool, self.page, now.order());
-                return Some(ExclusiveGuard { pool, page, order, changed: false });
+            if self.held().latch().try_lock(now) {
+                return Some(ExclusiveGuard(self.held()));
             }
         }
     }

@@ -1,9 +1,10 @@
 //! Reading pages in, alone and in groups, and writing them back.
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
+use super::guard::{Held, SharedGuard};
 use super::latch::{STAMPS, Word};
 use super::replacement::Arrival;
-use super::{BufferPool, CHUNK_PAGES, SharedGuard, TRAILER};
+use super::{BufferPool, CHUNK_PAGES, TRAILER};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
@@ -25,6 +26,12 @@ const CHARGED: u64 = 1;
 
 /// ... and so is the huge page of words that begins with the chunk's.
 const HUGE_CHARGED: u64 = 2;
+
+/// Buffers of several pages reach into the chunk: its words do not tell what lies in it.
+const BUFFERS: u64 = 4;
+
+/// Memory of the chunk is handed over at the moment.
+const HANDED: u64 = 8;
 
 /// Longest wait for the device at a time.
 const WAIT: Duration = Duration::from_secs(1);
@@ -67,6 +74,7 @@ impl BufferPool {
             self.account.uncharge(bytes);
             return Err(error);
         }
+        self.note_buffer(page, order);
         let latch = self.word(page);
         if !latch.try_begin_load(seen) {
             self.account.uncharge(bytes);
@@ -102,7 +110,7 @@ impl BufferPool {
     /// A locked page could not be read.
     fn give_up(&self, loading: Loading, order: u8) {
         self.discard_buffer(loading.page, order);
-        self.word(loading.page).abort_load(loading.was);
+        self.word(loading.page).abort_load();
         self.account.uncharge(ByteCount(self.buffer_bytes(order) as u64));
     }
 
@@ -166,6 +174,36 @@ impl BufferPool {
         }
         self.counters.metadata.fetch_add(bytes.0, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Keeps memory that a buffer of several pages is about to have from being handed over.
+    pub(super) fn note_buffer(&self, page: PageId, order: u8) {
+        if order == 0 {
+            return;
+        }
+        let (first, last) = (page.as_usize(), page.as_usize() + (1 << order) - 1);
+        for chunk in first / CHUNK_PAGES..=last / CHUNK_PAGES {
+            // A change of hands that began before this is over in microseconds.
+            while self.charged[chunk].fetch_or(BUFFERS, Ordering::AcqRel) & HANDED != 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Begins to hand over memory of a chunk, which nobody else does then; `false` when it cannot
+    /// be done.
+    pub(super) fn begin_hand_over(&self, chunk: usize) -> bool {
+        let note = &self.charged[chunk];
+        let seen = note.load(Ordering::Acquire);
+        // Pairs with `note_buffer`: who comes second sees the other's bit.
+        seen & (BUFFERS | HANDED) == 0
+            && note
+                .compare_exchange(seen, seen | HANDED, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    pub(super) fn end_hand_over(&self, chunk: usize) {
+        self.charged[chunk].fetch_and(!HANDED, Ordering::Release);
     }
 
     /// Bytes to charge for the huge page of words around `page`: all of it the first time.
@@ -262,7 +300,7 @@ impl BufferPool {
                 let (index, Loading { page, .. }) = group[i];
                 self.arrived(group[i].1, 0, false);
                 self.word(page).downgrade(false);
-                guards[index] = Some(SharedGuard { pool: self, page, order: 0 });
+                guards[index] = Some(SharedGuard(Held::new(self, page, 0)));
             }
             Err(error) => {
                 self.give_up(group[i].1, 0);

@@ -72,6 +72,7 @@ pub(crate) enum Holder {
 pub(crate) struct Word(u64);
 
 impl Word {
+    #[inline]
     pub(crate) fn holder(self) -> Holder {
         match self.0 >> LATCH_SHIFT {
             ABSENT => Holder::Absent,
@@ -82,76 +83,98 @@ impl Word {
     }
 
     /// Whether the content can be read optimistically without more ado.
+    #[inline]
     pub(crate) fn is_readable(self) -> bool {
         let latch = self.0 >> LATCH_SHIFT;
         latch != ABSENT && latch != LOCKED
     }
 
+    /// Whether one more reader can hold the page.
+    pub(crate) fn has_room(self) -> bool {
+        self.0 >> LATCH_SHIFT <= SHARED_MAX
+    }
+
+    #[inline]
     pub(crate) fn is_absent(self) -> bool {
         self.0 >> LATCH_SHIFT == ABSENT
     }
 
+    #[inline]
     pub(crate) fn is_free(self) -> bool {
         self.0 >> LATCH_SHIFT == FREE
     }
 
+    #[inline]
     pub(crate) fn dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
 
+    #[inline]
     pub(crate) fn writing(self) -> bool {
         self.0 & WRITING != 0
     }
 
+    #[inline]
     pub(crate) fn cool(self) -> bool {
         self.0 & COOL != 0
     }
 
+    #[inline]
     pub(crate) fn heat(self) -> u8 {
         ((self.0 & HEAT_MASK) >> HEAT_SHIFT) as u8
     }
 
+    #[inline]
     pub(crate) fn order(self) -> u8 {
         ((self.0 & ORDER_MASK) >> ORDER_SHIFT) as u8
     }
 
     /// When the page was evicted, on the eviction clock (1 to [`STAMPS`]); 0 for never.
+    #[inline]
     pub(crate) fn stamp(self) -> u64 {
         (self.0 & STAMP_MASK) >> STAMP_SHIFT
     }
 
+    #[inline]
     pub(crate) fn version(self) -> u64 {
         self.0 & VERSION_MASK
     }
 
     /// Whether the page is not allocated.
+    #[inline]
     pub(crate) fn is_unused(self) -> bool {
         self.is_absent() && self.heat() == HEAT_UNUSED
     }
 
+    #[inline]
     fn with_latch(self, latch: u64) -> Word {
         Word(self.0 & !(0xFF << LATCH_SHIFT) | latch << LATCH_SHIFT)
     }
 
+    #[inline]
     fn with(self, flag: u64, on: bool) -> Word {
         Word(if on { self.0 | flag } else { self.0 & !flag })
     }
 
+    #[inline]
     fn with_heat(self, heat: u8) -> Word {
         strict_assert!(heat <= HEAT_MAX, "heat {heat}");
         Word(self.0 & !HEAT_MASK | u64::from(heat) << HEAT_SHIFT)
     }
 
+    #[inline]
     fn with_order(self, order: u8) -> Word {
         strict_assert!(order <= ORDER_MAX, "order {order}");
         Word(self.0 & !ORDER_MASK | u64::from(order) << ORDER_SHIFT)
     }
 
+    #[inline]
     fn with_stamp(self, stamp: u64) -> Word {
         strict_assert!(stamp <= STAMPS, "stamp {stamp}");
         Word(self.0 & !STAMP_MASK | stamp << STAMP_SHIFT)
     }
 
+    #[inline]
     fn changed(self) -> Word {
         Word(self.0 & !VERSION_MASK | (self.0 + 1) & VERSION_MASK)
     }
@@ -205,12 +228,14 @@ impl Latch {
         now.is_readable() && now.version() == seen.version()
     }
 
+    #[inline]
     fn swap(&self, from: Word, to: Word) -> bool {
         self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// After entering `Locked`: changes of the content stay behind the change of the word, so
     /// that a reader that saw one of them also sees the word changed.
+    #[inline]
     fn entered(&self, done: bool) -> bool {
         if done {
             fence(Ordering::Release);
@@ -248,6 +273,7 @@ impl Latch {
     }
 
     /// The only shared holder becomes the exclusive one.
+    #[inline]
     pub(crate) fn try_upgrade(&self, seen: Word) -> bool {
         seen.holder() == Holder::Shared(1) && self.entered(self.swap(seen, seen.with_latch(LOCKED)))
     }
@@ -275,11 +301,15 @@ impl Latch {
         self.0.store(word.0, Ordering::Release);
     }
 
-    /// The holder could not fill the page: it is `was`, an absent page, again.
-    pub(crate) fn abort_load(&self, was: Word) {
-        self.locked();
-        strict_assert!(was.is_absent(), "{was:?}");
-        self.0.store(was.changed().0, Ordering::Release);
+    /// The holder did not fill the page: it is absent as before.
+    pub(crate) fn abort_load(&self) {
+        self.0.store(self.locked().changed().with_latch(ABSENT).0, Ordering::Release);
+    }
+
+    /// The holder moved the content away and back: the page is free again, as dirty as before,
+    /// and who looked at it meanwhile fails to validate.
+    pub(crate) fn returned(&self) {
+        self.0.store(self.locked().changed().with_latch(FREE).0, Ordering::Release);
     }
 
     /// The holder lets go; `changed` says whether it changed the content.
@@ -289,6 +319,7 @@ impl Latch {
     }
 
     /// The holder becomes the only shared one.
+    #[inline]
     pub(crate) fn downgrade(&self, changed: bool) {
         self.release(FREE + 1, changed);
     }
@@ -455,7 +486,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn optimistic_reads_that_validate_are_whole() {
+    fn loom_optimistic_reads_that_validate_are_whole() {
         loom::model(|| {
             let page = page();
             let writer = Arc::clone(&page);
@@ -472,7 +503,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn shared_reads_are_whole_and_exclude_writers() {
+    fn loom_shared_reads_are_whole_and_exclude_writers() {
         loom::model(|| {
             let page = page();
             let writer = Arc::clone(&page);
@@ -487,7 +518,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn an_evicted_page_is_never_read_as_valid() {
+    fn loom_an_evicted_page_is_never_read_as_valid() {
         loom::model(|| {
             let page = page();
             page.content[0].store(5, Ordering::Relaxed);
@@ -513,7 +544,35 @@ mod loom_tests {
     }
 
     #[test]
-    fn a_page_written_back_while_it_is_changed_stays_dirty() {
+    fn loom_a_page_that_was_away_for_a_moment_is_never_read_as_valid() {
+        loom::model(|| {
+            let page = page();
+            write(&page);
+            let mover = Arc::clone(&page);
+            let mover = thread::spawn(move || {
+                let seen = mover.latch.load();
+                if mover.latch.try_lock_victim(seen) {
+                    for value in [0, 1] {
+                        mover.content[0].store(value, Ordering::Relaxed);
+                        mover.content[1].store(value, Ordering::Relaxed);
+                    }
+                    mover.latch.returned();
+                }
+            });
+            let seen = page.latch.load();
+            if seen.is_readable() {
+                let [a, b] = content(&page);
+                if page.latch.is_unchanged(seen) {
+                    assert_eq!((a, b), (1, 1));
+                }
+            }
+            mover.join().expect("mover");
+            assert!(page.latch.load().dirty());
+        });
+    }
+
+    #[test]
+    fn loom_a_page_written_back_while_it_is_changed_stays_dirty() {
         loom::model(|| {
             let page = page();
             write(&page);

@@ -23,6 +23,7 @@ mod cleaner;
 mod evict;
 mod fix;
 mod guard;
+mod hand_over;
 mod io;
 mod latch;
 mod replacement;
@@ -38,7 +39,7 @@ use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
 use crate::store::{BlockStore, Queue, Store};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
-use crate::tier::manager::{Account, Effort, MemoryManager, Reclaim};
+use crate::tier::manager::{Account, Effort, HandOver, MemoryManager, Reclaim};
 use crossbeam_utils::CachePadded;
 use latch::{Holder, Latch};
 use std::fmt;
@@ -235,6 +236,8 @@ pub struct PoolStats {
     pub pages_cleaned: u64,
     /// Pages evicted.
     pub evicted: u64,
+    /// Of these, handed over to temporary memory with their frames.
+    pub handed_over: u64,
     /// Writes that failed.
     pub write_errors: u64,
 }
@@ -248,6 +251,7 @@ struct Counters {
     written: CachePadded<AtomicU64>,
     cleaned: AtomicU64,
     evicted: CachePadded<AtomicU64>,
+    handed_over: AtomicU64,
     write_errors: AtomicU64,
 }
 
@@ -265,6 +269,8 @@ pub struct BufferPool {
     /// Pages of the table, used and free.
     end: CachePadded<AtomicU64>,
     hand: CachePadded<AtomicU64>,
+    /// Where the next search for runs to hand over begins.
+    run_hand: AtomicU64,
     alloc: Ranked<alloc::Alloc>,
     queues: Ranked<Vec<Box<dyn Queue>>>,
     store: Arc<dyn Store>,
@@ -319,6 +325,7 @@ impl BufferPool {
             charged: LazyArray::new(pages.div_ceil(CHUNK_PAGES))?,
             end: CachePadded::new(AtomicU64::new(1)),
             hand: CachePadded::new(AtomicU64::new(0)),
+            run_hand: AtomicU64::new(0),
             alloc: Ranked::new(Rank::Space, alloc::Alloc::default()),
             queues: Ranked::new(Rank::Leaf, Vec::new()),
             store,
@@ -389,6 +396,7 @@ impl BufferPool {
             pages_written: c.written.load(Ordering::Relaxed),
             pages_cleaned: c.cleaned.load(Ordering::Relaxed),
             evicted: c.evicted.load(Ordering::Relaxed),
+            handed_over: c.handed_over.load(Ordering::Relaxed),
             write_errors: c.write_errors.load(Ordering::Relaxed),
         }
     }
@@ -436,6 +444,7 @@ impl BufferPool {
         page.0 << self.page_shift
     }
 
+    #[inline]
     fn buffer_bytes(&self, order: u8) -> usize {
         self.page_bytes << order
     }
@@ -448,6 +457,10 @@ impl Reclaim for BufferPool {
             Effort::Clean => self.evict(want, evict::Dirty::Skip),
             Effort::Write => self.evict(want, evict::Dirty::Write),
         }
+    }
+
+    fn hand_over(&self, room: &mut HandOver<'_>) {
+        self.give_runs(room);
     }
 
     fn cost(&self, effort: Effort) -> u32 {

@@ -1,11 +1,13 @@
 //! The table file: page 0 is its header, followed by the pages.
 //!
 //! ```text
-//! page 0:  magic 8 | page size 4 | flags 4 | end 8 | free count 8 | next 8 | free page numbers ...
-//! others of the chain (free pages):          free count 8 | next 8 | free page numbers ...
+//! page 0:  magic 8 | page size 4 | flags 4 | end 8 | free count 8 | next 8 | sum 8 | free page numbers ...
+//! others of the chain (free pages):          free count 8 | next 8 | sum 8 | free page numbers ...
 //! ```
 //! A free number is `page | order << 56`. The chain runs through free pages, which hold nothing
-//! else; `next` is 0 at its end. What no longer finds a place in the chain is lost to later runs,
+//! else at the time of a flush; `next` is 0 at its end. `sum` is over all else of the page and the
+//! sum before it in the chain. A page of the chain that was used again before a crash has another
+//! sum, and ends the chain. What no longer finds a place in the chain is lost to later runs,
 //! which costs space only.
 #![expect(unsafe_code, reason = "reads and writes the header")]
 
@@ -17,8 +19,12 @@ use crate::store::{Op, Request, Segment};
 use crate::sys::vm::{Huge, Mapping};
 use std::time::Duration;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"farpool1");
+const MAGIC: u64 = u64::from_le_bytes(*b"farpool2");
 const HEAD_WORDS: usize = 3;
+/// Words of a chain's page before the numbers: count, next, sum.
+const CHAIN_WORDS: usize = 3;
+/// Pages looked at for one that is still free.
+const CHAIN_TRIES_MAX: usize = 64;
 const FLAG_CHECKSUM: u32 = 1;
 const ORDER_SHIFT: u32 = 56;
 
@@ -43,30 +49,44 @@ impl BufferPool {
         buffer.0[0] = MAGIC;
         buffer.0[1] = self.page_bytes as u64 | u64::from(flags) << 32;
         buffer.0[2] = end;
-        // A page of the chain may not be handed out before the chain is written: allocation after
-        // the copy above only makes the chain's pages stale, and they are rewritten by then.
         let (mut at, mut head, mut rest) = (0u64, HEAD_WORDS, &free[..]);
+        let mut before = 0;
         loop {
-            let room = buffer.0.len() - head - 2;
+            let room = buffer.0.len() - head - CHAIN_WORDS;
             let (here, later) = rest.split_at(room.min(rest.len()));
-            let next = if later.is_empty() { 0 } else { self.chain_page(here) };
+            let next = if later.is_empty() { 0 } else { self.lock_chain_page(here) };
             buffer.0[head] = here.len() as u64;
             buffer.0[head + 1] = next;
-            buffer.0[head + 2..head + 2 + here.len()].copy_from_slice(here);
-            self.transfer(Op::Write, at, &mut buffer)?;
-            if next == 0 {
-                return Ok(());
+            buffer.0[head + CHAIN_WORDS..][..here.len()].copy_from_slice(here);
+            before = chain_sum(buffer.0, head, before);
+            buffer.0[head + 2] = before;
+            let written = self.transfer(Op::Write, at, &mut buffer);
+            self.unlock_chain_page(at);
+            if next == 0 || written.is_err() {
+                self.unlock_chain_page(next);
+                return written;
             }
             (at, head, rest) = (next, 0, later);
             buffer.0.fill(0);
         }
     }
 
-    /// A free page to hold the rest of the chain; it stays free, but only while no one took it.
-    fn chain_page(&self, here: &[u64]) -> u64 {
-        let page = here.iter().find(|page| **page >> ORDER_SHIFT == 0).copied().unwrap_or(0);
-        let is_free = page != 0 && self.word(PageId(page)).load().is_unused();
-        if is_free { page } else { 0 }
+    /// A free page to hold the rest of the chain, locked: who allocates it waits until it is
+    /// written, so that the chain never lies over a page's own content. 0 when there is none.
+    fn lock_chain_page(&self, here: &[u64]) -> u64 {
+        let is_locked = |page: &&u64| {
+            let latch = self.word(PageId(**page));
+            let seen = latch.load();
+            seen.is_unused() && latch.try_begin_load(seen)
+        };
+        let single = here.iter().filter(|page| **page >> ORDER_SHIFT == 0);
+        single.take(CHAIN_TRIES_MAX).find(is_locked).copied().unwrap_or(0)
+    }
+
+    fn unlock_chain_page(&self, page: u64) {
+        if page != 0 {
+            self.word(PageId(page)).abort_load();
+        }
     }
 
     /// Reads header and free list.
@@ -92,10 +112,16 @@ impl BufferPool {
             return Err(self.refused(format!("is short: {end} pages, but room for {room}")));
         }
         self.end.store(end, Ordering::Release);
-        let mut head = HEAD_WORDS;
+        let (mut head, mut before) = (HEAD_WORDS, 0);
         for _ in 0..end {
+            let sum = chain_sum(buffer.0, head, before);
+            if sum != buffer.0[head + 2] {
+                // The rest was used again after the last flush, and is lost to this run.
+                return if head == 0 { Ok(()) } else { Err(self.refused("has a damaged header")) };
+            }
+            before = sum;
             let (count, next) = (buffer.0[head] as usize, buffer.0[head + 1]);
-            let entries = buffer.0.get(head + 2..head + 2 + count);
+            let entries = buffer.0[head + CHAIN_WORDS..].get(..count);
             let entries = entries.ok_or_else(|| self.refused("has a damaged free list"))?;
             for entry in entries {
                 self.mark_free(*entry, end)?;
@@ -138,6 +164,14 @@ impl BufferPool {
         self.give_queue(queue);
         outcome.expect("set above")
     }
+}
+
+/// The sum of a page of the chain whose part of it begins at word `head`.
+fn chain_sum(words: &[u64], head: usize, before: u64) -> u64 {
+    let (above, below) = words.split_at(head + 2);
+    let summed = above.iter().chain(&below[1..]);
+    let bytes: Vec<u8> = summed.flat_map(|word| word.to_le_bytes()).collect();
+    twox_hash::XxHash3_128::oneshot_with_seed(before, &bytes) as u64
 }
 
 /// An aligned page seen as words.

@@ -29,7 +29,7 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
-use crate::page::word::{State, Word};
+use crate::page::word::{FrameId, State, Word};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 use crate::tier::policy::Insert;
@@ -44,6 +44,17 @@ const OPEN: u32 = 2;
 /// A chunk: its index from the region's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkId(pub(super) usize);
+
+/// What became of a chunk that was to be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Closed {
+    /// All of its pages cool in frames.
+    Taken,
+    /// Its pages are ordinary resident ones.
+    Listed,
+    /// There is no open chunk.
+    None,
+}
 
 /// The chunks of one region.
 #[derive(Debug)]
@@ -69,6 +80,11 @@ impl Chunks {
             hand: AtomicU64::new(0),
             pagemap: if allowed { Pagemap::open() } else { None },
         })
+    }
+
+    /// Bytes of all open chunks.
+    pub(super) fn open_bytes(&self) -> ByteCount {
+        ByteCount(self.open_count.load(Ordering::Relaxed) * CHUNK as u64)
     }
 
     pub(super) fn any_open(&self) -> bool {
@@ -201,7 +217,7 @@ impl Pager {
             }
         }
         let page = self.page_size().0;
-        let reserve = ByteCount(self.high_bytes.load(Ordering::Relaxed));
+        let reserve = self.reserve_for_fresh();
         if !self.budget.try_charge_leaving(ByteCount(absent * page), reserve) {
             return false;
         }
@@ -286,6 +302,60 @@ impl Pager {
         self.gave_back(absent * self.page_size().0);
         self.chunks.unlatch(chunk, OPEN, CLOSED);
         self.counters.chunks_closed.bump();
+        true
+    }
+
+    /// Closes the next open chunk by taking its memory out to the run of frames that begins with
+    /// `first`, where its pages cool. The frames' charge is the chunk's. A chunk of which the
+    /// kernel uses a page, or that has holes, is closed as usual, and the frames stay empty.
+    pub(super) fn close_into(&self, first: FrameId) -> Closed {
+        let Some(chunk) = self.chunks.next_open() else { return Closed::None };
+        if !self.chunks.latch_open(chunk) {
+            return Closed::None;
+        }
+        self.register_again(chunk);
+        let taken = self.is_whole(chunk) && self.move_chunk(chunk, first);
+        if !taken {
+            let absent = self.hand_over(chunk, &mut self.pages_of_chunk(chunk));
+            self.budget.uncharge(ByteCount(absent * self.page_size().0));
+            self.gave_back(absent * self.page_size().0);
+        }
+        self.chunks.unlatch(chunk, OPEN, CLOSED);
+        self.counters.chunks_closed.bump();
+        if taken { Closed::Taken } else { Closed::Listed }
+    }
+
+    /// Whether all pages of a chunk, latched and registered, are there.
+    fn is_whole(&self, chunk: ChunkId) -> bool {
+        let mut there = [false; CHUNK / KERNEL_PAGE];
+        let pagemap = self.chunks.pagemap.as_ref().expect("chunks are opened only with a pagemap");
+        pagemap.scan(self.chunk_addr(chunk), &mut there).is_ok() && there.iter().all(|there| *there)
+    }
+
+    /// Moves all of a chunk, latched and registered, to a run of frames; `false` and nothing has
+    /// changed when the kernel uses a page of it.
+    fn move_chunk(&self, chunk: ChunkId, first: FrameId) -> bool {
+        let (dst, src) = (self.frames.addr(first), self.chunk_addr(chunk));
+        let moved = self.move_or_stop(dst, src, CHUNK);
+        if moved < CHUNK {
+            if moved > 0 {
+                self.move_back(dst, src, moved);
+            }
+            self.counters.evict_busy.bump();
+            return false;
+        }
+        self.counters.chunks_evicted.bump();
+        let mut policy = self.policy.lock();
+        for (page, frame) in self.pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
+            policy.bypassed(page);
+            self.frames.note(frame, page, None);
+            self.frames.note_of(frame).set_prefetched(false);
+            let moving = Word::moving(None);
+            self.word(page)
+                .try_change(Word::EMPTY, moving)
+                .expect("pages of a latched chunk are empty and stay so");
+            self.settle(page, moving, Word::cooling(frame));
+        }
         true
     }
 

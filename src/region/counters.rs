@@ -82,4 +82,5 @@ pub(crate) struct Counters {
     pub(crate) panics: Counter,
     pub(crate) chunks_opened: Counter,
     pub(crate) chunks_closed: Counter,
+    pub(crate) chunks_evicted: Counter,
 }

@@ -491,10 +491,18 @@ impl Filler {
             segments: &segments[..count],
         };
         self.reads[token] = Some(Read { frames, count, started: Instant::now(), overdue: false });
+        let before = self.queue.in_flight();
         let queue = &mut *self.queue;
         let Some(pushed) = super::guarded(&self.pager, || super::push(queue, request)) else {
-            // Whether the device has the request is unknown: as if it never answered.
-            return self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
+            self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
+            // Whether the device has the request is unknown, as if it never answered, unless the
+            // store says that it took nothing.
+            if self.queue.in_flight() == before {
+                self.reads[token] = None;
+                self.free_reads.push(token);
+                frames[..count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
+            }
+            return;
         };
         assert!(pushed, "fills are bounded by the queue's depth");
         self.pager.counters.reads_in_flight.up();

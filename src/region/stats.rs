@@ -91,6 +91,8 @@ pub struct Stats {
     pub chunks_opened: u64,
     /// Chunks taken back under pressure.
     pub chunks_closed: u64,
+    /// Of those, chunks that left memory whole.
+    pub chunks_evicted: u64,
     /// Panics that a handler thread survived.
     pub panics: u64,
 }
@@ -139,6 +141,7 @@ impl Stats {
             poisoned: counters.poisoned.get(),
             chunks_opened: counters.chunks_opened.get(),
             chunks_closed: counters.chunks_closed.get(),
+            chunks_evicted: counters.chunks_evicted.get(),
             panics: counters.panics.get(),
         }
     }

@@ -259,6 +259,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes address space by the gigabyte")]
     fn a_map_of_billions_of_slots_is_made_and_searched_at_once() {
         let map = map(1 << 36);
         assert_eq!(take(&map, 8), Some((0, 8)));
@@ -350,7 +351,7 @@ mod tests {
         let config = Config {
             rng_seed: RngSeed::Fixed(seed),
             failure_persistence: None,
-            cases: 64,
+            cases: if cfg!(miri) { 2 } else { 64 },
             ..Config::default()
         };
         TestRunner::new(config)

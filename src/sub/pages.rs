@@ -55,6 +55,8 @@ pub(super) struct Pages {
     page_bytes: usize,
     words_per_page: usize,
     bits: LazyArray<u64>,
+    /// For each page a word below which no bit is clear: where a search starts.
+    full_words: LazyArray<u32>,
     used: LazyArray<u32>,
     holds: LazyArray<u32>,
     owners: LazyArray<u8>,
@@ -70,6 +72,7 @@ impl Pages {
             page_bytes,
             words_per_page,
             bits: LazyArray::new(count * words_per_page)?,
+            full_words: LazyArray::new(count)?,
             used: LazyArray::new(count)?,
             holds: LazyArray::new(count)?,
             owners: LazyArray::new(count)?,
@@ -121,10 +124,13 @@ impl Pages {
             return None;
         }
         let align = (layout.align() / GRANULE).max(1);
+        let full = self.full_words[page as usize] as usize;
         let words = self.words_mut(page);
-        let at = find_run(words, limit, want, align)?;
+        let free = next_bit(words, full * 64, limit, false);
+        let at = find_run(words, free, limit, want, align)?;
         set_run(words, at, want, true);
         self.used[page as usize] += want as u32;
+        self.full_words[page as usize] = (free / 64) as u32;
         Some(self.addr(page) + at * GRANULE)
     }
 
@@ -140,6 +146,8 @@ impl Pages {
         assert!(run_is_set(words, at, count), "freed {count} granules at {addr:#x} twice");
         set_run(words, at, count, false);
         self.used[page as usize] -= count as u32;
+        let full = &mut self.full_words[page as usize];
+        *full = (*full).min((at / 64) as u32);
         page
     }
 
@@ -169,9 +177,9 @@ fn next_bit(words: &[u64], from: usize, limit: usize, set: bool) -> usize {
     limit
 }
 
-/// First run of `want` clear bits below `limit` that starts at a multiple of `align`.
-fn find_run(words: &[u64], limit: usize, want: usize, align: usize) -> Option<usize> {
-    let mut at = 0;
+/// First run of `want` clear bits from `from` to `limit` that starts at a multiple of `align`.
+fn find_run(words: &[u64], from: usize, limit: usize, want: usize, align: usize) -> Option<usize> {
+    let mut at = from;
     loop {
         let start = next_bit(words, at, limit, false).next_multiple_of(align);
         if start + want > limit {

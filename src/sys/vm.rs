@@ -35,6 +35,8 @@ pub(crate) struct Mapping {
     len: usize,
     /// Core dumps contain the range.
     dumped: AtomicBool,
+    #[cfg(miri)]
+    align: usize,
 }
 
 // SAFETY: a `Mapping` is a range of addresses; it hands out raw pointers only, and unmapping
@@ -51,6 +53,24 @@ impl Mapping {
     pub(crate) fn reserve(len: usize, align: usize, huge: Huge) -> Result<Mapping> {
         assert!(align.is_power_of_two() && len.is_multiple_of(KERNEL_PAGE), "{len} {align}");
         let align = align.max(KERNEL_PAGE);
+        #[cfg(miri)]
+        return Ok(Mapping::allocate(len, align));
+        #[cfg(not(miri))]
+        Mapping::map(len, align, huge)
+    }
+
+    /// Miri knows no address space: there a mapping is allocated, and takes all of its memory.
+    #[cfg(miri)]
+    fn allocate(len: usize, align: usize) -> Mapping {
+        let layout = std::alloc::Layout::from_size_align(len, align).expect("a small mapping");
+        // SAFETY: nobody maps nothing.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        let base = NonNull::new(base).expect("memory for a small mapping");
+        Mapping { base, len, dumped: AtomicBool::new(false), align }
+    }
+
+    #[cfg(not(miri))]
+    fn map(len: usize, align: usize, huge: Huge) -> Result<Mapping> {
         let padded =
             len.checked_add(align).ok_or(Error::BadRange { reason: "length overflows" })?;
         // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches
@@ -86,6 +106,7 @@ impl Mapping {
     }
 
     /// First byte.
+    #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -117,6 +138,9 @@ impl Mapping {
     }
 
     fn advise_all(&self, advice: i32) -> Result<()> {
+        if cfg!(miri) {
+            return Ok(());
+        }
         // SAFETY: the range is this mapping's own; none of the advice given here changes
         // contents.
         let rc = unsafe { libc::madvise(self.as_ptr().cast(), self.len, advice) };
@@ -130,19 +154,38 @@ impl Mapping {
     /// Nobody needs the contents of the range any more, and no reference into it exists.
     pub(crate) unsafe fn discard(&self, offset: usize, len: usize) -> Result<()> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
-        let start = self.addr() + offset;
-        loop {
-            // SAFETY: the range lies in this mapping (checked above); dropping its contents is
-            // what the caller allows.
-            let rc = unsafe { libc::madvise(start as *mut _, len, libc::MADV_DONTNEED) };
-            if rc == 0 {
-                return Ok(());
-            }
-            match errno() {
-                libc::EINTR | libc::EAGAIN => {}
-                errno => return Err(Error::Os { call: "madvise", errno }),
-            }
-        }
+        // SAFETY: the range lies in this mapping (checked above); dropping its contents is what
+        // the caller allows.
+        unsafe { discard_one(Piece::new(self.addr() + offset, len)) }
+    }
+
+    /// Moves the pages of `[offset, offset + len)` to `to_offset` of another mapping, whose pages
+    /// there are dropped; all are multiples of [`HUGE_PAGE`], so that page tables move whole. The
+    /// range stays mapped here and is without pages. See `mremap(2)`, `MREMAP_DONTUNMAP` (5.7).
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel refuses: it is too old, or the process has too many mappings.
+    ///
+    /// # Safety
+    /// Nobody uses the two ranges meanwhile, the kernel for I/O included; nobody needs what the
+    /// target range holds.
+    pub(crate) unsafe fn move_pages(
+        &self,
+        offset: usize,
+        len: usize,
+        to: &Mapping,
+        to_offset: usize,
+    ) -> Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
+        assert!(to_offset.checked_add(len).is_some_and(|end| end <= to.len), "{to_offset} + {len}");
+        let (from, target) = (self.addr() + offset, to.addr() + to_offset);
+        assert!([from, target, len].iter().all(|n| n.is_multiple_of(HUGE_PAGE)), "{from:x}");
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        // SAFETY: both ranges lie within mappings of this type (checked above), and both keep
+        // being mapped: the source by DONTUNMAP, the target by what is moved there. The rest is
+        // the caller's promise.
+        let raw = unsafe { libc::mremap(from as *mut _, len, len, flags, target as *mut u8) };
+        if raw == libc::MAP_FAILED { Err(os_error("mremap")) } else { Ok(()) }
     }
 
     /// Makes touching a part of the mapping SIGBUS, for kernels without `UFFDIO_POISON`: maps a
@@ -196,11 +239,20 @@ impl Mapping {
 }
 
 impl Drop for Mapping {
+    #[cfg(not(miri))]
     fn drop(&mut self) {
         unmap_piece(self.addr(), self.len);
     }
+
+    #[cfg(miri)]
+    fn drop(&mut self) {
+        let layout = std::alloc::Layout::from_size_align(self.len, self.align).expect("as before");
+        // SAFETY: allocated with this layout, and nobody uses it any more.
+        unsafe { std::alloc::dealloc(self.as_ptr(), layout) };
+    }
 }
 
+#[cfg(not(miri))]
 fn unmap_piece(start: usize, len: usize) {
     if len > 0 {
         // SAFETY: called on pieces of a mapping that the caller owns and that nobody uses yet or
@@ -245,6 +297,9 @@ pub(crate) struct Discarder {
 
 impl Discarder {
     pub(crate) fn new() -> Discarder {
+        if cfg!(miri) {
+            return Discarder { pidfd: None, vectored: AtomicBool::new(false) };
+        }
         // SAFETY: pidfd_open(2) takes two integers and returns a new descriptor.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
         let pidfd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| {
@@ -308,6 +363,14 @@ impl Discarder {
     }
 }
 
+#[cfg(miri)]
+unsafe fn discard_one(piece: Piece) -> Result<()> {
+    // SAFETY: the caller allows dropping this range: it reads as zero then.
+    unsafe { piece.0.iov_base.cast::<u8>().write_bytes(0, piece.len()) };
+    Ok(())
+}
+
+#[cfg(not(miri))]
 unsafe fn discard_one(piece: Piece) -> Result<()> {
     loop {
         // SAFETY: the caller allows dropping this range.

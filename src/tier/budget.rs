@@ -164,6 +164,23 @@ impl Budget {
         }
     }
 
+    /// Passes `bytes` of this budget's charge on to another part of the same shared budget, which
+    /// does not change. `false`, and nothing passed on, when the other's own limit forbids it.
+    #[must_use]
+    pub(crate) fn pass_on(&self, to: &Budget, bytes: ByteCount) -> bool {
+        let is_shared = match (&self.shared, &to.shared) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        assert!(is_shared, "bytes change hands within one budget only");
+        if !to.try_charge_own(bytes, ByteCount::ZERO) {
+            return false;
+        }
+        let before = self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
+        strict_assert!(before >= bytes.0, "passed on {bytes} of {before} bytes");
+        true
+    }
+
     /// Takes a charge back.
     pub(crate) fn uncharge(&self, bytes: ByteCount) {
         let before = self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
@@ -200,6 +217,18 @@ mod tests {
         assert!(budget.try_charge(ByteCount(10)));
         assert!(!budget.try_charge(ByteCount(1)));
         assert!(!budget.try_charge(ByteCount(u64::MAX)));
+    }
+
+    #[test]
+    fn what_is_passed_on_stays_charged_in_all() {
+        let shared = Arc::new(Budget::new(ByteCount(100)));
+        let a = Budget::under(Arc::clone(&shared), ByteCount(100));
+        let b = Budget::under(Arc::clone(&shared), ByteCount(50));
+        assert!(a.try_charge(ByteCount(100)));
+        assert!(!a.pass_on(&b, ByteCount(51)), "beyond the other's limit");
+        assert!(a.pass_on(&b, ByteCount(40)));
+        assert_eq!((a.charged(), b.charged()), (ByteCount(60), ByteCount(40)));
+        assert_eq!(shared.charged(), ByteCount(100));
     }
 
     #[test]

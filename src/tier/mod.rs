@@ -3,6 +3,8 @@
 pub(crate) mod budget;
 pub(crate) mod claim;
 #[cfg(not(loom))]
+pub(crate) mod hand_over;
+#[cfg(not(loom))]
 pub mod manager;
 #[cfg(not(loom))]
 pub mod policy;

@@ -4,7 +4,7 @@ use crate::harness::{
     Far, WAYS, config, in_child, park_on_sigbus, resume, sigbus_addrs, wait_until,
 };
 use crate::injector::Whose;
-use farheap::region::Install;
+use farheap::region::{Install, RegionConfig};
 use farheap::store::Op;
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ fn a_panic_while_the_evictor_waits_costs_nothing() {
     });
 }
 
-/// The pages stay in memory; their frames are lost to further use.
+/// The pages stay in memory, and nothing of theirs is lost to further use.
 #[test]
 fn a_panic_while_the_evictor_asks_the_device_costs_no_page() {
     expect_told("panics::a_panic_while_the_evictor_asks_the_device_costs_no_page", || {
@@ -89,7 +89,33 @@ fn a_panic_while_the_evictor_asks_the_device_costs_no_page() {
             far.check(0..PAGES);
             far.expect_healthy();
             assert_eq!((far.stats().panics, far.stats().poisoned), (1, 0));
+            wait_until("write-back works again", || far.region.evict_all().is_ok());
+            assert_eq!(far.stats().writes_in_flight, 0);
+            far.discard(0..PAGES);
+            wait_until("slots come back", || far.stats().stored_bytes == 0);
         }
+    });
+}
+
+/// More requests than there are frames panic, a few at a time: each frame is used again.
+#[test]
+fn frames_of_requests_that_panicked_are_used_again() {
+    expect_told("panics::frames_of_requests_that_panicked_are_used_again", || {
+        // 16 frames; no readahead, so that every read is one page.
+        let config = RegionConfig { readahead: false, ..config(2048, Install::Auto) };
+        let Some(far) = Far::new(config, 16, 1) else { return };
+        let frames = far.stats().limit_bytes / far.page as u64 / 4;
+        const PANICS: u64 = 16;
+        assert!(frames <= PANICS, "{frames} frames");
+        far.store(0..16);
+        for page in 0..PANICS as usize {
+            far.injector.panic_in_push(Op::Read, 1);
+            far.region.prefetch(far.ptr(page), far.len(1)).expect("inside the region");
+            wait_until("the panic", || far.stats().panics == page as u64 + 1);
+        }
+        far.check(0..16);
+        far.expect_healthy();
+        assert_eq!(far.stats().poisoned, 0);
     });
 }
 

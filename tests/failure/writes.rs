@@ -183,6 +183,45 @@ fn late_writes_are_reported_and_lose_nothing() {
     assert_eq!(far.stats().poisoned, 0);
 }
 
+/// A store whose memory the kernel does not pin gives stuck pages back whole: no room is needed.
+#[test]
+fn pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy() {
+    let name = "writes::pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy";
+    let body = || {
+        for page_kib in [4, 64] {
+            let config = RegionConfig { deadline: DEADLINE, ..config(page_kib, Install::Auto) };
+            let most = (config.limit.0 / config.page.0) as usize;
+            let Some(far) = Far::new(config.clone(), 3 * most, 1) else { return };
+            park_on_sigbus();
+            let before = sigbus_count();
+            far.control.pause();
+            let written = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                write_behind(scope, &far, &written);
+                // There is no room for a fresh page any more, nor for a copy of an old one.
+                sigbus_addrs(before + 1);
+                let done = written.load(Ordering::Acquire);
+                far.check(0..done);
+                assert_eq!(sigbus_count(), before + 1);
+                far.control.release();
+                wait_until("write-back works again", || far.region.evict_all().is_ok());
+                far.check(0..done);
+                far.discard(done..done + 1);
+                resume();
+            });
+            far.check(0..far.pages);
+            far.expect_healthy();
+            let stats = far.stats();
+            assert_eq!(stats.poisoned, 1);
+            assert!(stats.resident_bytes_max <= config.limit.0, "{stats:?}");
+            far.discard(0..far.pages);
+            wait_until("slots come back", || far.stats().stored_bytes == 0);
+        }
+    };
+    let Some(ended) = in_child(name, body) else { return };
+    ended.expect_success().expect_said(&["does not answer a write", "ETIMEDOUT"]);
+}
+
 /// Memory that is freed and used again while its old content is stuck on the way out.
 #[test]
 fn a_discarded_page_can_be_used_while_its_write_is_stuck() {

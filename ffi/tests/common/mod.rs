@@ -2,6 +2,8 @@
 //! permitted.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -128,4 +130,38 @@ pub(crate) fn run(command: &mut Command) {
     }
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
     print!("{out}");
+}
+
+/// The functions that the header declares, those written out in it left aside.
+pub(crate) fn declared() -> BTreeSet<String> {
+    let header = fs::read_to_string(crate_dir().join("include/farheap.h")).expect("the header");
+    let mut names = BTreeSet::new();
+    let mut in_comment = false;
+    let mut code = String::new();
+    for line in header.lines() {
+        let begins = line.trim_start().starts_with("/*") || line.trim_start().starts_with(" *");
+        in_comment |= begins;
+        if !in_comment && !line.starts_with("static inline") && !line.starts_with("    return") {
+            code.push_str(line.split("/*").next().unwrap_or_default());
+            code.push('\n');
+        }
+        in_comment &= !line.contains("*/");
+    }
+    for (at, _) in code.match_indices('(') {
+        let before = &code[..at];
+        let name: String = before
+            .chars()
+            .rev()
+            .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .collect();
+        let is_function = name.starts_with("farheap_") || name.starts_with("far_");
+        // `farheap_page` and the like name types; functions are followed by their parameters.
+        if is_function {
+            names.insert(name);
+        }
+    }
+    names
 }

@@ -69,6 +69,8 @@ pub struct FarBTreeMap<K, V> {
     collective: Arc<Collective>,
     strategy: TreeStrategy,
     local: LocalSet<Link<K, V>>,
+    /// Where a rearrangement in parts goes on: the next child at each level.
+    rearranged_to: Vec<usize>,
     _owns: PhantomData<(K, V)>,
 }
 
@@ -82,7 +84,9 @@ impl<K, V> FarBTreeMap<K, V> {
     #[must_use]
     pub fn new(collective: Arc<Collective>, strategy: TreeStrategy) -> FarBTreeMap<K, V> {
         let local = LocalSet::new();
-        FarBTreeMap { root: None, len: 0, collective, strategy, local, _owns: PhantomData }
+        let rearranged_to = Vec::new();
+        let (root, len, _owns) = (None, 0, PhantomData);
+        FarBTreeMap { root, len, collective, strategy, local, rearranged_to, _owns }
     }
 
     /// All pairs in key order.

@@ -34,14 +34,51 @@ impl<K, V> FarBTreeMap<K, V> {
         }
     }
 
+    /// A part of [`make_page_aware`](FarBTreeMap::make_page_aware): moves at most `nodes` nodes
+    /// (at least one), and returns whether the map is through; the next call then starts anew.
+    /// The map may change between calls: what is inserted behind the place that was reached waits
+    /// for the next round. Each call starts a page, so `nodes` should fill some. Only the strategies
+    /// that place depth-first work in parts, the others do all at once.
+    ///
+    /// # Errors
+    /// As [`make_page_aware`](FarBTreeMap::make_page_aware); the next call goes on where this one
+    /// started.
+    pub fn make_page_aware_step(&mut self, nodes: usize) -> Result<bool, AllocError> {
+        if !matches!(self.strategy, TreeStrategy::Dfs | TreeStrategy::LocalDfs) {
+            return self.make_page_aware().map(|()| true);
+        }
+        let collective = self.collective.clone();
+        let mut page = PageFiller::new(&collective, FILL_DEFAULT);
+        let mut left = nodes.max(1);
+        let from = self.rearranged_to.clone();
+        let stopped = self.post_order_from(&from, |map, cell| {
+            map.relocate_to(cell, &mut page)?;
+            left -= 1;
+            Ok(left > 0)
+        })?;
+        self.rearranged_to = stopped;
+        Ok(self.rearranged_to.is_empty())
+    }
+
     /// Calls `visit` for the cell of every node, children before their parents.
     fn post_order(
         &mut self,
         mut visit: impl FnMut(&mut FarBTreeMap<K, V>, Cell<K, V>) -> Result<(), AllocError>,
     ) -> Result<(), AllocError> {
-        let mut open = vec![(Cell::Root, 0)];
+        self.post_order_from(&[], |map, cell| visit(map, cell).map(|()| true)).map(drop)
+    }
+
+    /// [`post_order`](FarBTreeMap::post_order) from where an earlier call was stopped by a `visit`
+    /// that returned `false`: for each level the next child. Returns where this one was stopped;
+    /// nothing: it is through.
+    fn post_order_from(
+        &mut self,
+        from: &[usize],
+        mut visit: impl FnMut(&mut FarBTreeMap<K, V>, Cell<K, V>) -> Result<bool, AllocError>,
+    ) -> Result<Vec<usize>, AllocError> {
+        let mut open = self.reopen(from);
         while let Some((cell, next)) = open.last_mut() {
-            let Some(node) = self.at(*cell) else { return Ok(()) };
+            let Some(node) = self.at(*cell) else { break };
             if !node.is_leaf() && *next <= node.len() {
                 let child = Cell::Child(node, *next);
                 *next += 1;
@@ -50,9 +87,25 @@ impl<K, V> FarBTreeMap<K, V> {
             }
             let cell = *cell;
             open.pop();
-            visit(self, cell)?;
+            if !visit(self, cell)? {
+                return Ok(open.into_iter().map(|(_, next)| next).collect());
+            }
         }
-        Ok(())
+        Ok(Vec::new())
+    }
+
+    /// The nodes that are open at a place in the tree, or near to it: the tree may have changed.
+    fn reopen(&self, from: &[usize]) -> Vec<(Cell<K, V>, usize)> {
+        let mut open = vec![(Cell::Root, from.first().copied().unwrap_or(0))];
+        for next in from.iter().skip(1) {
+            let (cell, after) = *open.last().expect("the root is there");
+            let parent = self.at(cell).filter(|node| !node.is_leaf());
+            let Some(parent) = parent.filter(|node| (1..=node.len() + 1).contains(&after)) else {
+                break;
+            };
+            open.push((Cell::Child(parent, after - 1), *next));
+        }
+        open
     }
 
     fn rearrange_by_hint(&mut self) -> Result<(), AllocError> {

@@ -6,6 +6,7 @@ use std::cmp::Ordering;
 const COUNT_AT: usize = 2;
 const HEAP_AT: usize = 4;
 const GARBAGE_AT: usize = 6;
+const STAMP_AT: usize = 8;
 const HEAD: usize = 16;
 const SLOT: usize = 2;
 const LENGTHS: usize = 4;
@@ -17,6 +18,24 @@ fn read(bytes: &[u8], at: usize) -> usize {
 fn write(bytes: &mut [u8], at: usize, value: usize) {
     let value = u16::try_from(value).expect("offsets within a page fit");
     bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+}
+
+/// What an inner node says of a child: its page, and the stamp that the child must bear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Child {
+    pub(super) page: u64,
+    pub(super) stamp: u64,
+}
+
+impl Child {
+    pub(super) fn to_bytes(self) -> [u8; 16] {
+        (u128::from(self.stamp) << 64 | u128::from(self.page)).to_le_bytes()
+    }
+
+    fn from_bytes(bytes: [u8; 16]) -> Child {
+        let both = u128::from_le_bytes(bytes);
+        Child { page: both as u64, stamp: (both >> 64) as u64 }
+    }
 }
 
 /// A node that is held.
@@ -51,8 +70,13 @@ impl<'a> Node<'a> {
         &self.0[self.value_range(slot)]
     }
 
-    pub(super) fn child(self, slot: usize) -> u64 {
-        u64::from_le_bytes(self.value(slot).try_into().expect("a child is eight bytes"))
+    pub(super) fn child(self, slot: usize) -> Child {
+        Child::from_bytes(self.value(slot).try_into().expect("a child is sixteen bytes"))
+    }
+
+    pub(super) fn stamp(self) -> u64 {
+        let bytes = self.0[STAMP_AT..HEAD].try_into().expect("eight bytes");
+        u64::from_le_bytes(bytes)
     }
 
     /// The slot of `key`, or where it belongs.
@@ -77,7 +101,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    pub(super) fn child_of(self, key: &[u8]) -> u64 {
+    pub(super) fn child_of(self, key: &[u8]) -> Child {
         self.child(self.child_slot(key))
     }
 
@@ -101,11 +125,16 @@ impl NodeMut<'_> {
         Node(self.0)
     }
 
+    /// Empties the node; it keeps its stamp.
     pub(super) fn clear(&mut self, leaf: bool) {
-        self.0[..HEAD].fill(0);
+        self.0[..STAMP_AT].fill(0);
         self.0[0] = u8::from(leaf);
         let end = self.0.len();
         write(self.0, HEAP_AT, end);
+    }
+
+    pub(super) fn set_stamp(&mut self, stamp: u64) {
+        self.0[STAMP_AT..HEAD].copy_from_slice(&stamp.to_le_bytes());
     }
 
     /// Adds or replaces an entry; `None` when there is no room, else whether the key is new.
@@ -223,10 +252,15 @@ impl View<'_> {
         Some(Err(low))
     }
 
-    pub(super) fn child_of(self, key: &[u8]) -> Option<u64> {
+    pub(super) fn stamp(self) -> Option<u64> {
+        self.0.u64(STAMP_AT)
+    }
+
+    pub(super) fn child_of(self, key: &[u8]) -> Option<Child> {
         let slot = self.find(key)?.unwrap_or_else(|slot| slot.saturating_sub(1));
         let entry = self.at(HEAD + slot * SLOT)?;
-        self.0.u64(entry + LENGTHS + self.at(entry)?)
+        let value = entry + LENGTHS + self.at(entry)?;
+        Some(Child { page: self.0.u64(value)?, stamp: self.0.u64(value + 8)? })
     }
 
     pub(super) fn value_of(self, key: &[u8]) -> Option<Option<Vec<u8>>> {

@@ -3,10 +3,9 @@
 //! A page that a merge frees is locked by the merging thread, under its parent's latch; readers
 //! that are on their way to it fail to validate the parent.
 
-use super::node::{Node, NodeMut};
+use super::node::{Child, Node, NodeMut};
 use super::{BTree, ENTRY_MAX_DIVISOR};
 use crate::base::error::Result;
-use crate::base::units::PageId;
 use crate::pool::ExclusiveGuard;
 
 impl BTree {
@@ -27,8 +26,7 @@ impl BTree {
             self.grow(&mut parent)?;
         }
         while !Node(&parent).is_leaf() {
-            let child = PageId(Node(&parent).child_of(key));
-            let child = self.pool.fix_exclusive(child)?;
+            let child = self.lock_child(Node(&parent).child_of(key))?;
             if self.has_room(Node(&child)) {
                 parent = child;
             } else {
@@ -42,11 +40,18 @@ impl BTree {
     fn grow(&self, root: &mut ExclusiveGuard<'_>) -> Result<()> {
         let mut child = self.pool.allocate()?;
         child.copy_from_slice(root);
-        let id = child.id().0.to_le_bytes();
+        let below = self.stamped(&mut child);
         let mut node = NodeMut(root);
         node.clear(false);
-        node.push(b"", &id);
+        node.push(b"", &below.to_bytes());
         Ok(())
+    }
+
+    /// Gives a node a new stamp; returns what its parent has to note.
+    fn stamped(&self, node: &mut ExclusiveGuard<'_>) -> Child {
+        let child = Child { page: node.id().0, stamp: self.new_stamp() };
+        NodeMut(node).set_stamp(child.stamp);
+        child
     }
 
     /// Splits a child of `parent`; returns the half that `key` belongs to.
@@ -67,8 +72,11 @@ impl BTree {
         let mut node = NodeMut(&mut child);
         node.clear(old.is_leaf());
         node.append(old, 0..middle);
-        let id = right.id().0.to_le_bytes();
-        let put = NodeMut(parent).put(&separator, &id);
+        let slot = Node(parent).child_slot(key);
+        let left = self.stamped(&mut child).to_bytes();
+        NodeMut(parent).value_mut(slot).copy_from_slice(&left);
+        let below = self.stamped(&mut right).to_bytes();
+        let put = NodeMut(parent).put(&separator, &below);
         assert_eq!(put, Some(true), "a node on the way down has room for a separator");
         Ok(if key < &separator[..] { child } else { right })
     }
@@ -78,7 +86,7 @@ impl BTree {
         let mut parent = self.pool.fix_exclusive(self.root)?;
         while !Node(&parent).is_leaf() {
             let slot = Node(&parent).child_slot(key);
-            let child = self.pool.fix_exclusive(PageId(Node(&parent).child(slot)))?;
+            let child = self.lock_child(Node(&parent).child(slot))?;
             if Node(&child).used() >= self.sparse_max() || Node(&parent).count() < 2 {
                 parent = child;
                 continue;
@@ -86,8 +94,8 @@ impl BTree {
             // The left of the two keeps the page; nodes are locked from left to right.
             let left_slot = if slot + 1 < Node(&parent).count() { slot } else { slot - 1 };
             drop(child);
-            let left = self.pool.fix_exclusive(PageId(Node(&parent).child(left_slot)))?;
-            let right = self.pool.fix_exclusive(PageId(Node(&parent).child(left_slot + 1)))?;
+            let left = self.lock_child(Node(&parent).child(left_slot))?;
+            let right = self.lock_child(Node(&parent).child(left_slot + 1))?;
             let (left, right) = self.merge(&mut parent, left_slot, left, right);
             let goes_right = slot > left_slot;
             parent = match right {
@@ -124,7 +132,10 @@ impl BTree {
             node.push(&separator, b.value(0));
             node.append(b, 1..b.count());
         }
-        NodeMut(parent).remove(left_slot + 1);
+        let below = self.stamped(&mut left).to_bytes();
+        let mut above = NodeMut(parent);
+        above.value_mut(left_slot).copy_from_slice(&below);
+        above.remove(left_slot + 1);
         right.free();
         (left, None)
     }
@@ -133,7 +144,7 @@ impl BTree {
     fn shrink(&self) -> Result<()> {
         let mut root = self.pool.fix_exclusive(self.root)?;
         while !Node(&root).is_leaf() && Node(&root).count() == 1 {
-            let child = self.pool.fix_exclusive(PageId(Node(&root).child(0)))?;
+            let child = self.lock_child(Node(&root).child(0))?;
             root.copy_from_slice(&child);
             child.free();
         }

@@ -12,16 +12,18 @@ use crate::sys::uffd::{Outcome, Wake};
 use crate::sys::vm::{KERNEL_PAGE, Piece};
 
 impl Pager {
-    /// A frame to take a page's content out to.
-    pub(super) fn frame_for_eviction(&self) -> Option<FrameId> {
+    /// Neighbouring frames to take the content of at most `most` pages out to: the first, and how
+    /// many.
+    pub(super) fn frames_for_eviction(&self, most: usize) -> Option<(FrameId, usize)> {
         if self.evict_by_move {
-            self.frames.take_empty().or_else(|| {
+            self.frames.take_empties(most).or_else(|| {
                 // All are spare: after an eviction that nobody needed the room of.
                 self.free_frame(self.frames.take_spare()?);
-                self.frames.take_empty()
+                self.frames.take_empties(most)
             })
         } else {
-            self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame())
+            let frame = self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame());
+            frame.map(|frame| (frame, 1))
         }
     }
 
@@ -33,36 +35,52 @@ impl Pager {
         Some(frame)
     }
 
-    /// Takes the content of a `Moving` page into `frame` and unmaps it from the region. `false`:
-    /// the page is in use by the kernel and stays as it was; the frame is given back.
-    pub(super) fn take_content(&self, page: PageId, frame: FrameId) -> bool {
+    /// Takes the contents of `count` `Moving` pages from `first` into neighbouring frames and
+    /// unmaps them from the region; returns how many it took. The next one is in use by the kernel
+    /// and stays as it was; the frames that are left are given back.
+    pub(super) fn take_contents(&self, first: PageId, frame: FrameId, count: usize) -> usize {
         if self.evict_by_move {
-            self.take_by_move(page, frame)
+            self.take_by_move(first, frame, count)
         } else {
-            self.take_by_copy(page, frame)
+            usize::from(self.take_by_copy(first, frame))
         }
     }
 
-    fn take_by_move(&self, page: PageId, frame: FrameId) -> bool {
-        let (src, dst) = (self.addr(page), self.frames.addr(frame));
-        // SAFETY: the page is `Moving` by this thread, which may unmap it; the frame is an empty
-        // one of this thread's.
-        let outcome = unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) };
+    fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> usize {
+        let moved =
+            self.move_or_stop(self.frames.addr(frame), self.addr(first), count * self.page_bytes);
+        let whole = moved / self.page_bytes;
+        let end = frame.0 + count as u32;
+        (frame.0 + whole as u32..end).for_each(|frame| drop(self.frames.release(FrameId(frame))));
+        whole
+    }
+
+    /// Moves memory of the region out to frames, whole pages of it: a page of which only a part
+    /// could be moved is put together again. Returns the bytes that went.
+    pub(in crate::region) fn move_or_stop(&self, dst: usize, src: usize, len: usize) -> usize {
+        // SAFETY: the pages are `Moving` by this thread, or in a chunk that it latched, and it may
+        // unmap them; the frames are empty ones of this thread's.
+        let outcome = unsafe { self.uffd.move_pages(dst, src, len, Wake::No) };
         let moved = match outcome {
-            Outcome::Done => return true,
+            Outcome::Done => return len,
             Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
             Outcome::Failed { bytes, .. } => bytes,
         };
-        if moved > 0 {
-            // SAFETY: the part that was moved goes back to where it came from, which is missing.
-            let back = unsafe { self.uffd.move_pages(src, dst, moved, Wake::Yes) };
-            if back != Outcome::Done {
-                let error = crate::Error::Os { call: "UFFDIO_MOVE", errno: crate::sys::EIO };
-                report::fatal("half of a page could not be moved back", &error);
-            }
+        let whole = moved - moved % self.page_bytes;
+        if moved > whole {
+            self.move_back(dst + whole, src + whole, moved - whole);
         }
-        drop(self.frames.release(frame));
-        false
+        whole
+    }
+
+    /// Moves memory that was just moved out back to where it came from, which is missing.
+    pub(in crate::region) fn move_back(&self, from: usize, to: usize, len: usize) {
+        // SAFETY: the memory goes back to where it was, for which this thread still answers.
+        let back = unsafe { self.uffd.move_pages(to, from, len, Wake::Yes) };
+        if back != Outcome::Done {
+            let error = crate::Error::Os { call: "UFFDIO_MOVE", errno: crate::sys::EIO };
+            report::fatal("half of a page could not be moved back", &error);
+        }
     }
 
     /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
@@ -115,6 +133,24 @@ impl Pager {
             }
             outcome => Err(install_error(outcome)),
         }
+    }
+
+    /// Moves the content of a page, `Moving` by this thread, back from a frame that the device may
+    /// still be reading: what the device gets then is nobody's. `false`: the kernel holds on to
+    /// the frame, which is as it was.
+    pub(super) fn try_return(&self, page: PageId, frame: FrameId) -> bool {
+        let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
+        // content.
+        let bytes = match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) } {
+            Outcome::Done => return true,
+            Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
+            Outcome::Failed { bytes, .. } => bytes,
+        };
+        if bytes > 0 {
+            self.move_back(dst, src, bytes);
+        }
+        false
     }
 
     /// Returns the charge that a copy would have needed.

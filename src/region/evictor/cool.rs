@@ -10,27 +10,36 @@ impl Evictor {
     pub(super) fn settle_cooling(&mut self, keep: usize) -> bool {
         let room =
             (self.free_writes.len() * self.pages_per_write()).saturating_sub(self.dirty.len());
-        let mut count = self.cooling.len().saturating_sub(keep).min(room);
-        let worked = count > 0;
-        let mut freed = 0;
-        while count > 0 {
+        let count = self.cooling.len().saturating_sub(keep).min(room);
+        for _ in 0..count {
             let frame = self.cooling.pop_front().expect("counted above");
-            freed += usize::from(self.settle_frame(frame));
-            count -= 1;
+            self.settle_frame(frame);
         }
-        self.made_room(freed);
+        self.let_go();
         self.write_dirty();
-        worked
+        count > 0
     }
 
-    /// Finds out what a cooled page needs; returns whether its frame is free already.
-    fn settle_frame(&mut self, frame: FrameId) -> bool {
+    /// Tells the policy which pages left, and gives their frames to whoever needs them: all at
+    /// once, which costs one release of memory.
+    pub(super) fn let_go(&mut self) {
+        if !self.left.is_empty() {
+            let mut policy = self.pager.policy.lock();
+            self.left.drain(..).for_each(|page| policy.evicted(page));
+        }
+        let freed = self.freed.len();
+        self.pager.recycle_all(&mut self.freed);
+        self.made_room(freed);
+    }
+
+    /// Finds out what a cooled page needs.
+    fn settle_frame(&mut self, frame: FrameId) {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
         if pager.word(page).load() != Word::cooling(frame) {
             self.lingering.push_back(Linger { page, frame, written: None });
-            return false;
+            return;
         }
         let sum = pager.hash_frame(frame);
         let content = match slot.filter(|slot| pager.sum(*slot) == sum) {
@@ -40,7 +49,7 @@ impl Evictor {
         };
         if !protocol::cooled(pager.word(page), frame, content) {
             self.lingering.push_back(Linger { page, frame, written: None });
-            return false;
+            return;
         }
         if pager.frames.note_of(frame).prefetched() {
             match content {
@@ -53,7 +62,7 @@ impl Evictor {
             // The slot is chosen together with its neighbours', in `write_dirty`.
             Content::Dirty => {
                 self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
-                return false;
+                return;
             }
             Content::Clean(_) => pager.counters.evicted_clean.bump(),
             Content::Zero => {
@@ -61,15 +70,13 @@ impl Evictor {
                 pager.counters.evicted_zero.bump();
             }
         }
-        pager.policy.lock().evicted(page);
-        pager.recycle(frame);
         pager.evict_times.add(self.chosen[frame.0 as usize].elapsed());
-        true
+        self.left.push(page);
+        self.freed.push(frame);
     }
 
     /// Frees the frames whose takers have finished.
     pub(super) fn settle_lingering(&mut self) {
-        let mut freed = 0;
         for _ in 0..self.lingering.len() {
             let linger = self.lingering.pop_front().expect("counted above");
             let Linger { page, frame, .. } = linger;
@@ -84,11 +91,11 @@ impl Evictor {
                     continue;
                 }
                 protocol::Linger::Over(false) => drop(self.pager.frames.release(frame)),
-                protocol::Linger::Over(true) => self.pager.recycle(frame),
+                protocol::Linger::Over(true) => self.freed.push(frame),
             }
             self.pager.put_slot(linger.written);
-            freed += 1;
+            self.made_room(1);
         }
-        self.made_room(freed);
+        self.let_go();
     }
 }

@@ -21,7 +21,8 @@
 //! | `content` | the memory operations under all of it, on the pager |
 //!
 //! # Invariants
-//! 1. The content of a frame under a write does not change: the region has no mapping of it.
+//! 1. The content of a frame under a write does not change: the region has no mapping of it. Where
+//!    it goes back there all the same (`rescue`), nobody uses what the device has written.
 //! 2. A slot's checksum is stored before a page word names the slot.
 //! 3. A page whose write failed goes back to the region; nothing is lost.
 //! 4. A page the kernel is using (an application's direct I/O in flight) is refused by MOVE and
@@ -44,6 +45,7 @@ use crate::store::{Completion, Queue};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use take::Chunkwise;
 use write_back::{DEPTH, PAUSE_MIN, Write};
 
 /// A page on its way to the device.
@@ -53,6 +55,13 @@ struct Dirty {
     frame: FrameId,
     sum: Sum,
     slot: SlotId,
+}
+
+impl Dirty {
+    /// Whether the page's frame follows that of `before` in memory.
+    fn is_beside(&self, before: &Dirty) -> bool {
+        before.frame.0 + 1 == self.frame.0
+    }
 }
 
 /// The evictor thread's state.
@@ -66,7 +75,10 @@ pub(super) struct Evictor {
     /// Frames whose pages left by another hand that is not finished with them.
     lingering: VecDeque<Linger>,
     dirty: Vec<Dirty>,
-    writes: Vec<Option<Write>>,
+    /// Pages that have left, and frames that nobody uses any more: until the next `let_go`.
+    left: Vec<PageId>,
+    freed: Vec<FrameId>,
+    writes: Vec<Write>,
     free_writes: Vec<usize>,
     finished: Vec<Completion>,
     cooling_max: usize,
@@ -106,7 +118,9 @@ impl Evictor {
             cooling: VecDeque::with_capacity(frames),
             lingering: VecDeque::with_capacity(frames),
             dirty: Vec::with_capacity(frames),
-            writes: vec![None; DEPTH as usize],
+            left: Vec::with_capacity(frames),
+            freed: Vec::with_capacity(frames),
+            writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes)).collect(),
             free_writes: (0..DEPTH as usize).collect(),
             finished: Vec::with_capacity(DEPTH as usize),
             cooling_max: 0,
@@ -149,6 +163,7 @@ impl Evictor {
     fn patience(&self) -> Duration {
         const LINGER: Duration = Duration::from_micros(100);
         const IDLE: Duration = Duration::from_millis(100);
+        const WRITING: Duration = Duration::from_millis(20); // Deadlines are looked at.
         if !self.lingering.is_empty() {
             return LINGER;
         }
@@ -156,6 +171,7 @@ impl Evictor {
             Some(again) if self.wanted() > 0 => {
                 again.saturating_duration_since(Instant::now()).clamp(PAUSE_MIN / 10, IDLE)
             }
+            _ if self.free_writes.len() < DEPTH as usize => WRITING,
             _ => IDLE,
         }
     }
@@ -191,7 +207,7 @@ impl Evictor {
         }
         let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes);
         // What a device that does not answer holds on to makes no room.
-        let stuck = self.writes.iter().flatten().any(|write| write.overdue);
+        let stuck = self.writes.iter().any(|write| !write.pages.is_empty() && write.overdue);
         let leaving = if stuck { 0 } else { self.leaving() };
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
     }
@@ -203,7 +219,7 @@ impl Evictor {
 
     /// Pages on their way out.
     pub(super) fn leaving(&self) -> usize {
-        let writing: usize = self.writes.iter().flatten().map(|write| write.count).sum();
+        let writing: usize = self.writes.iter().map(|write| write.pages.len()).sum();
         self.cooling.len() + self.dirty.len() + writing + self.lingering.len()
     }
 
@@ -219,8 +235,18 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            let closed = self.pager.chunks.any_open() && self.pager.close_next();
-            freed = self.evict(wanted.min(BATCH_MAX)) || closed;
+            freed = match self.evict_chunk() {
+                Chunkwise::Went => true,
+                Chunkwise::Wait => false,
+                Chunkwise::Closed => {
+                    self.evict(wanted.min(BATCH_MAX));
+                    true
+                }
+                Chunkwise::Unfit => {
+                    let closed = self.pager.chunks.any_open() && self.pager.close_next();
+                    self.evict(wanted.min(BATCH_MAX)) || closed
+                }
+            };
         }
         let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.cooling_max });
         freed || settled

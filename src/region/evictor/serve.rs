@@ -30,7 +30,7 @@ impl Evictor {
         let end = request.first.0 + request.count.0;
         // Half of the frames for what is on its way out, half for the next batch: a page that
         // finds no frame would stay.
-        let half = self.pager.frames.count() / 2;
+        let half = self.pager.frames.singles() / 2;
         while next < end {
             let count = BATCH_MAX.min(half).min((end - next) as usize);
             self.settle_until(half);
@@ -50,7 +50,7 @@ impl Evictor {
 
     /// Whether anything is on its way out that the device has not failed to answer.
     fn has_hope(&self) -> bool {
-        let writing = self.writes.iter().flatten().any(|write| !write.overdue);
+        let writing = self.writes.iter().any(|write| !write.pages.is_empty() && !write.overdue);
         let waiting = self.cooling.len() + self.dirty.len() + self.lingering.len();
         writing || waiting > 0
     }

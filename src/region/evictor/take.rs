@@ -4,9 +4,10 @@
 use super::Evictor;
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
-use crate::page::word::{State, Word};
+use crate::page::word::{FrameId, State, Word};
+use crate::region::chunk::Closed;
 use crate::region::pager::{BATCH_MAX, backoff};
-use crate::sys::vm::Piece;
+use crate::sys::vm::{HUGE_PAGE, Piece};
 use std::time::Instant;
 
 /// Whether pages to take out are still on the policy's lists.
@@ -14,6 +15,26 @@ use std::time::Instant;
 pub(super) enum Listed {
     Yes,
     No,
+}
+
+/// Most bytes that one call moves: bounds how long faults on them wait.
+const RUN_BYTES_MAX: usize = HUGE_PAGE;
+
+/// Open chunks are evicted whole while they are at least this part of the limit, one in so many:
+/// then what they hold is most probably older than what the policy knows.
+const OPEN_PART: u64 = 8;
+
+/// What came of an attempt to evict a chunk whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chunkwise {
+    /// It cools.
+    Went,
+    /// It is closed, its pages are ordinary ones.
+    Closed,
+    /// All runs of frames are on their way to the device.
+    Wait,
+    /// Pages must go one by one.
+    Unfit,
 }
 
 impl Evictor {
@@ -55,7 +76,9 @@ impl Evictor {
         let pause = self.is_paused();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
-        let (mut piece_count, mut clean_count, mut moved) = (0, 0, 0);
+        let mut run = [(PageId(0), Word::EMPTY); BATCH_MAX];
+        let run_max = (RUN_BYTES_MAX / self.pager.page_bytes).clamp(1, BATCH_MAX);
+        let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
         for &page in victims.iter() {
             let Some(word) = self.take_victim(page, listed) else { continue };
             if word.protected() && word.slot().is_some() {
@@ -65,9 +88,16 @@ impl Evictor {
             } else if pause && word.slot().is_none() {
                 self.keep(page, word);
             } else {
-                moved += usize::from(self.move_out(page, word, chosen));
+                let follows = run_len > 0 && run[run_len - 1].0.0 + 1 == page.0;
+                if !follows || run_len == run_max {
+                    moved += self.move_out(&run[..run_len], chosen);
+                    run_len = 0;
+                }
+                run[run_len] = (page, word);
+                run_len += 1;
             }
         }
+        moved += self.move_out(&run[..run_len], chosen);
         self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
         self.pager.evict_times.add_many(chosen.elapsed(), clean_count as u64);
         self.made_room(clean_count);
@@ -134,25 +164,71 @@ impl Evictor {
         pager.counters.prefetch_unseen.add(unseen as u64);
     }
 
-    /// Takes a page's memory out of the region into a frame, to cool there.
-    fn move_out(&mut self, page: PageId, word: Word, chosen: Instant) -> bool {
-        let Some(frame) = self.pager.frame_for_eviction() else {
-            self.keep(page, word);
-            return false;
-        };
-        if !self.pager.take_content(page, frame) {
-            self.keep(page, word);
-            self.pager.counters.evict_busy.bump();
-            return false;
+    /// Takes the memory of neighbouring pages, `Moving` by this thread, out of the region into
+    /// frames, to cool there; returns how many pages left.
+    fn move_out(&mut self, run: &[(PageId, Word)], chosen: Instant) -> usize {
+        let (mut done, mut moved) = (0, 0);
+        while done < run.len() {
+            let rest = &run[done..];
+            let Some((first, got)) = self.pager.frames_for_eviction(rest.len()) else {
+                rest.iter().for_each(|(page, word)| self.keep(*page, *word));
+                break;
+            };
+            let whole = self.pager.take_contents(rest[0].0, first, got);
+            for ((page, word), frame) in rest[..whole].iter().zip(first.0..).map(with_frame) {
+                if word.sparse() {
+                    self.pager.fill_frame_holes(frame);
+                }
+                self.pager.frames.note(frame, page, word.slot());
+                self.pager.frames.note_of(frame).set_prefetched(word.prefetched());
+                self.chosen[frame.0 as usize] = chosen;
+                self.pager.settle(page, word, Word::cooling(frame));
+                self.cooling.push_back(frame);
+            }
+            (done, moved) = (done + whole, moved + whole);
+            if whole < got {
+                let (page, word) = rest[whole];
+                self.keep(page, word);
+                self.pager.counters.evict_busy.bump();
+                done += 1;
+            }
         }
-        if word.sparse() {
-            self.pager.fill_frame_holes(frame);
-        }
-        self.pager.frames.note(frame, page, word.slot());
-        self.pager.frames.note_of(frame).set_prefetched(word.prefetched());
-        self.chosen[frame.0 as usize] = chosen;
-        self.pager.settle(page, word, Word::cooling(frame));
-        self.cooling.push_back(frame);
-        true
+        moved
     }
+
+    /// Takes an open chunk out whole, as the huge page that it mostly is; its pages cool in a run
+    /// of frames. Fresh memory under pressure leaves this way: a chunk costs one MOVE, one write
+    /// and one release, where its pages one by one would split the huge page first.
+    pub(super) fn evict_chunk(&mut self) -> Chunkwise {
+        let pager = &self.pager;
+        let share = ByteCount(pager.chunks.open_bytes().0 * OPEN_PART);
+        // Slots for all of it, or pages must be able to come back one by one.
+        let healthy = pager.write_errno.load(Ordering::Acquire) == 0 && !self.is_paused();
+        let able = pager.evict_by_move && pager.frames.has_runs();
+        if !able || !healthy || share < pager.budget.limit() {
+            return Chunkwise::Unfit;
+        }
+        let Some(first) = pager.frames.take_run() else {
+            return if self.leaving() > 0 { Chunkwise::Wait } else { Chunkwise::Unfit };
+        };
+        let frames = (first.0..).take(pager.frames.run_frames()).map(FrameId);
+        let chosen = Instant::now();
+        match pager.close_into(first) {
+            Closed::Taken => {
+                for frame in frames {
+                    self.chosen[frame.0 as usize] = chosen;
+                    self.cooling.push_back(frame);
+                }
+                Chunkwise::Went
+            }
+            outcome => {
+                frames.for_each(|frame| pager.frames.put_empty(frame));
+                if outcome == Closed::Listed { Chunkwise::Closed } else { Chunkwise::Unfit }
+            }
+        }
+    }
+}
+
+fn with_frame((&(page, word), frame): (&(PageId, Word), u32)) -> ((PageId, Word), FrameId) {
+    ((page, word), FrameId(frame))
 }

@@ -3,11 +3,13 @@
 use super::{Dirty, Evictor, Linger};
 use crate::base::sync::Ordering;
 use crate::base::units::{SlotCount, SlotId};
+use crate::page::note::Fate;
 use crate::page::protocol::{self, Written};
 use crate::page::word::Word;
 use crate::region::pager::NO_SLOT;
 use crate::region::{errno_of, guarded, push, report};
 use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
+use crate::sys::vm::HUGE_PAGE;
 use std::time::{Duration, Instant};
 
 /// Write requests in flight.
@@ -18,15 +20,22 @@ const WRITE_BYTES_MAX: usize = 1 << 20;
 pub(super) const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// A write in flight: `count` pages in consecutive slots.
-#[derive(Clone, Copy, Debug)]
+/// A write: pages in consecutive slots. Without pages it is free.
+#[derive(Debug)]
 pub(super) struct Write {
-    pages: [Dirty; SEGMENTS_MAX],
-    pub(super) count: usize,
+    pub(super) pages: Vec<Dirty>,
     started: Instant,
     pub(super) overdue: bool,
     /// Over the page's old slot: says nothing about space for others.
     in_place: bool,
+}
+
+impl Write {
+    /// A free one, for as many pages as a write ever has.
+    pub(super) fn new(page_bytes: usize) -> Write {
+        let pages = Vec::with_capacity((HUGE_PAGE / page_bytes).max(SEGMENTS_MAX));
+        Write { pages, started: Instant::now(), overdue: false, in_place: false }
+    }
 }
 
 impl Evictor {
@@ -88,7 +97,7 @@ impl Evictor {
             self.start_write(&dirty[..1], true);
             return 1;
         }
-        let want = dirty.len().min(self.pages_per_write());
+        let want = self.count_for_write(dirty);
         let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
             self.writes_fail(NO_SLOT);
             if self.pager.frames.slot(frame).is_some() {
@@ -104,49 +113,78 @@ impl Evictor {
         got.as_usize()
     }
 
+    /// How many of the first pages one write takes. A run of frames leaves alone and whole.
+    fn count_for_write(&self, dirty: &[Dirty]) -> usize {
+        let frames = &self.pager.frames;
+        let run = frames.run_of(dirty[0].frame);
+        let most = if run.is_some() { frames.run_frames() } else { self.pages_per_write() };
+        let (mut count, mut segments) = (1, 1);
+        while count < dirty.len().min(most) && frames.run_of(dirty[count].frame) == run {
+            segments += usize::from(!dirty[count].is_beside(&dirty[count - 1]));
+            if segments > SEGMENTS_MAX {
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+
     /// Starts writing a run of pages to their consecutive slots.
     fn start_write(&mut self, run: &[Dirty], in_place: bool) {
         let token = self.free_writes.pop().expect("the caller looked");
         let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
-        let mut pages = [run[0]; SEGMENTS_MAX];
+        let mut count = 0;
         for (n, dirty) in run.iter().enumerate() {
+            if n > 0 && dirty.is_beside(&run[n - 1]) {
+                segments[count - 1].len += self.pager.page_bytes;
+                continue;
+            }
             let ptr = self.pager.frames.ptr(dirty.frame);
-            segments[n] = Segment { ptr, len: self.pager.page_bytes };
-            pages[n] = *dirty;
+            segments[count] = Segment { ptr, len: self.pager.page_bytes };
+            count += 1;
         }
         let request = Request {
             token: token as u64,
             op: Op::Write,
             offset: self.pager.slot_offset(run[0].slot),
-            segments: &segments[..run.len()],
+            segments: &segments[..count],
         };
-        let (count, started) = (run.len(), Instant::now());
-        self.writes[token] = Some(Write { pages, count, started, overdue: false, in_place });
+        let write = &mut self.writes[token];
+        write.pages.extend_from_slice(run);
+        (write.started, write.overdue, write.in_place) = (Instant::now(), false, in_place);
+        self.pager.counters.writes_in_flight.up();
+        let before = self.queue.in_flight();
         let queue = &mut *self.queue;
         match guarded(&self.pager, || push(queue, request)) {
             Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
-            // Whether the device has the request is unknown: as if it never answered.
+            // A panic before the store took the request is a write that failed. Else whether the
+            // device has it is unknown: as if it never answered.
+            None if self.queue.in_flight() == before => {
+                let offset = self.pager.slot_offset(run[0].slot);
+                let len = (run.len() * self.pager.page_bytes) as u64;
+                let error = crate::Error::Io { op: "write", offset, len, errno: crate::sys::EIO };
+                self.finish_write(Completion { token: token as u64, result: Err(error) });
+            }
             None => self.abandon_write(token, crate::sys::EIO),
         }
-        self.pager.counters.writes_in_flight.up();
     }
 
     pub(super) fn finish_write(&mut self, completion: Completion) {
         let token = completion.token as usize;
-        let write = self.writes[token].take().expect("a completion has its write");
-        self.free_writes.push(token);
+        let mut run = std::mem::take(&mut self.writes[token].pages);
+        assert!(!run.is_empty(), "a completion has its write");
+        let Write { started, in_place, .. } = self.writes[token];
         self.pager.counters.writes_in_flight.down();
-        self.pager.write_times.add(write.started.elapsed());
-        let run = &write.pages[..write.count];
+        self.pager.write_times.add(started.elapsed());
         match completion.result {
             Ok(()) => {
-                if !write.in_place && self.pager.write_errno.load(Ordering::Acquire) != 0 {
+                if !in_place && self.pager.write_errno.load(Ordering::Acquire) != 0 {
                     self.write_again = None;
                     self.write_pause = PAUSE_MIN;
                     self.pager.write_errno.store(0, Ordering::Release);
                 }
-                let freed = run.iter().filter(|dirty| self.written(dirty)).count();
-                self.made_room(freed);
+                run.iter().for_each(|dirty| self.written(dirty));
+                self.let_go();
             }
             Err(error) => {
                 self.say_failed(&error);
@@ -161,6 +199,9 @@ impl Evictor {
                 });
             }
         }
+        run.clear();
+        self.writes[token].pages = run;
+        self.free_writes.push(token);
     }
 
     /// Reports a failed write, at most once in a while: a full device fails them for ever.
@@ -172,8 +213,8 @@ impl Evictor {
         }
     }
 
-    /// A page's write is done; returns whether its frame is free.
-    fn written(&mut self, dirty: &Dirty) -> bool {
+    /// A page's write is done.
+    fn written(&mut self, dirty: &Dirty) {
         let pager = &self.pager;
         // Invariant 2: published by the change of the word.
         pager.set_sum(dirty.slot, dirty.sum);
@@ -183,19 +224,17 @@ impl Evictor {
         pager.put_slot(old);
         match outcome {
             Written::Won => {
-                pager.policy.lock().evicted(dirty.page);
                 pager.evict_times.add(self.chosen[dirty.frame.0 as usize].elapsed());
+                self.left.push(dirty.page);
+                self.freed.push(dirty.frame);
             }
             Written::Taken => {
                 // A filler copied the page out, or it was discarded: neither slot is its any more.
                 let written = Some(dirty.slot);
                 let Dirty { page, frame, .. } = *dirty;
                 self.lingering.push_back(Linger { page, frame, written });
-                return false;
             }
         }
-        pager.recycle(dirty.frame);
-        true
     }
 
     /// Returns a page that cannot be written to the region.
@@ -244,27 +283,58 @@ impl Evictor {
         self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
     }
 
-    /// Reports writes that the device has not answered in time. Their pages stay readable: a
-    /// filler copies them out; their frames stay with the device.
+    /// Reports writes that the device has not answered in time, and rescues their pages, earlier
+    /// where faults wait for room. Those that the kernel holds on to stay readable: a filler copies them out where there is room.
     pub(super) fn check_deadlines(&mut self) {
+        let starving = self.pager.starving.load(Ordering::Acquire) > 0;
         for token in 0..self.writes.len() {
-            let Some(write) = &self.writes[token] else { continue };
-            if write.overdue || write.started.elapsed() <= self.deadline {
+            let write = &self.writes[token];
+            if write.pages.is_empty() {
                 continue;
             }
-            let error = crate::Error::Io {
-                op: "write",
-                offset: self.pager.slot_offset(write.pages[0].slot),
-                len: (write.count * self.pager.page_bytes) as u64,
-                errno: crate::sys::ETIMEDOUT,
-            };
-            report::warn("the device does not answer a write", &error);
-            self.abandon_write(token, crate::sys::ETIMEDOUT);
+            let age = write.started.elapsed();
+            if age > self.deadline && !write.overdue {
+                let error = crate::Error::Io {
+                    op: "write",
+                    offset: self.pager.slot_offset(write.pages[0].slot),
+                    len: (write.pages.len() * self.pager.page_bytes) as u64,
+                    errno: crate::sys::ETIMEDOUT,
+                };
+                report::warn("the device does not answer a write", &error);
+                self.abandon_write(token, crate::sys::ETIMEDOUT);
+            }
+            // A fault that waits for room is given up after the deadline: it must not come to that.
+            if self.writes[token].overdue || starving && age > self.deadline / 2 {
+                self.rescue(token);
+            }
+        }
+    }
+
+    /// Moves the pages of a write back into the region as far as the kernel lets them go. They
+    /// need no more room there, and are out of the device's hands; frames and slots are not.
+    fn rescue(&self, token: usize) {
+        let pager = &self.pager;
+        if !pager.evict_by_move {
+            return;
+        }
+        for &Dirty { page, frame, .. } in &self.writes[token].pages {
+            if !protocol::rescue(pager.word(page), frame) {
+                continue;
+            }
+            if !pager.try_return(page, frame) {
+                protocol::not_rescued(pager.word(page), frame);
+                // So it is with the others, most probably: the device has pinned them.
+                return;
+            }
+            let slot = pager.frames.slot(frame);
+            pager.frames.forget_slot(frame);
+            pager.settle_mapped(page, Word::moving(None), Word::resident(slot), None);
+            pager.frames.decide(frame, Fate::MovedBack);
         }
     }
 
     fn abandon_write(&mut self, token: usize, errno: i32) {
-        self.writes[token].as_mut().expect("an abandoned write is in flight").overdue = true;
+        self.writes[token].overdue = true;
         self.pager.counters.write_errors.bump();
         self.pager.write_errno.store(errno as u32, Ordering::Release);
         self.pager.exhausted.store(true, Ordering::Release);

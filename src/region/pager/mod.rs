@@ -162,7 +162,8 @@ impl Pager {
         // Open chunks use huge pages; staging frames only where a page is one.
         let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
         let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, Huge::Yes)?;
-        let frames = Frames::new(frame_count(config.page, budget.limit()), page_bytes, huge)?;
+        let (singles, runs) = (frame_count(config.page, budget.limit()), run_count(budget.limit()));
+        let frames = Frames::new(singles, runs, page_bytes, huge)?;
         uffd.register_faults(region.addr(), region.len())?;
         let (staging, staging_len) = frames.range();
         uffd.register_staging(staging, staging_len)?;
@@ -394,6 +395,12 @@ fn frame_count(page: ByteCount, limit: ByteCount) -> usize {
     let page = page.as_usize();
     let quarter = limit.as_usize() / 4 / page;
     quarter.clamp(FRAMES_MIN, FRAMES_MAX).min((BYTES_MAX / page).max(FRAMES_MIN))
+}
+
+/// Runs of frames that fresh chunks are evicted to: a sixteenth of the limit, within bounds.
+fn run_count(limit: ByteCount) -> usize {
+    const RUNS_MAX: usize = 8;
+    (limit.as_usize() / 16 / HUGE_PAGE).min(RUNS_MAX)
 }
 
 const _: () = assert!(KERNEL_PAGE == 4096);

@@ -1,16 +1,18 @@
 //! Room: the limit, its watermarks, frames with their charge, and who is woken for want of them.
+#![expect(unsafe_code, reason = "drops the memory of frames")]
 
 use super::{BATCH_MAX, Pager};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::page::word::FrameId;
+use crate::sys::vm::Piece;
 
 impl Pager {
     /// Sets the watermarks that follow from the limit.
     pub(crate) fn set_watermarks(&self, limit: ByteCount) {
         const RESERVE_MAX: u64 = 16 << 20;
         let page = self.page_bytes as u64;
-        let high = (limit.0 / 32).min(RESERVE_MAX.max(8 * page)).max(2 * page);
+        let high = (limit.0 / 16).min(RESERVE_MAX.max(8 * page)).max(2 * page);
         self.low_bytes.store(high / 2, Ordering::Relaxed);
         self.high_bytes.store(high, Ordering::Relaxed);
     }
@@ -121,9 +123,12 @@ impl Pager {
     /// evicted while the device is full: pages that have a slot come and go through it, so that
     /// what was written stays readable.
     pub(super) fn has_room_for_fresh(&self) -> bool {
-        let page = self.page_size().0;
-        let reserve = (self.low_bytes.load(Ordering::Relaxed) / 2).max(page);
-        self.available() >= reserve + page
+        self.available() >= self.reserve_for_fresh().0 + self.page_size().0
+    }
+
+    /// What fresh pages leave of the limit.
+    pub(in crate::region) fn reserve_for_fresh(&self) -> ByteCount {
+        ByteCount(self.low_bytes.load(Ordering::Relaxed) / 2).max(self.page_size())
     }
 
     /// Charges one page; spare frames give way when the limit is reached.
@@ -145,18 +150,71 @@ impl Pager {
         self.recycle(frame);
     }
 
+    /// Spare frames that are worth keeping: none while others wait for their memory.
+    fn spare_max(&self) -> usize {
+        let singles = self.frames.singles();
+        match self.fill_by_move {
+            _ if self.owed() > 0 => 0,
+            true => singles,
+            false => BATCH_MAX.min(singles / 2),
+        }
+    }
+
     /// Lists a frame with memory as spare, or frees its memory when there are plenty or others
     /// wait for it.
     pub(crate) fn recycle(&self, frame: FrameId) {
-        let keep = if self.fill_by_move {
-            self.frames.count()
-        } else {
-            BATCH_MAX.min(self.frames.count() / 2)
-        };
-        if self.frames.spare_len() < keep && self.owed() == 0 {
+        if self.frames.run_of(frame).is_none() && self.frames.spare_len() < self.spare_max() {
             self.frames.put_spare(frame);
         } else {
             self.free_frame(frame);
+        }
+    }
+
+    /// [`recycle`](Self::recycle)s all of `frames`, which is empty afterwards. Memory is given back
+    /// with one call for many frames, neighbours as one range: a run that comes back whole is
+    /// still the huge page that it was.
+    pub(crate) fn recycle_all(&self, frames: &mut Vec<FrameId>) {
+        let keep = self.spare_max();
+        frames.retain(|frame| {
+            let spare = self.frames.run_of(*frame).is_none() && self.frames.spare_len() < keep;
+            if spare {
+                self.frames.put_spare(*frame);
+            }
+            !spare
+        });
+        frames.sort_unstable();
+        let mut pieces = [Piece::new(0, 0); BATCH_MAX];
+        let (mut from, mut count) = (0, 0);
+        for at in 0..frames.len() {
+            let follows = at > from && frames[at - 1].0 + 1 == frames[at].0;
+            if follows {
+                pieces[count - 1].grow(self.page_bytes);
+                continue;
+            }
+            if count == BATCH_MAX {
+                self.free_frames(&frames[from..at], &pieces);
+                (from, count) = (at, 0);
+            }
+            pieces[count] = Piece::new(self.frames.addr(frames[at]), self.page_bytes);
+            count += 1;
+        }
+        self.free_frames(&frames[from..], &pieces[..count]);
+        frames.clear();
+    }
+
+    /// Frees the memory of frames, which lie at `pieces`, and their charge.
+    fn free_frames(&self, frames: &[FrameId], pieces: &[Piece]) {
+        if frames.is_empty() {
+            return;
+        }
+        // SAFETY: the caller took the frames off the lists and gives them up.
+        let freed = unsafe { self.discarder.discard(pieces) };
+        // Else they are lost to the lists, charge and all, which is safe.
+        if freed.is_ok() {
+            let bytes = (frames.len() * self.page_bytes) as u64;
+            self.frames.put_empties(frames);
+            self.budget.uncharge(ByteCount(bytes));
+            self.gave_back(bytes);
         }
     }
 

@@ -5,6 +5,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::tier::budget::Budget;
+use crate::tier::hand_over::HandOver;
 use std::fmt;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
@@ -74,6 +75,11 @@ pub trait Reclaim: Send + Sync {
     fn cost(&self, _effort: Effort) -> u32 {
         100
     }
+
+    /// Gives memory away with its frames, in whole 2 MiB, as much as `room` wants: what a large
+    /// temporary allocation is made of then needs neither be dropped nor faulted in and zeroed.
+    /// For consumers of this crate; a host's cache keeps the default, which gives nothing.
+    fn hand_over(&self, _room: &mut HandOver<'_>) {}
 
     /// Says who holds what cannot be reclaimed, for messages.
     fn describe_held(&self) -> String {

@@ -32,6 +32,7 @@ mod temporary;
 #[cfg(test)]
 mod tests;
 
+pub use super::hand_over::HandOver;
 pub use account::{Account, Effort, Reclaim};
 pub use arena::Temporary;
 pub use report::{ConsumerStats, ManagerStats, Mode, Pressure};

@@ -6,7 +6,9 @@ use super::{Account, CONSUMERS_MAX, Effort, RETRY_AFTER, Reclaim, Shared};
 use crate::base::error::Result;
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
+use crate::sys::vm::Mapping;
 use crate::tier::claim;
+use crate::tier::hand_over::HandOver;
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -174,6 +176,25 @@ impl Shared {
             }
         }
         ByteCount(freed)
+    }
+
+    /// Lets consumers fill `room` with memory of theirs; returns the bytes that `account` has been
+    /// charged for. Floors are kept.
+    pub(super) fn hand_over(&self, room: &Mapping, account: &Account) -> ByteCount {
+        if RECLAIMING.get() || self.mode != Mode::Cooperative {
+            return ByteCount::ZERO;
+        }
+        let mut hand_over = HandOver::new(room, &account.0.budget);
+        for member in self.each_member().filter(|member| !Arc::ptr_eq(member, &account.0)) {
+            let Some(reclaimer) = member.reclaimer() else { continue };
+            hand_over.allow(ByteCount(member.budget.charged().0.saturating_sub(member.floor().0)));
+            let before = hand_over.charged();
+            self.guarded(&member, || reclaimer.hand_over(&mut hand_over));
+            let got = hand_over.charged().0 - before.0;
+            self.reclaimed[Effort::Clean as usize].fetch_add(got, Ordering::Relaxed);
+            member.gave.fetch_add(got, Ordering::Relaxed);
+        }
+        hand_over.charged()
     }
 
     fn call_reclaimer(

@@ -88,16 +88,16 @@ impl MemoryManager {
             Mode::Partitioned { .. } => (ByteCount::ZERO, None),
         };
         let room = account.ceiling().0.saturating_sub(kept.0);
-        let charged = if account.used().0.saturating_add(len.0) > room {
+        let memory = if account.used().0.saturating_add(len.0) > room {
             Err(shared.out_of_memory(len, Duration::ZERO))
         } else if account.try_charge(len) {
             shared.call_if_low();
-            Ok(())
+            self.mapped(len).inspect_err(|_| account.uncharge(len)).map(|m| self.local(len, m))
         } else {
-            shared.charge_slowly(account, len, spill.as_ref().map(|_| STALL_MAX))
+            self.taken_over(len, spill.as_ref().map(|_| STALL_MAX))
         };
-        match (charged, spill) {
-            (Ok(()), _) => self.local(len),
+        match (memory, spill) {
+            (Ok(memory), _) => Ok(memory),
             (Err(_), Some(spill)) => self.spilled(len, spill),
             (Err(error), None) => {
                 shared.fail(len);
@@ -106,17 +106,38 @@ impl MemoryManager {
         }
     }
 
-    /// Memory for what is charged already.
-    fn local(&self, len: ByteCount) -> Result<TemporaryMemory> {
-        let owner = Arc::clone(&self.shared);
+    fn mapped(&self, len: ByteCount) -> Result<Mapping> {
         let (align, huge) = match len.as_usize() {
             HUGE_PAGE.. => (HUGE_PAGE, Huge::Yes),
             _ => (KERNEL_PAGE, Huge::No),
         };
-        let mapping = Mapping::reserve(len.as_usize(), align, huge)
-            .inspect_err(|_| owner.temporary.uncharge(len))?;
+        Mapping::reserve(len.as_usize(), align, huge)
+    }
+
+    /// Memory that is charged already.
+    fn local(&self, len: ByteCount, mapping: Mapping) -> TemporaryMemory {
+        let owner = Arc::clone(&self.shared);
         let addr = mapping.addr();
-        Ok(TemporaryMemory { addr, len, home: Home::Local(Some(mapping)), owner })
+        TemporaryMemory { addr, len, home: Home::Local(Some(mapping)), owner }
+    }
+
+    /// Memory for which others give way: whole 2 MiB change hands where a consumer can do that, for
+    /// the rest they are reclaimed.
+    fn taken_over(&self, len: ByteCount, stall: Option<Duration>) -> Result<TemporaryMemory> {
+        let (shared, account) = (&self.shared, &self.shared.temporary);
+        let mapping = self.mapped(len)?;
+        let given = match len.as_usize() {
+            HUGE_PAGE.. => shared.hand_over(&mapping, account),
+            _ => ByteCount::ZERO,
+        };
+        let rest = ByteCount(len.0 - given.0);
+        let is_charged = rest == ByteCount::ZERO || account.try_charge(rest);
+        if !is_charged && let Err(error) = shared.charge_slowly(account, rest, stall) {
+            drop(mapping);
+            account.uncharge(given);
+            return Err(error);
+        }
+        Ok(self.local(len, mapping))
     }
 
     fn spilled(&self, len: ByteCount, spill: Arc<dyn Spill>) -> Result<TemporaryMemory> {

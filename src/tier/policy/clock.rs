@@ -5,9 +5,10 @@
 //! behind the hand, and earns turns: laps of the hand during which it is not tried again, one
 //! more with every return in a row (a generalised clock). Turns save minor faults of hot pages.
 
+use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{EvictionPolicy, Hint, Insert, PolicyKind, SKIPS_MAX, TURNS_MAX};
-use crate::base::units::{PageCount, PageId};
+use super::{Hint, Insert, PolicyKind, TURNS_MAX};
+use crate::base::units::PageId;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -21,80 +22,47 @@ impl Clock {
     pub(super) fn new(pages: Pages) -> Clock {
         Clock { pages, lap: List::new() }
     }
-
-    /// Takes the next page without turns left off the list.
-    fn advance(&mut self) -> Option<PageId> {
-        for _ in 0..SKIPS_MAX {
-            let page = self.lap.oldest()?;
-            self.pages.unlink(&mut self.lap, page);
-            if !self.pages.take_turn(page) {
-                return Some(page);
-            }
-            self.pages.push_newest(&mut self.lap, page, Place::Main);
-        }
-        let page = self.lap.oldest()?;
-        self.pages.unlink(&mut self.lap, page);
-        Some(page)
-    }
 }
 
-impl EvictionPolicy for Clock {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Clock
+impl Order for Clock {
+    const KIND: PolicyKind = PolicyKind::Clock;
+
+    fn pages(&self) -> &Pages {
+        &self.pages
     }
 
-    fn resident(&self) -> PageCount {
-        PageCount(self.lap.len())
+    fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
     }
 
-    fn inserted(&mut self, page: PageId, _how: Insert) {
-        if !self.pages.place(page).is_resident() {
-            self.pages.push_newest(&mut self.lap, page, Place::Main);
-        }
+    fn len(&self) -> u64 {
+        self.lap.len()
     }
 
-    fn retouched(&mut self, page: PageId) {
-        if self.pages.place(page).is_victim() {
-            self.pages.reward(page, TURNS_MAX);
-            self.pages.push_newest(&mut self.lap, page, Place::Main);
-        }
+    fn arrive(&mut self, page: PageId, _how: Insert) {
+        self.pages.push_newest(&mut self.lap, page, Place::Main);
     }
 
-    fn evicted(&mut self, page: PageId) {
-        if self.pages.place(page).is_victim() {
-            self.pages.forget(page);
-        }
+    fn come_back(&mut self, page: PageId, _victim: Place) {
+        self.pages.reward(page, TURNS_MAX);
+        self.pages.push_newest(&mut self.lap, page, Place::Main);
     }
 
-    fn removed(&mut self, page: PageId) {
-        if self.pages.place(page).is_resident() {
-            self.pages.unlink(&mut self.lap, page);
-        }
-        self.pages.forget(page);
+    fn unlink(&mut self, page: PageId) {
+        self.pages.unlink(&mut self.lap, page);
     }
 
-    fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount {
-        let named = want.get().min(self.lap.len());
-        for _ in 0..named {
-            let page = self.advance().expect("bounded by the length above");
-            self.pages.set_place(page, Place::MainVictim);
-            out(page);
-        }
-        PageCount(named)
+    fn next(&mut self) -> Option<(PageId, Place)> {
+        self.pages.pop_without_turns(&mut self.lap).map(|page| (page, Place::MainVictim))
     }
 
     fn advise(&mut self, page: PageId, hint: Hint) {
-        if self.pages.place(page).is_resident() {
-            self.pages.unlink(&mut self.lap, page);
-            match hint {
-                Hint::Cold => {
-                    self.pages.forget(page);
-                    self.pages.push_oldest(&mut self.lap, page, Place::Main);
-                }
-                Hint::WillNeed => self.pages.push_newest(&mut self.lap, page, Place::Main),
+        match hint {
+            Hint::Cold => {
+                self.pages.forget(page);
+                self.pages.push_oldest(&mut self.lap, page, Place::Main);
             }
+            Hint::WillNeed => self.pages.push_newest(&mut self.lap, page, Place::Main),
         }
     }
-
-    fn resize(&mut self, _resident: PageCount) {}
 }

@@ -3,9 +3,10 @@
 //! A page touched while it cools starts anew at the new end ("segmented FIFO", as in VMS);
 //! with a cooling share of zero this is UMap's order exactly.
 
+use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{EvictionPolicy, Hint, Insert, PolicyKind};
-use crate::base::units::{PageCount, PageId};
+use super::{Hint, Insert, PolicyKind};
+use crate::base::units::PageId;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -20,60 +21,41 @@ impl Fifo {
     }
 }
 
-impl EvictionPolicy for Fifo {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Fifo
+impl Order for Fifo {
+    const KIND: PolicyKind = PolicyKind::Fifo;
+
+    fn pages(&self) -> &Pages {
+        &self.pages
     }
 
-    fn resident(&self) -> PageCount {
-        PageCount(self.queue.len())
+    fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
     }
 
-    fn inserted(&mut self, page: PageId, _how: Insert) {
-        if !self.pages.place(page).is_resident() {
-            self.pages.push_newest(&mut self.queue, page, Place::Main);
-        }
+    fn len(&self) -> u64 {
+        self.queue.len()
     }
 
-    fn retouched(&mut self, page: PageId) {
-        if self.pages.place(page).is_victim() {
-            self.pages.push_newest(&mut self.queue, page, Place::Main);
-        }
+    fn arrive(&mut self, page: PageId, _how: Insert) {
+        self.pages.push_newest(&mut self.queue, page, Place::Main);
     }
 
-    fn evicted(&mut self, page: PageId) {
-        if self.pages.place(page).is_victim() {
-            self.pages.forget(page);
-        }
+    fn come_back(&mut self, page: PageId, _victim: Place) {
+        self.pages.push_newest(&mut self.queue, page, Place::Main);
     }
 
-    fn removed(&mut self, page: PageId) {
-        if self.pages.place(page).is_resident() {
-            self.pages.unlink(&mut self.queue, page);
-        }
-        self.pages.forget(page);
+    fn unlink(&mut self, page: PageId) {
+        self.pages.unlink(&mut self.queue, page);
     }
 
-    fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount {
-        let named = want.get().min(self.queue.len());
-        for _ in 0..named {
-            let page = self.queue.oldest().expect("bounded by the length above");
-            self.pages.unlink(&mut self.queue, page);
-            self.pages.set_place(page, Place::MainVictim);
-            out(page);
-        }
-        PageCount(named)
+    fn next(&mut self) -> Option<(PageId, Place)> {
+        self.pages.pop_oldest(&mut self.queue).map(|page| (page, Place::MainVictim))
     }
 
     fn advise(&mut self, page: PageId, hint: Hint) {
-        if self.pages.place(page).is_resident() {
-            self.pages.unlink(&mut self.queue, page);
-            match hint {
-                Hint::Cold => self.pages.push_oldest(&mut self.queue, page, Place::Main),
-                Hint::WillNeed => self.pages.push_newest(&mut self.queue, page, Place::Main),
-            }
+        match hint {
+            Hint::Cold => self.pages.push_oldest(&mut self.queue, page, Place::Main),
+            Hint::WillNeed => self.pages.push_newest(&mut self.queue, page, Place::Main),
         }
     }
-
-    fn resize(&mut self, _resident: PageCount) {}
 }

@@ -23,6 +23,7 @@
 mod bag;
 mod clock;
 mod fifo;
+mod order;
 mod pages;
 mod s3fifo;
 mod sieve;
@@ -32,6 +33,7 @@ mod tests;
 
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
+use order::Ordered;
 use std::fmt;
 use std::fmt::Debug;
 use std::str::FromStr;
@@ -106,6 +108,10 @@ pub trait EvictionPolicy: Send + Debug {
     /// Notes that a victim left RAM. The policy may remember it as a ghost.
     fn evicted(&mut self, page: PageId);
 
+    /// Notes that a page which was never on the lists is on its way out, as if it had come in and
+    /// been named at once. A page on the lists stays there.
+    fn bypassed(&mut self, page: PageId);
+
     /// Forgets a page whose contents were dropped, wherever it is.
     fn removed(&mut self, page: PageId);
 
@@ -178,11 +184,11 @@ impl PolicyKind {
         let count = pages;
         let pages = pages::Pages::new(count)?;
         Ok(match self {
-            PolicyKind::Fifo => Box::new(fifo::Fifo::new(pages)),
-            PolicyKind::Clock => Box::new(clock::Clock::new(pages)),
-            PolicyKind::S3Fifo => Box::new(s3fifo::S3Fifo::new(pages, resident)),
-            PolicyKind::Sieve => Box::new(sieve::Sieve::new(pages)),
-            PolicyKind::Tenure => Box::new(tenure::Tenure::new(pages, count, resident)?),
+            PolicyKind::Fifo => Box::new(Ordered(fifo::Fifo::new(pages))),
+            PolicyKind::Clock => Box::new(Ordered(clock::Clock::new(pages))),
+            PolicyKind::S3Fifo => Box::new(Ordered(s3fifo::S3Fifo::new(pages, resident))),
+            PolicyKind::Sieve => Box::new(Ordered(sieve::Sieve::new(pages))),
+            PolicyKind::Tenure => Box::new(Ordered(tenure::Tenure::new(pages, count, resident)?)),
         })
     }
 }

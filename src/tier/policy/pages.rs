@@ -9,6 +9,7 @@
 //! 2. The word of a page on a list holds its neighbours; in a bag, its position; of a ghost, the
 //!    time it left.
 
+use super::SKIPS_MAX;
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
 use crate::meta::LazyArray;
@@ -253,6 +254,26 @@ impl Pages {
         }
         list.len -= 1;
         self.set_place(page, Place::Unknown);
+    }
+
+    /// Takes the oldest member off `list`.
+    pub(super) fn pop_oldest(&mut self, list: &mut List) -> Option<PageId> {
+        let page = list.oldest()?;
+        self.unlink(list, page);
+        Some(page)
+    }
+
+    /// Takes the oldest member without turns left off the main list, if one is among the oldest
+    /// [`SKIPS_MAX`]; those passed over use up a turn and start anew.
+    pub(super) fn pop_without_turns(&mut self, list: &mut List) -> Option<PageId> {
+        for _ in 0..SKIPS_MAX {
+            let page = self.pop_oldest(list)?;
+            if !self.take_turn(page) {
+                return Some(page);
+            }
+            self.push_newest(list, page, Place::Main);
+        }
+        self.pop_oldest(list)
     }
 
     fn insert_between(

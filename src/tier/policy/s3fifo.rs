@@ -8,8 +8,9 @@
 //! Ghosts need neither queue nor hash: a page's word holds the time it left, counted in pages
 //! that left, and a ghost older than the ghost queue would be long counts as forgotten.
 
+use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{EvictionPolicy, Hint, Insert, PolicyKind, SKIPS_MAX, TURNS_MAX};
+use super::{Hint, Insert, PolicyKind, TURNS_MAX};
 use crate::base::units::{PageCount, PageId};
 
 /// The probation queue's share of the resident pages, in percent.
@@ -51,59 +52,24 @@ impl S3Fifo {
     fn is_live_ghost(&self, page: PageId) -> bool {
         self.pages.ghost_time(page).is_some_and(|left| self.time - left <= self.ghosts_max)
     }
-
-    /// Takes the next victim off its queue and notes where it came from.
-    fn advance(&mut self) -> Option<PageId> {
-        if let Some(page) = self.cold.oldest() {
-            self.pages.unlink(&mut self.cold, page);
-            self.pages.set_place(page, Place::SmallVictim);
-            return Some(page);
-        }
-        let from_small = self.small.len() >= self.small_target && self.small.len() > 0;
-        if from_small || self.main.len() == 0 {
-            let page = self.small.oldest()?;
-            self.pages.unlink(&mut self.small, page);
-            self.pages.set_place(page, Place::SmallVictim);
-            return Some(page);
-        }
-        for _ in 0..SKIPS_MAX {
-            let page = self.main.oldest()?;
-            if !self.pages.take_turn(page) {
-                break;
-            }
-            self.pages.unlink(&mut self.main, page);
-            self.pages.push_newest(&mut self.main, page, Place::Main);
-        }
-        let page = self.main.oldest()?;
-        self.pages.unlink(&mut self.main, page);
-        self.pages.set_place(page, Place::MainVictim);
-        Some(page)
-    }
-
-    /// Takes a resident page off its queue.
-    fn unlink(&mut self, page: PageId) {
-        match self.pages.place(page) {
-            Place::Small => self.pages.unlink(&mut self.small, page),
-            Place::Main => self.pages.unlink(&mut self.main, page),
-            Place::Cold => self.pages.unlink(&mut self.cold, page),
-            other => unreachable!("{page} is on no queue: {other:?}"),
-        }
-    }
 }
 
-impl EvictionPolicy for S3Fifo {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::S3Fifo
+impl Order for S3Fifo {
+    const KIND: PolicyKind = PolicyKind::S3Fifo;
+
+    fn pages(&self) -> &Pages {
+        &self.pages
     }
 
-    fn resident(&self) -> PageCount {
-        PageCount(self.small.len() + self.main.len() + self.cold.len())
+    fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
     }
 
-    fn inserted(&mut self, page: PageId, how: Insert) {
-        if self.pages.place(page).is_resident() {
-            return;
-        }
+    fn len(&self) -> u64 {
+        self.small.len() + self.main.len() + self.cold.len()
+    }
+
+    fn arrive(&mut self, page: PageId, how: Insert) {
         // Readahead's guess is no proof of use: it starts on probation, ghost or not.
         if how == Insert::Filled && self.is_live_ghost(page) {
             self.pages.push_newest(&mut self.main, page, Place::Main);
@@ -112,44 +78,39 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
-    fn retouched(&mut self, page: PageId) {
+    fn come_back(&mut self, page: PageId, victim: Place) {
+        if victim == Place::MainVictim {
+            self.pages.reward(page, TURNS_MAX);
+        }
+        self.pages.push_newest(&mut self.main, page, Place::Main);
+    }
+
+    fn leave(&mut self, page: PageId) {
+        self.pages.set_ghost(page, self.time);
+        self.time += 1;
+    }
+
+    fn unlink(&mut self, page: PageId) {
         match self.pages.place(page) {
-            Place::SmallVictim => self.pages.push_newest(&mut self.main, page, Place::Main),
-            Place::MainVictim => {
-                self.pages.reward(page, TURNS_MAX);
-                self.pages.push_newest(&mut self.main, page, Place::Main);
-            }
-            _ => {}
+            Place::Small => self.pages.unlink(&mut self.small, page),
+            Place::Main => self.pages.unlink(&mut self.main, page),
+            Place::Cold => self.pages.unlink(&mut self.cold, page),
+            other => unreachable!("{page} is on no queue: {other:?}"),
         }
     }
 
-    fn evicted(&mut self, page: PageId) {
-        if self.pages.place(page).is_victim() {
-            self.pages.set_ghost(page, self.time);
-            self.time += 1;
+    fn next(&mut self) -> Option<(PageId, Place)> {
+        if let Some(page) = self.pages.pop_oldest(&mut self.cold) {
+            return Some((page, Place::SmallVictim));
         }
-    }
-
-    fn removed(&mut self, page: PageId) {
-        if self.pages.place(page).is_resident() {
-            self.unlink(page);
+        let from_small = self.small.len() >= self.small_target && self.small.len() > 0;
+        if from_small || self.main.len() == 0 {
+            return self.pages.pop_oldest(&mut self.small).map(|page| (page, Place::SmallVictim));
         }
-        self.pages.forget(page);
-    }
-
-    fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount {
-        let named = want.min(self.resident());
-        for _ in 0..named.get() {
-            out(self.advance().expect("bounded by the pages resident above"));
-        }
-        named
+        self.pages.pop_without_turns(&mut self.main).map(|page| (page, Place::MainVictim))
     }
 
     fn advise(&mut self, page: PageId, hint: Hint) {
-        if !self.pages.place(page).is_resident() {
-            return;
-        }
-        self.unlink(page);
         match hint {
             Hint::Cold => {
                 self.pages.forget(page);

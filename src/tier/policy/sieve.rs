@@ -5,9 +5,10 @@
 //! whole lap later is it tried again. New pages arrive ahead of the hand, so that what is
 //! touched once leaves soon. Turns, as in the clock, let a page skip laps.
 
+use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{EvictionPolicy, Hint, Insert, PolicyKind, SKIPS_MAX, TURNS_MAX};
-use crate::base::units::{PageCount, PageId};
+use super::{Hint, Insert, PolicyKind, SKIPS_MAX, TURNS_MAX};
+use crate::base::units::PageId;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -23,91 +24,67 @@ impl Sieve {
         Sieve { pages, arrivals: List::new(), hand: None }
     }
 
-    /// Takes the next page without turns left off the list and moves the hand past it.
-    fn advance(&mut self) -> Option<PageId> {
-        let mut skips = 0;
-        loop {
-            let page = self.hand.or(self.arrivals.oldest())?;
-            if skips == SKIPS_MAX || !self.pages.take_turn(page) {
-                self.unlink(page);
-                return Some(page);
-            }
-            self.hand = self.pages.newer_than(page);
-            skips += 1;
+    /// Lists a page just behind the hand.
+    fn push_behind(&mut self, hand: PageId, page: PageId) {
+        self.pages.push_older_than(&mut self.arrivals, hand, page, Place::Main);
+    }
+}
+
+impl Order for Sieve {
+    const KIND: PolicyKind = PolicyKind::Sieve;
+
+    fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
+    fn len(&self) -> u64 {
+        self.arrivals.len()
+    }
+
+    fn arrive(&mut self, page: PageId, _how: Insert) {
+        self.pages.push_newest(&mut self.arrivals, page, Place::Main);
+    }
+
+    fn come_back(&mut self, page: PageId, _victim: Place) {
+        self.pages.reward(page, TURNS_MAX);
+        match self.hand {
+            Some(hand) => self.push_behind(hand, page),
+            None => self.pages.push_newest(&mut self.arrivals, page, Place::Main),
         }
     }
 
-    /// Takes a resident page off the list; a hand that points at it moves on.
+    /// A hand that points at the page moves on.
     fn unlink(&mut self, page: PageId) {
         if self.hand.or(self.arrivals.oldest()) == Some(page) {
             self.hand = self.pages.newer_than(page);
         }
         self.pages.unlink(&mut self.arrivals, page);
     }
-}
 
-impl EvictionPolicy for Sieve {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Sieve
-    }
-
-    fn resident(&self) -> PageCount {
-        PageCount(self.arrivals.len())
-    }
-
-    fn inserted(&mut self, page: PageId, _how: Insert) {
-        if !self.pages.place(page).is_resident() {
-            self.pages.push_newest(&mut self.arrivals, page, Place::Main);
-        }
-    }
-
-    fn retouched(&mut self, page: PageId) {
-        if self.pages.place(page).is_victim() {
-            self.pages.reward(page, TURNS_MAX);
-            match self.hand {
-                Some(hand) => {
-                    self.pages.push_older_than(&mut self.arrivals, hand, page, Place::Main);
-                }
-                None => self.pages.push_newest(&mut self.arrivals, page, Place::Main),
+    /// The next page without turns left, if one is near; the hand moves past it.
+    fn next(&mut self) -> Option<(PageId, Place)> {
+        let mut skips = 0;
+        loop {
+            let page = self.hand.or(self.arrivals.oldest())?;
+            if skips == SKIPS_MAX || !self.pages.take_turn(page) {
+                self.unlink(page);
+                return Some((page, Place::MainVictim));
             }
+            self.hand = self.pages.newer_than(page);
+            skips += 1;
         }
-    }
-
-    fn evicted(&mut self, page: PageId) {
-        if self.pages.place(page).is_victim() {
-            self.pages.forget(page);
-        }
-    }
-
-    fn removed(&mut self, page: PageId) {
-        if self.pages.place(page).is_resident() {
-            self.unlink(page);
-        }
-        self.pages.forget(page);
-    }
-
-    fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount {
-        let named = want.get().min(self.arrivals.len());
-        for _ in 0..named {
-            let page = self.advance().expect("bounded by the length above");
-            self.pages.set_place(page, Place::MainVictim);
-            out(page);
-        }
-        PageCount(named)
     }
 
     fn advise(&mut self, page: PageId, hint: Hint) {
-        if !self.pages.place(page).is_resident() {
-            return;
-        }
-        self.unlink(page);
         match hint {
             Hint::Cold => {
                 self.pages.forget(page);
                 match self.hand {
-                    Some(hand) => {
-                        self.pages.push_older_than(&mut self.arrivals, hand, page, Place::Main);
-                    }
+                    Some(hand) => self.push_behind(hand, page),
                     None => self.pages.push_oldest(&mut self.arrivals, page, Place::Main),
                 }
                 self.hand = Some(page);
@@ -115,6 +92,4 @@ impl EvictionPolicy for Sieve {
             Hint::WillNeed => self.pages.push_newest(&mut self.arrivals, page, Place::Main),
         }
     }
-
-    fn resize(&mut self, _resident: PageCount) {}
 }

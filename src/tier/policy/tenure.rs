@@ -20,8 +20,9 @@
 //! Measured against the other policies and the optimum: `docs/design/eviction.md`.
 
 use super::bag::Bag;
+use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{EvictionPolicy, Hint, Insert, PolicyKind, SKIPS_MAX, TURNS_MAX};
+use super::{Hint, Insert, PolicyKind, SKIPS_MAX, TURNS_MAX};
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 
@@ -113,28 +114,6 @@ impl Tenure {
         }
     }
 
-    /// Takes the next victim out and notes where it came from.
-    fn advance(&mut self) -> Option<PageId> {
-        if let Some(page) = self.cold.oldest() {
-            self.pages.unlink(&mut self.cold, page);
-            self.pages.set_place(page, Place::SmallVictim);
-            return Some(page);
-        }
-        let probe = self.vitality.is_probe_due();
-        let full = self.main.len() > self.main_target() && self.refused < REFUSED_MAX;
-        let from_main = probe || full || self.small.len() == 0;
-        if from_main && let Some(page) = self.pick_main() {
-            self.main.remove(&mut self.pages, page);
-            self.pages.set_place(page, Place::MainVictim);
-            self.vitality.left();
-            return Some(page);
-        }
-        let page = self.small.oldest()?;
-        self.pages.unlink(&mut self.small, page);
-        self.pages.set_place(page, Place::SmallVictim);
-        Some(page)
-    }
-
     /// A page of the main set at random, without turns left if one is found soon (rule 3).
     fn pick_main(&mut self) -> Option<PageId> {
         for _ in 0..SKIPS_MAX {
@@ -145,31 +124,24 @@ impl Tenure {
         }
         self.main.pick()
     }
-
-    /// Takes a resident page out.
-    fn unlink(&mut self, page: PageId) {
-        match self.pages.place(page) {
-            Place::Small => self.pages.unlink(&mut self.small, page),
-            Place::Cold => self.pages.unlink(&mut self.cold, page),
-            Place::Main => self.main.remove(&mut self.pages, page),
-            other => unreachable!("{page} is not resident: {other:?}"),
-        }
-    }
 }
 
-impl EvictionPolicy for Tenure {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Tenure
+impl Order for Tenure {
+    const KIND: PolicyKind = PolicyKind::Tenure;
+
+    fn pages(&self) -> &Pages {
+        &self.pages
     }
 
-    fn resident(&self) -> PageCount {
-        PageCount(self.small.len() + self.main.len() + self.cold.len())
+    fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
     }
 
-    fn inserted(&mut self, page: PageId, how: Insert) {
-        if self.pages.place(page).is_resident() {
-            return;
-        }
+    fn len(&self) -> u64 {
+        self.small.len() + self.main.len() + self.cold.len()
+    }
+
+    fn arrive(&mut self, page: PageId, how: Insert) {
         let ahead = if how == Insert::Prefetched { 256 } else { 0 };
         // Rounded away from zero, so that the share reaches both ends.
         let change = ahead - self.ahead_share;
@@ -184,47 +156,46 @@ impl EvictionPolicy for Tenure {
         }
     }
 
-    fn retouched(&mut self, page: PageId) {
+    fn come_back(&mut self, page: PageId, victim: Place) {
         self.refused += 1;
-        match self.pages.place(page) {
-            Place::SmallVictim => self.main.insert(&mut self.pages, page),
-            Place::MainVictim => {
-                self.vitality.returned();
-                self.pages.reward(page, TURNS_MAX);
-                self.main.insert(&mut self.pages, page);
-            }
-            _ => {}
+        if victim == Place::MainVictim {
+            self.vitality.returned();
+            self.pages.reward(page, TURNS_MAX);
         }
+        self.main.insert(&mut self.pages, page);
     }
 
-    fn evicted(&mut self, page: PageId) {
+    fn leave(&mut self, page: PageId) {
         self.refused = 0;
-        if self.pages.place(page).is_victim() {
-            self.pages.set_ghost(page, self.time);
-            self.time += 1;
+        self.pages.set_ghost(page, self.time);
+        self.time += 1;
+    }
+
+    fn unlink(&mut self, page: PageId) {
+        match self.pages.place(page) {
+            Place::Small => self.pages.unlink(&mut self.small, page),
+            Place::Cold => self.pages.unlink(&mut self.cold, page),
+            Place::Main => self.main.remove(&mut self.pages, page),
+            other => unreachable!("{page} is not resident: {other:?}"),
         }
     }
 
-    fn removed(&mut self, page: PageId) {
-        if self.pages.place(page).is_resident() {
-            self.unlink(page);
+    fn next(&mut self) -> Option<(PageId, Place)> {
+        if let Some(page) = self.pages.pop_oldest(&mut self.cold) {
+            return Some((page, Place::SmallVictim));
         }
-        self.pages.forget(page);
-    }
-
-    fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount {
-        let named = want.min(self.resident());
-        for _ in 0..named.get() {
-            out(self.advance().expect("bounded by the pages resident above"));
+        let probe = self.vitality.is_probe_due();
+        let full = self.main.len() > self.main_target() && self.refused < REFUSED_MAX;
+        let from_main = probe || full || self.small.len() == 0;
+        if from_main && let Some(page) = self.pick_main() {
+            self.main.remove(&mut self.pages, page);
+            self.vitality.left();
+            return Some((page, Place::MainVictim));
         }
-        named
+        self.pages.pop_oldest(&mut self.small).map(|page| (page, Place::SmallVictim))
     }
 
     fn advise(&mut self, page: PageId, hint: Hint) {
-        if !self.pages.place(page).is_resident() {
-            return;
-        }
-        self.unlink(page);
         match hint {
             Hint::Cold => {
                 self.pages.forget(page);

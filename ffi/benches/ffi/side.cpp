@@ -1,0 +1,141 @@
+// The C and C++ sides of the benchmark: loops over calls, in a library with farheap linked statically.
+#include <farheap.hpp>
+
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+
+using namespace farheap;
+
+namespace {
+struct node {
+    std::uint64_t words[40];
+};
+struct world {
+    heap far;
+    manager limit;
+    farheap::pool pages;
+    std::uint64_t id;
+    collective memory;
+    collective_allocator<node> nodes;
+    explicit world(const char *table)
+        : far("limit:64MiB,capacity:256MiB"), limit(64 << 20),
+          pages(farheap::pool::create(limit, table, 16 << 20)), id(pages.allocate().id()),
+          memory("limit:64MiB,capacity:256MiB", 1 << 20), nodes(memory) {}
+};
+std::optional<world> here;
+} // namespace
+
+extern "C" {
+
+bool side_start(const char *table) {
+    try {
+        here.emplace(table);
+        return true;
+    } catch (const std::exception &error) {
+        std::printf("skipped: %s\n", error.what());
+        return false;
+    }
+}
+
+std::uint64_t side_contains(std::uint64_t calls) {
+    std::uint64_t far = 0;
+    for (std::uint64_t i = 0; i < calls; i++) far += far_contains(reinterpret_cast<void *>(i));
+    return far;
+}
+
+std::uint64_t side_malloc_free_sized(std::uint64_t calls) {
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < calls; i++) {
+        void *block = far_allocate(FARHEAP_FAR, 64, 16);
+        sum += far_contains(block);
+        far_free_sized(block, 64, 16);
+    }
+    return sum;
+}
+
+std::uint64_t side_malloc_free(std::uint64_t calls) {
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < calls; i++) {
+        void *block = far_allocate(FARHEAP_FAR, 64, 16);
+        sum += far_contains(block);
+        far_free(block);
+    }
+    return sum;
+}
+
+std::uint64_t side_fix_unfix(std::uint64_t calls) {
+    std::uint64_t sum = 0;
+    farheap_page page;
+    for (std::uint64_t i = 0; i < calls; i++) {
+        if (farheap_pool_fix_shared(here->pages.get(), here->id, &page) != FARHEAP_OK) std::abort();
+        sum += page.data[0] + page.id;
+        farheap_page_unfix(&page);
+    }
+    return sum / here->id;
+}
+
+std::uint64_t side_guard(std::uint64_t calls) {
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < calls; i++) {
+        shared_guard page = here->pages.fix_shared(here->id);
+        sum += page.data()[0] + page.id();
+    }
+    return sum / here->id;
+}
+
+std::uint64_t side_optimistic(std::uint64_t calls) {
+    std::uint64_t sum = 0;
+    farheap_page page;
+    for (std::uint64_t i = 0; i < calls; i++) {
+        if (farheap_pool_fix_optimistic(here->pages.get(), here->id, &page) != FARHEAP_OK) std::abort();
+        sum += farheap_page_validate(&page);
+    }
+    return sum;
+}
+
+std::uint64_t side_node(std::uint64_t calls) {
+    std::uint64_t sum = 0;
+    farheap_collective *memory = here->memory.get();
+    for (std::uint64_t i = 0; i < calls; i++) {
+        void *made = farheap_collective_allocate(memory, FARHEAP_SWAPPABLE_PLAIN, sizeof(node), alignof(node));
+        sum += made != nullptr;
+        farheap_collective_deallocate(memory, made, sizeof(node), alignof(node));
+    }
+    return sum;
+}
+
+std::uint64_t side_template(std::uint64_t calls) {
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < calls; i++) {
+        node *made = here->nodes.get_suballocator(swappable_plain).allocate(1);
+        sum += made != nullptr;
+        here->nodes.deallocate(made, 1);
+    }
+    return sum;
+}
+
+std::uint64_t side_template_page(std::uint64_t calls) {
+    std::uint64_t sum = 0;
+    auto page = here->nodes.get_suballocator(new_per_page);
+    for (std::uint64_t i = 0; i < calls; i++) {
+        node *made = page.allocate(1);
+        sum += made != nullptr;
+        here->nodes.deallocate(made, 1);
+    }
+    return sum;
+}
+
+std::uint64_t side_pmr(std::uint64_t calls) {
+    far_resource ssd;
+    std::pmr::memory_resource *any = &ssd;
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < calls; i++) {
+        void *block = any->allocate(64, 16);
+        sum += block != nullptr;
+        any->deallocate(block, 64, 16);
+    }
+    return sum;
+}
+
+} // extern "C"

@@ -1,0 +1,976 @@
+// farheap for C++: a heap larger than RAM, collective allocators, a buffer pool.
+//
+// C++17; with C++20 also a concept and std::span overloads. Everything is inline over farheap.h,
+// which says what each function does; here is what C++ adds:
+//
+// - Objects own their handles and give them back in destructors, which never throw.
+// - What fails throws farheap::bad_alloc (a std::bad_alloc) when there was no memory, farheap::error
+//   (a std::runtime_error) otherwise; both have code() and what(). Functions named try_ do not throw
+//   for lack of room.
+// - No exception passes through the library: callbacks of the program are wrapped.
+// - A moved-from object may only be destroyed or assigned to.
+#ifndef FARHEAP_HPP
+#define FARHEAP_HPP
+
+#include "farheap.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <memory_resource>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#if __cplusplus >= 202002L
+#include <concepts>
+#include <span>
+#endif
+
+namespace farheap {
+
+using status = farheap_status;
+using stats = farheap_stats;
+using manager_stats = farheap_manager_stats;
+using pool_stats = farheap_pool_stats;
+using range = farheap_range;
+
+// ---- Errors -----------------------------------------------------------------------------------
+
+// A call failed; what() is the library's message.
+class error : public std::runtime_error {
+public:
+    explicit error(status code) : std::runtime_error(farheap_last_message()), code_(code),
+                                  os_code_(farheap_last_errno()) {}
+    status code() const noexcept { return code_; }
+    const char *name() const noexcept { return farheap_status_name(code_); }
+    // The errno value, or 0.
+    int os_code() const noexcept { return os_code_; }
+
+private:
+    status code_;
+    int os_code_;
+};
+
+// There is no memory; what() says which.
+class bad_alloc : public std::bad_alloc {
+public:
+    explicit bad_alloc(status code) noexcept : code_(code) {
+        std::strncpy(text_, farheap_last_message(), sizeof text_ - 1);
+    }
+    status code() const noexcept { return code_; }
+    const char *what() const noexcept override { return text_; }
+
+private:
+    status code_;
+    char text_[256] = {}; // No memory is needed to say that there is none.
+};
+
+namespace detail {
+
+[[noreturn]] inline void raise(status code) {
+    switch (code) {
+    case FARHEAP_E_OUT_OF_MEMORY:
+    case FARHEAP_E_STORE_FULL:
+    case FARHEAP_E_ADDRESS_SPACE:
+    case FARHEAP_E_FULL:
+    case FARHEAP_E_TOO_LARGE:
+    case FARHEAP_E_ALIGN:
+        throw bad_alloc(code);
+    default:
+        throw error(code);
+    }
+}
+
+inline void check(status code) {
+    if (code != FARHEAP_OK) raise(code);
+}
+
+// What an allocation gave; whatever the reason, a failed allocation is a bad_alloc.
+inline void *checked(void *memory) {
+    if (!memory) throw bad_alloc(farheap_last_status());
+    return memory;
+}
+
+// Bytes of `count` objects.
+template <class T> std::size_t bytes(std::size_t count) {
+    if (count > static_cast<std::size_t>(-1) / 2 / sizeof(T)) throw std::bad_array_new_length();
+    return count * sizeof(T);
+}
+
+// Owns a handle.
+template <class T, status (*Free)(T *) noexcept> struct freed {
+    void operator()(T *handle) const noexcept { Free(handle); }
+};
+template <class T, status (*Free)(T *) noexcept> using owned = std::unique_ptr<T, freed<T, Free>>;
+
+} // namespace detail
+
+// The library's version; throws if this header belongs to another ABI.
+inline const char *version() {
+    detail::check(farheap_check_abi(FARHEAP_ABI_VERSION));
+    if (farheap_abi_version() != FARHEAP_ABI_VERSION) detail::raise(FARHEAP_E_ABI);
+    return farheap_version();
+}
+inline bool has_feature(farheap_feature feature) noexcept { return farheap_has_feature(feature); }
+inline void clear_error() noexcept { farheap_clear_error(); }
+
+// ---- The far heap -----------------------------------------------------------------------------
+
+// Options, by the names of the text form; see farheap_config.
+inline farheap_config make_config() noexcept { return FARHEAP_CONFIG_INIT; }
+inline void check_config(const char *config) { detail::check(farheap_check_config(config)); }
+
+// The process's far heap. Destroying it stops nothing: far memory may live on. shutdown() does.
+class heap {
+public:
+    explicit heap(const char *config = nullptr) {
+        take([&](farheap_heap **out) { return farheap_start(config, out); });
+    }
+    explicit heap(const std::string &config) : heap(config.c_str()) {}
+    explicit heap(const farheap_config &config) {
+        take([&](farheap_heap **out) { return farheap_start_config(&config, out); });
+    }
+    static heap from_env() {
+        return heap([](farheap_heap **out) { return farheap_start_env(out); }, 0);
+    }
+    // Another object for the heap that runs.
+    static heap running() {
+        return heap([](farheap_heap **out) { return farheap_running(out); }, 0);
+    }
+
+    void shutdown() { detail::check(farheap_shutdown(get())); }
+    void prefetch(const void *ptr, std::size_t len) {
+        detail::check(farheap_prefetch(get(), ptr, len));
+    }
+    void prefetch(const std::vector<range> &ranges) {
+        detail::check(farheap_prefetch_many(get(), ranges.data(), ranges.size()));
+    }
+    void evict(const void *ptr, std::size_t len) { detail::check(farheap_evict(get(), ptr, len)); }
+    void evict_all() { detail::check(farheap_evict_all(get())); }
+    void pin(const void *ptr, std::size_t len) { detail::check(farheap_pin(get(), ptr, len)); }
+    void unpin(const void *ptr, std::size_t len) { detail::check(farheap_unpin(get(), ptr, len)); }
+    void discard(void *ptr, std::size_t len) { detail::check(farheap_discard(get(), ptr, len)); }
+    void advise(const void *ptr, std::size_t len, farheap_advice advice) {
+        detail::check(farheap_advise(get(), ptr, len, advice));
+    }
+    void set_limit(std::uint64_t limit) { detail::check(farheap_set_limit(get(), limit)); }
+    void purge() { detail::check(farheap_purge(get())); }
+    bool serves_kernel_faults() const {
+        bool answer = false;
+        detail::check(farheap_serves_kernel_faults(get(), &answer));
+        return answer;
+    }
+    farheap::stats stats() const {
+        farheap::stats out{};
+        out.size = sizeof out;
+        detail::check(farheap_heap_stats(get(), &out));
+        return out;
+    }
+    farheap_heap *get() const noexcept { return handle_.get(); }
+
+private:
+    template <class Start> heap(Start start, int) { take(start); }
+    template <class Start> void take(Start start) {
+        farheap_heap *handle = nullptr;
+        detail::check(start(&handle));
+        handle_.reset(handle);
+    }
+    detail::owned<farheap_heap, farheap_heap_free> handle_;
+};
+
+// Pins a range while it lives.
+class pinned {
+public:
+    pinned(heap &of, const void *ptr, std::size_t len) : heap_(&of), ptr_(ptr), len_(len) {
+        of.pin(ptr, len);
+    }
+    pinned(const pinned &) = delete;
+    pinned &operator=(const pinned &) = delete;
+    ~pinned() { farheap_unpin(heap_->get(), ptr_, len_); }
+
+private:
+    heap *heap_;
+    const void *ptr_;
+    std::size_t len_;
+};
+
+// Sends what this thread allocates by policy to one placement while it lives.
+class scope {
+public:
+    explicit scope(farheap_placement placement) { detail::check(farheap_scope_push(placement)); }
+    scope(const scope &) = delete;
+    scope &operator=(const scope &) = delete;
+    ~scope() { farheap_scope_pop(); }
+};
+
+// ---- Memory -----------------------------------------------------------------------------------
+
+inline bool is_far(const void *ptr) noexcept { return far_contains(ptr); }
+
+// A block of far_malloc and kin, freed by far_free.
+struct far_deleter {
+    void operator()(void *block) const noexcept { far_free(block); }
+};
+using block = std::unique_ptr<void, far_deleter>;
+
+inline block make_block(std::size_t size) { return block(detail::checked(far_malloc(size))); }
+inline block make_zeroed_block(std::size_t count, std::size_t size) {
+    return block(detail::checked(far_calloc(count, size)));
+}
+inline block make_aligned_block(std::size_t align, std::size_t size) {
+    return block(detail::checked(far_aligned_alloc(align, size)));
+}
+// Resizes; on failure the block is as it was.
+inline void resize(block &of, std::size_t size) {
+    void *moved = detail::checked(far_realloc(of.get(), size));
+    (void)of.release();
+    of.reset(moved);
+}
+inline std::size_t usable_size(const block &of) noexcept { return far_usable_size(of.get()); }
+
+// Memory of one tier, for containers of std::pmr: `std::pmr::vector<int> v{&ssd}`.
+class tier_resource : public std::pmr::memory_resource {
+public:
+    explicit tier_resource(farheap_placement placement) noexcept : placement_(placement) {}
+    farheap_placement placement() const noexcept { return placement_; }
+
+protected:
+    void *do_allocate(std::size_t bytes, std::size_t align) override {
+        return detail::checked(far_allocate(placement_, bytes, align));
+    }
+    void do_deallocate(void *ptr, std::size_t bytes, std::size_t align) override {
+        far_free_sized(ptr, bytes, align);
+    }
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
+        const auto *tier = dynamic_cast<const tier_resource *>(&other);
+        return tier && tier->placement_ == placement_;
+    }
+
+private:
+    farheap_placement placement_;
+};
+
+// The far tier: pages that can live on the heap's device.
+class far_resource final : public tier_resource {
+public:
+    far_resource() noexcept : tier_resource(FARHEAP_FAR) {}
+};
+
+// RAM that is never evicted.
+class local_resource final : public tier_resource {
+public:
+    local_resource() noexcept : tier_resource(FARHEAP_LOCAL) {}
+};
+
+// A standard allocator of one placement, without state.
+template <class T, farheap_placement Placement = FARHEAP_FAR> class allocator {
+public:
+    using value_type = T;
+    using is_always_equal = std::true_type;
+    template <class U> struct rebind {
+        using other = allocator<U, Placement>;
+    };
+
+    allocator() noexcept = default;
+    template <class U> allocator(const allocator<U, Placement> &) noexcept {}
+
+    [[nodiscard]] T *allocate(std::size_t count) {
+        const std::size_t bytes = detail::bytes<T>(count);
+        return static_cast<T *>(detail::checked(far_allocate(Placement, bytes, alignof(T))));
+    }
+    void deallocate(T *ptr, std::size_t count) noexcept {
+        far_free_sized(ptr, count * sizeof(T), alignof(T));
+    }
+    template <class U> bool operator==(const allocator<U, Placement> &) const noexcept {
+        return true;
+    }
+    template <class U> bool operator!=(const allocator<U, Placement> &) const noexcept {
+        return false;
+    }
+};
+template <class T> using far_allocator = allocator<T, FARHEAP_FAR>;
+template <class T> using local_allocator = allocator<T, FARHEAP_LOCAL>;
+
+// ---- Memory manager and buffer pool -----------------------------------------------------------
+
+namespace detail {
+using pressure_function = std::function<void(farheap_pressure, std::uint64_t)>;
+using write_function = std::function<bool(std::uint64_t page, std::uint64_t lsn)>;
+
+extern "C" inline void farheap_hpp_on_pressure(void *userdata, farheap_pressure event,
+                                               std::uint64_t bytes) {
+    try {
+        (*static_cast<pressure_function *>(userdata))(event, bytes);
+    } catch (...) { // An event that was not understood costs nothing.
+    }
+}
+
+extern "C" inline farheap_status farheap_hpp_before_write(void *userdata, std::uint64_t page,
+                                                          std::uint64_t lsn) {
+    try {
+        return (*static_cast<write_function *>(userdata))(page, lsn) ? FARHEAP_OK
+                                                                     : FARHEAP_E_CALLBACK;
+    } catch (...) { // The page stays in memory, which is safe.
+        return FARHEAP_E_CALLBACK;
+    }
+}
+} // namespace detail
+
+// One limit over table pages and temporary memory.
+class manager {
+public:
+    explicit manager(std::uint64_t limit, farheap_manager_mode mode = FARHEAP_COOPERATIVE,
+                     std::uint32_t temporary_pct = 0) {
+        farheap_manager *handle = nullptr;
+        detail::check(farheap_manager_new(limit, mode, temporary_pct, &handle));
+        handle_.reset(handle);
+    }
+    std::uint64_t limit() const noexcept { return farheap_manager_limit(get()); }
+    void set_limit(std::uint64_t limit) { detail::check(farheap_manager_set_limit(get(), limit)); }
+    void set_deadline_ms(std::uint64_t ms) {
+        detail::check(farheap_manager_set_deadline(get(), ms));
+    }
+    void set_temporary_ceiling(std::uint64_t bytes) {
+        detail::check(farheap_manager_set_temporary_ceiling(get(), bytes));
+    }
+    // Called from any thread; once for each manager. What it throws is dropped.
+    void on_pressure(detail::pressure_function told) {
+        auto kept = std::make_shared<detail::pressure_function>(std::move(told));
+        detail::check(farheap_manager_on_pressure(get(), detail::farheap_hpp_on_pressure,
+                                                  kept.get()));
+        told_ = std::move(kept);
+    }
+    manager_stats stats() const {
+        manager_stats out{};
+        out.size = sizeof out;
+        detail::check(farheap_manager_stats_get(get(), &out));
+        return out;
+    }
+    // Whole pages; gives back by free_temporary.
+    [[nodiscard]] void *allocate_temporary(std::size_t len) {
+        void *out = nullptr;
+        detail::check(farheap_manager_allocate_temporary(get(), len, &out));
+        return out;
+    }
+    void free_temporary(void *ptr) { detail::check(farheap_manager_free_temporary(get(), ptr)); }
+    bool is_spilled(const void *ptr) const noexcept {
+        return farheap_manager_is_spilled(get(), ptr);
+    }
+    farheap_manager *get() const noexcept { return handle_.get(); }
+
+private:
+    friend class pool;
+    // Before the handle, so that it outlives it.
+    std::shared_ptr<detail::pressure_function> told_;
+    detail::owned<farheap_manager, farheap_manager_free> handle_;
+};
+
+// Temporary memory of queries, for containers of std::pmr.
+class temporary_resource final : public std::pmr::memory_resource {
+public:
+    explicit temporary_resource(manager &of) {
+        farheap_temporary *handle = nullptr;
+        detail::check(farheap_temporary_new(of.get(), &handle));
+        handle_.reset(handle);
+    }
+
+protected:
+    void *do_allocate(std::size_t bytes, std::size_t align) override {
+        return detail::checked(farheap_temporary_allocate(handle_.get(), bytes, align));
+    }
+    void do_deallocate(void *ptr, std::size_t bytes, std::size_t align) override {
+        farheap_temporary_deallocate(handle_.get(), ptr, bytes, align);
+    }
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
+        return this == &other;
+    }
+
+private:
+    detail::owned<farheap_temporary, farheap_temporary_free> handle_;
+};
+
+// A page that is held: the base of the guards. Ends its fix when destroyed.
+class page_guard {
+public:
+    page_guard(page_guard &&other) noexcept : page_(other.page_) { other.page_.kind = FARHEAP_PAGE_NONE; }
+    page_guard &operator=(page_guard &&other) noexcept {
+        if (this != &other) {
+            unfix();
+            page_ = other.page_;
+            other.page_.kind = FARHEAP_PAGE_NONE;
+        }
+        return *this;
+    }
+    ~page_guard() { unfix(); }
+
+    std::uint64_t id() const noexcept { return page_.id; }
+    std::size_t size() const noexcept { return page_.len; }
+    bool holds() const noexcept { return page_.kind != FARHEAP_PAGE_NONE; }
+    // Ends the fix now.
+    void unfix() noexcept {
+        if (holds()) farheap_page_unfix(&page_);
+    }
+    // Copies a value out of the page.
+    template <class T> T read(std::size_t at) const {
+        static_assert(std::is_trivially_copyable_v<T>);
+        T value;
+        detail::check(farheap_page_read(&page_, at, &value, sizeof value));
+        return value;
+    }
+    const farheap_page &raw() const noexcept { return page_; }
+
+protected:
+    explicit page_guard(const farheap_page &page) noexcept : page_(page) {}
+    farheap_page release() noexcept {
+        farheap_page page = page_;
+        page_.kind = FARHEAP_PAGE_NONE;
+        return page;
+    }
+    farheap_page page_;
+};
+
+class exclusive_guard;
+
+// Holds a page together with other readers.
+class shared_guard : public page_guard {
+public:
+    const std::uint8_t *data() const noexcept { return page_.data; }
+    std::uint64_t lsn() const noexcept { return farheap_page_lsn(&page_); }
+    // Empty, and this guard as it was, when there are other holders.
+    std::optional<exclusive_guard> try_upgrade();
+
+private:
+    friend class pool;
+    friend class exclusive_guard;
+    using page_guard::page_guard;
+};
+
+// Holds a page alone.
+class exclusive_guard : public page_guard {
+public:
+    const std::uint8_t *data() const noexcept { return page_.data; }
+    // The bytes to change: marks the page as changed.
+    std::uint8_t *write() noexcept { return farheap_page_write(&page_); }
+    template <class T> void write(std::size_t at, const T &value) {
+        static_assert(std::is_trivially_copyable_v<T>);
+        if (at > size() || size() - at < sizeof value) {
+            throw std::out_of_range("the value does not lie within the page");
+        }
+        std::memcpy(write() + at, &value, sizeof value);
+    }
+    std::uint64_t lsn() const noexcept { return farheap_page_lsn(&page_); }
+    void set_lsn(std::uint64_t lsn) { detail::check(farheap_page_set_lsn(&page_, lsn)); }
+    // Becomes shared, without letting anybody in between.
+    shared_guard downgrade() && {
+        detail::check(farheap_page_downgrade(&page_));
+        return shared_guard(release());
+    }
+    // Frees the page.
+    void free() && { detail::check(farheap_page_free(&page_)); }
+
+private:
+    friend class pool;
+    friend class shared_guard;
+    friend class optimistic_guard;
+    using page_guard::page_guard;
+};
+
+inline std::optional<exclusive_guard> shared_guard::try_upgrade() {
+    const status code = farheap_page_try_upgrade(&page_);
+    if (code == FARHEAP_E_WOULD_BLOCK) return std::nullopt;
+    detail::check(code);
+    return exclusive_guard(release());
+}
+
+// Looks at a page without holding it: what read() gave counts if validate() says so afterwards.
+class optimistic_guard : public page_guard {
+public:
+    bool validate() const noexcept { return farheap_page_validate(&page_); }
+    std::optional<exclusive_guard> try_upgrade() {
+        const status code = farheap_page_try_upgrade(&page_);
+        if (code == FARHEAP_E_WOULD_BLOCK) return std::nullopt;
+        detail::check(code);
+        return exclusive_guard(release());
+    }
+
+private:
+    friend class pool;
+    using page_guard::page_guard;
+};
+
+// How a pool is set up.
+struct pool_options {
+    std::uint64_t page = 0;        // bytes; 4 KiB
+    std::uint64_t deadline_ms = 0; // 30 s
+    farheap_switch checksum = FARHEAP_DEFAULT;
+    farheap_switch cleaner = FARHEAP_DEFAULT;
+    // Whether the log holds a record; called from any thread. What throws is a no.
+    detail::write_function before_write{};
+};
+
+// Pages of a table file within a manager's limit.
+class pool {
+public:
+    // Creates a table file; what it held is lost.
+    static pool create(manager &under, const std::string &path, std::uint64_t capacity,
+                       pool_options options = {}) {
+        return pool(under, std::move(options), [&](auto *config, farheap_pool **out) {
+            return farheap_pool_create(under.get(), config, path.c_str(), capacity, out);
+        });
+    }
+    static pool open(manager &under, const std::string &path, pool_options options = {}) {
+        return pool(under, std::move(options), [&](auto *config, farheap_pool **out) {
+            return farheap_pool_open(under.get(), config, path.c_str(), out);
+        });
+    }
+
+    exclusive_guard allocate() { return exclusive_guard(fix(farheap_pool_allocate)); }
+    exclusive_guard allocate_buffer(std::uint32_t order) {
+        return exclusive_guard(fix(farheap_pool_allocate_buffer, order));
+    }
+    shared_guard fix_shared(std::uint64_t id) {
+        return shared_guard(fix(farheap_pool_fix_shared, id));
+    }
+    shared_guard fix_shared(std::uint64_t id, std::uint64_t deadline_ms) {
+        return shared_guard(fix(farheap_pool_fix_shared_within, id, deadline_ms));
+    }
+    exclusive_guard fix_exclusive(std::uint64_t id) {
+        return exclusive_guard(fix(farheap_pool_fix_exclusive, id));
+    }
+    exclusive_guard fix_exclusive(std::uint64_t id, std::uint64_t deadline_ms) {
+        return exclusive_guard(fix(farheap_pool_fix_exclusive_within, id, deadline_ms));
+    }
+    optimistic_guard fix_optimistic(std::uint64_t id) {
+        return optimistic_guard(fix(farheap_pool_fix_optimistic, id));
+    }
+    shared_guard fix_buffer_shared(std::uint64_t id, std::uint32_t order) {
+        return shared_guard(fix(farheap_pool_fix_buffer_shared, id, order));
+    }
+    exclusive_guard fix_buffer_exclusive(std::uint64_t id, std::uint32_t order) {
+        return exclusive_guard(fix(farheap_pool_fix_buffer_exclusive, id, order));
+    }
+    // Empty when it would need waiting or I/O.
+    std::optional<shared_guard> try_fix_shared(std::uint64_t id) {
+        farheap_page page{};
+        if (!tried(farheap_pool_try_fix_shared(get(), id, &page))) return std::nullopt;
+        return shared_guard(page);
+    }
+    std::optional<exclusive_guard> try_fix_exclusive(std::uint64_t id) {
+        farheap_page page{};
+        if (!tried(farheap_pool_try_fix_exclusive(get(), id, &page))) return std::nullopt;
+        return exclusive_guard(page);
+    }
+    // Fixes many pages with one batch of reads.
+    std::vector<shared_guard> fix_many(const std::vector<std::uint64_t> &ids) {
+        std::vector<shared_guard> guards;
+        std::vector<farheap_page> pages(ids.size());
+        guards.reserve(ids.size()); // Nothing throws once pages are held.
+        detail::check(farheap_pool_fix_many(get(), ids.data(), ids.size(), pages.data()));
+        for (const farheap_page &page : pages) guards.push_back(shared_guard(page));
+        return guards;
+    }
+    // Calls `read(guard)` until nobody changed the page meanwhile; at last under a shared guard.
+    template <class Read> auto read_optimistic(std::uint64_t id, Read read) {
+        for (int attempt = 0; attempt < 8; attempt++) {
+            optimistic_guard guard = fix_optimistic(id);
+            auto value = read(static_cast<const page_guard &>(guard));
+            if (guard.validate()) return value;
+        }
+        shared_guard guard = fix_shared(id);
+        return read(static_cast<const page_guard &>(guard));
+    }
+    void prefetch(const std::vector<std::uint64_t> &ids) {
+        detail::check(farheap_pool_prefetch(get(), ids.data(), ids.size()));
+    }
+    void flush() { detail::check(farheap_pool_flush(get())); }
+    void set_floor(std::uint64_t bytes) { detail::check(farheap_pool_set_floor(get(), bytes)); }
+    void set_ceiling(std::uint64_t bytes) {
+        detail::check(farheap_pool_set_ceiling(get(), bytes));
+    }
+    std::size_t payload() const noexcept { return farheap_pool_payload(get()); }
+    std::uint64_t pages() const noexcept { return farheap_pool_pages(get()); }
+    pool_stats stats() const {
+        pool_stats out{};
+        out.size = sizeof out;
+        detail::check(farheap_pool_stats_get(get(), &out));
+        return out;
+    }
+    farheap_pool *get() const noexcept { return handle_.get(); }
+
+private:
+    template <class Make> pool(manager &under, pool_options &&options, Make make)
+        : told_(under.told_),
+          asked_(std::make_unique<detail::write_function>(std::move(options.before_write))) {
+        farheap_pool_config config = FARHEAP_POOL_CONFIG_INIT;
+        config.page = options.page;
+        config.deadline_ms = options.deadline_ms;
+        config.checksum = options.checksum;
+        config.cleaner = options.cleaner;
+        if (*asked_) {
+            config.before_write = detail::farheap_hpp_before_write;
+            config.userdata = asked_.get();
+        }
+        farheap_pool *handle = nullptr;
+        detail::check(make(&config, &handle));
+        handle_.reset(handle);
+    }
+    template <class Fix, class... Arguments> farheap_page fix(Fix fix, Arguments... arguments) {
+        farheap_page page{};
+        detail::check(fix(get(), arguments..., &page));
+        return page;
+    }
+    static bool tried(status code) {
+        if (code == FARHEAP_E_WOULD_BLOCK) return false;
+        detail::check(code);
+        return true;
+    }
+    // Before the handle, so that they outlive it.
+    std::shared_ptr<detail::pressure_function> told_;
+    std::unique_ptr<detail::write_function> asked_;
+    detail::owned<farheap_pool, farheap_pool_free> handle_;
+};
+
+// ---- Collective allocators --------------------------------------------------------------------
+
+// Which kind of sub-allocator.
+enum class kind : std::uint32_t {
+    purely_local = FARHEAP_PURELY_LOCAL,
+    swappable_plain = FARHEAP_SWAPPABLE_PLAIN,
+    new_per_page = FARHEAP_NEW_PER_PAGE,
+};
+inline constexpr kind purely_local = kind::purely_local;
+inline constexpr kind swappable_plain = kind::swappable_plain;
+inline constexpr kind new_per_page = kind::new_per_page;
+
+// Local memory and pages of far memory, shared by all allocators on it and by copies. The memory goes
+// with the last of them.
+class collective {
+public:
+    collective(const char *config, std::uint64_t local_bytes) {
+        farheap_collective *handle = nullptr;
+        detail::check(farheap_collective_new(config, local_bytes, &handle));
+        handle_ = std::shared_ptr<farheap_collective>(handle, farheap_collective_free);
+    }
+    bool contains(const void *ptr) const noexcept {
+        return farheap_collective_contains(get(), ptr);
+    }
+    bool is_local(const void *ptr) const noexcept {
+        return farheap_collective_is_local(get(), ptr);
+    }
+    bool share_a_page(const void *a, const void *b) const noexcept {
+        return farheap_collective_share_a_page(get(), a, b);
+    }
+    std::size_t page_size() const noexcept { return farheap_collective_page_size(get()); }
+    std::uint64_t local_capacity() const noexcept {
+        return farheap_collective_local_capacity(get());
+    }
+    std::uint64_t local_used() const noexcept { return farheap_collective_local_used(get()); }
+    std::uint64_t far_pages() const noexcept { return farheap_collective_far_pages(get()); }
+    farheap::stats stats() const {
+        farheap::stats out{};
+        out.size = sizeof out;
+        detail::check(farheap_collective_stats(get(), &out));
+        return out;
+    }
+    void set_limit(std::uint64_t limit) {
+        detail::check(farheap_collective_set_limit(get(), limit));
+    }
+    void prefetch(const std::vector<range> &ranges) {
+        detail::check(farheap_collective_prefetch_many(get(), ranges.data(), ranges.size()));
+    }
+    void advise(const void *ptr, std::size_t len, farheap_advice advice) {
+        detail::check(farheap_collective_advise(get(), ptr, len, advice));
+    }
+    void pin(const void *ptr, std::size_t len) {
+        detail::check(farheap_collective_pin(get(), ptr, len));
+    }
+    void unpin(const void *ptr, std::size_t len) {
+        detail::check(farheap_collective_unpin(get(), ptr, len));
+    }
+    void evict_all() { detail::check(farheap_collective_evict_all(get())); }
+    farheap_collective *get() const noexcept { return handle_.get(); }
+
+private:
+    std::shared_ptr<farheap_collective> handle_;
+};
+
+// Hands out objects within one subspace. It must not outlive its collective.
+template <class T> class suballocator {
+public:
+    using value_type = T;
+    using pointer = T *;
+
+    suballocator(suballocator &&other) noexcept : sub_(other.sub_) { other.sub_.kind = 0; }
+    suballocator &operator=(suballocator &&other) noexcept {
+        if (this != &other) {
+            release();
+            sub_ = other.sub_;
+            other.sub_.kind = 0;
+        }
+        return *this;
+    }
+    ~suballocator() { release(); }
+
+    // What it hands out; new_per_page: one page.
+    farheap::kind kind() const noexcept { return static_cast<farheap::kind>(sub_.kind); }
+    [[nodiscard]] T *allocate(std::size_t count = 1) {
+        const std::size_t bytes = detail::bytes<T>(count);
+        void *object = farheap_suballocator_allocate(&sub_, bytes, alignof(T));
+        return static_cast<T *>(detail::checked(object));
+    }
+    // nullptr when there is no room, without an exception.
+    [[nodiscard]] T *try_allocate(std::size_t count = 1) noexcept {
+        if (count > static_cast<std::size_t>(-1) / 2 / sizeof(T)) return nullptr;
+        void *object = farheap_suballocator_allocate(&sub_, count * sizeof(T), alignof(T));
+        return static_cast<T *>(object);
+    }
+    bool contains(const void *ptr) const noexcept {
+        return farheap_suballocator_contains(&sub_, ptr);
+    }
+    bool is_occupancy_under(double ratio) const noexcept {
+        return farheap_suballocator_is_occupancy_under(&sub_, ratio);
+    }
+
+private:
+    template <class, std::size_t> friend class collective_allocator;
+    explicit suballocator(const farheap_suballocator &sub) noexcept : sub_(sub) {}
+    void release() noexcept {
+        // The others hold nothing.
+        if (sub_.kind == FARHEAP_NEW_PER_PAGE) farheap_suballocator_release(&sub_);
+    }
+    farheap_suballocator sub_;
+};
+
+// The collective allocator: a standard allocator whose memory comes from sub-allocators. Pointers
+// from any of them are plain, and it frees them all.
+template <class T, std::size_t PageSize = 4096> class collective_allocator {
+public:
+    using value_type = T;
+    using pointer = T *;
+    using size_type = std::size_t;
+    using difference_type = std::ptrdiff_t;
+    using suballocator_type = suballocator<T>;
+    using propagate_on_container_copy_assignment = std::true_type;
+    using propagate_on_container_move_assignment = std::true_type;
+    using propagate_on_container_swap = std::true_type;
+    using is_always_equal = std::false_type;
+    template <class U> struct rebind {
+        using other = collective_allocator<U, PageSize>;
+    };
+    static constexpr std::size_t page_size = PageSize;
+
+    // Throws std::invalid_argument when the collective has pages of another size.
+    collective_allocator(const collective &of) : collective_(of) {
+        if (of.page_size() != PageSize) {
+            throw std::invalid_argument("the collective has pages of another size");
+        }
+    }
+    template <class U>
+    collective_allocator(const collective_allocator<U, PageSize> &other) noexcept
+        : collective_(other.get_collective()) {}
+
+    [[nodiscard]] suballocator_type get_suballocator(farheap::kind kind) const {
+        farheap_suballocator sub{collective_.get(), static_cast<std::uint32_t>(kind), 0, {0, 0}};
+        if (kind == new_per_page) {
+            detail::check(farheap_collective_suballocator(collective_.get(), sub.kind, &sub));
+        }
+        return suballocator_type(sub);
+    }
+    // The sub-allocator that an object came from.
+    [[nodiscard]] suballocator_type get_suballocator(const void *ptr) const {
+        farheap_suballocator sub{};
+        detail::check(farheap_collective_suballocator_of(collective_.get(), ptr, &sub));
+        return suballocator_type(sub);
+    }
+    bool if_suballocator_contains(const suballocator_type &sub, const void *ptr) const noexcept {
+        return sub.contains(ptr);
+    }
+    bool contains(const void *ptr) const noexcept { return collective_.contains(ptr); }
+    // Whether less than `ratio` of a kind's subspace is in use; true for the unbounded ones.
+    bool is_occupancy_under(double ratio, farheap::kind kind = purely_local) const noexcept {
+        if (kind != purely_local) return true;
+        farheap_suballocator sub{collective_.get(), FARHEAP_PURELY_LOCAL, 0, {0, 0}};
+        return farheap_suballocator_is_occupancy_under(&sub, ratio);
+    }
+
+    [[nodiscard]] T *allocate(std::size_t count) { return allocate(count, swappable_plain); }
+    [[nodiscard]] T *allocate(std::size_t count, farheap::kind kind) {
+        const std::size_t bytes = detail::bytes<T>(count);
+        return static_cast<T *>(detail::checked(farheap_collective_allocate(
+            collective_.get(), static_cast<std::uint32_t>(kind), bytes, alignof(T))));
+    }
+    // In the subspace that `hint` lies in if that has room.
+    [[nodiscard]] T *allocate(std::size_t count, const void *hint) {
+        const std::size_t bytes = detail::bytes<T>(count);
+        return static_cast<T *>(detail::checked(farheap_collective_allocate_near(
+            collective_.get(), hint, bytes, alignof(T))));
+    }
+    // Frees what any sub-allocator gave.
+    void deallocate(T *ptr, std::size_t count) noexcept {
+        farheap_collective_deallocate(collective_.get(), ptr, count * sizeof(T), alignof(T));
+    }
+
+    const collective &get_collective() const noexcept { return collective_; }
+    template <class U>
+    bool operator==(const collective_allocator<U, PageSize> &other) const noexcept {
+        return collective_.get() == other.get_collective().get();
+    }
+    template <class U>
+    bool operator!=(const collective_allocator<U, PageSize> &other) const noexcept {
+        return !(*this == other);
+    }
+
+private:
+    collective collective_;
+};
+
+// What an ordinary allocator is as a collective: one subspace, without bound, that contains all.
+template <class Allocator> class plain_suballocator {
+    using traits = std::allocator_traits<Allocator>;
+
+public:
+    using value_type = typename traits::value_type;
+    using pointer = typename traits::pointer;
+
+    explicit plain_suballocator(const Allocator &of) : allocator_(of) {}
+    farheap::kind kind() const noexcept { return swappable_plain; }
+    [[nodiscard]] pointer allocate(std::size_t count = 1) {
+        return traits::allocate(allocator_, count);
+    }
+    [[nodiscard]] pointer try_allocate(std::size_t count = 1) {
+        try {
+            return traits::allocate(allocator_, count);
+        } catch (const std::bad_alloc &) {
+            return nullptr;
+        }
+    }
+    bool contains(const void *) const noexcept { return true; }
+    bool is_occupancy_under(double) const noexcept { return true; }
+
+private:
+    Allocator allocator_;
+};
+
+namespace detail {
+template <class Allocator, class = void> struct collective_of : std::false_type {
+    using suballocator_type = plain_suballocator<Allocator>;
+};
+template <class Allocator>
+struct collective_of<Allocator, std::void_t<typename Allocator::suballocator_type>>
+    : std::true_type {
+    using suballocator_type = typename Allocator::suballocator_type;
+};
+} // namespace detail
+
+// The collective interface of any allocator: its own, or plain behaviour for an ordinary one.
+template <class Allocator> struct collective_traits {
+    using allocator_type = Allocator;
+    using standard = std::allocator_traits<Allocator>;
+    using value_type = typename standard::value_type;
+    using pointer = typename standard::pointer;
+    using suballocator_type = typename detail::collective_of<Allocator>::suballocator_type;
+    template <class U> using rebind_alloc = typename standard::template rebind_alloc<U>;
+    // Whether placement can be chosen.
+    static constexpr bool is_collective = detail::collective_of<Allocator>::value;
+
+    [[nodiscard]] static suballocator_type get_suballocator(const Allocator &of, kind kind) {
+        if constexpr (is_collective) {
+            return of.get_suballocator(kind);
+        } else {
+            (void)kind;
+            return suballocator_type(of);
+        }
+    }
+    [[nodiscard]] static suballocator_type get_suballocator(const Allocator &of, const void *ptr) {
+        if constexpr (is_collective) {
+            return of.get_suballocator(ptr);
+        } else {
+            (void)ptr;
+            return suballocator_type(of);
+        }
+    }
+    static bool if_suballocator_contains(const Allocator &, const suballocator_type &sub,
+                                         const void *ptr) noexcept {
+        return sub.contains(ptr);
+    }
+    static void deallocate(Allocator &of, pointer ptr, std::size_t count) {
+        standard::deallocate(of, ptr, count);
+    }
+
+    // Allocates one object for each pointer of an array, all or none: false when there is no room.
+    [[nodiscard]] static bool batch_allocate(Allocator &of, suballocator_type &from, pointer *out,
+                                             std::size_t count) {
+        for (std::size_t done = 0; done < count; done++) {
+            pointer object = from.try_allocate(1);
+            if (!object) {
+                while (done > 0) standard::deallocate(of, out[--done], 1);
+                return false;
+            }
+            out[done] = object;
+        }
+        return true;
+    }
+
+    // Moves an object to another subspace: its new place, or nullptr when there is no room and it
+    // is where it was. So it is when its constructor throws, if it can be copied.
+    [[nodiscard]] static pointer relocate(Allocator &of, suballocator_type &to, pointer object) {
+        return relocate(of, to, &object, 1) ? object : nullptr;
+    }
+
+    // Moves the objects of an array, all or none, and notes their new places in it.
+    [[nodiscard]] static bool relocate(Allocator &of, suballocator_type &to, pointer *objects,
+                                       std::size_t count) {
+        std::vector<pointer> places(count);
+        if (!batch_allocate(of, to, places.data(), count)) return false;
+        std::size_t made = 0;
+        try {
+            for (; made < count; made++) {
+                standard::construct(of, std::addressof(*places[made]),
+                                    std::move_if_noexcept(*objects[made]));
+            }
+        } catch (...) {
+            while (made > 0) standard::destroy(of, std::addressof(*places[--made]));
+            for (pointer place : places) standard::deallocate(of, place, 1);
+            throw;
+        }
+        for (std::size_t index = 0; index < count; index++) {
+            standard::destroy(of, std::addressof(*objects[index]));
+            standard::deallocate(of, objects[index], 1);
+            objects[index] = places[index];
+        }
+        return true;
+    }
+
+#if __cplusplus >= 202002L
+    [[nodiscard]] static bool batch_allocate(Allocator &of, suballocator_type &from,
+                                             std::span<pointer> out) {
+        return batch_allocate(of, from, out.data(), out.size());
+    }
+    [[nodiscard]] static bool relocate(Allocator &of, suballocator_type &to,
+                                       std::span<pointer> objects) {
+        return relocate(of, to, objects.data(), objects.size());
+    }
+#endif
+};
+
+#if __cplusplus >= 202002L
+// An allocator whose placement can be chosen.
+template <class A>
+concept collective_like = requires(A of, const void *ptr, typename A::suballocator_type sub) {
+    { of.get_suballocator(swappable_plain) } -> std::same_as<typename A::suballocator_type>;
+    { of.get_suballocator(ptr) } -> std::same_as<typename A::suballocator_type>;
+    { of.if_suballocator_contains(sub, ptr) } -> std::convertible_to<bool>;
+    { sub.is_occupancy_under(0.5) } -> std::convertible_to<bool>;
+    { sub.allocate(1) } -> std::same_as<typename A::pointer>;
+};
+#endif
+
+} // namespace farheap
+
+#endif // FARHEAP_HPP

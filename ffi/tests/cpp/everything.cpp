@@ -1,0 +1,350 @@
+// Every function of the library through farheap.hpp, and what it throws.
+#include "check.hpp"
+
+#include <list>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+using namespace farheap;
+
+// Counts its objects; throws when told to.
+struct counted {
+    static inline int alive = 0;
+    static inline int throw_at = -1;
+    int value;
+    explicit counted(int v) : value(v) { enter(); }
+    counted(const counted &other) : value(other.value) { enter(); }
+    counted &operator=(const counted &) = default;
+    ~counted() { alive--; }
+    void enter() {
+        if (throw_at == 0) throw std::runtime_error("told to");
+        if (throw_at > 0) throw_at--;
+        alive++;
+    }
+};
+
+static void without_a_heap() {
+    CHECK(std::string(version()).size() >= 5);
+    (void)has_feature(FARHEAP_FEATURE_USERFAULTFD);
+    check_config("limit:16MiB");
+    throws<error>(FARHEAP_E_CONFIG, [] { check_config("limmit:16MiB"); });
+    throws<farheap::bad_alloc>(FARHEAP_E_NOT_RUNNING, [] { std::vector<int, far_allocator<int>> v(10); });
+    throws<error>(FARHEAP_E_NOT_RUNNING, [] { heap::running(); });
+    throws<error>(FARHEAP_E_CONFIG, [] { heap wrong("unknown:1"); });
+    std::vector<int, local_allocator<int>> local(1000, 7);
+    CHECK(!is_far(local.data()) && local[999] == 7);
+    // Both are caught as what they derive from.
+    try {
+        (void)far_allocator<int>().allocate(std::size_t{1} << 40);
+        CHECK(!"no memory");
+    } catch (const std::bad_alloc &) {
+    }
+    try {
+        check_config("page:3KiB");
+        CHECK(!"no such page");
+    } catch (const std::runtime_error &failed) {
+        CHECK(std::string(failed.what()).find("page") != std::string::npos);
+    }
+    try {
+        (void)far_allocator<long>().allocate(static_cast<std::size_t>(-1) / 4);
+        CHECK(!"no such size");
+    } catch (const std::bad_array_new_length &) {
+    }
+    clear_error();
+}
+
+static void manager_and_pool() {
+    manager limit(16 * mib);
+    limit.set_limit(24 * mib);
+    CHECK(limit.limit() == 24 * mib);
+    limit.set_deadline_ms(50);
+    limit.set_temporary_ceiling(8 * mib);
+    unsigned events = 0;
+    limit.on_pressure([&](farheap_pressure, std::uint64_t) {
+        __atomic_add_fetch(&events, 1, __ATOMIC_RELAXED);
+        throw std::runtime_error("stays in C++");
+    });
+    void *memory = limit.allocate_temporary(mib);
+    CHECK(!limit.is_spilled(memory) && limit.stats().temporary_bytes == mib);
+    limit.free_temporary(memory);
+    throws<error>(FARHEAP_E_BAD_RANGE, [&] { limit.free_temporary(memory); });
+    throws<farheap::bad_alloc>(FARHEAP_E_OUT_OF_MEMORY, [&] { (void)limit.allocate_temporary(9 * mib); });
+    CHECK(__atomic_load_n(&events, __ATOMIC_RELAXED) > 0);
+    {
+        temporary_resource query(limit);
+        std::pmr::map<int, std::pmr::string> map(&query);
+        for (int i = 0; i < 1000; i++) map.emplace(i, std::string(i % 100, 'x'));
+        CHECK(map.at(999).size() == 99 && limit.stats().temporary_bytes > 0);
+        CHECK(query.is_equal(query));
+    }
+    CHECK(limit.stats().temporary_bytes == 0);
+
+    table_path table;
+    std::uint64_t written = 0;
+    pool_options options;
+    options.page = 8192;
+    options.before_write = [&](std::uint64_t, std::uint64_t lsn) {
+        if (lsn == 13) throw std::runtime_error("stays in C++, and is a no");
+        if (lsn > 0) __atomic_store_n(&written, lsn, __ATOMIC_RELAXED);
+        return true;
+    };
+    std::vector<std::uint64_t> ids;
+    {
+        pool pages = pool::create(limit, table.path, 64 * mib, options);
+        for (std::uint64_t i = 0; i < 100; i++) {
+            exclusive_guard page = pages.allocate();
+            page.write<std::uint64_t>(8, i);
+            page.set_lsn(i);
+            CHECK(page.lsn() == i && page.data()[8] == i);
+            ids.push_back(page.id());
+            try {
+                page.write<std::uint64_t>(page.size() - 7, 0);
+                CHECK(!"outside");
+            } catch (const std::out_of_range &) {
+            }
+        }
+        shared_guard shared = pages.fix_shared(ids[5]);
+        CHECK(shared.read<std::uint64_t>(8) == 5 && shared.lsn() == 5);
+        CHECK(!pages.try_fix_exclusive(ids[5]) && pages.try_fix_shared(ids[5]));
+        throws<error>(FARHEAP_E_LATCH_TIMEOUT, [&] { pages.fix_exclusive(ids[5], 5); });
+        shared_guard other = pages.fix_shared(ids[5], 100);
+        CHECK(!shared.try_upgrade());
+        other.unfix();
+        CHECK(!other.holds());
+        std::optional<exclusive_guard> exclusive = shared.try_upgrade();
+        CHECK(exclusive && !shared.holds());
+        optimistic_guard stale = pages.fix_optimistic(ids[6]);
+        pages.fix_exclusive(ids[6]).write<int>(0, 1);
+        CHECK(!stale.validate() && !stale.try_upgrade());
+        optimistic_guard fresh = pages.fix_optimistic(ids[6]);
+        CHECK(fresh.read<int>(0) == 1 && fresh.validate());
+        fresh.try_upgrade()->write<int>(0, 2);
+        shared = std::move(*exclusive).downgrade();
+        CHECK(shared.data()[8] == 5);
+        shared.unfix();
+        CHECK(pages.read_optimistic(ids[9], [](const page_guard &p) { return p.read<std::uint64_t>(8); }) == 9);
+        pages.flush();
+        pages.prefetch(ids);
+        CHECK(pages.fix_many(ids)[99].read<std::uint64_t>(8) == 99);
+        exclusive_guard buffer = pages.allocate_buffer(2);
+        const std::uint64_t first = buffer.id();
+        buffer.unfix();
+        CHECK(pages.fix_buffer_shared(first, 2).size() > 3 * 8192);
+        pages.fix_buffer_exclusive(first, 2).write<int>(0, 1);
+        std::move(*pages.try_fix_exclusive(ids[50])).free();
+        pages.set_floor(mib);
+        pages.set_ceiling(16 * mib);
+        CHECK(pages.payload() == 8192 - 16 && pages.pages() > 100);
+        CHECK(pages.stats().pages_written > 0 && pages.stats().holders == 0);
+        pages.flush();
+    }
+    CHECK(written > 0);
+    options.before_write = nullptr;
+    pool again = pool::open(limit, table.path, options);
+    CHECK(again.fix_shared(ids[99]).read<std::uint64_t>(8) == 99);
+    throws<error>(FARHEAP_E_NO_SUCH_PAGE, [&] { again.fix_shared(1 << 20); });
+    throws<error>(FARHEAP_E_DEVICE, [&] { pool::open(limit, "/nonexistent/table"); });
+}
+
+static void far_containers(heap &far) {
+    far_resource ssd;
+    local_resource ram;
+    std::pmr::vector<int> column{&ssd};
+    column.resize(8 * mib); // 32 MiB, twice the limit
+    std::iota(column.begin(), column.end(), 0);
+    CHECK(is_far(column.data()) && !ssd.is_equal(ram) && ssd.is_equal(far_resource()));
+    CHECK(ssd.placement() == FARHEAP_FAR);
+    std::pmr::vector<int> index(100, 1, &ram);
+    CHECK(!is_far(index.data()));
+    far.prefetch(column.data(), mib);
+    far.prefetch({{column.data(), mib}, {column.data() + mib, mib}});
+    far.advise(column.data(), 4 * mib, FARHEAP_ADVICE_SEQUENTIAL);
+    {
+        pinned held(far, column.data(), mib);
+        far.evict_all();
+    }
+    throws<error>(FARHEAP_E_BAD_RANGE, [&] { far.unpin(column.data(), mib); });
+    far.evict(column.data(), mib);
+    long sum = std::accumulate(column.begin(), column.end(), 0L);
+    CHECK(sum == static_cast<long>(8 * mib) * (8 * mib - 1) / 2);
+    CHECK(far.stats().resident_bytes_max <= 16 * mib && far.stats().bytes_read > 0);
+    far.set_limit(12 * mib);
+    (void)far.serves_kernel_faults();
+    throws<error>(FARHEAP_E_IN_USE, [&] { far.shutdown(); });
+    far.discard(column.data(), 32 * mib);
+    CHECK(column[4 * mib] == 0);
+
+    std::map<int, std::string, std::less<int>, far_allocator<std::pair<const int, std::string>>> map;
+    for (int i = 0; i < 10000; i++) map[i] = "a string that is too long to be kept inside of itself";
+    CHECK(is_far(&map.at(77)) && far_allocator<int>() == far_allocator<long>());
+    CHECK(!(far_allocator<int>() != far_allocator<long>()));
+
+    block raw = make_zeroed_block(1000, 100);
+    CHECK(is_far(raw.get()) && usable_size(raw) >= 100000);
+    resize(raw, mib);
+    CHECK(static_cast<char *>(raw.get())[99999] == 0);
+    throws<farheap::bad_alloc>(FARHEAP_E_OUT_OF_MEMORY, [&] { resize(raw, std::size_t{1} << 50); });
+    CHECK(make_aligned_block(4096, 10) && make_block(10));
+    {
+        scope all_far(FARHEAP_FAR);
+        CHECK(is_far(make_block(10).get()));
+    }
+    CHECK(!is_far(make_block(10).get()));
+    throws<error>(FARHEAP_E_ARGUMENT, [] { scope wrong(FARHEAP_POLICY); });
+    throws<error>(FARHEAP_E_ALREADY_RUNNING, [] { heap second("limit:16MiB"); });
+    CHECK(heap::running().stats().limit_bytes == 12 * mib);
+    far.purge();
+}
+
+// A constructor that throws inside of a far container leaves nothing behind.
+template <class Container, class Fill> void leaks_nothing(heap &far, Fill fill) {
+    const std::uint64_t before = far.stats().allocated_bytes;
+    for (int at = 0; at < 40; at++) {
+        Container container;
+        counted::throw_at = at;
+        try {
+            fill(container);
+        } catch (const std::runtime_error &) {
+        }
+        counted::throw_at = -1;
+    }
+    CHECK(counted::alive == 0);
+    CHECK(far.stats().allocated_bytes == before);
+}
+
+static void exceptions_leak_nothing(heap &far) {
+    using vector = std::vector<counted, far_allocator<counted>>;
+    using list = std::list<counted, far_allocator<counted>>;
+    leaks_nothing<vector>(far, [](vector &v) { for (int i = 0; i < 20; i++) v.emplace_back(i); });
+    leaks_nothing<list>(far, [](list &l) { for (int i = 0; i < 20; i++) l.emplace_back(i); });
+    leaks_nothing<vector>(far, [](vector &v) { v.assign(20, counted(1)); });
+}
+
+template <class Allocator> void collective_interface(Allocator of) {
+    using traits = collective_traits<Allocator>;
+    using pointer = typename traits::pointer;
+    using standard = std::allocator_traits<Allocator>;
+    auto plain = traits::get_suballocator(of, swappable_plain);
+    auto page = traits::get_suballocator(of, new_per_page);
+    auto local = traits::get_suballocator(of, purely_local);
+    std::vector<pointer> objects(8);
+    CHECK(traits::batch_allocate(of, plain, objects.data(), objects.size()));
+    for (int i = 0; i < 8; i++) standard::construct(of, objects[i], i);
+    CHECK(counted::alive == 8);
+    pointer moved = traits::relocate(of, local, objects[0]);
+    CHECK(moved && moved->value == 0);
+    objects[0] = moved;
+    CHECK(traits::relocate(of, page, objects.data(), objects.size()));
+    for (int i = 0; i < 8; i++) CHECK(objects[i]->value == i);
+    CHECK(traits::if_suballocator_contains(of, page, objects[3]) && page.is_occupancy_under(1.1));
+    auto found = traits::get_suballocator(of, static_cast<const void *>(objects[0]));
+    CHECK(found.contains(objects[7]));
+    // A copy that throws: everything is where it was, and nothing is lost.
+    const std::vector<pointer> before = objects;
+    counted::throw_at = 3;
+    try {
+        (void)traits::relocate(of, plain, objects.data(), objects.size());
+        CHECK(!"thrown");
+    } catch (const std::runtime_error &) {
+    }
+    counted::throw_at = -1;
+    CHECK(objects == before && counted::alive == 8);
+#if __cplusplus >= 202002L
+    CHECK(traits::relocate(of, plain, std::span(objects)));
+#endif
+    for (pointer object : objects) {
+        standard::destroy(of, object);
+        traits::deallocate(of, object, 1);
+    }
+    CHECK(counted::alive == 0);
+    std::vector<int, typename traits::template rebind_alloc<int>> numbers(1000, 5, of);
+    CHECK(numbers[999] == 5);
+}
+
+static void collectives() {
+    throws<error>(FARHEAP_E_CONFIG, [] { collective("pages:1", 0); });
+    collective memory("limit:16MiB,capacity:64MiB", 64 << 10);
+    collective_allocator<counted> of(memory);
+    collective_interface(of);
+    collective_interface(std::allocator<counted>());
+    static_assert(collective_traits<collective_allocator<int>>::is_collective);
+    static_assert(!collective_traits<std::allocator<int>>::is_collective);
+#if __cplusplus >= 202002L
+    static_assert(collective_like<collective_allocator<int>>);
+    static_assert(!collective_like<std::allocator<int>>);
+#endif
+    CHECK(memory.local_used() == 0 && memory.local_capacity() == 64 << 10);
+    CHECK(memory.page_size() == 4096);
+
+    using wide = collective_allocator<counted, 65536>;
+    try {
+        wide wrong(memory);
+        CHECK(!"other pages");
+    } catch (const std::invalid_argument &) {
+    }
+    // All or none: nine of these fill a page, ten do not fit.
+    struct big { char bytes[440]; };
+    collective_allocator<big> bigs(of);
+    CHECK(bigs == of && !(bigs != of));
+    using traits = collective_traits<collective_allocator<big>>;
+    const std::uint64_t pages = memory.far_pages();
+    {
+        auto page = bigs.get_suballocator(new_per_page);
+        std::vector<big *> ten(10, nullptr);
+        CHECK(!traits::batch_allocate(bigs, page, ten.data(), ten.size()));
+        CHECK(page.is_occupancy_under(0.001) && page.kind() == new_per_page);
+        CHECK(!page.try_allocate(static_cast<std::size_t>(-1)) && !page.try_allocate(10));
+        throws<farheap::bad_alloc>(FARHEAP_E_TOO_LARGE, [&] { (void)page.allocate(10); });
+    }
+    CHECK(memory.far_pages() == pages);
+    big *a = bigs.allocate(1, new_per_page);
+    big *b = bigs.allocate(1, a);
+    big *c = bigs.allocate(1, purely_local);
+    CHECK(memory.share_a_page(a, b) && memory.is_local(c) && bigs.contains(a));
+    CHECK(bigs.if_suballocator_contains(bigs.get_suballocator(a), b));
+    CHECK(bigs.is_occupancy_under(0.5) && bigs.is_occupancy_under(0.0, swappable_plain));
+    CHECK(!memory.contains(&memory));
+    throws<error>(FARHEAP_E_BAD_RANGE, [&] { (void)bigs.get_suballocator(&memory); });
+    memory.prefetch({{a, 4096}});
+    memory.advise(a, 4096, FARHEAP_ADVICE_COLD);
+    memory.pin(a, 1);
+    memory.evict_all();
+    memory.unpin(a, 1);
+    memory.set_limit(8 * mib);
+    CHECK(memory.stats().page_bytes == 4096);
+    bigs.deallocate(a, 1);
+    bigs.deallocate(b, 1);
+    bigs.deallocate(c, 1);
+    // Containers of the standard work on it, with a copy that shares and one that moves.
+    std::map<int, int, std::less<int>, collective_allocator<std::pair<const int, int>>> map{
+        collective_allocator<std::pair<const int, int>>(memory)};
+    for (int i = 0; i < 20000; i++) map[i] = -i;
+    auto copy = map;
+    auto moved = std::move(map);
+    copy.erase(5);
+    CHECK(copy.size() == 19999 && moved.at(19999) == -19999 && memory.contains(&moved.at(7)));
+}
+
+int main() {
+    return run([] {
+        without_a_heap();
+        manager_and_pool();
+        farheap_config config = make_config();
+        config.limit = 16 * mib;
+        config.capacity = 256 * mib;
+        {
+            heap first(config);
+            first.shutdown();
+        }
+        setenv("FARHEAP_CONF", "limit:16MiB,capacity:256MiB", 1);
+        heap::from_env().shutdown();
+        heap far(std::string("limit:16MiB,capacity:256MiB"));
+        far_containers(far);
+        exceptions_leak_nothing(far);
+        far.shutdown();
+        throws<error>(FARHEAP_E_NOT_RUNNING, [&] { far.shutdown(); });
+        collectives();
+    });
+}

@@ -1,0 +1,112 @@
+//! C++ programs that use the library as its hosts do, and what the README says to them.
+
+mod common;
+
+use common::{
+    CPP, SKIPPED, crate_dir, declared, installed, library, run_program, sources_are_readable,
+    succeed,
+};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// AddressSanitizer sees the program's own memory; far memory is the library's to watch.
+const ASAN: &[&str] = &["-fsanitize=address", "-fno-omit-frame-pointer"];
+
+fn test(source: &Path) {
+    for compiler in installed(CPP) {
+        for options in [&[][..], ASAN] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let program = dir.path().join("program");
+            compiler.program(source, &program, options);
+            println!("{} {} {options:?}", compiler.name, source.display());
+            run_program(&program);
+        }
+    }
+}
+
+#[test]
+fn everything() {
+    if sources_are_readable() {
+        test(&crate_dir().join("tests/cpp/everything.cpp"));
+    }
+}
+
+#[test]
+fn two_threads_at_every_kind_of_handle() {
+    if sources_are_readable() {
+        test(&crate_dir().join("tests/cpp/threads.cpp"));
+    }
+}
+
+/// Functions of the library that a compiled source calls.
+fn called(compiler: &common::Compiler, source: &Path) -> BTreeSet<String> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let object = dir.path().join("object.o");
+    succeed(compiler.command().arg("-c").arg(source).arg("-o").arg(&object));
+    let output = succeed(Command::new("nm").arg("--undefined-only").arg(&object));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().filter_map(|line| line.split_whitespace().last()).map(str::to_owned).collect()
+}
+
+/// Which functions of the header no program of a directory calls.
+fn uncalled(compilers: &[common::Compiler], dir: &str, extension: &str) -> Vec<String> {
+    let Some(compiler) = compilers.first() else { return Vec::new() };
+    let entries = fs::read_dir(crate_dir().join(dir)).expect("a directory");
+    let sources = entries.map(|entry| entry.expect("an entry").path());
+    let sources = sources.filter(|path| path.extension().is_some_and(|found| found == extension));
+    let used: BTreeSet<String> = sources.flat_map(|source| called(compiler, &source)).collect();
+    assert!(!used.is_empty(), "the programs in {dir} call nothing");
+    declared().into_iter().filter(|name| !used.contains(name)).collect()
+}
+
+#[test]
+fn every_function_is_called_from_c_and_from_cpp() {
+    if !sources_are_readable() || Command::new("nm").arg("--version").output().is_err() {
+        println!("skipped: nm or the sources are missing");
+        return;
+    }
+    assert_eq!(uncalled(&installed(common::C), "tests/c", "c"), Vec::<String>::new());
+    assert_eq!(uncalled(&installed(CPP), "tests/cpp", "cpp"), Vec::<String>::new());
+}
+
+#[test]
+fn the_cpp_program_of_the_readme_compiles_and_runs() {
+    if !sources_are_readable() {
+        return;
+    }
+    let readme = fs::read_to_string(crate_dir().join("../README.md")).expect("the README");
+    let (_, rest) = readme.split_once("```cpp\n").expect("the README has a C++ program");
+    let program = rest.split_once("```").expect("it ends").0;
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("readme.cpp");
+    fs::write(&source, program).expect("room");
+    test(&source);
+}
+
+#[test]
+fn the_shared_library_is_loaded_at_run_time() {
+    if !sources_are_readable() {
+        return;
+    }
+    for compiler in installed(common::C) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let source = dir.path().join("load.c");
+        let text = "#include <dlfcn.h>\n#include <stdio.h>\n#include <string.h>\n\
+            int main(int count, char **names) {\n\
+            void *library = count == 2 ? dlopen(names[1], RTLD_NOW) : 0;\n\
+            if (!library) { fprintf(stderr, \"%s\\n\", dlerror()); return 1; }\n\
+            void *symbol = dlsym(library, \"far_malloc\");\n\
+            void *(*allocate)(size_t);\n\
+            memcpy(&allocate, &symbol, sizeof allocate);\n\
+            return allocate && allocate(100) ? 0 : 2;\n}\n";
+        fs::write(&source, text).expect("room");
+        let program = dir.path().join("load");
+        succeed(compiler.command().arg(&source).arg("-o").arg(&program).arg("-ldl"));
+        let output = Command::new(&program).arg(library("so")).output().expect("it starts");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_ne!(output.status.code(), Some(SKIPPED));
+        assert!(output.status.success(), "{}: {errors}", output.status);
+    }
+}

@@ -1,0 +1,248 @@
+//! Handing over: whole runs of 2 MiB leave the pool with their frames.
+//!
+//! A large temporary allocation takes the frames of pages that have to go anyway. A *run* is what
+//! one page table maps, 2 MiB of neighbouring pages. All its pages are locked, absent ones too;
+//! then the kernel moves the page table. Pages that are dirty, or that earned laps, are copied
+//! back, if they are few. A run of which somebody holds a page stays.
+//!
+//! # Invariants
+//! 1. While a run's memory moves, its words are all `Locked` by one thread and no buffer of
+//!    several pages, whose word may lie elsewhere, reaches into it (`HANDED`, `BUFFERS` in `io`).
+//! 2. A page that was away comes back under another version.
+#![expect(unsafe_code, reason = "moves the memory of locked pages")]
+
+use super::latch::Word;
+use super::{BufferPool, CHUNK_PAGES, PageId};
+use crate::base::sync::Ordering;
+use crate::base::units::ByteCount;
+use crate::sys::vm::{HUGE_PAGE, Piece};
+use crate::tier::manager::HandOver;
+
+/// Runs that move together: one call for neighbours.
+const GROUP_MAX: usize = 16;
+
+/// Of a run's pages, one in so many may be absent, and one in so many may be copied back: more is
+/// dearer than evicting the others singly.
+const ODD_PAGES: usize = 8;
+
+/// Pages copied back before their other copies are dropped together.
+const KEPT_MAX: usize = 64;
+
+/// Runs next to each other whose pages are all locked.
+struct Group {
+    first: PageId,
+    pages: usize,
+}
+
+impl BufferPool {
+    fn run_pages(&self) -> usize {
+        HUGE_PAGE >> self.page_shift
+    }
+
+    /// Fills `room` with runs: first of those from which nothing has to be copied back.
+    pub(super) fn give_runs(&self, room: &mut HandOver<'_>) {
+        if self.batch == 1 {
+            // Told to evict one page at a time.
+            return;
+        }
+        let per_run = self.run_pages();
+        let used = (self.end.load(Ordering::Acquire) as usize).div_ceil(per_run);
+        let runs = used.min(self.words.len() / per_run);
+        for kept_max in [0, per_run / ODD_PAGES] {
+            let start = self.run_hand.load(Ordering::Relaxed) as usize;
+            let mut passed = 0;
+            while passed < runs && room.wanted() > 0 {
+                let run = (start + passed) % runs;
+                let most = (room.wanted() / HUGE_PAGE).min(runs - run.max(passed)).min(GROUP_MAX);
+                let Some(group) = self.lock_group(run, most, kept_max) else {
+                    passed += 1;
+                    continue;
+                };
+                passed += group.pages / per_run;
+                if !self.give_group(room, &group) {
+                    return;
+                }
+            }
+            self.run_hand.store((start + passed) as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Locks up to `most` runs from `run` on, as far as they qualify.
+    fn lock_group(&self, run: usize, most: usize, kept_max: usize) -> Option<Group> {
+        let per_run = self.run_pages();
+        let first = run * per_run;
+        let mut pages = 0;
+        while pages < most * per_run {
+            let start = first + pages;
+            let is_begun = pages > 0 && !start.is_multiple_of(CHUNK_PAGES);
+            if !self.qualifies(start, kept_max) {
+                break;
+            }
+            if !is_begun && !self.begin_hand_over(start / CHUNK_PAGES) {
+                break;
+            }
+            if !self.lock_run(start) {
+                if !is_begun {
+                    self.end_hand_over(start / CHUNK_PAGES);
+                }
+                break;
+            }
+            pages += per_run;
+        }
+        (pages > 0).then_some(Group { first: PageId(first as u64), pages })
+    }
+
+    /// Whether a run is worth it: a look without locks.
+    fn qualifies(&self, start: usize, kept_max: usize) -> bool {
+        let per_run = self.run_pages();
+        let (mut absent, mut kept) = (0, 0);
+        for latch in &self.words[start..start + per_run] {
+            let seen = latch.load();
+            if !seen.is_absent() && !seen.is_free() {
+                return false;
+            }
+            absent += usize::from(seen.is_absent());
+            kept += usize::from(stays(seen));
+        }
+        absent <= per_run / ODD_PAGES && kept <= kept_max
+    }
+
+    fn lock_run(&self, start: usize) -> bool {
+        for index in start..start + self.run_pages() {
+            let latch = &self.words[index];
+            let seen = latch.load();
+            let is_locked = if seen.is_absent() {
+                latch.try_begin_load(seen)
+            } else {
+                latch.try_lock_victim(seen)
+            };
+            if !is_locked {
+                self.unlock_unmoved(start, index);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Lets go of locked pages whose memory has not moved.
+    fn unlock_unmoved(&self, start: usize, end: usize) {
+        for index in start..end {
+            if self.is_resident(index) {
+                self.words[index].unlock(false);
+            } else {
+                self.words[index].abort_load();
+            }
+        }
+    }
+
+    fn is_resident(&self, index: usize) -> bool {
+        self.resident[index / 64].load(Ordering::Relaxed) & 1 << (index % 64) != 0
+    }
+
+    /// Moves a group's memory into `room` and unlocks its pages. `false` when there is no use in
+    /// trying again.
+    fn give_group(&self, room: &mut HandOver<'_>, group: &Group) -> bool {
+        let start = group.first.as_usize();
+        let end = start + group.pages;
+        let leaving = (start..end).filter(|index| self.is_leaving(*index)).count();
+        let bytes = ByteCount((leaving << self.page_shift) as u64);
+        let (offset, len) = (start << self.page_shift, group.pages << self.page_shift);
+        // SAFETY:
+        // - The range is whole runs; this thread holds all its pages locked, and a device reads
+        //   or writes a page only while it is locked or held by somebody else. No buffer of
+        //   several pages reaches into it (invariant 1).
+        // - What is not in `bytes` is absent, or copied back and dropped in `settle`.
+        let taken = unsafe { room.take(&self.mapping, offset, len, self.account.budget(), bytes) };
+        let given = match taken {
+            Ok(Some(place)) => {
+                self.settle(start, end, place);
+                let pages = leaving as u64;
+                self.counters.resident.fetch_sub(bytes.0, Ordering::Relaxed);
+                self.counters.evicted.fetch_add(pages, Ordering::Relaxed);
+                self.counters.handed_over.fetch_add(pages, Ordering::Relaxed);
+                true
+            }
+            Ok(None) | Err(_) => {
+                self.unlock_unmoved(start, end);
+                false
+            }
+        };
+        for chunk in start / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES) {
+            self.end_hand_over(chunk);
+        }
+        given
+    }
+
+    /// Unlocks pages whose memory is at `place` now: copies back what stays and drops its other
+    /// copy; the others have left.
+    fn settle(&self, start: usize, end: usize, place: *mut u8) {
+        let stamp = self.stamp_now();
+        let mut copied = Copied { pieces: [Piece::new(0, 0); KEPT_MAX], count: 0 };
+        let mut at = start;
+        while at < end {
+            let until = end.min((at / 64 + 1) * 64);
+            // A page that is unlocked may come back at once: its bit must be gone before.
+            let gone = (at..until).filter(|index| self.is_leaving(*index));
+            let gone = gone.fold(0u64, |bits, index| bits | 1 << (index % 64));
+            let before = self.resident[at / 64].fetch_and(!gone, Ordering::Relaxed);
+            for index in at..until {
+                let (latch, bit) = (&self.words[index], 1 << (index % 64));
+                if gone & bit != 0 {
+                    latch.evicted(stamp);
+                } else if before & bit == 0 {
+                    latch.abort_load();
+                } else {
+                    let from = place.wrapping_add((index - start) << self.page_shift);
+                    self.copy_back(PageId(index as u64), from);
+                    copied.push(self, from);
+                    latch.returned();
+                }
+            }
+            at = until;
+        }
+        copied.drop_all(self);
+    }
+
+    /// Whether a page, which is locked, is to leave.
+    fn is_leaving(&self, index: usize) -> bool {
+        self.is_resident(index) && !stays(self.words[index].load())
+    }
+
+    fn copy_back(&self, page: PageId, from: *mut u8) {
+        // SAFETY: both are whole pages of different mappings; this thread holds the page locked,
+        // and its content lies at `from` since the move.
+        unsafe { std::ptr::copy_nonoverlapping(from, self.ptr(page), self.page_bytes) };
+    }
+}
+
+/// Pages that were copied back; their other copies have no memory that is charged.
+struct Copied {
+    pieces: [Piece; KEPT_MAX],
+    count: usize,
+}
+
+impl Copied {
+    fn push(&mut self, pool: &BufferPool, from: *mut u8) {
+        if self.count == KEPT_MAX {
+            self.drop_all(pool);
+        }
+        self.pieces[self.count] = Piece::new(from.addr(), pool.page_bytes);
+        self.count += 1;
+    }
+
+    fn drop_all(&mut self, pool: &BufferPool) {
+        let pieces = &self.pieces[..self.count];
+        if pieces.is_empty() {
+            return;
+        }
+        // SAFETY: the pieces were copied from, and nobody uses the taker's room yet.
+        let dropped = unsafe { pool.discarder.discard(pieces) };
+        assert!(dropped.is_ok(), "dropping {} ranges: {dropped:?}", pieces.len());
+        self.count = 0;
+    }
+}
+
+/// Whether a page has to be kept, or is worth it.
+fn stays(seen: Word) -> bool {
+    !seen.is_absent() && (seen.dirty() || seen.heat() > 0)
+}

@@ -1,0 +1,201 @@
+//! What the kernel counts as resident, beside what the memory manager reports. Each test runs in a
+//! process of its own.
+
+#![expect(unsafe_code, reason = "touches temporary memory; forks")]
+
+mod common;
+
+use allocator_api2::vec::Vec as FarVec;
+use common::child::alone;
+use common::{Dice, eventually};
+use farheap::pool::{BufferPool, PoolConfig};
+use farheap::tier::manager::{MemoryManager, Mode, TemporaryMemory};
+use farheap::{ByteCount, Config, Error, Far, Heap};
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const MIB: u64 = 1 << 20;
+
+/// Resident anonymous bytes of this process, as the kernel counts them by walking its tables.
+fn resident() -> u64 {
+    let text = fs::read_to_string("/proc/self/smaps_rollup").expect("/proc");
+    let line = text.lines().find(|line| line.starts_with("Anonymous:")).expect("a line");
+    line.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).expect("a number") << 10
+}
+
+/// A heap under the manager, or `None` with the reason printed.
+fn heap_under(manager: &Arc<MemoryManager>, conf: &str) -> Option<Heap> {
+    match Heap::start_under(manager, Config::parse(conf).expect("valid")) {
+        Ok(heap) => Some(heap),
+        Err(Error::UffdUnavailable { reasons }) => {
+            println!("skipped: userfaultfd is not permitted here: {reasons}");
+            None
+        }
+        Err(error) => panic!("{conf}: {error}"),
+    }
+}
+
+fn start(mib: u64) -> Arc<MemoryManager> {
+    MemoryManager::start(ByteCount::mib(mib), Mode::Cooperative).expect("manager")
+}
+
+fn table(manager: &Arc<MemoryManager>, mib: u64) -> (tempfile::TempDir, Arc<BufferPool>) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("table");
+    let pool = PoolConfig::new().create(path, ByteCount::mib(mib), manager).expect("pool");
+    (dir, pool)
+}
+
+fn fill(pool: &BufferPool, pages: u64) -> u64 {
+    for _ in 0..pages {
+        let mut page = pool.allocate().expect("page");
+        let id = page.id();
+        page[..8].copy_from_slice(&id.0.to_le_bytes());
+    }
+    pages
+}
+
+/// Writes to each page of temporary memory, and reads it back.
+fn use_all(memory: &TemporaryMemory) {
+    let words = |at: usize| {
+        // SAFETY: within the memory, which is this test's own.
+        unsafe { memory.as_ptr().add(at) }.cast::<u64>()
+    };
+    for at in (0..memory.len().as_usize()).step_by(4096) {
+        // SAFETY: aligned, and nobody else uses it.
+        unsafe { words(at).write_volatile(at as u64) };
+    }
+    for at in (0..memory.len().as_usize()).step_by(4096) {
+        // SAFETY: as above.
+        assert_eq!(unsafe { words(at).read_volatile() }, at as u64);
+    }
+}
+
+/// Far numbers that are changed and checked at random.
+struct Numbers(FarVec<AtomicU64, Far>);
+
+impl Numbers {
+    fn new(mib: u64) -> Numbers {
+        let mut numbers = FarVec::new_in(Far);
+        numbers.extend((0..mib * MIB / 8).map(AtomicU64::new));
+        Numbers(numbers)
+    }
+
+    fn touch(&self, dice: &mut Dice) {
+        let at = dice.below(self.0.len() as u64);
+        let number = &self.0[at as usize];
+        // Only the top bit is ever changed.
+        let before = number.fetch_xor(1 << 63, Ordering::Relaxed);
+        assert_eq!(before & !(1 << 63), at, "far memory holds what was written");
+    }
+}
+
+#[test]
+fn what_is_reported_per_consumer_is_what_the_kernel_counts() {
+    alone("what_is_reported_per_consumer_is_what_the_kernel_counts", || {
+        let manager = start(256);
+        let Some(heap) = heap_under(&manager, "limit:256MiB,capacity:512MiB") else { return };
+        let (_dir, pool) = table(&manager, 128);
+        let grown = |consumer: &str, kernel: u64, reported: ByteCount| {
+            let now = manager.stats().consumer(consumer).expect("joined").used;
+            let (kernel, reported) = (resident() - kernel, now.get() - reported.get());
+            println!("{consumer}: reported {reported}, counted {kernel}");
+            reported.abs_diff(kernel) <= reported / 100
+        };
+        let used = |consumer: &str| manager.stats().consumer(consumer).expect("joined").used;
+        let (kernel, before) = (resident(), used("pool"));
+        fill(&pool, 15_000);
+        assert!(eventually(|| grown("pool", kernel, before)));
+        let (kernel, before) = (resident(), used("far heap"));
+        let numbers = Numbers::new(96);
+        assert!(eventually(|| grown("far heap", kernel, before)));
+        let (kernel, before) = (resident(), used("temporary"));
+        let memory = manager.allocate_temporary(ByteCount::mib(64)).expect("fits");
+        use_all(&memory);
+        assert!(eventually(|| grown("temporary", kernel, before)));
+        drop((memory, numbers));
+        heap.shutdown().expect("nothing is in use");
+    });
+}
+
+#[test]
+fn a_heap_ends_before_its_manager_and_another_may_follow() {
+    alone("a_heap_ends_before_its_manager_and_another_may_follow", || {
+        let manager = start(64);
+        for _ in 0..3 {
+            let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:256MiB") else { return };
+            let numbers = Numbers::new(96);
+            let spilled = manager.allocate_temporary(ByteCount::mib(128)).expect("spills");
+            use_all(&spilled);
+            drop((numbers, spilled));
+            heap.shutdown().expect("nothing is in use");
+            drop(heap);
+            let gone = eventually(|| manager.stats().consumer("far heap").is_none());
+            assert!(gone, "{:?}", manager.stats());
+            assert_eq!(manager.stats().used, ByteCount::ZERO);
+        }
+        let error = manager.allocate_temporary(ByteCount::mib(128)).expect_err("nowhere to spill");
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_heap_outlives_the_hosts_handle_to_its_manager() {
+    alone("a_heap_outlives_the_hosts_handle_to_its_manager", || {
+        let manager = start(64);
+        let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:256MiB") else { return };
+        drop(manager);
+        let numbers = Numbers::new(128);
+        let mut dice = Dice::new(1);
+        (0..100_000).for_each(|_| numbers.touch(&mut dice));
+        let stats = heap.manager().expect("it has joined one").stats();
+        assert!(stats.used_max <= stats.limit, "{stats:?}");
+        drop(numbers);
+        heap.shutdown().expect("nothing is in use");
+    });
+}
+
+/// Runs `body` in a forked child; its result is whether the child ended with success.
+fn in_child(body: impl FnOnce() -> bool) -> bool {
+    #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
+    // SAFETY: the child calls `body` and ends without cleaning up.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let status = i32::from(!body());
+        // SAFETY: ends the process; takes no pointers.
+        unsafe { libc::_exit(status) };
+    }
+    assert!(pid > 0, "fork");
+    let mut status = 0;
+    // SAFETY: the status is a valid place to write to.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    waited == pid && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+#[test]
+fn a_forked_child_gets_errors_and_harms_nobody() {
+    alone("a_forked_child_gets_errors_and_harms_nobody", || {
+        let manager = start(64);
+        let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:256MiB") else { return };
+        let memory = manager.allocate_temporary(ByteCount::mib(8)).expect("fits");
+        use_all(&memory);
+        let account = manager.join("query").expect("room");
+        let copy = Arc::clone(&manager);
+        let mut kept = Some(memory);
+        let ended = in_child(|| {
+            let forked = |error| matches!(error, Error::Forked { .. });
+            let temporary = copy.allocate_temporary(ByteCount::mib(1)).is_err_and(forked);
+            let charge = copy.charge(&account, ByteCount::mib(100)).is_err_and(forked);
+            // Unmaps nothing: the child may have other memory there by now.
+            drop(kept.take());
+            drop(copy);
+            temporary && charge
+        });
+        assert!(ended, "the child got the errors and ended by itself");
+        use_all(kept.as_ref().expect("the parent's handle"));
+        drop(kept);
+        assert_eq!(manager.stats().used, ByteCount::ZERO);
+        heap.shutdown().expect("nothing is in use");
+    });
+}

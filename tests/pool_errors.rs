@@ -1,0 +1,213 @@
+//! What can go wrong with a table's file or device, and what the pool says and does then.
+
+#[path = "common/place.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod place;
+
+use farheap::pool::{BufferPool, PoolConfig};
+use farheap::store::{FaultControl, FaultyStore, MemStore, Op};
+use farheap::tier::manager::{MemoryManager, Mode};
+use farheap::{ByteCount, Error, PageId};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+fn manager(limit: ByteCount) -> Arc<MemoryManager> {
+    let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
+    manager.set_deadline(Duration::from_millis(200));
+    manager
+}
+
+fn fill(pool: &BufferPool, count: u64) -> Vec<PageId> {
+    (0..count)
+        .map(|_| {
+            let mut page = pool.allocate().expect("page");
+            let id = page.id();
+            page.fill(id.0 as u8);
+            id
+        })
+        .collect()
+}
+
+fn assert_holds(pool: &BufferPool, id: PageId) {
+    let page = pool.fix_shared(id).expect("page");
+    assert!(page.iter().all(|byte| *byte == id.0 as u8), "{id}");
+}
+
+fn faulty_pool(limit: ByteCount, config: PoolConfig) -> (Arc<BufferPool>, FaultControl) {
+    let faulty = FaultyStore::new(Arc::new(MemStore::new(ByteCount::mib(64)).expect("store")), 1);
+    let control = faulty.control();
+    let pool = config.create_on(Arc::new(faulty), &manager(limit)).expect("pool");
+    (pool, control)
+}
+
+#[test]
+fn a_write_that_fails_leaves_the_page_dirty_and_a_later_flush_succeeds() {
+    let config = PoolConfig::new().cleaner(false);
+    let (pool, control) = faulty_pool(ByteCount::mib(8), config);
+    let ids = fill(&pool, 500);
+    control.fail_next(Op::Write, 3, 5);
+    let error = pool.flush().expect_err("the device refused");
+    assert!(matches!(error, Error::Io { op: "write", .. }), "{error}");
+    assert!(pool.stats().write_errors > 0);
+    let written = pool.stats().pages_written;
+    pool.flush().expect("the device is well again");
+    assert!(pool.stats().pages_written > written, "what failed was written now");
+    pool.evict_all().expect("clean");
+    assert_eq!(pool.stats().resident, ByteCount::ZERO);
+    ids.iter().for_each(|id| assert_holds(&pool, *id));
+}
+
+#[test]
+fn a_device_that_refuses_writes_loses_no_page_and_memory_runs_out_instead() {
+    let (pool, control) = faulty_pool(ByteCount::mib(2), PoolConfig::new());
+    let ids = fill(&pool, 300);
+    control.fail_next(Op::Write, u64::MAX, 5);
+    let mut more = Vec::new();
+    let error = loop {
+        match pool.allocate() {
+            Ok(mut page) => {
+                more.push(page.id());
+                let number = page.id().0 as u8;
+                page.fill(number);
+            }
+            Err(error) => break error,
+        }
+        assert!(more.len() < 1000, "2 MiB hold 512 pages");
+    };
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    control.heal();
+    ids.iter().chain(&more).for_each(|id| assert_holds(&pool, *id));
+    fill(&pool, 1000);
+    ids.iter().chain(&more).for_each(|id| assert_holds(&pool, *id));
+}
+
+#[test]
+fn a_read_that_fails_is_an_error_and_the_next_one_succeeds() {
+    let (pool, control) = faulty_pool(ByteCount::mib(4), PoolConfig::new());
+    let ids = fill(&pool, 100);
+    pool.evict_all().expect("written");
+    control.fail_next(Op::Read, 2, 5);
+    assert!(matches!(pool.fix_shared(ids[3]), Err(Error::Io { op: "read", .. })));
+    assert!(matches!(pool.fix_many(&ids[10..20]), Err(Error::Io { .. })));
+    assert_eq!(pool.holders(), 0);
+    ids.iter().for_each(|id| assert_holds(&pool, *id));
+}
+
+#[test]
+fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
+    let durable = Arc::new(AtomicU64::new(0));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (log, seen) = (Arc::clone(&durable), Arc::clone(&asked));
+    let config = PoolConfig::new().before_write(move |page, lsn| {
+        seen.lock().expect("no panic").push((page, lsn));
+        if lsn <= log.load(Ordering::SeqCst) { Ok(()) } else { Err(Error::CorruptPage { page }) }
+    });
+    let (pool, _) = faulty_pool(ByteCount::mib(2), config);
+    let ids = fill(&pool, 400);
+    for id in &ids {
+        pool.fix_exclusive(*id).expect("page").set_lsn(id.0);
+    }
+    durable.store(200, Ordering::SeqCst);
+    // Cleaner, eviction and checkpoint all ask; pages with a record beyond 200 cannot leave.
+    pool.flush().expect("what may be written is");
+    pool.evict_all().expect("the others stay");
+    let resident = pool.stats().resident.get() / 4096;
+    let beyond = ids.iter().filter(|id| id.0 > 200).count() as u64;
+    assert_eq!(resident, beyond);
+    let written = pool.stats().pages_written;
+    assert!(written >= 200, "{written}");
+    assert!(asked.lock().expect("no panic").iter().all(|(page, lsn)| page.0 == *lsn));
+    durable.store(u64::MAX, Ordering::SeqCst);
+    pool.evict_all().expect("nothing stays");
+    assert_eq!(pool.stats().resident, ByteCount::ZERO);
+    assert_eq!(pool.fix_shared(ids[300]).expect("page").lsn(), ids[300].0);
+}
+
+#[test]
+fn a_table_that_cannot_be_written_is_refused_when_it_is_opened() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("table");
+    let manager = manager(ByteCount::mib(8));
+    drop(PoolConfig::new().create(&path, ByteCount::mib(8), &manager).expect("pool"));
+    let mut allowed = std::fs::metadata(&path).expect("file").permissions();
+    allowed.set_readonly(true);
+    std::fs::set_permissions(&path, allowed).expect("own file");
+    if std::fs::OpenOptions::new().write(true).open(&path).is_ok() {
+        println!("skipped: this user may write read-only files");
+        return;
+    }
+    let error = PoolConfig::new().open(&path, &manager).expect_err("read-only");
+    assert!(error.to_string().contains(path.to_str().expect("UTF-8")), "{error}");
+}
+
+#[test]
+fn a_page_that_is_shorter_on_the_device_than_in_the_header_is_refused() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("table");
+    let manager = manager(ByteCount::mib(8));
+    let pool = PoolConfig::new().create(&path, ByteCount::mib(8), &manager).expect("pool");
+    fill(&pool, 1500);
+    pool.flush().expect("flush");
+    drop(pool);
+    let file = std::fs::OpenOptions::new().write(true).open(&path).expect("file");
+    file.set_len(4 << 20).expect("truncated");
+    let error = PoolConfig::new().open(&path, &manager).expect_err("short");
+    assert!(error.to_string().contains("1501 pages, but room for 1024"), "{error}");
+}
+
+/// Fills a table, opens it again and looks.
+fn round_trip(path: &Path, capacity: ByteCount) {
+    let manager = manager(ByteCount::mib(4));
+    let pool = PoolConfig::new().create(path, capacity, &manager).expect("pool");
+    let ids = fill(&pool, 3000);
+    pool.flush().expect("flush");
+    drop(pool);
+    let pool = PoolConfig::new().open(path, &manager).expect("opens");
+    ids.iter().for_each(|id| assert_holds(&pool, *id));
+    let group: Vec<PageId> = ids.iter().step_by(11).copied().collect();
+    assert_eq!(pool.fix_many(&group).expect("group").len(), group.len());
+}
+
+#[test]
+fn a_raw_block_device_holds_a_table() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = dir.path().join("disk");
+    let file = std::fs::File::create(&backing).expect("file");
+    file.set_len(32 << 20).expect("length");
+    let Some(device) = place::LoopDevice::attach(&backing, &[]) else { return };
+    round_trip(device.path(), ByteCount::mib(32));
+}
+
+#[test]
+fn a_read_only_device_is_refused() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = dir.path().join("disk");
+    let manager = manager(ByteCount::mib(4));
+    drop(PoolConfig::new().create(&backing, ByteCount::mib(8), &manager).expect("pool"));
+    let Some(device) = place::LoopDevice::attach(&backing, &["--read-only"]) else { return };
+    let error = PoolConfig::new().open(device.path(), &manager).expect_err("read-only");
+    assert!(matches!(error, Error::Device { .. }), "{error}");
+}
+
+#[test]
+fn metadata_grows_with_what_was_touched_and_lies_within_the_limit() {
+    // A table of 64 GiB in a file with holes, of which a few places are touched.
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("table");
+    let manager = manager(ByteCount::mib(8));
+    let pool = PoolConfig::new().create(&path, ByteCount::gib(64), &manager).expect("pool");
+    let untouched = pool.stats().metadata;
+    assert!(untouched <= ByteCount::kib(64), "{untouched} for nothing");
+    fill(&pool, 512);
+    let some = pool.stats().metadata.get() - untouched.get();
+    assert!(some > 0 && some <= 3 * 8192, "{some} for one 2 MiB");
+    fill(&pool, 512 * 7);
+    let more = pool.stats().metadata.get() - untouched.get();
+    assert!(more >= 7 * some / 2 && more <= 9 * some, "{more} after {some}");
+    let used = manager.stats().used;
+    let stats = pool.stats();
+    assert_eq!(used.get(), stats.resident.get() + stats.metadata.get(), "{stats:?}");
+    assert!(manager.stats().used_max <= manager.limit());
+}
