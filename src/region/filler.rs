@@ -11,10 +11,11 @@
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
 
-use super::follow::{Follow, Seen};
+use super::follow::{Call, Follow, Seen};
 use super::pager::{Ahead, Pager};
 use super::report;
 use super::resolve::{Answer, Asked};
+use super::team::NOBODY;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId, SlotId};
@@ -22,6 +23,7 @@ use crate::page::protocol::{self, Filled};
 use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys;
+use crate::sys::event::poll_readable;
 use crate::sys::uffd::{Fault, Message, Protect};
 use crate::tier::policy::Insert;
 use std::sync::Arc;
@@ -165,7 +167,14 @@ impl Filler {
 
     /// Serves what there is, then waits for more.
     fn turn(&mut self) -> Result<()> {
+        self.follow.report_for_duty(&self.pager.leases, &self.pager.team);
+        if self.is_off_duty() {
+            return self.stand_by();
+        }
         let news = self.read_faults()?;
+        if news == 0 && self.rested {
+            self.follow.woken_for_nothing(&self.pager.leases, &self.pager.team);
+        }
         self.retry_waiting();
         self.read_ahead();
         self.start_reads()?;
@@ -184,6 +193,26 @@ impl Filler {
             self.finish_read(completion);
         }
         self.check_deadlines();
+        Ok(())
+    }
+
+    /// Whether this is a helper that nobody needs. What it has begun it finishes.
+    fn is_off_duty(&self) -> bool {
+        let pager = &self.pager;
+        self.index > 0
+            && pager.team.duty(self.index) == NOBODY
+            && self.queue.in_flight() == 0
+            && self.waiting.is_empty()
+            && self.ahead.is_none()
+    }
+
+    /// Waits to be called in. Faults are not waited for: the kernel wakes all who do, for each.
+    fn stand_by(&mut self) -> Result<()> {
+        const LOOK: Duration = Duration::from_secs(1);
+        self.pager.leases.of(self.index).rest(true);
+        let bell = self.pager.filler_bells[self.index].raw_fd();
+        poll_readable(&[bell], LOOK).map_err(|errno| Error::Os { call: "poll", errno: errno.0 })?;
+        self.pager.filler_looks(self.index, true);
         Ok(())
     }
 
@@ -216,7 +245,12 @@ impl Filler {
                 if let Some(fault) = message.fault() {
                     let lonely = self.rest_if_last(count - 1);
                     let seen = Seen { thread: fault.thread, lonely, slept: self.rested };
-                    self.follow.fault(seen, &self.pager.leases);
+                    let pager = &self.pager;
+                    match self.follow.fault(seen, &pager.leases, &pager.team) {
+                        Call::None => {}
+                        Call::Helper(helper) => pager.call_filler(helper),
+                        Call::All => pager.ring_fillers(),
+                    }
                     self.answer(fault, arrived, None);
                 }
             }

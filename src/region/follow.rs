@@ -4,10 +4,12 @@
 //! (10-17 us against 3-7 on the same one, measured here). While the faults come from one thread
 //! and one at a time, the filler therefore follows that thread and gives way to it
 //! ([`lease`](super::lease)): the thread sleeps while the filler works, so they never want the
-//! processor at the same time. When faults overlap there is work for two processors, and the
-//! filler runs where the scheduler puts it.
+//! processor at the same time. Two threads that fault in turn get a filler each
+//! ([`team`](super::team)). When more do, there is work for all processors, and the filler runs
+//! where the scheduler puts it.
 
 use super::lease::{Leases, Standing};
+use super::team::{ANYBODY, NOBODY, Pair, Team};
 use crate::sys::thread;
 use std::time::{Duration, Instant};
 
@@ -17,12 +19,17 @@ const STREAK: u32 = 16;
 const STREAK_TIME_MAX: Duration = Duration::from_millis(8);
 /// What a fault of another kind takes from the score; at zero the thread is not followed any more.
 const DISTURBANCE: u32 = 4;
-/// Faults for which nobody is followed after a refusal.
+/// Faults for which nobody is followed after a refusal, doubled with each that comes at once.
 const HOLD_OFF: u32 = 64;
+const DENIALS_MAX: u32 = 10;
 /// Times that the filler had to be woken after which it looks where its thread runs now: a thread
 /// on the same processor needs to wake it rarely.
 const LOOK_MIN: u32 = 2;
 const LOOK_MAX: u32 = 64;
+/// Faults of the partner's thread, or wakes for nothing, after which a team of two breaks up.
+const FOREIGN_MAX: u32 = 64;
+/// Faults that nobody can be followed for after which all fillers are called.
+const CROWD: u32 = 256;
 
 /// A fault, as far as it says where to run.
 #[derive(Clone, Copy, Debug)]
@@ -34,11 +41,24 @@ pub(super) struct Seen {
     pub(super) slept: bool,
 }
 
+/// Fillers to be woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    None,
+    Helper(usize),
+    All,
+}
+
 /// Which thread a filler follows.
 #[derive(Debug)]
 pub(super) struct Follow {
     filler: usize,
     thread: u32,
+    /// The thread that the other filler follows.
+    partner: u32,
+    pair: Pair,
+    foreign: u32,
+    crowd: u32,
     score: u32,
     /// Faults of the thread until its pace is looked at, and since when.
     until_pace: u32,
@@ -48,13 +68,18 @@ pub(super) struct Follow {
     slept: u32,
     look_after: u32,
     hold_off: u32,
+    denials: u32,
 }
 
 impl Follow {
     pub(super) fn new(filler: usize) -> Follow {
         Follow {
             filler,
-            thread: 0,
+            thread: NOBODY,
+            partner: NOBODY,
+            pair: Pair::default(),
+            foreign: 0,
+            crowd: 0,
             score: 0,
             until_pace: STREAK,
             since: Instant::now(),
@@ -62,40 +87,146 @@ impl Follow {
             slept: 0,
             look_after: LOOK_MIN,
             hold_off: 0,
+            denials: 0,
         }
     }
 
-    /// Notes a fault that the calling filler is about to serve.
-    pub(super) fn fault(&mut self, seen: Seen, leases: &Leases) {
+    /// Notes a fault that the calling filler is about to serve. Says who is to be woken.
+    pub(super) fn fault(&mut self, seen: Seen, leases: &Leases, team: &Team) -> Call {
+        if self.partner != NOBODY && seen.thread == self.partner {
+            self.foreign(leases, team);
+            return Call::None;
+        }
+        let call = self.call(seen, leases, team);
+        if call != Call::None {
+            return call;
+        }
         if self.hold_off > 0 {
             self.hold_off -= 1;
-            return;
+            return Call::None;
         }
-        if !seen.lonely || seen.thread != self.thread {
+        if seen.thread == self.thread && (seen.lonely || self.partner != NOBODY) {
+            self.own_fault(seen, leases, team);
+        } else {
             self.score = self.score.saturating_sub(DISTURBANCE);
             if self.score == 0 {
-                self.let_go(leases);
+                self.let_go(leases, team);
                 self.start(seen.thread);
+            }
+        }
+        Call::None
+    }
+
+    /// Whom the first filler needs.
+    fn call(&mut self, seen: Seen, leases: &Leases, team: &Team) -> Call {
+        if self.filler != 0 || self.partner != NOBODY || !team.has_helpers() {
+            return Call::None;
+        }
+        if let Some(threads) = self.pair.note(seen.thread)
+            && self.hold_off == 0
+            && let Some(helper) = self.share_out(threads, leases, team)
+        {
+            return Call::Helper(helper);
+        }
+        if seen.lonely && seen.thread == self.thread {
+            self.crowd = self.crowd.saturating_sub(DISTURBANCE);
+            if self.crowd == 0 && team.duty(1) == ANYBODY {
+                team.dismiss();
+            }
+            return Call::None;
+        }
+        self.crowd = (self.crowd + 1).min(CROWD);
+        if self.crowd == CROWD && team.call_all() { Call::All } else { Call::None }
+    }
+
+    /// The filler was woken and found nothing to do.
+    pub(super) fn woken_for_nothing(&mut self, leases: &Leases, team: &Team) {
+        if self.partner != NOBODY {
+            self.foreign(leases, team);
+        }
+    }
+
+    /// Takes up what a helper was called in for, or ends it.
+    pub(super) fn report_for_duty(&mut self, leases: &Leases, team: &Team) {
+        let duty = team.duty(self.filler);
+        if self.filler == 0 {
+            if duty == NOBODY && self.partner != NOBODY {
+                self.partner = NOBODY; // The helper has left.
             }
             return;
         }
+        if duty == NOBODY {
+            if self.thread != NOBODY {
+                self.let_go(leases, team);
+                self.start(NOBODY);
+            }
+        } else if duty == ANYBODY {
+            if self.thread != NOBODY {
+                self.let_go_alone(leases);
+                self.start(NOBODY);
+            }
+        } else if duty != self.thread {
+            self.follow(duty, team.duty(0), leases);
+        }
+    }
+
+    /// A fault of the followed thread.
+    fn own_fault(&mut self, seen: Seen, leases: &Leases, team: &Team) {
+        self.foreign = 0;
         self.score = (self.score + 1).min(2 * STREAK);
         match leases.of(self.filler).standing() {
             Standing::None => self.consider(leases),
-            Standing::Lent if seen.slept => self.look(),
-            Standing::Lent => {}
+            Standing::Asked => {}
+            Standing::Lent => {
+                self.denials = 0;
+                if seen.slept {
+                    self.look();
+                }
+            }
             Standing::Denied => {
                 leases.of(self.filler).accept_denial();
                 self.bound = None; // Unbound by the lender, if it was bound.
-                self.hold_off = HOLD_OFF;
-                self.let_go(leases);
-                self.start(0);
+                self.hold_off = HOLD_OFF << self.denials;
+                self.denials = (self.denials + 1).min(DENIALS_MAX);
+                self.let_go(leases, team);
+                self.start(NOBODY);
             }
+        }
+    }
+
+    /// A sign that the other filler's thread is the only one that faults.
+    fn foreign(&mut self, leases: &Leases, team: &Team) {
+        self.foreign += 1;
+        if self.foreign > FOREIGN_MAX {
+            self.let_go(leases, team);
+            self.start(NOBODY);
+        }
+    }
+
+    /// Two threads on two processors: a filler for each.
+    fn share_out(&mut self, threads: [u32; 2], leases: &Leases, team: &Team) -> Option<usize> {
+        let [one, other] = threads.map(thread::processor_of);
+        if one.is_none() || other.is_none() || one == other {
+            return None;
+        }
+        let helper = team.call_in(threads[0], threads[1])?;
+        self.follow(threads[0], threads[1], leases);
+        Some(helper)
+    }
+
+    fn follow(&mut self, thread: u32, partner: u32, leases: &Leases) {
+        self.start(thread);
+        self.partner = partner;
+        self.score = 2 * STREAK;
+        if self.bind() && leases.of(self.filler).ask() {
+            leases.ring();
         }
     }
 
     fn start(&mut self, thread: u32) {
         self.thread = thread;
+        self.partner = NOBODY;
+        self.foreign = 0;
         self.score = 0;
         self.until_pace = STREAK;
         self.since = Instant::now();
@@ -104,7 +235,7 @@ impl Follow {
     /// Not following: starts to, when the faults come fast enough.
     fn consider(&mut self, leases: &Leases) {
         self.bound = None; // Whoever ended the lease unbound the filler.
-        self.until_pace -= 1;
+        self.until_pace = self.until_pace.saturating_sub(1);
         if self.until_pace > 0 {
             return;
         }
@@ -138,7 +269,14 @@ impl Follow {
         self.bound.is_some()
     }
 
-    fn let_go(&mut self, leases: &Leases) {
+    fn let_go(&mut self, leases: &Leases, team: &Team) {
+        if self.partner != NOBODY {
+            team.dismiss();
+        }
+        self.let_go_alone(leases);
+    }
+
+    fn let_go_alone(&mut self, leases: &Leases) {
         if leases.of(self.filler).give_back() {
             leases.ring();
         }

@@ -51,7 +51,9 @@ const DENIED: u32 = 4;
 pub(super) enum Standing {
     /// It runs like any other thread.
     None,
-    /// It gives way, or will soon.
+    /// It has asked.
+    Asked,
+    /// It gives way.
     Lent,
     /// It asked and was refused, or starved.
     Denied,
@@ -87,7 +89,8 @@ impl Lease {
 
     pub(super) fn standing(&self) -> Standing {
         match self.state.load(Ordering::Relaxed) {
-            WANTED | HELD => Standing::Lent,
+            WANTED => Standing::Asked,
+            HELD => Standing::Lent,
             DENIED => Standing::Denied,
             _ => Standing::None,
         }

@@ -37,6 +37,7 @@ mod requests;
 mod resolve;
 mod space;
 mod stats;
+mod team;
 
 pub use latency::{Latencies, Latency};
 pub use stats::Stats;
@@ -155,8 +156,9 @@ pub struct RegionConfig {
     pub page: ByteCount,
     /// Address space to reserve; rounded up to 2 MiB. Default 1 TiB.
     pub span: ByteCount,
-    /// Threads that serve faults, 1 to 64. Default 1: one thread with asynchronous I/O serves
-    /// several faulting threads.
+    /// Threads that serve faults, 1 to 64. Default 2: the first serves all faults, with
+    /// asynchronous I/O; the second helps while two threads fault in turn, each beside one, and
+    /// all help while more do.
     pub handlers: usize,
     /// Who serves faults. Default: handler threads.
     pub mode: Mode,
@@ -189,7 +191,7 @@ impl Default for RegionConfig {
             limit: ByteCount::gib(1),
             page: ByteCount::kib(64),
             span: ByteCount::gib(1024),
-            handlers: 1,
+            handlers: 2,
             mode: Mode::Handler,
             install: Install::Auto,
             checksum: true,

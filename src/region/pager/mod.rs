@@ -29,6 +29,7 @@ use super::joined::Joined;
 use super::latency::Recorder;
 use super::lease::Leases;
 use super::readahead::{Streams, Window};
+use super::team::Team;
 use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
@@ -118,6 +119,7 @@ pub(crate) struct Pager {
     evictor_called: CachePadded<AtomicBool>,
     pub(crate) filler_bells: Box<[EventFd]>,
     pub(super) leases: Leases,
+    pub(super) team: Team,
     /// Beside each bell: it was rung and nobody has looked yet.
     filler_called: Box<[CachePadded<AtomicBool>]>,
     /// Fillers that hold faults they have no frame for.
@@ -220,6 +222,7 @@ impl Pager {
             evictor_called: CachePadded::new(AtomicBool::new(false)),
             filler_bells: bells?.into_boxed_slice(),
             leases: Leases::new(config.handlers)?,
+            team: Team::new(config.handlers),
             filler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),

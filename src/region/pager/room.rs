@@ -63,8 +63,10 @@ impl Pager {
     /// flag is set before the bell rings, so a ring can come after the flag was taken back.
     pub(crate) fn filler_looks(&self, index: usize, idle: bool) {
         if idle || self.filler_called[index].load(Ordering::Acquire) {
-            self.filler_called[index].store(false, Ordering::Release);
+            // The bell first: one that rings in between is heard by the next wait.
             self.filler_bells[index].drain();
+            // A swap: whoever called before it has shown what for, whoever calls after it rings.
+            self.filler_called[index].swap(false, Ordering::AcqRel);
         }
     }
 
