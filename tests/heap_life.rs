@@ -219,7 +219,7 @@ fn signal_handlers_of_the_program_run_on_its_own_threads() {
             let tasks = fs::read_dir("/proc/self/task").expect("/proc").flatten();
             tasks.filter(|task| status_line(&task.path(), "Name:").starts_with("farheap-")).count()
         };
-        assert!(eventually(|| named() == 4), "evictor, two fillers, maintenance: {}", named());
+        assert!(eventually(|| named() == 5), "evictor, lender, two fillers, maintenance: {}", named());
         let mut threads = 0;
         for task in fs::read_dir("/proc/self/task").expect("/proc") {
             let task = task.expect("an entry").path();
@@ -232,7 +232,7 @@ fn signal_handlers_of_the_program_run_on_its_own_threads() {
                 assert_eq!(mask & 1 << (libc::SIGSEGV - 1), 0, "crashes stay loud");
             }
         }
-        assert_eq!(threads, 4, "evictor, two fillers, maintenance");
+        assert_eq!(threads, 5, "evictor, lender, two fillers, maintenance");
         assert_eq!(status_line("/proc/thread-self".as_ref(), "SigBlk:"), own);
         heap.shutdown().expect("nothing is in use");
     });

@@ -1,7 +1,7 @@
 //! Memory as C asks for it: freed and resized without saying how large it was.
 //!
 //! Uses `global`; for hosts in other languages (`ffi`). A block is asked for in a size that
-//! jemalloc gives back exactly ([`fitting`]), so that the size found by asking jemalloc is the one
+//! jemalloc gives back exactly (`fitting`), so that the size found by asking jemalloc is the one
 //! that magazines file the block under and that counters count.
 //!
 //! # Invariants

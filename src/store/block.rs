@@ -21,7 +21,7 @@ use crate::sys::uring::Ring;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 /// Smallest store.
 const CAPACITY_MIN: ByteCount = ByteCount::mib(1);
@@ -31,6 +31,12 @@ const NAMES_MAX: u32 = 16;
 
 /// Times the default capacity is halved when the file system does not allow files that long.
 const HALVINGS_MAX: u32 = 16;
+
+/// How long a lock is waited for that may be that of a process which has just been killed.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Pause between two attempts to lock.
+const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// Most bytes given back by one call. ext4 keeps reads of the file waiting meanwhile: 0.16 ms for
 /// 64 KiB, 0.7 ms for 4 MiB, 11 ms for 64 MiB. Fewer bytes a call cost more calls, more cost reads.
@@ -436,11 +442,22 @@ fn remove(path: &Path) {
     let _ = std::fs::remove_file(path);
 }
 
+/// Locks the file for this store. Waits a little: the kernel takes the ring of a process that was
+/// killed apart behind its back, and until then the ring keeps the file open and locked.
 fn lock(path: &Path, fd: BorrowedFd<'_>) -> Result<()> {
-    file::lock_exclusive(fd).map_err(|errno| match errno {
-        Errno(libc::EWOULDBLOCK) => refused(path, "is in use by another store or process"),
-        errno => refused(path, format!("cannot be locked: {errno}")),
-    })
+    let deadline = Instant::now() + LOCK_WAIT_MAX;
+    loop {
+        match file::lock_exclusive(fd) {
+            Ok(()) => return Ok(()),
+            Err(Errno(libc::EWOULDBLOCK)) if Instant::now() < deadline => {
+                std::thread::sleep(LOCK_RETRY);
+            }
+            Err(Errno(libc::EWOULDBLOCK)) => {
+                return Err(refused(path, "is in use by another store or process"));
+            }
+            Err(errno) => return Err(refused(path, format!("cannot be locked: {errno}"))),
+        }
+    }
 }
 
 fn set_len(path: &Path, fd: BorrowedFd<'_>, len: ByteCount) -> Result<()> {
