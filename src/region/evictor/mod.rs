@@ -91,6 +91,8 @@ pub(super) struct Evictor {
     chosen: Vec<Instant>,
     /// Victims looked at since something was freed.
     fruitless: usize,
+    /// Pages that came from the device or went there, and when a change of that was last seen.
+    traffic: (u64, Instant),
 }
 
 /// A frame that another thread took the page from.
@@ -130,6 +132,7 @@ impl Evictor {
             deadline,
             chosen: vec![Instant::now(); frames],
             fruitless: 0,
+            traffic: (0, Instant::now()),
             pager,
         })
     }
