@@ -45,7 +45,7 @@ use crate::store::{Completion, Queue};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use take::Chunkwise;
+use take::{Arrivals, Chunkwise};
 use write_back::{DEPTH, PAUSE_MIN, Write};
 
 /// A page on its way to the device.
@@ -93,6 +93,7 @@ pub(super) struct Evictor {
     fruitless: usize,
     /// Pages that came from the device or went there, and when a change of that was last seen.
     traffic: (u64, Instant),
+    arrivals: Arrivals,
 }
 
 /// A frame that another thread took the page from.
@@ -133,6 +134,7 @@ impl Evictor {
             chosen: vec![Instant::now(); frames],
             fruitless: 0,
             traffic: (0, Instant::now()),
+            arrivals: Arrivals::default(),
             pager,
         })
     }
@@ -238,9 +240,10 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            freed = match self.evict_chunk() {
+            freed = match self.evict_chunk(wanted.min(BATCH_MAX)) {
                 Chunkwise::Went => true,
                 Chunkwise::Wait => false,
+                Chunkwise::Later => self.evict(wanted.min(BATCH_MAX)),
                 Chunkwise::Closed => {
                     self.evict(wanted.min(BATCH_MAX));
                     true
