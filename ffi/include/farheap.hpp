@@ -14,12 +14,14 @@
 
 #include "farheap.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <memory_resource>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -175,6 +177,7 @@ public:
     farheap_heap *get() const noexcept { return handle_.get(); }
 
 private:
+    friend class manager;
     template <class Start> heap(Start start, int) { take(start); }
     template <class Start> void take(Start start) {
         farheap_heap *handle = nullptr;
@@ -248,8 +251,12 @@ protected:
         far_free_sized(ptr, bytes, align);
     }
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
+#ifdef __cpp_rtti
         const auto *tier = dynamic_cast<const tier_resource *>(&other);
         return tier && tier->placement_ == placement_;
+#else
+        return this == &other; // Without RTTI: containers on two resources copy, and do not move.
+#endif
     }
 
 private:
@@ -303,12 +310,27 @@ namespace detail {
 using pressure_function = std::function<void(farheap_pressure, std::uint64_t)>;
 using write_function = std::function<bool(std::uint64_t page, std::uint64_t lsn)>;
 
+// Who is told about a manager's pressure. It lives as long as what may tell: manager, pools, heap.
+struct pressure_slot {
+    std::atomic<pressure_function *> told{nullptr};
+    ~pressure_slot() { delete told.load(); }
+};
+
 extern "C" inline void farheap_hpp_on_pressure(void *userdata, farheap_pressure event,
                                                std::uint64_t bytes) {
     try {
-        (*static_cast<pressure_function *>(userdata))(event, bytes);
+        pressure_function *told = static_cast<pressure_slot *>(userdata)->told.load();
+        if (told) (*told)(event, bytes);
     } catch (...) { // An event that was not understood costs nothing.
     }
+}
+
+// Keeps what the far heap may call for ever, for it may run until the process ends.
+inline void keep(std::shared_ptr<pressure_slot> slot) {
+    static std::mutex lock;
+    static auto *const kept = new std::vector<std::shared_ptr<pressure_slot>>;
+    const std::lock_guard<std::mutex> guard(lock);
+    kept->push_back(std::move(slot));
 }
 
 extern "C" inline farheap_status farheap_hpp_before_write(void *userdata, std::uint64_t page,
@@ -322,7 +344,7 @@ extern "C" inline farheap_status farheap_hpp_before_write(void *userdata, std::u
 }
 } // namespace detail
 
-// One limit over table pages and temporary memory.
+// One limit over table pages, temporary memory and, by start_heap(), far memory.
 class manager {
 public:
     explicit manager(std::uint64_t limit, farheap_manager_mode mode = FARHEAP_COOPERATIVE,
@@ -341,10 +363,10 @@ public:
     }
     // Called from any thread; once for each manager. What it throws is dropped.
     void on_pressure(detail::pressure_function told) {
-        auto kept = std::make_shared<detail::pressure_function>(std::move(told));
+        auto made = std::make_unique<detail::pressure_function>(std::move(told));
         detail::check(farheap_manager_on_pressure(get(), detail::farheap_hpp_on_pressure,
-                                                  kept.get()));
-        told_ = std::move(kept);
+                                                  told_.get()));
+        told_->told.store(made.release());
     }
     manager_stats stats() const {
         manager_stats out{};
@@ -364,10 +386,24 @@ public:
     }
     farheap_manager *get() const noexcept { return handle_.get(); }
 
+    // Starts the process's far heap under this limit; temporary memory that does not fit spills to it.
+    heap start_heap(const char *config = nullptr) {
+        return start([&](farheap_heap **out) { return farheap_start_under(get(), config, out); });
+    }
+    heap start_heap(const farheap_config &config) {
+        return start([&](farheap_heap **out) {
+            return farheap_start_config_under(get(), &config, out);
+        });
+    }
+
 private:
     friend class pool;
+    template <class Start> heap start(Start start) {
+        detail::keep(told_);
+        return heap(start, 0);
+    }
     // Before the handle, so that it outlives it.
-    std::shared_ptr<detail::pressure_function> told_;
+    std::shared_ptr<detail::pressure_slot> told_ = std::make_shared<detail::pressure_slot>();
     detail::owned<farheap_manager, farheap_manager_free> handle_;
 };
 
@@ -588,6 +624,7 @@ public:
     void prefetch(const std::vector<std::uint64_t> &ids) {
         detail::check(farheap_pool_prefetch(get(), ids.data(), ids.size()));
     }
+    // Throws when before_write refused pages: FARHEAP_E_WRITE_REFUSED.
     void flush() { detail::check(farheap_pool_flush(get())); }
     void set_floor(std::uint64_t bytes) { detail::check(farheap_pool_set_floor(get(), bytes)); }
     void set_ceiling(std::uint64_t bytes) {
@@ -620,9 +657,9 @@ private:
         detail::check(make(&config, &handle));
         handle_.reset(handle);
     }
-    template <class Fix, class... Arguments> farheap_page fix(Fix fix, Arguments... arguments) {
+    template <class Call, class... Arguments> farheap_page fix(Call call, Arguments... arguments) {
         farheap_page page{};
-        detail::check(fix(get(), arguments..., &page));
+        detail::check(call(get(), arguments..., &page));
         return page;
     }
     static bool tried(status code) {
@@ -631,7 +668,7 @@ private:
         return true;
     }
     // Before the handle, so that they outlive it.
-    std::shared_ptr<detail::pressure_function> told_;
+    std::shared_ptr<detail::pressure_slot> told_;
     std::unique_ptr<detail::write_function> asked_;
     detail::owned<farheap_pool, farheap_pool_free> handle_;
 };
