@@ -88,7 +88,7 @@ farheap_status farheap_last_status(void) FARHEAP_NOEXCEPT;
 /* The errno value of that failure, or 0. */
 int farheap_last_errno(void) FARHEAP_NOEXCEPT;
 /* Its message: what, which number, what to do; "" if there was none. Valid until the thread's next
- * failure. Never NULL. */
+ * failure or farheap_clear_error. Never NULL. */
 const char *farheap_last_message(void) FARHEAP_NOEXCEPT;
 /* Forgets the calling thread's last failure. */
 void farheap_clear_error(void) FARHEAP_NOEXCEPT;

@@ -7,6 +7,7 @@
 // - What fails throws farheap::bad_alloc (a std::bad_alloc) when there was no memory, farheap::error
 //   (a std::runtime_error) otherwise; both have code() and what(). Functions named try_ do not throw
 //   for lack of room.
+// - It needs exceptions, and works without RTTI.
 // - No exception passes through the library: callbacks of the program are wrapped.
 // - A moved-from object may only be destroyed or assigned to.
 #ifndef FARHEAP_HPP
@@ -450,6 +451,7 @@ public:
     bool holds() const noexcept { return page_.kind != FARHEAP_PAGE_NONE; }
     // Ends the fix now.
     void unfix() noexcept {
+        if (page_.kind == FARHEAP_PAGE_OPTIMISTIC) page_.kind = FARHEAP_PAGE_NONE; // Holds nothing.
         if (holds()) farheap_page_unfix(&page_);
     }
     // Copies a value out of the page.
@@ -463,6 +465,11 @@ public:
 
 protected:
     explicit page_guard(const farheap_page &page) noexcept : page_(page) {}
+    // Fixes in place: a copy of what was just stored makes the processor wait.
+    template <class Fix, class... Arguments>
+    page_guard(farheap_pool *of, Fix fix, Arguments... arguments) {
+        detail::check(fix(of, arguments..., &page_));
+    }
     farheap_page release() noexcept {
         farheap_page page = page_;
         page_.kind = FARHEAP_PAGE_NONE;
@@ -566,30 +573,30 @@ public:
         });
     }
 
-    exclusive_guard allocate() { return exclusive_guard(fix(farheap_pool_allocate)); }
+    exclusive_guard allocate() { return exclusive_guard(get(), farheap_pool_allocate); }
     exclusive_guard allocate_buffer(std::uint32_t order) {
-        return exclusive_guard(fix(farheap_pool_allocate_buffer, order));
+        return exclusive_guard(get(), farheap_pool_allocate_buffer, order);
     }
     shared_guard fix_shared(std::uint64_t id) {
-        return shared_guard(fix(farheap_pool_fix_shared, id));
+        return shared_guard(get(), farheap_pool_fix_shared, id);
     }
     shared_guard fix_shared(std::uint64_t id, std::uint64_t deadline_ms) {
-        return shared_guard(fix(farheap_pool_fix_shared_within, id, deadline_ms));
+        return shared_guard(get(), farheap_pool_fix_shared_within, id, deadline_ms);
     }
     exclusive_guard fix_exclusive(std::uint64_t id) {
-        return exclusive_guard(fix(farheap_pool_fix_exclusive, id));
+        return exclusive_guard(get(), farheap_pool_fix_exclusive, id);
     }
     exclusive_guard fix_exclusive(std::uint64_t id, std::uint64_t deadline_ms) {
-        return exclusive_guard(fix(farheap_pool_fix_exclusive_within, id, deadline_ms));
+        return exclusive_guard(get(), farheap_pool_fix_exclusive_within, id, deadline_ms);
     }
     optimistic_guard fix_optimistic(std::uint64_t id) {
-        return optimistic_guard(fix(farheap_pool_fix_optimistic, id));
+        return optimistic_guard(get(), farheap_pool_fix_optimistic, id);
     }
     shared_guard fix_buffer_shared(std::uint64_t id, std::uint32_t order) {
-        return shared_guard(fix(farheap_pool_fix_buffer_shared, id, order));
+        return shared_guard(get(), farheap_pool_fix_buffer_shared, id, order);
     }
     exclusive_guard fix_buffer_exclusive(std::uint64_t id, std::uint32_t order) {
-        return exclusive_guard(fix(farheap_pool_fix_buffer_exclusive, id, order));
+        return exclusive_guard(get(), farheap_pool_fix_buffer_exclusive, id, order);
     }
     // Empty when it would need waiting or I/O.
     std::optional<shared_guard> try_fix_shared(std::uint64_t id) {
@@ -656,11 +663,6 @@ private:
         farheap_pool *handle = nullptr;
         detail::check(make(&config, &handle));
         handle_.reset(handle);
-    }
-    template <class Call, class... Arguments> farheap_page fix(Call call, Arguments... arguments) {
-        farheap_page page{};
-        detail::check(call(get(), arguments..., &page));
-        return page;
     }
     static bool tried(status code) {
         if (code == FARHEAP_E_WOULD_BLOCK) return false;
@@ -776,7 +778,15 @@ public:
 
 private:
     template <class, std::size_t> friend class collective_allocator;
-    explicit suballocator(const farheap_suballocator &sub) noexcept : sub_(sub) {}
+    suballocator(farheap_collective *of, farheap::kind kind)
+        : sub_{of, static_cast<std::uint32_t>(kind), 0, {0, 0}} {
+        if (kind == new_per_page) {
+            detail::check(farheap_collective_suballocator(of, sub_.kind, &sub_));
+        }
+    }
+    suballocator(farheap_collective *of, const void *ptr) {
+        detail::check(farheap_collective_suballocator_of(of, ptr, &sub_));
+    }
     void release() noexcept {
         // The others hold nothing.
         if (sub_.kind == FARHEAP_NEW_PER_PAGE) farheap_suballocator_release(&sub_);
@@ -813,17 +823,11 @@ public:
         : collective_(other.get_collective()) {}
 
     [[nodiscard]] suballocator_type get_suballocator(farheap::kind kind) const {
-        farheap_suballocator sub{collective_.get(), static_cast<std::uint32_t>(kind), 0, {0, 0}};
-        if (kind == new_per_page) {
-            detail::check(farheap_collective_suballocator(collective_.get(), sub.kind, &sub));
-        }
-        return suballocator_type(sub);
+        return suballocator_type(collective_.get(), kind);
     }
     // The sub-allocator that an object came from.
     [[nodiscard]] suballocator_type get_suballocator(const void *ptr) const {
-        farheap_suballocator sub{};
-        detail::check(farheap_collective_suballocator_of(collective_.get(), ptr, &sub));
-        return suballocator_type(sub);
+        return suballocator_type(collective_.get(), ptr);
     }
     bool if_suballocator_contains(const suballocator_type &sub, const void *ptr) const noexcept {
         return sub.contains(ptr);

@@ -184,9 +184,11 @@ fn clip(message: String) -> String {
     if message.len() <= HEAD_MAX + TAIL_MAX {
         return message;
     }
-    let head = message.floor_char_boundary(HEAD_MAX);
-    let tail = message.ceil_char_boundary(message.len() - TAIL_MAX);
-    format!("{} [{} bytes] {}", &message[..head], tail - head, &message[tail..])
+    let (head, rest) = message.as_bytes().split_at(HEAD_MAX);
+    let (middle, tail) = rest.split_at(rest.len() - TAIL_MAX);
+    // A character that was cut becomes a replacement character.
+    let [head, tail] = [head, tail].map(String::from_utf8_lossy);
+    format!("{head} [{} bytes] {tail}", middle.len())
 }
 
 /// Notes a failure for the calling thread; returns its code.
@@ -211,29 +213,32 @@ pub(crate) fn fail(failure: Failure) -> farheap_status {
 }
 
 /// Runs the body of a function: notes its failure, and catches a panic.
+///
+/// What passes the wall is one register: a larger result goes through memory, is stored in pieces and
+/// loaded as a whole, and the processor waits (`docs/ffi.md`, figures).
 #[inline]
 pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> farheap_status {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => FARHEAP_OK,
-        Ok(Err(failure)) => fail(failure),
-        Err(panic) => fail(from_panic(&*panic)),
-    }
+    let noted = || match body() {
+        Ok(()) => FARHEAP_OK,
+        Err(failure) => fail(failure),
+    };
+    catch_unwind(AssertUnwindSafe(noted)).unwrap_or_else(|panic| fail(from_panic(&*panic)))
 }
 
 /// As [`call`], for a function that returns a value of its own: `failed` if it fails.
 #[inline]
-pub(crate) fn value<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(value)) => value,
-        Ok(Err(failure)) => {
+pub(crate) fn value<T: Copy>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
+    let noted = || match body() {
+        Ok(value) => value,
+        Err(failure) => {
             fail(failure);
             failed
         }
-        Err(panic) => {
-            fail(from_panic(&*panic));
-            failed
-        }
-    }
+    };
+    catch_unwind(AssertUnwindSafe(noted)).unwrap_or_else(|panic| {
+        fail(from_panic(&*panic));
+        failed
+    })
 }
 
 #[cold]
