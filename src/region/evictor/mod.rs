@@ -235,6 +235,8 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
+            // What the heap keeps of freed memory need not be written.
+            self.pager.care.call();
             freed = match self.evict_chunk() {
                 Chunkwise::Went => true,
                 Chunkwise::Wait => false,

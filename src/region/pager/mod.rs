@@ -23,6 +23,7 @@ mod discard;
 pub(super) mod install;
 mod room;
 
+use super::care::Care;
 use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
 use super::joined::Joined;
@@ -83,6 +84,7 @@ pub(crate) struct Pager {
     pub(crate) budget: Arc<Budget>,
     /// Its place under a memory manager.
     pub(in crate::region) joined: Joined,
+    pub(in crate::region) care: Care,
     pub(crate) policy: Ranked<Box<dyn EvictionPolicy>>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) slots: SlotMap,
@@ -195,6 +197,7 @@ impl Pager {
             uffd,
             discarder: Discarder::new(),
             budget,
+            care: Care::new(),
             joined: Joined::new(account, config.span.as_usize(), page_bytes)?,
             policy: Ranked::new(Rank::Policy, policy),
             slots: SlotMap::new(SlotCount(slot_count as u64))?,
