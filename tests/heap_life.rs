@@ -219,7 +219,11 @@ fn signal_handlers_of_the_program_run_on_its_own_threads() {
             let tasks = fs::read_dir("/proc/self/task").expect("/proc").flatten();
             tasks.filter(|task| status_line(&task.path(), "Name:").starts_with("farheap-")).count()
         };
-        assert!(eventually(|| named() == 5), "evictor, lender, two fillers, maintenance: {}", named());
+        assert!(
+            eventually(|| named() == 5),
+            "evictor, lender, two fillers, maintenance: {}",
+            named()
+        );
         let mut threads = 0;
         for task in fs::read_dir("/proc/self/task").expect("/proc") {
             let task = task.expect("an entry").path();
