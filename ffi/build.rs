@@ -1,6 +1,8 @@
-//! Gives the shared library its soname: the number is that of the ABI, `FARHEAP_ABI_VERSION`.
+//! Gives the shared library its soname: the number is that of the ABI, `FARHEAP_ABI_VERSION`. It
+//! stays loaded when a host closes it: it has threads, a signal handler and thread-local data.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfarheap.so.1");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -35,6 +35,7 @@ fn huge_and_resident(start: usize, len: usize) -> (u64, u64) {
 
 /// Percent of plain memory of `len` bytes that is in huge pages here and now, when huge pages are
 /// asked for: what the kernel can give, its memory being as fragmented as it is.
+#[expect(clippy::disallowed_methods, reason = "what the kernel gives without the library")]
 fn huge_percent_of_plain_memory(len: usize) -> u64 {
     let (prot, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -45,8 +46,9 @@ fn huge_percent_of_plain_memory(len: usize) -> u64 {
     let advised = unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
     assert_eq!(advised, 0, "{}", std::io::Error::last_os_error());
     for offset in (0..len).step_by(4096) {
+        let byte = start.wrapping_byte_add(offset).cast::<u8>();
         // SAFETY: inside the mapping above, which nobody else knows.
-        unsafe { start.byte_add(offset).cast::<u8>().write_volatile(1) };
+        unsafe { byte.write_volatile(1) };
     }
     let (huge, resident) = huge_and_resident(start as usize, len);
     // SAFETY: the mapping above, which is not used any more.

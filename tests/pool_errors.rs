@@ -113,11 +113,20 @@ fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
     }
     durable.store(200, Ordering::SeqCst);
     // Cleaner, eviction and checkpoint all ask; pages with a record beyond 200 cannot leave.
-    pool.flush().expect("what may be written is");
-    pool.evict_all().expect("the others stay");
+    let beyond: Vec<PageId> = ids.iter().copied().filter(|id| id.0 > 200).collect();
+    let refusal = |result: Result<(), Error>| match result.expect_err("the others stay") {
+        Error::WriteRefused { pages, first, reason } => {
+            assert!(beyond.contains(&first), "{first}");
+            assert!(reason.contains(&first.to_string()), "{reason}");
+            pages.0
+        }
+        other => panic!("{other}"),
+    };
+    assert_eq!(refusal(pool.flush()), beyond.len() as u64);
+    assert_eq!(refusal(pool.evict_all()), beyond.len() as u64);
+    assert!(pool.stats().write_refusals >= 2 * beyond.len() as u64);
     let resident = pool.stats().resident.get() / 4096;
-    let beyond = ids.iter().filter(|id| id.0 > 200).count() as u64;
-    assert_eq!(resident, beyond);
+    assert_eq!(resident, beyond.len() as u64);
     let written = pool.stats().pages_written;
     assert!(written >= 200, "{written}");
     assert!(asked.lock().expect("no panic").iter().all(|(page, lsn)| page.0 == *lsn));

@@ -3,7 +3,7 @@
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{FaultyStore, MemStore, Op};
 use farheap::tier::manager::{MemoryManager, Mode};
-use farheap::{ByteCount, Error, PageId};
+use farheap::{ByteCount, Error, PageCount, PageId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -238,8 +238,12 @@ fn the_log_is_asked_before_a_page_is_written() {
     page.set_lsn(10);
     let id = page.id();
     drop(page);
-    pool.flush().expect("the page is left out");
-    assert_eq!(pool.stats().pages_written, 0);
+    let error = pool.flush().expect_err("the page is left out");
+    assert!(
+        matches!(&error, Error::WriteRefused { pages: PageCount(1), first, .. } if *first == id)
+    );
+    assert!(error.to_string().contains("1 changed pages were not written"), "{error}");
+    assert_eq!((pool.stats().pages_written, pool.stats().write_refusals), (0, 1));
     durable.store(10, Ordering::SeqCst);
     pool.flush().expect("flush");
     assert_eq!(pool.stats().pages_written, 1);

@@ -219,3 +219,32 @@ fn latencies_count_what_they_time() {
     assert!(table.contains(" zero, 8 read") && table.contains("trouble       none"), "{table}");
     assert!(latencies.to_string().contains("device write"));
 }
+
+#[test]
+fn fresh_data_that_is_read_back_in_order_is_not_pushed_out_before_it_is_reached() {
+    const MIB: usize = 1 << 20;
+    let _watchdog = watchdog("read back", Duration::from_secs(120));
+    let (limit, data) = (64 * MIB, 128 * MIB);
+    let config = RegionConfig { limit: ByteCount(limit as u64), ..RegionConfig::default() };
+    let Some(region) = region(config, mem_store(ByteCount((2 * data) as u64))) else { return };
+    let base = region.map(ByteCount(data as u64)).expect("room").as_ptr().cast::<usize>();
+    // SAFETY: in the mapping, which this test alone uses.
+    let word = |at: usize| unsafe { base.add(at) };
+    let words = || (0..data / 8).step_by(4096 / 8);
+    // SAFETY: as above.
+    words().for_each(|at| unsafe { word(at).write_volatile(at + 1) });
+    let written = region.stats().bytes_written;
+    assert!(written >= (data - limit) as u64, "{written} of {data} are out");
+    // SAFETY: as above.
+    words().for_each(|at| assert_eq!(unsafe { word(at).read_volatile() }, at + 1));
+    let stats = region.stats();
+    println!(
+        "{written} bytes written first, {} in all, {} read",
+        stats.bytes_written, stats.bytes_read
+    );
+    if stats.chunks_opened > 0 {
+        // What came last is still in memory when the reader arrives there, the greater part of it.
+        let most = (data - limit) as u64 + limit as u64 / 2;
+        assert!(stats.bytes_written <= most, "{stats}");
+    }
+}

@@ -1,4 +1,4 @@
-//! Object placement: pages swapped by B-trees, skip lists and paged maps under every strategy.
+//! Object placement: pages swapped by ordered maps under every strategy.
 //!
 //! The key-value Scan benchmark of "Collective Allocator Abstraction to Control Object Spatial
 //! Locality in C++" (Hideshima, Sato, Ugawa, 2024), against what its C++ artifact swaps.
@@ -9,6 +9,7 @@
 //! cargo bench --bench placement -- --variant btree:dfs --local 5,10,50 --alpha 0.8
 //! cargo bench --bench placement -- --costs               # what allocating costs, nothing else
 //! cargo bench --bench placement -- --steps               # rearrangement in parts, nothing else
+//! cargo bench --bench placement -- --levels              # page sizes by level, nothing else
 //! cargo bench --bench placement -- --test                # does it work? (so does `cargo test`)
 //! ```
 //! Prints points, links (Figure 4) and line counts (Table 3, see `lines.rs` for the rule), and
@@ -17,6 +18,7 @@
 //! out at the start. It checks its own answers: all variants read the same pairs.
 
 mod cost;
+mod levels;
 mod lines;
 mod report;
 mod run;
@@ -53,7 +55,7 @@ struct Args {
     /// Share of updates.
     #[arg(long, value_delimiter = ',', default_values_t = [0.05, 0.5])]
     updates: Vec<f64>,
-    /// Variants as `btree:dfs`, `skiplist:local+page`, `paged:hot`; default all.
+    /// Variants as `btree:dfs`, `skiplist:local+page`, `paged:hot`, `leveled:far`; default all.
     #[arg(long, value_delimiter = ',')]
     variant: Vec<String>,
     /// Eviction policy of the page cache; default the region's own.
@@ -80,6 +82,9 @@ struct Args {
     /// Only a rearrangement in parts: time and memory.
     #[arg(long)]
     steps: bool,
+    /// Only page sizes by level: pages, bytes and time, and which sizes the cost model chooses.
+    #[arg(long)]
+    levels: bool,
     /// A tiny scale, to see that it works.
     #[arg(long)]
     test: bool,
@@ -161,6 +166,13 @@ fn main() -> Outcome<()> {
         let n = args.n.expect("filled in");
         steps::run(n, args.region(n), args.seed)?;
         if args.steps {
+            return Ok(());
+        }
+    }
+    if args.levels || args.test {
+        let n = args.n.expect("filled in");
+        levels::run(n, args.queries, args.region(n), args.seed, &folder)?;
+        if args.levels {
             return Ok(());
         }
     }

@@ -103,7 +103,7 @@ pub(crate) fn print_points(rows: &[Row]) {
             point.took.as_secs_f64(),
         );
     }
-    println!("(paged: against the paper's best variant at the point)");
+    println!("(paged and leveled: against the paper's best variant at the point)");
 }
 
 /// Prints how each variant compares over all its points.

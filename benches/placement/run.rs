@@ -3,7 +3,7 @@
 use crate::report::Layout;
 use crate::workload::{Mix, PAIR_BYTES, Query, Value, pairs};
 use farheap::containers::{
-    FarBTreeMap, FarPagedMap, FarSkipList, Links, ListStrategy, TreeStrategy,
+    FarBTreeMap, FarLeveledMap, FarPagedMap, FarSkipList, Links, ListStrategy, TreeStrategy,
 };
 use farheap::region::RegionConfig;
 use farheap::store::MemStore;
@@ -25,8 +25,22 @@ pub(crate) enum Variant {
     Recent,
     /// Full leaves, those used most in purely-local memory, after having watched other queries.
     Hot,
+    /// A B+-tree with the levels above its full leaves in purely-local memory, or far like them.
+    Leveled {
+        is_local: bool,
+    },
 }
 
+/// What the paper does not have.
+const BEYOND: [Variant; 5] = [
+    Variant::Dense,
+    Variant::Recent,
+    Variant::Hot,
+    Variant::Leveled { is_local: true },
+    Variant::Leveled { is_local: false },
+];
+/// Page size of all levels.
+const PAGE: ByteCount = ByteCount(4096);
 /// Leaves that a scan comes to, on average: what `recent` moves together.
 const RECENT_RUN: usize = 3;
 /// Part of the local memory that `hot` and `recent` leave to the page cache.
@@ -38,7 +52,7 @@ impl Variant {
     pub(crate) fn all() -> Vec<Variant> {
         let trees = TreeStrategy::ALL.into_iter().map(Variant::BTree);
         let lists = ListStrategy::ALL.into_iter().map(Variant::SkipList);
-        trees.chain(lists).chain([Variant::Dense, Variant::Recent, Variant::Hot]).collect()
+        trees.chain(lists).chain(BEYOND).collect()
     }
 
     pub(crate) fn structure(self) -> &'static str {
@@ -46,6 +60,7 @@ impl Variant {
             Variant::BTree(_) => "btree",
             Variant::SkipList(_) => "skiplist",
             Variant::Dense | Variant::Recent | Variant::Hot => "paged",
+            Variant::Leveled { .. } => "leveled",
         }
     }
 
@@ -56,12 +71,14 @@ impl Variant {
             Variant::Dense => "dense".to_owned(),
             Variant::Recent => "recent".to_owned(),
             Variant::Hot => "hot".to_owned(),
+            Variant::Leveled { is_local: true } => "local".to_owned(),
+            Variant::Leveled { is_local: false } => "far".to_owned(),
         }
     }
 
     /// Whether the paper has it.
     pub(crate) fn is_of_paper(self) -> bool {
-        self.structure() != "paged"
+        matches!(self, Variant::BTree(_) | Variant::SkipList(_))
     }
 
     pub(crate) fn uses_local(self) -> bool {
@@ -70,6 +87,7 @@ impl Variant {
             Variant::SkipList(strategy) => strategy.uses_local(),
             Variant::Dense => false,
             Variant::Recent | Variant::Hot => true,
+            Variant::Leveled { is_local } => is_local,
         }
     }
 
@@ -100,6 +118,14 @@ impl Variant {
                 if self == Variant::Recent {
                     map.place_by_recency(RECENT_RUN)?;
                 }
+                Box::new(map)
+            }
+            Variant::Leveled { .. } => {
+                let mut map = FarLeveledMap::new(collective)?;
+                for (key, value) in pairs(n, seed) {
+                    map.insert(key, value)?;
+                }
+                map.repack(1.0)?;
                 Box::new(map)
             }
         })
@@ -170,6 +196,7 @@ macro_rules! implement_map {
 }
 implement_map!(FarBTreeMap);
 implement_map!(FarSkipList);
+implement_map!(FarLeveledMap);
 
 /// A container that was built, ready for queries.
 pub(crate) struct Built {
@@ -216,6 +243,10 @@ pub(crate) fn division(variant: Variant, n: u64, local_pct: u64) -> (u64, u64) {
     let directory = FarPagedMap::<u64, Value>::directory_bytes(n as usize / 25 + 1).get();
     let minimum = RegionConfig::limit_min(ByteCount::kib(4)).get();
     match variant {
+        Variant::Leveled { is_local: true } => {
+            let levels = FarLeveledMap::<u64, Value>::directory_bytes(n as usize, PAGE, PAGE).get();
+            (bytes.saturating_sub(levels), levels.min(bytes))
+        }
         Variant::Dense => (bytes.saturating_sub(directory), 0),
         Variant::Recent | Variant::Hot => {
             let bytes = bytes.saturating_sub(directory);

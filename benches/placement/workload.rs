@@ -10,6 +10,8 @@ pub(crate) const VALUE_BYTES: usize = 150;
 pub(crate) const PAIR_BYTES: u64 = 160;
 /// Longest scan.
 const SCAN_MAX: usize = 100;
+/// A scan on average.
+pub(crate) const SCAN_MEAN: usize = SCAN_MAX / 2;
 
 pub(crate) type Value = [u8; VALUE_BYTES];
 

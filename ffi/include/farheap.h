@@ -77,6 +77,7 @@ typedef enum farheap_status {
     FARHEAP_E_IN_USE = 39,      /* memory, pages or blocks are still held */
     FARHEAP_E_JEMALLOC = 40,
     FARHEAP_E_TOO_MANY_CONSUMERS = 41, /* of a memory manager */
+    FARHEAP_E_WRITE_REFUSED = 42, /* changed pages stay in memory: `before_write` refused them */
     FARHEAP_E_FULL = 50,        /* a sub-allocator has no room; another one may have */
     FARHEAP_E_TOO_LARGE = 51,   /* an object larger than a sub-allocator can hold */
     FARHEAP_E_ALIGN = 52        /* an alignment larger than a sub-allocator's pages */
@@ -87,7 +88,7 @@ farheap_status farheap_last_status(void) FARHEAP_NOEXCEPT;
 /* The errno value of that failure, or 0. */
 int farheap_last_errno(void) FARHEAP_NOEXCEPT;
 /* Its message: what, which number, what to do; "" if there was none. Valid until the thread's next
- * failure. Never NULL. */
+ * failure or farheap_clear_error. Never NULL. */
 const char *farheap_last_message(void) FARHEAP_NOEXCEPT;
 /* Forgets the calling thread's last failure. */
 void farheap_clear_error(void) FARHEAP_NOEXCEPT;
@@ -165,7 +166,7 @@ farheap_status farheap_start_config_abi(uint32_t abi, const farheap_config *conf
 farheap_status farheap_start_env_abi(uint32_t abi, farheap_heap **out) FARHEAP_NOEXCEPT;
 
 /* Starts the far heap from a text form; NULL is the defaults. A second one is
- * FARHEAP_E_ALREADY_RUNNING. The handle is the caller's, to farheap_heap_free(). */
+ * FARHEAP_E_ALREADY_RUNNING. farheap_start_under() is for a limit shared with table pages. The handle is the caller's, to farheap_heap_free(). */
 static inline farheap_status farheap_start(const char *config, farheap_heap **out) FARHEAP_NOEXCEPT {
     return farheap_start_abi(FARHEAP_ABI_VERSION, config, out);
 }
@@ -414,7 +415,7 @@ farheap_status farheap_collective_evict_all(farheap_collective *collective) FARH
 
 /* ---- Memory manager ---------------------------------------------------------------------------- */
 
-/* One hard limit over table pages and temporary memory. */
+/* One hard limit over table pages, temporary memory and, with farheap_start_under(), far memory. */
 typedef struct farheap_manager farheap_manager;
 
 typedef enum farheap_manager_mode {
@@ -464,6 +465,14 @@ static inline farheap_status farheap_manager_new(uint64_t limit, farheap_manager
 farheap_status farheap_manager_free(farheap_manager *manager) FARHEAP_NOEXCEPT;
 /* The limit; 0 on error. */
 uint64_t farheap_manager_limit(const farheap_manager *manager) FARHEAP_NOEXCEPT;
+/* Starts the process's far heap, see farheap_start, under a manager: one limit holds for far memory,
+ * table pages and temporary memory together, the configuration's limit is the far heap's part of it
+ * at most, and temporary memory that does not fit spills to the far heap. The manager stays as long as
+ * the heap, its handle need not. `config` may be NULL for the text form, not for the structure. */
+farheap_status farheap_start_under(farheap_manager *manager, const char *config,
+                                   farheap_heap **out) FARHEAP_NOEXCEPT;
+farheap_status farheap_start_config_under(farheap_manager *manager, const farheap_config *config,
+                                          farheap_heap **out) FARHEAP_NOEXCEPT;
 /* Changes it. FARHEAP_E_OUT_OF_MEMORY when too much is pinned: the old one stays. */
 farheap_status farheap_manager_set_limit(farheap_manager *manager, uint64_t limit) FARHEAP_NOEXCEPT;
 /* How long an allocation waits for memory before it fails; 30 s unless set. */
@@ -512,9 +521,10 @@ farheap_status farheap_temporary_deallocate(farheap_temporary *temporary, void *
 /* Pages of a table file at fixed addresses, within a manager's limit. */
 typedef struct farheap_pool farheap_pool;
 
-/* Asked before a page is written back, by farheap_pool_flush too, with the number given by farheap_page_set_lsn: the log must
- * hold that record first. Anything but FARHEAP_OK keeps the page in memory. Called from any thread;
- * it must not use the pool. */
+/* Asked before a page is written back, by farheap_pool_flush too, with the number given by
+ * farheap_page_set_lsn: it makes the log durable up to that record. If it cannot, anything but
+ * FARHEAP_OK keeps the page in memory: eviction takes others, farheap_pool_flush fails. Called from
+ * any thread; it must not use the pool. */
 typedef farheap_status (*farheap_before_write)(void *userdata, uint64_t page, uint64_t lsn);
 
 /* A field that is zero has its default. */
@@ -542,6 +552,7 @@ typedef struct farheap_pool_stats {
     uint64_t evicted;
     uint64_t write_errors;
     uint64_t holders; /* fixes at the moment */
+    uint64_t write_refusals; /* times that `before_write` refused a page */
 } farheap_pool_stats;
 
 /* Creates a table file (or takes a raw device) of at most `capacity` bytes; what it held is lost.
@@ -555,7 +566,9 @@ farheap_status farheap_pool_open(farheap_manager *manager, const farheap_pool_co
 /* Closes a pool. What has not been written is lost: farheap_pool_flush first. FARHEAP_E_IN_USE while
  * pages are fixed. NULL does nothing. */
 farheap_status farheap_pool_free(farheap_pool *pool) FARHEAP_NOEXCEPT;
-/* Writes all changed pages. */
+/* Checkpoint: writes all changed pages. After a failure keep the log from where the last checkpoint
+ * began. FARHEAP_E_WRITE_REFUSED when `before_write` refused pages, which the message counts: they stay
+ * in memory, changed; all others are written. FARHEAP_E_IO when the device did: the same. */
 farheap_status farheap_pool_flush(farheap_pool *pool) FARHEAP_NOEXCEPT;
 /* Bytes of a page that are the caller's; pages of the table, used and free. 0 on error. */
 size_t farheap_pool_payload(const farheap_pool *pool) FARHEAP_NOEXCEPT;

@@ -7,6 +7,7 @@
 // - What fails throws farheap::bad_alloc (a std::bad_alloc) when there was no memory, farheap::error
 //   (a std::runtime_error) otherwise; both have code() and what(). Functions named try_ do not throw
 //   for lack of room.
+// - It needs exceptions, and works without RTTI.
 // - No exception passes through the library: callbacks of the program are wrapped.
 // - A moved-from object may only be destroyed or assigned to.
 #ifndef FARHEAP_HPP
@@ -14,12 +15,14 @@
 
 #include "farheap.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <memory_resource>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -175,6 +178,7 @@ public:
     farheap_heap *get() const noexcept { return handle_.get(); }
 
 private:
+    friend class manager;
     template <class Start> heap(Start start, int) { take(start); }
     template <class Start> void take(Start start) {
         farheap_heap *handle = nullptr;
@@ -248,8 +252,12 @@ protected:
         far_free_sized(ptr, bytes, align);
     }
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
+#ifdef __cpp_rtti
         const auto *tier = dynamic_cast<const tier_resource *>(&other);
         return tier && tier->placement_ == placement_;
+#else
+        return this == &other; // Without RTTI: containers on two resources copy, and do not move.
+#endif
     }
 
 private:
@@ -303,12 +311,27 @@ namespace detail {
 using pressure_function = std::function<void(farheap_pressure, std::uint64_t)>;
 using write_function = std::function<bool(std::uint64_t page, std::uint64_t lsn)>;
 
+// Who is told about a manager's pressure. It lives as long as what may tell: manager, pools, heap.
+struct pressure_slot {
+    std::atomic<pressure_function *> told{nullptr};
+    ~pressure_slot() { delete told.load(); }
+};
+
 extern "C" inline void farheap_hpp_on_pressure(void *userdata, farheap_pressure event,
                                                std::uint64_t bytes) {
     try {
-        (*static_cast<pressure_function *>(userdata))(event, bytes);
+        pressure_function *told = static_cast<pressure_slot *>(userdata)->told.load();
+        if (told) (*told)(event, bytes);
     } catch (...) { // An event that was not understood costs nothing.
     }
+}
+
+// Keeps what the far heap may call for ever, for it may run until the process ends.
+inline void keep(std::shared_ptr<pressure_slot> slot) {
+    static std::mutex lock;
+    static auto *const kept = new std::vector<std::shared_ptr<pressure_slot>>;
+    const std::lock_guard<std::mutex> guard(lock);
+    kept->push_back(std::move(slot));
 }
 
 extern "C" inline farheap_status farheap_hpp_before_write(void *userdata, std::uint64_t page,
@@ -322,7 +345,7 @@ extern "C" inline farheap_status farheap_hpp_before_write(void *userdata, std::u
 }
 } // namespace detail
 
-// One limit over table pages and temporary memory.
+// One limit over table pages, temporary memory and, by start_heap(), far memory.
 class manager {
 public:
     explicit manager(std::uint64_t limit, farheap_manager_mode mode = FARHEAP_COOPERATIVE,
@@ -341,10 +364,10 @@ public:
     }
     // Called from any thread; once for each manager. What it throws is dropped.
     void on_pressure(detail::pressure_function told) {
-        auto kept = std::make_shared<detail::pressure_function>(std::move(told));
+        auto made = std::make_unique<detail::pressure_function>(std::move(told));
         detail::check(farheap_manager_on_pressure(get(), detail::farheap_hpp_on_pressure,
-                                                  kept.get()));
-        told_ = std::move(kept);
+                                                  told_.get()));
+        told_->told.store(made.release());
     }
     manager_stats stats() const {
         manager_stats out{};
@@ -364,10 +387,24 @@ public:
     }
     farheap_manager *get() const noexcept { return handle_.get(); }
 
+    // Starts the process's far heap under this limit; temporary memory that does not fit spills to it.
+    heap start_heap(const char *config = nullptr) {
+        return start([&](farheap_heap **out) { return farheap_start_under(get(), config, out); });
+    }
+    heap start_heap(const farheap_config &config) {
+        return start([&](farheap_heap **out) {
+            return farheap_start_config_under(get(), &config, out);
+        });
+    }
+
 private:
     friend class pool;
+    template <class Start> heap start(Start start) {
+        detail::keep(told_);
+        return heap(start, 0);
+    }
     // Before the handle, so that it outlives it.
-    std::shared_ptr<detail::pressure_function> told_;
+    std::shared_ptr<detail::pressure_slot> told_ = std::make_shared<detail::pressure_slot>();
     detail::owned<farheap_manager, farheap_manager_free> handle_;
 };
 
@@ -414,6 +451,7 @@ public:
     bool holds() const noexcept { return page_.kind != FARHEAP_PAGE_NONE; }
     // Ends the fix now.
     void unfix() noexcept {
+        if (page_.kind == FARHEAP_PAGE_OPTIMISTIC) page_.kind = FARHEAP_PAGE_NONE; // Holds nothing.
         if (holds()) farheap_page_unfix(&page_);
     }
     // Copies a value out of the page.
@@ -427,6 +465,11 @@ public:
 
 protected:
     explicit page_guard(const farheap_page &page) noexcept : page_(page) {}
+    // Fixes in place: a copy of what was just stored makes the processor wait.
+    template <class Fix, class... Arguments>
+    page_guard(farheap_pool *of, Fix fix, Arguments... arguments) {
+        detail::check(fix(of, arguments..., &page_));
+    }
     farheap_page release() noexcept {
         farheap_page page = page_;
         page_.kind = FARHEAP_PAGE_NONE;
@@ -530,30 +573,30 @@ public:
         });
     }
 
-    exclusive_guard allocate() { return exclusive_guard(fix(farheap_pool_allocate)); }
+    exclusive_guard allocate() { return exclusive_guard(get(), farheap_pool_allocate); }
     exclusive_guard allocate_buffer(std::uint32_t order) {
-        return exclusive_guard(fix(farheap_pool_allocate_buffer, order));
+        return exclusive_guard(get(), farheap_pool_allocate_buffer, order);
     }
     shared_guard fix_shared(std::uint64_t id) {
-        return shared_guard(fix(farheap_pool_fix_shared, id));
+        return shared_guard(get(), farheap_pool_fix_shared, id);
     }
     shared_guard fix_shared(std::uint64_t id, std::uint64_t deadline_ms) {
-        return shared_guard(fix(farheap_pool_fix_shared_within, id, deadline_ms));
+        return shared_guard(get(), farheap_pool_fix_shared_within, id, deadline_ms);
     }
     exclusive_guard fix_exclusive(std::uint64_t id) {
-        return exclusive_guard(fix(farheap_pool_fix_exclusive, id));
+        return exclusive_guard(get(), farheap_pool_fix_exclusive, id);
     }
     exclusive_guard fix_exclusive(std::uint64_t id, std::uint64_t deadline_ms) {
-        return exclusive_guard(fix(farheap_pool_fix_exclusive_within, id, deadline_ms));
+        return exclusive_guard(get(), farheap_pool_fix_exclusive_within, id, deadline_ms);
     }
     optimistic_guard fix_optimistic(std::uint64_t id) {
-        return optimistic_guard(fix(farheap_pool_fix_optimistic, id));
+        return optimistic_guard(get(), farheap_pool_fix_optimistic, id);
     }
     shared_guard fix_buffer_shared(std::uint64_t id, std::uint32_t order) {
-        return shared_guard(fix(farheap_pool_fix_buffer_shared, id, order));
+        return shared_guard(get(), farheap_pool_fix_buffer_shared, id, order);
     }
     exclusive_guard fix_buffer_exclusive(std::uint64_t id, std::uint32_t order) {
-        return exclusive_guard(fix(farheap_pool_fix_buffer_exclusive, id, order));
+        return exclusive_guard(get(), farheap_pool_fix_buffer_exclusive, id, order);
     }
     // Empty when it would need waiting or I/O.
     std::optional<shared_guard> try_fix_shared(std::uint64_t id) {
@@ -588,6 +631,7 @@ public:
     void prefetch(const std::vector<std::uint64_t> &ids) {
         detail::check(farheap_pool_prefetch(get(), ids.data(), ids.size()));
     }
+    // Throws when before_write refused pages: FARHEAP_E_WRITE_REFUSED.
     void flush() { detail::check(farheap_pool_flush(get())); }
     void set_floor(std::uint64_t bytes) { detail::check(farheap_pool_set_floor(get(), bytes)); }
     void set_ceiling(std::uint64_t bytes) {
@@ -620,18 +664,13 @@ private:
         detail::check(make(&config, &handle));
         handle_.reset(handle);
     }
-    template <class Fix, class... Arguments> farheap_page fix(Fix fix, Arguments... arguments) {
-        farheap_page page{};
-        detail::check(fix(get(), arguments..., &page));
-        return page;
-    }
     static bool tried(status code) {
         if (code == FARHEAP_E_WOULD_BLOCK) return false;
         detail::check(code);
         return true;
     }
     // Before the handle, so that they outlive it.
-    std::shared_ptr<detail::pressure_function> told_;
+    std::shared_ptr<detail::pressure_slot> told_;
     std::unique_ptr<detail::write_function> asked_;
     detail::owned<farheap_pool, farheap_pool_free> handle_;
 };
@@ -739,7 +778,15 @@ public:
 
 private:
     template <class, std::size_t> friend class collective_allocator;
-    explicit suballocator(const farheap_suballocator &sub) noexcept : sub_(sub) {}
+    suballocator(farheap_collective *of, farheap::kind kind)
+        : sub_{of, static_cast<std::uint32_t>(kind), 0, {0, 0}} {
+        if (kind == new_per_page) {
+            detail::check(farheap_collective_suballocator(of, sub_.kind, &sub_));
+        }
+    }
+    suballocator(farheap_collective *of, const void *ptr) {
+        detail::check(farheap_collective_suballocator_of(of, ptr, &sub_));
+    }
     void release() noexcept {
         // The others hold nothing.
         if (sub_.kind == FARHEAP_NEW_PER_PAGE) farheap_suballocator_release(&sub_);
@@ -776,17 +823,11 @@ public:
         : collective_(other.get_collective()) {}
 
     [[nodiscard]] suballocator_type get_suballocator(farheap::kind kind) const {
-        farheap_suballocator sub{collective_.get(), static_cast<std::uint32_t>(kind), 0, {0, 0}};
-        if (kind == new_per_page) {
-            detail::check(farheap_collective_suballocator(collective_.get(), sub.kind, &sub));
-        }
-        return suballocator_type(sub);
+        return suballocator_type(collective_.get(), kind);
     }
     // The sub-allocator that an object came from.
     [[nodiscard]] suballocator_type get_suballocator(const void *ptr) const {
-        farheap_suballocator sub{};
-        detail::check(farheap_collective_suballocator_of(collective_.get(), ptr, &sub));
-        return suballocator_type(sub);
+        return suballocator_type(collective_.get(), ptr);
     }
     bool if_suballocator_contains(const suballocator_type &sub, const void *ptr) const noexcept {
         return sub.contains(ptr);

@@ -118,7 +118,7 @@ unsafe fn open<'a>(
 /// # Safety
 /// The caller does not free the handle during the call.
 #[inline]
-unsafe fn on<T>(
+unsafe fn on<T: Copy>(
     collective: *const farheap_collective,
     failed: T,
     body: impl FnOnce(&Collective) -> Result<T>,

@@ -64,6 +64,7 @@ codes! {
     FARHEAP_E_IN_USE = 39,
     FARHEAP_E_JEMALLOC = 40,
     FARHEAP_E_TOO_MANY_CONSUMERS = 41,
+    FARHEAP_E_WRITE_REFUSED = 42,
     FARHEAP_E_FULL = 50,
     FARHEAP_E_TOO_LARGE = 51,
     FARHEAP_E_ALIGN = 52,
@@ -132,6 +133,7 @@ impl From<Error> for Failure {
             Error::InUse { .. } => (FARHEAP_E_IN_USE, 0),
             Error::Jemalloc { errno, .. } => (FARHEAP_E_JEMALLOC, *errno),
             Error::TooManyConsumers { .. } => (FARHEAP_E_TOO_MANY_CONSUMERS, 0),
+            Error::WriteRefused { .. } => (FARHEAP_E_WRITE_REFUSED, 0),
             Error::Forked { .. } => (FARHEAP_E_FORKED, 0),
             // Newer than this library: the message says it.
             _ => (FARHEAP_E_OTHER, 0),
@@ -172,13 +174,31 @@ thread_local! {
     };
 }
 
+/// Most bytes of a message's beginning and end that are kept: what a host passed in, such as a
+/// configuration, may be of any length.
+const HEAD_MAX: usize = 600;
+const TAIL_MAX: usize = 300;
+
+/// A message without its middle if it is long.
+fn clip(message: String) -> String {
+    if message.len() <= HEAD_MAX + TAIL_MAX {
+        return message;
+    }
+    let (head, rest) = message.as_bytes().split_at(HEAD_MAX);
+    let (middle, tail) = rest.split_at(rest.len() - TAIL_MAX);
+    // A character that was cut becomes a replacement character.
+    let [head, tail] = [head, tail].map(String::from_utf8_lossy);
+    format!("{head} [{} bytes] {tail}", middle.len())
+}
+
 /// Notes a failure for the calling thread; returns its code.
 #[cold]
 pub(crate) fn fail(failure: Failure) -> farheap_status {
     let Failure { status, message, errno } = failure;
     let message = match message {
         Message::Static(message) => Cow::Borrowed(message),
-        Message::Owned(mut message) => {
+        Message::Owned(message) => {
+            let mut message = clip(message);
             message.retain(|c| c != '\0');
             Cow::Owned(CString::new(message).unwrap_or_default())
         }
@@ -193,29 +213,32 @@ pub(crate) fn fail(failure: Failure) -> farheap_status {
 }
 
 /// Runs the body of a function: notes its failure, and catches a panic.
+///
+/// What passes the wall is one register: a larger result goes through memory, is stored in pieces and
+/// loaded as a whole, and the processor waits (`docs/ffi.md`, figures).
 #[inline]
 pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> farheap_status {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => FARHEAP_OK,
-        Ok(Err(failure)) => fail(failure),
-        Err(panic) => fail(from_panic(&*panic)),
-    }
+    let noted = || match body() {
+        Ok(()) => FARHEAP_OK,
+        Err(failure) => fail(failure),
+    };
+    catch_unwind(AssertUnwindSafe(noted)).unwrap_or_else(|panic| fail(from_panic(&*panic)))
 }
 
 /// As [`call`], for a function that returns a value of its own: `failed` if it fails.
 #[inline]
-pub(crate) fn value<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(value)) => value,
-        Ok(Err(failure)) => {
+pub(crate) fn value<T: Copy>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
+    let noted = || match body() {
+        Ok(value) => value,
+        Err(failure) => {
             fail(failure);
             failed
         }
-        Err(panic) => {
-            fail(from_panic(&*panic));
-            failed
-        }
-    }
+    };
+    catch_unwind(AssertUnwindSafe(noted)).unwrap_or_else(|panic| {
+        fail(from_panic(&*panic));
+        failed
+    })
 }
 
 #[cold]
@@ -345,6 +368,10 @@ mod tests {
             (Error::LimitTooSmall { limit: bytes, minimum: bytes }, FARHEAP_E_LIMIT_TOO_SMALL),
             (Error::LimitExceeded { reason: "r".into() }, FARHEAP_E_LIMIT_EXCEEDED),
             (Error::CorruptPage { page }, FARHEAP_E_CORRUPT_PAGE),
+            (
+                Error::WriteRefused { pages: PageCount(2), first: page, reason: "r".into() },
+                FARHEAP_E_WRITE_REFUSED,
+            ),
             (Error::NoSuchPage { page, pages: PageCount(2) }, FARHEAP_E_NO_SUCH_PAGE),
             (Error::LatchTimeout { page, holder: "h".into(), waited }, FARHEAP_E_LATCH_TIMEOUT),
             (
@@ -409,6 +436,15 @@ mod tests {
         assert_eq!(value(3, || panic!("static")), 3);
         farheap_clear_error();
         assert_eq!((farheap_last_status(), last_message().as_str()), (FARHEAP_OK, ""));
+    }
+
+    #[test]
+    fn a_long_message_keeps_its_beginning_and_end() {
+        let long = format!("begins{}ends", "\u{20AC}".repeat(1000));
+        call(|| Err(Failure::argument(long)));
+        let message = last_message();
+        assert!(message.starts_with("begins") && message.ends_with("ends"), "{message}");
+        assert!(message.len() < 1000 && message.contains(" bytes] "), "{message}");
     }
 
     #[test]

@@ -132,8 +132,8 @@ pub(crate) fn is_forked_child() -> bool {
 fn note_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the function only writes to atomics; it stays where it is, for a library with
-        // thread-local destructors is not unloaded. A failure (no memory) leaves children without
+        // SAFETY: the function only writes to atomics; it stays where it is, for the library is not
+        // unloaded (`build.rs`). A failure (no memory) leaves children without
         // the check.
         unsafe { libc::pthread_atfork(None, None, Some(refuse_handles)) };
     });

@@ -6,6 +6,7 @@ use crate::abi;
 use crate::config::{farheap_config, overlay, parse};
 use crate::error::{Failure, Result, call, check_out, farheap_status, slice, write, write_sized};
 use crate::handle::{self, Kind};
+use crate::manager::farheap_manager;
 use farheap::region::Advice;
 use farheap::{ByteCount, Config, Heap, Stats};
 use std::ffi::{c_char, c_void};
@@ -169,8 +170,7 @@ pub(crate) unsafe fn ranges(
     Ok(ranges.iter().map(|range| (range.ptr.cast(), ByteCount(range.len as u64))).collect())
 }
 
-fn start(config: Config, out: *mut *mut farheap_heap) -> Result<()> {
-    let heap = Heap::start(config)?;
+fn give(heap: Heap, out: *mut *mut farheap_heap) -> Result<()> {
     let handle = handle::create::<farheap_heap>(heap.clone()).inspect_err(|_| {
         // Nobody could stop it: there is no handle.
         let _ = heap.shutdown();
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn farheap_start_abi(
         abi::check(abi)?;
         check_out(out)?;
         // SAFETY: NULL or a string, as the caller promises.
-        start(unsafe { parse(Config::builder(), config) }?, out)
+        give(Heap::start(unsafe { parse(Config::builder(), config) }?)?, out)
     })
 }
 
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn farheap_start_config_abi(
         check_out(out)?;
         // SAFETY: NULL or a structure, as the caller promises.
         let builder = unsafe { overlay(Config::builder(), config) }?;
-        start(builder.build()?, out)
+        give(Heap::start(builder.build()?)?, out)
     })
 }
 
@@ -216,7 +216,39 @@ pub unsafe extern "C" fn farheap_start_env_abi(
     call(|| {
         abi::check(abi)?;
         check_out(out)?;
-        start(Config::from_env()?, out)
+        give(Heap::start(Config::from_env()?)?, out)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_start_under(
+    manager: *mut farheap_manager,
+    config: *const c_char,
+    out: *mut *mut farheap_heap,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let manager = unsafe { handle::get(manager) }?;
+        // SAFETY: NULL or a string, as the caller promises.
+        let config = unsafe { parse(Config::builder(), config) }?;
+        give(Heap::start_under(&manager.manager, config)?, out)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_start_config_under(
+    manager: *mut farheap_manager,
+    config: *const farheap_config,
+    out: *mut *mut farheap_heap,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let manager = unsafe { handle::get(manager) }?;
+        // SAFETY: NULL or a structure, as the caller promises.
+        let builder = unsafe { overlay(Config::builder(), config) }?;
+        give(Heap::start_under(&manager.manager, builder.build()?)?, out)
     })
 }
 

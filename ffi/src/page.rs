@@ -7,7 +7,7 @@
 
 use crate::error::{
     FARHEAP_E_HANDLE, FARHEAP_E_WOULD_BLOCK, FARHEAP_OK, Failure, Result, call, check_out,
-    farheap_status, value, write,
+    farheap_status, value,
 };
 use crate::handle;
 use crate::pool::{farheap_pool, page_ids};
@@ -91,19 +91,22 @@ impl Guard for OptimisticGuard<'_> {
     }
 }
 
-/// Puts a guard into the caller's structure.
+/// Puts a guard into the caller's structure, in its place: a copy of what was just stored in words
+/// would wait for the stores.
 ///
 /// # Safety
 /// `out` may be written to.
 #[inline]
-unsafe fn hold<G: Guard>(pool: *mut farheap_pool, guard: G, out: *mut farheap_page) -> Result<()> {
+unsafe fn hold<G: Guard>(pool: *mut farheap_pool, guard: G, out: *mut farheap_page) {
     let (data, len) = guard.bytes();
     let id = guard.id().0;
-    let mut page = farheap_page { kind: G::KIND, reserved: 0, id, data, len, pool, guard: [0; 3] };
-    // SAFETY: room and alignment for it, by the assertions above.
-    unsafe { (&raw mut page.guard).cast::<G>().write(guard) };
+    let empty = farheap_page { kind: G::KIND, reserved: 0, id, data, len, pool, guard: [0; 3] };
     // SAFETY: as the caller promises.
-    unsafe { write(out, page) }
+    unsafe { out.write(empty) };
+    // SAFETY: as the caller promises.
+    let place = unsafe { &raw mut (*out).guard };
+    // SAFETY: room and alignment for it, by the assertions above.
+    unsafe { place.cast::<G>().write(guard) };
 }
 
 /// Marks a structure as empty.
@@ -165,6 +168,18 @@ unsafe fn take<G: Guard>(page: *mut farheap_page) -> G {
     taken
 }
 
+/// Ends the guard in a structure, where it is.
+///
+/// # Safety
+/// As for [`guard`], and the structure is cleared then.
+#[inline]
+unsafe fn end<G: Guard>(page: *mut farheap_page) {
+    // SAFETY: as the caller promises.
+    let guard: *mut G = unsafe { guard::<G>(page) };
+    // SAFETY: `hold` has written one; it is not used again.
+    unsafe { guard.drop_in_place() };
+}
+
 fn wrong_kind() -> Failure {
     Failure::argument("the page is not held in the way that this needs")
 }
@@ -186,7 +201,8 @@ unsafe fn fix<G: Guard>(
         let object = unsafe { handle::get(pool) }?;
         let guard = fix(object)?;
         // SAFETY: checked above.
-        unsafe { hold(pool, guard, out) }
+        unsafe { hold(pool, guard, out) };
+        Ok(())
     })
 }
 
@@ -247,7 +263,7 @@ pub unsafe extern "C" fn farheap_pool_fix_many(
         let ids = unsafe { page_ids(ids, count) }?;
         for (index, guard) in object.fix_many(&ids)?.into_iter().enumerate() {
             // SAFETY: room for as many structures, as the caller promises.
-            unsafe { hold(pool, guard, out.wrapping_add(index)) }?;
+            unsafe { hold(pool, guard, out.wrapping_add(index)) };
         }
         Ok(())
     })
@@ -261,13 +277,15 @@ pub unsafe extern "C" fn farheap_page_unfix(page: *mut farheap_page) -> farheap_
     call(|| {
         // SAFETY: a structure, as the caller promises.
         match unsafe { kind_of(page) }? {
-            // SAFETY: of this kind, as was just read.
-            FARHEAP_PAGE_SHARED => drop(unsafe { take::<SharedGuard<'_>>(page) }),
-            // SAFETY: of this kind, as was just read.
-            FARHEAP_PAGE_EXCLUSIVE => drop(unsafe { take::<ExclusiveGuard<'_>>(page) }),
-            // SAFETY: a structure. An optimistic guard holds nothing.
-            _ => unsafe { clear(page) },
+            // SAFETY: of this kind, as was just read; the structure is cleared below.
+            FARHEAP_PAGE_SHARED => unsafe { end::<SharedGuard<'_>>(page) },
+            // SAFETY: of this kind, as was just read; the structure is cleared below.
+            FARHEAP_PAGE_EXCLUSIVE => unsafe { end::<ExclusiveGuard<'_>>(page) },
+            // An optimistic guard holds nothing.
+            _ => {}
         }
+        // SAFETY: a structure, as the caller promises.
+        unsafe { clear(page) };
         Ok(())
     })
 }
@@ -347,11 +365,14 @@ pub unsafe extern "C" fn farheap_page_try_upgrade(page: *mut farheap_page) -> fa
                 // SAFETY: of this kind, as was just read.
                 let shared = unsafe { take::<SharedGuard<'_>>(page) };
                 match shared.try_upgrade() {
-                    // SAFETY: a structure, which is empty now.
-                    Ok(exclusive) => unsafe { hold(pool, exclusive, page) },
+                    Ok(exclusive) => {
+                        // SAFETY: a structure, which is empty now.
+                        unsafe { hold(pool, exclusive, page) };
+                        Ok(())
+                    }
                     Err(shared) => {
                         // SAFETY: a structure, which is empty now.
-                        unsafe { hold(pool, shared, page) }?;
+                        unsafe { hold(pool, shared, page) };
                         Err(would_block())
                     }
                 }
@@ -361,7 +382,8 @@ pub unsafe extern "C" fn farheap_page_try_upgrade(page: *mut farheap_page) -> fa
                 let optimistic = *unsafe { guard::<OptimisticGuard<'_>>(page) };
                 let exclusive = optimistic.try_upgrade().ok_or_else(would_block)?;
                 // SAFETY: a structure; an optimistic guard needs no drop.
-                unsafe { hold(pool, exclusive, page) }
+                unsafe { hold(pool, exclusive, page) };
+                Ok(())
             }
             _ => Err(wrong_kind()),
         }
@@ -380,7 +402,8 @@ pub unsafe extern "C" fn farheap_page_downgrade(page: *mut farheap_page) -> farh
         // SAFETY: of this kind, as was just read.
         let exclusive = unsafe { take::<ExclusiveGuard<'_>>(page) };
         // SAFETY: a structure, which is empty now.
-        unsafe { hold(pool, exclusive.downgrade(), page) }
+        unsafe { hold(pool, exclusive.downgrade(), page) };
+        Ok(())
     })
 }
 

@@ -57,7 +57,11 @@ pub struct farheap_pool_stats {
     pub evicted: u64,
     pub write_errors: u64,
     pub holders: u64,
+    pub write_refusals: u64,
 }
+
+/// Size of the first version of the structure, to which fields were added.
+const POOL_STATS_MIN: usize = std::mem::offset_of!(farheap_pool_stats, write_refusals);
 
 /// The settings of a pool.
 ///
@@ -221,9 +225,10 @@ on_pool! {
             evicted: stats.evicted,
             write_errors: stats.write_errors,
             holders: object.holders(),
+            write_refusals: stats.write_refusals,
         };
         // SAFETY: NULL or sized, as the caller promises.
-        unsafe { write_sized(out, &stats, size_of::<farheap_pool_stats>()) }
+        unsafe { write_sized(out, &stats, POOL_STATS_MIN) }
     }
 }
 

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{C, crate_dir, installed, run_program, sources_are_readable};
+use common::{C, crate_dir, installed, library, run, run_program, sources_are_readable, succeed};
+use std::process::Command;
 
 /// AddressSanitizer sees the program's own memory; far memory is the library's to watch.
 const ASAN: &[&str] = &["-fsanitize=address", "-fno-omit-frame-pointer"];
@@ -39,6 +40,26 @@ fn collective() {
 }
 
 #[test]
+fn hostile() {
+    test("hostile.c");
+}
+
+#[test]
 fn misuse() {
     test("misuse.c");
+}
+
+#[test]
+fn the_shared_library_can_be_loaded_late_and_closed_while_its_heap_runs() {
+    if !sources_are_readable() {
+        return;
+    }
+    for compiler in installed(C) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let program = dir.path().join("plugin");
+        let source = crate_dir().join("tests/c/late/plugin.c");
+        succeed(compiler.command().arg(source).arg("-o").arg(&program).arg("-ldl"));
+        // As it is: without room for thread-local data made by GLIBC_TUNABLES.
+        run(Command::new(&program).arg(library("so")).env_remove("GLIBC_TUNABLES"));
+    }
 }

@@ -2,10 +2,7 @@
 
 mod common;
 
-use common::{
-    CPP, SKIPPED, crate_dir, declared, installed, library, run_program, sources_are_readable,
-    succeed,
-};
+use common::{CPP, crate_dir, declared, installed, run_program, sources_are_readable, succeed};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -86,32 +83,22 @@ fn the_cpp_program_of_the_readme_compiles_and_runs() {
 }
 
 #[test]
-fn the_shared_library_can_be_loaded_late_with_room_for_its_thread_local_data() {
+fn the_header_bears_the_warnings_of_strict_hosts_and_works_without_rtti() {
     if !sources_are_readable() {
         return;
     }
-    for compiler in installed(common::C) {
-        let dir = tempfile::tempdir().expect("a directory");
-        let source = dir.path().join("load.c");
-        let text = "#include <dlfcn.h>\n#include <stdio.h>\n#include <string.h>\n\
-            int main(int count, char **names) {\n\
-            void *library = count == 2 ? dlopen(names[1], RTLD_NOW) : 0;\n\
-            if (!library) { fprintf(stderr, \"%s\\n\", dlerror()); return 1; }\n\
-            void *symbol = dlsym(library, \"far_malloc\");\n\
-            void *(*allocate)(size_t);\n\
-            memcpy(&allocate, &symbol, sizeof allocate);\n\
-            return allocate && allocate(100) ? 0 : 2;\n}\n";
-        fs::write(&source, text).expect("room");
-        let program = dir.path().join("load");
-        succeed(compiler.command().arg(&source).arg("-o").arg(&program).arg("-ldl"));
-        // jemalloc's thread-local data is more than glibc keeps for libraries that come late.
-        let output = Command::new(&program)
-            .arg(library("so"))
-            .env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384")
-            .output()
-            .expect("it starts");
-        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_ne!(output.status.code(), Some(SKIPPED));
-        assert!(output.status.success(), "{}: {errors}", output.status);
+    const MORE: &[&str] =
+        &["-Wshadow", "-Wconversion", "-Wsign-conversion", "-Wold-style-cast", "-Wcast-qual"];
+    for compiler in installed(CPP) {
+        for option in ["-frtti", "-fno-rtti"] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let source = dir.path().join("strict.cpp");
+            let text = "#include <farheap.hpp>\nstd::pmr::vector<int> of(farheap::far_resource &ssd) {\n\
+                std::pmr::vector<int> made{&ssd};\nreturn made;\n}\n";
+            fs::write(&source, text).expect("room");
+            let mut command = compiler.command();
+            command.args(MORE).args([option, "-c", "-o"]).arg(dir.path().join("strict.o"));
+            succeed(command.arg(&source));
+        }
     }
 }

@@ -110,6 +110,19 @@ pub enum Error {
         /// The page.
         page: PageId,
     },
+    /// Pages stay in memory, changed, because the log does not hold their records.
+    #[error(
+        "{pages} changed pages were not written, {first} first, because `before_write` refused \
+         them: {reason}; they stay in memory: make the log durable and flush again"
+    )]
+    WriteRefused {
+        /// How many.
+        pages: PageCount,
+        /// One of them.
+        first: PageId,
+        /// What the hook said about it.
+        reason: String,
+    },
     /// A table file has no such page.
     #[error("{page} is not in use: the table file has {pages} pages")]
     NoSuchPage {

@@ -12,20 +12,24 @@
 //! | local+... | purely local | on one page |
 //!
 //! [`FarPagedMap`] is a map whose leaves fill pages and are placed by how they are used;
+//! [`FarLeveledMap`] is a B+-tree whose levels have page sizes of their own, the upper ones local;
 //! [`FarGraphIndex`] finds the nearest of many vectors.
 //!
 //! The strategies are those of the paper on collective allocators (Hideshima, Sato, Ugawa 2024).
 
 mod btree;
 mod hnsw;
+mod leveled;
 mod local_set;
 mod ordered;
 mod page_filler;
 mod paged;
+mod pairs;
 mod skiplist;
 
 pub use btree::{FarBTreeMap, Iter, Range, TreeStrategy};
 pub use hnsw::{FarGraphIndex, GraphConfig, GraphStrategy, Neighbour};
+pub use leveled::{FarLeveledMap, FaultCost, LevelIter, LevelPlan, LevelRange, Usage};
 pub use paged::{FarPagedMap, PagedIter};
 pub use skiplist::{FarSkipList, ListIter, ListRange, ListStrategy};
 

@@ -60,7 +60,7 @@ impl BufferPool {
         // Memory that was dropped, or never touched, is zero.
         latch.loaded(false, 0, order);
         self.now_resident(page, order);
-        let held = Held { changed: true, ..Held::new(self, page, order) };
+        let held = Held::new(self, page, order).changed();
         Ok(Some(ExclusiveGuard(held)))
     }
 

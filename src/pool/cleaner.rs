@@ -100,8 +100,8 @@ impl BufferPool {
             *at += 1;
         }
         batch[..len].sort_unstable();
-        let written = self.write_group(&batch[..len]);
-        self.counters.cleaned.fetch_add(written as u64, Ordering::Relaxed);
+        let written = self.write_group(&batch[..len]).written;
+        self.counters.cleaned.fetch_add(written, Ordering::Relaxed);
         written > 0
     }
 }

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "drops the memory of victims")]
 
 use super::BufferPool;
+use super::outcome::Outcome;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
@@ -163,22 +164,28 @@ impl BufferPool {
     /// Evicts all pages that nobody holds; dirty ones are written.
     ///
     /// # Errors
-    /// As for [`flush`](Self::flush).
+    /// As for [`flush`](Self::flush); with [`Error::WriteRefused`] all other pages are evicted.
     pub fn evict_all(&self) -> Result<()> {
-        self.flush()?;
-        let all = ByteCount(self.counters.resident.load(Ordering::Relaxed));
-        self.evict(all, Dirty::Write);
-        Ok(())
+        let flushed = self.flush();
+        if matches!(flushed, Ok(()) | Err(Error::WriteRefused { .. })) {
+            let all = ByteCount(self.counters.resident.load(Ordering::Relaxed));
+            self.evict(all, Dirty::Write);
+        }
+        flushed
     }
 
     /// Checkpoint: writes all dirty pages and the header. Pages that are changed meanwhile may
     /// or may not be written in their newest state; pages held exclusively are waited for.
     ///
+    /// After an error the log must be kept from where the last checkpoint began.
+    ///
     /// # Errors
     /// [`Error::Io`] when pages could not be written (they stay dirty in memory),
+    /// [`Error::WriteRefused`] when [`before_write`](super::PoolConfig::before_write) refused pages
+    /// (the same; all others and the header are written),
     /// [`Error::LatchTimeout`] when a page is held exclusively for too long.
     pub fn flush(&self) -> Result<()> {
-        let errors_before = self.counters.write_errors.load(Ordering::Relaxed);
+        let mut outcome = Outcome::default();
         let steps = (self.end.load(Ordering::Acquire) as usize).div_ceil(64);
         let mut batch = [PageId(0); BATCH_MAX];
         let mut len = 0;
@@ -192,21 +199,21 @@ impl BufferPool {
                     len += 1;
                 }
                 if len == BATCH_MAX {
-                    self.write_group(&batch);
+                    outcome.add(self.write_group(&batch));
                     len = 0;
                 }
             }
         }
-        self.write_group(&batch[..len]);
-        let failed = self.counters.write_errors.load(Ordering::Relaxed) - errors_before;
-        if failed > 0 {
-            let len = failed << self.page_shift;
+        outcome.add(self.write_group(&batch[..len]));
+        if outcome.failed > 0 {
+            let len = outcome.failed << self.page_shift;
             return Err(Error::Io { op: "write", offset: 0, len, errno: crate::sys::EIO });
         }
-        self.write_header()
+        self.write_header()?;
+        outcome.into_refusal().map_or(Ok(()), Err)
     }
 
-    /// Holds a dirty page for writing; `false` when it is clean or gone, or refused to be written.
+    /// Holds a dirty page for writing; `false` when it is clean or gone.
     fn hold_for_writing(&self, page: PageId) -> Result<bool> {
         let latch = self.word(page);
         let mut patience = super::fix::Patience::new(self.deadline);

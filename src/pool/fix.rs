@@ -286,7 +286,7 @@ impl BufferPool {
     pub fn fix_buffer_shared(&self, first: PageId, order: u8) -> Result<SharedGuard<'_>> {
         check_order(order)?;
         let guard = SharedGuard(self.hold::<Shared>(first, order, self.deadline)?);
-        if guard.0.order == order { Ok(guard) } else { Err(WRONG_ORDER) }
+        if guard.0.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 
     /// Fixes a buffer of 2^`order` pages for changing it.
@@ -296,7 +296,7 @@ impl BufferPool {
     pub fn fix_buffer_exclusive(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
         let guard = ExclusiveGuard(self.hold::<Exclusive>(first, order, self.deadline)?);
-        if guard.0.order == order { Ok(guard) } else { Err(WRONG_ORDER) }
+        if guard.0.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 
     pub(super) fn no_such_page(&self, page: PageId) -> Error {

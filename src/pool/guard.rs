@@ -22,15 +22,32 @@ const LSN_AT: usize = TRAILER;
 pub(super) struct Held<'p> {
     pub(super) pool: &'p BufferPool,
     pub(super) page: PageId,
-    pub(super) order: u8,
-    /// The content was changed; here for the guards' size, three words.
-    pub(super) changed: bool,
+    /// 8 changed | 7..0 order. One word: two bytes that are stored singly and copied as a word make
+    /// the processor wait for the stores (`docs/design/pool.md`, hits).
+    note: u64,
 }
+
+const CHANGED: u64 = 1 << 8;
 
 impl<'p> Held<'p> {
     #[inline]
     pub(super) fn new(pool: &'p BufferPool, page: PageId, order: u8) -> Held<'p> {
-        Held { pool, page, order, changed: false }
+        Held { pool, page, note: u64::from(order) }
+    }
+
+    /// The same, of a page whose content was changed.
+    pub(super) fn changed(self) -> Held<'p> {
+        Held { note: self.note | CHANGED, ..self }
+    }
+
+    #[inline]
+    fn is_changed(&self) -> bool {
+        self.note & CHANGED != 0
+    }
+
+    #[inline]
+    pub(super) fn order(&self) -> u8 {
+        self.note as u8
     }
 
     #[inline]
@@ -46,13 +63,13 @@ impl<'p> Held<'p> {
     /// Bytes without the trailer.
     #[inline]
     fn len(&self) -> usize {
-        self.pool.buffer_bytes(self.order) - TRAILER
+        self.pool.buffer_bytes(self.order()) - TRAILER
     }
 
     /// Where the number of the log record is: within the buffer, and aligned, for the page sizes
     /// and the trailer's are multiples of 8.
     fn lsn_ptr(&self) -> *mut u64 {
-        self.ptr().wrapping_add(self.pool.buffer_bytes(self.order) - LSN_AT).cast()
+        self.ptr().wrapping_add(self.pool.buffer_bytes(self.order()) - LSN_AT).cast()
     }
 
     /// # Safety
@@ -150,7 +167,7 @@ impl<'p> ExclusiveGuard<'p> {
     /// Notes the log record that describes the change; see
     /// [`PoolConfig::before_write`](super::PoolConfig::before_write).
     pub fn set_lsn(&mut self, lsn: u64) {
-        self.0.changed = true;
+        self.0.note |= CHANGED;
         // SAFETY: aligned and within a page that this guard holds alone.
         unsafe { self.0.lsn_ptr().write(lsn) };
     }
@@ -159,22 +176,22 @@ impl<'p> ExclusiveGuard<'p> {
     pub fn downgrade(self) -> SharedGuard<'p> {
         let held = self.0;
         std::mem::forget(self);
-        held.latch().downgrade(held.changed);
+        held.latch().downgrade(held.is_changed());
         SharedGuard(held)
     }
 
     /// Frees the page: its contents are lost and its number will be used again.
     pub fn free(self) {
-        let Held { pool, page, order, .. } = self.0;
+        let held = self.0;
         std::mem::forget(self);
-        pool.free_locked(page, order);
+        held.pool.free_locked(held.page, held.order());
     }
 }
 
 impl DerefMut for ExclusiveGuard<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.0.changed = true;
+        self.0.note |= CHANGED;
         // SAFETY: this guard holds the resident page alone, and `&mut self` is the only borrow.
         // Optimistic readers may look meanwhile, by volatile reads through raw pointers, and
         // discard what they saw (latch, invariant 1).
@@ -185,7 +202,7 @@ impl DerefMut for ExclusiveGuard<'_> {
 impl Drop for ExclusiveGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.latch().unlock(self.0.changed);
+        self.0.latch().unlock(self.0.is_changed());
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::guard::{Held, SharedGuard};
 use super::latch::{STAMPS, Word};
+use super::outcome::Outcome;
 use super::replacement::Arrival;
 use super::{BufferPool, CHUNK_PAGES, TRAILER};
 use crate::base::error::{Error, Result};
@@ -412,14 +413,17 @@ impl BufferPool {
     // Write-back.
 
     /// Writes pages that this thread marked by `try_begin_write`, in address order, neighbours in
-    /// one request; ends each write. Returns how many were written.
-    pub(super) fn write_group(&self, pages: &[PageId]) -> usize {
+    /// one request; ends each write.
+    pub(super) fn write_group(&self, pages: &[PageId]) -> Outcome {
         let mut runs = [(0usize, 0usize, 0usize); super::evict::BATCH_MAX];
         let mut run_count = 0;
+        let mut outcome = Outcome::default();
         for (index, page) in pages.iter().enumerate() {
             let order = self.word(*page).load().order();
-            if !self.prepare_write(*page, order) {
+            if let Err(reason) = self.prepare_write(*page, order) {
                 self.word(*page).end_write(false);
+                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                outcome.refuse(*page, reason);
                 continue;
             }
             let bytes = self.buffer_bytes(order);
@@ -434,22 +438,25 @@ impl BufferPool {
                 run_count += 1;
             }
         }
-        self.write_runs(pages, &runs[..run_count])
+        self.write_runs(pages, &runs[..run_count], &mut outcome);
+        outcome
     }
 
-    fn write_runs(&self, pages: &[PageId], runs: &[(usize, usize, usize)]) -> usize {
-        let mut written = 0;
+    fn write_runs(&self, pages: &[PageId], runs: &[(usize, usize, usize)], outcome: &mut Outcome) {
         let mut finish = |(first, count, _): (usize, usize, usize), ok: bool| {
             for page in &pages[first..first + count] {
                 self.word(*page).end_write(ok);
             }
-            let counter = if ok { &*self.counters.written } else { &self.counters.write_errors };
+            let (counter, sum) = if ok {
+                (&*self.counters.written, &mut outcome.written)
+            } else {
+                (&self.counters.write_errors, &mut outcome.failed)
+            };
             counter.fetch_add(count as u64, Ordering::Relaxed);
-            written += if ok { count } else { 0 };
+            *sum += count as u64;
         };
         let Ok(mut queue) = self.take_queue() else {
-            runs.iter().for_each(|run| finish(*run, false));
-            return 0;
+            return runs.iter().for_each(|run| finish(*run, false));
         };
         let (mut next, mut done) = (0, 0);
         while done < runs.len() {
@@ -475,19 +482,19 @@ impl BufferPool {
             }
         }
         self.give_queue(queue);
-        written
     }
 
     /// Asks the log and sets the checksum.
-    fn prepare_write(&self, page: PageId, order: u8) -> bool {
+    ///
+    /// # Errors
+    /// What the log said.
+    fn prepare_write(&self, page: PageId, order: u8) -> Result<()> {
         if let Some(hook) = &self.before_write {
             let at = self.buffer_bytes(order) - TRAILER;
             // SAFETY: within the trailer of a page of which this thread is a shared holder: the
             // number does not change; aligned to 8.
             let lsn = unsafe { self.ptr(page).wrapping_add(at).cast::<u64>().read() };
-            if hook(page, lsn).is_err() {
-                return false;
-            }
+            hook(page, lsn)?;
         }
         if self.checksum {
             let sum = self.sum(page, order);
@@ -495,7 +502,7 @@ impl BufferPool {
             // while the page is resident.
             unsafe { self.sum_at(page, order).write(sum) };
         }
-        true
+        Ok(())
     }
 }
 

@@ -26,6 +26,7 @@ mod guard;
 mod hand_over;
 mod io;
 mod latch;
+mod outcome;
 mod replacement;
 mod table;
 
@@ -148,7 +149,8 @@ impl PoolConfig {
     }
 
     /// Calls `hook` before a page is written back, with the number given by
-    /// [`ExclusiveGuard::set_lsn`]; an error keeps the page in memory.
+    /// [`ExclusiveGuard::set_lsn`]. It makes the log durable up to that record. If it cannot, an
+    /// error keeps the page in memory: eviction takes others, [`BufferPool::flush`] fails.
     pub fn before_write(
         mut self,
         hook: impl Fn(PageId, u64) -> Result<()> + Send + Sync + 'static,
@@ -240,6 +242,8 @@ pub struct PoolStats {
     pub handed_over: u64,
     /// Writes that failed.
     pub write_errors: u64,
+    /// Times that [`PoolConfig::before_write`] refused a page.
+    pub write_refusals: u64,
 }
 
 #[derive(Debug, Default)]
@@ -253,6 +257,7 @@ struct Counters {
     evicted: CachePadded<AtomicU64>,
     handed_over: AtomicU64,
     write_errors: AtomicU64,
+    refused: AtomicU64,
 }
 
 /// See the module's documentation.
@@ -398,6 +403,7 @@ impl BufferPool {
             evicted: c.evicted.load(Ordering::Relaxed),
             handed_over: c.handed_over.load(Ordering::Relaxed),
             write_errors: c.write_errors.load(Ordering::Relaxed),
+            write_refusals: c.refused.load(Ordering::Relaxed),
         }
     }
 

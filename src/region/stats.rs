@@ -151,6 +151,7 @@ impl fmt::Display for Stats {
     /// A table for people, one subject a line; programs use the fields.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = |bytes| ByteCount(bytes).to_string();
+        let ahead = self.pages_prefetched + self.pages_read_ahead;
         let share = |part: u64, whole: u64| part as f64 * 100.0 / whole.max(1) as f64;
         writeln!(
             f,
@@ -202,12 +203,11 @@ impl fmt::Display for Stats {
         )?;
         writeln!(
             f,
-            "read ahead    {} pages, {} seen used ({:.0} %), {} left unseen ({:.0} %)",
-            self.pages_prefetched,
+            "read ahead    {ahead} pages, {} seen used ({:.0} %), {} left unseen ({:.0} %)",
             self.prefetch_hits,
-            share(self.prefetch_hits, self.pages_prefetched),
+            share(self.prefetch_hits, ahead),
             self.prefetch_unseen,
-            share(self.prefetch_unseen, self.pages_prefetched),
+            share(self.prefetch_unseen, ahead),
         )?;
         let rare = [
             (self.evict_busy, "evictions refused by the kernel"),
@@ -224,5 +224,28 @@ impl fmt::Display for Stats {
             comma = ", ";
         }
         if comma == ", " { writeln!(f) } else { writeln!(f, "{comma}none") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_what_was_read_ahead_count_streams_and_requests() {
+        let (pages_prefetched, pages_read_ahead) = (10, 30);
+        let (prefetch_hits, prefetch_unseen) = (30, 4);
+        let none = Stats::default();
+        let some = Stats {
+            pages_prefetched,
+            pages_read_ahead,
+            prefetch_hits,
+            prefetch_unseen,
+            ..Stats::default()
+        };
+        let line = "read ahead    40 pages, 30 seen used (75 %), 4 left unseen (10 %)";
+        assert!(some.to_string().contains(line), "{some}");
+        let line = "read ahead    0 pages, 0 seen used (0 %), 0 left unseen (0 %)";
+        assert!(none.to_string().contains(line), "{none}");
     }
 }

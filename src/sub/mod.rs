@@ -295,7 +295,7 @@ impl Collective {
         assert!(self.page_of(ptr.as_ptr()).is_some(), "{ptr:?} is not of this collective");
         if layout.size() > self.page_bytes {
             let count = layout.size().div_ceil(self.page_bytes);
-            state.mark(self.first_page(addr), count, Owner::Free);
+            state.far.give_large(addr, count);
             state.in_use -= count as u64;
             drop(state);
             let len = ByteCount(layout.size() as u64);
@@ -403,7 +403,7 @@ impl Collective {
         }
         let ptr = self.region.map(ByteCount(layout.size() as u64))?;
         let count = layout.size().div_ceil(self.page_bytes);
-        state.mark(self.first_page(ptr.as_ptr() as usize), count, Owner::Large);
+        state.far.take_large(ptr.as_ptr() as usize, count);
         state.in_use += count as u64;
         Ok(ptr)
     }
@@ -524,12 +524,6 @@ impl State {
                 *left -= 1;
                 Ok(())
             }
-        }
-    }
-
-    fn mark(&mut self, first: u32, count: usize, owner: Owner) {
-        for page in first..first + count as u32 {
-            self.far.set_owner(page, owner);
         }
     }
 }

@@ -137,8 +137,9 @@ impl Pages {
     /// Takes an object out of its page.
     ///
     /// # Panics
-    /// When the granules are not in use: a double free, or a wrong layout.
+    /// When these are not the granules of an object: a double free, or a wrong layout.
     pub(super) fn give(&mut self, addr: usize, layout: Layout) -> u32 {
+        assert!(addr.is_multiple_of(GRANULE), "freed {addr:#x}, which is inside of an object");
         let page = self.page_of(addr);
         let at = (addr - self.addr(page)) / GRANULE;
         let count = granules(layout);
@@ -149,6 +150,27 @@ impl Pages {
         let full = &mut self.full_words[page as usize];
         *full = (*full).min((at / 64) as u32);
         page
+    }
+
+    /// An object begins that is larger than a page.
+    pub(super) fn take_large(&mut self, addr: usize, count: usize) {
+        let first = self.page_of(addr);
+        (first..first + count as u32).for_each(|page| self.set_owner(page, Owner::Large));
+        self.used[first as usize] = count as u32;
+    }
+
+    /// Such an object ends.
+    ///
+    /// # Panics
+    /// When there is none of this size: a double free, or a wrong layout.
+    pub(super) fn give_large(&mut self, addr: usize, count: usize) {
+        let first = self.page_of(addr);
+        let is_one = addr == self.addr(first)
+            && self.owner(first) == Owner::Large
+            && self.used[first as usize] as usize == count;
+        assert!(is_one, "freed {addr:#x}, which is no object of {count} pages");
+        (first..first + count as u32).for_each(|page| self.set_owner(page, Owner::Free));
+        self.used[first as usize] = 0;
     }
 
     /// Makes everything of a page from `first_byte` on unusable.
@@ -295,6 +317,38 @@ mod tests {
         assert_eq!(pages.take(1, layout(80, 8)), None);
         assert_eq!(pages.take(1, layout(64, 8)), Some((1 << 30) + 4096 + 4032));
         assert_eq!(pages.take(1, layout(1, 1)), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "inside of an object")]
+    fn freeing_the_inside_of_an_object_is_refused() {
+        let mut pages = Pages::new(1 << 30, 4096, 1).expect("small arrays");
+        let object = pages.take(0, layout(48, 8)).expect("an empty page");
+        pages.give(object + 1, layout(48, 8));
+    }
+
+    /// Whether an object of three pages from page 1 on can be freed by what a caller says of it.
+    fn give_large(at: usize, count: usize) -> bool {
+        let mut pages = Pages::new(1 << 30, 4096, 8).expect("small arrays");
+        pages.take_large((1 << 30) + 4096, 3);
+        pages.take_large((1 << 30) + 4 * 4096, 2);
+        pages.give_large((1 << 30) + at, count);
+        (1..6).map(|page| pages.owner(page)).eq([
+            Owner::Free,
+            Owner::Free,
+            Owner::Free,
+            Owner::Large,
+            Owner::Large,
+        ])
+    }
+
+    #[test]
+    fn an_object_of_several_pages_is_freed_by_its_own_size_only() {
+        assert!(give_large(4096, 3));
+        for (at, count) in [(4096, 2), (4096, 5), (2 * 4096, 2), (0, 3), (4096 + 16, 3)] {
+            let freed = std::panic::catch_unwind(|| give_large(at, count));
+            assert!(freed.is_err(), "{count} pages at {at}");
+        }
     }
 
     #[test]

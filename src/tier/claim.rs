@@ -227,9 +227,17 @@ mod loom_tests {
         }
     }
 
+    /// In every order with up to four involuntary switches: without a bound, the loops of two claims
+    /// and their consumer take loom hours.
+    fn explore(model: impl Fn() + Send + Sync + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(4);
+        builder.check(model);
+    }
+
     #[test]
     fn loom_two_claims_reclaim_side_by_side_and_the_limit_holds() {
-        loom::model(|| {
+        explore(|| {
             let shared = std::sync::Arc::new(Budget::new(ByteCount(100)));
             let cache = cache(&shared, 100);
             let turn = Arc::new(Turn::new());
@@ -257,7 +265,7 @@ mod loom_tests {
 
     #[test]
     fn loom_a_claim_races_a_resize_and_every_byte_is_accounted_for() {
-        loom::model(|| {
+        explore(|| {
             let shared = std::sync::Arc::new(Budget::new(ByteCount(100)));
             let cache = cache(&shared, 80);
             let turn = Arc::new(Turn::new());

@@ -47,23 +47,7 @@ fn measure(row: &rows::Pair<'_>, is_test: bool) -> Row {
     Row { name: row.name, goal: row.goal, foreign_ns: median(foreign), own_ns: median(own) }
 }
 
-/// Starts this program again with room for the thread-local data of a library that comes late; see
-/// `docs/ffi.md`.
-fn with_room_for_thread_locals() {
-    use std::os::unix::process::CommandExt;
-    const TUNABLES: &str = "GLIBC_TUNABLES";
-    if std::env::var_os(TUNABLES).is_none() {
-        let program = std::env::current_exe().expect("a running program has a path");
-        let mut again = std::process::Command::new(program);
-        again
-            .args(std::env::args_os().skip(1))
-            .env(TUNABLES, "glibc.rtld.optional_static_tls=16384");
-        panic!("starting again: {}", again.exec());
-    }
-}
-
 fn main() {
-    with_room_for_thread_locals();
     let is_test = std::env::args().any(|argument| argument == "--test");
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w));

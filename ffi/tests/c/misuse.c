@@ -73,6 +73,10 @@ static void calls_on_a_manager(farheap_status code, farheap_manager *m) {
     FAILS(code, farheap_manager_free_temporary(m, &byte));
     NOTHING(code, farheap_manager_is_spilled(m, &byte));
     FAILS(code, farheap_temporary_new(m, &temporary));
+    farheap_heap *heap = NULL;
+    farheap_config config = FARHEAP_CONFIG_INIT;
+    FAILS(code, farheap_start_under(m, NULL, &heap));
+    FAILS(code, farheap_start_config_under(m, &config, &heap));
     FAILS(code, farheap_pool_create(m, NULL, "/nonexistent/x", MIB, &pool));
     FAILS(code, farheap_pool_open(m, NULL, "/nonexistent/x", &pool));
     NOTHING(code, farheap_temporary_allocate((farheap_temporary *)m, 8, 8));

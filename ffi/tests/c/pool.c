@@ -175,9 +175,15 @@ static void the_log_is_asked_before_a_write(farheap_pool *pool) {
     __atomic_store_n(&log_says, FARHEAP_E_CALLBACK, __ATOMIC_RELAXED);
     farheap_pool_stats before = {.size = sizeof before}, after = before;
     OK(farheap_pool_stats_get(pool, &before));
-    OK(farheap_pool_flush(pool)); /* all but the page that the log refused */
+    FAILS(FARHEAP_E_WRITE_REFUSED, farheap_pool_flush(pool)); /* all but that page */
+    CHECK(strstr(farheap_last_message(), "1 changed pages were not written"));
     OK(farheap_pool_stats_get(pool, &after));
     CHECK(after.pages_written == before.pages_written);
+    CHECK(after.write_refusals > before.write_refusals);
+    farheap_pool_stats old = {.size = offsetof(farheap_pool_stats, write_refusals)};
+    old.write_refusals = 12345; /* a host of the version before: not written to */
+    OK(farheap_pool_stats_get(pool, &old));
+    CHECK(old.write_refusals == 12345 && old.pages_written == after.pages_written);
     __atomic_store_n(&log_says, FARHEAP_OK, __ATOMIC_RELAXED);
     OK(farheap_pool_flush(pool));
     OK(farheap_pool_stats_get(pool, &after));
@@ -185,7 +191,45 @@ static void the_log_is_asked_before_a_write(farheap_pool *pool) {
     CHECK(__atomic_load_n(&lsn_written, __ATOMIC_RELAXED) == 99);
 }
 
+/* Far memory, table pages and temporary memory under one limit. */
+static void one_limit_for_all(void) {
+    farheap_manager *manager = NULL;
+    farheap_heap *heap = NULL;
+    void *sorted = NULL;
+    OK(farheap_manager_new(32 * MIB, FARHEAP_COOPERATIVE, 0, &manager));
+    FAILS(FARHEAP_E_CONFIG, farheap_start_under(manager, "limitt:1GiB", &heap));
+    FAILS(FARHEAP_E_NULL, farheap_start_config_under(manager, NULL, &heap));
+    farheap_config config = FARHEAP_CONFIG_INIT;
+    config.capacity = 256 * MIB;
+    farheap_status status = farheap_start_config_under(manager, &config, &heap);
+    if (status == FARHEAP_E_UFFD_UNAVAILABLE) {
+        printf("far memory is not permitted: %s\n", farheap_last_message());
+        OK(farheap_manager_free(manager));
+        return;
+    }
+    CHECK(status == FARHEAP_OK);
+    FAILS(FARHEAP_E_ALREADY_RUNNING, farheap_start_under(manager, NULL, &heap));
+    unsigned char *far = far_allocate(FARHEAP_FAR, 24 * MIB, 16);
+    CHECK(far);
+    memset(far, 1, 24 * MIB);
+    OK(farheap_manager_allocate_temporary(manager, 64 * MIB, &sorted)); /* twice the limit */
+    CHECK(farheap_manager_is_spilled(manager, sorted));
+    memset(sorted, 2, 64 * MIB);
+    farheap_manager_stats stats = {.size = sizeof stats};
+    OK(farheap_manager_stats_get(manager, &stats));
+    CHECK(stats.used_bytes_max <= 32 * MIB && stats.spilled_bytes >= 64 * MIB);
+    for (size_t at = 0; at < 24 * MIB; at += 4096) CHECK(far[at] == 1);
+    for (size_t at = 0; at < 64 * MIB; at += 4096) CHECK(((unsigned char *)sorted)[at] == 2);
+    OK(farheap_manager_free_temporary(manager, sorted));
+    OK(farheap_manager_free(manager)); /* the handle; the limit holds on */
+    memset(far, 3, 24 * MIB);
+    far_free(far);
+    OK(farheap_shutdown(heap));
+    OK(farheap_heap_free(heap));
+}
+
 int main(void) {
+    one_limit_for_all();
     farheap_manager *manager = NULL;
     OK(farheap_manager_new(64 * MIB, FARHEAP_PARTITIONED, 50, &manager));
     void *memory = NULL;

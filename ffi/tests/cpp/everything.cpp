@@ -125,6 +125,9 @@ static void manager_and_pool() {
         CHECK(shared.data()[8] == 5);
         shared.unfix();
         CHECK(pages.read_optimistic(ids[9], [](const page_guard &p) { return p.read<std::uint64_t>(8); }) == 9);
+        throws<error>(FARHEAP_E_WRITE_REFUSED, [&] { pages.flush(); });
+        CHECK(pages.stats().write_refusals > 0);
+        pages.fix_exclusive(ids[13]).set_lsn(113);
         pages.flush();
         pages.prefetch(ids);
         CHECK(pages.fix_many(ids)[99].read<std::uint64_t>(8) == 99);
@@ -146,6 +149,34 @@ static void manager_and_pool() {
     CHECK(again.fix_shared(ids[99]).read<std::uint64_t>(8) == 99);
     throws<error>(FARHEAP_E_NO_SUCH_PAGE, [&] { again.fix_shared(1 << 20); });
     throws<error>(FARHEAP_E_DEVICE, [&] { pool::open(limit, "/nonexistent/table"); });
+}
+
+// Far memory under a manager's limit; the manager's object goes first.
+static void one_limit_for_all() {
+    std::optional<heap> far;
+    static std::uint64_t told = 0;
+    {
+        manager limit(32 * mib);
+        farheap_config config = make_config();
+        config.capacity = 256 * mib;
+        throws<error>(FARHEAP_E_CONFIG, [&] { (void)limit.start_heap("limitt:1GiB"); });
+        far.emplace(limit.start_heap(config));
+        throws<error>(FARHEAP_E_ALREADY_RUNNING, [&] { (void)limit.start_heap(); });
+        limit.on_pressure([](farheap_pressure, std::uint64_t) {
+            __atomic_add_fetch(&told, 1, __ATOMIC_RELAXED);
+        });
+        temporary_resource query(limit);
+        std::pmr::vector<char> sorted(64 * mib, 1, &query); // spills
+        CHECK(limit.stats().spilled_bytes >= 64 * mib && limit.stats().used_bytes_max <= 32 * mib);
+        CHECK(sorted[63 * mib] == 1);
+    }
+    CHECK(__atomic_load_n(&told, __ATOMIC_RELAXED) > 0);
+    {
+        far_resource ssd;
+        std::pmr::vector<char> column(64 * mib, 1, &ssd);
+        CHECK(column[63 * mib] == 1);
+    }
+    far->shutdown();
 }
 
 static void far_containers(heap &far) {
@@ -338,6 +369,7 @@ int main() {
             heap first(config);
             first.shutdown();
         }
+        one_limit_for_all();
         setenv("FARHEAP_CONF", "limit:16MiB,capacity:256MiB", 1);
         heap::from_env().shutdown();
         heap far(std::string("limit:16MiB,capacity:256MiB"));

@@ -3,8 +3,8 @@
 //! Pairs lie in leaves of exactly one page; the directory of leaves is local. A lookup touches one
 //! page, a scan of `n` pairs `n / capacity + 1`. Every use of a leaf is counted in the directory,
 //! which costs no page; `place` moves the leaves used most, or last, to purely-local memory, and
-//! others back to pages. Page size is chosen by level: the directory's nodes are small and local,
-//! leaves are as large as the collective's pages.
+//! others back to pages. The directory is local whatever its size; see [`super::leveled`] for one that
+//! can be far.
 //!
 //! # Invariants
 //! 1. All keys of a leaf are at or above its key in the directory, and below that of the next leaf.
@@ -20,11 +20,12 @@ mod place;
 pub use iter::PagedIter;
 
 use super::ordered::map_traits;
+use super::pairs::Shape;
 use super::{Links, Refused};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::sub::{AllocError, Collective, SubAllocator};
-use leaf::{Leaf, Shape};
+use leaf::Leaf;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -184,7 +185,7 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         let shape = self.shape;
         self.note_use(self.leaf(key)?);
         let leaf = self.leaf_mut(key)?;
-        leaf.search(key).ok().map(|at| leaf.value_mut(shape, at))
+        leaf.search(key).ok().map(|at| &mut leaf.values_mut(shape)[at])
     }
 
     /// Removes a key; returns its value.
@@ -230,7 +231,7 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
             return self.insert_into_new_leaf(key, value);
         };
         match leaf.search(&key) {
-            Ok(at) => return Ok(Some(std::mem::replace(leaf.value_mut(shape, at), value))),
+            Ok(at) => return Ok(Some(std::mem::replace(&mut leaf.values_mut(shape)[at], value))),
             Err(at) if leaf.len() < shape.capacity => {
                 leaf.insert(shape, at, key, value);
                 leaf.stamp(now);

@@ -2,7 +2,8 @@
 #![expect(unsafe_code, reason = "moves leaves to memory that it allocated")]
 
 use super::FarPagedMap;
-use super::leaf::{Leaf, Shape};
+use super::leaf::Leaf;
+use crate::containers::pairs::Shape;
 use crate::sub::{AllocError, Collective, SubAllocator};
 use std::collections::{BTreeMap, btree_map};
 use std::ptr::NonNull;
@@ -112,12 +113,8 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
                     continue;
                 };
                 last.inherit(&leaf);
-                // From the front of the one to the end of the other.
                 let count = leaf.len().min(most - last.len());
-                for _ in 0..count {
-                    let (key, value) = leaf.remove(shape, 0);
-                    last.insert(shape, last.len(), key, value);
-                }
+                leaf.move_head(shape, count, last, shape);
             }
             self.free(leaf.memory());
         }

@@ -45,7 +45,7 @@ use crate::store::{Completion, Queue};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use take::Chunkwise;
+use take::{Arrivals, Chunkwise};
 use write_back::{DEPTH, PAUSE_MIN, Write};
 
 /// A page on its way to the device.
@@ -91,6 +91,9 @@ pub(super) struct Evictor {
     chosen: Vec<Instant>,
     /// Victims looked at since something was freed.
     fruitless: usize,
+    /// Pages that came from the device or went there, and when a change of that was last seen.
+    traffic: (u64, Instant),
+    arrivals: Arrivals,
 }
 
 /// A frame that another thread took the page from.
@@ -130,6 +133,8 @@ impl Evictor {
             deadline,
             chosen: vec![Instant::now(); frames],
             fruitless: 0,
+            traffic: (0, Instant::now()),
+            arrivals: Arrivals::default(),
             pager,
         })
     }
@@ -235,9 +240,10 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            freed = match self.evict_chunk() {
+            freed = match self.evict_chunk(wanted.min(BATCH_MAX)) {
                 Chunkwise::Went => true,
                 Chunkwise::Wait => false,
+                Chunkwise::Later => self.evict(wanted.min(BATCH_MAX)),
                 Chunkwise::Closed => {
                     self.evict(wanted.min(BATCH_MAX));
                     true

@@ -24,6 +24,49 @@ const RUN_BYTES_MAX: usize = HUGE_PAGE;
 /// then what they hold is most probably older than what the policy knows.
 const OPEN_PART: u64 = 8;
 
+/// While what arrives is mostly read from the device, so many times the bytes of a chunk leave by
+/// the policy before a chunk does: fresh data is given up as well, only slowly.
+const AGEING: u64 = 8;
+
+/// Which pages arrive: read from the device, or fresh.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Arrivals {
+    /// Counters at the last look.
+    filled_before: u64,
+    fresh_before: u64,
+    /// Pages that arrived lately.
+    filled: u64,
+    fresh: u64,
+    /// Pages that left by the policy since a chunk left.
+    since_chunk: u64,
+}
+
+impl Arrivals {
+    /// Notes how many pages have ever arrived; what came before the last few chunks of `chunk`
+    /// pages is forgotten.
+    fn look(&mut self, filled: u64, fresh: u64, chunk: u64) {
+        const MEMORY_CHUNKS: u64 = 4;
+        self.filled += filled - self.filled_before;
+        self.fresh += fresh - self.fresh_before;
+        (self.filled_before, self.fresh_before) = (filled, fresh);
+        while self.filled + self.fresh > MEMORY_CHUNKS * chunk {
+            (self.filled, self.fresh) = (self.filled / 2, self.fresh / 2);
+        }
+    }
+
+    /// Whether room is needed for pages read from the device, and `want` of their likes should
+    /// make it, not a chunk of `chunk` pages.
+    fn filled_make_room(&mut self, want: u64, chunk: u64) -> bool {
+        if self.since_chunk >= AGEING * chunk {
+            self.since_chunk = 0;
+            return false;
+        }
+        let prevail = self.filled > self.fresh;
+        self.since_chunk += if prevail { want } else { 0 };
+        prevail
+    }
+}
+
 /// What came of an attempt to evict a chunk whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunkwise {
@@ -33,6 +76,8 @@ pub(super) enum Chunkwise {
     Closed,
     /// All runs of frames are on their way to the device.
     Wait,
+    /// The policy's pages go first.
+    Later,
     /// Pages must go one by one.
     Unfit,
 }
@@ -196,10 +241,26 @@ impl Evictor {
         moved
     }
 
+    /// Whether the next to go is a page that the policy knows, although there are open chunks
+    /// enough. Data read back in order pushes itself out then, which mostly costs no write, and
+    /// fresh data, which it comes to next, stays.
+    fn policy_goes_first(&mut self, want: usize) -> bool {
+        /// Victims that came to nothing so far: then chunks must go.
+        const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
+        let counters = &self.pager.counters;
+        let chunk = (HUGE_PAGE / self.pager.page_bytes) as u64;
+        let fresh = counters.chunks_opened.get() * chunk + counters.faults_zero.get();
+        self.arrivals.look(counters.pages_in.get(), fresh, chunk);
+        let listed = self.pager.policy.lock().resident().0 * self.pager.page_bytes as u64;
+        listed * OPEN_PART > self.pager.budget.limit().0
+            && self.fruitless <= FRUITLESS_MAX
+            && self.arrivals.filled_make_room(want as u64, chunk)
+    }
+
     /// Takes an open chunk out whole, as the huge page that it mostly is; its pages cool in a run
     /// of frames. Fresh memory under pressure leaves this way: a chunk costs one MOVE, one write
     /// and one release, where its pages one by one would split the huge page first.
-    pub(super) fn evict_chunk(&mut self) -> Chunkwise {
+    pub(super) fn evict_chunk(&mut self, want: usize) -> Chunkwise {
         let pager = &self.pager;
         let share = ByteCount(pager.chunks.open_bytes().0 * OPEN_PART);
         // Slots for all of it, or pages must be able to come back one by one.
@@ -208,6 +269,10 @@ impl Evictor {
         if !able || !healthy || share < pager.budget.limit() {
             return Chunkwise::Unfit;
         }
+        if self.policy_goes_first(want) {
+            return Chunkwise::Later;
+        }
+        let pager = &self.pager;
         let Some(first) = pager.frames.take_run() else {
             return if self.leaving() > 0 { Chunkwise::Wait } else { Chunkwise::Unfit };
         };
@@ -231,4 +296,41 @@ impl Evictor {
 
 fn with_frame((&(page, word), frame): (&(PageId, Word), u32)) -> ((PageId, Word), FrameId) {
     ((page, word), FrameId(frame))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages of a chunk.
+    const CHUNK: u64 = 32;
+
+    #[test]
+    fn fresh_pages_are_answered_by_chunks() {
+        let mut arrivals = Arrivals::default();
+        (1..100).for_each(|turn| {
+            arrivals.look(turn, 2 * turn, CHUNK);
+            assert!(!arrivals.filled_make_room(1, CHUNK));
+        });
+    }
+
+    #[test]
+    fn pages_read_make_room_for_their_likes_and_a_chunk_goes_now_and_then() {
+        let mut arrivals = Arrivals::default();
+        arrivals.look(10_000, 20_000, CHUNK);
+        let mut chunks = 0;
+        for turn in 0..10 * AGEING * CHUNK {
+            arrivals.look(20_000 + turn, 20_000, CHUNK);
+            chunks += u64::from(!arrivals.filled_make_room(1, CHUNK));
+        }
+        assert_eq!(chunks, 9, "one for {} pages", AGEING * CHUNK);
+    }
+
+    #[test]
+    fn what_arrived_long_ago_is_forgotten() {
+        let mut arrivals = Arrivals::default();
+        arrivals.look(0, 1 << 40, CHUNK);
+        (1..8).for_each(|turn| arrivals.look(turn * CHUNK, 1 << 40, CHUNK));
+        assert!(arrivals.filled_make_room(1, CHUNK));
+    }
 }

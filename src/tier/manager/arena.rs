@@ -113,6 +113,12 @@ impl Slab {
         piece
     }
 
+    /// Whether `piece` is where one begins that was handed out.
+    fn has(&self, piece: NonNull<u8>) -> bool {
+        let offset = piece.addr().get() - self.memory.as_ptr().addr().get();
+        offset < self.fresh && offset.is_multiple_of(self.piece)
+    }
+
     fn give_back(&mut self, piece: NonNull<u8>) {
         self.used -= 1;
         // SAFETY: the piece is free now, and as in `take`.
@@ -218,6 +224,7 @@ impl State {
     fn give_back(&mut self, piece: NonNull<u8>) -> Option<TemporaryMemory> {
         let (&at, slab) =
             self.slabs.range_mut(..=piece.addr().get()).next_back().expect("a piece has a slab");
+        assert!(slab.has(piece), "freed {piece:?}, which is no temporary object");
         slab.give_back(piece);
         let class = self.classes.get_mut(&slab.piece).expect("a slab has a class");
         if slab.used > 0 {
@@ -252,7 +259,7 @@ unsafe impl Allocator for Temporary {
         let memory = if is_small(layout) {
             state.give_back(ptr)
         } else {
-            state.large.remove(&ptr.addr().get())
+            Some(state.large.remove(&ptr.addr().get()).expect("a large object is known"))
         };
         // Unmapping takes time: not under the lock.
         drop(state);
@@ -287,6 +294,26 @@ mod tests {
         }
         let aligned = Layout::from_size_align(100, 4096).expect("valid");
         assert_eq!(class_of(aligned), 4096);
+    }
+
+    #[test]
+    fn what_is_no_object_is_not_written_to() {
+        let manager = start(8);
+        let allocator = manager.temporary_allocator();
+        let layout = Layout::from_size_align(100, 8).expect("valid");
+        let object = allocator.allocate(layout).expect("fits").cast::<u8>();
+        let beyond = object.addr().get() + (1 << 20);
+        for addr in [object.addr().get() + 1, object.addr().get() + 112, beyond] {
+            let foreign = NonNull::new(std::ptr::without_provenance_mut(addr)).expect("not null");
+            let free = std::panic::AssertUnwindSafe(|| {
+                // SAFETY: refused before anything is written.
+                unsafe { allocator.deallocate(foreign, layout) }
+            });
+            assert!(std::panic::catch_unwind(free).is_err(), "{addr:#x}");
+        }
+        // SAFETY: allocated above with this layout, freed once.
+        unsafe { allocator.deallocate(object, layout) };
+        assert_eq!(manager.temporary().used(), ByteCount::ZERO);
     }
 
     #[test]

@@ -299,6 +299,7 @@ fn s3fifo_puts_a_page_read_ahead_on_probation_even_if_it_was_a_ghost() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a simulation, too long for Miri")]
 fn tenure_keeps_a_part_of_a_scan_larger_than_the_cache() {
     let mut policy = build(PolicyKind::Tenure, 100);
     let (mut ram, mut hits) = (BTreeSet::new(), 0);
@@ -313,6 +314,7 @@ fn tenure_keeps_a_part_of_a_scan_larger_than_the_cache() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a simulation, too long for Miri")]
 fn tenure_takes_up_a_working_set_that_fits_after_another_died() {
     let mut policy = build(PolicyKind::Tenure, 100);
     let mut ram = BTreeSet::new();

@@ -1,0 +1,134 @@
+//! Reading a leveled map in key order.
+
+use super::FarLeveledMap;
+use super::node::{Kind, Node};
+use crate::containers::ordered::is_before_end;
+use std::borrow::Borrow;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+use std::slice;
+
+impl<K, V> FarLeveledMap<K, V> {
+    /// All pairs in key order.
+    #[must_use]
+    pub fn iter(&self) -> LevelIter<'_, K, V> {
+        LevelIter { map: self, open: vec![self.root.as_slice().iter()], keys: &[], values: &[] }
+    }
+}
+
+impl<K: Ord, V> FarLeveledMap<K, V> {
+    /// The pairs whose keys are in a range, in key order. A range that ends before it starts holds
+    /// nothing.
+    pub fn range<R, Q>(&self, range: R) -> LevelRange<'_, K, V, R, Q>
+    where
+        K: Borrow<Q>,
+        R: RangeBounds<Q>,
+        Q: Ord + ?Sized,
+    {
+        let iter = match range.start_bound() {
+            Bound::Unbounded => self.iter(),
+            Bound::Included(key) => self.iter_from(key, false),
+            Bound::Excluded(key) => self.iter_from(key, true),
+        };
+        LevelRange { iter, range, _bounds: PhantomData }
+    }
+
+    fn iter_from<Q>(&self, key: &Q, is_behind: bool) -> LevelIter<'_, K, V>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        let mut iter = LevelIter { map: self, open: Vec::new(), keys: &[], values: &[] };
+        let Some(mut node) = self.root.as_ref() else { return iter };
+        loop {
+            let shape = self.levels.shape(node.level());
+            match node.kind() {
+                Kind::Inner(inner) => {
+                    let (at, children) = (inner.child_of(key), inner.values(shape));
+                    iter.open.push(children[at + 1..].iter());
+                    node = &children[at];
+                }
+                Kind::Leaf(leaf) => {
+                    let at = match leaf.search(key) {
+                        Ok(at) => at + usize::from(is_behind),
+                        Err(at) => at,
+                    };
+                    (iter.keys, iter.values) = (&leaf.keys()[at..], &leaf.values(shape)[at..]);
+                    return iter;
+                }
+            }
+        }
+    }
+}
+
+/// Pairs of a leveled map in key order.
+pub struct LevelIter<'a, K, V> {
+    map: &'a FarLeveledMap<K, V>,
+    /// What is left of each node on the path, root first.
+    open: Vec<slice::Iter<'a, Node<K, V>>>,
+    keys: &'a [K],
+    values: &'a [V],
+}
+
+impl<K, V> fmt::Debug for LevelIter<'_, K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LevelIter").finish_non_exhaustive()
+    }
+}
+
+impl<'a, K, V> Iterator for LevelIter<'a, K, V> {
+    type Item = (&'a K, &'a V);
+
+    fn next(&mut self) -> Option<(&'a K, &'a V)> {
+        while self.keys.is_empty() {
+            let Some(node) = self.open.last_mut()?.next() else {
+                self.open.pop();
+                continue;
+            };
+            let shape = self.map.levels.shape(node.level());
+            match node.kind() {
+                Kind::Inner(inner) => self.open.push(inner.values(shape).iter()),
+                Kind::Leaf(leaf) => (self.keys, self.values) = (leaf.keys(), leaf.values(shape)),
+            }
+        }
+        let (key, keys) = self.keys.split_first()?;
+        let (value, values) = self.values.split_first()?;
+        (self.keys, self.values) = (keys, values);
+        Some((key, value))
+    }
+}
+
+impl<K, V> std::iter::FusedIterator for LevelIter<'_, K, V> {}
+
+/// The pairs of a leveled map whose keys are in a range, in key order.
+pub struct LevelRange<'a, K, V, R, Q: ?Sized> {
+    iter: LevelIter<'a, K, V>,
+    range: R,
+    _bounds: PhantomData<fn(&Q)>,
+}
+
+impl<K, V, R: fmt::Debug, Q: ?Sized> fmt::Debug for LevelRange<'_, K, V, R, Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LevelRange").field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+impl<'a, K, V, R, Q> Iterator for LevelRange<'a, K, V, R, Q>
+where
+    K: Borrow<Q>,
+    Q: Ord + ?Sized,
+    R: RangeBounds<Q>,
+{
+    type Item = (&'a K, &'a V);
+
+    fn next(&mut self) -> Option<(&'a K, &'a V)> {
+        let (key, value) = self.iter.next()?;
+        if is_before_end(&self.range, key) {
+            return Some((key, value));
+        }
+        self.iter.open.clear();
+        self.iter.keys = &[];
+        None
+    }
+}
