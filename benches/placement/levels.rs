@@ -80,7 +80,7 @@ pub(crate) fn run(
     for delay in DELAYS {
         let make = |page| -> Outcome<Arc<Collective>> {
             let (collective, control) =
-                collective(region.clone(), page, ByteCount::ZERO, ByteCount::mib(64))?;
+                collective(region.clone(), page, ByteCount::ZERO, ByteCount::mib(256))?;
             control.delay(delay);
             Ok(collective)
         };

@@ -17,8 +17,11 @@ use std::time::Instant;
 
 /// Page sizes that are tried, in KiB.
 const PAGES_KIB: [u64; 7] = [4, 8, 16, 32, 64, 128, 256];
-/// Pages that a measurement faults in, of each size: fewer than the least cache holds.
-const PROBES: usize = 64;
+/// Bytes that a measurement spreads its faults over: more than processors cache. Over 4 MiB a byte
+/// seemed to cost 0.07 ns, and 0.4 ns where it mattered (docs/design/placement.md).
+const FOOTPRINT: usize = 64 << 20;
+/// Pages that a measurement faults in, of each size.
+const PROBES: usize = 256;
 /// Rounds of a measurement; the fastest counts.
 const ROUNDS: usize = 3;
 /// Page sizes that are measured, in KiB.
@@ -65,8 +68,8 @@ pub struct FaultCost {
 
 impl FaultCost {
     /// Measures faults: `make` gives a collective with pages of the size asked for, over a store
-    /// like the one that will be used, for at least 4 MiB of far memory. Takes 64 faults of 4 KiB
-    /// and of 64 KiB, three times each.
+    /// like the one that will be used, for at least 128 MiB of far memory. Writes 64 MiB and takes
+    /// 256 faults, of 4 KiB and of 64 KiB, three times each.
     ///
     /// # Errors
     /// As `make`, and as eviction when the store fails.
@@ -91,19 +94,20 @@ impl FaultCost {
 
 /// Nanoseconds of a fault in a collective, next to which the rest of a lookup is small.
 fn fault_ns(collective: Arc<Collective>) -> Result<f64, AllocError> {
-    let mut map = FarPagedMap::<u64, u64>::new(collective.clone())?;
+    let mut map = FarPagedMap::<u64, [u64; 31]>::new(collective.clone())?;
     let capacity = map.leaf_capacity();
-    for key in 0..(PROBES * capacity) as u64 {
-        map.insert(key, !key).map_err(|Refused { error, .. }| error)?;
+    let leaves = FOOTPRINT / collective.page_size().as_usize();
+    for key in 0..(leaves * capacity) as u64 {
+        map.insert(key, [!key; 31]).map_err(|Refused { error, .. }| error)?;
     }
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         collective.region().evict_all()?;
         let began = Instant::now();
         for probe in 0..PROBES {
-            // Far apart, so that nothing is read ahead.
-            let key = (probe * 37 % PROBES * capacity) as u64;
-            assert_eq!(map.get(&key), Some(&!key), "a page comes back as it went");
+            // An odd step visits other leaves each time, far apart: nothing is read ahead.
+            let key = (probe * 389 % leaves * capacity) as u64;
+            assert_eq!(map.get(&key), Some(&[!key; 31]), "a page comes back as it went");
         }
         best = best.min(began.elapsed().as_nanos() as f64 / PROBES as f64);
     }
