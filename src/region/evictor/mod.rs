@@ -91,8 +91,6 @@ pub(super) struct Evictor {
     chosen: Vec<Instant>,
     /// Victims looked at since something was freed.
     fruitless: usize,
-    /// Pages that came from the device or went there, and when a change of that was last seen.
-    traffic: (u64, Instant),
     arrivals: Arrivals,
 }
 
@@ -133,7 +131,6 @@ impl Evictor {
             deadline,
             chosen: vec![Instant::now(); frames],
             fruitless: 0,
-            traffic: (0, Instant::now()),
             arrivals: Arrivals::default(),
             pager,
         })
