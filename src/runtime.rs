@@ -3,6 +3,8 @@
 //! Up: store, region (handler threads), tier (arenas), installation in front of the global
 //! allocator, maintenance. Down: the reverse, and only when no far memory is allocated.
 
+mod care;
+
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
@@ -10,58 +12,20 @@ use crate::config::{Config, Io, UserMode};
 use crate::heap::{self, ExtentSource, Tier, TierOptions};
 use crate::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
-use crate::sys::signals::SignalsBlocked;
 use crate::tier::manager::MemoryManager;
+use care::{Care, LocalMemory};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
-use std::time::Duration;
-
-/// How often freed memory is looked after.
-const MAINTENANCE: Duration = Duration::from_millis(100);
 
 /// What runs.
 #[derive(Debug)]
 struct Running {
     region: Arc<Region>,
     /// `None`: it could not be started again after a shutdown that was refused.
-    maintenance: Option<Maintenance>,
-}
-
-/// The thread that gives freed memory back. Ends when dropped.
-#[derive(Debug)]
-struct Maintenance {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Maintenance {
-    fn start(tier: &'static Tier) -> Result<Maintenance> {
-        let (stop, stopped) = channel();
-        let care = move || {
-            heap::pin_thread_local();
-            while stopped.recv_timeout(MAINTENANCE) == Err(RecvTimeoutError::Timeout) {
-                tier.maintain();
-            }
-        };
-        let _blocked = SignalsBlocked::new();
-        let thread = std::thread::Builder::new().name("farheap-care".to_owned()).spawn(care);
-        let thread = thread.map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
-            Error::Os { call: "starting the maintenance thread", errno }
-        })?;
-        Ok(Maintenance { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Maintenance {
-    fn drop(&mut self) {
-        // The thread ends when its channel closes. A panic of it has been reported by the hook.
-        drop(self.stop.take());
-        drop(self.thread.take().map(JoinHandle::join));
-    }
+    care: Option<Care>,
+    /// Under a memory manager.
+    local: Option<Arc<LocalMemory>>,
 }
 
 static RUNNING: Ranked<Option<Running>> = Ranked::new(Rank::Heap, None);
@@ -167,11 +131,12 @@ impl Heap {
                  `farheap doctor` says how to allow the rest"
             );
         }
+        let local = manager.map(|manager| LocalMemory::join(manager, &region)).transpose()?;
         let options = tier_options(&config);
         let tier = Tier::create(region.clone() as Arc<dyn ExtentSource>, options)?;
         heap::install(tier)?;
-        let maintenance = match Maintenance::start(tier) {
-            Ok(maintenance) => maintenance,
+        let care = match Care::start(tier, &region, local.clone()) {
+            Ok(care) => care,
             Err(error) => {
                 heap::uninstall()?;
                 return Err(error);
@@ -180,7 +145,7 @@ impl Heap {
         // A forked child has none of the far pages: what it allocates is local.
         static AT_FORK: std::sync::Once = std::sync::Once::new();
         AT_FORK.call_once(|| crate::sys::in_forked_children(heap::serve_locally));
-        *running = Some(Running { region: region.clone(), maintenance: Some(maintenance) });
+        *running = Some(Running { region: region.clone(), care: Some(care), local });
         Ok(Heap { region })
     }
 
@@ -244,13 +209,13 @@ impl Heap {
         }
         let mut running = slot.take().expect("looked at above");
         // Nobody may look after arenas that are being destroyed.
-        drop(running.maintenance);
+        drop(running.care);
         let result = heap::uninstall();
         if result.is_err()
             && let Some(tier) = heap::installed()
         {
             // Without it, memory that is freed stays longer; the heap goes on all the same.
-            running.maintenance = Maintenance::start(tier).ok();
+            running.care = Care::start(tier, &running.region, running.local.clone()).ok();
             *slot = Some(running);
         }
         result?;

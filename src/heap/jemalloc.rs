@@ -330,6 +330,28 @@ pub(crate) fn advance_epoch() {
     debug_assert_eq!(done, Ok(()));
 }
 
+/// Resident bytes of all arenas, metadata included; as of the last [`advance_epoch`].
+///
+/// # Errors
+/// [`Error::Jemalloc`].
+pub(crate) fn resident() -> Result<ByteCount> {
+    static RESIDENT: Control<2> = Control::new(c"stats.resident");
+    // SAFETY: yields a `size_t`.
+    let bytes: usize = unsafe { RESIDENT.read(&[]) }?;
+    Ok(ByteCount(bytes as u64))
+}
+
+/// All arenas there may be, far and local ones; some of them may be gone.
+///
+/// # Errors
+/// [`Error::Jemalloc`].
+pub(crate) fn arenas() -> Result<impl Iterator<Item = Arena>> {
+    static COUNT: Control<2> = Control::new(c"arenas.narenas");
+    // SAFETY: yields an `unsigned`.
+    let count: u32 = unsafe { COUNT.read(&[]) }?;
+    Ok((0..count).map(Arena))
+}
+
 /// Whether large allocations start at a random cache line of their first page.
 ///
 /// # Errors

@@ -491,6 +491,21 @@ fn maintenance_caps_dirty_bytes() {
 }
 
 #[test]
+fn a_source_that_is_short_gets_free_memory_back_when_it_is_worth_it() {
+    let options = TierOptions { decay: Duration::from_secs(1000), ..TierOptions::default() };
+    let running = start(ByteCount::gib(1), options);
+    drop((0..16).map(|_| block(2 << 20)).collect::<Vec<_>>());
+    let free = running.tier.stats().committed;
+    assert!(free >= ByteCount::mib(24), "{:?}", running.tier.stats());
+    running.tier.give_back(ByteCount::mib(64));
+    assert_eq!(running.tier.stats().committed, free, "too little to be worth it");
+    running.tier.give_back(ByteCount::mib(1));
+    assert!(running.tier.stats().committed <= ByteCount::mib(8), "{:?}", running.tier.stats());
+    assert_eq!(running.tier.stats().purges, 1);
+    running.stop();
+}
+
+#[test]
 fn maintenance_empties_the_caches_of_sleeping_threads() {
     let options = TierOptions { dirty_max: ByteCount::ZERO, ..TierOptions::default() };
     let running = start(ByteCount::gib(1), options);

@@ -296,6 +296,38 @@ impl Tier {
         }
     }
 
+    /// For a source that is short of memory: gives back what is free, if that is more than `least`,
+    /// and the free memory of local arenas too. To be called from the thread that
+    /// [maintains](Self::maintain).
+    pub(crate) fn give_back(&self, least: ByteCount) {
+        if self.closed.load(Relaxed) {
+            return;
+        }
+        jemalloc::advance_epoch();
+        let dirty = |arena: Arena| arena.pages().map_or(0, |pages| pages.dirty * jemalloc::PAGE);
+        let far: usize = self.arenas.iter().map(|far| dirty(far.arena)).sum();
+        if far > least.as_usize() {
+            self.purge();
+            self.purges.fetch_add(1, Relaxed);
+        }
+        let is_local = |arena: &Arena| self.arenas.iter().all(|far| far.arena != *arena);
+        let Ok(all) = jemalloc::arenas() else { return };
+        all.filter(is_local)
+            .filter(|arena| dirty(*arena) > least.as_usize())
+            .for_each(Arena::purge);
+    }
+
+    /// Resident bytes that jemalloc holds for local memory, its metadata included.
+    pub(crate) fn local_resident(&self) -> ByteCount {
+        jemalloc::advance_epoch();
+        let pages = |far: &FarArena| {
+            far.arena.pages().map_or(0, |pages| (pages.active + pages.dirty) * jemalloc::PAGE)
+        };
+        let far: usize = self.arenas.iter().map(pages).sum();
+        let all = jemalloc::resident().unwrap_or_default();
+        ByteCount(all.0.saturating_sub(far as u64))
+    }
+
     /// Gives back all that is free now.
     pub(crate) fn purge(&self) {
         self.arenas.iter().for_each(|far| far.arena.purge());

@@ -382,19 +382,27 @@ impl Filler {
         if answer == Answer::Reading
             && let Some(window) = self.pager.next_window(page)
         {
+            let mut room = true;
             for ahead in window.pages(self.pager.page_count().0) {
-                let word = self.pager.word(ahead).load();
-                if word.state() != State::Stored {
-                    continue;
-                }
-                match self.start_fill(ahead, word, Access::Ahead) {
-                    Some(Answer::Reading) => self.pager.counters.pages_read_ahead.bump(),
-                    Some(_) => break,
-                    None => {}
+                room = room && self.start_ahead(ahead);
+                if !room {
+                    // When the evictor has made some. A full list drops the rest: it is a guess.
+                    let _ = self.pager.ahead.push(Ahead { first: ahead, count: PageCount(1) });
                 }
             }
         }
         Some(answer)
+    }
+
+    /// Accepts a read of a page that a stream leads to; `false`: there is no room at the moment.
+    fn start_ahead(&mut self, page: PageId) -> bool {
+        let word = self.pager.word(page).load();
+        if word.state() != State::Stored {
+            return true;
+        }
+        let answer = self.start_fill(page, word, Access::Ahead);
+        self.pager.counters.pages_read_ahead.add(u64::from(answer == Some(Answer::Reading)));
+        answer.is_none_or(|answer| answer == Answer::Reading)
     }
 
     /// The error of a page that the device was asked for too long ago, or could not even be.

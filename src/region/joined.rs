@@ -290,7 +290,13 @@ impl Reclaim for Pager {
     fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
         let high = self.high_bytes.load(Ordering::Relaxed);
         match effort {
-            Effort::Spare => ByteCount(self.free_spares(want.0, high)),
+            Effort::Spare => {
+                let spares = self.free_spares(want.0, high);
+                let charged = self.budget.charged();
+                self.care.call_and_wait();
+                let purged = charged.0.saturating_sub(self.budget.charged().0);
+                ByteCount(spares + purged)
+            }
             // Whether a page is clean shows when it has left.
             Effort::Clean => ByteCount::ZERO,
             Effort::Write => {

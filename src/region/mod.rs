@@ -19,6 +19,7 @@
 
 #![expect(unsafe_code, reason = "lends staging frames to the device")]
 
+mod care;
 mod chunk;
 mod control;
 mod counters;
@@ -39,6 +40,7 @@ mod space;
 mod stats;
 mod team;
 
+pub(crate) use care::REST;
 pub use latency::{Latencies, Latency};
 pub use stats::Stats;
 

@@ -3,9 +3,18 @@
 //!
 //! One thread often reads several streams in turn (the columns of a table), and several threads
 //! read at once, so streams are found by position, not by thread: [`Streams`] keeps the last few
-//! and matches each device fault against them. Pages that were read ahead do not fault, so the
-//! next fault of a working stream falls exactly behind its window; then the window doubles. Any
-//! other fault near a stream halves its confidence: wrong guesses stop after one small window.
+//! and matches each device fault against them. Pages that were read ahead do not fault, so a
+//! stream has to be told where its reader is by a page that was left out on purpose, the *mark*.
+//! One block is asked for up to the mark and one behind it: when the mark faults, the device is
+//! still busy with the second, and the next block is added behind that. Each mark that is met
+//! doubles the block.
+//!
+//! ```text
+//!   fault: t [ block ] m                     the first time
+//!          m [ block ] m' [ block ]          the second: the blocks that the device has after it
+//!                      m' [ block ] m" [ block ]
+//! ```
+//! Any other fault near a stream halves its confidence: wrong guesses stop after one small block.
 //! Used by fillers, under one leaf lock.
 
 use crate::base::units::PageId;
@@ -14,17 +23,20 @@ use crate::base::units::PageId;
 const STREAMS_MAX: usize = 64;
 /// Farthest distance between two faults of a stream, in pages.
 const STRIDE_MAX: u64 = 64;
-/// First window, in pages.
-const WINDOW_MIN: u64 = 4;
+/// First block, in pages.
+const BLOCK_MIN: u64 = 4;
+/// Pages behind a mark that need not fault although the reader gets there.
+const MISSED_MAX: u64 = 16;
 /// Equal distances in a row that make a stream.
 const CONFIDENT: u8 = 2;
 
-/// Pages to ask for: `count` pages from `first`, `stride` pages apart.
+/// Pages to ask for: `count` pages from `first`, `stride` pages apart, but for the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     first: u64,
     stride: i64,
     count: u64,
+    mark: u64,
 }
 
 impl Window {
@@ -33,6 +45,7 @@ impl Window {
         (0..self.count)
             .map_while(move |n| self.first.checked_add_signed(self.stride * n as i64))
             .take_while(move |page| *page < end)
+            .filter(move |page| *page != self.mark)
             .map(PageId)
     }
 }
@@ -43,8 +56,11 @@ struct Stream {
     last: u64,
     /// Where the next fault falls if the guess was right.
     next: u64,
+    /// Pages asked for behind `next`.
+    behind: u64,
     stride: i64,
-    window: u64,
+    /// Pages of the last block.
+    block: u64,
     confidence: u8,
     /// When it was last matched.
     used: u64,
@@ -64,13 +80,15 @@ impl Streams {
 
     /// Notes a device fault; returns what to read ahead. All streams together keep at most
     /// `pages_max` pages read ahead and not used yet, one at most `window_max`. With `eager` (the
-    /// program said that it reads sequentially) the first fault is enough.
+    /// program said that it reads sequentially) the first fault is enough. `is_stored` says which
+    /// pages can fault, and be marks.
     pub(super) fn fault(
         &mut self,
         page: PageId,
         window_max: u64,
         pages_max: u64,
         eager: bool,
+        is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
         self.clock += 1;
         let window_max = window_max.min(pages_max / self.active().max(1)).max(1);
@@ -82,12 +100,13 @@ impl Streams {
             let mut stream = Stream {
                 last: page,
                 next: page + 1,
+                behind: 0,
                 stride: 1,
-                window: 0,
+                block: 0,
                 confidence,
                 used: clock,
             };
-            let window = eager.then(|| stream.advance(page, window_max));
+            let window = eager.then(|| stream.advance(page, window_max, is_stored));
             self.streams[at] = Some(stream);
             return window.flatten();
         };
@@ -96,7 +115,7 @@ impl Streams {
         if stream.confidence < CONFIDENT {
             return None;
         }
-        stream.advance(page, window_max)
+        stream.advance(page, window_max, is_stored)
     }
 
     /// Streams that have been confirmed lately.
@@ -125,12 +144,24 @@ impl Streams {
 
 impl Stream {
     fn is_near(&self, page: u64) -> bool {
-        page == self.next || (page != self.last && page.abs_diff(self.last) <= STRIDE_MAX)
+        self.is_on_course(page) || (page != self.last && page.abs_diff(self.last) <= STRIDE_MAX)
+    }
+
+    /// Whether a fault is the mark's, or one behind it of a reader that has missed the mark: it
+    /// came in otherwise, as did perhaps a few pages that follow.
+    fn is_on_course(&self, page: u64) -> bool {
+        let end = if self.block > 0 { self.behind + 1 + MISSED_MAX } else { 0 };
+        let distance = page.wrapping_sub(self.next) as i64;
+        let steps = distance.checked_div(self.stride).unwrap_or(-1);
+        distance == steps.wrapping_mul(self.stride) && (0..=end as i64).contains(&steps)
     }
 
     /// Learns from a fault whether the guess was right.
     fn follow(&mut self, page: u64) {
-        if page == self.next {
+        if self.is_on_course(page) {
+            if page != self.next {
+                self.behind = 0;
+            }
             self.confidence = (self.confidence + 1).min(CONFIDENT * 2);
         } else {
             let stride = page.wrapping_sub(self.last) as i64;
@@ -140,20 +171,36 @@ impl Stream {
                 self.confidence = if self.confidence >= CONFIDENT { CONFIDENT - 1 } else { 1 };
                 self.stride = stride;
             }
-            self.window = 0;
+            (self.block, self.behind) = (0, 0);
         }
         self.last = page;
         self.next = page.wrapping_add_signed(self.stride);
     }
 
-    /// The next window behind a fault that came as expected.
-    fn advance(&mut self, page: u64, window_max: u64) -> Option<Window> {
-        let grown = if self.window == 0 { WINDOW_MIN } else { self.window * 2 };
-        self.window = grown.min(window_max);
-        let count = self.window;
-        let first = page.checked_add_signed(self.stride)?;
-        self.next = page.checked_add_signed(self.stride.checked_mul(count as i64 + 1)?)?;
-        (count > 0).then_some(Window { first, stride: self.stride, count })
+    /// What to ask for after a fault that came as expected: a block behind what is asked for
+    /// already, with the mark in front of it. The first time there is nothing in front: the mark
+    /// comes last.
+    fn advance(
+        &mut self,
+        page: u64,
+        window_max: u64,
+        is_stored: &dyn Fn(u64) -> bool,
+    ) -> Option<Window> {
+        let before = self.behind;
+        let first_time = self.block == 0;
+        let grown = if first_time { BLOCK_MIN } else { self.block * 2 };
+        self.block = grown.min((window_max / 2).max(1));
+        let at = |n: u64| page.checked_add_signed(self.stride.checked_mul(n as i64)?);
+        // The block up to the mark is there already, or is asked for now.
+        let front = if before > 0 { before } else { self.block };
+        let marks = (0..MISSED_MAX).map_while(|more| at(front + 1 + more));
+        let mark = marks.clone().find(|page| is_stored(*page)).or_else(|| at(front + 1))?;
+        let first = at(before + 1)?;
+        let front = mark.abs_diff(page) / self.stride.unsigned_abs() - 1;
+        self.next = mark;
+        self.behind = if first_time { 0 } else { self.block };
+        let count = front + 1 + self.behind - before;
+        Some(Window { first, stride: self.stride, count, mark })
     }
 }
 
@@ -161,31 +208,77 @@ impl Stream {
 mod tests {
     use super::*;
 
+    const FAULTS: &dyn Fn(u64) -> bool = &|_| true;
+
+    fn pages(window: Option<Window>) -> Vec<u64> {
+        window.map_or(Vec::new(), |window| window.pages(1 << 30).map(|page| page.0).collect())
+    }
+
     /// Feeds faults; returns the pages each made the streams ask for.
     fn play(streams: &mut Streams, faults: &[u64]) -> Vec<Vec<u64>> {
-        let ask = |page: &u64| {
-            let window = streams.fault(PageId(*page), 32, 1 << 10, false);
-            window.map_or(Vec::new(), |window| window.pages(1 << 30).map(|page| page.0).collect())
-        };
+        let ask = |page: &u64| pages(streams.fault(PageId(*page), 32, 1 << 10, false, FAULTS));
         faults.iter().map(ask).collect()
     }
 
+    /// Reads `count` pages in sequence from a cold start, `resident` ones without a fault; returns
+    /// the number of faults, and of marks at which the block behind was not there yet.
+    fn scan(count: u64, resident: &dyn Fn(u64) -> bool) -> (u64, u64) {
+        let mut streams = Streams::new();
+        let mut asked: std::collections::BTreeSet<u64> =
+            (0..count).filter(|n| resident(*n)).collect();
+        let (mut faults, mut stalls) = (0, 0);
+        for page in 0..count {
+            if asked.contains(&page) {
+                continue;
+            }
+            faults += 1;
+            stalls += u64::from(!asked.contains(&(page + 1)));
+            let stored = |page: u64| !asked.contains(&page);
+            let window = streams.fault(PageId(page), 32, 1 << 10, false, &stored);
+            asked.extend(pages(window));
+        }
+        (faults, stalls)
+    }
+
     #[test]
-    fn a_sequence_is_found_at_its_third_fault_and_its_window_doubles() {
+    fn a_sequence_is_found_at_its_third_fault_and_its_block_doubles() {
         let asked = play(&mut Streams::new(), &[10, 11, 12, 17, 26]);
         assert!(asked[..2].iter().all(Vec::is_empty), "{asked:?}");
         assert_eq!(asked[2], [13, 14, 15, 16]);
-        assert_eq!(asked[3], (18..26).collect::<Vec<_>>());
-        assert_eq!(asked[4], (27..43).collect::<Vec<_>>());
+        assert_eq!(asked[3], (18..26).chain(27..35).collect::<Vec<_>>());
+        assert_eq!(asked[4], (36..52).collect::<Vec<_>>(), "one block stays ahead");
+    }
+
+    #[test]
+    fn a_steady_reader_always_finds_a_block_ahead_of_it() {
+        let (faults, stalls) = scan(10_000, &|_| false);
+        assert!((10_000 / 17..10_000 / 17 + 10).contains(&faults), "{faults} faults");
+        assert!(stalls <= 4, "{stalls} stalls");
+    }
+
+    #[test]
+    fn resident_pages_on_the_way_do_not_end_a_stream() {
+        let (faults, stalls) = scan(10_000, &|page| page.wrapping_mul(0x9E37_79B1) >> 8 & 7 == 0);
+        assert!(faults < 10_000 / 17 + 10, "{faults} faults");
+        assert!(stalls <= 80 + 8, "{stalls} stalls: where a resident page follows a mark too");
+    }
+
+    #[test]
+    fn a_reader_that_missed_the_mark_is_still_followed() {
+        let mut streams = Streams::new();
+        let asked = play(&mut streams, &[10, 11, 12, 17, 35]);
+        assert_eq!(asked[4], (36..52).chain(53..69).collect::<Vec<_>>());
     }
 
     #[test]
     fn strides_and_descending_sequences_are_streams_too() {
         let asked = play(&mut Streams::new(), &[100, 103, 106, 121]);
         assert_eq!(asked[2], [109, 112, 115, 118]);
-        assert_eq!(asked[3], (0..8).map(|n| 124 + 3 * n).collect::<Vec<_>>());
-        let asked = play(&mut Streams::new(), &[100, 99, 98]);
+        let ahead = (124..148).step_by(3).chain((151..175).step_by(3));
+        assert_eq!(asked[3], ahead.collect::<Vec<_>>());
+        let asked = play(&mut Streams::new(), &[100, 99, 98, 93]);
         assert_eq!(asked[2], [97, 96, 95, 94]);
+        assert_eq!(asked[3], (85..93).rev().chain((76..84).rev()).collect::<Vec<_>>());
     }
 
     #[test]
@@ -220,19 +313,19 @@ mod tests {
         for n in 0..3 {
             for stream in 0..16 {
                 let page = PageId(stream * 10_000 + n);
-                last = streams.fault(page, 64, 32, false).map_or(0, |window| window.count);
+                last = pages(streams.fault(page, 64, 64, false, FAULTS)).len();
             }
         }
-        assert_eq!(last, 2, "16 streams and 32 pages");
+        assert_eq!(last, 2, "16 streams and 64 pages, of which half is a block");
     }
 
     #[test]
     fn windows_end_at_the_edges_of_the_region() {
         let mut streams = Streams::new();
         play(&mut streams, &[2, 1]);
-        let window = streams.fault(PageId(0), 32, 1 << 10, false);
+        let window = streams.fault(PageId(0), 32, 1 << 10, false, FAULTS);
         assert!(window.is_none_or(|window| window.pages(100).count() == 0));
-        let window = Window { first: 98, stride: 1, count: 8 };
+        let window = Window { first: 98, stride: 1, count: 8, mark: 106 };
         assert_eq!(window.pages(100).count(), 2);
     }
 }

@@ -5,14 +5,13 @@
 //! ```text
 //!   free --take_run--> in use --put--> pending --next_discardable--> discarding
 //!    ^                   ^                |                              |
-//!    |                   '----take_run----' (if as long a run)          |
+//!    |                   '----take_run----' (when none is free)          |
 //!    '-----------------------------discarded-----------------------------'
 //! ```
 //!
 //! Runs are given out first-fit from a cursor that goes round, so that one batch of write-backs
-//! follows the other on the device. Pending slots go before free ones of as long a run: writing
-//! over space that a file has costs its file system nothing, writing into a hole an allocation.
-//! The lock (rank `Slots`) is held for searches only, never for I/O: the caller discards between [`next_discardable`](SlotMap::next_discardable) and
+//! follows the other on the device. The lock (rank `Slots`) is held for searches only, never for
+//! I/O: the caller discards between [`next_discardable`](SlotMap::next_discardable) and
 //! [`discarded`](SlotMap::discarded). Allocates nothing from the Rust heap.
 //!
 //! # Invariants
@@ -88,23 +87,14 @@ impl SlotMap {
         SlotCount(self.state.lock().pending.count())
     }
 
-    /// Gives out a run of 1 to `want` slots; prefers `want`, then the longest run nearby, and
-    /// pending slots where the free ones are no longer a run. `None`: no slot is left but those
-    /// being discarded at the moment.
+    /// Gives out a run of 1 to `want` slots; prefers `want`, then the longest run nearby. `None`:
+    /// no slot is left but those being discarded at the moment.
     pub(crate) fn take_run(&self, want: SlotCount) -> Option<(SlotId, SlotCount)> {
         assert!(want.get() > 0, "a run of no slots");
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let pending = find_run(&mut state.pending, state.cursor, want.get());
-        let longest = pending.map_or(0, |(_, count)| count);
-        let free = match longest < want.get() {
-            true => find_run(&mut state.free, state.cursor, want.get()),
-            false => None,
-        };
-        let (source, (first, count)) = match free.filter(|(_, count)| *count > longest) {
-            Some(free) => (&mut state.free, free),
-            None => (&mut state.pending, pending?),
-        };
+        let source = if state.free.count() > 0 { &mut state.free } else { &mut state.pending };
+        let (first, count) = find_run(source, state.cursor, want.get())?;
         source.remove(first, count);
         state.used.insert(first, count);
         state.cursor = first + count;
@@ -134,14 +124,11 @@ impl SlotMap {
         }
     }
 
-    /// Hands out a run of pending slots for the caller to discard, if more than `keep` are pending;
-    /// nobody gets them before [`discarded`](SlotMap::discarded).
-    pub(crate) fn next_discardable(&self, keep: SlotCount) -> Option<(SlotId, SlotCount)> {
+    /// Hands out a run of pending slots for the caller to discard; nobody gets them before
+    /// [`discarded`](SlotMap::discarded).
+    pub(crate) fn next_discardable(&self) -> Option<(SlotId, SlotCount)> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        if state.pending.count() <= keep.get() {
-            return None;
-        }
         let cursor = state.discard_cursor;
         let first = state.pending.next(cursor).or_else(|| state.pending.next(0))?;
         let count = state.pending.run(first, DISCARD_RUN_MAX);
@@ -213,7 +200,7 @@ mod tests {
         assert_eq!(take(&map, 64), Some((0, 64)));
         assert_eq!(take(&map, 64), Some((64, 64)));
         map.put(SlotId(3));
-        assert_eq!(take(&map, 2), Some((128, 2)), "the cursor does not turn back for less");
+        assert_eq!(take(&map, 1), Some((128, 1)), "the cursor does not turn back");
     }
 
     #[test]
@@ -223,7 +210,7 @@ mod tests {
         for slot in (0..10).chain(40..60).filter(|slot| *slot != 5) {
             map.put(SlotId(slot));
         }
-        while let Some(run) = map.next_discardable(SlotCount(0)) {
+        while let Some(run) = map.next_discardable() {
             map.discarded(run);
         }
         assert_eq!(take(&map, 16), Some((40, 16)));
@@ -231,29 +218,13 @@ mod tests {
     }
 
     #[test]
-    fn pending_slots_go_before_free_ones_unless_those_are_a_longer_run() {
-        let map = map(9);
-        assert_eq!(take(&map, 6), Some((0, 6)));
-        (1..3).for_each(|slot| map.put(SlotId(slot)));
-        assert_eq!(take(&map, 3), Some((6, 3)), "a longer run");
-        map.put(SlotId(8));
-        while let Some(run) = map.next_discardable(SlotCount(2)) {
-            map.discarded(run);
-        }
-        assert_eq!(map.pending(), SlotCount(1), "one of the two runs was returned");
-        assert_eq!(take(&map, 1), Some((8, 1)), "pending");
-        assert_eq!(take(&map, 9), Some((1, 2)), "free");
+    fn pending_slots_are_taken_only_when_none_is_free() {
+        let map = map(4);
+        assert_eq!(take(&map, 3), Some((0, 3)));
+        map.put(SlotId(1));
+        assert_eq!(take(&map, 2), Some((3, 1)));
+        assert_eq!(take(&map, 2), Some((1, 1)));
         assert_eq!(take(&map, 1), None);
-    }
-
-    #[test]
-    fn as_many_pending_slots_as_the_caller_wants_are_kept() {
-        let map = map(8);
-        assert_eq!(take(&map, 8), Some((0, 8)));
-        map.put_all(&[SlotId(0), SlotId(2), SlotId(4)]);
-        assert_eq!(map.next_discardable(SlotCount(3)), None);
-        assert_eq!(map.next_discardable(SlotCount(2)), Some((SlotId(0), SlotCount(1))));
-        assert_eq!(map.next_discardable(SlotCount(2)), None);
     }
 
     #[test]
@@ -261,9 +232,9 @@ mod tests {
         let map = map(3);
         assert_eq!(take(&map, 3), Some((0, 3)));
         map.put_all(&[SlotId(2), SlotId(1)]);
-        let run = map.next_discardable(SlotCount(0)).expect("two are pending");
+        let run = map.next_discardable().expect("two are pending");
         assert_eq!(run, (SlotId(1), SlotCount(2)), "neighbours are merged");
-        assert_eq!(map.next_discardable(SlotCount(0)), None);
+        assert_eq!(map.next_discardable(), None);
         assert_eq!(take(&map, 1), None);
         map.discarded(run);
         assert_eq!(take(&map, 9), Some((1, 2)));
@@ -336,7 +307,7 @@ mod tests {
                     }
                 }
                 Action::BeginDiscard => {
-                    let run = map.next_discardable(SlotCount(0));
+                    let run = map.next_discardable();
                     assert_eq!(run.is_none(), self.pending.is_empty());
                     for slot in run.into_iter().flat_map(numbers) {
                         assert!(self.pending.remove(&slot), "{slot} was not pending");
@@ -357,12 +328,12 @@ mod tests {
 
         fn take(&mut self, map: &SlotMap, want: u64) {
             let run = map.take_run(SlotCount(want));
-            assert_eq!(run.is_none(), self.free.is_empty() && self.pending.is_empty());
+            let source = if self.free.is_empty() { &mut self.pending } else { &mut self.free };
+            assert_eq!(run.is_none(), source.is_empty());
             let Some(run) = run else { return };
             assert!((1..=want).contains(&run.1.get()), "{run:?} of {want}");
             for slot in numbers(run) {
-                let was_there = self.free.remove(&slot) || self.pending.remove(&slot);
-                assert!(was_there, "{slot} was not there to take");
+                assert!(source.remove(&slot), "{slot} was not there to take");
                 assert!(self.used.insert(slot));
             }
         }

@@ -91,8 +91,6 @@ pub(super) struct Evictor {
     chosen: Vec<Instant>,
     /// Victims looked at since something was freed.
     fruitless: usize,
-    /// Pages that came from the device or went there, and when a change of that was last seen.
-    traffic: (u64, Instant),
     arrivals: Arrivals,
 }
 
@@ -133,7 +131,6 @@ impl Evictor {
             deadline,
             chosen: vec![Instant::now(); frames],
             fruitless: 0,
-            traffic: (0, Instant::now()),
             arrivals: Arrivals::default(),
             pager,
         })
@@ -240,6 +237,8 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
+            // What the heap keeps of freed memory need not be written.
+            self.pager.care.call();
             freed = match self.evict_chunk(wanted.min(BATCH_MAX)) {
                 Chunkwise::Went => true,
                 Chunkwise::Wait => false,

@@ -3,24 +3,15 @@
 use super::Evictor;
 use super::take::Listed;
 use crate::base::sync::Ordering;
-use crate::base::units::{PageId, SlotCount};
+use crate::base::units::PageId;
 use crate::region::pager::BATCH_MAX;
 use crate::region::{guarded, report};
 use std::time::{Duration, Instant};
 
 impl Evictor {
-    /// Returns device space of freed slots, a run at a time, while pages neither come nor go. A
-    /// file system that returns space lets nobody read or write the file meanwhile, and what is
-    /// written next has to be given space again: under load only what exceeds a reserve goes.
+    /// Returns device space of freed slots, a run at a time, when there is nothing else to do.
     pub(super) fn discard_slots(&mut self) -> bool {
-        const CALM: Duration = Duration::from_millis(50);
-        const RESERVE_BYTES: u64 = 64 << 20;
-        const RESERVE_PART: u64 = 8;
-        let calm = self.traffic_since().elapsed() >= CALM;
-        let slots = &self.pager.slots;
-        let reserve = RESERVE_BYTES / self.pager.page_bytes as u64;
-        let keep = if calm { 0 } else { reserve.max(slots.in_use().0 / RESERVE_PART) };
-        let Some((first, count)) = slots.next_discardable(SlotCount(keep)) else { return false };
+        let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
         let len = count.0 * self.pager.page_bytes as u64;
         let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
         let result = guarded(&self.pager, || store.discard(offset, len)).unwrap_or(Ok(()));
@@ -29,16 +20,6 @@ impl Evictor {
         }
         self.pager.slots.discarded((first, count));
         true
-    }
-
-    /// When a page was last seen coming from the device or going there.
-    fn traffic_since(&mut self) -> Instant {
-        let counters = &self.pager.counters;
-        let pages = counters.pages_in.get() + counters.pages_out.get();
-        if pages != self.traffic.0 || !self.idle() {
-            self.traffic = (pages, Instant::now());
-        }
-        self.traffic.1
     }
 
     /// Evicts ranges that somebody asked to be evicted; answers when they are out.

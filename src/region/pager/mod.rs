@@ -23,6 +23,7 @@ mod discard;
 pub(super) mod install;
 mod room;
 
+use super::care::Care;
 use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
 use super::joined::Joined;
@@ -36,7 +37,7 @@ use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 use crate::meta::LazyArray;
 use crate::page::frames::Frames;
-use crate::page::word::{FrameId, PageWord, Word};
+use crate::page::word::{FrameId, PageWord, State, Word};
 use crate::store::Store;
 use crate::store::slots::SlotMap;
 use crate::sys::event::EventFd;
@@ -83,6 +84,7 @@ pub(crate) struct Pager {
     pub(crate) budget: Arc<Budget>,
     /// Its place under a memory manager.
     pub(in crate::region) joined: Joined,
+    pub(in crate::region) care: Care,
     pub(crate) policy: Ranked<Box<dyn EvictionPolicy>>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) slots: SlotMap,
@@ -195,6 +197,7 @@ impl Pager {
             uffd,
             discarder: Discarder::new(),
             budget,
+            care: Care::new(),
             joined: Joined::new(account, config.span.as_usize(), page_bytes)?,
             policy: Ranked::new(Rank::Policy, policy),
             slots: SlotMap::new(SlotCount(slot_count as u64))?,
@@ -270,8 +273,8 @@ impl Pager {
 
     /// What to read ahead after a device fault.
     pub(super) fn next_window(&self, page: PageId) -> Option<Window> {
-        const WINDOW_BYTES_MAX: u64 = 4 << 20;
-        const WINDOW_PAGES_MAX: u64 = 128;
+        const WINDOW_BYTES_MAX: u64 = 8 << 20;
+        const WINDOW_PAGES_MAX: u64 = 192;
         /// What all streams together may have read ahead, as a part of the limit: less than the
         /// policy keeps of pages that nobody is known to have used (`tier::policy::tenure`).
         const LIMIT_PART: u64 = 12;
@@ -283,7 +286,10 @@ impl Pager {
         let page_bytes = self.page_bytes as u64;
         let window = (WINDOW_BYTES_MAX / page_bytes).clamp(2, WINDOW_PAGES_MAX);
         let all = self.budget.limit().0 / LIMIT_PART / page_bytes;
-        streams.lock().fault(page, window, all, advice == Advice::Sequential)
+        let is_stored = |page: u64| {
+            page < self.page_count().0 && self.word(PageId(page)).load().state() == State::Stored
+        };
+        streams.lock().fault(page, window, all, advice == Advice::Sequential, &is_stored)
     }
 
     fn advice(&self, page: PageId) -> Advice {

@@ -109,6 +109,8 @@ pub(super) struct Member {
     pub(super) floor: AtomicU64,
     /// As set; what the mode allows may be less.
     pub(super) ceiling: AtomicU64,
+    /// Percent of the limit in a partitioned manager; [`NO_PART`] for none of its own.
+    pub(super) part: AtomicU64,
     pub(super) reclaimer: Ranked<Option<Weak<dyn Reclaim>>>,
     /// Its reclaimer panicked.
     pub(super) broken: AtomicBool,
@@ -120,6 +122,9 @@ pub(super) struct Member {
     pub(super) gave: AtomicU64,
     manager: Weak<Shared>,
 }
+
+/// A consumer that shares with others what nobody has a part of.
+const NO_PART: u64 = u64::MAX;
 
 impl Member {
     pub(super) fn new(
@@ -133,6 +138,7 @@ impl Member {
             budget: Arc::new(Budget::under(Arc::clone(budget), share)),
             floor: AtomicU64::new(0),
             ceiling: AtomicU64::new(u64::MAX),
+            part: AtomicU64::new(NO_PART),
             reclaimer: Ranked::new(Rank::Leaf, None),
             broken: AtomicBool::new(false),
             asks: AtomicU64::new(0),
@@ -144,6 +150,11 @@ impl Member {
 
     pub(super) fn floor(&self) -> ByteCount {
         ByteCount(self.floor.load(Ordering::Relaxed))
+    }
+
+    /// Percent of the limit that are its own in a partitioned manager.
+    pub(super) fn part(&self) -> Option<u64> {
+        Some(self.part.load(Ordering::Relaxed)).filter(|part| *part != NO_PART)
     }
 
     /// Who gives its memory back, unless that has panicked before.
@@ -211,6 +222,33 @@ impl Account {
             manager.apply_shares();
             manager.call();
         }
+    }
+
+    /// Gives this consumer a part of its own in a [partitioned](super::Mode::Partitioned) manager,
+    /// in percent of the limit, or takes it away. Consumers without one share, first come first
+    /// served, what is left; temporary memory's part is the mode's. Changes nothing in a
+    /// cooperative manager.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when all parts together would be more than 100 %, or for the account of
+    /// temporary memory; the old one stays.
+    pub fn set_part(&self, pct: Option<u8>) -> Result<()> {
+        let Some(manager) = self.0.manager.upgrade() else { return Ok(()) };
+        let bad = |reason| Err(Error::Config { key: "part".to_owned(), reason });
+        if Arc::ptr_eq(&self.0, &manager.temporary.0) {
+            return bad(
+                "temporary memory has the part that the manager was started with".to_owned()
+            );
+        }
+        let old = self.0.part.swap(pct.map_or(NO_PART, u64::from), Ordering::Relaxed);
+        let all = manager.parts();
+        if all > 100 {
+            self.0.part.store(old, Ordering::Relaxed);
+            return bad(format!("{all} % in all are more than there is"));
+        }
+        manager.apply_shares();
+        manager.call();
+        Ok(())
     }
 
     /// Bytes charged.

@@ -137,7 +137,10 @@ impl MemoryManager {
         AT_FORK.call_once(|| crate::sys::in_forked_children(count_fork));
         let budget = Arc::new(Budget::new(limit));
         let shared = Arc::new_cyclic(|weak| {
-            let share = share(mode, limit, true);
+            let share = match mode {
+                Mode::Cooperative => limit,
+                Mode::Partitioned { temporary_pct } => part_of(limit, temporary_pct.into()),
+            };
             let temporary = Member::new(&budget, "temporary", share, Weak::clone(weak));
             Shared {
                 members: Ranked::new(Rank::Consumers, vec![Arc::downgrade(&temporary)]),
@@ -178,7 +181,7 @@ impl MemoryManager {
     /// [`Error::TooManyConsumers`] when there are [`CONSUMERS_MAX`] already.
     pub fn join(&self, name: &str) -> Result<Account> {
         let shared = &self.shared;
-        let share = share(shared.mode, shared.budget.limit(), false);
+        let share = shared.common_share();
         let member = Member::new(&shared.budget, name, share, Arc::downgrade(shared));
         let mut members = shared.members.lock();
         members.retain(|member| member.strong_count() > 0);
@@ -356,10 +359,17 @@ impl Shared {
 
     /// Gives every consumer the share of the limit that its ceiling and the mode allow.
     fn apply_shares(&self) {
-        let limit = self.budget.limit();
+        let (limit, common) = (self.budget.limit(), self.common_share());
         for member in self.each_member() {
             let before = member.budget.limit();
-            member.set_share(share(self.mode, limit, Arc::ptr_eq(&member, &self.temporary.0)));
+            member.set_share(match (self.mode, member.part()) {
+                (Mode::Cooperative, _) => limit,
+                (Mode::Partitioned { temporary_pct }, _) if self.is_temporary(&member) => {
+                    part_of(limit, temporary_pct.into())
+                }
+                (Mode::Partitioned { .. }, Some(part)) => part_of(limit, part),
+                (Mode::Partitioned { .. }, None) => common,
+            });
             let ceiling = member.budget.limit();
             if ceiling != before
                 && let Some(reclaimer) = member.reclaimer()
@@ -367,6 +377,23 @@ impl Shared {
                 self.guarded(&member, || reclaimer.ceiling_changed(ceiling));
             }
         }
+    }
+
+    fn is_temporary(&self, member: &Arc<Member>) -> bool {
+        Arc::ptr_eq(member, &self.temporary.0)
+    }
+
+    /// Percent of the limit that belong to somebody, temporary memory included.
+    fn parts(&self) -> u64 {
+        let Mode::Partitioned { temporary_pct } = self.mode else { return 0 };
+        let parts: u64 = self.each_member().filter_map(|member| member.part()).sum();
+        parts + u64::from(temporary_pct)
+    }
+
+    /// What consumers without a part of their own may have.
+    fn common_share(&self) -> ByteCount {
+        let limit = self.budget.limit();
+        ByteCount(limit.0.saturating_sub(part_of(limit, self.parts()).0))
     }
 
     /// The floors of all consumers.
@@ -439,11 +466,11 @@ impl Shared {
                 }
             }
             self.called.store(false, Ordering::Release);
+            self.enforce_ceilings();
             if self.mode != Mode::Cooperative {
                 continue;
             }
             self.serve_asks();
-            self.enforce_ceilings();
             // Where nothing can be had, looking again at each charge would be all this does.
             let now = Instant::now();
             if pause_until.is_none_or(|until| now >= until) {
@@ -468,15 +495,9 @@ impl Shared {
     }
 }
 
-/// The ceiling of a consumer.
-fn share(mode: Mode, limit: ByteCount, temporary: bool) -> ByteCount {
-    match mode {
-        Mode::Cooperative => limit,
-        Mode::Partitioned { temporary_pct } => {
-            let part = (limit.0 as u128 * u128::from(temporary_pct) / 100) as u64;
-            ByteCount(if temporary { part } else { limit.0.saturating_sub(part) })
-        }
-    }
+/// So many percent of the limit.
+fn part_of(limit: ByteCount, pct: u64) -> ByteCount {
+    ByteCount((limit.0 as u128 * u128::from(pct) / 100) as u64)
 }
 
 extern "C" fn count_fork() {

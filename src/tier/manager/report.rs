@@ -9,7 +9,8 @@ pub enum Mode {
     /// Every consumer may use what the others do not.
     Cooperative,
     /// Temporary memory has a part of its own, this many percent, nothing gives way and nothing
-    /// spills: the traditional system, for comparison.
+    /// spills: the traditional system, for comparison. Consumers may have parts too
+    /// ([`Account::set_part`](super::Account::set_part)); the others share what is left.
     Partitioned {
         /// The temporary memory's part.
         temporary_pct: u8,

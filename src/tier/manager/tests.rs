@@ -77,6 +77,42 @@ fn partitions_do_not_give_way_to_each_other() {
 }
 
 #[test]
+fn consumers_of_a_partitioned_manager_may_have_parts_of_their_own() {
+    let manager = start(100, Mode::Partitioned { temporary_pct: 50 });
+    let table = manager.join("table").expect("room");
+    let far = manager.join("far").expect("room");
+    let ceilings = || (table.ceiling(), far.ceiling(), manager.temporary().ceiling());
+    let half = ByteCount::mib(50);
+    assert_eq!(ceilings(), (half, half, half), "two share what is left");
+    table.set_part(Some(30)).expect("50 % are left");
+    assert_eq!(ceilings(), (ByteCount::mib(30), ByteCount::mib(20), half));
+    let late = manager.join("late").expect("room");
+    assert_eq!(late.ceiling(), ByteCount::mib(20));
+    let error = far.set_part(Some(21)).expect_err("101 %");
+    assert!(error.to_string().contains("101 %"), "{error}");
+    assert!(manager.temporary().set_part(Some(10)).is_err(), "the mode says it");
+    far.set_part(Some(20)).expect("100 %");
+    assert_eq!(late.ceiling(), ByteCount::ZERO);
+    manager.set_limit(ByteCount::mib(50)).expect("nothing is charged");
+    assert_eq!(ceilings(), (ByteCount::mib(15), ByteCount::mib(10), ByteCount::mib(25)));
+    table.set_part(None).expect("less than before");
+    assert_eq!(table.ceiling(), ByteCount::mib(15), "70 % are others'");
+}
+
+#[test]
+fn what_is_above_a_part_is_reclaimed() {
+    let manager = start(64, Mode::Partitioned { temporary_pct: 50 });
+    let cache = cache(&manager, Effort::Clean, ByteCount::mib(30));
+    cache.account.set_part(Some(10)).expect("50 % are left");
+    let part = cache.account.ceiling();
+    let began = std::time::Instant::now();
+    while cache.account.used() > part && began.elapsed().as_secs() < 30 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(cache.account.used() <= part, "{:?}", manager.stats());
+}
+
+#[test]
 fn a_limit_below_what_is_pinned_is_refused_and_the_old_one_stays() {
     let manager = start(64, Mode::Cooperative);
     let pinned = manager.join("pinned").expect("room");

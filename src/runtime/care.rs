@@ -1,0 +1,133 @@
+//! The care thread: gives freed memory back, and counts local memory.
+//!
+//! Every [`MAINTENANCE`] it maintains the tier; when the region calls, because it is short of
+//! memory, it purges far and local arenas at once. Under a memory manager it counts what jemalloc
+//! holds for local memory to an account (`docs/design/memory.md`, local memory). Uses `heap` and
+//! `region`.
+//!
+//! # Invariants
+//! 1. It touches no far memory, and nobody who serves a fault waits for it.
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicBool, Ordering};
+use crate::base::units::ByteCount;
+use crate::heap::{self, Tier};
+use crate::region::{REST, Region};
+use crate::sys::signals::SignalsBlocked;
+use crate::tier::manager::{Account, Effort, MemoryManager, Reclaim};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often freed memory is looked after.
+const MAINTENANCE: Duration = Duration::from_millis(100);
+
+/// Free memory that is not worth a purge.
+const PURGE_MIN: ByteCount = ByteCount::mib(1);
+
+/// Local memory under a manager: it is counted, and what is free of it comes back.
+#[derive(Debug)]
+pub(super) struct LocalMemory {
+    account: Account,
+    region: Arc<Region>,
+}
+
+impl LocalMemory {
+    /// Opens its account.
+    ///
+    /// # Errors
+    /// [`Error::TooManyConsumers`].
+    pub(super) fn join(manager: &MemoryManager, region: &Arc<Region>) -> Result<Arc<LocalMemory>> {
+        let account = manager.join("local memory")?;
+        let local = Arc::new(LocalMemory { account, region: Arc::clone(region) });
+        let reclaimer: Weak<LocalMemory> = Arc::downgrade(&local);
+        local.account.set_reclaimer(reclaimer);
+        Ok(local)
+    }
+
+    /// Makes what jemalloc holds all that is charged.
+    pub(super) fn count(&self, tier: &Tier) {
+        self.account.set_used(tier.local_resident());
+    }
+}
+
+impl Reclaim for LocalMemory {
+    fn reclaim(&self, _want: ByteCount, effort: Effort) -> ByteCount {
+        if effort != Effort::Spare {
+            return ByteCount::ZERO; // What is in use stays.
+        }
+        let before = self.account.used();
+        self.region.ask_for_care();
+        ByteCount(before.0.saturating_sub(self.account.used().0))
+    }
+
+    fn describe_held(&self) -> String {
+        " (cannot be evicted)".to_owned()
+    }
+}
+
+/// The thread. Ends when dropped.
+#[derive(Debug)]
+pub(super) struct Care {
+    region: Arc<Region>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Care {
+    pub(super) fn start(
+        tier: &'static Tier,
+        region: &Arc<Region>,
+        local: Option<Arc<LocalMemory>>,
+    ) -> Result<Care> {
+        if let Some(local) = &local {
+            local.count(tier);
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, cared) = (Arc::clone(&stop), Arc::clone(region));
+        let run = move || run(tier, &cared, local.as_deref(), &stopped);
+        let _blocked = SignalsBlocked::new();
+        let thread = std::thread::Builder::new().name("farheap-care".to_owned()).spawn(run);
+        let thread = thread.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
+            Error::Os { call: "starting the maintenance thread", errno }
+        })?;
+        region.set_care(Some(thread.thread().clone()));
+        Ok(Care { region: Arc::clone(region), stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Care {
+    fn drop(&mut self) {
+        self.region.set_care(None);
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A panic of it has been reported by the hook.
+            drop(thread.join());
+        }
+    }
+}
+
+fn run(tier: &Tier, region: &Region, local: Option<&LocalMemory>, stop: &AtomicBool) {
+    heap::pin_thread_local();
+    let count = || {
+        if let Some(local) = local {
+            local.count(tier);
+        }
+    };
+    let mut maintained = Instant::now();
+    while !stop.load(Ordering::Acquire) {
+        std::thread::park_timeout(if region.calls_for_care() { REST } else { MAINTENANCE });
+        if region.wants_care() {
+            tier.give_back(PURGE_MIN);
+            count();
+            region.has_cared();
+        }
+        if maintained.elapsed() >= MAINTENANCE {
+            tier.maintain();
+            count();
+            maintained = Instant::now();
+        }
+    }
+}

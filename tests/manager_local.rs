@@ -1,0 +1,51 @@
+//! Local memory of a heap under a memory manager counts against the one limit.
+
+mod common;
+
+use allocator_api2::vec::Vec as FarVec;
+use common::eventually;
+use farheap::tier::manager::{MemoryManager, Mode};
+use farheap::{ByteCount, Config, Error, Far, FarHeap, Heap};
+
+#[global_allocator]
+static HEAP: FarHeap = FarHeap::new();
+
+#[test]
+fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
+    let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
+    let config = Config::parse("limit:64MiB,capacity:128MiB").expect("valid");
+    let heap = match Heap::start_under(&manager, config) {
+        Ok(heap) => heap,
+        Err(Error::UffdUnavailable { reasons }) => {
+            println!("skipped: userfaultfd is not permitted here: {reasons}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let local = || manager.stats().consumer("local memory").expect("joined").used;
+    let far = || manager.stats().consumer("far heap").expect("joined").used;
+    let mut numbers: FarVec<u64, Far> = FarVec::new_in(Far);
+    numbers.extend(0..6 << 20);
+    let (before, full) = (local(), far());
+    assert!(before > ByteCount::ZERO, "jemalloc holds something");
+    assert!(full >= ByteCount::mib(40), "{:?}", manager.stats());
+    let boxes: Vec<Box<[u8; 1000]>> = (0..24_000).map(|n| Box::new([n as u8; 1000])).collect();
+    assert!(
+        eventually(|| local() >= ByteCount(before.get() + (20 << 20))),
+        "{:?}",
+        manager.stats()
+    );
+    assert!(eventually(|| manager.stats().used <= manager.limit()), "{:?}", manager.stats());
+    assert!(far() < full, "far memory gave way: {:?}", manager.stats());
+    assert!(boxes.iter().enumerate().all(|(n, bytes)| bytes[999] == n as u8));
+    drop(boxes);
+    let comes_back = || {
+        drop(manager.allocate_temporary(ByteCount::mib(40)));
+        local() < ByteCount(before.get() + (10 << 20))
+    };
+    assert!(eventually(comes_back), "{:?}", manager.stats());
+    assert!(numbers.iter().enumerate().all(|(at, number)| *number == at as u64));
+    drop(numbers);
+    heap.shutdown().expect("nothing is in use");
+    assert!(manager.stats().consumer("local memory").is_none(), "{:?}", manager.stats());
+}
