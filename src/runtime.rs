@@ -113,16 +113,12 @@ impl Heap {
         if running.is_some() {
             return Err(Error::AlreadyRunning);
         }
+        heap::keep_own_allocations_local();
         let region_config = region_config(&config);
         let store = open_store(&config)?;
         let region = match manager {
-            Some(manager) => {
-                Region::create_joined(manager, region_config, store, heap::pin_thread_local)?
-            }
-            None => {
-                let start = heap::pin_thread_local;
-                Arc::new(Region::create_with(region_config, store, None, start)?)
-            }
+            Some(manager) => Region::create_under(manager, region_config, store)?,
+            None => Arc::new(Region::create(region_config, store)?),
         };
         if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
             eprintln!(

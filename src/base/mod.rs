@@ -1,6 +1,7 @@
 //! Foundations: units, errors, locks. Layer 0; uses nothing of the crate.
 
 pub mod error;
+pub(crate) mod local;
 pub(crate) mod sync;
 pub mod units;
 

@@ -32,6 +32,6 @@ pub use global::FarHeap;
 pub(crate) use global::{install, installed, serve_locally, uninstall};
 pub use handle::{Far, Local};
 pub(crate) use source::ExtentSource;
-pub(crate) use thread::pin_thread_local;
 pub use thread::{Placement, Scope, scope};
+pub(crate) use thread::{keep_own_allocations_local, pin_thread_local};
 pub(crate) use tier::{Tier, TierOptions};

@@ -12,6 +12,7 @@
 
 use super::slot::{Access, Slot};
 use super::tier::Tier;
+use crate::base::local::{Pins, set_pins};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr;
@@ -154,8 +155,17 @@ pub(crate) fn pin() -> Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        THREAD.with(|thread| thread.set_pins(thread.pins.get() - 1));
+        unpin();
     }
+}
+
+fn unpin() {
+    THREAD.with(|thread| thread.set_pins(thread.pins.get() - 1));
+}
+
+/// From now on the layers below keep what they allocate for themselves local.
+pub(crate) fn keep_own_allocations_local() {
+    set_pins(Pins { pin: pin_thread_local, unpin });
 }
 
 /// Keeps this thread's allocations local for ever: for fillers, evictors and whoever else would

@@ -4,6 +4,7 @@ use super::BufferPool;
 use super::guard::{ExclusiveGuard, Held};
 use super::latch::ORDER_MAX;
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId, SlotCount};
 
@@ -16,6 +17,11 @@ pub(super) struct Alloc {
 impl Alloc {
     fn take(&mut self, order: u8) -> Option<u64> {
         self.free[usize::from(order)].pop()
+    }
+
+    fn put(&mut self, order: u8, page: PageId) {
+        let _ours = keep_local();
+        self.free[usize::from(order)].push(page.0);
     }
 }
 
@@ -42,7 +48,7 @@ impl BufferPool {
         let page = PageId(page);
         if let Err(error) = self.charge_metadata(page) {
             self.account.uncharge(ByteCount(bytes as u64));
-            self.alloc.lock().free[usize::from(order)].push(page.0);
+            self.alloc.lock().put(order, page);
             return Err(error);
         }
         self.note_buffer(page, order);
@@ -82,6 +88,6 @@ impl BufferPool {
         self.discard_buffer(page, order);
         self.word(page).freed();
         self.account.uncharge(ByteCount(self.buffer_bytes(order) as u64));
-        self.alloc.lock().free[usize::from(order)].push(page.0);
+        self.alloc.lock().put(order, page);
     }
 }

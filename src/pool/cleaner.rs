@@ -10,6 +10,7 @@
 use super::evict::BATCH_MAX;
 use super::{BufferPool, PageId};
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -50,6 +51,7 @@ fn run(pool: &Weak<BufferPool>, clean: bool) {
     let (mut cool_at, mut all_at) = (0, 0);
     let mut last_all = Instant::now();
     loop {
+        let _ours = keep_local(); // Anew each time: a heap may have started meanwhile.
         let Some(pool) = pool.upgrade() else { return };
         if pool.stop.load(Ordering::Acquire) {
             return;

@@ -22,8 +22,7 @@ const LSN_AT: usize = TRAILER;
 pub(super) struct Held<'p> {
     pub(super) pool: &'p BufferPool,
     pub(super) page: PageId,
-    /// 8 changed | 7..0 order. One word: two bytes that are stored singly and copied as a word make
-    /// the processor wait for the stores (`docs/design/pool.md`, hits).
+    /// 8 changed | 7..0 order. One word, stored and copied as one.
     note: u64,
 }
 

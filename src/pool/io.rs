@@ -7,6 +7,7 @@ use super::outcome::Outcome;
 use super::replacement::Arrival;
 use super::{BufferPool, CHUNK_PAGES, TRAILER};
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
 use crate::store::{Op, Queue, Request, Segment};
@@ -49,6 +50,7 @@ pub(super) struct Loading {
 
 impl BufferPool {
     pub(super) fn take_queue(&self) -> Result<Box<dyn Queue>> {
+        let _ours = keep_local();
         let idle = self.queues.lock().pop();
         idle.map_or_else(|| self.store.open_queue(DEPTH as u32), Ok)
     }
@@ -56,6 +58,7 @@ impl BufferPool {
     /// Keeps a queue for the next user. One that failed is not given back.
     pub(super) fn give_queue(&self, queue: Box<dyn Queue>) {
         if queue.in_flight() == 0 {
+            let _ours = keep_local();
             self.queues.lock().push(queue);
         }
     }

@@ -35,6 +35,7 @@ pub use guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 pub use replacement::{Arrival, Clock, Proven, Replacement, Worth};
 
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
@@ -176,6 +177,7 @@ impl PoolConfig {
         capacity: ByteCount,
         manager: &Arc<MemoryManager>,
     ) -> Result<Arc<BufferPool>> {
+        let _ours = keep_local();
         let path = path.as_ref();
         let store = BlockStore::open(path, Some(capacity))?;
         BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, true)
@@ -191,6 +193,7 @@ impl PoolConfig {
         path: impl AsRef<Path>,
         manager: &Arc<MemoryManager>,
     ) -> Result<Arc<BufferPool>> {
+        let _ours = keep_local();
         let path = path.as_ref();
         let store = BlockStore::open(path, None)?;
         BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, false)
@@ -205,6 +208,7 @@ impl PoolConfig {
         store: Arc<dyn Store>,
         manager: &Arc<MemoryManager>,
     ) -> Result<Arc<BufferPool>> {
+        let _ours = keep_local();
         BufferPool::start(self, PathBuf::from("(store)"), store, manager, true)
     }
 
@@ -217,6 +221,7 @@ impl PoolConfig {
         store: Arc<dyn Store>,
         manager: &Arc<MemoryManager>,
     ) -> Result<Arc<BufferPool>> {
+        let _ours = keep_local();
         BufferPool::start(self, PathBuf::from("(store)"), store, manager, false)
     }
 }

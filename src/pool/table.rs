@@ -13,6 +13,7 @@
 
 use super::BufferPool;
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::PageId;
 use crate::store::{Op, Request, Segment};
@@ -35,6 +36,7 @@ impl BufferPool {
 
     /// Writes header and free list.
     pub(super) fn write_header(&self) -> Result<()> {
+        let _ours = keep_local();
         let mut free: Vec<u64> = Vec::new();
         let end;
         {

@@ -236,8 +236,10 @@ impl Lender {
             return;
         }
         lease.state.store(then, Ordering::Release);
-        if !thread::set_share(filler, Share::Equal) {
-            let errno = crate::sys::errno();
+        let done = thread::set_share(filler, Share::Equal);
+        let errno = crate::sys::errno();
+        // A filler that has ended meanwhile needs nothing.
+        if !done && errno != crate::sys::ESRCH {
             let cause = Error::Os { call: "sched_setscheduler", errno };
             report::warn(
                 "a filler gives way for good; faults wait when processors are busy",

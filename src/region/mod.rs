@@ -45,6 +45,7 @@ pub use latency::{Latencies, Latency};
 pub use stats::Stats;
 
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::store::{Queue, Request, SealedStore, Store, Wipe};
@@ -290,7 +291,7 @@ impl Region {
     /// [`Error::LimitTooSmall`] for settings that cannot work, [`Error::Os`] when the kernel
     /// refuses resources.
     pub fn create(config: RegionConfig, store: Arc<dyn Store>) -> Result<Region> {
-        Region::create_with(config, store, None, || ())
+        Region::create_with(config, store, None)
     }
 
     /// [`create`](Region::create) under a memory manager: `config.limit` is then a ceiling, the
@@ -306,30 +307,18 @@ impl Region {
         config: RegionConfig,
         store: Arc<dyn Store>,
     ) -> Result<Arc<Region>> {
-        Region::create_joined(manager, config, store, || ())
-    }
-
-    /// [`create_under`](Region::create_under), with something that each thread does first.
-    pub(crate) fn create_joined(
-        manager: &Arc<MemoryManager>,
-        config: RegionConfig,
-        store: Arc<dyn Store>,
-        thread_start: fn(),
-    ) -> Result<Arc<Region>> {
-        let region = Region::create_with(config, store, Some(manager), thread_start)?;
-        let region = Arc::new(region);
+        let region = Arc::new(Region::create_with(config, store, Some(manager))?);
         let spill: Weak<Region> = Arc::downgrade(&region);
         manager.set_spill(spill);
         Ok(region)
     }
 
-    /// [`create`](Region::create), with something that each thread does first.
-    pub(crate) fn create_with(
+    fn create_with(
         config: RegionConfig,
         store: Arc<dyn Store>,
         manager: Option<&Arc<MemoryManager>>,
-        thread_start: fn(),
     ) -> Result<Region> {
+        let _ours = keep_local();
         let config = config.check()?;
         let account = manager.map(|manager| join(manager, &config)).transpose()?;
         let store = match config.encrypt {
@@ -360,12 +349,12 @@ impl Region {
         if config.mode == Mode::InThread {
             in_thread::list(&region.pager)?;
         }
-        region.spawn("farheap-evict", thread_start, evict)?;
+        region.spawn("farheap-evict", evict)?;
         let lend = Work { state: Lender::new(region.pager.clone()), run: Lender::run };
-        region.spawn("farheap-lend", thread_start, lend)?;
+        region.spawn("farheap-lend", lend)?;
         for filler in fillers? {
             let fill = Work { state: filler, run: Filler::run };
-            region.spawn("farheap-fill", thread_start, fill)?;
+            region.spawn("farheap-fill", fill)?;
         }
         Ok(region)
     }
@@ -373,17 +362,12 @@ impl Region {
     /// Starts a handler thread. A panic of its own code is a broken invariant: the process ends
     /// loudly, because pages that the thread was changing would hang whoever touches them. (A
     /// panic of the store's code is survived, see [`guarded`].)
-    fn spawn<T: Send + 'static>(
-        &mut self,
-        name: &str,
-        thread_start: fn(),
-        mut work: Work<T>,
-    ) -> Result<()> {
+    fn spawn<T: Send + 'static>(&mut self, name: &str, mut work: Work<T>) -> Result<()> {
         let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                thread_start();
+                let _ours = keep_local();
                 let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
                 if std::panic::catch_unwind(run).is_err() {
                     let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };

@@ -21,7 +21,7 @@ pub(crate) mod vm;
 use crate::base::error::{Error, Result};
 use std::io::Read;
 
-pub(crate) use libc::{EBUSY, EEXIST, EIO, ENOSPC, ETIMEDOUT};
+pub(crate) use libc::{EBUSY, EEXIST, EIO, ENOSPC, ESRCH, ETIMEDOUT};
 
 /// The calling thread's `errno`.
 pub(crate) fn errno() -> i32 {

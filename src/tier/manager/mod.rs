@@ -41,6 +41,7 @@ pub use temporary::{Spill, TemporaryMemory};
 use super::budget::Budget;
 use super::claim::{self, Turn};
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::sys::signals::SignalsBlocked;
@@ -124,6 +125,7 @@ impl MemoryManager {
     /// [`Error::LimitTooSmall`] below [`LIMIT_MIN`]; [`Error::Config`] for a part of more than
     /// 100 %; [`Error::Os`] when no thread is to be had.
     pub fn start(limit: ByteCount, mode: Mode) -> Result<Arc<MemoryManager>> {
+        let _ours = keep_local();
         if limit < LIMIT_MIN {
             return Err(Error::LimitTooSmall { limit, minimum: LIMIT_MIN });
         }
@@ -180,6 +182,7 @@ impl MemoryManager {
     /// # Errors
     /// [`Error::TooManyConsumers`] when there are [`CONSUMERS_MAX`] already.
     pub fn join(&self, name: &str) -> Result<Account> {
+        let _ours = keep_local();
         let shared = &self.shared;
         let share = shared.common_share();
         let member = Member::new(&shared.budget, name, share, Arc::downgrade(shared));
@@ -459,6 +462,7 @@ impl Shared {
     fn run(&self) {
         let mut pause_until = None;
         while !self.stop.load(Ordering::Acquire) {
+            let _ours = keep_local(); // Anew each time: a heap may have started meanwhile.
             {
                 let held = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
                 if !self.called.load(Ordering::Acquire) {

@@ -1,0 +1,61 @@
+//! A pool in a program whose global allocator is farheap keeps nothing of its own in far memory:
+//! who makes room for far memory must not wait for itself.
+
+mod common;
+
+use common::watchdog;
+use farheap::pool::{BufferPool, PoolConfig};
+use farheap::tier::manager::{MemoryManager, Mode};
+use farheap::{ByteCount, Config, Error, FarHeap, Heap, PageId, Placement, scope};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[global_allocator]
+static HEAP: FarHeap = FarHeap::new();
+
+/// Allocates and frees pages, more than the limit holds, and checks what stayed.
+fn use_pages(pool: &Arc<BufferPool>) -> Vec<PageId> {
+    let pages: Vec<PageId> = (0..16_000_u64)
+        .map(|n| {
+            let mut page = pool.allocate().expect("page");
+            page.fill(n as u8);
+            page.id()
+        })
+        .collect();
+    for page in pages.iter().step_by(2) {
+        pool.fix_exclusive(*page).expect("page").free();
+    }
+    for (n, page) in pages.iter().enumerate().skip(1).step_by(2) {
+        assert_eq!(pool.fix_shared(*page).expect("page")[0], n as u8);
+    }
+    pool.flush().expect("written");
+    pages
+}
+
+#[test]
+fn a_pool_made_in_a_far_scope_has_nothing_far_of_its_own() {
+    let _watchdog = watchdog("pool_global", Duration::from_secs(120));
+    let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative).expect("manager");
+    let config = Config::parse("limit:32MiB,capacity:256MiB,threshold:4KiB").expect("valid");
+    let heap = match Heap::start_under(&manager, config) {
+        Ok(heap) => heap,
+        Err(Error::UffdUnavailable { reasons }) => {
+            println!("skipped: userfaultfd is not permitted here: {reasons}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("table");
+    let pool = {
+        let _far = scope(Placement::Far);
+        let pool = PoolConfig::new().create(&path, ByteCount::mib(128), &manager).expect("pool");
+        let numbers: Vec<u64> = (0..4 << 20).collect();
+        drop(use_pages(&pool));
+        assert!(numbers.iter().enumerate().all(|(n, number)| n as u64 == *number));
+        pool
+    };
+    // Refused while anything far is in use.
+    heap.shutdown().expect("nothing of the pool is far");
+    assert_eq!(use_pages(&pool).len(), 16_000);
+}
