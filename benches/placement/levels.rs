@@ -154,7 +154,7 @@ fn measure(
         load.control.delay(Duration::ZERO);
         region.set_limit(ample(load.mix.n))?;
         region.evict_all()?;
-        region.set_limit(plan.cache)?;
+        region.set_limit(ByteCount(plan.cache.get() + region.stats().metadata_bytes))?;
         load.control.delay(load.delay);
         let before: Stats = region.stats();
         let began = Instant::now();

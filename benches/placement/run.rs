@@ -323,7 +323,9 @@ impl Built {
         self.measured += 1;
         let region = self.collective.region();
         region.evict_all()?;
-        region.set_limit(ByteCount(cache).max(minimum))?;
+        // The region counts its tables too, which the artifact's page cache does not.
+        let tables = region.stats().metadata_bytes;
+        region.set_limit(ByteCount(ByteCount(cache).max(minimum).get() + tables))?;
         region.evict_all()?;
         let before = region.stats();
         let began = Instant::now();
