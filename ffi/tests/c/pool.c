@@ -217,7 +217,8 @@ static void one_limit_for_all(void) {
     memset(sorted, 2, 64 * MIB);
     farheap_manager_stats stats = {.size = sizeof stats};
     OK(farheap_manager_stats_get(manager, &stats));
-    CHECK(stats.used_bytes_max <= 32 * MIB && stats.spilled_bytes >= 64 * MIB);
+    /* The heap's local memory is counted when it is there already. */
+    CHECK(stats.used_bytes_max <= 33 * MIB && stats.spilled_bytes >= 64 * MIB);
     for (size_t at = 0; at < 24 * MIB; at += 4096) CHECK(far[at] == 1);
     for (size_t at = 0; at < 64 * MIB; at += 4096) CHECK(((unsigned char *)sorted)[at] == 2);
     OK(farheap_manager_free_temporary(manager, sorted));

@@ -167,7 +167,8 @@ static void one_limit_for_all() {
         });
         temporary_resource query(limit);
         std::pmr::vector<char> sorted(64 * mib, 1, &query); // spills
-        CHECK(limit.stats().spilled_bytes >= 64 * mib && limit.stats().used_bytes_max <= 32 * mib);
+        // The heap's local memory is counted when it is there already.
+        CHECK(limit.stats().spilled_bytes >= 64 * mib && limit.stats().used_bytes_max <= 33 * mib);
         CHECK(sorted[63 * mib] == 1);
     }
     CHECK(__atomic_load_n(&told, __ATOMIC_RELAXED) > 0);
