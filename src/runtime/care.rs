@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// How often freed memory is looked after.
 const MAINTENANCE: Duration = Duration::from_millis(100);
 
+/// How long local memory that is there already waits to be charged until others made room.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Free memory that is not worth a purge.
 const PURGE_MIN: ByteCount = ByteCount::mib(1);
 
@@ -45,9 +48,15 @@ impl LocalMemory {
         Ok(local)
     }
 
-    /// Makes what jemalloc holds all that is charged.
-    pub(super) fn count(&self, tier: &Tier) {
-        self.account.set_used(tier.local_resident());
+    /// Makes what jemalloc holds all that is charged: growth as the limit has room, at the latest
+    /// after [`PATIENCE`].
+    fn count(&self, tier: &Tier, fits_since: &mut Instant) {
+        let local = tier.local_resident();
+        if self.account.set_used_as_fits(local) {
+            *fits_since = Instant::now();
+        } else if fits_since.elapsed() >= PATIENCE {
+            self.account.set_used(local);
+        }
     }
 }
 
@@ -80,9 +89,6 @@ impl Care {
         region: &Arc<Region>,
         local: Option<Arc<LocalMemory>>,
     ) -> Result<Care> {
-        if let Some(local) = &local {
-            local.count(tier);
-        }
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, cared) = (Arc::clone(&stop), Arc::clone(region));
         let run = move || run(tier, &cared, local.as_deref(), &stopped);
@@ -111,11 +117,13 @@ impl Drop for Care {
 
 fn run(tier: &Tier, region: &Region, local: Option<&LocalMemory>, stop: &AtomicBool) {
     heap::pin_thread_local();
-    let count = || {
+    let mut fits_since = Instant::now();
+    let mut count = || {
         if let Some(local) = local {
-            local.count(tier);
+            local.count(tier, &mut fits_since);
         }
     };
+    count();
     let mut maintained = Instant::now();
     while !stop.load(Ordering::Acquire) {
         std::thread::park_timeout(if region.calls_for_care() { REST } else { MAINTENANCE });

@@ -99,6 +99,9 @@ pub trait Reclaim: Send + Sync {
     fn room_made(&self, _freed: ByteCount) {}
 }
 
+/// What memory that can only be counted is charged by.
+const STEP: ByteCount = ByteCount::kib(64);
+
 /// A consumer's part of the budget; leaves the manager when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Account(pub(super) Arc<Member>);
@@ -293,6 +296,28 @@ impl Account {
         if let Some(manager) = self.0.manager.upgrade() {
             manager.call_if_low();
         }
+    }
+
+    /// As [`set_used`](Self::set_used), without exceeding the limit: charges what fits of a growth
+    /// and calls the background thread for the rest. `false`: some of it did not fit.
+    pub(crate) fn set_used_as_fits(&self, bytes: ByteCount) -> bool {
+        let used = self.used();
+        if bytes <= used {
+            self.set_used(bytes);
+            return true;
+        }
+        let mut missing = bytes.0 - used.0;
+        while missing > 0 {
+            let step = missing.min(STEP.0);
+            if !self.try_charge(ByteCount(step)) {
+                break;
+            }
+            missing -= step;
+        }
+        if let Some(manager) = self.0.manager.upgrade() {
+            manager.call_if_low();
+        }
+        missing == 0
     }
 
     /// Whether others may give way to this consumer.
