@@ -12,6 +12,7 @@ use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
 use crate::store::{Op, Queue, Request, Segment};
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
+use std::cell::Cell;
 use std::time::Duration;
 
 /// Requests in flight of one group.
@@ -40,6 +41,8 @@ const WAIT: Duration = Duration::from_secs(1);
 
 /// Pages of one group read: a bigger request is served in several.
 const GROUP_MAX: usize = 256;
+/// Reads of a group that are submitted together.
+const SUBMIT_EVERY: usize = 8;
 
 /// A page with the word it had: locked in order to be read.
 #[derive(Clone, Copy)]
@@ -283,34 +286,31 @@ impl BufferPool {
         pages: &[PageId],
         guards: &mut [Option<SharedGuard<'p>>],
     ) -> Result<()> {
-        let mut loading = [(0, Loading { page: PageId(0), was: Word::default() }); GROUP_MAX];
-        let mut count = 0;
+        let (mut absent, mut count) = ([0; GROUP_MAX], 0);
         for (index, page) in pages.iter().enumerate() {
             guards[index] = self.try_fix_shared(*page);
-            if guards[index].is_none()
-                && let Some(entry) = self.begin_load(*page)
-            {
-                loading[count] = (index, entry);
+            if guards[index].is_none() {
+                absent[count] = index;
                 count += 1;
             }
         }
-        if count == 0 {
-            return Ok(());
-        }
+        let absent = &absent[..count];
         let mut failed = None;
-        let group = &loading[..count];
-        self.read_group(group.len(), |i| group[i].1, &mut |i, result| match result {
-            Ok(()) => {
-                let (index, Loading { page, .. }) = group[i];
-                self.arrived(group[i].1, 0, false);
-                self.word(page).downgrade(false);
-                guards[index] = Some(SharedGuard(Held::new(self, page, 0)));
-            }
-            Err(error) => {
-                self.give_up(group[i].1, 0);
-                failed = Some(error);
-            }
-        })?;
+        self.read_group(
+            count,
+            &mut |i| self.begin_load(pages[absent[i]]),
+            &mut |i, loading, result| match result {
+                Ok(()) => {
+                    self.arrived(loading, 0, false);
+                    self.word(loading.page).downgrade(false);
+                    guards[absent[i]] = Some(SharedGuard(Held::new(self, loading.page, 0)));
+                }
+                Err(error) => {
+                    self.give_up(loading, 0);
+                    failed = Some(error);
+                }
+            },
+        )?;
         failed.map_or(Ok(()), Err)
     }
 
@@ -331,47 +331,55 @@ impl BufferPool {
         Some(Loading { page, was })
     }
 
-    /// Reads locked pages, many at a time; calls `each` once for every one.
+    /// Reads up to `count` pages, many at a time: those that `begin` locks, which makes room for
+    /// the next while the device reads the ones before. Calls `each` once for every one. Returns
+    /// how many there were.
     fn read_group(
         &self,
         count: usize,
-        entry: impl Fn(usize) -> Loading,
-        each: &mut dyn FnMut(usize, Result<()>),
-    ) -> Result<()> {
-        let mut queue = match self.take_queue() {
-            Ok(queue) => queue,
-            Err(error) => {
-                (0..count).for_each(|i| each(i, Err(error.clone())));
-                return Err(error);
-            }
-        };
-        let (mut next, mut done) = (0, 0);
-        while done < count {
-            while next < count {
-                let page = entry(next).page;
-                let segments = [Segment { ptr: self.ptr(page), len: self.page_bytes }];
-                let offset = self.offset(page);
-                let request =
-                    Request { token: next as u64, op: Op::Read, offset, segments: &segments };
-                // SAFETY: the page is locked by this thread until its completion below; nobody
-                // else reads into its memory or writes its place in the file.
-                if !unsafe { queue.push(request) } {
-                    break;
-                }
-                next += 1;
-            }
+        begin: &mut dyn FnMut(usize) -> Option<Loading>,
+        each: &mut dyn FnMut(usize, Loading, Result<()>),
+    ) -> Result<usize> {
+        if count == 0 {
+            return Ok(0);
+        }
+        let mut loads = [Loading { page: PageId(0), was: Word::default() }; GROUP_MAX];
+        let mut queue = self.take_queue()?;
+        let (mut started, done) = (0, Cell::new(0));
+        let mut wait = |queue: &mut dyn Queue, loads: &[Loading]| {
             let waited = queue.wait(WAIT, &mut |completion| {
-                done += 1;
+                done.set(done.get() + 1);
                 let i = completion.token as usize;
-                each(i, completion.result.and_then(|()| self.check(entry(i).page, 0)));
+                let result = completion.result.and_then(|()| self.check(loads[i].page, 0));
+                each(i, loads[i], result);
             });
             // The kernel refuses to wait only when it is out of memory for it: try again.
             if waited.is_err() {
                 std::thread::sleep(Duration::from_millis(1));
             }
+        };
+        for i in 0..count {
+            let Some(loading) = begin(i) else { continue };
+            loads[i] = loading;
+            let segments = [Segment { ptr: self.ptr(loading.page), len: self.page_bytes }];
+            let offset = self.offset(loading.page);
+            let request = Request { token: i as u64, op: Op::Read, offset, segments: &segments };
+            // SAFETY: the page is locked by this thread until its completion is reported; nobody
+            // else reads into its memory or writes its place in the file.
+            while !unsafe { queue.push(request) } {
+                wait(&mut *queue, &loads);
+            }
+            started += 1;
+            if started % SUBMIT_EVERY == 0 {
+                // What is not taken now is submitted with the next ones, or by the wait.
+                let _ = queue.submit();
+            }
+        }
+        while done.get() < started {
+            wait(&mut *queue, &loads);
         }
         self.give_queue(queue);
-        Ok(())
+        Ok(started)
     }
 
     /// Asks for pages to be read ahead, in the background. Pages that cannot be queued, or for
@@ -390,27 +398,23 @@ impl BufferPool {
 
     /// Reads pages that were asked for ahead; returns whether there were any.
     pub(super) fn serve_prefetches(&self) -> bool {
-        let mut loading = [Loading { page: PageId(0), was: Word::default() }; DEPTH];
-        let mut count = 0;
-        while count < DEPTH
-            && let Some(page) = self.prefetches.pop()
-        {
-            if let Some(entry) = self.begin_load(page) {
-                loading[count] = entry;
-                count += 1;
-            }
+        if self.prefetches.is_empty() {
+            return false;
         }
-        let group = &loading[..count];
         // An error shows again when somebody fixes the page.
-        let _ = self.read_group(count, |i| group[i], &mut |i, result| {
-            if result.is_ok() {
-                self.arrived(group[i], 0, true);
-                self.word(group[i].page).unlock(false);
-            } else {
-                self.give_up(group[i], 0);
-            }
-        });
-        count > 0
+        let read = self.read_group(
+            DEPTH,
+            &mut |_| std::iter::from_fn(|| self.prefetches.pop()).find_map(|p| self.begin_load(p)),
+            &mut |_, loading, result| {
+                if result.is_ok() {
+                    self.arrived(loading, 0, true);
+                    self.word(loading.page).unlock(false);
+                } else {
+                    self.give_up(loading, 0);
+                }
+            },
+        );
+        read.is_ok_and(|pages| pages > 0)
     }
 
     // Write-back.
