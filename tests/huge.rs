@@ -57,6 +57,13 @@ fn huge_percent_of_plain_memory(len: usize) -> u64 {
     100 * huge / resident
 }
 
+/// How often the kernel had no huge page for a fault that wanted one, on the whole machine.
+fn refusals() -> u64 {
+    let text = std::fs::read_to_string("/proc/vmstat").expect("Linux");
+    let value = |line: &str| line.strip_prefix("thp_fault_fallback ")?.parse().ok();
+    text.lines().find_map(value).unwrap_or(0)
+}
+
 #[test]
 fn pages_of_two_mebibytes_are_huge_pages_also_after_a_trip_to_the_device() {
     let _watchdog = watchdog("huge", Duration::from_secs(120));
@@ -70,6 +77,7 @@ fn pages_of_two_mebibytes_are_huge_pages_also_after_a_trip_to_the_device() {
         println!("skipped: the kernel has huge pages for {plain} % of plain memory only");
         return;
     }
+    let refused_before = refusals();
     let page = ByteCount(PAGE as u64);
     let config = RegionConfig { page, limit: ByteCount::mib(128), ..RegionConfig::default() };
     let Some(region) = region(config, mem_store(ByteCount::mib(512))) else { return };
@@ -91,10 +99,15 @@ fn pages_of_two_mebibytes_are_huge_pages_also_after_a_trip_to_the_device() {
     }
     let (huge, resident) = huge_and_resident(base as usize, 2 * len);
     let stats = region.stats();
-    println!("{huge} of {resident} bytes in huge pages, {} pages read", stats.pages_in);
+    // A machine whose memory is fragmented at the moment is not to blame on the pages' way.
+    let refused = (refusals() - refused_before) * PAGE as u64;
+    println!(
+        "{huge} of {resident} bytes in huge pages, {refused} refused, {} pages read",
+        stats.pages_in
+    );
     assert!(stats.pages_in > 30, "most pages came back from the device");
     assert!(
-        huge * 100 >= resident * (plain * 4 / 5),
-        "{huge} of {resident} bytes are huge pages, {plain} % of plain memory"
+        (huge + refused) * 100 >= resident * (plain * 4 / 5),
+        "{huge} of {resident} bytes are huge pages, {plain} % of plain memory; {refused} refused"
     );
 }
