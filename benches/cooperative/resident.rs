@@ -34,7 +34,7 @@ impl Watch {
         let thread = std::thread::spawn(move || {
             while !seen.load(Ordering::Relaxed) {
                 highest.fetch_max(resident().saturating_sub(before), Ordering::Relaxed);
-                std::thread::sleep(EVERY);
+                std::thread::sleep(EVERY); // Between two samples.
             }
         });
         Watch { stop, most, thread, limit }

@@ -206,6 +206,7 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
             .map(|number| scope.spawn(move || stream(shared, number, plan.read_only)))
             .collect();
         let beside = plan.beside.map(|beside| scope.spawn(|| beside.run(&manager, &shared.stop)));
+        // Not measured: the pool fills.
         std::thread::sleep(Duration::from_secs_f64(options.warm_up));
         let query = scope.spawn(move || ask(shared, plan.query, &source.answer, plan.read_only));
         outcome.samples = sample(shared, &pool, plan.beside);
@@ -275,7 +276,7 @@ fn sample(
     let (mut last_at, mut last) = (0.0, (0, pool.stats()));
     last.0 = shared.orders.load(Ordering::Relaxed);
     while last_at < options.seconds {
-        std::thread::sleep(tick);
+        std::thread::sleep(tick); // The figure's resolution in time.
         let at = began.elapsed().as_secs_f64();
         let now = (shared.orders.load(Ordering::Relaxed), pool.stats());
         let during_query = shared.during_query.load(Ordering::Relaxed);
@@ -313,7 +314,7 @@ fn ask(
     // After half a pause, so that the first is seen against a full pool.
     let mut next = shared.options.every / 2.0;
     while !shared.stop.load(Ordering::Acquire) {
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2)); // Looks for the next query's time, or the end.
         if query == Query::None || began.elapsed().as_secs_f64() < next {
             continue;
         }
@@ -358,7 +359,7 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     let read_ms = step(&mut at);
     let until = Duration::from_secs_f64(shared.options.hold);
     while allocated && began.elapsed() < until && !shared.stop.load(Ordering::Relaxed) {
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2)); // Holds its memory, unless the run ends.
     }
     drop(data);
     let total_s = began.elapsed().as_secs_f64();

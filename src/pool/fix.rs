@@ -102,7 +102,7 @@ impl Hold for Exclusive {
 impl BufferPool {
     /// Holds a page; returns its order. What comes back fits registers: a guard that is passed
     /// through memory is stored in pieces and loaded as a whole, and the processor then waits for
-    /// all that went before (an exclusive hit at random took 350 ns instead of 80).
+    /// all that went before (`docs/design/pool.md`, hits).
     #[inline]
     fn hold<H: Hold>(&self, page: PageId, order: u8, deadline: Duration) -> Result<u8> {
         let Some(latch) = self.words.get(page.as_usize()) else {
