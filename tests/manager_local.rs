@@ -3,9 +3,9 @@
 mod common;
 
 use allocator_api2::vec::Vec as FarVec;
-use common::eventually;
+use common::{eventually, heap_under};
 use farheap::tier::manager::{MemoryManager, Mode};
-use farheap::{ByteCount, Config, Error, Far, FarHeap, Heap};
+use farheap::{ByteCount, Far, FarHeap};
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
@@ -13,15 +13,7 @@ static HEAP: FarHeap = FarHeap::new();
 #[test]
 fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
     let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
-    let config = Config::parse("limit:64MiB,capacity:128MiB").expect("valid");
-    let heap = match Heap::start_under(&manager, config) {
-        Ok(heap) => heap,
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            return;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:128MiB") else { return };
     let local = || manager.stats().consumer("local memory").expect("joined").used;
     let far = || manager.stats().consumer("far heap").expect("joined").used;
     let mut numbers: FarVec<u64, Far> = FarVec::new_in(Far);

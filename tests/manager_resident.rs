@@ -7,10 +7,10 @@ mod common;
 
 use allocator_api2::vec::Vec as FarVec;
 use common::child::alone;
-use common::{Dice, eventually};
+use common::{Dice, eventually, heap_under};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::tier::manager::{MemoryManager, Mode, TemporaryMemory};
-use farheap::{ByteCount, Config, Error, Far, Heap, PageId};
+use farheap::{ByteCount, Error, Far, PageId};
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,18 +33,6 @@ fn kib(text: &str, name: &str) -> u64 {
 fn resident_now() -> u64 {
     let text = fs::read_to_string("/proc/self/status").expect("/proc");
     kib(&text, "RssAnon:") + kib(&text, "RssShmem:") + kib(&text, "VmPTE:")
-}
-
-/// A heap under the manager, or `None` with the reason printed.
-fn heap_under(manager: &Arc<MemoryManager>, conf: &str) -> Option<Heap> {
-    match Heap::start_under(manager, Config::parse(conf).expect("valid")) {
-        Ok(heap) => Some(heap),
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            None
-        }
-        Err(error) => panic!("{conf}: {error}"),
-    }
 }
 
 fn start(mib: u64) -> Arc<MemoryManager> {

@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::watchdog;
+use common::{heap_under, watchdog};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::tier::manager::{MemoryManager, Mode};
-use farheap::{ByteCount, Config, Error, FarHeap, Heap, PageId, Placement, scope};
+use farheap::{ByteCount, FarHeap, PageId, Placement, scope};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,14 +36,8 @@ fn use_pages(pool: &Arc<BufferPool>) -> Vec<PageId> {
 fn a_pool_made_in_a_far_scope_has_nothing_far_of_its_own() {
     let _watchdog = watchdog("pool_global", Duration::from_secs(120));
     let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative).expect("manager");
-    let config = Config::parse("limit:32MiB,capacity:256MiB,threshold:4KiB").expect("valid");
-    let heap = match Heap::start_under(&manager, config) {
-        Ok(heap) => heap,
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            return;
-        }
-        Err(error) => panic!("{error}"),
+    let Some(heap) = heap_under(&manager, "limit:32MiB,capacity:256MiB,threshold:4KiB") else {
+        return;
     };
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("table");

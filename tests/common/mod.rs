@@ -7,7 +7,7 @@ pub(crate) mod refuse;
 
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Store};
-use farheap::{ByteCount, Config, Error, Heap};
+use farheap::{ByteCount, Config, Error, Heap, MemoryManager};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,7 +84,16 @@ pub(crate) fn region(config: RegionConfig, store: Arc<dyn Store>) -> Option<Regi
 /// The heap that a configuration text describes, or `None` with the reason printed where
 /// userfaultfd is not permitted.
 pub(crate) fn heap(conf: &str) -> Option<Heap> {
-    match Heap::start(Config::parse(conf).unwrap_or_else(|error| panic!("{conf}: {error}"))) {
+    permitted(conf, Heap::start)
+}
+
+/// The same, under a memory manager.
+pub(crate) fn heap_under(manager: &Arc<MemoryManager>, conf: &str) -> Option<Heap> {
+    permitted(conf, |config| Heap::start_under(manager, config))
+}
+
+fn permitted(conf: &str, start: impl FnOnce(Config) -> farheap::Result<Heap>) -> Option<Heap> {
+    match start(Config::parse(conf).unwrap_or_else(|error| panic!("{conf}: {error}"))) {
         Ok(heap) => Some(heap),
         Err(Error::UffdUnavailable { reasons }) => {
             println!("skipped: userfaultfd is not permitted here: {reasons}");
