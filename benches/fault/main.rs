@@ -7,7 +7,7 @@
 //! cargo bench --bench fault -- --swap              # with swap among the baselines, as root
 //! cargo bench --bench fault -- --full              # 4 GiB of data, as in UMap's figures
 //! cargo bench --bench fault -- tune                # which settings suit the machine
-//! cargo bench --bench fault -- profile --threads 1 # who does what in a fault; `profile loop` too
+//! cargo bench --bench fault -- profile --threads 1 # who does what in a fault; `loop`, `file`
 //! cargo bench --bench fault -- --test              # does it work? seconds
 //! ```
 //! Work and baselines take turns in short rounds; values are medians, and a ratio is the median
@@ -251,8 +251,7 @@ fn main() -> ExitCode {
         return finish(tune::run(&plan));
     }
     if args.filters.iter().any(|word| word == "profile") {
-        let on_loop = args.filters.iter().any(|word| word == "loop");
-        return finish(profile::run(&plan, &args, on_loop));
+        return finish(profile::run(&plan, &args));
     }
     finish(run_rows(&args, &plan))
 }

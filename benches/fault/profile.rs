@@ -60,11 +60,15 @@ fn config(plan: &Plan, args: &Args, page: usize) -> RegionConfig {
     RegionConfig { spin, handlers, mode, ..config }
 }
 
-pub(crate) fn run(plan: &Plan, args: &Args, on_loop: bool) -> Result<()> {
-    let device = on_loop.then(|| LoopDevice::create(far::device_bytes(plan.data))).transpose()?;
-    let store = match &device {
-        Some(device) => far::device_store(device.path())?,
-        None => far::memory_store(plan.data)?,
+pub(crate) fn run(plan: &Plan, args: &Args) -> Result<()> {
+    let asked = |place: &&str| args.filters.iter().any(|word| word == place);
+    let place = ["loop", "file"].into_iter().find(asked).unwrap_or("memory");
+    let device = (place == "loop").then(|| LoopDevice::create(far::device_bytes(plan.data)));
+    let device = device.transpose()?;
+    let store = match (&device, place) {
+        (Some(device), _) => far::device_store(device.path())?,
+        (None, "file") => far::file_store(&plan.dir, plan.data)?,
+        (None, _) => far::memory_store(plan.data)?,
     };
     let page = if plan.page_is_given { plan.page } else { KERNEL_PAGE };
     let far = Far::stored(config(plan, args, page), store, plan.data)?;
@@ -81,9 +85,8 @@ pub(crate) fn run(plan: &Plan, args: &Args, on_loop: bool) -> Result<()> {
             return Err(Failure::Broken("no fault happened".to_owned()));
         }
         println!(
-            "\n{} store, {} KiB pages, {threads} threads: {faults} read faults in {:.2} s, \
+            "\n{place} store, {} KiB pages, {threads} threads: {faults} read faults in {:.2} s, \
              {:.1} k/s, {:.2} us CPU a fault",
-            if on_loop { "loop" } else { "memory" },
             page >> 10,
             sample.secs,
             faults / sample.secs / 1e3,

@@ -11,8 +11,11 @@
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
 
+use super::RegionConfig;
 use super::follow::{Call, Follow, Seen};
+use super::lease::Standing;
 use super::pager::{Ahead, Pager};
+use super::polling::Polling;
 use super::report;
 use super::resolve::{Answer, Asked};
 use super::team::NOBODY;
@@ -115,18 +118,14 @@ pub(super) struct Filler {
     /// The last turn found nothing to do.
     idle_before: bool,
     spin: Duration,
+    polling: Polling,
     deadline: Duration,
     checked: Instant,
 }
 
 impl Filler {
     /// Prepares a filler: all the memory it will ever use.
-    pub(super) fn new(
-        pager: Arc<Pager>,
-        index: usize,
-        spin: Duration,
-        deadline: Duration,
-    ) -> Result<Filler> {
+    pub(super) fn new(pager: Arc<Pager>, index: usize, config: &RegionConfig) -> Result<Filler> {
         let mut queue = pager.store.open_queue(DEPTH)?;
         queue.watch(pager.uffd.raw_fd())?;
         queue.watch(pager.filler_bells[index].raw_fd())?;
@@ -147,8 +146,9 @@ impl Filler {
             follow: Follow::new(index),
             rested: false,
             idle_before: false,
-            spin,
-            deadline,
+            spin: config.spin,
+            polling: Polling::new(config.poll),
+            deadline: config.deadline,
             checked: Instant::now(),
             pager,
         })
@@ -181,6 +181,8 @@ impl Filler {
         let idle = news == 0 && self.finished.is_empty();
         let timeout = self.patience(idle);
         self.rested = idle && self.rest_if_last(0);
+        let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
+        self.queue.poll_for(if gives_way { self.polling.time() } else { Duration::ZERO });
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
         super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
@@ -521,7 +523,9 @@ impl Filler {
         let read = self.reads[token].take().expect("a completion has its read");
         self.free_reads.push(token);
         self.pager.counters.reads_in_flight.down();
-        self.pager.read_times[self.index].add(read.started.elapsed());
+        let took = read.started.elapsed();
+        self.pager.read_times[self.index].add(took);
+        self.polling.answered(took);
         for (n, &frame) in read.frames[..read.count].iter().enumerate() {
             self.rest_if_last(read.count - 1 - n);
             if read.overdue {

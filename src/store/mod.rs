@@ -243,6 +243,11 @@ pub trait Queue: Send {
     /// When the kernel refuses to wait. `EINTR` is a normal early return, not an error.
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()>;
 
+    /// From now on [`wait`](Queue::wait) looks for an answer of the device for `time` before it
+    /// sleeps, while requests are in flight. Zero at first. A queue that cannot look without a
+    /// system call ignores it.
+    fn poll_for(&mut self, _time: Duration) {}
+
     /// Requests accepted and not yet reported.
     fn in_flight(&self) -> u32;
 }

@@ -397,6 +397,10 @@ impl Queue for SealedQueue {
         if self.desk.hand_on(&mut *self.inner) { self.inner.submit() } else { Ok(()) }
     }
 
+    fn poll_for(&mut self, time: Duration) {
+        self.inner.poll_for(time);
+    }
+
     fn in_flight(&self) -> u32 {
         (self.desk.entries.len() - self.desk.free.len()) as u32
     }

@@ -72,6 +72,8 @@ pub(super) struct UringQueue {
     free: Box<[u32]>,
     free_len: usize,
     watches: [Option<Watch>; WATCHES_MAX],
+    /// How long to look before sleeping.
+    polling: Duration,
 }
 
 impl UringQueue {
@@ -95,6 +97,7 @@ impl UringQueue {
             free: (0..depth).rev().collect(),
             free_len: depth as usize,
             watches: [None; WATCHES_MAX],
+            polling: Duration::ZERO,
         })
     }
 
@@ -181,6 +184,19 @@ impl UringQueue {
         }
     }
 
+    /// Looks for news without sleeping, while the device has something to answer.
+    fn poll(&mut self, deadline: Instant) -> Result<()> {
+        if self.polling.is_zero() || self.in_flight() == 0 {
+            return Ok(());
+        }
+        self.submit()?;
+        let until = deadline.min(Instant::now() + self.polling);
+        while !self.ring.has_news() && Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
     /// Waits until the ring is empty or the time is up.
     fn drain(&mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
@@ -257,6 +273,7 @@ impl Queue for UringQueue {
                 return self.submit();
             }
             self.arm_watches();
+            self.poll(deadline)?;
             let left = deadline.saturating_duration_since(Instant::now());
             self.ring.submit_and_wait(left).map_err(enter_failed)?;
             reaped = self.reap(done);
@@ -264,6 +281,10 @@ impl Queue for UringQueue {
                 return self.submit();
             }
         }
+    }
+
+    fn poll_for(&mut self, time: Duration) {
+        self.polling = time;
     }
 
     fn in_flight(&self) -> u32 {
