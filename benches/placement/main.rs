@@ -34,7 +34,7 @@ use report::Row;
 use run::{Built, Outcome, Variant};
 use saved::Saved;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use workload::Mix;
 
 #[derive(Debug, Parser)]
@@ -76,6 +76,9 @@ struct Args {
     /// Keeps the points that earlier runs have measured, and measures those that are missing.
     #[arg(long)]
     resume: bool,
+    /// Where points, tables and figures go; default `target/figures`.
+    #[arg(long)]
+    folder: Option<PathBuf>,
     /// Only what an allocation costs in each sub-allocator.
     #[arg(long)]
     costs: bool,
@@ -152,6 +155,7 @@ fn main() -> Outcome<()> {
     let args = Args::parse().complete();
     let folder = if args.test { "target/figures/smoke" } else { "target/figures" };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let folder = args.folder.clone().unwrap_or(folder);
     if args.costs || args.test {
         let Some(costs) = cost::measure(args.test)? else { return Ok(()) };
         cost::print(&costs);
