@@ -64,6 +64,9 @@ struct Args {
     /// Faults served by handler threads, not by the thread that faults.
     #[arg(long)]
     handlers: bool,
+    /// Scans ask for all of their pages at once, where the container can (`fetch_from`).
+    #[arg(long)]
+    fetch: bool,
     /// Seed of values and queries.
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -215,12 +218,13 @@ fn measure(args: &Args, variant: Variant, saved: &mut Saved) -> Outcome<bool> {
         // Without purely-local memory one container serves all sizes.
         if built.as_ref().is_none_or(|(local, _)| *local != purely_local) {
             drop(built.take());
-            let Some(fresh) = run::build(variant, n, purely_local, args.region(n), args.seed)?
+            let Some(mut fresh) = run::build(variant, n, purely_local, args.region(n), args.seed)?
             else {
                 return Ok(false);
             };
             saved.add_layout(fresh.layout(local_pct))?;
             eprintln!("{variant:?} L={local_pct} %: built in {:.1?}", fresh.built_in);
+            fresh.fetches = args.fetch;
             built = Some((purely_local, fresh));
         }
         let (_, built) = built.as_mut().expect("just built");
