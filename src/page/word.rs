@@ -1,7 +1,8 @@
 //! The page word: everything the pager knows about one page, in 64 bits.
 //!
 //! ```text
-//!  63..60 state | 59 protected | 58 dead | 57 sparse | 56 prefetched | 55..48 pins | 47..0 payload
+//!  63..60 state | 59 protected | 58 dead | 57 sparse | 56 prefetched | 55..48 pins |
+//!  47 wanted | 46..0 payload
 //!
 //!          fault: zeros              evict
 //!   Empty ------------> Moving <-----------------> Resident
@@ -29,6 +30,7 @@
 //!
 //! `protected`: the mapping is write-protected and the content is the slot's; a write faults
 //! first. `dead`: discarded while being read; who finishes the read makes the page `Empty`.
+//! `wanted`: a fault waits for the read, and whoever ends it wakes.
 //! `sparse`: parts of the mapping may be holes that read as zero. `prefetched`: nobody asked for
 //! the page by a fault yet. `pins`: the page must not be evicted while it is not zero.
 
@@ -60,7 +62,8 @@ const SPARSE: u64 = 1 << 57;
 const PREFETCHED: u64 = 1 << 56;
 const PIN_SHIFT: u32 = 48;
 const PIN_MASK: u64 = 0xFF << PIN_SHIFT;
-const PAYLOAD_MASK: u64 = (1 << PIN_SHIFT) - 1;
+const WANTED: u64 = 1 << 47;
+const PAYLOAD_MASK: u64 = (1 << 47) - 1;
 
 /// Most pins of one page.
 pub(crate) const PINS_MAX: u64 = 0xFF;
@@ -158,6 +161,15 @@ impl Word {
         self.with_flag(DEAD, true)
     }
 
+    pub(crate) fn wanted(self) -> bool {
+        self.0 & WANTED != 0
+    }
+
+    pub(crate) fn with_wanted(self, on: bool) -> Word {
+        strict_assert!(self.state() == State::Filling, "{self:?} is not being read");
+        self.with_flag(WANTED, on)
+    }
+
     pub(crate) fn sparse(self) -> bool {
         self.0 & SPARSE != 0
     }
@@ -229,6 +241,7 @@ impl fmt::Debug for Word {
             (DEAD, "dead"),
             (SPARSE, "sparse"),
             (PREFETCHED, "prefetched"),
+            (WANTED, "wanted"),
         ] {
             if self.0 & flag != 0 {
                 write!(f, " {name}")?;
@@ -273,7 +286,10 @@ impl PageWord {
 fn legal(from: Word, to: Word) -> bool {
     use State::{Cooling, Empty, Filling, Moving, Poisoned, Resident, Stored, Writing};
     match (from.state(), to.state()) {
-        (Filling, Filling) => to.dead() && !from.dead(),
+        (Filling, Filling) => {
+            to == from.with_flag(DEAD, true) && !from.dead()
+                || to == from.with_wanted(true) && !from.dead() && !from.wanted()
+        }
         (Empty, Moving)
         | (Filling, Moving | Empty | Stored | Poisoned)
         | (Moving, Resident | Cooling | Writing | Stored | Empty | Poisoned)
