@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  63..60 state | 59 protected | 58 dead | 57 sparse | 56 prefetched | 55..48 pins |
-//!  47 wanted | 46..0 payload
+//!  47 wanted | 46 guessed | 45..0 payload
 //!
 //!          fault: zeros              evict
 //!   Empty ------------> Moving <-----------------> Resident
@@ -30,7 +30,8 @@
 //!
 //! `protected`: the mapping is write-protected and the content is the slot's; a write faults
 //! first. `dead`: discarded while being read; who finishes the read makes the page `Empty`.
-//! `wanted`: a fault waits for the read, and whoever ends it wakes.
+//! `wanted`: a fault waits for the read, and whoever ends it wakes. `guessed`: mapped writable for
+//! a read, because pages here are mostly written.
 //! `sparse`: parts of the mapping may be holes that read as zero. `prefetched`: nobody asked for
 //! the page by a fault yet. `pins`: the page must not be evicted while it is not zero.
 
@@ -63,7 +64,8 @@ const PREFETCHED: u64 = 1 << 56;
 const PIN_SHIFT: u32 = 48;
 const PIN_MASK: u64 = 0xFF << PIN_SHIFT;
 const WANTED: u64 = 1 << 47;
-const PAYLOAD_MASK: u64 = (1 << 47) - 1;
+const GUESSED: u64 = 1 << 46;
+const PAYLOAD_MASK: u64 = (1 << 46) - 1;
 
 /// Most pins of one page.
 pub(crate) const PINS_MAX: u64 = 0xFF;
@@ -186,6 +188,14 @@ impl Word {
         self.with_flag(PREFETCHED, on)
     }
 
+    pub(crate) fn guessed(self) -> bool {
+        self.0 & GUESSED != 0
+    }
+
+    pub(crate) fn with_guessed(self, on: bool) -> Word {
+        self.with_flag(GUESSED, on)
+    }
+
     fn with_flag(self, flag: u64, on: bool) -> Word {
         Word(if on { self.0 | flag } else { self.0 & !flag })
     }
@@ -242,6 +252,7 @@ impl fmt::Debug for Word {
             (SPARSE, "sparse"),
             (PREFETCHED, "prefetched"),
             (WANTED, "wanted"),
+            (GUESSED, "guessed"),
         ] {
             if self.0 & flag != 0 {
                 write!(f, " {name}")?;

@@ -24,7 +24,7 @@ use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys;
 use crate::sys::event::poll_readable;
-use crate::sys::uffd::{Fault, Message, Protect};
+use crate::sys::uffd::{Fault, Message};
 use crate::sys::vm::KERNEL_PAGE;
 use crate::tier::policy::Insert;
 use std::sync::Arc;
@@ -586,11 +586,10 @@ impl Filler {
                 return pager.cancel_fill(frame);
             }
         };
-        let protect = pager.protects_fills() && access != Access::Write;
-        let mode = if protect { Protect::Yes } else { Protect::No };
-        match pager.install(page, frame, mode) {
+        let guard = pager.guard(page, access == Access::Write);
+        match pager.install(page, frame, guard.protect()) {
             Ok(()) => {
-                let word = Word::resident(slot).with_protected(protect).with_prefetched(!wanted);
+                let word = guard.mark(Word::resident(slot)).with_prefetched(!wanted);
                 let how = if wanted { Insert::Filled } else { Insert::Prefetched };
                 pager.settle_resident(page, moving, word, Some(how));
                 pager.counters.pages_in.bump();
