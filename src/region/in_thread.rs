@@ -21,7 +21,7 @@ use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::signal::{self, BusFault};
-use crate::sys::uffd::{Fault, Protect};
+use crate::sys::uffd::Fault;
 use crate::tier::policy::Insert;
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 use std::time::{Duration, Instant};
@@ -173,15 +173,14 @@ impl Pager {
             self.poison(page, moving, &error);
             return None;
         }
-        let protect = self.protects_fills() && !write;
-        let mode = if protect { Protect::Yes } else { Protect::No };
-        if let Err(error) = self.install(page, frame, mode) {
+        let guard = self.guard(page, write);
+        if let Err(error) = self.install(page, frame, guard.protect()) {
             report::warn("a page could not be mapped, trying again", &error);
             self.settle(page, moving, Word::stored(slot));
             self.cancel_fill(frame);
             return Some(Answer::Again);
         }
-        let resident = Word::resident(Some(slot)).with_protected(protect);
+        let resident = guard.mark(Word::resident(Some(slot)));
         self.settle_resident(page, moving, resident, Some(Insert::Filled));
         self.counters.pages_in.bump();
         match asked {
