@@ -20,6 +20,7 @@
 //! | `install` | `auto`, `copy`, `move` | `auto` |
 //! | `checksum` | `on`, `off` | `on` |
 //! | `deadline` | duration, 1ms to 1day | `30s` |
+//! | `poll` | `off` or duration up to 500us | `200us` |
 //! | `user_mode` | `auto`, `require_kernel` | `auto` |
 //! | `readahead` | `on`, `off` | `on` |
 //! | `mode` | `handler`, `in_thread` | `handler` |
@@ -69,6 +70,9 @@ pub const CAPACITY_MAX: ByteCount = ByteCount(i64::MAX as u64);
 pub const DEADLINE_MIN: Duration = Duration::from_millis(1);
 /// Longest deadline of a device request.
 pub const DEADLINE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longest polling: half of the time after which a handler that does nothing but run when its
+/// processor is idle counts as starved.
+pub const POLL_MAX: Duration = Duration::from_micros(500);
 
 /// How the store is read and written.
 #[non_exhaustive]
@@ -220,6 +224,12 @@ impl Config {
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.options.deadline
+    }
+
+    /// How long a handler looks for the device's answer before it sleeps; zero: never.
+    #[must_use]
+    pub fn poll(&self) -> Duration {
+        self.options.poll
     }
 
     /// Whether start-up may settle for user-mode faults.

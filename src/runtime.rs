@@ -263,6 +263,7 @@ fn region_config(config: &Config) -> RegionConfig {
         install: config.install(),
         checksum: config.checksum(),
         deadline: config.deadline(),
+        poll: config.poll(),
         readahead: config.readahead(),
         kernel_faults_required: config.user_mode() == UserMode::RequireKernel,
         dump: config.dump(),

@@ -15,7 +15,7 @@ fn refusal(text: &str) -> String {
 fn every_key_is_read() {
     let config = Config::parse(
         "limit:512MiB, device:/dev/nvme1n1, capacity:10GiB, page:256KiB, handlers:3, \
-         threshold:off, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
+         threshold:off, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, poll:50us, \
          user_mode:require_kernel, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
@@ -32,6 +32,7 @@ fn every_key_is_read() {
     assert_eq!(config.install(), Install::Copy);
     assert!(!config.checksum());
     assert_eq!(config.deadline(), Duration::from_secs(90));
+    assert_eq!(config.poll(), Duration::from_micros(50));
     assert_eq!(config.user_mode(), UserMode::RequireKernel);
     assert!(!config.readahead());
     assert_eq!(config.mode(), Mode::InThread);
@@ -46,7 +47,7 @@ fn defaults_are_as_documented() {
     assert_eq!(
         config.to_string(),
         "limit:50%,page:64KiB,threshold:64KiB,span:1TiB,io:auto,install:auto,checksum:on,\
-         deadline:30s,user_mode:auto,readahead:on,mode:handler,dump:off,encrypt:off,wipe:off"
+         deadline:30s,poll:200us,user_mode:auto,readahead:on,mode:handler,dump:off,encrypt:off,wipe:off"
     );
 }
 
@@ -88,6 +89,8 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("deadline:soon", "deadline", "not a duration"),
         ("deadline:0s", "deadline", "must be from"),
         ("deadline:2days", "deadline", "must be from"),
+        ("poll:1ms", "poll", "at most 500us"),
+        ("poll:no", "poll", "not a duration"),
         ("user_mode:on", "user_mode", "not one of"),
         ("encrypt:yes", "encrypt", "not one of on, off"),
         ("wipe:zeros", "wipe", "did you mean `zero`?"),
@@ -220,6 +223,7 @@ prop_compose! {
         io in prop_oneof![Just(Io::Auto), Just(Io::Uring), Just(Io::Sync)],
         install in prop_oneof![Just(Install::Auto), Just(Install::Copy), Just(Install::Move)],
         deadline_ns in 1_000_000u64..=86_400_000_000_000,
+        poll_ns in 0u64..=500_000,
         (checksum, readahead, kernel, in_thread) in any::<(bool, bool, bool, bool)>(),
         (dump, encrypt) in any::<(bool, bool)>(),
         wipe in prop_oneof![Just(Wipe::Off), Just(Wipe::Discard), Just(Wipe::Zero)],
@@ -243,6 +247,7 @@ prop_compose! {
             .install(install)
             .checksum(checksum)
             .deadline(Duration::from_nanos(deadline_ns))
+            .poll(Duration::from_nanos(poll_ns))
             .user_mode(if kernel { UserMode::RequireKernel } else { UserMode::Auto })
             .readahead(readahead)
             .mode(if in_thread { Mode::InThread } else { Mode::Handler })

@@ -29,6 +29,7 @@ pub(super) enum Key {
     Install,
     Checksum,
     Deadline,
+    Poll,
     UserMode,
     Readahead,
     Mode,
@@ -51,6 +52,7 @@ const KEYS: &[(&str, Key)] = &[
     ("install", Key::Install),
     ("checksum", Key::Checksum),
     ("deadline", Key::Deadline),
+    ("poll", Key::Poll),
     ("user_mode", Key::UserMode),
     ("readahead", Key::Readahead),
     ("mode", Key::Mode),
@@ -178,6 +180,10 @@ fn set(builder: &mut Builder, key: Key, value: &str) -> Result<()> {
         Key::Install => builder.install = parse_word(key, INSTALL_WORDS, value)?,
         Key::Checksum => builder.checksum = parse_word(key, SWITCH_WORDS, value)?,
         Key::Deadline => builder.deadline = parse_duration(key, value)?,
+        Key::Poll => {
+            builder.poll =
+                if value == "off" { Duration::ZERO } else { parse_duration(key, value)? };
+        }
         Key::UserMode => builder.user_mode = parse_word(key, USER_MODE_WORDS, value)?,
         Key::Readahead => builder.readahead = parse_word(key, SWITCH_WORDS, value)?,
         Key::Mode => builder.mode = parse_word(key, MODE_WORDS, value)?,
@@ -286,9 +292,9 @@ fn show(options: &Builder, key: Key) -> Option<String> {
         Key::Io => Some(word_of(IO_WORDS, options.io).to_owned()),
         Key::Install => Some(word_of(INSTALL_WORDS, options.install).to_owned()),
         Key::Checksum => Some(word_of(SWITCH_WORDS, options.checksum).to_owned()),
-        Key::Deadline => {
-            Some(humantime::format_duration(options.deadline).to_string().replace(' ', ""))
-        }
+        Key::Deadline => Some(show_duration(options.deadline)),
+        Key::Poll if options.poll.is_zero() => Some("off".to_owned()),
+        Key::Poll => Some(show_duration(options.poll)),
         Key::UserMode => Some(word_of(USER_MODE_WORDS, options.user_mode).to_owned()),
         Key::Readahead => Some(word_of(SWITCH_WORDS, options.readahead).to_owned()),
         Key::Mode => Some(word_of(MODE_WORDS, options.mode).to_owned()),
@@ -296,6 +302,10 @@ fn show(options: &Builder, key: Key) -> Option<String> {
         Key::Encrypt => Some(word_of(SWITCH_WORDS, options.encrypt).to_owned()),
         Key::Wipe => Some(word_of(WIPE_WORDS, options.wipe).to_owned()),
     }
+}
+
+fn show_duration(duration: Duration) -> String {
+    humantime::format_duration(duration).to_string().replace(' ', "")
 }
 
 /// Writes a size exactly: in the largest binary unit that divides it.

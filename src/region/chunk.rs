@@ -350,6 +350,7 @@ impl Pager {
             policy.bypassed(page);
             self.frames.note(frame, page, None);
             self.frames.note_of(frame).set_prefetched(false);
+            self.frames.note_of(frame).set_guessed(false);
             let moving = Word::moving(None);
             self.word(page)
                 .try_change(Word::EMPTY, moving)

@@ -21,7 +21,7 @@ const STREAK_TIME_MAX: Duration = Duration::from_millis(8);
 const DISTURBANCE: u32 = 4;
 /// Faults for which nobody is followed after a refusal, doubled with each that comes at once.
 const HOLD_OFF: u32 = 64;
-const DENIALS_MAX: u32 = 10;
+const DENIALS_MAX: u32 = 4;
 /// Times that the filler had to be woken after which it looks where its thread runs now: a thread
 /// on the same processor needs to wake it rarely.
 const LOOK_MIN: u32 = 2;

@@ -37,7 +37,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// How long a filler that starved gets no lease, doubled up to the maximum when it starves again
 /// soon: one that was held this many times longer was worth it.
 const DENIED_MIN: Duration = Duration::from_millis(5);
-const DENIED_MAX: Duration = Duration::from_secs(5);
+const DENIED_MAX: Duration = Duration::from_millis(320);
 const WORTH_IT: u32 = 10;
 
 const FREE: u32 = 0;
@@ -210,7 +210,9 @@ impl Lender {
 
     /// Takes a lease back from a filler that did nothing since the last look.
     fn check(&mut self, at: usize) {
-        let beat = self.pager.leases.of(at).beat.load(Ordering::Relaxed);
+        let lease = self.pager.leases.of(at);
+        let beat = lease.beat.load(Ordering::Relaxed);
+        let filler = lease.thread.load(Ordering::Relaxed);
         let memory = &mut self.memories[at];
         if beat != memory.beat {
             memory.beat = beat;
@@ -220,6 +222,10 @@ impl Lender {
         let asked = || poll_readable(&[self.pager.uffd.raw_fd()], Duration::ZERO) == Ok(true);
         if resting && !asked() {
             return self.take_back(at, FREE);
+        }
+        // Asleep, it waits for its device: that is not for want of a processor.
+        if !resting && !thread::wants_processor(filler) {
+            return;
         }
         let worth_it = memory.granted.elapsed() > memory.denied_for * WORTH_IT;
         memory.denied_for =

@@ -27,6 +27,7 @@ mod evictor;
 mod extents;
 mod filler;
 mod follow;
+mod habit;
 mod in_thread;
 mod joined;
 mod latency;

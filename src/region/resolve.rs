@@ -117,6 +117,7 @@ impl Pager {
                 let opened = word.with_protected(false).with_prefetched(false);
                 self.word(page).try_change(word, opened).ok()?;
                 self.counters.faults_protect.bump();
+                self.habits.written(self.chunk_of(page).0);
                 self.counters.prefetch_hits.add(u64::from(word.prefetched()));
             }
             if let Err(error) = self.uffd.allow_writes(self.addr(page), self.page_bytes) {

@@ -12,6 +12,17 @@ static ALL: OnceLock<libc::cpu_set_t> = OnceLock::new();
 ///
 /// Field 39 of `/proc/self/task/TID/stat`, see `proc_pid_stat(5)`. Allocates nothing.
 pub(crate) fn processor_of(thread: u32) -> Option<u32> {
+    with_stat(thread, processor_in)
+}
+
+/// Whether a thread of this process runs or waits for a processor, by field 3 of its `stat` file;
+/// `false`: it sleeps, or is gone. Allocates nothing.
+pub(crate) fn wants_processor(thread: u32) -> bool {
+    with_stat(thread, |stat| Some(field_in(stat, 3)? == "R")).unwrap_or(false)
+}
+
+/// Reads the `stat` file of a thread of this process.
+fn with_stat<T>(thread: u32, take: impl FnOnce(&str) -> Option<T>) -> Option<T> {
     use std::io::Write;
     let mut path = [0_u8; 48];
     let mut rest = &mut path[..];
@@ -21,15 +32,18 @@ pub(crate) fn processor_of(thread: u32) -> Option<u32> {
     let mut file = std::fs::File::open(std::str::from_utf8(&path[..len]).ok()?).ok()?;
     let mut text = [0_u8; 1024];
     let got = file.read(&mut text).ok()?;
-    processor_in(std::str::from_utf8(&text[..got]).ok()?)
+    take(std::str::from_utf8(&text[..got]).ok()?)
 }
 
-/// The processor in the text of a `stat` file. The name, which can hold anything, ends at the
-/// last parenthesis.
+/// The processor in the text of a `stat` file.
 fn processor_in(stat: &str) -> Option<u32> {
-    const FIELDS_BEHIND_NAME: usize = 39 - 3;
+    field_in(stat, 39)?.parse().ok()
+}
+
+/// A field behind the name, which is field 2, can hold anything, and ends at the last parenthesis.
+fn field_in(stat: &str, number: usize) -> Option<&str> {
     let (_, behind) = stat.rsplit_once(") ")?;
-    behind.split(' ').nth(FIELDS_BEHIND_NAME)?.parse().ok()
+    behind.split(' ').nth(number - 3)
 }
 
 /// The calling thread's kernel id.
@@ -156,6 +170,25 @@ mod tests {
         let stat = format!("17 (a) b) (c) S {zeros}5 0 0");
         assert_eq!(processor_in(&stat), Some(5));
         assert_eq!(processor_in("17 (short) S 1 2"), None);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel")]
+    fn a_thread_that_runs_wants_a_processor_and_one_that_sleeps_does_not() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let sleeper = std::thread::spawn(move || {
+            tell.send(current()).expect("somebody listens");
+            ended.recv().expect_err("nothing is sent");
+        });
+        let thread = told.recv().expect("the thread's id");
+        assert!(wants_processor(current()));
+        while wants_processor(thread) {
+            std::thread::yield_now();
+        }
+        drop(end);
+        sleeper.join().expect("no panic");
+        assert!(!wants_processor(0), "no thread has this id");
     }
 
     #[test]

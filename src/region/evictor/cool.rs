@@ -58,6 +58,13 @@ impl Evictor {
                 Content::Zero | Content::Dirty => pager.counters.prefetch_hits.bump(),
             }
         }
+        if pager.frames.note_of(frame).guessed() {
+            let chunk = pager.chunk_of(page).0;
+            match content {
+                Content::Clean(_) => pager.habits.unwritten(chunk),
+                Content::Zero | Content::Dirty => pager.habits.written(chunk),
+            }
+        }
         match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
             Content::Dirty => {

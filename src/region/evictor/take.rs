@@ -225,7 +225,9 @@ impl Evictor {
                     self.pager.fill_frame_holes(frame);
                 }
                 self.pager.frames.note(frame, page, word.slot());
-                self.pager.frames.note_of(frame).set_prefetched(word.prefetched());
+                let note = self.pager.frames.note_of(frame);
+                note.set_prefetched(word.prefetched());
+                note.set_guessed(word.guessed());
                 self.chosen[frame.0 as usize] = chosen;
                 self.pager.settle(page, word, Word::cooling(frame));
                 self.cooling.push_back(frame);
