@@ -19,6 +19,7 @@ use super::resolve::{Answer, Asked};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
+use crate::page::protocol::{self, Filled};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::signal::{self, BusFault};
 use crate::sys::uffd::Fault;
@@ -161,13 +162,15 @@ impl Pager {
             self.ask_ahead(page);
         }
         let read = self.read_frame(frame);
-        let moving = Word::moving(Some(slot));
-        if let Err(now) = self.word(page).try_change(Word::filling(frame), moving) {
-            self.put_slot(Some(slot));
-            self.settle(page, now, Word::EMPTY);
-            self.cancel_fill(frame);
-            return None;
-        }
+        let moving = match protocol::filled(self.word(page), frame, Some(slot)) {
+            Filled::Moving { moving, .. } => moving,
+            Filled::Died(dead) => {
+                self.put_slot(Some(slot));
+                self.settle(page, dead, Word::EMPTY);
+                self.cancel_fill(frame);
+                return None;
+            }
+        };
         if let Err(error) = read {
             self.cancel_fill(frame);
             self.poison(page, moving, &error);

@@ -49,6 +49,12 @@ pub(super) fn fatal(what: &str, cause: &Error) -> ! {
     std::process::abort();
 }
 
+/// Ends the process because what always holds did not.
+pub(super) fn broken(what: std::fmt::Arguments<'_>) -> ! {
+    say(format_args!("fatal: {what}"));
+    std::process::abort();
+}
+
 /// Formats the errors a handler meets without allocating.
 struct Cause<'a>(&'a Error);
 

@@ -7,6 +7,7 @@ use crate::base::units::PageId;
 use crate::page::word::{FrameId, Word};
 use crate::region::report;
 use crate::sys;
+use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::{Outcome, Protect, Wake, feature};
 use crate::sys::vm::{HUGE_PAGE, Piece};
 
@@ -52,6 +53,7 @@ impl Pager {
                     self.copy_rest(page, frame, bytes)?;
                     self.frames.release(frame)?;
                 }
+                Outcome::Present { bytes } => self.present(page, bytes),
                 outcome => return Err(install_error(outcome)),
             }
             return Ok(());
@@ -64,8 +66,25 @@ impl Pager {
                 self.recycle(frame);
                 Ok(())
             }
+            Outcome::Present { bytes } => self.present(page, bytes),
             outcome => Err(install_error(outcome)),
         }
+    }
+
+    /// Ends the process: a page that this thread alone may fill is mapped. Nobody knows what it
+    /// holds, and it would be tried for ever.
+    fn present(&self, page: PageId, bytes: usize) -> ! {
+        let mut there = [false];
+        let seen = Pagemap::open().map(|map| map.scan(self.addr(page) + bytes, &mut there));
+        report::broken(format_args!(
+            "{page} at {:#x}, {:?}, is mapped from byte {bytes} on although it was missing \
+             (page map: {seen:?}, {there:?}; in-thread: {}, by move: {} in, {} out)",
+            self.addr(page),
+            self.word(page).load(),
+            self.in_thread,
+            self.fill_by_move,
+            self.evict_by_move,
+        ))
     }
 
     /// How a page read from the store is to be mapped, for a write or not.
