@@ -106,7 +106,7 @@ fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
         seen.lock().expect("no panic").push((page, lsn));
         if lsn <= log.load(Ordering::SeqCst) { Ok(()) } else { Err(Error::CorruptPage { page }) }
     });
-    let (pool, _) = faulty_pool(ByteCount::mib(2), config);
+    let (pool, _) = faulty_pool(ByteCount::mib(4), config);
     let ids = fill(&pool, 400);
     for id in &ids {
         pool.fix_exclusive(*id).expect("page").set_lsn(id.0);
