@@ -7,6 +7,7 @@
 use super::latch::{Holder, Latch, Word};
 use super::{BufferPool, TRAILER};
 use crate::base::units::PageId;
+use crate::sys::vm::KERNEL_PAGE;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -21,6 +22,7 @@ const LSN_AT: usize = TRAILER;
 #[derive(Clone, Copy)]
 pub(super) struct Held<'p> {
     pub(super) pool: &'p BufferPool,
+    latch: &'p Latch,
     pub(super) page: PageId,
     /// 8 changed | 7..0 order. One word, stored and copied as one.
     note: u64,
@@ -30,8 +32,8 @@ const CHANGED: u64 = 1 << 8;
 
 impl<'p> Held<'p> {
     #[inline]
-    pub(super) fn new(pool: &'p BufferPool, page: PageId, order: u8) -> Held<'p> {
-        Held { pool, page, note: u64::from(order) }
+    pub(super) fn new(pool: &'p BufferPool, latch: &'p Latch, page: PageId, order: u8) -> Held<'p> {
+        Held { pool, latch, page, note: u64::from(order) }
     }
 
     /// The same, of a page whose content was changed.
@@ -51,7 +53,7 @@ impl<'p> Held<'p> {
 
     #[inline]
     pub(super) fn latch(&self) -> &'p Latch {
-        self.pool.word(self.page)
+        self.latch
     }
 
     #[inline]
@@ -211,14 +213,18 @@ impl Drop for ExclusiveGuard<'_> {
 #[derive(Clone, Copy)]
 pub struct OptimisticGuard<'p> {
     pub(super) pool: &'p BufferPool,
+    pub(super) latch: &'p Latch,
     pub(super) page: PageId,
     pub(super) seen: Word,
 }
 
+/// Bytes that every page has, whatever the pool's page size: reads within them need no look at it.
+const PAYLOAD_MIN: usize = KERNEL_PAGE - TRAILER;
+
 impl<'p> OptimisticGuard<'p> {
     #[inline]
     fn held(&self) -> Held<'p> {
-        Held::new(self.pool, self.page, self.seen.order())
+        Held::new(self.pool, self.latch, self.page, self.seen.order())
     }
 
     /// The page's number.
@@ -231,7 +237,7 @@ impl<'p> OptimisticGuard<'p> {
     #[inline]
     #[must_use]
     pub fn validate(&self) -> bool {
-        self.held().latch().is_unchanged(self.seen)
+        self.latch.is_unchanged(self.seen)
     }
 
     /// Bytes that can be read.
@@ -249,7 +255,8 @@ impl<'p> OptimisticGuard<'p> {
 
     #[inline]
     fn read<T: Copy>(&self, at: usize) -> Option<T> {
-        if at.checked_add(size_of::<T>())? > self.len() {
+        let end = at.checked_add(size_of::<T>())?;
+        if end > PAYLOAD_MIN && end > self.len() {
             return None;
         }
         let ptr = self.held().ptr().wrapping_add(at).cast::<Unaligned<T>>();
@@ -320,11 +327,11 @@ impl<'p> OptimisticGuard<'p> {
     #[must_use]
     pub fn try_upgrade(self) -> Option<ExclusiveGuard<'p>> {
         loop {
-            let now = self.held().latch().load();
+            let now = self.latch.load();
             if !now.is_free() || now.version() != self.seen.version() {
                 return None;
             }
-            if self.held().latch().try_lock(now) {
+            if self.latch.try_lock(now) {
                 return Some(ExclusiveGuard(self.held()));
             }
         }

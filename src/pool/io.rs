@@ -327,7 +327,8 @@ impl BufferPool {
                 Ok(()) => {
                     self.arrived(loading, 0, false);
                     self.word(loading.page).downgrade(false);
-                    guards[absent[i]] = Some(SharedGuard(Held::new(self, loading.page, 0)));
+                    let latch = self.word(loading.page);
+                    guards[absent[i]] = Some(SharedGuard(Held::new(self, latch, loading.page, 0)));
                 }
                 Err(error) => {
                     self.give_up(loading, 0);
