@@ -154,7 +154,7 @@ impl BufferPool {
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
-                return Some(Held::new(self, latch, page, seen.order()));
+                return Some(Held::new(self, latch, seen.order()));
             }
             if H::is_barred(seen) {
                 return None;
@@ -170,7 +170,7 @@ impl BufferPool {
     #[inline]
     pub fn fix_shared(&self, page: PageId) -> Result<SharedGuard<'_>> {
         let (latch, order) = self.hold::<Shared>(page, 0, None)?;
-        Ok(SharedGuard(Held::new(self, latch, page, order)))
+        Ok(SharedGuard(Held::new(self, latch, order)))
     }
 
     /// As [`fix_shared`](Self::fix_shared), waiting no longer than `deadline`.
@@ -180,7 +180,7 @@ impl BufferPool {
     #[inline]
     pub fn fix_shared_within(&self, page: PageId, deadline: Duration) -> Result<SharedGuard<'_>> {
         let (latch, order) = self.hold::<Shared>(page, 0, Some(deadline))?;
-        Ok(SharedGuard(Held::new(self, latch, page, order)))
+        Ok(SharedGuard(Held::new(self, latch, order)))
     }
 
     /// Fixes a page for changing it.
@@ -190,7 +190,7 @@ impl BufferPool {
     #[inline]
     pub fn fix_exclusive(&self, page: PageId) -> Result<ExclusiveGuard<'_>> {
         let (latch, order) = self.hold::<Exclusive>(page, 0, None)?;
-        Ok(ExclusiveGuard(Held::new(self, latch, page, order)))
+        Ok(ExclusiveGuard(Held::new(self, latch, order)))
     }
 
     /// As [`fix_exclusive`](Self::fix_exclusive), waiting no longer than `deadline`.
@@ -204,7 +204,7 @@ impl BufferPool {
         deadline: Duration,
     ) -> Result<ExclusiveGuard<'_>> {
         let (latch, order) = self.hold::<Exclusive>(page, 0, Some(deadline))?;
-        Ok(ExclusiveGuard(Held::new(self, latch, page, order)))
+        Ok(ExclusiveGuard(Held::new(self, latch, order)))
     }
 
     /// Fixes a page for reading if that needs neither waiting nor I/O.
@@ -232,7 +232,7 @@ impl BufferPool {
         if !seen.is_readable() || seen.cool() {
             seen = self.look_slowly(page)?;
         }
-        Ok(OptimisticGuard { pool: self, latch, page, seen })
+        Ok(OptimisticGuard { pool: self, latch, seen })
     }
 
     #[cold]
@@ -294,7 +294,7 @@ impl BufferPool {
         }
         let guard = self.fix_shared(page)?;
         let latch = guard.0.latch();
-        Ok(read(OptimisticGuard { pool: self, latch, page, seen: latch.load() }))
+        Ok(read(OptimisticGuard { pool: self, latch, seen: latch.load() }))
     }
 
     /// Allocates a buffer of 2^`order` consecutive pages, zeroed, under one latch: that of its
@@ -315,7 +315,7 @@ impl BufferPool {
     pub fn fix_buffer_shared(&self, first: PageId, order: u8) -> Result<SharedGuard<'_>> {
         check_order(order)?;
         let (latch, found) = self.hold::<Shared>(first, order, None)?;
-        let guard = SharedGuard(Held::new(self, latch, first, found));
+        let guard = SharedGuard(Held::new(self, latch, found));
         if found == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 
@@ -326,7 +326,7 @@ impl BufferPool {
     pub fn fix_buffer_exclusive(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
         let (latch, found) = self.hold::<Exclusive>(first, order, None)?;
-        let guard = ExclusiveGuard(Held::new(self, latch, first, found));
+        let guard = ExclusiveGuard(Held::new(self, latch, found));
         if found == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 

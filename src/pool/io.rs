@@ -328,7 +328,7 @@ impl BufferPool {
                     self.arrived(loading, 0, false);
                     self.word(loading.page).downgrade(false);
                     let latch = self.word(loading.page);
-                    guards[absent[i]] = Some(SharedGuard(Held::new(self, latch, loading.page, 0)));
+                    guards[absent[i]] = Some(SharedGuard(Held::new(self, latch, 0)));
                 }
                 Err(error) => {
                     self.give_up(loading, 0);

@@ -462,6 +462,13 @@ impl BufferPool {
         &self.words[page.as_usize()]
     }
 
+    /// The page whose latch is in the array at this place.
+    #[inline]
+    fn page_of(&self, latch: &Latch) -> PageId {
+        let bytes = std::ptr::from_ref(latch).addr() - self.words.as_ptr().addr();
+        PageId((bytes / size_of::<Latch>()) as u64)
+    }
+
     /// A page's first byte.
     #[inline]
     fn ptr(&self, page: PageId) -> *mut u8 {

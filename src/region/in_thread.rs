@@ -15,7 +15,7 @@
 
 use super::pager::{Ahead, Pager, backoff};
 use super::report;
-use super::resolve::Answer;
+use super::resolve::{Answer, Asked};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
@@ -102,7 +102,7 @@ impl Pager {
             let fault = Fault { address, write: bus.write, protected, thread: 0 };
             let answer = match word.state() {
                 State::Poisoned => return false,
-                State::Stored => self.read_in_thread(page, word, bus.write),
+                State::Stored => self.read_in_thread(page, word, bus.write, Asked::Fault),
                 _ => self.resolve_in_memory(page, word, &fault),
             };
             match answer {
@@ -132,8 +132,23 @@ impl Pager {
         self.starving.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Reads and installs a page before it is touched, if it is on the store and there is a frame.
+    /// What is in the way shows itself at the touch.
+    pub(super) fn fetch(&self, page: PageId) {
+        let word = self.word(page).load();
+        if word.state() == State::Stored {
+            self.read_in_thread(page, word, false, Asked::Ahead);
+        }
+    }
+
     /// `Stored`: reads the page's slot and installs it.
-    fn read_in_thread(&self, page: PageId, word: Word, write: bool) -> Option<Answer> {
+    fn read_in_thread(
+        &self,
+        page: PageId,
+        word: Word,
+        write: bool,
+        asked: Asked,
+    ) -> Option<Answer> {
         let Some(frame) = self.reserve_fill() else { return Some(Answer::Starved) };
         let slot = word.slot().expect("a stored page has a slot");
         self.frames.note(frame, page, Some(slot));
@@ -142,7 +157,9 @@ impl Pager {
             return None;
         }
         self.check_low();
-        self.ask_ahead(page);
+        if asked == Asked::Fault {
+            self.ask_ahead(page);
+        }
         let read = self.read_frame(frame);
         let moving = Word::moving(Some(slot));
         if let Err(now) = self.word(page).try_change(Word::filling(frame), moving) {
@@ -166,7 +183,10 @@ impl Pager {
         let resident = guard.mark(Word::resident(Some(slot)));
         self.settle_resident(page, moving, resident, Some(Insert::Filled));
         self.counters.pages_in.bump();
-        self.counters.faults_read.bump();
+        match asked {
+            Asked::Fault => self.counters.faults_read.bump(),
+            Asked::Ahead => self.counters.pages_prefetched.bump(),
+        }
         Some(Answer::Done)
     }
 

@@ -116,7 +116,7 @@ pub(crate) struct Pager {
     pub(crate) high_bytes: AtomicU64,
     /// Runs of pages that `prefetch` and streams ask for.
     pub(super) ahead: ArrayQueue<Ahead>,
-    in_thread: bool,
+    pub(in crate::region) in_thread: bool,
     /// How long the device may take for a request.
     pub(super) deadline: Duration,
     pub(crate) evictor_bell: EventFd,
