@@ -104,7 +104,7 @@ pub(crate) struct TierStats {
     pub(crate) purges: u64,
 }
 
-/// The tier is shut down: there is no far memory to be had.
+/// There is no far memory to be had: the tier is shut down, or the thread has ended for jemalloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Closed;
 
@@ -432,15 +432,25 @@ impl Tier {
         fill: Fill,
     ) -> std::result::Result<*mut u8, Closed> {
         // SAFETY: the caller passes no empty layout.
-        let ptr = unsafe { access.allocate(layout, fill) };
+        let ptr = self.only_far(unsafe { access.allocate(layout, fill) })?;
         if ptr.is_null() {
             drop(access);
             // SAFETY: the caller passes no empty layout.
             return unsafe { self.allocate_shared(layout, fill) };
         }
         access.count_allocated(layout.size());
-        strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
         Ok(ptr)
+    }
+
+    /// Refuses what is not far. Once jemalloc's destructor of an ending thread has run, jemalloc serves
+    /// this thread from its first arena, which is local, whatever arena it is asked for.
+    fn only_far(&self, ptr: *mut u8) -> std::result::Result<*mut u8, Closed> {
+        if ptr.is_null() || self.contains(ptr.addr()) {
+            return Ok(ptr);
+        }
+        // SAFETY: allocated by the caller just now, locally; nobody uses it.
+        unsafe { jemalloc::free_unsized(ptr) };
+        Err(Closed)
     }
 
     /// Frees past the magazines. Out of line as `allocate_missed` is.
@@ -461,7 +471,7 @@ impl Tier {
         let flags = if fill == Fill::Zero { flags.zeroed() } else { flags };
         let _inside = self.enter_shared()?;
         // SAFETY: the caller passes no empty layout; the flags name no cache.
-        let ptr = self.with_retry(|| unsafe { jemalloc::allocate(size, flags) });
+        let ptr = self.only_far(self.with_retry(|| unsafe { jemalloc::allocate(size, flags) }))?;
         if !ptr.is_null() {
             self.shared_allocated.fetch_add(layout.size() as u64, Release);
         }
