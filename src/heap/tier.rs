@@ -22,7 +22,7 @@
 
 use super::hooks::Hooks;
 use super::jemalloc::{self, Arena, Flags};
-use super::magazine;
+use super::magazine::{self, SmallClass};
 use super::slot::{self, Access, Fill, Slot, Slots};
 use super::source::ExtentSource;
 use super::thread;
@@ -37,6 +37,7 @@ use crate::base::units::ByteCount;
 use crate::sys::membarrier;
 use std::alloc::Layout;
 use std::num::NonZero;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -239,6 +240,27 @@ impl Tier {
             // SAFETY: as the caller promises; the magazines have not taken it.
             unsafe { Tier::free_missed(access, ptr, layout) };
         }
+    }
+
+    /// Allocates a block of a small class if the thread has one at hand; else
+    /// [`allocate`](Self::allocate).
+    #[inline]
+    pub(super) fn take_small(&'static self, class: SmallClass) -> Option<NonNull<u8>> {
+        let ptr = thread::access_own(self)?.take_small(class)?;
+        strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
+        NonNull::new(ptr)
+    }
+
+    /// Frees a block of a small class if the thread has room for it; `false`: use
+    /// [`free`](Self::free).
+    ///
+    /// # Safety
+    /// As for [`free`](Self::free), with a layout of this class.
+    #[inline]
+    pub(super) unsafe fn put_small(&'static self, ptr: *mut u8, class: SmallClass) -> bool {
+        strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
+        // SAFETY: as the caller promises.
+        thread::access_own(self).is_some_and(|mut access| unsafe { access.put_small(ptr, class) })
     }
 
     /// Resizes within the tier; null leaves the allocation as it was.
