@@ -19,6 +19,7 @@ mod path;
 mod place;
 mod rearrange;
 mod remove;
+mod together;
 
 pub use place::TreeStrategy;
 
