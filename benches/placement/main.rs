@@ -24,7 +24,6 @@ mod report;
 mod run;
 mod saved;
 mod steps;
-mod together;
 mod workload;
 
 use clap::Parser;
@@ -92,9 +91,6 @@ struct Args {
     /// Only page sizes by level: pages, bytes and time, and which sizes the cost model chooses.
     #[arg(long)]
     levels: bool,
-    /// Only groups of keys that are read together.
-    #[arg(long)]
-    together: bool,
     /// A tiny scale, to see that it works.
     #[arg(long)]
     test: bool,
@@ -186,10 +182,6 @@ fn main() -> Outcome<()> {
         if args.levels {
             return Ok(());
         }
-    }
-    if args.together {
-        let n = args.n.expect("filled in");
-        return together::run(n, args.queries, &args.local, args.region(n), args.seed);
     }
     let mut saved = Saved::open(&folder, args.resume)?;
     for variant in args.variants()? {

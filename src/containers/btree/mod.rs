@@ -19,7 +19,6 @@ mod path;
 mod place;
 mod rearrange;
 mod remove;
-mod together;
 
 pub use place::TreeStrategy;
 
