@@ -133,6 +133,9 @@ struct Args {
     /// Handlers of `profile`
     #[arg(long, value_name = "N")]
     handlers: Option<usize>,
+    /// `profile` of pages that are asked for in batches of so many
+    #[arg(long, value_name = "N")]
+    batch: Option<usize>,
     /// Spinning of `profile`
     #[arg(long, value_name = "US")]
     spin: Option<u64>,

@@ -1,12 +1,14 @@
 //! `profile`: where the time of a fault goes, by thread, for tools that look from the outside.
 //!
-//! Runs random read faults for `--seconds` and prints what each thread used: processor time, time
-//! it was ready and waited for a processor, and switches. Run it under `perf record` or
+//! Runs random read faults for `--seconds`, or pages asked for in batches of `--batch`, and prints
+//! what each thread used: processor time, time it was ready and waited for a processor, and
+//! switches. Run it under `perf record` or
 //! `strace -c -f` (whose counts include the set-up: compare two lengths).
 
 use crate::device::LoopDevice;
 use crate::far::{self, Far};
 use crate::os::KERNEL_PAGE;
+use crate::rows::prefetched;
 use crate::work::{Mix, Order};
 use crate::{Args, Failure, Plan, Result};
 use farheap::region::{Mode, RegionConfig};
@@ -71,26 +73,31 @@ pub(crate) fn run(plan: &Plan, args: &Args, on_loop: bool) -> Result<()> {
     eprintln!("set up");
     for &threads in &plan.threads {
         let mut mix = Mix::new(Order::Perm, plan.data, page, threads);
-        mix.access(far.words, plan.round)?;
+        let mut work = |time| match args.batch {
+            Some(batch) => prefetched(&far, &mut mix, (batch, page), time),
+            None => mix.access(far.words, time),
+        };
+        work(plan.round)?;
         let (before, stats) = (usages(), far.region.stats());
         // A scope ends before its threads' figures can be read: they are this thread's helpers.
-        let sample = mix.access(far.words, plan.round * plan.rounds as u32)?;
+        let sample = work(plan.round * plan.rounds as u32)?;
         let (after, now) = (usages(), far.region.stats());
-        let faults = (now.faults_read - stats.faults_read) as f64;
+        let faults = (now.pages_in - stats.pages_in) as f64;
         if faults == 0.0 {
-            return Err(Failure::Broken("no fault happened".to_owned()));
+            return Err(Failure::Broken("no page came in".to_owned()));
         }
         println!(
-            "\n{} store, {} KiB pages, {threads} threads: {faults} read faults in {:.2} s, \
-             {:.1} k/s, {:.2} us CPU a fault",
+            "\n{} store, {} KiB pages, {threads} threads: {faults} pages in {:.2} s, \
+             {:.1} k/s, {:.2} us CPU and {:.3} read faults a page",
             if on_loop { "loop" } else { "memory" },
             page >> 10,
             sample.secs,
             faults / sample.secs / 1e3,
             sample.cpu_secs / faults * 1e6,
+            (now.faults_read - stats.faults_read) as f64 / faults,
         );
         println!(
-            "a fault: {:<16} {:>8} {:>8} {:>7} {:>9}",
+            "a page:  {:<16} {:>8} {:>8} {:>7} {:>9}",
             "", "run us", "ready us", "sleeps", "preempted"
         );
         for (id, usage) in &after {

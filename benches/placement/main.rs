@@ -34,7 +34,7 @@ use report::Row;
 use run::{Built, Outcome, Variant};
 use saved::Saved;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use workload::Mix;
 
 #[derive(Debug, Parser)]
@@ -64,6 +64,9 @@ struct Args {
     /// Faults served by handler threads, not by the thread that faults.
     #[arg(long)]
     handlers: bool,
+    /// Scans ask for all of their pages at once, where the container can (`fetch_from`).
+    #[arg(long)]
+    fetch: bool,
     /// Seed of values and queries.
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -76,6 +79,9 @@ struct Args {
     /// Keeps the points that earlier runs have measured, and measures those that are missing.
     #[arg(long)]
     resume: bool,
+    /// Where points, tables and figures go; default `target/figures`.
+    #[arg(long)]
+    folder: Option<PathBuf>,
     /// Only what an allocation costs in each sub-allocator.
     #[arg(long)]
     costs: bool,
@@ -152,6 +158,7 @@ fn main() -> Outcome<()> {
     let args = Args::parse().complete();
     let folder = if args.test { "target/figures/smoke" } else { "target/figures" };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let folder = args.folder.clone().unwrap_or(folder);
     if args.costs || args.test {
         let Some(costs) = cost::measure(args.test)? else { return Ok(()) };
         cost::print(&costs);
@@ -211,12 +218,13 @@ fn measure(args: &Args, variant: Variant, saved: &mut Saved) -> Outcome<bool> {
         // Without purely-local memory one container serves all sizes.
         if built.as_ref().is_none_or(|(local, _)| *local != purely_local) {
             drop(built.take());
-            let Some(fresh) = run::build(variant, n, purely_local, args.region(n), args.seed)?
+            let Some(mut fresh) = run::build(variant, n, purely_local, args.region(n), args.seed)?
             else {
                 return Ok(false);
             };
             saved.add_layout(fresh.layout(local_pct))?;
             eprintln!("{variant:?} L={local_pct} %: built in {:.1?}", fresh.built_in);
+            fresh.fetches = args.fetch;
             built = Some((purely_local, fresh));
         }
         let (_, built) = built.as_mut().expect("just built");

@@ -136,6 +136,8 @@ impl Variant {
 pub(crate) trait Map {
     /// Finds a key and reads so many pairs from there; a sum over them.
     fn scan(&mut self, key: u64, len: usize) -> u64;
+    /// Asks for the pages of a scan at once, if the container can.
+    fn fetch(&mut self, _key: u64, _len: usize) {}
     /// Finds a key and replaces its value.
     fn update(&mut self, key: u64, value: &Value) -> bool;
     fn links(&self) -> Links;
@@ -149,6 +151,10 @@ impl Map for FarPagedMap<u64, Value> {
     fn scan(&mut self, key: u64, len: usize) -> u64 {
         let pairs = self.iter_from(&key).take(len);
         pairs.fold(0, |sum, (key, value)| sum.wrapping_add(taste(*key, value)))
+    }
+
+    fn fetch(&mut self, key: u64, len: usize) {
+        self.fetch_from(&key, len);
     }
 
     fn update(&mut self, key: u64, value: &Value) -> bool {
@@ -174,12 +180,16 @@ fn taste(key: u64, value: &Value) -> u64 {
 }
 
 macro_rules! implement_map {
-    ($map:ident) => {
+    ($map:ident $(, $fetch:ident)?) => {
         impl Map for $map<u64, Value> {
             fn scan(&mut self, key: u64, len: usize) -> u64 {
                 let pairs = self.range(key..).take(len);
                 pairs.fold(0, |sum, (key, value)| sum.wrapping_add(taste(*key, value)))
             }
+
+            $(fn fetch(&mut self, key: u64, len: usize) {
+                self.$fetch(&key, len);
+            })?
 
             fn update(&mut self, key: u64, value: &Value) -> bool {
                 self.get_mut(&key).is_some_and(|place| {
@@ -194,9 +204,9 @@ macro_rules! implement_map {
         }
     };
 }
-implement_map!(FarBTreeMap);
+implement_map!(FarBTreeMap, fetch_from);
 implement_map!(FarSkipList);
-implement_map!(FarLeveledMap);
+implement_map!(FarLeveledMap, fetch_from);
 
 /// A container that was built, ready for queries.
 pub(crate) struct Built {
@@ -205,6 +215,8 @@ pub(crate) struct Built {
     collective: Arc<Collective>,
     n: u64,
     measured: u64,
+    /// Whether scans ask for their pages at once.
+    pub(crate) fetches: bool,
     pub(crate) built_in: Duration,
     links: Links,
     far_pages: u64,
@@ -292,6 +304,7 @@ pub(crate) fn build(
         collective,
         n,
         measured: 0,
+        fetches: false,
         built_in,
         links,
         far_pages,
@@ -349,7 +362,12 @@ impl Built {
         let mut sum = 0_u64;
         for query in queries {
             match query {
-                Query::Scan(key, len) => sum = sum.wrapping_add(self.map.scan(*key, *len)),
+                Query::Scan(key, len) => {
+                    if self.fetches {
+                        self.map.fetch(*key, *len);
+                    }
+                    sum = sum.wrapping_add(self.map.scan(*key, *len));
+                }
                 Query::Update(key, value) => {
                     assert!(self.map.update(*key, value), "every key asked for is there");
                 }

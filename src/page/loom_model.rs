@@ -178,8 +178,8 @@ impl Model {
             let word = self.word.load();
             let answered = match word.state() {
                 State::Empty => self.fill_zeros(),
-                State::Stored => self.fill(word, access),
-                State::Filling => !word.dead(),
+                State::Stored => self.fill(word, Some(access)),
+                State::Filling => !word.dead() && protocol::want(&self.word, word),
                 State::Moving => false,
                 State::Resident => self.touch_resident(word, protected),
                 State::Cooling => self.take_back(word),
@@ -205,13 +205,17 @@ impl Model {
 
     /// Installs content, which wakes.
     fn map(&self, mapped: Mapped) {
+        self.map_silently(mapped);
+        self.wake();
+    }
+
+    fn map_silently(&self, mapped: Mapped) {
         {
             let mut machine = self.machine();
             assert!(machine.region.is_none(), "mapped twice");
             machine.region = Some(mapped);
         }
         self.mapping.fetch_add(1, Ordering::Release);
-        self.wake();
     }
 
     /// Takes the page out of the region; returns what it held.
@@ -224,12 +228,14 @@ impl Model {
         self.mapping.fetch_add(1, Ordering::Release);
     }
 
-    /// `start_fill`, the device, `finish_read`, `install`.
-    fn fill(&self, word: Word, access: Access) -> bool {
+    /// `start_fill`, the device, `finish_read`, `install`. Without an access the page is read
+    /// ahead.
+    fn fill(&self, word: Word, access: Option<Access>) -> bool {
         let Some(frame) = self.take_frame() else { return false };
         let slot = word.slot();
         self.note(frame).write(PAGE, slot);
-        if self.word.try_change(word, Word::filling(frame)).is_err() {
+        let filling = Word::filling(frame).with_wanted(access.is_some());
+        if self.word.try_change(word, filling).is_err() {
             self.free_frame(frame);
             return false;
         }
@@ -237,11 +243,15 @@ impl Model {
         let version = self.machine().slots[at];
         self.machine().frames[frame.0 as usize] = Some(version);
         match protocol::filled(&self.word, frame, slot) {
-            Filled::Moving(moving) => {
+            Filled::Moving { moving, wanted } => {
+                assert!(wanted || access.is_none(), "the mark was lost");
                 let content = self.machine().frames[frame.0 as usize].take();
-                let protected = self.protects && access == Access::Read;
-                self.map(Mapped { version: content.expect("just read"), protected });
+                let protected = self.protects && access.is_none_or(|access| access == Access::Read);
+                self.map_silently(Mapped { version: content.expect("just read"), protected });
                 self.change(moving, Word::resident(slot).with_protected(protected));
+                if wanted {
+                    self.wake();
+                }
             }
             Filled::Died(dead) => {
                 self.free_slot(slot);
@@ -645,6 +655,25 @@ fn loom_two_faults_on_a_stored_page_are_both_answered() {
     let make = || Model::stored(false);
     explore(2, make, vec![reading(1, &[1]), reading(2, &[1])], &[1]);
     explore(1, make, vec![reading(1, &[1, 2]), writing(2, 2, &[2]), evicting(1)], &[2]);
+}
+
+fn reading_ahead() -> Thread {
+    Box::new(|model| {
+        let word = model.word.load();
+        if word.state() == State::Stored {
+            model.fill(word, None);
+        }
+    })
+}
+
+#[test]
+fn loom_a_page_read_ahead_wakes_whoever_faults_on_it() {
+    let make = || Model::stored(true);
+    explore(2, make, vec![reading_ahead(), reading(1, &[1])], &[1]);
+    explore(2, make, vec![reading_ahead(), writing(1, 2, &[2])], &[2]);
+    explore(1, make, vec![reading_ahead(), reading(1, &[1]), reading(2, &[1])], &[1]);
+    explore(1, make, vec![reading_ahead(), reading(1, &[1]), evicting(1)], &[1]);
+    explore(1, make, vec![reading_ahead(), reading(1, &[0, 1]), discarding(2, &[0])], &[0]);
 }
 
 #[test]

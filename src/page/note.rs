@@ -36,8 +36,10 @@ pub(crate) struct Note {
     fate: AtomicU32,
     /// 1: nobody has been seen to use the page since it was read ahead.
     prefetched: AtomicU32,
+    /// 1: the page was mapped writable on the guess that it will be written.
+    guessed: AtomicU32,
 }
-// SAFETY: four atomic integers, for which zero is valid.
+// SAFETY: five atomic integers, for which zero is valid.
 #[cfg(not(loom))]
 unsafe impl crate::meta::Zeroed for Note {}
 
@@ -72,6 +74,15 @@ impl Note {
 
     pub(crate) fn prefetched(&self) -> bool {
         self.prefetched.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notes, beside `write`, whether the page was mapped writable on a guess.
+    pub(crate) fn set_guessed(&self, guessed: bool) {
+        self.guessed.store(u32::from(guessed), Ordering::Relaxed);
+    }
+
+    pub(crate) fn guessed(&self) -> bool {
+        self.guessed.load(Ordering::Relaxed) != 0
     }
 
     /// Tells the frame's owner what became of the content; the last thing a taker does with it.

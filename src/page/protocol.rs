@@ -39,19 +39,32 @@ pub(crate) fn copy_out(word: &PageWord, seen: Word) -> Result<(), Word> {
 /// What became of a fill whose read is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// The page is `Moving`; install the frame.
-    Moving(Word),
+    /// The page is `Moving`; install the frame. With `wanted` somebody waits for it: wake.
+    Moving { moving: Word, wanted: bool },
     /// Discarded meanwhile: free slot and frame, make the page of this word `Empty`, wake.
     Died(Word),
 }
 
 /// A filler's read into `frame`, of `slot`, is over.
+///
+/// Without `wanted` nobody needs to be woken: a thread that has faulted has been seen by a filler
+/// or will be. One that was seen while the page was `Filling` left its mark; one seen later finds
+/// the page `Moving`, which it looks at again, or mapped, and is woken by whoever sees it.
 pub(crate) fn filled(word: &PageWord, frame: FrameId, slot: Option<SlotId>) -> Filled {
     let moving = Word::moving(slot);
-    match word.try_change(Word::filling(frame), moving) {
-        Ok(()) => Filled::Moving(moving),
-        Err(now) => Filled::Died(expect_dead(now, Word::filling(frame))),
+    let mut filling = Word::filling(frame);
+    loop {
+        match word.try_change(filling, moving) {
+            Ok(()) => return Filled::Moving { moving, wanted: filling.wanted() },
+            Err(now) if now == filling.with_wanted(true) && !filling.wanted() => filling = now,
+            Err(now) => return Filled::Died(expect_dead(now, filling)),
+        }
     }
+}
+
+/// A fault waits for a page that is being read. `false`: the page changed, look again.
+pub(crate) fn want(word: &PageWord, filling: Word) -> bool {
+    filling.wanted() || word.try_change(filling, filling.with_wanted(true)).is_ok()
 }
 
 /// What a discard of one page comes to.
@@ -184,6 +197,8 @@ pub(crate) fn linger(word: &PageWord, frame: FrameId, note: &Note) -> Linger {
 }
 
 fn expect_dead(now: Word, before: Word) -> Word {
-    assert!(now == before.with_dead(), "{before:?} became {now:?}");
+    let wanted = before.with_wanted(true);
+    let dead = now == before.with_dead() || now == wanted.with_dead();
+    assert!(dead, "{before:?} became {now:?}");
     now
 }

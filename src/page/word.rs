@@ -1,7 +1,8 @@
 //! The page word: everything the pager knows about one page, in 64 bits.
 //!
 //! ```text
-//!  63..60 state | 59 protected | 58 dead | 57 sparse | 56 prefetched | 55..48 pins | 47..0 payload
+//!  63..60 state | 59 protected | 58 dead | 57 sparse | 56 prefetched | 55..48 pins |
+//!  47 wanted | 46 guessed | 45..0 payload
 //!
 //!          fault: zeros              evict
 //!   Empty ------------> Moving <-----------------> Resident
@@ -29,6 +30,8 @@
 //!
 //! `protected`: the mapping is write-protected and the content is the slot's; a write faults
 //! first. `dead`: discarded while being read; who finishes the read makes the page `Empty`.
+//! `wanted`: a fault waits for the read, and whoever ends it wakes. `guessed`: mapped writable for
+//! a read, because pages here are mostly written.
 //! `sparse`: parts of the mapping may be holes that read as zero. `prefetched`: nobody asked for
 //! the page by a fault yet. `pins`: the page must not be evicted while it is not zero.
 
@@ -60,7 +63,9 @@ const SPARSE: u64 = 1 << 57;
 const PREFETCHED: u64 = 1 << 56;
 const PIN_SHIFT: u32 = 48;
 const PIN_MASK: u64 = 0xFF << PIN_SHIFT;
-const PAYLOAD_MASK: u64 = (1 << PIN_SHIFT) - 1;
+const WANTED: u64 = 1 << 47;
+const GUESSED: u64 = 1 << 46;
+const PAYLOAD_MASK: u64 = (1 << 46) - 1;
 
 /// Most pins of one page.
 pub(crate) const PINS_MAX: u64 = 0xFF;
@@ -158,6 +163,15 @@ impl Word {
         self.with_flag(DEAD, true)
     }
 
+    pub(crate) fn wanted(self) -> bool {
+        self.0 & WANTED != 0
+    }
+
+    pub(crate) fn with_wanted(self, on: bool) -> Word {
+        strict_assert!(self.state() == State::Filling, "{self:?} is not being read");
+        self.with_flag(WANTED, on)
+    }
+
     pub(crate) fn sparse(self) -> bool {
         self.0 & SPARSE != 0
     }
@@ -172,6 +186,14 @@ impl Word {
 
     pub(crate) fn with_prefetched(self, on: bool) -> Word {
         self.with_flag(PREFETCHED, on)
+    }
+
+    pub(crate) fn guessed(self) -> bool {
+        self.0 & GUESSED != 0
+    }
+
+    pub(crate) fn with_guessed(self, on: bool) -> Word {
+        self.with_flag(GUESSED, on)
     }
 
     fn with_flag(self, flag: u64, on: bool) -> Word {
@@ -229,6 +251,8 @@ impl fmt::Debug for Word {
             (DEAD, "dead"),
             (SPARSE, "sparse"),
             (PREFETCHED, "prefetched"),
+            (WANTED, "wanted"),
+            (GUESSED, "guessed"),
         ] {
             if self.0 & flag != 0 {
                 write!(f, " {name}")?;
@@ -273,7 +297,10 @@ impl PageWord {
 fn legal(from: Word, to: Word) -> bool {
     use State::{Cooling, Empty, Filling, Moving, Poisoned, Resident, Stored, Writing};
     match (from.state(), to.state()) {
-        (Filling, Filling) => to.dead() && !from.dead(),
+        (Filling, Filling) => {
+            to == from.with_flag(DEAD, true) && !from.dead()
+                || to == from.with_wanted(true) && !from.dead() && !from.wanted()
+        }
         (Empty, Moving)
         | (Filling, Moving | Empty | Stored | Poisoned)
         | (Moving, Resident | Cooling | Writing | Stored | Empty | Poisoned)

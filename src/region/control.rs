@@ -68,6 +68,25 @@ impl Region {
         outcome
     }
 
+    /// [`prefetch_many`](Region::prefetch_many) for stores that answer at once, as memory does: in
+    /// [in-thread mode](super::Mode::InThread) the calling thread reads the pages itself, one after
+    /// the other, and nobody is woken. A page costs what its fault would, without the exception, the
+    /// signal and the return from it. Pages for which there is no room at the moment are left out.
+    /// With handler threads it is `prefetch_many`.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when a range is not in this region; those before it were brought in.
+    pub fn fetch_many(&self, ranges: &[(*const u8, ByteCount)]) -> Result<()> {
+        if !self.pager.in_thread {
+            return self.prefetch_many(ranges);
+        }
+        for (ptr, len) in ranges {
+            let (first, count) = self.pages_of(*ptr, *len)?;
+            (first.0..first.0 + count.0).for_each(|page| self.pager.fetch(PageId(page)));
+        }
+        Ok(())
+    }
+
     /// Evicts the range's resident pages and waits until they are out. Pages that are pinned or
     /// in use by the kernel stay.
     ///

@@ -24,7 +24,8 @@ use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys;
 use crate::sys::event::poll_readable;
-use crate::sys::uffd::{Fault, Message, Protect};
+use crate::sys::uffd::{Fault, Message};
+use crate::sys::vm::KERNEL_PAGE;
 use crate::tier::policy::Insert;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +39,9 @@ const DEPTH: u32 = 256;
 const READ_BYTES_MAX: usize = 512 << 10;
 /// Reads of one page before it counts as lost.
 const ATTEMPTS_MAX: u8 = 3;
+/// Bytes installed for threads that wait before they are woken: bounds how long a page that is
+/// there is waited for.
+const WAKE_BYTES_MAX: usize = 64 << 10;
 
 /// Who asked for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +112,8 @@ pub(super) struct Filler {
     /// When the event of the fault being answered was read.
     arrived: Instant,
     finished: Vec<Completion>,
+    /// Pages that were installed and whose waiters have not been woken yet.
+    wakes: Vec<PageId>,
     starving: bool,
     follow: Follow,
     /// The last wait was for faults only.
@@ -143,6 +149,7 @@ impl Filler {
             intents: vec![Intent::idle(); frames],
             arrived: Instant::now(),
             finished: Vec::with_capacity(DEPTH as usize),
+            wakes: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
             starving: false,
             follow: Follow::new(index),
             rested: false,
@@ -192,6 +199,7 @@ impl Filler {
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
         }
+        self.wake_all(0);
         self.check_deadlines();
         Ok(())
     }
@@ -332,11 +340,7 @@ impl Filler {
             let word = self.pager.word(page).load();
             let answer = match word.state() {
                 State::Stored => self.start_demanded(page, word, access),
-                // The install that follows the read wakes everybody who waits in the page.
-                State::Filling if !word.dead() => {
-                    self.catch_up(word, access);
-                    Some(Answer::Reading)
-                }
+                State::Filling if !word.dead() => self.catch_up(page, word, access),
                 _ => self.pager.resolve_in_memory(page, word, &fault),
             };
             if let Some(answer) = answer {
@@ -353,7 +357,8 @@ impl Filler {
         let Some(frame) = self.pager.reserve_fill() else { return Some(Answer::Starved) };
         let slot = word.slot().expect("a stored page has a slot");
         self.pager.frames.note(frame, page, Some(slot));
-        if self.pager.word(page).try_change(word, Word::filling(frame)).is_err() {
+        let filling = Word::filling(frame).with_wanted(access != Access::Ahead);
+        if self.pager.word(page).try_change(word, filling).is_err() {
             self.pager.cancel_fill(frame);
             return None;
         }
@@ -365,8 +370,11 @@ impl Filler {
     }
 
     /// A fault on a page that is being read: one that was read ahead is wanted after all. (Where
-    /// another filler reads it, that filler does not learn of it.)
-    fn catch_up(&mut self, word: Word, access: Access) {
+    /// another filler reads it, that filler learns of it when the read is over.)
+    fn catch_up(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
+        if !protocol::want(self.pager.word(page), word) {
+            return None;
+        }
         let frame = word.frame().expect("a page being read has a frame");
         let arrived = self.arrived;
         let intent = &mut self.intents[frame.0 as usize];
@@ -374,6 +382,7 @@ impl Filler {
             *intent = Intent { access, arrived, ..*intent };
             self.pager.counters.prefetch_hits.bump();
         }
+        Some(Answer::Reading)
     }
 
     /// `Stored`, by a fault: as [`start_fill`](Self::start_fill), and what probably comes next.
@@ -523,15 +532,22 @@ impl Filler {
         self.pager.counters.reads_in_flight.down();
         self.pager.read_times[self.index].add(read.started.elapsed());
         for (n, &frame) in read.frames[..read.count].iter().enumerate() {
-            self.rest_if_last(read.count - 1 - n);
             if read.overdue {
                 self.pager.cancel_fill(frame);
                 continue;
             }
             match self.check_content(frame, &completion.result) {
-                Ok(()) => self.install(frame),
+                Ok(()) => self.install(frame, read.count - 1 - n),
                 Err(error) => self.read_failed(frame, &error),
             }
+        }
+    }
+
+    /// Wakes the threads that wait for pages installed since the last time; `more` pages follow.
+    fn wake_all(&mut self, more: usize) {
+        while let Some(page) = self.wakes.pop() {
+            self.rest_if_last(more + self.wakes.len());
+            self.pager.wake(page);
         }
     }
 
@@ -552,8 +568,10 @@ impl Filler {
         Ok(())
     }
 
-    /// Installs a page whose slot has been read into `frame`.
-    fn install(&mut self, frame: FrameId) {
+    /// Installs a page whose slot has been read into `frame`. Who waits for it is woken later,
+    /// together with others: a thread that reads several pages that were asked for at once goes on
+    /// when all are there that can be. `more` pages follow.
+    fn install(&mut self, frame: FrameId, more: usize) {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);
@@ -561,25 +579,31 @@ impl Filler {
         intent.pending = false;
         let Intent { access, arrived, .. } = *intent;
         let pager = &self.pager;
-        let moving = match protocol::filled(pager.word(page), frame, slot) {
-            Filled::Moving(moving) => moving,
+        let (moving, wanted) = match protocol::filled(pager.word(page), frame, slot) {
+            Filled::Moving { moving, wanted } => (moving, wanted),
             Filled::Died(dead) => {
                 self.bury(page, dead, slot);
                 return pager.cancel_fill(frame);
             }
         };
-        let protect = pager.protects_fills() && access != Access::Write;
-        let mode = if protect { Protect::Yes } else { Protect::No };
-        match pager.install(page, frame, mode) {
+        let guard = pager.guard(page, access == Access::Write);
+        match pager.install(page, frame, guard.protect()) {
             Ok(()) => {
-                let ahead = access == Access::Ahead;
-                let word = Word::resident(slot).with_protected(protect).with_prefetched(ahead);
-                let how = if ahead { Insert::Prefetched } else { Insert::Filled };
-                pager.settle_mapped(page, moving, word, Some(how));
+                let word = guard.mark(Word::resident(slot)).with_prefetched(!wanted);
+                let how = if wanted { Insert::Filled } else { Insert::Prefetched };
+                pager.settle_resident(page, moving, word, Some(how));
                 pager.counters.pages_in.bump();
-                if !ahead {
+                if wanted {
                     pager.counters.faults_read.bump();
-                    pager.fault_times[self.index].add(arrived.elapsed());
+                    match access {
+                        // It is another filler's fault.
+                        Access::Ahead => pager.counters.prefetch_hits.bump(),
+                        _ => pager.fault_times[self.index].add(arrived.elapsed()),
+                    }
+                    self.wakes.push(page);
+                    if self.wakes.len() * pager.page_bytes >= WAKE_BYTES_MAX {
+                        self.wake_all(more);
+                    }
                 }
             }
             Err(error) => {
@@ -620,13 +644,17 @@ impl Filler {
         let slot = pager.frames.slot(frame);
         if self.intents[frame.0 as usize].access == Access::Ahead {
             let stored = Word::stored(slot.expect("a fill has a slot"));
-            if pager.word(page).try_change(Word::filling(frame), stored).is_ok() {
-                // Who faulted on it meanwhile waits for this read, and faults again.
-                return pager.wake(page);
+            let mut filling = pager.word(page).load();
+            while !filling.dead() {
+                match pager.word(page).try_change(filling, stored) {
+                    // Who faulted on it meanwhile waits for this read, and faults again.
+                    Ok(()) => return pager.wake(page),
+                    Err(now) => filling = now,
+                }
             }
         }
         match protocol::filled(pager.word(page), frame, slot) {
-            Filled::Moving(moving) => pager.poison(page, moving, error),
+            Filled::Moving { moving, .. } => pager.poison(page, moving, error),
             Filled::Died(dead) => self.bury(page, dead, slot),
         }
     }

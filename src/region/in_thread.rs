@@ -5,7 +5,8 @@
 //! on pages that are not resident fail with `EFAULT`, because there is no instruction to signal.
 //!
 //! The handler finds the region by address, looks at the page's word as a filler does, and reads
-//! the device synchronously. Prefetch and read-ahead stay with a filler thread.
+//! the device synchronously. Prefetch and read-ahead stay with a filler thread; `fetch_many` reads
+//! here, before there is a signal.
 //!
 //! # Invariants
 //! 1. A region is listed from before its first address is handed out until its threads stopped.
@@ -15,13 +16,13 @@
 
 use super::pager::{Ahead, Pager, backoff};
 use super::report;
-use super::resolve::Answer;
+use super::resolve::{Answer, Asked};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::signal::{self, BusFault};
-use crate::sys::uffd::{Fault, Protect};
+use crate::sys::uffd::Fault;
 use crate::tier::policy::Insert;
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 use std::time::{Duration, Instant};
@@ -102,7 +103,7 @@ impl Pager {
             let fault = Fault { address, write: bus.write, protected, thread: 0 };
             let answer = match word.state() {
                 State::Poisoned => return false,
-                State::Stored => self.read_in_thread(page, word, bus.write),
+                State::Stored => self.read_in_thread(page, word, bus.write, Asked::Fault),
                 _ => self.resolve_in_memory(page, word, &fault),
             };
             match answer {
@@ -132,8 +133,23 @@ impl Pager {
         self.starving.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Reads and installs a page before it is touched, if it is on the store and there is a frame.
+    /// What is in the way shows itself at the touch.
+    pub(super) fn fetch(&self, page: PageId) {
+        let word = self.word(page).load();
+        if word.state() == State::Stored {
+            self.read_in_thread(page, word, false, Asked::Ahead);
+        }
+    }
+
     /// `Stored`: reads the page's slot and installs it.
-    fn read_in_thread(&self, page: PageId, word: Word, write: bool) -> Option<Answer> {
+    fn read_in_thread(
+        &self,
+        page: PageId,
+        word: Word,
+        write: bool,
+        asked: Asked,
+    ) -> Option<Answer> {
         let Some(frame) = self.reserve_fill() else { return Some(Answer::Starved) };
         let slot = word.slot().expect("a stored page has a slot");
         self.frames.note(frame, page, Some(slot));
@@ -142,7 +158,9 @@ impl Pager {
             return None;
         }
         self.check_low();
-        self.ask_ahead(page);
+        if asked == Asked::Fault {
+            self.ask_ahead(page);
+        }
         let read = self.read_frame(frame);
         let moving = Word::moving(Some(slot));
         if let Err(now) = self.word(page).try_change(Word::filling(frame), moving) {
@@ -156,18 +174,20 @@ impl Pager {
             self.poison(page, moving, &error);
             return None;
         }
-        let protect = self.protects_fills() && !write;
-        let mode = if protect { Protect::Yes } else { Protect::No };
-        if let Err(error) = self.install(page, frame, mode) {
+        let guard = self.guard(page, write);
+        if let Err(error) = self.install(page, frame, guard.protect()) {
             report::warn("a page could not be mapped, trying again", &error);
             self.settle(page, moving, Word::stored(slot));
             self.cancel_fill(frame);
             return Some(Answer::Again);
         }
-        let resident = Word::resident(Some(slot)).with_protected(protect);
+        let resident = guard.mark(Word::resident(Some(slot)));
         self.settle_resident(page, moving, resident, Some(Insert::Filled));
         self.counters.pages_in.bump();
-        self.counters.faults_read.bump();
+        match asked {
+            Asked::Fault => self.counters.faults_read.bump(),
+            Asked::Ahead => self.counters.pages_prefetched.bump(),
+        }
         Some(Answer::Done)
     }
 

@@ -27,6 +27,7 @@ mod evictor;
 mod extents;
 mod filler;
 mod follow;
+mod habit;
 mod in_thread;
 mod joined;
 mod latency;
@@ -330,6 +331,9 @@ impl Region {
         if let Some(account) = &pager.joined.account {
             let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
             account.set_reclaimer(reclaimer);
+        }
+        if let Some(manager) = manager {
+            pager.charge_fixed(manager)?;
         }
         let requests = Arc::new(Requests::new());
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;

@@ -7,6 +7,7 @@
 //! 1. As for fillers: who made a page's word `Moving` installs it, nobody else.
 #![expect(unsafe_code, reason = "maps the zero page into holes")]
 
+use super::chunk::Opening;
 use super::pager::Pager;
 use super::report;
 use crate::base::error::Error;
@@ -84,9 +85,13 @@ impl Pager {
         if !self.count_tables(chunk) {
             return Some(Answer::Starved);
         }
-        if self.try_open(page) {
-            self.check_low();
-            return Some(Answer::Done);
+        match self.try_open(page) {
+            Opening::Opened => {
+                self.check_low();
+                return Some(Answer::Done);
+            }
+            Opening::Wait => return Some(Answer::Starved),
+            Opening::Unfit => {}
         }
         let moving = Word::moving(None);
         self.word(page).try_change(Word::EMPTY, moving).ok()?;
@@ -117,6 +122,7 @@ impl Pager {
                 let opened = word.with_protected(false).with_prefetched(false);
                 self.word(page).try_change(word, opened).ok()?;
                 self.counters.faults_protect.bump();
+                self.habits.written(self.chunk_of(page).0);
                 self.counters.prefetch_hits.add(u64::from(word.prefetched()));
             }
             if let Err(error) = self.uffd.allow_writes(self.addr(page), self.page_bytes) {

@@ -39,7 +39,7 @@ pub struct Stats {
     pub faults_starved: u64,
     /// Pages read from the device.
     pub pages_in: u64,
-    /// Pages read because `prefetch` asked for them.
+    /// Pages read because `prefetch` or `fetch_many` asked for them.
     pub pages_prefetched: u64,
     /// Pages read because a stream of faults led to them.
     pub pages_read_ahead: u64,

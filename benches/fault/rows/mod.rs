@@ -7,6 +7,8 @@ mod resident;
 mod scan;
 mod writes;
 
+pub(crate) use prefetch::prefetched;
+
 use crate::report::Row;
 use crate::{Plan, Result};
 

@@ -23,7 +23,7 @@ pub(crate) fn batches(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         let mix = || Mix::new(Order::Perm, plan.data, KERNEL_PAGE, 1);
         let (mut ours, mut theirs) = (mix(), mix());
         let mut sides: Vec<Side<'_>> = vec![
-            Box::new(|time| prefetched(&far, &mut ours, batch, time)),
+            Box::new(|time| prefetched(&far, &mut ours, (batch, KERNEL_PAGE), time)),
             Box::new(|time| raw::batches(target.file(), &mut theirs, batch, time)),
             Box::new(|time| mapped.random(1, 0, time)),
         ];
@@ -39,8 +39,13 @@ pub(crate) fn batches(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
-/// Asks for a batch, then reads a word of each of its pages.
-fn prefetched(far: &Far, mix: &mut Mix, batch: usize, time: Duration) -> Result<Sample> {
+/// Asks for a batch, of pages of so many bytes, then reads a word of each of its pages.
+pub(crate) fn prefetched(
+    far: &Far,
+    mix: &mut Mix,
+    (batch, page): (usize, usize),
+    time: Duration,
+) -> Result<Sample> {
     mix.run(time, |ops, until| {
         let mut wanted: Vec<Op> = Vec::with_capacity(batch);
         let mut ranges: Vec<(*const u8, ByteCount)> = Vec::with_capacity(batch);
@@ -50,8 +55,8 @@ fn prefetched(far: &Far, mix: &mut Mix, batch: usize, time: Duration) -> Result<
             wanted.extend((0..batch).map(|_| ops.next()));
             ranges.clear();
             ranges.extend(wanted.iter().map(|op| {
-                let start = far.words.as_ptr().wrapping_add(op.page * KERNEL_PAGE);
-                (start.cast_const(), ByteCount(KERNEL_PAGE as u64))
+                let start = far.words.as_ptr().wrapping_add(op.page * page);
+                (start.cast_const(), ByteCount(page as u64))
             }));
             far.region.prefetch_many(&ranges).map_err(Failure::of)?;
             wanted.iter().for_each(|op| check(op.word, far.words.read(op.word)));

@@ -15,40 +15,63 @@ use std::time::Duration;
 /// UMap's median microseconds of a first write to a resident clean page.
 const UMAP_FIRST_WRITE_US: f64 = 33.4;
 
-/// Reads pages in, then writes a word of each.
+/// Which of the pages that were read are written: all, or one of so many.
+const WRITTEN: [usize; 2] = [1, 16];
+
 pub(crate) fn first(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     for page in [KERNEL_PAGE, plan.page] {
-        let cache = plan.cache.max(64 * page);
-        let config = far::config(page, cache, plan.data);
-        let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
-        // Pages that are read ahead and not written soon make room for others: the write would
-        // then be a fault for the page, not the first write to a resident one.
-        let all = ByteCount(plan.data as u64);
-        far.region.advise(far.words.as_ptr(), all, Advice::Random).map_err(Failure::of)?;
-        // A quarter of the cache stays resident for sure.
-        let pages = (plan.cache / 4 / page).min(2048);
-        let mut stamp = 0;
-        let mut from = 0;
-        let side = |_: Duration| {
-            let starts = (0..pages).map(|n| (from + n) * page / 8);
-            starts.clone().for_each(|at| check(at, far.words.read(at)));
-            stamp += 1;
-            let clock = Sample::start();
-            starts.for_each(|at| far.words.write(at, stamped(at, stamp)));
-            let sample = clock.stop(pages as u64);
-            // Other pages next time: these are dirty now.
-            from = (from + pages) % (plan.data / page - pages);
-            Ok(sample)
-        };
-        let samples = take_turns(plan, &mut [Box::new(side)])?;
-        let work = format!("memory: first write to a clean page, {} KiB", page >> 10);
-        let (figure, umap) = (Figure::Time, "UMap, published");
-        let goal = Some(10.0);
-        let base = UMAP_FIRST_WRITE_US;
-        rows.push(Row::published(work, figure, &samples[0], umap, base, goal));
+        for every in WRITTEN {
+            first_writes(plan, page, every, rows)?;
+        }
         if page == plan.page {
             break;
         }
+    }
+    Ok(())
+}
+
+/// Reads pages in, then writes a word of every so manieth.
+fn first_writes(plan: &Plan, page: usize, every: usize, rows: &mut Vec<Row>) -> Result<()> {
+    let cache = plan.cache.max(64 * page);
+    let config = far::config(page, cache, plan.data);
+    let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
+    // Pages that are read ahead and not written soon make room for others: the write would
+    // then be a fault for the page, not the first write to a resident one.
+    let all = ByteCount(plan.data as u64);
+    far.region.advise(far.words.as_ptr(), all, Advice::Random).map_err(Failure::of)?;
+    // New pages are on probation in a twentieth of the cache: less than that stays resident.
+    let pages = (plan.cache / 32 / page).max(1);
+    let mut stamp = 0;
+    let mut from = 0;
+    let (mut writes, mut protected, mut missing) = (0, 0, 0);
+    let side = |_: Duration| {
+        let starts = (0..pages).map(|n| (from + n) * page / 8);
+        starts.clone().for_each(|at| check(at, far.words.read(at)));
+        stamp += 1;
+        let before = far.region.stats();
+        let clock = Sample::start();
+        starts.step_by(every).for_each(|at| far.words.write(at, stamped(at, stamp)));
+        let count = pages.div_ceil(every) as u64;
+        let sample = clock.stop(count);
+        let after = far.region.stats();
+        writes += count;
+        protected += after.faults_protect - before.faults_protect;
+        missing += after.faults_read + after.faults_cooling;
+        missing -= before.faults_read + before.faults_cooling;
+        // Other pages next time: these are dirty now.
+        from = (from + pages) % (plan.data / page - pages);
+        Ok(sample)
+    };
+    let samples = take_turns(plan, &mut [Box::new(side)])?;
+    let which = if every == 1 { "all".to_owned() } else { format!("one of {every}") };
+    let work = format!("memory: first write to a clean page, {} KiB, {which}", page >> 10);
+    let (figure, umap) = (Figure::Time, "UMap, published");
+    let goal = (every == 1).then_some(10.0);
+    rows.push(Row::published(&work, figure, &samples[0], umap, UMAP_FIRST_WRITE_US, goal));
+    for (kind, faults) in [("protection", protected), ("missing-page", missing)] {
+        let share = faults as f64 / writes as f64;
+        let work = format!("{work}: {kind} faults");
+        rows.push(Row::less(work, share, "a write", "none", 0.0, None));
     }
     Ok(())
 }

@@ -11,6 +11,7 @@
 
 #![expect(unsafe_code, reason = "hands out references into nodes and frees nodes")]
 
+mod ahead;
 mod bulk;
 mod local;
 mod node;

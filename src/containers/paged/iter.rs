@@ -47,23 +47,49 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         K: Borrow<Q>,
         Q: Ord + ?Sized,
     {
+        // The scan may start at the last pair of its first leaf.
+        let pairs = pairs.saturating_add(self.shape.capacity);
+        // Advice: a leaf of pairs without a size is no page, and what is refused is read later.
+        let _ = self.collective.region().prefetch_many(&self.pages_from(key, pairs));
+    }
+
+    /// Brings in the leaves of the next `pairs` pairs from a key on, before a scan comes to them one
+    /// by one: see [`Region::fetch_many`](crate::region::Region::fetch_many). Worth it where the
+    /// store answers at once, as memory does.
+    pub fn fetch_from<Q>(&self, key: &Q, pairs: usize)
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        let below = (Bound::Unbounded, Bound::Included(key));
+        let start = self.directory.range::<Q, _>(below).next_back();
+        let passed = start.map_or(0, |(_, leaf)| leaf.search(key).unwrap_or_else(|at| at));
+        let pairs = pairs.saturating_add(passed);
+        // As above.
+        let _ = self.collective.region().fetch_many(&self.pages_from(key, pairs));
+    }
+
+    /// The far leaves of so many pairs from the first of a key's leaf on.
+    fn pages_from<Q>(&self, key: &Q, pairs: usize) -> Vec<(*const u8, ByteCount)>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
         let below = (Bound::Unbounded, Bound::Included(key));
         let start = self.directory.range::<Q, _>(below).next_back();
         let from = start.map_or(Bound::Unbounded, |(first, _)| Bound::Included(first));
-        // The scan may start at the last pair of its first leaf.
-        let (mut left, mut ranges) = (pairs.saturating_add(self.shape.capacity), Vec::new());
+        let (mut left, mut ranges) = (pairs, Vec::new());
         for (_, leaf) in self.directory.range::<K, _>((from, Bound::Unbounded)) {
+            if left == 0 {
+                break;
+            }
             let memory = leaf.memory().as_ptr().cast_const();
             if !self.collective.is_local(memory) {
                 ranges.push((memory, ByteCount(1)));
             }
             left = left.saturating_sub(leaf.len());
-            if left == 0 {
-                break;
-            }
         }
-        // Advice: a leaf of pairs without a size is no page, and what is refused is read later.
-        let _ = self.collective.region().prefetch_many(&ranges);
+        ranges
     }
 }
 

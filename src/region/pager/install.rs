@@ -10,6 +10,28 @@ use crate::sys;
 use crate::sys::uffd::{Outcome, Protect, Wake, feature};
 use crate::sys::vm::{HUGE_PAGE, Piece};
 
+/// How a page that was read is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Guard {
+    /// Writable: it is being written, or cannot be protected.
+    Open,
+    /// Write-protected, so that the first write is seen.
+    Protected,
+    /// Writable, because it will probably be written.
+    Guessed,
+}
+
+impl Guard {
+    pub(crate) fn protect(self) -> Protect {
+        if self == Guard::Protected { Protect::Yes } else { Protect::No }
+    }
+
+    /// Marks the word of the page accordingly.
+    pub(crate) fn mark(self, word: Word) -> Word {
+        word.with_protected(self == Guard::Protected).with_guessed(self == Guard::Guessed)
+    }
+}
+
 impl Pager {
     /// Maps a frame's content as `page`, which is `Moving` by this thread. The frame is consumed,
     /// its memory or the charge of the fill now the page's. Who waits is woken by
@@ -46,9 +68,17 @@ impl Pager {
         }
     }
 
-    /// Whether fills for reads are installed write-protected, so that the first write is seen.
-    pub(crate) fn protects_fills(&self) -> bool {
-        !self.fill_by_move
+    /// How a page read from the store is to be mapped, for a write or not.
+    pub(crate) fn guard(&self, page: PageId, write: bool) -> Guard {
+        if self.fill_by_move || write {
+            return Guard::Open;
+        }
+        let chunk = self.chunk_of(page).0;
+        if self.habits.expects_write(chunk) {
+            return Guard::Guessed;
+        }
+        self.habits.unwritten(chunk);
+        Guard::Protected
     }
 
     /// Copies what of a page is not mapped yet from a frame, which keeps its memory.

@@ -26,6 +26,7 @@ mod room;
 use super::care::Care;
 use super::chunk::{CHUNK, Chunks};
 use super::counters::Counters;
+use super::habit::Habits;
 use super::joined::Joined;
 use super::latency::Recorder;
 use super::lease::Leases;
@@ -103,6 +104,7 @@ pub(crate) struct Pager {
     /// Streams of device faults; `None`: nothing is read ahead.
     streams: Option<Ranked<Streams>>,
     advised: LazyArray<AtomicU32>,
+    pub(in crate::region) habits: Habits,
     /// Per filler.
     pub(crate) fault_times: Box<[Recorder]>,
     /// Per filler.
@@ -114,7 +116,7 @@ pub(crate) struct Pager {
     pub(crate) high_bytes: AtomicU64,
     /// Runs of pages that `prefetch` and streams ask for.
     pub(super) ahead: ArrayQueue<Ahead>,
-    in_thread: bool,
+    pub(in crate::region) in_thread: bool,
     /// How long the device may take for a request.
     pub(super) deadline: Duration,
     pub(crate) evictor_bell: EventFd,
@@ -212,6 +214,7 @@ impl Pager {
             counters: Counters::default(),
             streams: config.readahead.then(|| Ranked::new(Rank::Leaf, Streams::new())),
             advised: LazyArray::new(config.span.as_usize() / CHUNK)?,
+            habits: Habits::new(config.span.as_usize() / CHUNK)?,
             fault_times: recorders(config.handlers)?,
             read_times: recorders(config.handlers)?,
             write_times: Recorder::new()?,
