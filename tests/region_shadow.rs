@@ -256,8 +256,10 @@ fn fresh_memory_in_the_huge_pages_of_chunks_that_left_reads_as_zero() {
     let first = region.map(len).expect("fits the device").cast::<u64>();
     let words = len.as_usize() / 8;
     let page = |at: usize| {
+        assert!(at + 512 <= words);
+        let start = first.as_ptr().wrapping_add(at);
         // SAFETY: 512 words of the range, which nobody else uses while the slice lives.
-        unsafe { std::slice::from_raw_parts_mut(first.as_ptr().add(at), 512) }
+        unsafe { std::slice::from_raw_parts_mut(start, 512) }
     };
     for at in (0..words).step_by(512) {
         let page = page(at);
