@@ -3,7 +3,7 @@
 mod common;
 
 use common::mem_store;
-use farheap::containers::{FarBTreeMap, FarPagedMap, TreeStrategy};
+use farheap::containers::{FarBTreeMap, FarLeveledMap, FarPagedMap, TreeStrategy};
 use farheap::region::{Mode, RegionConfig};
 use farheap::sub::{Collective, CollectiveConfig};
 use farheap::{ByteCount, Error};
@@ -90,26 +90,65 @@ fn a_fetch_with_handler_threads_is_a_prefetch() {
     faults(&map, 500, 100, |map| map.fetch_from(&500, 100));
 }
 
-#[test]
-fn a_scan_of_a_paged_map_that_was_fetched_takes_one_fault() {
-    let Some(collective) = collective(Mode::InThread, ByteCount::ZERO) else { return };
-    let mut map = FarPagedMap::<u64, Value>::new(collective.clone()).expect("pairs are small");
-    for key in 0..PAIRS {
-        map.insert(key, [key; 16]).expect("room");
+/// A map whose leaves lie in one collective and are fetched to the page.
+trait Paged {
+    fn fetch(&self, from: u64, pairs: usize);
+    fn scan(&self, from: u64, pairs: usize) -> Vec<(u64, u64)>;
+}
+
+impl Paged for FarPagedMap<u64, Value> {
+    fn fetch(&self, from: u64, pairs: usize) {
+        self.fetch_from(&from, pairs);
     }
+
+    fn scan(&self, from: u64, pairs: usize) -> Vec<(u64, u64)> {
+        self.iter_from(&from).take(pairs).map(|(key, value)| (*key, value[15])).collect()
+    }
+}
+
+impl Paged for FarLeveledMap<u64, Value> {
+    fn fetch(&self, from: u64, pairs: usize) {
+        self.fetch_from(&from, pairs);
+    }
+
+    fn scan(&self, from: u64, pairs: usize) -> Vec<(u64, u64)> {
+        self.range(from..).take(pairs).map(|(key, value)| (*key, value[15])).collect()
+    }
+}
+
+/// Fetches and scans; a leaf holds `capacity` pairs.
+fn check(collective: &Collective, map: &dyn Paged, capacity: u64) {
     for (from, pairs) in [(0, 1), (17, 100), (4_990, 100), (300, usize::MAX), (u64::MAX, 3)] {
         collective.region().evict_all().expect("the store has room");
         let before = collective.stats();
-        map.fetch_from(&from, pairs);
-        let scan = map.iter_from(&from).take(pairs).map(|(key, value)| (*key, value[15]));
+        map.fetch(from, pairs);
         let last = PAIRS.min(from.saturating_add(pairs as u64));
-        assert!(scan.eq((from..last).map(|key| (key, key))));
+        let want: Vec<(u64, u64)> = (from..last).map(|key| (key, key)).collect();
+        assert_eq!(map.scan(from, pairs), want);
         let after = collective.stats();
         assert_eq!(after.faults_read - before.faults_read, 1, "the leaf where the scan starts");
         // All leaves that the scan has come to, and no other.
         let leaves = after.pages_in - before.pages_in;
-        let capacity = map.leaf_capacity() as u64;
         let most = (last.saturating_sub(from)).div_ceil(capacity) * 2 + 1;
         assert!(leaves <= most, "{leaves} leaves of {most} for {pairs} pairs from {from}");
     }
+}
+
+#[test]
+fn a_scan_of_a_map_of_pages_that_was_fetched_takes_one_fault() {
+    let Some(leaves) = collective(Mode::InThread, ByteCount::ZERO) else { return };
+    let Some(above) = collective(Mode::InThread, ByteCount::mib(1)) else { return };
+    let mut paged = FarPagedMap::<u64, Value>::new(leaves.clone()).expect("pairs are small");
+    for key in 0..PAIRS {
+        paged.insert(key, [key; 16]).expect("room");
+    }
+    check(&leaves, &paged, paged.leaf_capacity() as u64);
+    let capacity = paged.leaf_capacity() as u64;
+    drop(paged);
+    let mut leveled = FarLeveledMap::<u64, Value>::with_levels(leaves.clone(), vec![above])
+        .expect("pairs are small");
+    for key in 0..PAIRS {
+        leveled.insert(key, [key; 16]).expect("room");
+    }
+    check(&leaves, &leveled, capacity);
 }

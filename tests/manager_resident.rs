@@ -9,6 +9,8 @@ use allocator_api2::vec::Vec as FarVec;
 use common::child::alone;
 use common::{Dice, eventually, heap_under};
 use farheap::pool::{BufferPool, PoolConfig};
+use farheap::region::{Region, RegionConfig};
+use farheap::store::BlockStore;
 use farheap::tier::manager::{MemoryManager, Mode, TemporaryMemory};
 use farheap::{ByteCount, Error, Far, PageId};
 use std::fs;
@@ -206,6 +208,107 @@ fn resident_memory_never_exceeds_a_limit_that_moves_while_everything_runs() {
         assert!(looks > 20, "{looks} looks");
         assert!(most <= 1010, "{most} thousandths of the limit: {:?}", manager.stats());
         heap.shutdown().expect("nothing is in use");
+    });
+}
+
+/// Most resident while `work` runs, in thousandths of `limit`; `before`: what was resident before
+/// any of it started.
+fn most_resident(limit: u64, before: u64, work: impl FnOnce()) -> u64 {
+    let (allowed, stop) = (AtomicU64::new(limit), AtomicBool::new(false));
+    let (looks, most) = std::thread::scope(|scope| {
+        let watch = Watch { before, allowed: &allowed, stop: &stop };
+        let watching = scope.spawn(move || watch.run());
+        work();
+        stop.store(true, Ordering::Release);
+        watching.join().expect("the watch looks only")
+    });
+    println!("{looks} looks, at most {most} thousandths of the limit");
+    assert!(looks > 20, "{looks} looks");
+    most
+}
+
+/// Fixes pages at random, many at once and singly, for reading and for changing.
+fn fix_at_random(pool: &BufferPool, pages: u64, seed: u64, fixes: u64) {
+    let mut dice = Dice::new(seed);
+    for _ in 0..fixes {
+        let id = PageId(1 + dice.below(pages - 32));
+        match dice.below(8) {
+            0 => {
+                let group: Vec<PageId> = (0..32).map(|n| PageId(id.0 + n)).collect();
+                for page in pool.fix_many(&group).expect("pages") {
+                    assert_eq!(page[..8], page.id().0.to_le_bytes());
+                }
+            }
+            1..=3 => pool.fix_exclusive(id).expect("page")[8] ^= 1,
+            _ => assert_eq!(pool.fix_shared(id).expect("page")[..8], id.0.to_le_bytes()),
+        }
+    }
+}
+
+#[test]
+fn a_pool_without_a_heap_stays_below_a_small_limit_with_all_that_it_keeps_for_itself() {
+    let name = "a_pool_without_a_heap_stays_below_a_small_limit_with_all_that_it_keeps_for_itself";
+    alone(name, || {
+        let seed = common::seed(name);
+        let before = resident_now();
+        let limit = 16;
+        let manager = start(limit);
+        let (_dir, pool) = table(&manager, 64);
+        let pages = fill(&pool, 14_000);
+        let most = most_resident(limit * MIB, before, || {
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let pool = &pool;
+                    scope.spawn(move || fix_at_random(pool, pages, seed + thread, 10_000));
+                }
+                for n in 1..60 {
+                    let len = ByteCount::mib(1 + n % 8);
+                    use_all(&manager.allocate_temporary(len).expect("pages give way"));
+                }
+            });
+        });
+        assert!(most <= 1010, "{most} thousandths of the limit: {:?}", manager.stats());
+    });
+}
+
+#[test]
+fn a_region_without_a_heap_stays_below_a_small_limit_with_all_that_it_keeps_for_itself() {
+    let name =
+        "a_region_without_a_heap_stays_below_a_small_limit_with_all_that_it_keeps_for_itself";
+    alone(name, || {
+        let seed = common::seed(name);
+        let dir = tempfile::tempdir().expect("a directory");
+        let before = resident_now();
+        let limit = 24;
+        let config = RegionConfig { limit: ByteCount::mib(limit), ..RegionConfig::default() };
+        let path = dir.path().join("device");
+        let store = BlockStore::open(path, Some(ByteCount::mib(256))).expect("store");
+        let manager = start(limit);
+        let region = match Region::create_under(&manager, config, Arc::new(store)) {
+            Err(Error::UffdUnavailable { reasons }) => {
+                return println!("skipped: userfaultfd is not permitted here: {reasons}");
+            }
+            region => region.expect("region"),
+        };
+        let len = ByteCount::mib(96);
+        let first = region.map(len).expect("fits the device").cast::<u64>();
+        let word = |at: u64| {
+            // SAFETY: within the range.
+            unsafe { first.add(at as usize) }
+        };
+        // SAFETY: aligned memory of this test's own.
+        (0..len.get() / 8).step_by(512).for_each(|at| unsafe { word(at).write_volatile(at) });
+        let most = most_resident(limit * MIB, before, || {
+            let mut dice = Dice::new(seed);
+            for _ in 0..20_000 {
+                let at = dice.below(len.get() / 4096) * 512;
+                // SAFETY: as above.
+                assert_eq!(unsafe { word(at).read_volatile() }, at);
+                // SAFETY: as above.
+                unsafe { word(at).write_volatile(at) };
+            }
+        });
+        assert!(most <= 1010, "{most} thousandths of the limit: {}", region.stats());
     });
 }
 

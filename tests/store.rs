@@ -384,7 +384,9 @@ fn sizes_that_do_not_fit_are_refused_with_the_reason() {
     let path = sparse(dir.path(), (1 << 20) - 1);
     assert_refused(&path, None, "is too small");
     let path = sparse(dir.path(), 2 << 20);
-    assert_refused(&path, Some(ByteCount::mib(3)), "is too small");
+    let what_to_do = "has 2097152 bytes, but 3.0 MiB are needed; delete it to have it created, or \
+                      extend it: truncate --size=3145728";
+    assert_refused(&path, Some(ByteCount::mib(3)), what_to_do);
     assert_refused(&path, Some(ByteCount(MIB.get() + 512)), "is not aligned");
     assert_refused(&path, Some(ByteCount::kib(512)), "is below");
     let temporary = BlockStore::temporary(Some(dir.path()), Some(ByteCount(MIB.get() + 1)));

@@ -1,8 +1,9 @@
 //! Page sizes by level: pages, bytes and time for each size of leaf, and what the cost model picks.
 //!
 //! One B+-tree moves from collective to collective (`repack_into`): leaves of 4 to 64 KiB, the
-//! levels above in nodes of 4 KiB, purely local. All have the same local memory. Two stores: memory,
-//! and memory that takes 100 us longer for each request, as a disk does.
+//! levels above in nodes of 4 KiB, purely local. All have the same local memory, whose page cache is
+//! full of what other queries of the same kind have asked for. Two stores: memory, and memory that
+//! takes 100 us longer for each request, as a disk does.
 
 use crate::run::{Map, Outcome, ample, local_bytes};
 use crate::workload::{Mix, Query, SCAN_MEAN, Value, pairs};
@@ -33,6 +34,8 @@ const THINNED: usize = 5;
 const UPDATES: f64 = 0.05;
 /// The fastest of so many rounds counts.
 const ROUNDS: usize = 3;
+/// Other queries that are asked before, for each query measured.
+const WARM: usize = 5;
 
 /// Leaves of a size under a load.
 struct Row {
@@ -155,21 +158,13 @@ fn measure(
         region.set_limit(ample(load.mix.n))?;
         region.evict_all()?;
         region.set_limit(ByteCount(plan.cache.get() + region.stats().metadata_bytes))?;
+        // The plan is for a cache that is full of what was asked for before.
+        let others = Mix { seed: load.mix.seed + 1, count: load.mix.count * WARM, ..load.mix };
+        ask(map, &others.queries(round as u64), load.scan);
         load.control.delay(load.delay);
         let before: Stats = region.stats();
         let began = Instant::now();
-        sum = 0;
-        for query in &queries {
-            match query {
-                Query::Scan(key, len) => {
-                    let len = (len * load.scan / SCAN_MEAN).max(1);
-                    sum = sum.wrapping_add(Map::scan(map, *key, len));
-                }
-                Query::Update(key, value) => {
-                    assert!(map.update(*key, value), "every key asked for is there");
-                }
-            }
-        }
+        sum = ask(map, &queries, load.scan);
         took = took.min(began.elapsed());
         let after = region.stats();
         swapped = after.pages_in + after.pages_out - before.pages_in - before.pages_out;
@@ -185,6 +180,23 @@ fn measure(
         expected: Duration::from_secs_f64(plan.op_ns * load.mix.count as f64 / 1e9),
         sum,
     })
+}
+
+/// Asks; a sum over everything read.
+fn ask(map: &mut FarLeveledMap<u64, Value>, queries: &[Query], scan: usize) -> u64 {
+    let mut sum = 0_u64;
+    for query in queries {
+        match query {
+            Query::Scan(key, len) => {
+                let len = (len * scan / SCAN_MEAN).max(1);
+                sum = sum.wrapping_add(Map::scan(map, *key, len));
+            }
+            Query::Update(key, value) => {
+                assert!(map.update(*key, value), "every key asked for is there");
+            }
+        }
+    }
+    sum
 }
 
 fn report(rows: &[Row], folder: &Path) -> Outcome<()> {

@@ -10,10 +10,11 @@
  *   farheap_last_message(); a success leaves them as they were.
  * - Results are written through the last parameters, and only on success. NULL for one of them is
  *   FARHEAP_E_NULL.
- * - A pointer to farheap_heap, farheap_collective, farheap_manager or farheap_pool is a *handle*.
+ * - A pointer to farheap_heap, farheap_collective, farheap_manager, farheap_account, farheap_temporary
+ *   or farheap_pool is a *handle*.
  *   It is not followed but looked up: NULL is FARHEAP_E_NULL; one that was freed, that is of another
  *   kind, or that never was one, is FARHEAP_E_HANDLE; the parent's, in a forked child, is
- *   FARHEAP_E_FORKED. There are at most 4096 at a time. Who got a handle frees it.
+ *   FARHEAP_E_FORKED. There are at most 4095 of a kind at a time. Who got a handle frees it.
  * - Handles and memory may be used from any thread, at the same time too. What no function can know:
  *   freeing a handle *while* another thread is inside a call with it is undefined, as is freeing
  *   memory twice, using it after it was freed, and passing pointers that came from elsewhere.
@@ -316,10 +317,33 @@ typedef struct farheap_stats {
     uint64_t chunks_opened;
     uint64_t chunks_closed;
     uint64_t panics;
+    uint64_t metadata_bytes; /* of the resident bytes, those of tables */
+    uint64_t chunks_evicted; /* of chunks_closed, those that left memory whole */
 } farheap_stats;
 
 /* The heap's statistics, as many fields as `out->size` has room for. */
 farheap_status farheap_heap_stats(farheap_heap *heap, farheap_stats *out) FARHEAP_NOEXCEPT;
+
+/* How long events of one kind have taken since the start, to about 2 %. */
+typedef struct farheap_latency {
+    uint64_t count;
+    uint64_t p50_ns; /* half of them took at most this long */
+    uint64_t p90_ns;
+    uint64_t p99_ns;
+    uint64_t p99_9_ns;
+    uint64_t max_ns; /* the longest, exactly */
+} farheap_latency;
+
+typedef struct farheap_latencies {
+    size_t size;
+    farheap_latency fault; /* from the fault's event to its answer */
+    farheap_latency read;  /* of the device */
+    farheap_latency write;
+    farheap_latency evict; /* from choosing a page to having its memory back */
+} farheap_latencies;
+
+/* The heap's latencies; takes some 10 us. */
+farheap_status farheap_heap_latencies(farheap_heap *heap, farheap_latencies *out) FARHEAP_NOEXCEPT;
 
 /* ---- Collective allocators --------------------------------------------------------------------- */
 
@@ -399,6 +423,8 @@ uint64_t farheap_collective_far_pages(const farheap_collective *collective) FARH
 /* Statistics of the collective's region; see farheap_heap_stats. */
 farheap_status farheap_collective_stats(farheap_collective *collective,
                                         farheap_stats *out) FARHEAP_NOEXCEPT;
+farheap_status farheap_collective_latencies(farheap_collective *collective,
+                                            farheap_latencies *out) FARHEAP_NOEXCEPT;
 /* As the functions of the heap with these names. */
 farheap_status farheap_collective_set_limit(farheap_collective *collective,
                                             uint64_t limit) FARHEAP_NOEXCEPT;
@@ -449,7 +475,22 @@ typedef struct farheap_manager_stats {
     uint64_t spilled_bytes;
     uint64_t temporary_bytes;
     uint64_t consumers;
+    uint64_t failed; /* charges and allocations that got an error */
 } farheap_manager_stats;
+
+/* Bytes of a name, with the zero at its end; what is longer is cut. */
+#define FARHEAP_NAME_MAX 64
+
+typedef struct farheap_consumer_stats {
+    size_t size;
+    char name[FARHEAP_NAME_MAX]; /* "temporary", "pool", "far heap", or as an account was named */
+    uint64_t used_bytes;
+    uint64_t used_bytes_max;
+    uint64_t metadata_bytes; /* of the used ones, those of tables */
+    uint64_t reclaimed_bytes;
+    uint64_t floor_bytes;
+    uint64_t ceiling_bytes;
+} farheap_consumer_stats;
 
 farheap_status farheap_manager_new_abi(uint32_t abi, uint64_t limit, farheap_manager_mode mode,
                                        uint32_t temporary_pct,
@@ -460,8 +501,8 @@ static inline farheap_status farheap_manager_new(uint64_t limit, farheap_manager
                                                  farheap_manager **out) FARHEAP_NOEXCEPT {
     return farheap_manager_new_abi(FARHEAP_ABI_VERSION, limit, mode, temporary_pct, out);
 }
-/* Frees the handle; the manager ends with its last pool. FARHEAP_E_IN_USE while temporary memory is
- * allocated. NULL does nothing. */
+/* Frees the handle; the manager ends with its last pool, heap and account. FARHEAP_E_IN_USE while temporary
+ * memory is allocated. NULL does nothing. */
 farheap_status farheap_manager_free(farheap_manager *manager) FARHEAP_NOEXCEPT;
 /* The limit; 0 on error. */
 uint64_t farheap_manager_limit(const farheap_manager *manager) FARHEAP_NOEXCEPT;
@@ -488,6 +529,10 @@ farheap_status farheap_manager_on_pressure(farheap_manager *manager, farheap_on_
 /* The figures. */
 farheap_status farheap_manager_stats_get(farheap_manager *manager,
                                          farheap_manager_stats *out) FARHEAP_NOEXCEPT;
+/* A consumer's figures, by its number from 0 on in the order they joined; temporary memory is the
+ * first. FARHEAP_E_BAD_RANGE after the last one. */
+farheap_status farheap_manager_consumer(farheap_manager *manager, uint64_t index,
+                                        farheap_consumer_stats *out) FARHEAP_NOEXCEPT;
 /* Allocates temporary memory of a query, aligned to 4096, contents unspecified: table pages give way
  * for it. FARHEAP_E_OUT_OF_MEMORY when it does not fit. It is whole pages: for small objects
  * there is farheap_temporary. */
@@ -516,16 +561,86 @@ void *farheap_temporary_allocate(farheap_temporary *temporary, size_t size,
 farheap_status farheap_temporary_deallocate(farheap_temporary *temporary, void *ptr, size_t size,
                                             size_t align) FARHEAP_NOEXCEPT;
 
-/* ---- Buffer pool ------------------------------------------------------------------------------- */
+/* ---- Accounts -------------------------------------------------------------------------------- */
 
-/* Pages of a table file at fixed addresses, within a manager's limit. */
+/* Pages of a table file at fixed addresses, within a manager's limit; see below. */
 typedef struct farheap_pool farheap_pool;
+
+/* A consumer's share of a manager's limit: memory of the host's own, such as a cache of plans or what
+ * a library allocates; or that of a pool, of the far heap, of temporary memory, to bound it. */
+typedef struct farheap_account farheap_account;
+
+/* What freeing memory may cost, cheapest first. */
+typedef enum farheap_effort {
+    FARHEAP_EFFORT_SPARE = 0, /* what holds nothing */
+    FARHEAP_EFFORT_CLEAN = 1, /* what can be had again */
+    FARHEAP_EFFORT_WRITE = 2  /* what has to be written first */
+} farheap_effort;
+
+/* Asked to free about `want` bytes at no more than that effort. It takes what it frees off the account
+ * by farheap_account_uncharge, and returns how much that was. Called from any thread, at the same time
+ * too. It must not touch far memory nor free an account, and charges within it fail at once. */
+typedef uint64_t (*farheap_reclaim)(void *userdata, uint64_t want, farheap_effort effort);
+
+/* Opens an account of the host's own, for memory that the host allocates by itself and charges here.
+ * FARHEAP_E_TOO_MANY_CONSUMERS: a manager has at most 16, pools, heap and temporary memory included. */
+farheap_status farheap_account_new(farheap_manager *manager, const char *name,
+                                   farheap_account **out) FARHEAP_NOEXCEPT;
+/* The account of a pool; of the far heap, which has one if it was started under a manager (else
+ * FARHEAP_E_ARGUMENT); of temporary memory. The library charges them: charge, uncharge, set_used and
+ * on_reclaim are FARHEAP_E_ARGUMENT. The caller frees the handle. */
+farheap_status farheap_pool_account(farheap_pool *pool, farheap_account **out) FARHEAP_NOEXCEPT;
+farheap_status farheap_heap_account(farheap_heap *heap, farheap_account **out) FARHEAP_NOEXCEPT;
+farheap_status farheap_manager_temporary_account(farheap_manager *manager,
+                                                 farheap_account **out) FARHEAP_NOEXCEPT;
+/* Frees the handle; of the host's own it ends the account, and what is charged still is no more.
+ * Returns when no callback of it runs any more; from within a callback: FARHEAP_E_IN_USE. NULL does
+ * nothing. */
+farheap_status farheap_account_free(farheap_account *account) FARHEAP_NOEXCEPT;
+/* Charges memory before it is allocated: others give way for it. FARHEAP_E_OUT_OF_MEMORY. */
+farheap_status farheap_account_charge(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
+/* The same if nobody has to give way: else FARHEAP_E_WOULD_BLOCK. */
+farheap_status farheap_account_try_charge(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
+/* Takes back what was charged, once it is freed. FARHEAP_E_ARGUMENT for more than is charged. */
+farheap_status farheap_account_uncharge(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
+/* Makes `bytes` all that is charged, for memory that can only be counted. Where that exceeds the
+ * limit, others give way in the background. Not together with charge and uncharge. */
+farheap_status farheap_account_set_used(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
+/* Says who frees the account's memory when others need it; without, it is only counted. `userdata` is
+ * only passed on, and must stay valid until the account is freed. A second time: FARHEAP_E_CONFIG. */
+farheap_status farheap_account_on_reclaim(farheap_account *account, farheap_reclaim asked,
+                                          void *userdata) FARHEAP_NOEXCEPT;
+/* Bytes that others cannot take from it. FARHEAP_E_LIMIT_EXCEEDED when all floors are more than the
+ * limit: the old one stays. */
+farheap_status farheap_account_set_floor(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
+/* The most it may have. What it has above is reclaimed in the background. */
+farheap_status farheap_account_set_ceiling(farheap_account *account,
+                                           uint64_t bytes) FARHEAP_NOEXCEPT;
+/* Takes the part away; for farheap_account_set_part. */
+#define FARHEAP_NO_PART UINT32_MAX
+/* In a partitioned manager: gives it a part of its own, in percent of the limit. Who has none shares
+ * what is left. FARHEAP_E_CONFIG when all parts together are more than 100 %, and for temporary memory,
+ * whose part the manager was started with. Changes nothing in a cooperative manager. */
+farheap_status farheap_account_set_part(farheap_account *account, uint32_t pct) FARHEAP_NOEXCEPT;
+/* Bytes charged; protected from others; the most it may have. 0 on error. */
+uint64_t farheap_account_used(const farheap_account *account) FARHEAP_NOEXCEPT;
+uint64_t farheap_account_floor(const farheap_account *account) FARHEAP_NOEXCEPT;
+uint64_t farheap_account_ceiling(const farheap_account *account) FARHEAP_NOEXCEPT;
+
+/* ---- Buffer pool ------------------------------------------------------------------------------- */
 
 /* Asked before a page is written back, by farheap_pool_flush too, with the number given by
  * farheap_page_set_lsn: it makes the log durable up to that record. If it cannot, anything but
  * FARHEAP_OK keeps the page in memory: eviction takes others, farheap_pool_flush fails. Called from
  * any thread; it must not use the pool. */
 typedef farheap_status (*farheap_before_write)(void *userdata, uint64_t page, uint64_t lsn);
+
+/* Which pages leave first. */
+typedef enum farheap_replacement {
+    FARHEAP_REPLACEMENT_DEFAULT = 0,
+    FARHEAP_REPLACEMENT_PROVEN = 1, /* those that have not proved themselves: scans pass by */
+    FARHEAP_REPLACEMENT_CLOCK = 2   /* second chance */
+} farheap_replacement;
 
 /* A field that is zero has its default. */
 typedef struct farheap_pool_config {
@@ -536,10 +651,13 @@ typedef struct farheap_pool_config {
     farheap_switch cleaner;  /* background writes ahead of eviction; on */
     farheap_before_write before_write;
     void *userdata;          /* only passed on; valid as long as the pool */
+    farheap_replacement replacement; /* proven */
+    uint32_t reserved;
 } farheap_pool_config;
 
 #define FARHEAP_POOL_CONFIG_INIT \
-    { sizeof(farheap_pool_config), 0, 0, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, 0 }
+    { sizeof(farheap_pool_config), 0, 0, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, 0, \
+      FARHEAP_REPLACEMENT_DEFAULT, 0 }
 
 typedef struct farheap_pool_stats {
     size_t size;
@@ -553,6 +671,7 @@ typedef struct farheap_pool_stats {
     uint64_t write_errors;
     uint64_t holders; /* fixes at the moment */
     uint64_t write_refusals; /* times that `before_write` refused a page */
+    uint64_t handed_over; /* of the evicted ones, those whose memory temporary memory took over */
 } farheap_pool_stats;
 
 /* Creates a table file (or takes a raw device) of at most `capacity` bytes; what it held is lost.
@@ -570,6 +689,11 @@ farheap_status farheap_pool_free(farheap_pool *pool) FARHEAP_NOEXCEPT;
  * began. FARHEAP_E_WRITE_REFUSED when `before_write` refused pages, which the message counts: they stay
  * in memory, changed; all others are written. FARHEAP_E_IO when the device did: the same. */
 farheap_status farheap_pool_flush(farheap_pool *pool) FARHEAP_NOEXCEPT;
+/* Evicts all pages that nobody holds, changed ones written; fails as farheap_pool_flush. */
+farheap_status farheap_pool_evict_all(farheap_pool *pool) FARHEAP_NOEXCEPT;
+/* Evicts about `want` bytes of unchanged pages; writes how many those were. */
+farheap_status farheap_pool_evict_clean(farheap_pool *pool, uint64_t want,
+                                        uint64_t *out) FARHEAP_NOEXCEPT;
 /* Bytes of a page that are the caller's; pages of the table, used and free. 0 on error. */
 size_t farheap_pool_payload(const farheap_pool *pool) FARHEAP_NOEXCEPT;
 uint64_t farheap_pool_pages(const farheap_pool *pool) FARHEAP_NOEXCEPT;

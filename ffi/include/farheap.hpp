@@ -41,6 +41,8 @@ using status = farheap_status;
 using stats = farheap_stats;
 using manager_stats = farheap_manager_stats;
 using pool_stats = farheap_pool_stats;
+using consumer_stats = farheap_consumer_stats;
+using latencies = farheap_latencies;
 using range = farheap_range;
 
 // ---- Errors -----------------------------------------------------------------------------------
@@ -129,6 +131,8 @@ inline void clear_error() noexcept { farheap_clear_error(); }
 inline farheap_config make_config() noexcept { return FARHEAP_CONFIG_INIT; }
 inline void check_config(const char *config) { detail::check(farheap_check_config(config)); }
 
+class account;
+
 // The process's far heap. Destroying it stops nothing: far memory may live on. shutdown() does.
 class heap {
 public:
@@ -175,6 +179,14 @@ public:
         detail::check(farheap_heap_stats(get(), &out));
         return out;
     }
+    farheap::latencies latencies() const {
+        farheap::latencies out{};
+        out.size = sizeof out;
+        detail::check(farheap_heap_latencies(get(), &out));
+        return out;
+    }
+    // Its share of the manager that it was started under; throws without one.
+    farheap::account account();
     farheap_heap *get() const noexcept { return handle_.get(); }
 
 private:
@@ -310,6 +322,7 @@ template <class T> using local_allocator = allocator<T, FARHEAP_LOCAL>;
 namespace detail {
 using pressure_function = std::function<void(farheap_pressure, std::uint64_t)>;
 using write_function = std::function<bool(std::uint64_t page, std::uint64_t lsn)>;
+using reclaim_function = std::function<std::uint64_t(std::uint64_t want, farheap_effort effort)>;
 
 // Who is told about a manager's pressure. It lives as long as what may tell: manager, pools, heap.
 struct pressure_slot {
@@ -326,12 +339,22 @@ extern "C" inline void farheap_hpp_on_pressure(void *userdata, farheap_pressure 
     }
 }
 
-// Keeps what the far heap may call for ever, for it may run until the process ends.
+// Keeps what may be called for ever: by the far heap, which may run until the process ends, and by what
+// could not be freed.
 inline void keep(std::shared_ptr<pressure_slot> slot) {
     static std::mutex lock;
     static auto *const kept = new std::vector<std::shared_ptr<pressure_slot>>;
     const std::lock_guard<std::mutex> guard(lock);
     kept->push_back(std::move(slot));
+}
+
+extern "C" inline std::uint64_t farheap_hpp_reclaim(void *userdata, std::uint64_t want,
+                                                    farheap_effort effort) {
+    try {
+        return (*static_cast<reclaim_function *>(userdata))(want, effort);
+    } catch (...) { // Others are asked then.
+        return 0;
+    }
 }
 
 extern "C" inline farheap_status farheap_hpp_before_write(void *userdata, std::uint64_t page,
@@ -353,6 +376,17 @@ public:
         farheap_manager *handle = nullptr;
         detail::check(farheap_manager_new(limit, mode, temporary_pct, &handle));
         handle_.reset(handle);
+    }
+    manager(manager &&) noexcept = default;
+    manager &operator=(manager &&other) noexcept {
+        manager old(std::move(*this)); // Ends as a whole, after the other's place is taken.
+        told_ = std::move(other.told_);
+        handle_ = std::move(other.handle_);
+        return *this;
+    }
+    ~manager() {
+        // A handle that cannot be freed leaves a manager that goes on, and tells.
+        if (handle_ && farheap_manager_free(handle_.release()) != FARHEAP_OK) detail::keep(told_);
     }
     std::uint64_t limit() const noexcept { return farheap_manager_limit(get()); }
     void set_limit(std::uint64_t limit) { detail::check(farheap_manager_set_limit(get(), limit)); }
@@ -385,6 +419,17 @@ public:
     bool is_spilled(const void *ptr) const noexcept {
         return farheap_manager_is_spilled(get(), ptr);
     }
+    // A consumer's figures; empty after the last one.
+    std::optional<consumer_stats> consumer(std::uint64_t index) const {
+        consumer_stats out{};
+        out.size = sizeof out;
+        const status code = farheap_manager_consumer(get(), index, &out);
+        if (code == FARHEAP_E_BAD_RANGE) return std::nullopt;
+        detail::check(code);
+        return out;
+    }
+    // Temporary memory's share.
+    account temporary_account();
     farheap_manager *get() const noexcept { return handle_.get(); }
 
     // Starts the process's far heap under this limit; temporary memory that does not fit spills to it.
@@ -398,6 +443,7 @@ public:
     }
 
 private:
+    friend class account;
     friend class pool;
     template <class Start> heap start(Start start) {
         detail::keep(told_);
@@ -407,6 +453,90 @@ private:
     std::shared_ptr<detail::pressure_slot> told_ = std::make_shared<detail::pressure_slot>();
     detail::owned<farheap_manager, farheap_manager_free> handle_;
 };
+
+// A consumer's share of a manager's limit: memory of the program's own, or of a pool, heap or temporary
+// memory, which can be bounded only.
+class account {
+public:
+    // Opens one for memory that the program allocates by itself.
+    account(manager &of, const std::string &name)
+        : account(of.told_, [&](farheap_account **out) {
+              return farheap_account_new(of.get(), name.c_str(), out);
+          }) {}
+
+    account(account &&) noexcept = default;
+    account &operator=(account &&other) noexcept {
+        account old(std::move(*this)); // Ends as a whole, after the other's place is taken.
+        told_ = std::move(other.told_);
+        asked_ = std::move(other.asked_);
+        handle_ = std::move(other.handle_);
+        return *this;
+    }
+    ~account() {
+        // From within its own callback it cannot end: then what may be called stays.
+        if (handle_ && farheap_account_free(handle_.release()) != FARHEAP_OK) {
+            detail::keep(told_);
+            (void)asked_.release();
+        }
+    }
+
+    // Charges memory before it is allocated: others give way for it.
+    void charge(std::uint64_t bytes) { detail::check(farheap_account_charge(get(), bytes)); }
+    // False when others would have to give way.
+    [[nodiscard]] bool try_charge(std::uint64_t bytes) {
+        const status code = farheap_account_try_charge(get(), bytes);
+        if (code == FARHEAP_E_WOULD_BLOCK) return false;
+        detail::check(code);
+        return true;
+    }
+    void uncharge(std::uint64_t bytes) { detail::check(farheap_account_uncharge(get(), bytes)); }
+    // For memory that can only be counted.
+    void set_used(std::uint64_t bytes) { detail::check(farheap_account_set_used(get(), bytes)); }
+    // Who frees this memory when others need it, see farheap_reclaim; once for each account. What it
+    // throws is dropped, and counts as nothing freed.
+    void on_reclaim(detail::reclaim_function asked) {
+        auto made = std::make_unique<detail::reclaim_function>(std::move(asked));
+        detail::check(farheap_account_on_reclaim(get(), detail::farheap_hpp_reclaim, made.get()));
+        asked_ = std::move(made);
+    }
+    void set_floor(std::uint64_t bytes) { detail::check(farheap_account_set_floor(get(), bytes)); }
+    void set_ceiling(std::uint64_t bytes) {
+        detail::check(farheap_account_set_ceiling(get(), bytes));
+    }
+    // In percent of the limit of a partitioned manager, or FARHEAP_NO_PART.
+    void set_part(std::uint32_t pct) { detail::check(farheap_account_set_part(get(), pct)); }
+    std::uint64_t used() const noexcept { return farheap_account_used(get()); }
+    std::uint64_t floor() const noexcept { return farheap_account_floor(get()); }
+    std::uint64_t ceiling() const noexcept { return farheap_account_ceiling(get()); }
+    farheap_account *get() const noexcept { return handle_.get(); }
+
+private:
+    friend class heap;
+    friend class manager;
+    friend class pool;
+    template <class Open>
+    account(std::shared_ptr<detail::pressure_slot> told, Open open) : told_(std::move(told)) {
+        farheap_account *handle = nullptr;
+        detail::check(open(&handle));
+        handle_.reset(handle);
+    }
+    // Before the handle, so that they outlive it. An account keeps its manager, which may tell.
+    std::shared_ptr<detail::pressure_slot> told_;
+    std::unique_ptr<detail::reclaim_function> asked_;
+    detail::owned<farheap_account, farheap_account_free> handle_;
+};
+
+inline account heap::account() {
+    // What tells is kept for ever: `start_heap` sees to it.
+    return farheap::account(nullptr, [&](farheap_account **out) {
+        return farheap_heap_account(get(), out);
+    });
+}
+inline account manager::temporary_account() {
+    return account(told_, [&](farheap_account **out) {
+        return farheap_manager_temporary_account(get(), out);
+    });
+}
 
 // Temporary memory of queries, for containers of std::pmr.
 class temporary_resource final : public std::pmr::memory_resource {
@@ -553,6 +683,7 @@ struct pool_options {
     std::uint64_t deadline_ms = 0; // 30 s
     farheap_switch checksum = FARHEAP_DEFAULT;
     farheap_switch cleaner = FARHEAP_DEFAULT;
+    farheap_replacement replacement = FARHEAP_REPLACEMENT_DEFAULT;
     // Whether the log holds a record; called from any thread. What throws is a no.
     detail::write_function before_write{};
 };
@@ -571,6 +702,22 @@ public:
         return pool(under, std::move(options), [&](auto *config, farheap_pool **out) {
             return farheap_pool_open(under.get(), config, path.c_str(), out);
         });
+    }
+
+    pool(pool &&) noexcept = default;
+    pool &operator=(pool &&other) noexcept {
+        pool old(std::move(*this)); // Ends as a whole, after the other's place is taken.
+        told_ = std::move(other.told_);
+        asked_ = std::move(other.asked_);
+        handle_ = std::move(other.handle_);
+        return *this;
+    }
+    ~pool() {
+        // A pool with pages that guards hold still goes on until the process ends, and asks.
+        if (handle_ && farheap_pool_free(handle_.release()) != FARHEAP_OK) {
+            detail::keep(told_);
+            (void)asked_.release();
+        }
     }
 
     exclusive_guard allocate() { return exclusive_guard(get(), farheap_pool_allocate); }
@@ -633,6 +780,20 @@ public:
     }
     // Throws when before_write refused pages: FARHEAP_E_WRITE_REFUSED.
     void flush() { detail::check(farheap_pool_flush(get())); }
+    // Evicts all pages that nobody holds; throws as flush() does.
+    void evict_all() { detail::check(farheap_pool_evict_all(get())); }
+    // Evicts about as many bytes of unchanged pages; returns how many.
+    std::uint64_t evict_clean(std::uint64_t want) {
+        std::uint64_t freed = 0;
+        detail::check(farheap_pool_evict_clean(get(), want, &freed));
+        return freed;
+    }
+    // The pool's share of the manager's limit.
+    farheap::account account() {
+        return farheap::account(told_, [&](farheap_account **out) {
+            return farheap_pool_account(get(), out);
+        });
+    }
     void set_floor(std::uint64_t bytes) { detail::check(farheap_pool_set_floor(get(), bytes)); }
     void set_ceiling(std::uint64_t bytes) {
         detail::check(farheap_pool_set_ceiling(get(), bytes));
@@ -656,6 +817,7 @@ private:
         config.deadline_ms = options.deadline_ms;
         config.checksum = options.checksum;
         config.cleaner = options.cleaner;
+        config.replacement = options.replacement;
         if (*asked_) {
             config.before_write = detail::farheap_hpp_before_write;
             config.userdata = asked_.get();
@@ -715,6 +877,12 @@ public:
         farheap::stats out{};
         out.size = sizeof out;
         detail::check(farheap_collective_stats(get(), &out));
+        return out;
+    }
+    farheap::latencies latencies() const {
+        farheap::latencies out{};
+        out.size = sizeof out;
+        detail::check(farheap_collective_latencies(get(), &out));
         return out;
     }
     void set_limit(std::uint64_t limit) {

@@ -9,11 +9,12 @@ use crate::abi;
 use crate::config::parse;
 use crate::error::{
     FARHEAP_E_BAD_RANGE, FARHEAP_E_HANDLE, FARHEAP_OK, Failure, Result, call, check_out,
-    farheap_status, value, write,
+    farheap_status, value, write, write_sized,
 };
 use crate::handle::{self, Kind};
 use crate::heap::{
-    advice, farheap_advice, farheap_range, farheap_stats, ranges, stats, write_stats,
+    advice, farheap_advice, farheap_latencies, farheap_range, farheap_stats, latencies, ranges,
+    stats, write_stats,
 };
 use farheap::sub::{AnySub, Collective, CollectiveConfig, PerPage, SubAllocator};
 use farheap::{ByteCount, Config};
@@ -87,10 +88,28 @@ impl farheap_suballocator {
 /// The layout of an object; a size of 0 is one of 1.
 #[inline]
 fn layout(size: usize, align: usize) -> Result<Layout> {
-    Layout::from_size_align(size.max(1), align).map_err(|_| {
-        let message = format!("{size} bytes aligned to {align} are no possible object");
-        Failure::argument(message)
-    })
+    match Layout::from_size_align(size.max(1), align) {
+        Ok(layout) => Ok(layout),
+        Err(_) => Err(no_layout(size, align)),
+    }
+}
+
+// Failures by functions of their own: what a message is made of would lie in memory otherwise, also
+// when there is none to make.
+
+#[cold]
+fn no_layout(size: usize, align: usize) -> Failure {
+    Failure::argument(format!("{size} bytes aligned to {align} are no possible object"))
+}
+
+#[cold]
+fn no_kind(kind: farheap_kind) -> Failure {
+    Failure::argument(format!("{kind} is no kind"))
+}
+
+#[cold]
+fn not_of_this(ptr: *const c_void) -> Failure {
+    Failure::new(FARHEAP_E_BAD_RANGE, format!("{ptr:p} is not of this collective"))
 }
 
 /// Looks a sub-allocator and its collective up.
@@ -179,7 +198,7 @@ pub unsafe extern "C" fn farheap_collective_suballocator(
             FARHEAP_NEW_PER_PAGE => {
                 farheap_suballocator::of(collective, AnySub::PerPage(object.new_page()?))
             }
-            other => return Err(Failure::argument(format!("{other} is no kind"))),
+            other => return Err(no_kind(other)),
         };
         // SAFETY: checked above.
         unsafe { write(out, sub) }
@@ -196,9 +215,7 @@ pub unsafe extern "C" fn farheap_collective_suballocator_of(
         check_out(out)?;
         // SAFETY: not freed during the call, as the caller promises.
         let object = unsafe { handle::get(collective) }?;
-        let sub = object.suballocator_of(ptr.cast()).ok_or_else(|| {
-            Failure::new(FARHEAP_E_BAD_RANGE, format!("{ptr:p} is not of this collective"))
-        })?;
+        let sub = object.suballocator_of(ptr.cast()).ok_or_else(|| not_of_this(ptr))?;
         // SAFETY: checked above.
         unsafe { write(out, farheap_suballocator::of(collective, sub)) }
     })
@@ -291,7 +308,7 @@ pub unsafe extern "C" fn farheap_collective_allocate(
             FARHEAP_PURELY_LOCAL => collective.purely_local().allocate(layout)?,
             FARHEAP_SWAPPABLE_PLAIN => collective.swappable().allocate(layout)?,
             FARHEAP_NEW_PER_PAGE => collective.new_page()?.allocate(layout)?,
-            other => return Err(Failure::argument(format!("{other} is no kind"))),
+            other => return Err(no_kind(other)),
         };
         Ok(object.as_ptr().cast())
     };
@@ -332,8 +349,7 @@ pub unsafe extern "C" fn farheap_collective_deallocate(
         let collective = unsafe { handle::get(collective) }?;
         let layout = layout(size, align)?;
         if !collective.contains(object.as_ptr()) {
-            let message = format!("{ptr:p} is not of this collective");
-            return Err(Failure::new(FARHEAP_E_BAD_RANGE, message));
+            return Err(not_of_this(ptr));
         }
         // SAFETY: an object of this collective and size, as the caller promises; what can be
         // told otherwise panics before anything changes.
@@ -392,6 +408,12 @@ on_collective! {
         let allocated = object.far_pages() * object.page_size().get() + object.local_used().get();
         // SAFETY: NULL or sized, as the caller promises.
         unsafe { write_stats(out, &stats(&object.stats(), allocated)) }
+    }
+
+    farheap_collective_latencies(object, out: *mut farheap_latencies) {
+        let latencies = latencies(&object.region().latencies());
+        // SAFETY: NULL or sized, as the caller promises.
+        unsafe { write_sized(out, &latencies, size_of::<farheap_latencies>()) }
     }
 
     farheap_collective_set_limit(object, limit: u64) {

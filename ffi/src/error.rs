@@ -4,9 +4,9 @@
 
 use farheap::Error;
 use farheap::sub::AllocError;
-use std::borrow::Cow;
-use std::cell::{Cell, RefCell};
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int};
+use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a function returns; the values never change their meaning.
@@ -70,31 +70,34 @@ codes! {
     FARHEAP_E_ALIGN = 52,
 }
 
-/// What is said about a failure.
-#[derive(Debug)]
-pub(crate) enum Message {
-    /// Costs nothing: for what a program meets often, such as a full page.
-    Static(&'static CStr),
-    Owned(String),
-}
-
-/// Why a call failed: a code, a message, and the `errno` value where there is one.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) status: farheap_status,
-    pub(crate) message: Message,
-    pub(crate) errno: c_int,
-}
+/// Why a call failed: a code, whose reason has been noted for the calling thread.
+///
+/// It fits a register, and so do results with it: what is larger goes through memory, where the
+/// good results of a call wait for each other's stores and loads (`docs/ffi.md`, figures).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) struct Failure(NonZeroU32);
 
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
+    #[cold]
     pub(crate) fn new(status: farheap_status, message: impl Into<String>) -> Failure {
-        Failure { status, message: Message::Owned(message.into()), errno: 0 }
+        Failure::with_errno(status, 0, message.into())
     }
 
-    pub(crate) fn plain(status: farheap_status, message: &'static CStr) -> Failure {
-        Failure { status, message: Message::Static(message), errno: 0 }
+    /// With a message that costs nothing: for what a program meets often, such as a full page.
+    #[cold]
+    pub(crate) fn plain(status: farheap_status, message: &'static str) -> Failure {
+        note(status, 0, message);
+        Failure::of(status)
+    }
+
+    /// With the `errno` value that goes with it.
+    #[cold]
+    pub(crate) fn with_errno(status: farheap_status, errno: c_int, message: String) -> Failure {
+        note(status, errno, &clip(message));
+        Failure::of(status)
     }
 
     #[cold]
@@ -102,8 +105,18 @@ impl Failure {
         Failure::new(FARHEAP_E_NULL, format!("{what} is NULL"))
     }
 
+    #[cold]
     pub(crate) fn argument(message: impl Into<String>) -> Failure {
         Failure::new(FARHEAP_E_ARGUMENT, message)
+    }
+
+    fn of(status: farheap_status) -> Failure {
+        Failure(NonZeroU32::new(status).expect("a failure is not FARHEAP_OK"))
+    }
+
+    #[inline]
+    pub(crate) fn status(self) -> farheap_status {
+        self.0.get()
     }
 }
 
@@ -138,7 +151,7 @@ impl From<Error> for Failure {
             // Newer than this library: the message says it.
             _ => (FARHEAP_E_OTHER, 0),
         };
-        Failure { status, message: Message::Owned(error.to_string()), errno }
+        Failure::with_errno(status, errno, error.to_string())
     }
 }
 
@@ -147,7 +160,7 @@ impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Failure {
         let status = match error {
             AllocError::Full => {
-                return Failure::plain(FARHEAP_E_FULL, c"the sub-allocator is full");
+                return Failure::plain(FARHEAP_E_FULL, "the sub-allocator is full");
             }
             AllocError::TooLarge { .. } => FARHEAP_E_TOO_LARGE,
             AllocError::Align { .. } => FARHEAP_E_ALIGN,
@@ -157,19 +170,24 @@ impl From<AllocError> for Failure {
     }
 }
 
-/// The last failure of a thread.
+/// The last failure of a thread. Without a destructor, so that failures of a thread that is at its end
+/// are noted too, and leave nothing behind.
 struct Last {
     status: Cell<farheap_status>,
     errno: Cell<c_int>,
-    message: RefCell<Cow<'static, CStr>>,
+    /// Ends with a zero.
+    message: [Cell<u8>; MESSAGE_MAX],
 }
+
+/// Room for a message: for what is kept of a long one, how much is not, and the zero.
+const MESSAGE_MAX: usize = HEAD_MAX + TAIL_MAX + 100;
 
 thread_local! {
     static LAST: Last = const {
         Last {
             status: Cell::new(FARHEAP_OK),
             errno: Cell::new(0),
-            message: RefCell::new(Cow::Borrowed(c"")),
+            message: [const { Cell::new(0) }; MESSAGE_MAX],
         }
     };
 }
@@ -191,52 +209,30 @@ fn clip(message: String) -> String {
     format!("{head} [{} bytes] {tail}", middle.len())
 }
 
-/// Notes a failure for the calling thread; returns its code.
+/// Notes a failure for the calling thread.
 #[cold]
-pub(crate) fn fail(failure: Failure) -> farheap_status {
-    let Failure { status, message, errno } = failure;
-    let message = match message {
-        Message::Static(message) => Cow::Borrowed(message),
-        Message::Owned(message) => {
-            let mut message = clip(message);
-            message.retain(|c| c != '\0');
-            Cow::Owned(CString::new(message).unwrap_or_default())
-        }
-    };
-    // After the thread's own destructors there is nobody to read it.
-    let _ = LAST.try_with(|last| {
+fn note(status: farheap_status, errno: c_int, message: &str) {
+    let bytes = message.bytes().filter(|byte| *byte != 0).take(MESSAGE_MAX - 1);
+    LAST.with(|last| {
         last.status.set(status);
         last.errno.set(errno);
-        last.message.replace(message);
+        last.message.iter().zip(bytes.chain([0])).for_each(|(to, byte)| to.set(byte));
     });
-    status
 }
 
-/// Runs the body of a function: notes its failure, and catches a panic.
-///
-/// What passes the wall is one register: a larger result goes through memory, is stored in pieces and
-/// loaded as a whole, and the processor waits (`docs/ffi.md`, figures).
+/// Runs the body of a function: returns its code, and catches a panic.
 #[inline]
 pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> farheap_status {
-    let noted = || match body() {
-        Ok(()) => FARHEAP_OK,
-        Err(failure) => fail(failure),
-    };
-    catch_unwind(AssertUnwindSafe(noted)).unwrap_or_else(|panic| fail(from_panic(&*panic)))
+    let coded = || body().map_or_else(Failure::status, |()| FARHEAP_OK);
+    catch_unwind(AssertUnwindSafe(coded)).unwrap_or_else(|panic| from_panic(&*panic).status())
 }
 
 /// As [`call`], for a function that returns a value of its own: `failed` if it fails.
 #[inline]
 pub(crate) fn value<T: Copy>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
-    let noted = || match body() {
-        Ok(value) => value,
-        Err(failure) => {
-            fail(failure);
-            failed
-        }
-    };
-    catch_unwind(AssertUnwindSafe(noted)).unwrap_or_else(|panic| {
-        fail(from_panic(&*panic));
+    let made = || body().unwrap_or(failed);
+    catch_unwind(AssertUnwindSafe(made)).unwrap_or_else(|panic| {
+        let _noted = from_panic(&*panic);
         failed
     })
 }
@@ -254,18 +250,21 @@ fn from_panic(panic: &(dyn std::any::Any + Send)) -> Failure {
 /// `out` is NULL or may be written to.
 #[inline]
 pub(crate) unsafe fn write<T>(out: *mut T, value: T) -> Result<()> {
-    if out.is_null() {
-        return Err(Failure::null("the out-parameter"));
-    }
+    check_out(out)?;
     // SAFETY: not NULL, so writable as the caller promises; alignment is C's own for the type.
     unsafe { out.write(value) };
     Ok(())
 }
 
+#[cold]
+fn no_out() -> Failure {
+    Failure::null("the out-parameter")
+}
+
 /// Checks an out-parameter before work is done for it.
 #[inline]
 pub(crate) fn check_out<T>(out: *mut T) -> Result<()> {
-    if out.is_null() { Err(Failure::null("the out-parameter")) } else { Ok(()) }
+    if out.is_null() { Err(no_out()) } else { Ok(()) }
 }
 
 /// A C string as text.
@@ -321,24 +320,49 @@ pub(crate) unsafe fn write_sized<T: Copy>(out: *mut T, value: &T, size_min: usiz
     Ok(())
 }
 
+/// A structure of the caller's that may be of a later or an earlier version: `size` says how much of
+/// it there is, and what is missing is as in `defaults`.
+///
+/// # Safety
+/// `from` points to a structure that begins with its size in bytes, as a `size_t`.
+pub(crate) unsafe fn read_sized<T: Copy>(
+    from: *const T,
+    size_min: usize,
+    init: &str,
+    defaults: T,
+) -> Result<T> {
+    // SAFETY: the structure begins with its size.
+    let size = unsafe { from.cast::<usize>().read() };
+    if !(size_min..=1 << 16).contains(&size) {
+        return Err(Failure::argument(format!("config.size is {size}: initialize with {init}")));
+    }
+    let mut value = defaults;
+    let len = size.min(size_of::<T>());
+    // SAFETY: as many bytes as both structures have, of plain values.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut value).cast::<u8>(), len);
+    };
+    Ok(value)
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn farheap_last_status() -> farheap_status {
-    LAST.try_with(|last| last.status.get()).unwrap_or(FARHEAP_OK)
+    LAST.with(|last| last.status.get())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn farheap_last_errno() -> c_int {
-    LAST.try_with(|last| last.errno.get()).unwrap_or(0)
+    LAST.with(|last| last.errno.get())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn farheap_last_message() -> *const c_char {
-    LAST.try_with(|last| last.message.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST.with(|last| last.message.as_ptr().cast())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn farheap_clear_error() {
-    fail(Failure::plain(FARHEAP_OK, c""));
+    note(FARHEAP_OK, 0, "");
 }
 
 #[unsafe(no_mangle)]

@@ -3,13 +3,15 @@
 //! ```text
 //! 63..56 kind | 55..12 generation | 11..0 slot of the table
 //! ```
-//! A handle is never followed. Looking one up compares it with its slot's word: a handle that was
-//! freed, that is of another kind, or that was never one, is told from a live one, and a
-//! generation is not used twice. After a fork the child's words are inverted: handles of the
-//! parent are known, and refused.
+//! A handle is never followed. Looking one up compares it with its slot's word, in the table of the
+//! kind that is asked for: a handle that was freed, that is of another kind, or that was never one, is
+//! told from a live one, and a generation is not used twice. After a fork the child's words are
+//! inverted: handles of the parent are known, and refused.
 //!
 //! # Invariants
-//! 1. `object` of a slot whose word is a handle of kind `K` is a box of `K::Object`.
+//! 1. A word in a kind's table whose low bits are its slot's number is a handle of that kind, and
+//!    `object` of that slot is a box of its `Object`: [`FREE`], [`CLAIMED`] and inverted handles have
+//!    other low bits. Only slot 0 is different: it is not used, and its `object` is null.
 //! 2. Who changes a word from a handle to [`CLAIMED`] owns the object from then on.
 
 #![expect(unsafe_code, reason = "keeps boxes as raw pointers, under their handles")]
@@ -22,7 +24,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// Most handles at a time.
+/// Slots of a kind; all but the first may hold a handle.
 const SLOTS: usize = 1 << SLOT_BITS;
 const SLOT_BITS: u32 = 12;
 const KIND_SHIFT: u32 = 56;
@@ -36,8 +38,15 @@ struct Slot {
     object: AtomicPtr<()>,
 }
 
-static TABLE: [Slot; SLOTS] =
-    [const { Slot { word: AtomicU64::new(FREE), object: AtomicPtr::new(ptr::null_mut()) } }; SLOTS];
+type Table = [Slot; SLOTS];
+
+/// One more than the largest [`Kind::NUMBER`].
+const KINDS: usize = 10;
+
+/// By kind. Zeroed, so that it takes no room in the library's file.
+static TABLES: [Table; KINDS] = [const {
+    [const { Slot { word: AtomicU64::new(FREE), object: AtomicPtr::new(ptr::null_mut()) } }; SLOTS]
+}; KINDS];
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
@@ -46,7 +55,7 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// A type that C has opaque pointers to.
 pub(crate) trait Kind {
-    /// The number in the handle; not zero.
+    /// The number in the handle; not zero, and less than [`KINDS`].
     const NUMBER: u8;
     /// Its name in C, for messages.
     const NAME: &'static str;
@@ -57,7 +66,7 @@ pub(crate) trait Kind {
 /// Makes a handle for `object`.
 pub(crate) fn create<K: Kind>(object: K::Object) -> Result<*mut K> {
     note_forks();
-    for (index, slot) in TABLE.iter().enumerate() {
+    for (index, slot) in table::<K>().iter().enumerate().skip(1) {
         if slot.word.load(Relaxed) != FREE
             || slot.word.compare_exchange(FREE, CLAIMED, Acquire, Relaxed).is_err()
         {
@@ -70,11 +79,19 @@ pub(crate) fn create<K: Kind>(object: K::Object) -> Result<*mut K> {
         slot.word.store(handle, Release);
         return Ok(ptr::without_provenance_mut(handle as usize));
     }
-    Err(Failure::new(FARHEAP_E_OUT_OF_MEMORY, format!("there are {SLOTS} handles already")))
+    let message = format!("there are {} of {} already", SLOTS - 1, K::NAME);
+    Err(Failure::new(FARHEAP_E_OUT_OF_MEMORY, message))
 }
 
-fn slot_of(handle: u64) -> &'static Slot {
-    &TABLE[handle as usize & (SLOTS - 1)]
+#[inline]
+fn table<K: Kind>() -> &'static Table {
+    const { assert!(K::NUMBER > 0 && (K::NUMBER as usize) < KINDS) };
+    &TABLES[usize::from(K::NUMBER)]
+}
+
+#[inline]
+fn slot_in(table: &Table, handle: u64) -> &Slot {
+    &table[handle as usize & (SLOTS - 1)]
 }
 
 /// The object of a handle.
@@ -84,23 +101,25 @@ fn slot_of(handle: u64) -> &'static Slot {
 #[inline]
 pub(crate) unsafe fn get<'a, K: Kind>(handle: *const K) -> Result<&'a K::Object> {
     let number = handle.addr() as u64;
-    let slot = slot_of(number);
+    let slot = slot_in(table::<K>(), number);
     // Pairs with the Release in `create`.
-    if slot.word.load(Acquire) != number || number >> KIND_SHIFT != u64::from(K::NUMBER) {
+    let is_known = slot.word.load(Acquire) == number;
+    // Null for the number 0, which is like the word of its slot.
+    let object = slot.object.load(Relaxed).cast::<K::Object>();
+    if !is_known || object.is_null() {
         return Err(explain::<K>(number));
     }
-    // SAFETY: the word is a handle of kind `K` (invariant 1), and stays so while the result lives,
-    // as the caller promises.
-    Ok(unsafe { &*slot.object.load(Relaxed).cast::<K::Object>() })
+    // SAFETY: the word has its slot's number, for that is where the handle led, so it is a handle of
+    // kind `K` (invariant 1), and stays so while the result lives, as the caller promises.
+    Ok(unsafe { &*object })
 }
 
 /// Ends a handle; returns what it stood for.
 pub(crate) fn take<K: Kind>(handle: *mut K) -> Result<Box<K::Object>> {
     let number = handle.addr() as u64;
-    let slot = slot_of(number);
-    if number >> KIND_SHIFT != u64::from(K::NUMBER)
-        || slot.word.compare_exchange(number, CLAIMED, Acquire, Relaxed).is_err()
-    {
+    let slot = slot_in(table::<K>(), number);
+    // Of slot 0 nothing can be taken, and its word stays.
+    if number == 0 || slot.word.compare_exchange(number, CLAIMED, Acquire, Relaxed).is_err() {
         return Err(explain::<K>(number));
     }
     let object = slot.object.swap(ptr::null_mut(), Relaxed).cast::<K::Object>();
@@ -115,7 +134,9 @@ fn explain<K: Kind>(handle: u64) -> Failure {
     if handle == 0 {
         return Failure::null(K::NAME);
     }
-    if FORKED.load(Relaxed) && slot_of(handle).word.load(Relaxed) == !handle {
+    // Whatever its kind is.
+    let slot = TABLES.get((handle >> KIND_SHIFT) as usize).map(|table| slot_in(table, handle));
+    if FORKED.load(Relaxed) && slot.is_some_and(|slot| slot.word.load(Relaxed) == !handle) {
         let message = format!("this {} belongs to the parent of this forked process", K::NAME);
         return Failure::new(FARHEAP_E_FORKED, message);
     }
@@ -141,10 +162,10 @@ fn note_forks() {
 
 extern "C" fn refuse_handles() {
     FORKED.store(true, Relaxed);
-    for slot in &TABLE {
+    for slot in TABLES.as_flattened() {
         let word = slot.word.load(Relaxed);
         // A second generation of children: what is inverted already stays so.
-        if word != FREE && word != CLAIMED && word >> KIND_SHIFT < 0x80 {
+        if word >> KIND_SHIFT > 0 && word >> KIND_SHIFT < 0x80 {
             slot.word.store(!word, Relaxed);
         }
     }
@@ -153,25 +174,26 @@ extern "C" fn refuse_handles() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::FARHEAP_E_NULL;
     use std::cell::Cell;
     use std::rc::Rc;
 
     struct Ship;
     impl Kind for Ship {
-        const NUMBER: u8 = 0x70;
+        const NUMBER: u8 = 8;
         const NAME: &'static str = "ship";
         type Object = u64;
     }
 
     struct Crew;
     impl Kind for Crew {
-        const NUMBER: u8 = 0x71;
+        const NUMBER: u8 = 9;
         const NAME: &'static str = "crew";
         type Object = Rc<Cell<u32>>;
     }
 
     fn status<T>(result: Result<T>) -> u32 {
-        result.map(|_| ()).expect_err("refused").status
+        result.map(|_| ()).expect_err("refused").status()
     }
 
     #[test]
@@ -191,12 +213,15 @@ mod tests {
     fn handles_of_another_kind_and_arbitrary_numbers_are_refused() {
         let ship = create::<Ship>(1).expect("room");
         assert_eq!(status(take(ship.cast::<Crew>())), FARHEAP_E_HANDLE);
-        for number in [1, 8, 4096, usize::MAX, CLAIMED as usize, 0x7000_0000_0000_0000] {
+        let bits = (0..64).map(|bit| 1_usize << bit);
+        for number in bits.chain([0, usize::MAX, !ship.addr(), ship.addr() ^ 1 << 20]) {
             let handle = ptr::without_provenance_mut::<Ship>(number);
             // SAFETY: refused.
-            assert_eq!(status(unsafe { get(handle) }), FARHEAP_E_HANDLE, "{number:#x}");
+            let refused = status(unsafe { get(handle) });
+            let expected = if number == 0 { FARHEAP_E_NULL } else { FARHEAP_E_HANDLE };
+            assert_eq!(refused, expected, "{number:#x}");
+            assert_eq!(status(take(handle)), expected, "{number:#x}");
         }
-        assert_eq!(status(take(ptr::null_mut::<Ship>())), crate::error::FARHEAP_E_NULL);
         take(ship).expect("live");
     }
 

@@ -7,7 +7,7 @@ use crate::config::{farheap_config, overlay, parse};
 use crate::error::{Failure, Result, call, check_out, farheap_status, slice, write, write_sized};
 use crate::handle::{self, Kind};
 use crate::manager::farheap_manager;
-use farheap::region::Advice;
+use farheap::region::{Advice, Latencies, Latency};
 use farheap::{ByteCount, Config, Heap, Stats};
 use std::ffi::{c_char, c_void};
 
@@ -85,6 +85,31 @@ pub struct farheap_stats {
     pub chunks_opened: u64,
     pub chunks_closed: u64,
     pub panics: u64,
+    pub metadata_bytes: u64,
+    pub chunks_evicted: u64,
+}
+
+/// How long events of one kind have taken.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct farheap_latency {
+    pub count: u64,
+    pub p50_ns: u64,
+    pub p90_ns: u64,
+    pub p99_ns: u64,
+    pub p99_9_ns: u64,
+    pub max_ns: u64,
+}
+
+/// What takes how long in a heap or a collective.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct farheap_latencies {
+    pub size: usize,
+    pub fault: farheap_latency,
+    pub read: farheap_latency,
+    pub write: farheap_latency,
+    pub evict: farheap_latency,
 }
 
 /// Least room for statistics: the fields up to `allocated_bytes`.
@@ -134,6 +159,27 @@ pub(crate) fn stats(stats: &Stats, allocated: u64) -> farheap_stats {
         chunks_opened: stats.chunks_opened,
         chunks_closed: stats.chunks_closed,
         panics: stats.panics,
+        metadata_bytes: stats.metadata_bytes,
+        chunks_evicted: stats.chunks_evicted,
+    }
+}
+
+/// Latencies as C sees them.
+pub(crate) fn latencies(of: &Latencies) -> farheap_latencies {
+    let latency = |of: &Latency| farheap_latency {
+        count: of.count,
+        p50_ns: of.p50,
+        p90_ns: of.p90,
+        p99_ns: of.p99,
+        p99_9_ns: of.p99_9,
+        max_ns: of.max,
+    };
+    farheap_latencies {
+        size: size_of::<farheap_latencies>(),
+        fault: latency(&of.fault),
+        read: latency(&of.read),
+        write: latency(&of.write),
+        evict: latency(&of.evict),
     }
 }
 
@@ -346,6 +392,12 @@ on_heap! {
         let stats = stats(&heap.stats(), heap.allocated().get());
         // SAFETY: NULL or sized, as the caller promises.
         unsafe { write_stats(out, &stats) }
+    }
+
+    farheap_heap_latencies(heap, out: *mut farheap_latencies) {
+        let latencies = latencies(&heap.region().latencies());
+        // SAFETY: NULL or sized, as the caller promises.
+        unsafe { write_sized(out, &latencies, size_of::<farheap_latencies>()) }
     }
 
     farheap_serves_kernel_faults(heap, out: *mut bool) {

@@ -6,7 +6,7 @@
 //! explanation is in `docs/ffi.md`.
 //!
 //! Top down: `heap` (start, stop, hints, statistics), `memory` (`far_malloc` and kin), `scope`,
-//! `collective`, `manager`, `pool`, `page` (guards), `config`, `abi` (version, features); below
+//! `collective`, `manager`, `account`, `pool`, `page` (guards), `config`, `abi` (version, features); below
 //! them `handle` (what an opaque pointer is) and `error`.
 //!
 //! # Invariants
@@ -19,6 +19,7 @@
 #![allow(missing_docs, reason = "farheap.h documents each function and type")]
 
 pub mod abi;
+pub mod account;
 pub mod collective;
 pub mod config;
 pub mod error;

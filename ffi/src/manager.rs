@@ -11,11 +11,11 @@ use crate::handle::{self, Kind};
 use allocator_api2::alloc::Allocator;
 use farheap::ByteCount;
 use farheap::tier::manager::{
-    ManagerStats, MemoryManager, Mode, Pressure, Temporary, TemporaryMemory,
+    ConsumerStats, ManagerStats, MemoryManager, Mode, Pressure, Temporary, TemporaryMemory,
 };
 use std::alloc::Layout;
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -81,6 +81,53 @@ pub struct farheap_manager_stats {
     pub spilled_bytes: u64,
     pub temporary_bytes: u64,
     pub consumers: u64,
+    pub failed: u64,
+}
+
+/// Size of the first version of the structure, to which fields were added.
+const MANAGER_STATS_MIN: usize = std::mem::offset_of!(farheap_manager_stats, failed);
+
+/// Most bytes of a consumer's name in C, the zero at its end included.
+pub const FARHEAP_NAME_MAX: usize = 64;
+
+/// A consumer's figures.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct farheap_consumer_stats {
+    pub size: usize,
+    pub name: [c_char; 64],
+    pub used_bytes: u64,
+    pub used_bytes_max: u64,
+    pub metadata_bytes: u64,
+    pub reclaimed_bytes: u64,
+    pub floor_bytes: u64,
+    pub ceiling_bytes: u64,
+}
+
+/// A name as C has it: as much of it as fits, to a whole character.
+fn c_name(name: &str) -> [c_char; FARHEAP_NAME_MAX] {
+    let mut end = name.len().min(FARHEAP_NAME_MAX - 1);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut out = [0; FARHEAP_NAME_MAX];
+    for (to, byte) in out.iter_mut().zip(name[..end].bytes()) {
+        *to = byte as c_char;
+    }
+    out
+}
+
+fn consumer_figures(stats: &ConsumerStats) -> farheap_consumer_stats {
+    farheap_consumer_stats {
+        size: size_of::<farheap_consumer_stats>(),
+        name: c_name(&stats.name),
+        used_bytes: stats.used.0,
+        used_bytes_max: stats.used_max.0,
+        metadata_bytes: stats.metadata.0,
+        reclaimed_bytes: stats.reclaimed.0,
+        floor_bytes: stats.floor.0,
+        ceiling_bytes: stats.ceiling.0,
+    }
 }
 
 /// What the caller passes on to its own callback, from any thread.
@@ -116,6 +163,7 @@ fn figures(stats: &ManagerStats, temporary: u64) -> farheap_manager_stats {
         spilled_bytes: stats.spilled.0,
         temporary_bytes: temporary,
         consumers: stats.consumers.len() as u64,
+        failed: stats.failed,
     }
 }
 
@@ -224,7 +272,19 @@ on_manager! {
         let temporary = object.manager.temporary().used().0;
         let stats = figures(&object.manager.stats(), temporary);
         // SAFETY: NULL or sized, as the caller promises.
-        unsafe { write_sized(out, &stats, size_of::<farheap_manager_stats>()) }
+        unsafe { write_sized(out, &stats, MANAGER_STATS_MIN) }
+    }
+
+    farheap_manager_consumer(object, index: u64, out: *mut farheap_consumer_stats) {
+        let stats = object.manager.stats();
+        let consumer = usize::try_from(index).ok().and_then(|index| stats.consumers.get(index));
+        let consumer = consumer.ok_or_else(|| {
+            let count = stats.consumers.len();
+            Failure::new(FARHEAP_E_BAD_RANGE, format!("consumer {index} of {count}, from 0 on"))
+        })?;
+        let figures = consumer_figures(consumer);
+        // SAFETY: NULL or sized, as the caller promises.
+        unsafe { write_sized(out, &figures, size_of::<farheap_consumer_stats>()) }
     }
 
     farheap_manager_allocate_temporary(object, len: usize, out: *mut *mut c_void) {

@@ -2,9 +2,11 @@
 
 #![expect(unsafe_code, reason = "frees and resizes the caller's blocks")]
 
-use crate::error::{FARHEAP_E_NOT_RUNNING, FARHEAP_E_OUT_OF_MEMORY, Failure, fail, value};
+use crate::error::{
+    FARHEAP_E_ARGUMENT, FARHEAP_E_NOT_RUNNING, FARHEAP_E_OUT_OF_MEMORY, Failure, value,
+};
 use crate::handle;
-use crate::scope::{FARHEAP_POLICY, farheap_placement, placement};
+use crate::scope::{FARHEAP_FAR, FARHEAP_LOCAL, FARHEAP_POLICY, farheap_placement};
 use farheap::{Placement, malloc};
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -23,24 +25,24 @@ fn give(block: Option<NonNull<u8>>, size: usize, placement: Option<Placement>) -
 
 #[cold]
 fn refuse(size: usize, placement: Option<Placement>) -> *mut c_void {
-    let failure = if placement == Some(Placement::Far) && !malloc::serves_far() {
+    let (status, message) = if placement == Some(Placement::Far) && !malloc::serves_far() {
         let forked = if handle::is_forked_child() { " (this is a forked child)" } else { "" };
-        Failure::new(FARHEAP_E_NOT_RUNNING, format!("no far heap is running{forked}"))
+        (FARHEAP_E_NOT_RUNNING, format!("no far heap is running{forked}"))
     } else {
         let message = format!(
             "no memory for {size} bytes: more than limit and device hold together, or an \
              impossible size"
         );
-        Failure::new(FARHEAP_E_OUT_OF_MEMORY, message)
+        (FARHEAP_E_OUT_OF_MEMORY, message)
     };
-    fail(Failure { errno: libc::ENOMEM, ..failure });
+    let _noted = Failure::with_errno(status, libc::ENOMEM, message);
     set_errno(libc::ENOMEM);
     ptr::null_mut()
 }
 
 #[cold]
 fn refuse_argument(message: String) -> *mut c_void {
-    fail(Failure { errno: libc::EINVAL, ..Failure::argument(message) });
+    let _noted = Failure::with_errno(FARHEAP_E_ARGUMENT, libc::EINVAL, message);
     set_errno(libc::EINVAL);
     ptr::null_mut()
 }
@@ -77,14 +79,28 @@ pub extern "C" fn far_allocate(
     align: usize,
 ) -> *mut c_void {
     value(ptr::null_mut(), || {
-        let Ok(wanted) = self::placement(placement) else {
-            return Ok(refuse_argument(format!("{placement} is no placement")));
-        };
-        if !align.is_power_of_two() {
-            return Ok(refuse_argument(format!("an alignment of {align} is no power of two")));
+        if placement == FARHEAP_FAR
+            && let Some(block) = malloc::allocate_at_hand(size, align)
+        {
+            return Ok(block.as_ptr().cast());
         }
-        Ok(give(malloc::allocate(size, align, wanted, false), size, wanted))
+        Ok(allocate_any(placement, size, align))
     })
+}
+
+#[inline(never)]
+fn allocate_any(placement: farheap_placement, size: usize, align: usize) -> *mut c_void {
+    let wanted = match placement {
+        FARHEAP_FAR => Some(Placement::Far),
+        FARHEAP_LOCAL => Some(Placement::Local),
+        FARHEAP_POLICY => None,
+        other => return refuse_argument(format!("{other} is no placement")),
+    };
+    match malloc::allocate(size, align, wanted, false) {
+        Some(block) => block.as_ptr().cast(),
+        None if align.is_power_of_two() => refuse(size, wanted),
+        None => refuse_argument(format!("an alignment of {align} is no power of two")),
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -137,7 +137,7 @@ unsafe fn kind_of(page: *const farheap_page) -> Result<farheap_page_kind> {
             unsafe { handle::get(page.pool) }?;
             Ok(page.kind)
         }
-        _ => Err(Failure::plain(FARHEAP_E_HANDLE, c"the structure holds no page")),
+        _ => Err(Failure::plain(FARHEAP_E_HANDLE, "the structure holds no page")),
     }
 }
 
@@ -180,6 +180,7 @@ unsafe fn end<G: Guard>(page: *mut farheap_page) {
     unsafe { guard.drop_in_place() };
 }
 
+#[cold]
 fn wrong_kind() -> Failure {
     Failure::argument("the page is not held in the way that this needs")
 }
@@ -206,8 +207,9 @@ unsafe fn fix<G: Guard>(
     })
 }
 
+#[cold]
 fn would_block() -> Failure {
-    Failure::plain(FARHEAP_E_WOULD_BLOCK, c"the page is not resident, or somebody holds it")
+    Failure::plain(FARHEAP_E_WOULD_BLOCK, "the page is not resident, or somebody holds it")
 }
 
 /// Defines functions that fix a page.
@@ -307,11 +309,17 @@ pub unsafe extern "C" fn farheap_page_validate(page: *const farheap_page) -> boo
     value(false, || {
         let page = page.cast_mut();
         // SAFETY: NULL or a structure, as the caller promises.
-        match unsafe { kind_of(page) }? {
-            // SAFETY: of this kind, as was just read.
-            FARHEAP_PAGE_OPTIMISTIC => Ok(unsafe { guard::<OptimisticGuard<'_>>(page) }.validate()),
+        let pool = match unsafe { page.as_ref() } {
+            Some(page) if page.kind == FARHEAP_PAGE_OPTIMISTIC => page.pool,
             // Nobody changes a page that is held.
-            _ => Ok(true),
+            // SAFETY: NULL or a structure, as the caller promises.
+            _ => return unsafe { kind_of(page) }.map(|_| true),
+        };
+        // SAFETY: the result is dropped at once.
+        match unsafe { handle::get(pool) } {
+            // SAFETY: of this kind, as was just read.
+            Ok(_) => Ok(unsafe { guard::<OptimisticGuard<'_>>(page) }.validate()),
+            Err(failure) => Err(failure),
         }
     })
 }

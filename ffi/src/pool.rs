@@ -3,12 +3,12 @@
 #![expect(unsafe_code, reason = "uses the caller's pointers")]
 
 use crate::error::{
-    FARHEAP_E_IN_USE, FARHEAP_OK, Failure, Result, call, check_out, farheap_status, slice, text,
-    value, write, write_sized,
+    FARHEAP_E_IN_USE, FARHEAP_OK, Failure, Result, call, check_out, farheap_status, read_sized,
+    slice, text, value, write, write_sized,
 };
 use crate::handle::{self, Kind};
 use crate::manager::{Userdata, farheap_manager};
-use farheap::pool::{BufferPool, PoolConfig};
+use farheap::pool::{BufferPool, Clock, PoolConfig, Proven};
 use farheap::{ByteCount, Error, PageId};
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -41,7 +41,19 @@ pub struct farheap_pool_config {
     pub cleaner: crate::config::farheap_switch,
     pub before_write: farheap_before_write,
     pub userdata: *mut c_void,
+    pub replacement: farheap_replacement,
+    pub reserved: u32,
 }
+
+/// Size of the first version of the structure, to which fields were added.
+const POOL_CONFIG_MIN: usize = std::mem::offset_of!(farheap_pool_config, replacement);
+
+/// Which pages leave a pool first.
+pub type farheap_replacement = u32;
+
+pub const FARHEAP_REPLACEMENT_DEFAULT: farheap_replacement = 0;
+pub const FARHEAP_REPLACEMENT_PROVEN: farheap_replacement = 1;
+pub const FARHEAP_REPLACEMENT_CLOCK: farheap_replacement = 2;
 
 /// A pool's figures.
 #[repr(C)]
@@ -58,10 +70,23 @@ pub struct farheap_pool_stats {
     pub write_errors: u64,
     pub holders: u64,
     pub write_refusals: u64,
+    pub handed_over: u64,
 }
 
 /// Size of the first version of the structure, to which fields were added.
 const POOL_STATS_MIN: usize = std::mem::offset_of!(farheap_pool_stats, write_refusals);
+
+const DEFAULTS: farheap_pool_config = farheap_pool_config {
+    size: size_of::<farheap_pool_config>(),
+    page: 0,
+    deadline_ms: 0,
+    checksum: 0,
+    cleaner: 0,
+    before_write: None,
+    userdata: std::ptr::null_mut(),
+    replacement: FARHEAP_REPLACEMENT_DEFAULT,
+    reserved: 0,
+};
 
 /// The settings of a pool.
 ///
@@ -72,14 +97,15 @@ unsafe fn settings(config: *const farheap_pool_config) -> Result<PoolConfig> {
     if config.is_null() {
         return Ok(settings);
     }
-    // SAFETY: the structure begins with its size.
-    let size = unsafe { config.cast::<usize>().read() };
-    if !(size_of::<farheap_pool_config>()..=1 << 16).contains(&size) {
-        let message = format!("config.size is {size}: initialize with FARHEAP_POOL_CONFIG_INIT");
-        return Err(Failure::argument(message));
+    // SAFETY: the structure begins with its size, as the caller promises.
+    let config =
+        unsafe { read_sized(config, POOL_CONFIG_MIN, "FARHEAP_POOL_CONFIG_INIT", DEFAULTS) }?;
+    match config.replacement {
+        FARHEAP_REPLACEMENT_DEFAULT => {}
+        FARHEAP_REPLACEMENT_PROVEN => settings = settings.replacement(Proven),
+        FARHEAP_REPLACEMENT_CLOCK => settings = settings.replacement(Clock),
+        other => return Err(Failure::argument(format!("replacement: {other} is no policy"))),
     }
-    // SAFETY: at least as large as this version of the structure.
-    let config = unsafe { &*config };
     if config.page != 0 {
         settings = settings.page_size(ByteCount(config.page));
     }
@@ -196,6 +222,14 @@ macro_rules! on_pool {
 on_pool! {
     farheap_pool_flush(object) { Ok(object.flush()?) }
 
+    farheap_pool_evict_all(object) { Ok(object.evict_all()?) }
+
+    farheap_pool_evict_clean(object, want: u64, out: *mut u64) {
+        check_out(out)?;
+        // SAFETY: checked above.
+        unsafe { write(out, object.evict_clean(ByteCount(want)).0) }
+    }
+
     farheap_pool_prefetch(object, first: *const u64, count: usize) {
         // SAFETY: NULL or as many numbers, as the caller promises.
         let pages = unsafe { page_ids(first, count) }?;
@@ -226,6 +260,7 @@ on_pool! {
             write_errors: stats.write_errors,
             holders: object.holders(),
             write_refusals: stats.write_refusals,
+            handed_over: stats.handed_over,
         };
         // SAFETY: NULL or sized, as the caller promises.
         unsafe { write_sized(out, &stats, POOL_STATS_MIN) }

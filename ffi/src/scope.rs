@@ -20,17 +20,6 @@ thread_local! {
     static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The placement of a number; `None` for the policy.
-#[inline]
-pub(crate) fn placement(placement: farheap_placement) -> Result<Option<Placement>> {
-    match placement {
-        FARHEAP_POLICY => Ok(None),
-        FARHEAP_LOCAL => Ok(Some(Placement::Local)),
-        FARHEAP_FAR => Ok(Some(Placement::Far)),
-        other => Err(Failure::argument(format!("{other} is no placement"))),
-    }
-}
-
 /// Runs `body` on the thread's scopes.
 fn with<T>(body: impl FnOnce(&mut Vec<Scope>) -> Result<T>) -> Result<T> {
     let ended = |_| Failure::argument("this thread is at its end");
@@ -40,8 +29,12 @@ fn with<T>(body: impl FnOnce(&mut Vec<Scope>) -> Result<T>) -> Result<T> {
 #[unsafe(no_mangle)]
 pub extern "C" fn farheap_scope_push(placement: farheap_placement) -> farheap_status {
     call(|| {
-        let wanted = self::placement(placement)?;
-        let wanted = wanted.ok_or_else(|| Failure::argument("a scope is local or far"))?;
+        let wanted = match placement {
+            FARHEAP_LOCAL => Placement::Local,
+            FARHEAP_FAR => Placement::Far,
+            FARHEAP_POLICY => return Err(Failure::argument("a scope is local or far")),
+            other => return Err(Failure::argument(format!("{other} is no placement"))),
+        };
         with(|scopes| {
             if scopes.len() >= DEPTH_MAX {
                 return Err(Failure::argument(format!("more than {DEPTH_MAX} scopes")));

@@ -76,6 +76,8 @@ fn functions(code: &str) -> Functions {
         ("of_collective! {", "const farheap_collective *", "", ""),
         ("on_manager! {", "farheap_manager *", "", "farheap_status"),
         ("on_pool! {", "farheap_pool *", "", "farheap_status"),
+        ("on_account! {", "farheap_account *", "", "farheap_status"),
+        ("of_account! {", "const farheap_account *", "", ""),
         ("fixes! {", "farheap_pool *", "farheap_page *", "farheap_status"),
     ];
     for (open, first, last, result) in macros {
@@ -129,6 +131,7 @@ fn constants(code: &str) -> Vec<(String, String)> {
             let (name, rest) = rest.split_once(':').expect("a constant has a type");
             let value = rest.split_once("= ").expect("a value").1.trim_end_matches(';');
             let value = value.replace('_', "").replace("u64::MAX", "UINT64_MAX");
+            let value = value.replace("u32::MAX", "UINT32_MAX");
             found.push((format!("FARHEAP_{name}"), value));
         } else if let Some((name, value)) = line.split_once(" = ")
             && name.starts_with("FARHEAP_")
@@ -186,8 +189,9 @@ fn types_and_values_are_the_same_on_both_sides() {
     for (name, fields) in structures(&code) {
         line(format!("struct rust_{name} {{"));
         for (field, kind) in &fields {
-            match kind.strip_prefix("[u64; ").and_then(|rest| rest.strip_suffix(']')) {
-                Some(count) => line(format!("    uint64_t {field}[{count}];")),
+            let array = kind.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+            match array.and_then(|array| array.split_once("; ")) {
+                Some((of, count)) => line(format!("    {} {field}[{count}];", c_type(of))),
                 None => line(format!("    {} {field};", c_type(kind))),
             }
         }

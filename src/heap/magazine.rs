@@ -93,6 +93,43 @@ const LOOKUP: [u8; LOOKUP_MAX / 8 + 1] = {
     classes
 };
 
+/// A class whose objects are as C asks for most of its blocks: small, aligned to 16 at most. Below
+/// [`SMALL_LAST`], so that no bytes are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SmallClass(u8);
+
+impl SmallClass {
+    /// Every class from 16 bytes up has this alignment.
+    const ALIGN_MAX: usize = 16;
+    /// Bit `n` is set when `n` is such an alignment.
+    const ALIGNS: usize = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 8 | 1 << 16;
+    /// Largest size: rounded up to any of them it can still be looked up.
+    const SIZE_MAX: usize = LOOKUP_MAX - Self::ALIGN_MAX;
+
+    /// The class of a block of `size` bytes at `align`; `None` for what is larger or nothing, for more
+    /// alignment, and for what is no alignment.
+    #[inline]
+    pub(super) fn of(size: usize, align: usize) -> Option<SmallClass> {
+        let is_size = size.wrapping_sub(1) < Self::SIZE_MAX;
+        if !is_size || align > Self::ALIGN_MAX || Self::ALIGNS >> align & 1 == 0 {
+            return None;
+        }
+        let size = (size + align - 1) & !(align - 1);
+        Some(SmallClass(LOOKUP[(size + 7) >> 3])) // Sums of small numbers: cheaper than `div_ceil`.
+    }
+
+    /// Bytes of its objects.
+    #[inline]
+    pub(super) fn size(self) -> usize {
+        SIZES[usize::from(self.0)]
+    }
+
+    #[inline]
+    pub(super) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 /// The class of a size: 8, then every 16 up to 128, then four to a doubling.
 #[inline]
 const fn class_of_size(size: usize) -> usize {
@@ -217,6 +254,26 @@ impl Magazines {
         true
     }
 
+    /// As [`take`](Self::take).
+    #[inline]
+    pub(super) fn take_small(&mut self, class: SmallClass) -> Option<*mut u8> {
+        let stack = &mut self.stacks[class.index()];
+        stack.len = stack.len.checked_sub(1)?;
+        Some(self.objects[(stack.first + stack.len) as usize])
+    }
+
+    /// As [`put`](Self::put).
+    #[inline]
+    pub(super) fn put_small(&mut self, class: SmallClass, object: *mut u8) -> bool {
+        let stack = &mut self.stacks[class.index()];
+        if stack.len >= stack.depth {
+            return false;
+        }
+        self.objects[(stack.first + stack.len) as usize] = object;
+        stack.len += 1;
+        true
+    }
+
     /// Empties all magazines into `free`, which gets each object with its class's size.
     pub(super) fn drain(&mut self, mut free: impl FnMut(*mut u8, usize)) {
         for (stack, &size) in self.stacks.iter_mut().zip(&SIZES) {
@@ -242,6 +299,24 @@ mod tests {
                 let asked = fitting_size(layout);
                 let usable = jemalloc::usable_size(asked, Flags::LOCAL.aligned(asked, align));
                 assert_eq!(SIZES[class], usable, "{layout:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_classes_are_those_of_the_layouts() {
+        for size in 0..=LOOKUP_MAX + 9 {
+            for align in 0..40 {
+                let found = SmallClass::of(size, align).map(|class| (class.index(), class.size()));
+                let expected = Layout::from_size_align(size, align)
+                    .ok()
+                    .filter(|layout| (1..=SmallClass::SIZE_MAX).contains(&layout.size()))
+                    .filter(|layout| layout.align() <= SmallClass::ALIGN_MAX)
+                    .map(|layout| (class_of(layout), class_size(layout)));
+                let expected = expected.map(|(class, size)| {
+                    (class.expect("small layouts have classes"), size.expect("and their sizes"))
+                });
+                assert_eq!(found, expected, "{size} bytes at {align}");
             }
         }
     }

@@ -19,7 +19,7 @@
 #![expect(unsafe_code, reason = "hands out the inside of a slot")]
 
 use super::jemalloc::{self, Cache, Flags};
-use super::magazine::{self, Magazines};
+use super::magazine::{self, Magazines, SmallClass};
 use super::thread;
 use crate::base::strict_assert;
 use crate::base::sync::{
@@ -195,6 +195,28 @@ impl Access<'_> {
     #[inline]
     pub(super) unsafe fn put(&mut self, ptr: *mut u8, layout: Layout) -> bool {
         magazine::class_of(layout).is_some_and(|class| self.inside().magazines.put(class, ptr))
+    }
+
+    /// Takes a block of a small class from the magazines, and counts it.
+    #[inline]
+    pub(super) fn take_small(&mut self, class: SmallClass) -> Option<*mut u8> {
+        let object = self.inside().magazines.take_small(class)?;
+        self.count_allocated(class.size());
+        Some(object)
+    }
+
+    /// Puts a block of a small class into the magazines, and counts it; `false` when there is no
+    /// room.
+    ///
+    /// # Safety
+    /// `ptr` is an allocation of the slot's tier of this class and is not used again.
+    #[inline]
+    pub(super) unsafe fn put_small(&mut self, ptr: *mut u8, class: SmallClass) -> bool {
+        let is_kept = self.inside().magazines.put_small(class, ptr);
+        if is_kept {
+            self.count_freed(class.size());
+        }
+        is_kept
     }
 
     /// Allocates past the magazines; null when the arena cannot.

@@ -198,6 +198,15 @@ pub(super) fn access(tier: &'static Tier) -> Option<Access<'static>> {
     })
 }
 
+/// As [`access`], of a slot that the thread has already.
+#[inline]
+pub(super) fn access_own(tier: &'static Tier) -> Option<Access<'static>> {
+    THREAD.with(|thread| {
+        let slot = thread.slot.get().filter(|_| ptr::eq(thread.tier.get(), tier));
+        slot.and_then(Slot::access)
+    })
+}
+
 #[cold]
 fn attach(thread: &Thread, tier: &'static Tier) -> Option<Access<'static>> {
     if ptr::eq(thread.tier.get(), tier) && thread.slot.get().is_none() {

@@ -22,7 +22,7 @@
 
 use super::hooks::Hooks;
 use super::jemalloc::{self, Arena, Flags};
-use super::magazine;
+use super::magazine::{self, SmallClass};
 use super::slot::{self, Access, Fill, Slot, Slots};
 use super::source::ExtentSource;
 use super::thread;
@@ -37,6 +37,7 @@ use crate::base::units::ByteCount;
 use crate::sys::membarrier;
 use std::alloc::Layout;
 use std::num::NonZero;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,7 +105,7 @@ pub(crate) struct TierStats {
     pub(crate) purges: u64,
 }
 
-/// The tier is shut down: there is no far memory to be had.
+/// There is no far memory to be had: the tier is shut down, or the thread has ended for jemalloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Closed;
 
@@ -239,6 +240,27 @@ impl Tier {
             // SAFETY: as the caller promises; the magazines have not taken it.
             unsafe { Tier::free_missed(access, ptr, layout) };
         }
+    }
+
+    /// Allocates a block of a small class if the thread has one at hand; else
+    /// [`allocate`](Self::allocate).
+    #[inline]
+    pub(super) fn take_small(&'static self, class: SmallClass) -> Option<NonNull<u8>> {
+        let ptr = thread::access_own(self)?.take_small(class)?;
+        strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
+        NonNull::new(ptr)
+    }
+
+    /// Frees a block of a small class if the thread has room for it; `false`: use
+    /// [`free`](Self::free).
+    ///
+    /// # Safety
+    /// As for [`free`](Self::free), with a layout of this class.
+    #[inline]
+    pub(super) unsafe fn put_small(&'static self, ptr: *mut u8, class: SmallClass) -> bool {
+        strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
+        // SAFETY: as the caller promises.
+        thread::access_own(self).is_some_and(|mut access| unsafe { access.put_small(ptr, class) })
     }
 
     /// Resizes within the tier; null leaves the allocation as it was.
@@ -432,15 +454,25 @@ impl Tier {
         fill: Fill,
     ) -> std::result::Result<*mut u8, Closed> {
         // SAFETY: the caller passes no empty layout.
-        let ptr = unsafe { access.allocate(layout, fill) };
+        let ptr = self.only_far(unsafe { access.allocate(layout, fill) })?;
         if ptr.is_null() {
             drop(access);
             // SAFETY: the caller passes no empty layout.
             return unsafe { self.allocate_shared(layout, fill) };
         }
         access.count_allocated(layout.size());
-        strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
         Ok(ptr)
+    }
+
+    /// Refuses what is not far. Once jemalloc's destructor of an ending thread has run, jemalloc serves
+    /// this thread from its first arena, which is local, whatever arena it is asked for.
+    fn only_far(&self, ptr: *mut u8) -> std::result::Result<*mut u8, Closed> {
+        if ptr.is_null() || self.contains(ptr.addr()) {
+            return Ok(ptr);
+        }
+        // SAFETY: allocated by the caller just now, locally; nobody uses it.
+        unsafe { jemalloc::free_unsized(ptr) };
+        Err(Closed)
     }
 
     /// Frees past the magazines. Out of line as `allocate_missed` is.
@@ -461,7 +493,7 @@ impl Tier {
         let flags = if fill == Fill::Zero { flags.zeroed() } else { flags };
         let _inside = self.enter_shared()?;
         // SAFETY: the caller passes no empty layout; the flags name no cache.
-        let ptr = self.with_retry(|| unsafe { jemalloc::allocate(size, flags) });
+        let ptr = self.only_far(self.with_retry(|| unsafe { jemalloc::allocate(size, flags) }))?;
         if !ptr.is_null() {
             self.shared_allocated.fetch_add(layout.size() as u64, Release);
         }

@@ -10,7 +10,8 @@
 //! ```
 //! A *run* is as many frames as a huge page has, at a multiple of its size: a huge page can be
 //! moved there whole. Its frames are given out together; each comes back by itself, and the run
-//! is empty again with the last of them.
+//! is empty again with the last of them. One that came back whole with its memory may be kept as a
+//! *spare* run, cleared, for the next fresh chunk.
 //!
 //! # Invariants
 //! 1. A frame is on at most one list; whoever took it off owns its memory.
@@ -35,6 +36,8 @@ pub(crate) struct Frames {
     lists: Ranked<Lists>,
     /// Length of the spare list, readable without the lock.
     spare_len: AtomicUsize,
+    /// As many spare runs, readable without the lock.
+    spare_run_len: AtomicUsize,
     notes: LazyArray<Note>,
     /// Frames of runs: the first ones.
     in_runs: usize,
@@ -45,8 +48,10 @@ pub(crate) struct Frames {
 struct Lists {
     empty: Empty,
     spare: Vec<FrameId>,
-    /// Frames of each run that are in use.
+    /// Frames of each run that are in use, or spare.
     out: Vec<usize>,
+    /// Runs that have memory and wait for a fresh chunk.
+    spare_runs: Vec<usize>,
 }
 
 /// The empty frames, a bit each: neighbours are found, and low ones are used first.
@@ -127,12 +132,18 @@ impl Frames {
         u32::try_from(count).expect("frame counts are small");
         let mut empty = Empty::none(count);
         (in_runs..count).for_each(|frame| empty.insert(frame));
-        let lists = Lists { empty, spare: Vec::with_capacity(singles), out: vec![0; runs] };
+        let lists = Lists {
+            empty,
+            spare: Vec::with_capacity(singles),
+            out: vec![0; runs],
+            spare_runs: Vec::with_capacity(runs),
+        };
         Ok(Frames {
             staging,
             page_bytes,
             lists: Ranked::new(Rank::Frames, lists),
             spare_len: AtomicUsize::new(0),
+            spare_run_len: AtomicUsize::new(0),
             notes: LazyArray::new(count)?,
             in_runs,
             run_frames,
@@ -213,6 +224,37 @@ impl Frames {
         let run = lists.out.iter().position(|out| *out == 0)?;
         lists.out[run] = self.run_frames;
         Some(FrameId((run * self.run_frames) as u32))
+    }
+
+    /// Bytes of frames and runs that have memory and wait for a use.
+    pub(crate) fn spare_bytes(&self) -> usize {
+        self.spare_len() * self.page_bytes + self.spare_run_bytes()
+    }
+
+    /// Bytes of spare runs.
+    pub(crate) fn spare_run_bytes(&self) -> usize {
+        self.spare_run_len.load(Ordering::Relaxed) * HUGE_PAGE
+    }
+
+    /// Keeps a whole run with its memory, which is cleared, as spare.
+    pub(crate) fn put_spare_run(&self, first: FrameId) {
+        let run = self.run_of(first).expect("a frame of a run");
+        let mut lists = self.lists.lock();
+        strict_assert!(lists.out[run] == self.run_frames, "run {run} is not whole");
+        strict_assert!(!lists.spare_runs.contains(&run), "run {run} is listed twice");
+        lists.spare_runs.push(run);
+        self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
+    }
+
+    /// Takes a spare run with its memory; its first frame.
+    pub(crate) fn take_spare_run(&self) -> Option<FrameId> {
+        if self.spare_run_len.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut lists = self.lists.lock();
+        let run = lists.spare_runs.pop();
+        self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
+        run.map(|run| FrameId((run * self.run_frames) as u32))
     }
 
     pub(crate) fn put_spare(&self, frame: FrameId) {
@@ -327,5 +369,17 @@ mod tests {
         assert_eq!(frames.take_run(), Some(FrameId(2)));
         assert_eq!(frames.take_empties(9), Some((FrameId(4), 4)), "singles are apart");
         assert_eq!((frames.run_of(FrameId(3)), frames.run_of(FrameId(4))), (Some(1), None));
+    }
+
+    #[test]
+    fn a_spare_run_is_in_use_until_its_memory_is_gone() {
+        let frames = Frames::new(4, 1, 1 << 20, Huge::No).expect("6 frames map");
+        assert_eq!((frames.take_spare_run(), frames.take_run()), (None, Some(FrameId(0))));
+        frames.put_spare_run(FrameId(0));
+        assert_eq!((frames.spare_bytes(), frames.take_run()), (HUGE_PAGE, None));
+        assert_eq!(frames.take_spare_run(), Some(FrameId(0)));
+        assert_eq!((frames.spare_bytes(), frames.take_spare_run()), (0, None));
+        frames.put_empties(&[FrameId(0), FrameId(1)]);
+        assert_eq!(frames.take_run(), Some(FrameId(0)));
     }
 }

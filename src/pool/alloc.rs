@@ -66,7 +66,7 @@ impl BufferPool {
         // Memory that was dropped, or never touched, is zero.
         latch.loaded(false, 0, order);
         self.now_resident(page, order);
-        let held = Held::new(self, page, order).changed();
+        let held = Held::new(self, self.word(page), order).changed();
         Ok(Some(ExclusiveGuard(held)))
     }
 

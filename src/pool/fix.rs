@@ -100,26 +100,37 @@ impl Hold for Exclusive {
 }
 
 impl BufferPool {
-    /// Holds a page; returns its order. What comes back fits registers: a guard that is passed
-    /// through memory is stored in pieces and loaded as a whole, and the processor then waits for
-    /// all that went before (`docs/design/pool.md`, hits).
+    /// Holds a page; returns its latch and its order. What comes back fits registers: a guard that
+    /// is passed through memory is stored in pieces and loaded as a whole, and the processor then
+    /// waits for all that went before (`docs/design/pool.md`, hits).
     #[inline]
-    fn hold<H: Hold>(&self, page: PageId, order: u8, deadline: Duration) -> Result<u8> {
+    fn hold<H: Hold>(
+        &self,
+        page: PageId,
+        order: u8,
+        deadline: Option<Duration>,
+    ) -> Result<(&Latch, u8)> {
         let Some(latch) = self.words.get(page.as_usize()) else {
             return Err(self.no_such_page(page));
         };
         let seen = latch.load();
         if H::take(latch, seen) {
-            return Ok(seen.order());
+            return Ok((latch, seen.order()));
         }
-        self.hold_slowly::<H>(page, order, deadline)
+        Ok((latch, self.hold_slowly::<H>(page, order, deadline)?))
     }
 
+    /// Without a deadline, the pool's.
     #[cold]
     #[inline(never)]
-    fn hold_slowly<H: Hold>(&self, page: PageId, order: u8, deadline: Duration) -> Result<u8> {
+    fn hold_slowly<H: Hold>(
+        &self,
+        page: PageId,
+        order: u8,
+        deadline: Option<Duration>,
+    ) -> Result<u8> {
         let latch = self.word(page);
-        let mut patience = Patience::new(deadline);
+        let mut patience = Patience::new(deadline.unwrap_or(self.deadline));
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
@@ -143,7 +154,7 @@ impl BufferPool {
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
-                return Some(Held::new(self, page, seen.order()));
+                return Some(Held::new(self, latch, seen.order()));
             }
             if H::is_barred(seen) {
                 return None;
@@ -158,7 +169,8 @@ impl BufferPool {
     /// fixed, [`Error::Io`] and [`Error::CorruptPage`].
     #[inline]
     pub fn fix_shared(&self, page: PageId) -> Result<SharedGuard<'_>> {
-        self.fix_shared_within(page, self.deadline)
+        let (latch, order) = self.hold::<Shared>(page, 0, None)?;
+        Ok(SharedGuard(Held::new(self, latch, order)))
     }
 
     /// As [`fix_shared`](Self::fix_shared), waiting no longer than `deadline`.
@@ -167,8 +179,8 @@ impl BufferPool {
     /// As there.
     #[inline]
     pub fn fix_shared_within(&self, page: PageId, deadline: Duration) -> Result<SharedGuard<'_>> {
-        let order = self.hold::<Shared>(page, 0, deadline)?;
-        Ok(SharedGuard(Held::new(self, page, order)))
+        let (latch, order) = self.hold::<Shared>(page, 0, Some(deadline))?;
+        Ok(SharedGuard(Held::new(self, latch, order)))
     }
 
     /// Fixes a page for changing it.
@@ -177,7 +189,8 @@ impl BufferPool {
     /// As for [`fix_shared`](Self::fix_shared).
     #[inline]
     pub fn fix_exclusive(&self, page: PageId) -> Result<ExclusiveGuard<'_>> {
-        self.fix_exclusive_within(page, self.deadline)
+        let (latch, order) = self.hold::<Exclusive>(page, 0, None)?;
+        Ok(ExclusiveGuard(Held::new(self, latch, order)))
     }
 
     /// As [`fix_exclusive`](Self::fix_exclusive), waiting no longer than `deadline`.
@@ -190,8 +203,8 @@ impl BufferPool {
         page: PageId,
         deadline: Duration,
     ) -> Result<ExclusiveGuard<'_>> {
-        let order = self.hold::<Exclusive>(page, 0, deadline)?;
-        Ok(ExclusiveGuard(Held::new(self, page, order)))
+        let (latch, order) = self.hold::<Exclusive>(page, 0, Some(deadline))?;
+        Ok(ExclusiveGuard(Held::new(self, latch, order)))
     }
 
     /// Fixes a page for reading if that needs neither waiting nor I/O.
@@ -219,7 +232,7 @@ impl BufferPool {
         if !seen.is_readable() || seen.cool() {
             seen = self.look_slowly(page)?;
         }
-        Ok(OptimisticGuard { pool: self, page, seen })
+        Ok(OptimisticGuard { pool: self, latch, seen })
     }
 
     #[cold]
@@ -256,7 +269,23 @@ impl BufferPool {
         page: PageId,
         mut read: impl FnMut(OptimisticGuard<'_>) -> T,
     ) -> Result<T> {
-        for _ in 0..OPTIMISTIC_MAX {
+        // The first attempt mostly does: the loop stays out of its way.
+        let guard = self.fix_optimistic(page)?;
+        let value = read(guard);
+        if guard.validate() {
+            return Ok(value);
+        }
+        self.read_again(page, read)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_again<T>(
+        &self,
+        page: PageId,
+        mut read: impl FnMut(OptimisticGuard<'_>) -> T,
+    ) -> Result<T> {
+        for _ in 1..OPTIMISTIC_MAX {
             let guard = self.fix_optimistic(page)?;
             let value = read(guard);
             if guard.validate() {
@@ -264,8 +293,8 @@ impl BufferPool {
             }
         }
         let guard = self.fix_shared(page)?;
-        let seen = guard.0.latch().load();
-        Ok(read(OptimisticGuard { pool: self, page, seen }))
+        let latch = guard.0.latch();
+        Ok(read(OptimisticGuard { pool: self, latch, seen: latch.load() }))
     }
 
     /// Allocates a buffer of 2^`order` consecutive pages, zeroed, under one latch: that of its
@@ -285,8 +314,8 @@ impl BufferPool {
     /// another order.
     pub fn fix_buffer_shared(&self, first: PageId, order: u8) -> Result<SharedGuard<'_>> {
         check_order(order)?;
-        let found = self.hold::<Shared>(first, order, self.deadline)?;
-        let guard = SharedGuard(Held::new(self, first, found));
+        let (latch, found) = self.hold::<Shared>(first, order, None)?;
+        let guard = SharedGuard(Held::new(self, latch, found));
         if found == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 
@@ -296,8 +325,8 @@ impl BufferPool {
     /// As for [`fix_buffer_shared`](Self::fix_buffer_shared).
     pub fn fix_buffer_exclusive(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
-        let found = self.hold::<Exclusive>(first, order, self.deadline)?;
-        let guard = ExclusiveGuard(Held::new(self, first, found));
+        let (latch, found) = self.hold::<Exclusive>(first, order, None)?;
+        let guard = ExclusiveGuard(Held::new(self, latch, found));
         if found == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 

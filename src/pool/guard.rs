@@ -7,6 +7,7 @@
 use super::latch::{Holder, Latch, Word};
 use super::{BufferPool, TRAILER};
 use crate::base::units::PageId;
+use crate::sys::vm::KERNEL_PAGE;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -17,11 +18,11 @@ struct Unaligned<T: Copy>(T);
 /// Bytes from a buffer's end to the number of the log record.
 const LSN_AT: usize = TRAILER;
 
-/// A page that is looked at: what all guards have in common.
+/// A page that is looked at: what all guards have in common. Its number is where its latch is.
 #[derive(Clone, Copy)]
 pub(super) struct Held<'p> {
     pub(super) pool: &'p BufferPool,
-    pub(super) page: PageId,
+    latch: &'p Latch,
     /// 8 changed | 7..0 order. One word, stored and copied as one.
     note: u64,
 }
@@ -30,8 +31,13 @@ const CHANGED: u64 = 1 << 8;
 
 impl<'p> Held<'p> {
     #[inline]
-    pub(super) fn new(pool: &'p BufferPool, page: PageId, order: u8) -> Held<'p> {
-        Held { pool, page, note: u64::from(order) }
+    pub(super) fn new(pool: &'p BufferPool, latch: &'p Latch, order: u8) -> Held<'p> {
+        Held { pool, latch, note: u64::from(order) }
+    }
+
+    #[inline]
+    fn page(&self) -> PageId {
+        self.pool.page_of(self.latch)
     }
 
     /// The same, of a page whose content was changed.
@@ -51,12 +57,12 @@ impl<'p> Held<'p> {
 
     #[inline]
     pub(super) fn latch(&self) -> &'p Latch {
-        self.pool.word(self.page)
+        self.latch
     }
 
     #[inline]
     fn ptr(&self) -> *mut u8 {
-        self.pool.ptr(self.page)
+        self.pool.ptr(self.page())
     }
 
     /// Bytes without the trailer.
@@ -95,7 +101,7 @@ macro_rules! of_a_held_page {
             /// The page's number.
             #[must_use]
             pub fn id(&self) -> PageId {
-                self.$held.page
+                self.$held.page()
             }
 
             /// The number of the log record that changed the page last.
@@ -117,7 +123,7 @@ macro_rules! of_a_held_page {
 
         impl fmt::Debug for $guard<'_> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($guard), "({})"), self.$held.page)
+                write!(f, concat!(stringify!($guard), "({})"), self.$held.page())
             }
         }
     };
@@ -183,7 +189,7 @@ impl<'p> ExclusiveGuard<'p> {
     pub fn free(self) {
         let held = self.0;
         std::mem::forget(self);
-        held.pool.free_locked(held.page, held.order());
+        held.pool.free_locked(held.page(), held.order());
     }
 }
 
@@ -211,27 +217,35 @@ impl Drop for ExclusiveGuard<'_> {
 #[derive(Clone, Copy)]
 pub struct OptimisticGuard<'p> {
     pub(super) pool: &'p BufferPool,
-    pub(super) page: PageId,
+    pub(super) latch: &'p Latch,
     pub(super) seen: Word,
 }
+
+/// Bytes that every page has, whatever the pool's page size: reads within them need no look at it.
+const PAYLOAD_MIN: usize = KERNEL_PAGE - TRAILER;
 
 impl<'p> OptimisticGuard<'p> {
     #[inline]
     fn held(&self) -> Held<'p> {
-        Held::new(self.pool, self.page, self.seen.order())
+        Held::new(self.pool, self.latch, self.seen.order())
+    }
+
+    #[inline]
+    fn ptr(&self) -> *mut u8 {
+        self.held().ptr()
     }
 
     /// The page's number.
     #[must_use]
     pub fn id(&self) -> PageId {
-        self.page
+        self.held().page()
     }
 
     /// Whether nobody changed or evicted the page since the guard was made.
     #[inline]
     #[must_use]
     pub fn validate(&self) -> bool {
-        self.held().latch().is_unchanged(self.seen)
+        self.latch.is_unchanged(self.seen)
     }
 
     /// Bytes that can be read.
@@ -249,10 +263,11 @@ impl<'p> OptimisticGuard<'p> {
 
     #[inline]
     fn read<T: Copy>(&self, at: usize) -> Option<T> {
-        if at.checked_add(size_of::<T>())? > self.len() {
+        let end = at.checked_add(size_of::<T>())?;
+        if end > PAYLOAD_MIN && end > self.len() {
             return None;
         }
-        let ptr = self.held().ptr().wrapping_add(at).cast::<Unaligned<T>>();
+        let ptr = self.ptr().wrapping_add(at).cast::<Unaligned<T>>();
         // SAFETY: within the pool's mapping, which is readable whether the page is resident or
         // not. The bytes may change meanwhile: every bit pattern is a valid value of the integer
         // types this is called with, and the caller validates before it believes the value.
@@ -293,7 +308,7 @@ impl<'p> OptimisticGuard<'p> {
         if at.checked_add(into.len())? > self.len() {
             return None;
         }
-        let from = self.held().ptr().wrapping_add(at);
+        let from = self.ptr().wrapping_add(at);
         // SAFETY: within the mapping as in `read`, and `into` is not part of it, for it is
         // borrowed mutably.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
@@ -320,11 +335,11 @@ impl<'p> OptimisticGuard<'p> {
     #[must_use]
     pub fn try_upgrade(self) -> Option<ExclusiveGuard<'p>> {
         loop {
-            let now = self.held().latch().load();
+            let now = self.latch.load();
             if !now.is_free() || now.version() != self.seen.version() {
                 return None;
             }
-            if self.held().latch().try_lock(now) {
+            if self.latch.try_lock(now) {
                 return Some(ExclusiveGuard(self.held()));
             }
         }
@@ -333,6 +348,6 @@ impl<'p> OptimisticGuard<'p> {
 
 impl fmt::Debug for OptimisticGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OptimisticGuard({} {:?})", self.page, self.seen)
+        write!(f, "OptimisticGuard({} {:?})", self.id(), self.seen)
     }
 }

@@ -5,7 +5,7 @@ use super::guard::{Held, SharedGuard};
 use super::latch::{STAMPS, Word};
 use super::outcome::Outcome;
 use super::replacement::Arrival;
-use super::{BufferPool, CHUNK_PAGES, TRAILER};
+use super::{BufferPool, CHUNK_PAGES, QUEUE, TRAILER};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
@@ -55,7 +55,28 @@ impl BufferPool {
     pub(super) fn take_queue(&self) -> Result<Box<dyn Queue>> {
         let _ours = keep_local();
         let idle = self.queues.lock().pop();
-        idle.map_or_else(|| self.store.open_queue(DEPTH as u32), Ok)
+        if let Some(queue) = idle {
+            return Ok(queue);
+        }
+        let queue = self.store.open_queue(DEPTH as u32)?;
+        // Who holds pages cannot wait for room: what does not fit is charged when it does.
+        self.counters.queues_owed.fetch_add(1, Ordering::Relaxed);
+        self.charge_queue();
+        Ok(queue)
+    }
+
+    /// Charges a queue that is not charged yet, if there is one and it fits.
+    fn charge_queue(&self) {
+        let owed = &self.counters.queues_owed;
+        let take = |owed: u64| owed.checked_sub(1);
+        if owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+            return;
+        }
+        if self.account.try_charge(QUEUE) {
+            self.counters.fixed.fetch_add(QUEUE.0, Ordering::Relaxed);
+        } else {
+            owed.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Keeps a queue for the next user. One that failed is not given back.
@@ -63,6 +84,9 @@ impl BufferPool {
         if queue.in_flight() == 0 {
             let _ours = keep_local();
             self.queues.lock().push(queue);
+        }
+        if self.counters.queues_owed.load(Ordering::Relaxed) > 0 {
+            self.charge_queue();
         }
     }
 
@@ -303,7 +327,8 @@ impl BufferPool {
                 Ok(()) => {
                     self.arrived(loading, 0, false);
                     self.word(loading.page).downgrade(false);
-                    guards[absent[i]] = Some(SharedGuard(Held::new(self, loading.page, 0)));
+                    let latch = self.word(loading.page);
+                    guards[absent[i]] = Some(SharedGuard(Held::new(self, latch, 0)));
                 }
                 Err(error) => {
                     self.give_up(loading, 0);

@@ -59,6 +59,15 @@ const CHUNK_PAGES: usize = KERNEL_PAGE / 8;
 /// Limit from which on page words are kept in huge pages: one of them is below 1 % then.
 const HUGE_WORDS_LIMIT: ByteCount = ByteCount::mib(256);
 
+/// What a pool keeps for itself however large it is, charged when it starts: the list of pages to
+/// be prefetched (64 KiB), its worker's stack, the manager's thread, upper page tables. Measured:
+/// `docs/design/memory.md`.
+const FIXED: ByteCount = ByteCount::kib(384);
+
+/// Bytes of a device queue, charged when one is opened: a thread that reads or writes a group of
+/// pages uses one.
+const QUEUE: ByteCount = ByteCount::kib(96);
+
 /// Asked before a page is written back: the write-ahead log must hold record `lsn` first.
 pub type BeforeWrite = dyn Fn(PageId, u64) -> Result<()> + Send + Sync;
 
@@ -233,6 +242,9 @@ pub struct PoolStats {
     pub resident: ByteCount,
     /// Bytes of page words, resident set and page tables, which are within the limit too.
     pub metadata: ByteCount,
+    /// Bytes that the pool keeps for itself whatever it holds: queues to the device, lists, its
+    /// thread's stack. Within the limit as well.
+    pub fixed: ByteCount,
     /// Fixes that found their page absent.
     pub misses: u64,
     /// Pages read.
@@ -255,6 +267,9 @@ pub struct PoolStats {
 struct Counters {
     resident: CachePadded<AtomicU64>,
     metadata: AtomicU64,
+    fixed: AtomicU64,
+    /// Queues that the limit had no room for when they were opened.
+    queues_owed: AtomicU64,
     misses: CachePadded<AtomicU64>,
     read: AtomicU64,
     written: CachePadded<AtomicU64>,
@@ -353,6 +368,8 @@ impl BufferPool {
             prefetches: crossbeam_queue::ArrayQueue::new(io::PREFETCH_MAX),
             worker: Ranked::new(Rank::Leaf, None),
         });
+        manager.charge(&pool.account, FIXED)?;
+        pool.counters.fixed.store(FIXED.0, Ordering::Relaxed);
         if create {
             pool.write_header()?
         } else {
@@ -401,6 +418,7 @@ impl BufferPool {
         PoolStats {
             resident: ByteCount(c.resident.load(Ordering::Relaxed)),
             metadata: ByteCount(c.metadata.load(Ordering::Relaxed)),
+            fixed: ByteCount(c.fixed.load(Ordering::Relaxed)),
             misses: c.misses.load(Ordering::Relaxed),
             pages_read: c.read.load(Ordering::Relaxed),
             pages_written: c.written.load(Ordering::Relaxed),
@@ -442,6 +460,13 @@ impl BufferPool {
     #[inline]
     fn word(&self, page: PageId) -> &Latch {
         &self.words[page.as_usize()]
+    }
+
+    /// The page whose latch is in the array at this place.
+    #[inline]
+    fn page_of(&self, latch: &Latch) -> PageId {
+        let bytes = std::ptr::from_ref(latch).addr() - self.words.as_ptr().addr();
+        PageId((bytes / size_of::<Latch>()) as u64)
     }
 
     /// A page's first byte.
@@ -499,7 +524,8 @@ impl Drop for BufferPool {
             }
         }
         let c = &self.counters;
-        let bytes = c.resident.load(Ordering::Relaxed) + c.metadata.load(Ordering::Relaxed);
+        let tables = c.metadata.load(Ordering::Relaxed) + c.fixed.load(Ordering::Relaxed);
+        let bytes = c.resident.load(Ordering::Relaxed) + tables;
         self.account.uncharge(ByteCount(bytes));
     }
 }

@@ -45,6 +45,16 @@ const OPEN: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkId(pub(super) usize);
 
+/// What became of a chunk that was to be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opening {
+    Opened,
+    /// There is no room for it at the moment; some is on its way.
+    Wait,
+    /// Its pages come one by one.
+    Unfit,
+}
+
 /// What became of a chunk that was to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Closed {
@@ -190,20 +200,31 @@ impl Pager {
     }
 
     /// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
-    pub(super) fn try_open(&self, page: PageId) -> bool {
+    pub(super) fn try_open(&self, page: PageId) -> Opening {
         let chunk = self.chunk_of(page);
         if self.chunks.pagemap.is_none() || !self.is_dense(page, chunk) {
-            return false;
+            return Opening::Unfit;
         }
         if !self.chunks.latch(chunk, CLOSED) {
-            return false;
+            return Opening::Unfit;
         }
         let opened = self.open_latched(chunk);
         self.chunks.unlatch(chunk, CLOSED, if opened { OPEN } else { CLOSED });
         if opened {
             self.counters.chunks_opened.bump();
+            return Opening::Opened;
         }
-        opened
+        // Room comes with the next write that ends. A page of its own now would leave a chunk of
+        // small pages, which the kernel fills one by one and gives back one by one.
+        let room = self.reserve_for_fresh().0 + CHUNK as u64;
+        let is_aimed_at = self.high_bytes.load(Ordering::Relaxed) >= room;
+        let writing = is_aimed_at && self.counters.writes_in_flight.get() > 0;
+        let healthy = self.write_errno.load(Ordering::Acquire) == 0;
+        let is_fresh = |page: PageId| self.word(page).load().state() == State::Empty;
+        if writing && healthy && self.pages_of_chunk(chunk).all(is_fresh) {
+            return Opening::Wait;
+        }
+        Opening::Unfit
     }
 
     fn open_latched(&self, chunk: ChunkId) -> bool {
@@ -218,7 +239,13 @@ impl Pager {
         }
         let page = self.page_size().0;
         let reserve = self.reserve_for_fresh();
-        if !self.budget.try_charge_leaving(ByteCount(absent * page), reserve) {
+        if absent == self.pages_per_chunk()
+            && self.available() >= reserve.0 + CHUNK as u64
+            && let Some(opened) = self.open_with_run(chunk)
+        {
+            return opened;
+        }
+        if !self.charge_leaving(ByteCount(absent * page), reserve) {
             return false;
         }
         let (count, really_absent) = self.adopt_pages(chunk);
@@ -236,6 +263,48 @@ impl Pager {
         let first = chunk.0 as u64 * self.pages_per_chunk();
         self.hand_over(chunk, &mut (first..first + count).map(PageId));
         self.budget.uncharge(ByteCount(absent * page));
+        false
+    }
+
+    /// Opens a chunk without content, latched, with the memory of a spare run, which is cleared and
+    /// charged: the kernel need not clear another. `None`: there is none that can be used.
+    fn open_with_run(&self, chunk: ChunkId) -> Option<bool> {
+        let first = self.frames.take_spare_run()?;
+        if !self.move_run_in(chunk, first) {
+            self.frames.put_spare_run(first);
+            self.free_spare_run();
+            return None;
+        }
+        (first.0..).take(self.frames.run_frames()).for_each(|n| self.frames.put_empty(FrameId(n)));
+        self.counters.chunks_reused.bump();
+        let opened = self.uffd.unregister(self.chunk_addr(chunk), CHUNK).is_ok();
+        // Before anybody looks at the words: the chunk is latched.
+        self.pages_of_chunk(chunk)
+            .for_each(|page| self.settle(page, Word::moving(None), Word::EMPTY));
+        if !opened {
+            // The kernel has no mapping left (max_map_count).
+            self.hand_over(chunk, &mut self.pages_of_chunk(chunk));
+        }
+        Some(opened)
+    }
+
+    /// Moves a run of frames to an empty chunk; its words are `Moving` then. `false`: nothing has
+    /// changed, because another filler is at one of the pages, or the kernel still holds the run.
+    fn move_run_in(&self, chunk: ChunkId, first: FrameId) -> bool {
+        let claims =
+            |page: &PageId| self.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
+        let claimed = self.pages_of_chunk(chunk).take_while(claims).count();
+        let (dst, src) = (self.chunk_addr(chunk), self.frames.addr(first));
+        let is_alone = claimed as u64 == self.pages_per_chunk();
+        let moved = if is_alone { self.move_or_stop(dst, src, CHUNK) } else { 0 };
+        if moved == CHUNK {
+            return true;
+        }
+        if moved > 0 {
+            self.move_back(dst, src, moved);
+        }
+        let claimed = self.pages_of_chunk(chunk).take(claimed);
+        claimed.for_each(|page| self.settle(page, Word::moving(None), Word::EMPTY));
         false
     }
 

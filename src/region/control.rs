@@ -70,9 +70,9 @@ impl Region {
 
     /// [`prefetch_many`](Region::prefetch_many) for stores that answer at once, as memory does: in
     /// [in-thread mode](super::Mode::InThread) the calling thread reads the pages itself, one after
-    /// the other, and nobody is woken. A page costs half of what its fault would: there is no
-    /// signal. Pages for which there is no room at the moment are left out. With handler threads it
-    /// is `prefetch_many`.
+    /// the other, and nobody is woken. A page costs what its fault would, without the exception, the
+    /// signal and the return from it. Pages for which there is no room at the moment are left out.
+    /// With handler threads it is `prefetch_many`.
     ///
     /// # Errors
     /// [`Error::BadRange`] when a range is not in this region; those before it were brought in.

@@ -5,7 +5,8 @@
 //! on pages that are not resident fail with `EFAULT`, because there is no instruction to signal.
 //!
 //! The handler finds the region by address, looks at the page's word as a filler does, and reads
-//! the device synchronously. Prefetch and read-ahead stay with a filler thread.
+//! the device synchronously. Prefetch and read-ahead stay with a filler thread; `fetch_many` reads
+//! here, before there is a signal.
 //!
 //! # Invariants
 //! 1. A region is listed from before its first address is handed out until its threads stopped.
@@ -173,7 +174,11 @@ impl Pager {
         };
         if let Err(error) = read {
             self.cancel_fill(frame);
-            self.poison(page, moving, &error);
+            match asked {
+                Asked::Fault => self.poison(page, moving, &error),
+                // Nobody needs it yet.
+                Asked::Ahead => self.settle(page, moving, Word::stored(slot)),
+            }
             return None;
         }
         let guard = self.guard(page, write);

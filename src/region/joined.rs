@@ -30,7 +30,7 @@ use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageCount};
 use crate::meta::LazyArray;
 use crate::sys::vm::KERNEL_PAGE;
-use crate::tier::manager::{Account, Effort, Reclaim, Spill};
+use crate::tier::manager::{Account, Effort, MemoryManager, Reclaim, Spill};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,14 @@ const GROUP_TABLES: u64 = 3 * KERNEL_PAGE as u64;
 /// Bytes of a slot's hash and its bits in the slot map.
 const SLOT_TABLES: u64 = 17;
 
+/// Bytes that a region keeps for itself whatever it holds: threads' stacks, histograms, lists of the
+/// evictor, upper page tables ...
+const FIXED: u64 = 384 << 10;
+/// ... for each filler its queue of requests (256 KiB of buffers' addresses) and its lists ...
+const FIXED_PER_FILLER: u64 = 512 << 10;
+/// ... and for each frame what threads know of it. Measured: `docs/design/memory.md`.
+const FIXED_PER_FRAME: u64 = 128;
+
 /// A region's place under a limit that is not its own.
 #[derive(Debug)]
 pub(super) struct Joined {
@@ -70,6 +78,8 @@ pub(super) struct Joined {
     groups: LazyArray<AtomicU64>,
     tables: AtomicU64,
     slot_tables: AtomicU64,
+    /// What the region keeps for itself, charged at the start.
+    fixed: AtomicU64,
 }
 
 impl Joined {
@@ -86,6 +96,7 @@ impl Joined {
             groups: LazyArray::new(pages.div_ceil(GROUP_PAGES).div_ceil(64) as usize)?,
             tables: AtomicU64::new(0),
             slot_tables: AtomicU64::new(0),
+            fixed: AtomicU64::new(0),
         })
     }
 
@@ -169,10 +180,16 @@ impl Pager {
     fn free_spares(&self, want: u64, keep: u64) -> u64 {
         let page = self.page_bytes as u64;
         let mut freed = 0;
-        while freed < want && self.frames.spare_len() as u64 * page > keep {
-            let Some(frame) = self.frames.take_spare() else { break };
-            self.free_frame(frame);
-            freed += page;
+        while freed < want && self.frames.spare_bytes() as u64 > keep {
+            if let Some(frame) = self.frames.take_spare() {
+                self.free_frame(frame);
+                freed += page;
+                continue;
+            }
+            match self.free_spare_run() {
+                0 => break,
+                bytes => freed += bytes,
+            }
         }
         freed
     }
@@ -184,7 +201,7 @@ impl Pager {
     pub(super) fn others_may_give(&self, missing: u64) -> bool {
         let joined = &self.joined;
         let Some(account) = &joined.account else { return false };
-        let spares = (self.frames.spare_len() * self.page_bytes) as u64;
+        let spares = self.frames.spare_bytes() as u64;
         let own = self.budget.own_free().0 + spares;
         let alone = self.exhausted.load(Ordering::Acquire);
         if missing == 0 || own < self.high_bytes.load(Ordering::Relaxed) || !account.may_ask() {
@@ -213,12 +230,29 @@ impl Pager {
 
     // Limit.
 
-    /// What the limit guarantees to this region: all of it, or its floor under a manager.
+    /// What the limit guarantees to this region's pages: all of it, or its floor under a manager.
     pub(super) fn guaranteed(&self) -> ByteCount {
         match &self.joined.account {
-            Some(account) => account.floor().min(self.budget.limit()),
+            Some(account) => {
+                let fixed = self.joined.fixed.load(Ordering::Relaxed);
+                ByteCount(account.floor().min(self.budget.limit()).0.saturating_sub(fixed))
+            }
             None => self.budget.limit(),
         }
+    }
+
+    /// Charges what the region keeps for itself, under a manager: its limit is one on all that is
+    /// resident, where that of a region alone is one on far memory.
+    ///
+    /// # Errors
+    /// When others do not give way for it.
+    pub(super) fn charge_fixed(&self, manager: &MemoryManager) -> Result<()> {
+        let Some(account) = &self.joined.account else { return Ok(()) };
+        let fillers = self.filler_bells.len() as u64 * FIXED_PER_FILLER;
+        let fixed = FIXED + fillers + self.frames.count() as u64 * FIXED_PER_FRAME;
+        manager.charge(account, ByteCount(fixed))?;
+        self.joined.fixed.store(fixed, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Sets the limit, which is a ceiling under a manager.
@@ -251,7 +285,7 @@ impl Pager {
         let group = (chunk.0 as u64 * pages_per_chunk / GROUP_PAGES) as usize;
         let new_group = !has_bit(&joined.groups, group);
         let tables = KERNEL_PAGE as u64 + if new_group { GROUP_TABLES } else { 0 };
-        if !self.budget.try_charge(ByteCount(tables)) {
+        if !self.charge_leaving(ByteCount(tables), ByteCount::ZERO) {
             return false;
         }
         let mut counted = 0;

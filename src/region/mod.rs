@@ -338,6 +338,9 @@ impl Region {
             let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
             account.set_reclaimer(reclaimer);
         }
+        if let Some(manager) = manager {
+            pager.charge_fixed(manager)?;
+        }
         let requests = Arc::new(Requests::new());
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;
         let fillers: Result<Vec<Filler>> =

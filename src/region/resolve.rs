@@ -7,6 +7,7 @@
 //! 1. As for fillers: who made a page's word `Moving` installs it, nobody else.
 #![expect(unsafe_code, reason = "maps the zero page into holes")]
 
+use super::chunk::Opening;
 use super::pager::Pager;
 use super::report;
 use crate::base::error::Error;
@@ -84,9 +85,13 @@ impl Pager {
         if !self.count_tables(chunk) {
             return Some(Answer::Starved);
         }
-        if self.try_open(page) {
-            self.check_low();
-            return Some(Answer::Done);
+        match self.try_open(page) {
+            Opening::Opened => {
+                self.check_low();
+                return Some(Answer::Done);
+            }
+            Opening::Wait => return Some(Answer::Starved),
+            Opening::Unfit => {}
         }
         let moving = Word::moving(None);
         self.word(page).try_change(Word::EMPTY, moving).ok()?;

@@ -162,7 +162,7 @@ impl BlockStore {
             FileKind::Block => inspect_device(path, fd.as_fd())?,
             _ => info.len,
         };
-        let capacity = fit(path, len, capacity)?;
+        let capacity = fit(path, Room::of(kind), len, capacity)?;
         let device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
         if kind == FileKind::Block && file::can_discard(info.device) == Some(false) {
             device.no_discard.store(true, Ordering::Relaxed);
@@ -468,12 +468,12 @@ fn set_len(path: &Path, fd: BorrowedFd<'_>, len: ByteCount) -> Result<()> {
 /// Sets the length to what the file system has available; returns it.
 fn set_len_available(dir: &Path, fd: BorrowedFd<'_>) -> Result<ByteCount> {
     let available = file::available(fd).map_err(|errno| refused(dir, explain(errno)))?;
-    let mut capacity = fit(dir, available, None)?;
+    let mut capacity = fit(dir, Room::Free, available, None)?;
     for _ in 0..HALVINGS_MAX {
         if file::set_len(fd, capacity.get()) != Err(Errno(libc::EFBIG)) {
             break;
         }
-        capacity = fit(dir, capacity.get() / 2, None)?;
+        capacity = fit(dir, Room::Free, capacity.get() / 2, None)?;
     }
     set_len(dir, fd, capacity)?;
     Ok(capacity)
@@ -492,13 +492,46 @@ fn inspect_device(path: &Path, fd: BorrowedFd<'_>) -> Result<u64> {
     file::device_len(fd).map_err(explained)
 }
 
+/// What room for a store is a part of, for messages.
+#[derive(Clone, Copy)]
+enum Room {
+    /// A file that exists.
+    File,
+    Device,
+    /// What a file system has available.
+    Free,
+}
+
+impl Room {
+    fn of(kind: FileKind) -> Room {
+        if kind == FileKind::Block { Room::Device } else { Room::File }
+    }
+
+    /// Says that `len` bytes are less than what is needed, and what to do.
+    fn too_small(self, len: u64, wanted: Option<ByteCount>) -> String {
+        let least = wanted.unwrap_or(CAPACITY_MIN);
+        let (what, remedy) = match self {
+            Room::File => {
+                // Without a capacity no file is created.
+                let again = if wanted.is_some() { "delete it to have it created, or " } else { "" };
+                let extend = format!("extend it: truncate --size={}", least.get());
+                ("this file exists and has", format!("{again}{extend}"))
+            }
+            Room::Device => ("this device has", "use less of it, or a larger one".to_owned()),
+            Room::Free => {
+                ("its file system has", "free space there, or use another directory".to_owned())
+            }
+        };
+        format!("is too small: {what} {len} bytes, but {least} are needed; {remedy}")
+    }
+}
+
 /// Returns how much of `len` bytes to use.
-fn fit(path: &Path, len: u64, wanted: Option<ByteCount>) -> Result<ByteCount> {
+fn fit(path: &Path, room: Room, len: u64, wanted: Option<ByteCount>) -> Result<ByteCount> {
     let usable = ByteCount(len - len % IO_ALIGN as u64);
     let least = wanted.unwrap_or(CAPACITY_MIN);
     if usable < least {
-        let usable = usable.get();
-        return Err(refused(path, format!("is too small: {usable} bytes, but {least} are needed")));
+        return Err(refused(path, room.too_small(len, wanted)));
     }
     Ok(wanted.unwrap_or(usable))
 }

@@ -1,15 +1,17 @@
 //! The table, `target/figures/ffi.csv` and `ffi.svg`.
 
 use crate::rows::Goal;
+use crate::sides::Way;
 use plotters::prelude::*;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// What a row cost on both sides.
+/// What a row cost on all sides.
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     pub(crate) goal: Goal,
-    pub(crate) foreign_ns: f64,
+    /// In the order of [`Way::ALL`].
+    pub(crate) foreign_ns: [f64; Way::ALL.len()],
     pub(crate) own_ns: f64,
 }
 
@@ -24,20 +26,19 @@ impl Row {
 }
 
 pub(crate) fn print(rows: &[Row]) {
+    let [first, second, third] = Way::ALL.map(Way::name);
     println!(
-        "{:46} {:>9} {:>9} {:>9}",
-        "ns, all calls of a row together", "C/C++", "Rust", "allowed"
+        "{:46} {first:>9} {second:>9} {third:>9} {:>9} {:>9}",
+        "ns, all calls of a row together; C, C++ as", "Rust", "allowed"
     );
     for row in rows {
-        let met = if row.foreign_ns <= row.allowed_ns() { "" } else { "  above" };
-        println!(
-            "{:46} {:9.2} {:9.2} {:9.2}{met}",
-            row.name,
-            row.foreign_ns,
-            row.own_ns,
-            row.allowed_ns()
-        );
+        let allowed = row.allowed_ns();
+        let mark = |ns: f64| if ns <= allowed { ' ' } else { '*' };
+        let [first, second, third] = row.foreign_ns.map(|ns| format!("{ns:8.2}{}", mark(ns)));
+        let (name, own) = (row.name, row.own_ns);
+        println!("{name:46} {first} {second} {third} {own:9.2} {allowed:9.2}");
     }
+    println!("* above what is allowed");
 }
 
 fn figures() -> PathBuf {
@@ -51,9 +52,12 @@ pub(crate) fn write(rows: &[Row]) -> Result<(), Box<dyn std::error::Error>> {
     fs::create_dir_all(&dir)?;
     let mut csv = "work,value,unit,baseline,baseline_value,ratio,goal\n".to_owned();
     for row in rows {
-        let (ratio, goal) = (row.own_ns / row.foreign_ns, row.own_ns / row.allowed_ns());
-        let (work, foreign, own) = (row.name.replace(',', " and"), row.foreign_ns, row.own_ns);
-        csv += &format!("{work},{foreign:.2},ns,Rust,{own:.2},{ratio:.3},{goal:.3}\n");
+        let (work, own, goal) = (row.name.replace(',', " and"), row.own_ns, row.allowed_ns());
+        for (foreign, way) in row.foreign_ns.into_iter().zip(Way::ALL) {
+            let (ratio, goal) = (own / foreign, own / goal);
+            let way = way.name();
+            csv += &format!("{work} ({way}),{foreign:.2},ns,Rust,{own:.2},{ratio:.3},{goal:.3}\n");
+        }
     }
     fs::write(dir.join("ffi.csv"), csv)?;
     draw(rows, &dir.join("ffi.svg"))?;
@@ -61,13 +65,16 @@ pub(crate) fn write(rows: &[Row]) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Bars: Rust below, the other side above it.
+/// Bars: Rust below, the other sides above it.
 fn draw(rows: &[Row], to: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let area = SVGBackend::new(to, (900, 80 + 50 * rows.len() as u32)).into_drawing_area();
     area.fill(&WHITE)?;
-    let most = rows.iter().map(|row| row.foreign_ns.max(row.own_ns)).fold(1.0, f64::max);
+    let most = rows
+        .iter()
+        .map(|row| row.foreign_ns[Way::ALL.len() - 1].max(row.own_ns))
+        .fold(1.0, f64::max);
     let mut chart = ChartBuilder::on(&area)
-        .caption("A call through the C ABI (red) and from Rust (grey)", ("sans-serif", 18))
+        .caption("From Rust (grey), from C: static, shared, plug-in (red)", ("sans-serif", 18))
         .margin(10)
         .x_label_area_size(30)
         .y_label_area_size(320)
@@ -82,9 +89,11 @@ fn draw(rows: &[Row], to: &Path) -> Result<(), Box<dyn std::error::Error>> {
         .draw()?;
     for (index, row) in rows.iter().enumerate() {
         let at = index as f64;
-        let bars = [(row.own_ns, 0.15, BLACK.mix(0.4)), (row.foreign_ns, 0.5, RED.mix(0.7))];
-        for (ns, above, colour) in bars {
-            let corners = [(0.0, at + above), (ns, at + above + 0.3)];
+        let [fixed, shared, late] = row.foreign_ns;
+        let bars = [(row.own_ns, BLACK.mix(0.4)), (fixed, RED.mix(0.4)), (shared, RED.mix(0.6))];
+        for (index, (ns, colour)) in bars.into_iter().chain([(late, RED.mix(0.8))]).enumerate() {
+            let bottom = at + 0.1 + 0.2 * index as f64;
+            let corners = [(0.0, bottom), (ns, bottom + 0.18)];
             chart.draw_series([Rectangle::new(corners, colour.filled())])?;
         }
     }

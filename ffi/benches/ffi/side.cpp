@@ -1,6 +1,9 @@
-// The C and C++ sides of the benchmark: loops over calls, in a library with farheap linked statically.
+// The C and C++ sides of the benchmark: loops over calls. One object, used in three ways: in a
+// program with farheap linked statically, in one linked with the shared library, and in a shared
+// object with farheap in it that is loaded late.
 #include <farheap.hpp>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -139,3 +142,38 @@ std::uint64_t side_pmr(std::uint64_t calls) {
 }
 
 } // extern "C"
+
+// As a program: a table's path as argument, then a line `loop calls` for each measurement on the standard
+// input, and its nanoseconds and answer on the standard output.
+int main(int count, char **arguments) {
+    const struct {
+        const char *name;
+        std::uint64_t (*loop)(std::uint64_t);
+    } loops[] = {
+        {"side_contains", side_contains},
+        {"side_malloc_free_sized", side_malloc_free_sized},
+        {"side_malloc_free", side_malloc_free},
+        {"side_fix_unfix", side_fix_unfix},
+        {"side_guard", side_guard},
+        {"side_optimistic", side_optimistic},
+        {"side_node", side_node},
+        {"side_template", side_template},
+        {"side_template_page", side_template_page},
+        {"side_pmr", side_pmr},
+    };
+    if (count != 2 || !side_start(arguments[1])) return 1;
+    char name[64];
+    unsigned long long calls = 0;
+    while (std::scanf("%63s %llu", name, &calls) == 2) {
+        for (const auto &known : loops) {
+            if (std::string(known.name) != name) continue;
+            known.loop(calls / 16); // What the other side has pushed out of the caches comes back.
+            const auto began = std::chrono::steady_clock::now();
+            const unsigned long long answer = known.loop(calls);
+            const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
+            std::printf("%lld %llu\n", static_cast<long long>(took.count()), answer);
+            std::fflush(stdout);
+        }
+    }
+    return 0;
+}

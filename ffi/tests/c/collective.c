@@ -92,6 +92,9 @@ static void figures(farheap_collective *collective) {
     farheap_stats stats = {.size = sizeof stats};
     OK(farheap_collective_stats(collective, &stats));
     CHECK(stats.page_bytes == 4096 && stats.pages_in > 0);
+    farheap_latencies took = {.size = sizeof took};
+    OK(farheap_collective_latencies(collective, &took));
+    CHECK(took.read.count > 0 && took.read.max_ns > 0);
     OK(farheap_collective_set_limit(collective, 8 * MIB));
     FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_collective_set_limit(collective, 1));
 }

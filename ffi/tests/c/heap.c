@@ -158,6 +158,14 @@ static void data_larger_than_the_limit_comes_back(farheap_heap *heap) {
     CHECK(stats.limit_bytes == 16 * MIB && stats.resident_bytes_max <= 16 * MIB);
     CHECK(stats.bytes_written > 0 && stats.bytes_read > 0 && stats.page_bytes == 64 << 10);
     CHECK(stats.allocated_bytes == WORDS * 8);
+    CHECK(stats.metadata_bytes > 0 && stats.metadata_bytes < stats.resident_bytes_max);
+    farheap_latencies took = {.size = sizeof took};
+    OK(farheap_heap_latencies(heap, &took));
+    CHECK(took.read.count > 0 && took.read.p50_ns > 0 && took.read.p50_ns <= took.read.p99_ns);
+    CHECK(took.read.p99_9_ns <= took.read.max_ns && took.write.count > 0 && took.evict.count > 0);
+    farheap_account *account = NULL;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_heap_account(heap, &account)); /* it has a limit of its own */
+    CHECK(!account);
 
     OK(farheap_prefetch(heap, words, MIB));
     farheap_range ranges[] = {{words, 1000}, {words + WORDS / 2, MIB}};

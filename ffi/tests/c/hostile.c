@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <unistd.h>
 
 enum { LONG_TEXT = 1 << 20 };
@@ -150,6 +151,80 @@ static void numbers_of_a_manager(void) {
     OK(farheap_manager_free(m));
 }
 
+static uint64_t lie(void *userdata, uint64_t want, farheap_effort effort) {
+    farheap_manager_stats stats = {.size = sizeof stats};
+    (void)want, (void)effort;
+    OK(farheap_manager_stats_get(userdata, &stats)); /* looking is allowed */
+    return UINT64_MAX;
+}
+
+static void *free_it(void *temporary) {
+    const farheap_status status = farheap_temporary_free(temporary);
+    CHECK(status == FARHEAP_OK || status == FARHEAP_E_HANDLE);
+    return status == FARHEAP_OK ? temporary : NULL;
+}
+
+/* Of two threads that free a handle one does, and the other is told. */
+static void two_threads_free_one_handle(farheap_manager *m) {
+    for (int i = 0; i < 200; i++) {
+        farheap_temporary *t = NULL;
+        void *here = NULL, *there = NULL;
+        pthread_t thread;
+        OK(farheap_temporary_new(m, &t));
+        CHECK(!pthread_create(&thread, NULL, free_it, t));
+        here = free_it(t);
+        CHECK(!pthread_join(thread, &there));
+        CHECK(!here != !there);
+    }
+}
+
+static void an_account(void) {
+    farheap_manager *m = NULL;
+    farheap_account *a = NULL, *many[32];
+    OK(farheap_manager_new(8 * MIB, FARHEAP_COOPERATIVE, 0, &m));
+    OK(farheap_manager_set_deadline(m, 10));
+    FAILS(FARHEAP_E_NULL, farheap_account_new(m, NULL, &a));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_new(m, "\xFF", &a));
+    OK(farheap_account_new(m, filled("\xF0\x9F\x90\x82"), &a)); /* a megabyte, cut to characters */
+    farheap_consumer_stats figures = {.size = sizeof figures};
+    OK(farheap_manager_consumer(m, 1, &figures));
+    CHECK(strlen(figures.name) == 60);
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_manager_consumer(m, UINT64_MAX, &figures));
+    const uint64_t huge[] = {UINT64_MAX, UINT64_MAX / 2, (uint64_t)1 << 62};
+    for (int i = 0; i < 3; i++) {
+        FAILS(FARHEAP_E_ARGUMENT, farheap_account_charge(a, huge[i]));
+        FAILS(FARHEAP_E_ARGUMENT, farheap_account_try_charge(a, huge[i]));
+        FAILS(FARHEAP_E_ARGUMENT, farheap_account_uncharge(a, huge[i]));
+        FAILS(FARHEAP_E_ARGUMENT, farheap_account_set_used(a, huge[i]));
+        FAILS(FARHEAP_E_LIMIT_EXCEEDED, farheap_account_set_floor(a, huge[i]));
+        OK(farheap_account_set_ceiling(a, huge[i]));
+    }
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_account_charge(a, (uint64_t)1 << 60));
+    OK(farheap_account_set_used(a, (uint64_t)1 << 60)); /* what can only be counted is counted */
+    CHECK(farheap_account_used(a) == (uint64_t)1 << 60);
+    FAILS(FARHEAP_E_WOULD_BLOCK, farheap_account_try_charge(a, 1));
+    OK(farheap_account_set_used(a, 0));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_uncharge(a, 1));
+    OK(farheap_account_uncharge(a, 0));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_set_part(a, UINT32_MAX - 1));
+    int made = 0;
+    while (made < 32 && farheap_account_new(m, "", &many[made]) == FARHEAP_OK) made++;
+    CHECK(made > 0 && farheap_last_status() == FARHEAP_E_TOO_MANY_CONSUMERS);
+    while (made > 0) OK(farheap_account_free(many[--made]));
+    /* A callback that frees nothing and says the contrary. */
+    void *memory = NULL;
+    OK(farheap_account_set_floor(a, 0));
+    OK(farheap_account_charge(a, 6 * MIB));
+    OK(farheap_account_on_reclaim(a, lie, m));
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_manager_allocate_temporary(m, 4 * MIB, &memory));
+    OK(farheap_account_uncharge(a, 6 * MIB));
+    two_threads_free_one_handle(m);
+    OK(farheap_account_charge(a, MIB));
+    OK(farheap_manager_free(m)); /* the account keeps the manager */
+    OK(farheap_account_charge(a, MIB));
+    OK(farheap_account_free(a));
+}
+
 static void a_pool(void) {
     farheap_manager *m = NULL;
     farheap_pool *p = NULL;
@@ -275,10 +350,47 @@ static void a_collective(void) {
     OK(farheap_collective_free(c));
 }
 
+static pthread_key_t at_the_end;
+
+/* After the library's own destructors for the thread have run. */
+static void allocate_at_the_end(void *block) {
+    far_free(block);
+    unsigned char *far = far_allocate(FARHEAP_FAR, 100, 16), *any = far_malloc(MIB);
+    if (far) { /* there may be none for such a thread any more */
+        CHECK(far_contains(far));
+        far[99] = 1;
+        far_free(far);
+    }
+    CHECK(any);
+    any[MIB - 1] = 1;
+    far_free_sized(any, MIB, 16);
+    FAILS(FARHEAP_E_ARGUMENT, farheap_scope_pop());
+}
+
+static void *end(void *with_a_far_block) {
+    void *block = far_allocate(with_a_far_block ? FARHEAP_FAR : FARHEAP_LOCAL, 100, 16);
+    CHECK(block && !pthread_setspecific(at_the_end, block));
+    OK(farheap_scope_push(FARHEAP_FAR)); /* ends with the thread */
+    return NULL;
+}
+
+static void threads_that_end(farheap_heap *heap) {
+    CHECK(!pthread_key_create(&at_the_end, allocate_at_the_end));
+    for (int i = 0; i < 16; i++) {
+        pthread_t thread;
+        CHECK(!pthread_create(&thread, NULL, end, i % 2 ? heap : NULL));
+        CHECK(!pthread_join(thread, NULL));
+    }
+    farheap_stats stats = {.size = sizeof stats};
+    OK(farheap_heap_stats(heap, &stats));
+    CHECK(stats.allocated_bytes == 0);
+}
+
 int main(void) {
     sizes_and_alignments();
     texts();
     numbers_of_a_manager();
+    an_account();
     a_pool();
     a_collective();
     farheap_heap *heap = NULL;
@@ -289,6 +401,7 @@ int main(void) {
     OK(farheap_scope_pop());
     FAILS(FARHEAP_E_ARGUMENT, farheap_scope_pop());
     FAILS(FARHEAP_E_ARGUMENT, farheap_scope_push((farheap_placement)9));
+    threads_that_end(heap);
     FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_set_limit(heap, 0));
     OK(farheap_set_limit(heap, UINT64_MAX));
     OK(farheap_set_limit(heap, 16 * MIB));

@@ -25,6 +25,10 @@ static void calls_on_a_heap(farheap_status code, farheap_heap *heap) {
     FAILS(code, farheap_purge(heap));
     FAILS(code, farheap_heap_stats(heap, &stats));
     FAILS(code, farheap_serves_kernel_faults(heap, &answer));
+    farheap_latencies latencies = {.size = sizeof latencies};
+    farheap_account *account = NULL;
+    FAILS(code, farheap_heap_latencies(heap, &latencies));
+    FAILS(code, farheap_heap_account(heap, &account));
 }
 
 static void calls_on_a_collective(farheap_status code, farheap_collective *c) {
@@ -45,6 +49,8 @@ static void calls_on_a_collective(farheap_status code, farheap_collective *c) {
     NOTHING(code, farheap_collective_local_used(c));
     NOTHING(code, farheap_collective_far_pages(c));
     FAILS(code, farheap_collective_stats(c, &stats));
+    farheap_latencies latencies = {.size = sizeof latencies};
+    FAILS(code, farheap_collective_latencies(c, &latencies));
     FAILS(code, farheap_collective_set_limit(c, 16 * MIB));
     FAILS(code, farheap_collective_prefetch_many(c, &range, 1));
     FAILS(code, farheap_collective_advise(c, &byte, 1, FARHEAP_ADVICE_COLD));
@@ -55,6 +61,25 @@ static void calls_on_a_collective(farheap_status code, farheap_collective *c) {
 
 static void told(void *userdata, farheap_pressure event, uint64_t bytes) {
     (void)userdata, (void)event, (void)bytes;
+}
+
+static uint64_t reclaim(void *userdata, uint64_t want, farheap_effort effort) {
+    (void)userdata, (void)want, (void)effort;
+    return 0;
+}
+
+static void calls_on_an_account(farheap_status code, farheap_account *a) {
+    FAILS(code, farheap_account_charge(a, 1));
+    FAILS(code, farheap_account_try_charge(a, 1));
+    FAILS(code, farheap_account_uncharge(a, 1));
+    FAILS(code, farheap_account_set_used(a, 1));
+    FAILS(code, farheap_account_on_reclaim(a, reclaim, NULL));
+    FAILS(code, farheap_account_set_floor(a, 1));
+    FAILS(code, farheap_account_set_ceiling(a, 1));
+    FAILS(code, farheap_account_set_part(a, 1));
+    NOTHING(code, farheap_account_used(a));
+    NOTHING(code, farheap_account_floor(a));
+    NOTHING(code, farheap_account_ceiling(a));
 }
 
 static void calls_on_a_manager(farheap_status code, farheap_manager *m) {
@@ -69,6 +94,12 @@ static void calls_on_a_manager(farheap_status code, farheap_manager *m) {
     FAILS(code, farheap_manager_set_temporary_ceiling(m, 1));
     FAILS(code, farheap_manager_on_pressure(m, told, NULL));
     FAILS(code, farheap_manager_stats_get(m, &stats));
+    farheap_consumer_stats consumer = {.size = sizeof consumer};
+    farheap_account *account = NULL;
+    FAILS(code, farheap_manager_consumer(m, 0, &consumer));
+    FAILS(code, farheap_manager_temporary_account(m, &account));
+    FAILS(code, farheap_account_new(m, "caches", &account));
+    CHECK(!account);
     FAILS(code, farheap_manager_allocate_temporary(m, 1, &memory));
     FAILS(code, farheap_manager_free_temporary(m, &byte));
     NOTHING(code, farheap_manager_is_spilled(m, &byte));
@@ -89,6 +120,10 @@ static void calls_on_a_pool(farheap_status code, farheap_pool *p) {
     uint64_t id = 1;
     FAILS(code, farheap_pool_flush(p));
     FAILS(code, farheap_pool_prefetch(p, &id, 1));
+    FAILS(code, farheap_pool_evict_all(p));
+    FAILS(code, farheap_pool_evict_clean(p, 1, &id));
+    farheap_account *account = NULL;
+    FAILS(code, farheap_pool_account(p, &account));
     FAILS(code, farheap_pool_set_floor(p, 0));
     FAILS(code, farheap_pool_set_ceiling(p, MIB));
     FAILS(code, farheap_pool_stats_get(p, &stats));
@@ -132,6 +167,7 @@ static void all(farheap_status code, void *handle) {
     calls_on_a_heap(code, handle);
     calls_on_a_collective(code, handle);
     calls_on_a_manager(code, handle);
+    calls_on_an_account(code, handle);
     calls_on_a_pool(code, handle);
     if (handle) {
         FAILS(code, farheap_heap_free(handle));
@@ -139,6 +175,7 @@ static void all(farheap_status code, void *handle) {
         FAILS(code, farheap_manager_free(handle));
         FAILS(code, farheap_pool_free(handle));
         FAILS(code, farheap_temporary_free(handle));
+        FAILS(code, farheap_account_free(handle));
     }
 }
 
@@ -150,6 +187,7 @@ static void null_everywhere(void) {
     OK(farheap_collective_free(NULL));
     OK(farheap_manager_free(NULL));
     OK(farheap_temporary_free(NULL));
+    OK(farheap_account_free(NULL));
     OK(farheap_pool_free(NULL));
     OK(farheap_page_unfix(NULL));
     FAILS(FARHEAP_E_NULL, farheap_start(NULL, NULL));
@@ -157,6 +195,8 @@ static void null_everywhere(void) {
     FAILS(FARHEAP_E_NULL, farheap_running(NULL));
     FAILS(FARHEAP_E_NULL, farheap_collective_new(NULL, 0, NULL));
     FAILS(FARHEAP_E_NULL, farheap_manager_new(MIB, FARHEAP_COOPERATIVE, 0, NULL));
+    FAILS(FARHEAP_E_NULL, farheap_account_new(NULL, "caches", NULL));
+    FAILS(FARHEAP_E_NULL, farheap_pool_account(NULL, NULL));
     farheap_heap *heap = NULL;
     FAILS(FARHEAP_E_NULL, farheap_start_config(NULL, &heap));
     CHECK(!heap);
@@ -189,9 +229,17 @@ static void in_a_child(void (*body)(void *), void *argument) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-static void child_with_a_manager(void *manager) {
-    calls_on_a_manager(FARHEAP_E_FORKED, manager);
-    FAILS(FARHEAP_E_FORKED, farheap_manager_free(manager));
+struct limits {
+    farheap_manager *manager;
+    farheap_account *account;
+};
+
+static void child_with_a_manager(void *argument) {
+    struct limits *limits = argument;
+    calls_on_a_manager(FARHEAP_E_FORKED, limits->manager);
+    calls_on_an_account(FARHEAP_E_FORKED, limits->account);
+    FAILS(FARHEAP_E_FORKED, farheap_account_free(limits->account));
+    FAILS(FARHEAP_E_FORKED, farheap_manager_free(limits->manager));
     farheap_manager *own = NULL; /* a child may start its own */
     OK(farheap_manager_new(8 * MIB, FARHEAP_COOPERATIVE, 0, &own));
     OK(farheap_manager_free(own));
@@ -241,7 +289,14 @@ int main(void) {
     FAILS(FARHEAP_E_NULL, farheap_manager_stats_get(manager, NULL));
     farheap_manager_stats unset = {0};
     FAILS(FARHEAP_E_ARGUMENT, farheap_manager_stats_get(manager, &unset));
-    in_a_child(child_with_a_manager, manager);
+    struct limits limits = {manager, NULL};
+    OK(farheap_account_new(manager, "caches", &limits.account));
+    FAILS(FARHEAP_E_NULL, farheap_account_on_reclaim(limits.account, NULL, NULL));
+    calls_on_a_manager(FARHEAP_E_HANDLE, (farheap_manager *)limits.account); /* of another kind */
+    calls_on_an_account(FARHEAP_E_HANDLE, (farheap_account *)manager);
+    in_a_child(child_with_a_manager, &limits);
+    OK(farheap_account_free(limits.account));
+    calls_on_an_account(FARHEAP_E_HANDLE, limits.account);
     OK(farheap_manager_free(manager));
     calls_on_a_manager(FARHEAP_E_HANDLE, manager);
 

@@ -29,6 +29,11 @@ static void temporary_memory(farheap_manager *manager) {
     farheap_manager_stats stats = {.size = sizeof stats};
     OK(farheap_manager_stats_get(manager, &stats));
     CHECK(stats.temporary_bytes == 4 * MIB && stats.limit_bytes == 16 * MIB);
+    farheap_manager_stats old = {.size = offsetof(farheap_manager_stats, failed)};
+    old.failed = 12345; /* a host of the version before: not written to */
+    OK(farheap_manager_stats_get(manager, &old));
+    CHECK(old.failed == 12345 && old.temporary_bytes == 4 * MIB);
+    const uint64_t failed = stats.failed;
     FAILS(FARHEAP_E_IN_USE, farheap_manager_free(manager));
     OK(farheap_manager_free_temporary(manager, memory));
     FAILS(FARHEAP_E_BAD_RANGE, farheap_manager_free_temporary(manager, memory));
@@ -37,6 +42,8 @@ static void temporary_memory(farheap_manager *manager) {
     FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_manager_allocate_temporary(manager, 64 * MIB, &memory));
     FAILS(FARHEAP_E_BAD_RANGE, farheap_manager_allocate_temporary(manager, SIZE_MAX, &memory));
     CHECK(__atomic_load_n(&told, __ATOMIC_RELAXED) > 0);
+    OK(farheap_manager_stats_get(manager, &stats));
+    CHECK(stats.failed > failed);
     OK(farheap_manager_set_temporary_ceiling(manager, 2 * MIB));
     FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_manager_allocate_temporary(manager, 4 * MIB, &memory));
     OK(farheap_manager_set_temporary_ceiling(manager, 16 * MIB));
@@ -191,6 +198,148 @@ static void the_log_is_asked_before_a_write(farheap_pool *pool) {
     CHECK(__atomic_load_n(&lsn_written, __ATOMIC_RELAXED) == 99);
 }
 
+/* A cache of the host's own that gives way. */
+struct cache {
+    farheap_account *account;
+    uint64_t bytes; /* atomic */
+    farheap_status within; /* what a charge and a free from within the callback gave */
+    farheap_status freed;
+};
+
+static uint64_t give_way(void *userdata, uint64_t want, farheap_effort effort) {
+    struct cache *cache = userdata;
+    (void)want;
+    if (effort < FARHEAP_EFFORT_CLEAN) return 0;
+    uint64_t bytes = __atomic_exchange_n(&cache->bytes, 0, __ATOMIC_RELAXED);
+    if (bytes == 0) return 0;
+    if (farheap_account_uncharge(cache->account, bytes) != FARHEAP_OK) return 0;
+    cache->within = farheap_account_charge(cache->account, 64 * MIB);
+    cache->freed = farheap_account_free(cache->account);
+    return bytes;
+}
+
+static void accounts(farheap_manager *manager, farheap_pool *pool) {
+    struct cache cache = {NULL, 8 * MIB, FARHEAP_OK, FARHEAP_OK};
+    OK(farheap_account_new(manager, "plans", &cache.account));
+    farheap_account *plans = cache.account, *pages = NULL, *temporary = NULL;
+    OK(farheap_pool_account(pool, &pages));
+    CHECK(farheap_account_used(pages) > 0);
+    OK(farheap_pool_evict_all(pool));
+    OK(farheap_account_charge(plans, 8 * MIB));
+    CHECK(farheap_account_used(plans) == 8 * MIB);
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_uncharge(plans, 8 * MIB + 1));
+    FAILS(FARHEAP_E_WOULD_BLOCK, farheap_account_try_charge(plans, 15 * MIB));
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_account_charge(plans, 17 * MIB));
+    OK(farheap_account_try_charge(plans, 4096));
+    OK(farheap_account_uncharge(plans, 4096));
+    OK(farheap_account_on_reclaim(plans, give_way, &cache));
+    FAILS(FARHEAP_E_CONFIG, farheap_account_on_reclaim(plans, give_way, &cache));
+    void *memory = NULL;
+    OK(farheap_manager_allocate_temporary(manager, 12 * MIB, &memory)); /* the plans give way */
+    CHECK(farheap_account_used(plans) == 0 && cache.bytes == 0);
+    CHECK(cache.within == FARHEAP_E_OUT_OF_MEMORY && cache.freed == FARHEAP_E_IN_USE);
+    OK(farheap_manager_free_temporary(manager, memory));
+
+    farheap_consumer_stats figures = {.size = sizeof figures};
+    uint64_t index = 0;
+    while (strcmp(figures.name, "plans")) OK(farheap_manager_consumer(manager, index++, &figures));
+    CHECK(figures.used_bytes == 0 && figures.used_bytes_max >= 8 * MIB);
+    CHECK(figures.reclaimed_bytes == 8 * MIB);
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_manager_consumer(manager, 16, &figures));
+    figures.size = 8;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_manager_consumer(manager, 0, &figures));
+
+    OK(farheap_account_set_used(plans, MIB));
+    CHECK(farheap_account_used(plans) == MIB);
+    OK(farheap_account_set_floor(plans, 2 * MIB));
+    CHECK(farheap_account_floor(plans) == 2 * MIB);
+    FAILS(FARHEAP_E_LIMIT_EXCEEDED, farheap_account_set_floor(plans, 17 * MIB));
+    OK(farheap_account_set_ceiling(plans, 4 * MIB));
+    CHECK(farheap_account_floor(plans) == 2 * MIB && farheap_account_ceiling(plans) == 4 * MIB);
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_account_charge(plans, 5 * MIB));
+    OK(farheap_account_set_part(plans, 30)); /* changes nothing in a cooperative manager */
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_set_part(plans, 101));
+
+    OK(farheap_manager_temporary_account(manager, &temporary));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_charge(pages, 1)); /* the library's */
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_try_charge(pages, 1));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_uncharge(pages, 1));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_set_used(temporary, 1));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_on_reclaim(temporary, give_way, &cache));
+    OK(farheap_account_set_floor(pages, MIB));
+    OK(farheap_account_set_floor(pages, 0));
+    FAILS(FARHEAP_E_CONFIG, farheap_account_set_part(temporary, 10));
+    OK(farheap_account_set_part(plans, FARHEAP_NO_PART));
+    OK(farheap_account_free(pages));
+    OK(farheap_account_free(temporary));
+    OK(farheap_account_free(plans)); /* with what is charged */
+    FAILS(FARHEAP_E_HANDLE, farheap_account_free(plans));
+}
+
+/* Each consumer in a part of its own. */
+static void parts(void) {
+    farheap_manager *manager = NULL;
+    farheap_account *plans = NULL, *results = NULL;
+    OK(farheap_manager_new(64 * MIB, FARHEAP_PARTITIONED, 50, &manager));
+    OK(farheap_account_new(manager, "plans", &plans));
+    OK(farheap_account_new(manager, "results", &results));
+    OK(farheap_account_set_part(plans, 25));
+    FAILS(FARHEAP_E_CONFIG, farheap_account_set_part(results, 26));
+    OK(farheap_account_set_part(results, 0));
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_account_charge(plans, 17 * MIB));
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_account_charge(results, MIB));
+    OK(farheap_account_charge(plans, 16 * MIB));
+    OK(farheap_account_set_part(results, FARHEAP_NO_PART));
+    OK(farheap_account_charge(results, 16 * MIB)); /* what is left */
+    OK(farheap_manager_free(manager)); /* the handle; the accounts go on */
+    OK(farheap_account_uncharge(plans, 16 * MIB));
+    OK(farheap_account_free(plans));
+    OK(farheap_account_free(results));
+}
+
+static void eviction(farheap_pool *pool) {
+    farheap_pool_stats stats = {.size = sizeof stats};
+    farheap_page page = {0};
+    uint64_t freed = 0;
+    OK(farheap_pool_allocate(pool, &page));
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_flush(pool));
+    OK(farheap_pool_evict_clean(pool, MIB, &freed));
+    CHECK(freed > 0);
+    FAILS(FARHEAP_E_NULL, farheap_pool_evict_clean(pool, MIB, NULL));
+    OK(farheap_pool_evict_all(pool));
+    OK(farheap_pool_stats_get(pool, &stats));
+    CHECK(stats.evicted > 0 && stats.resident_bytes == 0);
+}
+
+/* A structure of the version before ends before `replacement`, whatever lies behind it. */
+static void an_old_config(farheap_manager *manager, const char *path) {
+    farheap_pool_config config = FARHEAP_POOL_CONFIG_INIT;
+    farheap_pool *pool = NULL;
+    config.page = 8192;
+    config.replacement = (farheap_replacement)77;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_pool_open(manager, &config, path, &pool));
+    config.size = offsetof(farheap_pool_config, replacement);
+    OK(farheap_pool_open(manager, &config, path, &pool));
+    OK(farheap_pool_free(pool));
+    config.size = sizeof config;
+    config.replacement = FARHEAP_REPLACEMENT_CLOCK;
+    OK(farheap_pool_open(manager, &config, path, &pool));
+    OK(farheap_pool_free(pool));
+}
+
+static void an_empty_file(farheap_manager *manager, const char *path) {
+    farheap_pool *pool = NULL;
+    FILE *file = fopen(path, "w");
+    CHECK(file);
+    fclose(file);
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_create(manager, NULL, path, 64 * MIB, &pool));
+    const char *message = farheap_last_message(); /* what it is, how large it must be, what to do */
+    CHECK(strstr(message, path) && strstr(message, "exists and has 0 bytes, but 64.0 MiB"));
+    CHECK(strstr(message, "delete it") && strstr(message, "truncate --size=67108864"));
+    unlink(path);
+}
+
 /* Far memory, table pages and temporary memory under one limit. */
 static void one_limit_for_all(void) {
     farheap_manager *manager = NULL;
@@ -222,6 +371,13 @@ static void one_limit_for_all(void) {
     for (size_t at = 0; at < 24 * MIB; at += 4096) CHECK(far[at] == 1);
     for (size_t at = 0; at < 64 * MIB; at += 4096) CHECK(((unsigned char *)sorted)[at] == 2);
     OK(farheap_manager_free_temporary(manager, sorted));
+    farheap_account *account = NULL;
+    OK(farheap_heap_account(heap, &account));
+    CHECK(farheap_account_used(account) > 0);
+    OK(farheap_account_set_floor(account, MIB));
+    CHECK(farheap_account_floor(account) == MIB);
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_uncharge(account, 1));
+    OK(farheap_account_free(account));
     OK(farheap_manager_free(manager)); /* the handle; the limit holds on */
     memset(far, 3, 24 * MIB);
     far_free(far);
@@ -231,6 +387,7 @@ static void one_limit_for_all(void) {
 
 int main(void) {
     one_limit_for_all();
+    parts();
     farheap_manager *manager = NULL;
     OK(farheap_manager_new(64 * MIB, FARHEAP_PARTITIONED, 50, &manager));
     void *memory = NULL;
@@ -267,6 +424,8 @@ int main(void) {
     guards(pool);
     many_pages_and_buffers(pool);
     the_log_is_asked_before_a_write(pool);
+    accounts(manager, pool);
+    eviction(pool);
     OK(farheap_pool_free(pool));
     FAILS(FARHEAP_E_HANDLE, farheap_pool_flush(pool));
 
@@ -274,6 +433,7 @@ int main(void) {
     OK(farheap_pool_open(manager, &config, path, &pool));
     CHECK(farheap_pool_pages(pool) > 4096);
     OK(farheap_pool_free(pool));
+    an_old_config(manager, path);
     config.page = 4096;
     FAILS(FARHEAP_E_DEVICE, farheap_pool_open(manager, &config, path, &pool));
     config.page = 5000;
@@ -282,6 +442,7 @@ int main(void) {
     FAILS(FARHEAP_E_ARGUMENT, farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
     FAILS(FARHEAP_E_DEVICE, farheap_pool_open(manager, NULL, "/nonexistent/table", &pool));
     unlink(path);
+    an_empty_file(manager, path);
     OK(farheap_manager_free(manager));
     return 0;
 }

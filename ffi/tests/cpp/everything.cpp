@@ -141,14 +141,80 @@ static void manager_and_pool() {
         pages.set_ceiling(16 * mib);
         CHECK(pages.payload() == 8192 - 16 && pages.pages() > 100);
         CHECK(pages.stats().pages_written > 0 && pages.stats().holders == 0);
+        CHECK(pages.account().used() > 0);
+        throws<error>(FARHEAP_E_ARGUMENT, [&] { pages.account().uncharge(1); });
         pages.flush();
     }
     CHECK(written > 0);
     options.before_write = nullptr;
+    options.replacement = FARHEAP_REPLACEMENT_CLOCK;
     pool again = pool::open(limit, table.path, options);
     CHECK(again.fix_shared(ids[99]).read<std::uint64_t>(8) == 99);
     throws<error>(FARHEAP_E_NO_SUCH_PAGE, [&] { again.fix_shared(1 << 20); });
+    CHECK(again.evict_clean(mib) > 0);
+    again.evict_all();
+    CHECK(again.stats().resident_bytes == 0);
     throws<error>(FARHEAP_E_DEVICE, [&] { pool::open(limit, "/nonexistent/table"); });
+}
+
+// Memory of the program's own under the limit.
+static void accounts() {
+    manager limit(16 * mib);
+    limit.set_deadline_ms(50);
+    account plans(limit, "plans");
+    std::uint64_t held = 0;
+    plans.on_reclaim([&](std::uint64_t, farheap_effort effort) -> std::uint64_t {
+        if (effort == FARHEAP_EFFORT_SPARE) throw std::runtime_error("stays in C++");
+        const std::uint64_t bytes = __atomic_exchange_n(&held, 0, __ATOMIC_RELAXED);
+        plans.uncharge(bytes);
+        return bytes;
+    });
+    throws<error>(FARHEAP_E_CONFIG, [&] { plans.on_reclaim([](auto...) { return 0; }); });
+    plans.charge(8 * mib);
+    held = 8 * mib;
+    CHECK(plans.used() == 8 * mib && !plans.try_charge(9 * mib));
+    throws<error>(FARHEAP_E_ARGUMENT, [&] { plans.uncharge(9 * mib); });
+    void *sorted = limit.allocate_temporary(12 * mib); // the plans give way
+    CHECK(plans.used() == 0 && limit.consumer(1)->reclaimed_bytes == 8 * mib);
+    CHECK(std::string(limit.consumer(0)->name) == "temporary" && !limit.consumer(16));
+    limit.free_temporary(sorted);
+    throws<farheap::bad_alloc>(FARHEAP_E_OUT_OF_MEMORY, [&] { plans.charge(17 * mib); });
+    plans.set_used(mib);
+    plans.set_floor(mib);
+    plans.set_ceiling(2 * mib);
+    plans.set_part(50); // changes nothing in a cooperative manager
+    plans.set_part(FARHEAP_NO_PART);
+    CHECK(plans.used() == mib && plans.floor() == mib && plans.ceiling() == 2 * mib);
+    account moved = std::move(plans), other(limit, "other");
+    moved = std::move(other); // the first one ends
+    CHECK(moved.used() == 0 && !limit.consumer(2));
+    account temporary = limit.temporary_account();
+    throws<error>(FARHEAP_E_ARGUMENT, [&] { temporary.charge(1); });
+    throws<error>(FARHEAP_E_CONFIG, [&] { temporary.set_part(10); });
+}
+
+// What is destroyed too early goes on for those who hold it.
+static void wrong_orders() {
+    table_path table;
+    std::optional<manager> limit(std::in_place, 16 * mib);
+    pool_options options;
+    static unsigned asked = 0; // The pool asks to the end.
+    options.before_write = [large = std::vector<int>(100, 7)](std::uint64_t, std::uint64_t) {
+        __atomic_add_fetch(&asked, static_cast<unsigned>(large[99]), __ATOMIC_RELAXED);
+        return true;
+    };
+    std::optional<pool> pages(pool::create(*limit, table.path, 16 * mib, options));
+    exclusive_guard held = pages->allocate();
+    held.set_lsn(9);
+    held.write<int>(0, 3);
+    farheap_pool *raw = pages->get();
+    void *memory = limit->allocate_temporary(mib);
+    limit.reset();
+    pages.reset(); // fails, for a page is held
+    CHECK(held.holds() && held.data()[0] == 3);
+    held.unfix();
+    CHECK(farheap_pool_flush(raw) == FARHEAP_OK && __atomic_load_n(&asked, __ATOMIC_RELAXED) >= 7);
+    static_cast<char *>(memory)[mib - 1] = 1; // the manager could not be freed either
 }
 
 // Far memory under a manager's limit; the manager's object goes first.
@@ -165,6 +231,7 @@ static void one_limit_for_all() {
         limit.on_pressure([](farheap_pressure, std::uint64_t) {
             __atomic_add_fetch(&told, 1, __ATOMIC_RELAXED);
         });
+        CHECK(far->account().ceiling() > 0 && far->account().ceiling() <= 32 * mib);
         temporary_resource query(limit);
         std::pmr::vector<char> sorted(64 * mib, 1, &query); // spills
         // The heap's local memory is counted when it is there already.
@@ -202,6 +269,8 @@ static void far_containers(heap &far) {
     long sum = std::accumulate(column.begin(), column.end(), 0L);
     CHECK(sum == static_cast<long>(8 * mib) * (8 * mib - 1) / 2);
     CHECK(far.stats().resident_bytes_max <= 16 * mib && far.stats().bytes_read > 0);
+    CHECK(far.latencies().read.count > 0);
+    throws<error>(FARHEAP_E_ARGUMENT, [&] { far.account(); });
     far.set_limit(12 * mib);
     (void)far.serves_kernel_faults();
     throws<error>(FARHEAP_E_IN_USE, [&] { far.shutdown(); });
@@ -345,7 +414,7 @@ static void collectives() {
     memory.evict_all();
     memory.unpin(a, 1);
     memory.set_limit(8 * mib);
-    CHECK(memory.stats().page_bytes == 4096);
+    CHECK(memory.stats().page_bytes == 4096 && memory.latencies().fault.count > 0);
     bigs.deallocate(a, 1);
     bigs.deallocate(b, 1);
     bigs.deallocate(c, 1);
@@ -363,6 +432,8 @@ int main() {
     return run([] {
         without_a_heap();
         manager_and_pool();
+        accounts();
+        wrong_orders();
         farheap_config config = make_config();
         config.limit = 16 * mib;
         config.capacity = 256 * mib;

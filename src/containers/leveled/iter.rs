@@ -2,7 +2,9 @@
 
 use super::FarLeveledMap;
 use super::node::{Kind, Node};
+use crate::base::units::ByteCount;
 use crate::containers::ordered::is_before_end;
+use crate::containers::pairs::Shape;
 use std::borrow::Borrow;
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,6 +16,10 @@ impl<K, V> FarLeveledMap<K, V> {
     #[must_use]
     pub fn iter(&self) -> LevelIter<'_, K, V> {
         LevelIter { map: self, open: vec![self.root.as_slice().iter()], keys: &[], values: &[] }
+    }
+
+    fn shape_of(&self, node: &Node<K, V>) -> Shape {
+        self.levels.shape(node.level())
     }
 }
 
@@ -34,6 +40,32 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
         LevelRange { iter, range, _bounds: PhantomData }
     }
 
+    /// Brings in the leaves of the next `pairs` pairs from a key on, before a scan comes to them one
+    /// by one: see [`Region::fetch_many`](crate::region::Region::fetch_many). Worth it where the
+    /// store answers at once, as memory does.
+    pub fn fetch_from<Q>(&self, key: &Q, pairs: usize)
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        let mut scan = self.iter_from(key, false);
+        let (mut left, mut pages) = (pairs.saturating_sub(scan.keys.len()), Vec::new());
+        // A leaf is counted by the node above it: it is not touched here.
+        while left > 0
+            && let Some(node) = scan.next_node()
+        {
+            match node.kind() {
+                Kind::Inner(inner) => scan.open.push(inner.values(self.shape_of(node)).iter()),
+                Kind::Leaf(leaf) => {
+                    pages.push((leaf.memory().as_ptr().cast_const(), ByteCount(1)));
+                    left = left.saturating_sub(leaf.len());
+                }
+            }
+        }
+        // Advice: leaves of pairs without a size are no pages, and what is refused is read later.
+        let _ = self.levels.collective(0).region().fetch_many(&pages);
+    }
+
     fn iter_from<Q>(&self, key: &Q, is_behind: bool) -> LevelIter<'_, K, V>
     where
         K: Borrow<Q>,
@@ -42,7 +74,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
         let mut iter = LevelIter { map: self, open: Vec::new(), keys: &[], values: &[] };
         let Some(mut node) = self.root.as_ref() else { return iter };
         loop {
-            let shape = self.levels.shape(node.level());
+            let shape = self.shape_of(node);
             match node.kind() {
                 Kind::Inner(inner) => {
                     let (at, children) = (inner.child_of(key), inner.values(shape));
@@ -77,16 +109,25 @@ impl<K, V> fmt::Debug for LevelIter<'_, K, V> {
     }
 }
 
+impl<'a, K, V> LevelIter<'a, K, V> {
+    /// The next node that is not open.
+    fn next_node(&mut self) -> Option<&'a Node<K, V>> {
+        loop {
+            match self.open.last_mut()?.next() {
+                None => drop(self.open.pop()),
+                node => return node,
+            }
+        }
+    }
+}
+
 impl<'a, K, V> Iterator for LevelIter<'a, K, V> {
     type Item = (&'a K, &'a V);
 
     fn next(&mut self) -> Option<(&'a K, &'a V)> {
         while self.keys.is_empty() {
-            let Some(node) = self.open.last_mut()?.next() else {
-                self.open.pop();
-                continue;
-            };
-            let shape = self.map.levels.shape(node.level());
+            let node = self.next_node()?;
+            let shape = self.map.shape_of(node);
             match node.kind() {
                 Kind::Inner(inner) => self.open.push(inner.values(shape).iter()),
                 Kind::Leaf(leaf) => (self.keys, self.values) = (leaf.keys(), leaf.values(shape)),

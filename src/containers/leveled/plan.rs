@@ -17,8 +17,8 @@ use std::time::Instant;
 
 /// Page sizes that are tried, in KiB.
 const PAGES_KIB: [u64; 7] = [4, 8, 16, 32, 64, 128, 256];
-/// Bytes that a measurement spreads its faults over: more than processors cache. Over 4 MiB a byte
-/// seemed to cost 0.07 ns, and 0.4 ns where it mattered (docs/design/placement.md).
+/// Bytes that a measurement spreads its faults over: more than processors cache, and eight times its
+/// page cache.
 const FOOTPRINT: usize = 64 << 20;
 /// Pages that a measurement faults in, of each size.
 const PROBES: usize = 256;
@@ -67,9 +67,10 @@ pub struct FaultCost {
 }
 
 impl FaultCost {
-    /// Measures faults: `make` gives a collective with pages of the size asked for, over a store
-    /// like the one that will be used, for at least 128 MiB of far memory. Writes 64 MiB and takes
-    /// 256 faults, of 4 KiB and of 64 KiB, three times each.
+    /// Measures faults while the page cache is full, so that each makes a page leave: `make` gives a
+    /// collective with pages of the size asked for, over a store like the one that will be used, for
+    /// at least 128 MiB of far memory. Its limit is lowered. Writes 64 MiB, and takes some thousand
+    /// faults of 4 KiB and some hundred of 64 KiB.
     ///
     /// # Errors
     /// As `make`, and as eviction when the store fails.
@@ -92,26 +93,33 @@ impl FaultCost {
     }
 }
 
-/// Nanoseconds of a fault in a collective, next to which the rest of a lookup is small.
+/// Nanoseconds of a fault in a collective whose page cache is full, next to which the rest of a
+/// lookup is small.
 fn fault_ns(collective: Arc<Collective>) -> Result<f64, AllocError> {
+    let (region, page) = (collective.region(), collective.page_size());
     let mut map = FarPagedMap::<u64, [u64; 31]>::new(collective.clone())?;
     let capacity = map.leaf_capacity();
     let leaves = FOOTPRINT / collective.page_size().as_usize();
     for key in 0..(leaves * capacity) as u64 {
         map.insert(key, [!key; 31]).map_err(|Refused { error, .. }| error)?;
     }
-    let mut best = f64::INFINITY;
-    for _ in 0..ROUNDS {
-        collective.region().evict_all()?;
-        let began = Instant::now();
-        for probe in 0..PROBES {
-            // An odd step visits other leaves each time, far apart: nothing is read ahead.
-            let key = (probe * 389 % leaves * capacity) as u64;
+    region.evict_all()?;
+    // While there is room a fault takes fresh memory for the page, and no page leaves.
+    let cache = RegionConfig::limit_min(page).max(ByteCount((FOOTPRINT / 8) as u64));
+    region.set_limit(ByteCount(cache.get() + collective.stats().metadata_bytes))?;
+    // An odd step visits other leaves each time, far apart: nothing is read ahead.
+    let keys = (0..leaves).map(|probe| (probe * 389 % leaves * capacity) as u64);
+    let mut keys = keys.cycle();
+    let mut probe = |count: usize| -> f64 {
+        let (before, began) = (collective.stats().pages_in, Instant::now());
+        for key in keys.by_ref().take(count) {
             assert_eq!(map.get(&key), Some(&[!key; 31]), "a page comes back as it went");
         }
-        best = best.min(began.elapsed().as_nanos() as f64 / PROBES as f64);
-    }
-    Ok(best)
+        let pages = collective.stats().pages_in - before;
+        began.elapsed().as_nanos() as f64 / pages.max(1) as f64
+    };
+    probe((cache.get() / page.get()) as usize);
+    Ok((0..ROUNDS).map(|_| probe(PROBES)).fold(f64::INFINITY, f64::min))
 }
 
 /// What a map will hold and be asked for.

@@ -55,11 +55,13 @@ impl Pager {
         whole
     }
 
-    /// Moves memory of the region out to frames, whole pages of it: a page of which only a part
-    /// could be moved is put together again. Returns the bytes that went.
+    /// Moves memory of the region out to frames, or of a run of frames to an empty chunk, whole
+    /// pages of it: a page of which only a part could be moved is put together again. Returns the
+    /// bytes that went.
     pub(in crate::region) fn move_or_stop(&self, dst: usize, src: usize, len: usize) -> usize {
         // SAFETY: the pages are `Moving` by this thread, or in a chunk that it latched, and it may
-        // unmap them; the frames are empty ones of this thread's.
+        // unmap them; the frames are empty ones of this thread's. Or the frames are a run of this
+        // thread's, and the pages are `Moving` by it and missing.
         let outcome = unsafe { self.uffd.move_pages(dst, src, len, Wake::No) };
         let moved = match outcome {
             Outcome::Done => return len,

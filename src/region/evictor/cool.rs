@@ -28,8 +28,33 @@ impl Evictor {
             self.left.drain(..).for_each(|page| policy.evicted(page));
         }
         let freed = self.freed.len();
+        self.keep_runs();
         self.pager.recycle_all(&mut self.freed);
         self.made_room(freed);
+    }
+
+    /// Keeps the freed runs that are whole where fresh chunks, which would have to be cleared by
+    /// the kernel, take them next. Fills cannot use them, and others may want the memory.
+    fn keep_runs(&mut self) {
+        let frames = &self.pager.frames;
+        let per_run = frames.run_frames();
+        let is_wanted = self.pager.owed() == 0 && self.pager.excess() == 0;
+        if self.freed.len() < per_run || !is_wanted || !self.arrivals.fresh_prevail() {
+            return;
+        }
+        self.freed.sort_unstable();
+        let mut at = 0;
+        while at + per_run <= self.freed.len() {
+            let first = self.freed[at];
+            let begins =
+                frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(per_run);
+            if begins && self.freed[at + per_run - 1].0 as usize == first.0 as usize + per_run - 1 {
+                self.pager.keep_run(first);
+                self.freed.drain(at..at + per_run);
+            } else {
+                at += 1;
+            }
+        }
     }
 
     /// Finds out what a cooled page needs.

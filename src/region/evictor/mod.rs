@@ -227,12 +227,16 @@ impl Evictor {
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
-        if self.pager.excess() > 0
-            && let Some(frame) = self.pager.frames.take_spare()
-        {
-            self.pager.free_frame(frame);
-            self.made_room(1);
-            return true;
+        if self.pager.excess() > 0 {
+            if self.pager.free_spare_run() > 0 {
+                self.made_room(1);
+                return true;
+            }
+            if let Some(frame) = self.pager.frames.take_spare() {
+                self.pager.free_frame(frame);
+                self.made_room(1);
+                return true;
+            }
         }
         let wanted = self.wanted();
         let mut freed = false;

@@ -42,6 +42,11 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
+    /// Whether most of what arrived lately is fresh.
+    pub(super) fn fresh_prevail(&self) -> bool {
+        self.fresh > self.filled
+    }
+
     /// Notes how many pages have ever arrived; what came before the last few chunks of `chunk`
     /// pages is forgotten.
     fn look(&mut self, filled: u64, fresh: u64, chunk: u64) {
@@ -275,7 +280,12 @@ impl Evictor {
             return Chunkwise::Later;
         }
         let pager = &self.pager;
-        let Some(first) = pager.frames.take_run() else {
+        let run = pager.frames.take_run().or_else(|| {
+            // All that are not in use are spare.
+            pager.free_spare_run();
+            pager.frames.take_run()
+        });
+        let Some(first) = run else {
             return if self.leaving() > 0 { Chunkwise::Wait } else { Chunkwise::Unfit };
         };
         let frames = (first.0..).take(pager.frames.run_frames()).map(FrameId);

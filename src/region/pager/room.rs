@@ -5,7 +5,7 @@ use super::{BATCH_MAX, Pager};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::page::word::FrameId;
-use crate::sys::vm::Piece;
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 
 impl Pager {
     /// Sets the watermarks that follow from the limit.
@@ -19,7 +19,7 @@ impl Pager {
 
     /// Bytes that fills can take without evicting: unused budget and spare frames.
     pub(crate) fn available(&self) -> u64 {
-        self.budget.free().0 + (self.frames.spare_len() * self.page_bytes) as u64
+        self.budget.free().0 + self.frames.spare_bytes() as u64
     }
 
     /// Calls the evictor when less than the low watermark is available.
@@ -93,7 +93,7 @@ impl Pager {
         if let Some(frame) = self.frames.take_spare() {
             return Some(frame);
         }
-        if !self.budget.try_charge_leaving(self.page_size(), headroom) {
+        if !self.charge_leaving(self.page_size(), headroom) {
             return None;
         }
         let frame = self.frames.take_empty();
@@ -101,6 +101,20 @@ impl Pager {
             self.budget.uncharge(self.page_size());
         }
         frame
+    }
+
+    /// Charges `bytes` if the limit has room for them and `headroom` more; spare runs give way if
+    /// that is enough.
+    pub(in crate::region) fn charge_leaving(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
+        loop {
+            if self.budget.try_charge_leaving(bytes, headroom) {
+                return true;
+            }
+            let most = self.budget.free().0 + self.frames.spare_run_bytes() as u64;
+            if most < bytes.0.saturating_add(headroom.0) || self.free_spare_run() == 0 {
+                return false;
+            }
+        }
     }
 
     /// Takes what a fill needs: a frame, and with COPY a charge for the page as well.
@@ -134,7 +148,7 @@ impl Pager {
     /// Charges one page; spare frames give way when the limit is reached.
     pub(crate) fn charge_page(&self) -> bool {
         let headroom = self.headroom();
-        if self.budget.try_charge_leaving(self.page_size(), headroom) {
+        if self.charge_leaving(self.page_size(), headroom) {
             return true;
         }
         let Some(frame) = self.frames.take_spare() else { return false };
@@ -216,6 +230,24 @@ impl Pager {
             self.budget.uncharge(ByteCount(bytes));
             self.gave_back(bytes);
         }
+    }
+
+    /// Keeps a run of frames, which is whole and has its memory, for the next fresh chunk.
+    pub(in crate::region) fn keep_run(&self, first: FrameId) {
+        // SAFETY: a run is a huge page long, and its frames are this thread's.
+        unsafe { std::ptr::write_bytes(self.frames.ptr(first), 0, HUGE_PAGE) };
+        self.frames.put_spare_run(first);
+    }
+
+    /// Frees the memory and the charge of a spare run; returns how many bytes that were.
+    pub(in crate::region) fn free_spare_run(&self) -> u64 {
+        let Some(first) = self.frames.take_spare_run() else { return 0 };
+        let piece = Piece::new(self.frames.addr(first), HUGE_PAGE);
+        let mut frames = [first; HUGE_PAGE / KERNEL_PAGE];
+        let count = self.frames.run_frames();
+        frames.iter_mut().zip(first.0..).for_each(|(frame, n)| *frame = FrameId(n));
+        self.free_frames(&frames[..count], &[piece]);
+        HUGE_PAGE as u64
     }
 
     /// Frees the memory of a frame and its charge.
