@@ -171,7 +171,11 @@ impl Pager {
         }
         if let Err(error) = read {
             self.cancel_fill(frame);
-            self.poison(page, moving, &error);
+            match asked {
+                Asked::Fault => self.poison(page, moving, &error),
+                // Nobody needs it yet.
+                Asked::Ahead => self.settle(page, moving, Word::stored(slot)),
+            }
             return None;
         }
         let guard = self.guard(page, write);

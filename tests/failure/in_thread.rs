@@ -7,6 +7,7 @@ use crate::common::{seed, watchdog};
 use crate::harness::{
     Ended, Far, HUNG, config, in_child, park_on_sigbus, resume, sigbus_addrs, sigbus_count,
 };
+use farheap::ByteCount;
 use farheap::region::{Install, Mode, RegionConfig};
 use farheap::store::Op;
 use std::time::{Duration, Instant};
@@ -109,6 +110,27 @@ fn content_that_fails_its_checksum_is_a_sigbus() {
     let name = "in_thread::content_that_fails_its_checksum_is_a_sigbus";
     let body = || lose_one_page(in_thread(4, Install::Auto), corrupt_reads);
     expect_lost_page(in_child(name, body), "checksum");
+}
+
+#[test]
+fn a_page_that_could_not_be_fetched_is_read_when_it_is_touched() {
+    let _watchdog = watchdog("fetch, in thread", HUNG);
+    for (page, install) in [(4, Install::Auto), (4, Install::Copy), (64, Install::Auto)] {
+        let Some(far) = Far::new(in_thread(page, install), PAGES, 1) else { return };
+        far.store(0..PAGES);
+        fail_reads(&far, FOREVER);
+        let pages = [1, 2, 3].map(|page| (far.addr(page) as *const u8, ByteCount(1)));
+        far.region.fetch_many(&pages).expect("in the region");
+        fail_reads(&far, 0);
+        let stats = far.stats();
+        assert_eq!((stats.poisoned, stats.pages_prefetched), (0, 0), "{page} KiB {install:?}");
+        assert!(stats.read_errors > 0);
+        far.region.fetch_many(&pages[1..]).expect("in the region");
+        far.check(1..4);
+        let stats = far.stats();
+        assert_eq!((stats.faults_read, stats.pages_prefetched), (1, 2), "{page} KiB {install:?}");
+        far.expect_healthy();
+    }
 }
 
 #[test]
