@@ -244,3 +244,34 @@ fn content_is_kept_encrypted() {
         2_000,
     );
 }
+
+/// Fresh memory that takes the huge pages of chunks that have left: it reads as zero, and what left
+/// comes back.
+#[test]
+fn fresh_memory_in_the_huge_pages_of_chunks_that_left_reads_as_zero() {
+    let _watch = watchdog("fresh memory reads as zero", Duration::from_secs(240));
+    let config = RegionConfig { limit: ByteCount::mib(64), ..RegionConfig::default() };
+    let Some(region) = region(config, mem_store(ByteCount::mib(256))) else { return };
+    let len = ByteCount::mib(192);
+    let first = region.map(len).expect("fits the device").cast::<u64>();
+    let words = len.as_usize() / 8;
+    let page = |at: usize| {
+        assert!(at + 512 <= words);
+        let start = first.as_ptr().wrapping_add(at);
+        // SAFETY: 512 words of the range, which nobody else uses while the slice lives.
+        unsafe { std::slice::from_raw_parts_mut(start, 512) }
+    };
+    for at in (0..words).step_by(512) {
+        let page = page(at);
+        assert!(page.iter().all(|word| *word == 0), "word {at}");
+        page.fill(at as u64 | 1 << 63);
+    }
+    for at in (0..words).step_by(512) {
+        assert!(page(at).iter().all(|word| *word == at as u64 | 1 << 63), "word {at}");
+    }
+    let stats = region.stats();
+    println!("{} of {} chunks reused", stats.chunks_reused, stats.chunks_opened);
+    // Where chunks leave whole at all.
+    assert!(stats.chunks_evicted < 16 || stats.chunks_reused > 0, "{stats:?}");
+    assert!(stats.resident_bytes_max <= stats.limit_bytes, "{stats:?}");
+}

@@ -228,8 +228,12 @@ impl Frames {
 
     /// Bytes of frames and runs that have memory and wait for a use.
     pub(crate) fn spare_bytes(&self) -> usize {
-        let runs = self.spare_run_len.load(Ordering::Relaxed);
-        self.spare_len() * self.page_bytes + runs * HUGE_PAGE
+        self.spare_len() * self.page_bytes + self.spare_run_bytes()
+    }
+
+    /// Bytes of spare runs.
+    pub(crate) fn spare_run_bytes(&self) -> usize {
+        self.spare_run_len.load(Ordering::Relaxed) * HUGE_PAGE
     }
 
     /// Keeps a whole run with its memory, which is cleared, as spare.

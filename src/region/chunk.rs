@@ -276,6 +276,7 @@ impl Pager {
             return None;
         }
         (first.0..).take(self.frames.run_frames()).for_each(|n| self.frames.put_empty(FrameId(n)));
+        self.counters.chunks_reused.bump();
         let opened = self.uffd.unregister(self.chunk_addr(chunk), CHUNK).is_ok();
         // Before anybody looks at the words: the chunk is latched.
         self.pages_of_chunk(chunk)

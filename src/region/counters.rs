@@ -83,4 +83,5 @@ pub(crate) struct Counters {
     pub(crate) chunks_opened: Counter,
     pub(crate) chunks_closed: Counter,
     pub(crate) chunks_evicted: Counter,
+    pub(crate) chunks_reused: Counter,
 }

@@ -93,6 +93,8 @@ pub struct Stats {
     pub chunks_closed: u64,
     /// Of those, chunks that left memory whole.
     pub chunks_evicted: u64,
+    /// Of the chunks opened, those that took the memory of chunks that had left.
+    pub chunks_reused: u64,
     /// Panics that a handler thread survived.
     pub panics: u64,
 }
@@ -142,6 +144,7 @@ impl Stats {
             chunks_opened: counters.chunks_opened.get(),
             chunks_closed: counters.chunks_closed.get(),
             chunks_evicted: counters.chunks_evicted.get(),
+            chunks_reused: counters.chunks_reused.get(),
             panics: counters.panics.get(),
         }
     }

@@ -103,13 +103,15 @@ impl Pager {
         frame
     }
 
-    /// Charges `bytes` if the limit has room for them and `headroom` more; spare runs give way.
+    /// Charges `bytes` if the limit has room for them and `headroom` more; spare runs give way if
+    /// that is enough.
     pub(in crate::region) fn charge_leaving(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
         loop {
             if self.budget.try_charge_leaving(bytes, headroom) {
                 return true;
             }
-            if self.free_spare_run() == 0 {
+            let most = self.budget.free().0 + self.frames.spare_run_bytes() as u64;
+            if most < bytes.0.saturating_add(headroom.0) || self.free_spare_run() == 0 {
                 return false;
             }
         }
