@@ -69,21 +69,31 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
                 return Ok(None);
             };
             // An inconsistent `Ord` can hide a node; it stays where it is then.
-            let Some(cell) = self.cell_of(victim) else { return Ok(None) };
-            self.move_out(path, cell)?;
+            let Some((cell, above)) = self.cell_of(victim) else { return Ok(None) };
+            self.move_out(path, cell, above)?;
         }
     }
 
-    /// Moves a node from local to swappable memory, and its siblings with it: scans want them
-    /// together, and together they lie on one page. Their places are taken soon.
-    fn move_out(&mut self, path: &mut Path<K, V>, cell: Cell<K, V>) -> Result<(), AllocError> {
-        let cells = match cell {
-            Cell::Root => vec![cell],
-            Cell::Child(parent, _) => {
-                (0..=parent.len()).map(|at| Cell::Child(parent, at)).collect()
+    /// Moves a node from local to swappable memory, and with it all that have the same grandparent:
+    /// scans want them together, and together they lie on a page or two. Their places are taken
+    /// soon.
+    fn move_out(
+        &mut self,
+        path: &mut Path<K, V>,
+        cell: Cell<K, V>,
+        above: Cell<K, V>,
+    ) -> Result<(), AllocError> {
+        let parents = match (above, cell) {
+            (Cell::Child(grandparent, _), Cell::Child(..)) => {
+                (0..=grandparent.len()).map(|at| grandparent.child(at)).collect()
             }
+            (Cell::Root, Cell::Child(parent, _)) => vec![parent],
+            (_, Cell::Root) => Vec::new(),
         };
-        for cell in cells {
+        let children =
+            |parent: Link<K, V>| (0..=parent.len()).map(move |at| Cell::Child(parent, at));
+        let family: Vec<Cell<K, V>> = parents.into_iter().flat_map(children).collect();
+        for cell in if family.is_empty() { vec![cell] } else { family } {
             let node = self.at(cell).expect("a cell of a node");
             if self.collective.is_local(node.as_ptr()) {
                 let layout = node::layout::<K, V>(node.height());
@@ -95,16 +105,17 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         Ok(())
     }
 
-    /// Where the link to a node is kept: the way there is through nodes of higher priority.
-    fn cell_of(&self, node: Link<K, V>) -> Option<Cell<K, V>> {
+    /// Where the link to a node is kept, and that to its parent: the way there is through nodes of
+    /// higher priority.
+    fn cell_of(&self, node: Link<K, V>) -> Option<(Cell<K, V>, Cell<K, V>)> {
         let key = node.key(0);
-        let mut cell = Cell::Root;
+        let (mut cell, mut above) = (Cell::Root, Cell::Root);
         while let Some(here) = self.at(cell) {
             if here == node {
-                return Some(cell);
+                return Some((cell, above));
             }
             let (Err(at), false) = (search(here, key), here.is_leaf()) else { return None };
-            cell = Cell::Child(here, at);
+            (cell, above) = (Cell::Child(here, at), cell);
         }
         None
     }
