@@ -6,7 +6,7 @@ use farheap::Error;
 use farheap::sub::AllocError;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
-use std::num::NonZeroU32;
+use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a function returns; the values never change their meaning.
@@ -73,10 +73,11 @@ codes! {
 /// Why a call failed: a code, whose reason has been noted for the calling thread.
 ///
 /// It fits a register, and so do results with it: what is larger goes through memory, where the
-/// good results of a call wait for each other's stores and loads (`docs/ffi.md`, figures).
+/// good results of a call wait for each other's stores and loads (`docs/ffi.md`, figures). Of 64
+/// bits, so that a good result beside it is not cut in two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) struct Failure(NonZeroU32);
+pub(crate) struct Failure(NonZeroU64);
 
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
@@ -111,12 +112,12 @@ impl Failure {
     }
 
     fn of(status: farheap_status) -> Failure {
-        Failure(NonZeroU32::new(status).expect("a failure is not FARHEAP_OK"))
+        Failure(NonZeroU64::new(status.into()).expect("a failure is not FARHEAP_OK"))
     }
 
     #[inline]
     pub(crate) fn status(self) -> farheap_status {
-        self.0.get()
+        self.0.get() as farheap_status
     }
 }
 
