@@ -6,5 +6,6 @@ pub(crate) mod frames;
 #[cfg(all(test, loom))]
 mod loom_model;
 pub(crate) mod note;
+pub(crate) mod opening;
 pub(crate) mod protocol;
 pub(crate) mod word;

@@ -29,6 +29,7 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
+use crate::page::opening::{CLOSED, OPEN, is_still_closed, latch};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
@@ -36,10 +37,6 @@ use crate::tier::policy::Insert;
 
 /// Bytes of a chunk: a huge page.
 pub(super) const CHUNK: usize = HUGE_PAGE;
-
-const CLOSED: u32 = 0;
-const BUSY: u32 = 1;
-const OPEN: u32 = 2;
 
 /// A chunk: its index from the region's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,11 +108,15 @@ impl Chunks {
         self.states[chunk.0].load(Ordering::Acquire) == CLOSED
     }
 
+    /// Whether a page that the caller has just made `Moving` is in a chunk whose pages are the
+    /// fillers': it may have been opened since the caller looked last.
+    pub(super) fn is_still_closed(&self, chunk: ChunkId) -> bool {
+        is_still_closed(&self.states[chunk.0])
+    }
+
     /// Latches a chunk that is in the state `from`.
     fn latch(&self, chunk: ChunkId, from: u32) -> bool {
-        // Pairs with the release in `unlatch`.
-        let state = &self.states[chunk.0];
-        state.compare_exchange(from, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        latch(&self.states[chunk.0], from)
     }
 
     fn unlatch(&self, chunk: ChunkId, was: u32, to: u32) {
@@ -350,14 +351,23 @@ impl Pager {
                 absent += 1;
                 continue;
             }
-            let moving = Word::moving(None);
-            self.word(page)
-                .try_change(Word::EMPTY, moving)
-                .expect("pages of a latched chunk are empty and stay so");
+            let moving = self.claim_empty(page);
             let resident = Word::resident(None).with_sparse(count < units);
             self.settle_resident(page, moving, resident, Some(Insert::Fresh));
         }
         absent
+    }
+
+    /// Makes an `Empty` page of a latched chunk `Moving`. A filler that began with the page before
+    /// the chunk was opened may hold it for a moment, until it looks at the chunk.
+    fn claim_empty(&self, page: PageId) -> Word {
+        let moving = Word::moving(None);
+        let mut spins = 0;
+        while let Err(now) = self.word(page).try_change(Word::EMPTY, moving) {
+            assert_eq!(now, moving, "{page} of a latched chunk");
+            backoff(&mut spins);
+        }
+        moving
     }
 
     /// Closes an open chunk: its pages become ordinary pages. Returns whether it was open.
@@ -420,10 +430,7 @@ impl Pager {
             self.frames.note(frame, page, None);
             self.frames.note_of(frame).set_prefetched(false);
             self.frames.note_of(frame).set_guessed(false);
-            let moving = Word::moving(None);
-            self.word(page)
-                .try_change(Word::EMPTY, moving)
-                .expect("pages of a latched chunk are empty and stay so");
+            let moving = self.claim_empty(page);
             self.settle(page, moving, Word::cooling(frame));
         }
         true

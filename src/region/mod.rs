@@ -530,7 +530,9 @@ impl Drop for Region {
         self.pager.evictor_bell.signal();
         self.pager.ring_fillers();
         self.pager.leases.ring();
-        in_thread::unlist(&self.pager);
+        if self.pager.in_thread {
+            in_thread::unlist(&self.pager);
+        }
         for thread in self.threads.drain(..) {
             // A handler that panicked has said so already.
             drop(thread.join());

@@ -16,7 +16,7 @@ use crate::base::units::PageId;
 use crate::page::note::Fate;
 use crate::page::protocol;
 use crate::page::word::{State, Word};
-use crate::sys::uffd::{Fault, Outcome, Wake};
+use crate::sys::uffd::{Fault, Outcome, Protect, Wake};
 use crate::tier::policy::Insert;
 use std::time::Duration;
 
@@ -95,6 +95,10 @@ impl Pager {
         }
         let moving = Word::moving(None);
         self.word(page).try_change(Word::EMPTY, moving).ok()?;
+        if !self.chunks.is_still_closed(chunk) {
+            self.settle(page, moving, Word::EMPTY);
+            return Some(Answer::Again);
+        }
         match self.install_zeros(page) {
             Ok(true) => {
                 self.settle_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
@@ -204,7 +208,7 @@ impl Pager {
             return None;
         }
         let moving = Word::moving(None);
-        if let Err(error) = self.copy_rest(page, frame, 0) {
+        if let Err(error) = self.copy_rest(page, frame, 0, Protect::No) {
             report::fatal("a page being written could not be mapped", &error);
         }
         self.settle_mapped(page, moving, Word::resident(None), None);

@@ -8,7 +8,7 @@ use crate::page::word::FrameId;
 use crate::region::pager::Pager;
 use crate::region::pager::install::install_error;
 use crate::region::report;
-use crate::sys::uffd::{Outcome, Wake};
+use crate::sys::uffd::{Outcome, Protect, Wake};
 use crate::sys::vm::{KERNEL_PAGE, Piece};
 
 impl Pager {
@@ -122,7 +122,7 @@ impl Pager {
     /// what that leaves of the frame.
     pub(in crate::region) fn return_frame(&self, page: PageId, frame: FrameId) -> Result<Fate> {
         if !self.evict_by_move {
-            return self.copy_rest(page, frame, 0).map(|()| Fate::Dropped);
+            return self.copy_rest(page, frame, 0, Protect::No).map(|()| Fate::Dropped);
         }
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
@@ -130,7 +130,7 @@ impl Pager {
         match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) } {
             Outcome::Done => Ok(Fate::MovedBack),
             Outcome::Busy { bytes } => {
-                self.copy_rest(page, frame, bytes)?;
+                self.copy_rest(page, frame, bytes, Protect::No)?;
                 Ok(Fate::MovedBack)
             }
             outcome => Err(install_error(outcome)),

@@ -9,6 +9,7 @@ use crate::page::word::Word;
 use crate::region::pager::NO_SLOT;
 use crate::region::{errno_of, guarded, push, report};
 use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
+use crate::sys::uffd::Protect;
 use crate::sys::vm::HUGE_PAGE;
 use std::time::{Duration, Instant};
 
@@ -255,7 +256,7 @@ impl Evictor {
         let moving = Word::moving(slot);
         if !pager.evict_by_move {
             // The frame's charge moves to the page; the frame's memory goes right after.
-            if let Err(error) = pager.copy_rest(page, frame, 0) {
+            if let Err(error) = pager.copy_rest(page, frame, 0, Protect::No) {
                 report::fatal("a page could not be returned after a failed write", &error);
             }
             pager.settle_mapped(page, moving, Word::resident(slot), None);

@@ -42,49 +42,66 @@ impl Pager {
     /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
     pub(crate) fn install(&self, page: PageId, frame: FrameId, protect: Protect) -> Result<()> {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
-        if self.fill_by_move {
+        let outcome = if self.fill_by_move {
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
             // frame is this thread's and holds the page's content.
-            match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) } {
-                Outcome::Done => self.frames.put_empty(frame),
-                // Rarely, just after a device read, the kernel still holds the frame.
-                Outcome::Busy { bytes } => {
-                    self.counters.install_busy.bump();
-                    self.copy_rest(page, frame, bytes)?;
-                    self.frames.release(frame)?;
-                }
-                Outcome::Present { bytes } => self.present(page, bytes),
-                outcome => return Err(install_error(outcome)),
+            unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) }
+        } else {
+            // SAFETY: as above.
+            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, Wake::No) }
+        };
+        let mapped = match outcome {
+            Outcome::Done if self.fill_by_move => {
+                self.frames.put_empty(frame);
+                return Ok(());
             }
-            return Ok(());
-        }
-        // SAFETY: as above.
-        let outcome =
-            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, Wake::No) };
-        match outcome {
             Outcome::Done => {
                 self.recycle(frame);
-                Ok(())
+                return Ok(());
             }
-            Outcome::Present { bytes } => self.present(page, bytes),
-            outcome => Err(install_error(outcome)),
+            // Rarely, just after a device read, the kernel still holds the frame.
+            Outcome::Busy { bytes } => {
+                self.counters.install_busy.bump();
+                bytes
+            }
+            // Also said, of a page that is missing, when its page table went at that moment.
+            Outcome::Present { bytes } => {
+                self.check_missing(page, bytes);
+                bytes
+            }
+            Outcome::Failed { bytes, .. } => bytes,
+        };
+        if mapped == 0 && !matches!(outcome, Outcome::Busy { .. }) {
+            return Err(install_error(outcome));
         }
+        // A page half of which is mapped cannot be tried again: nor can it be unmapped, for
+        // threads may have written to that half.
+        self.copy_rest(page, frame, mapped, protect)?;
+        if self.fill_by_move {
+            self.frames.release(frame)?;
+        } else {
+            self.recycle(frame);
+        }
+        Ok(())
     }
 
-    /// Ends the process: a page that this thread alone may fill is mapped. Nobody knows what it
-    /// holds, and it would be tried for ever.
-    fn present(&self, page: PageId, bytes: usize) -> ! {
+    /// Ends the process when a page that this thread alone may fill is mapped from a byte on.
+    /// Nobody knows what it holds, and it would be tried for ever.
+    fn check_missing(&self, page: PageId, bytes: usize) {
         let mut there = [false];
-        let seen = Pagemap::open().map(|map| map.scan(self.addr(page) + bytes, &mut there));
-        report::broken(format_args!(
-            "{page} at {:#x}, {:?}, is mapped from byte {bytes} on although it was missing \
-             (page map: {seen:?}, {there:?}; in-thread: {}, by move: {} in, {} out)",
-            self.addr(page),
-            self.word(page).load(),
-            self.in_thread,
-            self.fill_by_move,
-            self.evict_by_move,
-        ))
+        let start = self.addr(page) + bytes;
+        let Some(map) = Pagemap::open() else { return };
+        if map.scan(start, &mut there).is_ok() && there[0] {
+            report::broken(format_args!(
+                "{page} at {:#x}, {:?}, is mapped from byte {bytes} on although it was missing \
+                 (in-thread: {}, by move: {} in, {} out)",
+                self.addr(page),
+                self.word(page).load(),
+                self.in_thread,
+                self.fill_by_move,
+                self.evict_by_move,
+            ));
+        }
     }
 
     /// How a page read from the store is to be mapped, for a write or not.
@@ -104,13 +121,19 @@ impl Pager {
     ///
     /// # Errors
     /// When the kernel is out of memory and nothing of the page is mapped.
-    pub(crate) fn copy_rest(&self, page: PageId, frame: FrameId, mapped: usize) -> Result<()> {
+    pub(crate) fn copy_rest(
+        &self,
+        page: PageId,
+        frame: FrameId,
+        mapped: usize,
+        protect: Protect,
+    ) -> Result<()> {
         let (dst, src) = (self.addr(page) + mapped, self.frames.addr(frame) + mapped);
         // SAFETY: the rest of the page is missing, this thread alone may fill it (it is
         // `Moving`), and the rest of the frame holds its content.
         let outcome = unsafe {
             let rest = self.page_bytes - mapped;
-            self.uffd.copy(dst, src as *const u8, rest, Protect::No, Wake::No)
+            self.uffd.copy(dst, src as *const u8, rest, protect, Wake::No)
         };
         match outcome {
             Outcome::Done => Ok(()),
