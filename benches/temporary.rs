@@ -367,7 +367,7 @@ fn dirty(pool: &BufferPool, pages: u64, percent: u64) -> Result<(), Failure> {
 fn settled(pool: &BufferPool) {
     let mut last = pool.stats().pages_written;
     loop {
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(100)); // Time for it to write some.
         let now = pool.stats().pages_written;
         if now == last {
             return;

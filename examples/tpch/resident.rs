@@ -53,7 +53,7 @@ impl Sampler {
         let thread = thread::Builder::new().name("resident".to_owned()).spawn(move || {
             // Relaxed: the flag and the counters guard no other data.
             while !sampled.stop.load(Relaxed) && sampled.sample().is_ok() {
-                thread::sleep(INTERVAL);
+                thread::sleep(INTERVAL); // Between two samples.
             }
         })?;
         Ok(Sampler { shared, thread: Some(thread) })

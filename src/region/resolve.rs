@@ -121,21 +121,7 @@ impl Pager {
     /// `Resident`: a first write to a protected page, a hole of a sparse one, or a lost race.
     fn touch_resident(&self, page: PageId, word: Word, fault: &Fault) -> Option<Answer> {
         if fault.protected {
-            if word.protected() && !self.evict_by_move {
-                return self.open_for_writes(page, word);
-            }
-            if word.protected() {
-                // The word first: the evictor must not take the page for clean any more.
-                let opened = word.with_protected(false).with_prefetched(false);
-                self.word(page).try_change(word, opened).ok()?;
-                self.counters.faults_protect.bump();
-                self.habits.written(self.chunk_of(page).0);
-                self.counters.prefetch_hits.add(u64::from(word.prefetched()));
-            }
-            if let Err(error) = self.uffd.allow_writes(self.addr(page), self.page_bytes) {
-                report::fatal("a write-protected page could not be opened", &error);
-            }
-            return Some(Answer::Done);
+            return self.open_for_writes(page, word);
         }
         if word.sparse() {
             return self.fill_hole(page, word, fault.address).then_some(Answer::Done);
@@ -145,21 +131,31 @@ impl Pager {
         Some(Answer::Done)
     }
 
-    /// The first write to a protected page where pages leave by copy: meanwhile it is `Moving`, for
-    /// the evictor protects what it copies, and that protection must not be lifted.
+    /// `Resident`, and a write found it protected: lifts the protection.
     fn open_for_writes(&self, page: PageId, word: Word) -> Option<Answer> {
-        let moving = word.leaving();
-        self.word(page).try_change(word, moving).ok()?;
-        self.counters.faults_protect.bump();
-        self.habits.written(self.chunk_of(page).0);
-        self.counters.prefetch_hits.add(u64::from(word.prefetched()));
+        let opened = match word.protected() {
+            true => word.with_protected(false).with_prefetched(false),
+            false => word,
+        };
+        // The word first: the evictor must not take the page for clean any more. Where pages leave
+        // by copy it must not take it at all, for it protects what it copies.
+        let meanwhile = if self.evict_by_move { opened } else { word.leaving() };
+        if meanwhile != word {
+            self.word(page).try_change(word, meanwhile).ok()?;
+        }
         if let Err(error) = self.uffd.allow_writes(self.addr(page), self.page_bytes) {
             report::fatal("a write-protected page could not be opened", &error);
         }
-        let opened = word.with_protected(false).with_prefetched(false);
-        self.settle(page, moving, opened);
-        // Who was woken before that and faulted again finds it open.
-        self.wake(page);
+        if meanwhile != opened {
+            self.settle(page, meanwhile, opened);
+            // Who was woken before that and faulted again finds it open.
+            self.wake(page);
+        }
+        if word.protected() {
+            self.counters.faults_protect.bump();
+            self.habits.written(self.chunk_of(page).0);
+            self.counters.prefetch_hits.add(u64::from(word.prefetched()));
+        }
         Some(Answer::Done)
     }
 

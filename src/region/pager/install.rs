@@ -78,7 +78,8 @@ impl Pager {
         // threads may have written to that half.
         self.copy_rest(page, frame, mapped, protect)?;
         if self.fill_by_move {
-            self.frames.release(frame)?;
+            // The page is mapped, whatever becomes of the frame's memory.
+            drop(self.frames.release(frame));
         } else {
             self.recycle(frame);
         }
