@@ -23,9 +23,9 @@ fn device(dir: &Path, len: usize) -> PathBuf {
     path
 }
 
-/// Bytes of device space that a file takes.
+/// Bytes of device space that a file takes beside the mark at its beginning.
 fn occupied(path: &Path) -> u64 {
-    fs::metadata(path).expect("the device").blocks() * 512
+    fs::metadata(path).expect("the device").blocks() * 512 - 4096
 }
 
 /// `words` words that are neither zero nor equal.
