@@ -123,6 +123,9 @@ typedef enum farheap_switch { FARHEAP_DEFAULT = 0, FARHEAP_ON = 1, FARHEAP_OFF =
 /* For `threshold`: no size goes far by itself. */
 #define FARHEAP_NONE UINT64_MAX
 
+/* For `poll_us`: a handler sleeps at once. */
+#define FARHEAP_NO_POLL UINT32_MAX
+
 /* The options with the names of the text form ("limit:512MiB,device:/dev/nvme1n1"), which the README
  * explains one by one. A field that is zero or NULL has its default. The library keeps no pointer
  * of it. */
@@ -131,7 +134,7 @@ typedef struct farheap_config {
     uint64_t limit;         /* most resident far memory; or: */
     uint32_t limit_percent; /* share of the memory available, 1 to 100 */
     uint32_t handlers;      /* threads, 1 to 64 */
-    const char *device;     /* its contents are lost */
+    const char *device;     /* its contents are lost; see overwrite */
     const char *dir;        /* of a temporary file, instead of a device */
     uint64_t capacity;      /* of the device */
     uint64_t page;          /* power of two, 4 KiB to 2 MiB */
@@ -147,11 +150,13 @@ typedef struct farheap_config {
     farheap_switch readahead;
     farheap_switch encrypt;
     farheap_switch dump;
+    farheap_switch overwrite; /* a device that holds data; else it is refused */
+    uint32_t poll_us;         /* looking before sleeping, up to 500, or FARHEAP_NO_POLL */
 } farheap_config;
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-      FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT }
+      FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0 }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
 farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;
