@@ -15,7 +15,7 @@ use super::RegionConfig;
 use super::follow::{Call, Follow, Seen};
 use super::lease::Standing;
 use super::pager::{Ahead, Pager};
-use super::polling::Polling;
+use super::polling::Patience;
 use super::report;
 use super::resolve::{Answer, Asked};
 use super::team::NOBODY;
@@ -124,7 +124,7 @@ pub(super) struct Filler {
     /// The last turn found nothing to do.
     idle_before: bool,
     spin: Duration,
-    polling: Polling,
+    polling: Patience,
     deadline: Duration,
     checked: Instant,
 }
@@ -154,7 +154,7 @@ impl Filler {
             rested: false,
             idle_before: false,
             spin: config.spin,
-            polling: Polling::new(config.poll),
+            polling: Patience::new(config.poll),
             deadline: config.deadline,
             checked: Instant::now(),
             pager,
@@ -189,10 +189,11 @@ impl Filler {
         let timeout = self.patience(idle);
         self.rested = idle && self.rest_if_last(0);
         let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
-        self.queue.poll_for(if gives_way { self.polling.time() } else { Duration::ZERO });
+        self.queue.poll_by(self.polling.polling(gives_way));
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
         super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
+        self.note_polled();
         self.rested &= self.finished.is_empty();
         let idle = idle && self.finished.is_empty();
         // Not after every fault that was waited for: the bell is a system call.
@@ -204,6 +205,18 @@ impl Filler {
         self.wake_all(0);
         self.check_deadlines();
         Ok(())
+    }
+
+    /// Counts and learns from what looking before sleeping brought.
+    fn note_polled(&mut self) {
+        let polled = self.queue.polled();
+        if polled.waits > 0 {
+            self.polling.learn(polled);
+            let counters = &self.pager.counters;
+            counters.polls.add(polled.waits.into());
+            counters.poll_hits.add(polled.hits.into());
+            counters.poll_yields.add(polled.yields.into());
+        }
     }
 
     /// Whether this is a helper that nobody needs. What it has begun it finishes.
