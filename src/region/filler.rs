@@ -124,7 +124,7 @@ pub(super) struct Filler {
     /// The last turn found nothing to do.
     idle_before: bool,
     spin: Duration,
-    polling: Patience,
+    patience: Patience,
     deadline: Duration,
     checked: Instant,
 }
@@ -154,7 +154,7 @@ impl Filler {
             rested: false,
             idle_before: false,
             spin: config.spin,
-            polling: Patience::new(config.poll),
+            patience: Patience::new(config.poll),
             deadline: config.deadline,
             checked: Instant::now(),
             pager,
@@ -186,10 +186,10 @@ impl Filler {
         self.read_ahead();
         self.start_reads()?;
         let idle = news == 0 && self.finished.is_empty();
-        let timeout = self.patience(idle);
+        let timeout = self.wait_for(idle);
         self.rested = idle && self.rest_if_last(0);
         let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
-        self.queue.poll_by(self.polling.polling(gives_way));
+        self.queue.poll_by(self.patience.polling(gives_way, Instant::now()));
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
         super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
@@ -211,7 +211,7 @@ impl Filler {
     fn note_polled(&mut self) {
         let polled = self.queue.polled();
         if polled.waits > 0 {
-            self.polling.learn(polled);
+            self.patience.learn(polled, Instant::now());
             let counters = &self.pager.counters;
             counters.polls.add(polled.waits.into());
             counters.poll_hits.add(polled.hits.into());
@@ -240,7 +240,7 @@ impl Filler {
     }
 
     /// How long to wait for news.
-    fn patience(&self, idle: bool) -> Duration {
+    fn wait_for(&self, idle: bool) -> Duration {
         const TRANSIENT: Duration = Duration::from_micros(50);
         const STARVED: Duration = Duration::from_millis(1);
         const LOOK: Duration = Duration::from_millis(100);
@@ -547,7 +547,7 @@ impl Filler {
         self.pager.counters.reads_in_flight.down();
         let took = read.started.elapsed();
         self.pager.read_times[self.index].add(took);
-        self.polling.answered(took);
+        self.patience.answered(took);
         for (n, &frame) in read.frames[..read.count].iter().enumerate() {
             if read.overdue {
                 self.pager.cancel_fill(frame);

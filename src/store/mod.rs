@@ -204,13 +204,11 @@ pub trait Store: Send + Sync + Debug {
     fn describe(&self) -> String;
 }
 
-/// How [`Queue::wait`] looks for news before it sleeps.
+/// How [`Queue::wait`] looks for news before it sleeps, while requests are in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polling {
-    /// For how long while requests are in flight; zero: not at all.
-    pub answers: Duration,
-    /// For how long while none are, and only a watched descriptor can end the wait.
-    pub events: Duration,
+    /// For how long; zero: not at all.
+    pub time: Duration,
     /// Whether it offers the processor to other threads between two looks.
     pub yields: bool,
 }

@@ -191,9 +191,8 @@ impl UringQueue {
     /// Looks for news without sleeping. A look is no system call; between two of them the
     /// processor is offered to others, if so wished.
     fn poll(&mut self, deadline: Instant) -> Result<()> {
-        let Polling { answers, events, yields } = self.polling;
-        let time = if self.in_flight() > 0 { answers } else { events };
-        if time.is_zero() {
+        let Polling { time, yields } = self.polling;
+        if time.is_zero() || self.in_flight() == 0 {
             return Ok(());
         }
         self.submit()?;
@@ -204,17 +203,16 @@ impl UringQueue {
             if now >= until {
                 return Ok(());
             }
-            let before = now;
-            if yields {
-                std::thread::yield_now();
-                self.polled.yields += 1;
-            } else {
+            if !yields {
                 std::hint::spin_loop();
+                now = Instant::now();
+                continue;
             }
+            let offered = now;
+            std::thread::yield_now();
             now = Instant::now();
-            if yields {
-                self.polled.yield_max = self.polled.yield_max.max(now - before);
-            }
+            self.polled.yields += 1;
+            self.polled.yield_max = self.polled.yield_max.max(now - offered);
         }
         self.polled.hits += 1;
         Ok(())
