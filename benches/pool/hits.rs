@@ -56,6 +56,47 @@ fn swaps_ns(options: &Options, threads: u64) -> f64 {
     })
 }
 
+/// As [`ns`] of a plain load from a page between two compare-and-swaps of a word of its own, as a
+/// pin has them: what random hits that hold their page cannot do without.
+fn pinned_ns(
+    options: &Options,
+    threads: u64,
+    walk: Walk,
+    load: impl Fn(PageId) -> u64 + Sync,
+) -> f64 {
+    let words: Vec<AtomicU64> = (0..=options.hit_pages).map(|_| AtomicU64::new(0)).collect();
+    let swap = |word: &AtomicU64, by: u64| loop {
+        let seen = word.load(Ordering::Relaxed);
+        let new = seen.wrapping_add(by);
+        if word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            return;
+        }
+    };
+    ns(options, threads, walk, |page| {
+        let word = &words[page.0 as usize];
+        swap(word, 1);
+        let value = load(page);
+        swap(word, u64::MAX);
+        value
+    })
+}
+
+/// Nanoseconds a page of [`BufferPool::read_many`], 256 pages a call.
+fn many_ns(options: &Options, pool: &BufferPool, threads: u64) -> f64 {
+    let calls = rate(options, threads, |random, stop: &AtomicBool| {
+        let mut calls = 0;
+        let mut pages = [PageId(0); 256];
+        while !stop.load(Ordering::Relaxed) {
+            pages.fill_with(|| PageId(1 + random.below(options.hit_pages)));
+            let check = |i: usize, value: Option<u64>| assert_eq!(value, Some(pages[i].0));
+            pool.read_many(&pages, 0, |page| page.u64(0), check).expect("resident");
+            calls += 256;
+        }
+        calls
+    });
+    1e9 * threads as f64 / calls
+}
+
 fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
 }
@@ -69,6 +110,16 @@ pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, Failure> {
         for walk in [Walk::Hot, Walk::Random, Walk::Chained] {
             rows.extend(rows_of(options, &pool, threads, walk)?);
         }
+        // Beside the same loads as the row of single hits.
+        let raw = ns(options, threads, Walk::Random, raw_load(&pool)?);
+        rows.push(Row {
+            work: format!("hit random read_many {threads} threads"),
+            value: many_ns(options, &pool, threads),
+            unit: "ns",
+            baseline: "raw load",
+            baseline_value: raw,
+            goal: "0.77: 1.3 of raw",
+        });
     }
     Ok(rows)
 }
@@ -78,14 +129,9 @@ fn rows_of(
     pool: &Arc<BufferPool>,
     threads: u64,
     walk: Walk,
-) -> Result<[Row; 3], Failure> {
-    let base = pool.fix_shared(PageId(1))?.as_ptr().addr() - PAGE as usize;
-    let raw = ns(options, threads, walk, |page| {
-        let first = std::ptr::with_exposed_provenance::<u64>(base);
-        let at = first.wrapping_byte_add((page.0 * PAGE) as usize);
-        // SAFETY: the first bytes of a resident page that nobody changes or evicts.
-        unsafe { at.read_volatile() }
-    });
+) -> Result<Vec<Row>, Failure> {
+    let raw = ns(options, threads, walk, raw_load(pool)?);
+    let pinned = pinned_ns(options, threads, walk, raw_load(pool)?);
     let optimistic = ns(options, threads, walk, |page| {
         let value = pool.read_optimistic(page, |guard| guard.u64(0));
         value.expect("resident").expect("within the page")
@@ -96,8 +142,8 @@ fn rows_of(
     let swaps = swaps_ns(options, threads);
     let costs = [("optimistic", optimistic), ("shared", shared), ("exclusive", exclusive)];
     let vmcache = ["vmcache 6.4 ns", "vmcache 25 ns", "vmcache 28 ns"];
-    Ok([0, 1, 2].map(|i| {
-        let (how, value) = costs[i];
+    let mut rows = Vec::new();
+    for (i, (how, value)) in costs.into_iter().enumerate() {
         let (baseline, baseline_value) = match walk {
             Walk::Hot if i > 0 => ("two swaps", swaps),
             _ => ("raw load", raw),
@@ -105,6 +151,23 @@ fn rows_of(
         let goal = if walk == Walk::Hot { vmcache[i] } else { "0.77: 1.3 of raw" };
         let name = format!("{walk:?}").to_lowercase();
         let work = format!("hit {name} {how} {threads} threads");
-        Row { work, value, unit: "ns", baseline, baseline_value, goal }
-    }))
+        rows.push(Row { work: work.clone(), value, unit: "ns", baseline, baseline_value, goal });
+        if walk != Walk::Hot && i > 0 {
+            let work = format!("{work}, a pin");
+            let (baseline, baseline_value) = ("load and two swaps", pinned);
+            rows.push(Row { work, value, unit: "ns", baseline, baseline_value, goal: "0.77" });
+        }
+    }
+    Ok(rows)
+}
+
+/// A plain load of what [`filled`] wrote, from where the pool keeps it.
+fn raw_load(pool: &BufferPool) -> Result<impl Fn(PageId) -> u64 + Sync + use<>, Failure> {
+    let base = pool.fix_shared(PageId(1))?.as_ptr().expose_provenance() - PAGE as usize;
+    Ok(move |page: PageId| {
+        let first = std::ptr::with_exposed_provenance::<u64>(base);
+        let at = first.wrapping_byte_add((page.0 * PAGE) as usize);
+        // SAFETY: the first bytes of a resident page that nobody changes or evicts.
+        unsafe { at.read_volatile() }
+    })
 }

@@ -26,6 +26,7 @@ mod guard;
 mod hand_over;
 mod io;
 mod latch;
+mod many;
 mod outcome;
 mod replacement;
 mod table;
@@ -284,6 +285,8 @@ struct Counters {
 pub struct BufferPool {
     page_shift: u32,
     page_bytes: usize,
+    /// Bytes of pages for each byte of their words.
+    pages_per_words: usize,
     words: LazyArray<Latch>,
     /// Words come in huge pages: the first touch of one costs that much of the limit.
     huge_words: bool,
@@ -343,6 +346,7 @@ impl BufferPool {
         let pool = Arc::new(BufferPool {
             page_shift: page_bytes.trailing_zeros(),
             page_bytes,
+            pages_per_words: page_bytes / size_of::<Latch>(),
             words: if huge_words { LazyArray::new_huge(pages)? } else { LazyArray::new(pages)? },
             huge_words,
             mapping,
@@ -467,6 +471,13 @@ impl BufferPool {
     fn page_of(&self, latch: &Latch) -> PageId {
         let bytes = std::ptr::from_ref(latch).addr() - self.words.as_ptr().addr();
         PageId((bytes / size_of::<Latch>()) as u64)
+    }
+
+    /// The first byte of the page whose latch this is, in three instructions.
+    #[inline]
+    fn ptr_of(&self, latch: &Latch) -> *mut u8 {
+        let bytes = std::ptr::from_ref(latch).addr() - self.words.as_ptr().addr();
+        self.mapping.as_ptr().wrapping_add(bytes.wrapping_mul(self.pages_per_words))
     }
 
     /// A page's first byte.
