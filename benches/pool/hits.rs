@@ -13,6 +13,7 @@ use farheap::pool::{BufferPool, PoolConfig};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// How pages follow each other.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -103,62 +104,96 @@ fn word(bytes: &[u8]) -> u64 {
 
 pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, Failure> {
     let pages = options.hit_pages;
-    let pool = in_memory(pages, pages, PoolConfig::new().cleaner(false))?;
-    filled(&pool, pages)?;
     let mut rows = Vec::new();
-    for threads in [1, 2] {
-        for walk in [Walk::Hot, Walk::Random, Walk::Chained] {
-            rows.extend(rows_of(options, &pool, threads, walk)?);
+    for huge in [false, true] {
+        let config = PoolConfig::new().cleaner(false).huge_frames(huge);
+        let pool = in_memory(pages, pages, config)?;
+        filled(&pool, pages)?;
+        pool.flush()?;
+        if huge {
+            // All but the first run, which has the header in it, and the last, which is not full.
+            await_huge(&pool, pages.saturating_sub(1024) * PAGE);
         }
-        // Beside the same loads as the row of single hits.
-        let raw = ns(options, threads, Walk::Random, raw_load(&pool)?);
-        rows.push(Row {
-            work: format!("hit random read_many {threads} threads"),
-            value: many_ns(options, &pool, threads),
-            unit: "ns",
-            baseline: "raw load",
-            baseline_value: raw,
-            goal: "0.77: 1.3 of raw",
-        });
+        let frames = if huge { ", huge frames" } else { "" };
+        for threads in [1, 2] {
+            for walk in [Walk::Hot, Walk::Random, Walk::Chained] {
+                if !(huge && walk == Walk::Hot) {
+                    rows.extend(rows_of(options, &pool, threads, walk, frames)?);
+                }
+            }
+        }
     }
     Ok(rows)
 }
+
+/// Waits until the pool's thread has put so much into huge frames; says how much it was.
+fn await_huge(pool: &BufferPool, bytes: u64) {
+    let mut waited = Duration::ZERO;
+    while pool.stats().huge.get() < bytes && waited < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(20));
+        waited += Duration::from_millis(20);
+    }
+    println!("{} of the pool in huge frames after {waited:?}", pool.stats().huge);
+}
+
+/// What [`rows_of`] measures, in this order in each round.
+const WAYS: usize = 7;
 
 fn rows_of(
     options: &Options,
     pool: &Arc<BufferPool>,
     threads: u64,
     walk: Walk,
+    frames: &str,
 ) -> Result<Vec<Row>, Failure> {
-    let raw = ns(options, threads, walk, raw_load(pool)?);
-    let pinned = pinned_ns(options, threads, walk, raw_load(pool)?);
-    let optimistic = ns(options, threads, walk, |page| {
-        let value = pool.read_optimistic(page, |guard| guard.u64(0));
-        value.expect("resident").expect("within the page")
-    });
-    let shared = ns(options, threads, walk, |page| word(&pool.fix_shared(page).expect("resident")));
-    let exclusive =
-        ns(options, threads, walk, |page| word(&pool.fix_exclusive(page).expect("resident")));
-    let swaps = swaps_ns(options, threads);
+    let load = raw_load(pool)?;
+    let rounds = if options.test { 1 } else { 5 };
+    let options = Options { seconds: options.seconds / rounds as f64, ..options.clone() };
+    let mut measured: [Vec<f64>; WAYS] = Default::default();
+    for _ in 0..rounds {
+        let round = [
+            ns(&options, threads, walk, &load),
+            ns(&options, threads, walk, |page| {
+                let value = pool.read_optimistic(page, |guard| guard.u64(0));
+                value.expect("resident").expect("within the page")
+            }),
+            ns(&options, threads, walk, |page| word(&pool.fix_shared(page).expect("resident"))),
+            ns(&options, threads, walk, |page| word(&pool.fix_exclusive(page).expect("resident"))),
+            swaps_ns(&options, threads),
+            pinned_ns(&options, threads, walk, &load),
+            if walk == Walk::Random { many_ns(&options, pool, threads) } else { 0.0 },
+        ];
+        measured.iter_mut().zip(round).for_each(|(all, ns)| all.push(ns));
+    }
+    let [raw, optimistic, shared, exclusive, swaps, pinned, many] = measured.map(median);
     let costs = [("optimistic", optimistic), ("shared", shared), ("exclusive", exclusive)];
     let vmcache = ["vmcache 6.4 ns", "vmcache 25 ns", "vmcache 28 ns"];
+    let name = format!("{walk:?}").to_lowercase();
     let mut rows = Vec::new();
+    let mut push = |how: &str, value, (baseline, baseline_value), goal| {
+        let work = format!("hit {name} {how} {threads} threads{frames}");
+        rows.push(Row { work, value, unit: "ns", baseline, baseline_value, goal });
+    };
     for (i, (how, value)) in costs.into_iter().enumerate() {
-        let (baseline, baseline_value) = match walk {
-            Walk::Hot if i > 0 => ("two swaps", swaps),
-            _ => ("raw load", raw),
-        };
-        let goal = if walk == Walk::Hot { vmcache[i] } else { "0.77: 1.3 of raw" };
-        let name = format!("{walk:?}").to_lowercase();
-        let work = format!("hit {name} {how} {threads} threads");
-        rows.push(Row { work: work.clone(), value, unit: "ns", baseline, baseline_value, goal });
-        if walk != Walk::Hot && i > 0 {
-            let work = format!("{work}, a pin");
-            let (baseline, baseline_value) = ("load and two swaps", pinned);
-            rows.push(Row { work, value, unit: "ns", baseline, baseline_value, goal: "0.77" });
+        if walk == Walk::Hot {
+            let baseline = if i > 0 { ("two swaps", swaps) } else { ("raw load", raw) };
+            push(how, value, baseline, vmcache[i]);
+            continue;
+        }
+        push(how, value, ("raw load", raw), "0.77: 1.3 of raw");
+        if i > 0 {
+            push(&format!("{how}, a pin,"), value, ("load and two swaps", pinned), "0.77");
         }
     }
+    if walk == Walk::Random {
+        push("read_many", many, ("raw load", raw), "0.77: 1.3 of raw");
+    }
     Ok(rows)
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
 }
 
 /// A plain load of what [`filled`] wrote, from where the pool keeps it.

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "drops the memory of victims")]
 
 use super::BufferPool;
+use super::latch::Word;
 use super::outcome::Outcome;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
@@ -91,15 +92,29 @@ impl BufferPool {
             latch.try_cool(seen, self.replacement.passes_touched(seen.heat()).min(3));
         } else if seen.heat() > 0 {
             latch.try_cool(seen, seen.heat() - 1);
-        } else if seen.is_free() && !seen.dirty() {
-            if latch.try_lock_victim(seen) {
+        } else if !seen.is_free() || seen.dirty() && dirty == Dirty::Skip {
+            // Held, or to be written another time.
+        } else if !self.split_around(page) {
+            // Its neighbours are written at the moment.
+        } else if !seen.dirty() {
+            if self.lock_victim(page, seen) {
                 batch.clean[batch.clean_len] = page;
                 batch.clean_len += 1;
             }
-        } else if seen.is_free() && dirty == Dirty::Write && latch.try_begin_write(seen) {
+        } else if latch.try_begin_write(seen) {
             batch.dirty[batch.dirty_len] = page;
             batch.dirty_len += 1;
         }
+    }
+
+    /// Locks a free page that leaves singly; not one that lies in a huge page again.
+    fn lock_victim(&self, page: PageId, seen: Word) -> bool {
+        let is_locked = self.word(page).try_lock_victim(seen);
+        if is_locked && self.is_huge(page) {
+            self.word(page).unlock(false);
+            return false;
+        }
+        is_locked
     }
 
     /// Writes the dirty victims and drops what is clean then.
@@ -114,7 +129,7 @@ impl BufferPool {
             for page in dirty {
                 let seen = self.word(*page).load();
                 let unwanted = seen.is_free() && !seen.dirty() && seen.cool();
-                if unwanted && self.word(*page).try_lock_victim(seen) {
+                if unwanted && self.lock_victim(*page, seen) {
                     batch.clean[count] = *page;
                     count += 1;
                 }

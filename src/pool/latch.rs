@@ -16,8 +16,8 @@
 //! | `Locked` (255) | the holder's alone | the holder |
 //!
 //! `ready`: the latch is `Free` or `Shared` and the page is not `cool`: it can be looked at without
-//! more ado, which is one test of a sign. `dirty`: the content is newer than the device's. `writing`: one of the shared holders writes
-//! the page back. `cool`: nobody touched the page since the hand passed. `heat`: laps of the hand
+//! more ado, which is one test of a sign. `dirty`: the content is newer than the device's. `writing`: one of the shared holders
+//! writes the page back, or holds it still. `cool`: nobody touched the page since the hand passed. `heat`: laps of the hand
 //! the page has left; in an absent page, [`HEAT_UNUSED`] says that the page is not allocated.
 //! `order`: the page is the first of 2^order that are one buffer. `stamp`: when the page was
 //! evicted, 0 for never. `version`: grows with every change of the content and every eviction.
@@ -378,7 +378,7 @@ impl Latch {
         }
         // Invariant 4 without a branch: `ready` is what `cool` is not.
         let ready = !word.0 << COOL.leading_zeros() & READY;
-        let released = Word(word.0 - ((LOCKED - latch) << LATCH_SHIFT) | ready);
+        let released = Word((word.0 - ((LOCKED - latch) << LATCH_SHIFT)) | ready);
         strict_assert!(released == word.with_latch(latch), "{released:?} from {word:?}");
         // Pairs with the acquire of whoever comes next: it sees the content.
         self.0.store(released.0, Ordering::Release);
@@ -415,6 +415,14 @@ impl Latch {
             return false;
         }
         self.swap(seen, seen.with_latch(latch + 1).with(WRITING, true))
+    }
+
+    /// One shared holder more, that only wants the content to stay as it is and is no fix: as for a
+    /// write, which nobody begins meanwhile. Ends by [`end_write`](Self::end_write). No touch.
+    pub(crate) fn try_hold_still(&self, seen: Word) -> bool {
+        let latch = seen.latch();
+        let is_open = seen.is_readable() && latch <= SHARED_MAX && !seen.dirty() && !seen.writing();
+        is_open && self.swap(seen, seen.with_latch(latch + 1).with(WRITING, true))
     }
 
     /// The writer is done; `written` says whether the device has the content now.
