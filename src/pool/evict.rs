@@ -2,10 +2,11 @@
 //!
 //! The hand goes over the bitmap of resident pages in address order, 64 pages at a step; each
 //! step is taken by one thread, so that several evict side by side without a lock. Victims of a
-//! batch are dropped by one vectored call, neighbours as one range.
+//! batch are dropped by one vectored call, neighbours as one range (`bridge`).
 #![expect(unsafe_code, reason = "drops the memory of victims")]
 
 use super::BufferPool;
+use super::bridge::Bridges;
 use super::latch::Word;
 use super::outcome::Outcome;
 use crate::base::error::{Error, Result};
@@ -146,6 +147,9 @@ impl BufferPool {
         }
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let (mut count, mut bytes) = (0, 0);
+        let mut bridges = Bridges::new();
+        // One past the page before.
+        let mut after = usize::MAX;
         for page in pages {
             let order = self.word(*page).load().order();
             self.leave_resident(*page, order);
@@ -153,19 +157,25 @@ impl BufferPool {
             bytes += len as u64;
             match pieces[..count].last_mut() {
                 Some(last) if last.start() + last.len() == start => last.grow(len),
+                Some(last) if self.batch > 1 && bridges.build(self, after, page.as_usize()) => {
+                    last.grow(start + len - last.start() - last.len());
+                }
                 _ => {
                     pieces[count] = Piece::new(start, len);
                     count += 1;
                 }
             }
+            after = page.as_usize() + (1 << order);
         }
-        // SAFETY: this thread holds the pages locked and their contents are on the device.
+        // SAFETY: this thread holds the pages locked and their contents are on the device; what lies
+        // between them within a range is absent and locked, too (`bridge`).
         let dropped = unsafe { self.discarder.discard(&pieces[..count]) };
         assert!(dropped.is_ok(), "dropping {count} ranges: {dropped:?}");
         let stamp = self.stamp_now();
         for page in pages {
             self.word(*page).evicted(stamp);
         }
+        bridges.end(self);
         self.counters.evicted.fetch_add(pages.len() as u64, Ordering::Relaxed);
         self.account.uncharge(ByteCount(bytes));
         bytes

@@ -18,6 +18,7 @@
 //! 4. The pool does no I/O for a page that is resident and clean.
 
 mod alloc;
+mod bridge;
 mod btree;
 mod cleaner;
 mod evict;
