@@ -409,27 +409,31 @@ fn touch(start: *mut u8, len: usize) {
     }
 }
 
-pub(crate) fn temporary(options: &Options) -> Result<Vec<Row>, Failure> {
+/// Half the limit as temporary memory, in a pool of which so much is dirty, and whose table has so
+/// many pages for each of the pool.
+pub(crate) fn temporary(
+    options: &Options,
+    dirty_pct: u64,
+    table_per_pool: u64,
+) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
-    for (dirty_pct, table_per_pool) in [(0, 1), (50, 1), (90, 1), (0, 4)] {
-        let way = |batch, cleaner| Warm { dirty_pct, table_per_pool, batch, cleaner };
-        let ways = [way(1, false), way(256, false), way(256, true)];
-        let [single, bare, cleaned] = allocate_medians(options, ways)?;
-        let spread = if table_per_pool > 1 { " scattered" } else { "" };
-        for (taken, name, goal) in [(bare, "", "10"), (cleaned, " cleaner on", "5 ms/GiB")] {
-            let work = format!("temporary half the limit {dirty_pct} % dirty{spread}{name}");
-            let Taken { allocated, touched, again, faults, huge_pct } = taken;
-            println!(
-                "{work}: {faults:.0} faults a GiB at the first touch, {huge_pct} % in huge frames"
-            );
-            let rows_of = [
-                (format!("{work} touched"), touched, "one page at a time", single.touched, goal),
-                (work.clone(), allocated, "one page at a time", single.allocated, goal),
-                (format!("{work}, the touch"), touched - allocated, "touched again", again, "1"),
-            ];
-            for (work, value, baseline, baseline_value, goal) in rows_of {
-                rows.push(Row { work, value, unit: "ms/GiB", baseline, baseline_value, goal });
-            }
+    let way = |batch, cleaner| Warm { dirty_pct, table_per_pool, batch, cleaner };
+    let ways = [way(1, false), way(256, false), way(256, true)];
+    let [single, bare, cleaned] = allocate_medians(options, ways)?;
+    let spread = if table_per_pool > 1 { " scattered" } else { "" };
+    for (taken, name, goal) in [(bare, "", "10"), (cleaned, " cleaner on", "5 ms/GiB")] {
+        let work = format!("temporary half the limit {dirty_pct} % dirty{spread}{name}");
+        let Taken { allocated, touched, again, faults, huge_pct } = taken;
+        println!(
+            "{work}: {faults:.0} faults a GiB at the first touch, {huge_pct} % in huge frames"
+        );
+        let rows_of = [
+            (format!("{work} touched"), touched, "one page at a time", single.touched, goal),
+            (work.clone(), allocated, "one page at a time", single.allocated, goal),
+            (format!("{work}, the touch"), touched - allocated, "touched again", again, "1"),
+        ];
+        for (work, value, baseline, baseline_value, goal) in rows_of {
+            rows.push(Row { work, value, unit: "ms/GiB", baseline, baseline_value, goal });
         }
     }
     Ok(rows)

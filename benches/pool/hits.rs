@@ -82,14 +82,16 @@ fn pinned_ns(
     })
 }
 
-/// Nanoseconds a page of [`BufferPool::read_many`], 256 pages a call.
+/// Nanoseconds a page of [`BufferPool::read_many`], 256 pages a call, and of [`worked`].
 fn many_ns(options: &Options, pool: &BufferPool, threads: u64) -> f64 {
     let calls = rate(options, threads, |random, stop: &AtomicBool| {
         let mut calls = 0;
         let mut pages = [PageId(0); 256];
         while !stop.load(Ordering::Relaxed) {
             pages.fill_with(|| PageId(1 + random.below(options.hit_pages)));
-            let check = |i: usize, value: Option<u64>| assert_eq!(value, Some(pages[i].0));
+            let check = |i: usize, value: Option<u64>| {
+                assert_eq!(worked(value.expect("within the page")), pages[i].0);
+            };
             pool.read_many(&pages, 0, |page| page.u64(0), check).expect("resident");
             calls += 256;
         }
@@ -105,6 +107,7 @@ fn word(bytes: &[u8]) -> u64 {
 pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, Failure> {
     let pages = options.hit_pages;
     let mut rows = Vec::new();
+    let mut small = None;
     for huge in [false, true] {
         let config = PoolConfig::new().cleaner(false).huge_frames(huge);
         let pool = in_memory(pages, pages, config)?;
@@ -118,10 +121,12 @@ pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, Failure> {
         for threads in [1, 2] {
             for walk in [Walk::Hot, Walk::Random, Walk::Chained] {
                 if !(huge && walk == Walk::Hot) {
-                    rows.extend(rows_of(options, &pool, threads, walk, frames)?);
+                    rows.extend(rows_of(options, &pool, small.as_ref(), threads, walk, frames)?);
                 }
             }
         }
+        // The same pages in small frames stay for their raw loads.
+        small = Some(pool);
     }
     Ok(rows)
 }
@@ -137,35 +142,68 @@ fn await_huge(pool: &BufferPool, bytes: u64) {
 }
 
 /// What [`rows_of`] measures, in this order in each round.
-const WAYS: usize = 7;
+const WAYS: usize = 10;
+
+/// What a program may do with what it read: some three hundred instructions, each of which waits for
+/// the one before, so that the processor sees one or two pages at a time.
+fn worked(read: u64) -> u64 {
+    let mut state = read;
+    for _ in 0..100 {
+        state = black_box(state.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ read);
+    }
+    black_box(state);
+    read
+}
 
 fn rows_of(
     options: &Options,
     pool: &Arc<BufferPool>,
+    small: Option<&Arc<BufferPool>>,
     threads: u64,
     walk: Walk,
     frames: &str,
 ) -> Result<Vec<Row>, Failure> {
     let load = raw_load(pool)?;
+    let small_load = raw_load(small.unwrap_or(pool))?;
+    let is_random = walk == Walk::Random;
+    let optimistic = |page| {
+        let value = pool.read_optimistic(page, |guard| guard.u64(0));
+        value.expect("resident").expect("within the page")
+    };
     let rounds = if options.test { 1 } else { 5 };
     let options = Options { seconds: options.seconds / rounds as f64, ..options.clone() };
     let mut measured: [Vec<f64>; WAYS] = Default::default();
     for _ in 0..rounds {
         let round = [
             ns(&options, threads, walk, &load),
-            ns(&options, threads, walk, |page| {
-                let value = pool.read_optimistic(page, |guard| guard.u64(0));
-                value.expect("resident").expect("within the page")
-            }),
+            ns(&options, threads, walk, optimistic),
             ns(&options, threads, walk, |page| word(&pool.fix_shared(page).expect("resident"))),
             ns(&options, threads, walk, |page| word(&pool.fix_exclusive(page).expect("resident"))),
             swaps_ns(&options, threads),
             pinned_ns(&options, threads, walk, &load),
-            if walk == Walk::Random { many_ns(&options, pool, threads) } else { 0.0 },
+            ns(&options, threads, walk, &small_load),
+            if is_random { ns(&options, threads, walk, |page| worked(load(page))) } else { 0.0 },
+            if is_random {
+                ns(&options, threads, walk, |page| worked(optimistic(page)))
+            } else {
+                0.0
+            },
+            if is_random { many_ns(&options, pool, threads) } else { 0.0 },
         ];
         measured.iter_mut().zip(round).for_each(|(all, ns)| all.push(ns));
     }
-    let [raw, optimistic, shared, exclusive, swaps, pinned, many] = measured.map(median);
+    let [
+        raw,
+        optimistic,
+        shared,
+        exclusive,
+        swaps,
+        pinned,
+        raw_small,
+        raw_worked,
+        hit_worked,
+        many,
+    ] = measured.map(median);
     let costs = [("optimistic", optimistic), ("shared", shared), ("exclusive", exclusive)];
     let vmcache = ["vmcache 6.4 ns", "vmcache 25 ns", "vmcache 28 ns"];
     let name = format!("{walk:?}").to_lowercase();
@@ -181,12 +219,17 @@ fn rows_of(
             continue;
         }
         push(how, value, ("raw load", raw), "0.77: 1.3 of raw");
+        if small.is_some() {
+            let how = format!("{how}, to small frames,");
+            push(&how, value, ("raw load, small frames", raw_small), "0.77: 1.3 of raw");
+        }
         if i > 0 {
             push(&format!("{how}, a pin,"), value, ("load and two swaps", pinned), "0.77");
         }
     }
-    if walk == Walk::Random {
-        push("read_many", many, ("raw load", raw), "0.77: 1.3 of raw");
+    if is_random {
+        push("and work, optimistic", hit_worked, ("raw load and work", raw_worked), "0.77");
+        push("and work, read_many", many, ("raw load and work", raw_worked), "0.77");
     }
     Ok(rows)
 }
