@@ -303,11 +303,9 @@ impl Collective {
         let mut state = self.state.lock();
         if self.is_local(ptr.as_ptr()) {
             let state = &mut *state;
-            let page = state.local.give(addr, layout);
+            let (page, head) = state.local.give(addr, layout);
             // An empty page stays with the pool: the local arena is never given back.
-            state.local.hold(page);
-            state.local_pool.freed(&mut state.local, page);
-            state.local.unhold(page);
+            state.local_pool.freed(&mut state.local, page, head.held());
             state.local_used -= granules(layout) * GRANULE;
             return;
         }
@@ -321,12 +319,12 @@ impl Collective {
             self.region.unmap(ptr, len).expect("a large object is a range of the region");
             return;
         }
-        let page = state.far.give(addr, layout);
         let fate = &mut *state;
-        let idle = match fate.far.owner(page) {
-            Owner::Swappable => fate.swappable.freed(&mut fate.far, page),
-            Owner::Hinted => fate.hinted.freed(&mut fate.far, page),
-            _ => fate.far.is_idle(page),
+        let (page, head) = fate.far.give(addr, layout);
+        let idle = match head.owner() {
+            Owner::Swappable => fate.swappable.freed(&mut fate.far, page, head),
+            Owner::Hinted => fate.hinted.freed(&mut fate.far, page, head),
+            _ => head.is_idle(),
         };
         if idle {
             self.release_page(&mut state, page);

@@ -60,7 +60,7 @@ pub(super) fn granules(layout: Layout) -> usize {
 /// word 1:  63..48 - | 47..40 listed | 39..32 owner | 31..0 full_words
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
+pub(super) struct Head {
     /// Granules in use; of an object larger than a page, its pages.
     used: u32,
     /// How often it is kept from being given back.
@@ -97,9 +97,32 @@ impl Head {
         note[1] = owners | u64::from(self.full_words);
     }
 
-    fn is_idle(self) -> bool {
+    /// Whether the page holds no object and nobody holds on to it.
+    #[inline]
+    pub(super) fn is_idle(self) -> bool {
         self.used == 0 && self.holds == 0
     }
+
+    #[inline]
+    pub(super) fn owner(self) -> Owner {
+        Owner::from_byte(self.owner)
+    }
+
+    /// As of a page that somebody holds on to.
+    #[inline]
+    pub(super) fn held(self) -> Head {
+        Head { holds: self.holds + 1, ..self }
+    }
+}
+
+/// Finds room for an object beyond the first clear bit, and takes it.
+#[inline(never)]
+fn search(bits: &mut [u64], full_words: &mut u32, layout: Layout) -> Option<usize> {
+    let (want, align) = (granules(layout), (layout.align() / GRANULE).max(1));
+    let (at, full) = runs::find(bits, *full_words as usize, want, align)?;
+    runs::set(bits, at, want);
+    *full_words = full as u32;
+    Some(at)
 }
 
 /// The pages of one range of addresses.
@@ -169,7 +192,7 @@ impl Pages {
 
     #[inline]
     pub(super) fn owner(&self, page: u32) -> Owner {
-        Owner::from_byte(self.head(page).owner)
+        self.head(page).owner()
     }
 
     pub(super) fn set_owner(&mut self, page: u32, owner: Owner) {
@@ -209,21 +232,23 @@ impl Pages {
             return None;
         }
         let bits = &mut note[HEAD_WORDS..HEAD_WORDS + words];
-        let align = (layout.align() / GRANULE).max(1);
-        let (at, full_words) = runs::find(bits, head.full_words as usize, want, align)?;
-        runs::set(bits, at, want);
+        let first = head.full_words as usize;
+        let at = if layout.align() <= GRANULE { runs::set_first(bits, first, want) } else { None };
+        let at = match at {
+            Some(at) => at,
+            None => search(bits, &mut head.full_words, layout)?,
+        };
         head.used += want as u32;
-        head.full_words = full_words as u32;
         head.write_to(note);
         Some(addr + at * GRANULE)
     }
 
-    /// Takes an object out of its page.
+    /// Takes an object out of its page; that page, and what is known of it now.
     ///
     /// # Panics
     /// When these are not the granules of an object: a double free, or a wrong layout.
     #[inline]
-    pub(super) fn give(&mut self, addr: usize, layout: Layout) -> u32 {
+    pub(super) fn give(&mut self, addr: usize, layout: Layout) -> (u32, Head) {
         assert!(addr.is_multiple_of(GRANULE), "freed {addr:#x}, which is inside of an object");
         let page = self.page_of(addr);
         let at = (addr - self.addr(page)) / GRANULE;
@@ -235,7 +260,7 @@ impl Pages {
         head.used -= count as u32;
         head.full_words = head.full_words.min((at / 64) as u32);
         head.write_to(note);
-        page
+        (page, head)
     }
 
     /// An object begins that is larger than a page.
@@ -290,21 +315,28 @@ impl Pool {
     }
 
     /// Puts an object into a page that is in use; `None` when a fresh page is needed.
+    #[inline]
     pub(super) fn take(&mut self, pages: &mut Pages, layout: Layout) -> Option<usize> {
-        loop {
-            if let Some(page) = self.current
-                && let Some(addr) = pages.take(page, layout)
-            {
-                return Some(addr);
-            }
-            let next = self.roomy.pop()?;
+        match self.current.and_then(|page| pages.take(page, layout)) {
+            Some(addr) => Some(addr),
+            None => self.take_from_next(pages, layout),
+        }
+    }
+
+    #[inline(never)]
+    fn take_from_next(&mut self, pages: &mut Pages, layout: Layout) -> Option<usize> {
+        while let Some(next) = self.roomy.pop() {
             // A page that was given back in the meantime left its entry behind.
             let mut listed = 0;
             pages.change(next, |head| listed = std::mem::take(&mut head.listed));
             if listed == self.owner as u8 {
                 self.replace_current(pages, next);
+                if let Some(addr) = pages.take(next, layout) {
+                    return Some(addr);
+                }
             }
         }
+        None
     }
 
     /// Continues with a fresh page.
@@ -313,12 +345,13 @@ impl Pool {
         old.filter(|old| pages.is_idle(*old))
     }
 
-    /// Notes that a page of this pool lost an object; returns whether the page can be given back.
-    pub(super) fn freed(&mut self, pages: &mut Pages, page: u32) -> bool {
+    /// Notes that a page of this pool lost an object, and has this head since; returns whether the page
+    /// can be given back.
+    #[inline]
+    pub(super) fn freed(&mut self, pages: &mut Pages, page: u32, head: Head) -> bool {
         if self.current == Some(page) {
             return false;
         }
-        let head = pages.head(page);
         if head.is_idle() {
             if head.listed != 0 {
                 pages.change(page, |head| head.listed = 0);
@@ -417,8 +450,8 @@ mod tests {
         assert_eq!(pool.take(&mut pages, layout(1024, 8)), None);
         pool.replace_current(&pages, 1);
         for addr in &first[..2] {
-            let page = pages.give(*addr, layout(1024, 8));
-            assert!(!pool.freed(&mut pages, page));
+            let (page, head) = pages.give(*addr, layout(1024, 8));
+            assert!(!pool.freed(&mut pages, page, head));
         }
         let all: Vec<usize> =
             (0..9).map_while(|_| pool.take(&mut pages, layout(1024, 8))).collect();

@@ -1,14 +1,39 @@
 //! Runs of bits: the first one that is clear, setting and clearing one.
 //!
 //! Used by [`super::pages`] on the bits of one page. An object of up to 64 granules (1 KiB) lies in
-//! two neighbouring words, which are looked at as one number; longer runs take the general way.
+//! two neighbouring words; longer runs take the general way. Most often there is room where the first
+//! clear bit is: [`set_first`] looks there and nowhere else.
 
 /// Bits of a word.
 const BITS: usize = 64;
 
+/// Sets a run of bits from the first clear one of word `at` on, and returns where that is; `None` when
+/// not all of them are clear, or the run is longer than a word.
+#[inline]
+pub(super) fn set_first(words: &mut [u64], at: usize, count: usize) -> Option<usize> {
+    let word = *words.get(at)?;
+    let first = word.trailing_ones() as usize;
+    if first == BITS || count > BITS {
+        return None;
+    }
+    let ones = u64::MAX >> (BITS - count);
+    if word & ones << first != 0 {
+        return None;
+    }
+    if first + count > BITS {
+        let next = words.get_mut(at + 1)?;
+        let high = ones >> (BITS - first);
+        if *next & high != 0 {
+            return None;
+        }
+        *next |= high;
+    }
+    words[at] = word | ones << first;
+    Some(at * BITS + first)
+}
+
 /// The first run of `want` clear bits that starts at a multiple of `align`, and the number of words
 /// before the first clear bit. No bit of the first `full_words` words is clear.
-#[inline]
 pub(super) fn find(
     words: &[u64],
     full_words: usize,
@@ -16,70 +41,59 @@ pub(super) fn find(
     align: usize,
 ) -> Option<(usize, usize)> {
     let (full_words, first) = first_clear(words, full_words)?;
-    if want > BITS || align > 1 {
-        return Some((find_long(words, full_words * BITS + first, want, align)?, full_words));
-    }
-    // Most often there is room where the first clear bit is.
-    if pair(words, full_words) >> first & ones(want) == 0 {
-        return Some((full_words * BITS + first, full_words));
-    }
-    Some((find_short(words, full_words, want)?, full_words))
+    let at = if want > BITS || align > 1 {
+        find_long(words, full_words * BITS + first, want, align)?
+    } else {
+        find_short(words, full_words, want)?
+    };
+    Some((at, full_words))
 }
 
 /// Sets a run of bits.
-#[inline]
 pub(super) fn set(words: &mut [u64], at: usize, count: usize) {
-    if count > BITS {
-        return masks(at, count).for_each(|(word, mask)| words[word] |= mask);
-    }
-    let mask = ones(count) << (at % BITS);
-    words[at / BITS] |= mask as u64;
-    if mask >> BITS != 0 {
-        words[at / BITS + 1] |= (mask >> BITS) as u64;
-    }
+    masks(at, count).for_each(|(word, mask)| words[word] |= mask);
 }
 
 /// Clears a run of bits if all are set and it lies within the words; returns whether it was so.
 #[inline]
 pub(super) fn clear(words: &mut [u64], at: usize, count: usize) -> bool {
-    if at + count > words.len() * BITS {
+    if count > BITS || at + count > words.len() * BITS {
+        return clear_long(words, at, count);
+    }
+    let (word, first) = (at / BITS, at % BITS);
+    let ones = u64::MAX >> (BITS - count);
+    let low = ones << first;
+    if words[word] & low != low {
         return false;
     }
-    if count > BITS {
-        let is_set = masks(at, count).all(|(word, mask)| words[word] & mask == mask);
-        if is_set {
-            masks(at, count).for_each(|(word, mask)| words[word] &= !mask);
+    if first + count > BITS {
+        let high = ones >> (BITS - first);
+        if words[word + 1] & high != high {
+            return false;
         }
-        return is_set;
-    }
-    let mask = ones(count) << (at % BITS);
-    let (low, high) = (mask as u64, (mask >> BITS) as u64);
-    let word = at / BITS;
-    if words[word] & low != low || (high != 0 && words[word + 1] & high != high) {
-        return false;
-    }
-    words[word] &= !low;
-    if high != 0 {
         words[word + 1] &= !high;
     }
+    words[word] &= !low;
     true
 }
 
-/// As many ones, 64 at most.
-#[inline]
-fn ones(count: usize) -> u128 {
-    (1 << count) - 1
+#[inline(never)]
+fn clear_long(words: &mut [u64], at: usize, count: usize) -> bool {
+    let is_set = at + count <= words.len() * BITS
+        && masks(at, count).all(|(word, mask)| words[word] & mask == mask);
+    if is_set {
+        masks(at, count).for_each(|(word, mask)| words[word] &= !mask);
+    }
+    is_set
 }
 
 /// Two neighbouring words as one number; behind the last word all bits are set.
-#[inline]
 fn pair(words: &[u64], at: usize) -> u128 {
     let high = words.get(at + 1).copied().unwrap_or(u64::MAX);
     u128::from(high) << BITS | u128::from(words[at])
 }
 
 /// The word with the first clear bit, and which bit of it.
-#[inline]
 fn first_clear(words: &[u64], from: usize) -> Option<(usize, usize)> {
     let rest = words.get(from..)?;
     let at = rest.iter().position(|word| *word != u64::MAX)?;
@@ -192,7 +206,17 @@ mod tests {
                     continue;
                 };
                 assert_eq!(before, full);
-                set(&mut words, at, want);
+                let first = plain.0.iter().position(|bit| !bit);
+                let is_first = align == 1 && want <= BITS && first == Some(at);
+                match set_first(&mut words.clone(), full, want) {
+                    Some(place) if align == 1 => assert_eq!((place, is_first), (at, true)),
+                    _ => assert!(!is_first, "step {step}"),
+                }
+                if is_first {
+                    set_first(&mut words, full, want);
+                } else {
+                    set(&mut words, at, want);
+                }
                 plain.0[at..at + want].fill(true);
                 taken.push((at, want));
             } else if let Some(last) = taken.len().checked_sub(1) {
