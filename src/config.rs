@@ -11,6 +11,7 @@
 //! | `limit` | size, or percentage of the memory available to the process | `50%` |
 //! | `device` | path of a block device or regular file | an unlinked temporary file |
 //! | `dir` | directory of that temporary file | the system's |
+//! | `overwrite` | `on`, `off` | `off` |
 //! | `capacity` | size | all of the device |
 //! | `page` | size, power of two from 4KiB to 2MiB | `64KiB` |
 //! | `handlers` | `auto` or 1 to 64 threads | `auto` |
@@ -224,6 +225,12 @@ impl Config {
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.options.deadline
+    }
+
+    /// Whether a device that holds data is overwritten.
+    #[must_use]
+    pub fn overwrite(&self) -> bool {
+        self.options.overwrite
     }
 
     /// How long a handler looks for the device's answer before it sleeps; zero: never.

@@ -188,8 +188,9 @@ impl Heap {
         self.region.stats()
     }
 
-    /// Stops the far heap: threads end, the device is released. Other handles keep the region's
-    /// statistics readable.
+    /// Stops the far heap: everything new is local. When the last handle is gone, this one too,
+    /// its threads end and the device is wiped, if asked for, and released; until then the
+    /// region's statistics are readable.
     ///
     /// # Errors
     /// [`Error::InUse`] while far memory is allocated, or a thread does not leave the allocator for
@@ -305,7 +306,7 @@ fn tier_options(config: &Config) -> TierOptions {
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
     let store = match config.device() {
-        Some(device) => BlockStore::open(device, config.capacity())?,
+        Some(device) => BlockStore::scratch(device, config.capacity(), config.overwrite())?,
         None => BlockStore::temporary(config.dir(), config.capacity())?,
     };
     let engine = match config.io() {

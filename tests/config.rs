@@ -14,15 +14,16 @@ fn refusal(text: &str) -> String {
 #[test]
 fn every_key_is_read() {
     let config = Config::parse(
-        "limit:512MiB, device:/dev/nvme1n1, capacity:10GiB, page:256KiB, handlers:3, \
-         threshold:off, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, poll:50us, \
-         user_mode:require_kernel, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
+        "limit:512MiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, page:256KiB, \
+         handlers:3, threshold:off, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
+         poll:50us, user_mode:require_kernel, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
     assert_eq!(config.limit(), ByteCount::mib(512));
     assert_eq!(config.limit_percent(), None);
     assert_eq!(config.device(), Some(Path::new("/dev/nvme1n1")));
     assert_eq!(config.dir(), None);
+    assert!(config.overwrite());
     assert_eq!(config.capacity(), Some(ByteCount::gib(10)));
     assert_eq!(config.page(), ByteCount::kib(256));
     assert_eq!(config.handlers(), Some(3));
@@ -46,8 +47,8 @@ fn defaults_are_as_documented() {
     assert_eq!(config.limit_percent(), Some(50));
     assert_eq!(
         config.to_string(),
-        "limit:50%,page:64KiB,threshold:64KiB,span:1TiB,io:auto,install:auto,checksum:on,\
-         deadline:30s,poll:200us,user_mode:auto,readahead:on,mode:handler,dump:off,encrypt:off,wipe:off"
+        "limit:50%,overwrite:off,page:64KiB,threshold:64KiB,span:1TiB,io:auto,install:auto,\
+         checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,mode:handler,dump:off,encrypt:off,wipe:off"
     );
 }
 
@@ -195,7 +196,9 @@ fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     };
     let defaults = Config::parse("").expect("defaults").to_string();
     assert!(child(None).contains(&format!("read: {defaults}")));
-    assert!(child(Some("limit:96MiB,page:4KiB")).contains("read: limit:96MiB,page:4KiB,"));
+    assert!(
+        child(Some("limit:96MiB,page:4KiB")).contains("read: limit:96MiB,overwrite:off,page:4KiB,")
+    );
     assert!(child(Some("limt:96MiB")).contains("refused: configuration: limt: is not a key"));
 }
 

@@ -331,3 +331,27 @@ fn a_device_that_returns_other_bytes_is_a_sigbus_with_the_cause() {
         assert_sigbus(&ended, cause);
     }
 }
+
+#[test]
+fn a_device_that_holds_data_is_refused_unless_it_may_be_overwritten() {
+    alone("a_device_that_holds_data_is_refused_unless_it_may_be_overwritten", || {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("precious");
+        let data: Vec<u8> = (0..16_u32 << 20).map(|n| (n % 251) as u8 + 1).collect();
+        fs::write(&path, &data).expect("written");
+        let conf = format!("limit:8MiB,device:{}", path.display());
+        match start(&conf) {
+            Err(Error::UffdUnavailable { reasons }) => return println!("skipped: {reasons}"),
+            Err(Error::Device { reason, .. }) => {
+                assert!(reason.contains("would be lost") && reason.contains("overwrite:on"));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(fs::read(&path).expect("read") == data, "as it was");
+        let heap = start(&format!("{conf},overwrite:on")).expect("allowed");
+        heap.shutdown().expect("nothing is in use");
+        drop(heap);
+        // From now on it is ours.
+        start(&conf).expect("marked").shutdown().expect("nothing is in use");
+    });
+}

@@ -125,7 +125,8 @@ fn far_memory_takes_the_room_of_clean_table_pages_before_it_evicts_its_own() {
     let len = ByteCount::mib(40);
     let data = region.map(len).expect("mapped");
     write_numbers(data, len, 3);
-    assert!(used(&manager, "far heap") >= ByteCount::mib(36), "{:?}", manager.stats());
+    // Some of it may have left, as below.
+    assert!(used(&manager, "far heap") >= ByteCount::mib(34), "{:?}", manager.stats());
     assert!(pool.stats().resident <= ByteCount::mib(24), "{:?}", pool.stats());
     let written = region.stats().pages_out * region.page_size().get();
     assert!(written < len.get() / 8, "{written} bytes were written, though clean ones were there");

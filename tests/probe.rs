@@ -1,7 +1,9 @@
 //! The feature probe on the machine that runs the tests.
 
 use farheap::ByteCount;
-use farheap::probe::{Device, DeviceKind, Directory, Features, Probe, Route, try_reserve};
+use farheap::probe::{
+    Contents, Device, DeviceKind, Directory, Features, Probe, Route, try_reserve,
+};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::{fs, io};
@@ -64,12 +66,16 @@ fn a_file_is_not_a_directory_and_a_directory_is_not_a_device() {
 }
 
 #[test]
-fn a_file_with_bytes_at_its_head_has_data() {
+fn what_a_file_begins_with_is_recognized() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.as_file().set_len(1 << 20).expect("set_len");
     let empty = Device::probe(file.path()).expect("probe");
     assert_eq!((empty.kind, empty.size), (DeviceKind::File, ByteCount::mib(1)));
-    assert!(!empty.has_data && !empty.read_only && !empty.busy);
+    assert_eq!(empty.contents, Contents::Zeros);
+    assert!(!empty.read_only && !empty.busy);
     file.as_file().write_all_at(b"ext", 1080).expect("write");
-    assert!(Device::probe(file.path()).expect("probe").has_data);
+    let contents = || Device::probe(file.path()).expect("probe").contents;
+    assert_eq!(contents(), Contents::Unknown);
+    file.as_file().write_all_at(b"SWAPSPACE2", 4086).expect("write");
+    assert_eq!(contents(), Contents::Known("swap space"));
 }

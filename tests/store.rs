@@ -355,6 +355,55 @@ fn a_new_file_is_created_for_its_owner_only_and_keeps_its_bytes() {
 }
 
 #[test]
+fn a_device_that_holds_data_is_refused_and_left_as_it_is() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("precious");
+    let refuse = |bytes: &[u8], what: &str| {
+        fs::write(&path, bytes).expect("write");
+        settle();
+        assert_says(BlockStore::scratch(&path, None, false), &path, what);
+        assert!(fs::read(&path).expect("read") == bytes, "{what}: it was changed");
+    };
+    let mut disk = vec![0; 2 << 20];
+    disk[512..520].copy_from_slice(b"EFI PART");
+    refuse(&disk, "holds a partition table (GPT), which would be lost");
+    // Not "too small, extend it".
+    refuse(b"root:x:0:0:root:/root:/bin/sh\n", "holds data of an unknown kind");
+    fs::write(&path, &disk).expect("write");
+    settle();
+    let store = BlockStore::scratch(&path, None, true).expect("allowed");
+    assert_eq!(store.capacity(), ByteCount((2 << 20) - 4096));
+}
+
+#[test]
+fn a_device_for_evicted_pages_keeps_its_mark_and_is_taken_again() {
+    let dir = tempfile::tempdir().expect("directory");
+    for (len, base) in [(MIB, 4096), (ByteCount::mib(64), 1 << 20)] {
+        let path = sparse(dir.path(), len.get());
+        for round in 0..2 {
+            settle();
+            let store = BlockStore::scratch(&path, None, false).expect("zeros, or marked");
+            let capacity = store.capacity().get();
+            assert_eq!(capacity, len.get() - base);
+            let mut queue = store.open_queue(4).expect("queue");
+            let mut written = pages(1, 21 + round);
+            for offset in [0, capacity - 4096] {
+                run(&mut *queue, Op::Write, offset, &whole(&mut written)).expect("write");
+                let mut read = pages(1, 0);
+                run(&mut *queue, Op::Read, offset, &whole(&mut read)).expect("read");
+                assert!(read == written);
+            }
+            drop(queue);
+            store.discard(0, capacity).expect("discard");
+            assert_eq!(store.occupied(), Some(ByteCount(4096)), "the mark");
+        }
+        let head = fs::read(&path).expect("read");
+        assert!(head.starts_with(b"farheap: evicted pages\n"));
+        assert_eq!(head.len() as u64, len.get());
+    }
+}
+
+#[test]
 fn an_existing_file_is_used_as_far_as_asked_or_rounded_down() {
     let dir = tempfile::tempdir().expect("directory");
     let path = sparse(dir.path(), (2 << 20) + 100);

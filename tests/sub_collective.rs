@@ -183,6 +183,67 @@ fn freeing_does_not_touch_the_page() {
     assert_eq!(collective.stats().faults_read, before.faults_read);
 }
 
+/// Pages of swappable memory, each one object, written to.
+fn written_pages(collective: &Collective, count: usize, byte: u8) -> Vec<NonNull<u8>> {
+    let page = layout(4096, 8);
+    let make = || collective.swappable().allocate(page).expect("the store has room");
+    let objects: Vec<_> = (0..count).map(|_| make()).collect();
+    for ptr in &objects {
+        // SAFETY: 4,096 bytes were allocated.
+        unsafe { ptr.as_ptr().write_bytes(byte, 4096) };
+    }
+    objects
+}
+
+#[test]
+fn an_empty_page_is_used_again_as_it_is_while_there_is_room() {
+    let Some(collective) = collective(ByteCount::ZERO) else { return };
+    let objects = written_pages(&collective, 100, 7);
+    for ptr in &objects {
+        free(&collective, *ptr, layout(4096, 8));
+    }
+    let before = collective.stats().resident_bytes;
+    let byte = |ptr: &NonNull<u8>| {
+        // SAFETY: 4,096 bytes were allocated, in a page that was written to before.
+        unsafe { ptr.as_ptr().read_volatile() }
+    };
+    let page = layout(4096, 8);
+    let again = (0..100).map(|_| collective.swappable().allocate(page).expect("room"));
+    assert!(again.collect::<Vec<_>>().iter().all(|ptr| byte(ptr) == 7));
+    assert_eq!(collective.stats().resident_bytes, before);
+}
+
+#[test]
+fn an_empty_page_that_was_evicted_is_not_read_again() {
+    let Some(collective) = collective(ByteCount::ZERO) else { return };
+    let objects = written_pages(&collective, 100, 7);
+    for ptr in objects {
+        free(&collective, ptr, layout(4096, 8));
+    }
+    collective.region().evict_all().expect("the store has room");
+    let before = collective.stats();
+    written_pages(&collective, 100, 8);
+    let read = collective.stats().pages_in - before.pages_in;
+    assert!(read <= 1, "{read} pages, of which one is the page that the pool continues with");
+}
+
+#[test]
+fn empty_pages_are_given_back_when_others_need_their_room() {
+    let Some(collective) = collective(ByteCount::ZERO) else { return };
+    // Twice what may be resident: 8 MiB.
+    let objects = written_pages(&collective, 4096, 7);
+    for ptr in objects {
+        free(&collective, ptr, layout(4096, 8));
+    }
+    let before = collective.stats();
+    collective.region().evict_all().expect("the store has room");
+    let after = collective.stats();
+    let kept_max = before.limit_bytes / 8 / 4096;
+    let written = after.pages_out - before.pages_out;
+    assert!(written <= kept_max + 1, "{written} dead pages were written, of {kept_max} kept");
+    assert!(after.stored_bytes <= (kept_max + 1) * 4096, "{after:?}");
+}
+
 /// An object of the random test: its layout and what its bytes are.
 struct Object {
     layout: Layout,

@@ -205,7 +205,7 @@ macro_rules! implement_map {
     };
 }
 implement_map!(FarBTreeMap, fetch_from);
-implement_map!(FarSkipList);
+implement_map!(FarSkipList, fetch_from);
 implement_map!(FarLeveledMap, fetch_from);
 
 /// A container that was built, ready for queries.

@@ -73,7 +73,11 @@ fn a_device_file_is_judged_without_being_written() {
     fs::write(&path, &bytes).expect("write");
     let argument = path.to_str().expect("UTF-8");
     let found = text(&doctor(&["--device", argument]));
-    assert!(line(&found, "contents").starts_with("WARN"), "{found}");
+    assert!(line(&found, "contents").starts_with("FAIL"), "{found}");
+    assert!(found.contains(&format!("FARHEAP_CONF=device:{argument},overwrite:on")), "{found}");
+    let conf = format!("device:{argument},overwrite:on");
+    let allowed = text(&doctor(&["--config", &conf]));
+    assert!(line(&allowed, "contents").starts_with("WARN"), "{allowed}");
     assert!(line(&found, "device").contains("regular file of 1.0 MiB"), "{found}");
     assert_eq!(fs::read(&path).expect("read"), bytes);
     fs::write(&path, [0; 4096]).expect("write");

@@ -57,7 +57,7 @@ fn collective(
     // Before and after a rearrangement, at once.
     let room = ByteCount(bytes * 4).max(ByteCount::mib(64));
     let store: Arc<dyn Store> = match &args.device {
-        Some(path) if is_copy => Arc::new(BlockStore::open(path, Some(room))?),
+        Some(path) if is_copy => Arc::new(BlockStore::scratch(path, Some(room), false)?),
         _ => Arc::new(MemStore::new(room)?),
     };
     let region = RegionConfig {

@@ -10,8 +10,8 @@
  *   farheap_last_message(); a success leaves them as they were.
  * - Results are written through the last parameters, and only on success. NULL for one of them is
  *   FARHEAP_E_NULL.
- * - A pointer to farheap_heap, farheap_collective, farheap_manager, farheap_account, farheap_temporary
- *   or farheap_pool is a *handle*.
+ * - A pointer to farheap_heap, farheap_collective, farheap_manager, farheap_account, farheap_temporary,
+ *   farheap_pool, farheap_btree or farheap_cursor is a *handle*.
  *   It is not followed but looked up: NULL is FARHEAP_E_NULL; one that was freed, that is of another
  *   kind, or that never was one, is FARHEAP_E_HANDLE; the parent's, in a forked child, is
  *   FARHEAP_E_FORKED. There are at most 4095 of a kind at a time. Who got a handle frees it.
@@ -79,6 +79,7 @@ typedef enum farheap_status {
     FARHEAP_E_JEMALLOC = 40,
     FARHEAP_E_TOO_MANY_CONSUMERS = 41, /* of a memory manager */
     FARHEAP_E_WRITE_REFUSED = 42, /* changed pages stay in memory: `before_write` refused them */
+    FARHEAP_E_STALE_PAGE = 43,  /* a crash has torn the tree here: repeat the log */
     FARHEAP_E_FULL = 50,        /* a sub-allocator has no room; another one may have */
     FARHEAP_E_TOO_LARGE = 51,   /* an object larger than a sub-allocator can hold */
     FARHEAP_E_ALIGN = 52        /* an alignment larger than a sub-allocator's pages */
@@ -102,7 +103,8 @@ typedef enum farheap_feature {
     FARHEAP_FEATURE_USERFAULTFD = 1,   /* far memory works at all here */
     FARHEAP_FEATURE_KERNEL_FAULTS = 2, /* system calls may touch far memory that is not resident */
     FARHEAP_FEATURE_MOVE = 3,          /* UFFDIO_MOVE (Linux 6.8) */
-    FARHEAP_FEATURE_IO_URING = 4
+    FARHEAP_FEATURE_IO_URING = 4,
+    FARHEAP_FEATURE_BTREE = 5          /* this library has farheap_btree */
 } farheap_feature;
 
 /* The ABI version of the library. */
@@ -121,6 +123,9 @@ typedef enum farheap_switch { FARHEAP_DEFAULT = 0, FARHEAP_ON = 1, FARHEAP_OFF =
 /* For `threshold`: no size goes far by itself. */
 #define FARHEAP_NONE UINT64_MAX
 
+/* For `poll_us`: a handler sleeps at once. */
+#define FARHEAP_NO_POLL UINT32_MAX
+
 /* The options with the names of the text form ("limit:512MiB,device:/dev/nvme1n1"), which the README
  * explains one by one. A field that is zero or NULL has its default. The library keeps no pointer
  * of it. */
@@ -129,7 +134,7 @@ typedef struct farheap_config {
     uint64_t limit;         /* most resident far memory; or: */
     uint32_t limit_percent; /* share of the memory available, 1 to 100 */
     uint32_t handlers;      /* threads, 1 to 64 */
-    const char *device;     /* its contents are lost */
+    const char *device;     /* its contents are lost; see overwrite */
     const char *dir;        /* of a temporary file, instead of a device */
     uint64_t capacity;      /* of the device */
     uint64_t page;          /* power of two, 4 KiB to 2 MiB */
@@ -145,11 +150,13 @@ typedef struct farheap_config {
     farheap_switch readahead;
     farheap_switch encrypt;
     farheap_switch dump;
+    farheap_switch overwrite; /* a device that holds data; else it is refused */
+    uint32_t poll_us;         /* looking before sleeping, up to 500, or FARHEAP_NO_POLL */
 } farheap_config;
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-      FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT }
+      FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0 }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
 farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;
@@ -683,7 +690,7 @@ farheap_status farheap_pool_create(farheap_manager *manager, const farheap_pool_
 farheap_status farheap_pool_open(farheap_manager *manager, const farheap_pool_config *config,
                                  const char *path, farheap_pool **out) FARHEAP_NOEXCEPT;
 /* Closes a pool. What has not been written is lost: farheap_pool_flush first. FARHEAP_E_IN_USE while
- * pages are fixed. NULL does nothing. */
+ * pages are fixed, and while handles of its trees and cursors exist. NULL does nothing. */
 farheap_status farheap_pool_free(farheap_pool *pool) FARHEAP_NOEXCEPT;
 /* Checkpoint: writes all changed pages. After a failure keep the log from where the last checkpoint
  * began. FARHEAP_E_WRITE_REFUSED when `before_write` refused pages, which the message counts: they stay
@@ -782,6 +789,66 @@ farheap_status farheap_page_free(farheap_page *page) FARHEAP_NOEXCEPT;
 uint64_t farheap_page_lsn(const farheap_page *page) FARHEAP_NOEXCEPT;
 /* Notes it, for a page that is held exclusively. */
 farheap_status farheap_page_set_lsn(farheap_page *page, uint64_t lsn) FARHEAP_NOEXCEPT;
+
+/* ---- B+-trees ------------------------------------------------------------------------------------ */
+
+/* An ordered map from bytes to bytes in the pages of a pool, in the order of the keys' bytes. Any number
+ * of threads read and change it at the same time. A key, like a value, may be of no length. Key and value
+ * together take at most a quarter of farheap_pool_payload, less 8 bytes: FARHEAP_E_BAD_RANGE. Besides
+ * that, and what is said below, functions fail as farheap_pool_allocate, farheap_pool_fix_exclusive and
+ * farheap_pool_fix_shared do, and with FARHEAP_E_STALE_PAGE when the process or machine failed between
+ * writes of the tree's pages: a log is the host's. */
+typedef struct farheap_btree farheap_btree;
+
+/* A place in a tree that moves on, entry by entry. */
+typedef struct farheap_cursor farheap_cursor;
+
+/* An entry that a cursor came to. Bytes of no length have a pointer all the same. */
+typedef struct farheap_entry {
+    const uint8_t *key;
+    size_t key_len;
+    const uint8_t *value;
+    size_t value_len;
+} farheap_entry;
+
+/* Changes a value in place; its length stays. The leaf is held meanwhile: it must not use the pool. */
+typedef void (*farheap_change)(void *userdata, void *value, size_t len);
+
+/* Creates an empty tree, in one page. */
+farheap_status farheap_btree_create(farheap_pool *pool, farheap_btree **out) FARHEAP_NOEXCEPT;
+/* Opens the tree with this root, of farheap_btree_root: another page gives wrong answers. */
+farheap_status farheap_btree_open(farheap_pool *pool, uint64_t root,
+                                  farheap_btree **out) FARHEAP_NOEXCEPT;
+/* Frees the handle; the tree stays in the pool, and cursors over it go on. NULL does nothing. */
+farheap_status farheap_btree_free(farheap_btree *tree) FARHEAP_NOEXCEPT;
+/* The page by which the tree is opened again; it never changes. 0 on error. */
+uint64_t farheap_btree_root(const farheap_btree *tree) FARHEAP_NOEXCEPT;
+/* Whether the key is there; if so the length of its value, and as much of that as there is `room` for.
+ * Of a key that is not there the length is 0. `into` may be NULL when `room` is 0. */
+farheap_status farheap_btree_get(const farheap_btree *tree, const void *key, size_t key_len, void *into,
+                                 size_t room, size_t *len, bool *found) FARHEAP_NOEXCEPT;
+/* Sets a key's value. `is_new`, which may be NULL: whether the key was not there before. */
+farheap_status farheap_btree_insert(farheap_btree *tree, const void *key, size_t key_len,
+                                    const void *value, size_t value_len,
+                                    bool *is_new) FARHEAP_NOEXCEPT;
+/* Calls `change` with a key's value if the key is there: `found`, which may be NULL. */
+farheap_status farheap_btree_update(farheap_btree *tree, const void *key, size_t key_len,
+                                    farheap_change change, void *userdata,
+                                    bool *found) FARHEAP_NOEXCEPT;
+/* Removes a key. `found`, which may be NULL: whether it was there. */
+farheap_status farheap_btree_remove(farheap_btree *tree, const void *key, size_t key_len,
+                                    bool *found) FARHEAP_NOEXCEPT;
+/* A cursor before the first entry whose key is `from` or larger; NULL and 0: before all. */
+farheap_status farheap_btree_scan(const farheap_btree *tree, const void *from, size_t from_len,
+                                  farheap_cursor **out) FARHEAP_NOEXCEPT;
+/* The next entry, if there is one (`found`). Its bytes are the cursor's, until it moves on or is freed.
+ * It holds no page: the tree may be changed meanwhile. Entries of one leaf are as they were when the
+ * cursor came to it; changes of later ones are seen. Two threads at once: FARHEAP_E_IN_USE. After a
+ * failure there are no more entries. */
+farheap_status farheap_cursor_next(farheap_cursor *cursor, farheap_entry *out,
+                                   bool *found) FARHEAP_NOEXCEPT;
+/* NULL does nothing. */
+farheap_status farheap_cursor_free(farheap_cursor *cursor) FARHEAP_NOEXCEPT;
 
 #ifdef __cplusplus
 }

@@ -19,7 +19,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <memory_resource>
 #include <mutex>
@@ -27,6 +29,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -713,10 +716,11 @@ public:
         return *this;
     }
     ~pool() {
-        // A pool with pages that guards hold still goes on until the process ends, and asks.
+        // A pool with pages that guards hold still, or with trees, goes on until the process ends,
+        // and asks.
         if (handle_ && farheap_pool_free(handle_.release()) != FARHEAP_OK) {
             detail::keep(told_);
-            (void)asked_.release();
+            if (*asked_) (void)asked_.release();
         }
     }
 
@@ -835,6 +839,157 @@ private:
     std::shared_ptr<detail::pressure_slot> told_;
     std::unique_ptr<detail::write_function> asked_;
     detail::owned<farheap_pool, farheap_pool_free> handle_;
+};
+
+// ---- B+-trees ---------------------------------------------------------------------------------
+
+// A key with its value; the bytes are the cursor's, until it moves on.
+struct entry {
+    std::string_view key;
+    std::string_view value;
+};
+
+// A place in a tree that moves on. Moving it needs no page to stay: the tree may be changed meanwhile.
+class cursor {
+public:
+    explicit cursor(farheap_cursor *handle) noexcept : handle_(handle) {}
+    // The next entry; empty behind the last.
+    std::optional<entry> next() {
+        farheap_entry found{};
+        bool is_there = false;
+        detail::check(farheap_cursor_next(get(), &found, &is_there));
+        if (!is_there) return std::nullopt;
+        return entry{{reinterpret_cast<const char *>(found.key), found.key_len},
+                     {reinterpret_cast<const char *>(found.value), found.value_len}};
+    }
+    farheap_cursor *get() const noexcept { return handle_.get(); }
+
+    // for (entry e : tree.scan("from")): an input range, that is, to be gone through once.
+    class iterator {
+    public:
+        using iterator_category = std::input_iterator_tag;
+        using value_type = entry;
+        using difference_type = std::ptrdiff_t;
+        using pointer = const entry *;
+        using reference = const entry &;
+        iterator() noexcept = default;
+        explicit iterator(cursor &of) : of_(&of), at_(of.next()) {}
+        reference operator*() const noexcept { return *at_; }
+        pointer operator->() const noexcept { return &*at_; }
+        iterator &operator++() {
+            at_ = of_->next();
+            return *this;
+        }
+        void operator++(int) { ++*this; }
+        // Iterators are equal when both are at the end.
+        friend bool operator==(const iterator &a, const iterator &b) noexcept {
+            return !a.at_ && !b.at_;
+        }
+        friend bool operator!=(const iterator &a, const iterator &b) noexcept { return !(a == b); }
+
+    private:
+        cursor *of_ = nullptr;
+        std::optional<entry> at_;
+    };
+    iterator begin() { return iterator(*this); }
+    iterator end() noexcept { return iterator(); }
+
+private:
+    detail::owned<farheap_cursor, farheap_cursor_free> handle_;
+};
+
+namespace detail {
+// A change of a value, and what it threw.
+struct changing {
+    std::function<void(char *, std::size_t)> change;
+    std::exception_ptr thrown;
+};
+
+extern "C" inline void farheap_hpp_change(void *userdata, void *value, std::size_t len) {
+    changing *const self = static_cast<changing *>(userdata);
+    try {
+        self->change(static_cast<char *>(value), len);
+    } catch (...) {
+        self->thrown = std::current_exception();
+    }
+}
+} // namespace detail
+
+// An ordered map from bytes to bytes in a pool's pages. To be destroyed before the pool.
+class btree {
+public:
+    static btree create(pool &in) {
+        farheap_btree *handle = nullptr;
+        detail::check(farheap_btree_create(in.get(), &handle));
+        return btree(handle);
+    }
+    // By its root().
+    static btree open(pool &in, std::uint64_t root) {
+        farheap_btree *handle = nullptr;
+        detail::check(farheap_btree_open(in.get(), root, &handle));
+        return btree(handle);
+    }
+    std::uint64_t root() const noexcept { return farheap_btree_root(get()); }
+
+    std::optional<std::string> get(std::string_view key) const {
+        std::string value;
+        if (!get(key, value)) return std::nullopt;
+        return value;
+    }
+    // The same into a string that is used again; returns whether the key is there.
+    bool get(std::string_view key, std::string &into) const {
+        into.resize(into.capacity());
+        for (;;) {
+            std::size_t len = 0;
+            bool found = false;
+            detail::check(farheap_btree_get(get(), key.data(), key.size(), into.data(), into.size(),
+                                            &len, &found));
+            const bool is_whole = len <= into.size();
+            into.resize(len);
+            if (is_whole) return found;
+        }
+    }
+    bool contains(std::string_view key) const {
+        std::size_t len = 0;
+        bool found = false;
+        detail::check(
+            farheap_btree_get(get(), key.data(), key.size(), nullptr, 0, &len, &found));
+        return found;
+    }
+    // Returns whether the key is new.
+    bool insert(std::string_view key, std::string_view value) {
+        bool is_new = false;
+        detail::check(farheap_btree_insert(get(), key.data(), key.size(), value.data(),
+                                           value.size(), &is_new));
+        return is_new;
+    }
+    // Calls `change(bytes, len)` with the key's value, in place; it must not use the pool. What it
+    // throws is thrown here. Returns whether the key is there.
+    template <class Change> bool update(std::string_view key, Change &&change) {
+        detail::changing state{std::ref(change), nullptr};
+        bool found = false;
+        detail::check(farheap_btree_update(get(), key.data(), key.size(),
+                                           detail::farheap_hpp_change, &state, &found));
+        if (state.thrown) std::rethrow_exception(state.thrown);
+        return found;
+    }
+    // Returns whether there was the key.
+    bool remove(std::string_view key) {
+        bool found = false;
+        detail::check(farheap_btree_remove(get(), key.data(), key.size(), &found));
+        return found;
+    }
+    // Entries from a key on, in order.
+    cursor scan(std::string_view from = {}) const {
+        farheap_cursor *handle = nullptr;
+        detail::check(farheap_btree_scan(get(), from.data(), from.size(), &handle));
+        return cursor(handle);
+    }
+    farheap_btree *get() const noexcept { return handle_.get(); }
+
+private:
+    explicit btree(farheap_btree *handle) noexcept : handle_(handle) {}
+    detail::owned<farheap_btree, farheap_btree_free> handle_;
 };
 
 // ---- Collective allocators --------------------------------------------------------------------

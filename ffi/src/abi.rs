@@ -17,6 +17,7 @@ pub const FARHEAP_FEATURE_USERFAULTFD: farheap_feature = 1;
 pub const FARHEAP_FEATURE_KERNEL_FAULTS: farheap_feature = 2;
 pub const FARHEAP_FEATURE_MOVE: farheap_feature = 3;
 pub const FARHEAP_FEATURE_IO_URING: farheap_feature = 4;
+pub const FARHEAP_FEATURE_BTREE: farheap_feature = 5;
 
 /// Refuses a host that was compiled for another ABI.
 pub(crate) fn check(host: u32) -> Result<()> {
@@ -48,6 +49,9 @@ pub extern "C" fn farheap_check_abi(abi: u32) -> farheap_status {
 #[unsafe(no_mangle)]
 pub extern "C" fn farheap_has_feature(feature: farheap_feature) -> bool {
     value(false, || {
+        if feature == FARHEAP_FEATURE_BTREE {
+            return Ok(true);
+        }
         let probe = Probe::run();
         let route = probe.userfaultfd.best();
         Ok(match feature {

@@ -6,6 +6,7 @@ use crate::error::{Failure, Result, text};
 use farheap::config::Builder;
 use farheap::{ByteCount, Config};
 use std::ffi::c_char;
+use std::mem::{MaybeUninit, offset_of};
 use std::time::Duration;
 
 /// On, off, or what the library does by itself.
@@ -42,10 +43,16 @@ pub struct farheap_config {
     pub readahead: farheap_switch,
     pub encrypt: farheap_switch,
     pub dump: farheap_switch,
+    // Since version 2 of the structure:
+    pub overwrite: farheap_switch,
+    pub poll_us: u32,
 }
 
 /// Bytes of the first version of the structure: the least that a caller has.
-const SIZE_MIN: usize = size_of::<farheap_config>();
+const SIZE_MIN: usize = offset_of!(farheap_config, overwrite);
+
+/// For `poll_us`: never.
+pub const FARHEAP_NO_POLL: u32 = u32::MAX;
 
 pub(crate) fn switch(name: &str, value: farheap_switch) -> Result<Option<bool>> {
     match value {
@@ -70,11 +77,16 @@ pub(crate) unsafe fn overlay(builder: Builder, config: *const farheap_config) ->
         let message = format!("config.size is {size}: initialize with FARHEAP_CONFIG_INIT");
         return Err(Failure::argument(message));
     }
-    // SAFETY: at least as large as this version of the structure.
-    let config = unsafe { &*config };
+    // What an older caller's structure lacks has its default, which is zero.
+    let mut known = MaybeUninit::<farheap_config>::zeroed();
+    let len = size.min(size_of::<farheap_config>());
+    // SAFETY: the caller's structure has `size` bytes, this one its own, and it is new.
+    unsafe { config.cast::<u8>().copy_to_nonoverlapping(known.as_mut_ptr().cast(), len) };
+    // SAFETY: zeros are a value of every field, and so is what a caller set.
+    let config = unsafe { known.assume_init() };
     // SAFETY: as the caller promises.
-    let builder = unsafe { overlay_texts(builder, config) }?;
-    overlay_numbers(builder, config)
+    let builder = unsafe { overlay_texts(builder, &config) }?;
+    overlay_numbers(builder, &config)
 }
 
 /// # Safety
@@ -148,6 +160,14 @@ fn overlay_numbers(mut builder: Builder, config: &farheap_config) -> Result<Buil
     }
     if let Some(on) = switch("dump", config.dump)? {
         builder = builder.dump(on);
+    }
+    if let Some(on) = switch("overwrite", config.overwrite)? {
+        builder = builder.overwrite(on);
+    }
+    if config.poll_us == FARHEAP_NO_POLL {
+        builder = builder.poll(Duration::ZERO);
+    } else if config.poll_us != 0 {
+        builder = builder.poll(Duration::from_micros(config.poll_us.into()));
     }
     Ok(builder)
 }

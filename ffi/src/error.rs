@@ -65,6 +65,7 @@ codes! {
     FARHEAP_E_JEMALLOC = 40,
     FARHEAP_E_TOO_MANY_CONSUMERS = 41,
     FARHEAP_E_WRITE_REFUSED = 42,
+    FARHEAP_E_STALE_PAGE = 43,
     FARHEAP_E_FULL = 50,
     FARHEAP_E_TOO_LARGE = 51,
     FARHEAP_E_ALIGN = 52,
@@ -149,6 +150,7 @@ impl From<Error> for Failure {
             Error::TooManyConsumers { .. } => (FARHEAP_E_TOO_MANY_CONSUMERS, 0),
             Error::WriteRefused { .. } => (FARHEAP_E_WRITE_REFUSED, 0),
             Error::Forked { .. } => (FARHEAP_E_FORKED, 0),
+            Error::StalePage { .. } => (FARHEAP_E_STALE_PAGE, 0),
             // Newer than this library: the message says it.
             _ => (FARHEAP_E_OTHER, 0),
         };
@@ -417,6 +419,7 @@ mod tests {
             (Error::Jemalloc { name: "n", errno: 22 }, FARHEAP_E_JEMALLOC),
             (Error::TooManyConsumers { name: "n".into(), most: 16 }, FARHEAP_E_TOO_MANY_CONSUMERS),
             (Error::Forked { what: "w" }, FARHEAP_E_FORKED),
+            (Error::StalePage { page }, FARHEAP_E_STALE_PAGE),
         ]
     }
 

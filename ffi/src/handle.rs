@@ -41,7 +41,7 @@ struct Slot {
 type Table = [Slot; SLOTS];
 
 /// One more than the largest [`Kind::NUMBER`].
-const KINDS: usize = 10;
+const KINDS: usize = 11;
 
 /// By kind. Zeroed, so that it takes no room in the library's file.
 static TABLES: [Table; KINDS] = [const {
@@ -180,14 +180,14 @@ mod tests {
 
     struct Ship;
     impl Kind for Ship {
-        const NUMBER: u8 = 8;
+        const NUMBER: u8 = 9;
         const NAME: &'static str = "ship";
         type Object = u64;
     }
 
     struct Crew;
     impl Kind for Crew {
-        const NUMBER: u8 = 9;
+        const NUMBER: u8 = 10;
         const NAME: &'static str = "crew";
         type Object = Rc<Cell<u32>>;
     }

@@ -6,8 +6,8 @@
 //! explanation is in `docs/ffi.md`.
 //!
 //! Top down: `heap` (start, stop, hints, statistics), `memory` (`far_malloc` and kin), `scope`,
-//! `collective`, `manager`, `account`, `pool`, `page` (guards), `config`, `abi` (version, features); below
-//! them `handle` (what an opaque pointer is) and `error`.
+//! `collective`, `manager`, `account`, `pool`, `page` (guards), `btree`, `config`, `abi` (version,
+//! features); below them `handle` (what an opaque pointer is) and `error`.
 //!
 //! # Invariants
 //! 1. No panic leaves a function: each one runs inside [`error::call`] or does nothing that can
@@ -20,6 +20,7 @@
 
 pub mod abi;
 pub mod account;
+pub mod btree;
 pub mod collective;
 pub mod config;
 pub mod error;

@@ -11,6 +11,7 @@ use crate::manager::{Userdata, farheap_manager};
 use farheap::pool::{BufferPool, Clock, PoolConfig, Proven};
 use farheap::{ByteCount, Error, PageId};
 use std::ffi::{c_char, c_void};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,33 @@ pub struct farheap_pool {
 impl Kind for farheap_pool {
     const NUMBER: u8 = 4;
     const NAME: &'static str = "farheap_pool";
-    type Object = Arc<BufferPool>;
+    type Object = Table;
+}
+
+/// A pool with what C has of it.
+pub struct Table {
+    pool: Arc<BufferPool>,
+    /// A clone is with each tree and cursor.
+    trees: Arc<()>,
+}
+
+impl Table {
+    fn new(pool: Arc<BufferPool>) -> Table {
+        Table { pool, trees: Arc::new(()) }
+    }
+
+    /// To be kept by what must be freed before the pool.
+    pub(crate) fn hold(&self) -> Arc<()> {
+        Arc::clone(&self.trees)
+    }
+}
+
+impl Deref for Table {
+    type Target = Arc<BufferPool>;
+    #[inline]
+    fn deref(&self) -> &Arc<BufferPool> {
+        &self.pool
+    }
 }
 
 /// Asked before a page is written back.
@@ -149,7 +176,7 @@ pub unsafe extern "C" fn farheap_pool_create(
         // SAFETY: NULL or a string, as the caller promises.
         let path = unsafe { text(path, "the path") }?;
         let pool = settings.create(path, ByteCount(capacity), &manager.manager)?;
-        let handle = handle::create::<farheap_pool>(pool)?;
+        let handle = handle::create::<farheap_pool>(Table::new(pool))?;
         // SAFETY: checked above.
         unsafe { write(out, handle) }
     })
@@ -170,7 +197,8 @@ pub unsafe extern "C" fn farheap_pool_open(
         let settings = unsafe { settings(config) }?;
         // SAFETY: NULL or a string, as the caller promises.
         let path = unsafe { text(path, "the path") }?;
-        let handle = handle::create::<farheap_pool>(settings.open(path, &manager.manager)?)?;
+        let pool = settings.open(path, &manager.manager)?;
+        let handle = handle::create::<farheap_pool>(Table::new(pool))?;
         // SAFETY: checked above.
         unsafe { write(out, handle) }
     })
@@ -183,9 +211,12 @@ pub unsafe extern "C" fn farheap_pool_free(pool: *mut farheap_pool) -> farheap_s
     }
     call(|| {
         // SAFETY: nobody else frees it during the call, as the caller promises.
-        let holders = unsafe { handle::get(pool) }?.holders();
-        if holders > 0 {
-            let message = format!("{holders} fixes of pages have not ended");
+        let table = unsafe { handle::get(pool) }?;
+        let (holders, trees) = (table.holders(), Arc::strong_count(&table.trees) - 1);
+        if holders > 0 || trees > 0 {
+            let message = format!(
+                "{holders} fixes of pages have not ended, {trees} trees and cursors are not freed"
+            );
             return Err(Failure::new(FARHEAP_E_IN_USE, message));
         }
         handle::take(pool).map(drop)

@@ -35,6 +35,11 @@ fn pool() {
 }
 
 #[test]
+fn btree() {
+    test("btree.c");
+}
+
+#[test]
 fn collective() {
     test("collective.c");
 }

@@ -18,6 +18,7 @@ pub struct Builder {
     pub(super) limit: Limit,
     pub(super) device: Option<PathBuf>,
     pub(super) dir: Option<PathBuf>,
+    pub(super) overwrite: bool,
     pub(super) capacity: Option<ByteCount>,
     pub(super) page: ByteCount,
     pub(super) handlers: Option<u16>,
@@ -42,6 +43,7 @@ impl Default for Builder {
             limit: Limit::Percent(50),
             device: None,
             dir: None,
+            overwrite: false,
             capacity: None,
             page: ByteCount::kib(64),
             handlers: None,
@@ -84,12 +86,23 @@ impl Builder {
     }
 
     /// Sets the block device or regular file that keeps evicted pages. **Its contents are
-    /// overwritten.**
+    /// overwritten**, so it must begin with zeros or with what an earlier run left, unless
+    /// [`overwrite`](Builder::overwrite) is set.
     ///
     /// Default: an unlinked temporary file in [`dir`](Builder::dir). Name a raw device when there
     /// is one: it spares the file system's work and has a fixed size.
     pub fn device(mut self, path: impl Into<PathBuf>) -> Builder {
         self.device = Some(path.into());
+        self
+    }
+
+    /// Sets whether a device that holds data is overwritten; what looks like data is a device that
+    /// begins neither with zeros nor with the mark of an earlier run.
+    ///
+    /// Default: `false`, such a device is refused with what it holds. Set it for a device whose
+    /// contents nobody needs, instead of erasing it by hand.
+    pub fn overwrite(mut self, on: bool) -> Builder {
+        self.overwrite = on;
         self
     }
 

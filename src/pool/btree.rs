@@ -30,6 +30,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::PageId;
 use node::{Child, Node, NodeMut, View};
+use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
@@ -233,7 +234,13 @@ impl BTree {
     /// Entries from `from` on, in order; see [`Scan`].
     #[must_use]
     pub fn scan(&self, from: &[u8]) -> Scan<'_> {
-        Scan { tree: self, next: Some(from.to_vec()), batch: Vec::new().into_iter() }
+        Scan::of(Cow::Borrowed(self), from)
+    }
+
+    /// As [`scan`](BTree::scan), for who cannot borrow the tree meanwhile.
+    #[must_use]
+    pub fn into_scan(self, from: &[u8]) -> Scan<'static> {
+        Scan::of(Cow::Owned(self), from)
     }
 
     /// Copies the entries of `key`'s leaf from `key` on, and says where the next leaf begins.
@@ -269,9 +276,15 @@ type Entry = (Vec<u8>, Vec<u8>);
 /// of later leaves are seen.
 #[derive(Debug)]
 pub struct Scan<'t> {
-    tree: &'t BTree,
+    tree: Cow<'t, BTree>,
     next: Option<Vec<u8>>,
     batch: std::vec::IntoIter<Entry>,
+}
+
+impl<'t> Scan<'t> {
+    fn of(tree: Cow<'t, BTree>, from: &[u8]) -> Scan<'t> {
+        Scan { tree, next: Some(from.to_vec()), batch: Vec::new().into_iter() }
+    }
 }
 
 impl Iterator for Scan<'_> {

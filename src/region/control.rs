@@ -33,6 +33,22 @@ impl Region {
         Ok(())
     }
 
+    /// Whether an access to a page needs no device: it is resident, or holds nothing.
+    pub(crate) fn is_at_hand(&self, ptr: *const u8) -> bool {
+        let page = self.pages_of(ptr, ByteCount(1)).map(|(page, _)| self.pager.word(page).load());
+        page.is_ok_and(|word| matches!(word.state(), State::Resident | State::Empty))
+    }
+
+    /// Whether pages can be filled without evicting others, now and for a while.
+    pub(crate) fn has_room(&self) -> bool {
+        self.pager.available() > self.pager.high_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The most that may be resident.
+    pub(crate) fn limit(&self) -> ByteCount {
+        self.pager.budget.limit()
+    }
+
     /// Starts to bring the range's pages in, and returns at once. Pages for which there is no
     /// room are left out when too many requests wait.
     ///

@@ -6,11 +6,14 @@
 //! # Invariants
 //! 1. Nobody else uses the file: it has no name, is locked with `flock(2)`, or is claimed with
 //!    `O_EXCL` (block devices; locked too).
-//! 2. `capacity` bytes can be addressed, and capacity is a multiple of [`IO_ALIGN`].
+//! 2. `capacity` bytes from `base` on can be addressed; both are multiples of [`IO_ALIGN`].
+//! 3. What a store for evicted pages overwrites was zeros or had the mark, unless its user said
+//!    that it may overwrite anything.
 
 #![expect(unsafe_code, reason = "passes buffers on to the transfer")]
 
 use super::inline_queue::{InlineQueue, Transfer};
+use super::mark;
 use super::uring_queue::UringQueue;
 use super::{IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
@@ -114,8 +117,9 @@ impl BlockStore {
         Ok(BlockStore::new(Device::new(fd, kind, capacity, dir, caching, Named::No)))
     }
 
-    /// Opens a store in the regular file or on the block device at `path`, whose contents are
-    /// lost. The path is claimed until the store and its queues are dropped.
+    /// Opens a store in the regular file or on the block device at `path`, whose contents stay
+    /// what they are until the store is written. The path is claimed until the store and its
+    /// queues are dropped.
     ///
     /// Without `capacity` all of the file or device is used, rounded down to whole 4,096 bytes;
     /// with it, only so much. A file that does not exist is created with that capacity, for its
@@ -126,13 +130,33 @@ impl BlockStore {
     /// kind of file, too small, read-only, in use, no permission, or not aligned (a capacity that
     /// is not a multiple of 4,096 bytes, or a device with larger blocks).
     pub fn open(path: impl AsRef<Path>, capacity: Option<ByteCount>) -> Result<BlockStore> {
-        let path = path.as_ref();
+        BlockStore::open_for(Use::Table, path.as_ref(), capacity)
+    }
+
+    /// Opens a store for evicted pages in the regular file or on the block device at `path`, whose
+    /// contents are lost: [`open`](BlockStore::open), but what holds somebody's data is refused,
+    /// unless `overwrite` allows it. Free is what begins with zeros, or with the mark that this
+    /// call leaves in the first 4,096 bytes. The store begins behind the mark, at 4 KiB, or at
+    /// 1 MiB when it has 64 MiB or more; `capacity` counts that.
+    ///
+    /// # Errors
+    /// As for [`open`](BlockStore::open), and [`Error::Device`] with what the path holds and how to
+    /// free it, or when the mark cannot be written.
+    pub fn scratch(
+        path: impl AsRef<Path>,
+        capacity: Option<ByteCount>,
+        overwrite: bool,
+    ) -> Result<BlockStore> {
+        BlockStore::open_for(Use::Scratch { overwrite }, path.as_ref(), capacity)
+    }
+
+    fn open_for(what: Use, path: &Path, capacity: Option<ByteCount>) -> Result<BlockStore> {
         check_capacity(path, capacity)?;
         match (file::kind_of(path), capacity) {
-            (Ok(kind), _) => BlockStore::open_existing(path, kind, capacity),
+            (Ok(kind), _) => BlockStore::open_existing(what, path, kind, capacity),
             (Err(Errno(libc::ENOENT)), Some(len)) => {
                 create_at(path, len)?;
-                BlockStore::open_existing(path, FileKind::Regular, capacity)
+                BlockStore::open_existing(what, path, FileKind::Regular, capacity)
                     .inspect_err(|_| remove(path))
             }
             (Err(Errno(libc::ENOENT)), None) => {
@@ -143,6 +167,7 @@ impl BlockStore {
     }
 
     fn open_existing(
+        what: Use,
         path: &Path,
         kind: FileKind,
         capacity: Option<ByteCount>,
@@ -158,12 +183,21 @@ impl BlockStore {
             return Err(refused(path, "was replaced while it was opened"));
         }
         lock(path, fd.as_fd())?;
+        if what == (Use::Scratch { overwrite: false }) {
+            mark::check_free(path, fd.as_fd())?;
+        }
         let len = match kind {
             FileKind::Block => inspect_device(path, fd.as_fd())?,
             _ => info.len,
         };
         let capacity = fit(path, Room::of(kind), len, capacity)?;
-        let device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
+        let base = match what {
+            Use::Table => 0,
+            Use::Scratch { .. } => mark::leave(path, fd.as_fd(), capacity)?,
+        };
+        let capacity = ByteCount(capacity.0 - base);
+        let mut device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
+        device.base = base;
         if kind == FileKind::Block && file::can_discard(info.device) == Some(false) {
             device.no_discard.store(true, Ordering::Relaxed);
         }
@@ -262,6 +296,15 @@ impl Store for BlockStore {
     }
 }
 
+/// What a store is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Contents that are kept.
+    Table,
+    /// Evicted pages; whether they may take the place of data.
+    Scratch { overwrite: bool },
+}
+
 /// Whether a file has a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Named {
@@ -274,6 +317,8 @@ enum Named {
 pub(super) struct Device {
     fd: OwnedFd,
     kind: FileKind,
+    /// Where the store begins in the file.
+    base: u64,
     capacity: ByteCount,
     /// The file or device; the directory of a file without a name.
     path: PathBuf,
@@ -292,11 +337,17 @@ impl Device {
         caching: Caching,
         named: Named,
     ) -> Device {
-        Device { fd, kind, capacity, path, caching, named, no_discard: AtomicBool::new(false) }
+        let no_discard = AtomicBool::new(false);
+        Device { fd, kind, base: 0, capacity, path, caching, named, no_discard }
     }
 
     pub(super) fn capacity(&self) -> ByteCount {
         self.capacity
+    }
+
+    /// Where byte `offset` of the store is in the file.
+    pub(super) fn place(&self, offset: u64) -> u64 {
+        self.base + offset
     }
 
     /// Returns a range's space, a piece at a time.
@@ -319,6 +370,7 @@ impl Device {
 
     /// By whichever way there is. Not by `BLKZEROOUT`: zeros take space.
     fn discard_piece(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+        let offset = self.place(offset);
         if self.kind == FileKind::Block {
             match file::discard_blocks(self.as_fd(), offset, len) {
                 Err(Errno(libc::EOPNOTSUPP)) => {}
@@ -347,7 +399,7 @@ impl Transfer for Arc<Device> {
         offset: u64,
     ) -> std::result::Result<(), Errno> {
         // SAFETY: the caller vouches for the buffers.
-        unsafe { file::transfer(self.as_fd(), op.direction(), iovecs, offset) }
+        unsafe { file::transfer(self.as_fd(), op.direction(), iovecs, self.place(offset)) }
     }
 }
 
@@ -536,7 +588,7 @@ fn fit(path: &Path, room: Room, len: u64, wanted: Option<ByteCount>) -> Result<B
     Ok(wanted.unwrap_or(usable))
 }
 
-fn refused(path: &Path, reason: impl Into<String>) -> Error {
+pub(super) fn refused(path: &Path, reason: impl Into<String>) -> Error {
     Error::Device { path: path.to_path_buf(), reason: reason.into() }
 }
 

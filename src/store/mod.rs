@@ -20,6 +20,7 @@ mod block;
 mod cipher;
 mod faulty;
 mod inline_queue;
+mod mark;
 mod mem;
 mod sealed;
 pub(crate) mod slots;

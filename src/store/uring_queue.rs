@@ -110,7 +110,8 @@ impl UringQueue {
         let flight = &self.flights[index as usize];
         let base = index as usize * SEGMENTS_MAX;
         let iovecs = &self.iovecs[base + flight.first..base + flight.count];
-        let (direction, offset) = (flight.op.direction(), flight.offset + flight.moved);
+        let (direction, at) = (flight.op.direction(), flight.offset + flight.moved);
+        let offset = self.device.place(at);
         let fd = self.device.as_fd();
         // SAFETY:
         // - The caller of `push` keeps the buffers until the completion is reported.

@@ -23,6 +23,7 @@
 
 mod kinds;
 mod pages;
+mod runs;
 
 pub use kinds::{AnySub, HintOnly, Kind, PerPage, PurelyLocal, SubAllocator, Swappable};
 
@@ -43,6 +44,10 @@ type Result<T, E = Error> = std::result::Result<T, E>;
 const LOCAL_PAGE: usize = 256 << 10;
 /// Far pages mapped at once.
 const CHUNK_PAGES: usize = 256;
+/// Part of the page cache that empty pages may keep: as much as the far heap keeps dirty.
+const KEPT_DIVISOR: u64 = 8;
+/// Empty pages given back at once when others need their room.
+const GIVE_BACK_MAX: usize = 64;
 
 /// Why an object could not be allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,9 +137,12 @@ pub struct Collective {
     far_base: usize,
     far_len: usize,
     page_bytes: usize,
-    local: Option<Mapping>,
+    page_shift: u32,
+    /// Where the local arena begins; anywhere when its capacity is zero.
+    local_base: usize,
     local_capacity: usize,
     state: Ranked<State>,
+    _local: Option<Mapping>,
 }
 
 #[derive(Debug)]
@@ -142,7 +150,9 @@ struct State {
     far: Pages,
     swappable: Pool,
     hinted: Pool,
+    /// Pages that hold nothing: empty, and with what they held last.
     free: Vec<u32>,
+    kept: Vec<u32>,
     chunk: std::ops::Range<u32>,
     in_use: u64,
     local: Pages,
@@ -170,6 +180,7 @@ impl Collective {
             swappable: Pool::new(Owner::Swappable, Reuse::HalfEmpty),
             hinted: Pool::new(Owner::Hinted, Reuse::Always),
             free: Vec::new(),
+            kept: Vec::new(),
             chunk: 0..0,
             in_use: 0,
             local: local_pages,
@@ -178,8 +189,17 @@ impl Collective {
             local_used: 0,
             refuse_after: None,
         };
-        let state = Ranked::new(Rank::Sub, state);
-        Ok(Collective { region, far_base, far_len, page_bytes, local, local_capacity, state })
+        Ok(Collective {
+            region,
+            far_base,
+            far_len,
+            page_bytes,
+            page_shift: page_bytes.trailing_zeros(),
+            local_base: local.as_ref().map_or(0, Mapping::addr),
+            local_capacity,
+            state: Ranked::new(Rank::Sub, state),
+            _local: local,
+        })
     }
 
     // Sub-allocators.
@@ -250,9 +270,7 @@ impl Collective {
     /// Whether a pointer lies in purely-local memory.
     #[must_use]
     pub fn is_local(&self, ptr: *const u8) -> bool {
-        self.local
-            .as_ref()
-            .is_some_and(|local| (ptr as usize).wrapping_sub(local.addr()) < self.local_capacity)
+        (ptr as usize).wrapping_sub(self.local_base) < self.local_capacity
     }
 
     /// Whether a pointer lies in this collective's memory.
@@ -268,7 +286,8 @@ impl Collective {
     }
 
     /// Frees an object of any of the sub-allocators, in constant time and without touching its
-    /// page. A page that is empty then is given back: nothing of it is written to the store.
+    /// page. A page that is empty then is used again before fresh ones, or given back when others
+    /// need its room: then nothing of it is written to the store.
     ///
     /// # Panics
     /// When the pointer is not of this collective, or not in use.
@@ -284,11 +303,9 @@ impl Collective {
         let mut state = self.state.lock();
         if self.is_local(ptr.as_ptr()) {
             let state = &mut *state;
-            let page = state.local.give(addr, layout);
+            let (page, head) = state.local.give(addr, layout);
             // An empty page stays with the pool: the local arena is never given back.
-            state.local.hold(page);
-            state.local_pool.freed(&mut state.local, page);
-            state.local.unhold(page);
+            state.local_pool.freed(&mut state.local, page, head.held());
             state.local_used -= granules(layout) * GRANULE;
             return;
         }
@@ -302,12 +319,12 @@ impl Collective {
             self.region.unmap(ptr, len).expect("a large object is a range of the region");
             return;
         }
-        let page = state.far.give(addr, layout);
         let fate = &mut *state;
-        let idle = match fate.far.owner(page) {
-            Owner::Swappable => fate.swappable.freed(&mut fate.far, page),
-            Owner::Hinted => fate.hinted.freed(&mut fate.far, page),
-            _ => fate.far.is_idle(page),
+        let (page, head) = fate.far.give(addr, layout);
+        let idle = match head.owner() {
+            Owner::Swappable => fate.swappable.freed(&mut fate.far, page, head),
+            Owner::Hinted => fate.hinted.freed(&mut fate.far, page, head),
+            _ => head.is_idle(),
         };
         if idle {
             self.release_page(&mut state, page);
@@ -409,12 +426,12 @@ impl Collective {
     }
 
     fn first_page(&self, addr: usize) -> u32 {
-        ((addr - self.far_base) / self.page_bytes) as u32
+        ((addr - self.far_base) >> self.page_shift) as u32
     }
 
     fn page_of(&self, ptr: *const u8) -> Option<u32> {
         let offset = (ptr as usize).wrapping_sub(self.far_base);
-        (offset < self.far_len).then(|| (offset / self.page_bytes) as u32)
+        (offset < self.far_len).then(|| (offset >> self.page_shift) as u32)
     }
 
     fn owner_of(&self, ptr: *const u8) -> Option<Owner> {
@@ -435,13 +452,22 @@ impl Collective {
     }
 
     fn fresh_page(&self, state: &mut State, owner: Owner) -> Result<u32, AllocError> {
-        let page = match state.free.pop() {
+        let page = match self.kept_page(state).or_else(|| state.free.pop()) {
             Some(page) => page,
             None => self.next_of_chunk(state)?,
         };
         state.far.set_owner(page, owner);
         state.in_use += 1;
         Ok(page)
+    }
+
+    /// An empty page that was kept; what was evicted of it meanwhile is not read again.
+    fn kept_page(&self, state: &mut State) -> Option<u32> {
+        let page = state.kept.pop()?;
+        if !self.region.is_at_hand(state.far.addr(page) as *const u8) {
+            self.drop_contents(state, page, 1);
+        }
+        Some(page)
     }
 
     /// Takes a page of the last chunk mapped; maps another one, or at least a page, if need be.
@@ -459,14 +485,28 @@ impl Collective {
         Ok(first)
     }
 
+    /// Takes a page back that holds nothing. While there is room it stays as it is: a page costs as
+    /// much as a hundred allocations to drop and to fault in again (`docs/design/placement.md`).
     fn release_page(&self, state: &mut State, page: u32) {
         state.far.set_owner(page, Owner::Free);
-        state.free.push(page);
         state.in_use -= 1;
-        let (addr, len) = (state.far.addr(page), self.page_bytes as u64);
-        // SAFETY: the page holds no object (it is idle), so nobody needs its contents.
-        unsafe { self.region.discard(addr as *const u8, ByteCount(len)) }
-            .expect("a page lies in the region");
+        let keeps = self.region.limit().get() / KEPT_DIVISOR / self.page_bytes as u64;
+        if self.region.has_room() && (state.kept.len() as u64) < keeps {
+            return state.kept.push(page);
+        }
+        let oldest = state.kept.len().min(GIVE_BACK_MAX);
+        let mut pages: Vec<u32> = state.kept.drain(..oldest).chain([page]).collect();
+        pages.sort_unstable();
+        for run in pages.chunk_by(|page, next| page + 1 == *next) {
+            self.drop_contents(state, run[0], run.len());
+        }
+        state.free.extend(pages);
+    }
+
+    fn drop_contents(&self, state: &State, first: u32, count: usize) {
+        let (addr, len) = (state.far.addr(first), ByteCount((count * self.page_bytes) as u64));
+        // SAFETY: the pages hold no object (they are idle), so nobody needs their contents.
+        unsafe { self.region.discard(addr as *const u8, len) }.expect("a page lies in the region");
     }
 
     // Figures and control.

@@ -4,10 +4,15 @@
 //! far page. [`Pool`] picks pages for objects that may go anywhere. Used by [`super::Collective`],
 //! under its lock.
 //!
+//! ```text
+//! note of a page, in whole cache lines:  head: two words | a bit for each granule | unused
+//! ```
 //! # Invariants
 //! 1. A granule's bit is set exactly while it belongs to an object, or lies past the end.
 //! 2. `used` of a page is the number of its bits set by objects.
+//! 3. No bit of the first `full_words` words is clear.
 
+use super::runs;
 use crate::base::error::Result;
 use crate::meta::LazyArray;
 use std::alloc::Layout;
@@ -48,115 +53,221 @@ pub(super) fn granules(layout: Layout) -> usize {
     layout.size().div_ceil(GRANULE)
 }
 
+/// What is known of a page beside its bits.
+///
+/// ```text
+/// word 0:  63..32 holds      | 31..0 used
+/// word 1:  63..48 - | 47..40 listed | 39..32 owner | 31..0 full_words
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    /// Granules in use; of an object larger than a page, its pages.
+    used: u32,
+    /// How often it is kept from being given back.
+    holds: u32,
+    /// Words of bits, from the first on, in which no bit is clear: where a search starts.
+    full_words: u32,
+    owner: u8,
+    /// The owner whose list of pages with room it is on, or 0.
+    listed: u8,
+}
+
+/// Words of a note before the bits.
+const HEAD_WORDS: usize = 2;
+/// Words of a cache line.
+const LINE_WORDS: usize = 8;
+
+impl Head {
+    #[inline]
+    fn of(note: &[u64]) -> Head {
+        let (first, second) = (note[0], note[1]);
+        Head {
+            used: first as u32,
+            holds: (first >> 32) as u32,
+            full_words: second as u32,
+            owner: (second >> 32) as u8,
+            listed: (second >> 40) as u8,
+        }
+    }
+
+    #[inline]
+    fn write_to(self, note: &mut [u64]) {
+        note[0] = u64::from(self.holds) << 32 | u64::from(self.used);
+        let owners = u64::from(self.listed) << 40 | u64::from(self.owner) << 32;
+        note[1] = owners | u64::from(self.full_words);
+    }
+
+    /// Whether the page holds no object and nobody holds on to it.
+    #[inline]
+    pub(super) fn is_idle(self) -> bool {
+        self.used == 0 && self.holds == 0
+    }
+
+    #[inline]
+    pub(super) fn owner(self) -> Owner {
+        Owner::from_byte(self.owner)
+    }
+
+    /// As of a page that somebody holds on to.
+    #[inline]
+    pub(super) fn held(self) -> Head {
+        Head { holds: self.holds + 1, ..self }
+    }
+}
+
+/// Finds room for an object beyond the first clear bit, and takes it.
+#[inline(never)]
+fn search(bits: &mut [u64], full_words: &mut u32, layout: Layout) -> Option<usize> {
+    let (want, align) = (granules(layout), (layout.align() / GRANULE).max(1));
+    let (at, full) = runs::find(bits, *full_words as usize, want, align)?;
+    runs::set(bits, at, want);
+    *full_words = full as u32;
+    Some(at)
+}
+
 /// The pages of one range of addresses.
+///
+/// All that is known of a page is in one note: of a page of 4 KiB that is one cache line. In
+/// tables of their own, each a mapping, the fields of a page had the same low 12 bits of their
+/// addresses and met in one set of the cache (`docs/ffi.md`, figures).
 #[derive(Debug)]
 pub(super) struct Pages {
     base: usize,
-    page_bytes: usize,
-    words_per_page: usize,
-    bits: LazyArray<u64>,
-    /// For each page a word below which no bit is clear: where a search starts.
-    full_words: LazyArray<u32>,
-    used: LazyArray<u32>,
-    holds: LazyArray<u32>,
-    owners: LazyArray<u8>,
-    listed: LazyArray<u8>,
+    page_shift: u32,
+    note_words: usize,
+    notes: LazyArray<u64>,
 }
 
 impl Pages {
-    /// State for `count` pages from `base`.
+    /// State for `count` pages from `base`. Pages have a power of two of bytes, 1 KiB at least.
     pub(super) fn new(base: usize, page_bytes: usize, count: usize) -> Result<Pages> {
-        let words_per_page = (page_bytes / GRANULE).div_ceil(64);
-        Ok(Pages {
-            base,
-            page_bytes,
-            words_per_page,
-            bits: LazyArray::new(count * words_per_page)?,
-            full_words: LazyArray::new(count)?,
-            used: LazyArray::new(count)?,
-            holds: LazyArray::new(count)?,
-            owners: LazyArray::new(count)?,
-            listed: LazyArray::new(count)?,
-        })
+        assert!(page_bytes.is_power_of_two() && page_bytes >= 64 * GRANULE, "{page_bytes}");
+        let note_words = (HEAD_WORDS + page_bytes / GRANULE / 64).next_multiple_of(LINE_WORDS);
+        let notes = LazyArray::new(count * note_words)?;
+        Ok(Pages { base, page_shift: page_bytes.trailing_zeros(), note_words, notes })
     }
 
+    pub(super) fn page_bytes(&self) -> usize {
+        1 << self.page_shift
+    }
+
+    /// Words of a page's bits.
+    fn bit_words(&self) -> usize {
+        self.page_bytes() / GRANULE / 64
+    }
+
+    #[inline]
+    fn note(&self, page: u32) -> &[u64] {
+        let first = page as usize * self.note_words;
+        &self.notes[first..first + self.note_words]
+    }
+
+    #[inline]
+    fn note_mut(&mut self, page: u32) -> &mut [u64] {
+        let first = page as usize * self.note_words;
+        &mut self.notes[first..first + self.note_words]
+    }
+
+    #[inline]
+    fn head(&self, page: u32) -> Head {
+        Head::of(self.note(page))
+    }
+
+    fn change(&mut self, page: u32, change: impl FnOnce(&mut Head)) {
+        let note = self.note_mut(page);
+        let mut head = Head::of(note);
+        change(&mut head);
+        head.write_to(note);
+    }
+
+    #[inline]
     pub(super) fn page_of(&self, addr: usize) -> u32 {
-        ((addr - self.base) / self.page_bytes) as u32
+        ((addr - self.base) >> self.page_shift) as u32
     }
 
+    #[inline]
     pub(super) fn addr(&self, page: u32) -> usize {
-        self.base + page as usize * self.page_bytes
+        self.base + ((page as usize) << self.page_shift)
     }
 
+    #[inline]
     pub(super) fn owner(&self, page: u32) -> Owner {
-        Owner::from_byte(self.owners[page as usize])
+        self.head(page).owner()
     }
 
     pub(super) fn set_owner(&mut self, page: u32, owner: Owner) {
-        self.owners[page as usize] = owner as u8;
+        self.change(page, |head| head.owner = owner as u8);
     }
 
     /// Bytes in use in a page.
     pub(super) fn used_bytes(&self, page: u32) -> usize {
-        self.used[page as usize] as usize * GRANULE
+        self.head(page).used as usize * GRANULE
     }
 
     /// Whether a page holds no object and nobody holds on to it.
     pub(super) fn is_idle(&self, page: u32) -> bool {
-        self.used[page as usize] == 0 && self.holds[page as usize] == 0
+        self.head(page).is_idle()
     }
 
     /// Keeps an empty page from being given back.
     pub(super) fn hold(&mut self, page: u32) {
-        self.holds[page as usize] += 1;
+        self.change(page, |head| head.holds += 1);
     }
 
     pub(super) fn unhold(&mut self, page: u32) {
-        let holds = &mut self.holds[page as usize];
-        *holds = holds.checked_sub(1).expect("a page is let go as often as it was held");
+        self.change(page, |head| {
+            head.holds =
+                head.holds.checked_sub(1).expect("a page is let go as often as it was held");
+        });
     }
 
     /// Puts an object into a page; its address, or `None` when there is no room.
+    #[inline]
     pub(super) fn take(&mut self, page: u32, layout: Layout) -> Option<usize> {
         let want = granules(layout);
-        let limit = self.page_bytes / GRANULE;
-        if self.used[page as usize] as usize + want > limit {
+        let (addr, words) = (self.addr(page), self.bit_words());
+        let note = self.note_mut(page);
+        let mut head = Head::of(note);
+        if head.used as usize + want > words * 64 {
             return None;
         }
-        let align = (layout.align() / GRANULE).max(1);
-        let full = self.full_words[page as usize] as usize;
-        let words = self.words_mut(page);
-        let free = next_bit(words, full * 64, limit, false);
-        let at = find_run(words, free, limit, want, align)?;
-        set_run(words, at, want, true);
-        self.used[page as usize] += want as u32;
-        self.full_words[page as usize] = (free / 64) as u32;
-        Some(self.addr(page) + at * GRANULE)
+        let bits = &mut note[HEAD_WORDS..HEAD_WORDS + words];
+        let first = head.full_words as usize;
+        let at = if layout.align() <= GRANULE { runs::set_first(bits, first, want) } else { None };
+        let at = match at {
+            Some(at) => at,
+            None => search(bits, &mut head.full_words, layout)?,
+        };
+        head.used += want as u32;
+        head.write_to(note);
+        Some(addr + at * GRANULE)
     }
 
-    /// Takes an object out of its page.
+    /// Takes an object out of its page; that page, and what is known of it now.
     ///
     /// # Panics
     /// When these are not the granules of an object: a double free, or a wrong layout.
-    pub(super) fn give(&mut self, addr: usize, layout: Layout) -> u32 {
+    #[inline]
+    pub(super) fn give(&mut self, addr: usize, layout: Layout) -> (u32, Head) {
         assert!(addr.is_multiple_of(GRANULE), "freed {addr:#x}, which is inside of an object");
         let page = self.page_of(addr);
         let at = (addr - self.addr(page)) / GRANULE;
-        let count = granules(layout);
-        let words = self.words_mut(page);
-        assert!(run_is_set(words, at, count), "freed {count} granules at {addr:#x} twice");
-        set_run(words, at, count, false);
-        self.used[page as usize] -= count as u32;
-        let full = &mut self.full_words[page as usize];
-        *full = (*full).min((at / 64) as u32);
-        page
+        let (count, words) = (granules(layout), self.bit_words());
+        let note = self.note_mut(page);
+        let mut head = Head::of(note);
+        let was_set = runs::clear(&mut note[HEAD_WORDS..HEAD_WORDS + words], at, count);
+        assert!(was_set, "freed {count} granules at {addr:#x} twice");
+        head.used -= count as u32;
+        head.full_words = head.full_words.min((at / 64) as u32);
+        head.write_to(note);
+        (page, head)
     }
 
     /// An object begins that is larger than a page.
     pub(super) fn take_large(&mut self, addr: usize, count: usize) {
         let first = self.page_of(addr);
         (first..first + count as u32).for_each(|page| self.set_owner(page, Owner::Large));
-        self.used[first as usize] = count as u32;
+        self.change(first, |head| head.used = count as u32);
     }
 
     /// Such an object ends.
@@ -167,72 +278,17 @@ impl Pages {
         let first = self.page_of(addr);
         let is_one = addr == self.addr(first)
             && self.owner(first) == Owner::Large
-            && self.used[first as usize] as usize == count;
+            && self.head(first).used as usize == count;
         assert!(is_one, "freed {addr:#x}, which is no object of {count} pages");
         (first..first + count as u32).for_each(|page| self.set_owner(page, Owner::Free));
-        self.used[first as usize] = 0;
+        self.change(first, |head| head.used = 0);
     }
 
     /// Makes everything of a page from `first_byte` on unusable.
     pub(super) fn fence(&mut self, page: u32, first_byte: usize) {
-        let (at, limit) = (first_byte / GRANULE, self.page_bytes / GRANULE);
-        set_run(self.words_mut(page), at, limit - at, true);
+        let (at, limit) = (first_byte / GRANULE, self.page_bytes() / GRANULE);
+        runs::set(&mut self.note_mut(page)[HEAD_WORDS..], at, limit - at);
     }
-
-    fn words_mut(&mut self, page: u32) -> &mut [u64] {
-        let first = page as usize * self.words_per_page;
-        &mut self.bits[first..first + self.words_per_page]
-    }
-}
-
-/// First position at or after `from` whose bit equals `set`, or `limit`.
-fn next_bit(words: &[u64], from: usize, limit: usize, set: bool) -> usize {
-    let mut word = from / 64;
-    let mut skip = from % 64;
-    while word < words.len() {
-        let bits = if set { words[word] } else { !words[word] } & (u64::MAX << skip);
-        if bits != 0 {
-            return (word * 64 + bits.trailing_zeros() as usize).min(limit);
-        }
-        (word, skip) = (word + 1, 0);
-    }
-    limit
-}
-
-/// First run of `want` clear bits from `from` to `limit` that starts at a multiple of `align`.
-fn find_run(words: &[u64], from: usize, limit: usize, want: usize, align: usize) -> Option<usize> {
-    let mut at = from;
-    loop {
-        let start = next_bit(words, at, limit, false).next_multiple_of(align);
-        if start + want > limit {
-            return None;
-        }
-        let end = next_bit(words, start, limit, true);
-        if end >= start + want {
-            return Some(start);
-        }
-        at = end.max(start + 1);
-    }
-}
-
-/// The words that a run covers, with the covered bits of each.
-fn masks(at: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
-    let end = at + count;
-    (at / 64..end.div_ceil(64)).map(move |word| {
-        let low = if word == at / 64 { u64::MAX << (at % 64) } else { u64::MAX };
-        let high = if end < (word + 1) * 64 { (1 << (end % 64)) - 1 } else { u64::MAX };
-        (word, low & high)
-    })
-}
-
-fn set_run(words: &mut [u64], at: usize, count: usize, set: bool) {
-    for (word, mask) in masks(at, count) {
-        words[word] = if set { words[word] | mask } else { words[word] & !mask };
-    }
-}
-
-fn run_is_set(words: &[u64], at: usize, count: usize) -> bool {
-    masks(at, count).all(|(word, mask)| words[word] & mask == mask)
 }
 
 /// When a page with room is remembered for reuse.
@@ -259,19 +315,28 @@ impl Pool {
     }
 
     /// Puts an object into a page that is in use; `None` when a fresh page is needed.
+    #[inline]
     pub(super) fn take(&mut self, pages: &mut Pages, layout: Layout) -> Option<usize> {
-        loop {
-            if let Some(page) = self.current
-                && let Some(addr) = pages.take(page, layout)
-            {
-                return Some(addr);
-            }
-            let next = self.roomy.pop()?;
+        match self.current.and_then(|page| pages.take(page, layout)) {
+            Some(addr) => Some(addr),
+            None => self.take_from_next(pages, layout),
+        }
+    }
+
+    #[inline(never)]
+    fn take_from_next(&mut self, pages: &mut Pages, layout: Layout) -> Option<usize> {
+        while let Some(next) = self.roomy.pop() {
             // A page that was given back in the meantime left its entry behind.
-            if std::mem::take(&mut pages.listed[next as usize]) == self.owner as u8 {
+            let mut listed = 0;
+            pages.change(next, |head| listed = std::mem::take(&mut head.listed));
+            if listed == self.owner as u8 {
                 self.replace_current(pages, next);
+                if let Some(addr) = pages.take(next, layout) {
+                    return Some(addr);
+                }
             }
         }
+        None
     }
 
     /// Continues with a fresh page.
@@ -280,20 +345,22 @@ impl Pool {
         old.filter(|old| pages.is_idle(*old))
     }
 
-    /// Notes that a page of this pool lost an object; returns whether the page can be given back.
-    pub(super) fn freed(&mut self, pages: &mut Pages, page: u32) -> bool {
+    /// Notes that a page of this pool lost an object, and has this head since; returns whether the page
+    /// can be given back.
+    #[inline]
+    pub(super) fn freed(&mut self, pages: &mut Pages, page: u32, head: Head) -> bool {
         if self.current == Some(page) {
             return false;
         }
-        if pages.is_idle(page) {
-            pages.listed[page as usize] = 0;
+        if head.is_idle() {
+            if head.listed != 0 {
+                pages.change(page, |head| head.listed = 0);
+            }
             return true;
         }
-        if pages.listed[page as usize] != 0 {
-            return false;
-        }
-        if self.reuse == Reuse::Always || pages.used_bytes(page) * 2 <= pages.page_bytes {
-            pages.listed[page as usize] = self.owner as u8;
+        let used = head.used as usize * GRANULE;
+        if head.listed == 0 && (self.reuse == Reuse::Always || used * 2 <= pages.page_bytes()) {
+            pages.change(page, |head| head.listed = self.owner as u8);
             self.roomy.push(page);
         }
         false
@@ -383,8 +450,8 @@ mod tests {
         assert_eq!(pool.take(&mut pages, layout(1024, 8)), None);
         pool.replace_current(&pages, 1);
         for addr in &first[..2] {
-            let page = pages.give(*addr, layout(1024, 8));
-            assert!(!pool.freed(&mut pages, page));
+            let (page, head) = pages.give(*addr, layout(1024, 8));
+            assert!(!pool.freed(&mut pages, page, head));
         }
         let all: Vec<usize> =
             (0..9).map_while(|_| pool.take(&mut pages, layout(1024, 8))).collect();

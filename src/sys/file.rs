@@ -374,6 +374,33 @@ pub(crate) unsafe fn transfer(
     Ok(())
 }
 
+/// Reads the first bytes of a file, as many as there are and fit; returns their number. Direct I/O
+/// stops at the first transfer that ends inside a block, which is the end of the file.
+pub(crate) fn read_head(fd: BorrowedFd<'_>, into: &mut [u8]) -> Result<usize, Errno> {
+    const BLOCK: usize = 512;
+    let mut len = 0;
+    while len < into.len() {
+        let rest = &mut into[len..];
+        let at = libc::off_t::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
+        // SAFETY: the buffer is this call's alone and as long as it says.
+        let read = retry(|| unsafe {
+            libc::pread(fd.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), at)
+        })?;
+        len += read;
+        if read == 0 || !read.is_multiple_of(BLOCK) {
+            break;
+        }
+    }
+    Ok(len)
+}
+
+/// Writes all of `from` to the beginning of a file.
+pub(crate) fn write_head(fd: BorrowedFd<'_>, from: &mut [u8]) -> Result<(), Errno> {
+    let mut iovecs = [IoVec::new(from.as_mut_ptr(), from.len())];
+    // SAFETY: the buffer is this call's alone and as long as it says.
+    unsafe { transfer(fd, Direction::Write, &mut iovecs, 0) }
+}
+
 /// Repeats a call while signals interrupt it. Unbounded: each turn takes a delivered signal.
 fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
     loop {

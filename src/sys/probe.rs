@@ -13,9 +13,11 @@
 
 #![expect(unsafe_code, reason = "opens userfaultfds and calls ioctl on them")]
 
+pub(crate) mod contents;
 mod host;
 mod place;
 
+pub use contents::Contents;
 pub use host::{CgroupLimit, Limits, Memory};
 pub use place::{Device, DeviceKind, Directory};
 

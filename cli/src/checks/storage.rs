@@ -37,10 +37,13 @@ pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
 
 /// Quotes a path for a shell.
 fn shell(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:+@%".contains(c);
+    quoted(&path.to_string_lossy())
+}
+
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:+@%,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
-        return text.into_owned();
+        return text.to_owned();
     }
     format!("'{}'", text.replace('\'', "'\\''"))
 }
@@ -116,7 +119,7 @@ fn device_checks(path: &Path, found: &Device, config: Option<&Config>) -> Vec<Ch
         checks.push(unused(path, found));
         checks.push(discard(found));
     }
-    checks.push(contents(path, found));
+    checks.push(contents(path, found, config));
     checks.push(direct_io(found.direct_io_refusal.as_deref()));
     checks
 }
@@ -181,17 +184,26 @@ fn discard(found: &Device) -> Check {
     }
 }
 
-fn contents(path: &Path, found: &Device) -> Check {
+fn contents(path: &Path, found: &Device, config: Option<&Config>) -> Check {
     const NAME: &str = "contents";
-    if !found.has_data {
-        return Check::new(NAME, Verdict::Pass, "begins with zeros");
+    let holds = found.contents;
+    if holds.is_free() {
+        return Check::new(NAME, Verdict::Pass, format!("{holds}"));
     }
-    Check::new(NAME, Verdict::Warn, "begins with data")
-        .meaning(
-            "farheap overwrites whatever is there; this may be left from an earlier run, or a file \
-         system",
-        )
-        .repair_when("see what it is:", format!("sudo wipefs --no-act {}", shell(path)))
+    let (verdict, meaning) = match config.is_some_and(Config::overwrite) {
+        true => (Verdict::Warn, "farheap overwrites it, as `overwrite:on` asks for"),
+        false => (Verdict::Fail, "farheap overwrites no data unless it is told to"),
+    };
+    let check = Check::new(NAME, verdict, format!("{holds}"))
+        .meaning(meaning)
+        .repair_when("see what it is:", format!("sudo wipefs --no-act {}", shell(path)));
+    match verdict {
+        Verdict::Fail => {
+            let conf = format!("device:{},overwrite:on", path.display());
+            check.repair_when("if it can go:", format!("export FARHEAP_CONF={}", quoted(&conf)))
+        }
+        _ => check,
+    }
 }
 
 #[cfg(test)]

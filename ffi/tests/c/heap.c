@@ -72,6 +72,15 @@ static void configurations_are_checked(void) {
     config.checksum = FARHEAP_DEFAULT;
     config.dir = "/nonexistent/directory";
     FAILS(FARHEAP_E_DEVICE, farheap_start_config(&config, &heap));
+    config.poll_us = 501;
+    FAILS(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
+    /* A program that was built before there was `overwrite` gets past its check all the same. */
+    config.overwrite = (farheap_switch)7;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
+    config.size = offsetof(farheap_config, overwrite);
+    FAILS(FARHEAP_E_DEVICE, farheap_start_config(&config, &heap));
+    config.size -= 1;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
     config.size = 8;
     FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
     CHECK(!heap);
@@ -95,6 +104,8 @@ static farheap_heap *start(void) {
     config.readahead = FARHEAP_ON;
     config.encrypt = FARHEAP_OFF;
     config.dump = FARHEAP_OFF;
+    config.overwrite = FARHEAP_OFF;
+    config.poll_us = FARHEAP_NO_POLL;
     farheap_heap *heap = NULL;
     skip_unless_permitted(farheap_start_config(&config, &heap));
     CHECK(heap);

@@ -282,6 +282,10 @@ static void a_pool(void) {
     FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_fix_many(p, half, 2, pages));
     FAILS(FARHEAP_E_LIMIT_EXCEEDED, farheap_pool_set_floor(p, UINT64_MAX));
     OK(farheap_pool_set_ceiling(p, UINT64_MAX));
+    farheap_btree *tree = NULL;
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+        FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_btree_open(p, ids[i], &tree));
+    }
     farheap_pool_stats stats = {.size = SIZE_MAX};
     FAILS(FARHEAP_E_ARGUMENT, farheap_pool_stats_get(p, &stats));
     memset(&page, 0xFF, sizeof page);

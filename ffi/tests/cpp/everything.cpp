@@ -193,6 +193,69 @@ static void accounts() {
     throws<error>(FARHEAP_E_CONFIG, [&] { temporary.set_part(10); });
 }
 
+// A B+-tree in a pool's pages.
+static void trees() {
+    manager limit(8 * mib);
+    table_path table;
+    std::uint64_t root = 0;
+    std::map<std::string, std::string> model;
+    {
+        pool pages = pool::create(limit, table.path, 64 * mib);
+        btree tree = btree::create(pages);
+        for (unsigned i = 0; i < 30000; i++) {
+            const std::string key = "key " + std::to_string(i * 7919u % 30011u);
+            const std::string value(i % 300, static_cast<char>('a' + i % 26));
+            CHECK(tree.insert(key, value) == (model.count(key) == 0));
+            model[key] = value;
+        }
+        for (unsigned i = 0; i < 30000; i += 3) {
+            const std::string key = "key " + std::to_string(i);
+            CHECK(tree.remove(key) == (model.erase(key) == 1));
+        }
+        std::string again;
+        for (const auto &[key, value] : model) {
+            CHECK(tree.get(key, again) && again == value);
+        }
+        CHECK(!tree.get("missing", again) && again.empty() && !tree.get("missing"));
+        CHECK(tree.contains(model.begin()->first) && !tree.contains("missing"));
+        CHECK(tree.get(model.rbegin()->first) == model.rbegin()->second);
+
+        CHECK(tree.insert("", "") && tree.get("") == "");
+        CHECK(tree.remove("") && !tree.remove(""));
+        CHECK(tree.update("key 1", [](char *value, std::size_t len) { std::memset(value, '!', len); }));
+        model["key 1"].assign(model["key 1"].size(), '!');
+        CHECK(!tree.update("missing", [](char *, std::size_t) { CHECK(!"there is none"); }));
+        try {
+            tree.update("key 1", [](char *, std::size_t) { throw std::runtime_error("told to"); });
+            CHECK(!"thrown");
+        } catch (const std::runtime_error &thrown) {
+            CHECK(std::string(thrown.what()) == "told to");
+        }
+        throws<error>(FARHEAP_E_BAD_RANGE, [&] { tree.insert(std::string(1024, 'x'), ""); });
+        throws<error>(FARHEAP_E_NO_SUCH_PAGE, [&] { btree::open(pages, 1 << 30); });
+
+        auto expected = model.begin();
+        for (const entry &found : tree.scan()) {
+            CHECK(found.key == expected->first && found.value == expected->second);
+            ++expected;
+        }
+        CHECK(expected == model.end());
+        cursor from = tree.scan("key 2");
+        CHECK(from.next()->key == model.lower_bound("key 2")->first);
+        cursor behind = tree.scan("z");
+        CHECK(!behind.next() && behind.begin() == behind.end() && !(behind.begin() != behind.end()));
+        root = tree.root();
+        farheap_pool *raw = pages.get();
+        CHECK(farheap_pool_free(raw) == FARHEAP_E_IN_USE);
+        pages.flush();
+    }
+    std::optional<pool> pages(pool::open(limit, table.path));
+    btree tree = btree::open(*pages, root);
+    pages.reset(); // fails, for there is a tree
+    CHECK(tree.get("key 1") == model["key 1"]);
+    CHECK(tree.get() != nullptr && tree.scan().get() != nullptr);
+}
+
 // What is destroyed too early goes on for those who hold it.
 static void wrong_orders() {
     table_path table;
@@ -433,6 +496,7 @@ int main() {
         without_a_heap();
         manager_and_pool();
         accounts();
+        trees();
         wrong_orders();
         farheap_config config = make_config();
         config.limit = 16 * mib;

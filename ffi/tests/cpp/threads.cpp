@@ -98,6 +98,35 @@ static void on_a_pool_and_its_manager(manager &limit) {
     CHECK(sum == 2 * 5000);
 }
 
+static void on_a_tree(manager &limit) {
+    table_path table;
+    pool pages = pool::create(limit, table.path, 64 * mib);
+    btree tree = btree::create(pages);
+    const auto key = [](int who, int number) {
+        return std::to_string(number * 7919 % 20011) + (who ? "b" : "a");
+    };
+    // Each has keys of its own, between the other's.
+    twice([&](int me) {
+        for (int number = 0; number < 20000; number++) {
+            CHECK(tree.insert(key(me, number), std::string(100, static_cast<char>('x' + me))));
+            if (number % 2) CHECK(tree.remove(key(me, number - 1)));
+            if (number % 1000 == 0) {
+                std::string last;
+                for (const entry &found : tree.scan(key(me, number))) {
+                    CHECK(found.key > last && found.value.size() == 100);
+                    last = found.key;
+                }
+            }
+        }
+    });
+    int count = 0;
+    for (const entry &found : tree.scan()) {
+        CHECK(found.value[99] == (found.key.back() == 'b' ? 'y' : 'x'));
+        count++;
+    }
+    CHECK(count == 20000);
+}
+
 static void handles_come_and_go() {
     twice([](int) {
         for (int round = 0; round < 200; round++) {
@@ -114,6 +143,7 @@ int main() {
         handles_come_and_go();
         manager limit(8 * mib);
         on_a_pool_and_its_manager(limit);
+        on_a_tree(limit);
         heap far("limit:16MiB,capacity:256MiB");
         on_the_heap(far);
         far.shutdown();

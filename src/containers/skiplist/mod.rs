@@ -10,6 +10,7 @@
 
 #![expect(unsafe_code, reason = "hands out references into nodes and frees nodes")]
 
+mod ahead;
 mod node;
 mod place;
 

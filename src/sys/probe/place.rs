@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "asks a file system for its free space")]
 
+use super::contents::{Contents, HEAD_LEN};
 use super::host::{read_line, read_number};
 use crate::base::units::ByteCount;
 use std::ffi::CString;
@@ -15,9 +16,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes read from the start of a device to see whether it is in use: enough for the superblocks
-/// of the common file systems and for partition tables.
-const HEAD_LEN: usize = 64 << 10;
 /// What a direct transfer is tried with.
 const BLOCK_LEN: usize = 4096;
 /// Sectors of sysfs, whatever the device's own block size (kernel.org: block layer statistics).
@@ -145,8 +143,8 @@ pub struct Device {
     pub read_only: bool,
     /// Whether a file system or another program holds the block device.
     pub busy: bool,
-    /// Whether the first 64 KiB hold anything but zeros: data that farheap would overwrite.
-    pub has_data: bool,
+    /// What it begins with.
+    pub contents: Contents,
     /// Why it cannot be opened with `O_DIRECT`; `None` when it can.
     pub direct_io_refusal: Option<String>,
 }
@@ -178,7 +176,7 @@ impl Device {
             discard: queue.as_ref().map(|queue| queue.discard),
             read_only: queue.is_some_and(|queue| queue.read_only) || writable.is_err(),
             busy: kind == DeviceKind::Block && is_busy(path),
-            has_data: has_data(&file)?,
+            contents: contents(&file)?,
             direct_io_refusal: direct.err().map(|error| error.to_string()),
         })
     }
@@ -218,7 +216,7 @@ fn is_busy(path: &Path) -> bool {
     opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
-fn has_data(file: &File) -> io::Result<bool> {
+fn contents(file: &File) -> io::Result<Contents> {
     let mut head = vec![0; HEAD_LEN];
     let mut len = 0;
     while len < HEAD_LEN {
@@ -227,7 +225,7 @@ fn has_data(file: &File) -> io::Result<bool> {
             read => len += read,
         }
     }
-    Ok(head[..len].iter().any(|byte| *byte != 0))
+    Ok(Contents::of_head(&head[..len]))
 }
 
 #[cfg(test)]

@@ -1,0 +1,305 @@
+//! B+-trees in a pool's pages, and cursors over them.
+
+#![expect(unsafe_code, reason = "uses the caller's pointers, and calls the caller back")]
+
+use crate::error::{
+    FARHEAP_E_IN_USE, FARHEAP_OK, Failure, Result, call, check_out, farheap_status, slice, value,
+    write,
+};
+use crate::handle::{self, Kind};
+use crate::pool::farheap_pool;
+use farheap::PageId;
+use farheap::pool::{BTree, Scan};
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Arc, Mutex, TryLockError};
+
+/// An ordered map from bytes to bytes in a pool's pages.
+#[repr(C)]
+pub struct farheap_btree {
+    _private: [u8; 0],
+}
+
+impl Kind for farheap_btree {
+    const NUMBER: u8 = 7;
+    const NAME: &'static str = "farheap_btree";
+    type Object = Tree;
+}
+
+/// A place in a tree that moves on.
+#[repr(C)]
+pub struct farheap_cursor {
+    _private: [u8; 0],
+}
+
+impl Kind for farheap_cursor {
+    const NUMBER: u8 = 8;
+    const NAME: &'static str = "farheap_cursor";
+    type Object = Cursor;
+}
+
+/// What the handle of a tree stands for.
+pub struct Tree {
+    tree: BTree,
+    /// The pool is not freed meanwhile.
+    pool: Arc<()>,
+}
+
+/// What the handle of a cursor stands for: one thread at a time moves it.
+pub struct Cursor {
+    place: Mutex<Place>,
+    _pool: Arc<()>,
+}
+
+struct Place {
+    scan: Scan<'static>,
+    /// Where the last entry's bytes are until the next one is asked for.
+    key: Vec<u8>,
+    value: Vec<u8>,
+}
+
+/// A key with its value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct farheap_entry {
+    pub key: *const u8,
+    pub key_len: usize,
+    pub value: *const u8,
+    pub value_len: usize,
+}
+
+/// Changes a value in place.
+pub type farheap_change =
+    Option<unsafe extern "C" fn(userdata: *mut c_void, value: *mut c_void, len: usize)>;
+
+/// A key or value of the caller's.
+///
+/// # Safety
+/// As for [`slice`].
+unsafe fn bytes<'a>(first: *const c_void, len: usize, what: &str) -> Result<&'a [u8]> {
+    // SAFETY: as the caller promises.
+    unsafe { slice(first.cast::<u8>(), len, what) }
+}
+
+/// Writes a result that the caller may not want.
+///
+/// # Safety
+/// `out` is NULL or may be written to.
+unsafe fn write_if_wanted(out: *mut bool, value: bool) {
+    if !out.is_null() {
+        // SAFETY: not NULL, so writable as the caller promises.
+        unsafe { out.write(value) };
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_create(
+    pool: *mut farheap_pool,
+    out: *mut *mut farheap_btree,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let pool = unsafe { handle::get(pool) }?;
+        let tree = Tree { tree: BTree::create(pool)?, pool: pool.hold() };
+        // SAFETY: checked above.
+        unsafe { write(out, handle::create::<farheap_btree>(tree)?) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_open(
+    pool: *mut farheap_pool,
+    root: u64,
+    out: *mut *mut farheap_btree,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let pool = unsafe { handle::get(pool) }?;
+        // A page that is none of the pool's is found out now.
+        drop(pool.fix_shared(PageId(root))?);
+        let tree = Tree { tree: BTree::open(pool, PageId(root)), pool: pool.hold() };
+        // SAFETY: checked above.
+        unsafe { write(out, handle::create::<farheap_btree>(tree)?) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_free(tree: *mut farheap_btree) -> farheap_status {
+    if tree.is_null() {
+        return FARHEAP_OK;
+    }
+    call(|| handle::take(tree).map(drop))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_root(tree: *const farheap_btree) -> u64 {
+    // SAFETY: the caller does not free the handle during the call.
+    value(0, || Ok(unsafe { handle::get(tree) }?.tree.root().0))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_get(
+    tree: *const farheap_btree,
+    key: *const c_void,
+    key_len: usize,
+    into: *mut c_void,
+    room: usize,
+    len: *mut usize,
+    found: *mut bool,
+) -> farheap_status {
+    call(|| {
+        check_out(len)?;
+        check_out(found)?;
+        if into.is_null() && room > 0 {
+            return Err(Failure::null("the buffer"));
+        }
+        // SAFETY: not freed during the call, as the caller promises.
+        let tree = &unsafe { handle::get(tree) }?.tree;
+        // SAFETY: NULL or as many bytes, as the caller promises.
+        let value = tree.get(unsafe { bytes(key, key_len, "the key") }?)?;
+        let bytes = value.as_deref().unwrap_or_default();
+        let fits = bytes.len().min(room);
+        if fits > 0 {
+            // SAFETY: room for as many bytes, as the caller promises, outside of the value.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), into.cast::<u8>(), fits) };
+        }
+        // SAFETY: checked above.
+        unsafe { write(len, bytes.len()) }?;
+        // SAFETY: checked above.
+        unsafe { write(found, value.is_some()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_insert(
+    tree: *mut farheap_btree,
+    key: *const c_void,
+    key_len: usize,
+    value: *const c_void,
+    value_len: usize,
+    is_new: *mut bool,
+) -> farheap_status {
+    call(|| {
+        // SAFETY: not freed during the call, as the caller promises.
+        let tree = &unsafe { handle::get(tree) }?.tree;
+        // SAFETY: NULL or as many bytes, as the caller promises.
+        let key = unsafe { bytes(key, key_len, "the key") }?;
+        // SAFETY: NULL or as many bytes, as the caller promises.
+        let value = unsafe { bytes(value, value_len, "the value") }?;
+        let inserted = tree.insert(key, value)?;
+        // SAFETY: NULL or writable, as the caller promises.
+        unsafe { write_if_wanted(is_new, inserted) };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_update(
+    tree: *mut farheap_btree,
+    key: *const c_void,
+    key_len: usize,
+    change: farheap_change,
+    userdata: *mut c_void,
+    found: *mut bool,
+) -> farheap_status {
+    call(|| {
+        let change = change.ok_or_else(|| Failure::null("the change"))?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let tree = &unsafe { handle::get(tree) }?.tree;
+        // SAFETY: NULL or as many bytes, as the caller promises.
+        let key = unsafe { bytes(key, key_len, "the key") }?;
+        let was_there = tree.update(key, |value| {
+            // SAFETY: a function that may be called with this, as the caller promises; the value is
+            // this thread's, for its leaf is held exclusively.
+            unsafe { change(userdata, value.as_mut_ptr().cast(), value.len()) };
+        })?;
+        // SAFETY: NULL or writable, as the caller promises.
+        unsafe { write_if_wanted(found, was_there) };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_remove(
+    tree: *mut farheap_btree,
+    key: *const c_void,
+    key_len: usize,
+    found: *mut bool,
+) -> farheap_status {
+    call(|| {
+        // SAFETY: not freed during the call, as the caller promises.
+        let tree = &unsafe { handle::get(tree) }?.tree;
+        // SAFETY: NULL or as many bytes, as the caller promises.
+        let was_there = tree.remove(unsafe { bytes(key, key_len, "the key") }?)?;
+        // SAFETY: NULL or writable, as the caller promises.
+        unsafe { write_if_wanted(found, was_there) };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_scan(
+    tree: *const farheap_btree,
+    from: *const c_void,
+    from_len: usize,
+    out: *mut *mut farheap_cursor,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let tree = unsafe { handle::get(tree) }?;
+        // SAFETY: NULL or as many bytes, as the caller promises.
+        let from = unsafe { bytes(from, from_len, "the key") }?;
+        let scan = tree.tree.clone().into_scan(from);
+        let place = Mutex::new(Place { scan, key: Vec::new(), value: Vec::new() });
+        let cursor = Cursor { place, _pool: Arc::clone(&tree.pool) };
+        // SAFETY: checked above.
+        unsafe { write(out, handle::create::<farheap_cursor>(cursor)?) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_cursor_next(
+    cursor: *mut farheap_cursor,
+    out: *mut farheap_entry,
+    found: *mut bool,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        check_out(found)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let cursor = unsafe { handle::get(cursor) }?;
+        let mut place = match cursor.place.try_lock() {
+            Ok(place) => place,
+            Err(TryLockError::Poisoned(place)) => place.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Failure::plain(FARHEAP_E_IN_USE, "another thread moves the cursor"));
+            }
+        };
+        let Some(entry) = place.scan.next() else {
+            // SAFETY: checked above.
+            return unsafe { write(found, false) };
+        };
+        (place.key, place.value) = entry?;
+        let entry = farheap_entry {
+            key: place.key.as_ptr(),
+            key_len: place.key.len(),
+            value: place.value.as_ptr(),
+            value_len: place.value.len(),
+        };
+        // SAFETY: checked above.
+        unsafe { write(out, entry) }?;
+        // SAFETY: checked above.
+        unsafe { write(found, true) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_cursor_free(cursor: *mut farheap_cursor) -> farheap_status {
+    if cursor.is_null() {
+        return FARHEAP_OK;
+    }
+    call(|| handle::take(cursor).map(drop))
+}
