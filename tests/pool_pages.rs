@@ -67,6 +67,55 @@ fn groups_are_read_whole_and_in_order() {
 }
 
 #[test]
+fn many_pages_are_each_read_once_whether_they_are_resident_or_not() {
+    let pool = small_pool(ByteCount::mib(8), PoolConfig::new().replacement(Clock));
+    let ids = fill(&pool, 3000);
+    let mut read = vec![0; ids.len()];
+    let before = pool.stats();
+    pool.read_many(&ids, 16, |page| page.u64(16), |index, n| read[index] += n.expect("a word"))
+        .expect("all pages");
+    let expected: Vec<u64> = ids.iter().map(|id| id.0).collect();
+    assert_eq!(read, expected);
+    assert!(pool.stats().pages_read > before.pages_read, "all of them were resident");
+    assert_eq!(pool.holders(), 0);
+    let mut calls = 0;
+    let twice = [ids[5], ids[5], ids[2999]];
+    pool.read_many(&twice, 1 << 20, |page| page.u64(0), |_, _| calls += 1).expect("far beyond");
+    assert_eq!(calls, 3);
+    pool.read_many(&[], 0, |page| page.id(), |_, _| calls += 1).expect("nothing");
+    assert_eq!(calls, 3);
+    let outside = pool.read_many(&[ids[0], PageId(1 << 40)], 0, |_| (), |_, ()| ());
+    assert!(matches!(outside, Err(Error::NoSuchPage { .. })), "{outside:?}");
+}
+
+#[test]
+fn what_is_tried_neither_waits_nor_reads() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let ids = fill(&pool, 4000);
+    pool.flush().expect("flush");
+    let is_absent = |id: &&PageId| pool.try_fix_optimistic(**id).is_none();
+    let absent = *ids.iter().find(is_absent).expect("a page that has left");
+    let before = pool.stats();
+    assert!(pool.try_fix_optimistic(absent).is_none());
+    assert!(pool.try_fix_shared(absent).is_none());
+    assert!(pool.try_fix_exclusive(absent).is_none());
+    assert!(pool.try_fix_optimistic(PageId(1 << 40)).is_none());
+    assert_eq!(pool.stats().pages_read, before.pages_read);
+    let held = pool.fix_exclusive(absent).expect("page");
+    assert!(pool.try_fix_optimistic(absent).is_none());
+    drop(held);
+    let shared = pool.fix_shared(absent).expect("page");
+    drop(pool.try_fix_shared(absent).expect("shared"));
+    assert!(pool.try_fix_exclusive(absent).is_none());
+    let seen = pool.try_fix_optimistic(absent).expect("readable");
+    assert_eq!(seen.u64(0), Some(absent.0));
+    assert!(seen.validate());
+    drop(shared);
+    pool.fix_exclusive(absent).expect("page")[0] += 1;
+    assert!(!seen.validate());
+}
+
+#[test]
 fn a_table_opened_again_has_what_was_flushed() {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().join("table");

@@ -311,6 +311,8 @@ struct Taken {
     again: f64,
     /// Page faults of the first touch, a GiB.
     faults: f64,
+    /// Percent of the pool in huge frames before.
+    huge_pct: f64,
 }
 
 /// Page faults of this process so far that needed no I/O.
@@ -323,9 +325,11 @@ fn faults() -> f64 {
 fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
     let file = Removed(path(options));
     let table = options.pool_mib * warm.table_per_pool;
-    let pages = table * 250;
+    // A little less than fits: a pool at its limit has nothing to spare for huge frames.
+    let pages = table * 246;
     let manager = MemoryManager::start(ByteCount::mib(options.pool_mib), Mode::Cooperative)?;
     let config = PoolConfig::new().evict_batch(warm.batch).cleaner(warm.cleaner);
+    let config = config.huge_frames(warm.cleaner);
     let pool = config.create(&file.0, ByteCount::mib(table * 2), &manager)?;
     filled(&pool, pages)?;
     pool.flush()?;
@@ -344,7 +348,13 @@ fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
     if warm.cleaner {
         // Time for the cleaner, which works in the background.
         std::thread::sleep(Duration::from_millis(if options.test { 50 } else { 1500 }));
+        let mut huge = ByteCount(u64::MAX);
+        while huge != pool.stats().huge && !options.test {
+            huge = pool.stats().huge;
+            std::thread::sleep(Duration::from_millis(300));
+        }
     }
+    let huge_pct = pool.stats().huge.get() * 100 / pool.stats().resident.get();
     let half = ByteCount::mib(options.pool_mib / 2);
     let began = Instant::now();
     let memory = manager.allocate_temporary(half)?;
@@ -361,7 +371,7 @@ fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
     let gib = half.get() as f64 / (1u64 << 30) as f64;
     let [allocated, touched, again, faults] =
         [allocated, touched, again, faults].map(|figure| figure / gib);
-    Ok(Taken { allocated, touched, again, faults })
+    Ok(Taken { allocated, touched, again, faults, huge_pct: huge_pct as f64 })
 }
 
 /// Medians of rounds in which each way has its turn.
@@ -387,6 +397,7 @@ fn allocate_medians<const N: usize>(
             touched: median(|t| t.touched),
             again: median(|t| t.again),
             faults: median(|t| t.faults),
+            huge_pct: median(|t| t.huge_pct),
         }
     }))
 }
@@ -398,25 +409,31 @@ fn touch(start: *mut u8, len: usize) {
     }
 }
 
-pub(crate) fn temporary(options: &Options) -> Result<Vec<Row>, Failure> {
+/// Half the limit as temporary memory, in a pool of which so much is dirty, and whose table has so
+/// many pages for each of the pool.
+pub(crate) fn temporary(
+    options: &Options,
+    dirty_pct: u64,
+    table_per_pool: u64,
+) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
-    for (dirty_pct, table_per_pool) in [(0, 1), (50, 1), (90, 1), (0, 4)] {
-        let way = |batch, cleaner| Warm { dirty_pct, table_per_pool, batch, cleaner };
-        let ways = [way(1, false), way(256, false), way(256, true)];
-        let [single, bare, cleaned] = allocate_medians(options, ways)?;
-        let spread = if table_per_pool > 1 { " scattered" } else { "" };
-        for (taken, name, goal) in [(bare, "", "10"), (cleaned, " cleaner on", "5 ms/GiB")] {
-            let work = format!("temporary half the limit {dirty_pct} % dirty{spread}{name}");
-            let Taken { allocated, touched, again, faults } = taken;
-            println!("{work}: {faults:.0} faults a GiB at the first touch");
-            let rows_of = [
-                (format!("{work} touched"), touched, "one page at a time", single.touched, goal),
-                (work.clone(), allocated, "one page at a time", single.allocated, goal),
-                (format!("{work}, the touch"), touched - allocated, "touched again", again, "1"),
-            ];
-            for (work, value, baseline, baseline_value, goal) in rows_of {
-                rows.push(Row { work, value, unit: "ms/GiB", baseline, baseline_value, goal });
-            }
+    let way = |batch, cleaner| Warm { dirty_pct, table_per_pool, batch, cleaner };
+    let ways = [way(1, false), way(256, false), way(256, true)];
+    let [single, bare, cleaned] = allocate_medians(options, ways)?;
+    let spread = if table_per_pool > 1 { " scattered" } else { "" };
+    for (taken, name, goal) in [(bare, "", "10"), (cleaned, " cleaner on", "5 ms/GiB")] {
+        let work = format!("temporary half the limit {dirty_pct} % dirty{spread}{name}");
+        let Taken { allocated, touched, again, faults, huge_pct } = taken;
+        println!(
+            "{work}: {faults:.0} faults a GiB at the first touch, {huge_pct} % in huge frames"
+        );
+        let rows_of = [
+            (format!("{work} touched"), touched, "one page at a time", single.touched, goal),
+            (work.clone(), allocated, "one page at a time", single.allocated, goal),
+            (format!("{work}, the touch"), touched - allocated, "touched again", again, "1"),
+        ];
+        for (work, value, baseline, baseline_value, goal) in rows_of {
+            rows.push(Row { work, value, unit: "ms/GiB", baseline, baseline_value, goal });
         }
     }
     Ok(rows)

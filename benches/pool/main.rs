@@ -68,11 +68,14 @@ type Failure = Box<dyn std::error::Error>;
 fn run(options: &Options) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     type Part = fn(&Options) -> Result<Vec<Row>, Failure>;
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 9] = [
         ("hit", hits::rows),
         ("evict", cost::evictions),
         ("read", cost::reads),
-        ("temporary", cost::temporary),
+        ("temporary 0", |options| cost::temporary(options, 0, 1)),
+        ("temporary 50", |options| cost::temporary(options, 50, 1)),
+        ("temporary 90", |options| cost::temporary(options, 90, 1)),
+        ("temporary scattered", |options| cost::temporary(options, 0, 4)),
         ("write", cost::writes_of_reads),
         ("policy", policies::rows),
     ];

@@ -84,6 +84,7 @@ impl BufferPool {
 
     /// Drops a page that is locked and makes its number free.
     pub(super) fn free_locked(&self, page: PageId, order: u8) {
+        self.split_for(page);
         self.leave_resident(page, order);
         self.discard_buffer(page, order);
         self.word(page).freed();

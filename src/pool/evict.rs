@@ -2,10 +2,12 @@
 //!
 //! The hand goes over the bitmap of resident pages in address order, 64 pages at a step; each
 //! step is taken by one thread, so that several evict side by side without a lock. Victims of a
-//! batch are dropped by one vectored call, neighbours as one range.
+//! batch are dropped by one vectored call, neighbours as one range (`bridge`).
 #![expect(unsafe_code, reason = "drops the memory of victims")]
 
 use super::BufferPool;
+use super::bridge::Bridges;
+use super::latch::Word;
 use super::outcome::Outcome;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
@@ -91,15 +93,29 @@ impl BufferPool {
             latch.try_cool(seen, self.replacement.passes_touched(seen.heat()).min(3));
         } else if seen.heat() > 0 {
             latch.try_cool(seen, seen.heat() - 1);
-        } else if seen.is_free() && !seen.dirty() {
-            if latch.try_lock_victim(seen) {
+        } else if !seen.is_free() || seen.dirty() && dirty == Dirty::Skip {
+            // Held, or to be written another time.
+        } else if !self.split_around(page) {
+            // Its neighbours are written at the moment.
+        } else if !seen.dirty() {
+            if self.lock_victim(page, seen) {
                 batch.clean[batch.clean_len] = page;
                 batch.clean_len += 1;
             }
-        } else if seen.is_free() && dirty == Dirty::Write && latch.try_begin_write(seen) {
+        } else if latch.try_begin_write(seen) {
             batch.dirty[batch.dirty_len] = page;
             batch.dirty_len += 1;
         }
+    }
+
+    /// Locks a free page that leaves singly; not one that lies in a huge page again.
+    fn lock_victim(&self, page: PageId, seen: Word) -> bool {
+        let is_locked = self.word(page).try_lock_victim(seen);
+        if is_locked && self.is_huge(page) {
+            self.word(page).unlock(false);
+            return false;
+        }
+        is_locked
     }
 
     /// Writes the dirty victims and drops what is clean then.
@@ -114,7 +130,7 @@ impl BufferPool {
             for page in dirty {
                 let seen = self.word(*page).load();
                 let unwanted = seen.is_free() && !seen.dirty() && seen.cool();
-                if unwanted && self.word(*page).try_lock_victim(seen) {
+                if unwanted && self.lock_victim(*page, seen) {
                     batch.clean[count] = *page;
                     count += 1;
                 }
@@ -131,6 +147,9 @@ impl BufferPool {
         }
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let (mut count, mut bytes) = (0, 0);
+        let mut bridges = Bridges::new();
+        // One past the page before.
+        let mut after = usize::MAX;
         for page in pages {
             let order = self.word(*page).load().order();
             self.leave_resident(*page, order);
@@ -138,19 +157,25 @@ impl BufferPool {
             bytes += len as u64;
             match pieces[..count].last_mut() {
                 Some(last) if last.start() + last.len() == start => last.grow(len),
+                Some(last) if self.batch > 1 && bridges.build(self, after, page.as_usize()) => {
+                    last.grow(start + len - last.start() - last.len());
+                }
                 _ => {
                     pieces[count] = Piece::new(start, len);
                     count += 1;
                 }
             }
+            after = page.as_usize() + (1 << order);
         }
-        // SAFETY: this thread holds the pages locked and their contents are on the device.
+        // SAFETY: this thread holds the pages locked and their contents are on the device; what lies
+        // between them within a range is absent and locked, too (`bridge`).
         let dropped = unsafe { self.discarder.discard(&pieces[..count]) };
         assert!(dropped.is_ok(), "dropping {count} ranges: {dropped:?}");
         let stamp = self.stamp_now();
         for page in pages {
             self.word(*page).evicted(stamp);
         }
+        bridges.end(self);
         self.counters.evicted.fetch_add(pages.len() as u64, Ordering::Relaxed);
         self.account.uncharge(ByteCount(bytes));
         bytes

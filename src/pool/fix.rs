@@ -58,6 +58,10 @@ pub(super) trait Hold {
     /// Takes a page that is resident; fails when somebody is in the way.
     fn take(latch: &Latch, seen: Word) -> bool;
 
+    /// As `take`, for the page that hits mostly meet: touched since the hand passed, and nobody in
+    /// the way.
+    fn take_ready(latch: &Latch, seen: Word) -> bool;
+
     /// Turns the latch of a page that this thread has just brought in, and has locked, into this.
     fn settle(latch: &Latch);
 
@@ -72,6 +76,11 @@ impl Hold for Shared {
     #[inline]
     fn take(latch: &Latch, seen: Word) -> bool {
         latch.try_share(seen)
+    }
+
+    #[inline]
+    fn take_ready(latch: &Latch, seen: Word) -> bool {
+        latch.try_share_ready(seen)
     }
 
     fn settle(latch: &Latch) {
@@ -92,6 +101,11 @@ impl Hold for Exclusive {
         latch.try_lock(seen)
     }
 
+    #[inline]
+    fn take_ready(latch: &Latch, seen: Word) -> bool {
+        latch.try_lock_ready(seen)
+    }
+
     fn settle(_: &Latch) {}
 
     fn is_barred(seen: Word) -> bool {
@@ -110,14 +124,13 @@ impl BufferPool {
         order: u8,
         deadline: Option<Duration>,
     ) -> Result<(&Latch, u8)> {
-        let Some(latch) = self.words.get(page.as_usize()) else {
-            return Err(self.no_such_page(page));
-        };
-        let seen = latch.load();
-        if H::take(latch, seen) {
-            return Ok((latch, seen.order()));
+        if let Some(latch) = self.words.get(page.as_usize()) {
+            let seen = latch.load();
+            if H::take_ready(latch, seen) {
+                return Ok((latch, seen.order()));
+            }
         }
-        Ok((latch, self.hold_slowly::<H>(page, order, deadline)?))
+        self.hold_slowly::<H>(page, order, deadline)
     }
 
     /// Without a deadline, the pool's.
@@ -128,18 +141,20 @@ impl BufferPool {
         page: PageId,
         order: u8,
         deadline: Option<Duration>,
-    ) -> Result<u8> {
-        let latch = self.word(page);
+    ) -> Result<(&Latch, u8)> {
+        let Some(latch) = self.words.get(page.as_usize()) else {
+            return Err(self.no_such_page(page));
+        };
         let mut patience = Patience::new(deadline.unwrap_or(self.deadline));
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
-                return Ok(seen.order());
+                return Ok((latch, seen.order()));
             }
             if seen.is_absent() {
                 if self.load(page, seen, order)? {
                     H::settle(latch);
-                    return Ok(order);
+                    return Ok((latch, order));
                 }
             } else if H::is_barred(seen) && !patience.wait() {
                 return Err(self.timeout(page, &patience));
@@ -229,10 +244,26 @@ impl BufferPool {
             return Err(self.no_such_page(page));
         };
         let mut seen = latch.load();
-        if !seen.is_readable() || seen.cool() {
+        if !seen.is_ready() {
             seen = self.look_slowly(page)?;
         }
         Ok(OptimisticGuard { pool: self, latch, seen })
+    }
+
+    /// Looks at a page without holding it, if that needs neither waiting nor I/O.
+    #[inline]
+    #[must_use]
+    pub fn try_fix_optimistic(&self, page: PageId) -> Option<OptimisticGuard<'_>> {
+        let latch = self.words.get(page.as_usize())?;
+        let seen = latch.load();
+        if !seen.is_readable() {
+            return None;
+        }
+        if !seen.is_ready() {
+            // Who changes the word at the moment has touched the page, or takes it away.
+            latch.try_touch(seen);
+        }
+        Some(OptimisticGuard { pool: self, latch, seen })
     }
 
     #[cold]
@@ -269,11 +300,17 @@ impl BufferPool {
         page: PageId,
         mut read: impl FnMut(OptimisticGuard<'_>) -> T,
     ) -> Result<T> {
-        // The first attempt mostly does: the loop stays out of its way.
-        let guard = self.fix_optimistic(page)?;
-        let value = read(guard);
-        if guard.validate() {
-            return Ok(value);
+        // The first attempt mostly does. All else stays out of its way, with calls that do not come
+        // back here: where two ways meet, the compiler keeps in registers what it could compute.
+        if let Some(latch) = self.words.get(page.as_usize()) {
+            let seen = latch.load();
+            if seen.is_ready() {
+                let guard = OptimisticGuard { pool: self, latch, seen };
+                let value = read(guard);
+                if guard.validate() {
+                    return Ok(value);
+                }
+            }
         }
         self.read_again(page, read)
     }
@@ -285,7 +322,7 @@ impl BufferPool {
         page: PageId,
         mut read: impl FnMut(OptimisticGuard<'_>) -> T,
     ) -> Result<T> {
-        for _ in 1..OPTIMISTIC_MAX {
+        for _ in 0..OPTIMISTIC_MAX {
             let guard = self.fix_optimistic(page)?;
             let value = read(guard);
             if guard.validate() {

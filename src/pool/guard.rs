@@ -62,7 +62,7 @@ impl<'p> Held<'p> {
 
     #[inline]
     fn ptr(&self) -> *mut u8 {
-        self.pool.ptr(self.page())
+        self.pool.ptr_of(self.latch)
     }
 
     /// Bytes without the trailer.

@@ -15,7 +15,7 @@ use super::latch::Word;
 use super::{BufferPool, CHUNK_PAGES, PageId};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
-use crate::sys::vm::{HUGE_PAGE, Piece};
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 use crate::tier::manager::HandOver;
 
 /// Runs that move together: one call for neighbours.
@@ -30,8 +30,44 @@ const KEPT_MAX: usize = 64;
 
 /// Runs next to each other whose pages are all locked.
 struct Group {
-    first: PageId,
-    pages: usize,
+    start: usize,
+    end: usize,
+    leaving: Leaving,
+}
+
+/// Which pages of a group leave, as bits: what was seen when they were locked stays true.
+struct Leaving {
+    /// A multiple of 64, so that words are those of the resident set.
+    base: usize,
+    words: [u64; GROUP_WORDS],
+}
+
+/// Bits of a group of the smallest pages.
+const GROUP_WORDS: usize = GROUP_MAX * (HUGE_PAGE / KERNEL_PAGE) / 64;
+
+impl Leaving {
+    fn from(start: usize) -> Leaving {
+        Leaving { base: start / 64 * 64, words: [0; GROUP_WORDS] }
+    }
+
+    fn add(&mut self, index: usize) {
+        let bit = index - self.base;
+        self.words[bit / 64] |= 1 << (bit % 64);
+    }
+
+    fn remove(&mut self, index: usize) {
+        let bit = index - self.base;
+        self.words[bit / 64] &= !(1 << (bit % 64));
+    }
+
+    /// The bits of 64 pages, of which `index` is one.
+    fn word_of(&self, index: usize) -> u64 {
+        self.words[(index - self.base) / 64]
+    }
+
+    fn count(&self) -> usize {
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
+    }
 }
 
 impl BufferPool {
@@ -58,7 +94,7 @@ impl BufferPool {
                     passed += 1;
                     continue;
                 };
-                passed += group.pages / per_run;
+                passed += (group.end - group.start) / per_run;
                 if !self.give_group(room, &group) {
                     return;
                 }
@@ -71,25 +107,25 @@ impl BufferPool {
     fn lock_group(&self, run: usize, most: usize, kept_max: usize) -> Option<Group> {
         let per_run = self.run_pages();
         let first = run * per_run;
-        let mut pages = 0;
-        while pages < most * per_run {
-            let start = first + pages;
-            let is_begun = pages > 0 && !start.is_multiple_of(CHUNK_PAGES);
+        let mut group = Group { start: first, end: first, leaving: Leaving::from(first) };
+        while group.end < first + most * per_run {
+            let start = group.end;
+            let is_begun = start > first && !start.is_multiple_of(CHUNK_PAGES);
             if !self.qualifies(start, kept_max) {
                 break;
             }
             if !is_begun && !self.begin_hand_over(start / CHUNK_PAGES) {
                 break;
             }
-            if !self.lock_run(start) {
+            if !self.lock_run(start, &mut group.leaving) {
                 if !is_begun {
                     self.end_hand_over(start / CHUNK_PAGES);
                 }
                 break;
             }
-            pages += per_run;
+            group.end += per_run;
         }
-        (pages > 0).then_some(Group { first: PageId(first as u64), pages })
+        (group.end > first).then_some(group)
     }
 
     /// Whether a run is worth it: a look without locks.
@@ -104,21 +140,28 @@ impl BufferPool {
             absent += usize::from(seen.is_absent());
             kept += usize::from(stays(seen));
         }
-        absent <= per_run / ODD_PAGES && kept <= kept_max
+        let is_worth_it = absent <= per_run / ODD_PAGES && kept <= kept_max;
+        // A part of a huge page cannot come back.
+        is_worth_it && (kept == 0 || self.split_around(PageId(start as u64)))
     }
 
-    fn lock_run(&self, start: usize) -> bool {
-        for index in start..start + self.run_pages() {
-            let latch = &self.words[index];
+    fn lock_run(&self, start: usize, leaving: &mut Leaving) -> bool {
+        let end = start + self.run_pages();
+        let is_huge = self.is_huge(PageId(start as u64));
+        for (index, latch) in (start..end).zip(&self.words[start..end]) {
             let seen = latch.load();
             let is_locked = if seen.is_absent() {
                 latch.try_begin_load(seen)
             } else {
-                latch.try_lock_victim(seen)
+                !(is_huge && stays(seen)) && latch.try_lock_victim(seen)
             };
             if !is_locked {
                 self.unlock_unmoved(start, index);
+                (start..index).for_each(|index| leaving.remove(index));
                 return false;
+            }
+            if !seen.is_absent() && !stays(seen) {
+                leaving.add(index);
             }
         }
         true
@@ -142,11 +185,10 @@ impl BufferPool {
     /// Moves a group's memory into `room` and unlocks its pages. `false` when there is no use in
     /// trying again.
     fn give_group(&self, room: &mut HandOver<'_>, group: &Group) -> bool {
-        let start = group.first.as_usize();
-        let end = start + group.pages;
-        let leaving = (start..end).filter(|index| self.is_leaving(*index)).count();
+        let (start, end) = (group.start, group.end);
+        let leaving = group.leaving.count();
         let bytes = ByteCount((leaving << self.page_shift) as u64);
-        let (offset, len) = (start << self.page_shift, group.pages << self.page_shift);
+        let (offset, len) = (start << self.page_shift, (end - start) << self.page_shift);
         // SAFETY:
         // - The range is whole runs; this thread holds all its pages locked, and a device reads
         //   or writes a page only while it is locked or held by somebody else. No buffer of
@@ -155,7 +197,12 @@ impl BufferPool {
         let taken = unsafe { room.take(&self.mapping, offset, len, self.account.budget(), bytes) };
         let given = match taken {
             Ok(Some(place)) => {
-                self.settle(start, end, place);
+                if self.run_pages() == CHUNK_PAGES {
+                    // Before a page is unlocked: it comes back to memory of its own.
+                    (start / CHUNK_PAGES..end / CHUNK_PAGES)
+                        .for_each(|chunk| _ = self.end_huge(chunk));
+                }
+                self.settle(group, place);
                 let pages = leaving as u64;
                 self.counters.resident.fetch_sub(bytes.0, Ordering::Relaxed);
                 self.counters.evicted.fetch_add(pages, Ordering::Relaxed);
@@ -175,15 +222,15 @@ impl BufferPool {
 
     /// Unlocks pages whose memory is at `place` now: copies back what stays and drops its other
     /// copy; the others have left.
-    fn settle(&self, start: usize, end: usize, place: *mut u8) {
+    fn settle(&self, group: &Group, place: *mut u8) {
+        let (start, end) = (group.start, group.end);
         let stamp = self.stamp_now();
         let mut copied = Copied { pieces: [Piece::new(0, 0); KEPT_MAX], count: 0 };
         let mut at = start;
         while at < end {
             let until = end.min((at / 64 + 1) * 64);
             // A page that is unlocked may come back at once: its bit must be gone before.
-            let gone = (at..until).filter(|index| self.is_leaving(*index));
-            let gone = gone.fold(0u64, |bits, index| bits | 1 << (index % 64));
+            let gone = group.leaving.word_of(at);
             let before = self.resident[at / 64].fetch_and(!gone, Ordering::Relaxed);
             for index in at..until {
                 let (latch, bit) = (&self.words[index], 1 << (index % 64));
@@ -201,11 +248,6 @@ impl BufferPool {
             at = until;
         }
         copied.drop_all(self);
-    }
-
-    /// Whether a page, which is locked, is to leave.
-    fn is_leaving(&self, index: usize) -> bool {
-        self.is_resident(index) && !stays(self.words[index].load())
     }
 
     fn copy_back(&self, page: PageId, from: *mut u8) {

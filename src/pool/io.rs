@@ -34,7 +34,10 @@ const HUGE_CHARGED: u64 = 2;
 const BUFFERS: u64 = 4;
 
 /// Memory of the chunk is handed over at the moment.
-const HANDED: u64 = 8;
+pub(super) const HANDED: u64 = 8;
+
+/// All memory of the chunk lies in one huge page; see `huge`.
+pub(super) const HUGE: u64 = 16;
 
 /// Longest wait for the device at a time.
 const WAIT: Duration = Duration::from_secs(1);

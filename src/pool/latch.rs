@@ -1,7 +1,7 @@
 //! The pool's page word: latch, replacement state and version of one page, in 64 bits.
 //!
 //! ```text
-//!  63..56 latch | 55 dirty | 54 writing | 53 cool | 52..51 heat | 50..48 order | 47..38 stamp | 37..0 version
+//!  63 ready | 62..55 latch | 54 dirty | 53 writing | 52 cool | 51..50 heat | 49..47 order | 46..37 stamp | 36..0 version
 //!
 //!            begin_load            loaded, unlock
 //!   Absent ------------> Locked <----------------> Free <-------> Shared(1..=252)
@@ -15,8 +15,9 @@
 //! | `Shared(n)` (n + 1) | the page's content, which nobody changes | anybody, by compare-and-swap; each holder takes its own count back |
 //! | `Locked` (255) | the holder's alone | the holder |
 //!
-//! `dirty`: the content is newer than the device's. `writing`: one of the shared holders writes
-//! the page back. `cool`: nobody touched the page since the hand passed. `heat`: laps of the hand
+//! `ready`: the latch is `Free` or `Shared` and the page is not `cool`: it can be looked at without
+//! more ado, which is one test of a sign. `dirty`: the content is newer than the device's. `writing`: one of the shared holders
+//! writes the page back, or holds it still. `cool`: nobody touched the page since the hand passed. `heat`: laps of the hand
 //! the page has left; in an absent page, [`HEAT_UNUSED`] says that the page is not allocated.
 //! `order`: the page is the first of 2^order that are one buffer. `stamp`: when the page was
 //! evicted, 0 for never. `version`: grows with every change of the content and every eviction.
@@ -26,32 +27,35 @@
 //!    `Locked` at either time, saw no change of the content in between.
 //! 2. `Locked` is left only by the thread that entered it.
 //! 3. All bits zero is a page that was never touched.
+//! 4. `ready` follows from latch and `cool`, in every value the word ever has.
 #![expect(unsafe_code, reason = "an atomic word is valid when zero")]
 
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering, fence};
 use std::fmt;
 
-const LATCH_SHIFT: u32 = 56;
+const READY: u64 = 1 << 63;
+const LATCH_SHIFT: u32 = 55;
+const LATCH_MASK: u64 = 0xFF << LATCH_SHIFT;
 const ABSENT: u64 = 0;
 const FREE: u64 = 1;
 const LOCKED: u64 = 255;
 /// Most shared holders of one page.
 pub(crate) const SHARED_MAX: u64 = 252;
-const DIRTY: u64 = 1 << 55;
-const WRITING: u64 = 1 << 54;
-const COOL: u64 = 1 << 53;
-const HEAT_SHIFT: u32 = 51;
+const DIRTY: u64 = 1 << 54;
+const WRITING: u64 = 1 << 53;
+const COOL: u64 = 1 << 52;
+const HEAT_SHIFT: u32 = 50;
 const HEAT_MASK: u64 = 3 << HEAT_SHIFT;
 /// Largest heat.
 pub(crate) const HEAT_MAX: u8 = 3;
 /// The heat of an absent page that is not allocated.
 const HEAT_UNUSED: u8 = 3;
-const ORDER_SHIFT: u32 = 48;
+const ORDER_SHIFT: u32 = 47;
 const ORDER_MASK: u64 = 7 << ORDER_SHIFT;
 /// Largest order of a buffer of several pages.
 pub(crate) const ORDER_MAX: u8 = 7;
-const STAMP_SHIFT: u32 = 38;
+const STAMP_SHIFT: u32 = 37;
 const STAMP_MASK: u64 = 0x3FF << STAMP_SHIFT;
 const VERSION_MASK: u64 = (1 << STAMP_SHIFT) - 1;
 
@@ -73,8 +77,13 @@ pub(crate) struct Word(u64);
 
 impl Word {
     #[inline]
+    fn latch(self) -> u64 {
+        (self.0 & LATCH_MASK) >> LATCH_SHIFT
+    }
+
+    #[inline]
     pub(crate) fn holder(self) -> Holder {
-        match self.0 >> LATCH_SHIFT {
+        match self.latch() {
             ABSENT => Holder::Absent,
             FREE => Holder::Free,
             LOCKED => Holder::Locked,
@@ -82,26 +91,32 @@ impl Word {
         }
     }
 
-    /// Whether the content can be read optimistically without more ado.
+    /// Whether the content can be read optimistically, and nobody need note that it is.
+    #[inline]
+    pub(crate) fn is_ready(self) -> bool {
+        (self.0 as i64) < 0
+    }
+
+    /// Whether the content can be read optimistically.
     #[inline]
     pub(crate) fn is_readable(self) -> bool {
         // Neither `ABSENT`, which comes out above all, nor `LOCKED`: one comparison.
-        self.0.wrapping_sub(FREE << LATCH_SHIFT) < (LOCKED - FREE) << LATCH_SHIFT
+        self.latch().wrapping_sub(FREE) < LOCKED - FREE
     }
 
     /// Whether one more reader can hold the page.
     pub(crate) fn has_room(self) -> bool {
-        self.0 >> LATCH_SHIFT <= SHARED_MAX
+        self.latch() <= SHARED_MAX
     }
 
     #[inline]
     pub(crate) fn is_absent(self) -> bool {
-        self.0 >> LATCH_SHIFT == ABSENT
+        self.latch() == ABSENT
     }
 
     #[inline]
     pub(crate) fn is_free(self) -> bool {
-        self.0 >> LATCH_SHIFT == FREE
+        self.latch() == FREE
     }
 
     #[inline]
@@ -148,12 +163,19 @@ impl Word {
 
     #[inline]
     fn with_latch(self, latch: u64) -> Word {
-        Word(self.0 & !(0xFF << LATCH_SHIFT) | latch << LATCH_SHIFT)
+        Word(self.0 & !LATCH_MASK | latch << LATCH_SHIFT).derived()
     }
 
     #[inline]
     fn with(self, flag: u64, on: bool) -> Word {
-        Word(if on { self.0 | flag } else { self.0 & !flag })
+        Word(if on { self.0 | flag } else { self.0 & !flag }).derived()
+    }
+
+    /// Invariant 4.
+    #[inline]
+    fn derived(self) -> Word {
+        let ready = self.is_readable() && !self.cool();
+        Word(if ready { self.0 | READY } else { self.0 & !READY })
     }
 
     #[inline]
@@ -224,9 +246,14 @@ impl Latch {
     pub(crate) fn is_unchanged(&self, seen: Word) -> bool {
         // Keeps the reads of the content before the load; pairs with the fence in `entered`.
         fence(Ordering::Acquire);
-        let now = Word(self.0.load(Ordering::Relaxed));
         // Mostly the word is the same altogether.
-        now == seen || now.is_readable() && now.version() == seen.version()
+        self.0.load(Ordering::Relaxed) == seen.0 || self.is_same_content(seen)
+    }
+
+    #[cold]
+    fn is_same_content(&self, seen: Word) -> bool {
+        let now = Word(self.0.load(Ordering::Relaxed));
+        now.is_readable() && now.version() == seen.version()
     }
 
     #[inline]
@@ -247,11 +274,28 @@ impl Latch {
     /// One shared holder more; the page is touched.
     #[inline]
     pub(crate) fn try_share(&self, seen: Word) -> bool {
-        let latch = seen.0 >> LATCH_SHIFT;
+        let latch = seen.latch();
         if latch == ABSENT || latch > SHARED_MAX {
             return false;
         }
         self.swap(seen, seen.with_latch(latch + 1).with(COOL, false))
+    }
+
+    /// As [`try_share`](Self::try_share), if the page is ready: as few instructions as can be.
+    #[inline]
+    pub(crate) fn try_share_ready(&self, seen: Word) -> bool {
+        // One signed comparison: words that are ready are negative, in the order of their latches.
+        let is_free = (seen.0 as i64) < (READY | (SHARED_MAX + 1) << LATCH_SHIFT) as i64;
+        // The count lies above all else but `ready`, which stays: one more is an addition.
+        is_free && self.swap(seen, Word(seen.0 + (1 << LATCH_SHIFT)))
+    }
+
+    /// As [`try_lock`](Self::try_lock), if the page is ready: as few instructions as can be.
+    #[inline]
+    pub(crate) fn try_lock_ready(&self, seen: Word) -> bool {
+        let is_ready = seen.0 >> LATCH_SHIFT == READY >> LATCH_SHIFT | FREE;
+        let locked = Word(seen.0 ^ (READY | (FREE ^ LOCKED) << LATCH_SHIFT));
+        is_ready && self.entered(self.swap(seen, locked))
     }
 
     /// One shared holder less.
@@ -330,10 +374,14 @@ impl Latch {
         let mut word = Word(self.0.load(Ordering::Relaxed));
         strict_assert!(word.holder() == Holder::Locked, "release of {word:?}");
         if changed {
-            word = word.changed().with(DIRTY, true);
+            word = Word(word.changed().0 | DIRTY);
         }
+        // Invariant 4 without a branch: `ready` is what `cool` is not.
+        let ready = !word.0 << COOL.leading_zeros() & READY;
+        let released = Word((word.0 - ((LOCKED - latch) << LATCH_SHIFT)) | ready);
+        strict_assert!(released == word.with_latch(latch), "{released:?} from {word:?}");
         // Pairs with the acquire of whoever comes next: it sees the content.
-        self.0.store(word.with_latch(latch).0, Ordering::Release);
+        self.0.store(released.0, Ordering::Release);
     }
 
     /// The holder dropped the page's memory.
@@ -362,11 +410,19 @@ impl Latch {
 
     /// One shared holder more, the only one that writes the page back. No touch.
     pub(crate) fn try_begin_write(&self, seen: Word) -> bool {
-        let latch = seen.0 >> LATCH_SHIFT;
+        let latch = seen.latch();
         if !seen.is_readable() || latch > SHARED_MAX || !seen.dirty() || seen.writing() {
             return false;
         }
         self.swap(seen, seen.with_latch(latch + 1).with(WRITING, true))
+    }
+
+    /// One shared holder more, that only wants the content to stay as it is and is no fix: as for a
+    /// write, which nobody begins meanwhile. Ends by [`end_write`](Self::end_write). No touch.
+    pub(crate) fn try_hold_still(&self, seen: Word) -> bool {
+        let latch = seen.latch();
+        let is_open = seen.is_readable() && latch <= SHARED_MAX && !seen.dirty() && !seen.writing();
+        is_open && self.swap(seen, seen.with_latch(latch + 1).with(WRITING, true))
     }
 
     /// The writer is done; `written` says whether the device has the content now.
@@ -402,6 +458,56 @@ mod tests {
             latch.unshare();
         }
         assert!(latch.load().is_free());
+    }
+
+    #[test]
+    fn the_short_ways_do_what_the_long_ones_do_and_only_to_ready_pages() {
+        let (short, long) = (present(), present());
+        for _ in 0..SHARED_MAX {
+            assert!(short.try_share_ready(short.load()) && long.try_share(long.load()));
+            assert_eq!(short.load(), long.load());
+        }
+        assert!(!short.try_share_ready(short.load()));
+        assert!(!short.try_lock_ready(short.load()));
+        (0..SHARED_MAX).for_each(|_| short.unshare());
+        (0..SHARED_MAX).for_each(|_| long.unshare());
+        assert!(short.try_lock_ready(short.load()) && long.try_lock(long.load()));
+        assert_eq!(short.load(), long.load());
+        assert!(!short.try_lock_ready(short.load()) && !short.try_share_ready(short.load()));
+        short.unlock(true);
+        assert!(short.try_cool(short.load(), 0));
+        assert!(!short.try_lock_ready(short.load()) && !short.try_share_ready(short.load()));
+        assert!(!Latch::absent().try_lock_ready(Word(0)));
+        assert!(!Latch::absent().try_share_ready(Word(0)));
+    }
+
+    #[test]
+    fn a_page_is_ready_when_it_is_readable_and_was_touched() {
+        let latch = Latch::absent();
+        let mut seen = Vec::new();
+        let mut look = |latch: &Latch| seen.push(latch.load().is_ready());
+        look(&latch);
+        assert!(latch.try_begin_load(latch.load()));
+        latch.loaded(true, 0, 0);
+        look(&latch);
+        latch.unlock(false);
+        look(&latch);
+        assert!(latch.try_touch(latch.load()));
+        look(&latch);
+        assert!(latch.try_cool(latch.load(), 0) && latch.try_share(latch.load()));
+        look(&latch);
+        assert!(latch.try_upgrade(latch.load()));
+        look(&latch);
+        latch.downgrade(true);
+        latch.unshare();
+        look(&latch);
+        assert!(latch.try_cool(latch.load(), 0) && latch.try_begin_write(latch.load()));
+        latch.end_write(true);
+        look(&latch);
+        assert!(latch.try_lock_victim(latch.load()));
+        latch.evicted(3);
+        look(&latch);
+        assert_eq!(seen, [false, false, false, true, true, false, true, false, false]);
     }
 
     #[test]
@@ -473,7 +579,8 @@ mod loom_tests {
     }
 
     fn write(page: &Page) {
-        if page.latch.try_lock(page.latch.load()) {
+        let seen = page.latch.load();
+        if page.latch.try_lock_ready(seen) || page.latch.try_lock(seen) {
             for half in &page.content {
                 let value = half.load(Ordering::Relaxed);
                 half.store(value + 1, Ordering::Relaxed);
@@ -509,7 +616,7 @@ mod loom_tests {
             let page = page();
             let writer = Arc::clone(&page);
             let writer = thread::spawn(move || write(&writer));
-            if page.latch.try_share(page.latch.load()) {
+            if page.latch.try_share_ready(page.latch.load()) {
                 let [a, b] = content(&page);
                 assert_eq!(a, b);
                 page.latch.unshare();

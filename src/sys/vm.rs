@@ -188,6 +188,42 @@ impl Mapping {
         if raw == libc::MAP_FAILED { Err(os_error("mremap")) } else { Ok(()) }
     }
 
+    /// Puts the pages of `[offset, offset + HUGE_PAGE)`, all of which are there, into one huge page.
+    /// See `madvise(2)`, `MADV_COLLAPSE` (6.1). The rest of the mapping stays without huge pages.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel refuses: it is too old, has no huge page, or somebody holds one
+    /// of the pages.
+    pub(crate) fn collapse(&self, offset: usize) -> Result<()> {
+        const MADV_COLLAPSE: i32 = 25;
+        self.advise(offset, HUGE_PAGE, libc::MADV_HUGEPAGE)?;
+        let collapsed = self.advise(offset, HUGE_PAGE, MADV_COLLAPSE);
+        self.advise(offset, HUGE_PAGE, libc::MADV_NOHUGEPAGE)?;
+        collapsed
+    }
+
+    /// Makes the huge page that the page at `offset` lies in, if it does, small ones. See
+    /// `madvise(2)`, `MADV_COLD`: advice on a part splits the whole (`madvise_cold_or_pageout`).
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel does not know the advice (5.4).
+    pub(crate) fn split(&self, offset: usize) -> Result<()> {
+        self.advise(offset, KERNEL_PAGE, libc::MADV_COLD)
+    }
+
+    /// Gives advice that changes no contents.
+    fn advise(&self, offset: usize, len: usize, advice: i32) -> Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
+        if cfg!(miri) {
+            return Err(Error::Os { call: "madvise", errno: libc::EINVAL });
+        }
+        let start = self.as_ptr().wrapping_add(offset).cast();
+        // SAFETY: the range lies in this mapping (checked above); the advice that this is called with
+        // changes where contents lie in RAM and not what they are.
+        let rc = unsafe { libc::madvise(start, len, advice) };
+        if rc == 0 { Ok(()) } else { Err(os_error("madvise")) }
+    }
+
     /// Makes touching a part of the mapping SIGBUS, for kernels without `UFFDIO_POISON`: maps a
     /// file of length zero over it (`mmap(2)`: access beyond the end of the file).
     pub(crate) fn fence(&self, offset: usize, len: usize) -> Result<()> {

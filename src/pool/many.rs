@@ -1,0 +1,125 @@
+//! Looking at many resident pages at once.
+//!
+//! A processor waits for several misses of its cache at a time only as far as it sees the
+//! instructions that cause them, and between two pages lie some forty. Told beforehand which pages
+//! come, it fetches their words and bytes side by side (`docs/design/pool.md`, hits).
+#![expect(unsafe_code, reason = "tells the processor what will be read")]
+
+use super::BufferPool;
+use super::guard::OptimisticGuard;
+use crate::base::error::Result;
+use crate::base::units::PageId;
+
+/// Pages whose lines are asked for before the first of them is read: what a cache of the first
+/// level takes beside everything else.
+const AHEAD: usize = 32;
+
+/// Asks the processor for the line of cache at `place`, which need not be mapped.
+#[inline]
+fn ask_for<T>(place: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a hint, which reads nothing as far as the program can see and never faults (Intel's
+    // and AMD's manuals, PREFETCHh); SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast())
+    };
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = place;
+}
+
+impl BufferPool {
+    /// Reads from many pages optimistically, as [`read_optimistic`](Self::read_optimistic) does
+    /// from one; `each` gets every page's place in `pages` and what was read of it, once. The order
+    /// is that of `pages`, but for pages that are absent: they are read from the table file
+    /// together and come last in their group of 32.
+    ///
+    /// The processor is told of all pages of a group before the first is read, so that it fetches
+    /// their bytes around `at` side by side. For pages that are not in its caches this is faster
+    /// than one call after the other; for pages that are, it is a little slower.
+    ///
+    /// `pages` should not name an absent page twice within 32, or it is waited for.
+    ///
+    /// # Errors
+    /// As for [`fix_shared`](Self::fix_shared), for any of the pages; `each` was called for pages
+    /// of the groups before, and may have been for some of the page's own.
+    ///
+    /// # Examples
+    /// ```
+    /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
+    /// # use farheap::tier::manager::{MemoryManager, Mode};
+    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
+    /// # let pool = PoolConfig::new().create_on(store, &manager)?;
+    /// let mut pages = Vec::new();
+    /// for n in 0..100u64 {
+    ///     let mut page = pool.allocate()?;
+    ///     page[..8].copy_from_slice(&n.to_le_bytes());
+    ///     pages.push(page.id());
+    /// }
+    /// let mut sum = 0;
+    /// pool.read_many(&pages, 0, |page| page.u64(0), |_, n| sum += n.unwrap_or(0))?;
+    /// assert_eq!(sum, 4950);
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub fn read_many<T>(
+        &self,
+        pages: &[PageId],
+        at: usize,
+        mut read: impl FnMut(OptimisticGuard<'_>) -> T,
+        mut each: impl FnMut(usize, T),
+    ) -> Result<()> {
+        let mut first = 0;
+        self.announce(&pages[..pages.len().min(AHEAD)], at);
+        for group in pages.chunks(AHEAD) {
+            let next = pages.len().min(first + AHEAD);
+            self.announce(&pages[next..pages.len().min(next + AHEAD)], at);
+            self.read_announced(group, first, &mut read, &mut each)?;
+            first = next;
+        }
+        Ok(())
+    }
+
+    /// Tells the processor that these pages are about to be read around `at`.
+    fn announce(&self, pages: &[PageId], at: usize) {
+        let at = at.min(self.page_bytes - 1);
+        for page in pages {
+            if let Some(latch) = self.words.get(page.as_usize()) {
+                ask_for(latch);
+                ask_for(self.ptr_of(latch).wrapping_add(at));
+            }
+        }
+    }
+
+    fn read_announced<T>(
+        &self,
+        pages: &[PageId],
+        first: usize,
+        read: &mut impl FnMut(OptimisticGuard<'_>) -> T,
+        each: &mut impl FnMut(usize, T),
+    ) -> Result<()> {
+        let mut absent = [(0, PageId(0)); AHEAD];
+        let mut count = 0;
+        for (index, page) in pages.iter().enumerate() {
+            if let Some(latch) = self.words.get(page.as_usize()) {
+                let seen = latch.load();
+                if seen.is_absent() {
+                    absent[count] = (first + index, *page);
+                    count += 1;
+                    continue;
+                }
+            }
+            each(first + index, self.read_optimistic(*page, &mut *read)?);
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let wanted = absent.map(|(_, page)| page);
+        // Held until all of them were read.
+        let guards = self.fix_many(&wanted[..count])?;
+        for (index, page) in &absent[..count] {
+            each(*index, self.read_optimistic(*page, &mut *read)?);
+        }
+        drop(guards);
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! Runs of pages in huge frames: what they hold, how they leave, and what temporary memory gets.
+
+use farheap::pool::{BufferPool, PoolConfig};
+use farheap::store::MemStore;
+use farheap::tier::manager::{MemoryManager, Mode};
+use farheap::{ByteCount, PageId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// 40 MiB.
+const PAGES: u64 = 10_240;
+
+/// Bytes that come to lie in huge frames: the first run has the header in it, the last is not full.
+const ALL_HUGE: u64 = 38 << 20;
+
+/// Longest wait for the pool's thread.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A pool under 64 MiB with clean pages that hold their numbers.
+fn pool(config: PoolConfig) -> Arc<BufferPool> {
+    let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
+    manager.set_deadline(Duration::from_secs(5));
+    let store = Arc::new(MemStore::new(ByteCount::mib(96)).expect("store"));
+    let pool = config.create_on(store, &manager).expect("pool");
+    for _ in 0..PAGES {
+        let mut guard = pool.allocate().expect("page");
+        let number = guard.id().0;
+        fill(&mut guard, number);
+    }
+    pool.flush().expect("flush");
+    pool
+}
+
+fn fill(bytes: &mut [u8], number: u64) {
+    bytes.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&number.to_le_bytes()));
+}
+
+fn holds(bytes: &[u8], number: u64) -> bool {
+    bytes.chunks_exact(8).all(|word| word == number.to_le_bytes())
+}
+
+fn assert_whole(pool: &BufferPool) {
+    for page in 1..=PAGES {
+        assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), page), "{page}");
+    }
+}
+
+/// Waits for `bytes` in huge frames. `false` when the kernel makes none.
+fn becomes_huge(pool: &BufferPool, bytes: u64) -> bool {
+    let began = Instant::now();
+    while pool.stats().huge.get() < bytes {
+        if began.elapsed() > PATIENCE {
+            assert_eq!(pool.stats().huge, ByteCount::ZERO, "it began and did not end");
+            println!("skipped: the kernel makes no huge pages");
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// Bytes in huge pages between two addresses, or in all of the process.
+fn huge_between(start: usize, end: usize) -> u64 {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let (mut inside, mut kib) = (false, 0);
+    for line in smaps.lines() {
+        let head = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        let range = head.and_then(|(from, to)| number(from).zip(number(to)));
+        if let Some((from, to)) = range {
+            inside = from < end && to > start;
+        } else if let Some(rest) = line.strip_prefix("AnonHugePages:")
+            && inside
+        {
+            kib += rest.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
+        }
+    }
+    kib << 10
+}
+
+#[test]
+fn a_pool_at_rest_moves_to_huge_frames_and_pages_leave_them_singly() {
+    let pool = pool(PoolConfig::new());
+    let base = pool.fix_shared(PageId(1)).expect("page").as_ptr().addr() - 4096;
+    let end = base + (PAGES as usize + 1) * 4096;
+    if !becomes_huge(&pool, ALL_HUGE) {
+        return;
+    }
+    assert_whole(&pool);
+    let huge = pool.stats().huge.get();
+    assert!(huge_between(base, end) >= huge, "{huge} of {}", huge_between(base, end));
+    let manager = Arc::clone(pool.manager());
+    assert!(manager.stats().used <= manager.limit(), "{:?}", manager.stats());
+    let before = pool.stats();
+    while pool.stats().evicted - before.evicted < 3000 {
+        pool.evict_clean(ByteCount::kib(64));
+    }
+    let after = pool.stats();
+    assert!(after.huge < before.huge, "{after:?}");
+    assert!(huge_between(base, end) < huge, "{} of {huge}", huge_between(base, end));
+    assert_whole(&pool);
+    assert!(becomes_huge(&pool, ALL_HUGE), "once more");
+    // A page that is freed leaves singly as well.
+    pool.fix_exclusive(PageId(5000)).expect("page").free();
+    assert!(pool.stats().huge.get() < huge);
+    drop(pool);
+    // The pool's thread may be the last to let go of it.
+    let began = Instant::now();
+    while manager.stats().used > ByteCount::ZERO {
+        assert!(began.elapsed() < PATIENCE, "{:?}", manager.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn temporary_memory_takes_huge_frames_over() {
+    let pool = pool(PoolConfig::new());
+    if !becomes_huge(&pool, ALL_HUGE) {
+        return;
+    }
+    let manager = Arc::clone(pool.manager());
+    let before = pool.stats();
+    let memory = manager.allocate_temporary(ByteCount::mib(32)).expect("fits");
+    let given = pool.stats().handed_over - before.handed_over;
+    assert!(given >= 8 * 512, "{given} pages");
+    let start = memory.as_ptr().as_ptr().addr();
+    let there = huge_between(start, start + (32 << 20));
+    assert!(there >= (given - 512) * 4096, "{there} bytes of {given} pages");
+    assert!(manager.stats().used_max <= manager.limit(), "{:?}", manager.stats());
+    assert_whole(&pool);
+    drop(memory);
+    assert_eq!(manager.temporary().used(), ByteCount::ZERO);
+}
+
+#[test]
+fn without_huge_frames_there_are_none() {
+    let pool = pool(PoolConfig::new().huge_frames(false));
+    let base = pool.fix_shared(PageId(1)).expect("page").as_ptr().addr() - 4096;
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(pool.stats().huge, ByteCount::ZERO);
+    assert_eq!(huge_between(base, base + (PAGES as usize) * 4096), 0);
+}
+
+#[test]
+fn readers_writers_and_eviction_keep_pages_whole_while_frames_come_and_go() {
+    let pool = pool(PoolConfig::new());
+    let versions: Vec<AtomicU64> = (0..=PAGES).map(AtomicU64::new).collect();
+    let stop = AtomicBool::new(false);
+    let seed = 0x5EED_u64;
+    println!("seed {seed:#x}");
+    std::thread::scope(|scope| {
+        for thread in 1..3u64 {
+            let (pool, versions, stop) = (&pool, &versions, &stop);
+            scope.spawn(move || {
+                let mut state = seed.wrapping_mul(thread) | 1;
+                while !stop.load(Ordering::Relaxed) {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    let page = 1 + state % PAGES;
+                    visit(pool, PageId(page), &versions[page as usize], state >> 40);
+                }
+            });
+        }
+        for round in 0..4u64 {
+            // Nothing leaves meanwhile: runs are collapsed beside those who read and write.
+            std::thread::sleep(Duration::from_millis(500));
+            println!("round {round}: {} in huge frames", pool.stats().huge);
+            drop(pool.manager().allocate_temporary(ByteCount::mib(28 + 4 * round)).expect("fits"));
+            pool.evict_clean(ByteCount::mib(4));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    for page in 1..=PAGES {
+        let expected = versions[page as usize].load(Ordering::Relaxed);
+        assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), expected), "{page}");
+    }
+    let stats = pool.manager().stats();
+    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert_eq!(pool.holders(), 0);
+}
+
+/// Mostly looks at a page, now and then changes all of it, in the first quarter of the table.
+fn visit(pool: &BufferPool, page: PageId, version: &AtomicU64, dice: u64) {
+    match dice % 64 {
+        0 if page.0 < PAGES / 4 => {
+            let mut guard = pool.fix_exclusive(page).expect("page");
+            let next = version.load(Ordering::Relaxed) + 1;
+            version.store(next, Ordering::Relaxed);
+            fill(&mut guard, next);
+        }
+        1..20 => {
+            let guard = pool.fix_shared(page).expect("page");
+            assert!(holds(&guard, version.load(Ordering::Relaxed)), "{page}");
+        }
+        _ => {
+            let whole = pool.read_optimistic(page, |look| {
+                let first = look.u64(0);
+                (1..look.len() / 8).all(|word| look.u64(word * 8) == first)
+            });
+            assert!(whole.expect("page"), "{page}");
+        }
+    }
+}
