@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "hands buffers to queues and changes the thread's user")]
 
 use farheap::store::{
-    BlockStore, Completion, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
+    BlockStore, Completion, IoEngine, MemStore, Op, Polled, Polling, Queue, Request, Segment, Store,
 };
 use farheap::{ByteCount, Error};
 use std::fs::{self, File};
@@ -109,6 +109,25 @@ fn bytes_come_back_as_they_were_written_however_they_are_split() {
         // SAFETY: the buffer is one page of ours.
         unsafe { store.read_now(9 * 4096, into, PAGE) }.expect("read now");
         assert!(read[0] == written[1]);
+    });
+}
+
+#[test]
+fn looking_before_sleeping_is_counted_and_changes_no_bytes() {
+    on_every_store(|store| {
+        let mut queue = store.open_queue(4).expect("a queue opens");
+        let written = pages(2, 31);
+        for (offset, yields) in [(0, false), (MIB.0, true)] {
+            queue.poll_by(Polling { time: Duration::from_millis(1), yields });
+            let (mut there, mut back) = (written.clone(), pages(2, 32));
+            run(&mut *queue, Op::Write, offset, &whole(&mut there)).expect("writes");
+            run(&mut *queue, Op::Read, offset, &whole(&mut back)).expect("reads");
+            assert!(back == written, "{}", store.describe());
+            let polled = queue.polled();
+            assert!(polled.hits <= polled.waits && polled.waits <= 64, "{polled:?}");
+            assert!(yields || polled.yields == 0, "{polled:?}");
+            assert_eq!(queue.polled(), Polled::default(), "counted once");
+        }
     });
 }
 

@@ -15,7 +15,7 @@ use super::RegionConfig;
 use super::follow::{Call, Follow, Seen};
 use super::lease::Standing;
 use super::pager::{Ahead, Pager};
-use super::polling::Polling;
+use super::polling::Patience;
 use super::report;
 use super::resolve::{Answer, Asked};
 use super::team::NOBODY;
@@ -124,7 +124,7 @@ pub(super) struct Filler {
     /// The last turn found nothing to do.
     idle_before: bool,
     spin: Duration,
-    polling: Polling,
+    patience: Patience,
     deadline: Duration,
     checked: Instant,
 }
@@ -154,7 +154,7 @@ impl Filler {
             rested: false,
             idle_before: false,
             spin: config.spin,
-            polling: Polling::new(config.poll),
+            patience: Patience::new(config.poll),
             deadline: config.deadline,
             checked: Instant::now(),
             pager,
@@ -186,13 +186,14 @@ impl Filler {
         self.read_ahead();
         self.start_reads()?;
         let idle = news == 0 && self.finished.is_empty();
-        let timeout = self.patience(idle);
+        let timeout = self.wait_for(idle);
         self.rested = idle && self.rest_if_last(0);
         let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
-        self.queue.poll_for(if gives_way { self.polling.time() } else { Duration::ZERO });
+        self.queue.poll_by(self.patience.polling(gives_way, Instant::now()));
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
         super::guarded(&self.pager, || queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
+        self.note_polled();
         self.rested &= self.finished.is_empty();
         let idle = idle && self.finished.is_empty();
         // Not after every fault that was waited for: the bell is a system call.
@@ -204,6 +205,18 @@ impl Filler {
         self.wake_all(0);
         self.check_deadlines();
         Ok(())
+    }
+
+    /// Counts and learns from what looking before sleeping brought.
+    fn note_polled(&mut self) {
+        let polled = self.queue.polled();
+        if polled.waits > 0 {
+            self.patience.learn(polled, Instant::now());
+            let counters = &self.pager.counters;
+            counters.polls.add(polled.waits.into());
+            counters.poll_hits.add(polled.hits.into());
+            counters.poll_yields.add(polled.yields.into());
+        }
     }
 
     /// Whether this is a helper that nobody needs. What it has begun it finishes.
@@ -227,7 +240,7 @@ impl Filler {
     }
 
     /// How long to wait for news.
-    fn patience(&self, idle: bool) -> Duration {
+    fn wait_for(&self, idle: bool) -> Duration {
         const TRANSIENT: Duration = Duration::from_micros(50);
         const STARVED: Duration = Duration::from_millis(1);
         const LOOK: Duration = Duration::from_millis(100);
@@ -534,7 +547,7 @@ impl Filler {
         self.pager.counters.reads_in_flight.down();
         let took = read.started.elapsed();
         self.pager.read_times[self.index].add(took);
-        self.polling.answered(took);
+        self.patience.answered(took);
         for (n, &frame) in read.frames[..read.count].iter().enumerate() {
             if read.overdue {
                 self.pager.cancel_fill(frame);

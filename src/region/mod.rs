@@ -173,9 +173,9 @@ pub struct RegionConfig {
     pub checksum: bool,
     /// How long a handler looks for the next fault before it sleeps. Default 0.
     pub spin: Duration,
-    /// How long a handler that runs only when its processor has nothing else to do looks for the
-    /// device's answer before it sleeps, on devices that usually answer within that time. Takes
-    /// no time from other threads, but keeps a processor from halting. Default 200 us; 0: never.
+    /// How long a handler looks for the device's answer before it sleeps, on devices that usually
+    /// answer within that time. Whoever wants its processor gets it meanwhile, but it does not
+    /// halt. Default 200 us; 0: never.
     pub poll: Duration,
     /// How long the device may take for one request. Default 30 s.
     pub deadline: Duration,

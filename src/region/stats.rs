@@ -79,6 +79,12 @@ pub struct Stats {
     pub writes_in_flight: u64,
     /// Most write requests that were at the device at once.
     pub writes_in_flight_max: u64,
+    /// Times a handler looked for the device's answer instead of sleeping at once.
+    pub polls: u64,
+    /// Of these, times it had something to do before it gave up.
+    pub poll_hits: u64,
+    /// Times that handlers offered their processor to other threads between two looks.
+    pub poll_yields: u64,
     /// Device reads that failed or came too late.
     pub read_errors: u64,
     /// Device writes that failed or came too late.
@@ -137,6 +143,9 @@ impl Stats {
             reads_in_flight_max: counters.reads_in_flight.max(),
             writes_in_flight: counters.writes_in_flight.get(),
             writes_in_flight_max: counters.writes_in_flight.max(),
+            polls: counters.polls.get(),
+            poll_hits: counters.poll_hits.get(),
+            poll_yields: counters.poll_yields.get(),
             read_errors: counters.read_errors.get(),
             write_errors: counters.write_errors.get(),
             checksum_errors: counters.checksum_errors.get(),

@@ -205,6 +205,28 @@ pub trait Store: Send + Sync + Debug {
     fn describe(&self) -> String;
 }
 
+/// How [`Queue::wait`] looks for news before it sleeps, while requests are in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polling {
+    /// For how long; zero: not at all.
+    pub time: Duration,
+    /// Whether it offers the processor to other threads between two looks.
+    pub yields: bool,
+}
+
+/// What looking before sleeping came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// Waits that looked.
+    pub waits: u32,
+    /// Of these, waits that then had news, and did not sleep.
+    pub hits: u32,
+    /// Times the processor was offered to others.
+    pub yields: u32,
+    /// The longest time until an offered processor came back.
+    pub yield_max: Duration,
+}
+
 /// Requests in flight to one store, owned by one thread.
 ///
 /// Dropping a queue waits for what is in flight, for a bounded time; what a stuck device still
@@ -244,10 +266,14 @@ pub trait Queue: Send {
     /// When the kernel refuses to wait. `EINTR` is a normal early return, not an error.
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()>;
 
-    /// From now on [`wait`](Queue::wait) looks for an answer of the device for `time` before it
-    /// sleeps, while requests are in flight. Zero at first. A queue that cannot look without a
-    /// system call ignores it.
-    fn poll_for(&mut self, _time: Duration) {}
+    /// How [`wait`](Queue::wait) looks for news before it sleeps, from now on. At first it does
+    /// not. A queue that cannot look without a system call ignores it.
+    fn poll_by(&mut self, _polling: Polling) {}
+
+    /// What looking before sleeping came to, in the waits since the last call.
+    fn polled(&mut self) -> Polled {
+        Polled::default()
+    }
 
     /// Requests accepted and not yet reported.
     fn in_flight(&self) -> u32;

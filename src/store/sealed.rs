@@ -19,7 +19,8 @@
 
 use super::cipher::{Cipher, Seal};
 use super::{
-    Completion, DEPTH_MAX, IO_ALIGN, Op, Queue, Request, SEGMENTS_MAX, Segment, Store, check_range,
+    Completion, DEPTH_MAX, IO_ALIGN, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, Segment,
+    Store, check_range,
 };
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
@@ -397,8 +398,12 @@ impl Queue for SealedQueue {
         if self.desk.hand_on(&mut *self.inner) { self.inner.submit() } else { Ok(()) }
     }
 
-    fn poll_for(&mut self, time: Duration) {
-        self.inner.poll_for(time);
+    fn poll_by(&mut self, polling: Polling) {
+        self.inner.poll_by(polling);
+    }
+
+    fn polled(&mut self) -> Polled {
+        self.inner.polled()
     }
 
     fn in_flight(&self) -> u32 {

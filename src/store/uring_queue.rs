@@ -12,7 +12,10 @@
 #![expect(unsafe_code, reason = "passes buffers on to the ring")]
 
 use super::block::Device;
-use super::{Completion, DEPTH_MAX, Op, Queue, Request, SEGMENTS_MAX, WATCHES_FULL, WATCHES_MAX};
+use super::{
+    Completion, DEPTH_MAX, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, WATCHES_FULL,
+    WATCHES_MAX,
+};
 use crate::base::error::{Error, Result};
 use crate::sys::file::{Errno, IoVec};
 use crate::sys::uring::{Outcome, Ring};
@@ -72,8 +75,8 @@ pub(super) struct UringQueue {
     free: Box<[u32]>,
     free_len: usize,
     watches: [Option<Watch>; WATCHES_MAX],
-    /// How long to look before sleeping.
-    polling: Duration,
+    polling: Polling,
+    polled: Polled,
 }
 
 impl UringQueue {
@@ -97,7 +100,8 @@ impl UringQueue {
             free: (0..depth).rev().collect(),
             free_len: depth as usize,
             watches: [None; WATCHES_MAX],
-            polling: Duration::ZERO,
+            polling: Polling::default(),
+            polled: Polled::default(),
         })
     }
 
@@ -185,16 +189,33 @@ impl UringQueue {
         }
     }
 
-    /// Looks for news without sleeping, while the device has something to answer.
+    /// Looks for news without sleeping. A look is no system call; between two of them the
+    /// processor is offered to others, if so wished.
     fn poll(&mut self, deadline: Instant) -> Result<()> {
-        if self.polling.is_zero() || self.in_flight() == 0 {
+        let Polling { time, yields } = self.polling;
+        if time.is_zero() || self.in_flight() == 0 {
             return Ok(());
         }
         self.submit()?;
-        let until = deadline.min(Instant::now() + self.polling);
-        while !self.ring.has_news() && Instant::now() < until {
-            std::hint::spin_loop();
+        self.polled.waits += 1;
+        let mut now = Instant::now();
+        let until = deadline.min(now + time);
+        while !self.ring.has_news() {
+            if now >= until {
+                return Ok(());
+            }
+            if !yields {
+                std::hint::spin_loop();
+                now = Instant::now();
+                continue;
+            }
+            let offered = now;
+            std::thread::yield_now();
+            now = Instant::now();
+            self.polled.yields += 1;
+            self.polled.yield_max = self.polled.yield_max.max(now - offered);
         }
+        self.polled.hits += 1;
         Ok(())
     }
 
@@ -284,8 +305,12 @@ impl Queue for UringQueue {
         }
     }
 
-    fn poll_for(&mut self, time: Duration) {
-        self.polling = time;
+    fn poll_by(&mut self, polling: Polling) {
+        self.polling = polling;
+    }
+
+    fn polled(&mut self) -> Polled {
+        std::mem::take(&mut self.polled)
     }
 
     fn in_flight(&self) -> u32 {

@@ -102,7 +102,7 @@ static unsigned scanned(const farheap_btree *tree, const char *from, size_t from
     return count;
 }
 
-enum { ENTRIES = 60000 }; /* more than the limit holds */
+enum { ENTRIES = 30000 }; /* more than the limit holds */
 
 static void many_entries(farheap_pool *pool, farheap_btree *tree) {
     char key[32];
