@@ -5,7 +5,7 @@
 //! a tree: each hit is waited for.
 #![expect(unsafe_code, reason = "raw loads are the baseline")]
 
-use crate::cost::{PAGE, Random, filled, in_memory, rate};
+use crate::cost::{PAGE, Random, filled, in_memory, median, rate};
 use crate::report::Row;
 use crate::{Failure, Options};
 use farheap::PageId;
@@ -232,11 +232,6 @@ fn rows_of(
         push("and work, read_many", many, ("raw load and work", raw_worked), "0.77");
     }
     Ok(rows)
-}
-
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
 }
 
 /// A plain load of what [`filled`] wrote, from where the pool keeps it.

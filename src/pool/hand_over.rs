@@ -11,7 +11,6 @@
 //! 2. A page that was away comes back under another version.
 #![expect(unsafe_code, reason = "moves the memory of locked pages")]
 
-use super::latch::Word;
 use super::{BufferPool, CHUNK_PAGES, PageId};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
@@ -134,11 +133,14 @@ impl BufferPool {
         let (mut absent, mut kept) = (0, 0);
         for latch in &self.words[start..start + per_run] {
             let seen = latch.load();
+            if seen.is_idle() {
+                continue;
+            }
             if !seen.is_absent() && !seen.is_free() {
                 return false;
             }
             absent += usize::from(seen.is_absent());
-            kept += usize::from(stays(seen));
+            kept += usize::from(!seen.is_absent());
         }
         let is_worth_it = absent <= per_run / ODD_PAGES && kept <= kept_max;
         // A part of a huge page cannot come back.
@@ -153,14 +155,15 @@ impl BufferPool {
             let is_locked = if seen.is_absent() {
                 latch.try_begin_load(seen)
             } else {
-                !(is_huge && stays(seen)) && latch.try_lock_victim(seen)
+                // Of what stays, a huge frame could not give a part back.
+                (seen.is_idle() || !is_huge) && latch.try_lock_victim(seen)
             };
             if !is_locked {
                 self.unlock_unmoved(start, index);
                 (start..index).for_each(|index| leaving.remove(index));
                 return false;
             }
-            if !seen.is_absent() && !stays(seen) {
+            if seen.is_idle() {
                 leaving.add(index);
             }
         }
@@ -282,9 +285,4 @@ impl Copied {
         assert!(dropped.is_ok(), "dropping {} ranges: {dropped:?}", pieces.len());
         self.count = 0;
     }
-}
-
-/// Whether a page has to be kept, or is worth it.
-fn stays(seen: Word) -> bool {
-    !seen.is_absent() && (seen.dirty() || seen.heat() > 0)
 }

@@ -119,6 +119,12 @@ impl Word {
         self.latch() == FREE
     }
 
+    /// Whether the page is free, clean and without heat: nothing keeps it.
+    #[inline]
+    pub(crate) fn is_idle(self) -> bool {
+        self.0 & (LATCH_MASK | DIRTY | HEAT_MASK) == FREE << LATCH_SHIFT
+    }
+
     #[inline]
     pub(crate) fn dirty(self) -> bool {
         self.0 & DIRTY != 0
@@ -545,8 +551,9 @@ mod tests {
     #[test]
     fn a_touch_warms_a_cool_page_and_only_the_single_holder_upgrades() {
         let latch = present();
+        assert!(latch.load().is_idle());
         assert!(latch.try_cool(latch.load(), 2));
-        assert!(latch.load().cool() && latch.load().heat() == 2);
+        assert!(latch.load().cool() && latch.load().heat() == 2 && !latch.load().is_idle());
         assert!(latch.try_share(latch.load()));
         assert!(!latch.load().cool());
         assert!(latch.try_share(latch.load()));
@@ -555,7 +562,9 @@ mod tests {
         assert!(latch.try_upgrade(latch.load()));
         latch.downgrade(true);
         latch.unshare();
-        assert!(latch.load().dirty());
+        assert!(latch.try_cool(latch.load(), 0));
+        assert!(latch.load().dirty() && !latch.load().is_idle());
+        assert!(!Latch::absent().load().is_idle());
     }
 }
 
