@@ -8,6 +8,7 @@ mod common;
 use common::{Dice, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Install, Mode, Region, RegionConfig, Stats};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const UNIT: usize = 4096;
@@ -231,6 +232,30 @@ fn fresh_memory_keeps_its_content_on_its_way_out() {
         let Some(stats) = stats else { return };
         assert!(stats.chunks_opened == 0 || stats.chunks_evicted > 0, "{stats:?}");
     }
+}
+
+/// While the kernel compacts memory, it moves pages from frame to frame: then a call that moves
+/// several finds one that is not ready, and reports less than it has moved (`sys::uffd`).
+#[test]
+fn content_is_kept_while_the_kernel_compacts_memory() {
+    const COMPACT: &str = "/proc/sys/vm/compact_memory";
+    if let Err(error) = std::fs::write(COMPACT, "1") {
+        return println!("skipped: {COMPACT}: {error}");
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                std::fs::write(COMPACT, "1").expect("as before");
+            }
+        });
+        let works = std::panic::catch_unwind(|| {
+            hammer("2m compacted", config(ByteCount::mib(2), Install::Auto), 2, 1_000);
+            hammer("64k compacted", config(ByteCount::kib(64), Install::Auto), 2, 2_000);
+        });
+        done.store(true, Ordering::Relaxed);
+        works.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
 }
 
 #[test]

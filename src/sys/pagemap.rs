@@ -44,4 +44,15 @@ impl Pagemap {
         }
         Ok(())
     }
+
+    /// Bytes of the pages without content that the range begins with, as far as one look reaches
+    /// (2 MiB); none when the map cannot be read. Allocates nothing.
+    pub(crate) fn absent_from(&self, start: usize, len: usize) -> usize {
+        let mut there = [true; ENTRIES];
+        let there = &mut there[..(len / KERNEL_PAGE).min(ENTRIES)];
+        if self.scan(start, there).is_err() {
+            return 0;
+        }
+        there.iter().take_while(|there| !**there).count() * KERNEL_PAGE
+    }
 }

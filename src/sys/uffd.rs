@@ -10,6 +10,7 @@
 //! 2. A call that moves several kernel pages reports how many bytes it moved, also on failure.
 #![expect(unsafe_code, reason = "userfaultfd ioctls install and remove pages of this process")]
 
+use super::pagemap::Pagemap;
 use super::probe::{Route, open_route};
 use super::{errno, os_error};
 use crate::base::error::{Error, Result};
@@ -34,7 +35,6 @@ const COPY_WP: u64 = 2;
 const ZEROPAGE_DONTWAKE: u64 = 1;
 const WRITEPROTECT_WP: u64 = 1;
 const MOVE_DONTWAKE: u64 = 1;
-const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FAULT_WRITE: u64 = 1;
@@ -157,6 +157,18 @@ pub(crate) enum Outcome {
     Failed { bytes: usize, errno: i32 },
 }
 
+impl Outcome {
+    /// The same for a range that begins `before` bytes earlier, which are done.
+    fn after(self, before: usize) -> Outcome {
+        match self {
+            Outcome::Done => Outcome::Done,
+            Outcome::Present { bytes } => Outcome::Present { bytes: before + bytes },
+            Outcome::Busy { bytes } => Outcome::Busy { bytes: before + bytes },
+            Outcome::Failed { bytes, errno } => Outcome::Failed { bytes: before + bytes, errno },
+        }
+    }
+}
+
 /// Whether installing pages wakes the threads that wait for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
@@ -176,6 +188,8 @@ pub(crate) enum Protect {
 pub(crate) struct Uffd {
     fd: OwnedFd,
     features: u64,
+    /// Tells which pages a MOVE took; without it there is no MOVE.
+    pagemap: Option<Pagemap>,
     route: Route,
 }
 
@@ -207,9 +221,13 @@ impl Uffd {
             }
             // The API handshake can be made once per descriptor, so open another.
             let fd = open_route(route).map_err(|errno| Error::Os { call: "userfaultfd", errno })?;
-            let features = required | (wanted & supported);
+            let mut features = required | (wanted & supported);
             handshake(&fd, features)?;
-            return Ok(Uffd { fd, features, route });
+            let pagemap = Pagemap::open();
+            if pagemap.is_none() {
+                features &= !feature::MOVE;
+            }
+            return Ok(Uffd { fd, features, pagemap, route });
         }
         Err(Error::UffdUnavailable { reasons: reasons.join("; ") })
     }
@@ -304,6 +322,13 @@ impl Uffd {
     /// Moves the pages of `[src, src + len)` to the missing pages at `dst`; holes stay holes.
     /// Refuses pages that the kernel is using (`Busy`). Needs [`feature::MOVE`].
     ///
+    /// The kernel's own account of what it moved cannot be relied on. From 6.18 on it moves pages in
+    /// batches, and once a page was not ready within a call (`EAGAIN`: it was being migrated, or
+    /// accessed at that moment), it moves the next batch, does not count it, finds its own work in
+    /// the way and says `EEXIST`; where a hole follows, and holes are allowed, it never returns.
+    /// (`move_pages` in `mm/userfaultfd.c` keeps the error of the page before.) So holes are not
+    /// allowed, and where the kernel stops the page map tells what is gone from the source.
+    ///
     /// # Safety
     /// Whoever owns the range at `src` expects its pages to vanish from there; the contents
     /// belong at `dst`.
@@ -314,9 +339,30 @@ impl Uffd {
         len: usize,
         wake: Wake,
     ) -> Outcome {
-        let mode = MOVE_ALLOW_SRC_HOLES | if wake == Wake::No { MOVE_DONTWAKE } else { 0 };
-        // SAFETY: the caller's promises; MOVE never overwrites a present page.
-        unsafe { self.transfer(IOC_MOVE, dst, src, len, mode) }
+        let mode = if wake == Wake::No { MOVE_DONTWAKE } else { 0 };
+        let mut moved = 0;
+        while moved < len {
+            let (dst, src, left) = (dst + moved, src + moved, len - moved);
+            // SAFETY: the caller's promises; MOVE never overwrites a present page.
+            let outcome = unsafe { self.transfer(IOC_MOVE, dst, src, left, mode) }.after(moved);
+            let stopped = match outcome {
+                Outcome::Present { bytes } | Outcome::Failed { bytes, errno: libc::ENOENT } => {
+                    bytes
+                }
+                _ => return outcome,
+            };
+            let (dst, src) = (dst + stopped - moved, src + stopped - moved);
+            let gone = self.pagemap.as_ref().map_or(0, |map| map.absent_from(src, len - stopped));
+            if gone == 0 {
+                return outcome;
+            }
+            if wake == Wake::Yes {
+                // In vain only if the range is not registered, and then nobody waits.
+                let _ = self.wake(dst, gone);
+            }
+            moved = stopped + gone;
+        }
+        Outcome::Done
     }
 
     unsafe fn transfer(
