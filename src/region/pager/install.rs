@@ -64,7 +64,7 @@ impl Pager {
                 self.counters.install_busy.bump();
                 bytes
             }
-            // Also said, of a page that is missing, when its page table went at that moment.
+            // Nobody else fills it. Should the kernel say so of a page that is missing: once more.
             Outcome::Present { bytes } => {
                 self.check_missing(page, bytes);
                 bytes
