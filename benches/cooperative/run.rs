@@ -206,8 +206,7 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
             .map(|number| scope.spawn(move || stream(shared, number, plan.read_only)))
             .collect();
         let beside = plan.beside.map(|beside| scope.spawn(|| beside.run(&manager, &shared.stop)));
-        // Not measured: the pool fills.
-        std::thread::sleep(Duration::from_secs_f64(options.warm_up));
+        std::thread::sleep(Duration::from_secs_f64(options.warm_up)); // Not measured: the pool fills.
         let query = scope.spawn(move || ask(shared, plan.query, &source.answer, plan.read_only));
         outcome.samples = sample(shared, &pool, plan.beside);
         shared.stop.store(true, Ordering::Release);

@@ -255,11 +255,11 @@ impl Drop for MemoryGroup {
     fn drop(&mut self) {
         // The child has been waited for, but the kernel may take a moment to notice.
         const TRIES: u32 = 50;
+        const RETRY: Duration = Duration::from_millis(20);
         for _ in 0..TRIES {
             match fs::remove_dir(&self.dir) {
                 Ok(()) => return,
-                // The kernel empties the group of a process that has ended a little later.
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+                Err(_) => std::thread::sleep(RETRY), // Not empty yet: until the kernel noticed.
             }
         }
         eprintln!("fault: {} could not be removed", self.dir.display());

@@ -43,8 +43,7 @@ where
                 done.fetch_add(calls, Ordering::Relaxed);
             });
         }
-        // The measured time.
-        std::thread::sleep(Duration::from_secs_f64(options.seconds));
+        std::thread::sleep(Duration::from_secs_f64(options.seconds)); // The measured time.
         stop.store(true, Ordering::Relaxed);
     });
     done.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64()
@@ -357,12 +356,12 @@ fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
         pool.fix_exclusive(PageId(page))?[8] += 1;
     }
     if warm.cleaner {
-        // Time for the cleaner, which works in the background.
-        std::thread::sleep(Duration::from_millis(if options.test { 50 } else { 1500 }));
+        let head_start = Duration::from_millis(if options.test { 50 } else { 1500 });
+        std::thread::sleep(head_start); // For the cleaner, which works in the background.
         let mut huge = ByteCount(u64::MAX);
         while huge != pool.stats().huge && !options.test {
             huge = pool.stats().huge;
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(Duration::from_millis(300)); // The pool's thread makes one in 5 ms.
         }
     }
     let huge_pct = pool.stats().huge.get() * 100 / pool.stats().resident.get();
@@ -454,8 +453,7 @@ pub(crate) fn writes_of_reads(options: &Options) -> Result<Vec<Row>, Failure> {
     filled(&pool, pages)?;
     let mut last = pool.stats().pages_written;
     loop {
-        // Until the cleaner has caught up.
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(200)); // Until the cleaner has caught up.
         let now = pool.stats().pages_written;
         if now == last {
             break;

@@ -242,6 +242,11 @@ impl Uffd {
         self.route
     }
 
+    /// Which pages of the process are there, if that can be told.
+    pub(crate) fn pagemap(&self) -> Option<&Pagemap> {
+        self.pagemap.as_ref()
+    }
+
     /// The descriptor, to wait on.
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
@@ -352,7 +357,7 @@ impl Uffd {
                 _ => return outcome,
             };
             let (dst, src) = (dst + stopped - moved, src + stopped - moved);
-            let gone = self.pagemap.as_ref().map_or(0, |map| map.absent_from(src, len - stopped));
+            let gone = self.pagemap().map_or(0, |map| map.absent_from(src, len - stopped));
             if gone == 0 {
                 return outcome;
             }

@@ -7,7 +7,6 @@ use crate::base::units::PageId;
 use crate::page::word::{FrameId, Word};
 use crate::region::report;
 use crate::sys;
-use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::{Outcome, Protect, Wake, feature};
 use crate::sys::vm::{HUGE_PAGE, Piece};
 
@@ -91,7 +90,7 @@ impl Pager {
     fn check_missing(&self, page: PageId, bytes: usize) {
         let mut there = [false];
         let start = self.addr(page) + bytes;
-        let Some(map) = Pagemap::open() else { return };
+        let Some(map) = self.uffd.pagemap() else { return };
         if map.scan(start, &mut there).is_ok() && there[0] {
             report::broken(format_args!(
                 "{page} at {:#x}, {:?}, is mapped from byte {bytes} on although it was missing \

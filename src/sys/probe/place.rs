@@ -8,10 +8,12 @@
 use super::contents::{Contents, HEAD_LEN};
 use super::host::{read_line, read_number};
 use crate::base::units::ByteCount;
+use crate::sys::file::read_head;
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -218,13 +220,8 @@ fn is_busy(path: &Path) -> bool {
 
 fn contents(file: &File) -> io::Result<Contents> {
     let mut head = vec![0; HEAD_LEN];
-    let mut len = 0;
-    while len < HEAD_LEN {
-        match file.read_at(&mut head[len..], len as u64)? {
-            0 => break,
-            read => len += read,
-        }
-    }
+    let len = read_head(file.as_fd(), &mut head)
+        .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
     Ok(Contents::of_head(&head[..len]))
 }
 
