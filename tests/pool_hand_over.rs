@@ -1,6 +1,9 @@
 //! Temporary memory made of the pool's frames: what leaves is on the device, what stays is whole,
 //! and the limit holds.
 
+mod common;
+
+use common::numbered::{add_pages, fill, holds};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::tier::manager::{MemoryManager, Mode};
@@ -18,21 +21,8 @@ fn full_pool(page: ByteCount, pages: u64) -> Arc<BufferPool> {
     let store = Arc::new(MemStore::new(ByteCount::mib(96)).expect("store"));
     let config = PoolConfig::new().page_size(page).cleaner(false);
     let pool = config.create_on(store, &manager).expect("pool");
-    for _ in 0..pages {
-        let mut guard = pool.allocate().expect("page");
-        let number = guard.id().0;
-        fill(&mut guard, number);
-    }
-    pool.flush().expect("flush");
+    add_pages(&pool, pages);
     pool
-}
-
-fn fill(bytes: &mut [u8], number: u64) {
-    bytes.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&number.to_le_bytes()));
-}
-
-fn holds(bytes: &[u8], number: u64) -> bool {
-    bytes.chunks_exact(8).all(|word| word == number.to_le_bytes())
 }
 
 /// Bytes of this process's memory in RAM between two addresses.

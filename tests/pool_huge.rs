@@ -1,5 +1,8 @@
 //! Runs of pages in huge frames: what they hold, how they leave, and what temporary memory gets.
 
+mod common;
+
+use common::numbered::{add_pages, fill, holds};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::tier::manager::{MemoryManager, Mode};
@@ -23,21 +26,8 @@ fn pool(config: PoolConfig) -> Arc<BufferPool> {
     manager.set_deadline(Duration::from_secs(5));
     let store = Arc::new(MemStore::new(ByteCount::mib(96)).expect("store"));
     let pool = config.create_on(store, &manager).expect("pool");
-    for _ in 0..PAGES {
-        let mut guard = pool.allocate().expect("page");
-        let number = guard.id().0;
-        fill(&mut guard, number);
-    }
-    pool.flush().expect("flush");
+    add_pages(&pool, PAGES);
     pool
-}
-
-fn fill(bytes: &mut [u8], number: u64) {
-    bytes.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&number.to_le_bytes()));
-}
-
-fn holds(bytes: &[u8], number: u64) -> bool {
-    bytes.chunks_exact(8).all(|word| word == number.to_le_bytes())
 }
 
 fn assert_whole(pool: &BufferPool) {
