@@ -287,7 +287,8 @@ impl Collective {
 
     /// Frees an object of any of the sub-allocators, in constant time and without touching its
     /// page. A page that is empty then is used again before fresh ones, or given back when others
-    /// need its room: then nothing of it is written to the store.
+    /// need its room: then nothing of it is written to the store. Only where memory runs short while
+    /// nothing is freed, such pages (up to an eighth of the limit) may be written, once.
     ///
     /// # Panics
     /// When the pointer is not of this collective, or not in use.
