@@ -5,16 +5,13 @@ mod common;
 use common::{C, crate_dir, installed, library, run, run_program, sources_are_readable, succeed};
 use std::process::Command;
 
-/// AddressSanitizer sees the program's own memory; far memory is the library's to watch.
-const ASAN: &[&str] = &["-fsanitize=address", "-fno-omit-frame-pointer"];
-
 fn test(name: &str) {
     if !sources_are_readable() {
         return;
     }
     let source = crate_dir().join("tests/c").join(name);
     for compiler in installed(C) {
-        for options in [&[][..], ASAN] {
+        for options in compiler.ways() {
             let dir = tempfile::tempdir().expect("a directory");
             let program = dir.path().join("program");
             compiler.program(&source, &program, options);

@@ -8,12 +8,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// AddressSanitizer sees the program's own memory; far memory is the library's to watch.
-const ASAN: &[&str] = &["-fsanitize=address", "-fno-omit-frame-pointer"];
-
 fn test(source: &Path) {
     for compiler in installed(CPP) {
-        for options in [&[][..], ASAN] {
+        for options in compiler.ways() {
             let dir = tempfile::tempdir().expect("a directory");
             let program = dir.path().join("program");
             compiler.program(source, &program, options);

@@ -17,6 +17,9 @@ pub(crate) const STRICT: &[&str] =
 /// What the static library needs, as `rustc --print native-static-libs` says.
 const NATIVE: &[&str] = &["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
 
+/// AddressSanitizer sees the program's own memory; far memory is the library's to watch.
+const ASAN: &[&str] = &["-fsanitize=address", "-fno-omit-frame-pointer"];
+
 pub(crate) fn crate_dir() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -84,6 +87,24 @@ impl Compiler {
         let mut command = Command::new(self.name);
         command.arg(self.standard).args(STRICT).arg("-I").arg(crate_dir().join("include"));
         command
+    }
+
+    /// The options to test a program with: as it is, and with AddressSanitizer where the
+    /// compiler has its runtime; says so where it has not.
+    pub(crate) fn ways(self) -> Vec<&'static [&'static str]> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let source = dir.path().join("empty.c");
+        std::fs::write(&source, "int main(void) { return 0; }\n").expect("room");
+        // Without a standard: this is C and C++.
+        let mut link = Command::new(self.name);
+        link.args(ASAN).arg(&source).arg("-o").arg(dir.path().join("empty"));
+        let mut ways = vec![&[][..]];
+        if link.output().is_ok_and(|output| output.status.success()) {
+            ways.push(ASAN);
+        } else {
+            println!("skipped: {} has no runtime for AddressSanitizer", self.name);
+        }
+        ways
     }
 
     /// Compiles and links a program with the static library.
