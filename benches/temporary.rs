@@ -11,7 +11,10 @@
 
 #![expect(unsafe_code, reason = "touches temporary memory")]
 
+mod common;
+
 use clap::Parser;
+use common::Unnamed;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;
@@ -56,22 +59,12 @@ struct Options {
 }
 
 impl Options {
-    fn file(&self, name: &str) -> Removed {
-        let dir = self.dir.clone().unwrap_or_else(std::env::temp_dir);
-        Removed(dir.join(format!("farheap-bench-{name}-{}", std::process::id())))
+    fn file(&self, len: ByteCount) -> std::io::Result<Unnamed> {
+        Unnamed::new(self.dir.as_deref(), len)
     }
 
     fn wants(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
-    }
-}
-
-/// A file that is removed when dropped.
-struct Removed(PathBuf);
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
     }
 }
 
@@ -172,7 +165,7 @@ fn through_memory(manager: &MemoryManager, len: ByteCount) -> Result<Round, Fail
 
 fn direct(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
+    options.read(true).write(true);
     options.clone().custom_flags(libc::O_DIRECT).open(path).or_else(|_| options.open(path))
 }
 
@@ -216,12 +209,12 @@ fn raw(file: &File, len: usize, thread: usize, write: bool) -> std::io::Result<(
 fn spill(options: &Options) -> Result<Vec<Row>, Failure> {
     let limit = ByteCount::mib(options.limit_mib);
     let len = ByteCount(2 * limit.get());
-    let (device, beside) = (options.file("device"), options.file("raw"));
-    let store = BlockStore::open(&device.0, Some(ByteCount(2 * len.get())))?;
+    let (device, beside) = (options.file(ByteCount(2 * len.get()))?, options.file(len)?);
+    let store = BlockStore::open(device.path(), None)?;
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
     let config = RegionConfig { limit, ..RegionConfig::default() };
     let region = Region::create_under(&manager, config, Arc::new(store))?;
-    let file = direct(&beside.0)?;
+    let file = direct(&beside.path())?;
     let (mut ours, mut raws) = (Vec::new(), Vec::new());
     // The first round finds blocks that the file system has not given out.
     let mut before = region.stats();
@@ -305,8 +298,8 @@ fn anonymous(len: ByteCount) -> f64 {
 fn fresh(options: &Options) -> Result<Vec<Row>, Failure> {
     let limit = ByteCount::mib(options.limit_mib);
     let len = ByteCount(limit.get() / 2);
-    let device = options.file("device");
-    let store = BlockStore::open(&device.0, Some(ByteCount(4 * limit.get())))?;
+    let device = options.file(ByteCount(4 * limit.get()))?;
+    let store = BlockStore::open(device.path(), None)?;
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
     let config = RegionConfig { limit, ..RegionConfig::default() };
     let region = Region::create_under(&manager, config, Arc::new(store))?;
@@ -384,10 +377,10 @@ fn beside_pool(
     cleaner: bool,
 ) -> Result<(f64, f64), Failure> {
     let limit = ByteCount::mib(options.limit_mib);
-    let table = options.file("table");
+    let table = options.file(ByteCount(2 * limit.get()))?;
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
     let config = PoolConfig::new().evict_batch(batch).cleaner(cleaner);
-    let (pool, pages) = warm(&manager, &table.0, limit, config)?;
+    let (pool, pages) = warm(&manager, &table.path(), limit, config)?;
     let len = ByteCount(limit.get() / 2);
     dirty(&pool, pages, percent)?;
     if cleaner {

@@ -1,8 +1,9 @@
 //! What the device can do: one file written and read in order, past the page cache.
 
 use crate::Failure;
+use crate::common::Unnamed;
 use crate::options::Options;
-use crate::source::Removed;
+use farheap::ByteCount;
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::Instant;
@@ -17,9 +18,9 @@ const DIRECT: i32 = 0o200000;
 
 /// Megabytes a second: writing and reading `bytes`.
 pub(crate) fn speed(options: &Options, bytes: u64) -> Result<(f64, f64), Failure> {
-    let file = Removed::new(options, "device");
+    let file = Unnamed::new(options.dir.as_deref(), ByteCount(bytes))?;
     let mut open = OpenOptions::new();
-    let open = open.read(true).write(true).create(true).truncate(true).custom_flags(DIRECT);
+    let open = open.read(true).write(true).custom_flags(DIRECT);
     let device = open.open(file.path())?;
     let mut buffer = vec![1u8; CHUNK + 4096];
     let from = buffer.as_ptr().align_offset(4096);

@@ -4,6 +4,7 @@
 //! cargo bench --bench cooperative                            # Figure 2, in about three minutes
 //! cargo bench --bench cooperative -- --read-only             # as the paper: no real updates
 //! cargo bench --bench cooperative -- --experiment floor      # one of the open questions
+//! cargo bench --bench cooperative -- --full --seconds 60     # the paper's scale, but shorter
 //! cargo bench --bench cooperative -- --help
 //! cargo bench --bench cooperative -- --test                  # does it work?
 //! ```
@@ -14,6 +15,8 @@
 
 mod cache;
 mod check;
+#[path = "../common/mod.rs"]
+mod common;
 mod device;
 mod experiments;
 mod figure;

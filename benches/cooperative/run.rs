@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::q9;
 use crate::resident::Watch;
 use crate::schema::Database;
-use crate::source::Source;
+use crate::source::{Source, progress};
 use allocator_api2::vec::Vec as AllocVec;
 use farheap::ByteCount;
 use farheap::pool::{BufferPool, PoolConfig};
@@ -200,6 +200,8 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
         resident_max_pct: 0.0,
         used_max_pct: 0.0,
     };
+    let (warm_up, seconds) = (options.warm_up, options.seconds);
+    progress(&format!("{}: {warm_up} s of warm-up, {seconds} s", outcome.name));
     std::thread::scope(|scope| -> Result<(), Failure> {
         let shared = &shared;
         let streams: Vec<_> = (0..options.streams)
@@ -222,6 +224,7 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
     let used_max = manager.stats().used_max.get();
     outcome.used_max_pct = 100.0 * used_max as f64 / options.limit.get() as f64;
     drop(far);
+    progress("checking");
     verify(&shared, plan.read_only)?;
     Ok(outcome)
 }

@@ -1,6 +1,7 @@
 //! The loaded tables, of which every run gets a copy.
 
 use crate::Failure;
+use crate::common::Unnamed;
 use crate::load;
 use crate::options::Options;
 use crate::q9;
@@ -11,36 +12,20 @@ use farheap::tier::manager::{MemoryManager, Mode};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Room for what is inserted; the file is sparse.
 const ROOM: ByteCount = ByteCount::gib(24);
 
-/// A file that is removed, whatever happens.
-pub(crate) struct Removed(PathBuf);
-
-impl Removed {
-    pub(crate) fn new(options: &Options, name: &str) -> Removed {
-        let dir = options.dir.clone().unwrap_or_else(std::env::temp_dir);
-        Removed(dir.join(format!("farheap-cooperative-{}-{name}", std::process::id())))
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
+/// Says on standard error what is done next: runs at the paper's scale take minutes.
+pub(crate) fn progress(what: &str) {
+    eprintln!("... {what}");
 }
 
 /// The tables after the load.
 pub(crate) struct Source<'o> {
     options: &'o Options,
-    file: Removed,
+    file: Unnamed,
     pub(crate) catalog: Catalog,
     /// Query 9's answer.
     pub(crate) answer: q9::Answer,
@@ -50,7 +35,7 @@ pub(crate) struct Source<'o> {
 impl<'o> Source<'o> {
     pub(crate) fn load(options: &'o Options) -> Result<Source<'o>, Failure> {
         let sizes = Sizes::new(options.warehouses, options.scale);
-        let file = Removed::new(options, "loaded");
+        let file = Unnamed::new(options.dir.as_deref(), ROOM)?;
         let began = Instant::now();
         let bar = ProgressBar::new(options.warehouses);
         let style = "loading {bar:30} {pos}/{len} warehouses, {eta} left";
@@ -59,8 +44,15 @@ impl<'o> Source<'o> {
         let limit = ByteCount(options.limit.get().max(ByteCount::gib(2).get()));
         let manager = MemoryManager::start(limit, Mode::Cooperative)?;
         let pool = PoolConfig::new().create(file.path(), ROOM, &manager)?;
-        let database = load::load(&pool, sizes, options.seed, &|done| bar.set_position(done))?;
+        let report = |done: u64| {
+            bar.set_position(done);
+            if bar.is_hidden() && done * 10 % options.warehouses < 10 {
+                progress(&format!("{done} of {} warehouses loaded", options.warehouses));
+            }
+        };
+        let database = load::load(&pool, sizes, options.seed, &report)?;
         bar.finish_and_clear();
+        progress("query 9, row by row");
         let answer = q9::naive(&database)?;
         pool.flush()?;
         let bytes = ByteCount(pool.pages().get() * pool.page_size().get());
@@ -74,13 +66,12 @@ impl<'o> Source<'o> {
     }
 
     /// A copy to work on.
-    pub(crate) fn copy(&self) -> Result<Removed, Failure> {
-        let copy = Removed::new(self.options, "work");
+    pub(crate) fn copy(&self) -> Result<Unnamed, Failure> {
+        progress(&format!("copying {}", self.bytes));
+        let copy = Unnamed::new(self.options.dir.as_deref(), ROOM)?;
         let from = File::open(self.file.path())?;
-        let mut open = OpenOptions::new();
-        let mut to = open.write(true).create(true).truncate(true).open(copy.path())?;
+        let mut to = OpenOptions::new().write(true).open(copy.path())?;
         std::io::copy(&mut from.take(self.bytes.get()), &mut to)?;
-        to.set_len(ROOM.get())?;
         to.sync_all()?;
         Ok(copy)
     }

@@ -1,13 +1,13 @@
 //! The measurements.
 #![expect(unsafe_code, reason = "raw reads and touches are the baselines")]
 
+use crate::common::Unnamed;
 use crate::report::Row;
 use crate::{Failure, Options};
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{BlockStore, MemStore, Op, Request, Segment, Store};
 use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, PageId};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -132,20 +132,6 @@ pub(crate) fn evictions(options: &Options) -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
-fn path(options: &Options) -> PathBuf {
-    let dir = options.dir.clone().unwrap_or_else(std::env::temp_dir);
-    dir.join(format!("farheap-bench-pool-{}", std::process::id()))
-}
-
-/// Removes the table file, whatever happens.
-struct Removed(PathBuf);
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 /// Random reads of single pages by blocking threads, without any pool.
 fn raw_blocking(options: &Options, store: &BlockStore, pages: u64, threads: u64) -> f64 {
     rate(options, threads, |random, stop| {
@@ -213,29 +199,30 @@ impl Buffer {
 }
 
 pub(crate) fn reads(options: &Options) -> Result<Vec<Row>, Failure> {
-    let file = Removed(path(options));
     let pages = options.pool_mib * 8 * 256;
     let limit = ByteCount::mib(options.pool_mib);
+    let capacity = ByteCount((pages + 64) * PAGE);
+    let file = Unnamed::new(options.dir.as_deref(), capacity)?;
+    let path = &file.path();
     {
         let manager = MemoryManager::start(limit, Mode::Cooperative)?;
-        let capacity = ByteCount((pages + 64) * PAGE);
-        let pool = PoolConfig::new().create(&file.0, capacity, &manager)?;
+        let pool = PoolConfig::new().create(path, capacity, &manager)?;
         filled(&pool, pages)?;
         pool.flush()?;
     }
     let mut rows = Vec::new();
     let threads: &[u64] = if options.test { &[2] } else { &[1, 2, 4, 8] };
     for &threads in threads {
-        let raw = raw_blocking(options, &BlockStore::open(&file.0, None)?, pages, threads);
-        let value = pool_reads(options, &file.0, pages, threads)?;
-        let again = raw_blocking(options, &BlockStore::open(&file.0, None)?, pages, threads);
+        let raw = raw_blocking(options, &BlockStore::open(path, None)?, pages, threads);
+        let value = pool_reads(options, path, pages, threads)?;
+        let again = raw_blocking(options, &BlockStore::open(path, None)?, pages, threads);
         let work = format!("read random pages 8x pool {threads} threads");
         let (baseline, baseline_value) = ("raw blocking reads", (raw + again) / 2.0);
         rows.push(Row { work, value, unit: "pages/s", baseline, baseline_value, goal: "0.9" });
     }
-    let raw = raw_depth(options, &BlockStore::open(&file.0, None)?, pages, 32);
-    let value = pool_groups(options, &file.0, pages)?;
-    let again = raw_depth(options, &BlockStore::open(&file.0, None)?, pages, 32);
+    let raw = raw_depth(options, &BlockStore::open(path, None)?, pages, 32);
+    let value = pool_groups(options, path, pages)?;
+    let again = raw_depth(options, &BlockStore::open(path, None)?, pages, 32);
     rows.push(Row {
         work: "read fix_many of 32 from 1 thread".to_owned(),
         value,
@@ -333,14 +320,15 @@ fn faults() -> f64 {
 }
 
 fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
-    let file = Removed(path(options));
     let table = options.pool_mib * warm.table_per_pool;
+    let capacity = ByteCount::mib(table * 2);
+    let file = Unnamed::new(options.dir.as_deref(), capacity)?;
     // A little less than fits: a pool at its limit has nothing to spare for huge frames.
     let pages = table * 246;
     let manager = MemoryManager::start(ByteCount::mib(options.pool_mib), Mode::Cooperative)?;
     let config = PoolConfig::new().evict_batch(warm.batch).cleaner(warm.cleaner);
     let config = config.huge_frames(warm.cleaner);
-    let pool = config.create(&file.0, ByteCount::mib(table * 2), &manager)?;
+    let pool = config.create(file.path(), capacity, &manager)?;
     filled(&pool, pages)?;
     pool.flush()?;
     if warm.table_per_pool > 1 {
@@ -446,10 +434,11 @@ pub(crate) fn temporary(
 }
 
 pub(crate) fn writes_of_reads(options: &Options) -> Result<Vec<Row>, Failure> {
-    let file = Removed(path(options));
     let pages = options.pool_mib * 512;
+    let capacity = ByteCount::mib(options.pool_mib * 3);
+    let file = Unnamed::new(options.dir.as_deref(), capacity)?;
     let manager = MemoryManager::start(ByteCount::mib(options.pool_mib), Mode::Cooperative)?;
-    let pool = PoolConfig::new().create(&file.0, ByteCount::mib(options.pool_mib * 3), &manager)?;
+    let pool = PoolConfig::new().create(file.path(), capacity, &manager)?;
     filled(&pool, pages)?;
     let mut last = pool.stats().pages_written;
     loop {

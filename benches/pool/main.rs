@@ -8,6 +8,8 @@
 //! Every row has its baseline measured in the same run. Prints a table and writes
 //! `target/figures/pool.csv` and `pool.svg`. It checks what it reads.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod cost;
 mod hits;
 mod policies;
