@@ -2,7 +2,7 @@
 
 use super::BufferPool;
 use super::guard::{ExclusiveGuard, Held};
-use super::latch::ORDER_MAX;
+use super::latch::{Note, ORDER_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
@@ -66,7 +66,7 @@ impl BufferPool {
         // Memory that was dropped, or never touched, is zero.
         latch.loaded(false, 0, order);
         self.now_resident(page, order);
-        let held = Held::new(self, self.word(page), order).changed();
+        let held = Held::new(self, latch, Note::locked(latch.load())).changed();
         Ok(Some(ExclusiveGuard(held)))
     }
 

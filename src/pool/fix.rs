@@ -2,7 +2,7 @@
 
 use super::BufferPool;
 use super::guard::{ExclusiveGuard, Held, OptimisticGuard, SharedGuard};
-use super::latch::{Holder, Latch, ORDER_MAX, Word};
+use super::latch::{Holder, Latch, Note, ORDER_MAX, Word};
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
 use std::time::{Duration, Instant};
@@ -65,6 +65,9 @@ pub(super) trait Hold {
     /// Turns the latch of a page that this thread has just brought in, and has locked, into this.
     fn settle(latch: &Latch);
 
+    /// What the guard keeps of the word of a page that is held so.
+    fn note(latch: &Latch) -> Note;
+
     /// Whether it is somebody else's hold that is in the way of taking a resident page.
     fn is_barred(seen: Word) -> bool;
 }
@@ -85,6 +88,10 @@ impl Hold for Shared {
 
     fn settle(latch: &Latch) {
         latch.downgrade(false);
+    }
+
+    fn note(latch: &Latch) -> Note {
+        Note::seen(latch.load())
     }
 
     fn is_barred(seen: Word) -> bool {
@@ -108,26 +115,30 @@ impl Hold for Exclusive {
 
     fn settle(_: &Latch) {}
 
+    fn note(latch: &Latch) -> Note {
+        Note::locked(latch.load())
+    }
+
     fn is_barred(seen: Word) -> bool {
         !seen.is_free()
     }
 }
 
 impl BufferPool {
-    /// Holds a page; returns its latch and its order. What comes back fits registers: a guard that
-    /// is passed through memory is stored in pieces and loaded as a whole, and the processor then
-    /// waits for all that went before (`docs/design/pool.md`, hits).
+    /// Holds a page; returns its latch and what to note of it. What comes back fits registers: a
+    /// guard that is passed through memory is stored in pieces and loaded as a whole, and the
+    /// processor then waits for all that went before (`docs/design/pool.md`, hits).
     #[inline]
     fn hold<H: Hold>(
         &self,
         page: PageId,
         order: u8,
         deadline: Option<Duration>,
-    ) -> Result<(&Latch, u8)> {
+    ) -> Result<(&Latch, Note)> {
         if let Some(latch) = self.words.get(page.as_usize()) {
             let seen = latch.load();
             if H::take_ready(latch, seen) {
-                return Ok((latch, seen.order()));
+                return Ok((latch, Note::seen(seen)));
             }
         }
         self.hold_slowly::<H>(page, order, deadline)
@@ -141,7 +152,7 @@ impl BufferPool {
         page: PageId,
         order: u8,
         deadline: Option<Duration>,
-    ) -> Result<(&Latch, u8)> {
+    ) -> Result<(&Latch, Note)> {
         let Some(latch) = self.words.get(page.as_usize()) else {
             return Err(self.no_such_page(page));
         };
@@ -149,12 +160,12 @@ impl BufferPool {
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
-                return Ok((latch, seen.order()));
+                return Ok((latch, H::note(latch)));
             }
             if seen.is_absent() {
                 if self.load(page, seen, order)? {
                     H::settle(latch);
-                    return Ok((latch, order));
+                    return Ok((latch, H::note(latch)));
                 }
             } else if H::is_barred(seen) && !patience.wait() {
                 return Err(self.timeout(page, &patience));
@@ -169,7 +180,7 @@ impl BufferPool {
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
-                return Some(Held::new(self, latch, seen.order()));
+                return Some(Held::new(self, latch, H::note(latch)));
             }
             if H::is_barred(seen) {
                 return None;
@@ -184,8 +195,8 @@ impl BufferPool {
     /// fixed, [`Error::Io`] and [`Error::CorruptPage`].
     #[inline]
     pub fn fix_shared(&self, page: PageId) -> Result<SharedGuard<'_>> {
-        let (latch, order) = self.hold::<Shared>(page, 0, None)?;
-        Ok(SharedGuard(Held::new(self, latch, order)))
+        let (latch, note) = self.hold::<Shared>(page, 0, None)?;
+        Ok(SharedGuard(Held::new(self, latch, note)))
     }
 
     /// As [`fix_shared`](Self::fix_shared), waiting no longer than `deadline`.
@@ -194,8 +205,8 @@ impl BufferPool {
     /// As there.
     #[inline]
     pub fn fix_shared_within(&self, page: PageId, deadline: Duration) -> Result<SharedGuard<'_>> {
-        let (latch, order) = self.hold::<Shared>(page, 0, Some(deadline))?;
-        Ok(SharedGuard(Held::new(self, latch, order)))
+        let (latch, note) = self.hold::<Shared>(page, 0, Some(deadline))?;
+        Ok(SharedGuard(Held::new(self, latch, note)))
     }
 
     /// Fixes a page for changing it.
@@ -204,8 +215,8 @@ impl BufferPool {
     /// As for [`fix_shared`](Self::fix_shared).
     #[inline]
     pub fn fix_exclusive(&self, page: PageId) -> Result<ExclusiveGuard<'_>> {
-        let (latch, order) = self.hold::<Exclusive>(page, 0, None)?;
-        Ok(ExclusiveGuard(Held::new(self, latch, order)))
+        let (latch, note) = self.hold::<Exclusive>(page, 0, None)?;
+        Ok(ExclusiveGuard(Held::new(self, latch, note)))
     }
 
     /// As [`fix_exclusive`](Self::fix_exclusive), waiting no longer than `deadline`.
@@ -218,8 +229,8 @@ impl BufferPool {
         page: PageId,
         deadline: Duration,
     ) -> Result<ExclusiveGuard<'_>> {
-        let (latch, order) = self.hold::<Exclusive>(page, 0, Some(deadline))?;
-        Ok(ExclusiveGuard(Held::new(self, latch, order)))
+        let (latch, note) = self.hold::<Exclusive>(page, 0, Some(deadline))?;
+        Ok(ExclusiveGuard(Held::new(self, latch, note)))
     }
 
     /// Fixes a page for reading if that needs neither waiting nor I/O.
@@ -351,9 +362,9 @@ impl BufferPool {
     /// another order.
     pub fn fix_buffer_shared(&self, first: PageId, order: u8) -> Result<SharedGuard<'_>> {
         check_order(order)?;
-        let (latch, found) = self.hold::<Shared>(first, order, None)?;
-        let guard = SharedGuard(Held::new(self, latch, found));
-        if found == order { Ok(guard) } else { Err(WRONG_ORDER) }
+        let (latch, note) = self.hold::<Shared>(first, order, None)?;
+        let guard = SharedGuard(Held::new(self, latch, note));
+        if note.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 
     /// Fixes a buffer of 2^`order` pages for changing it.
@@ -362,9 +373,9 @@ impl BufferPool {
     /// As for [`fix_buffer_shared`](Self::fix_buffer_shared).
     pub fn fix_buffer_exclusive(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
-        let (latch, found) = self.hold::<Exclusive>(first, order, None)?;
-        let guard = ExclusiveGuard(Held::new(self, latch, found));
-        if found == order { Ok(guard) } else { Err(WRONG_ORDER) }
+        let (latch, note) = self.hold::<Exclusive>(first, order, None)?;
+        let guard = ExclusiveGuard(Held::new(self, latch, note));
+        if note.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 
     pub(super) fn no_such_page(&self, page: PageId) -> Error {

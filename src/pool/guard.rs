@@ -4,7 +4,7 @@
 //! memory, and in [`BufferPool::holders`].
 #![expect(unsafe_code, reason = "lends the memory of fixed pages")]
 
-use super::latch::{Holder, Latch, Word};
+use super::latch::{Holder, Latch, Note, Word};
 use super::{BufferPool, TRAILER};
 use crate::base::units::PageId;
 use crate::sys::vm::KERNEL_PAGE;
@@ -23,16 +23,13 @@ const LSN_AT: usize = TRAILER;
 pub(super) struct Held<'p> {
     pub(super) pool: &'p BufferPool,
     latch: &'p Latch,
-    /// 8 changed | 7..0 order. One word, stored and copied as one.
-    note: u64,
+    note: Note,
 }
-
-const CHANGED: u64 = 1 << 8;
 
 impl<'p> Held<'p> {
     #[inline]
-    pub(super) fn new(pool: &'p BufferPool, latch: &'p Latch, order: u8) -> Held<'p> {
-        Held { pool, latch, note: u64::from(order) }
+    pub(super) fn new(pool: &'p BufferPool, latch: &'p Latch, note: Note) -> Held<'p> {
+        Held { pool, latch, note }
     }
 
     #[inline]
@@ -42,17 +39,12 @@ impl<'p> Held<'p> {
 
     /// The same, of a page whose content was changed.
     pub(super) fn changed(self) -> Held<'p> {
-        Held { note: self.note | CHANGED, ..self }
-    }
-
-    #[inline]
-    fn is_changed(&self) -> bool {
-        self.note & CHANGED != 0
+        Held { note: self.note.changed(), ..self }
     }
 
     #[inline]
     pub(super) fn order(&self) -> u8 {
-        self.note as u8
+        self.note.order()
     }
 
     #[inline]
@@ -144,7 +136,7 @@ impl<'p> SharedGuard<'p> {
         loop {
             let seen = self.0.latch().load();
             if self.0.latch().try_upgrade(seen) {
-                let held = self.0;
+                let held = Held { note: Note::locked(seen), ..self.0 };
                 std::mem::forget(self);
                 return Ok(ExclusiveGuard(held));
             }
@@ -172,7 +164,7 @@ impl<'p> ExclusiveGuard<'p> {
     /// Notes the log record that describes the change; see
     /// [`PoolConfig::before_write`](super::PoolConfig::before_write).
     pub fn set_lsn(&mut self, lsn: u64) {
-        self.0.note |= CHANGED;
+        self.0.note = self.0.note.changed();
         // SAFETY: aligned and within a page that this guard holds alone.
         unsafe { self.0.lsn_ptr().write(lsn) };
     }
@@ -181,7 +173,7 @@ impl<'p> ExclusiveGuard<'p> {
     pub fn downgrade(self) -> SharedGuard<'p> {
         let held = self.0;
         std::mem::forget(self);
-        held.latch().downgrade(held.is_changed());
+        held.latch().downgrade(held.note.is_changed());
         SharedGuard(held)
     }
 
@@ -196,7 +188,7 @@ impl<'p> ExclusiveGuard<'p> {
 impl DerefMut for ExclusiveGuard<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.0.note |= CHANGED;
+        self.0.note = self.0.note.changed();
         // SAFETY: this guard holds the resident page alone, and `&mut self` is the only borrow.
         // Optimistic readers may look meanwhile, by volatile reads through raw pointers, and
         // discard what they saw (latch, invariant 1).
@@ -207,7 +199,7 @@ impl DerefMut for ExclusiveGuard<'_> {
 impl Drop for ExclusiveGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.latch().unlock(self.0.is_changed());
+        self.0.latch().let_go(self.0.note);
     }
 }
 
@@ -227,7 +219,7 @@ const PAYLOAD_MIN: usize = KERNEL_PAGE - TRAILER;
 impl<'p> OptimisticGuard<'p> {
     #[inline]
     fn held(&self) -> Held<'p> {
-        Held::new(self.pool, self.latch, self.seen.order())
+        Held::new(self.pool, self.latch, Note::seen(self.seen))
     }
 
     #[inline]
@@ -340,7 +332,8 @@ impl<'p> OptimisticGuard<'p> {
                 return None;
             }
             if self.latch.try_lock(now) {
-                return Some(ExclusiveGuard(self.held()));
+                let note = Note::locked(self.latch.load());
+                return Some(ExclusiveGuard(Held::new(self.pool, self.latch, note)));
             }
         }
     }

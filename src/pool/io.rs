@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
 use super::guard::{Held, SharedGuard};
-use super::latch::{STAMPS, Word};
+use super::latch::{Note, STAMPS, Word};
 use super::outcome::Outcome;
 use super::replacement::Arrival;
 use super::{BufferPool, CHUNK_PAGES, QUEUE, TRAILER};
@@ -331,7 +331,8 @@ impl BufferPool {
                     self.arrived(loading, 0, false);
                     self.word(loading.page).downgrade(false);
                     let latch = self.word(loading.page);
-                    guards[absent[i]] = Some(SharedGuard(Held::new(self, latch, 0)));
+                    guards[absent[i]] =
+                        Some(SharedGuard(Held::new(self, latch, Note::seen(latch.load()))));
                 }
                 Err(error) => {
                     self.give_up(loading, 0);

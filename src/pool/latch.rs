@@ -223,6 +223,45 @@ impl fmt::Debug for Word {
     }
 }
 
+/// In a note: the holder changed the content. Words of free pages do not have this bit of the latch.
+const CHANGED: u64 = 1 << 62;
+
+/// What a guard keeps of its page's word: the order, and for who holds the page alone, what the
+/// word becomes again. Nobody else changes the word meanwhile, and reading it again would wait for
+/// the processor to be done with locking it (`docs/design/pool.md`, hits).
+#[derive(Clone, Copy)]
+pub(crate) struct Note(u64);
+
+impl Note {
+    /// Of a page that was free and ready when it was locked, or that is held with others.
+    #[inline]
+    pub(crate) fn seen(seen: Word) -> Note {
+        Note(seen.0 & !CHANGED)
+    }
+
+    /// Of a page that is locked.
+    #[inline]
+    pub(crate) fn locked(word: Word) -> Note {
+        Note(word.with_latch(FREE).0)
+    }
+
+    /// The same, of a page whose content was changed.
+    #[inline]
+    pub(crate) fn changed(self) -> Note {
+        Note(self.0 | CHANGED)
+    }
+
+    #[inline]
+    pub(crate) fn is_changed(self) -> bool {
+        self.0 & CHANGED != 0
+    }
+
+    #[inline]
+    pub(crate) fn order(self) -> u8 {
+        Word(self.0).order()
+    }
+}
+
 /// The word of one page. Methods named `try_` take the word as last seen and fail when it is
 /// another by now; the others are for who holds the page.
 #[derive(Debug)]
@@ -369,6 +408,18 @@ impl Latch {
         self.release(FREE, changed);
     }
 
+    /// As [`unlock`](Self::unlock), for a holder that noted the word.
+    #[inline]
+    pub(crate) fn let_go(&self, note: Note) {
+        strict_assert!(self.locked().with_latch(FREE).0 == note.0 & !CHANGED, "{:?}", self.load());
+        let mut word = Word(note.0);
+        if note.is_changed() {
+            word = Word(Word(note.0 ^ CHANGED).changed().0 | DIRTY);
+        }
+        // Pairs with the acquire of whoever comes next: it sees the content.
+        self.0.store(word.0, Ordering::Release);
+    }
+
     /// The holder becomes the only shared one.
     #[inline]
     pub(crate) fn downgrade(&self, changed: bool) {
@@ -488,6 +539,36 @@ mod tests {
     }
 
     #[test]
+    fn letting_go_by_a_note_does_what_unlocking_does() {
+        let (noted, plain) = (present(), present());
+        let let_go = |note: Note, changed: bool| {
+            noted.let_go(if changed { note.changed().changed() } else { note });
+            plain.unlock(changed);
+            assert_eq!(noted.load(), plain.load());
+        };
+        for changed in [false, true, false] {
+            assert!(noted.try_cool(noted.load(), 1) && plain.try_cool(plain.load(), 1));
+            assert!(noted.try_lock(noted.load()) && plain.try_lock(plain.load()));
+            let_go(Note::locked(noted.load()), changed);
+            let seen = noted.load();
+            assert!(noted.try_lock_ready(seen) && plain.try_lock(plain.load()));
+            let_go(Note::seen(seen), changed);
+            assert!(noted.try_lock_victim(noted.load()) && plain.try_lock_victim(plain.load()));
+            noted.evicted(7);
+            plain.evicted(7);
+            assert!(noted.try_begin_load(noted.load()) && plain.try_begin_load(plain.load()));
+            noted.loaded(true, 2, 3);
+            plain.loaded(true, 2, 3);
+            let_go(Note::locked(noted.load()), changed);
+            assert!(noted.try_share(noted.load()) && plain.try_share(plain.load()));
+            let seen = noted.load();
+            assert!(noted.try_upgrade(seen) && plain.try_upgrade(plain.load()));
+            let_go(Note::locked(seen), changed);
+        }
+        assert_eq!(noted.load().order(), 3);
+    }
+
+    #[test]
     fn a_page_is_ready_when_it_is_readable_and_was_touched() {
         let latch = Latch::absent();
         let mut seen = Vec::new();
@@ -589,12 +670,20 @@ mod loom_tests {
 
     fn write(page: &Page) {
         let seen = page.latch.load();
-        if page.latch.try_lock_ready(seen) || page.latch.try_lock(seen) {
-            for half in &page.content {
-                let value = half.load(Ordering::Relaxed);
-                half.store(value + 1, Ordering::Relaxed);
-            }
-            page.latch.unlock(true);
+        if page.latch.try_lock_ready(seen) {
+            add_one(page);
+            page.latch.let_go(Note::seen(seen).changed());
+        } else if page.latch.try_lock(seen) {
+            let note = Note::locked(page.latch.load());
+            add_one(page);
+            page.latch.let_go(note.changed());
+        }
+    }
+
+    fn add_one(page: &Page) {
+        for half in &page.content {
+            let value = half.load(Ordering::Relaxed);
+            half.store(value + 1, Ordering::Relaxed);
         }
     }
 

@@ -303,6 +303,8 @@ pub struct BufferPool {
     page_bytes: usize,
     /// Bytes of pages for each byte of their words.
     pages_per_words: usize,
+    /// Where the page would be whose word is at address 0: see `ptr_of`.
+    origin: usize,
     words: LazyArray<Latch>,
     /// Words come in huge pages: the first touch of one costs that much of the limit.
     huge_words: bool,
@@ -359,11 +361,16 @@ impl BufferPool {
         let len = (pages * page_bytes).next_multiple_of(HUGE_PAGE);
         let mapping = Mapping::reserve(len, HUGE_PAGE, Huge::No)?;
         let huge_words = manager.limit() >= HUGE_WORDS_LIMIT;
+        let words: LazyArray<Latch> =
+            if huge_words { LazyArray::new_huge(pages) } else { LazyArray::new(pages) }?;
+        let pages_per_words = page_bytes / size_of::<Latch>();
+        let first_word = words.as_ptr().addr();
         let pool = Arc::new(BufferPool {
             page_shift: page_bytes.trailing_zeros(),
             page_bytes,
-            pages_per_words: page_bytes / size_of::<Latch>(),
-            words: if huge_words { LazyArray::new_huge(pages)? } else { LazyArray::new(pages)? },
+            pages_per_words,
+            origin: mapping.addr().wrapping_sub(first_word.wrapping_mul(pages_per_words)),
+            words,
             huge_words,
             mapping,
             resident: LazyArray::new(pages.div_ceil(64))?,
@@ -490,11 +497,11 @@ impl BufferPool {
         PageId((bytes / size_of::<Latch>()) as u64)
     }
 
-    /// The first byte of the page whose latch this is, in three instructions.
+    /// The first byte of the page whose latch this is, in a multiplication and an addition.
     #[inline]
     fn ptr_of(&self, latch: &Latch) -> *mut u8 {
-        let bytes = std::ptr::from_ref(latch).addr() - self.words.as_ptr().addr();
-        self.mapping.as_ptr().wrapping_add(bytes.wrapping_mul(self.pages_per_words))
+        let from_origin = std::ptr::from_ref(latch).addr().wrapping_mul(self.pages_per_words);
+        self.mapping.as_ptr().with_addr(self.origin.wrapping_add(from_origin))
     }
 
     /// A page's first byte.
