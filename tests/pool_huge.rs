@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::numbered::{add_pages, fill, holds};
+use common::numbered::{add_pages, await_given_back, fill, holds};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::tier::manager::{MemoryManager, Mode};
@@ -95,12 +95,7 @@ fn a_pool_at_rest_moves_to_huge_frames_and_pages_leave_them_singly() {
     pool.fix_exclusive(PageId(5000)).expect("page").free();
     assert!(pool.stats().huge.get() < huge);
     drop(pool);
-    // The pool's thread may be the last to let go of it.
-    let began = Instant::now();
-    while manager.stats().used > ByteCount::ZERO {
-        assert!(began.elapsed() < PATIENCE, "{:?}", manager.stats());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    await_given_back(&manager);
 }
 
 #[test]
