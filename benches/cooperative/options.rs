@@ -91,7 +91,8 @@ impl Options {
         let matches = Options::command().get_matches();
         let mut options = Options::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         if options.full {
-            let is_given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
+            let is_given =
+                |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
             options.enlarge(&is_given);
         }
         if options.test || !options.bench {
