@@ -17,11 +17,13 @@ pub(super) trait Member: Copy {
 #[derive(Debug)]
 pub(super) struct LocalSet<N> {
     by_priority: Vec<Vec<N>>,
+    /// The highest priority whose nodes have been put in the order of their addresses.
+    ordered: usize,
 }
 
 impl<N: Member> LocalSet<N> {
     pub(super) fn new() -> LocalSet<N> {
-        LocalSet { by_priority: Vec::new() }
+        LocalSet { by_priority: Vec::new(), ordered: 0 }
     }
 
     pub(super) fn add(&mut self, node: N) {
@@ -46,5 +48,22 @@ impl<N: Member> LocalSet<N> {
     pub(super) fn lowest_below(&self, priority: usize) -> Option<N> {
         let lower = self.by_priority.iter().take(priority);
         lower.filter_map(|peers| peers.last().copied()).next()
+    }
+    /// The same; nodes of one priority leave by descending address, more or less, so that two that
+    /// leave one after the other often make room for a larger one.
+    pub(super) fn lowest_by_address(
+        &mut self,
+        priority: usize,
+        address: impl Fn(N) -> usize,
+    ) -> Option<N> {
+        let lowest = self.lowest_below(priority)?.priority();
+        // Those of the lowest priority leave until none is left: they are put in order once.
+        if lowest > self.ordered {
+            self.ordered = lowest;
+            let peers = &mut self.by_priority[lowest];
+            peers.sort_unstable_by_key(|node| address(*node));
+            peers.iter().enumerate().for_each(|(slot, node)| node.set_slot(slot));
+        }
+        self.lowest_below(priority)
     }
 }

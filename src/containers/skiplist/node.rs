@@ -39,10 +39,13 @@ pub(super) fn layout<K, V>(levels: usize) -> Layout {
 }
 
 /// Purely-local memory that a node takes: of one size for nearly all, so that each can take
-/// another's place. One node in 2^16 is taller than that.
+/// another's place, and of one for nearly all that are taller. One node in 2^7 is taller than the
+/// usual ones, one in 2^16 than the tall ones.
 pub(super) fn local_layout<K, V>(levels: usize) -> Layout {
-    const LEVELS_USUAL: usize = 16;
-    layout::<K, V>(levels.max(LEVELS_USUAL))
+    const LEVELS_USUAL: usize = 7;
+    const LEVELS_TALL: usize = 16;
+    let room_for = if levels <= LEVELS_USUAL { LEVELS_USUAL } else { levels.max(LEVELS_TALL) };
+    layout::<K, V>(room_for)
 }
 
 impl<K, V> Link<K, V> {

@@ -10,9 +10,9 @@ use crate::sub::{AllocError, SubAllocator};
 use std::fmt;
 use std::ptr::NonNull;
 
-/// Nodes that leave local memory, at most, to make room for one taller node: one is enough but for
-/// the rare node of very many levels.
-const VICTIMS_MAX: usize = 8;
+/// Nodes that leave local memory, at most, to make room for one taller node: one is enough for most,
+/// and one that is taller than the usual needs two that are neighbours, as about every second is.
+const VICTIMS_MAX: usize = 16;
 
 /// Where a skip list's nodes live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -161,7 +161,10 @@ impl<K: Ord, V> FarSkipList<K, V> {
                 Err(AllocError::TooLarge { .. } | AllocError::Align { .. }) => return Ok(None),
                 done => return done.map(Some),
             }
-            let Some(victim) = self.local.lowest_below(levels) else { return Ok(None) };
+            let address = |link: Link<K, V>| link.as_ptr() as usize;
+            let Some(victim) = self.local.lowest_by_address(levels, address) else {
+                return Ok(None);
+            };
             let (before, _) = self.find(victim.key());
             let linked = |level: usize| self.next_of(before[level], level) == Some(victim);
             // An inconsistent `Ord` can hide a node; it stays where it is then.
