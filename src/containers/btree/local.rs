@@ -74,6 +74,17 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         }
     }
 
+    /// Moves the nodes out that a new sibling of `node`, for which there is no local memory, will be
+    /// read with: it is allocated behind them then, and those that come next find local memory.
+    pub(super) fn leave_with(
+        &mut self,
+        path: &mut Path<K, V>,
+        node: Link<K, V>,
+    ) -> Result<(), AllocError> {
+        let Some((cell, above)) = self.cell_of(node) else { return Ok(()) };
+        self.move_out(path, cell, above)
+    }
+
     /// Moves a node from local to swappable memory, and with it all that have the same grandparent:
     /// scans want them together, and together they lie on a page or two. Their places are taken
     /// soon.

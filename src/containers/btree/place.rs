@@ -156,10 +156,13 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
             done => return done,
         }
         drop(sub);
-        if self.collective.is_local(node.as_ptr())
-            && let Some(memory) = self.place_local(path, node.height())?
-        {
-            return Ok(memory);
+        if self.collective.is_local(node.as_ptr()) {
+            if let Some(memory) = self.place_local(path, node.height())? {
+                return Ok(memory);
+            }
+            if self.strategy == TreeStrategy::Local {
+                self.leave_with(path, node)?;
+            }
         }
         self.collective.swappable().allocate(layout)
     }
