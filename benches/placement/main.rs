@@ -197,21 +197,29 @@ fn main() -> Outcome<()> {
     report::write(&folder, rows, layouts)
 }
 
-/// Measures all points of a variant that are missing; `false` where userfaultfd is not permitted.
+/// The points of a variant at a size of local memory that have not been measured.
+fn missing(args: &Args, variant: Variant, local_pct: u64, saved: &Saved) -> Vec<Mix> {
+    let n = args.n.expect("filled in");
+    let mixes = args.alpha.iter().flat_map(|alpha| args.updates.iter().map(|u| (*alpha, *u)));
+    let mixes = mixes.map(|(alpha, updates)| Mix {
+        n,
+        count: args.queries,
+        alpha,
+        updates,
+        seed: args.seed,
+    });
+    mixes.filter(|mix| !saved.has(variant, local_pct, mix)).collect()
+}
+
+/// Measures all points of a variant that are missing, and of the one that it can be rearranged to;
+/// `false` where userfaultfd is not permitted.
 fn measure(args: &Args, variant: Variant, saved: &mut Saved) -> Outcome<bool> {
     let n = args.n.expect("filled in");
+    let wanted = args.variants()?;
     let mut built: Option<(u64, Built)> = None;
     for &local_pct in &args.local {
-        let mixes = args.alpha.iter().flat_map(|alpha| args.updates.iter().map(|u| (*alpha, *u)));
-        let mixes = mixes.map(|(alpha, updates)| Mix {
-            n,
-            count: args.queries,
-            alpha,
-            updates,
-            seed: args.seed,
-        });
-        let missing: Vec<Mix> = mixes.filter(|mix| !saved.has(variant, local_pct, mix)).collect();
-        if missing.is_empty() {
+        let points = missing(args, variant, local_pct, saved);
+        if points.is_empty() {
             continue;
         }
         let (cache, purely_local) = run::division(variant, n, local_pct);
@@ -227,22 +235,43 @@ fn measure(args: &Args, variant: Variant, saved: &mut Saved) -> Outcome<bool> {
             fresh.fetches = args.fetch;
             built = Some((purely_local, fresh));
         }
-        let (_, built) = built.as_mut().expect("just built");
-        for mix in missing {
-            let point = built.measure(cache, local_pct, mix)?;
-            eprintln!(
-                "  alpha {} U {}: {} in + {} out, {:.2?}, page cache {} KiB",
-                mix.alpha,
-                mix.updates,
-                point.pages_in,
-                point.pages_out,
-                point.took,
-                point.cache >> 10,
-            );
-            saved.add_row(Row { variant, point })?;
+        let (_, container) = built.as_mut().expect("just built");
+        measure_points(container, variant, cache, local_pct, points, saved)?;
+        if let Some(next) = variant.rearranges_to().filter(|next| wanted.contains(next)) {
+            let points = missing(args, next, local_pct, saved);
+            if !points.is_empty() {
+                container.rearrange(next)?;
+                saved.add_layout(container.layout(local_pct))?;
+                measure_points(container, next, cache, local_pct, points, saved)?;
+                built = None;
+            }
         }
     }
     Ok(true)
+}
+
+fn measure_points(
+    built: &mut Built,
+    variant: Variant,
+    cache: u64,
+    local_pct: u64,
+    points: Vec<Mix>,
+    saved: &mut Saved,
+) -> Outcome<()> {
+    for mix in points {
+        let point = built.measure(cache, local_pct, mix)?;
+        eprintln!(
+            "  {variant:?} alpha {} U {}: {} in + {} out, {:.2?}, page cache {} KiB",
+            mix.alpha,
+            mix.updates,
+            point.pages_in,
+            point.pages_out,
+            point.took,
+            point.cache >> 10,
+        );
+        saved.add_row(Row { variant, point })?;
+    }
+    Ok(())
 }
 
 /// All variants have read the same pairs.

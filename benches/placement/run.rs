@@ -91,6 +91,18 @@ impl Variant {
         }
     }
 
+    /// The variant that is built by rearranging this one, whose load is the same, once this one has
+    /// been measured.
+    pub(crate) fn rearranges_to(self) -> Option<Variant> {
+        match self {
+            Variant::BTree(TreeStrategy::LocalDfs) => Some(Variant::BTree(TreeStrategy::LocalVeb)),
+            Variant::SkipList(ListStrategy::Local) => {
+                Some(Variant::SkipList(ListStrategy::LocalPage))
+            }
+            _ => None,
+        }
+    }
+
     fn build(self, collective: Arc<Collective>, n: u64, seed: u64) -> Outcome<Box<dyn Map>> {
         Ok(match self {
             Variant::BTree(strategy) => {
@@ -141,6 +153,10 @@ pub(crate) trait Map {
     /// Finds a key and replaces its value.
     fn update(&mut self, key: u64, value: &Value) -> bool;
     fn links(&self) -> Links;
+    /// Rearranges as another variant does after the same load.
+    fn rearrange(&mut self, _to: Variant) -> Outcome<()> {
+        Err("this container has one arrangement".into())
+    }
     /// Places by what was observed, if the container does that.
     fn place_by_heat(&mut self) -> Outcome<()> {
         Ok(())
@@ -180,15 +196,21 @@ fn taste(key: u64, value: &Value) -> u64 {
 }
 
 macro_rules! implement_map {
-    ($map:ident $(, $fetch:ident)?) => {
+    ($map:ident, $fetch:ident $(, $kind:ident)?) => {
         impl Map for $map<u64, Value> {
             fn scan(&mut self, key: u64, len: usize) -> u64 {
                 let pairs = self.range(key..).take(len);
                 pairs.fold(0, |sum, (key, value)| sum.wrapping_add(taste(*key, value)))
             }
 
-            $(fn fetch(&mut self, key: u64, len: usize) {
+            fn fetch(&mut self, key: u64, len: usize) {
                 self.$fetch(&key, len);
+            }
+
+            $(fn rearrange(&mut self, to: Variant) -> Outcome<()> {
+                let Variant::$kind(strategy) = to else { return Err("another container".into()) };
+                self.set_strategy(strategy);
+                Ok(self.make_page_aware()?)
             })?
 
             fn update(&mut self, key: u64, value: &Value) -> bool {
@@ -204,8 +226,8 @@ macro_rules! implement_map {
         }
     };
 }
-implement_map!(FarBTreeMap, fetch_from);
-implement_map!(FarSkipList, fetch_from);
+implement_map!(FarBTreeMap, fetch_from, BTree);
+implement_map!(FarSkipList, fetch_from, SkipList);
 implement_map!(FarLeveledMap, fetch_from);
 
 /// A container that was built, ready for queries.
@@ -313,6 +335,19 @@ pub(crate) fn build(
 }
 
 impl Built {
+    /// Rearranges the container to another variant, which has been loaded in the same way.
+    pub(crate) fn rearrange(&mut self, to: Variant) -> Outcome<()> {
+        self.collective.region().set_limit(ample(self.n))?;
+        let began = Instant::now();
+        self.map.rearrange(to)?;
+        self.built_in += began.elapsed();
+        self.variant = to;
+        self.links = self.map.links();
+        self.far_pages = self.collective.far_pages();
+        self.local_used = self.collective.local_used().get();
+        Ok(())
+    }
+
     /// Where the nodes lie.
     pub(crate) fn layout(&self, local_pct: u64) -> Layout {
         let Built { variant, n, links, far_pages, local_used, built_in, .. } = *self;

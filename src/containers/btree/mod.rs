@@ -90,6 +90,14 @@ impl<K, V> FarBTreeMap<K, V> {
         FarBTreeMap { root, len, collective, strategy, local, rearranged_to, _owns }
     }
 
+    /// Places nodes by another strategy from now on. Those that there are stay where they are until
+    /// [`make_page_aware`](FarBTreeMap::make_page_aware) moves them; it moves none out of purely-local
+    /// memory.
+    pub fn set_strategy(&mut self, strategy: TreeStrategy) {
+        self.strategy = strategy;
+        self.rearranged_to.clear();
+    }
+
     /// All pairs in key order.
     #[must_use]
     pub fn iter(&self) -> Iter<'_, K, V> {

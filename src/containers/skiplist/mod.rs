@@ -86,6 +86,13 @@ impl<K, V> FarSkipList<K, V> {
         }
     }
 
+    /// Places nodes by another strategy from now on. Those that there are stay where they are until
+    /// [`make_page_aware`](FarSkipList::make_page_aware) moves them; it moves none out of purely-local
+    /// memory.
+    pub fn set_strategy(&mut self, strategy: ListStrategy) {
+        self.strategy = strategy;
+    }
+
     /// All pairs in key order.
     #[must_use]
     pub fn iter(&self) -> ListIter<'_, K, V> {
@@ -142,6 +149,7 @@ impl<K, V> FarSkipList<K, V> {
             unsafe { node.pair().drop_in_place() };
             self.free_node(node);
         }
+        self.local = LocalSet::new();
     }
 
     /// Levels of the next node: one more with probability 1/2 each.
