@@ -139,6 +139,12 @@ struct Args {
     /// Spinning of `profile`
     #[arg(long, value_name = "US")]
     spin: Option<u64>,
+    /// For how long handlers of `profile` look for the device's answers
+    #[arg(long, value_name = "US")]
+    poll: Option<u64>,
+    /// Accesses of `profile` that are writes
+    #[arg(long, value_name = "PERCENT", default_value_t = 0)]
+    writes: u64,
     /// `profile` of threads that serve their own faults
     #[arg(long)]
     in_thread: bool,
@@ -244,7 +250,7 @@ fn main() -> ExitCode {
     }
     if args.list {
         rows::ALL.iter().for_each(|group| println!("{:14} {}", group.name, group.about));
-        println!("{:14} compares page sizes, install paths, handlers and spinning", "tune");
+        println!("{:14} compares page sizes, install paths, handlers, ways to wait", "tune");
         println!("{:14} what each thread does in a fault", "profile");
         return ExitCode::SUCCESS;
     }

@@ -57,9 +57,10 @@ fn config(plan: &Plan, args: &Args, page: usize) -> RegionConfig {
     let cache = plan.cache.max(64 * page);
     let config = far::config(page, cache, plan.data);
     let spin = args.spin.map_or(config.spin, Duration::from_micros);
+    let poll = args.poll.map_or(config.poll, Duration::from_micros);
     let handlers = args.handlers.unwrap_or(config.handlers);
     let mode = if args.in_thread { Mode::InThread } else { Mode::Handler };
-    RegionConfig { spin, handlers, mode, ..config }
+    RegionConfig { spin, poll, handlers, mode, ..config }
 }
 
 pub(crate) fn run(plan: &Plan, args: &Args) -> Result<()> {
@@ -76,7 +77,7 @@ pub(crate) fn run(plan: &Plan, args: &Args) -> Result<()> {
     let far = Far::stored(config(plan, args, page), store, plan.data)?;
     eprintln!("set up");
     for &threads in &plan.threads {
-        let mut mix = Mix::new(Order::Perm, plan.data, page, threads);
+        let mut mix = Mix::new(Order::Perm, plan.data, page, threads).with_writes(args.writes);
         let mut work = |time| match args.batch {
             Some(batch) => prefetched(&far, &mut mix, (batch, page), time),
             None => mix.access(far.words, time),
