@@ -267,7 +267,8 @@ impl Filler {
                 let message = self.messages[at];
                 if let Some(fault) = message.fault() {
                     let lonely = self.rest_if_last(count - 1);
-                    let seen = Seen { thread: fault.thread, lonely, slept: self.rested };
+                    let at_once = self.patience.answers_at_once();
+                    let seen = Seen { thread: fault.thread, lonely, slept: self.rested, at_once };
                     let pager = &self.pager;
                     match self.follow.fault(seen, &pager.leases, &pager.team) {
                         Call::None => {}
@@ -547,7 +548,7 @@ impl Filler {
         self.pager.counters.reads_in_flight.down();
         let took = read.started.elapsed();
         self.pager.read_times[self.index].add(took);
-        self.patience.answered(took);
+        self.patience.answered(took, read.count * self.pager.page_bytes);
         for (n, &frame) in read.frames[..read.count].iter().enumerate() {
             if read.overdue {
                 self.pager.cancel_fill(frame);

@@ -4,9 +4,9 @@
 //! (10-17 us against 3-7 on the same one, measured here). While the faults come from one thread
 //! and one at a time, the filler therefore follows that thread and gives way to it
 //! ([`lease`](super::lease)): the thread sleeps while the filler works, so they never want the
-//! processor at the same time. Two threads that fault in turn get a filler each
-//! ([`team`](super::team)). When more do, there is work for all processors, and the filler runs
-//! where the scheduler puts it.
+//! processor at the same time. Two threads that fault in turn get a filler each, where the store
+//! answers at once ([`team`](super::team)). When more do, there is work for all processors, and
+//! the filler runs where the scheduler puts it.
 
 use super::lease::{Leases, Standing};
 use super::team::{ANYBODY, NOBODY, Pair, Team};
@@ -39,6 +39,8 @@ pub(super) struct Seen {
     pub(super) lonely: bool,
     /// The filler slept and was woken for it.
     pub(super) slept: bool,
+    /// The store answers before the call returns.
+    pub(super) at_once: bool,
 }
 
 /// Fillers to be woken.
@@ -93,6 +95,10 @@ impl Follow {
 
     /// Notes a fault that the calling filler is about to serve. Says who is to be woken.
     pub(super) fn fault(&mut self, seen: Seen, leases: &Leases, team: &Team) -> Call {
+        if self.filler == 0 && self.partner != NOBODY && !seen.at_once {
+            self.let_go(leases, team);
+            self.start(NOBODY);
+        }
         if self.partner != NOBODY && seen.thread == self.partner {
             self.foreign(leases, team);
             return Call::None;
@@ -124,6 +130,7 @@ impl Follow {
         }
         if let Some(threads) = self.pair.note(seen.thread)
             && self.hold_off == 0
+            && seen.at_once
             && let Some(helper) = self.share_out(threads, leases, team)
         {
             return Call::Helper(helper);

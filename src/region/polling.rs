@@ -7,6 +7,10 @@
 //! (`sched_yield(2)`): the threads that it serves run, fault and leave it again. Where somebody
 //! keeps it for long, the filler would wait for its turn with an answer in the ring, while one
 //! that sleeps is preferred when it wakes; so it sleeps for some time.
+//!
+//! A store that answers before the call returns is never waited for. [`Patience`] tells by the time
+//! its answers take whether this is one: what fillers do about two threads depends on it
+//! ([`team`](super::team)).
 
 use crate::store::{Polled, Polling};
 use std::time::{Duration, Instant};
@@ -19,11 +23,20 @@ const ANSWER_MAX: Duration = Duration::from_millis(10);
 const LATE: Duration = Duration::from_micros(100);
 /// For so many times as long it is not offered again: late returns take this part of the time.
 const LATE_PART: u32 = 64;
+/// An answer that took no longer than this, and copying at this rate, was there when the call
+/// returned: no device that has to be waited for is as quick, and no copy as slow.
+const AT_ONCE: Duration = Duration::from_micros(6);
+const COPIED_PER_US: usize = 4 << 10;
+/// Answers at once count up to this and others down; a store becomes one that answers at once at
+/// three quarters, and ceases to be at one quarter.
+const SCORE_MAX: u32 = 64;
 
 /// What is known about the device's answers, and about who wants the processor.
 #[derive(Debug)]
 pub(super) struct Patience {
     usual: Duration,
+    score: u32,
+    at_once: bool,
     longest: Duration,
     /// Nothing is offered until then.
     offers_from: Instant,
@@ -32,12 +45,29 @@ pub(super) struct Patience {
 impl Patience {
     /// Looks for `longest` at most.
     pub(super) fn new(longest: Duration) -> Patience {
-        Patience { usual: Duration::ZERO, longest, offers_from: Instant::now() }
+        Patience {
+            usual: Duration::ZERO,
+            score: 0,
+            at_once: false,
+            longest,
+            offers_from: Instant::now(),
+        }
     }
 
-    /// The device has answered a request.
-    pub(super) fn answered(&mut self, after: Duration) {
+    /// The device has answered a request for so many bytes.
+    pub(super) fn answered(&mut self, after: Duration, bytes: usize) {
         self.usual = self.usual * (WEIGHT - 1) / WEIGHT + after.min(ANSWER_MAX) / WEIGHT;
+        let copying = Duration::from_micros((bytes / COPIED_PER_US) as u64);
+        let at_once = after <= AT_ONCE + copying;
+        self.score =
+            if at_once { (self.score + 1).min(SCORE_MAX) } else { self.score.saturating_sub(1) };
+        let (low, high) = (SCORE_MAX / 4, SCORE_MAX * 3 / 4);
+        self.at_once = self.score >= if self.at_once { low } else { high };
+    }
+
+    /// Whether the store answers before the call returns.
+    pub(super) fn answers_at_once(&self) -> bool {
+        self.at_once
     }
 
     /// What looking came to, until `now`.
@@ -60,6 +90,7 @@ mod tests {
     use super::*;
 
     const LONGEST: Duration = Duration::from_micros(200);
+    const PAGE: usize = 4 << 10;
 
     #[test]
     fn a_quick_device_is_looked_at_and_a_slow_one_is_not() {
@@ -67,19 +98,46 @@ mod tests {
         let now = Instant::now();
         let mut patience = Patience::new(LONGEST);
         let time = |patience: &Patience| patience.polling(true, now).time;
-        (0..100).for_each(|_| patience.answered(quick));
+        (0..100).for_each(|_| patience.answered(quick, PAGE));
         assert_eq!(time(&patience), LONGEST);
-        (0..8).for_each(|_| patience.answered(slow));
+        (0..8).for_each(|_| patience.answered(slow, PAGE));
         assert_eq!(time(&patience), Duration::ZERO);
-        (0..100).for_each(|_| patience.answered(quick));
+        (0..100).for_each(|_| patience.answered(quick, PAGE));
         assert_eq!(time(&patience), LONGEST);
     }
 
     #[test]
     fn zero_never_polls() {
         let mut patience = Patience::new(Duration::ZERO);
-        patience.answered(Duration::from_micros(1));
+        patience.answered(Duration::from_micros(1), PAGE);
         assert_eq!(patience.polling(true, Instant::now()).time, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_store_that_copies_answers_at_once_and_a_device_does_not() {
+        let after_a_while = |us: u64, bytes| {
+            let mut patience = Patience::new(LONGEST);
+            (0..SCORE_MAX).for_each(|_| patience.answered(Duration::from_micros(us), bytes));
+            patience.answers_at_once()
+        };
+        assert!(!Patience::new(LONGEST).answers_at_once());
+        assert!(after_a_while(2, PAGE) && after_a_while(12, 64 << 10));
+        assert!(!after_a_while(15, PAGE) && !after_a_while(40, 64 << 10));
+    }
+
+    #[test]
+    fn what_a_store_is_known_as_survives_some_answers_of_the_other_kind() {
+        let [copied, waited] = [1, 60].map(Duration::from_micros);
+        let mut patience = Patience::new(LONGEST);
+        let mut answer = |after, count: u32| {
+            (0..count).for_each(|_| patience.answered(after, PAGE));
+            patience.answers_at_once()
+        };
+        assert!(answer(copied, SCORE_MAX));
+        assert!(answer(waited, SCORE_MAX / 2), "a filler that was preempted");
+        assert!(!answer(waited, SCORE_MAX / 2), "a device");
+        assert!(!answer(copied, SCORE_MAX / 2), "what the device had at hand");
+        assert!(answer(copied, SCORE_MAX / 2));
     }
 
     #[test]

@@ -7,6 +7,11 @@
 //! until one of the two stops. When more threads fault there is work for everybody: all helpers
 //! are called.
 //!
+//! A pair pays where the store answers before the call returns: its fillers do not sleep between
+//! a fault and its page. Fillers that wait for a device sleep and are woken anyway, both of them
+//! for each fault, and each is bound to a processor that the device's own work wants as well:
+//! there two threads are served as more are.
+//!
 //! ```text
 //!   off duty --- first filler: `call_in` ---> on duty for a thread --- either: `dismiss` ---> off
 //!            --- first filler: `call_all` --> on duty --- `call_in`, `dismiss` -------------> off
