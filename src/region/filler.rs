@@ -27,7 +27,7 @@ use crate::page::word::{FrameId, State, Word};
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys;
 use crate::sys::event::poll_readable;
-use crate::sys::uffd::{Fault, Message};
+use crate::sys::uffd::{Fault, Message, Wake};
 use crate::sys::vm::KERNEL_PAGE;
 use crate::tier::policy::Insert;
 use std::sync::Arc;
@@ -79,6 +79,8 @@ struct Read {
     frames: [FrameId; SEGMENTS_MAX],
     count: usize,
     started: Instant,
+    /// It was asked for ahead of faults.
+    ahead: bool,
     /// Past its deadline: the pages are lost, the frames wait for the device to let go.
     overdue: bool,
 }
@@ -111,6 +113,8 @@ pub(super) struct Filler {
     fills: Vec<Fill>,
     reads: Vec<Option<Read>>,
     free_reads: Vec<usize>,
+    /// Reads in flight that were asked for ahead of faults.
+    reads_ahead: usize,
     intents: Vec<Intent>,
     /// When the event of the fault being answered was read.
     arrived: Instant,
@@ -145,6 +149,7 @@ impl Filler {
             fills: Vec::with_capacity(frames),
             reads: vec![None; DEPTH as usize],
             free_reads: (0..DEPTH as usize).collect(),
+            reads_ahead: 0,
             intents: vec![Intent::idle(); frames],
             arrived: Instant::now(),
             finished: Vec::with_capacity(DEPTH as usize),
@@ -523,7 +528,10 @@ impl Filler {
             offset: self.pager.slot_offset(self.fills[at].slot),
             segments: &segments[..count],
         };
-        self.reads[token] = Some(Read { frames, count, started: Instant::now(), overdue: false });
+        let ahead = self.fills[at].ahead;
+        self.reads_ahead += usize::from(ahead);
+        let started = Instant::now();
+        self.reads[token] = Some(Read { frames, count, started, ahead, overdue: false });
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
         let Some(pushed) = super::guarded(&self.pager, || super::push(queue, request)) else {
@@ -532,6 +540,7 @@ impl Filler {
             // store says that it took nothing.
             if self.queue.in_flight() == before {
                 self.reads[token] = None;
+                self.reads_ahead -= usize::from(ahead);
                 self.free_reads.push(token);
                 frames[..count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
             }
@@ -545,6 +554,7 @@ impl Filler {
         let token = completion.token as usize;
         let read = self.reads[token].take().expect("a completion has its read");
         self.free_reads.push(token);
+        self.reads_ahead -= usize::from(read.ahead);
         self.pager.counters.reads_in_flight.down();
         let took = read.started.elapsed();
         self.pager.read_times[self.index].add(took);
@@ -586,9 +596,17 @@ impl Filler {
         Ok(())
     }
 
-    /// Installs a page whose slot has been read into `frame`. Who waits for it is woken later,
-    /// together with others: a thread that reads several pages that were asked for at once goes on
-    /// when all are there that can be. `more` pages follow.
+    /// Whether who waits for a page is woken by mapping it, which saves a call. Not while pages
+    /// are on their way that were asked for ahead: a thread that reads several of them goes on
+    /// when all are there that can be. Nor by a filler that gives way: who is woken runs in its
+    /// place at once, and must not find the page in its hands.
+    fn wakes_at_once(&self) -> bool {
+        let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
+        self.reads_ahead == 0 && !gives_way
+    }
+
+    /// Installs a page whose slot has been read into `frame`. Who waits for it is woken by that,
+    /// or later together with others. `more` pages follow.
     fn install(&mut self, frame: FrameId, more: usize) {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
@@ -605,7 +623,8 @@ impl Filler {
             }
         };
         let guard = pager.guard(page, access == Access::Write);
-        match pager.install(page, frame, guard.protect()) {
+        let wake = if wanted && self.wakes_at_once() { Wake::Yes } else { Wake::No };
+        match pager.install(page, frame, guard.protect(), wake) {
             Ok(()) => {
                 let word = guard.mark(Word::resident(slot)).with_prefetched(!wanted);
                 let how = if wanted { Insert::Filled } else { Insert::Prefetched };
@@ -617,6 +636,9 @@ impl Filler {
                         // It is another filler's fault.
                         Access::Ahead => pager.counters.prefetch_hits.bump(),
                         _ => pager.fault_times[self.index].add(arrived.elapsed()),
+                    }
+                    if wake == Wake::Yes {
+                        return;
                     }
                     self.wakes.push(page);
                     if self.wakes.len() * pager.page_bytes >= WAKE_BYTES_MAX {

@@ -23,7 +23,7 @@ use crate::base::units::{PageCount, PageId};
 use crate::page::protocol::{self, Filled};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::signal::{self, BusFault};
-use crate::sys::uffd::Fault;
+use crate::sys::uffd::{Fault, Wake};
 use crate::tier::policy::Insert;
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 use std::time::{Duration, Instant};
@@ -182,7 +182,7 @@ impl Pager {
             return None;
         }
         let guard = self.guard(page, write);
-        if let Err(error) = self.install(page, frame, guard.protect()) {
+        if let Err(error) = self.install(page, frame, guard.protect(), Wake::No) {
             report::warn("a page could not be mapped, trying again", &error);
             self.settle(page, moving, Word::stored(slot));
             self.cancel_fill(frame);

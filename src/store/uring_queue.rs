@@ -296,6 +296,11 @@ impl Queue for UringQueue {
             }
             self.arm_watches();
             self.poll(deadline)?;
+            if self.ring.has_outcomes() {
+                // Nothing that the kernel would have to be asked for.
+                reaped = self.reap(done);
+                continue;
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             self.ring.submit_and_wait(left).map_err(enter_failed)?;
             reaped = self.reap(done);

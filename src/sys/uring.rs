@@ -161,7 +161,12 @@ impl Ring {
     /// Whether an outcome is there, or work that the kernel does at the next entry and that may
     /// bring one. No system call.
     pub(crate) fn has_news(&mut self) -> bool {
-        self.ring.submission().taskrun() || !self.ring.completion().is_empty()
+        self.ring.submission().taskrun() || self.has_outcomes()
+    }
+
+    /// Whether an outcome is there. No system call.
+    pub(crate) fn has_outcomes(&mut self) -> bool {
+        !self.ring.completion().is_empty()
     }
 
     /// Takes one outcome, if there is one. Enters the kernel only for `submit` and `wait`.

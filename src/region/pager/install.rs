@@ -34,20 +34,26 @@ impl Guard {
 
 impl Pager {
     /// Maps a frame's content as `page`, which is `Moving` by this thread. The frame is consumed,
-    /// its memory or the charge of the fill now the page's. Who waits is woken by
-    /// [`settle_mapped`](Self::settle_mapped).
+    /// its memory or the charge of the fill now the page's. Who waits is woken by that, if asked
+    /// for, or by [`settle_mapped`](Self::settle_mapped).
     ///
     /// # Errors
     /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
-    pub(crate) fn install(&self, page: PageId, frame: FrameId, protect: Protect) -> Result<()> {
+    pub(crate) fn install(
+        &self,
+        page: PageId,
+        frame: FrameId,
+        protect: Protect,
+        wake: Wake,
+    ) -> Result<()> {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
         let outcome = if self.fill_by_move {
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
             // frame is this thread's and holds the page's content.
-            unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) }
+            unsafe { self.uffd.move_pages(dst, src, self.page_bytes, wake) }
         } else {
             // SAFETY: as above.
-            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, Wake::No) }
+            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, wake) }
         };
         let mapped = match outcome {
             Outcome::Done if self.fill_by_move => {
@@ -76,6 +82,9 @@ impl Pager {
         // A page half of which is mapped cannot be tried again: nor can it be unmapped, for
         // threads may have written to that half.
         self.copy_rest(page, frame, mapped, protect)?;
+        if wake == Wake::Yes {
+            self.wake(page);
+        }
         if self.fill_by_move {
             // The page is mapped, whatever becomes of the frame's memory.
             drop(self.frames.release(frame));
@@ -156,7 +165,7 @@ impl Pager {
         {
             // SAFETY: the frame is this thread's, `page_bytes` long.
             unsafe { std::ptr::write_bytes(self.frames.ptr(frame), 0, self.page_bytes) };
-            return match self.install(page, frame, Protect::No) {
+            return match self.install(page, frame, Protect::No, Wake::No) {
                 Ok(()) => Ok(true),
                 Err(error) => {
                     self.recycle(frame);
