@@ -11,7 +11,7 @@
 //! A *run* is as many frames as a huge page has, at a multiple of its size: a huge page can be
 //! moved there whole. Its frames are given out together; each comes back by itself, and the run
 //! is empty again with the last of them. One that came back whole with its memory may be kept as a
-//! *spare* run, cleared, for the next fresh chunk.
+//! *spare* run, for the next chunk that is read whole or, cleared, for the next fresh one.
 //!
 //! # Invariants
 //! 1. A frame is on at most one list; whoever took it off owns its memory.
@@ -27,6 +27,15 @@ use crate::base::sync::{AtomicUsize, Ordering, Rank, Ranked};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
+
+/// What a spare run holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Zeros: good for a fresh chunk.
+    Zeros,
+    /// What was there before: good for what is overwritten anyway.
+    Old,
+}
 
 /// The staging area and its lists.
 #[derive(Debug)]
@@ -50,8 +59,8 @@ struct Lists {
     spare: Vec<FrameId>,
     /// Frames of each run that are in use, or spare.
     out: Vec<usize>,
-    /// Runs that have memory and wait for a fresh chunk.
-    spare_runs: Vec<usize>,
+    /// Runs that have memory and wait for a use.
+    spare_runs: Vec<(usize, Rest)>,
 }
 
 /// The empty frames, a bit each: neighbours are found, and low ones are used first.
@@ -129,6 +138,10 @@ impl Frames {
         let in_runs = runs * run_frames;
         let count = in_runs + singles;
         let staging = Mapping::reserve(count * page_bytes, HUGE_PAGE, huge)?;
+        if in_runs > 0 {
+            // What is read into a run is read into a huge page. A kernel without them refuses.
+            drop(staging.use_huge_pages(0, in_runs * page_bytes));
+        }
         u32::try_from(count).expect("frame counts are small");
         let mut empty = Empty::none(count);
         (in_runs..count).for_each(|frame| empty.insert(frame));
@@ -162,6 +175,11 @@ impl Frames {
 
     pub(crate) fn has_runs(&self) -> bool {
         self.in_runs > 0
+    }
+
+    /// All runs.
+    pub(crate) fn runs(&self) -> usize {
+        self.in_runs / self.run_frames
     }
 
     /// Frames of one run.
@@ -220,9 +238,16 @@ impl Frames {
 
     /// Takes a whole run; its first frame.
     pub(crate) fn take_run(&self) -> Option<FrameId> {
-        let mut lists = self.lists.lock();
-        let run = lists.out.iter().position(|out| *out == 0)?;
-        lists.out[run] = self.run_frames;
+        let run = {
+            let mut lists = self.lists.lock();
+            let run = lists.out.iter().position(|out| *out == 0)?;
+            lists.out[run] = self.run_frames;
+            run
+        };
+        // The page table that small pages have left behind goes (Linux 6.14): where there is one, MOVE
+        // takes a huge page apart, and the kernel fills with small ones.
+        // SAFETY: the run is this thread's, and nothing is mapped there (invariant 2).
+        drop(unsafe { self.staging.discard(run * HUGE_PAGE, HUGE_PAGE) });
         Some(FrameId((run * self.run_frames) as u32))
     }
 
@@ -236,25 +261,29 @@ impl Frames {
         self.spare_run_len.load(Ordering::Relaxed) * HUGE_PAGE
     }
 
-    /// Keeps a whole run with its memory, which is cleared, as spare.
-    pub(crate) fn put_spare_run(&self, first: FrameId) {
+    /// Keeps a whole run with its memory as spare.
+    pub(crate) fn put_spare_run(&self, first: FrameId, rest: Rest) {
         let run = self.run_of(first).expect("a frame of a run");
         let mut lists = self.lists.lock();
         strict_assert!(lists.out[run] == self.run_frames, "run {run} is not whole");
-        strict_assert!(!lists.spare_runs.contains(&run), "run {run} is listed twice");
-        lists.spare_runs.push(run);
+        let is_listed = lists.spare_runs.iter().any(|(spare, _)| *spare == run);
+        strict_assert!(!is_listed, "run {run} is listed twice");
+        lists.spare_runs.push((run, rest));
         self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
     }
 
-    /// Takes a spare run with its memory; its first frame.
-    pub(crate) fn take_spare_run(&self) -> Option<FrameId> {
+    /// Takes a spare run with its memory; its first frame. One of zeros if it has to be, else
+    /// rather one of old content.
+    pub(crate) fn take_spare_run(&self, rest: Rest) -> Option<FrameId> {
         if self.spare_run_len.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let mut lists = self.lists.lock();
-        let run = lists.spare_runs.pop();
+        let fits = lists.spare_runs.iter().position(|(_, holds)| *holds == rest);
+        let any = if rest == Rest::Old { lists.spare_runs.len().checked_sub(1) } else { None };
+        let (run, _) = lists.spare_runs.swap_remove(fits.or(any)?);
         self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
-        run.map(|run| FrameId((run * self.run_frames) as u32))
+        Some(FrameId((run * self.run_frames) as u32))
     }
 
     pub(crate) fn put_spare(&self, frame: FrameId) {
@@ -374,12 +403,27 @@ mod tests {
     #[test]
     fn a_spare_run_is_in_use_until_its_memory_is_gone() {
         let frames = Frames::new(4, 1, 1 << 20, Huge::No).expect("6 frames map");
-        assert_eq!((frames.take_spare_run(), frames.take_run()), (None, Some(FrameId(0))));
-        frames.put_spare_run(FrameId(0));
+        assert_eq!((frames.take_spare_run(Rest::Old), frames.take_run()), (None, Some(FrameId(0))));
+        frames.put_spare_run(FrameId(0), Rest::Zeros);
         assert_eq!((frames.spare_bytes(), frames.take_run()), (HUGE_PAGE, None));
-        assert_eq!(frames.take_spare_run(), Some(FrameId(0)));
-        assert_eq!((frames.spare_bytes(), frames.take_spare_run()), (0, None));
+        assert_eq!(frames.take_spare_run(Rest::Old), Some(FrameId(0)));
+        assert_eq!((frames.spare_bytes(), frames.take_spare_run(Rest::Old)), (0, None));
         frames.put_empties(&[FrameId(0), FrameId(1)]);
         assert_eq!(frames.take_run(), Some(FrameId(0)));
+    }
+
+    #[test]
+    fn a_fresh_chunk_gets_no_run_of_old_content_and_a_read_rather_does() {
+        let frames = Frames::new(4, 3, 1 << 20, Huge::No).expect("10 frames map");
+        let runs = [(); 3].map(|()| frames.take_run().expect("three runs"));
+        for (first, rest) in runs.into_iter().zip([Rest::Old, Rest::Zeros, Rest::Zeros]) {
+            frames.put_spare_run(first, rest);
+        }
+        assert_eq!(frames.take_spare_run(Rest::Old), Some(runs[0]));
+        assert!(frames.take_spare_run(Rest::Zeros).is_some());
+        assert!(frames.take_spare_run(Rest::Old).is_some(), "zeros are overwritten as well");
+        frames.put_spare_run(runs[0], Rest::Old);
+        assert_eq!(frames.take_spare_run(Rest::Zeros), None);
+        assert_eq!(frames.spare_run_bytes(), HUGE_PAGE);
     }
 }

@@ -29,6 +29,7 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
+use crate::page::frames::Rest;
 use crate::page::opening::{CLOSED, OPEN, is_still_closed, latch};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::pagemap::Pagemap;
@@ -70,6 +71,9 @@ pub(crate) struct Chunks {
     /// One bit per chunk: open.
     open: LazyArray<AtomicU64>,
     open_count: AtomicU64,
+    /// One bit per chunk: its pages, read together, came in as one huge page and none has left.
+    /// A hint: they go as they came.
+    whole: LazyArray<AtomicU64>,
     /// Where the evictor goes on looking for open chunks.
     hand: AtomicU64,
     pagemap: Option<Pagemap>,
@@ -84,6 +88,7 @@ impl Chunks {
             states: LazyArray::new(count)?,
             open: LazyArray::new(count.div_ceil(64))?,
             open_count: AtomicU64::new(0),
+            whole: LazyArray::new(count.div_ceil(64))?,
             hand: AtomicU64::new(0),
             pagemap: if allowed { Pagemap::open() } else { None },
         })
@@ -112,6 +117,21 @@ impl Chunks {
     /// fillers': it may have been opened since the caller looked last.
     pub(super) fn is_still_closed(&self, chunk: ChunkId) -> bool {
         is_still_closed(&self.states[chunk.0])
+    }
+
+    /// Notes whether a chunk's pages are in one huge page.
+    pub(super) fn set_whole(&self, chunk: ChunkId, whole: bool) {
+        let (bits, bit) = (&self.whole[chunk.0 / 64], 1 << (chunk.0 % 64));
+        if whole {
+            bits.fetch_or(bit, Ordering::Relaxed);
+        } else if bits.load(Ordering::Relaxed) & bit != 0 {
+            bits.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a chunk's pages came in together and should go together.
+    pub(super) fn is_whole(&self, chunk: ChunkId) -> bool {
+        self.whole[chunk.0 / 64].load(Ordering::Relaxed) & 1 << (chunk.0 % 64) != 0
     }
 
     /// Latches a chunk that is in the state `from`.
@@ -167,8 +187,13 @@ impl Chunks {
 }
 
 impl Pager {
-    fn pages_per_chunk(&self) -> u64 {
+    pub(super) fn pages_per_chunk(&self) -> u64 {
         (CHUNK / self.page_bytes) as u64
+    }
+
+    /// Whether chunks have been read whole: more may come.
+    pub(super) fn has_read_chunks(&self) -> bool {
+        self.counters.chunks_read.get() > 0
     }
 
     /// The chunk a page lies in.
@@ -176,11 +201,11 @@ impl Pager {
         ChunkId((self.addr(page) - self.region.addr()) / CHUNK)
     }
 
-    fn chunk_addr(&self, chunk: ChunkId) -> usize {
+    pub(super) fn chunk_addr(&self, chunk: ChunkId) -> usize {
         self.region.addr() + chunk.0 * CHUNK
     }
 
-    fn pages_of_chunk(&self, chunk: ChunkId) -> impl Iterator<Item = PageId> + use<> {
+    pub(super) fn pages_of_chunk(&self, chunk: ChunkId) -> impl Iterator<Item = PageId> + use<> {
         let per_chunk = self.pages_per_chunk();
         let first = chunk.0 as u64 * per_chunk;
         (first..first + per_chunk).map(PageId)
@@ -270,9 +295,9 @@ impl Pager {
     /// Opens a chunk without content, latched, with the memory of a spare run, which is cleared and
     /// charged: the kernel need not clear another. `None`: there is none that can be used.
     fn open_with_run(&self, chunk: ChunkId) -> Option<bool> {
-        let first = self.frames.take_spare_run()?;
+        let first = self.frames.take_spare_run(Rest::Zeros)?;
         if !self.move_run_in(chunk, first) {
-            self.frames.put_spare_run(first);
+            self.frames.put_spare_run(first, Rest::Old);
             self.free_spare_run();
             return None;
         }

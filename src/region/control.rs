@@ -70,7 +70,7 @@ impl Region {
             match self.pages_of(*ptr, *len) {
                 // A full queue drops the request: it is advice.
                 Ok((first, count)) => {
-                    asked |= self.pager.ahead.push(Ahead { first, count }).is_ok()
+                    asked |= self.pager.ahead.push(Ahead { first, count, held: false }).is_ok()
                 }
                 Err(error) => {
                     outcome = Err(error);

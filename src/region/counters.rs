@@ -87,4 +87,5 @@ pub(crate) struct Counters {
     pub(crate) chunks_closed: Counter,
     pub(crate) chunks_evicted: Counter,
     pub(crate) chunks_reused: Counter,
+    pub(crate) chunks_read: Counter,
 }

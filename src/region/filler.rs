@@ -10,12 +10,17 @@
 //! 2. Every fault is answered: installed, woken because a racer installed it, kept in `waiting`
 //!    until the state that blocks it has passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
+//!
+//! `chunks` reads chunks that a stream leads to whole.
+
+mod chunks;
 
 use super::RegionConfig;
 use super::follow::{Call, Follow, Seen};
 use super::lease::Standing;
 use super::pager::{Ahead, Pager};
 use super::polling::Patience;
+use super::readahead::{Found, Window};
 use super::report;
 use super::resolve::{Answer, Asked};
 use super::team::NOBODY;
@@ -30,6 +35,7 @@ use crate::sys::event::poll_readable;
 use crate::sys::uffd::{Fault, Message, Wake};
 use crate::sys::vm::KERNEL_PAGE;
 use crate::tier::policy::Insert;
+use chunks::Chunk;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,6 +46,8 @@ const DEPTH: u32 = 256;
 /// Bytes of one merged read: large enough for the device's full rate, small enough that the first
 /// pages of a window are installed while the rest is being read.
 const READ_BYTES_MAX: usize = 512 << 10;
+/// Bytes of one read into a huge page: what the device is fastest with.
+const CHUNK_READ_BYTES_MAX: usize = 1 << 20;
 /// Reads of one page before it counts as lost.
 const ATTEMPTS_MAX: u8 = 3;
 /// Bytes installed for threads that wait before they are woken: bounds how long a page that is
@@ -108,6 +116,8 @@ pub(super) struct Filler {
     index: usize,
     queue: Box<dyn Queue>,
     ahead: Option<Ahead>,
+    /// It waits for a run of frames, not for room.
+    waits_for_run: bool,
     messages: [Message; FAULTS_MAX],
     waiting: Vec<Waiting>,
     fills: Vec<Fill>,
@@ -119,6 +129,10 @@ pub(super) struct Filler {
     /// When the event of the fault being answered was read.
     arrived: Instant,
     finished: Vec<Completion>,
+    /// By run of frames: the chunk that this filler reads into it.
+    chunks: Vec<Option<Chunk>>,
+    /// How many of them there are.
+    chunks_open: usize,
     /// Pages that were installed and whose waiters have not been woken yet.
     wakes: Vec<PageId>,
     starving: bool,
@@ -144,6 +158,7 @@ impl Filler {
             index,
             queue,
             ahead: None,
+            waits_for_run: false,
             messages: [Message::EMPTY; FAULTS_MAX],
             waiting: Vec::with_capacity(4096),
             fills: Vec::with_capacity(frames),
@@ -153,6 +168,8 @@ impl Filler {
             intents: vec![Intent::idle(); frames],
             arrived: Instant::now(),
             finished: Vec::with_capacity(DEPTH as usize),
+            chunks: vec![None; pager.frames.runs()],
+            chunks_open: 0,
             wakes: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
             starving: false,
             follow: Follow::new(index),
@@ -188,6 +205,7 @@ impl Filler {
             self.follow.woken_for_nothing(&self.pager.leases, &self.pager.team);
         }
         self.retry_waiting();
+        self.map_chunks();
         self.read_ahead();
         self.start_reads()?;
         let idle = news == 0 && self.finished.is_empty();
@@ -207,6 +225,7 @@ impl Filler {
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
         }
+        self.map_chunks();
         self.wake_all(0);
         self.check_deadlines();
         Ok(())
@@ -232,6 +251,7 @@ impl Filler {
             && self.queue.in_flight() == 0
             && self.waiting.is_empty()
             && self.ahead.is_none()
+            && self.chunks_open == 0
     }
 
     /// Waits to be called in. Faults are not waited for: the kernel wakes all who do, for each.
@@ -339,7 +359,7 @@ impl Filler {
             self.answer(waiting.fault, waiting.arrived, Some(waiting));
         }
         let starving = self.waiting.iter().any(|waiting| waiting.why == Answer::Starved)
-            || self.ahead.is_some();
+            || self.ahead.is_some() && !self.waits_for_run;
         if starving != self.starving {
             self.starving = starving;
             if starving {
@@ -403,6 +423,9 @@ impl Filler {
             *intent = Intent { access, arrived, ..*intent };
             self.pager.counters.prefetch_hits.bump();
         }
+        if self.pager.frames.run_of(frame).is_some() && !word.wanted() {
+            self.chunk_wanted(page, frame);
+        }
         Some(Answer::Reading)
     }
 
@@ -410,18 +433,29 @@ impl Filler {
     fn start_demanded(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
         let answer = self.start_fill(page, word, access)?;
         if answer == Answer::Reading
-            && let Some(window) = self.pager.next_window(page)
+            && let Some(window) = self.pager.next_window(page, Found::Stored)
         {
-            let mut room = true;
-            for ahead in window.pages(self.pager.page_count().0) {
-                room = room && self.start_ahead(ahead);
-                if !room {
-                    // When the evictor has made some. A full list drops the rest: it is a guess.
-                    let _ = self.pager.ahead.push(Ahead { first: ahead, count: PageCount(1) });
-                }
-            }
+            self.ask_ahead(window);
         }
         Some(answer)
+    }
+
+    /// Asks for what a stream leads to.
+    fn ask_ahead(&mut self, mut window: Window) {
+        let end = self.pager.page_count().0;
+        let chunks = window.split_chunks(self.pager.pages_per_chunk(), end);
+        let mut room = true;
+        for ahead in window.pages(end) {
+            room = room && self.start_ahead(ahead);
+            if !room {
+                // When the evictor has made some. A full list drops the rest: it is a guess.
+                let count = PageCount(1);
+                let _ = self.pager.ahead.push(Ahead { first: ahead, count, held: true });
+            }
+        }
+        if let Some((first, count)) = chunks {
+            self.ask_chunks(first, count, room);
+        }
     }
 
     /// Accepts a read of a page that a stream leads to; `false`: there is no room at the moment.
@@ -451,15 +485,28 @@ impl Filler {
     fn read_ahead(&mut self) {
         while let Some(mut run) = self.ahead.take().or_else(|| self.pager.ahead.pop()) {
             while run.count.0 > 0 {
-                if self.accept_ahead(run.first) == Answer::Starved {
-                    // Advice is not worth waiting for when nothing can be evicted.
-                    let hopeless = self.pager.exhausted.load(Ordering::Acquire);
-                    self.ahead = (!hopeless).then_some(run);
-                    return;
+                if let Some(asked) = self.accept_chunk(run) {
+                    run = match asked {
+                        Ok(rest) => rest,
+                        Err(()) => return self.postpone(run),
+                    };
+                    continue;
                 }
-                run = Ahead { first: PageId(run.first.0 + 1), count: PageCount(run.count.0 - 1) };
+                if self.accept_ahead(run.first) == Answer::Starved {
+                    self.waits_for_run = false;
+                    return self.postpone(run);
+                }
+                let (first, count) = (PageId(run.first.0 + 1), PageCount(run.count.0 - 1));
+                run = Ahead { first, count, ..run };
             }
         }
+    }
+
+    /// Keeps what was asked for ahead until there is room.
+    fn postpone(&mut self, run: Ahead) {
+        // Advice is not worth waiting for when nothing can be evicted.
+        let hopeless = self.pager.exhausted.load(Ordering::Acquire);
+        self.ahead = (!hopeless).then_some(run);
     }
 
     fn accept_ahead(&mut self, page: PageId) -> Answer {
@@ -500,8 +547,12 @@ impl Filler {
     /// How many fills from `at` on lie one after the other on the device. What has failed before
     /// is read alone: a bad place costs nobody else's page.
     fn mergeable(&self, at: usize) -> usize {
-        let most = (READ_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX);
-        let Fill { slot: first, ahead, .. } = self.fills[at];
+        let Fill { slot: first, ahead, frame } = self.fills[at];
+        let bytes = match self.pager.frames.run_of(frame) {
+            Some(_) => CHUNK_READ_BYTES_MAX,
+            None => READ_BYTES_MAX,
+        };
+        let most = (bytes / self.pager.page_bytes).clamp(1, SEGMENTS_MAX);
         let tried = |fill: &Fill| self.intents[fill.frame.0 as usize].attempts > 0;
         if tried(&self.fills[at]) {
             return 1;
@@ -517,16 +568,23 @@ impl Filler {
         let empty = Segment { ptr: std::ptr::null_mut(), len: 0 };
         let mut segments = [empty; SEGMENTS_MAX];
         let mut frames = [FrameId(0); SEGMENTS_MAX];
+        let mut last = 0;
         for (n, fill) in self.fills[at..at + count].iter().enumerate() {
             frames[n] = fill.frame;
             let ptr = self.pager.frames.ptr(fill.frame);
-            segments[n] = Segment { ptr, len: self.pager.page_bytes };
+            // Neighbours in memory are one segment: the virtual disk is paid by segment.
+            if n > 0 && frames[n - 1].0 + 1 == fill.frame.0 {
+                segments[last].len += self.pager.page_bytes;
+                continue;
+            }
+            last += usize::from(n > 0);
+            segments[last] = Segment { ptr, len: self.pager.page_bytes };
         }
         let request = Request {
             token: token as u64,
             op: Op::Read,
             offset: self.pager.slot_offset(self.fills[at].slot),
-            segments: &segments[..count],
+            segments: &segments[..=last],
         };
         let ahead = self.fills[at].ahead;
         self.reads_ahead += usize::from(ahead);
@@ -565,8 +623,12 @@ impl Filler {
                 continue;
             }
             match self.check_content(frame, &completion.result) {
+                Ok(()) if self.is_of_chunk(frame) => self.chunk_page_read(frame),
                 Ok(()) => self.install(frame, read.count - 1 - n),
-                Err(error) => self.read_failed(frame, &error),
+                Err(error) => {
+                    self.break_chunk(frame);
+                    self.read_failed(frame, &error);
+                }
             }
         }
     }
@@ -608,20 +670,17 @@ impl Filler {
     /// Installs a page whose slot has been read into `frame`. Who waits for it is woken by that,
     /// or later together with others. `more` pages follow.
     fn install(&mut self, frame: FrameId, more: usize) {
+        if let Some((moving, wanted)) = self.fill_ended(frame) {
+            self.map_filled(frame, moving, wanted, more);
+        }
+    }
+
+    /// Maps the page that was read into `frame`, which this thread has just made `Moving`.
+    fn map_filled(&mut self, frame: FrameId, moving: Word, wanted: bool, more: usize) {
         let pager = &self.pager;
         let page = pager.frames.page(frame);
-        let slot = pager.frames.slot(frame);
-        let intent = &mut self.intents[frame.0 as usize];
-        intent.pending = false;
-        let Intent { access, arrived, .. } = *intent;
-        let pager = &self.pager;
-        let (moving, wanted) = match protocol::filled(pager.word(page), frame, slot) {
-            Filled::Moving { moving, wanted } => (moving, wanted),
-            Filled::Died(dead) => {
-                self.bury(page, dead, slot);
-                return pager.cancel_fill(frame);
-            }
-        };
+        let slot = moving.slot();
+        let Intent { access, arrived, .. } = self.intents[frame.0 as usize];
         let guard = pager.guard(page, access == Access::Write);
         let wake = if wanted && self.wakes_at_once() { Wake::Yes } else { Wake::No };
         match pager.install(page, frame, guard.protect(), wake) {
@@ -722,6 +781,7 @@ impl Filler {
         read.overdue = true;
         let read = *read;
         self.pager.counters.read_errors.bump();
+        read.frames[..read.count].iter().for_each(|frame| self.break_chunk(*frame));
         read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, cause));
     }
 }

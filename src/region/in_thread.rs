@@ -15,6 +15,7 @@
 #![expect(unsafe_code, reason = "reads into frames, follows listed pointers")]
 
 use super::pager::{Ahead, Pager, backoff};
+use super::readahead::Found;
 use super::report;
 use super::resolve::{Answer, Asked};
 use crate::base::error::{Error, Result};
@@ -222,10 +223,10 @@ impl Pager {
 
     /// Passes what a stream of faults leads to on to a filler.
     fn ask_ahead(&self, page: PageId) {
-        let Some(window) = self.next_window(page) else { return };
+        let Some(window) = self.next_window(page, Found::Stored) else { return };
         let mut asked = false;
         for page in window.pages(self.page_count().0) {
-            let run = Ahead { first: page, count: PageCount(1) };
+            let run = Ahead { first: page, count: PageCount(1), held: false };
             asked |= self.ahead.push(run).is_ok();
         }
         if asked {

@@ -14,10 +14,14 @@
 //!          m [ block ] m' [ block ]          the second: the blocks that the device has after it
 //!                      m' [ block ] m" [ block ]
 //! ```
+//! Where the block would be as large as a chunk of memory and the pages follow each other, whole chunks
+//! are asked for and there is no mark: a chunk that was read is mapped when its reader gets there
+//! (`filler::chunks`), and that fault is told as well.
+//!
 //! Any other fault near a stream halves its confidence: wrong guesses stop after one small block.
 //! Used by fillers, under one leaf lock.
 
-use crate::base::units::PageId;
+use crate::base::units::{PageCount, PageId};
 
 /// Streams that are followed at the same time.
 const STREAMS_MAX: usize = 64;
@@ -29,6 +33,29 @@ const BLOCK_MIN: u64 = 4;
 const MISSED_MAX: u64 = 16;
 /// Equal distances in a row that make a stream.
 const CONFIDENT: u8 = 2;
+
+/// What may be asked for, in pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Most {
+    /// Ahead of one stream.
+    pub(super) window: u64,
+    /// Ahead of all streams together.
+    pub(super) all: u64,
+    /// What is read whole where a stream leads through all of it; 1 for none.
+    pub(super) chunk: u64,
+}
+
+/// How a fault found its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// On the device only.
+    Stored,
+    /// Asked for ahead.
+    Coming,
+}
+
+/// No page is the mark.
+const NO_MARK: u64 = u64::MAX;
 
 /// Pages to ask for: `count` pages from `first`, `stride` pages apart, but for the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +75,19 @@ impl Window {
             .filter(move |page| *page != self.mark)
             .map(PageId)
     }
+
+    /// The whole chunks of `chunk` pages at the window's end, below `end`, as their first page and
+    /// the number of pages; what comes before them is left in the window.
+    pub(super) fn split_chunks(&mut self, chunk: u64, end: u64) -> Option<(PageId, PageCount)> {
+        if self.mark != NO_MARK || chunk <= 1 {
+            return None;
+        }
+        let last = (self.first + self.count).min(end) / chunk * chunk;
+        let first = self.first.next_multiple_of(chunk);
+        let count = last.checked_sub(first).filter(|count| *count > 0)?;
+        self.count = first - self.first;
+        Some((PageId(first), PageCount(count)))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +101,8 @@ struct Stream {
     stride: i64,
     /// Pages of the last block.
     block: u64,
+    /// Where the chunks end that were asked for; 0 while pages are.
+    asked_end: u64,
     confidence: u8,
     /// When it was last matched.
     used: u64,
@@ -78,20 +120,21 @@ impl Streams {
         Streams { streams: [None; STREAMS_MAX], clock: 0 }
     }
 
-    /// Notes a device fault; returns what to read ahead. All streams together keep at most
-    /// `pages_max` pages read ahead and not used yet, one at most `window_max`. With `eager` (the
-    /// program said that it reads sequentially) the first fault is enough. `is_stored` says which
-    /// pages can fault, and be marks.
+    /// Notes a device fault, or one on a chunk that was read ahead; returns what to read ahead. All
+    /// streams together keep at most `most.all` pages read ahead and not used yet, one at most
+    /// `most.window`. With `eager` (the program said that it reads sequentially) the first fault is
+    /// enough. `is_stored` says which pages can fault, and be marks.
     pub(super) fn fault(
         &mut self,
         page: PageId,
-        window_max: u64,
-        pages_max: u64,
+        found: Found,
+        most: Most,
         eager: bool,
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
         self.clock += 1;
-        let window_max = window_max.min(pages_max / self.active().max(1)).max(1);
+        let window = most.window.min(most.all / self.active().max(1)).max(1);
+        let most = Most { window, ..most };
         let page = page.0;
         let at = self.find(page);
         let clock = self.clock;
@@ -103,19 +146,24 @@ impl Streams {
                 behind: 0,
                 stride: 1,
                 block: 0,
+                asked_end: 0,
                 confidence,
                 used: clock,
             };
-            let window = eager.then(|| stream.advance(page, window_max, is_stored));
+            let window = eager.then(|| stream.advance(page, most, is_stored));
             self.streams[at] = Some(stream);
             return window.flatten();
         };
         stream.used = clock;
         stream.follow(page);
+        if found == Found::Stored {
+            // Whatever was asked for is not there: it is asked for again.
+            stream.asked_end = stream.asked_end.min(page + 1);
+        }
         if stream.confidence < CONFIDENT {
             return None;
         }
-        stream.advance(page, window_max, is_stored)
+        stream.advance(page, most, is_stored)
     }
 
     /// Streams that have been confirmed lately.
@@ -171,10 +219,22 @@ impl Stream {
                 self.confidence = if self.confidence >= CONFIDENT { CONFIDENT - 1 } else { 1 };
                 self.stride = stride;
             }
-            (self.block, self.behind) = (0, 0);
+            (self.block, self.behind, self.asked_end) = (0, 0, 0);
         }
         self.last = page;
         self.next = page.wrapping_add_signed(self.stride);
+    }
+
+    /// All up to the last end of a chunk within the window that was not asked for before.
+    fn advance_by_chunks(&mut self, page: u64, most: Most) -> Option<Window> {
+        let end = (page + most.window) / most.chunk * most.chunk;
+        let first = self.asked_end.max(page + 1);
+        self.asked_end = end.max(first);
+        self.block = most.chunk;
+        self.next = page + 1;
+        self.behind = self.asked_end - self.next;
+        let count = end.checked_sub(first).filter(|count| *count > 0)?;
+        Some(Window { first, stride: 1, count, mark: NO_MARK })
     }
 
     /// What to ask for after a fault that came as expected: a block behind what is asked for
@@ -183,13 +243,22 @@ impl Stream {
     fn advance(
         &mut self,
         page: u64,
-        window_max: u64,
+        most: Most,
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
+        const CHUNKS_MIN: u64 = 2;
+        let by_chunks = self.stride == 1
+            && most.chunk > 1
+            && most.window >= CHUNKS_MIN * most.chunk
+            && self.block * 2 >= most.chunk;
+        if by_chunks {
+            return self.advance_by_chunks(page, most);
+        }
+        self.asked_end = 0;
         let before = self.behind;
         let first_time = self.block == 0;
         let grown = if first_time { BLOCK_MIN } else { self.block * 2 };
-        self.block = grown.min((window_max / 2).max(1));
+        self.block = grown.min((most.window / 2).max(1));
         let at = |n: u64| page.checked_add_signed(self.stride.checked_mul(n as i64)?);
         // The block up to the mark is there already, or is asked for now.
         let front = if before > 0 { before } else { self.block };
@@ -209,6 +278,7 @@ mod tests {
     use super::*;
 
     const FAULTS: &dyn Fn(u64) -> bool = &|_| true;
+    const MOST: Most = Most { window: 32, all: 1 << 10, chunk: 1 };
 
     fn pages(window: Option<Window>) -> Vec<u64> {
         window.map_or(Vec::new(), |window| window.pages(1 << 30).map(|page| page.0).collect())
@@ -216,7 +286,8 @@ mod tests {
 
     /// Feeds faults; returns the pages each made the streams ask for.
     fn play(streams: &mut Streams, faults: &[u64]) -> Vec<Vec<u64>> {
-        let ask = |page: &u64| pages(streams.fault(PageId(*page), 32, 1 << 10, false, FAULTS));
+        let ask =
+            |page: &u64| pages(streams.fault(PageId(*page), Found::Stored, MOST, false, FAULTS));
         faults.iter().map(ask).collect()
     }
 
@@ -234,7 +305,7 @@ mod tests {
             faults += 1;
             stalls += u64::from(!asked.contains(&(page + 1)));
             let stored = |page: u64| !asked.contains(&page);
-            let window = streams.fault(PageId(page), 32, 1 << 10, false, &stored);
+            let window = streams.fault(PageId(page), Found::Stored, MOST, false, &stored);
             asked.extend(pages(window));
         }
         (faults, stalls)
@@ -281,6 +352,38 @@ mod tests {
         assert_eq!(asked[3], (85..93).rev().chain((76..84).rev()).collect::<Vec<_>>());
     }
 
+    /// Chunks of 8 pages.
+    const BY_CHUNKS: Most = Most { window: 32, all: 1 << 10, chunk: 8 };
+
+    #[test]
+    fn a_sequence_whose_block_is_as_large_as_a_chunk_asks_for_whole_chunks() {
+        let mut streams = Streams::new();
+        let mut ask = |page, found| streams.fault(PageId(page), found, BY_CHUNKS, false, FAULTS);
+        assert!([10, 11].iter().all(|page| ask(*page, Found::Stored).is_none()));
+        assert_eq!(pages(ask(12, Found::Stored)), [13, 14, 15, 16], "too small for chunks");
+        let mut window = ask(17, Found::Stored).expect("a block of 8");
+        assert_eq!(window.split_chunks(8, 1 << 30), Some((PageId(24), PageCount(24))));
+        assert_eq!(pages(Some(window)), (18..24).collect::<Vec<_>>(), "what is before the chunks");
+        assert!(ask(24, Found::Coming).is_some_and(
+            |mut next| next.split_chunks(8, 1 << 30) == Some((PageId(48), PageCount(8)))
+        ));
+        assert_eq!(
+            pages(ask(31, Found::Coming)),
+            [] as [u64; 0],
+            "no chunk ends within the window"
+        );
+        let again = ask(32, Found::Stored).expect("what was asked for is not there");
+        assert_eq!(pages(Some(again)).first(), Some(&33));
+    }
+
+    #[test]
+    fn chunks_beyond_the_end_of_the_region_are_left_out() {
+        let mut window = Window { first: 20, stride: 1, count: 28, mark: NO_MARK };
+        assert_eq!(window.split_chunks(8, 45), Some((PageId(24), PageCount(16))));
+        let mut window = Window { first: 20, stride: 1, count: 28, mark: 30 };
+        assert_eq!(window.split_chunks(8, 45), None, "a mark is in the way");
+    }
+
     #[test]
     fn interleaved_streams_are_told_apart() {
         let mut streams = Streams::new();
@@ -309,11 +412,12 @@ mod tests {
     #[test]
     fn many_streams_share_what_may_be_read_ahead() {
         let mut streams = Streams::new();
+        let most = Most { window: 64, all: 64, chunk: 1 };
         let mut last = 0;
         for n in 0..3 {
             for stream in 0..16 {
                 let page = PageId(stream * 10_000 + n);
-                last = pages(streams.fault(page, 64, 64, false, FAULTS)).len();
+                last = pages(streams.fault(page, Found::Stored, most, false, FAULTS)).len();
             }
         }
         assert_eq!(last, 2, "16 streams and 64 pages, of which half is a block");
@@ -323,7 +427,7 @@ mod tests {
     fn windows_end_at_the_edges_of_the_region() {
         let mut streams = Streams::new();
         play(&mut streams, &[2, 1]);
-        let window = streams.fault(PageId(0), 32, 1 << 10, false, FAULTS);
+        let window = streams.fault(PageId(0), Found::Stored, MOST, false, FAULTS);
         assert!(window.is_none_or(|window| window.pages(100).count() == 0));
         let window = Window { first: 98, stride: 1, count: 8, mark: 106 };
         assert_eq!(window.pages(100).count(), 2);

@@ -101,6 +101,8 @@ pub struct Stats {
     pub chunks_evicted: u64,
     /// Of the chunks opened, those that took the memory of chunks that had left.
     pub chunks_reused: u64,
+    /// Chunks of 2 MiB that were read ahead and mapped as one.
+    pub chunks_read: u64,
     /// Panics that a handler thread survived.
     pub panics: u64,
 }
@@ -154,6 +156,7 @@ impl Stats {
             chunks_closed: counters.chunks_closed.get(),
             chunks_evicted: counters.chunks_evicted.get(),
             chunks_reused: counters.chunks_reused.get(),
+            chunks_read: counters.chunks_read.get(),
             panics: counters.panics.get(),
         }
     }

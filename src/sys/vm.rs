@@ -211,6 +211,14 @@ impl Mapping {
         self.advise(offset, KERNEL_PAGE, libc::MADV_COLD)
     }
 
+    /// Asks for huge pages in a part of the mapping, see `madvise(2)`, `MADV_HUGEPAGE`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel has none.
+    pub(crate) fn use_huge_pages(&self, offset: usize, len: usize) -> Result<()> {
+        self.advise(offset, len, libc::MADV_HUGEPAGE)
+    }
+
     /// Gives advice that changes no contents.
     fn advise(&self, offset: usize, len: usize, advice: i32) -> Result<()> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");

@@ -92,6 +92,15 @@ fn a_read_error_that_stays_costs_one_page_64k() {
     expect_lost_page(in_child(name, body), "(EIO)");
 }
 
+/// Three chunks that are read whole, but for the one of the bad page.
+#[test]
+fn a_read_error_that_stays_costs_one_page_of_a_chunk() {
+    let name = "reads::a_read_error_that_stays_costs_one_page_of_a_chunk";
+    let limit = farheap::ByteCount::mib(64);
+    let body = || lose_one_page(RegionConfig { limit, ..config(64, Install::Auto) });
+    expect_lost_page(in_child(name, body), "(EIO)");
+}
+
 #[test]
 fn a_read_error_that_stays_costs_one_page_2m() {
     let name = "reads::a_read_error_that_stays_costs_one_page_2m";

@@ -2,16 +2,66 @@
 #![expect(unsafe_code, reason = "unmaps pages of the region")]
 
 use crate::base::error::Result;
-use crate::base::units::{ByteCount, PageId};
+use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::page::note::Fate;
-use crate::page::word::FrameId;
-use crate::region::pager::Pager;
+use crate::page::word::{FrameId, State};
 use crate::region::pager::install::install_error;
+use crate::region::pager::{BATCH_MAX, Pager};
 use crate::region::report;
 use crate::sys::uffd::{Outcome, Protect, Wake};
 use crate::sys::vm::{KERNEL_PAGE, Piece};
+use crate::tier::policy::EvictionPolicy;
 
 impl Pager {
+    /// Takes up to `want` victims, at least one, off the policy's lists. One of a chunk that came in
+    /// whole takes the others of the chunk along: they have been used as little, and to take
+    /// them one by one would split the huge page that they are.
+    pub(super) fn choose(
+        &self,
+        policy: &mut dyn EvictionPolicy,
+        want: usize,
+        victims: &mut Vec<PageId>,
+    ) {
+        let per_chunk = self.pages_per_chunk() as usize;
+        // Room for a chunk with whatever comes last.
+        let most = if self.has_read_chunks() { want.min(BATCH_MAX + 1 - per_chunk) } else { want };
+        while victims.len() < most {
+            let mut named = None;
+            policy.victims(PageCount(1), &mut |page| named = Some(page));
+            let Some(page) = named else { return };
+            victims.push(page);
+            let chunk = self.chunk_of(page);
+            // The first chunk of all may come after `most` was chosen.
+            let fits = victims.len() + per_chunk <= BATCH_MAX + 1;
+            if !fits || !self.chunks.is_whole(chunk) {
+                continue;
+            }
+            for other in self.pages_of_chunk(chunk).filter(|other| *other != page) {
+                let word = self.word(other).load();
+                if word.state() == State::Resident && word.pins() == 0 {
+                    policy.removed(other);
+                    policy.bypassed(other);
+                    victims.push(other);
+                }
+            }
+        }
+    }
+
+    /// Frames to take neighbouring pages from `first` out to: a run for a whole chunk.
+    pub(super) fn frames_for_run(&self, first: PageId, count: usize) -> Option<(FrameId, usize)> {
+        let chunk = self.chunk_of(first);
+        if !self.chunks.is_whole(chunk) {
+            return self.frames_for_eviction(count);
+        }
+        self.chunks.set_whole(chunk, false);
+        if count as u64 == self.pages_per_chunk()
+            && let Some(run) = self.frames.take_run()
+        {
+            return Some((run, count));
+        }
+        self.frames_for_eviction(count)
+    }
+
     /// Neighbouring frames to take the content of at most `most` pages out to: the first, and how
     /// many.
     pub(super) fn frames_for_eviction(&self, most: usize) -> Option<(FrameId, usize)> {

@@ -2,6 +2,7 @@
 
 use super::{Dirty, Evictor, Linger};
 use crate::base::units::SlotId;
+use crate::page::frames::Rest;
 use crate::page::protocol::{self, Content};
 use crate::page::word::{FrameId, Word};
 
@@ -33,13 +34,20 @@ impl Evictor {
         self.made_room(freed);
     }
 
-    /// Keeps the freed runs that are whole where fresh chunks, which would have to be cleared by
-    /// the kernel, take them next. Fills cannot use them, and others may want the memory.
+    /// Keeps the freed runs that are whole: the next chunk that is read takes them, or a fresh one,
+    /// which would have to be cleared by the kernel. Other fills cannot use them, and others may
+    /// want the memory.
     fn keep_runs(&mut self) {
         let frames = &self.pager.frames;
         let per_run = frames.run_frames();
         let is_wanted = self.pager.owed() == 0 && self.pager.excess() == 0;
-        if self.freed.len() < per_run || !is_wanted || !self.arrivals.fresh_prevail() {
+        let rest = match self.arrivals.fresh_prevail() {
+            true => Rest::Zeros,
+            // What was read by runs leaves by runs, and more is being read.
+            false => Rest::Old,
+        };
+        let is_used = rest == Rest::Zeros || self.pager.has_read_chunks();
+        if self.freed.len() < per_run || !is_wanted || !is_used {
             return;
         }
         self.freed.sort_unstable();
@@ -49,7 +57,7 @@ impl Evictor {
             let begins =
                 frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(per_run);
             if begins && self.freed[at + per_run - 1].0 as usize == first.0 as usize + per_run - 1 {
-                self.pager.keep_run(first);
+                self.pager.keep_run(first, rest);
                 self.freed.drain(at..at + per_run);
             } else {
                 at += 1;

@@ -101,7 +101,7 @@ impl Evictor {
             victims.clear();
             {
                 let mut policy = self.pager.policy.lock();
-                policy.victims(PageCount(want as u64), &mut |page| victims.push(page));
+                self.pager.choose(&mut **policy, want, &mut victims);
                 resident = policy.resident();
             }
             went = self.take_out(&mut victims, Listed::No);
@@ -138,7 +138,9 @@ impl Evictor {
             } else if pause && word.slot().is_none() {
                 self.keep(page, word);
             } else {
-                let follows = run_len > 0 && run[run_len - 1].0.0 + 1 == page.0;
+                // Up to the end of a chunk: one that came in whole can leave whole.
+                let begins = page.0.is_multiple_of(self.pager.pages_per_chunk());
+                let follows = run_len > 0 && run[run_len - 1].0.0 + 1 == page.0 && !begins;
                 if !follows || run_len == run_max {
                     moved += self.move_out(&run[..run_len], chosen);
                     run_len = 0;
@@ -220,7 +222,7 @@ impl Evictor {
         let (mut done, mut moved) = (0, 0);
         while done < run.len() {
             let rest = &run[done..];
-            let Some((first, got)) = self.pager.frames_for_eviction(rest.len()) else {
+            let Some((first, got)) = self.pager.frames_for_run(rest[0].0, rest.len()) else {
                 rest.iter().for_each(|(page, word)| self.keep(*page, *word));
                 break;
             };

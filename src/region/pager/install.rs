@@ -94,6 +94,24 @@ impl Pager {
         Ok(())
     }
 
+    /// Maps a run of frames, with its content, as the chunk that begins with `first`: all of its
+    /// pages are `Moving` by this thread. Returns how many of them are mapped, the first ones; the
+    /// frames of the others are as they were.
+    pub(in crate::region) fn map_chunk(&self, first: PageId, frame: FrameId) -> usize {
+        let chunk = Piece::new(self.addr(first), HUGE_PAGE);
+        // A huge page can be moved whole to where there is no page table. One that small pages have
+        // left behind goes with them (Linux 6.14); before that, MOVE takes the huge page apart.
+        // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
+        drop(unsafe { self.discarder.discard(&[chunk]) });
+        let moved = self.move_or_stop(self.addr(first), self.frames.addr(frame), HUGE_PAGE);
+        let pages = moved / self.page_bytes;
+        (frame.0..).take(pages).for_each(|n| self.frames.put_empty(FrameId(n)));
+        if moved == HUGE_PAGE {
+            self.chunks.set_whole(self.chunk_of(first), true);
+        }
+        pages
+    }
+
     /// Ends the process when a page that this thread alone may fill is mapped from a byte on.
     /// Nobody knows what it holds, and it would be tried for ever.
     fn check_missing(&self, page: PageId, bytes: usize) {

@@ -21,7 +21,7 @@
 
 mod discard;
 pub(super) mod install;
-mod room;
+pub(super) mod room;
 
 use super::care::Care;
 use super::chunk::{CHUNK, Chunks};
@@ -30,7 +30,7 @@ use super::habit::Habits;
 use super::joined::Joined;
 use super::latency::Recorder;
 use super::lease::Leases;
-use super::readahead::{Streams, Window};
+use super::readahead::{Found, Most, Streams, Window};
 use super::team::Team;
 use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
@@ -58,6 +58,10 @@ pub(crate) const BATCH_MAX: usize = 64;
 /// Write-back fails because all slots are in use, which is no failure of the device.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
+/// Most pages of a chunk that is read whole: half a batch, so that batches of the evictor have room
+/// for one.
+pub(in crate::region) const CHUNK_PAGES_MAX: usize = BATCH_MAX / 2;
+
 /// Requests for read-ahead that may wait at the same time; more are dropped.
 const AHEAD_MAX: usize = 1024;
 
@@ -66,6 +70,8 @@ const AHEAD_MAX: usize = 1024;
 pub(crate) struct Ahead {
     pub(crate) first: PageId,
     pub(crate) count: PageCount,
+    /// For a stream: chunks are held until it gets there.
+    pub(crate) held: bool,
 }
 
 /// A 128-bit content hash.
@@ -98,6 +104,8 @@ pub(crate) struct Pager {
     pub(crate) fill_by_move: bool,
     /// Evictions take pages out by MOVE, else by write-protect, copy and DONTNEED.
     pub(crate) evict_by_move: bool,
+    /// Chunks that a stream leads to are read whole, into runs of frames.
+    pub(in crate::region) reads_chunks: bool,
     /// Reads as zero, never written: the source of zero fills by COPY.
     zeros: Mapping,
     pub(crate) counters: Counters,
@@ -168,6 +176,8 @@ impl Pager {
         let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, Huge::Yes)?;
         let (singles, runs) = (frame_count(config.page, budget.limit()), run_count(budget.limit()));
         let frames = Frames::new(singles, runs, page_bytes, huge)?;
+        let moves = fill_by_move && evict_by_move;
+        let reads_chunks = moves && !in_thread && holds_chunks(&frames);
         uffd.register_faults(region.addr(), region.len())?;
         let (staging, staging_len) = frames.range();
         uffd.register_staging(staging, staging_len)?;
@@ -175,11 +185,7 @@ impl Pager {
             region.include_in_dumps()?;
             frames.include_in_dumps()?;
         }
-        let slot_count = store.capacity().as_usize() / page_bytes;
-        if slot_count == 0 {
-            let reason = format!("no page of {} fits into {}", config.page, store.describe());
-            return Err(Error::Config { key: "page".to_owned(), reason });
-        }
+        let slot_count = slot_count(config, &*store)?;
         let limit_pages = PageCount(config.limit.0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit_pages)?;
         // Random, so that content cannot be made to collide ahead of time.
@@ -210,6 +216,7 @@ impl Pager {
             verify: config.checksum,
             fill_by_move,
             evict_by_move,
+            reads_chunks,
             zeros,
             counters: Counters::default(),
             streams: config.readahead.then(|| Ranked::new(Rank::Leaf, Streams::new())),
@@ -274,8 +281,8 @@ impl Pager {
 
     // Read-ahead.
 
-    /// What to read ahead after a device fault.
-    pub(super) fn next_window(&self, page: PageId) -> Option<Window> {
+    /// What to read ahead after a device fault, or one on what was read ahead.
+    pub(super) fn next_window(&self, page: PageId, found: Found) -> Option<Window> {
         const WINDOW_BYTES_MAX: u64 = 8 << 20;
         const WINDOW_PAGES_MAX: u64 = 192;
         /// What all streams together may have read ahead, as a part of the limit: less than the
@@ -289,10 +296,12 @@ impl Pager {
         let page_bytes = self.page_bytes as u64;
         let window = (WINDOW_BYTES_MAX / page_bytes).clamp(2, WINDOW_PAGES_MAX);
         let all = self.budget.limit().0 / LIMIT_PART / page_bytes;
+        let chunk = if self.reads_chunks { self.pages_per_chunk() } else { 1 };
+        let most = Most { window, all, chunk };
         let is_stored = |page: u64| {
             page < self.page_count().0 && self.word(PageId(page)).load().state() == State::Stored
         };
-        streams.lock().fault(page, window, all, advice == Advice::Sequential, &is_stored)
+        streams.lock().fault(page, found, most, advice == Advice::Sequential, &is_stored)
     }
 
     fn advice(&self, page: PageId) -> Advice {
@@ -357,6 +366,22 @@ impl Pager {
         self.wake(page);
     }
 
+    /// As [`settle_resident`](Self::settle_resident), for the pages of a chunk that were read
+    /// together: `from` says of each what its word is, and whether somebody waits for it.
+    pub(in crate::region) fn settle_read(&self, first: PageId, from: &[(Word, bool)]) {
+        let pages = || (first.0..).map(PageId).zip(from);
+        {
+            let mut policy = self.policy.lock();
+            for (page, &(_, wanted)) in pages() {
+                policy.inserted(page, if wanted { Insert::Filled } else { Insert::Prefetched });
+            }
+        }
+        for (page, &(moving, wanted)) in pages() {
+            let resident = Word::resident(moving.slot()).with_prefetched(!wanted);
+            self.settle(page, moving, resident);
+        }
+    }
+
     /// Ends this thread's `Moving`.
     pub(crate) fn settle(&self, page: PageId, from: Word, to: Word) {
         if let Err(now) = self.word(page).try_change(from, to) {
@@ -373,6 +398,11 @@ impl Pager {
         drop(self.uffd.wake(self.addr(page), self.page_bytes));
     }
 
+    /// As [`wake`](Self::wake), for the chunk that begins with a page.
+    pub(in crate::region) fn wake_chunk(&self, first: PageId) {
+        drop(self.uffd.wake(self.addr(first), HUGE_PAGE));
+    }
+
     fn offset(&self, page: PageId) -> usize {
         self.addr(page) - self.region.addr()
     }
@@ -382,6 +412,24 @@ impl Pager {
 pub(crate) fn backoff(spins: &mut u32) {
     *spins += 1;
     if *spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+/// Pages that fit into a store.
+///
+/// # Errors
+/// When none does.
+fn slot_count(config: &RegionConfig, store: &dyn Store) -> Result<usize> {
+    let count = store.capacity().as_usize() / config.page.as_usize();
+    if count == 0 {
+        let reason = format!("no page of {} fits into {}", config.page, store.describe());
+        return Err(Error::Config { key: "page".to_owned(), reason });
+    }
+    Ok(count)
+}
+
+/// Whether there are runs of frames that chunks can be read into.
+fn holds_chunks(frames: &Frames) -> bool {
+    frames.has_runs() && frames.run_frames() <= CHUNK_PAGES_MAX
 }
 
 fn new_bell() -> Result<EventFd> {
@@ -406,10 +454,11 @@ fn frame_count(page: ByteCount, limit: ByteCount) -> usize {
     quarter.clamp(FRAMES_MIN, FRAMES_MAX).min((BYTES_MAX / page).max(FRAMES_MIN))
 }
 
-/// Runs of frames that fresh chunks are evicted to: a sixteenth of the limit, within bounds.
+/// Runs of frames that fresh chunks are evicted to and chunks are read into: an eighth of the limit,
+/// within bounds.
 fn run_count(limit: ByteCount) -> usize {
     const RUNS_MAX: usize = 8;
-    (limit.as_usize() / 16 / HUGE_PAGE).min(RUNS_MAX)
+    (limit.as_usize() / 8 / HUGE_PAGE).min(RUNS_MAX)
 }
 
 const _: () = assert!(KERNEL_PAGE == 4096);

@@ -4,8 +4,18 @@
 use super::{BATCH_MAX, Pager};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
+use crate::page::frames::Rest;
 use crate::page::word::FrameId;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
+
+/// Why there is no run of frames to read into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::region) enum NoRun {
+    /// The limit leaves no room at the moment.
+    Starved,
+    /// All are in use, or there are none.
+    AllInUse,
+}
 
 impl Pager {
     /// Sets the watermarks that follow from the limit.
@@ -232,16 +242,47 @@ impl Pager {
         }
     }
 
-    /// Keeps a run of frames, which is whole and has its memory, for the next fresh chunk.
-    pub(in crate::region) fn keep_run(&self, first: FrameId) {
-        // SAFETY: a run is a huge page long, and its frames are this thread's.
-        unsafe { std::ptr::write_bytes(self.frames.ptr(first), 0, HUGE_PAGE) };
-        self.frames.put_spare_run(first);
+    /// Keeps a run of frames, which is whole and has its memory, for the next chunk; clears it if
+    /// that is to be a fresh one.
+    pub(in crate::region) fn keep_run(&self, first: FrameId, rest: Rest) {
+        if rest == Rest::Zeros {
+            // SAFETY: a run is a huge page long, and its frames are this thread's.
+            unsafe { std::ptr::write_bytes(self.frames.ptr(first), 0, HUGE_PAGE) };
+        }
+        self.frames.put_spare_run(first, rest);
+    }
+
+    /// A run of frames to read a chunk into, charged: a spare one, or an empty one.
+    pub(in crate::region) fn charged_run(&self) -> Result<FrameId, NoRun> {
+        if let Some(first) = self.frames.take_spare_run(Rest::Old) {
+            return Ok(first);
+        }
+        let first = self.frames.take_run().ok_or(NoRun::AllInUse)?;
+        if self.charge_run() {
+            return Ok(first);
+        }
+        (first.0..).take(self.frames.run_frames()).for_each(|n| self.frames.put_empty(FrameId(n)));
+        Err(NoRun::Starved)
+    }
+
+    /// Charges a run of frames; single spare frames give way if that is enough.
+    fn charge_run(&self) -> bool {
+        let bytes = ByteCount(HUGE_PAGE as u64);
+        loop {
+            if self.charge_leaving(bytes, self.headroom()) {
+                return true;
+            }
+            if self.available() < bytes.0 + self.headroom().0 {
+                return false;
+            }
+            let Some(frame) = self.frames.take_spare() else { return false };
+            self.free_frame(frame);
+        }
     }
 
     /// Frees the memory and the charge of a spare run; returns how many bytes that were.
     pub(in crate::region) fn free_spare_run(&self) -> u64 {
-        let Some(first) = self.frames.take_spare_run() else { return 0 };
+        let Some(first) = self.frames.take_spare_run(Rest::Old) else { return 0 };
         let piece = Piece::new(self.frames.addr(first), HUGE_PAGE);
         let mut frames = [first; HUGE_PAGE / KERNEL_PAGE];
         let count = self.frames.run_frames();

@@ -1,0 +1,156 @@
+//! Chunks of far memory that are read, mapped and evicted whole, because a stream leads through
+//! them: against what was written, while others discard, write and evict ahead of the reader.
+
+#![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
+
+mod common;
+
+use common::{Dice, eventually, mem_store, region, seed, watchdog};
+use farheap::ByteCount;
+use farheap::region::{Region, RegionConfig};
+use std::time::Duration;
+
+const UNIT: usize = 4096;
+const CHUNK: usize = 2 << 20;
+const LIMIT: ByteCount = ByteCount::mib(64);
+
+/// A mapping and what each unit of it holds: its first and last word.
+struct Data {
+    region: Region,
+    base: *mut u8,
+    stamps: Vec<u64>,
+}
+
+impl Data {
+    /// Writes all of it and evicts it; `None` where regions are not permitted.
+    fn stored(page: ByteCount) -> Option<Data> {
+        let len = ByteCount::mib(160);
+        let config = RegionConfig { limit: LIMIT, page, ..RegionConfig::default() };
+        let region = region(config, mem_store(ByteCount::mib(256)))?;
+        let base = region.map(len).expect("fits the device").as_ptr();
+        let mut data = Data { region, base, stamps: vec![0; len.as_usize() / UNIT] };
+        (0..data.stamps.len()).for_each(|unit| data.write(unit, unit as u64 | 1 << 63));
+        data.region.evict_all().expect("the store has room");
+        Some(data)
+    }
+
+    fn word(&self, unit: usize, at: usize) -> *mut u64 {
+        assert!(unit < self.stamps.len() && at < UNIT / 8);
+        // SAFETY: in the mapping, checked above.
+        unsafe { self.base.cast::<u64>().add(unit * UNIT / 8 + at) }
+    }
+
+    fn write(&mut self, unit: usize, stamp: u64) {
+        for at in [0, UNIT / 8 - 1] {
+            // SAFETY: in the mapping, which this thread alone uses.
+            unsafe { self.word(unit, at).write_volatile(stamp) };
+        }
+        self.stamps[unit] = stamp;
+    }
+
+    fn check(&self, unit: usize) {
+        for at in [0, UNIT / 8 - 1] {
+            // SAFETY: as above.
+            let seen = unsafe { self.word(unit, at).read_volatile() };
+            assert_eq!(seen, self.stamps[unit], "unit {unit} word {at}");
+        }
+    }
+
+    fn check_all(&self) {
+        (0..self.stamps.len()).for_each(|unit| self.check(unit));
+    }
+
+    fn range(&self, first: usize, units: usize) -> (*mut u8, ByteCount) {
+        (self.word(first, 0).cast(), ByteCount((units * UNIT) as u64))
+    }
+
+    /// Discards whole pages of `page` bytes around a unit.
+    fn discard(&mut self, unit: usize, page: usize) {
+        let units = page / UNIT;
+        let first = unit - unit % units;
+        let (ptr, len) = self.range(first, units);
+        // SAFETY: nobody needs what the pages hold.
+        unsafe { self.region.discard(ptr, len) }.expect("whole pages of the mapping");
+        self.stamps[first..first + units].fill(0);
+    }
+
+    /// Whether chunks can be read whole here: MOVE exists, by which they leave.
+    fn moves(&self) -> bool {
+        self.region.stats().chunks_evicted > 0
+    }
+
+    fn expect_within_limit(&self) {
+        let stats = self.region.stats();
+        assert!(stats.resident_bytes_max <= LIMIT.0, "{stats:?}");
+        assert_eq!((stats.poisoned, stats.checksum_errors), (0, 0), "{stats:?}");
+    }
+}
+
+#[test]
+fn a_scan_reads_whole_chunks_and_every_byte_is_right() {
+    let _watch = watchdog("a scan reads whole chunks", Duration::from_secs(240));
+    for page in [64, 256].map(ByteCount::kib) {
+        let Some(data) = Data::stored(page) else { return };
+        (0..3).for_each(|_| data.check_all());
+        let stats = data.region.stats();
+        println!("pages of {page}: {} chunks, {} pages", stats.chunks_read, stats.pages_in);
+        // How many of the 240 depends on when the evictor runs.
+        assert!(stats.chunks_read >= 8 || !data.moves(), "{stats:?}");
+        data.expect_within_limit();
+    }
+}
+
+/// What is ahead of the reader is read into frames, or held there, when it is discarded, written or
+/// evicted.
+#[test]
+fn chunks_that_change_ahead_of_their_reader_are_right() {
+    let _watch = watchdog("chunks change ahead of their reader", Duration::from_secs(400));
+    let mut dice = Dice::new(seed("chunks change ahead of their reader"));
+    for page in [64, 256].map(ByteCount::kib) {
+        let Some(mut data) = Data::stored(page) else { return };
+        let units = data.stamps.len();
+        let ahead = 4 * CHUNK / UNIT;
+        for _ in 0..4 {
+            for unit in 0..units {
+                data.check(unit);
+                let other = (unit + dice.below(ahead as u64) as usize).min(units - 1);
+                match dice.below(2048) {
+                    0 => data.discard(other, page.as_usize()),
+                    1 => data.write(other, dice.roll() | 1),
+                    2 => {
+                        let count = (dice.below(1024) as usize + 1).min(units - other);
+                        let (ptr, len) = data.range(other, count);
+                        data.region.evict(ptr, len).expect("the store has room");
+                    }
+                    3 => {
+                        let count = (2 * CHUNK / UNIT).min(units - other);
+                        let (ptr, len) = data.range(other, count);
+                        data.region.prefetch(ptr, len).expect("inside the region");
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert!(data.region.stats().chunks_read > 0 || !data.moves());
+        data.expect_within_limit();
+    }
+}
+
+/// Chunks that are held for a reader which has stopped are mapped after a while, and can go.
+#[test]
+fn a_lowered_limit_is_reached_although_chunks_were_held() {
+    let _watch = watchdog("a lowered limit with held chunks", Duration::from_secs(120));
+    let Some(data) = Data::stored(ByteCount::kib(64)) else { return };
+    let limit = ByteCount::mib(8);
+    for stop in [10, 21, 33] {
+        let end = stop * CHUNK / UNIT + 1;
+        (0..end).for_each(|unit| data.check(unit));
+        data.region.set_limit(limit).expect("above the minimum");
+        let reached = eventually(|| data.region.stats().charged_bytes <= limit.0);
+        assert!(reached, "{:?}", data.region.stats());
+        data.check(end);
+        data.region.set_limit(LIMIT).expect("as before");
+    }
+    data.check_all();
+    data.expect_within_limit();
+}
