@@ -49,6 +49,7 @@ impl<N: Member> LocalSet<N> {
         let lower = self.by_priority.iter().take(priority);
         lower.filter_map(|peers| peers.last().copied()).next()
     }
+
     /// The same; nodes of one priority leave by descending address, more or less, so that two that
     /// leave one after the other often make room for a larger one.
     pub(super) fn lowest_by_address(
