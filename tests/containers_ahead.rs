@@ -3,12 +3,12 @@
 mod common;
 
 use common::mem_store;
+use farheap::ByteCount;
 use farheap::containers::{
     FarBTreeMap, FarLeveledMap, FarPagedMap, FarSkipList, ListStrategy, TreeStrategy,
 };
 use farheap::region::{Mode, RegionConfig};
 use farheap::sub::{Collective, CollectiveConfig};
-use farheap::{ByteCount, Error};
 use std::sync::Arc;
 
 const PAIRS: u64 = 5_000;
@@ -18,14 +18,7 @@ type Value = [u64; 16];
 fn collective(mode: Mode, local: ByteCount) -> Option<Arc<Collective>> {
     let region = RegionConfig { mode, ..CollectiveConfig::default().region };
     let config = CollectiveConfig { local, region };
-    match Collective::create(config, mem_store(ByteCount::mib(64))) {
-        Ok(collective) => Some(Arc::new(collective)),
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            None
-        }
-        Err(error) => panic!("collective: {error}"),
-    }
+    common::collective(config, mem_store(ByteCount::mib(64))).map(Arc::new)
 }
 
 fn tree(collective: &Arc<Collective>, strategy: TreeStrategy) -> FarBTreeMap<u64, Value> {

@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Dice, mem_store, seed};
+use farheap::ByteCount;
 use farheap::containers::{FarGraphIndex, GraphConfig, GraphStrategy};
 use farheap::region::RegionConfig;
 use farheap::sub::{AllocError, Collective, CollectiveConfig};
-use farheap::{ByteCount, Error};
 use std::sync::Arc;
 
 const DIMENSIONS: usize = 12;
@@ -16,14 +16,7 @@ fn collective(local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default().region;
     let limit = RegionConfig::limit_min(region.page);
     let config = CollectiveConfig { local, region: RegionConfig { limit, ..region } };
-    match Collective::create(config, mem_store(ByteCount::mib(64))) {
-        Ok(collective) => Some(Arc::new(collective)),
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            None
-        }
-        Err(error) => panic!("collective: {error}"),
-    }
+    common::collective(config, mem_store(ByteCount::mib(64))).map(Arc::new)
 }
 
 /// Vectors around a few centres.

@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Dice, mem_store, seed, watchdog};
+use farheap::ByteCount;
 use farheap::containers::{FarLeveledMap, FaultCost, LevelPlan, Refused, Usage};
 use farheap::region::{Mode, RegionConfig};
 use farheap::sub::{AllocError, Collective, CollectiveConfig};
-use farheap::{ByteCount, Error};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -22,14 +22,7 @@ fn collective(page_kib: u64, local_kib: u64) -> Option<Arc<Collective>> {
     let mode = Mode::InThread;
     let region = RegionConfig { page, limit, span: ByteCount::gib(1), mode, ..region };
     let config = CollectiveConfig { local: ByteCount::kib(local_kib), region };
-    match Collective::create(config, mem_store(ByteCount::mib(256))) {
-        Ok(collective) => Some(Arc::new(collective)),
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            None
-        }
-        Err(error) => panic!("collective: {error}"),
-    }
+    common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 
 /// A key so wide that seven fit into a page: trees are high with few pairs.

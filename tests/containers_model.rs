@@ -4,12 +4,12 @@
 mod common;
 
 use common::{Dice, mem_store, seed, watchdog};
+use farheap::ByteCount;
 use farheap::containers::{
     FarBTreeMap, FarPagedMap, FarSkipList, ListStrategy, Refused, TreeStrategy,
 };
 use farheap::region::RegionConfig;
 use farheap::sub::{AllocError, Collective, CollectiveConfig};
-use farheap::{ByteCount, Error};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -21,14 +21,7 @@ fn collective(local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default().region;
     let limit = RegionConfig::limit_min(region.page);
     let config = CollectiveConfig { local, region: RegionConfig { limit, ..region } };
-    match Collective::create(config, mem_store(ByteCount::mib(256))) {
-        Ok(collective) => Some(Arc::new(collective)),
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            None
-        }
-        Err(error) => panic!("collective: {error}"),
-    }
+    common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 
 /// A value that counts how many of its kind are alive; as large as the benchmark's.

@@ -4,9 +4,9 @@
 mod common;
 
 use common::mem_store;
+use farheap::ByteCount;
 use farheap::containers::{FarBTreeMap, FarSkipList, ListStrategy, TreeStrategy};
 use farheap::sub::{Collective, CollectiveConfig};
-use farheap::{ByteCount, Error};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -19,14 +19,7 @@ type Value = [u8; 150];
 fn collective(local_for_pair: u64) -> Option<Arc<Collective>> {
     let local = ByteCount(local_for_pair * PAIRS);
     let config = CollectiveConfig { local, ..CollectiveConfig::default() };
-    match Collective::create(config, mem_store(ByteCount::mib(256))) {
-        Ok(collective) => Some(Arc::new(collective)),
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            None
-        }
-        Err(error) => panic!("collective: {error}"),
-    }
+    common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 
 /// Keys in no order.

@@ -17,14 +17,7 @@ fn collective_of(page: ByteCount, local: ByteCount, store: ByteCount) -> Option<
     let region = CollectiveConfig::default().region;
     let limit = RegionConfig::limit_min(page);
     let config = CollectiveConfig { local, region: RegionConfig { limit, page, ..region } };
-    match Collective::create(config, mem_store(store)) {
-        Ok(collective) => Some(collective),
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            None
-        }
-        Err(error) => panic!("collective: {error}"),
-    }
+    common::collective(config, mem_store(store))
 }
 
 fn collective(local: ByteCount) -> Option<Collective> {

@@ -34,7 +34,9 @@ impl Watch {
         let thread = std::thread::spawn(move || {
             while !seen.load(Ordering::Relaxed) {
                 highest.fetch_max(resident().saturating_sub(before), Ordering::Relaxed);
-                std::thread::sleep(EVERY); // Between two samples.
+                // The kernel tells nobody when resident memory grows: it is sampled, as often as the
+                // limit is promised to hold.
+                std::thread::sleep(EVERY);
             }
         });
         Watch { stop, most, thread, limit }

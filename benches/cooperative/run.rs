@@ -208,7 +208,8 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
             .map(|number| scope.spawn(move || stream(shared, number, plan.read_only)))
             .collect();
         let beside = plan.beside.map(|beside| scope.spawn(|| beside.run(&manager, &shared.stop)));
-        std::thread::sleep(Duration::from_secs_f64(options.warm_up)); // Not measured: the pool fills.
+        // The time that was asked for before anything is measured; the streams fill the pool.
+        std::thread::sleep(Duration::from_secs_f64(options.warm_up));
         let query = scope.spawn(move || ask(shared, plan.query, &source.answer, plan.read_only));
         outcome.samples = sample(shared, &pool, plan.beside);
         shared.stop.store(true, Ordering::Release);
@@ -278,7 +279,8 @@ fn sample(
     let (mut last_at, mut last) = (0.0, (0, pool.stats()));
     last.0 = shared.orders.load(Ordering::Relaxed);
     while last_at < options.seconds {
-        std::thread::sleep(tick); // The figure's resolution in time.
+        // Throughput over time is counted by intervals, and this is one.
+        std::thread::sleep(tick);
         let at = began.elapsed().as_secs_f64();
         let now = (shared.orders.load(Ordering::Relaxed), pool.stats());
         let during_query = shared.during_query.load(Ordering::Relaxed);
@@ -316,7 +318,9 @@ fn ask(
     // After half a pause, so that the first is seen against a full pool.
     let mut next = shared.options.every / 2.0;
     while !shared.stop.load(Ordering::Acquire) {
-        std::thread::sleep(Duration::from_millis(2)); // Looks for the next query's time, or the end.
+        // A query is due seconds from now, the end of the run at a time that others decide: looked
+        // for 500 times a second, which is fine enough for either and costs the streams nothing.
+        std::thread::sleep(Duration::from_millis(2));
         if query == Query::None || began.elapsed().as_secs_f64() < next {
             continue;
         }
@@ -361,7 +365,9 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     let read_ms = step(&mut at);
     let until = Duration::from_secs_f64(shared.options.hold);
     while allocated && began.elapsed() < until && !shared.stop.load(Ordering::Relaxed) {
-        std::thread::sleep(Duration::from_millis(2)); // Holds its memory, unless the run ends.
+        // The paper's simulated query holds its memory and does nothing; it gives up when the run
+        // ends before it does.
+        std::thread::sleep(Duration::from_millis(2));
     }
     drop(data);
     let total_s = began.elapsed().as_secs_f64();

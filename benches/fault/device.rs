@@ -259,7 +259,8 @@ impl Drop for MemoryGroup {
         for _ in 0..TRIES {
             match fs::remove_dir(&self.dir) {
                 Ok(()) => return,
-                Err(_) => std::thread::sleep(RETRY), // Not empty yet: until the kernel noticed.
+                // Busy as long as the kernel counts the child in, and it tells nobody when it ceases.
+                Err(_) => std::thread::sleep(RETRY),
             }
         }
         eprintln!("fault: {} could not be removed", self.dir.display());

@@ -43,7 +43,8 @@ where
                 done.fetch_add(calls, Ordering::Relaxed);
             });
         }
-        std::thread::sleep(Duration::from_secs_f64(options.seconds)); // The measured time.
+        // The threads count what they do until this time is over.
+        std::thread::sleep(Duration::from_secs_f64(options.seconds));
         stop.store(true, Ordering::Relaxed);
     });
     done.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64()
@@ -345,11 +346,15 @@ fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
     }
     if warm.cleaner {
         let head_start = Duration::from_millis(if options.test { 50 } else { 1500 });
-        std::thread::sleep(head_start); // For the cleaner, which works in the background.
+        // The row is of a pool whose cleaner has had this time, not of one that it is done with: a
+        // pool in use is never that.
+        std::thread::sleep(head_start);
         let mut huge = ByteCount(u64::MAX);
         while huge != pool.stats().huge && !options.test {
             huge = pool.stats().huge;
-            std::thread::sleep(Duration::from_millis(300)); // The pool's thread makes one in 5 ms.
+            // The pool's thread makes a huge frame in 5 ms and does not say when it has made the
+            // last: it has when 60 times as long has brought none.
+            std::thread::sleep(Duration::from_millis(300));
         }
     }
     let huge_pct = pool.stats().huge.get() * 100 / pool.stats().resident.get();
@@ -442,7 +447,8 @@ pub(crate) fn writes_of_reads(options: &Options) -> Result<Vec<Row>, Failure> {
     filled(&pool, pages)?;
     let mut last = pool.stats().pages_written;
     loop {
-        std::thread::sleep(Duration::from_millis(200)); // Until the cleaner has caught up.
+        // The cleaner does not say when it has caught up: it has when it wrote nothing meanwhile.
+        std::thread::sleep(Duration::from_millis(200));
         let now = pool.stats().pages_written;
         if now == last {
             break;

@@ -135,7 +135,8 @@ pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, Failure> {
 fn await_huge(pool: &BufferPool, bytes: u64) {
     let mut waited = Duration::ZERO;
     while pool.stats().huge.get() < bytes && waited < Duration::from_secs(10) {
-        std::thread::sleep(Duration::from_millis(20)); // Until the next look at what it has done.
+        // Nothing tells of huge frames but the statistics; some four are made meanwhile.
+        std::thread::sleep(Duration::from_millis(20));
         waited += Duration::from_millis(20);
     }
     println!("{} of the pool in huge frames after {waited:?}", pool.stats().huge);

@@ -8,6 +8,7 @@ pub(crate) mod refuse;
 
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Store};
+use farheap::sub::{Collective, CollectiveConfig};
 use farheap::{ByteCount, Config, Error, Heap, MemoryManager};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,13 +73,22 @@ pub(crate) fn mem_store(capacity: ByteCount) -> Arc<dyn Store> {
 
 /// A region, or `None` with the reason printed where userfaultfd is not permitted.
 pub(crate) fn region(config: RegionConfig, store: Arc<dyn Store>) -> Option<Region> {
-    match Region::create(config, store) {
-        Ok(region) => Some(region),
+    where_permitted("region", Region::create(config, store))
+}
+
+/// A collective, or `None` with the reason printed where userfaultfd is not permitted.
+pub(crate) fn collective(config: CollectiveConfig, store: Arc<dyn Store>) -> Option<Collective> {
+    where_permitted("collective", Collective::create(config, store))
+}
+
+fn where_permitted<T>(what: &str, made: farheap::Result<T>) -> Option<T> {
+    match made {
+        Ok(made) => Some(made),
         Err(Error::UffdUnavailable { reasons }) => {
             println!("skipped: userfaultfd is not permitted here: {reasons}");
             None
         }
-        Err(error) => panic!("region: {error}"),
+        Err(error) => panic!("{what}: {error}"),
     }
 }
 
@@ -94,14 +104,8 @@ pub(crate) fn heap_under(manager: &Arc<MemoryManager>, conf: &str) -> Option<Hea
 }
 
 fn permitted(conf: &str, start: impl FnOnce(Config) -> farheap::Result<Heap>) -> Option<Heap> {
-    match start(Config::parse(conf).unwrap_or_else(|error| panic!("{conf}: {error}"))) {
-        Ok(heap) => Some(heap),
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            None
-        }
-        Err(error) => panic!("{conf}: {error}"),
-    }
+    let config = Config::parse(conf).unwrap_or_else(|error| panic!("{conf}: {error}"));
+    where_permitted(conf, start(config))
 }
 
 /// Looks until `done`, for a bounded time; returns whether it was.
