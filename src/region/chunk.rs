@@ -201,7 +201,7 @@ impl Pager {
         ChunkId((self.addr(page) - self.region.addr()) / CHUNK)
     }
 
-    pub(super) fn chunk_addr(&self, chunk: ChunkId) -> usize {
+    fn chunk_addr(&self, chunk: ChunkId) -> usize {
         self.region.addr() + chunk.0 * CHUNK
     }
 
