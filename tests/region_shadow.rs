@@ -270,6 +270,53 @@ fn content_is_kept_encrypted() {
     );
 }
 
+/// A page discarded while another thread's fault opens the chunk that it lies in: the discard, which
+/// began when the chunk was closed, comes to the page when it is the chunk's.
+#[test]
+fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
+    const ROUNDS: u64 = 20_000;
+    const UNITS: usize = (2 << 20) / UNIT;
+    let _watch = watchdog("discard beside opening", Duration::from_secs(240));
+    let page = ByteCount(UNIT as u64);
+    let config = RegionConfig { limit: ByteCount::mib(64), page, ..RegionConfig::default() };
+    let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
+    let len = ByteCount((UNITS * UNIT) as u64);
+    let base = region.map(len).expect("the span has room");
+    let start = base.as_ptr() as usize;
+    let word = |unit: usize| (start + unit * UNIT) as *mut u64;
+    let mut dice = Dice::new(seed("discard beside opening"));
+    let gate = std::sync::Barrier::new(2);
+    let mut kept = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                gate.wait();
+                // Beside a page in use: that opens the chunk.
+                // SAFETY: in the mapping, as all others here.
+                unsafe { word(UNITS - 1).write_volatile(1) };
+                gate.wait();
+            }
+        });
+        for round in 0..ROUNDS {
+            // SAFETY: as above.
+            unsafe { word(UNITS - 2).write_volatile(round | 1 << 63) };
+            gate.wait();
+            (0..dice.below(4_000)).for_each(|_| std::hint::spin_loop());
+            let others = ByteCount(len.0 - UNIT as u64);
+            // SAFETY: nobody else uses the range.
+            unsafe { region.discard(base.as_ptr(), others) }.expect("in the mapping");
+            // SAFETY: as above.
+            let seen = unsafe { word(UNITS - 2).read_volatile() };
+            kept += u64::from(seen != 0);
+            gate.wait();
+            // SAFETY: nobody uses the mapping at the moment.
+            unsafe { region.discard(base.as_ptr(), len) }.expect("the mapping");
+        }
+    });
+    println!("{} chunks opened", region.stats().chunks_opened);
+    assert_eq!(kept, 0, "of {ROUNDS} discards left the content");
+}
+
 /// Fresh memory that takes the huge pages of chunks that have left: it reads as zero, and what left
 /// comes back.
 #[test]

@@ -22,15 +22,17 @@
 //! 2. Pages of an open chunk have no slot.
 //! 3. Holes of a page that a closed chunk left partly filled read as zero: such pages are
 //!    `sparse`.
+//! 4. An `Empty` word says that a page holds nothing only of a chunk that was closed before the word
+//!    was loaded and has not been latched since (`page::opening`).
 #![expect(unsafe_code, reason = "drops pages of open chunks")]
 
 use super::pager::{Pager, backoff};
 use crate::base::error::Result;
-use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
 use crate::page::frames::Rest;
-use crate::page::opening::{CLOSED, OPEN, is_still_closed, latch};
+use crate::page::opening::{ChunkState, Phase, Seen};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
@@ -67,7 +69,7 @@ pub(super) enum Closed {
 /// The chunks of one region.
 #[derive(Debug)]
 pub(crate) struct Chunks {
-    states: LazyArray<AtomicU32>,
+    states: LazyArray<ChunkState>,
     /// One bit per chunk: open.
     open: LazyArray<AtomicU64>,
     open_count: AtomicU64,
@@ -105,18 +107,18 @@ impl Chunks {
 
     /// Whether the kernel fills the chunk at the moment.
     pub(super) fn is_open(&self, chunk: ChunkId) -> bool {
-        self.states.get(chunk.0).is_some_and(|state| state.load(Ordering::Acquire) == OPEN)
+        self.states.get(chunk.0).is_some_and(|state| state.look().phase() == Phase::Open)
     }
 
     /// Whether faults in the chunk are for the fillers at the moment.
     pub(super) fn is_closed(&self, chunk: ChunkId) -> bool {
-        self.states[chunk.0].load(Ordering::Acquire) == CLOSED
+        self.states[chunk.0].look().phase() == Phase::Closed
     }
 
     /// Whether a page that the caller has just made `Moving` is in a chunk whose pages are the
     /// fillers': it may have been opened since the caller looked last.
     pub(super) fn is_still_closed(&self, chunk: ChunkId) -> bool {
-        is_still_closed(&self.states[chunk.0])
+        self.states[chunk.0].is_still_closed()
     }
 
     /// Notes whether a chunk's pages are in one huge page.
@@ -135,29 +137,35 @@ impl Chunks {
     }
 
     /// Latches a chunk that is in the state `from`.
-    fn latch(&self, chunk: ChunkId, from: u32) -> bool {
-        latch(&self.states[chunk.0], from)
+    fn latch(&self, chunk: ChunkId, from: Phase) -> bool {
+        self.states[chunk.0].latch(from)
     }
 
-    fn unlatch(&self, chunk: ChunkId, was: u32, to: u32) {
+    fn unlatch(&self, chunk: ChunkId, was: Phase, to: Phase) {
         let bit = 1 << (chunk.0 % 64);
-        if to == OPEN && was != OPEN {
+        if to == Phase::Open && was != Phase::Open {
             self.open[chunk.0 / 64].fetch_or(bit, Ordering::Relaxed);
             self.open_count.fetch_add(1, Ordering::Relaxed);
-        } else if to == CLOSED && was == OPEN {
+        } else if to == Phase::Closed && was == Phase::Open {
             self.open[chunk.0 / 64].fetch_and(!bit, Ordering::Relaxed);
             self.open_count.fetch_sub(1, Ordering::Relaxed);
         }
-        self.states[chunk.0].store(to, Ordering::Release);
+        self.states[chunk.0].unlatch(to);
     }
 
-    /// Latches an open chunk; waits while another thread is at it. `false`: it is closed.
-    fn latch_open(&self, chunk: ChunkId) -> bool {
+    /// Whether nobody has latched the chunk since it was seen closed.
+    pub(super) fn is_as_seen(&self, chunk: ChunkId, seen: Seen) -> bool {
+        self.states[chunk.0].is_as_seen(seen)
+    }
+
+    /// Latches an open chunk; waits while another thread is at it. Else as what it was seen closed.
+    fn latch_open(&self, chunk: ChunkId) -> std::result::Result<(), Seen> {
         let mut spins = 0;
         loop {
-            match self.states[chunk.0].load(Ordering::Acquire) {
-                CLOSED => return false,
-                OPEN if self.latch(chunk, OPEN) => return true,
+            let seen = self.states[chunk.0].look();
+            match seen.phase() {
+                Phase::Closed => return Err(seen),
+                Phase::Open if self.latch(chunk, Phase::Open) => return Ok(()),
                 _ => backoff(&mut spins),
             }
         }
@@ -231,11 +239,12 @@ impl Pager {
         if self.chunks.pagemap.is_none() || !self.is_dense(page, chunk) {
             return Opening::Unfit;
         }
-        if !self.chunks.latch(chunk, CLOSED) {
+        if !self.chunks.latch(chunk, Phase::Closed) {
             return Opening::Unfit;
         }
         let opened = self.open_latched(chunk);
-        self.chunks.unlatch(chunk, CLOSED, if opened { OPEN } else { CLOSED });
+        let now = if opened { Phase::Open } else { Phase::Closed };
+        self.chunks.unlatch(chunk, Phase::Closed, now);
         if opened {
             self.counters.chunks_opened.bump();
             return Opening::Opened;
@@ -397,14 +406,14 @@ impl Pager {
 
     /// Closes an open chunk: its pages become ordinary pages. Returns whether it was open.
     pub(super) fn close(&self, chunk: ChunkId) -> bool {
-        if !self.chunks.latch_open(chunk) {
+        if self.chunks.latch_open(chunk).is_err() {
             return false;
         }
         self.register_again(chunk);
         let absent = self.hand_over(chunk, &mut self.pages_of_chunk(chunk));
         self.budget.uncharge(ByteCount(absent * self.page_size().0));
         self.gave_back(absent * self.page_size().0);
-        self.chunks.unlatch(chunk, OPEN, CLOSED);
+        self.chunks.unlatch(chunk, Phase::Open, Phase::Closed);
         self.counters.chunks_closed.bump();
         true
     }
@@ -414,7 +423,7 @@ impl Pager {
     /// kernel uses a page, or that has holes, is closed as usual, and the frames stay empty.
     pub(super) fn close_into(&self, first: FrameId) -> Closed {
         let Some(chunk) = self.chunks.next_open() else { return Closed::None };
-        if !self.chunks.latch_open(chunk) {
+        if self.chunks.latch_open(chunk).is_err() {
             return Closed::None;
         }
         self.register_again(chunk);
@@ -424,7 +433,7 @@ impl Pager {
             self.budget.uncharge(ByteCount(absent * self.page_size().0));
             self.gave_back(absent * self.page_size().0);
         }
-        self.chunks.unlatch(chunk, OPEN, CLOSED);
+        self.chunks.unlatch(chunk, Phase::Open, Phase::Closed);
         self.counters.chunks_closed.bump();
         if taken { Closed::Taken } else { Closed::Listed }
     }
@@ -480,11 +489,14 @@ impl Pager {
         self.chunks.next_open().is_some_and(|chunk| self.close(chunk))
     }
 
-    /// Discards pages `first..end` of one chunk if it is open; `false` when it is closed.
-    pub(super) fn discard_in_open(&self, chunk: ChunkId, first: PageId, end: PageId) -> bool {
-        if !self.chunks.latch_open(chunk) {
-            return false;
-        }
+    /// Discards pages `first..end` of one chunk if it is open; else as what it was seen closed.
+    pub(super) fn discard_in_open(
+        &self,
+        chunk: ChunkId,
+        first: PageId,
+        end: PageId,
+    ) -> std::result::Result<(), Seen> {
+        self.chunks.latch_open(chunk)?;
         let pages = end.0 - first.0;
         let whole = pages == self.pages_per_chunk();
         if whole {
@@ -498,8 +510,16 @@ impl Pager {
         if whole {
             self.budget.uncharge(ByteCount(CHUNK as u64));
         }
-        self.chunks.unlatch(chunk, OPEN, if whole { CLOSED } else { OPEN });
-        true
+        self.chunks.unlatch(chunk, Phase::Open, if whole { Phase::Closed } else { Phase::Open });
+        Ok(())
+    }
+
+    /// Whether a page reads as zero: nothing is mapped there, and nothing is stored.
+    pub(super) fn holds_nothing(&self, page: PageId) -> bool {
+        let state = &self.chunks.states[self.chunk_of(page).0];
+        let seen = state.look();
+        let empty = self.word(page).load().state() == State::Empty;
+        empty && seen.phase() == Phase::Closed && state.is_as_seen(seen)
     }
 
     /// Bytes that are charged for open chunks and not resident, by looking.

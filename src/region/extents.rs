@@ -6,7 +6,6 @@
 
 use super::Region;
 use crate::base::units::{ByteCount, PageId};
-use crate::page::word::State;
 use std::ptr::NonNull;
 
 impl Region {
@@ -36,9 +35,7 @@ impl Region {
 
     /// Clears what a page that other extents share has left of an earlier use.
     fn zero_part(&self, page: PageId, offset: usize, len: usize) {
-        // The word of a page says nothing while the kernel fills its chunk.
-        let closed = self.pager.chunks.is_closed(self.pager.chunk_of(page));
-        if closed && self.pager.word(page).load().state() == State::Empty {
+        if self.pager.holds_nothing(page) {
             return;
         }
         let page_start = self.pager.addr(page) - self.base();

@@ -240,6 +240,11 @@ impl Pager {
         if self.word(page).try_change(word, moving).is_err() {
             return self.wake(page);
         }
+        if word.state() == State::Empty && !self.chunks.is_still_closed(self.chunk_of(page)) {
+            // Opened since: the kernel fills the page.
+            self.settle(page, moving, word);
+            return self.wake(page);
+        }
         if word.state() == State::Cooling {
             // Not before the change: note, invariant 2. (A page being written leaves its slots to
             // the evictor.)

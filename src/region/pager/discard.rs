@@ -18,8 +18,13 @@ impl Pager {
         let mut next = first;
         while next < end {
             let part_end = PageId(((next.0 / per_chunk + 1) * per_chunk).min(end.0));
-            if !self.discard_in_open(self.chunk_of(next), next, part_end) {
+            let chunk = self.chunk_of(next);
+            while let Err(seen) = self.discard_in_open(chunk, next, part_end) {
                 self.discard_in_closed(next, part_end);
+                // If the chunk was latched meanwhile, pages found `Empty` may be the chunk's.
+                if self.chunks.is_as_seen(chunk, seen) {
+                    break;
+                }
             }
             next = part_end;
         }
