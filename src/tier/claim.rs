@@ -45,7 +45,8 @@ impl Turn {
     pub(crate) fn take(&self) -> Option<Taken<'_>> {
         // Pairs with the release in `drop`: what the one before charged is seen.
         let taken = self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then_some(Taken(self))
+        // Not `then_some`: a `Taken` that is made is dropped, and frees the holder's turn.
+        taken.is_ok().then(|| Taken(self))
     }
 }
 
@@ -156,6 +157,17 @@ mod tests {
         assert!(claim(&budget, &turn, ByteCount(60), reclaim, |_| true));
         assert_eq!(rounds, 5);
         assert!(turn.take().is_some(), "the turn is free again");
+    }
+
+    #[test]
+    fn asking_for_a_turn_that_is_taken_does_not_free_it() {
+        let turn = Turn::new();
+        let taken = turn.take();
+        assert!(taken.is_some());
+        assert!(turn.take().is_none());
+        assert!(turn.take().is_none(), "the refusal freed it");
+        drop(taken);
+        assert!(turn.take().is_some());
     }
 
     #[test]
