@@ -97,6 +97,38 @@ fn a_read_that_fails_is_an_error_and_the_next_one_succeeds() {
 }
 
 #[test]
+fn a_flush_that_waits_in_vain_has_written_what_came_before_and_holds_nothing() {
+    let config = PoolConfig::new().cleaner(false).deadline(Duration::from_millis(50));
+    let (pool, _) = faulty_pool(ByteCount::mib(8), config);
+    let ids = fill(&pool, 2);
+    let held = pool.fix_exclusive(ids[1]).expect("page");
+    let error = pool.flush().expect_err("a page is held");
+    assert!(matches!(error, Error::LatchTimeout { page, .. } if page == ids[1]), "{error}");
+    assert_eq!(pool.stats().pages_written, 1);
+    drop(held);
+    drop(pool.fix_exclusive(ids[0]).expect("nobody holds it"));
+    pool.evict_all().expect("nothing is held");
+    assert_eq!((pool.stats().pages_written, pool.stats().resident), (2, ByteCount::ZERO));
+}
+
+#[test]
+fn a_flush_lets_go_of_what_it_holds_before_it_waits() {
+    let (pool, _) = faulty_pool(ByteCount::mib(8), PoolConfig::new().cleaner(false));
+    let ids = fill(&pool, 2);
+    // A thread that changes a tree holds a node and waits for a child, which may come earlier.
+    let node = pool.fix_exclusive(ids[1]).expect("page");
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| pool.flush());
+        let written = eventually(|| pool.stats().pages_written == 1);
+        let child = pool.fix_exclusive(ids[0]).map(drop);
+        drop(node);
+        flush.join().expect("no panic").expect("nobody holds a page for long");
+        assert!(written, "the flush waits with a page held");
+        child.expect("the flush does not hold it");
+    });
+}
+
+#[test]
 fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
     let durable = Arc::new(AtomicU64::new(0));
     let asked = Arc::new(Mutex::new(Vec::new()));

@@ -200,7 +200,8 @@ impl BufferPool {
     }
 
     /// Checkpoint: writes all dirty pages and the header. Pages that are changed meanwhile may
-    /// or may not be written in their newest state; pages held exclusively are waited for.
+    /// or may not be written in their newest state; pages held exclusively are waited for, with
+    /// no other page held.
     ///
     /// After an error the log must be kept from where the last checkpoint began.
     ///
@@ -219,7 +220,16 @@ impl BufferPool {
             while bits != 0 {
                 let page = PageId((step * 64) as u64 + u64::from(bits.trailing_zeros()));
                 bits &= bits - 1;
-                if self.hold_for_writing(page)? {
+                let is_held = match self.try_hold_for_writing(page) {
+                    Some(is_held) => is_held,
+                    None => {
+                        // Who is in the way may itself wait for one of the pages held here.
+                        outcome.add(self.write_group(&batch[..len]));
+                        len = 0;
+                        self.hold_for_writing(page)?
+                    }
+                };
+                if is_held {
                     batch[len] = page;
                     len += 1;
                 }
@@ -240,18 +250,30 @@ impl BufferPool {
 
     /// Holds a dirty page for writing; `false` when it is clean or gone.
     fn hold_for_writing(&self, page: PageId) -> Result<bool> {
-        let latch = self.word(page);
         let mut patience = super::fix::Patience::new(self.deadline);
         loop {
-            let seen = latch.load();
-            if seen.is_absent() || seen.is_readable() && !seen.dirty() {
-                return Ok(false);
-            }
-            if latch.try_begin_write(seen) {
-                return Ok(true);
+            if let Some(is_held) = self.try_hold_for_writing(page) {
+                return Ok(is_held);
             }
             if !patience.wait() {
                 return Err(self.timeout(page, &patience));
+            }
+        }
+    }
+
+    /// The same without waiting. `None`: somebody is in the way.
+    fn try_hold_for_writing(&self, page: PageId) -> Option<bool> {
+        let latch = self.word(page);
+        loop {
+            let seen = latch.load();
+            if seen.is_absent() || seen.is_readable() && !seen.dirty() {
+                return Some(false);
+            }
+            if latch.try_begin_write(seen) {
+                return Some(true);
+            }
+            if !seen.is_readable() || seen.writing() || !seen.has_room() {
+                return None;
             }
         }
     }
