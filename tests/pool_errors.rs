@@ -2,15 +2,16 @@
 
 mod common;
 
+use common::hooked::Hooked;
 use common::{eventually, place};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::{FaultControl, FaultyStore, MemStore, Op};
 use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Error, PageId};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 fn manager(limit: ByteCount) -> Arc<MemoryManager> {
     let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
@@ -126,6 +127,45 @@ fn a_flush_lets_go_of_what_it_holds_before_it_waits() {
         assert!(written, "the flush waits with a page held");
         child.expect("the flush does not hold it");
     });
+}
+
+#[test]
+fn of_two_flushes_the_later_header_stays() {
+    // The first write of a header that the test asks for waits until it is told to go on.
+    let (began, begins) = mpsc::channel();
+    let (go, gate) = mpsc::channel::<()>();
+    let (is_armed, gate) = (Arc::new(AtomicBool::new(false)), Mutex::new(gate));
+    let armed = Arc::clone(&is_armed);
+    let memory = Arc::new(MemStore::new(ByteCount::mib(16)).expect("store"));
+    let store = Hooked::new(Arc::clone(&memory), move |op, offset| {
+        if op == Op::Write && offset == 0 && armed.swap(false, Ordering::SeqCst) {
+            began.send(()).expect("the test waits");
+            let _ = gate.lock().expect("one waits").recv();
+        }
+    });
+    let manager = manager(ByteCount::mib(8));
+    let pool = PoolConfig::new().cleaner(false).create_on(store, &manager).expect("pool");
+    let id = fill(&pool, 1)[0];
+    pool.fix_exclusive(id).expect("page").free();
+    std::thread::scope(|scope| {
+        is_armed.store(true, Ordering::SeqCst);
+        let first = scope.spawn(|| pool.flush());
+        begins.recv().expect("the first flush has seen a free page");
+        assert_eq!(fill(&pool, 1), [id]);
+        let second = scope.spawn(|| pool.flush());
+        // Time for the second to overtake the first, which it must not.
+        let began = Instant::now();
+        while !second.is_finished() && began.elapsed() < Duration::from_millis(200) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        go.send(()).expect("the first flush waits");
+        first.join().expect("no panic").expect("flush");
+        second.join().expect("no panic").expect("flush");
+    });
+    drop(pool);
+    let pool = PoolConfig::new().open_on(memory, &manager).expect("opens");
+    assert_holds(&pool, id);
+    assert_ne!(pool.allocate().expect("page").id(), id);
 }
 
 #[test]

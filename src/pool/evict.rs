@@ -209,7 +209,8 @@ impl BufferPool {
     /// [`Error::Io`] when pages could not be written (they stay dirty in memory),
     /// [`Error::WriteRefused`] when [`before_write`](super::PoolConfig::before_write) refused pages
     /// (the same; all others and the header are written),
-    /// [`Error::LatchTimeout`] when a page is held exclusively for too long.
+    /// [`Error::LatchTimeout`] when a page is held exclusively for too long, or another flush takes
+    /// too long to write the header, which is page 0.
     pub fn flush(&self) -> Result<()> {
         let mut outcome = Outcome::default();
         let steps = (self.end.load(Ordering::Acquire) as usize).div_ceil(64);

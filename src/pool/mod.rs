@@ -44,6 +44,7 @@ use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
 use crate::store::{BlockStore, Queue, Store};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
+use crate::tier::claim::Turn;
 use crate::tier::manager::{Account, Effort, HandOver, MemoryManager, Reclaim};
 use crossbeam_utils::CachePadded;
 use latch::{Holder, Latch};
@@ -318,6 +319,8 @@ pub struct BufferPool {
     /// Where the next search for runs to hand over begins.
     run_hand: AtomicU64,
     alloc: Ranked<alloc::Alloc>,
+    /// Whose turn it is to write the header.
+    header: Turn,
     queues: Ranked<Vec<Box<dyn Queue>>>,
     store: Arc<dyn Store>,
     path: PathBuf,
@@ -379,6 +382,7 @@ impl BufferPool {
             hand: CachePadded::new(AtomicU64::new(0)),
             run_hand: AtomicU64::new(0),
             alloc: Ranked::new(Rank::Space, alloc::Alloc::default()),
+            header: Turn::new(),
             queues: Ranked::new(Rank::Leaf, Vec::new()),
             store,
             path,

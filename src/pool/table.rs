@@ -12,12 +12,14 @@
 #![expect(unsafe_code, reason = "reads and writes the header")]
 
 use super::BufferPool;
+use super::fix::Patience;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::PageId;
 use crate::store::{Op, Request, Segment};
 use crate::sys::vm::{Huge, Mapping};
+use crate::tier::claim::Taken;
 use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"farpool2");
@@ -34,9 +36,11 @@ impl BufferPool {
         Error::Device { path: self.path.clone(), reason: reason.into() }
     }
 
-    /// Writes header and free list.
+    /// Writes header and free list as they are at one moment during the call, or later.
     pub(super) fn write_header(&self) -> Result<()> {
         let _ours = keep_local();
+        // From looking to writing: an older header must not come after a newer one.
+        let _turn = self.header_turn()?;
         let mut free: Vec<u64> = Vec::new();
         let end;
         {
@@ -70,6 +74,20 @@ impl BufferPool {
             }
             (at, head, rest) = (next, 0, later);
             buffer.0.fill(0);
+        }
+    }
+
+    /// The turn to write the header, one thread at a time.
+    fn header_turn(&self) -> Result<Taken<'_>> {
+        let mut patience = Patience::new(self.deadline);
+        loop {
+            if let Some(turn) = self.header.take() {
+                return Ok(turn);
+            }
+            if !patience.wait() {
+                let (holder, waited) = ("another flush".to_owned(), patience.waited());
+                return Err(Error::LatchTimeout { page: PageId(0), holder, waited });
+            }
         }
     }
 
