@@ -169,6 +169,49 @@ fn of_two_flushes_the_later_header_stays() {
 }
 
 #[test]
+fn a_page_is_in_the_table_when_it_is_locked_for_who_allocates_it_and_not_before() {
+    // A thread allocates the first page of a chunk, whose words need memory for which a page has to
+    // be written, and waits in the log.
+    let (asked, asks) = mpsc::channel();
+    let (go, gate) = mpsc::channel::<()>();
+    let (is_armed, gate) = (Arc::new(AtomicBool::new(false)), Mutex::new(gate));
+    let armed = Arc::clone(&is_armed);
+    let config = PoolConfig::new().cleaner(false).before_write(move |_, _| {
+        if armed.swap(false, Ordering::SeqCst) {
+            asked.send(()).expect("the test waits");
+            let _ = gate.lock().expect("one waits").recv();
+        }
+        Ok(())
+    });
+    // Nobody reclaims in the background of parts.
+    let parts = Mode::Partitioned { temporary_pct: 0 };
+    let manager = MemoryManager::start(ByteCount::mib(4), parts).expect("manager");
+    manager.set_deadline(Duration::from_millis(200));
+    let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
+    let pool = config.create_on(store, &manager).expect("pool");
+    let ids = fill(&pool, 1023);
+    pool.evict_all().expect("written");
+    let mut held: Vec<_> = ids.iter().map_while(|id| pool.fix_shared(*id).ok()).collect();
+    held.pop();
+    pool.evict_all().expect("room for a page");
+    let dirty = held.pop().expect("a page").id();
+    pool.fix_exclusive(dirty).expect("page").set_lsn(1);
+    let clean = held.pop();
+    manager.set_deadline(Duration::from_secs(30));
+    is_armed.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let allocates = scope.spawn(|| pool.allocate().map(|page| page.id()));
+        asks.recv().expect("it needs memory");
+        drop(clean);
+        let early = pool.fix_shared(PageId(1024)).map(drop);
+        go.send(()).expect("it waits");
+        drop(held);
+        assert_eq!(allocates.join().expect("no panic"), Ok(PageId(1024)));
+        assert!(matches!(early, Err(Error::NoSuchPage { .. })), "{early:?}");
+    });
+}
+
+#[test]
 fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
     let durable = Arc::new(AtomicU64::new(0));
     let asked = Arc::new(Mutex::new(Vec::new()));

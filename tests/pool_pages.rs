@@ -1,5 +1,8 @@
 //! The buffer pool from outside: what its pages promise, and what its errors say.
 
+mod common;
+
+use common::eventually;
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{FaultyStore, MemStore, Op};
 use farheap::tier::manager::{MemoryManager, Mode};
@@ -150,6 +153,41 @@ fn buffers_of_several_pages_are_one_range_under_one_latch() {
     assert!(back.iter().all(|byte| *byte == 9));
     drop(back);
     assert!(matches!(pool.fix_buffer_shared(first, 3), Err(Error::BadRange { .. })));
+}
+
+/// The pages behind the last: those of a scan that does not know where the table ends.
+fn behind_the_last(pool: &BufferPool) -> Vec<PageId> {
+    let end = pool.pages().get();
+    (end..end + 32).map(PageId).collect()
+}
+
+#[test]
+fn pages_that_are_looked_at_before_they_are_allocated_belong_to_who_allocates_them() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                behind_the_last(&pool).iter().for_each(|page| drop(pool.fix_shared(*page)));
+            }
+        });
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                pool.prefetch(&behind_the_last(&pool));
+            }
+        });
+        let appends = scope.spawn(|| fill(&pool, 12_000)).join();
+        stop.store(true, Ordering::Relaxed);
+        for id in appends.expect("no panic") {
+            assert_holds(&pool.fix_shared(id).expect("page"), id);
+        }
+    });
+    // The threads of pool and manager may still be at it: the two counts are not of one moment.
+    let agree = || {
+        let (used, stats) = (pool.account().used().get(), pool.stats());
+        used == stats.resident.get() + stats.metadata.get() + stats.fixed.get()
+    };
+    assert!(eventually(agree), "{:?} in use, {:?}", pool.account().used(), pool.stats());
 }
 
 #[test]

@@ -39,30 +39,17 @@ impl BufferPool {
     }
 
     pub(super) fn allocate_locked(&self, order: u8) -> Result<Option<ExclusiveGuard<'_>>> {
-        let bytes = self.buffer_bytes(order);
-        self.manager.charge(&self.account, ByteCount(bytes as u64))?;
-        let Some(page) = self.take_page(order) else {
-            self.account.uncharge(ByteCount(bytes as u64));
-            return Ok(None);
+        let bytes = ByteCount(self.buffer_bytes(order) as u64);
+        self.manager.charge(&self.account, bytes)?;
+        let page = match self.take_page(order) {
+            Ok(Some(page)) => page,
+            none => {
+                self.account.uncharge(bytes);
+                return none.map(|_| None);
+            }
         };
-        let page = PageId(page);
-        if let Err(error) = self.charge_metadata(page) {
-            self.account.uncharge(ByteCount(bytes as u64));
-            self.alloc.lock().put(order, page);
-            return Err(error);
-        }
         self.note_buffer(page, order);
         let latch = self.word(page);
-        loop {
-            let seen = latch.load();
-            assert!(!seen.is_readable(), "{page} was free, but is {seen:?}");
-            if latch.try_begin_load(seen) {
-                break;
-            }
-            // Its neighbours are handed over, or it holds a part of the free list that is being
-            // written: over soon.
-            std::thread::yield_now();
-        }
         // Memory that was dropped, or never touched, is zero.
         latch.loaded(false, 0, order);
         self.now_resident(page, order);
@@ -70,16 +57,54 @@ impl BufferPool {
         Ok(Some(ExclusiveGuard(held)))
     }
 
-    fn take_page(&self, order: u8) -> Option<u64> {
-        let mut alloc = self.alloc.lock();
-        if let Some(page) = alloc.take(order) {
-            return Some(page);
+    /// Takes a free page, or a fresh one behind the last, and locks it; its words are charged.
+    /// `None` when there is none.
+    fn take_page(&self, order: u8) -> Result<Option<PageId>> {
+        loop {
+            let mut alloc = self.alloc.lock();
+            if let Some(page) = alloc.take(order) {
+                drop(alloc);
+                return self.lock_free(PageId(page), order).map(Some);
+            }
+            let end = self.end.load(Ordering::Relaxed);
+            let after = end.checked_add(1 << order);
+            let Some(after) = after.filter(|after| *after <= self.words.len() as u64) else {
+                return Ok(None);
+            };
+            let (first, last) = (PageId(end), PageId(after - 1));
+            if !self.is_charged(first) || !self.is_charged(last) {
+                drop(alloc);
+                self.charge_metadata(first)?;
+                self.charge_metadata(last)?;
+            } else if self.lock_absent(first) {
+                // Last: who sees the page within the table finds its word locked.
+                self.end.store(after, Ordering::Release);
+                return Ok(Some(first));
+            } else {
+                drop(alloc);
+                std::thread::yield_now();
+            }
         }
-        let count = 1u64 << order;
-        let end = self.end.load(Ordering::Relaxed);
-        let after = end.checked_add(count).filter(|after| *after <= self.words.len() as u64)?;
-        self.end.store(after, Ordering::Release);
-        Some(end)
+    }
+
+    /// Locks a page that was in the free list.
+    fn lock_free(&self, page: PageId, order: u8) -> Result<PageId> {
+        if let Err(error) = self.charge_metadata(page) {
+            self.alloc.lock().put(order, page);
+            return Err(error);
+        }
+        while !self.lock_absent(page) {
+            std::thread::yield_now();
+        }
+        Ok(page)
+    }
+
+    /// Locks a page that is not allocated. `false`: its neighbours are handed over, or it holds a
+    /// part of the free list that is being written; both are over soon.
+    fn lock_absent(&self, page: PageId) -> bool {
+        let seen = self.word(page).load();
+        assert!(!seen.is_readable(), "{page} was free, but is {seen:?}");
+        self.word(page).try_begin_load(seen)
     }
 
     /// Drops a page that is locked and makes its number free.

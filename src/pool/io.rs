@@ -185,13 +185,15 @@ impl BufferPool {
         assert!(dropped.is_ok(), "dropping {page}: {dropped:?}");
     }
 
+    /// Whether [`charge_metadata`](Self::charge_metadata) was called for a page's neighbourhood.
+    pub(super) fn is_charged(&self, page: PageId) -> bool {
+        self.charged[page.as_usize() / CHUNK_PAGES].load(Ordering::Relaxed) & CHARGED != 0
+    }
+
     /// Charges the words, bitmap and page tables of a page's neighbourhood at its first touch.
     pub(super) fn charge_metadata(&self, page: PageId) -> Result<()> {
         let chunk = &self.charged[page.as_usize() / CHUNK_PAGES];
-        let is_charged = |word: u64| word & CHARGED != 0;
-        if is_charged(chunk.load(Ordering::Relaxed))
-            || is_charged(chunk.fetch_or(CHARGED, Ordering::Relaxed))
-        {
+        if self.is_charged(page) || chunk.fetch_or(CHARGED, Ordering::Relaxed) & CHARGED != 0 {
             return Ok(());
         }
         // One kernel page of words, and a page table for each 2 MiB of pages.

@@ -777,6 +777,39 @@ mod loom_tests {
         });
     }
 
+    /// As a load does it: looks at the word, then whether the table has the page.
+    fn load_if_inside(page: &Page, end: &AtomicU64) -> bool {
+        let seen = page.latch.load();
+        let is_inside = end.load(Ordering::Acquire) > 0;
+        is_inside && !seen.is_unused() && page.latch.try_begin_load(seen)
+    }
+
+    #[test]
+    fn loom_a_page_that_is_being_allocated_is_loaded_by_nobody() {
+        loom::model(|| {
+            let content = [AtomicU64::new(0), AtomicU64::new(0)];
+            let page = Arc::new(Page { latch: Latch::absent(), content });
+            let end = Arc::new(AtomicU64::new(0));
+            let (early, seen_end) = (Arc::clone(&page), Arc::clone(&end));
+            let early = thread::spawn(move || {
+                assert!(!load_if_inside(&early, &seen_end), "it is the allocating thread's");
+            });
+            let seen = page.latch.load();
+            assert!(page.latch.try_begin_load(seen), "nobody has it yet: {seen:?}");
+            end.store(1, Ordering::Release);
+            add_one(&page);
+            page.latch.loaded(false, 0, 0);
+            page.latch.unlock(true);
+            early.join().expect("early");
+            assert_eq!(content_of_free(&page), [1, 1]);
+        });
+    }
+
+    fn content_of_free(page: &Page) -> [u64; 2] {
+        assert!(page.latch.load().is_free(), "{:?}", page.latch.load());
+        content(page)
+    }
+
     #[test]
     fn loom_a_page_written_back_while_it_is_changed_stays_dirty() {
         loom::model(|| {

@@ -16,6 +16,7 @@
 //!    after it is locked for eviction.
 //! 3. A page is charged before it has memory and uncharged after it lost it.
 //! 4. The pool does no I/O for a page that is resident and clean.
+//! 5. A page that is not in the table's first `end` becomes one of them locked, by who allocates it.
 
 mod alloc;
 mod bridge;
