@@ -190,6 +190,134 @@ fn pages_that_are_looked_at_before_they_are_allocated_belong_to_who_allocates_th
     assert!(eventually(agree), "{:?} in use, {:?}", pool.account().used(), pool.stats());
 }
 
+/// A buffer of eight pages of nines between pages that hold their numbers.
+fn buffer_between_pages(pool: &BufferPool) -> (PageId, Vec<PageId>) {
+    let mut ids = fill(pool, 8);
+    let mut buffer = pool.allocate_buffer(3).expect("buffer");
+    buffer.fill(9);
+    let first = buffer.id();
+    drop(buffer);
+    ids.extend(fill(pool, 8));
+    (first, ids)
+}
+
+fn assert_nines(pool: &BufferPool, first: PageId) {
+    let buffer = pool.fix_buffer_shared(first, 3).expect("buffer");
+    assert!(buffer.len() > 7 * 4096 && buffer.iter().all(|byte| *byte == 9));
+}
+
+fn assert_no_such_pages(pool: &BufferPool, pages: impl Iterator<Item = u64>) {
+    for page in pages.map(PageId) {
+        pool.prefetch(&[page]);
+        let errors = [
+            pool.fix_shared(page).map(drop),
+            pool.fix_exclusive(page).map(drop),
+            pool.fix_optimistic(page).map(drop),
+            pool.fix_many(&[page]).map(drop),
+            pool.fix_buffer_shared(page, 1).map(drop),
+        ];
+        for error in errors {
+            assert!(matches!(error, Err(Error::NoSuchPage { .. })), "{page}: {error:?}");
+        }
+    }
+}
+
+#[test]
+fn pages_inside_of_a_buffer_are_no_pages() {
+    let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
+    let manager = manager(ByteCount::mib(4));
+    let pool = PoolConfig::new().create_on(Arc::clone(&store) as _, &manager).expect("pool");
+    let (first, ids) = buffer_between_pages(&pool);
+    let inside = || first.0 + 1..first.0 + 8;
+    assert_no_such_pages(&pool, inside());
+    assert_nines(&pool, first);
+    pool.evict_all().expect("written");
+    assert_no_such_pages(&pool, inside());
+    assert_nines(&pool, first);
+    drop(pool);
+    let pool = PoolConfig::new().open_on(Arc::clone(&store) as _, &manager).expect("opens");
+    // What a page is, the table does not say; its checksum does, and the buffer is not harmed.
+    let error = pool.fix_shared(PageId(first.0 + 1)).expect_err("no page");
+    assert_eq!(error, Error::CorruptPage { page: PageId(first.0 + 1) });
+    assert_nines(&pool, first);
+    assert_no_such_pages(&pool, inside());
+    ids.iter().for_each(|id| assert_holds(&pool.fix_shared(*id).expect("page"), *id));
+    pool.fix_buffer_exclusive(first, 3).expect("buffer").free();
+    assert_no_such_pages(&pool, first.0..first.0 + 8);
+    pool.flush().expect("flush");
+    drop(pool);
+    let pool = PoolConfig::new().open_on(store, &manager).expect("opens");
+    assert_no_such_pages(&pool, first.0..first.0 + 8);
+    assert_eq!(pool.allocate_buffer(3).expect("buffer").id(), first);
+    assert_no_such_pages(&pool, inside());
+}
+
+#[test]
+fn a_buffer_of_another_order_is_refused_and_its_neighbours_stay() {
+    let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
+    let manager = manager(ByteCount::mib(4));
+    let config = || PoolConfig::new().cleaner(false).huge_frames(false);
+    let pool = config().create_on(Arc::clone(&store) as _, &manager).expect("pool");
+    let (first, ids) = buffer_between_pages(&pool);
+    pool.evict_all().expect("written");
+    // Its neighbours are resident and changed.
+    for id in &ids {
+        pool.fix_exclusive(*id).expect("page")[..8].copy_from_slice(&[1; 8]);
+    }
+    let wrong = |pool: &BufferPool, page, order| {
+        let errors = [
+            pool.fix_buffer_shared(page, order).map(drop),
+            pool.fix_buffer_exclusive(page, order).map(drop),
+        ];
+        errors.into_iter().all(|error| matches!(error, Err(Error::BadRange { .. })))
+    };
+    for order in [0, 1, 2, 4] {
+        assert!(wrong(&pool, first, order), "order {order}");
+        assert!(wrong(&pool, ids[7], 4), "a page is no buffer");
+        pool.evict_clean(ByteCount::mib(1));
+        for id in &ids {
+            assert_eq!(pool.fix_shared(*id).expect("page")[..8], [1; 8], "{id}");
+        }
+    }
+    assert_nines(&pool, first);
+    // Whoever asks for its first page gets all of it, as when it is resident.
+    pool.evict_all().expect("written");
+    assert_eq!(pool.fix_shared(first).expect("buffer").len(), 8 * 4096 - farheap::pool::TRAILER);
+    pool.flush().expect("flush");
+    drop(pool);
+    let pool = config().open_on(store, &manager).expect("opens");
+    let last = pool.fix_shared(ids[15]).expect("page");
+    assert!(wrong(&pool, first, 4), "a neighbour is resident");
+    let error = pool.fix_buffer_shared(first, 2).expect_err("another order");
+    assert_eq!(error, Error::CorruptPage { page: first });
+    drop(last);
+    assert_nines(&pool, first);
+}
+
+#[test]
+fn a_page_of_a_buffer_that_was_taken_for_one_of_its_own_keeps_the_buffer_out() {
+    let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
+    let manager = manager(ByteCount::mib(4));
+    let config = || PoolConfig::new().checksum(false).deadline(Duration::from_millis(50));
+    let pool = config().create_on(Arc::clone(&store) as _, &manager).expect("pool");
+    let (first, _) = buffer_between_pages(&pool);
+    pool.flush().expect("flush");
+    drop(pool);
+    let pool = config().open_on(store, &manager).expect("opens");
+    // Without checksums nothing tells.
+    let inner = pool.fix_exclusive(PageId(first.0 + 5)).expect("page");
+    let error = pool.fix_buffer_shared(first, 3).expect_err("a page of it is held");
+    assert!(matches!(error, Error::LatchTimeout { page, .. } if page == inner.id()), "{error}");
+    let inner = inner.downgrade();
+    let error = pool.fix_buffer_shared(first, 3).expect_err("a page of it is resident");
+    assert!(matches!(error, Error::BadRange { .. }), "{error}");
+    drop(inner);
+    pool.evict_all().expect("clean");
+    let error = pool.fix_buffer_shared(first, 3).expect_err("a page of it was resident");
+    assert!(matches!(error, Error::BadRange { .. }), "{error}");
+    assert_eq!(pool.holders(), 0);
+}
+
 #[test]
 fn a_run_that_only_reads_writes_nothing_once_the_cleaner_has_caught_up() {
     let pool = small_pool(ByteCount::mib(4), PoolConfig::new());

@@ -76,7 +76,7 @@ impl BufferPool {
                 drop(alloc);
                 self.charge_metadata(first)?;
                 self.charge_metadata(last)?;
-            } else if self.lock_absent(first) {
+            } else if self.make_parts(first, order) && self.lock_absent(first) {
                 // Last: who sees the page within the table finds its word locked.
                 self.end.store(after, Ordering::Release);
                 return Ok(Some(first));

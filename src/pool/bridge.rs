@@ -7,7 +7,7 @@
 //! # Invariants
 //! 1. A page between two victims of one range is absent and locked by the thread that drops, and no
 //!    buffer of several pages, whose word may lie elsewhere, reaches into its chunk (`HANDED`,
-//!    `BUFFERS` in `io`).
+//!    `BUFFERS` in `buffer`).
 
 use super::evict::BATCH_MAX;
 use super::{BufferPool, CHUNK_PAGES};

@@ -358,8 +358,9 @@ impl BufferPool {
     /// Fixes a buffer of 2^`order` pages for reading; the order is that of its allocation.
     ///
     /// # Errors
-    /// As for [`fix_shared`](Self::fix_shared); [`Error::BadRange`] when it is resident with
-    /// another order.
+    /// As for [`fix_shared`](Self::fix_shared); [`Error::BadRange`] when it has another order. The
+    /// table file does not know orders: of a buffer that this pool has not had resident, the checksum
+    /// tells, as [`Error::CorruptPage`].
     pub fn fix_buffer_shared(&self, first: PageId, order: u8) -> Result<SharedGuard<'_>> {
         check_order(order)?;
         let (latch, note) = self.hold::<Shared>(first, order, None)?;

@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //! 1. While a run's memory moves, its words are all `Locked` by one thread and no buffer of
-//!    several pages, whose word may lie elsewhere, reaches into it (`HANDED`, `BUFFERS` in `io`).
+//!    several pages, whose word may lie elsewhere, reaches into it (`HANDED`, `BUFFERS` in `buffer`).
 //! 2. A page that was away comes back under another version.
 #![expect(unsafe_code, reason = "moves the memory of locked pages")]
 

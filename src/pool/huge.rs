@@ -10,7 +10,8 @@
 //!    it. All its pages are resident as long as it is set.
 //! 2. A page leaves a chunk singly only with `HUGE` cleared after the page was locked.
 
-use super::io::{HANDED, HUGE};
+use super::buffer::HANDED;
+use super::io::HUGE;
 use super::latch::Word;
 use super::{BufferPool, CHUNK_PAGES, PageId};
 use crate::base::sync::Ordering;

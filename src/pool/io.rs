@@ -27,14 +27,8 @@ const HUGE_WORDS: usize = HUGE_PAGE / 8;
 /// Bits of a chunk's note: its page tables, and words, are charged ...
 const CHARGED: u64 = 1;
 
-/// ... and so is the huge page of words that begins with the chunk's.
+/// ... and so is the huge page of words that begins with the chunk's. Others: `buffer`.
 const HUGE_CHARGED: u64 = 2;
-
-/// Buffers of several pages reach into the chunk: its words do not tell what lies in it.
-const BUFFERS: u64 = 4;
-
-/// Memory of the chunk is handed over at the moment.
-pub(super) const HANDED: u64 = 8;
 
 /// All memory of the chunk lies in one huge page; see `huge`.
 pub(super) const HUGE: u64 = 16;
@@ -97,6 +91,8 @@ impl BufferPool {
     /// somebody else was faster.
     #[cold]
     pub(super) fn load(&self, page: PageId, seen: Word, order: u8) -> Result<bool> {
+        // Who asks with another order than it has is refused when it is resident.
+        let order = seen.known_order().unwrap_or(order);
         let end = self.end.load(Ordering::Acquire);
         let inside = page.0.checked_add(1 << order).is_some_and(|after| after <= end);
         if !inside || page.0 == 0 || seen.is_unused() {
@@ -104,7 +100,8 @@ impl BufferPool {
         }
         let bytes = ByteCount(self.buffer_bytes(order) as u64);
         self.manager.charge(&self.account, bytes)?;
-        if let Err(error) = self.charge_metadata(page) {
+        let last = PageId(page.0 + (1 << order) - 1);
+        if let Err(error) = self.charge_metadata(page).and_then(|()| self.charge_metadata(last)) {
             self.account.uncharge(bytes);
             return Err(error);
         }
@@ -114,6 +111,14 @@ impl BufferPool {
             self.account.uncharge(bytes);
             return Ok(false);
         }
+        let inside = match self.lock_inside(page, seen, order) {
+            Ok(inside) => inside,
+            Err(error) => {
+                latch.abort_load();
+                self.account.uncharge(bytes);
+                return Err(error);
+            }
+        };
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
         let (ptr, len) = (self.ptr(page), bytes.as_usize());
         // SAFETY: this thread holds the page locked, so the memory is its own, and nobody writes
@@ -122,6 +127,7 @@ impl BufferPool {
         let loading = Loading { page, was: seen };
         match read.and_then(|()| self.check(page, order)) {
             Ok(()) => {
+                inside.become_parts();
                 self.arrived(loading, order, false);
                 Ok(true)
             }
@@ -210,36 +216,6 @@ impl BufferPool {
         }
         self.counters.metadata.fetch_add(bytes.0, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// Keeps memory that a buffer of several pages is about to have from being handed over.
-    pub(super) fn note_buffer(&self, page: PageId, order: u8) {
-        if order == 0 {
-            return;
-        }
-        let (first, last) = (page.as_usize(), page.as_usize() + (1 << order) - 1);
-        for chunk in first / CHUNK_PAGES..=last / CHUNK_PAGES {
-            // A change of hands that began before this is over in microseconds.
-            while self.charged[chunk].fetch_or(BUFFERS, Ordering::AcqRel) & HANDED != 0 {
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    /// Begins to hand over memory of a chunk, which nobody else does then; `false` when it cannot
-    /// be done.
-    pub(super) fn begin_hand_over(&self, chunk: usize) -> bool {
-        let note = &self.charged[chunk];
-        let seen = note.load(Ordering::Acquire);
-        // Pairs with `note_buffer`: who comes second sees the other's bit.
-        seen & (BUFFERS | HANDED) == 0
-            && note
-                .compare_exchange(seen, seen | HANDED, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-    }
-
-    pub(super) fn end_hand_over(&self, chunk: usize) {
-        self.charged[chunk].fetch_and(!HANDED, Ordering::Release);
     }
 
     /// Bytes to charge for the huge page of words around `page`: all of it the first time.
@@ -349,7 +325,8 @@ impl BufferPool {
     fn begin_load(&self, page: PageId) -> Option<Loading> {
         let was = self.words.get(page.as_usize())?.load();
         let inside = page.0 > 0 && page.0 < self.end.load(Ordering::Acquire);
-        if !inside || !was.is_absent() || was.is_unused() {
+        let is_page = was.known_order().unwrap_or(0) == 0 && !was.is_unused();
+        if !inside || !was.is_absent() || !is_page {
             return None;
         }
         let bytes = self.page_size();

@@ -10,7 +10,7 @@
 //! ```
 //! | latch | memory | who may change the word |
 //! |---|---|---|
-//! | `Absent` (0) | none; an optimistic reader that comes too late sees zeros and fails to validate | who enters `Locked`; who frees or allocates the page |
+//! | `Absent` (0) | none; an optimistic reader that comes too late sees zeros and fails to validate | who enters `Locked`; who allocates the page |
 //! | `Free` (1) | the page's content | anybody, by compare-and-swap |
 //! | `Shared(n)` (n + 1) | the page's content, which nobody changes | anybody, by compare-and-swap; each holder takes its own count back |
 //! | `Locked` (255) | the holder's alone | the holder |
@@ -19,7 +19,8 @@
 //! more ado, which is one test of a sign. `dirty`: the content is newer than the device's. `writing`: one of the shared holders
 //! writes the page back, or holds it still. `cool`: nobody touched the page since the hand passed. `heat`: laps of the hand
 //! the page has left; in an absent page, [`HEAT_UNUSED`] says that the page is not allocated.
-//! `order`: the page is the first of 2^order that are one buffer. `stamp`: when the page was
+//! `order`: the page is the first of 2^order that are one buffer; in an absent page, if it was
+//! evicted. The others of a buffer are not allocated by themselves. `stamp`: when the page was
 //! evicted, 0 for never. `version`: grows with every change of the content and every eviction.
 //!
 //! # Invariants
@@ -161,10 +162,15 @@ impl Word {
         self.0 & VERSION_MASK
     }
 
-    /// Whether the page is not allocated.
+    /// Whether the page is not allocated, or inside of a buffer.
     #[inline]
     pub(crate) fn is_unused(self) -> bool {
         self.is_absent() && self.heat() == HEAT_UNUSED
+    }
+
+    /// The order of an absent page that was resident before; what was not may be of any.
+    pub(crate) fn known_order(self) -> Option<u8> {
+        (self.stamp() > 0).then_some(self.order())
     }
 
     #[inline]
@@ -443,11 +449,13 @@ impl Latch {
 
     /// The holder dropped the page's memory.
     pub(crate) fn evicted(&self, stamp: u64) {
-        let kept = Word(self.locked().version()).changed();
+        let word = self.locked();
+        let kept = Word(word.version()).changed().with_order(word.order());
         self.0.store(kept.with_latch(ABSENT).with_stamp(stamp).0, Ordering::Release);
     }
 
-    /// The holder dropped the page's memory and the page is not allocated any more.
+    /// The holder dropped the page's memory, if it had some, and the page is not allocated any more,
+    /// or a part of a buffer.
     pub(crate) fn freed(&self) {
         let kept = Word(self.locked().version()).changed();
         self.0.store(kept.with_latch(ABSENT).with_heat(HEAT_UNUSED).0, Ordering::Release);
@@ -616,6 +624,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_resident_before_keeps_its_order_and_what_was_freed_does_not() {
+        let latch = Latch::absent();
+        assert_eq!(latch.load().known_order(), None);
+        assert!(latch.try_begin_load(latch.load()));
+        latch.loaded(false, 2, 5);
+        latch.evicted(1);
+        assert_eq!(latch.load().known_order(), Some(5));
+        assert!(latch.try_begin_load(latch.load()));
+        latch.abort_load();
+        assert_eq!(latch.load().known_order(), Some(5));
+        assert!(latch.try_begin_load(latch.load()));
+        latch.freed();
+        assert!(latch.load().is_unused());
+        assert_eq!(latch.load().known_order(), None);
+    }
+
+    #[test]
     fn only_one_writer_at_a_time_and_a_failed_write_leaves_the_page_dirty() {
         let latch = present();
         assert!(latch.try_lock(latch.load()));
@@ -660,12 +685,17 @@ mod loom_tests {
         content: [AtomicU64; 2],
     }
 
+    fn absent() -> Arc<Page> {
+        let content = [AtomicU64::new(0), AtomicU64::new(0)];
+        Arc::new(Page { latch: Latch::absent(), content })
+    }
+
     fn page() -> Arc<Page> {
-        let page = Page { latch: Latch::absent(), content: [AtomicU64::new(0), AtomicU64::new(0)] };
+        let page = absent();
         assert!(page.latch.try_begin_load(page.latch.load()));
         page.latch.loaded(false, 0, 0);
         page.latch.unlock(false);
-        Arc::new(page)
+        page
     }
 
     fn write(page: &Page) {
@@ -787,8 +817,7 @@ mod loom_tests {
     #[test]
     fn loom_a_page_that_is_being_allocated_is_loaded_by_nobody() {
         loom::model(|| {
-            let content = [AtomicU64::new(0), AtomicU64::new(0)];
-            let page = Arc::new(Page { latch: Latch::absent(), content });
+            let page = absent();
             let end = Arc::new(AtomicU64::new(0));
             let (early, seen_end) = (Arc::clone(&page), Arc::clone(&end));
             let early = thread::spawn(move || {
@@ -801,13 +830,38 @@ mod loom_tests {
             page.latch.loaded(false, 0, 0);
             page.latch.unlock(true);
             early.join().expect("early");
-            assert_eq!(content_of_free(&page), [1, 1]);
+            assert!(page.latch.load().is_free(), "{:?}", page.latch.load());
+            assert_eq!(content(&page), [1, 1]);
         });
     }
 
-    fn content_of_free(page: &Page) -> [u64; 2] {
-        assert!(page.latch.load().is_free(), "{:?}", page.latch.load());
-        content(page)
+    #[test]
+    fn loom_memory_of_a_buffer_and_of_a_page_inside_of_it_is_never_both_in_use() {
+        loom::model(|| {
+            let inside = absent();
+            let end = Arc::new(AtomicU64::new(1));
+            let (by_itself, seen_end) = (Arc::clone(&inside), Arc::clone(&end));
+            let by_itself = thread::spawn(move || {
+                let is_loaded = load_if_inside(&by_itself, &seen_end);
+                if is_loaded {
+                    add_one(&by_itself);
+                    by_itself.latch.loaded(false, 0, 0);
+                    by_itself.latch.unlock(false);
+                }
+                is_loaded
+            });
+            // As the first load of the buffer does it.
+            let seen = inside.latch.load();
+            let is_part = !seen.is_unused() && inside.latch.try_begin_load(seen);
+            if is_part {
+                add_one(&inside);
+                inside.latch.freed();
+            }
+            let is_page = by_itself.join().expect("no panic");
+            assert!(!(is_part && is_page), "both have it");
+            let uses = u64::from(is_part) + u64::from(is_page);
+            assert_eq!(content(&inside), [uses, uses]);
+        });
     }
 
     #[test]

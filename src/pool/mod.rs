@@ -21,6 +21,7 @@
 mod alloc;
 mod bridge;
 mod btree;
+mod buffer;
 mod cleaner;
 mod evict;
 mod fix;

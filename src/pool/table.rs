@@ -158,13 +158,14 @@ impl BufferPool {
     fn mark_free(&self, entry: u64, end: u64) -> Result<()> {
         let (page, order) = (entry & ((1 << ORDER_SHIFT) - 1), (entry >> ORDER_SHIFT) as usize);
         let mut alloc = self.alloc.lock();
-        let list = alloc.free.get_mut(order).filter(|_| page > 0 && page < end);
+        let list = alloc.free.get_mut(order).filter(|_| page > 0 && page + (1 << order) <= end);
         let list = list.ok_or_else(|| self.refused("has a damaged free list"))?;
-        let latch = self.word(PageId(page));
-        if latch.load().is_unused() {
-            return Err(self.refused("has a free list that names a page twice"));
+        for latch in &self.words[page as usize..page as usize + (1 << order)] {
+            if latch.load().is_unused() {
+                return Err(self.refused("has a free list that names a page twice"));
+            }
+            latch.mark_unused();
         }
-        latch.mark_unused();
         list.push(page);
         Ok(())
     }

@@ -1,0 +1,119 @@
+//! Buffers of several pages: which words and which chunks they reach into.
+//!
+//! A buffer has one latch, the word of its first page. The words of the others say that they are not
+//! allocated, as long as the buffer is: nobody fixes them, and memory that is one buffer's is nobody
+//! else's. The table file does not say where its buffers are; so they say it from when a buffer is
+//! allocated, or found in the list of free pages, or first loaded.
+//!
+//! # Invariants
+//! 1. While a buffer of several pages is resident, the words of all its pages but the first are
+//!    unused. Nobody but its loading or allocating thread makes them so, and only from being absent.
+//! 2. Of a chunk into which such a buffer reaches no memory is handed over.
+
+use super::fix::Patience;
+use super::latch::{Latch, Word};
+use super::{BufferPool, CHUNK_PAGES};
+use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
+use crate::base::units::PageId;
+
+/// Buffers of several pages reach into the chunk: its words do not tell what lies in it.
+const BUFFERS: u64 = 4;
+
+/// Memory of the chunk is handed over at the moment.
+pub(super) const HANDED: u64 = 8;
+
+/// Words of a buffer's pages but the first, locked while the buffer is loaded. Absent as before when
+/// dropped.
+pub(super) struct Inside<'p>(&'p [Latch]);
+
+impl Inside<'_> {
+    /// The buffer is loaded: they are no pages by themselves.
+    pub(super) fn become_parts(self) {
+        self.0.iter().for_each(Latch::freed);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Latch::abort_load);
+    }
+}
+
+impl BufferPool {
+    /// Locks the words inside of a buffer that was never resident, whose first page this thread has
+    /// locked.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when one of them is, or was, a page by itself: the buffer is of another
+    /// order; [`Error::LatchTimeout`] when one is locked for too long.
+    pub(super) fn lock_inside(&self, first: PageId, was: Word, order: u8) -> Result<Inside<'_>> {
+        let start = first.as_usize() + 1;
+        let after = match was.known_order() {
+            Some(_) => start, // They are parts already.
+            None => first.as_usize() + (1 << order),
+        };
+        let mut patience = Patience::new(self.deadline);
+        let mut at = start;
+        while at < after {
+            let inside = || Inside(&self.words[start..at]);
+            let (latch, seen) = (&self.words[at], self.words[at].load());
+            if seen.is_readable() || seen.is_unused() || seen.known_order().is_some() {
+                drop(inside());
+                return Err(Error::BadRange { reason: "a page of the buffer is one by itself" });
+            }
+            if latch.try_begin_load(seen) {
+                at += 1;
+            } else if !patience.wait() {
+                drop(inside());
+                return Err(self.timeout(PageId(at as u64), &patience));
+            }
+        }
+        Ok(Inside(&self.words[start..after]))
+    }
+
+    /// Makes the words inside of a buffer unused that is about to be a part of the table. `false`:
+    /// one of them is locked, for its neighbours are handed over, which is over soon.
+    pub(super) fn make_parts(&self, first: PageId, order: u8) -> bool {
+        let start = first.as_usize();
+        self.words[start + 1..start + (1 << order)].iter().all(|latch| {
+            let seen = latch.load();
+            let is_locked = !seen.is_unused() && latch.try_begin_load(seen);
+            if is_locked {
+                latch.freed();
+            }
+            is_locked || seen.is_unused()
+        })
+    }
+
+    /// Keeps memory that a buffer of several pages is about to have from being handed over.
+    pub(super) fn note_buffer(&self, page: PageId, order: u8) {
+        if order == 0 {
+            return;
+        }
+        let (first, last) = (page.as_usize(), page.as_usize() + (1 << order) - 1);
+        for chunk in first / CHUNK_PAGES..=last / CHUNK_PAGES {
+            // A change of hands that began before this is over in microseconds.
+            while self.charged[chunk].fetch_or(BUFFERS, Ordering::AcqRel) & HANDED != 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Begins to hand over memory of a chunk, which nobody else does then; `false` when it cannot
+    /// be done.
+    pub(super) fn begin_hand_over(&self, chunk: usize) -> bool {
+        let note = &self.charged[chunk];
+        let seen = note.load(Ordering::Acquire);
+        // Pairs with `note_buffer`: who comes second sees the other's bit.
+        seen & (BUFFERS | HANDED) == 0
+            && note
+                .compare_exchange(seen, seen | HANDED, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    pub(super) fn end_hand_over(&self, chunk: usize) {
+        self.charged[chunk].fetch_and(!HANDED, Ordering::Release);
+    }
+}
