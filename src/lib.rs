@@ -11,6 +11,10 @@ pub mod config;
 pub mod containers;
 #[cfg(not(loom))]
 mod heap;
+// The protocols of the heap's slots, for their models.
+#[cfg(loom)]
+#[path = "heap/bar.rs"]
+mod heap_bar;
 #[cfg(not(loom))]
 mod meta;
 mod page;

@@ -13,6 +13,7 @@
 //! 2. jemalloc's metadata is local memory: no allocator call touches a far page.
 //! 3. Nothing here waits for a device; hooks run pinned local.
 
+mod bar;
 mod global;
 mod handle;
 mod hooks;

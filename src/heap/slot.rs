@@ -1,27 +1,21 @@
 //! Slots: one thread's share of a tier, its magazines, explicit cache and counters.
 //!
 //! A thread claims a slot of the tier's [`Slots`] at its first far allocation and gives it back
-//! when it exits; the next thread takes it over with its cache. Uses `jemalloc`, `magazine`;
-//! owned by `Tier`.
-//!
-//! # Who may use a slot's inside
-//! The owner, between setting `busy` and clearing it, if it then finds the slot not barred. Or
-//! whoever has barred the slot, run a barrier on all threads and then found it not busy: the
-//! owner has either made `busy` visible or will see the bar. So the owner pays for two stores
-//! and a load, and the maintenance thread can empty the magazines of threads that sleep.
+//! when it exits; the next thread takes it over with its cache. Who may use a slot's inside, its
+//! owner or who has barred it, `bar` says. Uses `bar`, `jemalloc`, `magazine`; owned by `Tier`.
 //!
 //! # Invariants
-//! 1. At most one [`Access`] to a slot exists.
+//! 1. At most one [`Access`] or [`Barred`] of a slot exists.
 //! 2. Slots are barred by one thread at a time, the holder of the tier's control flag.
 //! 3. `allocated` and `freed` are written through an `Access` only.
 //! 4. A slot is never freed: a sleeping thread may hold a reference into a tier that is gone.
 
 #![expect(unsafe_code, reason = "hands out the inside of a slot")]
 
+use super::bar::Bar;
 use super::jemalloc::{self, Cache, Flags};
 use super::magazine::{self, Magazines, SmallClass};
 use super::thread;
-use crate::base::strict_assert;
 use crate::base::sync::{
     AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
@@ -29,7 +23,6 @@ use crate::base::sync::{
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
 use std::sync::OnceLock;
-use std::sync::atomic::compiler_fence;
 
 /// Most slots of a tier: as many as jemalloc has explicit caches, about.
 pub(super) const SLOTS_MAX: usize = 4096;
@@ -46,8 +39,7 @@ pub(crate) enum Fill {
 /// One thread's share of a tier.
 #[repr(align(128))] // Two lines: neighbours are prefetched in pairs.
 pub(super) struct Slot {
-    busy: AtomicBool,
-    barred: AtomicBool,
+    bar: Bar,
     owned: AtomicBool,
     /// Bytes allocated and freed through this slot since it exists, as the callers asked for them.
     allocated: AtomicU64,
@@ -59,8 +51,8 @@ pub(super) struct Slot {
     inside: UnsafeCell<Inside>,
 }
 
-// SAFETY: `inside` is used through an `Access` only, and there is at most one (invariant 1); its
-// pointers are objects that the slot owns.
+// SAFETY: `inside` is used through an `Access` or a `Barred` only, and there is at most one
+// (invariant 1); its pointers are objects that the slot owns.
 unsafe impl Sync for Slot {}
 
 // SAFETY: as for `Sync`; nothing in a slot belongs to a thread.
@@ -76,8 +68,13 @@ struct Inside {
     uncached: Flags,
 }
 
-/// The exclusive use of a slot's inside. Ends when dropped.
+/// The owner's exclusive use of a slot's inside. Ends when dropped.
 pub(super) struct Access<'a> {
+    slot: &'a Slot,
+}
+
+/// The exclusive use of the inside of a slot by who has barred it. Ends with the bar.
+pub(super) struct Barred<'a> {
     slot: &'a Slot,
 }
 
@@ -89,8 +86,7 @@ impl Slot {
         let flags = cache.as_ref().map_or(uncached, |cache| Flags::cached(arena, cache.index()));
         let inside = Inside { magazines: Magazines::new(large_max), cache, flags, uncached };
         Slot {
-            busy: AtomicBool::new(false),
-            barred: AtomicBool::new(false),
+            bar: Bar::new(),
             owned: AtomicBool::new(true),
             allocated: AtomicU64::new(0),
             freed: AtomicU64::new(0),
@@ -103,40 +99,27 @@ impl Slot {
     /// Opens the slot for its owner; `None` while it is barred.
     #[inline]
     pub(super) fn access(&self) -> Option<Access<'_>> {
-        strict_assert!(!self.busy.load(Relaxed), "a hook allocated from the tier that it serves");
-        self.busy.store(true, Relaxed);
-        // Orders the store before the load for the compiler; for the processor the barring
-        // thread's barrier does.
-        compiler_fence(std::sync::atomic::Ordering::SeqCst);
-        // Pairs with the Release in `unbar`: what was done to the inside is visible.
-        if self.barred.load(Acquire) {
-            self.busy.store(false, Release);
-            return None;
-        }
-        Some(Access { slot: self })
+        // Not `then_some`: one that is made is dropped, and leaves.
+        self.bar.enter().then(|| Access { slot: self })
     }
 
     /// Keeps the owner out from its next access on. Follow with a barrier on all threads.
     pub(super) fn bar(&self) {
-        self.barred.store(true, Relaxed);
+        self.bar.set();
     }
 
     /// Lets the owner in again.
     pub(super) fn unbar(&self) {
-        self.barred.store(false, Release);
+        self.bar.lift();
     }
 
     /// Opens a barred slot for the thread that barred it; `None` while the owner is still inside.
     ///
     /// # Safety
-    /// The caller has barred the slot and run a barrier on all threads since.
-    pub(super) unsafe fn access_barred(&self) -> Option<Access<'_>> {
-        // Pairs with the Release of the owner's last access.
-        if self.busy.load(Acquire) {
-            return None;
-        }
-        // `busy` is not set: the owner may set it for a moment to find the bar.
-        Some(Access { slot: self })
+    /// The caller has barred the slot and run a barrier on all threads since, and uses what it gets
+    /// until it lifts the bar at the latest, with no other one beside it.
+    pub(super) unsafe fn access_barred(&self) -> Option<Barred<'_>> {
+        self.bar.is_empty().then_some(Barred { slot: self })
     }
 
     /// Ends the ownership of the calling thread, after emptying the slot.
@@ -156,7 +139,7 @@ impl Slot {
     }
 
     pub(super) fn is_barred(&self) -> bool {
-        self.barred.load(Relaxed)
+        self.bar.is_set()
     }
 
     /// Bytes allocated and freed so far.
@@ -267,21 +250,25 @@ impl Access<'_> {
 
     /// Returns everything cached to the arenas.
     pub(super) fn flush(&mut self) {
-        let inside = self.inside();
-        let uncached = inside.uncached;
-        inside.magazines.drain(|object, size| {
-            // SAFETY: the magazines own the object, whose class has this size.
-            unsafe { jemalloc::free(object, size, uncached) };
-        });
-        if let Some(cache) = &inside.cache {
-            cache.flush();
-        }
+        self.inside().flush();
+    }
+}
+
+impl Barred<'_> {
+    fn inside(&mut self) -> &mut Inside {
+        // SAFETY: this is the only access (invariant 1), borrowed exclusively.
+        unsafe { &mut *self.slot.inside.get() }
+    }
+
+    /// Returns everything cached to the arenas.
+    pub(super) fn flush(&mut self) {
+        self.inside().flush();
     }
 
     /// Flushes, and gives the explicit cache back to jemalloc for good.
-    pub(super) fn close(&mut self) {
-        self.flush();
+    pub(super) fn close(mut self) {
         let inside = self.inside();
+        inside.flush();
         inside.flags = inside.uncached;
         if let Some(cache) = inside.cache.take() {
             cache.destroy();
@@ -289,12 +276,23 @@ impl Access<'_> {
     }
 }
 
+impl Inside {
+    fn flush(&mut self) {
+        let uncached = self.uncached;
+        self.magazines.drain(|object, size| {
+            // SAFETY: the magazines own the object, whose class has this size.
+            unsafe { jemalloc::free(object, size, uncached) };
+        });
+        if let Some(cache) = &self.cache {
+            cache.flush();
+        }
+    }
+}
+
 impl Drop for Access<'_> {
     #[inline]
     fn drop(&mut self) {
-        // For an access to a barred slot this may clear the `busy` of an owner that is just
-        // about to find the bar, and that touches nothing.
-        self.slot.busy.store(false, Release);
+        self.slot.bar.leave();
     }
 }
 
@@ -357,5 +355,31 @@ impl Slots {
     pub(super) fn iter(&self) -> impl Iterator<Item = &'static Slot> {
         let len = self.len.load(Relaxed);
         self.slots[..len].iter().filter_map(|slot| slot.get().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_on_the_way_in_is_seen_though_somebody_was_inside_meanwhile() {
+        let slot = Slot::new(0, 0);
+        slot.bar();
+        {
+            // SAFETY: barred; there is no other thread that a barrier would have to reach.
+            let mut barred = unsafe { slot.access_barred() }.expect("nobody is inside");
+            slot.bar.knock(); // A processor may stop the owner here, before it looks at the bar.
+            barred.flush();
+        }
+        slot.unbar();
+        // The owner goes on and finds no bar. The next round comes before it has left.
+        slot.bar();
+        // SAFETY: as above.
+        assert!(unsafe { slot.access_barred() }.is_none(), "two are inside");
+        slot.bar.leave();
+        // SAFETY: as above.
+        assert!(unsafe { slot.access_barred() }.is_some());
+        slot.unbar();
     }
 }

@@ -7,7 +7,7 @@
 use super::testing::TestSource;
 use super::*;
 use crate::Error;
-use crate::base::sync::Ordering::SeqCst;
+use crate::base::sync::{AtomicBool, Ordering::SeqCst};
 use crate::base::units::ByteCount;
 use allocator_api2::alloc::Allocator;
 use proptest::prelude::*;
@@ -425,6 +425,46 @@ fn shutting_down_with_far_memory_in_use_is_refused_and_changes_nothing() {
     assert!(block(100_000).is_far());
     drop(held);
     running.stop();
+}
+
+/// Set when dropped, so that a test that fails does not wait for its threads for ever.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+#[test]
+fn a_heap_ends_while_a_thread_asks_for_far_memory() {
+    let _turn = turn();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                if let Ok(ptr) = Far.allocate(layout(100, 8)) {
+                    // SAFETY: allocated above with this layout.
+                    unsafe { Far.deallocate(ptr.cast(), layout(100, 8)) };
+                }
+            }
+        });
+        let _stop = Stop(&stop);
+        for _ in 0..100 {
+            let source = Arc::new(TestSource::new(ByteCount::mib(256), ByteCount::mib(64)));
+            let options = TierOptions { arenas: 1, ..TierOptions::default() };
+            let tier = Tier::create(source, options).expect("jemalloc has an arena left");
+            install(tier).expect("no heap is running");
+            while tier.stats().committed == ByteCount::ZERO {
+                thread::yield_now();
+            }
+            // The thread holds a block for moments only, but may be stopped in one of them.
+            while let Err(error) = uninstall() {
+                assert!(matches!(error, Error::InUse { .. }), "{error}");
+                thread::yield_now();
+            }
+        }
+    });
 }
 
 #[test]

@@ -23,7 +23,7 @@
 use super::hooks::Hooks;
 use super::jemalloc::{self, Arena, Flags};
 use super::magazine::{self, SmallClass};
-use super::slot::{self, Access, Fill, Slot, Slots};
+use super::slot::{self, Access, Barred, Fill, Slot, Slots};
 use super::source::ExtentSource;
 use super::thread;
 use crate::base::error::{Error, Result};
@@ -381,16 +381,12 @@ impl Tier {
         self.closed.store(true, SeqCst);
         let alone = self.wait_until_alone();
         let bytes = self.in_use();
-        if !alone || bytes != ByteCount::ZERO {
+        let (Some(slots), ByteCount::ZERO) = (alone, bytes) else {
             self.closed.store(false, SeqCst);
             self.slots.iter().for_each(Slot::unbar);
             return Err(Error::InUse { bytes });
-        }
-        for slot in self.slots.iter() {
-            // SAFETY: barred, with a barrier since, in `wait_until_alone`.
-            let access = unsafe { slot.access_barred() };
-            access.expect("barred slots stay empty").close();
-        }
+        };
+        slots.into_iter().for_each(Barred::close);
         for far in &self.arenas {
             // SAFETY: nothing is allocated, no thread is inside or can enter, and no cache is
             // left.
@@ -401,17 +397,33 @@ impl Tier {
         Ok(())
     }
 
-    /// Bars all slots and waits until no thread is inside the tier.
-    fn wait_until_alone(&self) -> bool {
+    /// Bars all slots and waits until no thread is inside the tier; returns what is inside the
+    /// slots then. `None`: a thread does not leave.
+    fn wait_until_alone(&self) -> Option<Vec<Barred<'static>>> {
         // Who claims a slot is counted in the shared path: once it is empty, `slots` is complete.
-        wait(|| self.shared_inside.load(SeqCst) == 0)
-            && {
-                self.slots.iter().for_each(Slot::bar);
-                settle();
-                // SAFETY: barred, with a barrier since.
-                wait(|| self.slots.iter().all(|slot| unsafe { slot.access_barred() }.is_some()))
+        if !wait(|| self.shared_inside.load(SeqCst) == 0) {
+            return None;
+        }
+        self.slots.iter().for_each(Slot::bar);
+        settle();
+        let _pinned = thread::pin();
+        let mut slots = Vec::with_capacity(self.slots.iter().count());
+        for slot in self.slots.iter() {
+            // An owner that looks whether the bar is still there seems to be inside, but not to who
+            // has found the slot empty before: each is asked until then and no further.
+            let is_empty = wait(|| {
+                // SAFETY: barred, with a barrier since, and not asked again once it is empty; the
+                // bar is lifted after `close` has dropped these.
+                let barred = unsafe { slot.access_barred() };
+                let is_empty = barred.is_some();
+                slots.extend(barred);
+                is_empty
+            });
+            if !is_empty {
+                return None;
             }
-            && wait(|| self.shared_inside.load(SeqCst) == 0)
+        }
+        wait(|| self.shared_inside.load(SeqCst) == 0).then_some(slots)
     }
 
     /// Empties the slots that `choose` selects, unless their owners are inside or somebody else
@@ -424,9 +436,9 @@ impl Tier {
         self.slots.iter().filter(|slot| choose(slot)).for_each(Slot::bar);
         if self.slots.iter().any(Slot::is_barred) && membarrier::on_all_threads() {
             for slot in self.slots.iter().filter(chosen) {
-                // SAFETY: barred, with a barrier since.
-                if let Some(mut access) = unsafe { slot.access_barred() } {
-                    access.flush();
+                // SAFETY: barred, with a barrier since; used here only, before the bar is lifted.
+                if let Some(mut barred) = unsafe { slot.access_barred() } {
+                    barred.flush();
                 }
             }
         }
