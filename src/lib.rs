@@ -15,6 +15,9 @@ mod heap;
 #[cfg(loom)]
 #[path = "heap/bar.rs"]
 mod heap_bar;
+#[cfg(loom)]
+#[path = "heap/counts.rs"]
+mod heap_counts;
 #[cfg(not(loom))]
 mod meta;
 mod page;

@@ -14,6 +14,7 @@
 //! 3. Nothing here waits for a device; hooks run pinned local.
 
 mod bar;
+mod counts;
 mod global;
 mod handle;
 mod hooks;

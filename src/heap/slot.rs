@@ -7,12 +7,13 @@
 //! # Invariants
 //! 1. At most one [`Access`] or [`Barred`] of a slot exists.
 //! 2. Slots are barred by one thread at a time, the holder of the tier's control flag.
-//! 3. `allocated` and `freed` are written through an `Access` only.
+//! 3. `counts` are written through an `Access` only.
 //! 4. A slot is never freed: a sleeping thread may hold a reference into a tier that is gone.
 
 #![expect(unsafe_code, reason = "hands out the inside of a slot")]
 
 use super::bar::Bar;
+use super::counts::Counts;
 use super::jemalloc::{self, Cache, Flags};
 use super::magazine::{self, Magazines, SmallClass};
 use super::thread;
@@ -41,10 +42,9 @@ pub(crate) enum Fill {
 pub(super) struct Slot {
     bar: Bar,
     owned: AtomicBool,
-    /// Bytes allocated and freed through this slot since it exists, as the callers asked for them.
-    allocated: AtomicU64,
-    freed: AtomicU64,
-    /// `allocated + freed` when the slot was last looked at for idleness, and when it was last
+    /// Bytes allocated and freed through this slot.
+    counts: Counts,
+    /// The traffic of `counts` when the slot was last looked at for idleness, and when it was last
     /// flushed for that.
     seen: AtomicU64,
     flushed: AtomicU64,
@@ -88,8 +88,7 @@ impl Slot {
         Slot {
             bar: Bar::new(),
             owned: AtomicBool::new(true),
-            allocated: AtomicU64::new(0),
-            freed: AtomicU64::new(0),
+            counts: Counts::new(),
             seen: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             inside: UnsafeCell::new(inside),
@@ -133,7 +132,7 @@ impl Slot {
 
     /// Whether nothing has happened in the slot since the last call; told once per idle time.
     pub(super) fn has_become_idle(&self) -> bool {
-        let now = self.allocated.load(Relaxed).wrapping_add(self.freed.load(Relaxed));
+        let now = self.counts.traffic();
         let idle = self.seen.swap(now, Relaxed) == now;
         idle && self.flushed.swap(now, Relaxed) != now
     }
@@ -143,11 +142,8 @@ impl Slot {
     }
 
     /// Bytes allocated and freed so far.
-    pub(super) fn counts(&self) -> (u64, u64) {
-        // `freed` first: an object counted as freed is then also counted as allocated, unless
-        // another slot's counters have yet to be read.
-        let freed = self.freed.load(Acquire);
-        (self.allocated.load(Acquire), freed)
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
     }
 }
 
@@ -238,14 +234,12 @@ impl Access<'_> {
 
     #[inline]
     pub(super) fn count_allocated(&mut self, bytes: usize) {
-        let now = self.slot.allocated.load(Relaxed).wrapping_add(bytes as u64);
-        self.slot.allocated.store(now, Release);
+        self.slot.counts.allocated_alone(bytes);
     }
 
     #[inline]
     pub(super) fn count_freed(&mut self, bytes: usize) {
-        let now = self.slot.freed.load(Relaxed).wrapping_add(bytes as u64);
-        self.slot.freed.store(now, Release);
+        self.slot.counts.freed_alone(bytes);
     }
 
     /// Returns everything cached to the arenas.

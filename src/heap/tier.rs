@@ -20,6 +20,7 @@
 
 #![expect(unsafe_code, reason = "allocates")]
 
+use super::counts::{self, Counts};
 use super::hooks::Hooks;
 use super::jemalloc::{self, Arena, Flags};
 use super::magazine::{self, SmallClass};
@@ -127,8 +128,7 @@ pub(crate) struct Tier {
     /// Threads inside the shared path.
     shared_inside: AtomicUsize,
     /// Bytes through the shared path.
-    shared_allocated: AtomicU64,
-    shared_freed: AtomicU64,
+    shared_counts: Counts,
     closed: AtomicBool,
     /// Held by the one thread that bars slots.
     control: AtomicBool,
@@ -163,8 +163,7 @@ impl Tier {
             source: Ranked::new(Rank::Leaf, Some(source)),
             slots: Slots::new(options.large_cache_max.as_usize()),
             shared_inside: AtomicUsize::new(0),
-            shared_allocated: AtomicU64::new(0),
-            shared_freed: AtomicU64::new(0),
+            shared_counts: Counts::new(),
             closed: AtomicBool::new(false),
             control: AtomicBool::new(false),
             out_of_memory: AtomicU64::new(0),
@@ -507,7 +506,7 @@ impl Tier {
         // SAFETY: the caller passes no empty layout; the flags name no cache.
         let ptr = self.only_far(self.with_retry(|| unsafe { jemalloc::allocate(size, flags) }))?;
         if !ptr.is_null() {
-            self.shared_allocated.fetch_add(layout.size() as u64, Release);
+            self.shared_counts.allocated(layout.size());
         }
         Ok(ptr)
     }
@@ -520,7 +519,7 @@ impl Tier {
         let _inside = SharedInside::new(&self.shared_inside);
         // SAFETY: as the caller promises; the flags name no cache.
         unsafe { jemalloc::free(ptr, size, flags) };
-        self.shared_freed.fetch_add(layout.size() as u64, Release);
+        self.shared_counts.freed(layout.size());
     }
 
     #[cold]
@@ -531,8 +530,8 @@ impl Tier {
         // SAFETY: as the caller promises; the flags name no cache.
         let moved = self.with_retry(|| unsafe { slot::reallocate_with(flags, ptr, old, new) });
         if !moved.is_null() {
-            self.shared_allocated.fetch_add(new.size() as u64, Release);
-            self.shared_freed.fetch_add(old.size() as u64, Release);
+            self.shared_counts.allocated(new.size());
+            self.shared_counts.freed(old.size());
         }
         moved
     }
@@ -571,12 +570,8 @@ impl Tier {
 
     /// Bytes allocated and not freed.
     fn in_use(&self) -> ByteCount {
-        let shared = (self.shared_allocated.load(Acquire), self.shared_freed.load(Acquire));
-        let (allocated, freed) = self.slots.iter().map(Slot::counts).fold(shared, |sum, counts| {
-            (sum.0.wrapping_add(counts.0), sum.1.wrapping_add(counts.1))
-        });
-        // While threads run, a free may be seen whose allocation was not.
-        ByteCount(allocated.saturating_sub(freed))
+        let of_slots = || self.slots.iter().map(|slot| slot.counts());
+        ByteCount(counts::in_use(|| of_slots().chain([&self.shared_counts])))
     }
 
     /// Bytes that are free and not yet given back.
