@@ -468,6 +468,17 @@ fn a_heap_ends_while_a_thread_asks_for_far_memory() {
 }
 
 #[test]
+fn asking_for_the_control_that_another_thread_has_does_not_free_it() {
+    let running = start_default();
+    let control = running.tier.take_control();
+    assert!(control.is_some());
+    assert!(running.tier.take_control().is_none());
+    assert!(running.tier.take_control().is_none(), "the refusal freed it");
+    drop(control);
+    running.stop();
+}
+
+#[test]
 fn what_serves_locally_still_frees_far_memory() {
     let running = start_default();
     let held = block(100_000);

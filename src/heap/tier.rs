@@ -562,10 +562,11 @@ impl Tier {
     }
 
     /// Becomes the thread that may bar slots; `None` while another one is.
-    fn take_control(&self) -> Option<Control<'_>> {
+    pub(super) fn take_control(&self) -> Option<Control<'_>> {
         // Pairs with the Release in `Control::drop`.
         let free = self.control.compare_exchange(false, true, Acquire, Relaxed).is_ok();
-        free.then_some(Control { flag: &self.control })
+        // Not `then_some`: a `Control` that is made is dropped, and frees the holder's.
+        free.then(|| Control { flag: &self.control })
     }
 
     /// Bytes allocated and not freed.
@@ -632,7 +633,7 @@ impl Drop for SharedInside<'_> {
 }
 
 /// The right to bar slots.
-struct Control<'a> {
+pub(super) struct Control<'a> {
     flag: &'a AtomicBool,
 }
 
