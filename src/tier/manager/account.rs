@@ -115,6 +115,8 @@ pub(super) struct Member {
     /// Percent of the limit in a partitioned manager; [`NO_PART`] for none of its own.
     pub(super) part: AtomicU64,
     pub(super) reclaimer: Ranked<Option<Weak<dyn Reclaim>>>,
+    /// Held while what is charged is set to what was counted.
+    counting: Ranked<()>,
     /// Its reclaimer panicked.
     pub(super) broken: AtomicBool,
     /// Bytes it asks others for without waiting.
@@ -143,6 +145,7 @@ impl Member {
             ceiling: AtomicU64::new(u64::MAX),
             part: AtomicU64::new(NO_PART),
             reclaimer: Ranked::new(Rank::Leaf, None),
+            counting: Ranked::new(Rank::Leaf, ()),
             broken: AtomicBool::new(false),
             asks: AtomicU64::new(0),
             asks_for_writes: AtomicBool::new(false),
@@ -287,12 +290,14 @@ impl Account {
     /// can only be counted. Where that exceeds the limit, others give way in the background.
     /// For accounts that nothing else charges.
     pub fn set_used(&self, bytes: ByteCount) {
+        let counting = self.0.counting.lock();
         let used = self.used();
         if bytes > used {
             self.0.budget.charge(ByteCount(bytes.0 - used.0));
         } else {
             self.0.budget.uncharge(ByteCount(used.0 - bytes.0));
         }
+        drop(counting);
         if let Some(manager) = self.0.manager.upgrade() {
             manager.call_if_low();
         }
@@ -301,12 +306,10 @@ impl Account {
     /// As [`set_used`](Self::set_used), without exceeding the limit: charges what fits of a growth
     /// and calls the background thread for the rest. `false`: some of it did not fit.
     pub(crate) fn set_used_as_fits(&self, bytes: ByteCount) -> bool {
+        let counting = self.0.counting.lock();
         let used = self.used();
-        if bytes <= used {
-            self.set_used(bytes);
-            return true;
-        }
-        let mut missing = bytes.0 - used.0;
+        self.0.budget.uncharge(ByteCount(used.0.saturating_sub(bytes.0)));
+        let mut missing = bytes.0.saturating_sub(used.0);
         while missing > 0 {
             let step = missing.min(STEP.0);
             if !self.try_charge(ByteCount(step)) {
@@ -314,6 +317,7 @@ impl Account {
             }
             missing -= step;
         }
+        drop(counting);
         if let Some(manager) = self.0.manager.upgrade() {
             manager.call_if_low();
         }

@@ -337,6 +337,25 @@ fn counted_memory_pushes_others_out() {
 }
 
 #[test]
+fn memory_that_two_threads_count_at_once_is_counted_once() {
+    let manager = start(64, Mode::Cooperative);
+    let library = manager.join("library").expect("room");
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for round in 0..100_000 {
+                    library.set_used(ByteCount::mib(round % 2));
+                    library.set_used_as_fits(ByteCount::mib(round % 3));
+                }
+            });
+        }
+    });
+    assert!(library.used() <= ByteCount::mib(2), "{}", library.used());
+    library.set_used(ByteCount::ZERO);
+    assert_eq!(manager.stats().used, ByteCount::ZERO);
+}
+
+#[test]
 fn too_many_consumers_are_refused() {
     let manager = start(16, Mode::Cooperative);
     let all: Vec<_> = (1..CONSUMERS_MAX).map(|_| manager.join("one").expect("room")).collect();
