@@ -26,16 +26,18 @@ pub(crate) enum Rank {
     Heap = 1,
     /// Address ranges of a region.
     Space = 2,
+    /// How a memory manager's limit is divided.
+    Shares = 3,
     /// A memory manager's list of consumers.
-    Consumers = 3,
+    Consumers = 4,
     /// The eviction policy's lists.
-    Policy = 4,
+    Policy = 5,
     /// Staging frames.
-    Frames = 5,
+    Frames = 6,
     /// A store's slot map.
-    Slots = 6,
+    Slots = 7,
     /// Leaf locks: nothing is taken under them.
-    Leaf = 7,
+    Leaf = 8,
 }
 
 thread_local! {

@@ -171,12 +171,15 @@ impl Member {
         self.reclaimer.lock().as_ref().and_then(Weak::upgrade)
     }
 
-    /// Applies what the mode allows it.
-    pub(super) fn set_share(&self, share: ByteCount) {
+    /// Applies what the mode allows it; returns whether that is something else than before. The
+    /// caller holds the lock on shares.
+    pub(super) fn set_share(&self, share: ByteCount) -> bool {
         let ceiling = ByteCount(self.ceiling.load(Ordering::Relaxed).min(share.0));
-        if self.budget.limit() != ceiling {
+        let is_other = self.budget.limit() != ceiling;
+        if is_other {
             self.budget.set_limit(ceiling);
         }
+        is_other
     }
 }
 
@@ -246,12 +249,14 @@ impl Account {
                 "temporary memory has the part that the manager was started with".to_owned()
             );
         }
+        let shares = manager.shares.lock();
         let old = self.0.part.swap(pct.map_or(NO_PART, u64::from), Ordering::Relaxed);
         let all = manager.parts();
         if all > 100 {
             self.0.part.store(old, Ordering::Relaxed);
             return bad(format!("{all} % in all are more than there is"));
         }
+        drop(shares);
         manager.apply_shares();
         manager.call();
         Ok(())

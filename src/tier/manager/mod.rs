@@ -93,6 +93,9 @@ type OnPressure = dyn Fn(Pressure) + Send + Sync;
 struct Shared {
     budget: Arc<Budget>,
     mode: Mode,
+    /// Held while a part changes, and while shares are worked out and applied: who applies them last
+    /// knows what the others knew.
+    shares: Ranked<()>,
     members: Ranked<Vec<Weak<Member>>>,
     temporary: Account,
     spill: Ranked<Option<Weak<dyn Spill>>>,
@@ -149,6 +152,7 @@ impl MemoryManager {
                 temporary: Account(temporary),
                 budget,
                 mode,
+                shares: Ranked::new(Rank::Shares, ()),
                 spill: Ranked::new(Rank::Leaf, None),
                 on_pressure: OnceLock::new(),
                 gathering: Turn::new(),
@@ -184,6 +188,8 @@ impl MemoryManager {
     pub fn join(&self, name: &str) -> Result<Account> {
         let _ours = keep_local();
         let shared = &self.shared;
+        // Until it is in the list, nobody would tell it of another share.
+        let _shares = shared.shares.lock();
         let share = shared.common_share();
         let member = Member::new(&shared.budget, name, share, Arc::downgrade(shared));
         let mut members = shared.members.lock();
@@ -362,10 +368,11 @@ impl Shared {
 
     /// Gives every consumer the share of the limit that its ceiling and the mode allow.
     fn apply_shares(&self) {
+        let shares = self.shares.lock();
         let (limit, common) = (self.budget.limit(), self.common_share());
-        for member in self.each_member() {
-            let before = member.budget.limit();
-            member.set_share(match (self.mode, member.part()) {
+        let mut changed: [Option<Arc<Member>>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
+        for (slot, member) in changed.iter_mut().zip(self.each_member()) {
+            let is_other = member.set_share(match (self.mode, member.part()) {
                 (Mode::Cooperative, _) => limit,
                 (Mode::Partitioned { temporary_pct }, _) if self.is_temporary(&member) => {
                     part_of(limit, temporary_pct.into())
@@ -373,11 +380,21 @@ impl Shared {
                 (Mode::Partitioned { .. }, Some(part)) => part_of(limit, part),
                 (Mode::Partitioned { .. }, None) => common,
             });
+            *slot = is_other.then_some(member);
+        }
+        drop(shares);
+        changed.iter().flatten().for_each(|member| self.tell_ceiling(member));
+    }
+
+    /// Tells a consumer its ceiling, once more where it has changed meanwhile: of threads that tell
+    /// different ones, the last tells what is in force.
+    fn tell_ceiling(&self, member: &Arc<Member>) {
+        let Some(reclaimer) = member.reclaimer() else { return };
+        loop {
             let ceiling = member.budget.limit();
-            if ceiling != before
-                && let Some(reclaimer) = member.reclaimer()
-            {
-                self.guarded(&member, || reclaimer.ceiling_changed(ceiling));
+            let told = self.guarded(member, || reclaimer.ceiling_changed(ceiling));
+            if told.is_none() || member.budget.limit() == ceiling {
+                return;
             }
         }
     }

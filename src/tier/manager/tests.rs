@@ -307,6 +307,44 @@ fn a_ceiling_survives_a_resize_and_what_is_above_it_goes_in_the_background() {
     assert_eq!(cache.account.ceiling(), ByteCount::mib(128));
 }
 
+/// A reclaimer that gives nothing and is told its ceiling.
+struct Told<F>(F);
+
+impl<F: Fn(ByteCount) + Send + Sync> Reclaim for Told<F> {
+    fn reclaim(&self, _want: ByteCount, _effort: Effort) -> ByteCount {
+        ByteCount::ZERO
+    }
+
+    fn ceiling_changed(&self, ceiling: ByteCount) {
+        (self.0)(ceiling);
+    }
+}
+
+#[test]
+fn a_limit_that_changes_while_ceilings_are_applied_holds_for_all() {
+    let manager = start(64, Mode::Cooperative);
+    let first = manager.join("first").expect("room");
+    let last = manager.join("last").expect("room");
+    // As soon as the first is told of its ceiling, another thread raises the limit, to its end.
+    let weak = Arc::downgrade(&manager);
+    let last_told = Arc::new(AtomicU64::new(0));
+    let heard = Arc::clone(&last_told);
+    let told = Arc::new(Told(move |ceiling: ByteCount| {
+        heard.store(ceiling.0, Ordering::Relaxed);
+        let manager = weak.upgrade().expect("in use");
+        let raises = || manager.set_limit(ByteCount::mib(128)).expect("more");
+        std::thread::scope(|scope| scope.spawn(raises).join()).expect("no panic");
+    }));
+    let reclaimer: Weak<dyn Reclaim> = Arc::downgrade(&told) as _;
+    first.set_reclaimer(reclaimer);
+    first.set_ceiling(ByteCount::mib(10));
+    let ceilings = (first.ceiling(), last.ceiling(), manager.temporary().ceiling());
+    assert_eq!(ceilings, (ByteCount::mib(10), ByteCount::mib(128), ByteCount::mib(128)));
+    assert_eq!(last_told.load(Ordering::Relaxed), 10 << 20);
+    first.set_ceiling(ByteCount(u64::MAX));
+    assert_eq!(last_told.load(Ordering::Relaxed), 128 << 20);
+}
+
 #[test]
 fn what_a_consumer_leaves_charged_is_free_when_it_has_left() {
     let manager = start(16, Mode::Cooperative);
