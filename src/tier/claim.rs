@@ -30,6 +30,7 @@
 //! 4. `reclaim` and `patient` are called without any lock held.
 
 use super::budget::Budget;
+use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 
@@ -111,27 +112,27 @@ pub(crate) fn claim(
 
 /// Sets the limit and reclaims what is above it. The caller has the turn of resizes. Returns
 /// `false` when the patience was over: the limit is then what it was before.
+///
+/// # Errors
+/// As `apply`, which refuses a limit.
 pub(crate) fn resize(
     budget: &Budget,
     limit: ByteCount,
-    mut apply: impl FnMut(ByteCount),
+    mut apply: impl FnMut(ByteCount) -> Result<()>,
     mut reclaim: impl FnMut(ByteCount) -> ByteCount,
     mut patient: impl FnMut(ByteCount) -> bool,
-) -> bool {
+) -> Result<bool> {
     let old = budget.limit();
-    apply(limit);
+    apply(limit)?;
     loop {
         let over = budget.charged().0.saturating_sub(limit.0);
         if over == 0 {
-            return true;
+            return Ok(true);
         }
         let freed = reclaim(ByteCount(over));
         if !patient(freed) {
-            if budget.charged() <= limit {
-                return true;
-            }
-            apply(old);
-            return false;
+            // A raised limit may have been relied on since: it stays where the old one is refused.
+            return Ok(budget.charged() <= limit || apply(old).is_err());
         }
     }
 }
@@ -290,10 +291,14 @@ mod loom_tests {
             let lowered = resize(
                 &shared,
                 ByteCount(50),
-                |limit| shared.set_limit(limit),
+                |limit| {
+                    shared.set_limit(limit);
+                    Ok(())
+                },
                 |over| cache.give(over),
                 rounds(3),
             );
+            let lowered = lowered.expect("no limit is refused");
             let claimed = u64::from(claiming.join().expect("no panic")) * 40;
             let charged = shared.charged().0;
             assert_eq!(charged, claimed + cache.held.load(Ordering::Relaxed));

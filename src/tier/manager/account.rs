@@ -213,8 +213,10 @@ impl Account {
     /// # Errors
     /// [`Error::LimitExceeded`] when all floors together would exceed the limit: the old one stays.
     pub fn set_floor(&self, floor: ByteCount) -> Result<()> {
+        let manager = self.0.manager.upgrade();
+        let _shares = manager.as_ref().map(|manager| manager.shares.lock());
         let old = self.0.floor.swap(floor.0, Ordering::Relaxed);
-        let Some(manager) = self.0.manager.upgrade() else { return Ok(()) };
+        let Some(manager) = &manager else { return Ok(()) };
         let (floors, limit) = (manager.floors(), manager.budget.limit());
         if floors > limit {
             self.0.floor.store(old, Ordering::Relaxed);

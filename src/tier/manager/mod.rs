@@ -93,8 +93,8 @@ type OnPressure = dyn Fn(Pressure) + Send + Sync;
 struct Shared {
     budget: Arc<Budget>,
     mode: Mode,
-    /// Held while a part changes, and while shares are worked out and applied: who applies them last
-    /// knows what the others knew.
+    /// Held while the limit, a floor or a part changes, and while shares are worked out and applied:
+    /// who comes last knows what the others knew.
     shares: Ranked<()>,
     members: Ranked<Vec<Weak<Member>>>,
     temporary: Account,
@@ -257,10 +257,6 @@ impl MemoryManager {
     /// [`LIMIT_MIN`] or the floors. The old limit is then in force.
     pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
         let shared = &self.shared;
-        let minimum = LIMIT_MIN.max(shared.floors());
-        if limit < minimum {
-            return Err(Error::LimitTooSmall { limit, minimum });
-        }
         let began = Instant::now();
         let turn = loop {
             match shared.resizing.take() {
@@ -272,15 +268,12 @@ impl MemoryManager {
                 None => std::thread::sleep(RETRY_AFTER),
             }
         };
-        let apply = |limit| {
-            shared.budget.set_limit(limit);
-            shared.apply_shares();
-        };
+        let apply = |limit| shared.apply_limit(limit);
         let reclaim = |over| shared.reclaim(over);
         let patient = shared.patience(None);
         let resized = claim::resize(&shared.budget, limit, apply, reclaim, patient);
         drop(turn);
-        if resized {
+        if resized? {
             return Ok(());
         }
         let over = shared.budget.charged().0.saturating_sub(limit.0);
@@ -364,6 +357,22 @@ impl Shared {
             *slot = Some(member);
         }
         members.into_iter().flatten()
+    }
+
+    /// Puts a limit in force.
+    ///
+    /// # Errors
+    /// [`Error::LimitTooSmall`] below [`LIMIT_MIN`] or the floors.
+    fn apply_limit(&self, limit: ByteCount) -> Result<()> {
+        let shares = self.shares.lock();
+        let minimum = LIMIT_MIN.max(self.floors());
+        if limit < minimum {
+            return Err(Error::LimitTooSmall { limit, minimum });
+        }
+        self.budget.set_limit(limit);
+        drop(shares);
+        self.apply_shares();
+        Ok(())
     }
 
     /// Gives every consumer the share of the limit that its ceiling and the mode allow.

@@ -291,6 +291,39 @@ fn floors_cannot_promise_more_than_the_limit_and_the_limit_not_less_than_the_flo
 }
 
 #[test]
+fn a_floor_that_is_set_while_a_resize_waits_for_its_turn_is_kept() {
+    let manager = start(64, Mode::Cooperative);
+    manager.set_deadline(Duration::from_secs(30));
+    let keeper = manager.join("keeper").expect("room");
+    let (weak, floor) = (Arc::downgrade(&manager), keeper.clone());
+    let second = Arc::new(Mutex::new(None));
+    let resize = Arc::clone(&second);
+    let account = manager.join("cache").expect("room");
+    let held = account.clone();
+    let by = Arc::new(By(move |_, _| {
+        let mut resize = resize.lock().expect("lock");
+        if resize.is_some() {
+            return ByteCount::ZERO;
+        }
+        // The first resize is under way; another one comes, and then a floor.
+        let manager = weak.upgrade().expect("in use");
+        *resize = Some(std::thread::spawn(move || manager.set_limit(ByteCount::mib(16))));
+        std::thread::sleep(Duration::from_millis(50));
+        floor.set_floor(ByteCount::mib(20)).expect("below the limit of the first");
+        held.set_used(ByteCount::ZERO);
+        ByteCount::mib(40)
+    }));
+    manager.charge(&account, ByteCount::mib(40)).expect("fits");
+    let reclaimer: Weak<dyn Reclaim> = Arc::downgrade(&by) as _;
+    account.set_reclaimer(reclaimer);
+    manager.set_limit(ByteCount::mib(32)).expect("the cache gives way");
+    let second = second.lock().expect("lock").take().expect("the cache was asked");
+    let error = second.join().expect("no panic").expect_err("a floor of 20 MiB");
+    assert!(matches!(error, Error::LimitTooSmall { .. }), "{error}");
+    assert_eq!((manager.limit(), keeper.floor()), (ByteCount::mib(32), ByteCount::mib(20)));
+}
+
+#[test]
 fn a_ceiling_survives_a_resize_and_what_is_above_it_goes_in_the_background() {
     let manager = start(64, Mode::Cooperative);
     let cache = cache(&manager, Effort::Clean, ByteCount::mib(30));
