@@ -269,12 +269,13 @@ impl Model {
             self.wake();
             return true;
         }
-        if word.protected() && self.word.try_change(word, word.with_protected(false)).is_err() {
+        if self.word.try_change(word, word.leaving()).is_err() {
             return false;
         }
-        if let Some(mapped) = &mut self.machine().region {
-            mapped.protected = false;
-        }
+        // The lift is a call of its own.
+        thread::yield_now();
+        self.machine().region.as_mut().expect("this thread's").protected = false;
+        self.change(word.leaving(), word.with_protected(false));
         self.wake();
         true
     }

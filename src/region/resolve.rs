@@ -137,17 +137,16 @@ impl Pager {
             true => word.with_protected(false).with_prefetched(false),
             false => word,
         };
-        // The word first: the evictor must not take the page for clean any more. Where pages leave
-        // by copy it must not take it at all, for it protects what it copies.
-        let meanwhile = if self.evict_by_move { opened } else { word.leaving() };
-        if meanwhile != word {
-            self.word(page).try_change(word, meanwhile).ok()?;
-        }
+        // The word first: the evictor must not take the page for clean any more. It must not take it
+        // at all: the page could leave and be read again, and the protection that is lifted late
+        // would be one that the word counts on. (Where pages leave by copy it also protects them.)
+        let meanwhile = word.leaving();
+        self.word(page).try_change(word, meanwhile).ok()?;
         if let Err(error) = self.uffd.allow_writes(self.addr(page), self.page_bytes) {
             report::fatal("a write-protected page could not be opened", &error);
         }
-        if meanwhile != opened {
-            self.settle(page, meanwhile, opened);
+        self.settle(page, meanwhile, opened);
+        if !self.evict_by_move {
             // Who was woken before that and faulted again finds it open.
             self.wake(page);
         }
@@ -213,16 +212,14 @@ impl Pager {
         Some(Answer::Done)
     }
 
-    /// Whether a fault has waited too long for a frame. While the device refuses writes, a page
-    /// with content waits as long as for the device itself.
+    /// Whether a fault has waited too long for a frame, of which none is to be had: nothing can be
+    /// evicted, or the device refuses writes.
     pub(super) fn is_hopeless(&self, page: PageId, waited: Duration, deadline: Duration) -> bool {
         let has_content = self.word(page).load().state() != State::Empty;
         let exhausted = self.exhausted.load(Ordering::Acquire);
         let failing = self.write_errno.load(Ordering::Acquire) != 0;
-        if failing && has_content {
-            return waited > deadline;
-        }
-        exhausted && waited > STARVED_MAX || failing && waited > deadline
+        let hopeless = waited > deadline && (exhausted || failing);
+        hopeless || exhausted && !has_content && waited > STARVED_MAX
     }
 
     /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.

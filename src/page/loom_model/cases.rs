@@ -53,6 +53,42 @@ fn loom_a_write_to_a_protected_page_is_seen_before_it_is_dropped_as_clean() {
     explore(1, make, vec![evicting(1), writing(1, 2, &[2, 3]), writing(2, 3, &[2, 3])], &[2, 3]);
 }
 
+/// `open_for_writes` while the page leaves and is read again: a word that says "protected" speaks of
+/// a mapping that is.
+#[test]
+fn loom_a_protection_is_lifted_from_the_mapping_that_was_written_to() {
+    const WRITABLE: usize = 1;
+    loom::model(|| {
+        let (slot, moving) = (Some(SlotId(0)), Word::moving(Some(SlotId(0))));
+        let protected = Word::resident(slot).with_protected(true);
+        let page = loom::sync::Arc::new((PageWord::default(), AtomicUsize::new(0)));
+        page.0.try_change(Word::EMPTY, Word::moving(None)).expect("fresh");
+        page.0.try_change(Word::moving(None), protected).expect("this thread's");
+        let lifting = thread::spawn({
+            let page = page.clone();
+            move || {
+                let (word, mapping) = &*page;
+                if word.try_change(protected, protected.leaving()).is_ok() {
+                    mapping.store(WRITABLE, Ordering::Relaxed);
+                    let opened = protected.with_protected(false);
+                    word.try_change(protected.leaving(), opened).expect("this thread's");
+                }
+            }
+        });
+        let (word, mapping) = &*page;
+        let seen = word.load();
+        if seen.state() == State::Resident && word.try_change(seen, seen.leaving()).is_ok() {
+            let stored = Word::stored(SlotId(0));
+            word.try_change(seen.leaving(), stored).expect("this thread's");
+            word.try_change(stored, moving).expect("nobody else faults");
+            mapping.store(0, Ordering::Relaxed);
+            word.try_change(moving, protected).expect("this thread's");
+        }
+        lifting.join().expect("no panic");
+        assert!(!word.load().protected() || mapping.load(Ordering::Relaxed) != WRITABLE);
+    });
+}
+
 #[test]
 fn loom_a_discarded_page_reads_as_zero_whatever_was_under_way() {
     explore(2, Model::resident, vec![evicting(1), discarding(1, &[0])], &[0]);
