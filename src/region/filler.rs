@@ -206,6 +206,7 @@ impl Filler {
         }
         self.retry_waiting();
         self.map_chunks();
+        self.wake_all(0);
         self.read_ahead();
         self.start_reads()?;
         let idle = news == 0 && self.finished.is_empty();
@@ -226,8 +227,8 @@ impl Filler {
             self.finish_read(completion);
         }
         self.map_chunks();
-        self.wake_all(0);
         self.check_deadlines();
+        self.wake_all(0);
         Ok(())
     }
 
@@ -249,9 +250,11 @@ impl Filler {
         self.index > 0
             && pager.team.duty(self.index) == NOBODY
             && self.queue.in_flight() == 0
+            && self.fills.is_empty()
             && self.waiting.is_empty()
             && self.ahead.is_none()
             && self.chunks_open == 0
+            && !self.starving
     }
 
     /// Waits to be called in. Faults are not waited for: the kernel wakes all who do, for each.
@@ -590,6 +593,7 @@ impl Filler {
         self.reads_ahead += usize::from(ahead);
         let started = Instant::now();
         self.reads[token] = Some(Read { frames, count, started, ahead, overdue: false });
+        self.pager.counters.reads_in_flight.up();
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
         let Some(pushed) = super::guarded(&self.pager, || super::push(queue, request)) else {
@@ -598,6 +602,7 @@ impl Filler {
             // store says that it took nothing.
             if self.queue.in_flight() == before {
                 self.reads[token] = None;
+                self.pager.counters.reads_in_flight.down();
                 self.reads_ahead -= usize::from(ahead);
                 self.free_reads.push(token);
                 frames[..count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
@@ -605,7 +610,6 @@ impl Filler {
             return;
         };
         assert!(pushed, "fills are bounded by the queue's depth");
-        self.pager.counters.reads_in_flight.up();
     }
 
     fn finish_read(&mut self, completion: Completion) {
@@ -737,7 +741,8 @@ impl Filler {
 
     /// The page that `frame` was for cannot be brought in; the frame stays the caller's. The page
     /// is lost if somebody faulted on it. One that was only asked for ahead stays on the device.
-    fn lose(&self, frame: FrameId, error: &Error) {
+    fn lose(&mut self, frame: FrameId, error: &Error) {
+        self.intents[frame.0 as usize].pending = false;
         let pager = &self.pager;
         let page = pager.frames.page(frame);
         let slot = pager.frames.slot(frame);

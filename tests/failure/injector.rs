@@ -25,7 +25,12 @@ struct Plan {
     /// Queues differ: the first opened is the evictor's.
     queues: AtomicU64,
     wait_panics_of: AtomicU64,
+    hold: AtomicU64,
 }
+
+/// What becomes of one read of a filler but the first: none is held, the next one is to be, it is,
+/// it fails.
+const HOLD: [u64; 4] = [0, 1, 2, 3];
 
 /// Wraps a store.
 #[derive(Debug)]
@@ -53,6 +58,7 @@ impl Injector {
             discard_panics: AtomicU64::new(0),
             queues: AtomicU64::new(0),
             wait_panics_of: AtomicU64::new(0),
+            hold: AtomicU64::new(HOLD[0]),
         };
         Injector { inner, plan: Arc::new(plan) }
     }
@@ -85,6 +91,22 @@ impl Injector {
         self.plan.discard_panics.store(count, Ordering::Relaxed);
     }
 
+    /// Keeps the answer to the next read of a filler that is not the first one.
+    pub(crate) fn hold_a_helpers_read(&self) {
+        self.plan.hold.store(HOLD[1], Ordering::Relaxed);
+    }
+
+    /// Whether such a read was met.
+    pub(crate) fn has_held(&self) -> bool {
+        self.plan.hold.load(Ordering::Relaxed) >= HOLD[2]
+    }
+
+    /// Answers the read that is held: it failed.
+    pub(crate) fn fail_what_is_held(&self) {
+        assert!(self.has_held(), "nothing is held");
+        self.plan.hold.store(HOLD[3], Ordering::Relaxed);
+    }
+
     /// Panics that are still to come.
     pub(crate) fn panics_left(&self) -> u64 {
         let plan = &self.plan;
@@ -112,7 +134,9 @@ impl Store for Injector {
         let number = self.plan.queues.fetch_add(1, Ordering::Relaxed);
         let whose = if number == 0 { Whose::Evictor } else { Whose::Filler };
         let inner = self.inner.open_queue(depth)?;
-        Ok(Box::new(BadQueue { inner, plan: self.plan.clone(), whose, failing: Vec::new() }))
+        let (plan, is_helpers) = (self.plan.clone(), number > Whose::Filler as u64);
+        let failing = Vec::new();
+        Ok(Box::new(BadQueue { inner, plan, whose, is_helpers, failing, held: None }))
     }
 
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
@@ -134,8 +158,11 @@ struct BadQueue {
     inner: Box<dyn Queue>,
     plan: Arc<Plan>,
     whose: Whose,
+    is_helpers: bool,
     /// Tokens of reads that fail, with their ranges.
     failing: Vec<(u64, u64, u64)>,
+    /// The read whose answer is kept, and whether it is there.
+    held: Option<(u64, bool)>,
 }
 
 impl Queue for BadQueue {
@@ -149,6 +176,13 @@ impl Queue for BadQueue {
         match request.op {
             Op::Write => self.find_stamp(&request),
             Op::Read => {
+                let (hold, relaxed) = (&self.plan.hold, Ordering::Relaxed);
+                if self.is_helpers
+                    && hold.compare_exchange(HOLD[1], HOLD[2], relaxed, relaxed).is_ok()
+                {
+                    self.failing.push((request.token, request.offset, len));
+                    self.held = Some((request.token, false));
+                }
                 let bad = self.plan.bad_offset.load(Ordering::Relaxed);
                 let hit = (request.offset..request.offset + len).contains(&bad);
                 if hit && self.plan.bad_on.load(Ordering::Relaxed) > 0 {
@@ -171,8 +205,22 @@ impl Queue for BadQueue {
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
         let mine = self.plan.wait_panics_of.load(Ordering::Relaxed) == self.whose as u64;
         assert!(!(mine && take_one(&self.plan.wait_panics)), "injected panic in wait");
-        let failing = &mut self.failing;
+        let (failing, held) = (&mut self.failing, &mut self.held);
+        if let Some((token, true)) = *held
+            && self.plan.hold.load(Ordering::Relaxed) == HOLD[3]
+        {
+            *held = None;
+            let at = failing.iter().position(|entry| entry.0 == token).expect("noted when held");
+            let (_, offset, len) = failing.swap_remove(at);
+            let error = Error::Io { op: "read", offset, len, errno: libc::EIO };
+            done(Completion { token, result: Err(error) });
+            return Ok(());
+        }
         self.inner.wait(timeout, &mut |mut completion| {
+            if *held == Some((completion.token, false)) {
+                *held = Some((completion.token, true));
+                return;
+            }
             if let Some(at) = failing.iter().position(|entry| entry.0 == completion.token) {
                 let (_, offset, len) = failing.swap_remove(at);
                 completion.result = Err(Error::Io { op: "read", offset, len, errno: libc::EIO });
@@ -182,7 +230,7 @@ impl Queue for BadQueue {
     }
 
     fn in_flight(&self) -> u32 {
-        self.inner.in_flight()
+        self.inner.in_flight() + u32::from(matches!(self.held, Some((_, true))))
     }
 }
 

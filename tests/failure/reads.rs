@@ -37,6 +37,44 @@ fn a_read_error_that_passes_is_not_seen_by_anybody() {
     }
 }
 
+/// A helper is sent off duty while its last read is under way, and the read fails: it is repeated,
+/// and who waits for the page goes on. (One round in three meets it so.)
+#[test]
+fn a_read_that_fails_at_a_helper_off_duty_is_repeated() {
+    const ROUNDS: u64 = 8;
+    let _watchdog = watchdog("helper off duty", HUNG);
+    let config = RegionConfig { handlers: 2, deadline: HUNG, ..config(4, Install::Auto) };
+    let pages = 8 * (config.limit.0 / config.page.0) as usize;
+    let Some(far) = Far::new(config, pages, 1) else { return };
+    far.store(0..pages);
+    (0..ROUNDS).for_each(|_| fail_a_helpers_read(&far));
+    assert_eq!((far.stats().read_errors, far.stats().poisoned), (ROUNDS, 0));
+    far.expect_healthy();
+}
+
+fn fail_a_helpers_read(far: &Far) {
+    const CROWD: usize = 4;
+    const LONELY: usize = 20_000;
+    let crowded = far.pages / 2;
+    far.injector.hold_a_helpers_read();
+    std::thread::scope(|scope| {
+        for first in 0..CROWD {
+            // One of them comes to wait for what the helper reads.
+            scope.spawn(move || {
+                let mut own = (first..crowded).step_by(CROWD).cycle();
+                while !far.injector.has_held() {
+                    let page = own.next().expect("round and round");
+                    far.check(page..page + 1);
+                }
+            });
+        }
+        wait_until("a helper reads", || far.injector.has_held());
+        // Who faults alone sends the helper off duty.
+        (crowded..far.pages).cycle().take(LONELY).for_each(|page| far.check(page..page + 1));
+        far.injector.fail_what_is_held();
+    });
+}
+
 /// One page's place on the device is bad; three threads wait for it at the same time.
 fn lose_one_page(config: RegionConfig) {
     const WAITING: usize = 3;

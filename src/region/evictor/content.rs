@@ -145,6 +145,12 @@ impl Pager {
         }
     }
 
+    /// Has the kernel give memory to a frame, or to the run of frames that begins with it.
+    pub(in crate::region) fn touch_frame(&self, frame: FrameId) {
+        // SAFETY: the frame is this thread's and holds nothing.
+        unsafe { self.frames.ptr(frame).write_volatile(0) };
+    }
+
     /// For kernels without MOVE: nobody can write the page while it is copied, because writes
     /// fault first and wait for its word. (A device request of the application in flight is not
     /// seen: such kernels need a pin around direct I/O into far memory.)
@@ -177,13 +183,19 @@ impl Pager {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content and nobody else moves it.
-        match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) } {
+        let outcome = unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) };
+        match outcome {
             Outcome::Done => Ok(Fate::MovedBack),
-            Outcome::Busy { bytes } => {
+            // A page half of which is mapped cannot cool on: threads may write to that half.
+            Outcome::Busy { bytes }
+            | Outcome::Present { bytes }
+            | Outcome::Failed { bytes, .. }
+                if bytes > 0 || matches!(outcome, Outcome::Busy { .. }) =>
+            {
                 self.copy_rest(page, frame, bytes, Protect::No)?;
                 Ok(Fate::MovedBack)
             }
-            outcome => Err(install_error(outcome)),
+            _ => Err(install_error(outcome)),
         }
     }
 

@@ -50,8 +50,9 @@ impl Pager {
 
     /// The evictor has woken and will look at everything it is called for.
     pub(crate) fn evictor_looks(&self) {
-        self.evictor_called.store(false, Ordering::Release);
+        // In this order, and by a swap: as in `filler_looks`.
         self.evictor_bell.drain();
+        self.evictor_called.swap(false, Ordering::AcqRel);
     }
 
     /// Wakes the fillers that wait for frames.
@@ -259,6 +260,9 @@ impl Pager {
         }
         let first = self.frames.take_run().ok_or(NoRun::AllInUse)?;
         if self.charge_run() {
+            // All of its memory comes with the first touch. That has to be before frames of it may
+            // be given back, and with them their share of the charge.
+            self.touch_frame(first);
             return Ok(first);
         }
         (first.0..).take(self.frames.run_frames()).for_each(|n| self.frames.put_empty(FrameId(n)));
