@@ -4,7 +4,7 @@ mod common;
 
 use common::hooked::Hooked;
 use common::{eventually, place};
-use farheap::pool::{BufferPool, PoolConfig};
+use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
 use farheap::store::{FaultControl, FaultyStore, MemStore, Op};
 use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Error, PageId};
@@ -248,6 +248,51 @@ fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
     pool.evict_all().expect("nothing stays");
     assert_eq!(pool.stats().resident, ByteCount::ZERO);
     assert_eq!(pool.fix_shared(ids[300]).expect("page").lsn(), ids[300].0);
+}
+
+/// Absent pages, and as many held pages as leave memory for one more.
+fn nearly_full(pool: &BufferPool) -> (Vec<PageId>, Vec<SharedGuard<'_>>) {
+    let mut ids = fill(pool, 1000);
+    pool.evict_all().expect("written");
+    let others = ids.split_off(3);
+    let mut held: Vec<_> = others.iter().map_while(|id| pool.fix_shared(*id).ok()).collect();
+    held.pop();
+    pool.evict_all().expect("nothing is dirty");
+    assert_eq!(pool.stats().resident.get(), held.len() as u64 * 4096);
+    (ids, held)
+}
+
+#[test]
+fn a_page_that_is_prefetched_does_not_wait_for_memory_for_the_next() {
+    let config = PoolConfig::new().cleaner(false).huge_frames(false);
+    let (pool, _) = faulty_pool(ByteCount::mib(2), config);
+    let (absent, held) = nearly_full(&pool);
+    pool.manager().set_deadline(Duration::from_secs(30));
+    let misses = pool.stats().misses;
+    pool.prefetch(&absent);
+    assert!(eventually(|| pool.stats().misses > misses), "{:?}", pool.stats());
+    let page = pool.fix_shared_within(absent[0], Duration::from_secs(10));
+    assert_eq!(page.expect("read, and let go").id(), absent[0]);
+    drop(held);
+}
+
+#[test]
+fn a_group_of_pages_waits_for_memory_once() {
+    let config = PoolConfig::new().cleaner(false).huge_frames(false);
+    let (pool, _) = faulty_pool(ByteCount::mib(2), config);
+    let (absent, held) = nearly_full(&pool);
+    let failed = pool.manager().stats().failed;
+    let error = pool.fix_many(&absent).expect_err("there is memory for one");
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    assert_eq!(pool.manager().stats().failed, failed + 1);
+    assert_eq!(pool.holders(), held.len() as u64);
+    pool.manager().set_deadline(Duration::from_secs(30));
+    std::thread::scope(|scope| {
+        let group = scope.spawn(|| pool.fix_many(&absent).map(|guards| guards.len()));
+        std::thread::sleep(Duration::from_millis(20)); // For it to meet the lack of memory.
+        drop(held);
+        assert_eq!(group.join().expect("no panic"), Ok(3));
+    });
 }
 
 #[test]

@@ -48,6 +48,9 @@ pub(super) struct Loading {
     pub(super) was: Word,
 }
 
+/// There was no memory.
+struct Full;
+
 impl BufferPool {
     pub(super) fn take_queue(&self) -> Result<Box<dyn Queue>> {
         let _ours = keep_local();
@@ -198,6 +201,14 @@ impl BufferPool {
 
     /// Charges the words, bitmap and page tables of a page's neighbourhood at its first touch.
     pub(super) fn charge_metadata(&self, page: PageId) -> Result<()> {
+        self.charge_metadata_by(page, |bytes| self.manager.charge(&self.account, bytes))
+    }
+
+    fn charge_metadata_by<E>(
+        &self,
+        page: PageId,
+        charge: impl FnOnce(ByteCount) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
         let chunk = &self.charged[page.as_usize() / CHUNK_PAGES];
         if self.is_charged(page) || chunk.fetch_or(CHARGED, Ordering::Relaxed) & CHARGED != 0 {
             return Ok(());
@@ -206,7 +217,7 @@ impl BufferPool {
         let tables = (CHUNK_PAGES << self.page_shift).div_ceil(512 * KERNEL_PAGE);
         let words = if self.huge_words { self.huge_words_due(page) } else { KERNEL_PAGE };
         let bytes = ByteCount((words + tables * KERNEL_PAGE) as u64);
-        if let Err(error) = self.manager.charge(&self.account, bytes) {
+        if let Err(error) = charge(bytes) {
             chunk.fetch_and(!CHARGED, Ordering::Relaxed);
             if words == HUGE_PAGE {
                 let first = page.as_usize() / HUGE_WORDS * (HUGE_WORDS / CHUNK_PAGES);
@@ -285,7 +296,8 @@ impl BufferPool {
         Ok(guards.into_iter().flatten().collect())
     }
 
-    /// Fixes what is resident and reads what is absent; others keep the rest.
+    /// Fixes what is resident and reads what is absent, up to the first page for which there is no
+    /// memory at once: pages that are read are not let go before all are. Others keep the rest.
     fn fix_group<'p>(
         &'p self,
         pages: &[PageId],
@@ -300,10 +312,16 @@ impl BufferPool {
             }
         }
         let absent = &absent[..count];
-        let mut failed = None;
+        let (mut failed, mut is_full) = (None, false);
         self.read_group(
             count,
-            &mut |i| self.begin_load(pages[absent[i]]),
+            &mut |i| {
+                let page = Some(pages[absent[i]]).filter(|_| !is_full)?;
+                self.begin_load(page).unwrap_or_else(|Full| {
+                    is_full = true;
+                    None
+                })
+            },
             &mut |i, loading, result| match result {
                 Ok(()) => {
                     self.arrived(loading, 0, false);
@@ -321,22 +339,31 @@ impl BufferPool {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Charges and locks an absent page, if that can be done without waiting.
-    fn begin_load(&self, page: PageId) -> Option<Loading> {
-        let was = self.words.get(page.as_usize())?.load();
+    /// Charges and locks an absent page, if nobody is in the way.
+    ///
+    /// # Errors
+    /// When there is no memory for it after a moment.
+    fn begin_load(&self, page: PageId) -> std::result::Result<Option<Loading>, Full> {
+        let Some(latch) = self.words.get(page.as_usize()) else { return Ok(None) };
+        let was = latch.load();
         let inside = page.0 > 0 && page.0 < self.end.load(Ordering::Acquire);
         let is_page = was.known_order().unwrap_or(0) == 0 && !was.is_unused();
         if !inside || !was.is_absent() || !is_page {
-            return None;
+            return Ok(None);
         }
+        let charge = |bytes| {
+            let is_charged = self.manager.charge_briefly(&self.account, bytes);
+            if is_charged { Ok(()) } else { Err(Full) }
+        };
         let bytes = self.page_size();
-        self.manager.charge(&self.account, bytes).ok()?;
-        if self.charge_metadata(page).is_err() || !self.word(page).try_begin_load(was) {
+        charge(bytes)?;
+        let charged = self.charge_metadata_by(page, charge);
+        if charged.is_err() || !latch.try_begin_load(was) {
             self.account.uncharge(bytes);
-            return None;
+            return charged.map(|()| None);
         }
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
-        Some(Loading { page, was })
+        Ok(Some(Loading { page, was }))
     }
 
     /// Reads up to `count` pages, many at a time: those that `begin` locks, which makes room for
@@ -409,19 +436,30 @@ impl BufferPool {
         if self.prefetches.is_empty() {
             return false;
         }
-        // An error shows again when somebody fixes the page.
-        let read = self.read_group(
-            DEPTH,
-            &mut |_| std::iter::from_fn(|| self.prefetches.pop()).find_map(|p| self.begin_load(p)),
-            &mut |_, loading, result| {
-                if result.is_ok() {
-                    self.arrived(loading, 0, true);
-                    self.word(loading.page).unlock(false);
-                } else {
-                    self.give_up(loading, 0);
+        let mut is_full = false;
+        let mut begin = || {
+            while !is_full {
+                match self.begin_load(self.prefetches.pop()?) {
+                    Ok(None) => {}
+                    Ok(loading) => return loading,
+                    Err(Full) => is_full = true,
                 }
-            },
-        );
+            }
+            None
+        };
+        // An error shows again when somebody fixes the page.
+        let read = self.read_group(DEPTH, &mut |_| begin(), &mut |_, loading, result| {
+            if result.is_ok() {
+                self.arrived(loading, 0, true);
+                self.word(loading.page).unlock(false);
+            } else {
+                self.give_up(loading, 0);
+            }
+        });
+        if is_full {
+            // For the others there is no memory either.
+            (0..PREFETCH_MAX).map_while(|_| self.prefetches.pop()).for_each(drop);
+        }
         read.is_ok_and(|pages| pages > 0)
     }
 

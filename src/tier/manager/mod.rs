@@ -64,6 +64,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long a charge that found nothing to reclaim waits before it tries again.
 const RETRY_AFTER: Duration = Duration::from_micros(200);
 
+/// How long nothing is freed before a charge that can be done without gives up.
+const BRIEFLY: Duration = Duration::from_millis(1);
+
 /// How many times this process was forked from one that knows this code.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
@@ -235,6 +238,16 @@ impl MemoryManager {
             return Err(Error::Forked { what: "a memory manager" });
         }
         self.shared.charge_slowly(account, bytes, None).inspect_err(|_| self.shared.fail(bytes))
+    }
+
+    /// As [`charge`](Self::charge), for what can be done without: gives up when nothing was freed for
+    /// [`BRIEFLY`], and nobody is told of a failure.
+    pub(crate) fn charge_briefly(&self, account: &Account, bytes: ByteCount) -> bool {
+        if account.try_charge(bytes) {
+            self.shared.call_if_low();
+            return true;
+        }
+        !self.shared.is_foreign() && self.shared.claim(account, bytes, Some(BRIEFLY))
     }
 
     /// The limit.

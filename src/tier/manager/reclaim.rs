@@ -62,9 +62,22 @@ impl Shared {
         stall: Option<Duration>,
     ) -> Result<()> {
         let began = Instant::now();
+        if self.claim(account, bytes, stall) {
+            return Ok(());
+        }
+        Err(self.out_of_memory(bytes, began.elapsed()))
+    }
+
+    /// The same; `false` instead of an error, which has to look at all that is held.
+    pub(super) fn claim(
+        &self,
+        account: &Account,
+        bytes: ByteCount,
+        stall: Option<Duration>,
+    ) -> bool {
         let budget = &account.0.budget;
         if RECLAIMING.get() || bytes > budget.limit() {
-            return Err(self.out_of_memory(bytes, Duration::ZERO));
+            return false;
         }
         self.direct.fetch_add(1, Ordering::Relaxed);
         self.tell(Pressure::Direct { wanted: bytes });
@@ -77,10 +90,7 @@ impl Shared {
             let ask = Ask { asking, only, others: false, effort: Effort::Write };
             self.reclaim_from(ask, ByteCount(missing.0.max(least)))
         };
-        if claim::claim(budget, &self.gathering, bytes, reclaim, self.patience(stall)) {
-            return Ok(());
-        }
-        Err(self.out_of_memory(bytes, began.elapsed()))
+        claim::claim(budget, &self.gathering, bytes, reclaim, self.patience(stall))
     }
 
     /// Tells after each round of reclaim whether to go on; waits a little when it freed nothing.
