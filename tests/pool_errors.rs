@@ -7,7 +7,7 @@ use common::{eventually, place};
 use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
 use farheap::store::{FaultControl, FaultyStore, MemStore, Op};
 use farheap::tier::manager::{MemoryManager, Mode};
-use farheap::{ByteCount, Error, PageId};
+use farheap::{ByteCount, Error, PageCount, PageId};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -248,6 +248,71 @@ fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
     pool.evict_all().expect("nothing stays");
     assert_eq!(pool.stats().resident, ByteCount::ZERO);
     assert_eq!(pool.fix_shared(ids[300]).expect("page").lsn(), ids[300].0);
+}
+
+/// Ends all panics but the first `count` of a hook.
+fn panics(left: &AtomicU64) -> bool {
+    let take = |left: u64| left.checked_sub(1);
+    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
+}
+
+/// A pool whose log panics when it is asked first.
+fn pool_of_a_bad_log(config: PoolConfig) -> Arc<BufferPool> {
+    let left = AtomicU64::new(1);
+    let config = config.before_write(move |page, _| {
+        assert!(!panics(&left), "{page}: injected panic");
+        Ok(())
+    });
+    faulty_pool(ByteCount::mib(2), config).0
+}
+
+#[test]
+fn a_log_that_panics_refuses_that_page_only() {
+    let pool = pool_of_a_bad_log(PoolConfig::new().cleaner(false));
+    let ids = fill(&pool, 10);
+    let error = pool.flush().expect_err("a page is left out");
+    assert!(matches!(error, Error::WriteRefused { pages: PageCount(1), .. }), "{error}");
+    assert!(error.to_string().contains("panic"), "{error}");
+    assert_eq!((pool.stats().pages_written, pool.stats().write_refusals), (9, 1));
+    pool.evict_all().expect("it is well again, and nothing is held");
+    assert_eq!((pool.stats().pages_written, pool.stats().resident), (10, ByteCount::ZERO));
+    ids.iter().for_each(|id| assert_holds(&pool, *id));
+}
+
+#[test]
+fn the_cleaner_survives_a_log_that_panics() {
+    let pool = pool_of_a_bad_log(PoolConfig::new());
+    fill(&pool, 10);
+    let cleaned = || pool.stats().write_refusals == 1 && pool.stats().pages_cleaned >= 10;
+    assert!(eventually(cleaned), "{:?}", pool.stats());
+}
+
+#[test]
+fn a_log_that_panics_while_memory_is_reclaimed_does_not_end_reclaiming() {
+    let pool = pool_of_a_bad_log(PoolConfig::new().cleaner(false));
+    let ids = fill(&pool, 2000);
+    assert_eq!(pool.stats().write_refusals, 1);
+    ids.iter().for_each(|id| assert_holds(&pool, *id));
+}
+
+#[test]
+fn a_store_that_panics_while_a_page_is_read_fails_that_read_only() {
+    let left = Arc::new(AtomicU64::new(0));
+    let armed = Arc::clone(&left);
+    let memory = Arc::new(MemStore::new(ByteCount::mib(16)).expect("store"));
+    let store = Hooked::new(memory, move |op, offset| {
+        assert!(op == Op::Write || !panics(&armed), "{offset}: injected panic");
+    });
+    let manager = manager(ByteCount::mib(8));
+    let pool = PoolConfig::new().cleaner(false).create_on(store, &manager).expect("pool");
+    let id = fill(&pool, 1)[0];
+    pool.evict_all().expect("written");
+    let used = pool.account().used();
+    left.store(1, Ordering::SeqCst);
+    let error = pool.fix_shared(id).expect_err("the read failed");
+    assert!(matches!(error, Error::Io { op: "read", .. }), "{error}");
+    assert_eq!((pool.holders(), pool.account().used()), (0, used));
+    assert_holds(&pool, id);
 }
 
 /// Absent pages, and as many held pages as leave memory for one more.

@@ -13,6 +13,7 @@ use crate::base::units::{ByteCount, PageId};
 use crate::store::{Op, Queue, Request, Segment};
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 use std::cell::Cell;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 /// Requests in flight of one group.
@@ -124,9 +125,13 @@ impl BufferPool {
         };
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
         let (ptr, len) = (self.ptr(page), bytes.as_usize());
+        let offset = self.offset(page);
         // SAFETY: this thread holds the page locked, so the memory is its own, and nobody writes
         // the page's place in the file.
-        let read = unsafe { self.store.read_now(self.offset(page), ptr, len) };
+        let read = survived(|| unsafe { self.store.read_now(offset, ptr, len) });
+        let len = bytes.0;
+        let panicked = Error::Io { op: "read", offset, len, errno: crate::sys::EIO };
+        let read = read.unwrap_or(Err(panicked));
         let loading = Loading { page, was: seen };
         match read.and_then(|()| self.check(page, order)) {
             Ok(()) => {
@@ -540,14 +545,15 @@ impl BufferPool {
     /// Asks the log and sets the checksum.
     ///
     /// # Errors
-    /// What the log said.
+    /// What the log said, or that it panicked.
     fn prepare_write(&self, page: PageId, order: u8) -> Result<()> {
         if let Some(hook) = &self.before_write {
             let at = self.buffer_bytes(order) - TRAILER;
             // SAFETY: within the trailer of a page of which this thread is a shared holder: the
             // number does not change; aligned to 8.
             let lsn = unsafe { self.ptr(page).wrapping_add(at).cast::<u64>().read() };
-            hook(page, lsn)?;
+            let panicked = Error::Os { call: "before_write (it panicked)", errno: crate::sys::EIO };
+            survived(|| hook(page, lsn)).unwrap_or(Err(panicked))?;
         }
         if self.checksum {
             let sum = self.sum(page, order);
@@ -557,6 +563,11 @@ impl BufferPool {
         }
         Ok(())
     }
+}
+
+/// Calls code of the host, which may panic while this thread holds pages. `None`: it did.
+fn survived<T>(call: impl FnOnce() -> T) -> Option<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(call)).ok()
 }
 
 /// Steps of the eviction clock in which as many pages are evicted as fit into the pool.

@@ -177,7 +177,8 @@ impl PoolConfig {
 
     /// Calls `hook` before a page is written back, with the number given by
     /// [`ExclusiveGuard::set_lsn`]. It makes the log durable up to that record. If it cannot, an
-    /// error keeps the page in memory: eviction takes others, [`BufferPool::flush`] fails.
+    /// error keeps the page in memory: eviction takes others, [`BufferPool::flush`] fails. A panic
+    /// counts as an error.
     pub fn before_write(
         mut self,
         hook: impl Fn(PageId, u64) -> Result<()> + Send + Sync + 'static,
