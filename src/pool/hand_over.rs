@@ -159,7 +159,7 @@ impl BufferPool {
                 (seen.is_idle() || !is_huge) && latch.try_lock_victim(seen)
             };
             if !is_locked {
-                self.unlock_unmoved(start, index);
+                self.unlock_unmoved(start, index, false);
                 (start..index).for_each(|index| leaving.remove(index));
                 return false;
             }
@@ -170,13 +170,15 @@ impl BufferPool {
         true
     }
 
-    /// Lets go of locked pages whose memory has not moved.
-    fn unlock_unmoved(&self, start: usize, end: usize) {
+    /// Lets go of locked pages whose memory is where it was; `was_away`: it may have been moved and
+    /// moved back.
+    fn unlock_unmoved(&self, start: usize, end: usize, was_away: bool) {
         for index in start..end {
-            if self.is_resident(index) {
-                self.words[index].unlock(false);
-            } else {
-                self.words[index].abort_load();
+            let latch = &self.words[index];
+            match self.is_resident(index) {
+                true if was_away => latch.returned(),
+                true => latch.unlock(false),
+                false => latch.abort_load(),
             }
         }
     }
@@ -212,8 +214,9 @@ impl BufferPool {
                 self.counters.handed_over.fetch_add(pages, Ordering::Relaxed);
                 true
             }
-            Ok(None) | Err(_) => {
-                self.unlock_unmoved(start, end);
+            not_taken => {
+                // A move that fails in its middle is undone by the kernel.
+                self.unlock_unmoved(start, end, not_taken.is_err());
                 false
             }
         };
@@ -284,5 +287,42 @@ impl Copied {
         let dropped = unsafe { pool.discarder.discard(pieces) };
         assert!(dropped.is_ok(), "dropping {} ranges: {dropped:?}", pieces.len());
         self.count = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::PoolConfig;
+    use crate::store::MemStore;
+    use crate::tier::manager::{MemoryManager, Mode};
+    use std::sync::Arc;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "moves page tables")]
+    fn pages_that_the_kernel_did_not_move_are_whole_and_of_another_version() {
+        let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative).expect("starts");
+        let store = Arc::new(MemStore::new(ByteCount::mib(8)).expect("store"));
+        let config = PoolConfig::new().cleaner(false).huge_frames(false);
+        let pool = config.create_on(store, &manager).expect("pool");
+        for number in 1..CHUNK_PAGES as u64 {
+            let mut page = pool.allocate().expect("page");
+            assert_eq!(page.id(), PageId(number));
+            page.fill(number as u8);
+        }
+        pool.flush().expect("written");
+        let used = pool.account().used();
+        let seen = pool.fix_optimistic(PageId(9)).expect("page");
+        // There is one run, and the kernel refuses to move it onto itself (EINVAL).
+        let mut room = HandOver::new(&pool.mapping, manager.temporary().budget());
+        room.allow(ByteCount(HUGE_PAGE as u64));
+        pool.give_runs(&mut room);
+        assert_eq!((room.charged(), pool.account().used()), (ByteCount::ZERO, used));
+        assert!(!seen.validate(), "it may have read while the memory was away");
+        for number in 1..CHUNK_PAGES as u64 {
+            let page = pool.try_fix_shared(PageId(number)).expect("resident");
+            assert!(page.iter().all(|byte| *byte == number as u8), "{number}");
+        }
+        assert_eq!((pool.holders(), pool.stats().evicted), (0, 0));
     }
 }

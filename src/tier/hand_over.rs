@@ -37,7 +37,7 @@ impl<'a> HandOver<'a> {
     }
 
     /// Says how many bytes the next consumer may lose.
-    pub(super) fn allow(&mut self, bytes: ByteCount) {
+    pub(crate) fn allow(&mut self, bytes: ByteCount) {
         self.allowed = bytes.0;
     }
 
