@@ -157,37 +157,55 @@ impl Budget {
 
     /// Charges `bytes` whatever the limit, for memory by which more is about to be freed.
     pub(crate) fn charge(&self, bytes: ByteCount) {
-        let after = self.charged.fetch_add(bytes.0, Ordering::Relaxed) + bytes.0;
-        self.charged_max.fetch_max(after, Ordering::Relaxed);
+        self.charge_own(bytes);
         if let Some(shared) = &self.shared {
             shared.charge(bytes);
         }
+    }
+
+    fn charge_own(&self, bytes: ByteCount) {
+        let after = self.charged.fetch_add(bytes.0, Ordering::Relaxed) + bytes.0;
+        self.charged_max.fetch_max(after, Ordering::Relaxed);
     }
 
     /// Passes `bytes` of this budget's charge on to another part of the same shared budget, which
     /// does not change. `false`, and nothing passed on, when the other's own limit forbids it.
     #[must_use]
     pub(crate) fn pass_on(&self, to: &Budget, bytes: ByteCount) -> bool {
-        let is_shared = match (&self.shared, &to.shared) {
+        assert!(self.is_sibling_of(to), "bytes change hands within one budget only");
+        let fits = to.try_charge_own(bytes, ByteCount::ZERO);
+        if fits {
+            self.uncharge_own(bytes);
+        }
+        fits
+    }
+
+    /// Takes back what was passed on to `to`, whatever this budget's limit: others may have charged
+    /// meanwhile what it had left.
+    pub(crate) fn take_back(&self, to: &Budget, bytes: ByteCount) {
+        assert!(self.is_sibling_of(to), "bytes change hands within one budget only");
+        self.charge_own(bytes);
+        to.uncharge_own(bytes);
+    }
+
+    fn is_sibling_of(&self, other: &Budget) -> bool {
+        match (&self.shared, &other.shared) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             _ => false,
-        };
-        assert!(is_shared, "bytes change hands within one budget only");
-        if !to.try_charge_own(bytes, ByteCount::ZERO) {
-            return false;
         }
-        let before = self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
-        strict_assert!(before >= bytes.0, "passed on {bytes} of {before} bytes");
-        true
     }
 
     /// Takes a charge back.
     pub(crate) fn uncharge(&self, bytes: ByteCount) {
-        let before = self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
-        strict_assert!(before >= bytes.0, "uncharged {bytes} of {before} bytes");
+        self.uncharge_own(bytes);
         if let Some(shared) = &self.shared {
             shared.uncharge(bytes);
         }
+    }
+
+    fn uncharge_own(&self, bytes: ByteCount) {
+        let before = self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
+        strict_assert!(before >= bytes.0, "uncharged {bytes} of {before} bytes");
     }
 }
 

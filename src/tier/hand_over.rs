@@ -81,8 +81,7 @@ impl<'a> HandOver<'a> {
         // never touched and is nobody's.
         let moved = unsafe { from.move_pages(offset, len, self.room, self.filled) };
         if let Err(error) = moved {
-            let back = self.to.pass_on(giver, bytes);
-            assert!(back, "what was charged a moment ago fits");
+            giver.take_back(self.to, bytes);
             return Err(error);
         }
         let place = self.room.as_ptr().wrapping_add(self.filled);
@@ -91,5 +90,44 @@ impl<'a> HandOver<'a> {
         self.allowed = self.allowed.saturating_sub(bytes.0);
         self.moves += 1;
         Ok(Some(place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::sync::{AtomicBool, Ordering};
+    use crate::sys::vm::Huge;
+    use std::sync::Arc;
+
+    const HUGE: ByteCount = ByteCount(HUGE_PAGE as u64);
+
+    #[test]
+    #[cfg_attr(miri, ignore = "moves pages")]
+    fn a_giver_that_was_charged_again_meanwhile_gets_back_what_could_not_be_moved() {
+        let shared = Arc::new(Budget::new(ByteCount::mib(64)));
+        let giver = Budget::under(Arc::clone(&shared), HUGE);
+        let taker = Budget::under(Arc::clone(&shared), ByteCount::mib(64));
+        assert!(giver.try_charge(HUGE));
+        let room = Mapping::reserve(HUGE_PAGE, HUGE_PAGE, Huge::No).expect("2 MiB map");
+        let is_charged_again = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !giver.try_charge(HUGE) {
+                    std::hint::spin_loop();
+                }
+                is_charged_again.store(true, Ordering::Relaxed);
+            });
+            while !is_charged_again.load(Ordering::Relaxed) {
+                let mut hand_over = HandOver::new(&room, &taker);
+                hand_over.allow(HUGE);
+                // The kernel refuses ranges that overlap (EINVAL), after the bytes were passed on.
+                // SAFETY: nobody uses the range, and it holds nothing.
+                let taken = unsafe { hand_over.take(&room, 0, HUGE_PAGE, &giver, HUGE) };
+                assert!(taken.is_err(), "{taken:?}");
+            }
+        });
+        assert_eq!(giver.charged(), ByteCount::mib(4), "above its limit of 2 MiB for now");
+        assert_eq!((taker.charged(), shared.charged()), (ByteCount::ZERO, ByteCount::mib(4)));
     }
 }
