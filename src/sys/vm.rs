@@ -164,7 +164,11 @@ impl Mapping {
     /// range stays mapped here and is without pages. See `mremap(2)`, `MREMAP_DONTUNMAP` (5.7).
     ///
     /// # Errors
-    /// [`Error::Os`] when the kernel refuses: it is too old, or the process has too many mappings.
+    /// [`Error::Os`] when the kernel refuses: it is too old, or the process has too many mappings, or
+    /// too much address space. The pages are where they were. But with `MREMAP_FIXED` it unmaps the
+    /// target before it tries, so the target may be mapped no more, or another thread may have
+    /// mapped something there since: it is to be left alone from then on
+    /// ([`unmap_around`](Self::unmap_around)).
     ///
     /// # Safety
     /// Nobody uses the two ranges meanwhile, the kernel for I/O included; nobody needs what the
@@ -186,6 +190,15 @@ impl Mapping {
         // the caller's promise.
         let raw = unsafe { libc::mremap(from as *mut _, len, len, flags, target as *mut u8) };
         if raw == libc::MAP_FAILED { Err(os_error("mremap")) } else { Ok(()) }
+    }
+
+    /// Unmaps all but `[offset, offset + len)`, of which nobody knows whose it is.
+    pub(crate) fn unmap_around(self, offset: usize, len: usize) {
+        let rest = offset.checked_add(len).and_then(|end| self.len.checked_sub(end));
+        let rest = rest.expect("the range is a part of the mapping");
+        unmap_piece(self.addr(), offset);
+        unmap_piece(self.addr() + offset + len, rest);
+        std::mem::forget(self);
     }
 
     /// Puts the pages of `[offset, offset + HUGE_PAGE)`, all of which are there, into one huge page.
@@ -296,9 +309,8 @@ impl Drop for Mapping {
     }
 }
 
-#[cfg(not(miri))]
 fn unmap_piece(start: usize, len: usize) {
-    if len > 0 {
+    if len > 0 && cfg!(not(miri)) {
         // SAFETY: called on pieces of a mapping that the caller owns and that nobody uses yet or
         // any more.
         unsafe { libc::munmap(start as *mut _, len) };

@@ -8,12 +8,14 @@
 //! 1. Bytes change from the giver's account to the taker's in one step that the shared budget does
 //!    not see: what is charged in all stays the same.
 //! 2. What lies in the taker's room and is not charged has no memory.
+//! 3. Once a move has failed there are no more: the room has a part that may not be its own.
 #![expect(unsafe_code, reason = "moves pages between mappings")]
 
 use super::budget::Budget;
 use crate::base::error::Result;
 use crate::base::units::ByteCount;
 use crate::sys::vm::{HUGE_PAGE, Mapping};
+use std::ops::Range;
 
 /// Moves after which no more are made: each may cost the kernel a mapping, and a process has
 /// 65,530 of them.
@@ -29,11 +31,13 @@ pub struct HandOver<'a> {
     /// Bytes that may still be taken from the consumer that is asked.
     allowed: u64,
     moves: usize,
+    /// Where a move failed.
+    lost: Option<Range<usize>>,
 }
 
 impl<'a> HandOver<'a> {
     pub(crate) fn new(room: &'a Mapping, to: &'a Budget) -> HandOver<'a> {
-        HandOver { room, to, filled: 0, charged: 0, allowed: 0, moves: 0 }
+        HandOver { room, to, filled: 0, charged: 0, allowed: 0, moves: 0, lost: None }
     }
 
     /// Says how many bytes the next consumer may lose.
@@ -46,9 +50,14 @@ impl<'a> HandOver<'a> {
         ByteCount(self.charged)
     }
 
+    /// The part of the room that may not be its own any more, because a move failed.
+    pub(super) fn lost(&self) -> Option<Range<usize>> {
+        self.lost.clone()
+    }
+
     /// Bytes that can still be taken, in whole huge pages.
     pub(crate) fn wanted(&self) -> usize {
-        if self.moves >= MOVES_MAX {
+        if self.moves >= MOVES_MAX || self.lost.is_some() {
             return 0;
         }
         let room = self.room.len() - self.filled;
@@ -60,7 +69,8 @@ impl<'a> HandOver<'a> {
     /// now; `None` when the taker's ceiling does not allow it.
     ///
     /// # Errors
-    /// When the kernel refuses; nothing has changed then.
+    /// When the kernel refuses: the range of `from` and its charge are as they were, and nothing
+    /// more is [wanted](Self::wanted).
     ///
     /// # Safety
     /// Nobody but the caller uses the range of `from`, and no device does. What is in the range
@@ -73,15 +83,16 @@ impl<'a> HandOver<'a> {
         giver: &Budget,
         bytes: ByteCount,
     ) -> Result<Option<*mut u8>> {
-        assert!(len <= self.wanted(), "{len} bytes of {}", self.wanted());
+        assert!(len > 0 && len <= self.wanted(), "{len} bytes of {}", self.wanted());
         if !giver.pass_on(self.to, bytes) {
             return Ok(None);
         }
         // SAFETY: the caller's promise for the source; of the room, what lies above `filled` was
-        // never touched and is nobody's.
+        // never touched and is nobody's, for no move has failed (asserted above, by `wanted`).
         let moved = unsafe { from.move_pages(offset, len, self.room, self.filled) };
         if let Err(error) = moved {
             giver.take_back(self.to, bytes);
+            self.lost = Some(self.filled..self.filled + len);
             return Err(error);
         }
         let place = self.room.as_ptr().wrapping_add(self.filled);

@@ -105,6 +105,9 @@ struct Shared {
     on_pressure: OnceLock<Box<OnPressure>>,
     gathering: Turn,
     resizing: Turn,
+    /// The kernel has refused to move pages. Each try may cost address space, so there are no more:
+    /// consumers drop their pages instead.
+    moves_fail: AtomicBool,
     reclaimed: [AtomicU64; 3],
     direct: AtomicU64,
     background: AtomicU64,
@@ -160,6 +163,7 @@ impl MemoryManager {
                 on_pressure: OnceLock::new(),
                 gathering: Turn::new(),
                 resizing: Turn::new(),
+                moves_fail: AtomicBool::new(false),
                 reclaimed: [const { AtomicU64::new(0) }; 3],
                 direct: AtomicU64::new(0),
                 background: AtomicU64::new(0),

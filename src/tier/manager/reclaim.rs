@@ -10,6 +10,7 @@ use crate::sys::vm::Mapping;
 use crate::tier::claim;
 use crate::tier::hand_over::HandOver;
 use std::cell::Cell;
+use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -189,10 +190,16 @@ impl Shared {
     }
 
     /// Lets consumers fill `room` with memory of theirs; returns the bytes that `account` has been
-    /// charged for. Floors are kept.
-    pub(super) fn hand_over(&self, room: &Mapping, account: &Account) -> ByteCount {
-        if RECLAIMING.get() || self.mode != Mode::Cooperative {
-            return ByteCount::ZERO;
+    /// charged for, and the part of the room that was lost over it. Floors are kept.
+    pub(super) fn hand_over(
+        &self,
+        room: &Mapping,
+        account: &Account,
+    ) -> (ByteCount, Option<Range<usize>>) {
+        let is_possible =
+            self.mode == Mode::Cooperative && !self.moves_fail.load(Ordering::Relaxed);
+        if RECLAIMING.get() || !is_possible {
+            return (ByteCount::ZERO, None);
         }
         let mut hand_over = HandOver::new(room, &account.0.budget);
         for member in self.each_member().filter(|member| !Arc::ptr_eq(member, &account.0)) {
@@ -204,7 +211,11 @@ impl Shared {
             self.reclaimed[Effort::Clean as usize].fetch_add(got, Ordering::Relaxed);
             member.gave.fetch_add(got, Ordering::Relaxed);
         }
-        hand_over.charged()
+        let lost = hand_over.lost();
+        if lost.is_some() {
+            self.moves_fail.store(true, Ordering::Relaxed);
+        }
+        (hand_over.charged(), lost)
     }
 
     fn call_reclaimer(

@@ -125,11 +125,7 @@ impl MemoryManager {
     /// the rest they are reclaimed.
     fn taken_over(&self, len: ByteCount, stall: Option<Duration>) -> Result<TemporaryMemory> {
         let (shared, account) = (&self.shared, &self.shared.temporary);
-        let mapping = self.mapped(len)?;
-        let given = match len.as_usize() {
-            HUGE_PAGE.. => shared.hand_over(&mapping, account),
-            _ => ByteCount::ZERO,
-        };
+        let (mapping, given) = self.handed_over(len)?;
         let rest = ByteCount(len.0 - given.0);
         let is_charged = rest == ByteCount::ZERO || account.try_charge(rest);
         if !is_charged && let Err(error) = shared.charge_slowly(account, rest, stall) {
@@ -138,6 +134,21 @@ impl MemoryManager {
             return Err(error);
         }
         Ok(self.local(len, mapping))
+    }
+
+    /// A mapping with what others handed over in it, and how many bytes that is, which are charged.
+    fn handed_over(&self, len: ByteCount) -> Result<(Mapping, ByteCount)> {
+        let (shared, account) = (&self.shared, &self.shared.temporary);
+        let mapping = self.mapped(len)?;
+        if len.as_usize() < HUGE_PAGE {
+            return Ok((mapping, ByteCount::ZERO));
+        }
+        let (given, lost) = shared.hand_over(&mapping, account);
+        let Some(lost) = lost else { return Ok((mapping, given)) };
+        // Nobody may touch that part, so the rest is no use either: all anew, without frames.
+        mapping.unmap_around(lost.start, lost.len());
+        account.uncharge(given);
+        Ok((self.mapped(len)?, ByteCount::ZERO))
     }
 
     fn spilled(&self, len: ByteCount, spill: Arc<dyn Spill>) -> Result<TemporaryMemory> {
