@@ -214,7 +214,7 @@ impl Account {
     /// [`Error::LimitExceeded`] when all floors together would exceed the limit: the old one stays.
     pub fn set_floor(&self, floor: ByteCount) -> Result<()> {
         let manager = self.0.manager.upgrade();
-        let _shares = manager.as_ref().map(|manager| manager.shares.lock());
+        let shares = manager.as_ref().map(|manager| manager.shares.lock());
         let old = self.0.floor.swap(floor.0, Ordering::Relaxed);
         let Some(manager) = &manager else { return Ok(()) };
         let (floors, limit) = (manager.floors(), manager.budget.limit());
@@ -223,6 +223,8 @@ impl Account {
             let reason = format!("floors of {floors} in all do not fit a limit of {limit}");
             return Err(Error::LimitExceeded { reason });
         }
+        drop(shares);
+        manager.apply_shares();
         Ok(())
     }
 

@@ -399,6 +399,10 @@ impl Shared {
         let mut changed: [Option<Arc<Member>>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
         for (slot, member) in changed.iter_mut().zip(self.each_member()) {
             let is_other = member.set_share(match (self.mode, member.part()) {
+                // Nobody can take it back, so it may not take what others' floors keep.
+                (Mode::Cooperative, _) if self.is_temporary(&member) => {
+                    ByteCount(limit.0.saturating_sub(self.floors_of_others(&self.temporary).0))
+                }
                 (Mode::Cooperative, _) => limit,
                 (Mode::Partitioned { temporary_pct }, _) if self.is_temporary(&member) => {
                     part_of(limit, temporary_pct.into())

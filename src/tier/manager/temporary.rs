@@ -79,16 +79,11 @@ impl MemoryManager {
         let bytes = len.as_usize().max(1).checked_next_multiple_of(KERNEL_PAGE);
         let len = ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows" })? as u64);
         let account = &shared.temporary;
-        let (kept, spill) = match shared.mode {
-            Mode::Cooperative => {
-                let spill = shared.spill.lock().as_ref().and_then(Weak::upgrade);
-                (shared.floors_of_others(account), spill)
-            }
-            // A part of its own.
-            Mode::Partitioned { .. } => (ByteCount::ZERO, None),
+        let spill = match shared.mode {
+            Mode::Cooperative => shared.spill.lock().as_ref().and_then(Weak::upgrade),
+            Mode::Partitioned { .. } => None,
         };
-        let room = account.ceiling().0.saturating_sub(kept.0);
-        let memory = if account.used().0.saturating_add(len.0) > room {
+        let memory = if self.can_never_fit(len) {
             Err(shared.out_of_memory(len, Duration::ZERO))
         } else if account.try_charge(len) {
             shared.call_if_low();
@@ -103,6 +98,17 @@ impl MemoryManager {
                 shared.fail(len);
                 Err(error)
             }
+        }
+    }
+
+    /// Whether so much exceeds what temporary memory may have, whoever gives way.
+    fn can_never_fit(&self, len: ByteCount) -> bool {
+        let account = &self.shared.temporary;
+        let exceeds = || account.used().0.saturating_add(len.0) > account.ceiling().0;
+        exceeds() && {
+            // A consumer that had a floor may have left.
+            self.shared.apply_shares();
+            exceeds()
         }
     }
 

@@ -66,6 +66,41 @@ fn a_floor_is_kept_from_others() {
 }
 
 #[test]
+fn allocations_side_by_side_leave_what_a_floor_keeps() {
+    let manager = start(64, Mode::Cooperative);
+    let keeper = manager.join("keeper").expect("room");
+    keeper.set_floor(ByteCount::mib(30)).expect("below the limit");
+    assert_eq!(manager.temporary().ceiling(), ByteCount::mib(34));
+    // While one allocation reclaims, another one comes and is served.
+    let (weak, entered) = (Arc::downgrade(&manager), AtomicBool::new(false));
+    let cache = manager.join("cache").expect("room");
+    manager.charge(&cache, ByteCount::mib(60)).expect("fits");
+    let held = cache.clone();
+    let other = Arc::new(Mutex::new(None));
+    let of_other = Arc::clone(&other);
+    let by = Arc::new(By(move |_, _| {
+        let gives = held.used();
+        if !entered.swap(true, Ordering::Relaxed) {
+            let manager = weak.upgrade().expect("in use");
+            let allocates = || manager.allocate_temporary(ByteCount::mib(20));
+            let got = std::thread::scope(|scope| scope.spawn(allocates).join());
+            *of_other.lock().expect("lock") = Some(got.expect("no panic"));
+            return ByteCount::ZERO;
+        }
+        held.set_used(ByteCount::ZERO);
+        gives
+    }));
+    cache.set_reclaimer(Arc::downgrade(&by) as Weak<dyn Reclaim>);
+    let one = manager.allocate_temporary(ByteCount::mib(20));
+    let other = other.lock().expect("lock").take().expect("the cache was asked");
+    assert!(one.is_ok() != other.is_ok(), "{one:?} {other:?}");
+    assert_eq!(manager.temporary().used(), ByteCount::mib(20));
+    drop((one, other, keeper));
+    let all = manager.allocate_temporary(ByteCount::mib(64));
+    assert!(all.is_ok(), "the floor left with its consumer: {all:?}");
+}
+
+#[test]
 fn partitions_do_not_give_way_to_each_other() {
     let manager = start(64, Mode::Partitioned { temporary_pct: 50 });
     let account = manager.join("table").expect("room");
