@@ -211,7 +211,9 @@ impl Mapping {
         const MADV_COLLAPSE: i32 = 25;
         self.advise(offset, HUGE_PAGE, libc::MADV_HUGEPAGE)?;
         let collapsed = self.advise(offset, HUGE_PAGE, MADV_COLLAPSE);
-        self.advise(offset, HUGE_PAGE, libc::MADV_NOHUGEPAGE)?;
+        // Where that fails the kernel may make another huge page here one day; but what the caller
+        // has to know is whether there is one now.
+        let _ = self.advise(offset, HUGE_PAGE, libc::MADV_NOHUGEPAGE);
         collapsed
     }
 
