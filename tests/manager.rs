@@ -109,7 +109,8 @@ fn temporary_memory_takes_the_room_of_far_pages_and_their_data_survives() {
     assert!(stats.consumer("far heap").expect("joined").reclaimed >= ByteCount::mib(20));
     drop(memory);
     assert_eq!(used(&manager, "temporary"), ByteCount::ZERO);
-    region.unmap(data, len).expect("mapped above");
+    // SAFETY: mapped by this case, which is done with it.
+    unsafe { region.unmap(data, len) }.expect("mapped above");
 }
 
 #[test]
@@ -339,7 +340,8 @@ fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
     let sparse = tables();
     assert!(sparse >= ByteCount::kib(8 * count) && sparse <= ByteCount::kib(16 * count + 64));
     assert_eq!(region.stats().metadata_bytes, sparse.get());
-    region.unmap(last.expect("mapped"), each).expect("mapped above");
+    // SAFETY: mapped by this case, which is done with it.
+    unsafe { region.unmap(last.expect("mapped"), each) }.expect("mapped above");
     let again = region.map(each).expect("mapped");
     assert_eq!(Some(again), last, "addresses are used again");
     write_numbers(again, ByteCount::kib(4), 14);

@@ -148,7 +148,8 @@ fn hammer_after(
     assert!(stats.resident_bytes_max <= limit.0, "{} above {limit}", stats.resident_bytes_max);
     assert!(stats.pages_out > 0 && stats.pages_in > 0, "the limit had no effect");
     assert_eq!((stats.poisoned, stats.panics), (0, 0));
-    region.unmap(base, ByteCount(part.0 * threads as u64)).expect("mapped above");
+    // SAFETY: mapped by this case, which is done with it.
+    unsafe { region.unmap(base, ByteCount(part.0 * threads as u64)) }.expect("mapped above");
     // Slots of pages that were being read or written are freed when the device has answered.
     let left = || (region.stats().committed_bytes, region.stats().stored_bytes);
     let in_time = (0..1_000).any(|_| {

@@ -98,7 +98,8 @@ impl Shadow<'_> {
         (0..units).for_each(|unit| brief.write(unit));
         drop(self.region.evict(base.as_ptr(), len));
         (0..units).for_each(|unit| brief.check(unit));
-        self.region.unmap(base, len).expect("just mapped");
+        // SAFETY: mapped by this case, which is done with it.
+        unsafe { self.region.unmap(base, len) }.expect("just mapped");
     }
 }
 
@@ -163,7 +164,8 @@ fn soak(config: RegionConfig, seed: u64, duration: Duration) -> Option<u64> {
     assert_eq!((stats.poisoned, stats.panics), (0, 0));
     assert!(stats.resident_bytes <= limit.0);
     assert!(stats.resident_bytes_max <= limit.0 * 3 / 2);
-    region.unmap(base, all).expect("mapped above");
+    // SAFETY: mapped by this case, which is done with it.
+    unsafe { region.unmap(base, all) }.expect("mapped above");
     let started = Instant::now();
     while region.stats().stored_bytes > 0 {
         assert!(started.elapsed() < Duration::from_secs(30), "slots outlive their pages");

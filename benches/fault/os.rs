@@ -6,12 +6,15 @@
 #![expect(clippy::disallowed_methods, reason = "baselines do without the library's wrappers")]
 
 use crate::{Failure, Result};
+use farheap::ByteCount;
+use farheap::region::Region;
 use io_uring::{IoUring, opcode, types};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -44,6 +47,13 @@ impl Words {
     pub(crate) fn of_region(ptr: *mut u8, bytes: usize) -> Words {
         // SAFETY: far memory is readable and writable like any other until it is unmapped.
         unsafe { Words::new(ptr, bytes) }
+    }
+
+    /// Ends a mapping of a region that these are the words of.
+    pub(crate) fn unmap(self, region: &Region) -> Result<()> {
+        let ptr = NonNull::new(self.ptr.cast()).expect("mapped memory is not at zero");
+        // SAFETY: the row that mapped the range is done with it.
+        unsafe { region.unmap(ptr, ByteCount(self.len as u64 * 8)) }.map_err(Failure::of)
     }
 
     pub(crate) fn len(self) -> usize {

@@ -383,7 +383,8 @@ unsafe impl Spill for Region {
         self.map(len)
     }
 
-    fn free(&self, ptr: NonNull<u8>, len: ByteCount) {
-        self.unmap(ptr, len).expect("the range was mapped for this memory");
+    unsafe fn free(&self, ptr: NonNull<u8>, len: ByteCount) {
+        // SAFETY: `allocate` mapped the range, and the caller gives it back.
+        unsafe { self.unmap(ptr, len) }.expect("the range was mapped for this memory");
     }
 }

@@ -413,7 +413,13 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
-    pub fn unmap(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
+    ///
+    /// # Safety
+    /// The caller mapped all of the range, or speaks for who did; nobody uses it any more, no
+    /// reference into it exists, and nobody else unmaps it. (A region that a heap or a collective
+    /// uses holds what they have mapped as well.)
+    #[expect(unsafe_code, reason = "takes memory away that references could point to")]
+    pub unsafe fn unmap(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
         let len = self.whole_pages(len)?;
         let offset = self.offset_of(ptr.as_ptr(), len)?;
         if !offset.is_multiple_of(self.pager.page_bytes) {

@@ -317,7 +317,10 @@ impl Collective {
             state.in_use -= count as u64;
             drop(state);
             let len = ByteCount(layout.size() as u64);
-            self.region.unmap(ptr, len).expect("a large object is a range of the region");
+            // SAFETY: the object was mapped for the caller, who gives it back (and promises that
+            // nobody uses it).
+            unsafe { self.region.unmap(ptr, len) }
+                .expect("a large object is a range of the region");
             return;
         }
         let fate = &mut *state;

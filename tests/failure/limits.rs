@@ -53,13 +53,15 @@ fn unmapped_and_discarded_pages_give_their_pins_back() {
         let len = far.len(half);
         let ptr = far.region.map(len).expect("there is room");
         far.region.pin(ptr.as_ptr(), len).expect("nothing else is pinned");
-        far.region.unmap(ptr, len).expect("just mapped");
+        // SAFETY: mapped by this case, which is done with it.
+        unsafe { far.region.unmap(ptr, len) }.expect("just mapped");
         let ptr = far.region.map(len).expect("there is room");
         far.region.pin(ptr.as_ptr(), len).expect("nothing else is pinned");
         // SAFETY: nobody needs the content.
         unsafe { far.region.discard(ptr.as_ptr(), len) }.expect("just mapped");
         far.region.unpin(ptr.as_ptr(), len).expect_err("a discarded page is not pinned");
-        far.region.unmap(ptr, len).expect("just mapped");
+        // SAFETY: mapped by this case, which is done with it.
+        unsafe { far.region.unmap(ptr, len) }.expect("just mapped");
     }
     far.expect_healthy();
 }
@@ -250,9 +252,9 @@ fn one_of_two_regions_outlives_the_other() {
         let Some(two) = Far::new(config(64, Install::Auto), 512, 2) else { return };
         one.fill(0..512);
         two.fill(0..512);
-        one.region
-            .unmap(NonNull::new(one.addr(0) as *mut u8).expect("mapped"), one.len(512))
-            .expect("mapped by the case");
+        let base = NonNull::new(one.addr(0) as *mut u8).expect("mapped");
+        // SAFETY: all that the case has mapped.
+        unsafe { one.region.unmap(base, one.len(512)) }.expect("mapped by the case");
         drop(one);
         two.check(0..512);
         two.expect_healthy();
@@ -388,17 +390,22 @@ fn bad_arguments_are_errors() {
             bad(unsafe { region.discard(ptr, len) }, what);
         }
         if let Some(ptr) = NonNull::new(ptr.cast_mut()) {
-            bad(region.unmap(ptr, len), what);
+            // SAFETY: refused before anything happens.
+            bad(unsafe { region.unmap(ptr, len) }, what);
         }
     }
     let inside = |offset: usize| NonNull::new((far.addr(0) + offset) as *mut u8).expect("mapped");
-    bad(region.unmap(inside(4096), far.len(1)), "not the start of a page");
-    bad(region.unmap(inside(0), far.len(17)), "more than was mapped");
+    // SAFETY: refused before anything happens, as the next one.
+    bad(unsafe { region.unmap(inside(4096), far.len(1)) }, "not the start of a page");
+    // SAFETY: as above.
+    bad(unsafe { region.unmap(inside(0), far.len(17)) }, "more than was mapped");
     bad(region.unpin(far.ptr(0), far.len(1)), "never pinned");
     far.check(0..16);
     let twice = region.map(far.len(4)).expect("there is room");
-    region.unmap(twice, far.len(4)).expect("just mapped");
-    bad(region.unmap(twice, far.len(4)), "unmapped already");
+    // SAFETY: mapped by this case, which is done with it.
+    unsafe { region.unmap(twice, far.len(4)) }.expect("just mapped");
+    // SAFETY: as above.
+    bad(unsafe { region.unmap(twice, far.len(4)) }, "unmapped already");
     assert_eq!(far.stats().committed_bytes, far.len(16).0);
     far.expect_healthy();
 }
@@ -467,7 +474,8 @@ fn thousands_of_mappings_in_one_region() {
     // In an order that leaves no two neighbours for long.
     all.sort_unstable_by_key(|ptr| stamp(ptr.as_ptr() as usize >> 12));
     for ptr in all {
-        region.unmap(ptr, len).expect("mapped above");
+        // SAFETY: mapped by this case, which is done with it.
+        unsafe { region.unmap(ptr, len) }.expect("mapped above");
     }
     assert_eq!(region.stats().committed_bytes, 0);
 }

@@ -162,7 +162,7 @@ pub(crate) fn first_touch(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
                     let ptr = far.region.map(length).map_err(Failure::of)?;
                     let words = far::range(&far.region, ptr.as_ptr(), data);
                     let sample = timed(|| touch_all(words));
-                    far.region.unmap(ptr, length).map_err(Failure::of)?;
+                    words.unmap(&far.region)?;
                     sample
                 })
             }),

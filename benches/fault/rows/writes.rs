@@ -89,7 +89,7 @@ pub(crate) fn short_lived(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         let words = far::range(&far.region, ptr.as_ptr(), size);
         (0..words.len()).for_each(|at| words.write(at, stamped(at, turn as u64)));
         (0..words.len()).step_by(64).for_each(|at| check(at, words.read(at)));
-        far.region.unmap(ptr, length).map_err(Failure::of)?;
+        words.unmap(&far.region)?;
     }
     written_row(rows, "mapped", TURNS, far.region.stats().bytes_written);
     drop(far);

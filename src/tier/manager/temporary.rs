@@ -30,7 +30,11 @@ pub unsafe trait Spill: Send + Sync {
     fn allocate(&self, len: ByteCount) -> Result<NonNull<u8>>;
 
     /// Gives back what [`allocate`](Spill::allocate) returned.
-    fn free(&self, ptr: NonNull<u8>, len: ByteCount);
+    ///
+    /// # Safety
+    /// `ptr` and `len` are of one allocation of this spill, which is given back once, and which
+    /// nobody uses any more.
+    unsafe fn free(&self, ptr: NonNull<u8>, len: ByteCount);
 }
 
 /// Temporary memory of a query, given back when dropped.
@@ -216,7 +220,8 @@ impl Drop for TemporaryMemory {
                 self.owner.temporary.uncharge(self.len);
             }
             Home::Spilled(spill) => {
-                spill.free(ptr, self.len);
+                // SAFETY: what this memory was given, once: it ends.
+                unsafe { spill.free(ptr, self.len) };
                 self.owner.spilled.fetch_sub(self.len.0, Ordering::Relaxed);
             }
         }

@@ -172,7 +172,7 @@ unsafe impl Spill for Elsewhere {
         Ok(ptr)
     }
 
-    fn free(&self, ptr: NonNull<u8>, _len: ByteCount) {
+    unsafe fn free(&self, ptr: NonNull<u8>, _len: ByteCount) {
         self.0.lock().expect("lock").retain(|mapping| mapping.as_ptr() != ptr.as_ptr());
     }
 }
