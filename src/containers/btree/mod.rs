@@ -137,10 +137,12 @@ impl<K, V> FarBTreeMap<K, V> {
         unsafe { self.collective.deallocate(memory, layout) };
     }
 
-    /// Removes all pairs.
+    /// Removes all pairs. If dropping one panics, those that are left are leaked.
     pub fn clear(&mut self) {
         let mut open: Vec<Link<K, V>> = self.root.take().into_iter().collect();
         self.len = 0;
+        // First: a node whose pairs are dropped, which may panic, is not to be found any more.
+        self.local = LocalSet::new();
         while let Some(node) = open.pop() {
             if !node.is_leaf() {
                 open.extend((0..=node.len()).map(|at| node.child(at)));
@@ -149,7 +151,7 @@ impl<K, V> FarBTreeMap<K, V> {
                 // SAFETY: an initialised pair of a node that is not in the tree any more.
                 unsafe { node.pair(at).drop_in_place() };
             }
-            self.free_node(node);
+            self.free_unlinked(node);
         }
     }
 }

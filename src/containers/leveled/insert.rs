@@ -49,10 +49,11 @@ impl<K: Ord + Clone, V> FarLeveledMap<K, V> {
             let level = root.level() + 1;
             let fresh = levels.allocate(level)?;
             is_refused |= !levels.is_local(&fresh);
+            // The first child's key is not looked at. Cloned while the tree is whole: it may panic.
+            let bound = key.clone();
             let child = std::mem::replace(root, fresh);
             let inner = root.inner_mut().expect("it is above a node");
-            // The first child's key is not looked at.
-            inner.insert(levels.shape(level), 0, key.clone(), child);
+            inner.insert(levels.shape(level), 0, bound, child);
         }
         let mut node = root;
         loop {

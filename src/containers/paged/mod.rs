@@ -197,16 +197,19 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         let shape = self.shape;
         let leaf = self.leaf_mut(key)?;
         let at = leaf.search(key).ok()?;
-        let (removed, value) = leaf.remove(shape, at);
-        let is_empty = leaf.len() == 0;
-        self.len -= 1;
-        if is_empty {
-            let below = (Bound::Unbounded, Bound::Included(&removed));
-            let entry = self.directory.range::<K, _>(below).next_back();
-            let first = entry.expect("the leaf is in the directory").0.clone();
-            let leaf = self.directory.remove::<K>(&first).expect("just found");
-            self.free(leaf.memory());
+        if leaf.len() > 1 {
+            let (_, value) = leaf.remove(shape, at);
+            self.len -= 1;
+            return Some(value);
         }
+        // The leaf goes as well. Cloned while the map is whole: it may panic.
+        let below = (Bound::Unbounded, Bound::Included(leaf.keys()[at].clone()));
+        let entry = self.directory.range::<K, _>(below).next_back();
+        let first = entry.expect("the leaf is in the directory").0.clone();
+        let mut leaf = self.directory.remove::<K>(&first).expect("just found");
+        let (_, value) = leaf.remove(shape, at);
+        self.free(leaf.memory());
+        self.len -= 1;
         Some(value)
     }
 }
@@ -221,9 +224,11 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
         if let Some(first) = self.directory.first_entry()
             && key < *first.key()
         {
-            // The first leaf's key in the directory is a lower bound like all others.
+            // The first leaf's key in the directory is a lower bound like all others. Cloned while
+            // the map is whole: it may panic.
+            let bound = key.clone();
             let (_, leaf) = first.remove_entry();
-            self.directory.insert(key.clone(), leaf);
+            self.directory.insert(bound, leaf);
         }
         let is_last = self.directory.last_key_value().is_none_or(|(last, _)| *last <= key);
         let now = *self.clock.get_mut();
@@ -270,13 +275,16 @@ impl<K: Ord + Clone, V> FarPagedMap<K, V> {
 
     /// Moves the upper half of a key's leaf to a new leaf.
     fn split(&mut self, key: &K) -> Result<(), AllocError> {
+        let half = self.shape.capacity / 2;
+        // Cloned while the map is whole: it may panic.
+        let leaf = self.leaf_mut(key).expect("a full leaf was found for this key");
+        let first = leaf.keys()[half].clone();
         let memory = self.allocate_far()?;
         // SAFETY: just allocated with the shape's layout.
         let mut upper = unsafe { Leaf::create(memory) };
         let shape = self.shape;
-        let leaf = self.leaf_mut(key).expect("a full leaf was found for this key");
-        leaf.move_tail(shape, shape.capacity / 2, &mut upper);
-        let first = upper.keys()[0].clone();
+        let leaf = self.leaf_mut(key).expect("as before");
+        leaf.move_tail(shape, half, &mut upper);
         self.directory.insert(first, upper);
         Ok(())
     }

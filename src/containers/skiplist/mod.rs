@@ -129,27 +129,33 @@ impl<K, V> FarSkipList<K, V> {
 
     /// Frees a node that is linked no more; its pair has been moved out or dropped.
     fn free_node(&mut self, node: Link<K, V>) {
-        let is_local = self.collective.is_local(node.as_ptr());
-        if is_local {
+        if self.collective.is_local(node.as_ptr()) {
             self.local.remove(node);
         }
+        self.free_unlinked(node);
+    }
+
+    /// Frees a node that the list of local nodes does not know.
+    fn free_unlinked(&self, node: Link<K, V>) {
+        let is_local = self.collective.is_local(node.as_ptr());
         let (memory, layout) = node.retire(is_local);
         // SAFETY: the node came from this collective with this layout, and its last link is gone.
         unsafe { self.collective.deallocate(memory, layout) };
     }
 
-    /// Removes all pairs.
+    /// Removes all pairs. If dropping one panics, those that are left are leaked.
     pub fn clear(&mut self) {
         let mut next = self.heads[0];
         self.heads = [None; LEVELS_MAX];
         self.len = 0;
+        // First: a node whose pair is dropped, which may panic, is not to be found any more.
+        self.local = LocalSet::new();
         while let Some(node) = next {
             next = node.next(0);
             // SAFETY: an initialised pair of a node that is not in the list any more.
             unsafe { node.pair().drop_in_place() };
-            self.free_node(node);
+            self.free_unlinked(node);
         }
-        self.local = LocalSet::new();
     }
 
     /// Levels of the next node: one more with probability 1/2 each.
