@@ -263,7 +263,8 @@ impl RegionConfig {
 ///     Ok(region) => {
 ///         let ptr = region.map(ByteCount::mib(32))?;
 ///         assert!(region.contains(ptr.as_ptr()));
-///         region.unmap(ptr, ByteCount::mib(32))?;
+///         // SAFETY: mapped above, and nobody uses it.
+///         unsafe { region.unmap(ptr, ByteCount::mib(32)) }?;
 ///     }
 ///     // The message says how to allow userfaultfd.
 ///     Err(error) => println!("{error}"),
