@@ -97,8 +97,9 @@ impl Pager {
     }
 
     fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> usize {
-        let moved =
-            self.move_or_stop(self.frames.addr(frame), self.addr(first), count * self.page_bytes);
+        let len = count * self.page_bytes;
+        self.clear_way(self.frames.addr(frame), len);
+        let moved = self.move_or_stop(self.frames.addr(frame), self.addr(first), len);
         let whole = moved / self.page_bytes;
         let end = frame.0 + count as u32;
         (frame.0 + whole as u32..end).for_each(|frame| drop(self.frames.release(FrameId(frame))));
@@ -181,6 +182,7 @@ impl Pager {
             return self.copy_rest(page, frame, 0, Protect::No).map(|()| Fate::Dropped);
         }
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        self.clear_way(dst, self.page_bytes);
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content and nobody else moves it.
         let outcome = unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) };

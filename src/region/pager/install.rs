@@ -47,6 +47,7 @@ impl Pager {
         wake: Wake,
     ) -> Result<()> {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        self.clear_way(dst, self.page_bytes);
         let outcome = if self.fill_by_move {
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
             // frame is this thread's and holds the page's content.
@@ -110,6 +111,17 @@ impl Pager {
             self.chunks.set_whole(self.chunk_of(first), true);
         }
         pages
+    }
+
+    /// Removes the page tables that small pages have left where huge ones are to be mapped, which
+    /// this thread alone may do: MOVE would take those apart, and leave page tables where they
+    /// were. (The kernel frees them from Linux 6.14 on.)
+    pub(in crate::region) fn clear_way(&self, start: usize, len: usize) {
+        if self.page_bytes >= HUGE_PAGE {
+            // SAFETY: nothing is mapped there: the page is missing, or the frame is empty, and
+            // this thread's.
+            drop(unsafe { self.discarder.discard(&[Piece::new(start, len)]) });
+        }
     }
 
     /// Ends the process when a page that this thread alone may fill is mapped from a byte on.
