@@ -269,13 +269,13 @@ impl Model {
             self.wake();
             return true;
         }
-        if self.word.try_change(word, word.leaving()).is_err() {
+        let Ok((moving, opened)) = protocol::open_for_writes(&self.word, word) else {
             return false;
-        }
+        };
         // The lift is a call of its own.
         thread::yield_now();
         self.machine().region.as_mut().expect("this thread's").protected = false;
-        self.change(word.leaving(), word.with_protected(false));
+        self.change(moving, opened);
         self.wake();
         true
     }

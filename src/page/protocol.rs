@@ -30,6 +30,20 @@ pub(crate) fn take_back(word: &PageWord, seen: Word, note: &Note) -> Result<Opti
     Ok(note.slot())
 }
 
+/// A write found a page protected. Won: the page is `Moving`, the first word; lift the protection,
+/// then make it the second. Not before: a page that is anybody's may leave and be read again, and
+/// the protection that is lifted late is one that a word counts on. (Where pages leave by copy the
+/// evictor protects them, too.)
+pub(crate) fn open_for_writes(word: &PageWord, seen: Word) -> Result<(Word, Word), Word> {
+    let moving = seen.leaving();
+    word.try_change(seen, moving)?;
+    let opened = match seen.protected() {
+        true => seen.with_protected(false).with_prefetched(false),
+        false => seen,
+    };
+    Ok((moving, opened))
+}
+
 /// A filler copies the content of a page that is being written. Won: the page is `Moving`; its old
 /// slot and the one being written are the evictor's to free.
 pub(crate) fn copy_out(word: &PageWord, seen: Word) -> Result<(), Word> {

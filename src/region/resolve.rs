@@ -133,19 +133,11 @@ impl Pager {
 
     /// `Resident`, and a write found it protected: lifts the protection.
     fn open_for_writes(&self, page: PageId, word: Word) -> Option<Answer> {
-        let opened = match word.protected() {
-            true => word.with_protected(false).with_prefetched(false),
-            false => word,
-        };
-        // The word first: the evictor must not take the page for clean any more. It must not take it
-        // at all: the page could leave and be read again, and the protection that is lifted late
-        // would be one that the word counts on. (Where pages leave by copy it also protects them.)
-        let meanwhile = word.leaving();
-        self.word(page).try_change(word, meanwhile).ok()?;
+        let (moving, opened) = protocol::open_for_writes(self.word(page), word).ok()?;
         if let Err(error) = self.uffd.allow_writes(self.addr(page), self.page_bytes) {
             report::fatal("a write-protected page could not be opened", &error);
         }
-        self.settle(page, meanwhile, opened);
+        self.settle(page, moving, opened);
         if !self.evict_by_move {
             // Who was woken before that and faulted again finds it open.
             self.wake(page);

@@ -53,7 +53,7 @@ fn loom_a_write_to_a_protected_page_is_seen_before_it_is_dropped_as_clean() {
     explore(1, make, vec![evicting(1), writing(1, 2, &[2, 3]), writing(2, 3, &[2, 3])], &[2, 3]);
 }
 
-/// `open_for_writes` while the page leaves and is read again: a word that says "protected" speaks of
+/// `open_for_writes`, while the page leaves and is read again: a word that says "protected" speaks of
 /// a mapping that is.
 #[test]
 fn loom_a_protection_is_lifted_from_the_mapping_that_was_written_to() {
@@ -68,10 +68,9 @@ fn loom_a_protection_is_lifted_from_the_mapping_that_was_written_to() {
             let page = page.clone();
             move || {
                 let (word, mapping) = &*page;
-                if word.try_change(protected, protected.leaving()).is_ok() {
+                if let Ok((meanwhile, opened)) = protocol::open_for_writes(word, protected) {
                     mapping.store(WRITABLE, Ordering::Relaxed);
-                    let opened = protected.with_protected(false);
-                    word.try_change(protected.leaving(), opened).expect("this thread's");
+                    word.try_change(meanwhile, opened).expect("this thread's");
                 }
             }
         });

@@ -47,8 +47,8 @@ impl Pager {
         wake: Wake,
     ) -> Result<()> {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
-        self.clear_way(dst, self.page_bytes);
         let outcome = if self.fill_by_move {
+            self.clear_way(dst, self.page_bytes);
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
             // frame is this thread's and holds the page's content.
             unsafe { self.uffd.move_pages(dst, src, self.page_bytes, wake) }
