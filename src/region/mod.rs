@@ -327,6 +327,7 @@ impl Region {
         manager: Option<&Arc<MemoryManager>>,
     ) -> Result<Region> {
         let _ours = keep_local();
+        report::prepare();
         let config = config.check()?;
         let account = manager.map(|manager| join(manager, &config)).transpose()?;
         let store = match config.encrypt {
@@ -548,6 +549,7 @@ impl Drop for Region {
         if let Err(error) = crate::store::wipe(&*self.pager.store, self.wipe, used) {
             report::warn("the store could not be wiped", &error);
         }
+        report::flush();
     }
 }
 

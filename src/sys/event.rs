@@ -21,12 +21,21 @@ pub(crate) fn poll_readable(fds: &[RawFd], timeout: Duration) -> Result<bool, Er
     for (slot, fd) in polled[..fds.len()].iter_mut().zip(fds) {
         slot.fd = *fd;
     }
+    poll(&mut polled[..fds.len()], timeout)
+}
+
+/// As [`poll_readable`], for room to write to `fd`.
+pub(crate) fn poll_writable(fd: RawFd, timeout: Duration) -> Result<bool, Errno> {
+    poll(&mut [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }], timeout)
+}
+
+fn poll(polled: &mut [libc::pollfd], timeout: Duration) -> Result<bool, Errno> {
     let limit = libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    let count = fds.len() as libc::nfds_t;
-    // SAFETY: the array holds `count` entries, the time-out outlives the call, no signal mask is
+    let count = polled.len() as libc::nfds_t;
+    // SAFETY: the slice holds `count` entries, the time-out outlives the call, no signal mask is
     // given (ppoll(2)).
     let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), count, &limit, std::ptr::null()) };
     match Errno::check(ready) {

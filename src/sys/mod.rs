@@ -3,7 +3,7 @@
 //! A wrapper takes typed arguments, retries `EINTR` where that is right, gives expected `errno`
 //! values a meaning, and cites the man page.
 
-#![expect(unsafe_code, reason = "write(2) from a slice")]
+#![expect(unsafe_code, reason = "registers a function with pthread_atfork")]
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
 pub(crate) mod event;
@@ -13,6 +13,7 @@ pub(crate) mod pagemap;
 pub mod probe;
 pub(crate) mod signal;
 pub(crate) mod signals;
+pub(crate) mod stderr;
 pub(crate) mod thread;
 pub(crate) mod uffd;
 pub(crate) mod uring;
@@ -48,12 +49,6 @@ pub(crate) fn random_u64() -> Result<u64> {
     let mut bytes = [0; 8];
     random_bytes(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
-}
-
-/// Writes to standard error without a lock or an allocation; what cannot be written is dropped.
-pub(crate) fn write_stderr(bytes: &[u8]) {
-    // SAFETY: the slice is valid for reads of its length (write(2)).
-    unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }
 
 /// Runs `child` in every child of a `fork` from now on, before `fork` returns there; see

@@ -84,8 +84,6 @@ pub(super) struct Evictor {
     cooling_max: usize,
     write_pause: Duration,
     write_again: Option<Instant>,
-    /// When a failed write was reported last.
-    said: Option<Instant>,
     deadline: Duration,
     /// Per frame: when its page was chosen.
     chosen: Vec<Instant>,
@@ -127,7 +125,6 @@ impl Evictor {
             cooling_max: 0,
             write_pause: PAUSE_MIN,
             write_again: None,
-            said: None,
             deadline,
             chosen: vec![Instant::now(); frames],
             fruitless: 0,
@@ -147,6 +144,7 @@ impl Evictor {
 
     fn turn(&mut self) -> Result<()> {
         self.pager.evictor_looks();
+        report::flush();
         self.pager.count_slot_tables();
         let asked = self.serve_requests();
         let worked = self.make_room();

@@ -188,7 +188,7 @@ impl Evictor {
                 self.let_go();
             }
             Err(error) => {
-                self.say_failed(&error);
+                report::warn("write-back failed; the pages stay in memory", &error);
                 self.writes_fail(errno_of(&error) as u32);
                 run.iter().for_each(|dirty| {
                     self.pager.slots.put(dirty.slot);
@@ -203,15 +203,6 @@ impl Evictor {
         run.clear();
         self.writes[token].pages = run;
         self.free_writes.push(token);
-    }
-
-    /// Reports a failed write, at most once in a while: a full device fails them for ever.
-    fn say_failed(&mut self, error: &crate::Error) {
-        const WHILE: Duration = Duration::from_secs(10);
-        if self.said.is_none_or(|said| said.elapsed() > WHILE) {
-            self.said = Some(Instant::now());
-            report::warn("write-back failed; the pages stay in memory", error);
-        }
     }
 
     /// A page's write is done.

@@ -1,0 +1,91 @@
+//! Writing to standard error without ever waiting for its reader.
+//!
+//! The description behind it is shared with other processes, so it cannot be made non-blocking
+//! for this one alone. A pipe and a socket take the wish with the call; a terminal, a file, or a
+//! pipe of an old kernel is asked with `poll(2)` first.
+#![expect(unsafe_code, reason = "writes to standard error")]
+
+use super::event::poll_writable;
+use super::file::Errno;
+use std::time::Duration;
+
+/// What became of some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// The first so many bytes are written.
+    Some(usize),
+    /// There is no room at the moment.
+    Full,
+    /// Nobody can read them any more: standard error is closed, or broken.
+    Lost,
+}
+
+/// Bytes that a pipe takes whole or not at all; see `pipe(7)`.
+const PIPE_BUF: usize = 4096;
+
+/// Writes some of `bytes`, without a lock, an allocation, or a wait.
+pub(crate) fn send(bytes: &[u8]) -> Sent {
+    let bytes = &bytes[..bytes.len().min(PIPE_BUF)];
+    let sent = match kind() {
+        libc::S_IFIFO => send_to_pipe(bytes),
+        libc::S_IFSOCK => send_to_socket(bytes),
+        _ => Err(Errno(libc::EOPNOTSUPP)),
+    };
+    match sent {
+        // No call of this kind here (before Linux 6.5, for a pipe): ask, then write. Another writer
+        // that fills the pipe in between could still make this wait.
+        Err(Errno(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS)) => meaning(send_if_ready(bytes)),
+        sent => meaning(sent),
+    }
+}
+
+/// Waits for room for at most `timeout`.
+pub(crate) fn wait_for_room(timeout: Duration) {
+    let _ = poll_writable(libc::STDERR_FILENO, timeout);
+}
+
+fn meaning(sent: Result<usize, Errno>) -> Sent {
+    match sent {
+        Ok(count) => Sent::Some(count),
+        Err(Errno(libc::EAGAIN | libc::EINTR)) => Sent::Full,
+        Err(_) => Sent::Lost,
+    }
+}
+
+/// What standard error is at the moment: `S_IFIFO`, `S_IFSOCK`, ...; 0 when it is closed.
+fn kind() -> libc::mode_t {
+    let mut about = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the structure is writable (fstat(2)).
+    if unsafe { libc::fstat(libc::STDERR_FILENO, about.as_mut_ptr()) } != 0 {
+        return 0;
+    }
+    // SAFETY: filled by the call.
+    unsafe { about.assume_init() }.st_mode & libc::S_IFMT
+}
+
+/// See `pwritev2(2)`: an offset of -1 is that of the description.
+fn send_to_pipe(bytes: &[u8]) -> Result<usize, Errno> {
+    let piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: the vector names one buffer, valid for reads of its length.
+    let sent =
+        unsafe { libc::pwritev2(libc::STDERR_FILENO, &raw const piece, 1, -1, libc::RWF_NOWAIT) };
+    usize::try_from(sent).map_err(|_| Errno::last())
+}
+
+/// See `send(2)`.
+fn send_to_socket(bytes: &[u8]) -> Result<usize, Errno> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the slice is valid for reads of its length.
+    let sent =
+        unsafe { libc::send(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len(), flags) };
+    usize::try_from(sent).map_err(|_| Errno::last())
+}
+
+fn send_if_ready(bytes: &[u8]) -> Result<usize, Errno> {
+    if !poll_writable(libc::STDERR_FILENO, Duration::ZERO)? {
+        return Err(Errno(libc::EAGAIN));
+    }
+    // SAFETY: the slice is valid for reads of its length (write(2)).
+    let sent = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+    usize::try_from(sent).map_err(|_| Errno::last())
+}

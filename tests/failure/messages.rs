@@ -1,0 +1,121 @@
+//! Messages of handlers: standard error that nobody reads stops no fault.
+#![expect(unsafe_code, reason = "puts a pipe in the place of standard error")]
+
+use crate::harness::{DEADLINE, Far, config, in_child, park_on_sigbus, sigbus_addrs, wait_until};
+use farheap::region::{Install, RegionConfig};
+use farheap::store::Op;
+use std::io::{PipeReader, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+const PAGES: usize = 64;
+const BAD: usize = 10;
+/// A hang says nothing here, for it has nowhere to: the child ends by SIGALRM.
+const HUNG_SECONDS: u32 = 60;
+
+/// A pipe without room, in the place of standard error.
+struct FullPipe {
+    reader: PipeReader,
+    before: OwnedFd,
+}
+
+impl FullPipe {
+    fn new() -> FullPipe {
+        const SIZE: libc::c_int = 4096;
+        // SAFETY: ends a child that hangs.
+        unsafe { libc::alarm(HUNG_SECONDS) };
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        // SAFETY: takes no pointer.
+        let size = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, SIZE) };
+        assert_eq!(size, SIZE);
+        writer.write_all(&[b'\n'; SIZE as usize]).expect("room for so much");
+        // SAFETY: takes no pointer.
+        let before = unsafe { libc::dup(libc::STDERR_FILENO) };
+        assert!(before >= 0);
+        // SAFETY: the descriptor is new and nobody else's.
+        let before = unsafe { OwnedFd::from_raw_fd(before) };
+        // SAFETY: takes no pointer; whoever writes there now writes to the pipe.
+        assert!(unsafe { libc::dup2(writer.as_raw_fd(), libc::STDERR_FILENO) } >= 0);
+        FullPipe { reader, before }
+    }
+
+    /// Reads until somebody has said `what`, then puts standard error back, and repeats it there.
+    fn read_until(mut self, what: &str) {
+        let mut text = String::new();
+        let mut bytes = [0; 4096];
+        while !text.contains(what) {
+            let count = self.reader.read(&mut bytes).expect("a pipe");
+            text.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+        // SAFETY: takes no pointer.
+        assert!(unsafe { libc::dup2(self.before.as_raw_fd(), libc::STDERR_FILENO) } >= 0);
+        eprintln!("{}", text.trim_start());
+    }
+}
+
+/// A device that fails writes and reads while nobody reads what is said of it: pages come and go
+/// all the same, and the messages are there as soon as somebody reads.
+fn nobody_reads(config: RegionConfig) {
+    park_on_sigbus();
+    let config = RegionConfig { deadline: DEADLINE, ..config };
+    let Some(far) = Far::new(config, PAGES, 1) else { return };
+    far.store(0..PAGES);
+    let pipe = FullPipe::new();
+    far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
+    let lost = far.touch(BAD);
+    assert_eq!(sigbus_addrs(1), [far.addr(BAD)]);
+    far.control.fail_fraction(Op::Read, 0, libc::EIO);
+    far.check(0..BAD);
+    far.check(BAD + 1..PAGES);
+    // Other content than on the device.
+    far.discard(0..BAD);
+    far.fill(0..BAD);
+    far.control.fail_fraction(Op::Write, 1_000_000, libc::EIO);
+    wait_until("failed writes", || {
+        drop(far.region.evict_all());
+        far.stats().write_errors > 0
+    });
+    far.control.heal();
+    wait_until("write-back works again", || far.region.evict_all().is_ok());
+    far.check(0..BAD);
+    far.check(BAD + 1..PAGES);
+    assert!(!lost.is_finished());
+    pipe.read_until("write-back failed");
+}
+
+#[test]
+fn a_full_pipe_as_standard_error_stops_no_handler() {
+    let name = "messages::a_full_pipe_as_standard_error_stops_no_handler";
+    let Some(ended) = in_child(name, || nobody_reads(config(4, Install::Auto))) else { return };
+    ended
+        .expect_success()
+        .expect_said(&["page at 0x", "(EIO)", "SIGBUS"])
+        .expect_said(&["write-back failed; the pages stay in memory"]);
+}
+
+#[test]
+fn a_full_pipe_as_standard_error_stops_no_thread_that_serves_itself() {
+    let name = "messages::a_full_pipe_as_standard_error_stops_no_thread_that_serves_itself";
+    let mode = farheap::region::Mode::InThread;
+    let body = || nobody_reads(RegionConfig { mode, ..config(4, Install::Auto) });
+    let Some(ended) = in_child(name, body) else { return };
+    ended
+        .expect_success()
+        .expect_said(&["page at 0x", "(EIO)", "SIGBUS"])
+        .expect_said(&["write-back failed; the pages stay in memory"]);
+}
+
+/// The cause of an end is waited for a bounded time only.
+#[test]
+fn a_full_pipe_as_standard_error_does_not_hold_up_the_end() {
+    let name = "messages::a_full_pipe_as_standard_error_does_not_hold_up_the_end";
+    let body = || {
+        let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
+        // Its panics say nothing: the hook of the standard library would wait for room.
+        std::panic::set_hook(Box::new(|_| ()));
+        let _pipe = FullPipe::new();
+        far.injector.panic_in_wait(crate::injector::Whose::Filler, u64::MAX);
+        far.expect_healthy();
+    };
+    let Some(ended) = in_child(name, body) else { return };
+    ended.expect_signal(&[libc::SIGABRT]);
+}
