@@ -2,6 +2,7 @@
 
 pub mod error;
 pub(crate) mod local;
+mod size;
 pub(crate) mod sync;
 pub mod units;
 

@@ -4,7 +4,6 @@
 //! or overflow are spelled out and checked.
 
 use std::fmt;
-use std::str::FromStr;
 
 /// A number of bytes.
 ///
@@ -77,21 +76,6 @@ impl fmt::Display for ByteCount {
     }
 }
 
-impl FromStr for ByteCount {
-    type Err = crate::Error;
-
-    fn from_str(text: &str) -> Result<ByteCount, crate::Error> {
-        let trimmed = text.trim();
-        if trimmed.starts_with('-') {
-            return Err(crate::Error::BadSize { text: text.to_owned() });
-        }
-        trimmed
-            .parse::<bytesize::ByteSize>()
-            .map(|size| ByteCount(size.as_u64()))
-            .map_err(|_| crate::Error::BadSize { text: text.to_owned() })
-    }
-}
-
 /// Defines a counting or naming newtype over `u64`.
 macro_rules! unit {
     ($(#[$doc:meta])* $name:ident, $letter:literal) => {
@@ -141,30 +125,3 @@ unit!(
     SlotCount,
     ""
 );
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_parse_with_binary_and_decimal_units() {
-        for (text, bytes) in [
-            ("512MiB", 512 << 20),
-            ("4k", 4_000),
-            ("4KiB", 4_096),
-            ("1.5 GiB", 3 << 29),
-            ("123", 123),
-            (" 2 MB ", 2_000_000),
-        ] {
-            assert_eq!(text.parse::<ByteCount>().expect(text), ByteCount(bytes), "{text}");
-        }
-    }
-
-    #[test]
-    fn malformed_sizes_are_errors_that_quote_the_text() {
-        for text in ["", "MiB", "12 parsecs", "-5MiB", "1e99999TiB"] {
-            let error = text.parse::<ByteCount>().expect_err(text);
-            assert!(error.to_string().contains(text), "{error}");
-        }
-    }
-}
