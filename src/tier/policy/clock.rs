@@ -5,9 +5,10 @@
 //! behind the hand, and earns turns: laps of the hand during which it is not tried again, one
 //! more with every return in a row (a generalised clock). Turns save minor faults of hot pages.
 
+use super::api::{Hint, Insert, TURNS_MAX};
+use super::kind::PolicyKind;
 use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{Hint, Insert, PolicyKind, TURNS_MAX};
 use crate::base::units::PageId;
 
 /// See the module's documentation.

@@ -3,9 +3,10 @@
 //! A page touched while it cools starts anew at the new end ("segmented FIFO", as in VMS);
 //! with a cooling share of zero this is UMap's order exactly.
 
+use super::api::{Hint, Insert};
+use super::kind::PolicyKind;
 use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{Hint, Insert, PolicyKind};
 use crate::base::units::PageId;
 
 /// See the module's documentation.

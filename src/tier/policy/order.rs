@@ -4,8 +4,9 @@
 //! goes next. [`Ordered`] turns it into an [`EvictionPolicy`]: it looks at the page's place first,
 //! so that a call that does not fit does nothing, and an order is never asked for nonsense.
 
+use super::api::{EvictionPolicy, Hint, Insert};
+use super::kind::PolicyKind;
 use super::pages::{Pages, Place};
-use super::{EvictionPolicy, Hint, Insert, PolicyKind};
 use crate::base::units::{PageCount, PageId};
 use std::fmt::Debug;
 

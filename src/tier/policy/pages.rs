@@ -9,7 +9,7 @@
 //! 2. The word of a page on a list holds its neighbours; in a bag, its position; of a ghost, the
 //!    time it left.
 
-use super::SKIPS_MAX;
+use super::api::SKIPS_MAX;
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
 use crate::meta::LazyArray;

@@ -8,9 +8,10 @@
 //! Ghosts need neither queue nor hash: a page's word holds the time it left, counted in pages
 //! that left, and a ghost older than the ghost queue would be long counts as forgotten.
 
+use super::api::{Hint, Insert, TURNS_MAX};
+use super::kind::PolicyKind;
 use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{Hint, Insert, PolicyKind, TURNS_MAX};
 use crate::base::units::{PageCount, PageId};
 
 /// The probation queue's share of the resident pages, in percent.

@@ -5,9 +5,10 @@
 //! whole lap later is it tried again. New pages arrive ahead of the hand, so that what is
 //! touched once leaves soon. Turns, as in the clock, let a page skip laps.
 
+use super::api::{Hint, Insert, SKIPS_MAX, TURNS_MAX};
+use super::kind::PolicyKind;
 use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{Hint, Insert, PolicyKind, SKIPS_MAX, TURNS_MAX};
 use crate::base::units::PageId;
 
 /// See the module's documentation.

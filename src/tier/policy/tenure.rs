@@ -19,10 +19,11 @@
 //!
 //! Measured against the other policies and the optimum: `docs/design/eviction.md`.
 
+use super::api::{Hint, Insert, SKIPS_MAX, TURNS_MAX};
 use super::bag::Bag;
+use super::kind::PolicyKind;
 use super::order::Order;
 use super::pages::{List, Pages, Place};
-use super::{Hint, Insert, PolicyKind, SKIPS_MAX, TURNS_MAX};
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 
