@@ -1,19 +1,6 @@
-//! Sub-allocators: memory by what a program knows about its objects. Layer 8.
+//! [`Collective`]: local memory and pages, and which objects they hold.
 //!
-//! The far-memory model divides addresses into local memory, which never faults, and pages, which
-//! come and go as one. A [`Collective`] owns both and hands out objects through sub-allocators:
-//!
-//! ```text
-//!             Collective
-//!   suballocator(kind)   suballocator_of(ptr)   deallocate(any ptr)
-//!        |
-//!        +-- PurelyLocal   one, bounded         local arena (never faults)
-//!        +-- PerPage       one page each  --.
-//!        +-- Swappable     the rest       --+-- Region (far pages, page cache, store)
-//!        `-- HintOnly      for comparison --'
-//! ```
-//! Pointers are plain and interchangeable. What a page holds is written down in local memory,
-//! never in the page: freeing does not fault. Uses `region`, `meta`; used by `containers`.
+//! The sub-allocators of `kinds` borrow it.
 //!
 //! # Invariants
 //! 1. A page of the region belongs to one owner; it is free only while it holds no object.
@@ -21,19 +8,13 @@
 
 #![expect(unsafe_code, reason = "declares the unsafe call that frees; drops freed pages")]
 
-mod kinds;
-mod pages;
-mod runs;
-
-pub use kinds::{AnySub, HintOnly, Kind, PerPage, PurelyLocal, SubAllocator, Swappable};
-
+use super::pages::{GRANULE, Owner, Pages, Pool, Reuse, granules};
 use crate::base::error::Error;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::region::{Region, RegionConfig, Stats};
 use crate::store::Store;
 use crate::sys::vm::{Huge, Mapping};
-use pages::{GRANULE, Owner, Pages, Pool, Reuse, granules};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -202,71 +183,6 @@ impl Collective {
         })
     }
 
-    // Sub-allocators.
-
-    /// The local memory, which never faults. Full from the start when its capacity is zero.
-    #[must_use]
-    pub fn purely_local(&self) -> PurelyLocal<'_> {
-        PurelyLocal(self)
-    }
-
-    /// A sub-allocator of a new, empty page.
-    ///
-    /// # Errors
-    /// [`AllocError::Far`] when there are no more pages.
-    pub fn new_page(&self) -> Result<PerPage<'_>, AllocError> {
-        let mut state = self.state.lock();
-        state.may_allocate()?;
-        let page = self.fresh_page(&mut state, Owner::PerPage)?;
-        state.far.hold(page);
-        Ok(PerPage { collective: self, page })
-    }
-
-    /// The far memory for everything else.
-    #[must_use]
-    pub fn swappable(&self) -> Swappable<'_> {
-        Swappable(self)
-    }
-
-    /// The allocator that knows hints only, for comparison.
-    #[must_use]
-    pub fn hint_only(&self) -> HintOnly<'_> {
-        HintOnly(self)
-    }
-
-    /// The sub-allocator of a kind; a new one for [`Kind::PerPage`].
-    ///
-    /// # Errors
-    /// As [`new_page`](Collective::new_page).
-    pub fn suballocator(&self, kind: Kind) -> Result<AnySub<'_>, AllocError> {
-        Ok(match kind {
-            Kind::PurelyLocal => AnySub::PurelyLocal(self.purely_local()),
-            Kind::PerPage => AnySub::PerPage(self.new_page()?),
-            Kind::Swappable => AnySub::Swappable(self.swappable()),
-        })
-    }
-
-    /// The sub-allocator whose subspace contains a pointer; `None` when this collective has not
-    /// handed it out.
-    #[must_use]
-    pub fn suballocator_of(&self, ptr: *const u8) -> Option<AnySub<'_>> {
-        if self.is_local(ptr) {
-            return Some(AnySub::PurelyLocal(self.purely_local()));
-        }
-        let page = self.page_of(ptr)?;
-        let mut state = self.state.lock();
-        match state.far.owner(page) {
-            Owner::PerPage => {
-                state.far.hold(page);
-                Some(AnySub::PerPage(PerPage { collective: self, page }))
-            }
-            Owner::Swappable | Owner::Hinted | Owner::Large => {
-                Some(AnySub::Swappable(self.swappable()))
-            }
-            Owner::Free => None,
-        }
-    }
-
     /// Whether a pointer lies in purely-local memory.
     #[must_use]
     pub fn is_local(&self, ptr: *const u8) -> bool {
@@ -335,9 +251,29 @@ impl Collective {
         }
     }
 
-    // What kinds.rs needs.
+    // What sub-allocators need.
 
-    fn allocate_local(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+    /// A new, empty page for a [`PerPage`](super::PerPage), held until it is [let go](Self::let_go).
+    pub(super) fn take_page(&self) -> Result<u32, AllocError> {
+        let mut state = self.state.lock();
+        state.may_allocate()?;
+        let page = self.fresh_page(&mut state, Owner::PerPage)?;
+        state.far.hold(page);
+        Ok(page)
+    }
+
+    /// The owner of a page, which is held as by [`take_page`](Self::take_page) when that is one
+    /// `PerPage`.
+    pub(super) fn owner_holding(&self, page: u32) -> Owner {
+        let mut state = self.state.lock();
+        let owner = state.far.owner(page);
+        if owner == Owner::PerPage {
+            state.far.hold(page);
+        }
+        owner
+    }
+
+    pub(super) fn allocate_local(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
         if layout.size() == 0 {
             return Ok(dangling(layout));
         }
@@ -359,7 +295,11 @@ impl Collective {
         }
     }
 
-    fn allocate_in_page(&self, page: u32, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+    pub(super) fn allocate_in_page(
+        &self,
+        page: u32,
+        layout: Layout,
+    ) -> Result<NonNull<u8>, AllocError> {
         if layout.size() == 0 {
             return Ok(dangling(layout));
         }
@@ -369,7 +309,7 @@ impl Collective {
         state.far.take(page, layout).map(pointer).ok_or(AllocError::Full)
     }
 
-    fn allocate_swappable(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+    pub(super) fn allocate_swappable(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
         if layout.size() == 0 {
             return Ok(dangling(layout));
         }
@@ -390,7 +330,7 @@ impl Collective {
         Ok(pointer(state.far.take(page, layout).expect("an empty page has room")))
     }
 
-    fn allocate_hinted(
+    pub(super) fn allocate_hinted(
         &self,
         layout: Layout,
         hint: Option<*const u8>,
@@ -433,21 +373,21 @@ impl Collective {
         ((addr - self.far_base) >> self.page_shift) as u32
     }
 
-    fn page_of(&self, ptr: *const u8) -> Option<u32> {
+    pub(super) fn page_of(&self, ptr: *const u8) -> Option<u32> {
         let offset = (ptr as usize).wrapping_sub(self.far_base);
         (offset < self.far_len).then(|| (offset >> self.page_shift) as u32)
     }
 
-    fn owner_of(&self, ptr: *const u8) -> Option<Owner> {
+    pub(super) fn owner_of(&self, ptr: *const u8) -> Option<Owner> {
         let page = self.page_of(ptr)?;
         Some(self.state.lock().far.owner(page))
     }
 
-    fn page_used(&self, page: u32) -> usize {
+    pub(super) fn page_used(&self, page: u32) -> usize {
         self.state.lock().far.used_bytes(page)
     }
 
-    fn let_go(&self, page: u32) {
+    pub(super) fn let_go(&self, page: u32) {
         let mut state = self.state.lock();
         state.far.unhold(page);
         if state.far.is_idle(page) && state.far.owner(page) == Owner::PerPage {

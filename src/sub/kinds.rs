@@ -3,8 +3,8 @@
 //! All borrow their [`Collective`]; pointers from any of them are plain addresses and are freed by
 //! the collective.
 
+use super::collective::{AllocError, Collective};
 use super::pages::Owner;
-use super::{AllocError, Collective};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -41,9 +41,66 @@ pub trait SubAllocator {
     fn occupancy_under(&self, ratio: f64) -> bool;
 }
 
+impl Collective {
+    /// The local memory, which never faults. Full from the start when its capacity is zero.
+    #[must_use]
+    pub fn purely_local(&self) -> PurelyLocal<'_> {
+        PurelyLocal(self)
+    }
+
+    /// A sub-allocator of a new, empty page.
+    ///
+    /// # Errors
+    /// [`AllocError::Far`] when there are no more pages.
+    pub fn new_page(&self) -> Result<PerPage<'_>, AllocError> {
+        Ok(PerPage { collective: self, page: self.take_page()? })
+    }
+
+    /// The far memory for everything else.
+    #[must_use]
+    pub fn swappable(&self) -> Swappable<'_> {
+        Swappable(self)
+    }
+
+    /// The allocator that knows hints only, for comparison.
+    #[must_use]
+    pub fn hint_only(&self) -> HintOnly<'_> {
+        HintOnly(self)
+    }
+
+    /// The sub-allocator of a kind; a new one for [`Kind::PerPage`].
+    ///
+    /// # Errors
+    /// As [`new_page`](Collective::new_page).
+    pub fn suballocator(&self, kind: Kind) -> Result<AnySub<'_>, AllocError> {
+        Ok(match kind {
+            Kind::PurelyLocal => AnySub::PurelyLocal(self.purely_local()),
+            Kind::PerPage => AnySub::PerPage(self.new_page()?),
+            Kind::Swappable => AnySub::Swappable(self.swappable()),
+        })
+    }
+
+    /// The sub-allocator whose subspace contains a pointer; `None` when this collective has not
+    /// handed it out.
+    #[must_use]
+    pub fn suballocator_of(&self, ptr: *const u8) -> Option<AnySub<'_>> {
+        if self.is_local(ptr) {
+            return Some(AnySub::PurelyLocal(self.purely_local()));
+        }
+        let page = self.page_of(ptr)?;
+        match self.owner_holding(page) {
+            Owner::PerPage => Some(AnySub::PerPage(PerPage { collective: self, page })),
+            Owner::Swappable | Owner::Hinted | Owner::Large => {
+                Some(AnySub::Swappable(self.swappable()))
+            }
+            Owner::Free => None,
+        }
+    }
+}
+
 /// The local memory of a collective: never faults, bounded.
 #[derive(Clone, Copy, Debug)]
-pub struct PurelyLocal<'a>(pub(super) &'a Collective);
+pub struct PurelyLocal<'a>(&'a Collective);
 
 impl SubAllocator for PurelyLocal<'_> {
     fn kind(&self) -> Kind {
@@ -68,8 +125,8 @@ impl SubAllocator for PurelyLocal<'_> {
 /// The page is given back when it is empty and no `PerPage` of it is left.
 #[derive(Debug)]
 pub struct PerPage<'a> {
-    pub(super) collective: &'a Collective,
-    pub(super) page: u32,
+    collective: &'a Collective,
+    page: u32,
 }
 
 impl SubAllocator for PerPage<'_> {
@@ -99,7 +156,7 @@ impl Drop for PerPage<'_> {
 
 /// The rest of far memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Swappable<'a>(pub(super) &'a Collective);
+pub struct Swappable<'a>(&'a Collective);
 
 impl SubAllocator for Swappable<'_> {
     fn kind(&self) -> Kind {
@@ -163,7 +220,7 @@ impl SubAllocator for AnySub<'_> {
 /// Places an object into the hint's page if that has room, else into any page with room, else into
 /// a new one. It cannot be told to keep strangers out of a page.
 #[derive(Clone, Copy, Debug)]
-pub struct HintOnly<'a>(pub(super) &'a Collective);
+pub struct HintOnly<'a>(&'a Collective);
 
 impl HintOnly<'_> {
     /// Allocates near `hint` if there is room.

@@ -1,0 +1,24 @@
+//! Sub-allocators: memory by what a program knows about its objects. Layer 8.
+//!
+//! The far-memory model divides addresses into local memory, which never faults, and pages, which
+//! come and go as one. A [`Collective`] owns both and hands out objects through sub-allocators:
+//!
+//! ```text
+//!             Collective
+//!   suballocator(kind)   suballocator_of(ptr)   deallocate(any ptr)
+//!        |
+//!        +-- PurelyLocal   one, bounded         local arena (never faults)
+//!        +-- PerPage       one page each  --.
+//!        +-- Swappable     the rest       --+-- Region (far pages, page cache, store)
+//!        `-- HintOnly      for comparison --'
+//! ```
+//! Pointers are plain and interchangeable. What a page holds is written down in local memory,
+//! never in the page: freeing does not fault. Uses `region`, `meta`; used by `containers`.
+
+mod collective;
+mod kinds;
+mod pages;
+mod runs;
+
+pub use collective::{AllocError, Collective, CollectiveConfig};
+pub use kinds::{AnySub, HintOnly, Kind, PerPage, PurelyLocal, SubAllocator, Swappable};
