@@ -17,16 +17,17 @@
 
 mod node;
 mod place;
+mod strategy;
 
-pub use place::GraphStrategy;
+pub use strategy::GraphStrategy;
 
 use crate::sub::{AllocError, Collective};
 use node::{Record, Shape};
-use place::Watched;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::fmt;
 use std::sync::Arc;
+use strategy::Watched;
 
 /// Highest layer.
 const LEVEL_MAX: u8 = 15;

@@ -4,94 +4,14 @@
 //! record it comes near to. So records that link to each other share pages.
 #![expect(unsafe_code, reason = "moves records to memory that it allocated")]
 
+use super::strategy::{GraphStrategy, Watched};
 use super::{Entry, FarGraphIndex, Neighbour};
 use crate::containers::page_filler::PageFiller;
 use crate::containers::{FILL_DEFAULT, Links};
 use crate::sub::{AllocError, Collective, SubAllocator};
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Where the records of a graph index live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GraphStrategy {
-    /// Swappable memory in the order of insertion.
-    Plain,
-    /// Records of upper layers purely local, the others swappable.
-    Local,
-    /// Records that link to each other share pages.
-    Page,
-    /// Both [`Local`](GraphStrategy::Local) and [`Page`](GraphStrategy::Page).
-    LocalPage,
-    /// The records that were used most purely local, the others on pages with those they were used
-    /// together with, as seen by [`search_watched`](FarGraphIndex::search_watched).
-    Watched,
-}
-
-impl GraphStrategy {
-    /// All strategies.
-    pub const ALL: [GraphStrategy; 5] = [
-        GraphStrategy::Plain,
-        GraphStrategy::Local,
-        GraphStrategy::Page,
-        GraphStrategy::LocalPage,
-        GraphStrategy::Watched,
-    ];
-
-    /// Whether some records go to purely-local memory.
-    #[must_use]
-    pub fn uses_local(self) -> bool {
-        !matches!(self, GraphStrategy::Plain | GraphStrategy::Page)
-    }
-
-    fn shares_pages(self) -> bool {
-        !matches!(self, GraphStrategy::Plain | GraphStrategy::Local)
-    }
-}
-
-impl fmt::Display for GraphStrategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            GraphStrategy::Plain => "plain",
-            GraphStrategy::Local => "local",
-            GraphStrategy::Page => "page",
-            GraphStrategy::LocalPage => "local+page",
-            GraphStrategy::Watched => "watched",
-        })
-    }
-}
-
-/// What watched searches have used.
-#[derive(Debug, Default)]
-pub(super) struct Watched {
-    /// Uses of each record.
-    heat: Vec<u32>,
-    /// How often a search came from one record to another; the lower number first.
-    pairs: HashMap<(u32, u32), u32>,
-}
-
-impl Watched {
-    fn note(&mut self, from: u32, to: u32) {
-        let most = from.max(to) as usize;
-        if self.heat.len() <= most {
-            self.heat.resize(most + 1, 0);
-        }
-        self.heat[to as usize] += 1;
-        *self.pairs.entry((from.min(to), from.max(to))).or_default() += 1;
-    }
-
-    fn heat(&self, id: u32) -> u32 {
-        self.heat.get(id as usize).copied().unwrap_or(0)
-    }
-
-    /// How much two records that are linked belong together.
-    fn weight(&self, from: u32, to: u32) -> u32 {
-        const PER_USE: u32 = 16;
-        let uses = self.pairs.get(&(from.min(to), from.max(to))).copied().unwrap_or(0);
-        uses.saturating_mul(PER_USE).saturating_add(1)
-    }
-}
 
 impl FarGraphIndex {
     /// [`search`](FarGraphIndex::search), noting in local memory which records are used, and which

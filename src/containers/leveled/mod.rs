@@ -17,6 +17,7 @@
 
 mod insert;
 mod iter;
+mod leaves;
 mod levels;
 mod node;
 mod plan;
@@ -29,6 +30,7 @@ use super::Links;
 use super::pairs::Shape;
 use crate::base::units::ByteCount;
 use crate::sub::{AllocError, Collective};
+use leaves::Leaves;
 use levels::Levels;
 use node::{Inner, Kind, KindMut, Leaf, Node};
 use std::borrow::Borrow;
@@ -170,7 +172,7 @@ impl<K, V> FarLeveledMap<K, V> {
     /// Removes all pairs.
     pub fn clear(&mut self) {
         self.len = 0;
-        let mut leaves = repack::Leaves::of(self.root.take());
+        let mut leaves = Leaves::of(self.root.take());
         while let Some(mut leaf) = leaves.next(&self.levels) {
             let level = leaf.level();
             if let KindMut::Leaf(leaf) = leaf.kind_mut() {
@@ -295,7 +297,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
             None => self.root.take(),
             Some((fork, at, shape)) => Some(fork.remove(shape, at).1),
         };
-        let mut leaves = repack::Leaves::of(dead);
+        let mut leaves = Leaves::of(dead);
         while let Some(leaf) = leaves.next(&self.levels) {
             self.levels.free(leaf);
         }
