@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tidy_text::imports::{Modules, cycles};
 use tidy_text::{Source, is_word, words};
 
 /// Layers, lowest first; modules of one layer are siblings and do not use each other. The table
@@ -27,6 +28,8 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["runtime"],
 ];
+/// Layers whose files still import each other in a circle. No layer may be added.
+const LAYERS_WITH_CYCLES: &[&str] = &["store", "tier", "region", "pool", "heap", "config"];
 /// What `config` uses, though its layer is high: it only describes.
 const CONFIG_USES: &[&str] = &["base", "sys", "store", "tier", "region", "config"];
 
@@ -175,6 +178,44 @@ fn a_module_uses_only_its_own_and_lower_layers() {
         }
     }
     report("a module uses only its own and lower layers", &violations);
+}
+
+#[test]
+fn files_of_a_layer_use_each_other_in_one_direction() {
+    let library: Vec<Source> =
+        library().into_iter().filter(|source| !is_test(&source.name)).collect();
+    let modules = Modules::new(&library);
+    let uses = modules.uses();
+    let mut violations = Vec::new();
+    for layer in LAYERS.iter().copied().flatten() {
+        let found = cycles(&uses, |name| module_of(name) == Some(layer));
+        if !LAYERS_WITH_CYCLES.contains(layer) {
+            violations.extend(found.iter().map(|cycle| format!("{layer}: {}", cycle.join(", "))));
+        } else if found.is_empty() {
+            violations.push(format!("{layer}: has no cycle any more, take it off the list"));
+        }
+    }
+    report("no import cycle between files inside a layer", &violations);
+}
+
+#[test]
+fn paths_are_followed_through_modules_and_re_exports() {
+    let source = |name: &str, code: &str| Source::new(name, code.to_owned());
+    let sources = [
+        source("src/lib.rs", "pub mod a; pub use a::Item;"),
+        source("src/a/mod.rs", "mod b; mod c; pub use b::{Item, Other as Alias};"),
+        source("src/a/b.rs", "pub struct Item; fn f() { super::c::run() }"),
+        source("src/a/c.rs", "use crate::a::Alias; #[cfg(test)] mod tests { use crate::d::X; }"),
+        source("src/d.rs", "use crate::{Item, a}; use std::fmt; fn g() { a::c::run() }"),
+    ];
+    let modules = Modules::new(&sources);
+    let uses = modules.uses();
+    let of = |name: &str| uses[name].iter().copied().collect::<Vec<_>>();
+    assert_eq!(of("src/a/mod.rs"), Vec::<&str>::new());
+    assert_eq!(of("src/a/b.rs"), ["src/a/c.rs"]);
+    assert_eq!(of("src/a/c.rs"), ["src/a/b.rs"]);
+    assert_eq!(of("src/d.rs"), ["src/a/b.rs", "src/a/mod.rs"]);
+    assert_eq!(cycles(&uses, |_| true), [["src/a/b.rs", "src/a/c.rs"]]);
 }
 
 #[test]

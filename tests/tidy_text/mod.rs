@@ -1,5 +1,7 @@
 //! Sources as text: comments and literals blanked out, functions measured.
 
+pub(crate) mod imports;
+
 /// A source file.
 pub(crate) struct Source {
     /// Path below the workspace's root.
