@@ -4,8 +4,10 @@ mod common;
 
 use allocator_api2::vec::Vec as FarVec;
 use common::{eventually, heap_under};
-use farheap::tier::manager::{MemoryManager, Mode};
-use farheap::{ByteCount, Far, FarHeap};
+use farheap::tier::manager::{MemoryManager, Mode, Pressure};
+use farheap::{ByteCount, Far, FarHeap, Heap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
@@ -13,6 +15,16 @@ static HEAP: FarHeap = FarHeap::new();
 #[test]
 fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
     let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
+    let told = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&told);
+    let on_pressure = move |event| {
+        if let Pressure::Over { held, consumer, .. } = event
+            && &*consumer == "local memory"
+        {
+            count.fetch_max(held.get(), Ordering::Relaxed);
+        }
+    };
+    manager.on_pressure(on_pressure).expect("the only one");
     let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:128MiB") else { return };
     let local = || manager.stats().consumer("local memory").expect("joined").used;
     let far = || manager.stats().consumer("far heap").expect("joined").used;
@@ -38,6 +50,31 @@ fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
     assert!(eventually(comes_back), "{:?}", manager.stats());
     assert!(numbers.iter().enumerate().all(|(at, number)| *number == at as u64));
     drop(numbers);
+    local_memory_beyond_the_limit_is_seen_and_told(&manager, &heap, &told);
     heap.shutdown().expect("nothing is in use");
     assert!(manager.stats().consumer("local memory").is_none(), "{:?}", manager.stats());
+}
+
+/// Many small objects of more than twice the limit: nobody can evict them, so the figures and a line
+/// on standard error say by how much the process is above it.
+fn local_memory_beyond_the_limit_is_seen_and_told(
+    manager: &MemoryManager,
+    heap: &Heap,
+    told: &AtomicU64,
+) {
+    let limit = manager.limit();
+    let objects: Vec<Box<[u64; 12]>> = (0..1_500_000).map(|n| Box::new([n; 12])).collect();
+    assert!(heap.local() > ByteCount(2 * limit.get()), "{}", heap.local());
+    let is_seen = || manager.stats().over() > limit;
+    assert!(eventually(is_seen), "{}", manager.stats());
+    assert!(manager.stats().consumer("local memory").expect("joined").held > limit);
+    assert!(eventually(|| told.load(Ordering::Relaxed) > 2 * limit.get()), "{}", manager.stats());
+    assert!(manager.stats().to_string().contains("OVER the limit"), "{}", manager.stats());
+    assert!(objects.iter().enumerate().all(|(n, object)| object[11] == n as u64));
+    drop(objects);
+    let is_over = || {
+        drop(manager.allocate_temporary(ByteCount::mib(40)));
+        manager.stats().over() == ByteCount::ZERO
+    };
+    assert!(eventually(is_over), "{}", manager.stats());
 }

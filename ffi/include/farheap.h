@@ -143,7 +143,7 @@ typedef struct farheap_config {
     uint64_t deadline_ms;   /* of one device request */
     const char *io;         /* "auto", "uring", "sync" */
     const char *install;    /* "auto", "copy", "move" */
-    const char *user_mode;  /* "auto", "far", "require_kernel" */
+    const char *user_mode;  /* "auto", "require_kernel" */
     const char *mode;       /* "handler", "in_thread" */
     const char *wipe;       /* "off", "discard", "zero" */
     farheap_switch checksum;
@@ -199,10 +199,9 @@ farheap_status farheap_heap_free(farheap_heap *heap) FARHEAP_NOEXCEPT;
 
 /* Where memory is asked for. */
 typedef enum farheap_placement {
-    FARHEAP_POLICY = 0, /* by the thread's scope, else by farheap_threshold() */
+    FARHEAP_POLICY = 0, /* by the thread's scope, else by the size threshold */
     FARHEAP_LOCAL = 1,  /* RAM that is never evicted */
-    FARHEAP_FAR = 2     /* the far heap; NULL while none runs, and in a forked child. A system call may
-                         * fail with EFAULT on it: see farheap_serves_kernel_faults() */
+    FARHEAP_FAR = 2     /* the far heap; NULL while none runs, and in a forked child */
 } farheap_placement;
 
 /* All of these give NULL when there is no memory (errno is ENOMEM, or EINVAL for a bad argument;
@@ -277,11 +276,7 @@ farheap_status farheap_advise(farheap_heap *heap, const void *ptr, size_t len,
 farheap_status farheap_set_limit(farheap_heap *heap, uint64_t limit) FARHEAP_NOEXCEPT;
 /* Gives freed memory that is kept for reuse back now. */
 farheap_status farheap_purge(farheap_heap *heap) FARHEAP_NOEXCEPT;
-/* The size from which FARHEAP_POLICY places memory far now; FARHEAP_NONE if no size does: by the
- * configuration, or because system calls may not be given far memory here and user_mode is "auto". */
-farheap_status farheap_threshold(farheap_heap *heap, uint64_t *out) FARHEAP_NOEXCEPT;
-/* Whether system calls may be given far memory that is not resident: not without permission for
- * faults of kernel mode, nor with mode "in_thread". They fail with EFAULT then. */
+/* Whether system calls may be given far memory that is not resident. */
 farheap_status farheap_serves_kernel_faults(farheap_heap *heap, bool *out) FARHEAP_NOEXCEPT;
 
 /* ---- Statistics -------------------------------------------------------------------------------- */
@@ -467,7 +462,9 @@ typedef enum farheap_pressure {
     FARHEAP_PRESSURE_DIRECT = 2,  /* a caller reclaims itself; bytes it wants */
     FARHEAP_PRESSURE_SPILLED = 3, /* temporary memory went beyond the limit; its bytes */
     FARHEAP_PRESSURE_FAILED = 4,  /* a caller got an error; bytes it wanted */
-    FARHEAP_PRESSURE_BROKEN = 5   /* a consumer failed and is not asked any more */
+    FARHEAP_PRESSURE_BROKEN = 5,  /* a consumer failed and is not asked any more */
+    FARHEAP_PRESSURE_MISCOUNTED = 6, /* a consumer took back more than it had charged; how much more */
+    FARHEAP_PRESSURE_OVER = 7 /* above the limit for a second, with what cannot be evicted; bytes held */
 } farheap_pressure;
 
 /* Told about pressure, from any thread, at the same time too. It must not block, nor call the
@@ -488,6 +485,8 @@ typedef struct farheap_manager_stats {
     uint64_t temporary_bytes;
     uint64_t consumers;
     uint64_t failed; /* charges and allocations that got an error */
+    uint64_t held_bytes; /* used, and counted memory that there was no room to charge */
+    uint64_t held_bytes_max;
 } farheap_manager_stats;
 
 /* Bytes of a name, with the zero at its end; what is longer is cut. */
@@ -502,6 +501,8 @@ typedef struct farheap_consumer_stats {
     uint64_t reclaimed_bytes;
     uint64_t floor_bytes;
     uint64_t ceiling_bytes;
+    uint64_t held_bytes;       /* used, and what was counted without room to charge it */
+    uint64_t miscounted_bytes; /* taken back without having been charged */
 } farheap_consumer_stats;
 
 farheap_status farheap_manager_new_abi(uint32_t abi, uint64_t limit, farheap_manager_mode mode,
@@ -613,10 +614,12 @@ farheap_status farheap_account_free(farheap_account *account) FARHEAP_NOEXCEPT;
 farheap_status farheap_account_charge(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
 /* The same if nobody has to give way: else FARHEAP_E_WOULD_BLOCK. */
 farheap_status farheap_account_try_charge(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
-/* Takes back what was charged, once it is freed. FARHEAP_E_ARGUMENT for more than is charged. */
+/* Takes back what was charged, once it is freed. FARHEAP_E_ARGUMENT for more than is charged: nothing
+ * is taken back then. */
 farheap_status farheap_account_uncharge(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
 /* Makes `bytes` all that is charged, for memory that can only be counted. Where that exceeds the
- * limit, others give way in the background. Not together with charge and uncharge. */
+ * limit, others give way in the background. Not together with charge and uncharge: what is charged
+ * beside it, this takes back. */
 farheap_status farheap_account_set_used(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
 /* Says who frees the account's memory when others need it; without, it is only counted. `userdata` is
  * only passed on, and must stay valid until the account is freed. A second time: FARHEAP_E_CONFIG. */
@@ -636,6 +639,8 @@ farheap_status farheap_account_set_ceiling(farheap_account *account,
 farheap_status farheap_account_set_part(farheap_account *account, uint32_t pct) FARHEAP_NOEXCEPT;
 /* Bytes charged; protected from others; the most it may have. 0 on error. */
 uint64_t farheap_account_used(const farheap_account *account) FARHEAP_NOEXCEPT;
+/* Bytes it has: those charged, and what was counted without room to charge it. */
+uint64_t farheap_account_held(const farheap_account *account) FARHEAP_NOEXCEPT;
 uint64_t farheap_account_floor(const farheap_account *account) FARHEAP_NOEXCEPT;
 uint64_t farheap_account_ceiling(const farheap_account *account) FARHEAP_NOEXCEPT;
 

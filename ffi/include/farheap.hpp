@@ -171,12 +171,6 @@ public:
     }
     void set_limit(std::uint64_t limit) { detail::check(farheap_set_limit(get(), limit)); }
     void purge() { detail::check(farheap_purge(get())); }
-    // FARHEAP_NONE when no size goes far by itself.
-    std::uint64_t threshold() const {
-        std::uint64_t answer = 0;
-        detail::check(farheap_threshold(get(), &answer));
-        return answer;
-    }
     bool serves_kernel_faults() const {
         bool answer = false;
         detail::check(farheap_serves_kernel_faults(get(), &answer));
@@ -515,6 +509,7 @@ public:
     // In percent of the limit of a partitioned manager, or FARHEAP_NO_PART.
     void set_part(std::uint32_t pct) { detail::check(farheap_account_set_part(get(), pct)); }
     std::uint64_t used() const noexcept { return farheap_account_used(get()); }
+    std::uint64_t held() const noexcept { return farheap_account_held(get()); }
     std::uint64_t floor() const noexcept { return farheap_account_floor(get()); }
     std::uint64_t ceiling() const noexcept { return farheap_account_ceiling(get()); }
     farheap_account *get() const noexcept { return handle_.get(); }

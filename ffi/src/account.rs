@@ -17,7 +17,6 @@ use farheap::ByteCount;
 use farheap::tier::manager::{Account, Effort, MemoryManager, Reclaim};
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
 /// A consumer's account.
@@ -62,8 +61,6 @@ pub struct Counted {
 /// An account of the host's own.
 struct Own {
     manager: Arc<MemoryManager>,
-    /// Bytes that the host has charged, so that it cannot take back more.
-    charged: AtomicU64,
     host: OnceLock<Arc<Host>>,
 }
 
@@ -148,7 +145,7 @@ pub unsafe extern "C" fn farheap_account_new(
         // SAFETY: NULL or a string, as the caller promises.
         let account = manager.join(unsafe { text(name, "the name") }?)?;
         let manager = Arc::clone(manager);
-        let own = Own { manager, charged: AtomicU64::new(0), host: OnceLock::new() };
+        let own = Own { manager, host: OnceLock::new() };
         // SAFETY: checked above.
         unsafe { give(Counted { account, own: Some(own) }, out) }
     })
@@ -236,35 +233,31 @@ macro_rules! on_account {
 on_account! {
     farheap_account_charge(object, bytes: u64) {
         let own = object.own()?;
-        own.manager.charge(&object.account, checked(bytes)?)?;
-        own.charged.fetch_add(bytes, Relaxed);
-        Ok(())
+        Ok(own.manager.charge(&object.account, checked(bytes)?)?)
     }
 
     farheap_account_try_charge(object, bytes: u64) {
-        let own = object.own()?;
+        object.own()?;
         if !object.account.try_charge(checked(bytes)?) {
             let message = "it does not fit without reclaiming memory";
             return Err(Failure::plain(FARHEAP_E_WOULD_BLOCK, message));
         }
-        own.charged.fetch_add(bytes, Relaxed);
         Ok(())
     }
 
     farheap_account_uncharge(object, bytes: u64) {
-        let own = object.own()?;
-        let left = |charged: u64| charged.checked_sub(bytes);
-        own.charged.fetch_update(Relaxed, Relaxed, left).map_err(|charged| {
-            Failure::argument(format!("{bytes} bytes to take back, but {charged} are charged"))
-        })?;
-        object.account.uncharge(ByteCount(bytes));
+        object.own()?;
+        if !object.account.try_uncharge(ByteCount(bytes)) {
+            let charged = object.account.used().0;
+            let message = format!("{bytes} bytes to take back, but {charged} are charged");
+            return Err(Failure::argument(message));
+        }
         Ok(())
     }
 
     farheap_account_set_used(object, bytes: u64) {
-        let own = object.own()?;
+        object.own()?;
         object.account.set_used(checked(bytes)?);
-        own.charged.store(bytes, Relaxed);
         Ok(())
     }
 
@@ -315,6 +308,7 @@ macro_rules! of_account {
 
 of_account! {
     farheap_account_used(object) -> u64 = object.account.used().0;
+    farheap_account_held(object) -> u64 = object.account.held().0;
     farheap_account_floor(object) -> u64 = object.account.floor().0;
     farheap_account_ceiling(object) -> u64 = object.account.ceiling().0;
 }

@@ -60,6 +60,8 @@ pub const FARHEAP_PRESSURE_DIRECT: farheap_pressure = 2;
 pub const FARHEAP_PRESSURE_SPILLED: farheap_pressure = 3;
 pub const FARHEAP_PRESSURE_FAILED: farheap_pressure = 4;
 pub const FARHEAP_PRESSURE_BROKEN: farheap_pressure = 5;
+pub const FARHEAP_PRESSURE_MISCOUNTED: farheap_pressure = 6;
+pub const FARHEAP_PRESSURE_OVER: farheap_pressure = 7;
 
 /// Told about pressure.
 pub type farheap_on_pressure =
@@ -82,6 +84,8 @@ pub struct farheap_manager_stats {
     pub temporary_bytes: u64,
     pub consumers: u64,
     pub failed: u64,
+    pub held_bytes: u64,
+    pub held_bytes_max: u64,
 }
 
 /// Size of the first version of the structure, to which fields were added.
@@ -102,7 +106,12 @@ pub struct farheap_consumer_stats {
     pub reclaimed_bytes: u64,
     pub floor_bytes: u64,
     pub ceiling_bytes: u64,
+    pub held_bytes: u64,
+    pub miscounted_bytes: u64,
 }
+
+/// Size of the first version of the structure, to which fields were added.
+const CONSUMER_STATS_MIN: usize = std::mem::offset_of!(farheap_consumer_stats, held_bytes);
 
 /// A name as C has it: as much of it as fits, to a whole character.
 fn c_name(name: &str) -> [c_char; FARHEAP_NAME_MAX] {
@@ -127,6 +136,8 @@ fn consumer_figures(stats: &ConsumerStats) -> farheap_consumer_stats {
         reclaimed_bytes: stats.reclaimed.0,
         floor_bytes: stats.floor.0,
         ceiling_bytes: stats.ceiling.0,
+        held_bytes: stats.held.0,
+        miscounted_bytes: stats.miscounted.0,
     }
 }
 
@@ -164,6 +175,8 @@ fn figures(stats: &ManagerStats, temporary: u64) -> farheap_manager_stats {
         temporary_bytes: temporary,
         consumers: stats.consumers.len() as u64,
         failed: stats.failed,
+        held_bytes: stats.held.0,
+        held_bytes_max: stats.held_max.0,
     }
 }
 
@@ -174,6 +187,8 @@ fn event_of(pressure: &Pressure) -> (farheap_pressure, u64) {
         Pressure::Direct { wanted } => (FARHEAP_PRESSURE_DIRECT, wanted.0),
         Pressure::Spilled { len } => (FARHEAP_PRESSURE_SPILLED, len.0),
         Pressure::Failed { wanted } => (FARHEAP_PRESSURE_FAILED, wanted.0),
+        Pressure::Miscounted { bytes, .. } => (FARHEAP_PRESSURE_MISCOUNTED, bytes.0),
+        Pressure::Over { held, .. } => (FARHEAP_PRESSURE_OVER, held.0),
         _ => (FARHEAP_PRESSURE_OTHER, 0),
     }
 }
@@ -284,7 +299,7 @@ on_manager! {
         })?;
         let figures = consumer_figures(consumer);
         // SAFETY: NULL or sized, as the caller promises.
-        unsafe { write_sized(out, &figures, size_of::<farheap_consumer_stats>()) }
+        unsafe { write_sized(out, &figures, CONSUMER_STATS_MIN) }
     }
 
     farheap_manager_allocate_temporary(object, len: usize, out: *mut *mut c_void) {

@@ -148,8 +148,11 @@ impl Region {
         let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let pinned = self.pager.pinned.load(Ordering::Relaxed);
         let room = self.pager.budget.limit().0 / self.pager.page_bytes as u64 * 3 / 4;
-        if pinned.saturating_add(count.0) > room {
-            let reason = format!("{} pinned pages of {room} possible", pinned + count.0);
+        // Pages that are pinned already cost nothing more; a range of more than can be pinned is not
+        // looked through.
+        let new = if count.0 > room { count.0 } else { self.unpinned_pages(first, count) };
+        if pinned.saturating_add(new) > room {
+            let reason = format!("{} pinned pages of {room} possible", pinned.saturating_add(new));
             return Err(Error::LimitExceeded { reason });
         }
         for page in (first.0..first.0 + count.0).map(PageId) {
@@ -179,6 +182,12 @@ impl Region {
         Ok(())
     }
 
+    /// Pages of a range without a pin.
+    fn unpinned_pages(&self, first: PageId, count: PageCount) -> u64 {
+        let pages = (first.0..first.0 + count.0).map(PageId);
+        pages.filter(|page| self.pager.word(*page).load().pins() == 0).count() as u64
+    }
+
     fn pin_page(&self, page: PageId) -> bool {
         loop {
             let word = self.pager.word(page).load();
@@ -189,12 +198,13 @@ impl Region {
                 continue;
             }
             let Some(pinned) = word.pinned() else { return false };
-            // Counted first: a discard that takes the pin away again finds it counted.
-            self.pager.pinned.fetch_add(1, Ordering::Relaxed);
+            // Counted first: a discard that takes the pins away again finds the page counted.
+            let new = u64::from(word.pins() == 0);
+            self.pager.pinned.fetch_add(new, Ordering::Relaxed);
             if self.pager.word(page).try_change(word, pinned).is_ok() {
                 return true;
             }
-            self.pager.pinned.fetch_sub(1, Ordering::Relaxed);
+            self.pager.pinned.fetch_sub(new, Ordering::Relaxed);
         }
     }
 
@@ -210,7 +220,8 @@ impl Region {
                 }
                 let Some(unpinned) = word.unpinned() else { break };
                 if self.pager.word(page).try_change(word, unpinned).is_ok() {
-                    self.pager.pinned.fetch_sub(1, Ordering::Relaxed);
+                    let last = u64::from(unpinned.pins() == 0);
+                    self.pager.pinned.fetch_sub(last, Ordering::Relaxed);
                     break;
                 }
             }

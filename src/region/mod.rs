@@ -51,6 +51,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::store::{Queue, Request, SealedStore, Store, Wipe};
+use crate::sys::probe::Memory;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use crate::tier::manager::{Account, MemoryManager};
@@ -329,6 +330,9 @@ impl Region {
         let _ours = keep_local();
         report::prepare();
         let config = config.check()?;
+        if manager.is_none() {
+            Memory::warn_of(config.limit);
+        }
         let account = manager.map(|manager| join(manager, &config)).transpose()?;
         let store = match config.encrypt {
             true => Arc::new(SealedStore::new(store, config.page)?),

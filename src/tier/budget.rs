@@ -6,6 +6,11 @@
 //!
 //! A budget may be a consumer's part of a shared one ([`Budget::under`]): a charge then has to
 //! fit both, and is counted in both.
+//!
+//! # Invariants
+//! 1. What is charged to a shared budget is at least what is charged to all its parts: a charge is
+//!    counted in the shared budget first, and taken back there last. So a part that takes back more
+//!    than it has charged stops at zero, and no other part's bytes are lost.
 
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};
@@ -51,14 +56,14 @@ impl Budget {
         self.charged.fetch_add(0, Ordering::AcqRel);
     }
 
-    /// Whether a charge that was just made is still within the limit; takes it back if not.
-    fn stands(&self, after: u64, headroom: u64, bytes: u64) -> bool {
+    /// Whether a charge that was just made is still within the limit; takes it back if not, and
+    /// returns how much of it that was: somebody may have taken back more than was charged.
+    fn stands(&self, after: u64, headroom: u64, bytes: u64) -> Result<(), ByteCount> {
         if after.saturating_add(headroom) > self.limit.load(Ordering::Relaxed) {
-            self.charged.fetch_sub(bytes, Ordering::AcqRel);
-            return false;
+            return Err(self.take_own(ByteCount(bytes)));
         }
         self.charged_max.fetch_max(after, Ordering::Relaxed);
-        true
+        Ok(())
     }
 
     pub(crate) fn charged(&self) -> ByteCount {
@@ -96,31 +101,39 @@ impl Budget {
     /// Charges `bytes` if the limit allows them and `headroom` more.
     #[must_use]
     pub(crate) fn try_charge_leaving(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
-        if !self.try_charge_own(bytes, headroom) {
+        let Some(shared) = &self.shared else {
+            return self.try_charge_own(bytes, headroom).is_ok();
+        };
+        // Looked at first, so that a consumer at its own limit leaves the shared count alone.
+        let own = self.charged().0.saturating_add(bytes.0).saturating_add(headroom.0);
+        if own > self.limit().0 || shared.try_charge_own(bytes, headroom).is_err() {
             return false;
         }
-        let Some(shared) = &self.shared else { return true };
-        let fits = shared.try_charge_own(bytes, headroom);
-        if !fits {
-            self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
+        match self.try_charge_own(bytes, headroom) {
+            Ok(()) => true,
+            Err(too_much) => {
+                shared.uncharge(too_much);
+                false
+            }
         }
-        fits
     }
 
     /// Charges as much of `bytes` as fits; returns how much that is.
     pub(crate) fn charge_up_to(&self, bytes: ByteCount) -> ByteCount {
-        let own = self.charge_own_up_to(bytes);
-        let Some(shared) = &self.shared else { return own };
-        let both = shared.charge_own_up_to(own);
-        self.charged.fetch_sub(own.0 - both.0, Ordering::Relaxed);
+        let Some(shared) = &self.shared else { return self.charge_own_up_to(bytes).0 };
+        let (all, _) = shared.charge_own_up_to(bytes.min(self.own_free()));
+        let (both, lost) = self.charge_own_up_to(all);
+        shared.uncharge(ByteCount(all.0 - both.0 - lost.0));
         both
     }
 
-    fn charge_own_up_to(&self, bytes: ByteCount) -> ByteCount {
+    /// Returns what was charged, and what was charged for a moment and taken back by somebody else.
+    fn charge_own_up_to(&self, bytes: ByteCount) -> (ByteCount, ByteCount) {
         let mut charged = self.charged.load(Ordering::Relaxed);
+        let mut lost = 0;
         loop {
             let free = self.limit.load(Ordering::Relaxed).saturating_sub(charged);
-            let fits = free.min(bytes.0);
+            let fits = free.min(bytes.0 - lost);
             let after = charged + fits;
             match self.charged.compare_exchange_weak(
                 charged,
@@ -128,20 +141,27 @@ impl Budget {
                 Ordering::AcqRel, // Pairs with `set_limit`.
                 Ordering::Relaxed,
             ) {
-                Ok(_) if fits == 0 || self.stands(after, 0, fits) => return ByteCount(fits),
-                Ok(_) => charged = self.charged.load(Ordering::Relaxed),
+                Ok(_) if fits == 0 => return (ByteCount::ZERO, ByteCount(lost)),
+                Ok(_) => match self.stands(after, 0, fits) {
+                    Ok(()) => return (ByteCount(fits), ByteCount(lost)),
+                    Err(taken) => {
+                        lost += fits - taken.0;
+                        charged = self.charged.load(Ordering::Relaxed);
+                    }
+                },
                 Err(now) => charged = now,
             }
         }
     }
 
-    fn try_charge_own(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
+    /// Refused: what the shared budget has to be given back of these bytes.
+    fn try_charge_own(&self, bytes: ByteCount, headroom: ByteCount) -> Result<(), ByteCount> {
         // The counter guards no data; the pages it counts are published by their words.
         let mut charged = self.charged.load(Ordering::Relaxed);
         loop {
-            let Some(after) = charged.checked_add(bytes.0) else { return false };
+            let Some(after) = charged.checked_add(bytes.0) else { return Err(bytes) };
             if after.saturating_add(headroom.0) > self.limit.load(Ordering::Relaxed) {
-                return false;
+                return Err(bytes);
             }
             match self.charged.compare_exchange_weak(
                 charged,
@@ -157,9 +177,38 @@ impl Budget {
 
     /// Charges `bytes` whatever the limit, for memory by which more is about to be freed.
     pub(crate) fn charge(&self, bytes: ByteCount) {
-        self.charge_own(bytes);
         if let Some(shared) = &self.shared {
             shared.charge(bytes);
+        }
+        self.charge_own(bytes);
+    }
+
+    /// Makes `bytes` all that is charged, whatever the limit and whatever others charge meanwhile.
+    pub(crate) fn set_charged(&self, bytes: ByteCount) {
+        let mut before = self.charged.load(Ordering::Relaxed);
+        loop {
+            let growth = ByteCount(bytes.0.saturating_sub(before));
+            if let Some(shared) = &self.shared {
+                shared.charge(growth);
+            }
+            match self.charged.compare_exchange(
+                before,
+                bytes.0,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => break,
+                Err(now) => {
+                    if let Some(shared) = &self.shared {
+                        shared.uncharge(growth);
+                    }
+                    before = now;
+                }
+            }
+        }
+        self.charged_max.fetch_max(bytes.0, Ordering::Relaxed);
+        if let Some(shared) = &self.shared {
+            shared.uncharge(ByteCount(before.saturating_sub(bytes.0)));
         }
     }
 
@@ -173,11 +222,11 @@ impl Budget {
     #[must_use]
     pub(crate) fn pass_on(&self, to: &Budget, bytes: ByteCount) -> bool {
         assert!(self.is_sibling_of(to), "bytes change hands within one budget only");
-        let fits = to.try_charge_own(bytes, ByteCount::ZERO);
-        if fits {
-            self.uncharge_own(bytes);
+        if to.try_charge_own(bytes, ByteCount::ZERO).is_err() {
+            return false;
         }
-        fits
+        self.give_up(bytes);
+        true
     }
 
     /// Takes back what was passed on to `to`, whatever this budget's limit: others may have charged
@@ -185,7 +234,7 @@ impl Budget {
     pub(crate) fn take_back(&self, to: &Budget, bytes: ByteCount) {
         assert!(self.is_sibling_of(to), "bytes change hands within one budget only");
         self.charge_own(bytes);
-        to.uncharge_own(bytes);
+        to.give_up(bytes);
     }
 
     fn is_sibling_of(&self, other: &Budget) -> bool {
@@ -197,15 +246,57 @@ impl Budget {
 
     /// Takes a charge back.
     pub(crate) fn uncharge(&self, bytes: ByteCount) {
-        self.uncharge_own(bytes);
+        let taken = self.uncharge_up_to(bytes);
+        strict_assert!(taken == bytes, "uncharged {bytes} where {taken} were charged");
+    }
+
+    /// Takes back as much of `bytes` as is charged; returns how much that is. What was never
+    /// charged is nobody's: taking it from others would let them exceed the limit, and below zero
+    /// the count would be 16 EiB.
+    pub(crate) fn uncharge_up_to(&self, bytes: ByteCount) -> ByteCount {
+        let taken = self.take_own(bytes);
         if let Some(shared) = &self.shared {
+            shared.uncharge(taken);
+        }
+        taken
+    }
+
+    /// Takes `bytes` back if so much is charged.
+    #[must_use]
+    pub(crate) fn try_uncharge(&self, bytes: ByteCount) -> bool {
+        let rest = |charged: u64| charged.checked_sub(bytes.0);
+        let taken = self.charged.fetch_update(Ordering::AcqRel, Ordering::Relaxed, rest).is_ok();
+        if taken && let Some(shared) = &self.shared {
             shared.uncharge(bytes);
+        }
+        taken
+    }
+
+    /// Takes back as much of `bytes` as is charged here, and leaves the shared budget alone.
+    fn take_own(&self, bytes: ByteCount) -> ByteCount {
+        let mut charged = self.charged.load(Ordering::Relaxed);
+        loop {
+            let taken = charged.min(bytes.0);
+            match self.charged.compare_exchange_weak(
+                charged,
+                charged - taken,
+                Ordering::AcqRel, // Pairs with `set_limit`.
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return ByteCount(taken),
+                Err(now) => charged = now,
+            }
         }
     }
 
-    fn uncharge_own(&self, bytes: ByteCount) {
-        let before = self.charged.fetch_sub(bytes.0, Ordering::Relaxed);
-        strict_assert!(before >= bytes.0, "uncharged {bytes} of {before} bytes");
+    /// Takes back `bytes` that another part of the same shared budget has now.
+    fn give_up(&self, bytes: ByteCount) {
+        let missing = bytes.0 - self.take_own(bytes).0;
+        if missing > 0 {
+            // Somebody has taken back more of this part than was charged: the other's are new then.
+            let shared = self.shared.as_ref().expect("a part");
+            shared.charge_own(ByteCount(missing));
+        }
     }
 }
 
@@ -262,6 +353,24 @@ mod tests {
     }
 
     #[test]
+    fn what_was_never_charged_takes_nothing_from_others() {
+        let shared = Arc::new(Budget::new(ByteCount(100)));
+        let a = Budget::under(Arc::clone(&shared), ByteCount(100));
+        let b = Budget::under(Arc::clone(&shared), ByteCount(100));
+        assert!(a.try_charge(ByteCount(30)) && b.try_charge(ByteCount(50)));
+        assert_eq!(a.uncharge_up_to(ByteCount(40)), ByteCount(30));
+        assert!(!b.try_uncharge(ByteCount(51)));
+        assert_eq!((a.charged(), b.charged()), (ByteCount::ZERO, ByteCount(50)));
+        assert_eq!(shared.charged(), ByteCount(50));
+        b.set_charged(ByteCount(120));
+        assert_eq!(shared.charged(), ByteCount(120));
+        b.set_charged(ByteCount(7));
+        assert_eq!((b.charged(), shared.charged()), (ByteCount(7), ByteCount(7)));
+        assert!(b.try_uncharge(ByteCount(7)));
+        assert_eq!(shared.charged(), ByteCount::ZERO);
+    }
+
+    #[test]
     fn a_charge_of_a_consumer_has_to_fit_its_own_limit_and_the_shared_one() {
         let shared = Arc::new(Budget::new(ByteCount(100)));
         let a = Budget::under(Arc::clone(&shared), ByteCount(80));
@@ -306,6 +415,44 @@ mod loom_tests {
             let expected = u64::from(one) * 30 + u64::from(other) * 40;
             assert_eq!(budget.charged(), ByteCount(expected));
             assert!(budget.charged_max().0 <= 100);
+        });
+    }
+
+    /// One consumer counts and charges the same account at once and takes back too much, while its
+    /// limit is lowered: the figures stay sums, and another consumer's bytes stay.
+    #[test]
+    fn loom_an_account_that_is_counted_and_charged_at_once_never_wraps() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(4);
+        builder.check(|| {
+            let shared = std::sync::Arc::new(Budget::new(ByteCount(100)));
+            let part = || Budget::under(std::sync::Arc::clone(&shared), ByteCount(100));
+            let (host, other) = (Arc::new(part()), part());
+            assert!(other.try_charge(ByteCount(40)));
+            let charging = thread::spawn({
+                let host = Arc::clone(&host);
+                move || {
+                    if host.try_charge(ByteCount(60)) {
+                        host.uncharge_up_to(ByteCount(60));
+                    }
+                    host.charge_up_to(ByteCount(70)).0
+                }
+            });
+            let lowering = thread::spawn({
+                let host = Arc::clone(&host);
+                move || {
+                    host.set_limit(ByteCount(50));
+                    host.uncharge_up_to(ByteCount(5));
+                }
+            });
+            host.set_charged(ByteCount(10));
+            assert!(host.charged().0 <= 100, "{}", host.charged());
+            host.set_charged(ByteCount::ZERO);
+            charging.join().expect("no panic");
+            lowering.join().expect("no panic");
+            assert!(host.charged().0 <= 70, "{}", host.charged());
+            assert_eq!(shared.charged().0, host.charged().0 + other.charged().0);
+            assert_eq!(other.charged(), ByteCount(40));
         });
     }
 }

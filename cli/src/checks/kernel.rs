@@ -36,8 +36,7 @@ pub(super) fn release(probe: &Probe) -> Check {
 /// The routes to a userfaultfd.
 pub(super) fn userfaultfd(probe: &Probe, config: Option<&Config>) -> Check {
     const NAME: &str = "userfaultfd";
-    let user_mode = config.map(Config::user_mode).unwrap_or_default();
-    let required = user_mode == UserMode::RequireKernel;
+    let required = config.is_some_and(|config| config.user_mode() == UserMode::RequireKernel);
     let best = probe.userfaultfd.best();
     let mut check = match best {
         Some(route) if route.has_kernel_faults() => {
@@ -45,21 +44,14 @@ pub(super) fn userfaultfd(probe: &Probe, config: Option<&Config>) -> Check {
         }
         Some(route) => {
             let verdict = if required { Verdict::Fail } else { Verdict::Warn };
-            let check = Check::new(NAME, verdict, format!("only by {route}")).meaning(
-                "with user-mode-only faults a system call fails with EFAULT when it reads or \
-                 writes far memory that is not resident",
+            let mut check = Check::new(NAME, verdict, format!("only by {route}")).meaning(
+                "with user-mode-only faults, read(2) into and write(2) from evicted far buffers \
+                 fail with EFAULT",
             );
-            let in_thread = config.is_some_and(|config| config.mode() == Mode::InThread);
-            match user_mode {
-                UserMode::RequireKernel => {
-                    check.meaning("`user_mode:require_kernel` asks for kernel-mode faults")
-                }
-                UserMode::Auto if !in_thread => check.meaning(
-                    "no allocation goes far because of its size; the handle `Far`, far scopes and \
-                     temporary memory do (`user_mode:far` sends sizes far all the same)",
-                ),
-                _ => check,
+            if required {
+                check = check.meaning("`user_mode:require_kernel` asks for kernel-mode faults");
             }
+            check
         }
         None => Check::new(NAME, Verdict::Fail, "not available")
             .meaning("farheap cannot serve page faults and refuses to start"),
@@ -165,15 +157,11 @@ pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
         }
         _ => format!("{available}, all of the machine's; no control group limits it"),
     };
-    match config {
-        Some(config) if config.limit() > available => Check::new(NAME, Verdict::Warn, found)
-            .meaning(format!(
-                "the configured limit of {} is more: the kernel kills the process before farheap \
-                 evicts",
-                config.limit()
-            ))
+    match config.and_then(|config| memory.objection(config.limit())) {
+        Some(why) => Check::new(NAME, Verdict::Warn, found)
+            .meaning(format!("{why}: the kernel may end the process before farheap makes room"))
             .repair("export FARHEAP_CONF=limit:50%"),
-        _ => Check::new(NAME, Verdict::Pass, found),
+        None => Check::new(NAME, Verdict::Pass, found),
     }
 }
 
@@ -287,13 +275,7 @@ mod tests {
         ]);
         let check = userfaultfd(&probe, None);
         assert_eq!(check.verdict, Verdict::Warn);
-        assert!(check.meaning[0].contains("fails with EFAULT"), "{check:?}");
-        let local = |check: &Check| check.meaning[1].contains("goes far because of its size");
-        assert!(local(&check), "{check:?}");
-        for text in ["limit:64MiB,user_mode:far", "limit:64MiB,mode:in_thread"] {
-            let config = Config::parse(text).expect(text);
-            assert!(!local(&userfaultfd(&probe, Some(&config))), "{text}");
-        }
+        assert!(check.meaning[0].contains("fail with EFAULT"), "{check:?}");
         assert!(commands(&check).contains(&"sudo setfacl -m u:$USER:rw /dev/userfaultfd"));
         assert!(commands(&check).contains(&"sudo sysctl vm.unprivileged_userfaultfd=1"));
         let strict =
@@ -350,11 +332,18 @@ mod tests {
     #[test]
     fn a_limit_above_the_control_groups_warns() {
         let mut found = Memory::default();
-        found.cgroup = Some(CgroupLimit { bytes: ByteCount::gib(1), file: "/x/memory.max".into() });
+        let (bytes, used) = (ByteCount::gib(1), ByteCount::ZERO);
+        found.cgroup = Some(CgroupLimit { bytes, file: "/x/memory.max".into(), used });
+        found.fullest = found.cgroup.clone();
         let config = |text: &str| Config::parse(text).expect(text);
         assert_eq!(memory(&found, Some(&config("limit:1GiB"))).verdict, Verdict::Pass);
         assert_eq!(memory(&found, Some(&config("limit:1025MiB"))).verdict, Verdict::Warn);
         assert!(memory(&found, None).found.contains("/x/memory.max"));
+        let outer = CgroupLimit { bytes, file: "/y".into(), used: ByteCount::mib(900) };
+        found.fullest = Some(outer);
+        let check = memory(&found, Some(&config("limit:512MiB")));
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert!(check.meaning[0].contains("124.0 MiB"), "{:?}", check.meaning);
     }
 
     #[test]

@@ -25,8 +25,6 @@ static void calls_on_a_heap(farheap_status code, farheap_heap *heap) {
     FAILS(code, farheap_purge(heap));
     FAILS(code, farheap_heap_stats(heap, &stats));
     FAILS(code, farheap_serves_kernel_faults(heap, &answer));
-    uint64_t threshold = 0;
-    FAILS(code, farheap_threshold(heap, &threshold));
     farheap_latencies latencies = {.size = sizeof latencies};
     farheap_account *account = NULL;
     FAILS(code, farheap_heap_latencies(heap, &latencies));
@@ -80,6 +78,7 @@ static void calls_on_an_account(farheap_status code, farheap_account *a) {
     FAILS(code, farheap_account_set_ceiling(a, 1));
     FAILS(code, farheap_account_set_part(a, 1));
     NOTHING(code, farheap_account_used(a));
+    NOTHING(code, farheap_account_held(a));
     NOTHING(code, farheap_account_floor(a));
     NOTHING(code, farheap_account_ceiling(a));
 }

@@ -250,7 +250,14 @@ static void accounts(farheap_manager *manager, farheap_pool *pool) {
     FAILS(FARHEAP_E_ARGUMENT, farheap_manager_consumer(manager, 0, &figures));
 
     OK(farheap_account_set_used(plans, MIB));
+    CHECK(farheap_account_used(plans) == MIB && farheap_account_held(plans) == MIB);
+    OK(farheap_account_charge(plans, MIB)); /* beside it, which is a mistake: nothing wraps */
+    OK(farheap_account_set_used(plans, MIB));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_account_uncharge(plans, MIB + 1));
     CHECK(farheap_account_used(plans) == MIB);
+    farheap_manager_stats all = {.size = sizeof all};
+    OK(farheap_manager_stats_get(manager, &all));
+    CHECK(all.held_bytes == all.used_bytes && all.held_bytes_max >= all.held_bytes);
     OK(farheap_account_set_floor(plans, 2 * MIB));
     CHECK(farheap_account_floor(plans) == 2 * MIB);
     FAILS(FARHEAP_E_LIMIT_EXCEEDED, farheap_account_set_floor(plans, 17 * MIB));

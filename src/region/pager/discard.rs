@@ -107,7 +107,7 @@ impl Pager {
         self.counters.freed_unwritten.add(unwritten as u64);
         for &(page, word) in taken {
             self.put_slot(word.slot());
-            self.pinned.fetch_sub(word.pins(), Ordering::Relaxed);
+            self.pinned.fetch_sub(u64::from(word.pins() > 0), Ordering::Relaxed);
             self.settle(page, word, Word::EMPTY);
         }
         self.budget.uncharge(ByteCount((taken.len() * self.page_bytes) as u64));

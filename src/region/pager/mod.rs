@@ -138,7 +138,7 @@ pub(crate) struct Pager {
     pub(crate) starving: CachePadded<AtomicU32>,
     /// Why write-back fails at the moment: 0, an `errno` or [`NO_SLOT`].
     pub(crate) write_errno: AtomicU32,
-    /// Pins of all pages. Changed only together with a page word that it counts.
+    /// Pages with at least one pin. Changed only together with a page word that it counts.
     pub(crate) pinned: AtomicU64,
     /// Set by the evictor when a whole pass freed nothing.
     pub(crate) exhausted: AtomicBool,

@@ -18,6 +18,8 @@ pub struct Memory {
     pub total: Option<ByteCount>,
     /// The tightest limit among the process's control groups and their ancestors.
     pub cgroup: Option<CgroupLimit>,
+    /// Of the same limits, the one that leaves least; others may share a group.
+    pub fullest: Option<CgroupLimit>,
     /// Whether the machine swaps.
     pub swap: bool,
 }
@@ -30,6 +32,16 @@ pub struct CgroupLimit {
     /// The file it stands in: `memory.max` or `memory.high`, or `memory.limit_in_bytes` in
     /// version 1.
     pub file: PathBuf,
+    /// What the group uses, without what is cached of files, which the kernel takes back first.
+    pub used: ByteCount,
+}
+
+impl CgroupLimit {
+    /// Bytes that the group can still take.
+    #[must_use]
+    pub fn left(&self) -> ByteCount {
+        ByteCount(self.bytes.0.saturating_sub(self.used.0))
+    }
 }
 
 impl Memory {
@@ -38,9 +50,11 @@ impl Memory {
     pub fn detect() -> Memory {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let groups = group_dirs(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+        let limits: Vec<_> = groups.iter().flat_map(limits).collect();
         Memory {
             total: mem_total(&read("/proc/meminfo")),
-            cgroup: groups.iter().filter_map(tightest).min_by_key(|limit| limit.bytes),
+            cgroup: limits.iter().min_by_key(|limit| limit.bytes).cloned(),
+            fullest: limits.into_iter().min_by_key(CgroupLimit::left),
             swap: read("/proc/swaps").lines().count() > 1,
         }
     }
@@ -50,6 +64,32 @@ impl Memory {
     pub fn available(&self) -> Option<ByteCount> {
         let group = self.cgroup.as_ref().map(|limit| limit.bytes);
         self.total.into_iter().chain(group).min()
+    }
+
+    /// Why a limit of so many bytes cannot be reached, if so: the kernel ends the process by its OOM
+    /// killer, or throttles it, before that much is resident.
+    #[must_use]
+    pub fn objection(&self, limit: ByteCount) -> Option<String> {
+        if let Some(group) = self.fullest.as_ref().filter(|group| limit > group.left()) {
+            return Some(format!(
+                "the limit of {limit} is more than the {} that the process's control group has left \
+                 ({} in {}, of which {} are in use)",
+                group.left(),
+                group.bytes,
+                group.file.display(),
+                group.used
+            ));
+        }
+        let total = self.total.filter(|total| limit > *total)?;
+        Some(format!("the limit of {limit} is more than the machine's memory, {total}"))
+    }
+
+    /// Says on standard error what speaks against a limit.
+    pub(crate) fn warn_of(limit: ByteCount) {
+        if let Some(why) = Memory::detect().objection(limit) {
+            let end = "the kernel may end the process before farheap makes room";
+            let _ = crate::sys::stderr::send(format!("farheap: {why}: {end}\n").as_bytes());
+        }
     }
 }
 
@@ -157,16 +197,30 @@ fn unescape(path: &str) -> PathBuf {
         .into()
 }
 
-/// The tightest limit of a group and its ancestors.
-fn tightest(group: &GroupDir) -> Option<CgroupLimit> {
+/// The limits of a group and its ancestors.
+fn limits(group: &GroupDir) -> impl Iterator<Item = CgroupLimit> + '_ {
     let ancestors = group.dir.ancestors().take_while(|dir| dir.starts_with(&group.mount));
-    ancestors
-        .flat_map(|dir| group.files.iter().map(|file| dir.join(file)))
-        .filter_map(|file| {
+    ancestors.flat_map(|dir| group.files.iter().map(move |file| (dir, dir.join(file)))).filter_map(
+        |(dir, file)| {
             let bytes = read_number(&file).filter(|bytes| *bytes < UNLIMITED_FROM)?;
-            Some(CgroupLimit { bytes: ByteCount(bytes), file })
-        })
-        .min_by_key(|limit| limit.bytes)
+            Some(CgroupLimit { bytes: ByteCount(bytes), file, used: used_of(dir) })
+        },
+    )
+}
+
+/// What a group uses, in either version, without what is cached of files.
+fn used_of(dir: &Path) -> ByteCount {
+    let current = ["memory.current", "memory.usage_in_bytes"];
+    let current = current.iter().find_map(|file| read_number(dir.join(file))).unwrap_or(0);
+    let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+    // Version 1 counts the groups below in fields of their own.
+    let field = |name: &str| {
+        let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
+        stat.lines().find_map(value)
+    };
+    let cached = |name: &str| field(&format!("total_{name}")).or_else(|| field(name)).unwrap_or(0);
+    let cached: u64 = cached("inactive_file") + cached("active_file");
+    ByteCount(current.saturating_sub(cached))
 }
 
 fn mem_total(meminfo: &str) -> Option<ByteCount> {
@@ -234,18 +288,44 @@ mod tests {
         write("outer/memory.max", "1073741824\n");
         write("outer/inner/memory.max", "9223372036854771712\n");
         let group = GroupDir { mount: mount.path().to_owned(), dir, files: &["memory.max"] };
-        let limit = tightest(&group).expect("the outer group has a limit");
-        assert_eq!(limit.bytes, ByteCount::gib(1));
+        write("outer/memory.current", "805306368\n");
+        write("outer/memory.stat", "anon 1\ninactive_file 134217728\nactive_file 134217728\n");
+        let only = |group: &GroupDir| limits(group).collect::<Vec<_>>();
+        let [limit] = &only(&group)[..] else { panic!("the outer group has a limit") };
+        assert_eq!((limit.bytes, limit.used), (ByteCount::gib(1), ByteCount::mib(512)));
         assert!(limit.file.ends_with("outer/memory.max"), "{limit:?}");
         write("outer/memory.max", "max\n");
-        assert_eq!(tightest(&group), None);
+        assert_eq!(only(&group), []);
+    }
+
+    #[test]
+    fn a_limit_above_what_the_control_group_has_left_is_objected_to() {
+        let group = |bytes, used| CgroupLimit {
+            bytes: ByteCount::mib(bytes),
+            file: "/x/memory.max".into(),
+            used: ByteCount::mib(used),
+        };
+        let memory = Memory {
+            total: Some(ByteCount::gib(4)),
+            cgroup: Some(group(1024, 0)),
+            fullest: Some(group(2048, 1536)),
+            swap: false,
+        };
+        assert_eq!(memory.objection(ByteCount::mib(512)), None);
+        let text = memory.objection(ByteCount::mib(513)).expect("too much");
+        assert!(text.contains("512.0 MiB") && text.contains("/x/memory.max"), "{text}");
+        let bare = Memory { total: Some(ByteCount::gib(4)), ..Memory::default() };
+        assert_eq!(bare.objection(ByteCount::gib(4)), None);
+        assert!(bare.objection(ByteCount::gib(5)).expect("too much").contains("the machine's"));
+        assert_eq!(Memory::default().objection(ByteCount::gib(5)), None);
     }
 
     #[test]
     fn memory_available_is_the_smaller_of_machine_and_group() {
         let mut memory = Memory { total: mem_total("MemTotal:  2048 kB\n"), ..Memory::default() };
         assert_eq!(memory.available(), Some(ByteCount::mib(2)));
-        memory.cgroup = Some(CgroupLimit { bytes: ByteCount::mib(1), file: PathBuf::new() });
+        let used = ByteCount::ZERO;
+        memory.cgroup = Some(CgroupLimit { bytes: ByteCount::mib(1), file: PathBuf::new(), used });
         assert_eq!(memory.available(), Some(ByteCount::mib(1)));
         assert_eq!(Memory::default().available(), None);
     }

@@ -1,7 +1,8 @@
 //! Consumers: their accounts, and who gives their memory back.
 
-use super::{Mode, Shared};
+use super::{Mode, Pressure, Shared};
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::tier::budget::Budget;
@@ -117,6 +118,12 @@ pub(super) struct Member {
     pub(super) reclaimer: Ranked<Option<Weak<dyn Reclaim>>>,
     /// Held while what is charged is set to what was counted.
     counting: Ranked<()>,
+    /// Its memory is counted: it exists already, and nobody can evict it.
+    pub(super) is_counted: AtomicBool,
+    /// Bytes that were counted and that there was no room to charge.
+    pub(super) uncharged: AtomicU64,
+    /// Bytes taken back that were not charged.
+    pub(super) miscounted: AtomicU64,
     /// Its reclaimer panicked.
     pub(super) broken: AtomicBool,
     /// Bytes it asks others for without waiting.
@@ -146,6 +153,9 @@ impl Member {
             part: AtomicU64::new(NO_PART),
             reclaimer: Ranked::new(Rank::Leaf, None),
             counting: Ranked::new(Rank::Leaf, ()),
+            is_counted: AtomicBool::new(false),
+            uncharged: AtomicU64::new(0),
+            miscounted: AtomicU64::new(0),
             broken: AtomicBool::new(false),
             asks: AtomicU64::new(0),
             asks_for_writes: AtomicBool::new(false),
@@ -156,6 +166,11 @@ impl Member {
 
     pub(super) fn floor(&self) -> ByteCount {
         ByteCount(self.floor.load(Ordering::Relaxed))
+    }
+
+    /// Bytes that it has: charged, or counted without room to charge them.
+    pub(super) fn held(&self) -> ByteCount {
+        ByteCount(self.budget.charged().0 + self.uncharged.load(Ordering::Relaxed))
     }
 
     /// Percent of the limit that are its own in a partitioned manager.
@@ -266,6 +281,13 @@ impl Account {
         Ok(())
     }
 
+    /// Bytes that this consumer has: those charged, or, where more were counted
+    /// ([`set_used`](Self::set_used)) than there was room to charge, those counted.
+    #[must_use]
+    pub fn held(&self) -> ByteCount {
+        self.0.held()
+    }
+
     /// Bytes charged.
     #[must_use]
     pub fn used(&self) -> ByteCount {
@@ -290,22 +312,50 @@ impl Account {
         self.0.budget.try_charge(bytes)
     }
 
-    /// Takes a charge back.
+    /// Takes a charge back. Of more than is charged, what is charged; the rest is a mistake of the
+    /// caller's, which is counted ([`ConsumerStats::miscounted`](super::ConsumerStats)), told once
+    /// on standard error and each time as [`Pressure::Miscounted`](super::Pressure), and takes
+    /// nothing from other consumers.
     pub fn uncharge(&self, bytes: ByteCount) {
-        self.0.budget.uncharge(bytes);
+        let missing = bytes.0 - self.0.budget.uncharge_up_to(bytes).0;
+        if missing > 0 {
+            self.miscounted(ByteCount(missing));
+        }
+    }
+
+    /// Takes `bytes` back if so much is charged; else nothing, and returns `false`.
+    #[must_use]
+    pub fn try_uncharge(&self, bytes: ByteCount) -> bool {
+        self.0.budget.try_uncharge(bytes)
+    }
+
+    #[cold]
+    fn miscounted(&self, bytes: ByteCount) {
+        let _ours = keep_local();
+        if self.0.miscounted.fetch_add(bytes.0, Ordering::Relaxed) == 0 {
+            let _ = crate::sys::stderr::send(
+                format!(
+                    "farheap: consumer \"{}\" of a memory manager has taken back {bytes} more than \
+                     it had charged; its figures are too low from now on (said once)\n",
+                    self.name()
+                )
+                .as_bytes(),
+            );
+        }
+        if let Some(manager) = self.0.manager.upgrade() {
+            manager.tell(Pressure::Miscounted { consumer: Arc::clone(&self.0.name), bytes });
+        }
     }
 
     /// Makes `bytes` all that is charged, for memory that exists already, such as a library's that
     /// can only be counted. Where that exceeds the limit, others give way in the background.
-    /// For accounts that nothing else charges.
+    /// For accounts that nothing else charges: what is charged beside it, this takes back, and
+    /// [`uncharge`](Self::uncharge) finds it missing.
     pub fn set_used(&self, bytes: ByteCount) {
         let counting = self.0.counting.lock();
-        let used = self.used();
-        if bytes > used {
-            self.0.budget.charge(ByteCount(bytes.0 - used.0));
-        } else {
-            self.0.budget.uncharge(ByteCount(used.0 - bytes.0));
-        }
+        self.0.is_counted.store(true, Ordering::Relaxed);
+        self.0.budget.set_charged(bytes);
+        self.0.uncharged.store(0, Ordering::Relaxed);
         drop(counting);
         if let Some(manager) = self.0.manager.upgrade() {
             manager.call_if_low();
@@ -316,8 +366,9 @@ impl Account {
     /// and calls the background thread for the rest. `false`: some of it did not fit.
     pub(crate) fn set_used_as_fits(&self, bytes: ByteCount) -> bool {
         let counting = self.0.counting.lock();
+        self.0.is_counted.store(true, Ordering::Relaxed);
         let used = self.used();
-        self.0.budget.uncharge(ByteCount(used.0.saturating_sub(bytes.0)));
+        self.0.budget.uncharge_up_to(ByteCount(used.0.saturating_sub(bytes.0)));
         let mut missing = bytes.0.saturating_sub(used.0);
         while missing > 0 {
             let step = missing.min(STEP.0);
@@ -326,6 +377,7 @@ impl Account {
             }
             missing -= step;
         }
+        self.0.uncharged.store(missing, Ordering::Relaxed);
         drop(counting);
         if let Some(manager) = self.0.manager.upgrade() {
             manager.call_if_low();

@@ -44,6 +44,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
+use crate::sys::probe::Memory;
 use crate::sys::signals::SignalsBlocked;
 use account::Member;
 use std::fmt;
@@ -113,6 +114,8 @@ struct Shared {
     background: AtomicU64,
     failed: AtomicU64,
     spilled: AtomicU64,
+    /// The most that its thread has seen all consumers have.
+    held_max: AtomicU64,
     deadline_ms: AtomicU64,
     /// `FORKS` when it was started.
     forks: u64,
@@ -144,6 +147,7 @@ impl MemoryManager {
             let reason = format!("{temporary_pct} % is more than there is");
             return Err(Error::Config { key: "temporary_pct".to_owned(), reason });
         }
+        Memory::warn_of(limit);
         static AT_FORK: Once = Once::new();
         AT_FORK.call_once(|| crate::sys::in_forked_children(count_fork));
         let budget = Arc::new(Budget::new(limit));
@@ -169,6 +173,7 @@ impl MemoryManager {
                 background: AtomicU64::new(0),
                 failed: AtomicU64::new(0),
                 spilled: AtomicU64::new(0),
+                held_max: AtomicU64::new(0),
                 deadline_ms: AtomicU64::new(30_000),
                 forks: FORKS.load(Ordering::Relaxed),
                 stop: AtomicBool::new(false),
@@ -311,6 +316,8 @@ impl MemoryManager {
             name: Arc::clone(&member.name),
             used: member.budget.charged(),
             used_max: member.budget.charged_max(),
+            held: member.held(),
+            miscounted: ByteCount(member.miscounted.load(Ordering::Relaxed)),
             metadata: member
                 .reclaimer()
                 .and_then(|reclaimer| shared.guarded(&member, || reclaimer.metadata()))
@@ -323,6 +330,8 @@ impl MemoryManager {
             limit: shared.budget.limit(),
             used: shared.budget.charged(),
             used_max: shared.budget.charged_max(),
+            held: shared.held(),
+            held_max: ByteCount(shared.held_max.load(Ordering::Relaxed)).max(shared.held()),
             reclaimed: [0, 1, 2].map(|i| ByteCount(shared.reclaimed[i].load(Ordering::Relaxed))),
             direct: shared.direct.load(Ordering::Relaxed),
             background: shared.background.load(Ordering::Relaxed),
@@ -508,6 +517,7 @@ impl Shared {
 
     fn run(&self) {
         let mut pause_until = None;
+        let mut over = Over::default();
         while !self.stop.load(Ordering::Acquire) {
             let _ours = keep_local(); // Anew each time: a heap may have started meanwhile.
             {
@@ -517,6 +527,7 @@ impl Shared {
                 }
             }
             self.called.store(false, Ordering::Release);
+            self.look_at_held(&mut over);
             self.enforce_ceilings();
             if self.mode != Mode::Cooperative {
                 continue;
@@ -531,6 +542,35 @@ impl Shared {
         }
     }
 
+    /// Bytes that all consumers have.
+    fn held(&self) -> ByteCount {
+        let more = self.each_member().map(|member| member.uncharged.load(Ordering::Relaxed));
+        ByteCount(self.budget.charged().0 + more.sum::<u64>())
+    }
+
+    /// Tells, once, that consumers have been above the limit for a while.
+    fn look_at_held(&self, over: &mut Over) {
+        let (held, limit) = (self.held(), self.budget.limit());
+        self.held_max.fetch_max(held.0, Ordering::Relaxed);
+        if !over.look(held, limit, Instant::now()) {
+            return;
+        }
+        // What can be evicted would have been.
+        let of = |member: &Arc<Member>| (member.is_counted.load(Ordering::Relaxed), member.held());
+        let Some(most) = self.each_member().max_by_key(of) else { return };
+        let more = ByteCount(held.0 - limit.0);
+        let _ = crate::sys::stderr::send(
+            format!(
+                "farheap: memory manager: {held} are in use, {more} above the limit of {limit}: \
+                 {} has {}, which cannot be evicted (said again only after it was below the limit)\n",
+                most.name,
+                most.held()
+            )
+            .as_bytes(),
+        );
+        self.tell(Pressure::Over { held, limit, consumer: Arc::clone(&most.name) });
+    }
+
     /// Reclaims up to the high watermark when less than the low one is free. Returns `false` when
     /// there was nothing to be had.
     fn keep_low(&self) -> bool {
@@ -543,6 +583,32 @@ impl Shared {
         self.tell(Pressure::Low { used, limit });
         let over = used.0.saturating_sub(limit.0);
         self.reclaim(ByteCount(over + 2 * low - free)).0 > 0
+    }
+}
+
+/// Whether consumers are above the limit, and whether that was told.
+#[derive(Debug, Default)]
+struct Over {
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Over {
+    /// Takes a look; returns whether it is time to tell.
+    fn look(&mut self, held: ByteCount, limit: ByteCount, now: Instant) -> bool {
+        /// How long others have to give way to what was counted before anybody is told.
+        const LAST: Duration = Duration::from_secs(1);
+        /// Far enough below the limit that it is another time: 1/16 of it.
+        const PART: u64 = 16;
+        if held <= limit {
+            self.since = None;
+            self.told &= held.0 > limit.0 - limit.0 / PART;
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        let tells = !self.told && now.saturating_duration_since(since) >= LAST;
+        self.told |= tells;
+        tells
     }
 }
 

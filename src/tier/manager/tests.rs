@@ -462,6 +462,94 @@ fn memory_that_two_threads_count_at_once_is_counted_once() {
 }
 
 #[test]
+fn an_account_that_is_counted_and_charged_at_once_never_wraps_and_says_so() {
+    let manager = start(64, Mode::Cooperative);
+    let told = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&told);
+    manager
+        .on_pressure(move |event| {
+            if let Pressure::Miscounted { consumer, bytes } = event {
+                assert_eq!(&*consumer, "host");
+                count.fetch_add(bytes.0, Ordering::Relaxed);
+            }
+        })
+        .expect("the only one");
+    let host = manager.join("host").expect("room");
+    let other = manager.join("other").expect("room");
+    assert!(other.try_charge(ByteCount::mib(1)));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..200_000 {
+                host.set_used(ByteCount(round * 7919 % 4096));
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..200_000 {
+                if host.try_charge(ByteCount(4096)) {
+                    host.uncharge(ByteCount(4096));
+                }
+                assert!(host.used() < ByteCount::mib(1), "{}", host.used());
+            }
+        });
+    });
+    host.set_used(ByteCount(5));
+    host.uncharge(ByteCount(8)); // The first that is certain.
+    let stats = manager.stats();
+    let miscounted = stats.consumer("host").expect("joined").miscounted;
+    assert!(miscounted >= ByteCount(3), "{stats}");
+    assert_eq!(told.load(Ordering::Relaxed), miscounted.0);
+    assert!(stats.to_string().contains("that it had not charged"), "{stats}");
+    assert_eq!((host.used(), stats.used), (ByteCount::ZERO, ByteCount::mib(1)));
+    assert!(!host.try_uncharge(ByteCount(1)));
+    assert!(manager.charge(&host, ByteCount::mib(63)).is_ok(), "{}", manager.stats());
+}
+
+#[test]
+fn what_is_counted_without_room_shows_as_held_and_is_told_once() {
+    let manager = start(64, Mode::Cooperative);
+    let told = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&told);
+    manager
+        .on_pressure(move |event| {
+            if let Pressure::Over { held, limit, consumer } = event {
+                assert_eq!((&*consumer, limit), ("library", ByteCount::mib(64)));
+                assert!(held >= ByteCount::mib(200));
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+        .expect("the only one");
+    let library = manager.join("library").expect("room");
+    assert!(!library.set_used_as_fits(ByteCount::mib(200)));
+    let stats = manager.stats();
+    assert_eq!(stats.used, ByteCount::mib(64));
+    assert_eq!((stats.held, stats.over()), (ByteCount::mib(200), ByteCount::mib(136)));
+    assert_eq!(stats.consumer("library").expect("joined").held, ByteCount::mib(200));
+    assert!(stats.to_string().contains("136.0 MiB OVER the limit"), "{stats}");
+    let began = Instant::now();
+    while told.load(Ordering::Relaxed) == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", manager.stats());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(manager.stats().held_max >= ByteCount::mib(200));
+    library.set_used(ByteCount::mib(210)); // Charged beyond the limit: the same excess.
+    assert_eq!(manager.stats().over(), ByteCount::mib(146));
+    library.set_used(ByteCount::ZERO);
+    assert_eq!((manager.stats().held, library.held()), (ByteCount::ZERO, ByteCount::ZERO));
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn an_excess_is_told_after_a_while_and_again_only_after_it_was_well_below() {
+    let (mut over, start) = (Over::default(), Instant::now());
+    let mut look = |ms: u64, held: u64| {
+        over.look(ByteCount(held), ByteCount(160), start + Duration::from_millis(ms))
+    };
+    assert!(!look(0, 200) && !look(900, 200) && look(1000, 200) && !look(5000, 200));
+    assert!(!look(5100, 155) && !look(5200, 200) && !look(9000, 200), "just below the limit");
+    assert!(!look(9100, 150) && !look(9200, 161) && look(10_200, 161));
+}
+
+#[test]
 fn too_many_consumers_are_refused() {
     let manager = start(16, Mode::Cooperative);
     let all: Vec<_> = (1..CONSUMERS_MAX).map(|_| manager.join("one").expect("room")).collect();
