@@ -2,21 +2,27 @@
 //!
 //! The staging area is a range of page-sized slots next to the region. A *spare* frame has
 //! memory (and a charge in the budget) and waits for a fill; an *empty* one is just an address
-//! that an evicted page can be moved to. Device reads land in frames, MOVE carries a frame into
-//! the region and back, so that memory circulates and is neither allocated nor freed on the way.
+//! that an evicted page can be moved to. Device reads land in frames; COPY copies them into the
+//! region, or MOVE carries them there, and pages that leave come to empty frames by MOVE.
+//!
+//! The kernel may read memory of the region long after the page has left it: a pipe
+//! (`vmsplice(2)`) or a socket (`MSG_ZEROCOPY`) holds plain references, which MOVE does not see
+//! and no call reports. So what leaves the region is never written again: when the page's content
+//! is safe its memory goes back to the kernel, which knows when it can be used for something else.
 //!
 //! ```text
 //!   | run 0: a huge page of frames | run 1 | ... | single frames, spare or empty ............ |
 //! ```
 //! A *run* is as many frames as a huge page has, at a multiple of its size: a huge page can be
 //! moved there whole. Its frames are given out together; each comes back by itself, and the run
-//! is empty again with the last of them. One that came back whole with its memory may be kept as a
-//! *spare* run, for the next chunk that is read whole or, cleared, for the next fresh one.
+//! is empty again with the last of them. One that came back whole may get fresh memory at once, as
+//! a *spare* run of zeros for the next chunk that is read whole or is fresh.
 //!
 //! # Invariants
 //! 1. A frame is on at most one list; whoever took it off owns its memory.
 //! 2. A frame on the empty list has no page mapped.
 //! 3. A frame of a run is on no list: it is in use, or counted as back in `Run::out`.
+//! 4. Memory of a spare frame or run was never mapped in the region. A spare run holds zeros.
 #![expect(unsafe_code, reason = "drops the pages of frames it owns")]
 
 use super::note::{Fate, Note};
@@ -27,15 +33,6 @@ use crate::base::sync::{AtomicUsize, Ordering, Rank, Ranked};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
-
-/// What a spare run holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
-    /// Zeros: good for a fresh chunk.
-    Zeros,
-    /// What was there before: good for what is overwritten anyway.
-    Old,
-}
 
 /// The staging area and its lists.
 #[derive(Debug)]
@@ -60,7 +57,7 @@ struct Lists {
     /// Frames of each run that are in use, or spare.
     out: Vec<usize>,
     /// Runs that have memory and wait for a use.
-    spare_runs: Vec<(usize, Rest)>,
+    spare_runs: Vec<usize>,
 }
 
 /// The empty frames, a bit each: neighbours are found, and low ones are used first.
@@ -261,27 +258,23 @@ impl Frames {
         self.spare_run_len.load(Ordering::Relaxed) * HUGE_PAGE
     }
 
-    /// Keeps a whole run with its memory as spare.
-    pub(crate) fn put_spare_run(&self, first: FrameId, rest: Rest) {
+    /// Lists a whole run of fresh memory as spare.
+    pub(crate) fn put_spare_run(&self, first: FrameId) {
         let run = self.run_of(first).expect("a frame of a run");
         let mut lists = self.lists.lock();
         strict_assert!(lists.out[run] == self.run_frames, "run {run} is not whole");
-        let is_listed = lists.spare_runs.iter().any(|(spare, _)| *spare == run);
-        strict_assert!(!is_listed, "run {run} is listed twice");
-        lists.spare_runs.push((run, rest));
+        strict_assert!(!lists.spare_runs.contains(&run), "run {run} is listed twice");
+        lists.spare_runs.push(run);
         self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
     }
 
-    /// Takes a spare run with its memory; its first frame. One of zeros if it has to be, else
-    /// rather one of old content.
-    pub(crate) fn take_spare_run(&self, rest: Rest) -> Option<FrameId> {
+    /// Takes a spare run with its memory; its first frame.
+    pub(crate) fn take_spare_run(&self) -> Option<FrameId> {
         if self.spare_run_len.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let mut lists = self.lists.lock();
-        let fits = lists.spare_runs.iter().position(|(_, holds)| *holds == rest);
-        let any = if rest == Rest::Old { lists.spare_runs.len().checked_sub(1) } else { None };
-        let (run, _) = lists.spare_runs.swap_remove(fits.or(any)?);
+        let run = lists.spare_runs.pop()?;
         self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
         Some(FrameId((run * self.run_frames) as u32))
     }
@@ -322,6 +315,14 @@ impl Frames {
         unsafe { self.staging.discard(offset, self.page_bytes) }?;
         self.put_empty(frame);
         Ok(())
+    }
+
+    /// Gives memory to all of a frame that has none or only a part.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory.
+    pub(crate) fn populate(&self, frame: FrameId) -> Result<()> {
+        self.staging.populate(frame.0 as usize * self.page_bytes, self.page_bytes)
     }
 
     /// The frame's note.
@@ -403,27 +404,12 @@ mod tests {
     #[test]
     fn a_spare_run_is_in_use_until_its_memory_is_gone() {
         let frames = Frames::new(4, 1, 1 << 20, Huge::No).expect("6 frames map");
-        assert_eq!((frames.take_spare_run(Rest::Old), frames.take_run()), (None, Some(FrameId(0))));
-        frames.put_spare_run(FrameId(0), Rest::Zeros);
+        assert_eq!((frames.take_spare_run(), frames.take_run()), (None, Some(FrameId(0))));
+        frames.put_spare_run(FrameId(0));
         assert_eq!((frames.spare_bytes(), frames.take_run()), (HUGE_PAGE, None));
-        assert_eq!(frames.take_spare_run(Rest::Old), Some(FrameId(0)));
-        assert_eq!((frames.spare_bytes(), frames.take_spare_run(Rest::Old)), (0, None));
+        assert_eq!(frames.take_spare_run(), Some(FrameId(0)));
+        assert_eq!((frames.spare_bytes(), frames.take_spare_run()), (0, None));
         frames.put_empties(&[FrameId(0), FrameId(1)]);
         assert_eq!(frames.take_run(), Some(FrameId(0)));
-    }
-
-    #[test]
-    fn a_fresh_chunk_gets_no_run_of_old_content_and_a_read_rather_does() {
-        let frames = Frames::new(4, 3, 1 << 20, Huge::No).expect("10 frames map");
-        let runs = [(); 3].map(|()| frames.take_run().expect("three runs"));
-        for (first, rest) in runs.into_iter().zip([Rest::Old, Rest::Zeros, Rest::Zeros]) {
-            frames.put_spare_run(first, rest);
-        }
-        assert_eq!(frames.take_spare_run(Rest::Old), Some(runs[0]));
-        assert!(frames.take_spare_run(Rest::Zeros).is_some());
-        assert!(frames.take_spare_run(Rest::Old).is_some(), "zeros are overwritten as well");
-        frames.put_spare_run(runs[0], Rest::Old);
-        assert_eq!(frames.take_spare_run(Rest::Zeros), None);
-        assert_eq!(frames.spare_run_bytes(), HUGE_PAGE);
     }
 }

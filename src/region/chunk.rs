@@ -31,7 +31,6 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
-use crate::page::frames::Rest;
 use crate::page::opening::{ChunkState, Phase, Seen};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::pagemap::Pagemap;
@@ -301,13 +300,13 @@ impl Pager {
         false
     }
 
-    /// Opens a chunk without content, latched, with the memory of a spare run, which is cleared and
-    /// charged: the kernel need not clear another. `None`: there is none that can be used.
+    /// Opens a chunk without content, latched, with the memory of a spare run, which is zero and
+    /// charged: no fault waits for the kernel to clear some. `None`: there is none that can be used.
     fn open_with_run(&self, chunk: ChunkId) -> Option<bool> {
-        let first = self.frames.take_spare_run(Rest::Zeros)?;
+        let first = self.frames.take_spare_run()?;
         if !self.move_run_in(chunk, first) {
-            self.frames.put_spare_run(first, Rest::Old);
-            self.free_spare_run();
+            // A part of it may have been mapped for a moment.
+            self.free_run(first);
             return None;
         }
         (first.0..).take(self.frames.run_frames()).for_each(|n| self.frames.put_empty(FrameId(n)));

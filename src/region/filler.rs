@@ -685,7 +685,7 @@ impl Filler {
         let page = pager.frames.page(frame);
         let slot = moving.slot();
         let Intent { access, arrived, .. } = self.intents[frame.0 as usize];
-        let guard = pager.guard(page, access == Access::Write);
+        let guard = pager.guard(page, frame, access == Access::Write);
         let wake = if wanted && self.wakes_at_once() { Wake::Yes } else { Wake::No };
         match pager.install(page, frame, guard.protect(), wake) {
             Ok(()) => {

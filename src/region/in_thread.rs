@@ -182,7 +182,7 @@ impl Pager {
             }
             return None;
         }
-        let guard = self.guard(page, write);
+        let guard = self.guard(page, frame, write);
         if let Err(error) = self.install(page, frame, guard.protect(), Wake::No) {
             report::warn("a page could not be mapped, trying again", &error);
             self.settle(page, moving, Word::stored(slot));

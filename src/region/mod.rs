@@ -75,8 +75,9 @@ pub const PAGE_MAX: ByteCount = ByteCount::mib(2);
 /// How pages come and go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Install {
-    /// The fastest for the page size, by measurement: COPY fills up to 16 KiB, MOVE fills from
-    /// 32 KiB up; evictions MOVE what may be dirty and drop what is known to be clean.
+    /// The fastest for the page size, by measurement: huge pages, which is pages of 2 MiB and chunks
+    /// that a stream leads to, are filled by MOVE and others by COPY; evictions MOVE what may be
+    /// dirty and drop what is known to be clean.
     #[default]
     Auto,
     /// COPY, write protection and `MADV_DONTNEED` only: the one way below Linux 6.8. Uses nothing
@@ -84,16 +85,18 @@ pub enum Install {
     /// instead of `UFFDIO_POISON`. Memory that an application's direct I/O is reading into must be
     /// pinned.
     Copy,
-    /// MOVE both ways.
+    /// MOVE both ways, for comparison: memory that was in use is not used again (the kernel may still
+    /// be reading it), so small pages then cost more than by COPY.
     Move,
 }
 
 impl Install {
     /// Whether fills and evictions use MOVE.
     fn resolve(self, page_bytes: usize, kernel_moves: bool) -> Result<(bool, bool)> {
-        const COPY_MAX: usize = 16 << 10;
         match self {
-            Install::Auto => Ok((kernel_moves && page_bytes > COPY_MAX, kernel_moves)),
+            // The kernel clears what a frame that is moved in gets as new memory, which costs more
+            // than copying, but for huge pages (docs/design/faults.md).
+            Install::Auto => Ok((kernel_moves && page_bytes >= HUGE_PAGE, kernel_moves)),
             Install::Copy => Ok((false, false)),
             Install::Move if kernel_moves => Ok((true, true)),
             Install::Move => Err(Error::Unsupported {

@@ -99,7 +99,7 @@ pub struct Stats {
     pub chunks_closed: u64,
     /// Of those, chunks that left memory whole.
     pub chunks_evicted: u64,
-    /// Of the chunks opened, those that took the memory of chunks that had left.
+    /// Of the chunks opened, those that took memory which the evictor had ready.
     pub chunks_reused: u64,
     /// Chunks of 2 MiB that were read ahead and mapped as one.
     pub chunks_read: u64,

@@ -234,6 +234,16 @@ impl Mapping {
         self.advise(offset, len, libc::MADV_HUGEPAGE)
     }
 
+    /// Gives memory to the parts of `[offset, offset + len)` that have none; contents stay. See
+    /// `madvise(2)`, `MADV_POPULATE_WRITE` (5.14).
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel is too old or out of memory.
+    pub(crate) fn populate(&self, offset: usize, len: usize) -> Result<()> {
+        const MADV_POPULATE_WRITE: i32 = 23;
+        self.advise(offset, len, MADV_POPULATE_WRITE)
+    }
+
     /// Gives advice that changes no contents.
     fn advise(&self, offset: usize, len: usize, advice: i32) -> Result<()> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");

@@ -19,3 +19,4 @@ mod panics;
 mod reads;
 mod shutdown;
 mod writes;
+mod zero_copy;

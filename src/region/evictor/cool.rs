@@ -2,9 +2,9 @@
 
 use super::{Dirty, Evictor, Linger};
 use crate::base::units::SlotId;
-use crate::page::frames::Rest;
 use crate::page::protocol::{self, Content};
 use crate::page::word::{FrameId, Word};
+use crate::sys::vm::HUGE_PAGE;
 
 impl Evictor {
     /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
@@ -29,25 +29,23 @@ impl Evictor {
             self.left.drain(..).for_each(|page| policy.evicted(page));
         }
         let freed = self.freed.len();
-        self.keep_runs();
-        self.pager.recycle_all(&mut self.freed);
+        self.renew_huge();
+        self.pager.give_back(&mut self.freed);
         self.made_room(freed);
     }
 
-    /// Keeps the freed runs that are whole: the next chunk that is read takes them, or a fresh one,
-    /// which would have to be cleared by the kernel. Other fills cannot use them, and others may
-    /// want the memory.
-    fn keep_runs(&mut self) {
+    /// Gets fresh memory for the freed runs that are whole, and for frames that are huge: the next
+    /// chunk that is read takes it, or a fresh one. The kernel has to clear it for whoever takes it,
+    /// and here no fault waits for that. Other fills cannot use it, and others may want the memory.
+    fn renew_huge(&mut self) {
         let frames = &self.pager.frames;
         let per_run = frames.run_frames();
         let is_wanted = self.pager.owed() == 0 && self.pager.excess() == 0;
-        let rest = match self.arrivals.fresh_prevail() {
-            true => Rest::Zeros,
-            // What was read by runs leaves by runs, and more is being read.
-            false => Rest::Old,
-        };
-        let is_used = rest == Rest::Zeros || self.pager.has_read_chunks();
-        if self.freed.len() < per_run || !is_wanted || !is_used {
+        let is_huge = self.pager.page_bytes >= HUGE_PAGE;
+        // What was read by runs leaves by runs, and more is being read.
+        let is_used =
+            is_huge || self.arrivals.fresh_prevail() || self.pager.has_read_chunks();
+        if !self.pager.evict_by_move || self.freed.len() < per_run || !is_wanted || !is_used {
             return;
         }
         self.freed.sort_unstable();
@@ -56,8 +54,9 @@ impl Evictor {
             let first = self.freed[at];
             let begins =
                 frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(per_run);
-            if begins && self.freed[at + per_run - 1].0 as usize == first.0 as usize + per_run - 1 {
-                self.pager.keep_run(first, rest);
+            let is_run = begins
+                && self.freed[at + per_run - 1].0 as usize == first.0 as usize + per_run - 1;
+            if (is_huge || is_run) && self.pager.renew(first) {
                 self.freed.drain(at..at + per_run);
             } else {
                 at += 1;

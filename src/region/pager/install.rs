@@ -47,7 +47,8 @@ impl Pager {
         wake: Wake,
     ) -> Result<()> {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
-        let outcome = if self.fill_by_move {
+        let by_move = self.moves_in(frame);
+        let outcome = if by_move {
             self.clear_way(dst, self.page_bytes);
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
             // frame is this thread's and holds the page's content.
@@ -57,7 +58,7 @@ impl Pager {
             unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, wake) }
         };
         let mapped = match outcome {
-            Outcome::Done if self.fill_by_move => {
+            Outcome::Done if by_move => {
                 self.frames.put_empty(frame);
                 return Ok(());
             }
@@ -86,7 +87,7 @@ impl Pager {
         if wake == Wake::Yes {
             self.wake(page);
         }
-        if self.fill_by_move {
+        if by_move {
             // The page is mapped, whatever becomes of the frame's memory.
             drop(self.frames.release(frame));
         } else {
@@ -143,9 +144,9 @@ impl Pager {
         }
     }
 
-    /// How a page read from the store is to be mapped, for a write or not.
-    pub(crate) fn guard(&self, page: PageId, write: bool) -> Guard {
-        if self.fill_by_move || write {
+    /// How a page read from the store into `frame` is to be mapped, for a write or not.
+    pub(crate) fn guard(&self, page: PageId, frame: FrameId, write: bool) -> Guard {
+        if self.moves_in(frame) || write {
             return Guard::Open;
         }
         let chunk = self.chunk_of(page).0;
@@ -190,11 +191,14 @@ impl Pager {
         if !self.has_room_for_fresh() {
             return Ok(false);
         }
-        if self.fill_by_move
-            && let Some(frame) = self.frame_for_zeros()
-        {
-            // SAFETY: the frame is this thread's, `page_bytes` long.
-            unsafe { std::ptr::write_bytes(self.frames.ptr(frame), 0, self.page_bytes) };
+        // COPY would build small pages.
+        let only_huge = self.fill_by_move && self.page_bytes >= HUGE_PAGE;
+        if only_huge && let Some(frame) = self.charged_frame(self.headroom()) {
+            // Fresh memory, for spare frames of this size are and empty ones get some.
+            if let Err(error) = self.frames.populate(frame) {
+                self.recycle(frame);
+                return Err(error);
+            }
             return match self.install(page, frame, Protect::No, Wake::No) {
                 Ok(()) => Ok(true),
                 Err(error) => {
@@ -203,7 +207,6 @@ impl Pager {
                 }
             };
         }
-        let only_huge = self.fill_by_move && self.page_bytes >= HUGE_PAGE;
         if only_huge || !self.charge_page() {
             return Ok(false);
         }
@@ -220,16 +223,6 @@ impl Pager {
                 Err(install_error(outcome))
             }
             outcome => report::fatal("a page was left half mapped", &install_error(outcome)),
-        }
-    }
-
-    /// A frame to clear and move in as a page of zeros. Huge pages always go this way, because
-    /// COPY builds small pages; smaller ones only when a frame is at hand.
-    fn frame_for_zeros(&self) -> Option<FrameId> {
-        if self.page_bytes >= HUGE_PAGE {
-            self.charged_frame(self.headroom())
-        } else {
-            self.frames.take_spare()
         }
     }
 

@@ -100,7 +100,7 @@ pub(crate) struct Pager {
     hash_seed: u64,
     zero_sum: Sum,
     pub(crate) verify: bool,
-    /// Fills install frames by MOVE, else by COPY.
+    /// Fills install single frames by MOVE, else by COPY. (Runs of them always go by MOVE.)
     pub(crate) fill_by_move: bool,
     /// Evictions take pages out by MOVE, else by write-protect, copy and DONTNEED.
     pub(crate) evict_by_move: bool,
@@ -176,8 +176,7 @@ impl Pager {
         let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, Huge::Yes)?;
         let (singles, runs) = (frame_count(config.page, budget.limit()), run_count(budget.limit()));
         let frames = Frames::new(singles, runs, page_bytes, huge)?;
-        let moves = fill_by_move && evict_by_move;
-        let reads_chunks = moves && !in_thread && holds_chunks(&frames);
+        let reads_chunks = evict_by_move && !in_thread && holds_chunks(&frames);
         uffd.register_faults(region.addr(), region.len())?;
         let (staging, staging_len) = frames.range();
         uffd.register_staging(staging, staging_len)?;

@@ -4,7 +4,6 @@
 use super::{BATCH_MAX, Pager};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
-use crate::page::frames::Rest;
 use crate::page::word::FrameId;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 
@@ -128,6 +127,12 @@ impl Pager {
         }
     }
 
+    /// Whether a frame's memory becomes the page's, by MOVE, when it is installed. Runs of frames
+    /// are huge pages, which COPY cannot build.
+    pub(in crate::region) fn moves_in(&self, frame: FrameId) -> bool {
+        self.fill_by_move || self.frames.run_of(frame).is_some()
+    }
+
     /// Takes what a fill needs: a frame, and with COPY a charge for the page as well.
     pub(crate) fn reserve_fill(&self) -> Option<FrameId> {
         let frame = self.charged_frame(self.headroom())?;
@@ -169,24 +174,25 @@ impl Pager {
 
     /// Returns what [`reserve_fill`](Self::reserve_fill) took, unused.
     pub(crate) fn cancel_fill(&self, frame: FrameId) {
-        if !self.fill_by_move {
+        if !self.moves_in(frame) {
             self.budget.uncharge(self.page_size());
         }
         self.recycle(frame);
     }
 
-    /// Spare frames that are worth keeping: none while others wait for their memory.
+    /// Spare frames that are worth keeping: none while others wait for their memory, or where
+    /// fills carry it off into the region.
     fn spare_max(&self) -> usize {
-        let singles = self.frames.singles();
-        match self.fill_by_move {
-            _ if self.owed() > 0 => 0,
-            true => singles,
-            false => BATCH_MAX.min(singles / 2),
+        if self.fill_by_move || self.owed() > 0 {
+            return 0;
         }
+        let bytes = self.low_bytes.load(Ordering::Relaxed) as usize;
+        let most = BATCH_MAX.min(self.frames.singles() / 2);
+        (bytes / self.page_bytes).clamp(1, most)
     }
 
-    /// Lists a frame with memory as spare, or frees its memory when there are plenty or others
-    /// wait for it.
+    /// Lists a frame whose memory was never mapped in the region as spare, or frees its memory when
+    /// there are plenty or others wait for it.
     pub(crate) fn recycle(&self, frame: FrameId) {
         if self.frames.run_of(frame).is_none() && self.frames.spare_len() < self.spare_max() {
             self.frames.put_spare(frame);
@@ -195,18 +201,14 @@ impl Pager {
         }
     }
 
-    /// [`recycle`](Self::recycle)s all of `frames`, which is empty afterwards. Memory is given back
-    /// with one call for many frames, neighbours as one range: a run that comes back whole is
-    /// still the huge page that it was.
-    pub(crate) fn recycle_all(&self, frames: &mut Vec<FrameId>) {
-        let keep = self.spare_max();
-        frames.retain(|frame| {
-            let spare = self.frames.run_of(*frame).is_none() && self.frames.spare_len() < keep;
-            if spare {
-                self.frames.put_spare(*frame);
-            }
-            !spare
-        });
+    /// Frees the memory of all of `frames`, through which pages have left, and empties the list.
+    /// The kernel may still be reading it, so nobody may write it again (`page::frames`). One call
+    /// frees many frames, neighbours as one range: a run that comes back whole is still the huge
+    /// page that it was. Frames that the pages were copied to are recycled.
+    pub(crate) fn give_back(&self, frames: &mut Vec<FrameId>) {
+        if !self.evict_by_move {
+            return frames.drain(..).for_each(|frame| self.recycle(frame));
+        }
         frames.sort_unstable();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let (mut from, mut count) = (0, 0);
@@ -243,19 +245,26 @@ impl Pager {
         }
     }
 
-    /// Keeps a run of frames, which is whole and has its memory, for the next chunk; clears it if
-    /// that is to be a fresh one.
-    pub(in crate::region) fn keep_run(&self, first: FrameId, rest: Rest) {
-        if rest == Rest::Zeros {
-            // SAFETY: a run is a huge page long, and its frames are this thread's.
-            unsafe { std::ptr::write_bytes(self.frames.ptr(first), 0, HUGE_PAGE) };
+    /// Exchanges the memory of a whole run of frames, or of a frame that is huge itself, for a fresh
+    /// huge page, and lists it as spare. `false`: the kernel refused, and nothing has changed. To
+    /// write over the old memory would be cheaper (the kernel clears the new), but see `page::frames`.
+    pub(in crate::region) fn renew(&self, first: FrameId) -> bool {
+        let piece = Piece::new(self.frames.addr(first), HUGE_PAGE);
+        // SAFETY: the caller's frames, whose pages have left, are a huge page long.
+        if unsafe { self.discarder.discard(&[piece]) }.is_err() {
+            return false;
         }
-        self.frames.put_spare_run(first, rest);
+        self.touch_frame(first);
+        match self.frames.run_of(first) {
+            Some(_) => self.frames.put_spare_run(first),
+            None => self.frames.put_spare(first),
+        }
+        true
     }
 
     /// A run of frames to read a chunk into, charged: a spare one, or an empty one.
     pub(in crate::region) fn charged_run(&self) -> Result<FrameId, NoRun> {
-        if let Some(first) = self.frames.take_spare_run(Rest::Old) {
+        if let Some(first) = self.frames.take_spare_run() {
             return Ok(first);
         }
         let first = self.frames.take_run().ok_or(NoRun::AllInUse)?;
@@ -286,13 +295,18 @@ impl Pager {
 
     /// Frees the memory and the charge of a spare run; returns how many bytes that were.
     pub(in crate::region) fn free_spare_run(&self) -> u64 {
-        let Some(first) = self.frames.take_spare_run(Rest::Old) else { return 0 };
+        let Some(first) = self.frames.take_spare_run() else { return 0 };
+        self.free_run(first);
+        HUGE_PAGE as u64
+    }
+
+    /// Frees the memory and the charge of a whole run.
+    pub(in crate::region) fn free_run(&self, first: FrameId) {
         let piece = Piece::new(self.frames.addr(first), HUGE_PAGE);
         let mut frames = [first; HUGE_PAGE / KERNEL_PAGE];
         let count = self.frames.run_frames();
         frames.iter_mut().zip(first.0..).for_each(|(frame, n)| *frame = FrameId(n));
         self.free_frames(&frames[..count], &[piece]);
-        HUGE_PAGE as u64
     }
 
     /// Frees the memory of a frame and its charge.
