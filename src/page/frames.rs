@@ -325,6 +325,16 @@ impl Frames {
         self.staging.populate(frame.0 as usize * self.page_bytes, self.page_bytes)
     }
 
+    /// Whether the memory at a range of the staging area is locked (`mlock`).
+    pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
+        self.staging.is_locked(start - self.staging.addr(), len)
+    }
+
+    /// Ends all memory locks of the staging area.
+    pub(crate) fn unlock(&self) {
+        self.staging.unlock();
+    }
+
     /// The frame's note.
     pub(crate) fn note_of(&self, frame: FrameId) -> &Note {
         &self.notes[frame.0 as usize]

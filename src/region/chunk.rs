@@ -330,7 +330,7 @@ impl Pager {
         let claimed = self.pages_of_chunk(chunk).take_while(claims).count();
         let (dst, src) = (self.chunk_addr(chunk), self.frames.addr(first));
         let is_alone = claimed as u64 == self.pages_per_chunk();
-        let moved = if is_alone { self.move_or_stop(dst, src, CHUNK) } else { 0 };
+        let moved = if is_alone { self.move_or_stop(dst, src, CHUNK).bytes } else { 0 };
         if moved == CHUNK {
             return true;
         }
@@ -448,7 +448,7 @@ impl Pager {
     /// changed when the kernel uses a page of it.
     fn move_chunk(&self, chunk: ChunkId, first: FrameId) -> bool {
         let (dst, src) = (self.frames.addr(first), self.chunk_addr(chunk));
-        let moved = self.move_or_stop(dst, src, CHUNK);
+        let moved = self.move_or_stop(dst, src, CHUNK).bytes;
         if moved < CHUNK {
             if moved > 0 {
                 self.move_back(dst, src, moved);

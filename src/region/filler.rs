@@ -293,6 +293,12 @@ impl Filler {
             let arrived = self.arrived;
             for at in 0..count {
                 let message = self.messages[at];
+                if let Some(from) = message.moved_from() {
+                    report::broken(format_args!(
+                        "the program has moved far memory at {from:#x} (mremap): what is not in \
+                         memory would read as zero there"
+                    ));
+                }
                 if let Some(fault) = message.fault() {
                     let lonely = self.rest_if_last(count - 1);
                     let at_once = self.patience.answers_at_once();
@@ -710,8 +716,8 @@ impl Filler {
                 }
             }
             Err(error) => {
-                report::warn("a page could not be mapped, trying again", &error);
-                pager.settle(page, moving, Word::stored(slot.expect("a fill has a slot")));
+                let stored = Word::stored(slot.expect("a fill has a slot"));
+                pager.not_mapped(page, moving, stored, &error);
                 pager.cancel_fill(frame);
                 pager.wake(page);
             }

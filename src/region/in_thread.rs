@@ -16,7 +16,6 @@
 
 use super::pager::{Ahead, Pager, backoff};
 use super::readahead::Found;
-use super::report;
 use super::resolve::{Answer, Asked};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
@@ -184,10 +183,9 @@ impl Pager {
         }
         let guard = self.guard(page, frame, write);
         if let Err(error) = self.install(page, frame, guard.protect(), Wake::No) {
-            report::warn("a page could not be mapped, trying again", &error);
-            self.settle(page, moving, Word::stored(slot));
+            let answer = self.not_mapped(page, moving, Word::stored(slot), &error);
             self.cancel_fill(frame);
-            return Some(Answer::Again);
+            return Some(answer);
         }
         let resident = guard.mark(Word::resident(Some(slot)));
         self.settle_resident(page, moving, resident, Some(Insert::Filled));

@@ -264,6 +264,15 @@ pub(super) fn warn(what: &'static str, cause: &Error) {
     say(what, WARNINGS_MAX, format_args!("{what}: {}", Cause(cause)));
 }
 
+/// The program has locked far memory.
+pub(super) fn unlocked() {
+    let cause = Error::Os { call: "UFFDIO_MOVE or MADV_DONTNEED", errno: crate::sys::EINVAL };
+    warn(
+        "mlock does not keep far memory in RAM (pin does); locks are taken off as it leaves",
+        &cause,
+    );
+}
+
 /// The handler cannot go on without risking wrong bytes or a hang.
 pub(super) fn fatal(what: &str, cause: &Error) -> ! {
     say_last(format_args!("fatal: {what}: {}", Cause(cause)))

@@ -16,6 +16,7 @@ use crate::base::units::PageId;
 use crate::page::note::Fate;
 use crate::page::protocol;
 use crate::page::word::{State, Word};
+use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect, Wake};
 use crate::tier::policy::Insert;
 use std::time::Duration;
@@ -110,20 +111,17 @@ impl Pager {
                 self.settle(page, moving, Word::EMPTY);
                 Some(Answer::Starved)
             }
-            Err(error) => {
-                report::warn("a page could not be mapped, trying again", &error);
-                self.settle(page, moving, Word::EMPTY);
-                Some(Answer::Again)
-            }
+            Err(error) => Some(self.not_mapped(page, moving, Word::EMPTY, &error)),
         }
     }
 
-    /// `Resident`: a first write to a protected page, a hole of a sparse one, or a lost race.
+    /// `Resident`: a first write to a protected page, a hole of a sparse one or one that the program
+    /// made (`MADV_DONTNEED`), or a lost race.
     fn touch_resident(&self, page: PageId, word: Word, fault: &Fault) -> Option<Answer> {
         if fault.protected {
             return self.open_for_writes(page, word);
         }
-        if word.sparse() {
+        if word.sparse() || self.is_hole(fault.address) {
             return self.fill_hole(page, word, fault.address).then_some(Answer::Done);
         }
         self.counters.faults_racing.bump();
@@ -176,10 +174,13 @@ impl Pager {
                 Some(Answer::Done)
             }
             Err(error) => {
-                report::warn("a page could not be mapped, trying again", &error);
                 self.uncharge_copy();
-                self.settle(page, moving, Word::cooling(frame));
-                Some(Answer::Again)
+                let answer = self.not_mapped(page, moving, Word::cooling(frame), &error);
+                if self.word(page).load().state() == State::Poisoned {
+                    self.put_slot(slot);
+                    self.frames.decide(frame, Fate::Dropped);
+                }
+                Some(answer)
             }
         }
     }
@@ -245,7 +246,15 @@ impl Pager {
         }
     }
 
-    /// Fills one kernel page of a sparse resident page with zeros. `false`: look at the page again.
+    /// Whether nothing is mapped at an address. Without a page map that is found out by filling it.
+    fn is_hole(&self, addr: usize) -> bool {
+        let Some(map) = self.uffd.pagemap() else { return true };
+        let mut there = [true];
+        map.scan(addr, &mut there).is_ok() && !there[0]
+    }
+
+    /// Fills one kernel page of a resident page, where it has a hole, with zeros. The page may be
+    /// written there without a fault from then on. `false`: look at the page again.
     fn fill_hole(&self, page: PageId, word: Word, addr: usize) -> bool {
         // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
         let moving = word.leaving();
@@ -255,10 +264,19 @@ impl Pager {
         // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
         // mapping now.
         let outcome = unsafe { self.uffd.zeropage(addr, crate::sys::vm::KERNEL_PAGE, Wake::Yes) };
-        self.settle(page, moving, word);
+        let filled = outcome == Outcome::Done;
+        let sparse = word.with_sparse(true).with_protected(false);
+        self.settle(page, moving, if filled { sparse } else { word });
         match outcome {
             Outcome::Done => self.counters.faults_zero.bump(),
-            _ => self.wake(page),
+            Outcome::Failed { errno: errno @ sys::EPERM, .. } => {
+                let cause = Error::Os { call: "UFFDIO_ZEROPAGE", errno };
+                report::fatal("a hole of a page could not be filled", &cause);
+            }
+            _ => {
+                self.counters.faults_racing.bump();
+                self.wake(page);
+            }
         }
         true
     }

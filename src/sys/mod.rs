@@ -22,7 +22,9 @@ pub(crate) mod vm;
 use crate::base::error::{Error, Result};
 use std::io::Read;
 
-pub(crate) use libc::{EBUSY, EEXIST, EIO, ENOSPC, ESRCH, ETIMEDOUT};
+pub(crate) use libc::{
+    EAGAIN, EBUSY, EEXIST, EINVAL, EIO, ENOENT, ENOMEM, ENOSPC, EPERM, ESRCH, ETIMEDOUT,
+};
 
 /// The calling thread's `errno`.
 pub(crate) fn errno() -> i32 {

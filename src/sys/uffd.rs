@@ -19,6 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 /// Feature bits, `include/uapi/linux/userfaultfd.h`.
 pub(crate) mod feature {
     pub(crate) const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+    pub(crate) const EVENT_REMAP: u64 = 1 << 2;
     pub(crate) const SIGBUS: u64 = 1 << 7;
     pub(crate) const THREAD_ID: u64 = 1 << 8;
     pub(crate) const POISON: u64 = 1 << 14;
@@ -37,6 +38,7 @@ const WRITEPROTECT_WP: u64 = 1;
 const MOVE_DONTWAKE: u64 = 1;
 
 const EVENT_PAGEFAULT: u8 = 0x12;
+const EVENT_REMAP: u8 = 0x14;
 const FAULT_WRITE: u64 = 1;
 const FAULT_WP: u64 = 2;
 
@@ -120,7 +122,7 @@ impl Message {
     pub(crate) const EMPTY: Message =
         Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0, padding: 0 };
 
-    /// The page fault this message reports, `None` for other events (which are never enabled).
+    /// The page fault this message reports, `None` for other events.
     pub(crate) fn fault(&self) -> Option<Fault> {
         (self.event == EVENT_PAGEFAULT).then_some(Fault {
             address: self.address as usize,
@@ -128,6 +130,13 @@ impl Message {
             protected: self.flags & FAULT_WP != 0,
             thread: self.thread,
         })
+    }
+
+    /// The first address of registered memory that the program has moved by `mremap(2)`, where
+    /// [`feature::EVENT_REMAP`] is enabled.
+    pub(crate) fn moved_from(&self) -> Option<usize> {
+        // `arg.remap.from` lies where `arg.pagefault.flags` does.
+        (self.event == EVENT_REMAP).then_some(self.flags as usize)
     }
 }
 
@@ -159,7 +168,7 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     /// The same for a range that begins `before` bytes earlier, which are done.
-    fn after(self, before: usize) -> Outcome {
+    pub(crate) fn after(self, before: usize) -> Outcome {
         match self {
             Outcome::Done => Outcome::Done,
             Outcome::Present { bytes } => Outcome::Present { bytes: before + bytes },

@@ -131,6 +131,21 @@ impl Mapping {
         if rc == 0 { Ok(()) } else { Err(os_error("mlock")) }
     }
 
+    /// Ends all memory locks of the mapping, see `munlock(2)`; costs one call however large it is.
+    pub(crate) fn unlock(&self) {
+        // SAFETY: the range is this mapping's own; its contents stay.
+        let rc = unsafe { libc::munlock(self.as_ptr().cast(), self.len) };
+        // ENOMEM: a part is not mapped any more; the parts before it are unlocked.
+        let _ = rc;
+    }
+
+    /// Whether a part of `[offset, offset + len)` is locked (`mlock(2)`): the kernel then refuses
+    /// the advice `MADV_COLD` (5.4), which does nothing else where there is no swap.
+    pub(crate) fn is_locked(&self, offset: usize, len: usize) -> bool {
+        let advised = self.advise(offset, len, libc::MADV_COLD);
+        matches!(advised, Err(Error::Os { errno: libc::EINVAL, .. }))
+    }
+
     /// Allows core dumps to contain the range.
     pub(crate) fn include_in_dumps(&self) -> Result<()> {
         self.dumped.store(true, Ordering::Relaxed);
@@ -156,7 +171,7 @@ impl Mapping {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
         // SAFETY: the range lies in this mapping (checked above); dropping its contents is what
         // the caller allows.
-        unsafe { discard_one(Piece::new(self.addr() + offset, len)) }
+        unsafe { discard_one(Piece::new(self.addr() + offset, len)) }.map(drop)
     }
 
     /// Moves the pages of `[offset, offset + len)` to `to_offset` of another mapping, whose pages
@@ -361,12 +376,15 @@ impl Piece {
 pub(crate) struct Discarder {
     pidfd: Option<OwnedFd>,
     vectored: AtomicBool,
+    /// Memory was locked when it was dropped.
+    met_locks: AtomicBool,
 }
 
 impl Discarder {
     pub(crate) fn new() -> Discarder {
         if cfg!(miri) {
-            return Discarder { pidfd: None, vectored: AtomicBool::new(false) };
+            let [vectored, met_locks] = [(); 2].map(|()| AtomicBool::new(false));
+            return Discarder { pidfd: None, vectored, met_locks };
         }
         // SAFETY: pidfd_open(2) takes two integers and returns a new descriptor.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
@@ -375,7 +393,12 @@ impl Discarder {
             unsafe { OwnedFd::from_raw_fd(fd) }
         });
         let vectored = AtomicBool::new(pidfd.is_some());
-        Discarder { pidfd, vectored }
+        Discarder { pidfd, vectored, met_locks: AtomicBool::new(false) }
+    }
+
+    /// Whether memory was locked (`mlock(2)`) that was dropped since this was asked last.
+    pub(crate) fn met_locks(&self) -> bool {
+        self.met_locks.load(Ordering::Relaxed) && self.met_locks.swap(false, Ordering::Relaxed)
     }
 
     /// Drops the pages of all `pieces`.
@@ -387,21 +410,30 @@ impl Discarder {
     /// As for [`Mapping::discard`], for every piece.
     pub(crate) unsafe fn discard(&self, pieces: &[Piece]) -> Result<()> {
         let mut rest = pieces;
+        let mut supported = true;
         if self.vectored.load(Ordering::Relaxed) && pieces.len() > 1 {
             // SAFETY: the caller's promise, passed on.
             let done = unsafe { self.discard_vectored(pieces) };
-            rest = &pieces[done..];
+            supported = done.is_some();
+            rest = &pieces[done.unwrap_or(0)..];
         }
+        let mut locked = false;
         for piece in rest {
             // SAFETY: the caller allows dropping this piece.
-            unsafe { discard_one(*piece) }?;
+            locked |= unsafe { discard_one(*piece) }? == Met::Locks;
+        }
+        if locked {
+            self.met_locks.store(true, Ordering::Relaxed);
+        } else if !supported {
+            // Nothing about the pieces explains the refusal.
+            self.vectored.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Returns how many pieces were dropped whole.
-    unsafe fn discard_vectored(&self, pieces: &[Piece]) -> usize {
-        let Some(pidfd) = &self.pidfd else { return 0 };
+    /// Returns how many pieces were dropped whole; `None` when the kernel refused the first.
+    unsafe fn discard_vectored(&self, pieces: &[Piece]) -> Option<usize> {
+        let pidfd = self.pidfd.as_ref()?;
         // SAFETY: `Piece` is a transparent iovec; the slice is valid during the call, and the
         // caller allows dropping each range.
         let dropped = unsafe {
@@ -414,10 +446,7 @@ impl Discarder {
                 0,
             )
         };
-        let Ok(mut dropped) = usize::try_from(dropped) else {
-            self.vectored.store(false, Ordering::Relaxed);
-            return 0;
-        };
+        let mut dropped = usize::try_from(dropped).ok()?;
         // A short count is normal (process_madvise(2)): the caller goes on piece by piece.
         let mut whole = 0;
         for piece in pieces {
@@ -427,30 +456,65 @@ impl Discarder {
             dropped -= piece.len();
             whole += 1;
         }
-        whole
+        Some(whole)
     }
 }
 
 #[cfg(miri)]
-unsafe fn discard_one(piece: Piece) -> Result<()> {
+unsafe fn discard_one(piece: Piece) -> Result<Met> {
     // SAFETY: the caller allows dropping this range: it reads as zero then.
     unsafe { piece.0.iov_base.cast::<u8>().write_bytes(0, piece.len()) };
-    Ok(())
+    Ok(Met::Nothing)
 }
 
 #[cfg(not(miri))]
-unsafe fn discard_one(piece: Piece) -> Result<()> {
+unsafe fn discard_one(piece: Piece) -> Result<Met> {
+    /// Drops locked memory, too (5.18).
+    const MADV_DONTNEED_LOCKED: i32 = 24;
+    let (start, len) = (piece.0.iov_base, piece.len());
+    let (mut advice, mut met) = (libc::MADV_DONTNEED, Met::Nothing);
     loop {
         // SAFETY: the caller allows dropping this range.
-        let rc = unsafe { libc::madvise(piece.0.iov_base, piece.len(), libc::MADV_DONTNEED) };
+        let rc = unsafe { libc::madvise(start, len, advice) };
         if rc == 0 {
-            return Ok(());
+            return Ok(met);
         }
         match errno() {
             libc::EINTR | libc::EAGAIN => {}
+            // The program has unmapped a part of the range. The rest was dropped.
+            libc::ENOMEM => return Ok(met),
+            libc::EINVAL if met == Met::Nothing => {
+                (advice, met) = (MADV_DONTNEED_LOCKED, Met::Locks);
+            }
+            libc::EINVAL if advice == MADV_DONTNEED_LOCKED => {
+                // SAFETY: ends locks; contents stay.
+                unsafe { libc::munlock(start, len) };
+                advice = libc::MADV_DONTNEED;
+            }
             errno => return Err(Error::Os { call: "madvise", errno }),
         }
     }
+}
+
+/// Copies memory of this process that may not be readable: `process_vm_readv(2)` then says so, where
+/// a load would be SIGSEGV. Returns whether all of it was copied.
+///
+/// # Safety
+/// `to` is valid for writes of `len` bytes, and nobody else uses it meanwhile.
+pub(crate) unsafe fn copy_checked(from: usize, to: *mut u8, len: usize) -> bool {
+    let local = libc::iovec { iov_base: to.cast(), iov_len: len };
+    let remote = Piece::new(from, len).0;
+    let own = std::process::id().cast_signed();
+    // SAFETY: the caller's promise for `to`; the call checks the range that it reads.
+    let copied = unsafe { libc::process_vm_readv(own, &local, 1, &remote, 1, 0) };
+    copied == len as isize
+}
+
+/// What was in the way of dropping memory, and was overcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Met {
+    Nothing,
+    Locks,
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod in_thread;
 mod limits;
 mod messages;
 mod panics;
+mod program;
 mod reads;
 mod shutdown;
 mod writes;

@@ -8,9 +8,20 @@ use crate::page::word::{FrameId, State};
 use crate::region::pager::install::install_error;
 use crate::region::pager::{BATCH_MAX, Pager};
 use crate::region::report;
+use crate::sys;
 use crate::sys::uffd::{Outcome, Protect, Wake};
-use crate::sys::vm::{KERNEL_PAGE, Piece};
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece, copy_checked};
 use crate::tier::policy::EvictionPolicy;
+
+/// How far memory was moved.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::region) struct Moved {
+    /// Of whole pages.
+    pub(in crate::region) bytes: usize,
+    /// The kernel moves nothing there, whoever uses it or not: the program has protected a part of
+    /// it. COPY goes there all the same.
+    pub(in crate::region) refused: bool,
+}
 
 impl Pager {
     /// Takes up to `want` victims, at least one, off the policy's lists. One of a chunk that came in
@@ -86,44 +97,92 @@ impl Pager {
     }
 
     /// Takes the contents of `count` `Moving` pages from `first` into neighbouring frames and
-    /// unmaps them from the region; returns how many it took. The next one is in use by the kernel
-    /// and stays as it was; the frames that are left are given back.
-    pub(super) fn take_contents(&self, first: PageId, frame: FrameId, count: usize) -> usize {
+    /// unmaps them from the region; returns what it took. The next one is in use by the kernel, or
+    /// refused, and stays as it was; the frames that are left are given back.
+    pub(super) fn take_contents(&self, first: PageId, frame: FrameId, count: usize) -> Moved {
         if self.evict_by_move {
             self.take_by_move(first, frame, count)
         } else {
-            usize::from(self.take_by_copy(first, frame))
+            let taken = self.take_by_copy(first, frame);
+            Moved { bytes: usize::from(taken) * self.page_bytes, refused: false }
         }
     }
 
-    fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> usize {
+    fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> Moved {
         let len = count * self.page_bytes;
         self.clear_way(self.frames.addr(frame), len);
         let moved = self.move_or_stop(self.frames.addr(frame), self.addr(first), len);
-        let whole = moved / self.page_bytes;
+        let whole = moved.bytes / self.page_bytes;
         let end = frame.0 + count as u32;
         (frame.0 + whole as u32..end).for_each(|frame| drop(self.frames.release(FrameId(frame))));
-        whole
+        moved
+    }
+
+    /// Takes the content of a page that MOVE refuses into a frame, which is returned. (Direct I/O of
+    /// the application in flight is not seen: such I/O began before the program took the right to
+    /// write there away.)
+    pub(super) fn copy_refused(&self, page: PageId) -> Option<FrameId> {
+        let frame = self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame())?;
+        self.take_by_copy(page, frame).then_some(frame)
+    }
+
+    /// Moves memory between the region and frames. Where a memory lock (`mlock`) is in the way, it
+    /// is taken off, and the program is told: what is locked could never leave, and a limit that
+    /// cannot be kept helps nobody.
+    ///
+    /// # Safety
+    /// As for `Uffd::move_pages`.
+    pub(in crate::region) unsafe fn move_memory(
+        &self,
+        dst: usize,
+        src: usize,
+        len: usize,
+        wake: Wake,
+    ) -> Outcome {
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.uffd.move_pages(dst, src, len, wake) };
+        match outcome {
+            Outcome::Failed { bytes, errno: sys::EINVAL } if self.take_locks_off(dst, src, len) => {
+                let (dst, src, len) = (dst + bytes, src + bytes, len - bytes);
+                // SAFETY: the caller's promise holds for what is left.
+                unsafe { self.uffd.move_pages(dst, src, len, wake) }.after(bytes)
+            }
+            _ => outcome,
+        }
+    }
+
+    /// Ends all memory locks of region and frames if one is on either range; says whether.
+    fn take_locks_off(&self, dst: usize, src: usize, len: usize) -> bool {
+        let is_far = |addr: usize| addr.wrapping_sub(self.region.addr()) < self.region.len();
+        let (far, staged) = if is_far(dst) { (dst, src) } else { (src, dst) };
+        let locked = self.region.is_locked(far - self.region.addr(), len)
+            || self.frames.is_locked(staged, len);
+        if locked {
+            self.frames.unlock();
+            self.region.unlock();
+            report::unlocked();
+        }
+        locked
     }
 
     /// Moves memory of the region out to frames, or of a run of frames to an empty chunk, whole
-    /// pages of it: a page of which only a part could be moved is put together again. Returns the
-    /// bytes that went.
-    pub(in crate::region) fn move_or_stop(&self, dst: usize, src: usize, len: usize) -> usize {
+    /// pages of it: a page of which only a part could be moved is put together again.
+    pub(in crate::region) fn move_or_stop(&self, dst: usize, src: usize, len: usize) -> Moved {
         // SAFETY: the pages are `Moving` by this thread, or in a chunk that it latched, and it may
         // unmap them; the frames are empty ones of this thread's. Or the frames are a run of this
         // thread's, and the pages are `Moving` by it and missing.
-        let outcome = unsafe { self.uffd.move_pages(dst, src, len, Wake::No) };
+        let outcome = unsafe { self.move_memory(dst, src, len, Wake::No) };
         let moved = match outcome {
-            Outcome::Done => return len,
+            Outcome::Done => return Moved { bytes: len, refused: false },
             Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
             Outcome::Failed { bytes, .. } => bytes,
         };
+        let refused = matches!(outcome, Outcome::Failed { errno: sys::EINVAL, .. });
         let whole = moved - moved % self.page_bytes;
         if moved > whole {
             self.move_back(dst + whole, src + whole, moved - whole);
         }
-        whole
+        Moved { bytes: whole, refused }
     }
 
     /// Moves memory that was just moved out back to where it came from, which is missing.
@@ -152,20 +211,15 @@ impl Pager {
         unsafe { self.frames.ptr(frame).write_volatile(0) };
     }
 
-    /// For kernels without MOVE: nobody can write the page while it is copied, because writes
-    /// fault first and wait for its word. (A device request of the application in flight is not
-    /// seen: such kernels need a pin around direct I/O into far memory.)
+    /// For kernels without MOVE, and pages that it refuses: nobody can write the page while it is
+    /// copied, because writes fault first and wait for its word. (A device request of the application
+    /// in flight is not seen: such kernels need a pin around direct I/O into far memory.)
     fn take_by_copy(&self, page: PageId, frame: FrameId) -> bool {
-        if self.uffd.forbid_writes(self.addr(page), self.page_bytes).is_err() {
+        let protected = self.uffd.forbid_writes(self.addr(page), self.page_bytes).is_ok();
+        if !protected || !self.fill_holes(page) || !self.copy_to_frame(page, frame) {
+            // Where it stays protected although its word does not say so, a write lifts that.
             self.recycle(frame);
             return false;
-        }
-        // SAFETY: the page is mapped and write-protected, the frame is this thread's; both are
-        // `page_bytes` long and do not overlap. Holes of a sparse page cannot be here: chunks are
-        // opened only where MOVE exists.
-        unsafe {
-            let src = self.addr(page) as *const u8;
-            std::ptr::copy_nonoverlapping(src, self.frames.ptr(frame), self.page_bytes);
         }
         let piece = Piece::new(self.addr(page), self.page_bytes);
         // SAFETY: the page is `Moving` by this thread and its content is in the frame.
@@ -173,6 +227,30 @@ impl Pager {
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         self.budget.uncharge(self.page_size());
         true
+    }
+
+    /// Copies a page, `Moving` by this thread and without holes, to a frame. `false`: the program has
+    /// protected it against reading.
+    fn copy_to_frame(&self, page: PageId, frame: FrameId) -> bool {
+        // SAFETY: the frame is this thread's and `page_bytes` long.
+        unsafe { copy_checked(self.addr(page), self.frames.ptr(frame), self.page_bytes) }
+    }
+
+    /// Maps zeros where a page, `Moving` by this thread, has holes: the program has dropped parts of
+    /// it (`MADV_DONTNEED`). To read one would be to wait for a filler, which waits for the page.
+    fn fill_holes(&self, page: PageId) -> bool {
+        let mut there = [false; HUGE_PAGE / KERNEL_PAGE];
+        let there = &mut there[..self.page_bytes / KERNEL_PAGE];
+        // Without a page map all parts count as holes; what is there stays.
+        if self.uffd.pagemap().is_some_and(|map| map.scan(self.addr(page), there).is_err()) {
+            return false;
+        }
+        there.iter().enumerate().filter(|(_, there)| !**there).all(|(unit, _)| {
+            let start = self.addr(page) + unit * KERNEL_PAGE;
+            // SAFETY: what the program has dropped reads as zero.
+            let filled = unsafe { self.uffd.zeropage(start, KERNEL_PAGE, Wake::No) };
+            matches!(filled, Outcome::Done | Outcome::Present { .. })
+        })
     }
 
     /// Maps a cooling frame's content back as `page`, which is `Moving` by this thread. Returns
@@ -185,14 +263,14 @@ impl Pager {
         self.clear_way(dst, self.page_bytes);
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content and nobody else moves it.
-        let outcome = unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) };
+        let outcome = unsafe { self.move_memory(dst, src, self.page_bytes, Wake::No) };
         match outcome {
             Outcome::Done => Ok(Fate::MovedBack),
             // A page half of which is mapped cannot cool on: threads may write to that half.
             Outcome::Busy { bytes }
             | Outcome::Present { bytes }
             | Outcome::Failed { bytes, .. }
-                if bytes > 0 || matches!(outcome, Outcome::Busy { .. }) =>
+                if bytes > 0 || is_copied_then(outcome) =>
             {
                 self.copy_rest(page, frame, bytes, Protect::No)?;
                 Ok(Fate::MovedBack)
@@ -208,7 +286,7 @@ impl Pager {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content.
-        let bytes = match unsafe { self.uffd.move_pages(dst, src, self.page_bytes, Wake::No) } {
+        let bytes = match unsafe { self.move_memory(dst, src, self.page_bytes, Wake::No) } {
             Outcome::Done => return true,
             Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
             Outcome::Failed { bytes, .. } => bytes,
@@ -225,4 +303,10 @@ impl Pager {
             self.budget.uncharge(self.page_size());
         }
     }
+}
+
+/// Whether what MOVE did not move can be copied: the kernel uses the frame, or the program has
+/// protected a part of the page.
+pub(in crate::region) fn is_copied_then(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Busy { .. } | Outcome::Failed { errno: sys::EINVAL, .. })
 }

@@ -43,8 +43,7 @@ impl Evictor {
         let is_wanted = self.pager.owed() == 0 && self.pager.excess() == 0;
         let is_huge = self.pager.page_bytes >= HUGE_PAGE;
         // What was read by runs leaves by runs, and more is being read.
-        let is_used =
-            is_huge || self.arrivals.fresh_prevail() || self.pager.has_read_chunks();
+        let is_used = is_huge || self.arrivals.fresh_prevail() || self.pager.has_read_chunks();
         if !self.pager.evict_by_move || self.freed.len() < per_run || !is_wanted || !is_used {
             return;
         }
@@ -54,8 +53,8 @@ impl Evictor {
             let first = self.freed[at];
             let begins =
                 frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(per_run);
-            let is_run = begins
-                && self.freed[at + per_run - 1].0 as usize == first.0 as usize + per_run - 1;
+            let is_run =
+                begins && self.freed[at + per_run - 1].0 as usize == first.0 as usize + per_run - 1;
             if (is_huge || is_run) && self.pager.renew(first) {
                 self.freed.drain(at..at + per_run);
             } else {

@@ -28,7 +28,7 @@
 //! 4. A page the kernel is using (an application's direct I/O in flight) is refused by MOVE and
 //!    stays; only pages that were write-protected all along are dropped without MOVE.
 
-mod content;
+pub(in crate::region) mod content;
 mod cool;
 mod serve;
 mod take;
@@ -146,6 +146,9 @@ impl Evictor {
         self.pager.evictor_looks();
         report::flush();
         self.pager.count_slot_tables();
+        if self.pager.discarder.met_locks() {
+            report::unlocked();
+        }
         let asked = self.serve_requests();
         let worked = self.make_room();
         self.settle_lingering();

@@ -220,34 +220,53 @@ impl Evictor {
     /// frames, to cool there; returns how many pages left.
     fn move_out(&mut self, run: &[(PageId, Word)], chosen: Instant) -> usize {
         let (mut done, mut moved) = (0, 0);
+        // Once the kernel has refused a part of the run, pages go one by one: it says no to all for one.
+        let mut most = run.len();
         while done < run.len() {
-            let rest = &run[done..];
+            let rest = &run[done..run.len().min(done + most)];
             let Some((first, got)) = self.pager.frames_for_run(rest[0].0, rest.len()) else {
-                rest.iter().for_each(|(page, word)| self.keep(*page, *word));
+                run[done..].iter().for_each(|(page, word)| self.keep(*page, *word));
                 break;
             };
-            let whole = self.pager.take_contents(rest[0].0, first, got);
-            for ((page, word), frame) in rest[..whole].iter().zip(first.0..).map(with_frame) {
-                if word.sparse() {
-                    self.pager.fill_frame_holes(frame);
-                }
-                self.pager.frames.note(frame, page, word.slot());
-                let note = self.pager.frames.note_of(frame);
-                note.set_prefetched(word.prefetched());
-                note.set_guessed(word.guessed());
-                self.chosen[frame.0 as usize] = chosen;
-                self.pager.settle(page, word, Word::cooling(frame));
-                self.cooling.push_back(frame);
+            let taken = self.pager.take_contents(rest[0].0, first, got);
+            let whole = taken.bytes / self.pager.page_bytes;
+            for (victim, frame) in rest[..whole].iter().zip((first.0..).map(FrameId)) {
+                self.cool(*victim, frame, chosen);
             }
             (done, moved) = (done + whole, moved + whole);
-            if whole < got {
-                let (page, word) = rest[whole];
-                self.keep(page, word);
-                self.pager.counters.evict_busy.bump();
-                done += 1;
+            if whole == got {
+                continue;
             }
+            if taken.refused && most > 1 {
+                most = 1;
+                continue;
+            }
+            let (page, word) = rest[whole];
+            let copied = taken.refused.then(|| self.pager.copy_refused(page)).flatten();
+            match copied {
+                Some(frame) => self.cool((page, word), frame, chosen),
+                None => {
+                    self.keep(page, word);
+                    self.pager.counters.evict_busy.bump();
+                }
+            }
+            (done, moved) = (done + 1, moved + usize::from(copied.is_some()));
         }
         moved
+    }
+
+    /// The content of a victim, `Moving` by this thread, is in `frame` now.
+    fn cool(&mut self, (page, word): (PageId, Word), frame: FrameId, chosen: Instant) {
+        if word.sparse() {
+            self.pager.fill_frame_holes(frame);
+        }
+        self.pager.frames.note(frame, page, word.slot());
+        let note = self.pager.frames.note_of(frame);
+        note.set_prefetched(word.prefetched());
+        note.set_guessed(word.guessed());
+        self.chosen[frame.0 as usize] = chosen;
+        self.pager.settle(page, word, Word::cooling(frame));
+        self.cooling.push_back(frame);
     }
 
     /// Whether the next to go is a page that the policy knows, although there are open chunks
@@ -306,10 +325,6 @@ impl Evictor {
             }
         }
     }
-}
-
-fn with_frame((&(page, word), frame): (&(PageId, Word), u32)) -> ((PageId, Word), FrameId) {
-    ((page, word), FrameId(frame))
 }
 
 #[cfg(test)]

@@ -3,12 +3,15 @@
 
 use super::Pager;
 use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
 use crate::base::units::PageId;
 use crate::page::word::{FrameId, Word};
-use crate::region::report;
+use crate::region::evictor::content::is_copied_then;
+use crate::region::resolve::Answer;
+use crate::region::{errno_of, report};
 use crate::sys;
 use crate::sys::uffd::{Outcome, Protect, Wake, feature};
-use crate::sys::vm::{HUGE_PAGE, Piece};
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 
 /// How a page that was read is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,18 +55,18 @@ impl Pager {
             self.clear_way(dst, self.page_bytes);
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
             // frame is this thread's and holds the page's content.
-            unsafe { self.uffd.move_pages(dst, src, self.page_bytes, wake) }
+            unsafe { self.move_memory(dst, src, self.page_bytes, wake) }
         } else {
             // SAFETY: as above.
             unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, wake) }
         };
         let mapped = match outcome {
-            Outcome::Done if by_move => {
-                self.frames.put_empty(frame);
-                return Ok(());
-            }
             Outcome::Done => {
-                self.recycle(frame);
+                self.has_mapped();
+                match by_move {
+                    true => self.frames.put_empty(frame),
+                    false => self.recycle(frame),
+                }
                 return Ok(());
             }
             // Rarely, just after a device read, the kernel still holds the frame.
@@ -78,7 +81,8 @@ impl Pager {
             }
             Outcome::Failed { bytes, .. } => bytes,
         };
-        if mapped == 0 && !matches!(outcome, Outcome::Busy { .. }) {
+        let is_split = matches!(outcome, Outcome::Failed { errno: sys::ENOENT, .. });
+        if mapped == 0 && !is_copied_then(outcome) && !is_split {
             return Err(install_error(outcome));
         }
         // A page half of which is mapped cannot be tried again: nor can it be unmapped, for
@@ -105,7 +109,7 @@ impl Pager {
         // left behind goes with them (Linux 6.14); before that, MOVE takes the huge page apart.
         // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
         drop(unsafe { self.discarder.discard(&[chunk]) });
-        let moved = self.move_or_stop(self.addr(first), self.frames.addr(frame), HUGE_PAGE);
+        let moved = self.move_or_stop(self.addr(first), self.frames.addr(frame), HUGE_PAGE).bytes;
         let pages = moved / self.page_bytes;
         (frame.0..).take(pages).for_each(|n| self.frames.put_empty(FrameId(n)));
         if moved == HUGE_PAGE {
@@ -168,16 +172,48 @@ impl Pager {
         mapped: usize,
         protect: Protect,
     ) -> Result<()> {
-        let (dst, src) = (self.addr(page) + mapped, self.frames.addr(frame) + mapped);
-        // SAFETY: the rest of the page is missing, this thread alone may fill it (it is
-        // `Moving`), and the rest of the frame holds its content.
-        let outcome = unsafe {
-            let rest = self.page_bytes - mapped;
-            self.uffd.copy(dst, src as *const u8, rest, protect, Wake::No)
+        // SAFETY: the page is `Moving` by this thread, and the frame holds its content.
+        unsafe { self.copy_in(page, self.frames.ptr(frame), mapped, protect) }
+    }
+
+    /// Copies what of a page is not mapped yet from `content`.
+    ///
+    /// # Errors
+    /// When nothing of the page is mapped, because the kernel is out of memory or the program has
+    /// unmapped the range.
+    ///
+    /// # Safety
+    /// The page is `Moving` by this thread, and missing but for the first `mapped` bytes; `content`
+    /// is what it holds, and `page_bytes` long.
+    unsafe fn copy_in(
+        &self,
+        page: PageId,
+        content: *const u8,
+        mapped: usize,
+        protect: Protect,
+    ) -> Result<()> {
+        let copy = |from: usize, len: usize| {
+            let (dst, src) = (self.addr(page) + from, content.wrapping_add(from));
+            // SAFETY: the caller's promise holds for a part of what is missing.
+            unsafe { self.uffd.copy(dst, src, len, protect, Wake::No) }
         };
+        let mut outcome = copy(mapped, self.page_bytes - mapped).after(mapped);
+        if let Outcome::Failed { bytes, errno: sys::ENOENT } = outcome {
+            // The kernel copies within one of its areas only, and the program has split them
+            // (`mprotect`, `mlock`), or unmapped a part.
+            let mut there = bytes;
+            for from in (bytes..self.page_bytes).step_by(KERNEL_PAGE) {
+                match copy(from, KERNEL_PAGE) {
+                    Outcome::Done | Outcome::Present { .. } => there += KERNEL_PAGE,
+                    Outcome::Failed { errno: sys::ENOENT, .. } => {}
+                    other => report::fatal("a page was left half mapped", &install_error(other)),
+                }
+            }
+            outcome = if there > 0 { Outcome::Done } else { outcome };
+        }
         match outcome {
             Outcome::Done => Ok(()),
-            Outcome::Failed { bytes: 0, .. } if mapped == 0 => Err(install_error(outcome)),
+            Outcome::Failed { bytes: 0, .. } => Err(install_error(outcome)),
             outcome => report::fatal("a page was left half mapped", &install_error(outcome)),
         }
     }
@@ -210,23 +246,62 @@ impl Pager {
         if only_huge || !self.charge_page() {
             return Ok(false);
         }
-        // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`);
-        // `zeros` is never written.
-        let outcome = unsafe {
-            let zeros = self.zeros.as_ptr();
-            self.uffd.copy(self.addr(page), zeros, self.page_bytes, Protect::No, Wake::No)
-        };
-        match outcome {
-            Outcome::Done => Ok(true),
-            Outcome::Failed { bytes: 0, .. } => {
-                self.budget.uncharge(self.page_size());
-                Err(install_error(outcome))
-            }
-            outcome => report::fatal("a page was left half mapped", &install_error(outcome)),
+        // SAFETY: the page is missing and `Moving` by this thread; `zeros` is never written.
+        let copied = unsafe { self.copy_in(page, self.zeros.as_ptr(), 0, Protect::No) };
+        if copied.is_err() {
+            self.budget.uncharge(self.page_size());
         }
+        copied.map(|()| true)
     }
 
     // Failure.
+
+    /// Says what is to become of a fault whose page, `moving` by this thread, could not be mapped.
+    /// `before` is what the page was.
+    pub(in crate::region) fn not_mapped(
+        &self,
+        page: PageId,
+        moving: Word,
+        before: Word,
+        error: &Error,
+    ) -> Answer {
+        match errno_of(error) {
+            // The program has unmapped the range: who touches it gets what that costs.
+            sys::ENOENT => {
+                self.settle(page, moving, before);
+                self.wake(page);
+                Answer::Done
+            }
+            sys::ENOMEM | sys::EAGAIN | sys::EBUSY | sys::EEXIST if !self.fails_too_long() => {
+                report::warn("a page could not be mapped, trying again", error);
+                self.settle(page, moving, before);
+                Answer::Again
+            }
+            // It would fail for ever: the program has forbidden the call (seccomp).
+            _ => {
+                self.poison(page, moving, error);
+                Answer::Done
+            }
+        }
+    }
+
+    /// Notes that a page could not be mapped; whether none could for as long as the device may take.
+    fn fails_too_long(&self) -> bool {
+        let now = self.began.elapsed().as_millis() as u64 + 1;
+        let since = self.map_fails_since.load(Ordering::Relaxed);
+        if since == 0 {
+            self.map_fails_since.store(now, Ordering::Relaxed);
+            return false;
+        }
+        now.saturating_sub(since) > self.deadline.as_millis() as u64
+    }
+
+    /// Notes that a page was mapped.
+    fn has_mapped(&self) {
+        if self.map_fails_since.load(Ordering::Relaxed) != 0 {
+            self.map_fails_since.store(0, Ordering::Relaxed);
+        }
+    }
 
     /// Makes a `Moving`, missing page lost: a touch is SIGBUS from now on, and who waits gets it.
     /// Says so on standard error.
@@ -235,7 +310,20 @@ impl Pager {
         report::lost_page(self.addr(page), self.page_bytes, cause);
         if self.uffd.has(feature::POISON) {
             // SAFETY: the page is missing and its content is lost.
-            let outcome = unsafe { self.uffd.poison(self.addr(page), self.page_bytes) };
+            let mut outcome = unsafe { self.uffd.poison(self.addr(page), self.page_bytes) };
+            if let Outcome::Failed { bytes: 0, errno: sys::ENOENT } = outcome {
+                // As in `copy_in`: in parts, those that the program has unmapped left out.
+                for start in (self.addr(page)..).step_by(KERNEL_PAGE).take(self.units()) {
+                    // SAFETY: as above.
+                    outcome = match unsafe { self.uffd.poison(start, KERNEL_PAGE) } {
+                        Outcome::Failed { errno: sys::ENOENT, .. } => Outcome::Done,
+                        other => other,
+                    };
+                    if outcome != Outcome::Done {
+                        break;
+                    }
+                }
+            }
             if outcome != Outcome::Done {
                 report::fatal("a lost page could not be poisoned", &install_error(outcome));
             }

@@ -50,7 +50,7 @@ use crate::tier::policy::{EvictionPolicy, Insert};
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most pages handled by one batch of installs, evictions or discards.
 pub(crate) const BATCH_MAX: usize = 64;
@@ -140,6 +140,9 @@ pub(crate) struct Pager {
     pub(crate) write_errno: AtomicU32,
     /// Pages with at least one pin. Changed only together with a page word that it counts.
     pub(crate) pinned: AtomicU64,
+    /// Since when no page could be mapped, in milliseconds from `began` on; 0: the last one could.
+    map_fails_since: AtomicU64,
+    began: Instant,
     /// Set by the evictor when a whole pass freed nothing.
     pub(crate) exhausted: AtomicBool,
     pub(crate) stop: AtomicBool,
@@ -166,7 +169,7 @@ impl Pager {
         };
         let uffd = Uffd::open(
             feature::PAGEFAULT_FLAG_WP | required,
-            feature::THREAD_ID | newer,
+            feature::THREAD_ID | feature::EVENT_REMAP | newer,
             config.kernel_faults_required,
         )?;
         let (fill_by_move, evict_by_move) =
@@ -239,6 +242,8 @@ impl Pager {
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),
             pinned: AtomicU64::new(0),
+            map_fails_since: AtomicU64::new(0),
+            began: Instant::now(),
             exhausted: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         };
@@ -259,6 +264,11 @@ impl Pager {
 
     pub(crate) fn page_size(&self) -> ByteCount {
         ByteCount(self.page_bytes as u64)
+    }
+
+    /// Pages of the kernel's that a page has.
+    fn units(&self) -> usize {
+        self.page_bytes / KERNEL_PAGE
     }
 
     pub(crate) fn addr(&self, page: PageId) -> usize {

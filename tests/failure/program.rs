@@ -1,0 +1,367 @@
+//! What a program does to its own memory by system calls: locks it, protects it, drops, moves and
+//! unmaps parts of it. Nothing hangs, nothing is lost, and no line is repeated for ever.
+#![expect(unsafe_code, reason = "hands far memory to system calls")]
+
+use crate::harness::{Far, WAYS, check_page, config, fill_page, in_child, read_word, stamp};
+use farheap::ByteCount;
+use farheap::region::{Install, Mode, RegionConfig};
+
+const UNIT: usize = 4096;
+/// Lines on standard error that a case may cost.
+const LINES_MAX: usize = 30;
+
+/// The ways pages come and go, chunks and huge pages included.
+fn configs() -> Vec<RegionConfig> {
+    let mut configs: Vec<RegionConfig> =
+        WAYS.iter().map(|&(page_kib, install)| config(page_kib, install)).collect();
+    let chunks = config(64, Install::Auto);
+    configs.push(RegionConfig { limit: ByteCount::mib(32), readahead: true, ..chunks });
+    configs.push(config(64, Install::Move));
+    configs.push(config(2048, Install::Auto));
+    // Little address space, for `mlockall` touches all of it.
+    configs.iter_mut().for_each(|config| config.span = ByteCount(config.limit.0 * 3));
+    configs
+}
+
+/// Calls `body` with a region of twice its limit for each way, filled. `false`: skipped.
+fn for_each_way(body: impl Fn(&Far)) {
+    for config in configs() {
+        let pages = (config.limit.0 * 2 / config.page.0) as usize;
+        let Some(far) = Far::new(config.clone(), pages, 1) else { return };
+        println!("{} {:?}", config.page, config.install);
+        far.fill(0..pages);
+        body(&far);
+        let stats = far.stats();
+        assert_eq!((stats.poisoned, stats.panics), (0, 0), "{} {:?}", config.page, config.install);
+        assert!(stats.resident_bytes_max <= config.limit.0, "{stats:?}");
+    }
+}
+
+/// Everything goes out and comes back, as it was, twice; what is left is written over.
+fn expect_all_there(far: &Far) {
+    for _ in 0..2 {
+        far.evict(0..far.pages);
+        far.check(0..far.pages);
+        far.check(0..far.pages);
+    }
+    far.fill(0..far.pages);
+    far.check(0..far.pages);
+}
+
+fn last_error() -> std::io::Error {
+    std::io::Error::last_os_error()
+}
+
+fn protect(addr: usize, len: usize, access: libc::c_int) {
+    // SAFETY: the case owns the memory, and touches it as it may.
+    let rc = unsafe { libc::mprotect(addr as *mut _, len, access) };
+    assert_eq!(rc, 0, "{}", last_error());
+}
+
+/// The child ended as it should, without a flood.
+fn expect_few_lines(ended: Option<crate::harness::Ended>) -> Option<crate::harness::Ended> {
+    let ended = ended?;
+    let lines = ended.stderr.lines().filter(|line| line.contains("farheap:")).count();
+    assert!(lines <= LINES_MAX, "{lines} lines:\n{}", ended.stderr);
+    Some(ended)
+}
+
+fn locks(test: &'static str, lock: impl Fn(&Far) -> libc::c_int) {
+    let ended = in_child(test, || {
+        for_each_way(|far| {
+            if lock(far) != 0 {
+                println!("skipped: memory may not be locked: {}", last_error());
+                std::process::exit(0);
+            }
+            expect_all_there(far);
+        });
+    });
+    let Some(ended) = expect_few_lines(ended) else { return };
+    ended.expect_success().expect_said(&["mlock", "pin"]);
+}
+
+#[test]
+fn locked_far_memory_leaves_all_the_same() {
+    locks("program::locked_far_memory_leaves_all_the_same", |far| {
+        let (start, len) = (far.addr(1) + far.page - UNIT, 8 * far.page + UNIT);
+        // SAFETY: the case's own memory.
+        unsafe { libc::mlock(start as *const _, len) }
+    });
+}
+
+#[test]
+fn far_memory_that_is_locked_by_its_faults_leaves_all_the_same() {
+    locks("program::far_memory_that_is_locked_by_its_faults_leaves_all_the_same", |far| {
+        let (start, len) = (far.addr(0), far.pages * far.page);
+        // SAFETY: the case's own memory.
+        unsafe { libc::mlock2(start as *const _, len, libc::MLOCK_ONFAULT) }
+    });
+}
+
+#[test]
+fn far_memory_of_a_process_that_locks_all_of_it_leaves_all_the_same() {
+    locks("program::far_memory_of_a_process_that_locks_all_of_it_leaves_all_the_same", |_| {
+        // SAFETY: locks memory, changes nothing.
+        unsafe { libc::mlockall(libc::MCL_CURRENT) }
+    });
+}
+
+#[test]
+fn protected_far_memory_comes_and_goes() {
+    let test = "program::protected_far_memory_comes_and_goes";
+    let ended = in_child(test, || {
+        for_each_way(|far| {
+            let step = (far.pages / 6).max(3);
+            let parts = || (1..far.pages - 2).step_by(step).enumerate();
+            // Parts of pages, whole pages, several.
+            let len = |n: usize| if n.is_multiple_of(2) { 2 * UNIT } else { far.page * n.min(2) };
+            for (n, page) in parts() {
+                protect(far.addr(page), len(n), libc::PROT_READ);
+            }
+            for _ in 0..2 {
+                far.evict(0..far.pages);
+                far.check(0..far.pages);
+            }
+            for (n, page) in parts() {
+                protect(far.addr(page), len(n), libc::PROT_READ | libc::PROT_WRITE);
+            }
+            expect_all_there(far);
+        });
+    });
+    if let Some(ended) = expect_few_lines(ended) {
+        ended.expect_success();
+    }
+}
+
+#[test]
+fn what_the_program_may_not_read_keeps_its_content() {
+    let test = "program::what_the_program_may_not_read_keeps_its_content";
+    let ended = in_child(test, || {
+        for_each_way(|far| {
+            let guard = far.pages / 2;
+            protect(far.addr(guard), UNIT, libc::PROT_NONE);
+            for _ in 0..2 {
+                far.evict(0..far.pages);
+                far.check(0..guard);
+                far.check(guard + 1..far.pages);
+            }
+            protect(far.addr(guard), UNIT, libc::PROT_READ | libc::PROT_WRITE);
+            expect_all_there(far);
+        });
+    });
+    if let Some(ended) = expect_few_lines(ended) {
+        ended.expect_success();
+    }
+}
+
+/// Drops `[from, from + len)` and sees zeros there, and what was around it.
+fn drop_and_look(far: &Far, from: usize, len: usize) {
+    let base = far.addr(0);
+    // SAFETY: the case gives the content up.
+    let rc = unsafe { libc::madvise((base + from) as *mut _, len, libc::MADV_DONTNEED) };
+    assert_eq!(rc, 0, "{}", last_error());
+    let pages = from / far.page..(from + len).div_ceil(far.page);
+    for unit in (pages.start * far.page..pages.end * far.page).step_by(UNIT) {
+        let (page, within) = (unit / far.page, (unit % far.page) as u64);
+        let is_dropped = (from..from + len).contains(&unit);
+        let want = if is_dropped { 0 } else { stamp(page) ^ within };
+        assert_eq!(read_word(base + unit), want, "page {page} at {within}");
+    }
+    // What is written there now is kept, and the rest of the page with it.
+    for unit in (from..from + len).step_by(UNIT) {
+        let (page, within) = (unit / far.page, unit % far.page);
+        fill_page(base + unit, UNIT, stamp(page) ^ within as u64);
+        // `fill_page` counts from the page's start: the last word's mask differs.
+        let word = !stamp(page) ^ within as u64;
+        crate::harness::write_word(base + unit + UNIT - 8, word);
+    }
+    for page in pages.clone() {
+        check_page(far.addr(page), far.page, stamp(page), page);
+    }
+    far.evict(pages.clone());
+    far.check(pages);
+}
+
+fn drops(far: &Far) {
+    let page = far.page;
+    // In memory when they are dropped: as they were filled, as they were read, and written since.
+    let resident = |first: usize| {
+        far.region.pin(far.ptr(first), far.len(4)).expect("four pages");
+        far.check(first..first + 4);
+        far.region.unpin(far.ptr(first), far.len(4)).expect("just pinned");
+    };
+    for first in [far.pages - 8, 4, far.pages / 2] {
+        resident(first);
+        drop_and_look(far, first * page, 4 * page);
+        resident(first);
+        drop_and_look(far, (first + 1) * page, UNIT);
+        far.fill(first..first + 4);
+        drop_and_look(far, first * page + page - UNIT, UNIT + page);
+    }
+}
+
+#[test]
+fn far_memory_that_the_program_drops_reads_as_zero() {
+    let test = "program::far_memory_that_the_program_drops_reads_as_zero";
+    let ended = in_child(test, || {
+        for_each_way(|far| {
+            drops(far);
+            expect_all_there(far);
+            far.discard(0..far.pages);
+            let left = far.stats().resident_bytes;
+            assert!(left <= far.stats().limit_bytes / 8, "{left} bytes are charged for nothing");
+        });
+        for page_kib in [4, 64] {
+            let config = RegionConfig { mode: Mode::InThread, ..config(page_kib, Install::Auto) };
+            let pages = (config.limit.0 * 2 / config.page.0) as usize;
+            let Some(far) = Far::new(config, pages, 1) else { return };
+            far.fill(0..pages);
+            drops(&far);
+            expect_all_there(&far);
+        }
+    });
+    if let Some(ended) = expect_few_lines(ended) {
+        ended.expect_success();
+    }
+}
+
+#[test]
+fn what_the_program_drops_may_leave_before_it_is_touched() {
+    let test = "program::what_the_program_drops_may_leave_before_it_is_touched";
+    let ended = in_child(test, || {
+        for_each_way(|far| {
+            let pages = 4..8;
+            // What is on its way out when it is dropped comes back as it was.
+            far.region.pin(far.ptr(4), far.len(4)).expect("four pages");
+            far.fill(pages.clone());
+            for unit in (4 * far.page..8 * far.page).step_by(2 * UNIT) {
+                // SAFETY: the case gives the content up.
+                let rc = unsafe {
+                    libc::madvise((far.addr(0) + unit) as *mut _, UNIT, libc::MADV_DONTNEED)
+                };
+                assert_eq!(rc, 0, "{}", last_error());
+            }
+            far.region.unpin(far.ptr(4), far.len(4)).expect("just pinned");
+            for _ in 0..2 {
+                far.evict(0..far.pages);
+                for unit in (4 * far.page..8 * far.page).step_by(UNIT) {
+                    let (page, within) = (unit / far.page, (unit % far.page) as u64);
+                    let is_dropped = (unit - 4 * far.page).is_multiple_of(2 * UNIT);
+                    let want = if is_dropped { 0 } else { stamp(page) ^ within };
+                    assert_eq!(read_word(far.addr(0) + unit), want, "page {page} at {within}");
+                }
+            }
+            expect_all_there_but(far, pages);
+        });
+    });
+    if let Some(ended) = expect_few_lines(ended) {
+        ended.expect_success();
+    }
+}
+
+fn expect_all_there_but(far: &Far, pages: std::ops::Range<usize>) {
+    far.fill(pages);
+    expect_all_there(far);
+}
+
+#[test]
+fn far_memory_that_the_program_unmaps_is_gone_and_the_rest_is_not() {
+    let test = "program::far_memory_that_the_program_unmaps_is_gone_and_the_rest_is_not";
+    let ended = in_child(test, || {
+        for_each_way(|far| {
+            let holes = [2, far.pages / 2, far.pages - 3];
+            far.check(0..3);
+            for page in holes {
+                // SAFETY: the case does not touch it again.
+                let rc = unsafe { libc::munmap(far.addr(page) as *mut _, far.page) };
+                assert_eq!(rc, 0, "{}", last_error());
+            }
+            let is_there = |page: &usize| !holes.contains(page);
+            for _ in 0..2 {
+                far.evict(0..far.pages);
+                (0..far.pages).filter(is_there).for_each(|page| far.check(page..page + 1));
+                (0..far.pages).filter(is_there).for_each(|page| far.fill(page..page + 1));
+            }
+            far.region.prefetch(far.ptr(0), far.len(far.pages)).expect("a range of it");
+            far.discard(0..far.pages);
+        });
+        let Some(far) = Far::new(config(64, Install::Auto), 256, 1) else { return };
+        far.store(0..256);
+        // SAFETY: what comes of touching it is the case.
+        unsafe { libc::munmap(far.addr(7) as *mut _, far.page) };
+        read_word(far.addr(7));
+    });
+    if let Some(ended) = expect_few_lines(ended) {
+        ended.expect_signal(&[libc::SIGSEGV]);
+    }
+}
+
+#[test]
+fn a_process_that_moves_far_memory_ends_with_the_cause() {
+    let test = "program::a_process_that_moves_far_memory_ends_with_the_cause";
+    let ended = in_child(test, || {
+        let Some(far) = Far::new(config(64, Install::Auto), 256, 1) else { return };
+        far.store(0..256);
+        let len = 8 * far.page;
+        // SAFETY: a mapping of its own, at an address of the kernel's choice, and then the case.
+        unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let room = libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0);
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            libc::mremap(far.addr(8) as *mut _, len, len, flags, room);
+            read_word(room as usize);
+        }
+    });
+    if let Some(ended) = expect_few_lines(ended) {
+        ended.expect_signal(&[libc::SIGABRT]).expect_said(&["mremap"]);
+    }
+}
+
+/// Forbids `ioctl(2)` for all threads of the process, with EPERM.
+fn forbid_ioctl() {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let mut program = [
+        // The number of the system call; one that is `ioctl` is refused.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            jt: 0,
+            jf: 1,
+            k: libc::SYS_ioctl as u32,
+        },
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: takes privileges away, and nothing else.
+    let rc = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    assert_eq!(rc, 0, "{}", last_error());
+    #[expect(clippy::disallowed_methods, reason = "seccomp has no wrapper in libc")]
+    // SAFETY: the filter is valid during the call.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_TSYNC,
+            &raw const filter,
+        )
+    };
+    assert_eq!(rc, 0, "{}", last_error());
+}
+
+#[test]
+fn a_process_that_forbids_what_faults_need_ends_with_the_cause() {
+    let test = "program::a_process_that_forbids_what_faults_need_ends_with_the_cause";
+    let ended = in_child(test, || {
+        let config = config(64, Install::Auto);
+        let pages = (config.limit.0 / config.page.0 / 4) as usize;
+        let Some(far) = Far::new(config, pages, 1) else { return };
+        far.store(0..pages);
+        forbid_ioctl();
+        far.check(0..pages);
+    });
+    if let Some(ended) = expect_few_lines(ended) {
+        ended.expect_signal(&[libc::SIGABRT, libc::SIGBUS]).expect_said(&["errno 1"]);
+    }
+}
