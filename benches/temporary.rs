@@ -333,7 +333,7 @@ fn warm(
     limit: ByteCount,
     config: PoolConfig,
 ) -> Result<(Arc<BufferPool>, u64), Failure> {
-    let pool = config.create(path, ByteCount(2 * limit.get()), manager)?;
+    let pool = config.overwrite(true).create(path, ByteCount(2 * limit.get()), manager)?;
     let pages = limit.get() / 4096 * 97 / 100;
     for _ in 0..pages {
         let mut page = pool.allocate()?;

@@ -5,7 +5,7 @@ mod common;
 use common::hooked::Hooked;
 use common::{eventually, place};
 use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
-use farheap::store::{FaultControl, FaultyStore, MemStore, Op};
+use farheap::store::{BlockStore, FaultControl, FaultyStore, MemStore, Op};
 use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Error, PageCount, PageId};
 use std::path::Path;
@@ -358,6 +358,42 @@ fn a_group_of_pages_waits_for_memory_once() {
         drop(held);
         assert_eq!(group.join().expect("no panic"), Ok(3));
     });
+}
+
+#[test]
+fn a_new_table_takes_the_place_of_nothing_that_anybody_would_miss() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("table");
+    let (manager, capacity) = (manager(ByteCount::mib(8)), ByteCount::mib(8));
+    let create = |config: PoolConfig| config.create(&path, capacity, &manager);
+    let refused = |config: PoolConfig, what: &str| {
+        let before = std::fs::read(&path).expect("file");
+        let error = create(config).expect_err(what).to_string();
+        assert!(error.contains(what) && error.contains("overwrite"), "{error}");
+        assert!(std::fs::read(&path).expect("file") == before, "{what}: it was changed");
+    };
+    let mut data = vec![0; 8 << 20];
+    data[7 << 20] = 1;
+    std::fs::write(&path, &data).expect("written");
+    refused(PoolConfig::new(), "holds data of an unknown kind, which would be lost");
+    let pool = create(PoolConfig::new().overwrite(true)).expect("allowed");
+    let ids = fill(&pool, 100);
+    pool.flush().expect("flush");
+    drop(pool);
+    refused(PoolConfig::new(), "holds a table of a buffer pool");
+    // A mistake in the settings costs no data either.
+    let wrong = || PoolConfig::new().overwrite(true).page_size(ByteCount(5000));
+    create(wrong()).expect_err("page size");
+    let pool = PoolConfig::new().open(&path, &manager).expect("as it was");
+    ids.iter().for_each(|id| assert_holds(&pool, *id));
+    drop(pool);
+    let pool = create(PoolConfig::new().overwrite(true)).expect("allowed");
+    assert_eq!(pool.pages().get(), 1);
+    drop(pool);
+    // What an earlier run evicted nobody misses, but a table is no place to evict to.
+    BlockStore::scratch(&path, None, false).expect_err("a table");
+    drop(BlockStore::scratch(&path, None, true).expect("allowed"));
+    drop(create(PoolConfig::new()).expect("free"));
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn a_file_is_not_a_directory_and_a_directory_is_not_a_device() {
 }
 
 #[test]
-fn what_a_file_begins_with_is_recognized() {
+fn what_a_file_holds_is_recognized() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.as_file().set_len(1 << 20).expect("set_len");
     let empty = Device::probe(file.path()).expect("probe");

@@ -107,6 +107,7 @@ pub struct PoolConfig {
     replacement: Box<dyn Replacement>,
     before_write: Option<Box<BeforeWrite>>,
     batch: usize,
+    overwrite: bool,
 }
 
 impl Default for PoolConfig {
@@ -133,6 +134,7 @@ impl PoolConfig {
             replacement: Box::new(Proven),
             before_write: None,
             batch: evict::BATCH_MAX,
+            overwrite: false,
         }
     }
 
@@ -193,11 +195,31 @@ impl PoolConfig {
         self
     }
 
-    /// Creates a table file (or takes a raw block device) of at most `capacity` bytes at `path`;
-    /// what it contained is lost.
+    /// Whether [`create`](PoolConfig::create) may take the place of data, of an older table too;
+    /// off unless set.
+    pub fn overwrite(mut self, on: bool) -> PoolConfig {
+        self.overwrite = on;
+        self
+    }
+
+    fn check(&self) -> Result<()> {
+        let page = self.page;
+        if page.is_power_of_two() && (ByteCount::kib(4)..=ByteCount::kib(64)).contains(&page) {
+            return Ok(());
+        }
+        Err(Error::Config {
+            key: "page_size".to_owned(),
+            reason: format!("{page} is not a power of two from 4 KiB to 64 KiB"),
+        })
+    }
+
+    /// Creates a table file, or takes a raw block device, of at most `capacity` bytes at `path`.
+    /// What exists there has to be free, as [`BlockStore::create`] says, unless
+    /// [`overwrite`](PoolConfig::overwrite) allows it to be lost. A file becomes its owner's only.
     ///
     /// # Errors
-    /// [`Error::Device`] when the path cannot be used, [`Error::Config`] for a bad page size.
+    /// [`Error::Device`] when the path cannot be used, or with the data that it holds;
+    /// [`Error::Config`] for a bad page size.
     pub fn create(
         self,
         path: impl AsRef<Path>,
@@ -206,7 +228,8 @@ impl PoolConfig {
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
         let path = path.as_ref();
-        let store = BlockStore::open(path, Some(capacity))?;
+        self.check()?; // Before anything is overwritten.
+        let store = BlockStore::create(path, Some(capacity), self.overwrite)?;
         BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, true)
     }
 
@@ -226,7 +249,7 @@ impl PoolConfig {
         BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, false)
     }
 
-    /// Creates a table on a store.
+    /// Creates a table on a store; what that holds is lost.
     ///
     /// # Errors
     /// As for [`PoolConfig::create`].
@@ -355,14 +378,8 @@ impl BufferPool {
         manager: &Arc<MemoryManager>,
         create: bool,
     ) -> Result<Arc<BufferPool>> {
-        let page = config.page;
-        if !page.is_power_of_two() || page < ByteCount::kib(4) || page > ByteCount::kib(64) {
-            return Err(Error::Config {
-                key: "page_size".to_owned(),
-                reason: format!("{page} is not a power of two from 4 KiB to 64 KiB"),
-            });
-        }
-        let page_bytes = page.as_usize();
+        config.check()?;
+        let page_bytes = config.page.as_usize();
         let pages = store.capacity().as_usize() / page_bytes;
         let len = (pages * page_bytes).next_multiple_of(HUGE_PAGE);
         let mapping = Mapping::reserve(len, HUGE_PAGE, Huge::No)?;

@@ -5,21 +5,23 @@
 //!
 //! # Invariants
 //! 1. Nobody else uses the file: it has no name, is locked with `flock(2)`, or is claimed with
-//!    `O_EXCL` (block devices; locked too).
+//!    `O_EXCL` (block devices; locked too). The files behind a loop device are locked as well.
 //! 2. `capacity` bytes from `base` on can be addressed; both are multiples of [`IO_ALIGN`].
-//! 3. What a store for evicted pages overwrites was zeros or had the mark, unless its user said
-//!    that it may overwrite anything.
+//! 3. What a new store overwrites was zeros or pages of an earlier run, unless its user said that
+//!    it may overwrite anything.
 
 #![expect(unsafe_code, reason = "passes buffers on to the transfer")]
 
 use super::inline_queue::{InlineQueue, Transfer};
-use super::mark;
+use super::mark::{Candidate, Use, refused};
 use super::uring_queue::UringQueue;
 use super::{IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicBool, Ordering};
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec};
+use crate::sys::layers;
+use crate::sys::probe;
 use crate::sys::uring::Ring;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -35,15 +37,26 @@ const NAMES_MAX: u32 = 16;
 /// Times the default capacity is halved when the file system does not allow files that long.
 const HALVINGS_MAX: u32 = 16;
 
-/// How long a lock is waited for that may be that of a process which has just been killed.
-const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How long a claim or a lock is waited for that may be that of a process which has just been
+/// killed: the kernel takes its ring apart behind its back, and until then the ring keeps the file
+/// open. Of 40 starts right after `kill -9` of a process that was writing 33 met `EBUSY`, for up to
+/// 65 ms.
+const RELEASE_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Pause between two attempts to lock.
-const LOCK_RETRY: Duration = Duration::from_millis(5);
+/// Pauses between two attempts; each is twice as long as the one before.
+const RELEASE_PAUSE_MIN: Duration = Duration::from_millis(1);
+const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(64);
 
 /// Most bytes given back by one call. ext4 keeps reads of the file waiting meanwhile: 0.16 ms for
 /// 64 KiB, 0.7 ms for 4 MiB, 11 ms for 64 MiB. Fewer bytes a call cost more calls, more cost reads.
 const DISCARD_LEN_MAX: u64 = 4 << 20;
+
+/// Bytes reserved by one call, which a signal interrupts and starts anew.
+const RESERVE_LEN_MAX: u64 = 1 << 30;
+
+/// How old an answer about the space of a file system may be: asking takes 1 to 3 us, which an
+/// allocation of many extents would pay for each.
+const ROOM_AGE_MAX: Duration = Duration::from_millis(10);
 
 /// How a [`BlockStore`] talks to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,17 +106,19 @@ enum WhySync {
 }
 
 impl BlockStore {
-    /// Creates a store in a new file without a name in `dir` (default `$TMPDIR`, else `/tmp`):
-    /// readable by its owner only, sparse, and gone when the process ends, however it ends.
+    /// Creates a store in a new file without a name in `dir` (default
+    /// [`temporary_dir`](crate::probe::temporary_dir)): readable by its owner only, sparse, and
+    /// gone when the process ends, however it ends.
     ///
     /// Without `capacity` the store is as large as the space that the file system has available
-    /// now. Space is not reserved: a file system that fills up shows as `ENOSPC` on a write.
+    /// now. Space is not reserved: a file system that fills up shows as `ENOSPC` on a write, unless
+    /// [`reserve_space`](BlockStore::reserve_space) is called.
     ///
     /// # Errors
     /// [`Error::Device`] naming the directory: it cannot be written, has too little space, or the
     /// capacity is below 1 MiB or not a multiple of 4,096 bytes.
     pub fn temporary(dir: Option<&Path>, capacity: Option<ByteCount>) -> Result<BlockStore> {
-        let dir = dir.map_or_else(std::env::temp_dir, Path::to_path_buf);
+        let dir = dir.map_or_else(probe::temporary_dir, Path::to_path_buf);
         check_capacity(&dir, capacity)?;
         let (fd, caching) = open_caching(&dir, |caching| create_unlinked(&dir, caching))?;
         let capacity = match capacity {
@@ -133,15 +148,38 @@ impl BlockStore {
         BlockStore::open_for(Use::Table, path.as_ref(), capacity)
     }
 
-    /// Opens a store for evicted pages in the regular file or on the block device at `path`, whose
-    /// contents are lost: [`open`](BlockStore::open), but what holds somebody's data is refused,
-    /// unless `overwrite` allows it. Free is what begins with zeros, or with the mark that this
-    /// call leaves in the first 4,096 bytes. The store begins behind the mark, at 4 KiB, or at
-    /// 1 MiB when it has 64 MiB or more; `capacity` counts that.
+    /// Opens a store for contents that begin anew in the regular file or on the block device at
+    /// `path`: [`open`](BlockStore::open), but what holds somebody's data is refused, unless
+    /// `overwrite` allows it to be lost.
+    ///
+    /// Free are zeros, and what [`scratch`](BlockStore::scratch) left in an earlier run. A regular
+    /// file has to be zeros from start to end; holes are not read. Of a block device the first and
+    /// the last MiB are read, the places of known signatures, and 64 KiB at 63 places between.
+    /// Where `overwrite` allows it, all known signatures of others are erased.
+    ///
+    /// A file that other users may read or write is made its owner's only, which is said on
+    /// standard error; it has to belong to the user that this process runs as.
     ///
     /// # Errors
-    /// As for [`open`](BlockStore::open), and [`Error::Device`] with what the path holds and how to
-    /// free it, or when the mark cannot be written.
+    /// As for [`open`](BlockStore::open), and [`Error::Device`] with what the path holds, when it
+    /// cannot be written, or when other users keep access to the file.
+    pub fn create(
+        path: impl AsRef<Path>,
+        capacity: Option<ByteCount>,
+        overwrite: bool,
+    ) -> Result<BlockStore> {
+        BlockStore::open_for(Use::NewTable { overwrite }, path.as_ref(), capacity)
+    }
+
+    /// Opens a store for evicted pages in the regular file or on the block device at `path`, whose
+    /// contents are lost: [`create`](BlockStore::create), which leaves a mark at the start by
+    /// which the next run knows that the pages can go. A device with the mark is free while all
+    /// else is zeros in its first and its last MiB, where the pages of a store never are: it
+    /// begins at 1 MiB, and ends 1 MiB before the end of a block device; at 128 KiB each where
+    /// `capacity`, which counts that, is below 64 MiB.
+    ///
+    /// # Errors
+    /// As for [`create`](BlockStore::create).
     pub fn scratch(
         path: impl AsRef<Path>,
         capacity: Option<ByteCount>,
@@ -177,27 +215,33 @@ impl BlockStore {
             FileKind::Block => Claim::Exclusive,
             other => return Err(refused(path, describe_wrong_kind(other))),
         };
-        let (fd, caching) = open_caching(path, |caching| file::open(path, caching, claim))?;
+        let (fd, caching) = open_caching(path, |caching| {
+            while_busy(Errno(libc::EBUSY), || file::open(path, caching, claim))
+        })?;
         let info = file::info(fd.as_fd()).map_err(|errno| refused(path, explain(errno)))?;
         if info.kind != kind {
             return Err(refused(path, "was replaced while it was opened"));
         }
-        lock(path, fd.as_fd())?;
-        if what == (Use::Scratch { overwrite: false }) {
-            mark::check_free(path, fd.as_fd())?;
-        }
+        lock(fd.as_fd()).map_err(|errno| refused(path, describe_lock(errno)))?;
+        let below = match kind {
+            FileKind::Block => lock_below(path, info.device)?,
+            _ => check_above(path, info.id).map(|()| Vec::new())?,
+        };
         let len = match kind {
             FileKind::Block => inspect_device(path, fd.as_fd())?,
             _ => info.len,
         };
+        let candidate = Candidate { path, fd: fd.as_fd(), kind, len };
+        candidate.check_free(what)?;
         let capacity = fit(path, Room::of(kind), len, capacity)?;
-        let base = match what {
-            Use::Table => 0,
-            Use::Scratch { .. } => mark::leave(path, fd.as_fd(), capacity)?,
-        };
-        let capacity = ByteCount(capacity.0 - base);
+        if kind == FileKind::Regular {
+            check_len_limit(path, capacity)?;
+        }
+        let place = candidate.take(what, capacity)?;
+        let capacity = ByteCount(place.end - place.start);
         let mut device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
-        device.base = base;
+        device.base = place.start;
+        device.below = below;
         if kind == FileKind::Block && file::can_discard(info.device) == Some(false) {
             device.no_discard.store(true, Ordering::Relaxed);
         }
@@ -221,6 +265,44 @@ impl BlockStore {
         Ok(self)
     }
 
+    /// Takes the space of all of the store from its file system now, so that no write meets a full
+    /// one. What is discarded later reads as zeros and stays reserved. A block device has its
+    /// space. File systems that write elsewhere than before (btrfs, ZFS) keep no such promise.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the file system has too little space or cannot reserve any; what it
+    /// has taken by then stays with the file.
+    pub fn reserve_space(&self) -> Result<()> {
+        let Device { path, capacity, .. } = &*self.device;
+        if self.device.kind != FileKind::Regular {
+            return Ok(());
+        }
+        let mut at = 0;
+        while at < capacity.0 {
+            let piece = RESERVE_LEN_MAX.min(capacity.0 - at);
+            let reserved = file::reserve(self.device.as_fd(), self.device.place(at), piece);
+            reserved.map_err(|errno| match errno {
+                Errno(libc::ENOSPC | libc::EDQUOT) => {
+                    let left = ByteCount(file::available(self.device.as_fd()).unwrap_or(0));
+                    let what =
+                        format!("has no {capacity} to be reserved: {at} bytes are, and then");
+                    let what_to_do = "free space there, or set a smaller `capacity`";
+                    refused(path, format!("{what} {left} were left ({errno}); {what_to_do}"))
+                }
+                errno => refused(path, format!("its file system cannot reserve space: {errno}")),
+            })?;
+            at += piece;
+        }
+        self.device.reserved.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether the store's file is in memory itself (tmpfs), where evicting to it frees none.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        self.device.is_in_memory()
+    }
+
     fn new(device: Device) -> BlockStore {
         let engine = choose_engine(&device);
         BlockStore { device: Arc::new(device), engine }
@@ -237,6 +319,10 @@ impl Store for BlockStore {
             return None;
         }
         file::info(self.device.as_fd()).ok().map(|info| ByteCount(info.occupied))
+    }
+
+    fn room(&self) -> ByteCount {
+        self.device.room()
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
@@ -292,17 +378,9 @@ impl Store for BlockStore {
             }
         };
         let discard = if device.no_discard.load(Ordering::Relaxed) { ", no discard" } else { "" };
-        format!("{place}, {}, {caching}, {engine}{discard}", device.capacity)
+        let reserved = if device.reserved.load(Ordering::Relaxed) { ", reserved" } else { "" };
+        format!("{place}, {}{reserved}, {caching}, {engine}{discard}", device.capacity)
     }
-}
-
-/// What a store is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
-    /// Contents that are kept.
-    Table,
-    /// Evicted pages; whether they may take the place of data.
-    Scratch { overwrite: bool },
 }
 
 /// Whether a file has a name.
@@ -324,8 +402,16 @@ pub(super) struct Device {
     path: PathBuf,
     caching: Caching,
     named: Named,
+    /// The files below a loop device, locked.
+    below: Vec<OwnedFd>,
     /// The kernel said that space cannot be returned.
     no_discard: AtomicBool,
+    /// The file has its space, and keeps it.
+    reserved: AtomicBool,
+    /// What [`room`](Device::room) said last, and when, in milliseconds since `opened`, plus 1.
+    room: AtomicU64,
+    room_asked: AtomicU64,
+    opened: Instant,
 }
 
 impl Device {
@@ -337,12 +423,49 @@ impl Device {
         caching: Caching,
         named: Named,
     ) -> Device {
-        let no_discard = AtomicBool::new(false);
-        Device { fd, kind, base: 0, capacity, path, caching, named, no_discard }
+        Device {
+            fd,
+            kind,
+            base: 0,
+            capacity,
+            path,
+            caching,
+            named,
+            below: Vec::new(),
+            no_discard: AtomicBool::new(false),
+            reserved: AtomicBool::new(false),
+            room: AtomicU64::new(0),
+            room_asked: AtomicU64::new(0),
+            opened: Instant::now(),
+        }
     }
 
     pub(super) fn capacity(&self) -> ByteCount {
         self.capacity
+    }
+
+    fn is_in_memory(&self) -> bool {
+        // (A device's node is on a tmpfs too; that says nothing about the device.)
+        self.kind == FileKind::Regular && file::is_in_memory(self.as_fd())
+    }
+
+    /// Bytes that there is space for: what the file occupies and what its file system has left.
+    fn room(&self) -> ByteCount {
+        if self.kind != FileKind::Regular || self.reserved.load(Ordering::Relaxed) {
+            return self.capacity;
+        }
+        let now = self.opened.elapsed().as_millis() as u64 + 1;
+        let asked = self.room_asked.load(Ordering::Relaxed);
+        // Any racer may ask; both store what is true now.
+        if asked == 0 || now - asked.min(now) >= ROOM_AGE_MAX.as_millis() as u64 {
+            let occupied = file::info(self.as_fd()).map(|info| info.occupied);
+            let room = occupied.and_then(|bytes| Ok(bytes + file::available(self.as_fd())?));
+            // Of a file system that does not tell, nothing is known.
+            let room = room.unwrap_or(u64::MAX);
+            self.room.store(room, Ordering::Relaxed);
+            self.room_asked.store(now, Ordering::Relaxed);
+        }
+        ByteCount(self.room.load(Ordering::Relaxed)).min(self.capacity)
     }
 
     /// Where byte `offset` of the store is in the file.
@@ -377,6 +500,9 @@ impl Device {
                 result => return result,
             }
         }
+        if self.reserved.load(Ordering::Relaxed) {
+            return file::forget(self.as_fd(), offset, len);
+        }
         file::punch_hole(self.as_fd(), offset, len)
     }
 }
@@ -406,8 +532,7 @@ impl Transfer for Arc<Device> {
 fn choose_engine(device: &Device) -> Engine {
     // A tmpfs cannot start a transfer without waiting, so io_uring hands each to a worker thread:
     // 130 k/s 4 KiB reads one at a time, 451 k/s of 32 at once; synchronous 442 k/s and 709 k/s.
-    // (A device's node is on a tmpfs too; that says nothing about the device.)
-    if device.kind == FileKind::Regular && file::is_in_memory(device.as_fd()) {
+    if device.is_in_memory() {
         return Engine::Sync { why: WhySync::InMemory };
     }
     match Ring::new(1) {
@@ -494,25 +619,84 @@ fn remove(path: &Path) {
     let _ = std::fs::remove_file(path);
 }
 
-/// Locks the file for this store. Waits a little: the kernel takes the ring of a process that was
-/// killed apart behind its back, and until then the ring keeps the file open and locked.
-fn lock(path: &Path, fd: BorrowedFd<'_>) -> Result<()> {
-    let deadline = Instant::now() + LOCK_WAIT_MAX;
+/// Locks the file for this store.
+fn lock(fd: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
+    while_busy(Errno(libc::EWOULDBLOCK), || file::lock_exclusive(fd))
+}
+
+fn describe_lock(errno: Errno) -> String {
+    match errno {
+        Errno(libc::EWOULDBLOCK) => "is in use by another store or process".to_owned(),
+        errno => format!("cannot be locked: {errno}"),
+    }
+}
+
+/// Locks the files behind a loop device, or behind loop devices below: another store may use the
+/// same bytes through the file, or through another loop device.
+fn lock_below(path: &Path, device: (u32, u32)) -> Result<Vec<OwnedFd>> {
+    let mut locked = Vec::new();
+    for below in layers::files_below(device) {
+        let name = below.path.display();
+        match below.file {
+            Ok(file) => {
+                lock(file.as_fd()).map_err(|errno| {
+                    refused(path, format!("lies on {name}, which {}", describe_lock(errno)))
+                })?;
+                locked.push(file);
+            }
+            // Not ours to read, deleted, or of another mount namespace.
+            Err(error) => eprintln!(
+                "farheap: {}: {name}, which it lies on, cannot be locked ({error}): see to it that \
+                 nothing else uses that file",
+                path.display()
+            ),
+        }
+    }
+    Ok(locked)
+}
+
+/// Checks that no loop device lies on a regular file: its user need not have locked the file.
+fn check_above(path: &Path, id: (u64, u64)) -> Result<()> {
+    let Some(device) = layers::loop_device_over(id) else { return Ok(()) };
+    let device = device.display();
+    let what_to_do = format!("name that instead, or detach it: losetup --detach {device}");
+    Err(refused(path, format!("is what {device} keeps its bytes in; {what_to_do}")))
+}
+
+/// Repeats a call while it fails with `busy`, for up to [`RELEASE_WAIT_MAX`].
+fn while_busy<T>(
+    busy: Errno,
+    mut call: impl FnMut() -> std::result::Result<T, Errno>,
+) -> std::result::Result<T, Errno> {
+    let deadline = Instant::now() + RELEASE_WAIT_MAX;
+    let mut pause = RELEASE_PAUSE_MIN;
     loop {
-        match file::lock_exclusive(fd) {
-            Ok(()) => return Ok(()),
-            Err(Errno(libc::EWOULDBLOCK)) if Instant::now() < deadline => {
-                std::thread::sleep(LOCK_RETRY);
+        match call() {
+            Err(errno) if errno == busy && Instant::now() < deadline => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(RELEASE_PAUSE_MAX);
             }
-            Err(Errno(libc::EWOULDBLOCK)) => {
-                return Err(refused(path, "is in use by another store or process"));
-            }
-            Err(errno) => return Err(refused(path, format!("cannot be locked: {errno}"))),
+            result => return result,
         }
     }
 }
 
+/// Checks that this process may write a file of `len` bytes: the kernel does not refuse a write
+/// behind that limit but ends the process.
+fn check_len_limit(path: &Path, len: ByteCount) -> Result<()> {
+    let most = ByteCount(file::len_max());
+    if len <= most {
+        return Ok(());
+    }
+    let what_to_do = "raise it (`ulimit -f`, RLIMIT_FSIZE), or set a smaller `capacity`";
+    Err(refused(
+        path,
+        format!("cannot hold a file of {len}: this process may write {most} a file; {what_to_do}"),
+    ))
+}
+
 fn set_len(path: &Path, fd: BorrowedFd<'_>, len: ByteCount) -> Result<()> {
+    check_len_limit(path, len)?;
     file::set_len(fd, len.get())
         .map_err(|errno| refused(path, format!("cannot hold a file of {len}: {errno}")))
 }
@@ -520,7 +704,8 @@ fn set_len(path: &Path, fd: BorrowedFd<'_>, len: ByteCount) -> Result<()> {
 /// Sets the length to what the file system has available; returns it.
 fn set_len_available(dir: &Path, fd: BorrowedFd<'_>) -> Result<ByteCount> {
     let available = file::available(fd).map_err(|errno| refused(dir, explain(errno)))?;
-    let mut capacity = fit(dir, Room::Free, available, None)?;
+    check_len_limit(dir, CAPACITY_MIN)?;
+    let mut capacity = fit(dir, Room::Free, available.min(file::len_max()), None)?;
     for _ in 0..HALVINGS_MAX {
         if file::set_len(fd, capacity.get()) != Err(Errno(libc::EFBIG)) {
             break;
@@ -588,10 +773,6 @@ fn fit(path: &Path, room: Room, len: u64, wanted: Option<ByteCount>) -> Result<B
     Ok(wanted.unwrap_or(usable))
 }
 
-pub(super) fn refused(path: &Path, reason: impl Into<String>) -> Error {
-    Error::Device { path: path.to_path_buf(), reason: reason.into() }
-}
-
 fn not_aligned(block: u32) -> String {
     format!("is not aligned: it has blocks of {block} bytes, more than {IO_ALIGN}")
 }
@@ -621,6 +802,16 @@ fn explain(errno: Errno) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_busy_is_tried_again_and_other_failures_are_not() {
+        let mut answers = [Err(Errno(libc::EBUSY)), Err(Errno(libc::EBUSY)), Ok(7)].into_iter();
+        let mut call = || answers.next().expect("not called again");
+        assert_eq!(while_busy(Errno(libc::EBUSY), &mut call), Ok(7));
+        let mut answers = [Err(Errno(libc::EACCES))].into_iter();
+        let mut call = || answers.next().unwrap_or(Ok(7));
+        assert_eq!(while_busy(Errno(libc::EBUSY), &mut call), Err(Errno(libc::EACCES)));
+    }
 
     #[test]
     fn a_file_that_needs_a_name_loses_it_at_once() {

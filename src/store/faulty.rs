@@ -276,6 +276,10 @@ impl Store for FaultyStore {
         self.inner.occupied()
     }
 
+    fn room(&self) -> ByteCount {
+        self.inner.room()
+    }
+
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let depth = depth.clamp(1, DEPTH_MAX);
         Ok(Box::new(FaultyQueue {

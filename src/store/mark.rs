@@ -1,51 +1,192 @@
-//! The mark on devices that hold evicted pages, and the look at what a device holds before.
+//! How a store takes a device: the look at what it holds, the erasure of what is left of others,
+//! and the mark on devices that hold evicted pages.
 //!
 //! A device that is named by mistake holds somebody's data. As swap space has to be made with
-//! `mkswap(8)`, a device for evicted pages has to begin with zeros, or with the mark that was left
-//! when it was used first.
+//! `mkswap(8)`, a device has to hold zeros, or with the mark nothing but evicted pages of an
+//! earlier run, see [`Contents`].
+//!
+//! # Invariants
+//! 1. After [`erase`] the bytes that `Contents` looks at are zeros.
+//! 2. Pages are kept out of the margins, so that these stay zeros: what is found there later is
+//!    somebody else's, and no page is ever taken for the superblock of a file system.
 
 use super::IO_ALIGN;
-use super::block::refused;
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
-use crate::sys::file::{self, Errno};
-use crate::sys::probe::contents::{Contents, HEAD_LEN, MARK};
+use crate::sys::file::{self, Errno, FileKind};
+use crate::sys::probe::contents::{Contents, LOOKED_AT, Mark, SPOTS, aligned, tail};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-/// Where a store begins that is large enough not to miss it: what partitions are aligned to.
-const BASE: u64 = 1 << 20;
-/// Stores from this size on begin at [`BASE`].
+/// What stays free at the start, and at the end of a block device: what partitions are aligned to.
+const MARGIN: u64 = LOOKED_AT;
+/// The same where the store has less than [`LARGE_MIN`] bytes: what partition tables, RAID members
+/// and those file systems need that exist in this size.
+const MARGIN_SMALL: u64 = 128 << 10;
+/// Stores from this size on have the full margin.
 const LARGE_MIN: ByteCount = ByteCount::mib(64);
 
-/// A buffer that direct I/O takes.
-#[repr(C, align(4096))]
-struct Aligned<const LEN: usize>([u8; LEN]);
-
-/// Checks that a device holds nothing that anybody would miss.
-///
-/// # Errors
-/// What it holds, and how to say that it can go; or that it cannot be read.
-pub(super) fn check_free(path: &Path, fd: BorrowedFd<'_>) -> Result<()> {
-    let mut head = Box::new(Aligned([0; HEAD_LEN]));
-    let unreadable = |errno: Errno| refused(path, format!("cannot be read: {errno}"));
-    let len = file::read_head(fd, &mut head.0).map_err(unreadable)?;
-    let holds = Contents::of_head(&head.0[..len]);
-    if holds.is_free() {
-        return Ok(());
-    }
-    let what_to_do = "name another device, or set `overwrite:on` if nobody needs that";
-    Err(refused(path, format!("holds {holds}, which would be lost; {what_to_do}")))
+/// What a store is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Contents that are kept.
+    Table,
+    /// Contents that begin anew; whether they may take the place of data.
+    NewTable { overwrite: bool },
+    /// Evicted pages; whether they may take the place of data.
+    Scratch { overwrite: bool },
 }
 
-/// Leaves the mark; returns where the store of `capacity` bytes begins behind it.
-///
-/// # Errors
-/// That it cannot be written.
-pub(super) fn leave(path: &Path, fd: BorrowedFd<'_>, capacity: ByteCount) -> Result<u64> {
-    let mut block = Aligned([0; IO_ALIGN]);
-    block.0[..MARK.len()].copy_from_slice(MARK);
-    file::write_head(fd, &mut block.0)
-        .map_err(|errno| refused(path, format!("cannot be written: {errno}")))?;
-    Ok(if capacity < LARGE_MIN { IO_ALIGN as u64 } else { BASE })
+pub(super) fn refused(path: &Path, reason: impl Into<String>) -> Error {
+    Error::Device { path: path.to_path_buf(), reason: reason.into() }
+}
+
+/// A file or device that is about to be taken.
+#[derive(Clone, Copy)]
+pub(super) struct Candidate<'a> {
+    pub(super) path: &'a Path,
+    pub(super) fd: BorrowedFd<'a>,
+    pub(super) kind: FileKind,
+    pub(super) len: u64,
+}
+
+impl Candidate<'_> {
+    /// Checks that it holds nothing that anybody would miss, if `what` takes its place.
+    ///
+    /// # Errors
+    /// What it holds, and how to say that it can go; or that it cannot be read.
+    pub(super) fn check_free(self, what: Use) -> Result<()> {
+        let option = match what {
+            Use::Scratch { overwrite: false } => "`overwrite:on`",
+            Use::NewTable { overwrite: false } => "`overwrite`",
+            _ => return Ok(()),
+        };
+        let holds = self.look()?;
+        if holds.is_free() {
+            return Ok(());
+        }
+        let what_to_do = format!("name another one, or set {option} if nobody needs that");
+        Err(refused(self.path, format!("holds {holds}, which would be lost; {what_to_do}")))
+    }
+
+    fn look(self) -> Result<Contents> {
+        Contents::look(self.fd, self.kind, self.len)
+            .map_err(|errno| refused(self.path, format!("cannot be read: {errno}")))
+    }
+
+    /// Makes a regular file its owner's only: who reads it reads this process's memory. Who opened
+    /// it before keeps it open, as with swap files.
+    ///
+    /// # Errors
+    /// That others keep access.
+    fn keep_others_out(self) -> Result<()> {
+        let info = || {
+            file::info(self.fd)
+                .map_err(|errno| refused(self.path, format!("cannot be looked at: {errno}")))
+        };
+        let (before, path) = (info()?, self.path.display());
+        if before.owner != file::user() {
+            let (owner, user) = (before.owner, file::user());
+            return Err(refused(
+                self.path,
+                format!(
+                    "belongs to user {owner}, who could read and change what user {user} keeps \
+                     there: chown {user} {path}"
+                ),
+            ));
+        }
+        const OWNER: u32 = 0o700;
+        if before.permissions & !OWNER == 0 {
+            return Ok(());
+        }
+        let changed = file::set_permissions(self.fd, before.permissions & OWNER);
+        let (mode, now) = (before.permissions, info()?.permissions);
+        if now & !OWNER != 0 {
+            let why = changed.err().map_or(String::new(), |errno| format!(": {errno}"));
+            return Err(refused(
+                self.path,
+                format!("is open to other users (mode {mode:o}), which cannot be changed{why}"),
+            ));
+        }
+        eprintln!(
+            "farheap: {path} was open to other users (mode {mode:o}); now it is its owner's only \
+             (mode {now:o})"
+        );
+        Ok(())
+    }
+
+    /// Where a store for evicted pages of `capacity` bytes, margins included, lies in it.
+    fn pages(self, capacity: ByteCount) -> Range<u64> {
+        let margin = if capacity < LARGE_MIN { MARGIN_SMALL } else { MARGIN };
+        let align = IO_ALIGN as u64;
+        // A regular file has nothing at its end that anybody looks for.
+        let room = if self.kind == FileKind::Block { self.len - margin } else { self.len };
+        margin..capacity.0.min(room - room % align)
+    }
+
+    /// Erases what is left of others: everything that is looked at, and where `holds_data` the
+    /// places of further superblocks, from which programs restore the first ones.
+    ///
+    /// # Errors
+    /// That it cannot be read or written.
+    fn erase(self, holds_data: bool) -> Result<()> {
+        let end = self.len - self.len % 512;
+        self.zero(0..LOOKED_AT.min(end))?;
+        if self.kind == FileKind::Block {
+            self.zero(tail(end)..end)?;
+        }
+        for spot in SPOTS.iter().filter(|spot| holds_data && **spot + IO_ALIGN as u64 <= end) {
+            self.zero(*spot..*spot + IO_ALIGN as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a range zeros; it begins with a block. Blocks that are zeros are not written, because
+    /// in a sparse file they would take space.
+    fn zero(self, range: Range<u64>) -> Result<()> {
+        let _ours = keep_local();
+        let unusable =
+            |what: &str, errno: Errno| refused(self.path, format!("cannot be {what}: {errno}"));
+        let len = (range.end - range.start) as usize;
+        let (mut buffer, start) = aligned(len.next_multiple_of(IO_ALIGN));
+        let buffer = &mut buffer[start..start + len.next_multiple_of(IO_ALIGN)];
+        let read =
+            file::read_at(self.fd, buffer, range.start).map_err(|errno| unusable("read", errno))?;
+        for (index, block) in buffer[..read.min(len)].chunks_mut(IO_ALIGN).enumerate() {
+            if block.iter().any(|byte| *byte != 0) {
+                block.fill(0);
+                let at = range.start + (index * IO_ALIGN) as u64;
+                file::write_at(self.fd, block, at).map_err(|errno| unusable("written", errno))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares it for `what`; returns where the store lies in it. What it held is lost.
+    ///
+    /// # Errors
+    /// That it cannot be read or written.
+    pub(super) fn take(self, what: Use, capacity: ByteCount) -> Result<Range<u64>> {
+        let (Use::Scratch { overwrite } | Use::NewTable { overwrite }) = what else {
+            return Ok(0..capacity.0);
+        };
+        let holds_data = overwrite && !self.look()?.is_free();
+        if self.kind == FileKind::Regular {
+            self.keep_others_out()?;
+        }
+        self.erase(holds_data)?;
+        if matches!(what, Use::NewTable { .. }) {
+            return Ok(0..capacity.0);
+        }
+        let pages = self.pages(capacity);
+        let (mut buffer, start) = aligned(IO_ALIGN);
+        let block = &mut buffer[start..start + IO_ALIGN];
+        let text = Mark { pages: pages.clone() }.text();
+        block[..text.len()].copy_from_slice(text.as_bytes());
+        file::write_at(self.fd, block, 0)
+            .map_err(|errno| refused(self.path, format!("cannot be written: {errno}")))?;
+        Ok(pages)
+    }
 }

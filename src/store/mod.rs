@@ -168,6 +168,12 @@ pub trait Store: Send + Sync + Debug {
     /// Bytes the store occupies at the moment where that is known (blocks of a sparse file).
     fn occupied(&self) -> Option<ByteCount>;
 
+    /// Bytes that there is space for at the moment, at most [`capacity`](Store::capacity): less
+    /// where the store grows on a file system that others fill.
+    fn room(&self) -> ByteCount {
+        self.capacity()
+    }
+
     /// Opens a queue that takes up to `depth` requests at once; 1 to [`DEPTH_MAX`], other values
     /// are brought into that range.
     ///

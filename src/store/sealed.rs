@@ -145,6 +145,10 @@ impl Store for SealedStore {
         self.inner.occupied()
     }
 
+    fn room(&self) -> ByteCount {
+        self.inner.room().min(self.capacity())
+    }
+
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let depth = depth.clamp(1, DEPTH_MAX - BOUNCES as u32);
         let bounce_len = BOUNCE_LEN.max(self.vault.block) / self.vault.block * self.vault.block;

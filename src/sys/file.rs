@@ -7,7 +7,8 @@
 
 use std::ffi::CString;
 use std::fmt;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -92,6 +93,12 @@ pub(crate) struct FileInfo {
     pub(crate) occupied: u64,
     /// Major and minor number of a device.
     pub(crate) device: (u32, u32),
+    /// The numbers of its file system's device and of its inode.
+    pub(crate) id: (u64, u64),
+    /// The user that the file belongs to.
+    pub(crate) owner: u32,
+    /// Permissions: the last nine bits of the mode.
+    pub(crate) permissions: u32,
 }
 
 /// Opens what exists at `path` for reading and writing. See `open(2)`.
@@ -153,7 +160,31 @@ pub(crate) fn info(fd: BorrowedFd<'_>) -> Result<FileInfo, Errno> {
         // Always units of 512 bytes, whatever the file system's block size (stat(3type)).
         occupied: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
         device: (libc::major(stat.st_rdev), libc::minor(stat.st_rdev)),
+        id: (stat.st_dev, stat.st_ino),
+        owner: stat.st_uid,
+        permissions: stat.st_mode & 0o777,
     })
+}
+
+/// Sets the permissions of an open file. See `fchmod(2)`.
+pub(crate) fn set_permissions(fd: BorrowedFd<'_>, permissions: u32) -> Result<(), Errno> {
+    // SAFETY: takes no pointers.
+    Errno::check(unsafe { libc::fchmod(fd.as_raw_fd(), permissions) }).map(drop)
+}
+
+/// Returns the user that this process runs as. See `geteuid(2)`.
+pub(crate) fn user() -> u32 {
+    // SAFETY: takes no pointers and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Returns the bytes up to which this process may write a regular file; a call that goes further
+/// ends the process with SIGXFSZ. See `RLIMIT_FSIZE` in `getrlimit(2)`.
+pub(crate) fn len_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structure outlives the call. A failure leaves it as it is: no limit.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    limit.rlim_cur
 }
 
 fn kind_from_mode(mode: libc::mode_t) -> FileKind {
@@ -203,6 +234,22 @@ pub(crate) fn is_in_memory(fd: BorrowedFd<'_>) -> bool {
     let kind = unsafe { stat.assume_init() }.f_type;
     // The magic numbers are 32 bits wide, the field's type is not the same everywhere.
     [libc::TMPFS_MAGIC as u32, RAMFS_MAGIC].contains(&(kind as u32))
+}
+
+/// Returns whether a directory lives in memory and whether this process may make files in it.
+pub(crate) fn look_at_dir(path: &Path) -> Result<DirInfo, Errno> {
+    let fd = open_raw(path, libc::O_PATH | libc::O_DIRECTORY)?;
+    let (flags, wanted) = (libc::AT_EACCESS, libc::W_OK | libc::X_OK);
+    // SAFETY: the path is a C string that outlives the call.
+    let may = unsafe { libc::faccessat(fd.as_raw_fd(), c".".as_ptr(), wanted, flags) };
+    Ok(DirInfo { in_memory: is_in_memory(fd.as_fd()), writable: may == 0 })
+}
+
+/// What [`look_at_dir`] says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirInfo {
+    pub(crate) in_memory: bool,
+    pub(crate) writable: bool,
 }
 
 /// Sets the length of a regular file; what is added is a hole. See `ftruncate(2)`.
@@ -265,9 +312,25 @@ pub(crate) fn can_discard(device: (u32, u32)) -> Option<bool> {
 /// Frees the blocks of a range of a regular file or device, which reads as zero afterwards.
 /// `EOPNOTSUPP` where that is impossible. See `FALLOC_FL_PUNCH_HOLE` in `fallocate(2)`.
 pub(crate) fn punch_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
+}
+
+/// Allocates the blocks of a range of a regular file, whose bytes stay as they are: a write there
+/// cannot meet a full file system. `ENOSPC`, or `EOPNOTSUPP` where that is impossible. See
+/// `fallocate(2)`.
+pub(crate) fn reserve(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, offset, len)
+}
+
+/// Makes a range of a regular file read as zero and keeps its blocks. `EOPNOTSUPP` where that is
+/// impossible. See `FALLOC_FL_ZERO_RANGE` in `fallocate(2)`.
+pub(crate) fn forget(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    fallocate(fd, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
+}
+
+fn fallocate(fd: BorrowedFd<'_>, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno> {
     let offset = libc::off_t::try_from(offset).map_err(|_| Errno(libc::EFBIG))?;
     let len = libc::off_t::try_from(len).map_err(|_| Errno(libc::EFBIG))?;
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: takes no pointers.
     retry(|| unsafe { libc::fallocate(fd.as_raw_fd(), mode, offset, len) } as isize).map(drop)
 }
@@ -374,14 +437,14 @@ pub(crate) unsafe fn transfer(
     Ok(())
 }
 
-/// Reads the first bytes of a file, as many as there are and fit; returns their number. Direct I/O
+/// Reads from `offset` on, as many bytes as there are and fit; returns their number. Direct I/O
 /// stops at the first transfer that ends inside a block, which is the end of the file.
-pub(crate) fn read_head(fd: BorrowedFd<'_>, into: &mut [u8]) -> Result<usize, Errno> {
+pub(crate) fn read_at(fd: BorrowedFd<'_>, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
     const BLOCK: usize = 512;
     let mut len = 0;
     while len < into.len() {
         let rest = &mut into[len..];
-        let at = libc::off_t::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
+        let at = libc::off_t::try_from(offset + len as u64).map_err(|_| Errno(libc::EINVAL))?;
         // SAFETY: the buffer is this call's alone and as long as it says.
         let read = retry(|| unsafe {
             libc::pread(fd.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), at)
@@ -394,11 +457,28 @@ pub(crate) fn read_head(fd: BorrowedFd<'_>, into: &mut [u8]) -> Result<usize, Er
     Ok(len)
 }
 
-/// Writes all of `from` to the beginning of a file.
-pub(crate) fn write_head(fd: BorrowedFd<'_>, from: &mut [u8]) -> Result<(), Errno> {
+/// Writes all of `from` at `offset`.
+pub(crate) fn write_at(fd: BorrowedFd<'_>, from: &mut [u8], offset: u64) -> Result<(), Errno> {
     let mut iovecs = [IoVec::new(from.as_mut_ptr(), from.len())];
     // SAFETY: the buffer is this call's alone and as long as it says.
-    unsafe { transfer(fd, Direction::Write, &mut iovecs, 0) }
+    unsafe { transfer(fd, Direction::Write, &mut iovecs, offset) }
+}
+
+/// Returns the first range of a regular file from `offset` on that is not a hole; `None`: only
+/// holes follow. Space that was reserved and never written counts as a hole where the file system
+/// tells (ext4, xfs). See `SEEK_DATA` in `lseek(2)`.
+pub(crate) fn next_data(fd: BorrowedFd<'_>, offset: u64) -> Result<Option<Range<u64>>, Errno> {
+    let seek = |from: u64, whence| {
+        let from = libc::off64_t::try_from(from).map_err(|_| Errno(libc::EFBIG))?;
+        // SAFETY: takes no pointers; nothing uses the file's position.
+        let at = unsafe { libc::lseek64(fd.as_raw_fd(), from, whence) };
+        u64::try_from(at).map_err(|_| Errno::last())
+    };
+    match seek(offset, libc::SEEK_DATA) {
+        Ok(start) => Ok(Some(start..seek(start, libc::SEEK_HOLE)?)),
+        Err(Errno(libc::ENXIO)) => Ok(None),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Repeats a call while signals interrupt it. Unbounded: each turn takes a delivered signal.

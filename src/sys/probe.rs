@@ -19,7 +19,7 @@ mod place;
 
 pub use contents::Contents;
 pub use host::{CgroupLimit, Limits, Memory};
-pub use place::{Device, DeviceKind, Directory};
+pub use place::{Device, DeviceKind, Directory, temporary_dir};
 
 use crate::base::units::ByteCount;
 use std::fs::File;

@@ -55,6 +55,181 @@ fn a_block_device_is_a_store_and_takes_discards() {
     }
 }
 
+/// Opens a store for evicted pages, leaving data alone.
+fn scratch(path: &Path) -> farheap::Result<BlockStore> {
+    settle();
+    BlockStore::scratch(path, None, false)
+}
+
+/// Writes to a block device as other programs do.
+fn write_to(device: &LoopDevice, bytes: &[u8], offset: u64) {
+    use std::os::unix::fs::FileExt as _;
+    let file = File::options().write(true).open(&device.0).expect("open");
+    file.write_all_at(bytes, offset).and_then(|()| file.sync_all()).expect("write");
+}
+
+#[test]
+fn a_device_that_was_partitioned_or_formatted_later_is_refused() {
+    const LEN: u64 = 128 << 20;
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), LEN);
+    let Some(device) = LoopDevice::attach(&backing, &[]) else { return };
+    let formats: [(&[&str], &str); 2] = [
+        (&["mkfs.ext4", "-q", "-F"], "an ext2, ext3 or ext4 file system"),
+        (&["mkswap", "-f"], "swap space"),
+    ];
+    for (command, what) in formats {
+        settle();
+        drop(BlockStore::scratch(&device.0, None, true).expect("allowed"));
+        drop(scratch(&device.0).expect("marked"));
+        let mut program = Command::new(command[0]);
+        if !succeeds(program.args(&command[1..]).arg(&device.0)) {
+            println!("skipped: no {}", command[0]);
+            continue;
+        }
+        assert_says(scratch(&device.0), &device.0, &format!("holds {what}"));
+    }
+    settle();
+    drop(BlockStore::scratch(&device.0, None, true).expect("allowed"));
+    // Superblocks at the end only: GPT, md 1.0 and 0.90, Intel, DRBD.
+    let ends: [(u64, &[u8], &str); 5] = [
+        (512, b"EFI PART", "the copy of a partition table (GPT) at its end"),
+        (8192, b"\xfc\x4e\x2b\xa9", "a RAID member (md)"),
+        (64 << 10, b"\xfc\x4e\x2b\xa9", "a RAID member (md)"),
+        (1024, b"Intel Raid ISM Cfg Sig. ", "a RAID member (Intel)"),
+        (4096 - 60, b"\x83\x74\x02\x6d", "a DRBD volume"),
+    ];
+    for (back, magic, what) in ends {
+        drop(scratch(&device.0).expect("marked"));
+        write_to(&device, magic, LEN - back);
+        assert_says(scratch(&device.0), &device.0, &format!("holds {what}"));
+        settle();
+        drop(BlockStore::scratch(&device.0, None, true).expect("allowed"));
+    }
+    let mut probe = Command::new("wipefs");
+    match output(probe.args(["--no-act", "--parsable", "--noheadings"]).arg(&device.0)) {
+        Ok(found) if found.status.success() => assert_eq!(found.stdout, b"", "left"),
+        other => println!("skipped: wipefs: {other:?}"),
+    }
+}
+
+#[test]
+fn the_pages_of_a_store_stay_out_of_the_ends_of_a_device() {
+    for (len, margin) in [(80 << 20, 1 << 20), ((8 << 20) + 512, 128 << 10)] {
+        let dir = tempfile::tempdir().expect("directory");
+        let backing = sparse(dir.path(), len);
+        let Some(device) = LoopDevice::attach(&backing, &[]) else { return };
+        for _ in 0..2 {
+            let store = scratch(&device.0).expect("free");
+            assert_eq!(store.capacity().get(), (len - 2 * margin) / 4096 * 4096);
+            let mut queue = store.open_queue(1).expect("queue");
+            for offset in [0, store.capacity().get() - 4096] {
+                run(&mut *queue, Op::Write, offset, &whole(&mut pages(1, 30))).expect("write");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_without_the_mark_is_looked_at_in_many_places() {
+    const LEN: u64 = 256 << 20;
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), LEN);
+    let Some(device) = LoopDevice::attach(&backing, &[]) else { return };
+    for offset in [0, (1 << 20) - 1, 2 << 20, 4 << 20, LEN / 2 + 100, LEN - (1 << 20), LEN - 1] {
+        write_to(&device, b"x", offset);
+        assert_says(scratch(&device.0), &device.0, "holds data of an unknown kind");
+        write_to(&device, b"\0", offset);
+    }
+    scratch(&device.0).expect("zeros");
+}
+
+#[test]
+fn a_file_and_the_loop_devices_on_it_are_one_store() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 8 << 20);
+    if !is_root() {
+        return;
+    }
+    let file = scratch(&backing).expect("free");
+    let Some(device) = LoopDevice::attach(&backing, &[]) else { return };
+    let Some(second) = LoopDevice::attach(&backing, &[]) else { return };
+    let says = format!("lies on {}, which is in use by another store", backing.display());
+    assert_says(scratch(&device.0), &device.0, &says);
+    drop(file);
+    let store = scratch(&device.0).expect("free again");
+    assert_says(scratch(&second.0), &second.0, &says);
+    drop(store);
+    for open in [|path: &Path| scratch(path), |path: &Path| BlockStore::open(path, None)] {
+        settle();
+        assert_says(open(&backing), &backing, "keeps its bytes in; name that instead");
+    }
+    drop((device, second));
+    scratch(&backing).expect("detached");
+}
+
+#[test]
+fn a_partition_of_a_loop_device_lies_on_its_file() {
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 16 << 20);
+    let Some(device) = LoopDevice::attach(&backing, &["--partscan"]) else { return };
+    // One partition of the kind Linux from 1 MiB on, in a DOS table (`sfdisk` writes the same).
+    let mut entry = [0_u8; 66];
+    entry[4] = 0x83;
+    entry[8..12].copy_from_slice(&2048_u32.to_le_bytes());
+    entry[12..16].copy_from_slice(&(8_u32 << 11).to_le_bytes());
+    entry[64..].copy_from_slice(b"\x55\xaa");
+    write_to(&device, &entry, 446);
+    let reread = succeeds(Command::new("blockdev").arg("--rereadpt").arg(&device.0));
+    let partition = PathBuf::from(format!("{}p1", device.0.display()));
+    if !reread || !partition.exists() {
+        println!("skipped: the kernel or the container makes no partitions of loop devices");
+        return;
+    }
+    let store = scratch(&partition).expect("free");
+    let Some(second) = LoopDevice::attach(&backing, &["--offset=1048576"]) else { return };
+    assert_says(scratch(&second.0), &second.0, "is in use by another store");
+    drop(store);
+}
+
+#[test]
+fn a_device_whose_user_was_just_killed_is_taken_again() {
+    const ROUNDS: u32 = 40;
+    let test = "devices::a_device_whose_user_was_just_killed_is_taken_again";
+    if let Some(path) = std::env::var_os("FARHEAP_TEST_KILLED") {
+        // The child: keeps the device's ring busy until it is killed.
+        let store = BlockStore::scratch(path, None, false).expect("free");
+        let mut queue = store.open_queue(32).expect("queue");
+        let mut buffer = pages(32, 31);
+        println!("at work");
+        loop {
+            run(&mut *queue, Op::Write, 0, &whole(&mut buffer)).expect("write");
+        }
+    }
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = sparse(dir.path(), 8 << 20);
+    let Some(device) = LoopDevice::attach(&backing, &["--direct-io=on"]) else { return };
+    for round in 0..ROUNDS {
+        let running = CHILD.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = Command::new(std::env::current_exe().expect("a path"))
+            .args([test, "--exact", "--nocapture"])
+            .env("FARHEAP_TEST_KILLED", &device.0)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let said = std::io::BufReader::new(child.stdout.take().expect("piped"));
+        let works = std::io::BufRead::lines(said)
+            .map_while(Result::ok)
+            .any(|line| line.contains("at work"));
+        child.kill().expect("a child of this process");
+        child.wait().expect("a child of this process");
+        assert!(works, "round {round}");
+        let store = BlockStore::scratch(&device.0, None, false);
+        store.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        drop(running);
+    }
+}
+
 #[test]
 fn a_claimed_block_device_is_refused() {
     let dir = tempfile::tempdir().expect("directory");

@@ -3,6 +3,7 @@
 
 #![expect(unsafe_code, reason = "hands buffers to queues and changes the thread's user")]
 
+mod claims;
 mod devices;
 
 use farheap::store::{
@@ -374,13 +375,13 @@ fn a_device_that_holds_data_is_refused_and_left_as_it_is() {
     fs::write(&path, &disk).expect("write");
     settle();
     let store = BlockStore::scratch(&path, None, true).expect("allowed");
-    assert_eq!(store.capacity(), ByteCount((2 << 20) - 4096));
+    assert_eq!(store.capacity(), ByteCount((2 << 20) - (128 << 10)));
 }
 
 #[test]
 fn a_device_for_evicted_pages_keeps_its_mark_and_is_taken_again() {
     let dir = tempfile::tempdir().expect("directory");
-    for (len, base) in [(MIB, 4096), (ByteCount::mib(64), 1 << 20)] {
+    for (len, base) in [(MIB, 128 << 10), (ByteCount::mib(64), 1 << 20)] {
         let path = sparse(dir.path(), len.get());
         for round in 0..2 {
             settle();

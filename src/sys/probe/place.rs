@@ -5,10 +5,10 @@
 
 #![expect(unsafe_code, reason = "asks a file system for its free space")]
 
-use super::contents::{Contents, HEAD_LEN};
+use super::contents::Contents;
 use super::host::{read_line, read_number};
 use crate::base::units::ByteCount;
-use crate::sys::file::read_head;
+use crate::sys::file::{FileKind, look_at_dir, user};
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -57,6 +57,23 @@ impl Directory {
             direct_io_refusal: direct.err().map(|error| error.to_string()),
         })
     }
+}
+
+/// The directory of temporary files when none is named: `$TMPDIR`, else `/tmp`, or `/var/tmp` where
+/// `/tmp` is in memory (tmpfs) and `/var/tmp` is not: a file in memory frees no memory.
+#[must_use]
+pub fn temporary_dir() -> PathBuf {
+    let usual = std::env::temp_dir();
+    let on_disk = Path::new("/var/tmp");
+    if std::env::var_os("TMPDIR").is_some() || !in_memory(&usual) {
+        return usual;
+    }
+    let is_better = look_at_dir(on_disk).is_ok_and(|dir| !dir.in_memory && dir.writable);
+    if is_better { on_disk.to_path_buf() } else { usual }
+}
+
+fn in_memory(dir: &Path) -> bool {
+    look_at_dir(dir).is_ok_and(|dir| dir.in_memory)
 }
 
 /// Creates a file without a name, readable by its owner only.
@@ -143,9 +160,14 @@ pub struct Device {
     pub discard: Option<bool>,
     /// Whether it refuses writes: the device's flag, or the file's permissions for this user.
     pub read_only: bool,
+    /// The user that a regular file belongs to, if that is not the one that this process runs as:
+    /// it is refused then.
+    pub other_owner: Option<u32>,
+    /// Whether other users than the owner may read or write a regular file.
+    pub is_open_to_others: bool,
     /// Whether a file system or another program holds the block device.
     pub busy: bool,
-    /// What it begins with.
+    /// What it holds, as far as that is looked at.
     pub contents: Contents,
     /// Why it cannot be opened with `O_DIRECT`; `None` when it can.
     pub direct_io_refusal: Option<String>,
@@ -171,14 +193,17 @@ impl Device {
         let queue = Queue::of(&meta, kind);
         // Neither truncates nor creates. A kernel may refuse it for a mounted device.
         let writable = OpenOptions::new().write(true).open(path);
+        let size = queue.as_ref().map_or(ByteCount(meta.len()), |queue| queue.size);
         Ok(Device {
             kind,
-            size: queue.as_ref().map_or(ByteCount(meta.len()), |queue| queue.size),
+            size,
             block: queue.as_ref().map(|queue| queue.block),
             discard: queue.as_ref().map(|queue| queue.discard),
             read_only: queue.is_some_and(|queue| queue.read_only) || writable.is_err(),
+            other_owner: (kind == DeviceKind::File && meta.uid() != user()).then(|| meta.uid()),
+            is_open_to_others: kind == DeviceKind::File && meta.mode() & 0o077 != 0,
             busy: kind == DeviceKind::Block && is_busy(path),
-            contents: contents(&file)?,
+            contents: contents(&file, kind, size)?,
             direct_io_refusal: direct.err().map(|error| error.to_string()),
         })
     }
@@ -218,11 +243,13 @@ fn is_busy(path: &Path) -> bool {
     opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
-fn contents(file: &File) -> io::Result<Contents> {
-    let mut head = vec![0; HEAD_LEN];
-    let len = read_head(file.as_fd(), &mut head)
-        .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-    Ok(Contents::of_head(&head[..len]))
+fn contents(file: &File, kind: DeviceKind, size: ByteCount) -> io::Result<Contents> {
+    let kind = match kind {
+        DeviceKind::Block => FileKind::Block,
+        DeviceKind::File => FileKind::Regular,
+    };
+    Contents::look(file.as_fd(), kind, size.0)
+        .map_err(|errno| io::Error::from_raw_os_error(errno.0))
 }
 
 #[cfg(test)]
