@@ -13,6 +13,7 @@
 //! | `dir` | directory of that temporary file | the system's |
 //! | `overwrite` | `on`, `off` | `off` |
 //! | `capacity` | size | all of the device |
+//! | `reserve` | `on`, `off` | `off` |
 //! | `page` | size, power of two from 4KiB to 2MiB | `64KiB` |
 //! | `handlers` | `auto` or 1 to 64 threads | `auto` |
 //! | `threshold` | size or `off` | `64KiB` |
@@ -167,7 +168,8 @@ impl Config {
         self.options.device.as_deref()
     }
 
-    /// The directory of the temporary file; `None` for the system's ([`std::env::temp_dir`]).
+    /// The directory of the temporary file; `None` for the default
+    /// ([`temporary_dir`](crate::probe::temporary_dir)).
     #[must_use]
     pub fn dir(&self) -> Option<&Path> {
         self.options.dir.as_deref()
@@ -177,6 +179,12 @@ impl Config {
     #[must_use]
     pub fn capacity(&self) -> Option<ByteCount> {
         self.options.capacity
+    }
+
+    /// Whether the space of a file is taken at start-up.
+    #[must_use]
+    pub fn reserve(&self) -> bool {
+        self.options.reserve
     }
 
     /// The page size.

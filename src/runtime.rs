@@ -317,6 +317,21 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
         Some(device) => BlockStore::scratch(device, config.capacity(), config.overwrite())?,
         None => BlockStore::temporary(config.dir(), config.capacity())?,
     };
+    if store.is_in_memory() {
+        eprintln!(
+            "farheap: {}: this file system is in memory (tmpfs), so that evicting to it frees no \
+             memory; set `dir` or `device` to something on a disk",
+            store.describe()
+        );
+    }
+    if config.reserve()
+        && let Err(error) = store.reserve_space()
+    {
+        // What was reserved of a named file goes back; its contents could go anyway. The failure
+        // is the news even when this fails too.
+        let _ = store.discard(0, store.capacity().0);
+        return Err(error);
+    }
     let engine = match config.io() {
         Io::Auto => IoEngine::Auto,
         Io::Uring => IoEngine::Uring,

@@ -14,7 +14,7 @@ fn refusal(text: &str) -> String {
 #[test]
 fn every_key_is_read() {
     let config = Config::parse(
-        "limit:512MiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, page:256KiB, \
+        "limit:512MiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
          handlers:3, threshold:off, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
          poll:50us, user_mode:require_kernel, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
@@ -25,6 +25,7 @@ fn every_key_is_read() {
     assert_eq!(config.dir(), None);
     assert!(config.overwrite());
     assert_eq!(config.capacity(), Some(ByteCount::gib(10)));
+    assert!(config.reserve());
     assert_eq!(config.page(), ByteCount::kib(256));
     assert_eq!(config.handlers(), Some(3));
     assert_eq!(config.threshold(), None);
@@ -47,7 +48,7 @@ fn defaults_are_as_documented() {
     assert_eq!(config.limit_percent(), Some(50));
     assert_eq!(
         config.to_string(),
-        "limit:50%,overwrite:off,page:64KiB,threshold:64KiB,span:1TiB,io:auto,install:auto,\
+        "limit:50%,overwrite:off,reserve:off,page:64KiB,threshold:64KiB,span:1TiB,io:auto,install:auto,\
          checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,mode:handler,dump:off,encrypt:off,wipe:off"
     );
 }
@@ -95,6 +96,9 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("user_mode:on", "user_mode", "not one of"),
         ("encrypt:yes", "encrypt", "not one of on, off"),
         ("wipe:zeros", "wipe", "did you mean `zero`?"),
+        ("reserve:yes", "reserve", "not one of on, off"),
+        ("reserve:on", "reserve", "needs `capacity`"),
+        ("reserve:on,dir:/a", "reserve", "needs `capacity`"),
         ("mode:inthread", "mode", "did you mean `in_thread`?"),
         ("device:", "device", "the value is empty"),
         ("device:\"\"", "device", "the value is empty"),
@@ -197,7 +201,8 @@ fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     let defaults = Config::parse("").expect("defaults").to_string();
     assert!(child(None).contains(&format!("read: {defaults}")));
     assert!(
-        child(Some("limit:96MiB,page:4KiB")).contains("read: limit:96MiB,overwrite:off,page:4KiB,")
+        child(Some("limit:96MiB,page:4KiB"))
+            .contains("read: limit:96MiB,overwrite:off,reserve:off,page:4KiB,")
     );
     assert!(child(Some("limt:96MiB")).contains("refused: configuration: limt: is not a key"));
 }
@@ -228,7 +233,7 @@ prop_compose! {
         deadline_ns in 1_000_000u64..=86_400_000_000_000,
         poll_ns in 0u64..=500_000,
         (checksum, readahead, kernel, in_thread) in any::<(bool, bool, bool, bool)>(),
-        (dump, encrypt) in any::<(bool, bool)>(),
+        (dump, encrypt, reserve) in any::<(bool, bool, bool)>(),
         wipe in prop_oneof![Just(Wipe::Off), Just(Wipe::Discard), Just(Wipe::Zero)],
     ) -> Builder {
         let builder = match limit {
@@ -242,6 +247,7 @@ prop_compose! {
         };
         builder
             .capacity(capacity.map(ByteCount))
+            .reserve(reserve && capacity.is_some())
             .page(ByteCount(1 << page_shift))
             .handlers(handlers)
             .threshold(threshold.map(ByteCount))

@@ -152,11 +152,13 @@ typedef struct farheap_config {
     farheap_switch dump;
     farheap_switch overwrite; /* a device that holds data; else it is refused */
     uint32_t poll_us;         /* looking before sleeping, up to 500, or FARHEAP_NO_POLL */
+    farheap_switch reserve;   /* the space of a file at start-up, see capacity; off */
 } farheap_config;
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-      FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0 }
+      FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, \
+      FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
 farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;
@@ -669,12 +671,12 @@ typedef struct farheap_pool_config {
     farheap_before_write before_write;
     void *userdata;          /* only passed on; valid as long as the pool */
     farheap_replacement replacement; /* proven */
-    uint32_t reserved;
+    farheap_switch overwrite; /* farheap_pool_create over data, an older table too; off */
 } farheap_pool_config;
 
 #define FARHEAP_POOL_CONFIG_INIT \
     { sizeof(farheap_pool_config), 0, 0, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, 0, \
-      FARHEAP_REPLACEMENT_DEFAULT, 0 }
+      FARHEAP_REPLACEMENT_DEFAULT, FARHEAP_DEFAULT }
 
 typedef struct farheap_pool_stats {
     size_t size;
@@ -691,8 +693,9 @@ typedef struct farheap_pool_stats {
     uint64_t handed_over; /* of the evicted ones, those whose memory temporary memory took over */
 } farheap_pool_stats;
 
-/* Creates a table file (or takes a raw device) of at most `capacity` bytes; what it held is lost.
- * `config` may be NULL for the defaults. */
+/* Creates a table file, or takes a raw device, of at most `capacity` bytes. What exists has to hold
+ * zeros, or pages that farheap evicted in an earlier run: FARHEAP_E_DEVICE names what it holds else,
+ * unless config.overwrite is FARHEAP_ON. `config` may be NULL for the defaults. */
 farheap_status farheap_pool_create(farheap_manager *manager, const farheap_pool_config *config,
                                    const char *path, uint64_t capacity,
                                    farheap_pool **out) FARHEAP_NOEXCEPT;

@@ -688,6 +688,7 @@ struct pool_options {
     farheap_switch checksum = FARHEAP_DEFAULT;
     farheap_switch cleaner = FARHEAP_DEFAULT;
     farheap_replacement replacement = FARHEAP_REPLACEMENT_DEFAULT;
+    farheap_switch overwrite = FARHEAP_DEFAULT; // create over data, an older table too; off
     // Whether the log holds a record; called from any thread. What throws is a no.
     detail::write_function before_write{};
 };
@@ -695,7 +696,7 @@ struct pool_options {
 // Pages of a table file within a manager's limit.
 class pool {
 public:
-    // Creates a table file; what it held is lost.
+    // Creates a table file. One that exists has to be free, or options.overwrite allows its loss.
     static pool create(manager &under, const std::string &path, std::uint64_t capacity,
                        pool_options options = {}) {
         return pool(under, std::move(options), [&](auto *config, farheap_pool **out) {
@@ -823,6 +824,7 @@ private:
         config.checksum = options.checksum;
         config.cleaner = options.cleaner;
         config.replacement = options.replacement;
+        config.overwrite = options.overwrite;
         if (*asked_) {
             config.before_write = detail::farheap_hpp_before_write;
             config.userdata = asked_.get();

@@ -46,6 +46,8 @@ pub struct farheap_config {
     // Since version 2 of the structure:
     pub overwrite: farheap_switch,
     pub poll_us: u32,
+    // Since version 3:
+    pub reserve: farheap_switch,
 }
 
 /// Bytes of the first version of the structure: the least that a caller has.
@@ -163,6 +165,9 @@ fn overlay_numbers(mut builder: Builder, config: &farheap_config) -> Result<Buil
     }
     if let Some(on) = switch("overwrite", config.overwrite)? {
         builder = builder.overwrite(on);
+    }
+    if let Some(on) = switch("reserve", config.reserve)? {
+        builder = builder.reserve(on);
     }
     if config.poll_us == FARHEAP_NO_POLL {
         builder = builder.poll(Duration::ZERO);

@@ -69,7 +69,7 @@ pub struct farheap_pool_config {
     pub before_write: farheap_before_write,
     pub userdata: *mut c_void,
     pub replacement: farheap_replacement,
-    pub reserved: u32,
+    pub overwrite: crate::config::farheap_switch,
 }
 
 /// Size of the first version of the structure, to which fields were added.
@@ -112,7 +112,7 @@ const DEFAULTS: farheap_pool_config = farheap_pool_config {
     before_write: None,
     userdata: std::ptr::null_mut(),
     replacement: FARHEAP_REPLACEMENT_DEFAULT,
-    reserved: 0,
+    overwrite: 0,
 };
 
 /// The settings of a pool.
@@ -144,6 +144,9 @@ unsafe fn settings(config: *const farheap_pool_config) -> Result<PoolConfig> {
     }
     if let Some(on) = crate::config::switch("cleaner", config.cleaner)? {
         settings = settings.cleaner(on);
+    }
+    if let Some(on) = crate::config::switch("overwrite", config.overwrite)? {
+        settings = settings.overwrite(on);
     }
     if let Some(before_write) = config.before_write {
         let userdata = Userdata(config.userdata);

@@ -20,6 +20,7 @@ pub struct Builder {
     pub(super) dir: Option<PathBuf>,
     pub(super) overwrite: bool,
     pub(super) capacity: Option<ByteCount>,
+    pub(super) reserve: bool,
     pub(super) page: ByteCount,
     pub(super) handlers: Option<u16>,
     pub(super) threshold: Option<ByteCount>,
@@ -45,6 +46,7 @@ impl Default for Builder {
             dir: None,
             overwrite: false,
             capacity: None,
+            reserve: false,
             page: ByteCount::kib(64),
             handlers: None,
             threshold: Some(ByteCount::kib(64)),
@@ -108,8 +110,9 @@ impl Builder {
 
     /// Sets the directory of the temporary file. Conflicts with [`device`](Builder::device).
     ///
-    /// Default: the system's, [`std::env::temp_dir`]. Set it when that one is small or in memory
-    /// (tmpfs), as `/tmp` often is.
+    /// Default: [`temporary_dir`](crate::probe::temporary_dir), which is `$TMPDIR`, `/tmp`, or
+    /// `/var/tmp` where `/tmp` is in memory. Set it when that one is small. A directory in memory
+    /// (tmpfs) is accepted with a warning: evicting to it frees no memory.
     pub fn dir(mut self, path: impl Into<PathBuf>) -> Builder {
         self.dir = Some(path.into());
         self
@@ -121,6 +124,19 @@ impl Builder {
     /// it. Set it to leave room for others.
     pub fn capacity(mut self, bytes: impl Into<Option<ByteCount>>) -> Builder {
         self.capacity = bytes.into();
+        self
+    }
+
+    /// Sets whether the space of a file is taken from its file system at start-up: of the
+    /// temporary file, which needs a [`capacity`](Builder::capacity) then, or of the regular file
+    /// named as [`device`](Builder::device).
+    ///
+    /// Default: off, the file takes space as pages are written and gives it back as they are
+    /// freed. When others fill the file system, far allocations are refused, but memory that was
+    /// granted before may find no room either: touching it is `SIGBUS` then. Set it where that
+    /// must not happen, for the price that nobody else can use the space meanwhile.
+    pub fn reserve(mut self, on: bool) -> Builder {
+        self.reserve = on;
         self
     }
 
@@ -360,6 +376,12 @@ impl Builder {
             if path.as_os_str().as_encoded_bytes().contains(&0) {
                 return Err(invalid(key, "the path contains a NUL byte"));
             }
+        }
+        if self.reserve && self.device.is_none() && self.capacity.is_none() {
+            return Err(invalid(
+                Key::Reserve,
+                "needs `capacity`: without it the temporary file may take all of its file system",
+            ));
         }
         if self.device.is_some() && self.dir.is_some() {
             return Err(invalid(

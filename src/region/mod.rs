@@ -49,7 +49,7 @@ pub use stats::Stats;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
-use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::store::{Queue, Request, SealedStore, Store, Wipe};
 use crate::sys::probe::Memory;
 use crate::sys::signals::SignalsBlocked;
@@ -412,7 +412,7 @@ impl Region {
         let offset = self.space.reserve(len, self.pager.page_bytes)?;
         if !self.space.commit(offset, len, self.capacity()) {
             self.space.release(offset, len);
-            return Err(Error::StoreFull { slots: self.pager.slots.slots() });
+            return Err(self.full());
         }
         let addr = self.pager.region.addr() + offset;
         Ok(NonNull::new(addr as *mut u8).expect("a region is never at address zero"))
@@ -477,9 +477,29 @@ impl Region {
             return PageCount(0);
         }
         // What the device has taken is all that can be said while it takes no more.
-        let stored = if failing { pager.slots.in_use() } else { pager.slots.slots() };
+        let stored = if failing { pager.slots.in_use() } else { self.slots_with_space() };
         let resident = pager.guaranteed().0.saturating_sub(pager.reserve().0);
         PageCount(stored.0.saturating_add(resident / pager.page_bytes as u64))
+    }
+
+    /// Slots that the store has space for now: others may fill its file system.
+    fn slots_with_space(&self) -> SlotCount {
+        let pager = &self.pager;
+        let room = SlotCount(pager.store.room().0 / pager.page_bytes as u64);
+        pager.slots.slots().min(room)
+    }
+
+    /// Why nothing more can be mapped.
+    fn full(&self) -> Error {
+        let store = &self.pager.store;
+        let (room, capacity) = (store.room(), store.capacity());
+        if room >= capacity {
+            return Error::StoreFull { slots: self.pager.slots.slots() };
+        }
+        let what_to_do = "free space there, or have it reserved at the start: `reserve:on`";
+        let reason =
+            format!("its file system has space for {room} of {capacity} only; {what_to_do}");
+        Error::Device { path: store.describe().into(), reason }
     }
 
     /// First and number of the pages that a range touches.

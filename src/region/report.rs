@@ -13,6 +13,7 @@
 
 use crate::base::error::Error;
 use crate::base::local::keep_local;
+use crate::base::units::ByteCount;
 use crate::sys::stderr::{Sent, send, wait_for_room};
 use crossbeam_queue::ArrayQueue;
 use std::fmt::Write;
@@ -271,6 +272,20 @@ pub(super) fn unlocked() {
         "mlock does not keep far memory in RAM (pin does); locks are taken off as it leaves",
         &cause,
     );
+}
+
+/// A write failed that `store` has space for as far as its bytes go; `room` is what there is space
+/// for on its file system.
+pub(super) fn write_failed(cause: &Error, store: &str, room: ByteCount) {
+    const WHAT: &str = "write-back failed; the pages stay in memory";
+    if !matches!(cause, Error::Io { errno: crate::sys::ENOSPC, .. }) {
+        return warn(WHAT, cause);
+    }
+    let what_to_do =
+        "free space on its file system, or have it reserved at the start: `reserve:on`";
+    let cause = Cause(cause);
+    let text = format_args!("{WHAT}: {cause}; {store} has space for {room}; {what_to_do}");
+    say(WHAT, WARNINGS_MAX, text);
 }
 
 /// The handler cannot go on without risking wrong bytes or a hang.

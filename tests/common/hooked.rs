@@ -41,6 +41,10 @@ impl Store for Hooked {
         self.inner.occupied()
     }
 
+    fn room(&self) -> ByteCount {
+        self.inner.room()
+    }
+
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let inner = self.inner.open_queue(depth)?;
         Ok(Box::new(HookedQueue { inner, hook: Arc::clone(&self.hook) }))

@@ -130,6 +130,10 @@ impl Store for Injector {
         self.inner.occupied()
     }
 
+    fn room(&self) -> ByteCount {
+        self.inner.room()
+    }
+
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let number = self.plan.queues.fetch_add(1, Ordering::Relaxed);
         let whose = if number == 0 { Whose::Evictor } else { Whose::Filler };

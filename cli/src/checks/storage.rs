@@ -1,7 +1,7 @@
 //! Judges where evicted pages are to go: the temporary file's directory, or a device.
 
 use super::{Check, Subject, Verdict};
-use farheap::probe::{Device, DeviceKind, Directory};
+use farheap::probe::{Device, DeviceKind, Directory, temporary_dir};
 use farheap::{ByteCount, Config};
 use std::path::Path;
 
@@ -31,7 +31,7 @@ pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
                 _ => vec![unusable_device(&path, &error)],
             },
         },
-        None => directory(&dir.unwrap_or_else(std::env::temp_dir), config),
+        None => directory(&dir.unwrap_or_else(temporary_dir), config),
     }
 }
 
@@ -118,6 +118,8 @@ fn device_checks(path: &Path, found: &Device, config: Option<&Config>) -> Vec<Ch
     if found.kind == DeviceKind::Block {
         checks.push(unused(path, found));
         checks.push(discard(found));
+    } else {
+        checks.push(owner(path, found));
     }
     checks.push(contents(path, found, config));
     checks.push(direct_io(found.direct_io_refusal.as_deref()));
@@ -153,14 +155,35 @@ fn writable(path: &Path, found: &Device) -> Check {
     if !found.read_only {
         return Check::new(NAME, Verdict::Pass, "permitted");
     }
-    let check = Check::new(NAME, Verdict::Fail, "refused: read-only, or not for this user")
-        .repair_when("for this user:", format!("sudo setfacl -m u:$USER:rw {}", shell(path)));
+    let check = Check::new(NAME, Verdict::Fail, "refused: read-only, or not for this user");
+    // What others may read is refused: a file has to be its user's own.
+    let check = match found.kind {
+        DeviceKind::Block => check
+            .repair_when("for this user:", format!("sudo setfacl -m u:$USER:rw {}", shell(path))),
+        _ => check.repair_when("for this user:", format!("sudo chown $USER {}", shell(path))),
+    };
     match found.kind {
         DeviceKind::Block => check.repair_when(
             "for a read-only device:",
             format!("sudo blockdev --setrw {}", shell(path)),
         ),
         _ => check,
+    }
+}
+
+/// Whether other users keep away from what is evicted to a file.
+fn owner(path: &Path, found: &Device) -> Check {
+    const NAME: &str = "access";
+    match found.other_owner {
+        Some(owner) => Check::new(NAME, Verdict::Fail, format!("the file belongs to user {owner}"))
+            .meaning("who could read and change evicted memory")
+            .repair(format!("sudo chown $USER {}", shell(path))),
+        None if found.is_open_to_others => {
+            Check::new(NAME, Verdict::Warn, "other users may use the file")
+                .meaning("farheap makes it its owner's only, but who has it open keeps it")
+                .repair(format!("chmod 600 {}", shell(path)))
+        }
+        None => Check::new(NAME, Verdict::Pass, "its owner's only"),
     }
 }
 

@@ -445,6 +445,19 @@ int main(void) {
     FAILS(FARHEAP_E_DEVICE, farheap_pool_open(manager, &config, path, &pool));
     config.page = 5000;
     FAILS(FARHEAP_E_CONFIG, farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
+    config.page = 8192;
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
+    CHECK(strstr(farheap_last_message(), "holds a table of a buffer pool"));
+    config.overwrite = (farheap_switch)9;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
+    config.overwrite = FARHEAP_OFF;
+    OK(farheap_pool_open(manager, &config, path, &pool));
+    CHECK(farheap_pool_pages(pool) > 4096); /* what was refused is as it was */
+    OK(farheap_pool_free(pool));
+    config.overwrite = FARHEAP_ON;
+    OK(farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
+    CHECK(farheap_pool_pages(pool) == 1);
+    OK(farheap_pool_free(pool));
     config.size = 3;
     FAILS(FARHEAP_E_ARGUMENT, farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
     FAILS(FARHEAP_E_DEVICE, farheap_pool_open(manager, NULL, "/nonexistent/table", &pool));

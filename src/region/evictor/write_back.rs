@@ -188,7 +188,7 @@ impl Evictor {
                 self.let_go();
             }
             Err(error) => {
-                report::warn("write-back failed; the pages stay in memory", &error);
+                report::write_failed(&error, &self.pager.place, self.pager.store.room());
                 self.writes_fail(errno_of(&error) as u32);
                 run.iter().for_each(|dirty| {
                     self.pager.slots.put(dirty.slot);

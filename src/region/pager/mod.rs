@@ -94,6 +94,8 @@ pub(crate) struct Pager {
     pub(in crate::region) care: Care,
     pub(crate) policy: Ranked<Box<dyn EvictionPolicy>>,
     pub(crate) store: Arc<dyn Store>,
+    /// What the store is, for messages.
+    pub(in crate::region) place: Box<str>,
     pub(crate) slots: SlotMap,
     /// Per slot: hash of what was written there.
     sums: LazyArray<[AtomicU64; 2]>,
@@ -163,10 +165,8 @@ impl Pager {
         let pages = config.span.as_usize() / page_bytes;
         let in_thread = config.mode == Mode::InThread;
         let required = if in_thread { feature::SIGBUS } else { 0 };
-        let newer = match config.install {
-            Install::Copy => 0,
-            Install::Auto | Install::Move => feature::MOVE | feature::POISON,
-        };
+        let copies = config.install == Install::Copy;
+        let newer = if copies { 0 } else { feature::MOVE | feature::POISON };
         let uffd = Uffd::open(
             feature::PAGEFAULT_FLAG_WP | required,
             feature::THREAD_ID | feature::EVENT_REMAP | newer,
@@ -188,8 +188,8 @@ impl Pager {
             frames.include_in_dumps()?;
         }
         let slot_count = slot_count(config, &*store)?;
-        let limit_pages = PageCount(config.limit.0 / config.page.0);
-        let policy = config.policy.build(PageCount(pages as u64), limit_pages)?;
+        let limit = PageCount(config.limit.0 / config.page.0);
+        let policy = config.policy.build(PageCount(pages as u64), limit)?;
         // Random, so that content cannot be made to collide ahead of time.
         let hash_seed = crate::sys::random_u64()?;
         let zeros = Mapping::reserve(page_bytes, page_bytes, Huge::No)?;
@@ -212,6 +212,7 @@ impl Pager {
             policy: Ranked::new(Rank::Policy, policy),
             slots: SlotMap::new(SlotCount(slot_count as u64))?,
             sums: LazyArray::new(slot_count)?,
+            place: store.describe().into(),
             store,
             hash_seed,
             zero_sum,
