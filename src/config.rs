@@ -23,7 +23,7 @@
 //! | `checksum` | `on`, `off` | `on` |
 //! | `deadline` | duration, 1ms to 1day | `30s` |
 //! | `poll` | `off` or duration up to 500us | `200us` |
-//! | `user_mode` | `auto`, `require_kernel` | `auto` |
+//! | `user_mode` | `auto`, `far`, `require_kernel` | `auto` |
 //! | `readahead` | `on`, `off` | `on` |
 //! | `mode` | `handler`, `in_thread` | `handler` |
 //! | `dump` | `on`, `off` | `off` |
@@ -89,14 +89,21 @@ pub enum Io {
     Sync,
 }
 
-/// Whether start-up may settle for faults from user mode only.
+/// What happens where only faults from user mode are permitted: far memory works there, except that
+/// a system call fails with `EFAULT` when it reads or writes far memory that is not resident.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UserMode {
-    /// Kernel-mode faults where permitted, else user-mode faults only, with a warning.
+    /// The heap starts, and no allocation of the global allocator goes far by its size, because any
+    /// of them may be the buffer of a system call. Only explicit requests go far: the handle
+    /// [`Far`](crate::Far), a [`scope`](crate::scope()), temporary memory. Start-up says so on
+    /// standard error. With [`Mode::InThread`] sizes decide all the same, because that mode is
+    /// chosen by programs whose far memory never reaches a system call.
     #[default]
     Auto,
-    /// Kernel-mode faults, or start-up fails.
+    /// The heap starts, and sizes decide as they do elsewhere.
+    Far,
+    /// Start-up fails.
     RequireKernel,
 }
 
@@ -247,7 +254,7 @@ impl Config {
         self.options.poll
     }
 
-    /// Whether start-up may settle for user-mode faults.
+    /// What happens where only faults from user mode are permitted.
     #[must_use]
     pub fn user_mode(&self) -> UserMode {
         self.options.user_mode

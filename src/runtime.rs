@@ -28,6 +28,15 @@ struct Running {
     local: Option<Arc<LocalMemory>>,
 }
 
+/// What start-up says where only faults of user mode can be served, in one line.
+const USER_MODE_ONLY: &str = "farheap: the kernel permits this process only faults of user mode: a \
+     system call such as read(2) or write(2) fails with EFAULT on far memory that is not resident. ";
+/// Follows [`USER_MODE_ONLY`] where the threshold is not in force.
+const LOCAL_BY_SIZE: &str = "So no allocation goes far because of its size; the handle Far, far \
+     scopes and temporary memory work, `user_mode:far` sends sizes far all the same. ";
+const USER_MODE_REMEDY: &str = "`sudo sysctl vm.unprivileged_userfaultfd=1` permits all faults; \
+     `farheap doctor` (from `cargo install farheap-cli`) names other ways";
+
 static RUNNING: Ranked<Option<Running>> = Ranked::new(Rank::Heap, None);
 
 /// The process's far heap.
@@ -67,7 +76,8 @@ pub struct Heap {
 impl Heap {
     /// Starts the far heap of this process. Allocations go far from now on, by policy: what uses
     /// [`Far`](crate::Far), what runs in a far [`scope`](crate::scope()), and with
-    /// [`FarHeap`](crate::FarHeap) as global allocator what is larger than the threshold.
+    /// [`FarHeap`](crate::FarHeap) as global allocator what is at least as large as the
+    /// [threshold](Heap::threshold), where system calls can be given such memory.
     ///
     /// # Errors
     /// [`Error::AlreadyRunning`] when one runs; [`Error::UffdUnavailable`] without permission for
@@ -120,15 +130,13 @@ impl Heap {
             Some(manager) => Region::create_under(manager, region_config, store)?,
             None => Arc::new(Region::create(region_config, store)?),
         };
+        let threshold = threshold(&config, &region);
         if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
-            eprintln!(
-                "farheap: only faults of user mode can be served here: system calls such as \
-                 read(2) and write(2) on far memory that is not resident fail with EFAULT; \
-                 `farheap doctor` says how to allow the rest"
-            );
+            let by_size = if threshold == config.threshold() { "" } else { LOCAL_BY_SIZE };
+            eprintln!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}");
         }
         let local = manager.map(|manager| LocalMemory::join(manager, &region)).transpose()?;
-        let options = tier_options(&config);
+        let options = TierOptions { threshold, ..tier_options(&config) };
         let tier = Tier::create(region.clone() as Arc<dyn ExtentSource>, options)?;
         heap::install(tier)?;
         let care = match Care::start(tier, &region, local.clone()) {
@@ -163,6 +171,14 @@ impl Heap {
     #[must_use]
     pub fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// The size from which the global allocator places allocations far now; `None`: no size does,
+    /// because the configuration says `threshold:off`, because only faults of user mode are
+    /// permitted here (see [`UserMode::Auto`]), or because the heap has been shut down.
+    #[must_use]
+    pub fn threshold(&self) -> Option<ByteCount> {
+        heap::installed().and_then(Tier::threshold)
     }
 
     /// Bytes that are allocated far, as callers asked for them.
@@ -300,12 +316,23 @@ impl Config {
     }
 }
 
+/// The size from which allocations go far by themselves: where the kernel's own faults are not
+/// served none does, unless the configuration says otherwise.
+///
+/// A program does not know which of its large blocks a library passes to a system call:
+/// `std::fs::read` of a file of 64 KiB or more failed with `EFAULT`, before anything was evicted,
+/// because the kernel may not fault on pages that are still missing.
+fn threshold(config: &Config, region: &Region) -> Option<ByteCount> {
+    let never_in_system_calls =
+        config.mode() == Mode::InThread || config.user_mode() == UserMode::Far;
+    if region.serves_kernel_faults() || never_in_system_calls { config.threshold() } else { None }
+}
+
 /// Memory that the heap keeps for reuse is charged: a share of the limit, not more.
 fn tier_options(config: &Config) -> TierOptions {
     let defaults = TierOptions::default();
     let share = |part: u64| ByteCount(config.limit().0 / part);
     TierOptions {
-        threshold: config.threshold(),
         dirty_max: defaults.dirty_max.min(share(8)),
         large_cache_max: defaults.large_cache_max.min(share(32)),
         ..defaults

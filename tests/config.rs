@@ -16,7 +16,7 @@ fn every_key_is_read() {
     let config = Config::parse(
         "limit:512MiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
          handlers:3, threshold:off, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
-         poll:50us, user_mode:require_kernel, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
+         poll:50us, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
     assert_eq!(config.limit(), ByteCount::mib(512));
@@ -35,7 +35,7 @@ fn every_key_is_read() {
     assert!(!config.checksum());
     assert_eq!(config.deadline(), Duration::from_secs(90));
     assert_eq!(config.poll(), Duration::from_micros(50));
-    assert_eq!(config.user_mode(), UserMode::RequireKernel);
+    assert_eq!(config.user_mode(), UserMode::Far);
     assert!(!config.readahead());
     assert_eq!(config.mode(), Mode::InThread);
     assert!(config.dump() && config.encrypt());
@@ -93,7 +93,8 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("deadline:2days", "deadline", "must be from"),
         ("poll:1ms", "poll", "at most 500us"),
         ("poll:no", "poll", "not a duration"),
-        ("user_mode:on", "user_mode", "not one of"),
+        ("user_mode:on", "user_mode", "not one of auto, far, require_kernel"),
+        ("user_mode:require_kernel,mode:in_thread", "user_mode", "conflicts with `mode:in_thread`"),
         ("encrypt:yes", "encrypt", "not one of on, off"),
         ("wipe:zeros", "wipe", "did you mean `zero`?"),
         ("reserve:yes", "reserve", "not one of on, off"),
@@ -232,7 +233,12 @@ prop_compose! {
         install in prop_oneof![Just(Install::Auto), Just(Install::Copy), Just(Install::Move)],
         deadline_ns in 1_000_000u64..=86_400_000_000_000,
         poll_ns in 0u64..=500_000,
-        (checksum, readahead, kernel, in_thread) in any::<(bool, bool, bool, bool)>(),
+        (checksum, readahead) in any::<(bool, bool)>(),
+        (user_mode, mode) in prop_oneof![
+            Just((UserMode::Auto, Mode::Handler)),
+            Just((UserMode::Far, Mode::InThread)),
+            Just((UserMode::RequireKernel, Mode::Handler)),
+        ],
         (dump, encrypt, reserve) in any::<(bool, bool, bool)>(),
         wipe in prop_oneof![Just(Wipe::Off), Just(Wipe::Discard), Just(Wipe::Zero)],
     ) -> Builder {
@@ -257,9 +263,9 @@ prop_compose! {
             .checksum(checksum)
             .deadline(Duration::from_nanos(deadline_ns))
             .poll(Duration::from_nanos(poll_ns))
-            .user_mode(if kernel { UserMode::RequireKernel } else { UserMode::Auto })
+            .user_mode(user_mode)
             .readahead(readahead)
-            .mode(if in_thread { Mode::InThread } else { Mode::Handler })
+            .mode(mode)
             .dump(dump)
             .encrypt(encrypt)
             .wipe(wipe)

@@ -175,8 +175,8 @@ fn with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works() {
     }
     let ended = run(name, "", |command| refuse(command, Refused::KernelFaults));
     ended.expect_success();
-    assert!(ended.text.contains("only faults of user mode can be served here"), "{}", ended.text);
-    assert!(ended.text.contains("EFAULT; `farheap doctor` says"), "{}", ended.text);
+    let said = ["only faults of user mode: a system call", "So no allocation goes far", "sysctl"];
+    assert_says(&ended, &said);
 }
 
 /// A start is refused, and the program goes on without a heap.

@@ -156,7 +156,7 @@ fn a_sandbox_that_refuses_userfaultfd_is_seen_through() {
     assert_eq!(output.status.code(), Some(1));
     let found = text(&under(Refused::KernelFaults));
     assert!(line(&found, "userfaultfd").starts_with("WARN"), "{found}");
-    assert!(found.contains("fail with EFAULT"), "{found}");
+    assert!(found.contains("fails with EFAULT"), "{found}");
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn an_unprivileged_user_is_told_what_is_missing_and_how_to_repair_it() {
     } else {
         assert!(!line(&found, "userfaultfd").starts_with("PASS"), "{found}");
         assert!(found.contains("sudo setfacl -m u:$USER:rw /dev/userfaultfd"), "{found}");
-        assert!(found.contains("fail with EFAULT"), "{found}");
+        assert!(found.contains("fails with EFAULT"), "{found}");
     }
     let output = as_nobody(&["--device".as_ref(), &closed]);
     let found = text(&output);

@@ -143,7 +143,7 @@ typedef struct farheap_config {
     uint64_t deadline_ms;   /* of one device request */
     const char *io;         /* "auto", "uring", "sync" */
     const char *install;    /* "auto", "copy", "move" */
-    const char *user_mode;  /* "auto", "require_kernel" */
+    const char *user_mode;  /* "auto", "far", "require_kernel" */
     const char *mode;       /* "handler", "in_thread" */
     const char *wipe;       /* "off", "discard", "zero" */
     farheap_switch checksum;
@@ -201,9 +201,10 @@ farheap_status farheap_heap_free(farheap_heap *heap) FARHEAP_NOEXCEPT;
 
 /* Where memory is asked for. */
 typedef enum farheap_placement {
-    FARHEAP_POLICY = 0, /* by the thread's scope, else by the size threshold */
+    FARHEAP_POLICY = 0, /* by the thread's scope, else by farheap_threshold() */
     FARHEAP_LOCAL = 1,  /* RAM that is never evicted */
-    FARHEAP_FAR = 2     /* the far heap; NULL while none runs, and in a forked child */
+    FARHEAP_FAR = 2     /* the far heap; NULL while none runs, and in a forked child. A system call may
+                         * fail with EFAULT on it: see farheap_serves_kernel_faults() */
 } farheap_placement;
 
 /* All of these give NULL when there is no memory (errno is ENOMEM, or EINVAL for a bad argument;
@@ -278,7 +279,11 @@ farheap_status farheap_advise(farheap_heap *heap, const void *ptr, size_t len,
 farheap_status farheap_set_limit(farheap_heap *heap, uint64_t limit) FARHEAP_NOEXCEPT;
 /* Gives freed memory that is kept for reuse back now. */
 farheap_status farheap_purge(farheap_heap *heap) FARHEAP_NOEXCEPT;
-/* Whether system calls may be given far memory that is not resident. */
+/* The size from which FARHEAP_POLICY places memory far now; FARHEAP_NONE if no size does: by the
+ * configuration, or because system calls may not be given far memory here and user_mode is "auto". */
+farheap_status farheap_threshold(farheap_heap *heap, uint64_t *out) FARHEAP_NOEXCEPT;
+/* Whether system calls may be given far memory that is not resident: not without permission for
+ * faults of kernel mode, nor with mode "in_thread". They fail with EFAULT then. */
 farheap_status farheap_serves_kernel_faults(farheap_heap *heap, bool *out) FARHEAP_NOEXCEPT;
 
 /* ---- Statistics -------------------------------------------------------------------------------- */

@@ -171,6 +171,12 @@ public:
     }
     void set_limit(std::uint64_t limit) { detail::check(farheap_set_limit(get(), limit)); }
     void purge() { detail::check(farheap_purge(get())); }
+    // FARHEAP_NONE when no size goes far by itself.
+    std::uint64_t threshold() const {
+        std::uint64_t answer = 0;
+        detail::check(farheap_threshold(get(), &answer));
+        return answer;
+    }
     bool serves_kernel_faults() const {
         bool answer = false;
         detail::check(farheap_serves_kernel_faults(get(), &answer));

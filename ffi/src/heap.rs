@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "uses the caller's pointers")]
 
 use crate::abi;
-use crate::config::{farheap_config, overlay, parse};
+use crate::config::{FARHEAP_NONE, farheap_config, overlay, parse};
 use crate::error::{Failure, Result, call, check_out, farheap_status, slice, write, write_sized};
 use crate::handle::{self, Kind};
 use crate::manager::farheap_manager;
@@ -398,6 +398,11 @@ on_heap! {
         let latencies = latencies(&heap.region().latencies());
         // SAFETY: NULL or sized, as the caller promises.
         unsafe { write_sized(out, &latencies, size_of::<farheap_latencies>()) }
+    }
+
+    farheap_threshold(heap, out: *mut u64) {
+        // SAFETY: NULL or writable, as the caller promises.
+        unsafe { write(out, heap.threshold().map_or(FARHEAP_NONE, ByteCount::get)) }
     }
 
     farheap_serves_kernel_faults(heap, out: *mut bool) {

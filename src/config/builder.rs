@@ -224,11 +224,14 @@ impl Builder {
         self
     }
 
-    /// Sets whether start-up may settle for user-mode faults, with which system calls that touch
-    /// evicted far memory fail with `EFAULT`.
+    /// Sets what happens where only faults from user mode are permitted, as they are to
+    /// unprivileged programs on most distributions. There a system call fails with `EFAULT` when
+    /// it reads or writes far memory that is not resident.
     ///
-    /// Default: [`UserMode::Auto`]. Require kernel-mode faults when far buffers reach system
-    /// calls.
+    /// Default: [`UserMode::Auto`], no allocation goes far by its size there, so that a program
+    /// works as it does on the system's allocator. [`UserMode::Far`] when the program's large
+    /// allocations never reach a system call; [`UserMode::RequireKernel`] when a program without
+    /// far memory is worse than one that does not start.
     pub fn user_mode(mut self, user_mode: UserMode) -> Builder {
         self.user_mode = user_mode;
         self
@@ -326,6 +329,11 @@ impl Builder {
         }
         if self.poll > POLL_MAX {
             return Err(invalid(Key::Poll, "must be `off` or at most 500us"));
+        }
+        if self.user_mode == UserMode::RequireKernel && self.mode == Mode::InThread {
+            let reason = "`require_kernel` conflicts with `mode:in_thread`, which serves no faults \
+                          of kernel mode";
+            return Err(invalid(Key::UserMode, reason));
         }
         let limit = self.resolve_limit(available)?;
         let minimum = LIMIT_MIN.max(ByteCount(LIMIT_PAGES_MIN * self.page.get()));

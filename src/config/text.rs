@@ -68,8 +68,11 @@ const KEYS: &[(&str, Key)] = &[
 const IO_WORDS: &[(&str, Io)] = &[("auto", Io::Auto), ("uring", Io::Uring), ("sync", Io::Sync)];
 const INSTALL_WORDS: &[(&str, Install)] =
     &[("auto", Install::Auto), ("copy", Install::Copy), ("move", Install::Move)];
-const USER_MODE_WORDS: &[(&str, UserMode)] =
-    &[("auto", UserMode::Auto), ("require_kernel", UserMode::RequireKernel)];
+const USER_MODE_WORDS: &[(&str, UserMode)] = &[
+    ("auto", UserMode::Auto),
+    ("far", UserMode::Far),
+    ("require_kernel", UserMode::RequireKernel),
+];
 const MODE_WORDS: &[(&str, Mode)] = &[("handler", Mode::Handler), ("in_thread", Mode::InThread)];
 const WIPE_WORDS: &[(&str, Wipe)] =
     &[("off", Wipe::Off), ("discard", Wipe::Discard), ("zero", Wipe::Zero)];

@@ -8,7 +8,8 @@
 //! 1. The handles [`Far`](crate::Far) and [`Local`](crate::Local): what they say.
 //! 2. A pinned thread: local.
 //! 3. The innermost [`scope`](crate::scope()): what it says.
-//! 4. The tier's size threshold.
+//! 4. The tier's size threshold, which is off where system calls cannot be given far memory
+//!    (`runtime::threshold`).
 //!
 //! `realloc` stays in its tier, with one exception: a local allocation moves when it grows and
 //! the policy sends the new size far. So a vector that grows past the threshold becomes far; one
@@ -31,6 +32,7 @@ use crate::base::sync::{
     AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
+use crate::base::units::ByteCount;
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
@@ -74,7 +76,7 @@ pub(crate) fn install(tier: &'static Tier) -> Result<()> {
     FAR.base.store(tier.base(), Relaxed);
     // Pairs with the Acquire in `is_far`: who sees this span sees the base that it belongs to.
     FAR.span.store(tier.span(), Release);
-    FAR.threshold.store(tier.threshold(), Relaxed);
+    FAR.threshold.store(tier.threshold().map_or(usize::MAX, ByteCount::as_usize), Relaxed);
     FAR.tier.store(ptr::from_ref(tier).cast_mut(), Relaxed);
     // Who allocates from the tier has seen all of this; who frees has the pointer from there.
     FAR.serving.store(ptr::from_ref(tier).cast_mut(), Release);
@@ -269,7 +271,8 @@ pub(super) unsafe fn resize(ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
 /// The global allocator: jemalloc, with a far tier once a heap is running.
 ///
 /// Usable before `main` and while threads exit. Until a far heap is started, and after it has
-/// been shut down, every allocation is local.
+/// been shut down, every allocation is local. While one runs, allocations at least as large as its
+/// [threshold](crate::Heap::threshold) are far, and those of far [scopes](crate::scope()).
 ///
 /// # Examples
 /// ```

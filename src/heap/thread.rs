@@ -116,6 +116,10 @@ pub struct Scope {
 /// and [`Local`](crate::Local). It also catches what a library allocates on first use, such as
 /// the buffer of the standard output. While no far heap is running, everything is local.
 ///
+/// It also catches the buffers of `std::fs::read` and its like: where the kernel's own faults are
+/// not served they fail with `EFAULT` as the handle [`Far`](crate::Far) explains, so leave them out
+/// of a far scope there, or in a local scope within it.
+///
 /// # Examples
 /// ```
 /// use farheap::{Placement, scope};

@@ -179,9 +179,9 @@ impl Tier {
         self.span
     }
 
-    /// Smallest size that goes far by itself.
-    pub(super) fn threshold(&self) -> usize {
-        self.options.threshold.map_or(usize::MAX, ByteCount::as_usize)
+    /// Smallest size that goes far by itself; `None`: no size does.
+    pub(crate) fn threshold(&self) -> Option<ByteCount> {
+        self.options.threshold
     }
 
     /// Whether `addr` lies in the tier's reservation.

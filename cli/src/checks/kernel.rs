@@ -36,7 +36,8 @@ pub(super) fn release(probe: &Probe) -> Check {
 /// The routes to a userfaultfd.
 pub(super) fn userfaultfd(probe: &Probe, config: Option<&Config>) -> Check {
     const NAME: &str = "userfaultfd";
-    let required = config.is_some_and(|config| config.user_mode() == UserMode::RequireKernel);
+    let user_mode = config.map(Config::user_mode).unwrap_or_default();
+    let required = user_mode == UserMode::RequireKernel;
     let best = probe.userfaultfd.best();
     let mut check = match best {
         Some(route) if route.has_kernel_faults() => {
@@ -44,14 +45,21 @@ pub(super) fn userfaultfd(probe: &Probe, config: Option<&Config>) -> Check {
         }
         Some(route) => {
             let verdict = if required { Verdict::Fail } else { Verdict::Warn };
-            let mut check = Check::new(NAME, verdict, format!("only by {route}")).meaning(
-                "with user-mode-only faults, read(2) into and write(2) from evicted far buffers \
-                 fail with EFAULT",
+            let check = Check::new(NAME, verdict, format!("only by {route}")).meaning(
+                "with user-mode-only faults a system call fails with EFAULT when it reads or \
+                 writes far memory that is not resident",
             );
-            if required {
-                check = check.meaning("`user_mode:require_kernel` asks for kernel-mode faults");
+            let in_thread = config.is_some_and(|config| config.mode() == Mode::InThread);
+            match user_mode {
+                UserMode::RequireKernel => {
+                    check.meaning("`user_mode:require_kernel` asks for kernel-mode faults")
+                }
+                UserMode::Auto if !in_thread => check.meaning(
+                    "no allocation goes far because of its size; the handle `Far`, far scopes and \
+                     temporary memory do (`user_mode:far` sends sizes far all the same)",
+                ),
+                _ => check,
             }
-            check
         }
         None => Check::new(NAME, Verdict::Fail, "not available")
             .meaning("farheap cannot serve page faults and refuses to start"),
@@ -275,7 +283,13 @@ mod tests {
         ]);
         let check = userfaultfd(&probe, None);
         assert_eq!(check.verdict, Verdict::Warn);
-        assert!(check.meaning[0].contains("fail with EFAULT"), "{check:?}");
+        assert!(check.meaning[0].contains("fails with EFAULT"), "{check:?}");
+        let local = |check: &Check| check.meaning[1].contains("goes far because of its size");
+        assert!(local(&check), "{check:?}");
+        for text in ["limit:64MiB,user_mode:far", "limit:64MiB,mode:in_thread"] {
+            let config = Config::parse(text).expect(text);
+            assert!(!local(&userfaultfd(&probe, Some(&config))), "{text}");
+        }
         assert!(commands(&check).contains(&"sudo setfacl -m u:$USER:rw /dev/userfaultfd"));
         assert!(commands(&check).contains(&"sudo sysctl vm.unprivileged_userfaultfd=1"));
         let strict =

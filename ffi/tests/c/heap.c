@@ -97,7 +97,7 @@ static farheap_heap *start(void) {
     config.handlers = 1;
     config.io = "auto";
     config.install = "auto";
-    config.user_mode = "auto";
+    config.user_mode = "far"; /* so that sizes decide without privileges too */
     config.mode = "handler";
     config.wipe = "off";
     config.checksum = FARHEAP_ON;
@@ -112,7 +112,10 @@ static farheap_heap *start(void) {
     return heap;
 }
 
-static void sizes_decide_and_scopes_are_stronger(void) {
+static void sizes_decide_and_scopes_are_stronger(farheap_heap *heap) {
+    uint64_t threshold = 0;
+    OK(farheap_threshold(heap, &threshold));
+    CHECK(threshold == 64 << 10);
     void *small = far_malloc(100);
     void *large = far_malloc(MIB);
     CHECK(!far_contains(small) && far_contains(large));
@@ -229,6 +232,25 @@ static void more_than_limit_and_device_hold_is_refused(void) {
     far_free(block);
 }
 
+/* By default a large block goes far only where system calls may be given it. */
+static void large_blocks_are_buffers_of_system_calls(farheap_heap *heap) {
+    bool kernel_faults = false;
+    uint64_t threshold = 0;
+    OK(farheap_serves_kernel_faults(heap, &kernel_faults));
+    OK(farheap_threshold(heap, &threshold));
+    CHECK(threshold == (kernel_faults ? 64 << 10 : FARHEAP_NONE));
+    char *buffer = far_malloc(MIB);
+    CHECK(buffer && far_contains(buffer) == kernel_faults);
+    FILE *zeros = fopen("/dev/zero", "rb");
+    CHECK(zeros && setvbuf(zeros, NULL, _IONBF, 0) == 0);
+    CHECK(fread(buffer, 1, MIB, zeros) == MIB && buffer[MIB - 1] == 0);
+    CHECK(fclose(zeros) == 0);
+    far_free(buffer);
+    void *explicit_one = far_allocate(FARHEAP_FAR, MIB, 16);
+    CHECK(explicit_one && far_contains(explicit_one));
+    far_free(explicit_one);
+}
+
 static void there_is_one_heap(farheap_heap *heap) {
     farheap_heap *second = NULL, *found = NULL;
     FAILS(FARHEAP_E_ALREADY_RUNNING, farheap_start("limit:16MiB", &second));
@@ -248,6 +270,7 @@ static void there_is_one_heap(farheap_heap *heap) {
     OK(farheap_start_env(&second));
     OK(farheap_heap_stats(second, &stats));
     CHECK(stats.limit_bytes == 9 * MIB);
+    large_blocks_are_buffers_of_system_calls(second);
     OK(farheap_shutdown(second));
     OK(farheap_heap_free(second));
     CHECK(setenv("FARHEAP_CONF", "limmit:9MiB", 1) == 0);
@@ -259,7 +282,7 @@ int main(void) {
     version_and_features();
     configurations_are_checked();
     farheap_heap *heap = start();
-    sizes_decide_and_scopes_are_stronger();
+    sizes_decide_and_scopes_are_stronger(heap);
     far_blocks_of_all_sizes_come_and_go();
     data_larger_than_the_limit_comes_back(heap);
     more_than_limit_and_device_hold_is_refused();

@@ -398,7 +398,7 @@ int main(void) {
     a_pool();
     a_collective();
     farheap_heap *heap = NULL;
-    skip_unless_permitted(farheap_start("limit:16MiB,capacity:64MiB,threshold:64KiB", &heap));
+    skip_unless_permitted(farheap_start("limit:16MiB,capacity:64MiB,threshold:64KiB,user_mode:far", &heap));
     sizes_and_alignments();
     OK(farheap_scope_push(FARHEAP_FAR));
     sizes_and_alignments();

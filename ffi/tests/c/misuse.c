@@ -25,6 +25,8 @@ static void calls_on_a_heap(farheap_status code, farheap_heap *heap) {
     FAILS(code, farheap_purge(heap));
     FAILS(code, farheap_heap_stats(heap, &stats));
     FAILS(code, farheap_serves_kernel_faults(heap, &answer));
+    uint64_t threshold = 0;
+    FAILS(code, farheap_threshold(heap, &threshold));
     farheap_latencies latencies = {.size = sizeof latencies};
     farheap_account *account = NULL;
     FAILS(code, farheap_heap_latencies(heap, &latencies));
