@@ -246,3 +246,40 @@ fn user_mode_far_sends_sizes_far_and_system_calls_fail_as_it_says() {
     assert!(ended.text.contains("fails with EFAULT"), "{}", ended.text);
     assert!(!ended.text.contains("So no allocation goes far"), "{}", ended.text);
 }
+
+/// Takes all that the far heap has, in blocks that get smaller and smaller.
+fn exhaust() -> Vec<Vec<u8>> {
+    let mut kept = Vec::with_capacity(1 << 16);
+    let mut size = MIB;
+    while size >= 100 {
+        let mut block = Vec::new();
+        match block.try_reserve_exact(size) {
+            Ok(()) => kept.push(block),
+            Err(_) => size /= 2,
+        }
+    }
+    kept
+}
+
+#[test]
+fn a_panic_has_its_backtrace_when_far_memory_is_exhausted() {
+    let name = "a_panic_has_its_backtrace_when_far_memory_is_exhausted";
+    if case(name).is_some() {
+        let Some(_heap) = heap("limit:8MiB,capacity:8MiB,user_mode:far") else { return };
+        let _far = scope(Placement::Far);
+        let kept = exhaust();
+        assert!(kept.iter().all(|block| Far::contains(block.as_ptr())));
+        assert!(Vec::<u8>::new().try_reserve_exact(MIB).is_err(), "refused as long as none panics");
+        panic!("exhausted after {} blocks", kept.len());
+    }
+    let ended = run(name, "", |command| {
+        command.env("RUST_BACKTRACE", "1");
+    });
+    if ended.show_skips() {
+        return;
+    }
+    assert_eq!(ended.status.code(), Some(101), "{}", ended.text);
+    for said in ["exhausted after ", "stack backtrace:", "heap_ordinary::"] {
+        assert!(ended.text.contains(said), "no `{said}` in:\n{}", ended.text);
+    }
+}

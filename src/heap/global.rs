@@ -186,7 +186,8 @@ pub(super) unsafe fn allocate_far(layout: Layout, fill: Fill) -> *mut u8 {
     unsafe { tier.allocate(layout, fill) }.unwrap_or(ptr::null_mut())
 }
 
-/// Allocates from `tier`, or locally when it has just been shut down.
+/// Allocates from `tier`, or locally when it has just been shut down, or is full while the thread
+/// [reports a failure](thread::reports_failure).
 ///
 /// # Safety
 /// The layout's size is not zero.
@@ -194,7 +195,9 @@ pub(super) unsafe fn allocate_far(layout: Layout, fill: Fill) -> *mut u8 {
 pub(super) unsafe fn allocate(tier: Option<&'static Tier>, layout: Layout, fill: Fill) -> *mut u8 {
     if let Some(tier) = tier {
         // SAFETY: the size is not zero.
-        if let Ok(ptr) = unsafe { tier.allocate(layout, fill) } {
+        if let Ok(ptr) = unsafe { tier.allocate(layout, fill) }
+            && (!ptr.is_null() || !thread::reports_failure())
+        {
             return ptr;
         }
     }
@@ -234,13 +237,13 @@ pub(super) unsafe fn reallocate_in_tier(ptr: *mut u8, old: Layout, new: Layout) 
     }
 }
 
-/// Moves an allocation to `tier`; null leaves it as it was.
+/// Moves an allocation to `tier`, or to local memory; null leaves it as it was.
 ///
 /// # Safety
 /// As for [`reallocate_in_tier`].
-unsafe fn move_to(tier: &'static Tier, ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
+unsafe fn move_to(tier: Option<&'static Tier>, ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
     // SAFETY: the size is not zero.
-    let moved = unsafe { allocate(Some(tier), new, Fill::Any) };
+    let moved = unsafe { allocate(tier, new, Fill::Any) };
     if !moved.is_null() {
         // SAFETY: both are valid for the smaller size; the new one overlaps nothing.
         unsafe { ptr::copy_nonoverlapping(ptr, moved, old.size().min(new.size())) };
@@ -251,7 +254,8 @@ unsafe fn move_to(tier: &'static Tier, ptr: *mut u8, old: Layout, new: Layout) -
 }
 
 /// Resizes: within the tier that `ptr` is in, unless the allocation is local, grows, and the
-/// policy sends the new size far. Null leaves it as it was.
+/// policy sends the new size far, or it is far and the thread
+/// [reports a failure](thread::reports_failure). Null leaves it as it was.
 ///
 /// # Safety
 /// As for [`reallocate_in_tier`].
@@ -262,10 +266,15 @@ pub(super) unsafe fn resize(ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
         && let Some(tier) = tier_for(new.size())
     {
         // SAFETY: as the caller promises.
-        return unsafe { move_to(tier, ptr, old, new) };
+        return unsafe { move_to(Some(tier), ptr, old, new) };
     }
     // SAFETY: as the caller promises.
-    unsafe { reallocate_in_tier(ptr, old, new) }
+    let resized = unsafe { reallocate_in_tier(ptr, old, new) };
+    if resized.is_null() && is_far(ptr) && thread::reports_failure() {
+        // SAFETY: as the caller promises.
+        return unsafe { move_to(None, ptr, old, new) };
+    }
+    resized
 }
 
 /// The global allocator: jemalloc, with a far tier once a heap is running.

@@ -34,6 +34,8 @@ struct Thread {
     pins: Cell<u32>,
     /// What the two say together; kept because every allocation asks.
     placement: Cell<Option<Placement>>,
+    /// See [`set_refused`].
+    refused: Cell<bool>,
     /// See [`take_commit_refused`].
     commit_refused: Cell<bool>,
     /// The tier that `slot` belongs to; a tier is never freed, so the address names it.
@@ -79,6 +81,7 @@ thread_local! {
             scope: Cell::new(None),
             pins: Cell::new(0),
             placement: Cell::new(None),
+            refused: Cell::new(false),
             commit_refused: Cell::new(false),
             tier: Cell::new(ptr::null()),
             slot: Cell::new(None),
@@ -136,6 +139,34 @@ pub fn scope(placement: Placement) -> Scope {
     Scope { outer: THREAD.with(|thread| thread.set_scope(Some(placement))), not_send: PhantomData }
 }
 
+impl Scope {
+    /// Leaves the scope in force until the thread ends.
+    ///
+    /// A scope concerns its own thread only: what it hands to other threads is allocated by their
+    /// rules. This gives the threads of a pool one each, where they start.
+    ///
+    /// # Examples
+    /// ```
+    /// use farheap::{Placement, scope};
+    /// use rayon::prelude::*;
+    ///
+    /// let pool = rayon::ThreadPoolBuilder::new()
+    ///     .num_threads(2)
+    ///     .start_handler(|_| scope(Placement::Far).keep())
+    ///     .build()
+    ///     .expect("threads");
+    /// // What the workers allocate is far, once a heap runs.
+    /// let rows: Vec<String> = pool.install(|| (0..1000).into_par_iter().map(|n| n.to_string()).collect());
+    /// assert_eq!(rows[999], "999");
+    /// ```
+    /// With tokio: `runtime::Builder::on_thread_start(|| scope(Placement::Far).keep())`. A guard
+    /// must not live across an `.await`, after which the task may be on another thread; it is not
+    /// [`Send`], so that a task which holds one cannot be spawned.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Scope {
     fn drop(&mut self) {
         THREAD.with(|thread| thread.set_scope(self.outer));
@@ -176,6 +207,27 @@ pub(crate) fn keep_own_allocations_local() {
 /// wait for itself if its own memory were evicted.
 pub(crate) fn pin_thread_local() {
     std::mem::forget(pin());
+}
+
+/// Whether what the policy sends far, and far memory refuses, is to be local: on a thread that panics.
+///
+/// Else the panic could not be reported: a backtrace takes blocks of hundreds of KiB, which are far
+/// by their size, and in a far scope so is each of its strings; an allocation that fails during a
+/// panic ends the process.
+pub(super) fn reports_failure() -> bool {
+    std::thread::panicking()
+}
+
+/// Remembers how the last attempt to give everything free back ended: whether memory was refused
+/// even then.
+pub(super) fn set_refused(refused: bool) {
+    THREAD.with(|thread| thread.refused.set(refused));
+}
+
+/// Whether giving everything free back again is in vain: it just was, and this thread panics. A
+/// backtrace in a far scope allocates thousands of times, and each attempt takes milliseconds.
+pub(super) fn gives_up() -> bool {
+    THREAD.with(|thread| thread.refused.get()) && reports_failure()
 }
 
 /// Remembers that a source refused to commit during the allocation under way.
@@ -267,6 +319,18 @@ mod tests {
             assert_eq!(placement(), Some(Placement::Local));
         }
         assert_eq!(placement(), Some(Placement::Far));
+    }
+
+    #[test]
+    fn a_kept_scope_lasts_as_long_as_its_thread() {
+        std::thread::spawn(|| {
+            scope(Placement::Far).keep();
+            drop(scope(Placement::Local));
+            assert_eq!(placement(), Some(Placement::Far));
+        })
+        .join()
+        .expect("the thread asserts nothing false");
+        assert_eq!(placement(), None);
     }
 
     #[test]

@@ -542,8 +542,12 @@ impl Tier {
         if !first.is_null() {
             return first;
         }
+        if thread::gives_up() {
+            return first;
+        }
         self.reclaim();
         let second = attempt();
+        thread::set_refused(second.is_null());
         if second.is_null() {
             self.out_of_memory.fetch_add(1, Relaxed);
         }
