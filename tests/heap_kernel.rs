@@ -243,7 +243,9 @@ fn with_too_little_address_space_the_start_fails_and_a_smaller_span_works() {
     let wrapper = ["sh", "-c", "ulimit -v 8000000; exec \"$@\"", "sh"];
     let ended = run_under(&wrapper, name, "", |_| ());
     if !ended.show_skips() {
-        assert_says(&ended, &["mmap failed: Cannot allocate memory"]);
+        let said = ["configuration: span: 1.0 TiB cannot", "mmap failed: Cannot allocate memory"];
+        assert_says(&ended, &said);
+        assert_says(&ended, &["`ulimit -v` allows 7.6 GiB", "such as 2.0 GiB"]);
     }
 }
 

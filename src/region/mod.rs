@@ -51,7 +51,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::store::{Queue, Request, SealedStore, Store, Wipe};
-use crate::sys::probe::Memory;
+use crate::sys::probe::{Limits, Memory};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use crate::tier::manager::{Account, MemoryManager};
@@ -295,6 +295,31 @@ fn join(manager: &MemoryManager, config: &RegionConfig) -> Result<Account> {
     Ok(account)
 }
 
+/// Names the span, and what limits the address space, when that is what a start failed for.
+fn name_span(error: Error, span: ByteCount) -> Error {
+    if !matches!(error, Error::Os { call: "mmap", errno: libc::ENOMEM }) {
+        return error;
+    }
+    let limits = Limits::detect();
+    let why = match (limits.address_space, limits.overcommit) {
+        // Half of it, because the program and the tables need some too.
+        (Some(most), _) if most.0 >= 4 << 20 => {
+            let fits = ByteCount(1 << (most.0 / 2).ilog2());
+            format!(
+                "`ulimit -v` allows {most} of address space; set a smaller span, such as {fits}"
+            )
+        }
+        (_, Some(2)) => {
+            "vm.overcommit_memory is 2, with which reservations count as memory; set a \
+                         smaller span"
+                .to_owned()
+        }
+        _ => "set a smaller span".to_owned(),
+    };
+    let (key, reason) = ("span".to_owned(), format!("{span} cannot be reserved ({error}): {why}"));
+    Error::Config { key, reason }
+}
+
 impl Region {
     /// Reserves the address space and starts the threads.
     ///
@@ -342,7 +367,9 @@ impl Region {
             false => store,
         };
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
-        let pager = Arc::new(Pager::new(&config, store, account)?);
+        let pager =
+            Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
+        let pager = Arc::new(pager);
         if let Some(account) = &pager.joined.account {
             let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
             account.set_reclaimer(reclaimer);
