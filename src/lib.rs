@@ -1,8 +1,20 @@
+// README's links to other pages, for its reader here: the first definition of a link counts.
+#![doc = "[docs/architecture.md]: crate::guide::architecture"]
+#![doc = "[docs/ffi.md]: crate::guide::ffi"]
+#![doc = ""]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(feature = "nightly", feature(allocator_api))]
 // Under loom there is only what its models run; the rest needs a kernel.
 #![cfg_attr(loom, allow(unfulfilled_lint_expectations, reason = "some unsafe code is left out"))]
 #![cfg_attr(loom, allow(dead_code, reason = "most users of these modules are left out"))]
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!(
+    "farheap needs 64-bit Linux: it is built on userfaultfd, which other systems do not have. To \
+     build a program elsewhere without far memory, name farheap under \
+     [target.'cfg(target_os = \"linux\")'.dependencies] and put what uses it under \
+     #[cfg(target_os = \"linux\")], as README shows (What it needs)"
+);
 
 pub mod base;
 #[cfg(not(loom))]
@@ -39,6 +51,20 @@ pub mod sub;
 mod sys;
 pub mod tier;
 
+/// Pages of the repository, to be read here.
+#[cfg(doc)]
+pub mod guide {
+    #[doc = include_str!("../docs/architecture.md")]
+    pub mod architecture {}
+    #[doc = include_str!("../docs/ffi.md")]
+    pub mod ffi {}
+}
+
+/// The version of `allocator-api2` (0.2) whose `Allocator` the handles [`Far`] and [`Local`]
+/// implement, as hashbrown and bumpalo do: its `Vec`, `Box` and traits by this path agree with them
+/// whatever version a program has itself.
+#[cfg(not(loom))]
+pub use allocator_api2;
 pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 #[cfg(not(loom))]

@@ -385,3 +385,49 @@ fn used_modules_are_found_in_paths_and_in_braces() {
     assert_eq!(names("crate::{\n    base::units,\n    store::Op,\n};\nx::y"), ["base", "store"]);
     assert_eq!(names("crate::Error> {"), ["Error"]);
 }
+
+/// The front page is read where the repository is not: its programs are copied into new packages,
+/// and its links are followed from the crate's documentation.
+#[test]
+fn the_front_page_stands_alone() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let lib = fs::read_to_string(root().join("src/lib.rs")).expect("lib.rs");
+    let mut violations = Vec::new();
+    let (mut rust, mut fence) = (false, false);
+    for line in readme.lines() {
+        let code = line.trim_start();
+        if let Some(language) = code.strip_prefix("```") {
+            fence = !fence;
+            rust = fence && language == "rust";
+        } else if rust && let Some(path) = code.strip_prefix("use ") {
+            if !["farheap::", "std::"].iter().any(|known| path.starts_with(known)) {
+                violations.push(format!("needs another crate: {line}"));
+            }
+        } else if rust && code.contains("tempfile::") {
+            violations.push(format!("needs another crate: {line}"));
+        } else if !fence {
+            violations.extend(
+                inline_links(line)
+                    .filter(|link| {
+                        !(link.starts_with("http") || link.starts_with('#') || link.contains("::"))
+                    })
+                    .map(|link| format!("`{link}` is no file of the documentation")),
+            );
+        }
+        // A file is linked by a definition, which `lib.rs` replaces by a page.
+        if let Some((name, file)) = line.split_once("]: ").filter(|_| line.starts_with('[')) {
+            if !root().join(file).is_file() {
+                violations.push(format!("there is no {file}"));
+            }
+            if !lib.contains(&format!("#![doc = \"{name}]: crate::")) {
+                violations.push(format!("{name}] is no page of the documentation"));
+            }
+        }
+    }
+    report("README.md is the documentation's front page", &violations);
+}
+
+/// The targets of links written `[text](target)`.
+fn inline_links(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(link, _)| link))
+}

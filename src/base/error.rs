@@ -23,7 +23,8 @@ pub enum Error {
     },
     /// userfaultfd cannot be used by this process.
     #[error(
-        "userfaultfd is not available: {reasons}; run `farheap doctor` for the commands that allow it"
+        "userfaultfd is not available: {reasons}; `farheap doctor` (from `cargo install farheap-cli`) \
+         says which commands allow it"
     )]
     UffdUnavailable {
         /// Each way that was tried, with its refusal.

@@ -15,7 +15,7 @@ pub enum GraphStrategy {
     /// Both [`Local`](GraphStrategy::Local) and [`Page`](GraphStrategy::Page).
     LocalPage,
     /// The records that were used most purely local, the others on pages with those they were used
-    /// together with, as seen by [`search_watched`](FarGraphIndex::search_watched).
+    /// together with, as seen by [`search_watched`](super::FarGraphIndex::search_watched).
     Watched,
 }
 

@@ -69,7 +69,7 @@ impl MemoryManager {
     /// Allocates `len` bytes of temporary memory, rounded up to whole 4,096 and aligned to them;
     /// contents are unspecified. Others give way for it. What does not fit even then spills to far
     /// memory, if there is some: it takes as much RAM as there is, and the device holds the rest.
-    /// A system call may fail with `EFAULT` on [spilled](Temporary::is_spilled) memory where the
+    /// A system call may fail with `EFAULT` on spilled memory where the
     /// handle [`Far`](crate::Far) says so.
     ///
     /// # Errors

@@ -14,8 +14,8 @@ impl PolicyKind {
     /// Its memory is mappings of up to 13 bytes a page that take RAM only for pages ever inserted.
     ///
     /// # Errors
-    /// [`Error::BadRange`] for 2^32 pages or more, [`Error::Os`] when the kernel refuses the
-    /// mapping.
+    /// [`BadRange`](crate::Error::BadRange) for 2^32 pages or more, [`Os`](crate::Error::Os) when the
+    /// kernel refuses the mapping.
     pub fn build(self, pages: PageCount, resident: PageCount) -> Result<Box<dyn EvictionPolicy>> {
         let count = pages;
         let pages = Pages::new(count)?;
