@@ -204,7 +204,8 @@ impl Builder {
     }
 
     /// Sets how long one device request may take, from [`DEADLINE_MIN`] to [`DEADLINE_MAX`],
-    /// before it counts as failed.
+    /// before it counts as failed, and for how long a read that fails is repeated before its page
+    /// counts as lost. Time in which the process is stopped does not count.
     ///
     /// Default: 30 s. Raise it for network devices that recover slowly, lower it where failing
     /// early is better than waiting.

@@ -3,9 +3,10 @@
 use super::BufferPool;
 use super::guard::{ExclusiveGuard, Held, OptimisticGuard, SharedGuard};
 use super::latch::{Holder, Latch, Note, ORDER_MAX, Word};
+use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Looks at a held page before the thread gives up its time slice.
 const SPINS_MAX: u32 = 32;
@@ -22,34 +23,35 @@ const OPTIMISTIC_MAX: u32 = 8;
 /// Waits for a latch, first spinning, then yielding, then sleeping.
 pub(super) struct Patience {
     turns: u32,
-    began: Option<Instant>,
-    deadline: Duration,
+    /// Begins when spinning did not help.
+    deadline: Option<Deadline>,
+    limit: Duration,
 }
 
 impl Patience {
-    pub(super) fn new(deadline: Duration) -> Patience {
-        Patience { turns: 0, began: None, deadline }
+    pub(super) fn new(limit: Duration) -> Patience {
+        Patience { turns: 0, deadline: None, limit }
     }
 
-    /// Waits a little; `false` when the deadline has passed.
+    /// Waits a little; `false` when the deadline had passed before the caller looked at the latch.
     pub(super) fn wait(&mut self) -> bool {
         self.turns += 1;
         if self.turns <= SPINS_MAX {
             std::hint::spin_loop();
             return true;
         }
-        let began = *self.began.get_or_insert_with(Instant::now);
+        let deadline = self.deadline.get_or_insert_with(|| Deadline::new(self.limit));
         if self.turns <= SPINS_MAX + YIELDS_MAX {
             std::thread::yield_now();
         } else {
             // Latches are one word: there is no queue to wait in.
             std::thread::sleep(NAP);
         }
-        began.elapsed() < self.deadline
+        !deadline.is_over()
     }
 
     pub(super) fn waited(&self) -> Duration {
-        self.began.map(|began| began.elapsed()).unwrap_or_default()
+        self.deadline.map(|deadline| deadline.waited()).unwrap_or_default()
     }
 }
 

@@ -165,7 +165,8 @@ impl PoolConfig {
         self
     }
 
-    /// How long a fix waits for a latch; 30 seconds unless set.
+    /// How long a fix waits for a latch; 30 seconds unless set. Time in which the process is stopped
+    /// does not count.
     pub fn deadline(mut self, deadline: Duration) -> PoolConfig {
         self.deadline = deadline;
         self

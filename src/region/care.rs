@@ -11,6 +11,7 @@
 //! 2. The care thread purges at most once in [`REST`], however often it is called.
 
 use super::Region;
+use crate::base::deadline::Deadline;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -62,8 +63,8 @@ impl Care {
         }
         let before = self.answers.load(Ordering::Acquire);
         self.call();
-        let began = Instant::now();
-        while self.answers.load(Ordering::Acquire) == before && began.elapsed() < ANSWER_MAX {
+        let mut deadline = Deadline::new(ANSWER_MAX);
+        while self.answers.load(Ordering::Acquire) == before && !deadline.is_over() {
             // The care thread has no one to tell: callers come and go.
             std::thread::sleep(Duration::from_micros(50));
         }

@@ -7,12 +7,13 @@
 
 use super::pager::{self, Ahead};
 use super::{Advice, Region, RegionConfig};
+use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::page::word::State;
 use crate::tier::policy::Hint;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Region {
     /// Makes all pages that lie whole in a range read as zero; nothing of them is written back,
@@ -270,14 +271,15 @@ impl Region {
             return Err(Error::LimitTooSmall { limit, minimum });
         }
         self.pager.set_limit(limit);
-        let (mut last, mut since) = (self.pager.budget.charged(), Instant::now());
+        let (mut last, mut stall) = (self.pager.budget.charged(), Deadline::new(STALL_MAX));
         while self.pager.excess() > 0 {
             self.pager.call_evictor();
             std::thread::sleep(Duration::from_micros(200)); // The evictor has no one to tell.
             let now = self.pager.budget.charged();
             if now < last {
-                (last, since) = (now, Instant::now());
-            } else if since.elapsed() > STALL_MAX {
+                last = now;
+                stall.restart();
+            } else if stall.is_over() {
                 let reason = format!("{now} stay resident of {limit} allowed");
                 return Err(Error::LimitExceeded { reason });
             }

@@ -7,13 +7,22 @@
 //!
 //! # Invariants
 //! 1. A page is installed only by the thread that made its word `Moving`.
-//! 2. Every fault is answered: installed, woken because a racer installed it, kept in `waiting`
-//!    until the state that blocks it has passed, or failed with SIGBUS.
+//! 2. Every fault is answered: installed, woken because a racer installed it, kept in `waiting`,
+//!    or with the region's [starved](super::starved) ones, until the state that blocks it has
+//!    passed, or failed with SIGBUS.
 //! 3. A frame under a read is touched by nobody until the read is reported.
+//! 4. Faults are served in the order in which they arrive, as far as they want the same: those
+//!    that wait are looked at before new ones.
+//! 5. A page with content is lost only when a request that the device has got failed, or was not
+//!    answered, for a whole deadline; never because its fault waited here, or for room.
 //!
-//! `chunks` reads chunks that a stream leads to whole.
+//! | module | does |
+//! |---|---|
+//! | `reads` | hands reads to the device, installs what it answers, repeats what failed |
+//! | `chunks` | reads chunks that a stream leads to whole |
 
 mod chunks;
+pub(super) mod reads;
 
 use super::RegionConfig;
 use super::follow::{Call, Follow, Seen};
@@ -23,46 +32,28 @@ use super::polling::Patience;
 use super::readahead::{Found, Window};
 use super::report;
 use super::resolve::{Answer, Asked};
+use super::starved::{FAULTS_HELD_MAX, FAULTS_MAX, WAITING_MAX};
 use super::team::NOBODY;
+use crate::base::deadline::{Stopwatch, Term, look_every};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
-use crate::base::units::{PageCount, PageId, SlotId};
-use crate::page::protocol::{self, Filled};
-use crate::page::word::{FrameId, State, Word};
-use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment};
+use crate::base::units::{PageCount, PageId};
+use crate::page::protocol;
+use crate::page::word::{State, Word};
+use crate::store::{Completion, Queue};
 use crate::sys;
 use crate::sys::event::poll_readable;
-use crate::sys::uffd::{Fault, Message, Wake};
+use crate::sys::uffd::{Fault, Message};
 use crate::sys::vm::KERNEL_PAGE;
-use crate::tier::policy::Insert;
 use chunks::Chunk;
+use reads::{Access, Fill, Intent, Read, Retry, WAKE_BYTES_MAX};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Faults read from the kernel at once.
-const FAULTS_MAX: usize = 64;
 /// Requests a filler keeps in flight.
 const DEPTH: u32 = 256;
-/// Bytes of one merged read: large enough for the device's full rate, small enough that the first
-/// pages of a window are installed while the rest is being read.
-const READ_BYTES_MAX: usize = 512 << 10;
-/// Bytes of one read into a huge page: what the device is fastest with.
-const CHUNK_READ_BYTES_MAX: usize = 1 << 20;
-/// Reads of one page before it counts as lost.
-const ATTEMPTS_MAX: u8 = 3;
-/// Bytes installed for threads that wait before they are woken: bounds how long a page that is
-/// there is waited for.
-const WAKE_BYTES_MAX: usize = 64 << 10;
-
-/// Who asked for a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Access {
-    Read,
-    Write,
-    Ahead,
-}
-
-/// A fault that cannot be answered yet.
+/// A fault that waits for another thread, or for a place at the device.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     fault: Fault,
@@ -70,44 +61,7 @@ struct Waiting {
     arrived: Instant,
     /// What it waits for, and since when.
     why: Answer,
-    since: Instant,
-}
-
-/// A fill that was accepted and not handed to the device yet.
-#[derive(Clone, Copy, Debug)]
-struct Fill {
-    slot: SlotId,
-    frame: FrameId,
-    ahead: bool,
-}
-
-/// A read in flight.
-#[derive(Clone, Copy, Debug)]
-struct Read {
-    frames: [FrameId; SEGMENTS_MAX],
-    count: usize,
-    started: Instant,
-    /// It was asked for ahead of faults.
-    ahead: bool,
-    /// Past its deadline: the pages are lost, the frames wait for the device to let go.
-    overdue: bool,
-}
-
-/// What a filler knows about the frames it reads into.
-#[derive(Clone, Copy, Debug)]
-struct Intent {
-    access: Access,
-    attempts: u8,
-    /// When the fault's event was read.
-    arrived: Instant,
-    /// The frame is this filler's.
-    pending: bool,
-}
-
-impl Intent {
-    fn idle() -> Intent {
-        Intent { access: Access::Read, attempts: 0, arrived: Instant::now(), pending: false }
-    }
+    term: Term,
 }
 
 /// One handler thread's state.
@@ -119,8 +73,11 @@ pub(super) struct Filler {
     /// It waits for a run of frames, not for room.
     waits_for_run: bool,
     messages: [Message; FAULTS_MAX],
-    waiting: Vec<Waiting>,
+    /// In the order in which they arrived.
+    waiting: VecDeque<Waiting>,
     fills: Vec<Fill>,
+    /// Reads that failed, to be repeated.
+    retries: Vec<Retry>,
     reads: Vec<Option<Read>>,
     free_reads: Vec<usize>,
     /// Reads in flight that were asked for ahead of faults.
@@ -135,6 +92,7 @@ pub(super) struct Filler {
     chunks_open: usize,
     /// Pages that were installed and whose waiters have not been woken yet.
     wakes: Vec<PageId>,
+    /// It waits for room to read ahead.
     starving: bool,
     follow: Follow,
     /// The last wait was for faults only.
@@ -144,6 +102,8 @@ pub(super) struct Filler {
     spin: Duration,
     patience: Patience,
     deadline: Duration,
+    /// Tells how long the device has had a read.
+    watch: Stopwatch,
     checked: Instant,
 }
 
@@ -160,8 +120,9 @@ impl Filler {
             ahead: None,
             waits_for_run: false,
             messages: [Message::EMPTY; FAULTS_MAX],
-            waiting: Vec::with_capacity(4096),
+            waiting: VecDeque::with_capacity(FAULTS_HELD_MAX),
             fills: Vec::with_capacity(frames),
+            retries: Vec::with_capacity(frames),
             reads: vec![None; DEPTH as usize],
             free_reads: (0..DEPTH as usize).collect(),
             reads_ahead: 0,
@@ -178,6 +139,7 @@ impl Filler {
             spin: config.spin,
             patience: Patience::new(config.poll),
             deadline: config.deadline,
+            watch: Stopwatch::start(config.deadline, Instant::now()),
             checked: Instant::now(),
             pager,
         })
@@ -200,14 +162,17 @@ impl Filler {
         if self.is_off_duty() {
             return self.stand_by();
         }
+        self.retry_waiting();
+        self.serve_starved();
         let news = self.read_faults()?;
         if news == 0 && self.rested {
             self.follow.woken_for_nothing(&self.pager.leases, &self.pager.team);
         }
-        self.retry_waiting();
         self.map_chunks();
         self.wake_all(0);
         self.read_ahead();
+        self.note_starving();
+        self.start_retries();
         self.start_reads()?;
         let idle = news == 0 && self.finished.is_empty();
         let timeout = self.wait_for(idle);
@@ -251,6 +216,7 @@ impl Filler {
             && pager.team.duty(self.index) == NOBODY
             && self.queue.in_flight() == 0
             && self.fills.is_empty()
+            && self.retries.is_empty()
             && self.waiting.is_empty()
             && self.ahead.is_none()
             && self.chunks_open == 0
@@ -275,14 +241,28 @@ impl Filler {
         if self.waiting.iter().any(|waiting| waiting.why == Answer::Again) {
             return TRANSIENT;
         }
-        if !self.waiting.is_empty() || self.ahead.is_some() {
-            return STARVED;
+        let retry = match self.queue.in_flight() < DEPTH {
+            true => self.next_retry(),
+            false => LOOK, // When the device has answered.
+        };
+        if !self.waiting.is_empty() || self.ahead.is_some() || self.pager.starved.len() > 0 {
+            return STARVED.min(retry);
         }
-        if idle || self.queue.in_flight() > 0 { LOOK } else { Duration::ZERO }
+        match self.queue.in_flight() > 0 {
+            true => LOOK.min(look_every(self.deadline)).min(retry),
+            false if idle => LOOK.min(retry),
+            false => Duration::ZERO,
+        }
     }
 
     /// Reads and answers all pending faults; spins shortly for the first.
     fn read_faults(&mut self) -> Result<usize> {
+        if self.waiting.len() + self.pager.starved.len() >= WAITING_MAX {
+            // They keep the descriptor readable, so that waiting for news ends at once.
+            const PAUSE: Duration = Duration::from_micros(50);
+            std::thread::sleep(PAUSE);
+            return Ok(1);
+        }
         let mut seen = 0;
         let patience = (!self.spin.is_zero()).then(Instant::now);
         loop {
@@ -325,28 +305,32 @@ impl Filler {
 
     /// Answers one fault, which may have waited, or keeps it for later.
     fn answer(&mut self, fault: Fault, arrived: Instant, before: Option<Waiting>) {
-        self.arrived = arrived;
-        let why = self.resolve(fault);
-        match why {
-            Answer::Done => return self.pager.fault_times[self.index].add(arrived.elapsed()),
-            Answer::Reading => return,
-            Answer::Again | Answer::Busy | Answer::Starved => {}
-        }
-        let before = before.filter(|before| before.why == why);
-        if why == Answer::Starved && before.is_none() {
-            self.pager.counters.faults_starved.bump();
-        }
-        let since = before.map_or_else(Instant::now, |before| before.since);
         let page = self.pager.page_at(fault.address);
-        match why {
-            Answer::Starved if self.pager.is_hopeless(page, since.elapsed(), self.deadline) => {
-                self.pager.give_up(page, &Error::LimitExceeded { reason: String::new() });
-            }
-            Answer::Busy if since.elapsed() > self.deadline => {
-                self.pager.give_up(page, &self.timed_out(self.pager.word(page).load()));
-            }
-            _ => self.waiting.push(Waiting { fault, arrived, why, since }),
+        let line = self.pager.line_of(page);
+        if line.is_some_and(|line| self.pager.starved.bars(line, self.pager.is_stuck())) {
+            return self.pager.starve(page, fault, arrived);
         }
+        self.arrived = arrived;
+        match self.resolve(fault) {
+            Answer::Done => self.pager.fault_times[self.index].add(arrived.elapsed()),
+            Answer::Reading => {}
+            Answer::Starved => self.pager.starve(page, fault, arrived),
+            why @ (Answer::Again | Answer::Busy) => self.keep(fault, arrived, why, before),
+        }
+    }
+
+    /// Keeps a fault that waits for another thread, or for a place at the device.
+    fn keep(&mut self, fault: Fault, arrived: Instant, why: Answer, before: Option<Waiting>) {
+        let shown = self.watch.look(Instant::now());
+        let before = before.filter(|before| before.why == why);
+        let mut term = before.map_or_else(|| Term::start(shown), |before| before.term);
+        // All that the device has got it has not answered for a whole deadline: it will not even
+        // get this one.
+        if why == Answer::Busy && term.is_over(shown, self.deadline) && self.is_device_silent() {
+            let page = self.pager.page_at(fault.address);
+            return self.pager.give_up(page, &self.timed_out(self.pager.word(page).load()));
+        }
+        self.waiting.push_back(Waiting { fault, arrived, why, term });
     }
 
     /// Notes that the filler has nothing to do but what it does now, if that is so and `more` is
@@ -356,19 +340,55 @@ impl Filler {
             && self.queue.in_flight() == 0
             && self.finished.is_empty()
             && self.fills.is_empty()
+            && self.retries.is_empty()
             && self.waiting.is_empty()
+            && self.pager.starved.len() == 0
             && self.ahead.is_none();
         self.pager.leases.of(self.index).rest(last);
         last
     }
 
+    /// Looks at all faults that wait for another thread or for the device, the oldest first.
     fn retry_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
-            let waiting = self.waiting.swap_remove(0);
+            let waiting = self.waiting.pop_front().expect("counted above");
             self.answer(waiting.fault, waiting.arrived, Some(waiting));
         }
-        let starving = self.waiting.iter().any(|waiting| waiting.why == Answer::Starved)
-            || self.ahead.is_some() && !self.waits_for_run;
+    }
+
+    /// Serves the region's faults that wait for room, the oldest first, as far as there is some.
+    fn serve_starved(&mut self) {
+        let starved = &self.pager.starved;
+        if starved.len() == 0 {
+            return;
+        }
+        let mut round = starved.begin(self.pager.is_stuck());
+        while let Some(mut starving) = self.pager.starved.take(&mut round) {
+            let (fault, arrived) = (starving.fault, starving.arrived);
+            self.arrived = arrived;
+            match self.resolve(fault) {
+                Answer::Done => self.pager.fault_times[self.index].add(arrived.elapsed()),
+                Answer::Reading => {}
+                Answer::Starved => {
+                    if !self.pager.give_up_hopeless(&mut starving) {
+                        if self.pager.starved.put_back(starving, &mut round) {
+                            continue;
+                        }
+                        break;
+                    }
+                }
+                why @ (Answer::Again | Answer::Busy) => self.keep(fault, arrived, why, None),
+            }
+            self.pager.not_starving(&starving);
+        }
+        if self.pager.starved.len() > 0 {
+            self.pager.call_evictor();
+        }
+    }
+
+    /// Tells the evictor whether this filler waits for room to read ahead.
+    fn note_starving(&mut self) {
+        let starving = self.ahead.is_some() && !self.waits_for_run;
         if starving != self.starving {
             self.starving = starving;
             if starving {
@@ -399,26 +419,6 @@ impl Filler {
         }
     }
 
-    /// `Stored`: accepts a read of the page's slot.
-    fn start_fill(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
-        if self.fills.len() + self.queue.in_flight() as usize >= DEPTH as usize {
-            return Some(Answer::Busy);
-        }
-        let Some(frame) = self.pager.reserve_fill() else { return Some(Answer::Starved) };
-        let slot = word.slot().expect("a stored page has a slot");
-        self.pager.frames.note(frame, page, Some(slot));
-        let filling = Word::filling(frame).with_wanted(access != Access::Ahead);
-        if self.pager.word(page).try_change(word, filling).is_err() {
-            self.pager.cancel_fill(frame);
-            return None;
-        }
-        let arrived = self.arrived;
-        self.intents[frame.0 as usize] = Intent { access, attempts: 0, arrived, pending: true };
-        self.fills.push(Fill { slot, frame, ahead: access == Access::Ahead });
-        self.pager.check_low();
-        Some(Answer::Reading)
-    }
-
     /// A fault on a page that is being read: one that was read ahead is wanted after all. (Where
     /// another filler reads it, that filler learns of it when the read is over.)
     fn catch_up(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
@@ -427,9 +427,7 @@ impl Filler {
         }
         let frame = word.frame().expect("a page being read has a frame");
         let arrived = self.arrived;
-        let intent = &mut self.intents[frame.0 as usize];
-        if intent.pending && intent.access == Access::Ahead {
-            *intent = Intent { access, arrived, ..*intent };
+        if self.intents[frame.0 as usize].is_wanted_now(access, arrived) {
             self.pager.counters.prefetch_hits.bump();
         }
         if self.pager.frames.run_of(frame).is_some() && !word.wanted() {
@@ -535,264 +533,5 @@ impl Filler {
             }
             _ => Answer::Done,
         }
-    }
-
-    // Device reads.
-
-    /// Hands accepted fills to the device, neighbours on the device as one request.
-    fn start_reads(&mut self) -> Result<()> {
-        // What a thread waits for goes first, and alone where its neighbours are not urgent.
-        self.fills.sort_unstable_by_key(|fill| (fill.ahead, fill.slot));
-        let mut at = 0;
-        while at < self.fills.len() {
-            let count = self.mergeable(at);
-            self.push_read(at, count);
-            at += count;
-        }
-        self.fills.clear();
-        Ok(())
-    }
-
-    /// How many fills from `at` on lie one after the other on the device. What has failed before
-    /// is read alone: a bad place costs nobody else's page.
-    fn mergeable(&self, at: usize) -> usize {
-        let Fill { slot: first, ahead, frame } = self.fills[at];
-        let bytes = match self.pager.frames.run_of(frame) {
-            Some(_) => CHUNK_READ_BYTES_MAX,
-            None => READ_BYTES_MAX,
-        };
-        let most = (bytes / self.pager.page_bytes).clamp(1, SEGMENTS_MAX);
-        let tried = |fill: &Fill| self.intents[fill.frame.0 as usize].attempts > 0;
-        if tried(&self.fills[at]) {
-            return 1;
-        }
-        let follows = |(n, fill): &(usize, &Fill)| {
-            fill.slot.0 == first.0 + *n as u64 && fill.ahead == ahead && !tried(fill)
-        };
-        self.fills[at..].iter().take(most).enumerate().take_while(follows).count()
-    }
-
-    fn push_read(&mut self, at: usize, count: usize) {
-        let token = self.free_reads.pop().expect("fills are bounded by the queue's depth");
-        let empty = Segment { ptr: std::ptr::null_mut(), len: 0 };
-        let mut segments = [empty; SEGMENTS_MAX];
-        let mut frames = [FrameId(0); SEGMENTS_MAX];
-        let mut last = 0;
-        for (n, fill) in self.fills[at..at + count].iter().enumerate() {
-            frames[n] = fill.frame;
-            let ptr = self.pager.frames.ptr(fill.frame);
-            // Neighbours in memory are one segment: the virtual disk is paid by segment.
-            if n > 0 && frames[n - 1].0 + 1 == fill.frame.0 {
-                segments[last].len += self.pager.page_bytes;
-                continue;
-            }
-            last += usize::from(n > 0);
-            segments[last] = Segment { ptr, len: self.pager.page_bytes };
-        }
-        let request = Request {
-            token: token as u64,
-            op: Op::Read,
-            offset: self.pager.slot_offset(self.fills[at].slot),
-            segments: &segments[..=last],
-        };
-        let ahead = self.fills[at].ahead;
-        self.reads_ahead += usize::from(ahead);
-        let started = Instant::now();
-        self.reads[token] = Some(Read { frames, count, started, ahead, overdue: false });
-        self.pager.counters.reads_in_flight.up();
-        let before = self.queue.in_flight();
-        let queue = &mut *self.queue;
-        let Some(pushed) = super::guarded(&self.pager, || super::push(queue, request)) else {
-            self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
-            // Whether the device has the request is unknown, as if it never answered, unless the
-            // store says that it took nothing.
-            if self.queue.in_flight() == before {
-                self.reads[token] = None;
-                self.pager.counters.reads_in_flight.down();
-                self.reads_ahead -= usize::from(ahead);
-                self.free_reads.push(token);
-                frames[..count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
-            }
-            return;
-        };
-        assert!(pushed, "fills are bounded by the queue's depth");
-    }
-
-    fn finish_read(&mut self, completion: Completion) {
-        let token = completion.token as usize;
-        let read = self.reads[token].take().expect("a completion has its read");
-        self.free_reads.push(token);
-        self.reads_ahead -= usize::from(read.ahead);
-        self.pager.counters.reads_in_flight.down();
-        let took = read.started.elapsed();
-        self.pager.read_times[self.index].add(took);
-        self.patience.answered(took, read.count * self.pager.page_bytes);
-        for (n, &frame) in read.frames[..read.count].iter().enumerate() {
-            if read.overdue {
-                self.pager.cancel_fill(frame);
-                continue;
-            }
-            match self.check_content(frame, &completion.result) {
-                Ok(()) if self.is_of_chunk(frame) => self.chunk_page_read(frame),
-                Ok(()) => self.install(frame, read.count - 1 - n),
-                Err(error) => {
-                    self.break_chunk(frame);
-                    self.read_failed(frame, &error);
-                }
-            }
-        }
-    }
-
-    /// Wakes the threads that wait for pages installed since the last time; `more` pages follow.
-    fn wake_all(&mut self, more: usize) {
-        while let Some(page) = self.wakes.pop() {
-            self.rest_if_last(more + self.wakes.len());
-            self.pager.wake(page);
-        }
-    }
-
-    fn check_content(&self, frame: FrameId, result: &Result<()>) -> Result<()> {
-        if let Err(error) = result {
-            let counters = &self.pager.counters;
-            match error {
-                Error::Corrupt { .. } => counters.checksum_errors.bump(),
-                _ => counters.read_errors.bump(),
-            }
-            return Err(error.clone());
-        }
-        let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
-        if self.pager.verify && self.pager.hash_frame(frame) != self.pager.sum(slot) {
-            self.pager.counters.checksum_errors.bump();
-            return Err(Error::Corrupt { slot: slot.0 });
-        }
-        Ok(())
-    }
-
-    /// Whether who waits for a page is woken by mapping it, which saves a call. Not while pages
-    /// are on their way that were asked for ahead: a thread that reads several of them goes on
-    /// when all are there that can be. Nor by a filler that gives way: who is woken runs in its
-    /// place at once, and must not find the page in its hands.
-    fn wakes_at_once(&self) -> bool {
-        let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
-        self.reads_ahead == 0 && !gives_way
-    }
-
-    /// Installs a page whose slot has been read into `frame`. Who waits for it is woken by that,
-    /// or later together with others. `more` pages follow.
-    fn install(&mut self, frame: FrameId, more: usize) {
-        if let Some((moving, wanted)) = self.fill_ended(frame) {
-            self.map_filled(frame, moving, wanted, more);
-        }
-    }
-
-    /// Maps the page that was read into `frame`, which this thread has just made `Moving`.
-    fn map_filled(&mut self, frame: FrameId, moving: Word, wanted: bool, more: usize) {
-        let pager = &self.pager;
-        let page = pager.frames.page(frame);
-        let slot = moving.slot();
-        let Intent { access, arrived, .. } = self.intents[frame.0 as usize];
-        let guard = pager.guard(page, frame, access == Access::Write);
-        let wake = if wanted && self.wakes_at_once() { Wake::Yes } else { Wake::No };
-        match pager.install(page, frame, guard.protect(), wake) {
-            Ok(()) => {
-                let word = guard.mark(Word::resident(slot)).with_prefetched(!wanted);
-                let how = if wanted { Insert::Filled } else { Insert::Prefetched };
-                pager.settle_resident(page, moving, word, Some(how));
-                pager.counters.pages_in.bump();
-                if wanted {
-                    pager.counters.faults_read.bump();
-                    match access {
-                        // It is another filler's fault.
-                        Access::Ahead => pager.counters.prefetch_hits.bump(),
-                        _ => pager.fault_times[self.index].add(arrived.elapsed()),
-                    }
-                    if wake == Wake::Yes {
-                        return;
-                    }
-                    self.wakes.push(page);
-                    if self.wakes.len() * pager.page_bytes >= WAKE_BYTES_MAX {
-                        self.wake_all(more);
-                    }
-                }
-            }
-            Err(error) => {
-                let stored = Word::stored(slot.expect("a fill has a slot"));
-                pager.not_mapped(page, moving, stored, &error);
-                pager.cancel_fill(frame);
-                pager.wake(page);
-            }
-        }
-    }
-
-    /// Ends a page that was discarded while its slot was being read; the frame stays the caller's.
-    fn bury(&self, page: PageId, dead: Word, slot: Option<SlotId>) {
-        let pager = &self.pager;
-        pager.put_slot(slot);
-        pager.settle(page, dead, Word::EMPTY);
-        pager.wake(page);
-    }
-
-    /// A read failed: once more alone, or the page is lost.
-    fn read_failed(&mut self, frame: FrameId, error: &Error) {
-        let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
-        let intent = &mut self.intents[frame.0 as usize];
-        intent.attempts += 1;
-        if intent.attempts < ATTEMPTS_MAX && self.free_reads.len() > self.fills.len() {
-            self.fills.push(Fill { slot, frame, ahead: false });
-            return;
-        }
-        self.lose(frame, error);
-        self.pager.cancel_fill(frame);
-    }
-
-    /// The page that `frame` was for cannot be brought in; the frame stays the caller's. The page
-    /// is lost if somebody faulted on it. One that was only asked for ahead stays on the device.
-    fn lose(&mut self, frame: FrameId, error: &Error) {
-        self.intents[frame.0 as usize].pending = false;
-        let pager = &self.pager;
-        let page = pager.frames.page(frame);
-        let slot = pager.frames.slot(frame);
-        if self.intents[frame.0 as usize].access == Access::Ahead {
-            let stored = Word::stored(slot.expect("a fill has a slot"));
-            let mut filling = pager.word(page).load();
-            while !filling.dead() {
-                match pager.word(page).try_change(filling, stored) {
-                    // Who faulted on it meanwhile waits for this read, and faults again.
-                    Ok(()) => return pager.wake(page),
-                    Err(now) => filling = now,
-                }
-            }
-        }
-        match protocol::filled(pager.word(page), frame, slot) {
-            Filled::Moving { moving, .. } => pager.poison(page, moving, error),
-            Filled::Died(dead) => self.bury(page, dead, slot),
-        }
-    }
-
-    /// Fails reads that the device has not answered in time. Their frames stay with the device.
-    fn check_deadlines(&mut self) {
-        const INTERVAL: Duration = Duration::from_millis(50);
-        if self.checked.elapsed() < INTERVAL {
-            return;
-        }
-        self.checked = Instant::now();
-        for at in 0..self.reads.len() {
-            let Some(read) = self.reads[at] else { continue };
-            if read.overdue || read.started.elapsed() < self.deadline {
-                continue;
-            }
-            let slot = self.pager.frames.slot(read.frames[0]).expect("a fill has a slot");
-            self.abandon_read(at, &self.timed_out(Word::stored(slot)));
-        }
-    }
-
-    /// Fails the pages of a read. The frames stay with the device until it answers.
-    fn abandon_read(&mut self, token: usize, cause: &Error) {
-        let read = self.reads[token].as_mut().expect("an abandoned read is in flight");
-        read.overdue = true;
-        let read = *read;
-        self.pager.counters.read_errors.bump();
-        read.frames[..read.count].iter().for_each(|frame| self.break_chunk(*frame));
-        read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, cause));
     }
 }

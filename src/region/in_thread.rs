@@ -14,9 +14,12 @@
 //!    far memory while it holds one.
 #![expect(unsafe_code, reason = "reads into frames, follows listed pointers")]
 
+use super::filler::reads::{AHEAD_ATTEMPTS_MAX, pause_before};
 use super::pager::{Ahead, Pager, backoff};
 use super::readahead::Found;
-use super::resolve::{Answer, Asked};
+use super::resolve::{Answer, Asked, STARVED_MAX};
+use super::starved::{Hope, Line};
+use crate::base::deadline::{Deadline, Stopwatch};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
@@ -30,8 +33,6 @@ use std::time::{Duration, Instant};
 
 /// Regions in in-thread mode that a process can have at once.
 const REGIONS_MAX: usize = 64;
-/// Reads of one page before it counts as lost.
-const ATTEMPTS_MAX: u32 = 3;
 
 static REGIONS: [AtomicPtr<Pager>; REGIONS_MAX] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; REGIONS_MAX];
@@ -96,7 +97,7 @@ impl Pager {
         let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
         let page = self.page_at(address);
         let mut spins = 0;
-        let mut starved: Option<Instant> = None;
+        let mut starved: Option<(Stopwatch, Hope)> = None;
         loop {
             let word = self.word(page).load();
             // The signal does not say whether the page is missing or protected; the word does.
@@ -117,15 +118,19 @@ impl Pager {
     }
 
     /// Waits a little for the evictor; gives up on the page when there is no hope.
-    fn starve_in_thread(&self, page: PageId, since: &mut Option<Instant>) {
+    fn starve_in_thread(&self, page: PageId, since: &mut Option<(Stopwatch, Hope)>) {
         const PAUSE: Duration = Duration::from_micros(50);
         let now = Instant::now();
-        let began = *since.get_or_insert_with(|| {
+        let line = self.line_of(page).unwrap_or(Line::Content);
+        let progress = self.starved.progress(line);
+        let (watch, hope) = since.get_or_insert_with(|| {
             self.counters.faults_starved.bump();
-            now
+            (Stopwatch::start(self.deadline, now), Hope::new(Duration::ZERO, progress))
         });
-        if self.is_hopeless(page, now - began, self.deadline) {
-            self.give_up(page, &Error::LimitExceeded { reason: String::new() });
+        let limit = self.hopeless_after(line);
+        if hope.is_over(watch.look(now), progress, limit.unwrap_or(STARVED_MAX))
+            && self.give_up_or_say(page, limit)
+        {
             return;
         }
         self.starving.fetch_add(1, Ordering::AcqRel);
@@ -162,7 +167,7 @@ impl Pager {
         if asked == Asked::Fault {
             self.ask_ahead(page);
         }
-        let read = self.read_frame(frame);
+        let read = self.read_frame(page, frame, asked);
         let moving = match protocol::filled(self.word(page), frame, Some(slot)) {
             Filled::Moving { moving, .. } => moving,
             Filled::Died(dead) => {
@@ -197,26 +202,38 @@ impl Pager {
         Some(Answer::Done)
     }
 
-    /// Reads a frame's slot, with a few attempts, and verifies it.
-    fn read_frame(&self, frame: FrameId) -> Result<()> {
-        let slot = self.frames.slot(frame).expect("a fill has a slot");
-        let mut result = Ok(());
-        for _ in 0..ATTEMPTS_MAX {
-            let offset = self.slot_offset(slot);
-            // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it.
-            result =
-                unsafe { self.store.read_now(offset, self.frames.ptr(frame), self.page_bytes) };
-            if result.is_err() {
-                self.counters.read_errors.bump();
-                continue;
+    /// Reads a frame's slot and verifies it. What fails is repeated at growing intervals until the
+    /// deadline has passed, as by a filler; a page that nobody waits for, a few times.
+    fn read_frame(&self, page: PageId, frame: FrameId, asked: Asked) -> Result<()> {
+        let mut deadline = Deadline::new(self.deadline);
+        let mut attempts = 0;
+        loop {
+            let Err(error) = self.read_once(frame) else { return Ok(()) };
+            attempts += 1;
+            let is_over = match asked {
+                Asked::Ahead => attempts >= AHEAD_ATTEMPTS_MAX,
+                Asked::Fault => deadline.is_over(),
+            };
+            let is_needed = !self.word(page).load().dead() && !self.stop.load(Ordering::Acquire);
+            if is_over || !is_needed {
+                return Err(error);
             }
-            if !self.verify || self.hash_frame(frame) == self.sum(slot) {
-                return Ok(());
-            }
-            self.counters.checksum_errors.bump();
-            result = Err(Error::Corrupt { slot: slot.0 });
+            // nanosleep(2) is async-signal-safe in Linux.
+            std::thread::sleep(pause_before(attempts, self.deadline));
         }
-        result
+    }
+
+    fn read_once(&self, frame: FrameId) -> Result<()> {
+        let slot = self.frames.slot(frame).expect("a fill has a slot");
+        let offset = self.slot_offset(slot);
+        // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it.
+        let read = unsafe { self.store.read_now(offset, self.frames.ptr(frame), self.page_bytes) };
+        read.inspect_err(|_| self.counters.read_errors.bump())?;
+        if self.verify && self.hash_frame(frame) != self.sum(slot) {
+            self.counters.checksum_errors.bump();
+            return Err(Error::Corrupt { slot: slot.0 });
+        }
+        Ok(())
     }
 
     /// Passes what a stream of faults leads to on to a filler.

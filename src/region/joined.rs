@@ -25,6 +25,7 @@
 use super::Region;
 use super::chunk::{CHUNK, ChunkId};
 use super::pager::Pager;
+use crate::base::deadline::Deadline;
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageCount};
@@ -159,14 +160,15 @@ impl Pager {
         let before = joined.paid.load(Ordering::Acquire);
         joined.owed.fetch_add(want, Ordering::Relaxed);
         self.call_evictor();
-        let (mut seen, mut since) = (0, Instant::now());
+        let (mut seen, mut stall) = (0, Deadline::new(STALL_MAX));
         loop {
             let paid = joined.paid.load(Ordering::Acquire) - before;
             if paid > seen {
-                (seen, since) = (paid, Instant::now());
+                seen = paid;
+                stall.restart();
             }
             let stopped = self.stop.load(Ordering::Acquire);
-            let stalled = since.elapsed() > STALL_MAX;
+            let stalled = stall.is_over();
             if paid >= want || stopped || stalled || self.exhausted.load(Ordering::Acquire) {
                 joined.pay(want.saturating_sub(paid));
                 return paid.min(want);
@@ -367,7 +369,7 @@ impl Reclaim for Pager {
 
     fn room_made(&self, freed: ByteCount) {
         if freed.0 > 0 {
-            self.exhausted.store(false, Ordering::Release);
+            self.note_room_made();
         }
         self.joined.set_help(if freed.0 > 0 { IDLE } else { REFUSED });
         self.feed_fillers();

@@ -39,6 +39,7 @@ mod report;
 mod requests;
 mod resolve;
 mod space;
+mod starved;
 mod stats;
 mod team;
 
@@ -181,7 +182,8 @@ pub struct RegionConfig {
     /// answer within that time. Whoever wants its processor gets it meanwhile, but it does not
     /// halt. Default 200 us; 0: never.
     pub poll: Duration,
-    /// How long the device may take for one request. Default 30 s.
+    /// How long the device may take for one request, and for how long a read that fails is repeated.
+    /// Time in which the process is stopped does not count. Default 30 s.
     pub deadline: Duration,
     /// Whether pages that a stream of faults leads to are read ahead. Default yes.
     pub readahead: bool,

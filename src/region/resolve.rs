@@ -8,8 +8,9 @@
 #![expect(unsafe_code, reason = "maps the zero page into holes")]
 
 use super::chunk::Opening;
-use super::pager::Pager;
+use super::pager::{NO_SLOT, Pager};
 use super::report;
+use super::starved::{Line, Starving};
 use crate::base::error::Error;
 use crate::base::sync::Ordering;
 use crate::base::units::PageId;
@@ -19,11 +20,12 @@ use crate::page::word::{State, Word};
 use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect, Wake};
 use crate::tier::policy::Insert;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long a fault on a page without content may wait for a frame after the evictor found
-/// nothing to evict. A page with content waits as long as for a device.
-const STARVED_MAX: Duration = Duration::from_secs(2);
+/// How long a fault on a page without content may wait for room after the evictor found nothing to
+/// evict, while the device takes writes: everything is pinned, or not far memory. A page with
+/// content is waited for; so long until that is said.
+pub(super) const STARVED_MAX: Duration = Duration::from_secs(2);
 
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,14 +207,81 @@ impl Pager {
         Some(Answer::Done)
     }
 
-    /// Whether a fault has waited too long for a frame, of which none is to be had: nothing can be
-    /// evicted, or the device refuses writes.
-    pub(super) fn is_hopeless(&self, page: PageId, waited: Duration, deadline: Duration) -> bool {
-        let has_content = self.word(page).load().state() != State::Empty;
-        let exhausted = self.exhausted.load(Ordering::Acquire);
-        let failing = self.write_errno.load(Ordering::Acquire) != 0;
-        let hopeless = waited > deadline && (exhausted || failing);
-        hopeless || exhausted && !has_content && waited > STARVED_MAX
+    // Want of room.
+
+    /// Notes that room was made: there is hope for those who wait for it.
+    pub(super) fn note_room_made(&self) {
+        self.exhausted.store(false, Ordering::Release);
+        self.starved.note_room_made(self.write_errno.load(Ordering::Acquire) == 0);
+    }
+
+    /// Whether no room can be made for fresh pages at the moment.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.exhausted.load(Ordering::Acquire) || self.write_errno.load(Ordering::Acquire) != 0
+    }
+
+    /// The line in which a fault on a page waits for room; `None`: it needs none.
+    pub(super) fn line_of(&self, page: PageId) -> Option<Line> {
+        match self.word(page).load().state() {
+            State::Empty if self.chunks.is_open(self.chunk_of(page)) => None,
+            State::Empty => Some(Line::Fresh),
+            State::Stored | State::Writing => Some(Line::Content),
+            State::Cooling if !self.evict_by_move => Some(Line::Content),
+            _ => None,
+        }
+    }
+
+    /// Lines up a fault for which there is no room, or that must not pass others.
+    pub(super) fn starve(&self, page: PageId, fault: Fault, arrived: Instant) {
+        let line = self.line_of(page).unwrap_or(Line::Content);
+        self.counters.faults_starved.bump();
+        self.starving.fetch_add(1, Ordering::AcqRel);
+        self.starved.push(fault, arrived, line);
+        self.call_evictor();
+    }
+
+    /// A fault does not wait for room any more.
+    pub(super) fn not_starving(&self, starving: &Starving) {
+        self.starved.done(starving);
+        self.starving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// How long a fault may wait without progress. `None`: for ever. A page with
+    /// content is not lost for want of room alone: only when the device fails what is written too.
+    pub(super) fn hopeless_after(&self, line: Line) -> Option<Duration> {
+        let errno = self.write_errno.load(Ordering::Acquire);
+        // While the device has a write there is hope for as long as it may take for that.
+        let exhausted = self.exhausted.load(Ordering::Acquire) && !self.starved.is_writing();
+        match line {
+            _ if errno != 0 && errno != NO_SLOT => Some(self.deadline),
+            Line::Fresh if exhausted => Some(STARVED_MAX.min(self.deadline)),
+            Line::Fresh if errno != 0 => Some(self.deadline),
+            _ => None,
+        }
+    }
+
+    /// Gives up on a fault that has waited for room for too long; says so of one that never is.
+    /// Returns whether it was given up.
+    pub(super) fn give_up_hopeless(&self, starving: &mut Starving) -> bool {
+        let line = starving.line();
+        let limit = self.hopeless_after(line);
+        let progress = self.starved.progress(line);
+        let for_long = limit.unwrap_or(STARVED_MAX);
+        if !starving.hope().is_over(self.starved.shown(), progress, for_long) {
+            return false;
+        }
+        self.give_up_or_say(self.page_at(starving.fault.address), limit)
+    }
+
+    /// A fault has waited for room for `limit`, or for long. Returns whether it was given up.
+    pub(super) fn give_up_or_say(&self, page: PageId, limit: Option<Duration>) -> bool {
+        let cause = Error::LimitExceeded { reason: String::new() };
+        if limit.is_none() {
+            report::warn("a thread waits for its page", &cause);
+            return false;
+        }
+        self.give_up(page, &cause);
+        true
     }
 
     /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.

@@ -16,6 +16,7 @@ use super::{
     Completion, DEPTH_MAX, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, WATCHES_FULL,
     WATCHES_MAX,
 };
+use crate::base::deadline::{Deadline, look_every};
 use crate::base::error::{Error, Result};
 use crate::sys::file::{Errno, IoVec};
 use crate::sys::uring::{Outcome, Ring};
@@ -221,13 +222,13 @@ impl UringQueue {
 
     /// Waits until the ring is empty or the time is up.
     fn drain(&mut self, limit: Duration) {
-        let deadline = Instant::now() + limit;
+        let mut deadline = Deadline::new(limit);
+        let slice = look_every(limit);
         loop {
             self.reap(&mut |_| ());
             let armed = self.watches.iter().flatten().any(|watch| watch.armed);
-            let left = deadline.saturating_duration_since(Instant::now());
             let busy = armed || self.in_flight() > 0;
-            if !busy || left.is_zero() || self.ring.submit_and_wait(left).is_err() {
+            if !busy || deadline.is_over() || self.ring.submit_and_wait(slice).is_err() {
                 return;
             }
         }

@@ -5,7 +5,8 @@
 
 use crate::common::{seed, watchdog};
 use crate::harness::{
-    Ended, Far, HUNG, config, in_child, park_on_sigbus, resume, sigbus_addrs, sigbus_count,
+    DEADLINE, Ended, Far, HUNG, config, in_child, park_on_sigbus, resume, sigbus_addrs,
+    sigbus_count,
 };
 use farheap::ByteCount;
 use farheap::region::{Install, Mode, RegionConfig};
@@ -41,9 +42,20 @@ fn a_read_error_that_passes_is_not_seen_in_thread() {
     }
 }
 
+#[test]
+fn read_errors_of_seconds_are_waited_out_in_thread() {
+    let _watchdog = watchdog("errors for seconds, in thread", HUNG);
+    for (page, install) in [(4, Install::Auto), (4, Install::Copy), (64, Install::Auto)] {
+        let Some(far) = Far::new(in_thread(page, install), PAGES, 1) else { return };
+        crate::reads::wait_out_errors(&far);
+        far.expect_healthy();
+    }
+}
+
 /// Three threads touch a page that cannot be read; `spoil` makes the device fail, or not.
 fn lose_one_page(config: RegionConfig, spoil: impl Fn(&Far, u64)) {
     const WAITING: usize = 3;
+    let config = RegionConfig { deadline: DEADLINE, ..config };
     park_on_sigbus();
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
@@ -157,7 +169,8 @@ fn a_late_device_holds_up_only_the_thread_that_reads() {
 fn without_a_handler_of_the_program_a_lost_page_ends_the_process() {
     let name = "in_thread::without_a_handler_of_the_program_a_lost_page_ends_the_process";
     let ended = in_child(name, || {
-        let Some(far) = Far::new(in_thread(4, Install::Auto), PAGES, 1) else { return };
+        let short = RegionConfig { deadline: DEADLINE, ..in_thread(4, Install::Auto) };
+        let Some(far) = Far::new(short, PAGES, 1) else { return };
         far.store(0..PAGES);
         fail_reads(&far, FOREVER);
         far.check(BAD..BAD + 1);

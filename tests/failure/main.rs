@@ -19,5 +19,6 @@ mod panics;
 mod program;
 mod reads;
 mod shutdown;
+mod stops;
 mod writes;
 mod zero_copy;

@@ -10,16 +10,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 const PAGES: usize = 64;
 const BAD: usize = 10;
 /// A hang says nothing here, for it has nowhere to: the child ends by SIGALRM.
-const HUNG_SECONDS: u32 = 60;
+const HUNG_SECONDS: u32 = 120;
 
 /// A pipe without room, in the place of standard error.
-struct FullPipe {
+pub(crate) struct FullPipe {
     reader: PipeReader,
     before: OwnedFd,
 }
 
 impl FullPipe {
-    fn new() -> FullPipe {
+    pub(crate) fn new() -> FullPipe {
         const SIZE: libc::c_int = 4096;
         // SAFETY: ends a child that hangs.
         unsafe { libc::alarm(HUNG_SECONDS) };
@@ -39,7 +39,7 @@ impl FullPipe {
     }
 
     /// Reads until somebody has said `what`, then puts standard error back, and repeats it there.
-    fn read_until(mut self, what: &str) {
+    pub(crate) fn read_until(mut self, what: &str) {
         let mut text = String::new();
         let mut bytes = [0; 4096];
         while !text.contains(what) {
@@ -48,6 +48,8 @@ impl FullPipe {
         }
         // SAFETY: takes no pointer.
         assert!(unsafe { libc::dup2(self.before.as_raw_fd(), libc::STDERR_FILENO) } >= 0);
+        // SAFETY: takes no pointer. The watchdog can say what it has to again.
+        unsafe { libc::alarm(0) };
         eprintln!("{}", text.trim_start());
     }
 }

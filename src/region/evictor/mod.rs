@@ -37,6 +37,7 @@ mod write_back;
 use super::pager::{BATCH_MAX, Pager, Sum};
 use super::report;
 use super::requests::Requests;
+use crate::base::deadline::{Stopwatch, look_every};
 use crate::base::error::Result;
 use crate::base::sync::Ordering;
 use crate::base::units::{PageId, SlotId};
@@ -85,6 +86,8 @@ pub(super) struct Evictor {
     write_pause: Duration,
     write_again: Option<Instant>,
     deadline: Duration,
+    /// Tells how long the device has had a write.
+    watch: Stopwatch,
     /// Per frame: when its page was chosen.
     chosen: Vec<Instant>,
     /// Victims looked at since something was freed.
@@ -126,6 +129,7 @@ impl Evictor {
             write_pause: PAUSE_MIN,
             write_again: None,
             deadline,
+            watch: Stopwatch::start(deadline, Instant::now()),
             chosen: vec![Instant::now(); frames],
             fruitless: 0,
             arrivals: Arrivals::default(),
@@ -174,7 +178,7 @@ impl Evictor {
             Some(again) if self.wanted() > 0 => {
                 again.saturating_duration_since(Instant::now()).clamp(PAUSE_MIN / 10, IDLE)
             }
-            _ if self.free_writes.len() < DEPTH as usize => WRITING,
+            _ if self.free_writes.len() < DEPTH as usize => WRITING.min(look_every(self.deadline)),
             _ => IDLE,
         }
     }
@@ -266,7 +270,7 @@ impl Evictor {
     pub(super) fn made_room(&mut self, pages: usize) {
         if pages > 0 {
             self.fruitless = 0;
-            self.pager.exhausted.store(false, Ordering::Release);
+            self.pager.note_room_made();
             self.pager.feed_fillers();
         }
     }

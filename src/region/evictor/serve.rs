@@ -2,11 +2,12 @@
 
 use super::Evictor;
 use super::take::Listed;
+use crate::base::deadline::Deadline;
 use crate::base::sync::Ordering;
 use crate::base::units::PageId;
 use crate::region::pager::BATCH_MAX;
 use crate::region::{guarded, report};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Evictor {
     /// Returns device space of freed slots, a run at a time, when there is nothing else to do.
@@ -50,9 +51,13 @@ impl Evictor {
 
     /// Whether anything is on its way out that the device has not failed to answer.
     fn has_hope(&self) -> bool {
-        let writing = self.writes.iter().any(|write| !write.pages.is_empty() && !write.overdue);
         let waiting = self.cooling.len() + self.dirty.len() + self.lingering.len();
-        writing || waiting > 0
+        self.is_writing() || waiting > 0
+    }
+
+    /// Whether the device has a write that it has not failed to answer.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writes.iter().any(|write| !write.pages.is_empty() && !write.overdue)
     }
 
     /// Waits, for a bounded time, until all that is cooling or being written has settled.
@@ -62,14 +67,14 @@ impl Evictor {
 
     /// Waits, for a bounded time, until at most `most` pages are on their way out.
     fn settle_until(&mut self, most: usize) {
-        let started = Instant::now();
+        let mut deadline = Deadline::new(self.deadline);
         while self.has_hope() && self.leaving() > most {
             self.settle_cooling(0);
             self.settle_lingering();
             if let Err(error) = self.collect(Duration::from_millis(1)) {
                 report::fatal("the evictor lost its device queue", &error);
             }
-            if self.pager.stop.load(Ordering::Acquire) || started.elapsed() > self.deadline {
+            if self.pager.stop.load(Ordering::Acquire) || deadline.is_over() {
                 return;
             }
         }

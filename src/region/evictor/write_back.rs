@@ -1,6 +1,7 @@
 //! Write-back: dirty pages get runs of slots and leave in large writes; what fails comes back.
 
 use super::{Dirty, Evictor, Linger};
+use crate::base::deadline::Term;
 use crate::base::sync::Ordering;
 use crate::base::units::{SlotCount, SlotId};
 use crate::page::note::Fate;
@@ -26,6 +27,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(200);
 pub(super) struct Write {
     pub(super) pages: Vec<Dirty>,
     started: Instant,
+    /// Since the device got it.
+    term: Term,
     pub(super) overdue: bool,
     /// Over the page's old slot: says nothing about space for others.
     in_place: bool,
@@ -35,7 +38,8 @@ impl Write {
     /// A free one, for as many pages as a write ever has.
     pub(super) fn new(page_bytes: usize) -> Write {
         let pages = Vec::with_capacity((HUGE_PAGE / page_bytes).max(SEGMENTS_MAX));
-        Write { pages, started: Instant::now(), overdue: false, in_place: false }
+        let term = Term::start(Duration::ZERO);
+        Write { pages, started: Instant::now(), term, overdue: false, in_place: false }
     }
 }
 
@@ -150,9 +154,13 @@ impl Evictor {
             offset: self.pager.slot_offset(run[0].slot),
             segments: &segments[..count],
         };
+        let started = Instant::now();
+        let term = Term::start(self.watch.look(started));
         let write = &mut self.writes[token];
         write.pages.extend_from_slice(run);
-        (write.started, write.overdue, write.in_place) = (Instant::now(), false, in_place);
+        (write.started, write.term) = (started, term);
+        (write.overdue, write.in_place) = (false, in_place);
+        self.pager.starved.set_writing(true);
         self.pager.counters.writes_in_flight.up();
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
@@ -203,6 +211,7 @@ impl Evictor {
         run.clear();
         self.writes[token].pages = run;
         self.free_writes.push(token);
+        self.pager.starved.set_writing(self.is_writing());
     }
 
     /// A page's write is done.
@@ -278,14 +287,18 @@ impl Evictor {
     /// Reports writes that the device has not answered in time, and rescues their pages, earlier
     /// where faults wait for room. Those that the kernel holds on to stay readable: a filler copies them out where there is room.
     pub(super) fn check_deadlines(&mut self) {
+        if self.free_writes.len() == self.writes.len() {
+            return;
+        }
         let starving = self.pager.starving.load(Ordering::Acquire) > 0;
+        let shown = self.watch.look(Instant::now());
         for token in 0..self.writes.len() {
-            let write = &self.writes[token];
+            let write = &mut self.writes[token];
             if write.pages.is_empty() {
                 continue;
             }
-            let age = write.started.elapsed();
-            if age > self.deadline && !write.overdue {
+            let age = write.term.age(shown);
+            if write.term.is_over(shown, self.deadline) && !write.overdue {
                 let error = crate::Error::Io {
                     op: "write",
                     offset: self.pager.slot_offset(write.pages[0].slot),
@@ -327,6 +340,7 @@ impl Evictor {
 
     fn abandon_write(&mut self, token: usize, errno: i32) {
         self.writes[token].overdue = true;
+        self.pager.starved.set_writing(self.is_writing());
         self.pager.counters.write_errors.bump();
         self.pager.write_errno.store(errno as u32, Ordering::Release);
         self.pager.exhausted.store(true, Ordering::Release);

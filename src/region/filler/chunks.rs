@@ -18,7 +18,8 @@
 //!    mapped at their addresses.
 //! 2. A chunk ends by being mapped or broken; its pages are then like any others.
 
-use super::{Access, DEPTH, Fill, Filler, Intent};
+use super::reads::{Access, Fill, Intent};
+use super::{DEPTH, Filler};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
 use crate::page::protocol::{self, Filled};
@@ -116,6 +117,9 @@ impl Filler {
         if asked + per_chunk as usize > DEPTH as usize {
             return Asked::Wait;
         }
+        if self.pager.starved.len() > 0 {
+            return Asked::Starved; // Faults go first.
+        }
         let frame = match self.pager.charged_run() {
             Ok(frame) => frame,
             Err(NoRun::Starved) => return Asked::Starved,
@@ -146,8 +150,7 @@ impl Filler {
             self.pager.frames.note(frame, page, Some(slot));
             if self.pager.word(page).try_change(word, Word::filling(frame)).is_ok() {
                 let (access, arrived) = (Access::Ahead, self.arrived);
-                self.intents[frame.0 as usize] =
-                    Intent { access, attempts: 0, arrived, pending: true };
+                self.intents[frame.0 as usize] = Intent::new(access, arrived);
                 self.fills.push(Fill { slot, frame, ahead: true });
                 return true;
             }

@@ -31,6 +31,7 @@ use super::joined::Joined;
 use super::latency::Recorder;
 use super::lease::Leases;
 use super::readahead::{Found, Most, Streams, Window};
+use super::starved::{FAULTS_HELD_MAX, Starved};
 use super::team::Team;
 use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
@@ -136,7 +137,10 @@ pub(crate) struct Pager {
     pub(super) team: Team,
     /// Beside each bell: it was rung and nobody has looked yet.
     filler_called: Box<[CachePadded<AtomicBool>]>,
-    /// Fillers that hold faults they have no frame for.
+    /// Faults that wait for room.
+    pub(in crate::region) starved: Starved,
+    /// How many of them there are, where threads serve themselves too, and fillers that wait for
+    /// room to read ahead.
     pub(crate) starving: CachePadded<AtomicU32>,
     /// Why write-back fails at the moment: 0, an `errno` or [`NO_SLOT`].
     pub(crate) write_errno: AtomicU32,
@@ -193,9 +197,7 @@ impl Pager {
         // Random, so that content cannot be made to collide ahead of time.
         let hash_seed = crate::sys::random_u64()?;
         let zeros = Mapping::reserve(page_bytes, page_bytes, Huge::No)?;
-        // SAFETY: the mapping is `page_bytes` long and nobody writes it, ever.
-        let zero_bytes = unsafe { std::slice::from_raw_parts(zeros.as_ptr(), page_bytes) };
-        let zero_sum = split(twox_hash::XxHash3_128::oneshot_with_seed(hash_seed, zero_bytes));
+        let zero_sum = sum_of_zeros(&zeros, hash_seed);
         let bells: Result<Vec<EventFd>> = (0..config.handlers).map(|_| new_bell()).collect();
         let pager = Pager {
             region,
@@ -240,6 +242,7 @@ impl Pager {
             leases: Leases::new(config.handlers)?,
             team: Team::new(config.handlers),
             filler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
+            starved: Starved::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),
             pinned: AtomicU64::new(0),
@@ -448,6 +451,13 @@ fn new_bell() -> Result<EventFd> {
 
 fn recorders(count: usize) -> Result<Box<[Recorder]>> {
     (0..count).map(|_| Recorder::new()).collect()
+}
+
+/// The hash of a page of zeros, as which `zeros` is mapped.
+fn sum_of_zeros(zeros: &Mapping, seed: u64) -> Sum {
+    // SAFETY: the mapping is as long as it says and nobody writes it, ever.
+    let bytes = unsafe { std::slice::from_raw_parts(zeros.as_ptr(), zeros.len()) };
+    split(twox_hash::XxHash3_128::oneshot_with_seed(seed, bytes))
 }
 
 fn split(sum: u128) -> Sum {

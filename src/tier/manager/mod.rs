@@ -40,6 +40,7 @@ pub use temporary::{Spill, TemporaryMemory};
 
 use super::budget::Budget;
 use super::claim::{self, Turn};
+use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
@@ -226,7 +227,8 @@ impl MemoryManager {
         })
     }
 
-    /// How long charges wait for memory before they fail; 30 seconds unless set.
+    /// How long charges wait for memory before they fail; 30 seconds unless set. Time in which the
+    /// process is stopped does not count.
     pub fn set_deadline(&self, deadline: Duration) {
         let ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
         self.shared.deadline_ms.store(ms, Ordering::Relaxed);
@@ -280,10 +282,11 @@ impl MemoryManager {
     pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
         let shared = &self.shared;
         let began = Instant::now();
+        let mut deadline = Deadline::new(shared.deadline());
         let turn = loop {
             match shared.resizing.take() {
                 Some(turn) => break turn,
-                None if began.elapsed() >= shared.deadline() || Shared::is_reclaiming() => {
+                None if deadline.is_over() || Shared::is_reclaiming() => {
                     return Err(shared.out_of_memory(limit, began.elapsed()));
                 }
                 // Another thread resizes: it has a deadline too.

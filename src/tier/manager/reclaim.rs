@@ -3,6 +3,7 @@
 use super::account::Member;
 use super::report::{Mode, Pressure};
 use super::{Account, CONSUMERS_MAX, Effort, RETRY_AFTER, Reclaim, Shared};
+use crate::base::deadline::Deadline;
 use crate::base::error::Result;
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
@@ -96,16 +97,18 @@ impl Shared {
 
     /// Tells after each round of reclaim whether to go on; waits a little when it freed nothing.
     pub(super) fn patience(&self, stall: Option<Duration>) -> impl FnMut(ByteCount) -> bool {
-        let began = Instant::now();
-        let mut progress = began;
-        let deadline = self.deadline();
+        let mut deadline = Deadline::new(self.deadline());
+        let mut stall = stall.map(Deadline::new);
         move |freed| {
-            let now = Instant::now();
-            if freed.0 > 0 {
-                progress = now;
+            if let Some(stall) = &mut stall {
+                if freed.0 > 0 {
+                    stall.restart();
+                }
+                if stall.is_over() {
+                    return false;
+                }
             }
-            let stalled = stall.is_some_and(|stall| now - progress >= stall);
-            if stalled || now - began >= deadline || RECLAIMING.get() {
+            if deadline.is_over() || RECLAIMING.get() {
                 return false;
             }
             if freed.0 == 0 {

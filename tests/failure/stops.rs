@@ -1,0 +1,134 @@
+//! Processes that are stopped for longer than their deadlines: nothing is lost, nobody gives up.
+
+use crate::common::mem_store;
+use crate::harness::{Far, config, in_child, stamp, wait_until};
+use farheap::ByteCount;
+use farheap::pool::PoolConfig;
+use farheap::region::{Install, Mode, RegionConfig};
+use farheap::tier::manager::{self, MemoryManager};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Of a latch, a charge, a device request.
+const DEADLINE: Duration = Duration::from_secs(4);
+const PAGES: usize = 96;
+
+/// Has the process stopped for longer than [`DEADLINE`]; returns when it goes on.
+fn stop() {
+    let pid = std::process::id();
+    let script = format!("kill -STOP {pid}; sleep 5; kill -CONT {pid}");
+    let status = Command::new("sh").args(["-c", &script]).status();
+    assert!(status.expect("there is a shell").success());
+}
+
+/// A reader waits for a page while the process is stopped; the writer then lets go of it at once.
+#[test]
+fn a_latch_is_waited_for_in_time_that_the_process_has() {
+    let name = "stops::a_latch_is_waited_for_in_time_that_the_process_has";
+    let body = || {
+        let manager = MemoryManager::start(ByteCount::mib(16), manager::Mode::Cooperative)
+            .expect("a manager");
+        let config = PoolConfig::new().deadline(DEADLINE);
+        let pool = config.create_on(mem_store(ByteCount::mib(64)), &manager).expect("a pool");
+        let page = pool.allocate().expect("a page");
+        let id = page.id();
+        let waits = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                waits.store(true, Ordering::Release);
+                pool.fix_shared(id).map(|_| ())
+            });
+            wait_until("the reader", || waits.load(Ordering::Acquire));
+            std::thread::sleep(Duration::from_millis(100));
+            stop();
+            drop(page);
+            reader.join().expect("a result").expect("the page is free");
+        });
+    };
+    let Some(ended) = in_child(name, body) else { return };
+    ended.expect_success();
+}
+
+/// A charge waits for memory while the process is stopped; it is given back right after.
+#[test]
+fn memory_is_waited_for_in_time_that_the_process_has() {
+    let name = "stops::memory_is_waited_for_in_time_that_the_process_has";
+    let body = || {
+        let manager = MemoryManager::start(ByteCount::mib(16), manager::Mode::Cooperative)
+            .expect("a manager");
+        manager.set_deadline(DEADLINE);
+        let account = manager.temporary();
+        let held = ByteCount::mib(15);
+        manager.charge(account, held).expect("it is free");
+        let waits = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let charge = scope.spawn(|| {
+                waits.store(true, Ordering::Release);
+                manager.charge(account, held)
+            });
+            wait_until("the charge", || waits.load(Ordering::Acquire));
+            std::thread::sleep(Duration::from_millis(100));
+            stop();
+            account.uncharge(held);
+            charge.join().expect("a result").expect("there is memory");
+        });
+    };
+    let Some(ended) = in_child(name, body) else { return };
+    ended.expect_success();
+}
+
+/// Threads wait for a device that does not answer, while the process is stopped; it answers then.
+fn stop_under_reads(mode: Mode) {
+    let config = RegionConfig { mode, deadline: DEADLINE, ..config(4, Install::Auto) };
+    let Some(far) = Far::new(config, PAGES, 1) else { return };
+    far.store(0..PAGES);
+    far.control.pause();
+    let threads: Vec<_> = (0..8).map(|n| (n, far.touch(n))).collect();
+    std::thread::sleep(Duration::from_millis(100));
+    stop();
+    far.control.release();
+    for (page, thread) in threads {
+        assert_eq!(thread.join().expect("the page is there"), stamp(page));
+    }
+    assert_eq!((far.stats().poisoned, far.stats().read_errors), (0, 0));
+    far.expect_healthy();
+}
+
+#[test]
+fn a_read_is_waited_for_in_time_that_the_process_has() {
+    let name = "stops::a_read_is_waited_for_in_time_that_the_process_has";
+    let Some(ended) = in_child(name, || stop_under_reads(Mode::default())) else { return };
+    ended.expect_success();
+}
+
+#[test]
+fn a_read_is_waited_for_in_time_that_the_process_has_in_thread() {
+    let name = "stops::a_read_is_waited_for_in_time_that_the_process_has_in_thread";
+    let Some(ended) = in_child(name, || stop_under_reads(Mode::InThread)) else { return };
+    ended.expect_success();
+}
+
+/// A thread waits for room that writes would make, while the process is stopped; they end then.
+#[test]
+fn room_is_waited_for_in_time_that_the_process_has() {
+    let name = "stops::room_is_waited_for_in_time_that_the_process_has";
+    let body = || {
+        for install in [Install::Auto, Install::Copy] {
+            let config = RegionConfig { deadline: DEADLINE, ..config(4, install) };
+            let pages = 3 * (config.limit.0 / config.page.0) as usize;
+            let Some(far) = Far::new(config, pages, 1) else { return };
+            far.control.pause();
+            std::thread::scope(|scope| {
+                scope.spawn(|| far.fill(0..pages));
+                wait_until("a thread without room", || far.stats().faults_starved > 0);
+                stop();
+                far.control.release();
+            });
+            far.check(0..pages);
+            assert_eq!((far.stats().poisoned, far.stats().write_errors), (0, 0), "{install:?}");
+        }
+    };
+    let Some(ended) = in_child(name, body) else { return };
+    ended.expect_success();
+}
