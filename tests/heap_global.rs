@@ -11,10 +11,12 @@
 mod base;
 #[path = "../src/heap/mod.rs"]
 mod heap;
+#[path = "../src/sys/inherited.rs"]
+mod inherited;
 #[path = "../src/sys/membarrier.rs"]
 mod membarrier;
 mod sys {
-    pub(crate) use crate::membarrier;
+    pub(crate) use crate::{inherited, membarrier};
 }
 
 use base::error::{Error, Result};

@@ -2,7 +2,7 @@
 //!
 //! [`Flags`] says where an allocation goes, [`Arena`] and [`Cache`] own the two things that are
 //! created at run time. The rest of the heap names no control by string. Lowest part of the heap;
-//! uses `base` only.
+//! uses `base` and `sys` only.
 //!
 //! # Configuration
 //! jemalloc reads options once, at its first allocation, from the symbol `_rjem_malloc_conf`. A
@@ -24,7 +24,8 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use crate::sys::inherited;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 use tikv_jemalloc_sys as ffi;
@@ -172,6 +173,54 @@ pub(crate) fn usable_size(size: usize, flags: Flags) -> usize {
     unsafe { ffi::nallocx(size, flags.0) }
 }
 
+/// Where an arena's metadata lies: in local mappings, which end with the arena. With its default
+/// hooks jemalloc keeps their addresses for ever (`opt.retain`): 2 MiB an arena.
+static METADATA_HOOKS: extent_hooks_t = extent_hooks_t {
+    alloc: Some(map_metadata),
+    dalloc: Some(unmap_metadata),
+    destroy: None,
+    commit: None,
+    decommit: None,
+    purge_lazy: None,
+    purge_forced: None,
+    split: None,
+    merge: None,
+};
+
+unsafe extern "C" fn map_metadata(
+    _hooks: *mut extent_hooks_t,
+    new_addr: *mut c_void,
+    size: usize,
+    align: usize,
+    zero: *mut bool,
+    commit: *mut bool,
+    _arena: c_uint,
+) -> *mut c_void {
+    if !new_addr.is_null() {
+        return ptr::null_mut(); // A wish for a certain address, which may be refused.
+    }
+    let Some(base) = inherited::map(size, align.max(PAGE)) else { return ptr::null_mut() };
+    // SAFETY: jemalloc passes a valid pointer.
+    unsafe { zero.write(true) };
+    // SAFETY: jemalloc passes a valid pointer.
+    unsafe { commit.write(true) };
+    base.as_ptr().cast()
+}
+
+/// Returns `false`, which is success.
+unsafe extern "C" fn unmap_metadata(
+    _hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    size: usize,
+    _committed: bool,
+    _arena: c_uint,
+) -> bool {
+    // SAFETY: called by jemalloc, when it destroys an arena, with what `map_metadata` returned.
+    // Without a hook for splitting it is all of that.
+    unsafe { inherited::unmap(addr.addr(), size) };
+    false
+}
+
 /// One arena with hooks of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arena(u32);
@@ -197,10 +246,10 @@ impl Arena {
     pub(crate) unsafe fn create(hooks: *mut extent_hooks_t) -> Result<Arena> {
         static CREATE: Control<2> = Control::new(c"arenas.create");
         static HOOKS: Control<3> = Control::new(c"arena.0.extent_hooks");
-        // SAFETY: `arenas.create` yields an `unsigned`.
-        let index: u32 = unsafe { CREATE.read(&[]) }?;
-        // Hooks given after creation serve data only; given at creation they would serve the
-        // arena's metadata too.
+        // SAFETY: `arenas.create` takes a pointer to hooks, which live for ever and are only read,
+        // and yields an `unsigned`.
+        let index: u32 = unsafe { CREATE.exchange((&raw const METADATA_HOOKS).cast_mut()) }?;
+        // Hooks given at creation serve the arena's metadata, those given later its data only.
         // SAFETY: takes a pointer to hooks, which the caller keeps valid.
         unsafe { HOOKS.write(&[(1, index)], hooks) }?;
         Ok(Arena(index))
@@ -395,6 +444,29 @@ impl<const N: usize> Control<N> {
             )
         };
         self.check(errno).map(|()| value)
+    }
+
+    /// Writes a value and reads another one.
+    ///
+    /// # Safety
+    /// The types are the control's, and what it does with `value` is sound.
+    unsafe fn exchange<I: Copy, O: Copy + Default>(&self, mut value: I) -> Result<O> {
+        let mib = self.translate(&[])?;
+        let mut old = O::default();
+        let mut len = size_of::<O>();
+        // SAFETY: `mib` has `N` parts; `old` is writable for `len` bytes and `value` readable for
+        // its size, both of which jemalloc compares with the control's.
+        let errno = unsafe {
+            ffi::mallctlbymib(
+                mib.as_ptr(),
+                N,
+                (&raw mut old).cast::<c_void>(),
+                &raw mut len,
+                (&raw mut value).cast::<c_void>(),
+                size_of::<I>(),
+            )
+        };
+        self.check(errno).map(|()| old)
     }
 
     /// Writes a value.

@@ -23,6 +23,7 @@ use crate::base::sync::{
 };
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
+use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
 /// Most slots of a tier: as many as jemalloc has explicit caches, about.
@@ -59,7 +60,8 @@ unsafe impl Sync for Slot {}
 unsafe impl Send for Slot {}
 
 struct Inside {
-    magazines: Magazines,
+    /// Dropped when the tier closes, 29 KiB a slot. The slot stays, see invariant 4.
+    magazines: ManuallyDrop<Magazines>,
     /// `None` when jemalloc had no cache left, or after the tier has closed.
     cache: Option<Cache>,
     /// The slot's arena, through `cache` if there is one.
@@ -84,7 +86,8 @@ impl Slot {
         let cache = Cache::create();
         let uncached = Flags::uncached(arena);
         let flags = cache.as_ref().map_or(uncached, |cache| Flags::cached(arena, cache.index()));
-        let inside = Inside { magazines: Magazines::new(large_max), cache, flags, uncached };
+        let magazines = ManuallyDrop::new(Magazines::new(large_max));
+        let inside = Inside { magazines, cache, flags, uncached };
         Slot {
             bar: Bar::new(),
             owned: AtomicBool::new(true),
@@ -259,14 +262,22 @@ impl Barred<'_> {
         self.inside().flush();
     }
 
-    /// Flushes, and gives the explicit cache back to jemalloc for good.
-    pub(super) fn close(mut self) {
+    /// Flushes, and gives the explicit cache back to jemalloc and the magazines' memory back for
+    /// good.
+    ///
+    /// # Safety
+    /// The bar is never lifted again.
+    pub(super) unsafe fn close(mut self) {
         let inside = self.inside();
         inside.flush();
         inside.flags = inside.uncached;
         if let Some(cache) = inside.cache.take() {
             cache.destroy();
         }
+        let _pinned = thread::pin();
+        // SAFETY: the inside is used by its owner or by who has barred it; the owner stays out, as
+        // the caller promises, and this is consumed.
+        unsafe { ManuallyDrop::drop(&mut inside.magazines) };
     }
 }
 
@@ -312,9 +323,16 @@ pub(super) unsafe fn reallocate_with(
     unsafe { jemalloc::reallocate(ptr, size, flags) }
 }
 
+/// Slots whose places are allocated together. A tier is never freed: places for all that it could
+/// have would leak 64 KiB with each.
+const SEGMENT: usize = 64;
+
+/// Places of slots.
+type Segment = [OnceLock<&'static Slot>; SEGMENT];
+
 /// The slots of a tier.
 pub(super) struct Slots {
-    slots: Box<[OnceLock<&'static Slot>]>,
+    segments: [OnceLock<Box<Segment>>; SLOTS_MAX / SEGMENT],
     /// Slots that exist: all below this index, but for one that is just being made.
     len: AtomicUsize,
     large_max: usize,
@@ -322,8 +340,8 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new(large_max: usize) -> Slots {
-        let slots = (0..SLOTS_MAX).map(|_| OnceLock::new()).collect();
-        Slots { slots, len: AtomicUsize::new(0), large_max }
+        let segments = [const { OnceLock::new() }; SLOTS_MAX / SEGMENT];
+        Slots { segments, len: AtomicUsize::new(0), large_max }
     }
 
     /// Claims a slot for the calling thread: one that another thread has given back, else a new
@@ -341,14 +359,18 @@ impl Slots {
         let index = self.len.fetch_update(Relaxed, Relaxed, next).ok()?;
         let _pinned = thread::pin();
         let slot: &'static Slot = Box::leak(Box::new(Slot::new(arena_of(index), self.large_max)));
-        self.slots[index].set(slot).ok().expect("the index was claimed above, once");
+        let segment = self.segments[index / SEGMENT]
+            .get_or_init(|| Box::new([const { OnceLock::new() }; SEGMENT]));
+        segment[index % SEGMENT].set(slot).ok().expect("the index was claimed above, once");
         Some(slot)
     }
 
     /// All slots that exist.
     pub(super) fn iter(&self) -> impl Iterator<Item = &'static Slot> {
         let len = self.len.load(Relaxed);
-        self.slots[..len].iter().filter_map(|slot| slot.get().copied())
+        (0..len).filter_map(|index| {
+            self.segments[index / SEGMENT].get()?[index % SEGMENT].get().copied()
+        })
     }
 }
 

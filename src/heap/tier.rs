@@ -385,7 +385,8 @@ impl Tier {
             self.slots.iter().for_each(Slot::unbar);
             return Err(Error::InUse { bytes });
         };
-        slots.into_iter().for_each(Barred::close);
+        // SAFETY: the tier stays closed from here on, and nobody lifts the bars of a closed one.
+        slots.into_iter().for_each(|slot| unsafe { slot.close() });
         for far in &self.arenas {
             // SAFETY: nothing is allocated, no thread is inside or can enter, and no cache is
             // left.
@@ -431,6 +432,9 @@ impl Tier {
         let Some(_control) = self.take_control() else {
             return;
         };
+        if self.closed.load(SeqCst) {
+            return; // This thread slept meanwhile; the slots are empty, and barred for good.
+        }
         let chosen = |slot: &&Slot| slot.is_barred();
         self.slots.iter().filter(|slot| choose(slot)).for_each(Slot::bar);
         if self.slots.iter().any(Slot::is_barred) && membarrier::on_all_threads() {

@@ -8,6 +8,7 @@
 
 pub(crate) mod event;
 pub(crate) mod file;
+pub(crate) mod inherited;
 pub(crate) mod layers;
 pub(crate) mod membarrier;
 pub(crate) mod pagemap;

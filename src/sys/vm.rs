@@ -4,7 +4,7 @@
 //! it, `region` its far address space and staging frames.
 #![expect(unsafe_code, reason = "maps, advises and unmaps address space")]
 
-use super::{errno, os_error};
+use super::{errno, inherited, os_error};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, Ordering};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -71,28 +71,8 @@ impl Mapping {
 
     #[cfg(not(miri))]
     fn map(len: usize, align: usize, huge: Huge) -> Result<Mapping> {
-        let padded =
-            len.checked_add(align).ok_or(Error::BadRange { reason: "length overflows" })?;
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches
-        // no existing memory.
-        let raw = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                padded,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if raw == libc::MAP_FAILED {
-            return Err(os_error("mmap"));
-        }
-        let start = raw as usize;
-        let base = start.next_multiple_of(align);
-        unmap_piece(start, base - start);
-        unmap_piece(base + len, start + padded - (base + len));
-        let base = NonNull::new(base as *mut u8).expect("the kernel never maps address zero");
+        len.checked_add(align).ok_or(Error::BadRange { reason: "length overflows" })?;
+        let base = inherited::map(len, align).ok_or_else(|| os_error("mmap"))?;
         let mapping = Mapping { base, len, dumped: AtomicBool::new(false) };
         mapping.advise_all(libc::MADV_DONTFORK)?;
         mapping.advise_all(libc::MADV_DONTDUMP)?;
@@ -337,11 +317,9 @@ impl Drop for Mapping {
 }
 
 fn unmap_piece(start: usize, len: usize) {
-    if len > 0 && cfg!(not(miri)) {
-        // SAFETY: called on pieces of a mapping that the caller owns and that nobody uses yet or
-        // any more.
-        unsafe { libc::munmap(start as *mut _, len) };
-    }
+    // SAFETY: called on pieces of a mapping that the caller owns and that nobody uses yet or any
+    // more.
+    unsafe { inherited::unmap(start, len) };
 }
 
 /// A range of addresses to drop.

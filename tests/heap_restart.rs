@@ -1,0 +1,96 @@
+//! Starting and stopping the far heap again and again: what each round leaves behind.
+
+#![expect(unsafe_code, reason = "counts the bytes that the program has allocated")]
+
+mod common;
+
+use allocator_api2::vec::Vec as FarVec;
+use common::child::alone;
+use common::heap;
+use farheap::Far;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes allocated and not freed.
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+// SAFETY: all calls are passed on as they are.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        let ptr = unsafe { System.alloc(layout) };
+        if !ptr.is_null() {
+            ALLOCATED.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        }
+        ptr
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(ptr, layout) };
+    }
+}
+
+/// Bytes of address space that are mapped, and mappings.
+fn mapped() -> (u64, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
+    let bytes = maps.lines().map(|line| {
+        let (range, _) = line.split_once(' ').expect("a range");
+        let (from, to) = range.split_once('-').expect("two addresses");
+        let address = |text| u64::from_str_radix(text, 16).expect("hexadecimal");
+        address(to) - address(from)
+    });
+    (bytes.sum(), maps.lines().count())
+}
+
+/// Starts a heap, uses it from two threads, and stops it; `false` where that is not permitted.
+fn round() -> bool {
+    let Some(heap) = heap("limit:16MiB,capacity:32MiB,span:1GiB") else { return false };
+    let work = || {
+        let mut numbers: FarVec<u64, Far> = FarVec::new_in(Far);
+        numbers.extend(0..100_000);
+        for len in 1..200 {
+            let small: FarVec<u8, Far> = FarVec::with_capacity_in(len * 16, Far);
+            assert!(small.capacity() >= len * 16);
+        }
+        assert_eq!(numbers.iter().sum::<u64>(), 100_000 * 99_999 / 2);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(work);
+        work();
+    });
+    heap.shutdown().expect("nothing is in use");
+    true
+}
+
+#[test]
+fn a_heap_that_was_stopped_leaves_little_behind() {
+    alone("a_heap_that_was_stopped_leaves_little_behind", || {
+        const ROUNDS: u64 = 20;
+        // What is made once, and the stacks that the C library keeps for the next threads.
+        for _ in 0..5 {
+            if !round() {
+                return;
+            }
+        }
+        let (bytes, ranges) = mapped();
+        let allocated = ALLOCATED.load(Ordering::Relaxed);
+        for _ in 0..ROUNDS {
+            round();
+        }
+        let (bytes_after, ranges_after) = mapped();
+        let left = ALLOCATED.load(Ordering::Relaxed).saturating_sub(allocated) / ROUNDS;
+        let mapped = bytes_after.saturating_sub(bytes) / ROUNDS;
+        println!("a round leaves {left} bytes allocated and {mapped} mapped");
+        println!("{ranges} mappings before, {ranges_after} after");
+        assert!(left <= 16 << 10, "{left} bytes stay allocated after each round");
+        assert!(mapped <= 256 << 10, "{mapped} bytes stay mapped after each round");
+        assert!(ranges_after <= ranges + ROUNDS as usize / 2, "{ranges} then {ranges_after}");
+    });
+}
