@@ -1,4 +1,5 @@
 //! Write-back that fails, lags, or never ends.
+#![expect(unsafe_code, reason = "takes far memory back")]
 
 use crate::common::{seed, watchdog};
 use crate::harness::{
@@ -8,6 +9,7 @@ use crate::harness::{
 use farheap::Error;
 use farheap::region::{Install, RegionConfig};
 use farheap::store::Op;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -257,5 +259,64 @@ fn random_write_errors_lose_nothing() {
         far.control.heal();
         far.expect_healthy();
         assert_eq!(far.stats().poisoned, 0);
+    }
+}
+
+/// Takes memory, a few pages at a time, and fills it, until it is refused.
+fn fill_until_refused(far: &Far) -> Vec<NonNull<u8>> {
+    let mut blocks = Vec::new();
+    while let Ok(block) = far.region.map(far.len(8)) {
+        fill_page(block.as_ptr().addr(), far.len(8).as_usize(), 7);
+        blocks.push(block);
+    }
+    blocks
+}
+
+/// Write-back fails until all data is gone: then there is nothing to write that would tell that the
+/// device has recovered.
+fn recover(page_kib: u64, install: Install, errno: i32) {
+    let config = config(page_kib, install);
+    let pages = 2 * (config.limit.0 / config.page.0) as usize;
+    let Some(far) = Far::new(config, 8, 1) else { return };
+    far.control.fail_fraction(Op::Write, 1_000_000, errno);
+    far.fill(0..8);
+    far.region.evict(far.ptr(0), far.len(8)).expect_err("the device takes no writes");
+    let blocks = fill_until_refused(&far);
+    let freed = blocks.len();
+    for block in blocks {
+        // SAFETY: mapped by this case, which is done with it.
+        unsafe { far.region.unmap(block, far.len(8)) }.expect("just mapped");
+    }
+    far.discard(0..8);
+    // What was there before is there again, though the device still fails.
+    let blocks = fill_until_refused(&far);
+    assert!(blocks.len() + 2 >= freed, "{} of {freed} blocks", blocks.len());
+    for block in blocks {
+        // SAFETY: as above.
+        unsafe { far.region.unmap(block, far.len(8)) }.expect("just mapped");
+    }
+    far.control.heal();
+    let mut taken = None;
+    wait_until("more than the limit is granted again", || {
+        taken = far.region.map(far.len(pages)).ok();
+        taken.is_some()
+    });
+    let ptr = taken.expect("waited for");
+    // SAFETY: as above.
+    unsafe { far.region.unmap(ptr, far.len(pages)) }.expect("just mapped");
+    far.expect_healthy();
+}
+
+#[test]
+fn a_device_that_recovers_is_used_again_though_there_is_nothing_to_write() {
+    let name = "writes::a_device_that_recovers_is_used_again_though_there_is_nothing_to_write";
+    let body = || {
+        for &(page, install) in WAYS {
+            recover(page, install, libc::ENOSPC);
+            recover(page, install, libc::EIO);
+        }
+    };
+    if let Some(ended) = in_child(name, body) {
+        ended.expect_success();
     }
 }

@@ -17,6 +17,7 @@
 //! | `take` | takes victims out of the region |
 //! | `cool` | decides about frames that have cooled, frees those that lingered |
 //! | `write_back` | slots, writes, and what becomes of writes that fail |
+//! | `probe` | finds out that a device which failed can be written again |
 //! | `serve` | ranges that somebody wants out; device space of freed slots |
 //! | `content` | the memory operations under all of it, on the pager |
 //!
@@ -30,6 +31,7 @@
 
 pub(in crate::region) mod content;
 mod cool;
+mod probe;
 mod serve;
 mod take;
 mod write_back;
@@ -43,6 +45,7 @@ use crate::base::sync::Ordering;
 use crate::base::units::{PageId, SlotId};
 use crate::page::word::FrameId;
 use crate::store::{Completion, Queue};
+use probe::Probe;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,6 +88,7 @@ pub(super) struct Evictor {
     cooling_max: usize,
     write_pause: Duration,
     write_again: Option<Instant>,
+    probe: Option<Probe>,
     deadline: Duration,
     /// Tells how long the device has had a write.
     watch: Stopwatch,
@@ -110,7 +114,7 @@ impl Evictor {
         requests: Arc<Requests>,
         deadline: Duration,
     ) -> Result<Evictor> {
-        let mut queue = pager.store.open_queue(DEPTH)?;
+        let mut queue = pager.store.open_queue(DEPTH + 1)?; // With a test write.
         queue.watch(pager.evictor_bell.raw_fd())?;
         let frames = pager.frames.count();
         Ok(Evictor {
@@ -128,6 +132,7 @@ impl Evictor {
             cooling_max: 0,
             write_pause: PAUSE_MIN,
             write_again: None,
+            probe: None,
             deadline,
             watch: Stopwatch::start(deadline, Instant::now()),
             chosen: vec![Instant::now(); frames],
@@ -156,6 +161,7 @@ impl Evictor {
         let asked = self.serve_requests();
         let worked = self.make_room();
         self.settle_lingering();
+        self.recover();
         let discarded = !worked && self.discard_slots();
         // While writes fail, what was found dirty goes back: looking for clean pages all the time
         // would be all this thread does.

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Write requests in flight.
 pub(super) const DEPTH: u32 = 32;
+/// The token of a test write, beyond those of other writes.
+pub(super) const PROBE: u64 = DEPTH as u64;
 /// Bytes of one merged write.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
@@ -179,6 +181,9 @@ impl Evictor {
     }
 
     pub(super) fn finish_write(&mut self, completion: Completion) {
+        if completion.token == PROBE {
+            return self.finish_probe(completion);
+        }
         let token = completion.token as usize;
         let mut run = std::mem::take(&mut self.writes[token].pages);
         assert!(!run.is_empty(), "a completion has its write");
@@ -187,10 +192,8 @@ impl Evictor {
         self.pager.write_times.add(started.elapsed());
         match completion.result {
             Ok(()) => {
-                if !in_place && self.pager.write_errno.load(Ordering::Acquire) != 0 {
-                    self.write_again = None;
-                    self.write_pause = PAUSE_MIN;
-                    self.pager.write_errno.store(0, Ordering::Release);
+                if !in_place {
+                    self.writes_work();
                 }
                 run.iter().for_each(|dirty| self.written(dirty));
                 self.let_go();
@@ -279,9 +282,21 @@ impl Evictor {
         if errno != NO_SLOT {
             self.pager.counters.write_errors.bump();
         }
+        self.writes_pause(errno);
+    }
+
+    pub(super) fn writes_pause(&mut self, errno: u32) {
         self.pager.write_errno.store(errno, Ordering::Release);
         self.write_again = Some(Instant::now() + self.write_pause);
         self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
+    }
+
+    /// Notes a write that took new space: the device can be written.
+    pub(super) fn writes_work(&mut self) {
+        if self.pager.write_errno.swap(0, Ordering::AcqRel) != 0 {
+            self.write_again = None;
+            self.write_pause = PAUSE_MIN;
+        }
     }
 
     /// Reports writes that the device has not answered in time, and rescues their pages, earlier

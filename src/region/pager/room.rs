@@ -245,6 +245,12 @@ impl Pager {
         }
     }
 
+    /// Clears a frame of this thread's.
+    pub(in crate::region) fn clear_frame(&self, frame: FrameId) {
+        // SAFETY: the frame is `page_bytes` long, and this thread's.
+        unsafe { std::ptr::write_bytes(self.frames.ptr(frame), 0, self.page_bytes) };
+    }
+
     /// Exchanges the memory of a whole run of frames, or of a frame that is huge itself, for a fresh
     /// huge page, and lists it as spare. `false`: the kernel refused, and nothing has changed. To
     /// write over the old memory would be cheaper (the kernel clears the new), but see `page::frames`.
