@@ -80,7 +80,8 @@ impl Heap {
     /// [threshold](Heap::threshold), where system calls can be given such memory.
     ///
     /// # Errors
-    /// [`Error::AlreadyRunning`] when one runs; [`Error::UffdUnavailable`] without permission for
+    /// [`Error::AlreadyRunning`] when one runs; [`Error::Forked`] in a child of a process that had
+    /// one, whose far pointers the child may still hold; [`Error::UffdUnavailable`] without permission for
     /// userfaultfd; [`Error::Device`] for a device or directory that cannot be used;
     /// [`Error::Os`] when the kernel refuses resources.
     pub fn start(config: Config) -> Result<Heap> {
@@ -119,10 +120,16 @@ impl Heap {
     }
 
     fn start_with(config: Config, manager: Option<&Arc<MemoryManager>>) -> Result<Heap> {
+        if heap::is_left_to_parent() {
+            return Err(Error::Forked { what: "a far heap" });
+        }
         let mut running = RUNNING.lock();
         if running.is_some() {
             return Err(Error::AlreadyRunning);
         }
+        // A forked child has none of the far pages: what it allocates is local.
+        static AT_FORK: std::sync::Once = std::sync::Once::new();
+        AT_FORK.call_once(|| crate::sys::fork::in_forked_children(heap::leave_to_parent));
         heap::keep_own_allocations_local();
         let region_config = region_config(&config);
         let store = open_store(&config)?;
@@ -146,9 +153,6 @@ impl Heap {
                 return Err(error);
             }
         };
-        // A forked child has none of the far pages: what it allocates is local.
-        static AT_FORK: std::sync::Once = std::sync::Once::new();
-        AT_FORK.call_once(|| crate::sys::in_forked_children(heap::serve_locally));
         *running = Some(Running { region: region.clone(), care: Some(care), local });
         Ok(Heap { region })
     }
@@ -161,9 +165,13 @@ impl Heap {
         Heap::start(Config::from_env()?)
     }
 
-    /// The far heap that runs in this process, if one does.
+    /// The far heap that runs in this process, if one does. That of a parent does not run in its
+    /// forked child.
     #[must_use]
     pub fn running() -> Option<Heap> {
+        if heap::is_left_to_parent() {
+            return None; // Not even the lock: a thread of the parent's may have held it.
+        }
         RUNNING.lock().as_ref().map(|running| Heap { region: running.region.clone() })
     }
 
@@ -197,6 +205,9 @@ impl Heap {
 
     /// Gives freed far memory that is kept for reuse back now: frames, device space and all.
     pub fn purge(&self) {
+        if heap::is_left_to_parent() {
+            return;
+        }
         // The lock keeps the tier's arenas from being destroyed meanwhile.
         let running = RUNNING.lock();
         if running.is_some()
@@ -219,11 +230,14 @@ impl Heap {
     /// # Errors
     /// [`Error::InUse`] while far memory is allocated, or a thread does not leave the allocator for
     /// five seconds: everything goes on as before. [`Error::NotRunning`] when it was shut down
-    /// already. [`Error::Jemalloc`] when jemalloc keeps an arena although nothing of it is
+    /// already. [`Error::Forked`] in a child of the process that started it: nothing changes. [`Error::Jemalloc`] when jemalloc keeps an arena although nothing of it is
     /// allocated: the far heap has ended then, everything new is local, and another can be
     /// started; but the threads and the device of this one stay until the process ends, because
     /// the arena still names its addresses.
     pub fn shutdown(&self) -> Result<()> {
+        if !self.region.is_here() {
+            return Err(Error::Forked { what: "a far heap" });
+        }
         let mut slot = RUNNING.lock();
         if !slot.as_ref().is_some_and(|running| Arc::ptr_eq(&running.region, &self.region)) {
             return Err(Error::NotRunning);

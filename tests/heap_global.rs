@@ -9,6 +9,8 @@
 
 #[path = "../src/base/mod.rs"]
 mod base;
+#[path = "../src/sys/fork.rs"]
+mod fork;
 #[path = "../src/heap/mod.rs"]
 mod heap;
 #[path = "../src/sys/inherited.rs"]
@@ -16,7 +18,7 @@ mod inherited;
 #[path = "../src/sys/membarrier.rs"]
 mod membarrier;
 mod sys {
-    pub(crate) use crate::{inherited, membarrier};
+    pub(crate) use crate::{fork, inherited, membarrier};
 }
 
 use base::error::{Error, Result};

@@ -182,7 +182,7 @@ pub enum Error {
         most: usize,
     },
     /// Something that a forked child cannot use.
-    #[error("{what} belongs to the parent process; a forked child has to start its own")]
+    #[error("{what} belongs to the parent process and cannot be used in a forked child")]
     Forked {
         /// What it is.
         what: &'static str,

@@ -80,6 +80,14 @@ impl<T> Ranked<T> {
     }
 }
 
+#[cfg(not(loom))]
+impl<T> Ranked<T> {
+    /// The value, without the lock: in a forked child a thread that is not there may hold it.
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Holds a [`Ranked`] lock; gives it back when dropped.
 #[derive(Debug)]
 pub(crate) struct RankedGuard<'a, T> {

@@ -64,6 +64,9 @@ static FAR: Installed = Installed {
 const VACANT: usize = 0;
 const CHANGING: usize = 1;
 const TAKEN: usize = 2;
+/// A parent's tier: far pointers may exist, which must not count as local ones, so that this process
+/// cannot have a tier of its own.
+const INHERITED: usize = 3;
 
 /// Makes `tier` the process's far tier.
 ///
@@ -108,15 +111,24 @@ pub(crate) fn uninstall() -> Result<()> {
     result
 }
 
-/// Sends everything new to local memory for good, while far pointers can still be freed.
+/// Leaves the tier to the parent, for a forked child, which has the allocator's state but neither
+/// the far pages nor their tables: everything new is local, and to free a far pointer does nothing.
 ///
-/// For the child of a fork, which has the allocator's state but not the far pages. Only stores
-/// to memory, so it may run right after the fork.
-pub(crate) extern "C" fn serve_locally() {
+/// Only stores to memory, so it may run right after the fork.
+pub(crate) extern "C" fn leave_to_parent() {
     FAR.serving.store(ptr::null_mut(), Relaxed);
+    FAR.tier.store(ptr::null_mut(), Relaxed);
+    if FAR.span.load(Relaxed) != 0 {
+        FAR.control.store(INHERITED, Relaxed);
+    }
 }
 
-/// The process's far tier.
+/// Whether this process was forked from one with a far tier.
+pub(crate) fn is_left_to_parent() -> bool {
+    FAR.control.load(Relaxed) == INHERITED
+}
+
+/// The process's far tier; none in a forked child of the process that has it.
 #[inline]
 pub(crate) fn installed() -> Option<&'static Tier> {
     // Pairs with the Release in `install`, by way of the pointer that is asked about or of
@@ -153,12 +165,6 @@ pub(super) fn tier_for(size: usize) -> Option<&'static Tier> {
         Some(Placement::Local) => None,
         _ => serving(),
     }
-}
-
-/// The tier of a far pointer.
-#[inline]
-fn tier_of(ptr: *mut u8) -> Option<&'static Tier> {
-    if is_far(ptr) { installed() } else { None }
 }
 
 /// Allocates locally; null when out of memory.
@@ -211,9 +217,12 @@ pub(super) unsafe fn allocate(tier: Option<&'static Tier>, layout: Layout, fill:
 /// `ptr` was allocated by this module with `layout` and is not used again.
 #[inline]
 pub(super) unsafe fn free(ptr: *mut u8, layout: Layout) {
-    if let Some(tier) = tier_of(ptr) {
-        // SAFETY: `ptr` lies in the tier's reservation.
-        unsafe { tier.free(ptr, layout) }
+    if is_far(ptr) {
+        // Without a tier it is the parent's, in a forked child: nothing is to be done.
+        if let Some(tier) = installed() {
+            // SAFETY: `ptr` lies in the tier's reservation.
+            unsafe { tier.free(ptr, layout) }
+        }
     } else {
         let flags = Flags::LOCAL.aligned(layout.size(), layout.align());
         // SAFETY: not far, so allocated by `allocate_local`.
@@ -227,9 +236,14 @@ pub(super) unsafe fn free(ptr: *mut u8, layout: Layout) {
 /// As for [`free`], and `new` has the same alignment and a size above zero.
 #[inline]
 pub(super) unsafe fn reallocate_in_tier(ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
-    if let Some(tier) = tier_of(ptr) {
-        // SAFETY: `ptr` lies in the tier's reservation.
-        unsafe { tier.reallocate(ptr, old, new) }
+    if is_far(ptr) {
+        match installed() {
+            // SAFETY: `ptr` lies in the tier's reservation.
+            Some(tier) => unsafe { tier.reallocate(ptr, old, new) },
+            // The parent's, which cannot be copied in a forked child: it can only stay as it is.
+            None if new.size() <= old.size() => ptr,
+            None => ptr::null_mut(),
+        }
     } else {
         let flags = Flags::LOCAL.aligned(new.size(), new.align());
         // SAFETY: not far, so allocated by `allocate_local`; the size is not zero.

@@ -23,6 +23,7 @@ use super::thread;
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering::Relaxed};
 use crate::base::units::ByteCount;
+use crate::sys::fork::Born;
 use std::ffi::{c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -37,6 +38,7 @@ pub(super) struct Hooks {
     committed: AtomicU64,
     /// `commit` calls that the source refused.
     refused: AtomicU64,
+    born: Born,
 }
 
 // SAFETY: the source is `Sync`, and all else is too.
@@ -63,7 +65,8 @@ impl Hooks {
             merge: Some(merge),
         };
         let source = Arc::as_ptr(source);
-        Hooks { table, source, committed: AtomicU64::new(0), refused: AtomicU64::new(0) }
+        let (committed, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        Hooks { table, source, committed, refused, born: Born::here() }
     }
 
     /// What jemalloc gets: the table's address, which is that of all.
@@ -84,6 +87,11 @@ impl Hooks {
     /// How often the source has refused to commit.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
+    }
+
+    /// Whether the source can be used: not in a forked child, which has no part of it.
+    fn is_here(&self) -> bool {
+        self.born.is_here()
     }
 
     fn commit(&self, ptr: NonNull<u8>, len: usize) -> bool {
@@ -130,7 +138,7 @@ unsafe extern "C" fn alloc(
     let this = unsafe { context(hooks) };
     // A wish for a certain address is a wish for growth in place, which the arena's retained
     // extents serve; invariant 3 for the second condition.
-    if !new_addr.is_null() || thread::take_commit_refused() {
+    if !new_addr.is_null() || thread::take_commit_refused() || !this.is_here() {
         return ptr::null_mut();
     }
     let (len, align) = (ByteCount(size as u64), ByteCount(align as u64));
@@ -169,6 +177,9 @@ unsafe extern "C" fn destroy(
     let _pinned = thread::pin();
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let this = unsafe { context(hooks) };
+    if !this.is_here() {
+        return;
+    }
     if committed {
         this.decommit(at(addr, 0), size);
     }
@@ -187,7 +198,7 @@ unsafe extern "C" fn commit(
     let _pinned = thread::pin();
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let this = unsafe { context(hooks) };
-    let done = this.commit(at(addr, offset), len);
+    let done = this.is_here() && this.commit(at(addr, offset), len);
     if !done {
         thread::note_commit_refused();
     }
@@ -206,7 +217,9 @@ unsafe extern "C" fn decommit(
     let _pinned = thread::pin();
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let this = unsafe { context(hooks) };
-    this.decommit(at(addr, offset), len);
+    if this.is_here() {
+        this.decommit(at(addr, offset), len);
+    }
     false
 }
 

@@ -31,7 +31,7 @@ mod thread;
 mod tier;
 
 pub use global::FarHeap;
-pub(crate) use global::{install, installed, serve_locally, uninstall};
+pub(crate) use global::{install, installed, is_left_to_parent, leave_to_parent, uninstall};
 pub use handle::{Far, Local};
 pub(crate) use source::ExtentSource;
 pub use thread::{Placement, Scope, scope};

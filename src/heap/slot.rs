@@ -21,6 +21,7 @@ use crate::base::sync::{
     AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
+use crate::sys::fork::Born;
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
@@ -49,6 +50,7 @@ pub(super) struct Slot {
     /// flushed for that.
     seen: AtomicU64,
     flushed: AtomicU64,
+    born: Born,
     inside: UnsafeCell<Inside>,
 }
 
@@ -94,6 +96,7 @@ impl Slot {
             counts: Counts::new(),
             seen: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
+            born: Born::here(),
             inside: UnsafeCell::new(inside),
         }
     }
@@ -126,6 +129,9 @@ impl Slot {
 
     /// Ends the ownership of the calling thread, after emptying the slot.
     pub(super) fn give_back(&self) {
+        if !self.born.is_here() {
+            return; // What is in the slot is the parent's of this forked child.
+        }
         // When the slot is barred, who barred it empties it now or at the next round.
         if let Some(mut access) = self.access() {
             access.flush();

@@ -479,21 +479,6 @@ fn asking_for_the_control_that_another_thread_has_does_not_free_it() {
 }
 
 #[test]
-fn what_serves_locally_still_frees_far_memory() {
-    let running = start_default();
-    let held = block(100_000);
-    serve_locally();
-    assert!(!block(100_000).is_far());
-    assert!(Far.allocate(layout(8, 8)).is_err());
-    assert!(held.is_far());
-    drop(held);
-    running.stop();
-    let again = start_default();
-    assert!(block(100_000).is_far());
-    again.stop();
-}
-
-#[test]
 fn a_heap_can_be_started_again_with_threads_that_knew_the_old_one() {
     let (send, receive) = mpsc::channel::<Arc<Barrier>>();
     let old = thread::spawn(move || {

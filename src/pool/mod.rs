@@ -575,6 +575,11 @@ impl Reclaim for BufferPool {
 
 impl Drop for BufferPool {
     fn drop(&mut self) {
+        if !self.mapping.is_here() {
+            // A forked child has neither the thread nor the memory.
+            std::mem::forget(self.worker.get_mut().take());
+            return;
+        }
         self.stop.store(true, Ordering::Release);
         let worker = self.worker.lock().take();
         if let Some(worker) = worker {

@@ -26,6 +26,9 @@ impl Region {
     /// Nobody needs the range's contents, and no reference into it exists.
     pub unsafe fn discard(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let offset = self.offset_of(ptr, len.as_usize())?;
+        if !self.is_here() {
+            return Ok(()); // As `unmap`.
+        }
         let first = offset.div_ceil(self.pager.page_bytes);
         let end = (offset + len.as_usize()) / self.pager.page_bytes;
         if first < end {

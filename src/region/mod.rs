@@ -434,9 +434,13 @@ impl Region {
     /// Hands out `len` bytes of far memory, rounded up to whole pages, that read as zero.
     ///
     /// # Errors
+    /// [`Error::Forked`] in a child of the region's process,
     /// [`Error::BadRange`] for a length of zero, [`Error::AddressSpace`] when no range is left,
     /// [`Error::StoreFull`] when limit and device together could not keep so much.
     pub fn map(&self, len: ByteCount) -> Result<NonNull<u8>> {
+        if !self.is_here() {
+            return Err(Error::Forked { what: "a region" });
+        }
         let len = self.whole_pages(len)?;
         let offset = self.space.reserve(len, self.pager.page_bytes)?;
         if !self.space.commit(offset, len, self.capacity()) {
@@ -447,7 +451,8 @@ impl Region {
         Ok(NonNull::new(addr as *mut u8).expect("a region is never at address zero"))
     }
 
-    /// Takes back a range from [`map`](Region::map): contents, frames and slots go.
+    /// Takes back a range from [`map`](Region::map): contents, frames and slots go. In a forked
+    /// child of the region's process, which has no part of it, this does nothing.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
@@ -463,6 +468,9 @@ impl Region {
         if !offset.is_multiple_of(self.pager.page_bytes) {
             return Err(Error::BadRange { reason: "does not start at a page" });
         }
+        if !self.is_here() {
+            return Ok(());
+        }
         if !self.space.is_live(offset, len) {
             return Err(Error::BadRange { reason: "is not mapped" });
         }
@@ -475,6 +483,11 @@ impl Region {
     #[must_use]
     pub fn contains(&self, ptr: *const u8) -> bool {
         (ptr as usize).wrapping_sub(self.pager.region.addr()) < self.pager.region.len()
+    }
+
+    /// Whether this process made the region, and not the one that it was forked from.
+    pub(crate) fn is_here(&self) -> bool {
+        self.pager.region.is_here()
     }
 
     /// Bytes that come and go as one.
@@ -589,6 +602,12 @@ impl Drop for Region {
     /// memory any more; a thread that waits for a page of it, or touches one later, gets a signal
     /// (SIGSEGV), never zeros.
     fn drop(&mut self) {
+        if !self.is_here() {
+            // A forked child has neither the threads nor the memory; the handler of in-thread mode
+            // may still look at the pager.
+            std::mem::forget((std::mem::take(&mut self.threads), Arc::clone(&self.pager)));
+            return;
+        }
         self.pager.stop.store(true, Ordering::Release);
         self.requests.close();
         self.pager.evictor_bell.signal();

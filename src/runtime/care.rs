@@ -105,6 +105,10 @@ impl Care {
 
 impl Drop for Care {
     fn drop(&mut self) {
+        if !self.region.is_here() {
+            std::mem::forget(self.thread.take()); // The parent's.
+            return;
+        }
         self.region.set_care(None);
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {

@@ -20,6 +20,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec};
+use crate::sys::fork::Private;
 use crate::sys::layers;
 use crate::sys::probe;
 use crate::sys::uring::Ring;
@@ -241,7 +242,7 @@ impl BlockStore {
         let capacity = ByteCount(place.end - place.start);
         let mut device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
         device.base = place.start;
-        device.below = below;
+        device.below = below.into_iter().map(Private::new).collect();
         if kind == FileKind::Block && file::can_discard(info.device) == Some(false) {
             device.no_discard.store(true, Ordering::Relaxed);
         }
@@ -393,7 +394,7 @@ enum Named {
 /// The open file of a store, shared with its queues.
 #[derive(Debug)]
 pub(super) struct Device {
-    fd: OwnedFd,
+    fd: Private<OwnedFd>,
     kind: FileKind,
     /// Where the store begins in the file.
     base: u64,
@@ -403,7 +404,7 @@ pub(super) struct Device {
     caching: Caching,
     named: Named,
     /// The files below a loop device, locked.
-    below: Vec<OwnedFd>,
+    below: Vec<Private<OwnedFd>>,
     /// The kernel said that space cannot be returned.
     no_discard: AtomicBool,
     /// The file has its space, and keeps it.
@@ -424,7 +425,7 @@ impl Device {
         named: Named,
     ) -> Device {
         Device {
-            fd,
+            fd: Private::new(fd),
             kind,
             base: 0,
             capacity,

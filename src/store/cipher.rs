@@ -95,6 +95,9 @@ impl Cipher {
 
 impl Drop for Cipher {
     fn drop(&mut self) {
+        if !self.memory.is_here() {
+            return; // A forked child has no copy of the key.
+        }
         // SAFETY: the page is this value's, which nobody uses any more; any bytes are a `u8`.
         let page = unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), KERNEL_PAGE) };
         page.zeroize();

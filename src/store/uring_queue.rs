@@ -326,6 +326,9 @@ impl Queue for UringQueue {
 
 impl Drop for UringQueue {
     fn drop(&mut self) {
+        if !self.ring.is_here() {
+            return; // What is in flight is the parent's.
+        }
         // A poll left in the ring would keep its descriptor's file open until the kernel gets
         // round to tearing the ring down, after this call.
         if self.submit().is_ok() {

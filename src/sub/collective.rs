@@ -213,8 +213,8 @@ impl Collective {
     /// `ptr` came from this collective with this layout, has not been freed, and is not used any
     /// more.
     pub unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
-        if layout.size() == 0 {
-            return;
+        if layout.size() == 0 || !self.region.is_here() {
+            return; // Of an object of the parent's a forked child has nothing.
         }
         let addr = ptr.as_ptr() as usize;
         let mut state = self.state.lock();
@@ -388,6 +388,9 @@ impl Collective {
     }
 
     pub(super) fn let_go(&self, page: u32) {
+        if !self.region.is_here() {
+            return;
+        }
         let mut state = self.state.lock();
         state.far.unhold(page);
         if state.far.is_idle(page) && state.far.owner(page) == Owner::PerPage {

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "calls poll and eventfd")]
 
 use crate::sys::file::Errno;
+use crate::sys::fork::Private;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ fn poll(polled: &mut [libc::pollfd], timeout: Duration) -> Result<bool, Errno> {
 
 /// A counter that other threads raise to wake the one that waits for it. See `eventfd(2)`.
 #[derive(Debug)]
-pub(crate) struct EventFd(OwnedFd);
+pub(crate) struct EventFd(Private<OwnedFd>);
 
 impl EventFd {
     /// Creates an event that has not been signalled.
@@ -56,7 +57,7 @@ impl EventFd {
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         let fd = Errno::check(fd)?;
         // SAFETY: the descriptor is new and nobody else's.
-        Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(EventFd(Private::new(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
     /// The descriptor, to wait on.

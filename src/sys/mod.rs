@@ -3,11 +3,11 @@
 //! A wrapper takes typed arguments, retries `EINTR` where that is right, gives expected `errno`
 //! values a meaning, and cites the man page.
 
-#![expect(unsafe_code, reason = "registers a function with pthread_atfork")]
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
 pub(crate) mod event;
 pub(crate) mod file;
+pub(crate) mod fork;
 pub(crate) mod inherited;
 pub(crate) mod layers;
 pub(crate) mod membarrier;
@@ -53,11 +53,4 @@ pub(crate) fn random_u64() -> Result<u64> {
     let mut bytes = [0; 8];
     random_bytes(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
-}
-
-/// Runs `child` in every child of a `fork` from now on, before `fork` returns there; see
-/// `pthread_atfork(3)`. It may only touch memory.
-pub(crate) fn in_forked_children(child: extern "C" fn()) {
-    // SAFETY: registers a function that lives as long as the program and takes no arguments.
-    unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }

@@ -3,6 +3,7 @@
 //! See `Documentation/admin-guide/mm/pagemap.rst`: one 64-bit entry per virtual page; bit 63
 //! present, bit 62 swapped. Open to unprivileged processes (frame numbers are hidden).
 
+use super::fork::Private;
 use super::vm::KERNEL_PAGE;
 use crate::base::error::{Error, Result};
 use std::fs::File;
@@ -15,12 +16,12 @@ const ENTRIES: usize = 512;
 
 /// The page map of this process.
 #[derive(Debug)]
-pub(crate) struct Pagemap(File);
+pub(crate) struct Pagemap(Private<File>);
 
 impl Pagemap {
     /// Opens it; `None` where `/proc` is not mounted or hidden.
     pub(crate) fn open() -> Option<Pagemap> {
-        File::open("/proc/self/pagemap").ok().map(Pagemap)
+        File::open("/proc/self/pagemap").ok().map(|file| Pagemap(Private::new(file)))
     }
 
     /// Tells for each page from `start` on whether it has content, in memory or in swap.

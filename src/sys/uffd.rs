@@ -10,6 +10,7 @@
 //! 2. A call that moves several kernel pages reports how many bytes it moved, also on failure.
 #![expect(unsafe_code, reason = "userfaultfd ioctls install and remove pages of this process")]
 
+use super::fork::Private;
 use super::pagemap::Pagemap;
 use super::probe::{Route, open_route};
 use super::{errno, os_error};
@@ -195,7 +196,7 @@ pub(crate) enum Protect {
 /// An open userfaultfd with its features enabled.
 #[derive(Debug)]
 pub(crate) struct Uffd {
-    fd: OwnedFd,
+    fd: Private<OwnedFd>,
     features: u64,
     /// Tells which pages a MOVE took; without it there is no MOVE.
     pagemap: Option<Pagemap>,
@@ -236,7 +237,7 @@ impl Uffd {
             if pagemap.is_none() {
                 features &= !feature::MOVE;
             }
-            return Ok(Uffd { fd, features, pagemap, route });
+            return Ok(Uffd { fd: Private::new(fd), features, pagemap, route });
         }
         Err(Error::UffdUnavailable { reasons: reasons.join("; ") })
     }

@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "hands buffers to the kernel")]
 
 use crate::sys::file::{Direction, Errno, IoVec};
+use crate::sys::fork::Private;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -23,7 +24,7 @@ const SUBMIT_RETRIES_MAX: u32 = 64;
 
 /// A submission and a completion ring.
 pub(crate) struct Ring {
-    ring: IoUring,
+    ring: Private<IoUring>,
 }
 
 /// What became of one entry.
@@ -51,7 +52,7 @@ impl Ring {
         let usable = params.is_feature_ext_arg()
             && params.is_feature_nodrop()
             && params.is_feature_submit_stable();
-        if usable { Ok(Ring { ring }) } else { Err(Errno(libc::EOPNOTSUPP)) }
+        if usable { Ok(Ring { ring: Private::new(ring) }) } else { Err(Errno(libc::EOPNOTSUPP)) }
     }
 
     fn build(entries: u32, modern: bool) -> Result<IoUring, Errno> {
@@ -64,6 +65,11 @@ impl Ring {
             builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
         }
         builder.build(entries).map_err(|error| to_errno(&error))
+    }
+
+    /// Whether this process built the ring; a forked child has no part in it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.ring.is_here()
     }
 
     /// Appends a transfer of all of `iovecs` to or from `offset`.

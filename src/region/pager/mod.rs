@@ -181,6 +181,7 @@ impl Pager {
         // Open chunks use huge pages; staging frames only where a page is one.
         let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
         let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, Huge::Yes)?;
+        region.keep_place_in_children();
         let (singles, runs) = (frame_count(config.page, budget.limit()), run_count(budget.limit()));
         let frames = Frames::new(singles, runs, page_bytes, huge)?;
         let reads_chunks = evict_by_move && !in_thread && holds_chunks(&frames);

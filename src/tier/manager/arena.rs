@@ -158,6 +158,10 @@ impl Temporary {
         &self.0.manager
     }
 
+    fn is_foreign(&self) -> bool {
+        self.0.manager.shared.is_foreign()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -243,6 +247,8 @@ unsafe impl Allocator for Temporary {
     fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, AllocError> {
         let ptr = if layout.size() == 0 {
             NonNull::new(std::ptr::without_provenance_mut(layout.align()))
+        } else if self.is_foreign() {
+            None
         } else if is_small(layout) {
             self.allocate_small(layout).ok()
         } else {
@@ -252,8 +258,8 @@ unsafe impl Allocator for Temporary {
     }
 
     unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
-        if layout.size() == 0 {
-            return;
+        if layout.size() == 0 || self.is_foreign() {
+            return; // Of the parent's memory a forked child has nothing.
         }
         let mut state = self.state();
         let memory = if is_small(layout) {

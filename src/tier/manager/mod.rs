@@ -45,12 +45,13 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
+use crate::sys::fork::Born;
 use crate::sys::probe::Memory;
 use crate::sys::signals::SignalsBlocked;
 use account::Member;
 use std::fmt;
 use std::fmt::Debug;
-use std::sync::{Arc, Condvar, Mutex, Once, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -68,9 +69,6 @@ const RETRY_AFTER: Duration = Duration::from_micros(200);
 
 /// How long nothing is freed before a charge that can be done without gives up.
 const BRIEFLY: Duration = Duration::from_millis(1);
-
-/// How many times this process was forked from one that knows this code.
-static FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// See the module's documentation.
 ///
@@ -118,8 +116,7 @@ struct Shared {
     /// The most that its thread has seen all consumers have.
     held_max: AtomicU64,
     deadline_ms: AtomicU64,
-    /// `FORKS` when it was started.
-    forks: u64,
+    born: Born,
     stop: AtomicBool,
     called: AtomicBool,
     bell: (Mutex<()>, Condvar),
@@ -149,8 +146,6 @@ impl MemoryManager {
             return Err(Error::Config { key: "temporary_pct".to_owned(), reason });
         }
         Memory::warn_of(limit);
-        static AT_FORK: Once = Once::new();
-        AT_FORK.call_once(|| crate::sys::in_forked_children(count_fork));
         let budget = Arc::new(Budget::new(limit));
         let shared = Arc::new_cyclic(|weak| {
             let share = match mode {
@@ -176,7 +171,7 @@ impl MemoryManager {
                 spilled: AtomicU64::new(0),
                 held_max: AtomicU64::new(0),
                 deadline_ms: AtomicU64::new(30_000),
-                forks: FORKS.load(Ordering::Relaxed),
+                born: Born::here(),
                 stop: AtomicBool::new(false),
                 called: AtomicBool::new(false),
                 bell: (Mutex::new(()), Condvar::new()),
@@ -347,9 +342,10 @@ impl MemoryManager {
 
 impl Drop for MemoryManager {
     fn drop(&mut self) {
-        let thread = self.thread.lock().take();
+        let thread = self.thread.get_mut().take();
         if self.shared.is_foreign() {
-            return; // The thread is the parent's.
+            std::mem::forget(thread); // The parent's.
+            return;
         }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.call();
@@ -375,7 +371,7 @@ impl Shared {
 
     /// Whether this process is a forked child of the manager's.
     fn is_foreign(&self) -> bool {
-        FORKS.load(Ordering::Relaxed) != self.forks
+        !self.born.is_here()
     }
 
     /// The consumers that have not left.
@@ -618,8 +614,4 @@ impl Over {
 /// So many percent of the limit.
 fn part_of(limit: ByteCount, pct: u64) -> ByteCount {
     ByteCount((limit.0 as u128 * u128::from(pct) / 100) as u64)
-}
-
-extern "C" fn count_fork() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
 }
