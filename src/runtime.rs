@@ -3,13 +3,15 @@
 //! Up: store, region (handler threads), tier (arenas), installation in front of the global
 //! allocator, maintenance. Down: the reverse, and only when no far memory is allocated.
 
+#![expect(unsafe_code, reason = "passes the call that clears on")]
+
 mod care;
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::config::{Config, Io, UserMode};
-use crate::heap::{self, ExtentSource, Tier, TierOptions};
+use crate::heap::{self, Edges, ExtentSource, Tier, TierOptions};
 use crate::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
 use crate::tier::manager::MemoryManager;
@@ -278,8 +280,14 @@ impl ExtentSource for Region {
         self.reserve_extent(len, align)
     }
 
-    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
-        self.commit_extent(ptr, len)
+    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<Edges> {
+        let (head, tail) = self.commit_extent(ptr, len)?;
+        Some(Edges { head, tail })
+    }
+
+    unsafe fn clear(&self, ptr: NonNull<u8>, len: ByteCount) {
+        // SAFETY: as the caller promises.
+        unsafe { self.clear_extent(ptr, len) }
     }
 
     fn decommit(&self, ptr: NonNull<u8>, len: ByteCount) {

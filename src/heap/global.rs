@@ -230,7 +230,21 @@ pub(super) unsafe fn free(ptr: *mut u8, layout: Layout) {
     }
 }
 
-/// Resizes within the tier that `ptr` is in; null leaves the allocation as it was.
+/// Makes a part of an allocation read as zero.
+///
+/// # Safety
+/// The caller alone uses the range, and needs nothing of what it holds.
+pub(super) unsafe fn clear(ptr: *mut u8, len: usize) {
+    match installed().filter(|_| is_far(ptr)) {
+        // SAFETY: as the caller promises.
+        Some(tier) => unsafe { tier.clear(ptr, len) },
+        // SAFETY: as the caller promises.
+        None => unsafe { ptr.write_bytes(0, len) },
+    }
+}
+
+/// Resizes within the tier that `ptr` is in; null leaves the allocation as it was, as for whatever
+/// is to grow of a parent's far memory in a forked child.
 ///
 /// # Safety
 /// As for [`free`], and `new` has the same alignment and a size above zero.

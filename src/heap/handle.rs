@@ -108,7 +108,7 @@ unsafe fn resize(
         // SAFETY: the allocation now has `new.size()` bytes.
         let tail = unsafe { moved.add(old.size()) };
         // SAFETY: the rest of the allocation, which is the caller's.
-        unsafe { tail.write_bytes(0, new.size() - old.size()) };
+        unsafe { global::clear(tail.as_ptr(), new.size() - old.size()) };
     }
     Ok(NonNull::slice_from_raw_parts(moved, new.size()))
 }

@@ -3,7 +3,7 @@
 //! An [`Hooks`] value is one arena's table plus its context; jemalloc hands the table's address
 //! to every call. Uses `jemalloc`, `thread`, [`ExtentSource`]; owned by `Tier`.
 //!
-//! An extent's life: `alloc` (address only, reads as zero) -> `commit` (charged) -> used, freed,
+//! An extent's life: `alloc` (address only) -> `commit` (charged, zero inside) -> used, freed,
 //! kept dirty by jemalloc -> `decommit` (contents dropped) -> `commit` again, ... -> `destroy`
 //! when the arena goes. jemalloc splits and merges as it likes in between, also across what two
 //! `alloc` calls gave.
@@ -14,12 +14,15 @@
 //! 2. A hook never unwinds into C: `extern "C"` aborts.
 //! 3. After a refused `commit`, the same allocation gets no new address space: without this,
 //!    every failing allocation would grow the arena.
+//! 4. jemalloc is told that committed memory reads as zero, but never asked for zeroed memory of an
+//!    arena with these hooks: it would rely on that, or clear pages under its locks. What `commit`
+//!    leaves to be cleared is noted for the allocation under way ([`Committed`]).
 
 #![expect(unsafe_code, reason = "is called by jemalloc with raw pointers")]
 
 use super::jemalloc::extent_hooks_t;
 use super::source::ExtentSource;
-use super::thread;
+use super::thread::{self, Committed};
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering::Relaxed};
 use crate::base::units::ByteCount;
@@ -75,7 +78,8 @@ impl Hooks {
     }
 
     fn source(&self) -> &dyn ExtentSource {
-        // SAFETY: called from hooks only, so the arena lives, and the source with it (`new`).
+        // SAFETY: called from hooks, or while memory of the arena is allocated: so the arena lives,
+        // and the source with it (`new`).
         unsafe { &*self.source }
     }
 
@@ -95,10 +99,23 @@ impl Hooks {
     }
 
     fn commit(&self, ptr: NonNull<u8>, len: usize) -> bool {
-        let done = self.source().commit(ptr, ByteCount(len as u64));
-        let counter = if done { &self.committed } else { &self.refused };
-        counter.fetch_add(if done { len as u64 } else { 1 }, Relaxed);
-        done
+        let Some(edges) = self.source().commit(ptr, ByteCount(len as u64)) else {
+            self.refused.fetch_add(1, Relaxed);
+            return false;
+        };
+        self.committed.fetch_add(len as u64, Relaxed);
+        thread::note_committed(Committed { start: ptr.addr().get(), len, edges });
+        true
+    }
+
+    /// Makes memory of the arena read as zero; may wait for a device.
+    ///
+    /// # Safety
+    /// As for [`ExtentSource::clear`], and something of the arena is allocated, so that the source
+    /// lives.
+    pub(super) unsafe fn clear(&self, ptr: NonNull<u8>, len: usize) {
+        // SAFETY: as the caller promises.
+        unsafe { self.source().clear(ptr, ByteCount(len as u64)) }
     }
 
     fn decommit(&self, ptr: NonNull<u8>, len: usize) {
@@ -151,7 +168,7 @@ unsafe extern "C" fn alloc(
         this.source().release(ptr, len);
         return ptr::null_mut();
     }
-    // SAFETY: jemalloc passes a valid pointer. Ranges of a source read as zero once committed.
+    // SAFETY: jemalloc passes a valid pointer. Nobody asks it for zeroed memory (invariant 4).
     unsafe { zero.write(true) };
     ptr.as_ptr().cast()
 }

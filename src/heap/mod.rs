@@ -10,8 +10,10 @@
 //! # Invariants
 //! 1. A far pointer never enters an automatic cache, a local one never a far cache: the address
 //!    decides where a pointer goes back to.
-//! 2. jemalloc's metadata is local memory: no allocator call touches a far page.
-//! 3. Nothing here waits for a device; hooks run pinned local.
+//! 2. jemalloc's metadata is local memory, and it is never asked for zeroed far memory: inside of
+//!    it nothing touches a far page.
+//! 3. Nothing here waits for a device, but for clearing what the caller wants zeroed, which happens
+//!    last, outside of jemalloc and of slots. Hooks run pinned local.
 
 mod bar;
 mod counts;
@@ -33,7 +35,7 @@ mod tier;
 pub use global::FarHeap;
 pub(crate) use global::{install, installed, is_left_to_parent, leave_to_parent, uninstall};
 pub use handle::{Far, Local};
-pub(crate) use source::ExtentSource;
+pub(crate) use source::{Edges, ExtentSource};
 pub use thread::{Placement, Scope, scope};
 pub(crate) use thread::{keep_own_allocations_local, pin_thread_local};
 pub(crate) use tier::{Tier, TierOptions};

@@ -211,10 +211,9 @@ impl Access<'_> {
     ///
     /// # Safety
     /// The layout's size is not zero.
-    pub(super) unsafe fn allocate(&mut self, layout: Layout, fill: Fill) -> *mut u8 {
+    pub(super) unsafe fn allocate(&mut self, layout: Layout) -> *mut u8 {
         let size = magazine::fitting_size(layout);
         let flags = self.inside().flags.aligned(size, layout.align());
-        let flags = if fill == Fill::Zero { flags.zeroed() } else { flags };
         // SAFETY: the size is not zero; the cache in `flags` is the slot's, which this access
         // holds.
         unsafe { jemalloc::allocate(size, flags) }

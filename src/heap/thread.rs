@@ -11,6 +11,7 @@
 //!    destructors) takes the shared path.
 
 use super::slot::{Access, Slot};
+use super::source::Edges;
 use super::tier::Tier;
 use crate::base::local::{Pins, set_pins};
 use std::cell::Cell;
@@ -38,6 +39,8 @@ struct Thread {
     refused: Cell<bool>,
     /// See [`take_commit_refused`].
     commit_refused: Cell<bool>,
+    /// See [`take_committed`].
+    committed: Cell<Committed>,
     /// The tier that `slot` belongs to; a tier is never freed, so the address names it.
     tier: Cell<*const Tier>,
     slot: Cell<Option<&'static Slot>>,
@@ -56,6 +59,30 @@ impl Thread {
         self.pins.set(pins);
         let placement = if pins > 0 { Some(Placement::Local) } else { self.scope.get() };
         self.placement.set(placement);
+    }
+}
+
+/// A range that a source has committed: it reads as zero, but for its edges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Committed {
+    pub(super) start: usize,
+    pub(super) len: usize,
+    pub(super) edges: Edges,
+}
+
+impl Committed {
+    const NOTHING: Committed = Committed { start: 0, len: 0, edges: Edges { head: 0, tail: 0 } };
+
+    /// The parts of `[start, start + len)` that may hold old bytes: address and length, empty ones
+    /// too. `None`: not all of it was committed.
+    pub(super) fn old_parts(self, start: usize, len: usize) -> Option<[(usize, usize); 2]> {
+        let (end, all_end) = (start + len, self.start + self.len);
+        if start < self.start || end > all_end {
+            return None;
+        }
+        let head_end = (self.start + self.edges.head).clamp(start, end);
+        let tail_start = (all_end - self.edges.tail).clamp(head_end, end);
+        Some([(start, head_end - start), (tail_start, end - tail_start)])
     }
 }
 
@@ -83,6 +110,7 @@ thread_local! {
             placement: Cell::new(None),
             refused: Cell::new(false),
             commit_refused: Cell::new(false),
+            committed: Cell::new(Committed::NOTHING),
             tier: Cell::new(ptr::null()),
             slot: Cell::new(None),
             life: Cell::new(Life::Fresh),
@@ -240,6 +268,17 @@ pub(super) fn take_commit_refused() -> bool {
     THREAD.with(|thread| thread.commit_refused.take())
 }
 
+/// Remembers what a source has committed for the allocation under way.
+pub(super) fn note_committed(committed: Committed) {
+    THREAD.with(|thread| thread.committed.set(committed));
+}
+
+/// What sources have committed on this thread since the last call, the last of it if anything.
+pub(super) fn take_committed() -> Option<Committed> {
+    let committed = THREAD.with(|thread| thread.committed.replace(Committed::NOTHING));
+    (committed != Committed::NOTHING).then_some(committed)
+}
+
 /// Opens this thread's slot of `tier`, claiming one at the first call. `None`: there is none to
 /// be had, or it is closed to the owner at the moment; take the shared path.
 #[inline]
@@ -308,6 +347,22 @@ mod tests {
         assert_eq!(placement(), Some(Placement::Far));
         drop(outer);
         assert_eq!(placement(), None);
+    }
+
+    #[test]
+    fn old_parts_of_a_block_are_what_it_has_of_the_edges() {
+        let edges = Edges { head: 10, tail: 20 };
+        let committed = Committed { start: 1000, len: 100, edges };
+        assert_eq!(committed.old_parts(1000, 100), Some([(1000, 10), (1080, 20)]));
+        assert_eq!(committed.old_parts(1005, 80), Some([(1005, 5), (1080, 5)]));
+        assert_eq!(committed.old_parts(1010, 70), Some([(1010, 0), (1080, 0)]));
+        assert_eq!(committed.old_parts(1085, 15), Some([(1085, 0), (1085, 15)]));
+        assert_eq!(committed.old_parts(990, 20), None);
+        assert_eq!(committed.old_parts(1050, 51), None);
+        let all = Committed { edges: Edges { head: 100, tail: 0 }, ..committed };
+        assert_eq!(all.old_parts(1000, 100), Some([(1000, 100), (1100, 0)]));
+        note_committed(all);
+        assert_eq!((take_committed(), take_committed()), (Some(all), None));
     }
 
     #[test]

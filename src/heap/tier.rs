@@ -222,6 +222,38 @@ impl Tier {
         Ok(ptr)
     }
 
+    /// Makes a block of the tier, or a part of one, read as zero; may wait for a device.
+    ///
+    /// # Safety
+    /// The caller alone uses the range, and needs nothing of what it holds.
+    pub(super) unsafe fn clear(&self, ptr: *mut u8, len: usize) {
+        let Some(ptr) = NonNull::new(ptr).filter(|_| len > 0) else { return };
+        // SAFETY: as the caller promises; the range is part of an allocation. All arenas have the
+        // same source.
+        unsafe { self.arenas[0].hooks.clear(ptr, len) }
+    }
+
+    /// Makes a block read as zero that jemalloc has just handed out.
+    ///
+    /// # Safety
+    /// The block has `size` bytes, is nobody else's, and was allocated by this thread, which has
+    /// forgotten before what was committed earlier.
+    unsafe fn clear_new(&self, ptr: *mut u8, size: usize) {
+        let committed = thread::take_committed();
+        // Above the sizes that share extents: other threads may have used, and freed, a small block
+        // of an extent that was committed for this one.
+        let large = size > magazine::SMALL_MAX;
+        let old = committed.filter(|_| large).and_then(|all| all.old_parts(ptr.addr(), size));
+        let Some(old) = old else {
+            // SAFETY: as the caller promises.
+            return unsafe { self.clear(ptr, size) };
+        };
+        for (start, len) in old {
+            // SAFETY: a part of the block.
+            unsafe { self.clear(ptr.with_addr(start), len) }
+        }
+    }
+
     /// Frees far memory.
     ///
     /// # Safety
@@ -468,14 +500,22 @@ impl Tier {
         layout: Layout,
         fill: Fill,
     ) -> std::result::Result<*mut u8, Closed> {
+        if fill == Fill::Zero {
+            thread::take_committed();
+        }
         // SAFETY: the caller passes no empty layout.
-        let ptr = self.only_far(unsafe { access.allocate(layout, fill) })?;
+        let ptr = self.only_far(unsafe { access.allocate(layout) })?;
         if ptr.is_null() {
             drop(access);
             // SAFETY: the caller passes no empty layout.
             return unsafe { self.allocate_shared(layout, fill) };
         }
         access.count_allocated(layout.size());
+        if fill == Fill::Zero {
+            drop(access);
+            // SAFETY: allocated just now, and forgotten above what was committed before.
+            unsafe { self.clear_new(ptr, layout.size()) };
+        }
         Ok(ptr)
     }
 
@@ -505,12 +545,19 @@ impl Tier {
     ) -> std::result::Result<*mut u8, Closed> {
         let size = magazine::fitting_size(layout);
         let flags = self.shared_flags().aligned(size, layout.align());
-        let flags = if fill == Fill::Zero { flags.zeroed() } else { flags };
-        let _inside = self.enter_shared()?;
+        let inside = self.enter_shared()?;
+        if fill == Fill::Zero {
+            thread::take_committed();
+        }
         // SAFETY: the caller passes no empty layout; the flags name no cache.
         let ptr = self.only_far(self.with_retry(|| unsafe { jemalloc::allocate(size, flags) }))?;
         if !ptr.is_null() {
             self.shared_counts.allocated(layout.size());
+        }
+        drop(inside);
+        if !ptr.is_null() && fill == Fill::Zero {
+            // SAFETY: as in `allocate_missed`.
+            unsafe { self.clear_new(ptr, layout.size()) };
         }
         Ok(ptr)
     }

@@ -2,10 +2,11 @@
 //!
 //! Addresses and lengths are multiples of 4 KiB, whatever the page size; `space` knows which
 //! parts are in use. See `heap::source` for the contract.
-#![expect(unsafe_code, reason = "clears memory that was just committed")]
+#![expect(unsafe_code, reason = "clears memory of the region")]
 
 use super::Region;
-use crate::base::units::{ByteCount, PageId};
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::page::word::State;
 use std::ptr::NonNull;
 
 impl Region {
@@ -22,26 +23,59 @@ impl Region {
         NonNull::new((self.base() + offset) as *mut u8)
     }
 
-    pub(crate) fn commit_extent(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
-        let offset = ptr.as_ptr() as usize - self.base();
-        if !self.space.commit(offset, len.as_usize(), self.capacity()) {
-            return false;
+    /// Commits a range; returns how many bytes at its start and at its end may hold what an earlier
+    /// use has left, because they lie in pages that the range covers only in part. They are not
+    /// cleared here: such a page may be on the device, and the caller holds an allocator's locks.
+    pub(crate) fn commit_extent(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<(usize, usize)> {
+        let (offset, len) = (ptr.as_ptr() as usize - self.base(), len.as_usize());
+        if !self.space.commit(offset, len, self.capacity()) {
+            return None;
         }
-        for page in self.space.partly_covered(offset, len.as_usize()) {
-            self.zero_part(page, offset, len.as_usize());
+        let page_bytes = self.pager.page_bytes;
+        let (mut head, mut tail) = (0, 0);
+        for page in self.space.partly_covered(offset, len) {
+            // What holds nothing now reads as zero in this range until the caller writes there.
+            if self.pager.holds_nothing(page) {
+                continue;
+            }
+            let start = page.as_usize() * page_bytes;
+            match start < offset {
+                true => head = len.min(start + page_bytes - offset),
+                false => tail = offset + len - start,
+            }
         }
-        true
+        Some((head, tail))
     }
 
-    /// Clears what a page that other extents share has left of an earlier use.
-    fn zero_part(&self, page: PageId, offset: usize, len: usize) {
-        if self.pager.holds_nothing(page) {
-            return;
+    /// Makes a range read as zero that the caller alone uses. Pages that it covers whole are not
+    /// read from the device for that.
+    ///
+    /// # Safety
+    /// The range is committed, nobody else uses it, and nobody needs what it holds.
+    pub(crate) unsafe fn clear_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
+        let page_bytes = self.pager.page_bytes;
+        let mut start = ptr.as_ptr() as usize - self.base();
+        let end = start + len.as_usize();
+        while start < end {
+            let page = PageId((start / page_bytes) as u64);
+            let part_end = ((start / page_bytes + 1) * page_bytes).min(end);
+            let whole = part_end - start == page_bytes;
+            if whole && self.is_away(page) {
+                self.pager.discard(page, PageCount(1));
+            } else if !self.pager.holds_nothing(page) {
+                let part = (self.base() + start) as *mut u8;
+                // SAFETY: the part lies in the caller's range.
+                unsafe { part.write_bytes(0, part_end - start) };
+            }
+            start = part_end;
         }
-        let page_start = self.pager.addr(page) - self.base();
-        let start = offset.max(page_start);
-        let end = (offset + len).min(page_start + self.pager.page_bytes);
-        zero((self.base() + start) as *mut u8, end - start);
+    }
+
+    /// Whether a page's content is elsewhere than in the region, or lost.
+    fn is_away(&self, page: PageId) -> bool {
+        use State::{Cooling, Filling, Poisoned, Stored, Writing};
+        let state = self.pager.word(page).load().state();
+        matches!(state, Stored | Filling | Cooling | Writing | Poisoned)
     }
 
     pub(crate) fn decommit_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
@@ -51,10 +85,4 @@ impl Region {
     pub(crate) fn release_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
         self.space.release(ptr.as_ptr() as usize - self.base(), len.as_usize());
     }
-}
-
-/// Zeroes far memory.
-fn zero(ptr: *mut u8, len: usize) {
-    // SAFETY: the range lies in the region and was just committed: nobody uses it yet.
-    unsafe { std::ptr::write_bytes(ptr, 0, len) };
 }
