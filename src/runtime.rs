@@ -357,6 +357,7 @@ fn tier_options(config: &Config) -> TierOptions {
     TierOptions {
         dirty_max: defaults.dirty_max.min(share(8)),
         large_cache_max: defaults.large_cache_max.min(share(32)),
+        cache_max: defaults.cache_max.min(share(8)),
         ..defaults
     }
 }

@@ -14,7 +14,8 @@
 //!    [`class_of`] agrees with jemalloc for every layout that it accepts, above because far
 //!    memory is allocated, resized and freed with its [`fitting_size`].
 //! 2. Classes above [`SMALL_MAX`] hold at most `large_max` bytes together, each other class at
-//!    most [`SMALL_CLASS_MAX`].
+//!    most [`SMALL_CLASS_MAX`]; all of them only what they were given room for
+//!    ([`add_room`](Magazines::add_room)).
 
 use std::alloc::Layout;
 use std::ptr;
@@ -172,14 +173,15 @@ const SIZES: [usize; CLASSES] = {
 struct Stack {
     first: u32,
     len: u32,
-    /// Most entries.
+    /// Maximum number of entries at present.
     depth: u32,
 }
 
 /// A thread's magazines of one tier.
 pub(super) struct Magazines {
-    /// Bytes in classes above [`SMALL_MAX`].
+    /// Bytes in classes above [`SMALL_MAX`], the bound at present, and the bound of that.
     large: usize,
+    large_room: usize,
     large_max: usize,
     stacks: [Stack; CLASSES],
     objects: Box<[*mut u8; ENTRIES]>,
@@ -200,28 +202,65 @@ const fn depth_of_class(class: usize) -> usize {
     }
 }
 
-/// The empty stacks.
+/// Maximum number of objects, by class.
+const DEPTHS: [u32; CLASSES] = {
+    let mut depths = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        depths[class] = depth_of_class(class) as u32;
+        class += 1;
+    }
+    depths
+};
+
+/// Bytes of room that classes above [`SMALL_MAX`] get at once.
+const LARGE_STEP: usize = 64 << 10;
+
+/// The empty stacks, those up to [`SMALL_MAX`] without room.
 const EMPTY: [Stack; CLASSES] = {
     let mut stacks = [Stack { first: 0, len: 0, depth: 0 }; CLASSES];
     let (mut class, mut first) = (0, 0);
     while class < CLASSES {
-        let depth = depth_of_class(class) as u32;
+        let depth = if class > SMALL_LAST { DEPTHS[class] } else { 0 };
         stacks[class] = Stack { first, len: 0, depth };
-        first += depth;
+        first += DEPTHS[class];
         class += 1;
     }
     stacks
 };
 
 /// Objects that all stacks hold together at most.
-const ENTRIES: usize = (EMPTY[CLASSES - 1].first + EMPTY[CLASSES - 1].depth) as usize;
+const ENTRIES: usize = (EMPTY[CLASSES - 1].first + DEPTHS[CLASSES - 1]) as usize;
 
 impl Magazines {
-    /// Empty magazines that keep at most `large_max` bytes in objects above [`SMALL_MAX`].
+    /// Empty magazines without room, that keep at most `large_max` bytes in objects above
+    /// [`SMALL_MAX`].
     pub(super) fn new(large_max: usize) -> Magazines {
         let objects = vec![ptr::null_mut(); ENTRIES].into_boxed_slice();
         let objects = objects.try_into().expect("has the length of the array");
-        Magazines { large: 0, large_max, stacks: EMPTY, objects }
+        Magazines { large: 0, large_room: 0, large_max, stacks: EMPTY, objects }
+    }
+
+    /// Bytes of room that a class which is full gets next; `None`: it has all that it may have.
+    pub(super) fn next_room(&self, class: usize) -> Option<usize> {
+        let Stack { len, depth, .. } = self.stacks[class];
+        if class <= SMALL_LAST {
+            // Twice as much each time, so that a class that is used little takes little.
+            let more = depth.max(SMALL_DEPTH_MIN as u32).min(DEPTHS[class] - depth);
+            return (more > 0).then(|| more as usize * SIZES[class]);
+        }
+        let most = self.large_max - self.large_room;
+        let missing = (self.large + SIZES[class]).saturating_sub(self.large_room);
+        (len < depth && missing <= most).then(|| missing.max(LARGE_STEP.min(most)))
+    }
+
+    /// Gives a class the room that it [gets next](Self::next_room).
+    pub(super) fn add_room(&mut self, class: usize, bytes: usize) {
+        if class <= SMALL_LAST {
+            self.stacks[class].depth += (bytes / SIZES[class]) as u32;
+        } else {
+            self.large_room += bytes;
+        }
     }
 
     /// Takes an object of `class`, the last one put.
@@ -244,7 +283,7 @@ impl Magazines {
         }
         if class > SMALL_LAST {
             let large = self.large + SIZES[class];
-            if large > self.large_max {
+            if large > self.large_room {
                 return false;
             }
             self.large = large;
@@ -274,14 +313,14 @@ impl Magazines {
         true
     }
 
-    /// Empties all magazines into `free`, which gets each object with its class's size.
+    /// Empties all magazines into `free`, which gets each object with its class's size, and takes
+    /// their room.
     pub(super) fn drain(&mut self, mut free: impl FnMut(*mut u8, usize)) {
-        for (stack, &size) in self.stacks.iter_mut().zip(&SIZES) {
+        for (stack, &size) in self.stacks.iter().zip(&SIZES) {
             let (first, len) = (stack.first as usize, stack.len as usize);
             self.objects[first..][..len].iter().for_each(|&object| free(object, size));
-            stack.len = 0;
         }
-        self.large = 0;
+        (self.stacks, self.large, self.large_room) = (EMPTY, 0, 0);
     }
 }
 
@@ -289,6 +328,15 @@ impl Magazines {
 mod tests {
     use super::*;
     use crate::heap::jemalloc::{self, Flags};
+
+    /// Keeps an object, with as much room as there may be.
+    fn put(magazines: &mut Magazines, class: usize, object: *mut u8) -> bool {
+        while !magazines.put(class, object) {
+            let Some(bytes) = magazines.next_room(class) else { return false };
+            magazines.add_room(class, bytes);
+        }
+        true
+    }
 
     #[test]
     fn classes_agree_with_jemalloc_for_every_size_and_alignment() {
@@ -325,7 +373,7 @@ mod tests {
     fn the_last_object_put_is_the_first_taken() {
         let mut magazines = Magazines::new(0);
         let objects = [16, 32, 48].map(ptr::without_provenance_mut);
-        assert!(objects.iter().all(|&object| magazines.put(3, object)));
+        assert!(objects.iter().all(|&object| put(&mut magazines, 3, object)));
         assert_eq!(magazines.take(3), Some(objects[2]));
         assert_eq!(magazines.take(3), Some(objects[1]));
         assert_eq!(magazines.take(4), None);
@@ -336,19 +384,43 @@ mod tests {
         let mut magazines = Magazines::new(200 << 10);
         let object = ptr::without_provenance_mut(1 << 20);
         let (small, large) = (class_of_size(64 << 10), class_of_size(128 << 10));
-        assert!(magazines.put(small, object));
-        assert!(magazines.put(large, object));
-        assert!(!magazines.put(small, object));
+        assert!(put(&mut magazines, small, object));
+        assert!(put(&mut magazines, large, object));
+        assert!(!put(&mut magazines, small, object));
         assert_eq!(magazines.take(large), Some(object));
-        assert!(magazines.put(small, object));
+        assert!(put(&mut magazines, small, object));
+    }
+
+    #[test]
+    fn room_is_given_in_steps_up_to_the_bounds_and_taken_when_drained() {
+        let mut magazines = Magazines::new(1 << 20);
+        let object = ptr::without_provenance_mut(4096);
+        assert!(!magazines.put(3, object), "there is no room yet");
+        let mut taken = 0;
+        for class in 0..CLASSES {
+            let objects = (0..).take_while(|_| magazines.put(class, object)).count();
+            assert_eq!(objects, 0, "class {class} has no room yet");
+        }
+        for class in (0..CLASSES).rev() {
+            while let Some(bytes) = magazines.next_room(class) {
+                assert!(bytes > 0);
+                magazines.add_room(class, bytes);
+                taken += bytes;
+                while magazines.put(class, object) {}
+            }
+        }
+        let mut held = 0;
+        magazines.drain(|_, size| held += size);
+        assert!(held <= taken, "{held} bytes in room for {taken}");
+        assert!(!magazines.put(3, object) && !magazines.put(CLASSES - 1, object));
     }
 
     #[test]
     fn draining_returns_each_object_once_with_its_size() {
         let mut magazines = Magazines::new(1 << 20);
         let object = ptr::without_provenance_mut(4096);
-        assert!(magazines.put(class_of_size(100), object));
-        assert!(magazines.put(class_of_size(100_000), object));
+        assert!(put(&mut magazines, class_of_size(100), object));
+        assert!(put(&mut magazines, class_of_size(100_000), object));
         let mut drained = Vec::new();
         magazines.drain(|object, size| drained.push((object, size)));
         assert_eq!(drained, [(object, 112), (object, 112 << 10)]);

@@ -4,7 +4,7 @@
 //! [`Local`] decide by type (`handle`); [`scope`] decides for a thread (`thread`); [`malloc`] is
 //! for who frees without a size. Far memory
 //! comes from the installed [`Tier`]: arenas (`tier`), what threads keep of them (`slot`,
-//! `magazine`), extent hooks (`hooks`) onto an [`ExtentSource`] (`source`), and all of
+//! `magazine`, `allowance`), extent hooks (`hooks`) onto an [`ExtentSource`] (`source`), and all of
 //! jemalloc's controls (`jemalloc`).
 //!
 //! # Invariants
@@ -15,6 +15,7 @@
 //! 3. Nothing here waits for a device, but for clearing what the caller wants zeroed, which happens
 //!    last, outside of jemalloc and of slots. Hooks run pinned local.
 
+mod allowance;
 mod bar;
 mod counts;
 mod global;

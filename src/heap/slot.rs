@@ -12,6 +12,7 @@
 
 #![expect(unsafe_code, reason = "hands out the inside of a slot")]
 
+use super::allowance::{Allowance, Part};
 use super::bar::Bar;
 use super::counts::Counts;
 use super::jemalloc::{self, Cache, Flags};
@@ -50,6 +51,9 @@ pub(super) struct Slot {
     /// flushed for that.
     seen: AtomicU64,
     flushed: AtomicU64,
+    /// What all slots may keep, and what this one may.
+    allowance: &'static Allowance,
+    part: Part,
     born: Born,
     inside: UnsafeCell<Inside>,
 }
@@ -66,11 +70,30 @@ struct Inside {
     magazines: ManuallyDrop<Magazines>,
     /// `None` when jemalloc had no cache left, or after the tier has closed.
     cache: Option<Cache>,
+    /// What goes through `cache` at present.
+    cached: Cached,
     /// The slot's arena, through `cache` if there is one.
     flags: Flags,
     /// The slot's arena, past the cache.
     uncached: Flags,
 }
+
+/// Which objects go through jemalloc's cache: it cannot be told how much to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cached {
+    None,
+    /// Up to this size.
+    UpTo(usize),
+}
+
+/// What jemalloc's cache can hold of objects up to [`magazine::SMALL_MAX`], and of those up to
+/// [`CACHED_SIZE`]: sums over its classes of 20 to 200 objects (jemalloc 5.3.1, `tcache.c`).
+const CACHE_BYTES: usize = 5 << 20;
+const CACHE_BYTES_SMALL: usize = 512 << 10;
+
+/// What goes through jemalloc's cache where there is no allowance for more, in bytes: for small
+/// objects the arena's locks are most of the price.
+const CACHED_SIZE: usize = 1 << 10;
 
 /// The owner's exclusive use of a slot's inside. Ends when dropped.
 pub(super) struct Access<'a> {
@@ -84,18 +107,20 @@ pub(super) struct Barred<'a> {
 
 impl Slot {
     /// A slot that belongs to its creator, with a cache if there is one.
-    fn new(arena: u32, large_max: usize) -> Slot {
+    fn new(arena: u32, large_max: usize, allowance: &'static Allowance) -> Slot {
         let cache = Cache::create();
         let uncached = Flags::uncached(arena);
         let flags = cache.as_ref().map_or(uncached, |cache| Flags::cached(arena, cache.index()));
         let magazines = ManuallyDrop::new(Magazines::new(large_max));
-        let inside = Inside { magazines, cache, flags, uncached };
+        let inside = Inside { magazines, cache, cached: Cached::None, flags, uncached };
         Slot {
             bar: Bar::new(),
             owned: AtomicBool::new(true),
             counts: Counts::new(),
             seen: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
+            allowance,
+            part: Part::new(),
             born: Born::here(),
             inside: UnsafeCell::new(inside),
         }
@@ -144,6 +169,11 @@ impl Slot {
         let now = self.counts.traffic();
         let idle = self.seen.swap(now, Relaxed) == now;
         idle && self.flushed.swap(now, Relaxed) != now
+    }
+
+    /// Whether the slot may keep more than its fair share.
+    pub(super) fn has_too_much(&self) -> bool {
+        self.part.bytes() > self.allowance.share()
     }
 
     pub(super) fn is_barred(&self) -> bool {
@@ -207,13 +237,43 @@ impl Access<'_> {
         is_kept
     }
 
+    /// Makes room for a block of this layout in the magazines, if they are allowed more.
+    pub(super) fn make_room(&mut self, layout: Layout) -> bool {
+        let slot = self.slot;
+        let magazines = &mut self.inside().magazines;
+        let Some(class) = magazine::class_of(layout) else { return false };
+        let Some(bytes) = magazines.next_room(class) else { return false };
+        let is_allowed = slot.part.take(slot.allowance, bytes);
+        if is_allowed {
+            magazines.add_room(class, bytes);
+        }
+        is_allowed
+    }
+
+    /// Where an object that the magazines do not serve comes from or goes.
+    fn flags_for(&mut self, size: usize) -> Flags {
+        let slot = self.slot;
+        let inside = self.inside();
+        if inside.cached == Cached::None && inside.cache.is_some() {
+            if slot.part.take(slot.allowance, CACHE_BYTES) {
+                inside.cached = Cached::UpTo(magazine::SMALL_MAX);
+            } else if slot.part.take(slot.allowance, CACHE_BYTES_SMALL) {
+                inside.cached = Cached::UpTo(CACHED_SIZE);
+            }
+        }
+        match inside.cached {
+            Cached::UpTo(most) if size <= most => inside.flags,
+            _ => inside.uncached,
+        }
+    }
+
     /// Allocates past the magazines; null when the arena cannot.
     ///
     /// # Safety
     /// The layout's size is not zero.
     pub(super) unsafe fn allocate(&mut self, layout: Layout) -> *mut u8 {
         let size = magazine::fitting_size(layout);
-        let flags = self.inside().flags.aligned(size, layout.align());
+        let flags = self.flags_for(size).aligned(size, layout.align());
         // SAFETY: the size is not zero; the cache in `flags` is the slot's, which this access
         // holds.
         unsafe { jemalloc::allocate(size, flags) }
@@ -225,7 +285,7 @@ impl Access<'_> {
     /// As for [`put`](Self::put).
     pub(super) unsafe fn free(&mut self, ptr: *mut u8, layout: Layout) {
         let size = magazine::fitting_size(layout);
-        let flags = self.inside().flags.aligned(size, layout.align());
+        let flags = self.flags_for(size).aligned(size, layout.align());
         // SAFETY: as the caller promises; the cache is the slot's and its tier that of `ptr`.
         unsafe { jemalloc::free(ptr, size, flags) }
     }
@@ -235,7 +295,8 @@ impl Access<'_> {
     /// # Safety
     /// As for [`put`](Self::put), and `new` has the same alignment and a size above zero.
     pub(super) unsafe fn reallocate(&mut self, ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
-        let flags = self.inside().flags;
+        // The cache also takes what the object leaves behind.
+        let flags = self.flags_for(magazine::fitting_size(old).max(magazine::fitting_size(new)));
         // SAFETY: as the caller promises.
         unsafe { reallocate_with(flags, ptr, old, new) }
     }
@@ -253,6 +314,7 @@ impl Access<'_> {
     /// Returns everything cached to the arenas.
     pub(super) fn flush(&mut self) {
         self.inside().flush();
+        self.slot.part.give_back(self.slot.allowance);
     }
 }
 
@@ -265,6 +327,7 @@ impl Barred<'_> {
     /// Returns everything cached to the arenas.
     pub(super) fn flush(&mut self) {
         self.inside().flush();
+        self.slot.part.give_back(self.slot.allowance);
     }
 
     /// Flushes, and gives the explicit cache back to jemalloc and the magazines' memory back for
@@ -273,8 +336,8 @@ impl Barred<'_> {
     /// # Safety
     /// The bar is never lifted again.
     pub(super) unsafe fn close(mut self) {
+        self.flush();
         let inside = self.inside();
-        inside.flush();
         inside.flags = inside.uncached;
         if let Some(cache) = inside.cache.take() {
             cache.destroy();
@@ -293,9 +356,10 @@ impl Inside {
             // SAFETY: the magazines own the object, whose class has this size.
             unsafe { jemalloc::free(object, size, uncached) };
         });
-        if let Some(cache) = &self.cache {
+        if let Some(cache) = self.cache.as_ref().filter(|_| self.cached != Cached::None) {
             cache.flush();
         }
+        self.cached = Cached::None;
     }
 }
 
@@ -341,12 +405,20 @@ pub(super) struct Slots {
     /// Slots that exist: all below this index, but for one that is just being made.
     len: AtomicUsize,
     large_max: usize,
+    allowance: &'static Allowance,
 }
 
 impl Slots {
-    pub(super) fn new(large_max: usize) -> Slots {
+    /// `large_max` bounds what one slot keeps of large objects, `cache_max` what all slots keep.
+    pub(super) fn new(large_max: usize, cache_max: usize) -> Slots {
         let segments = [const { OnceLock::new() }; SLOTS_MAX / SEGMENT];
-        Slots { segments, len: AtomicUsize::new(0), large_max }
+        let allowance = Box::leak(Box::new(Allowance::new(cache_max)));
+        Slots { segments, len: AtomicUsize::new(0), large_max, allowance }
+    }
+
+    /// What all slots may keep.
+    pub(super) fn allowance(&self) -> &'static Allowance {
+        self.allowance
     }
 
     /// Claims a slot for the calling thread: one that another thread has given back, else a new
@@ -363,7 +435,8 @@ impl Slots {
         let next = |len| (len < SLOTS_MAX).then_some(len + 1);
         let index = self.len.fetch_update(Relaxed, Relaxed, next).ok()?;
         let _pinned = thread::pin();
-        let slot: &'static Slot = Box::leak(Box::new(Slot::new(arena_of(index), self.large_max)));
+        let slot = Slot::new(arena_of(index), self.large_max, self.allowance);
+        let slot: &'static Slot = Box::leak(Box::new(slot));
         let segment = self.segments[index / SEGMENT]
             .get_or_init(|| Box::new([const { OnceLock::new() }; SEGMENT]));
         segment[index % SEGMENT].set(slot).ok().expect("the index was claimed above, once");
@@ -385,7 +458,7 @@ mod tests {
 
     #[test]
     fn an_owner_on_the_way_in_is_seen_though_somebody_was_inside_meanwhile() {
-        let slot = Slot::new(0, 0);
+        let slot = Slot::new(0, 0, Box::leak(Box::new(Allowance::new(0))));
         slot.bar();
         {
             // SAFETY: barred; there is no other thread that a barrier would have to reach.

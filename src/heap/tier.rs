@@ -10,7 +10,9 @@
 //! Freed memory stays dirty in the arena for [`decay`](TierOptions::decay) so that data that dies
 //! young is reused without system calls. No thread purges on free: `maintain` decays all arenas,
 //! empties the slots of threads that did nothing since the last call, and purges everything once
-//! more than [`dirty_max`](TierOptions::dirty_max) is dirty.
+//! more than [`dirty_max`](TierOptions::dirty_max) is dirty. Slots keep at most
+//! [`cache_max`](TierOptions::cache_max) together; those that have more than their share while
+//! others want some are emptied.
 //!
 //! # Invariants
 //! 1. A tier is never freed, and its address never reused for another one; threads keep it.
@@ -77,6 +79,8 @@ pub(crate) struct TierOptions {
     pub(crate) dirty_max: ByteCount,
     /// Bytes that a thread's magazines may hold in objects above 32 KiB.
     pub(crate) large_cache_max: ByteCount,
+    /// Bytes that all threads together may keep of freed objects.
+    pub(crate) cache_max: ByteCount,
 }
 
 impl Default for TierOptions {
@@ -87,6 +91,7 @@ impl Default for TierOptions {
             decay: Duration::from_secs(1),
             dirty_max: ByteCount::gib(1),
             large_cache_max: ByteCount::mib(4),
+            cache_max: ByteCount::gib(1),
         }
     }
 }
@@ -161,7 +166,7 @@ impl Tier {
             options,
             arenas,
             source: Ranked::new(Rank::Leaf, Some(source)),
-            slots: Slots::new(options.large_cache_max.as_usize()),
+            slots: Slots::new(options.large_cache_max.as_usize(), options.cache_max.as_usize()),
             shared_inside: AtomicUsize::new(0),
             shared_counts: Counts::new(),
             closed: AtomicBool::new(false),
@@ -336,7 +341,11 @@ impl Tier {
         if self.closed.load(Relaxed) {
             return;
         }
-        self.flush_slots(Slot::has_become_idle);
+        let some_have_too_much = self.slots.allowance().take_refused();
+        // Both are asked: idleness is told by comparing with the last time.
+        self.flush_slots(|slot| {
+            slot.has_become_idle() | (some_have_too_much && slot.has_too_much())
+        });
         self.arenas.iter().for_each(|far| far.arena.decay());
         // What is committed and not in use bounds what is dirty, without asking jemalloc.
         let stats = self.stats();
@@ -534,6 +543,10 @@ impl Tier {
     #[inline(never)]
     unsafe fn free_missed(mut access: Access<'_>, ptr: *mut u8, layout: Layout) {
         // SAFETY: as the caller promises.
+        if access.make_room(layout) && unsafe { access.put(ptr, layout) } {
+            return;
+        }
+        // SAFETY: as the caller promises; the magazines have not taken it.
         unsafe { access.free(ptr, layout) }
     }
 
