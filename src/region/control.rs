@@ -9,7 +9,7 @@ use super::pager::{self, Ahead};
 use super::{Advice, Region, RegionConfig};
 use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
-use crate::base::sync::Ordering;
+use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::page::word::State;
 use crate::tier::policy::Hint;
@@ -140,7 +140,8 @@ impl Region {
 
     /// Brings the range's pages in and keeps them: they are not evicted until as many
     /// [`unpin`](Region::unpin)s. For memory that a device request reads into on kernels without
-    /// MOVE, or that must not fault.
+    /// MOVE, or that must not fault: where system calls cannot wait for far memory, they may read
+    /// and write what is pinned.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region, [`Error::LimitExceeded`] when so
@@ -206,6 +207,10 @@ impl Region {
             let new = u64::from(word.pins() == 0);
             self.pager.pinned.fetch_add(new, Ordering::Relaxed);
             if self.pager.word(page).try_change(word, pinned).is_ok() {
+                // A system call that writes to a protected page would fail with EFAULT.
+                if word.protected() && !self.serves_kernel_faults() {
+                    touch_to_write(self.pager.addr(page) as *const AtomicU32);
+                }
                 return true;
             }
             self.pager.pinned.fetch_sub(new, Ordering::Relaxed);
@@ -296,4 +301,15 @@ fn touch(ptr: *const u8) {
     // SAFETY: the address lies in the region, which is readable for as long as it exists; a
     // volatile read of a byte others may write is discarded.
     let _ = unsafe { ptr.read_volatile() };
+}
+
+/// Writes a word of far memory as it is, so that its page's protection is lifted.
+fn touch_to_write(word: *const AtomicU32) {
+    // SAFETY: as above, and aligned as pages are; others use it through raw pointers only.
+    let word = unsafe { &*word };
+    let mut seen = word.load(Ordering::Relaxed);
+    // Not `fetch_add(0)`, which compilers replace by a fence and a load.
+    while let Err(now) = word.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed) {
+        seen = now;
+    }
 }
