@@ -1,0 +1,287 @@
+//! What a program may tell the kernel about its memory: locks, protections, advice, and mappings
+//! that it moves or takes away.
+
+use crate::ground::{Ground, Stretch, UNIT, all, attack_or_end, attacks, map};
+use crate::kernel::{Errno, Outcome, addr, addr_mut, call, fd, memory_file, take};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+attacks! {
+    locked_memory_keeps_its_bytes: all,
+    memory_locked_on_fault_keeps_its_bytes: all,
+    locking_everything_keeps_every_byte: all,
+    protections_keep_the_bytes: all,
+    advice_keeps_the_bytes: all,
+    memory_unmapped_by_the_program_harms_nothing_else: all,
+    memory_mapped_over_far_memory_is_the_programs: all,
+    sealed_memory_keeps_its_bytes: all,
+}
+
+#[test]
+fn memory_moved_away_by_the_program_keeps_its_bytes_or_ends_it() {
+    const NAME: &str =
+        "attack::advice::memory_moved_away_by_the_program_keeps_its_bytes_or_ends_it";
+    attack_or_end(NAME, &all(), moved_away, "the program has moved far memory");
+}
+
+type Row = (&'static str, fn(&Stretch, Range<usize>) -> Outcome);
+
+/// A call on a range of memory, with one more argument.
+fn ranged(number: libc::c_long, stretch: &Stretch, range: Range<usize>, last: i32) -> Outcome {
+    call(number, &[stretch.at(range.start), range.len(), last as usize]).map(|_| Vec::new())
+}
+
+/// Ranges of every kind: parts of pages, and all.
+fn ranges(ground: &Ground) -> Vec<Range<usize>> {
+    let page = ground.page.max(4 * UNIT);
+    vec![UNIT..3 * UNIT, page - UNIT..2 * page + UNIT, 0..ground.far.len]
+}
+
+/// Does the same to both twins; what is there stays, through evictions before and after.
+fn keeps(ground: &Ground, rows: &[Row], undo: Option<Row>) {
+    let mut dice = ground.dice();
+    for (what, act) in rows {
+        let ranges = ranges(ground);
+        let range = ranges[dice.below(ranges.len() as u64) as usize].clone();
+        let _outcome = ground.same(what, |stretch| act(stretch, range.clone()));
+        drop(ground.evict_far());
+        ground.assert_alike(what);
+        if let Some((undo, act)) = undo {
+            let _outcome = ground.same(undo, |stretch| act(stretch, range.clone()));
+        }
+    }
+    ground.await_passes(1);
+    ground.assert_alike("afterwards");
+}
+
+/// Whether memory can be locked may depend on what is resident, and on a limit that the twins
+/// share; nothing else may.
+fn tolerate(outcome: Result<usize, Errno>) -> Result<bool, Errno> {
+    match outcome {
+        Ok(_) => Ok(true),
+        // Not all of it could be brought in, or locked.
+        Err(libc::ENOMEM | libc::EAGAIN | libc::EFAULT | libc::EPERM) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Locks ranges in a way, goes on, and unlocks them.
+fn locked(ground: &Ground, flags: usize) {
+    for range in ranges(ground) {
+        let start = ground.far.at(range.start);
+        let locked = tolerate(call(libc::SYS_mlock2, &[start, range.len(), flags]));
+        locked.expect("locked, or refused as documented");
+        drop(ground.evict_far());
+        ground.await_passes(1);
+        ground.assert_alike("locked");
+        // Written while it is locked.
+        let number = range.start as u64 + 5;
+        ground.far.fill(number);
+        ground.near.fill(number);
+        drop(ground.evict_far());
+        ground.assert_alike("written while locked");
+        call(libc::SYS_munlock, &[start, range.len()]).expect("is mapped");
+        drop(ground.evict_far());
+        ground.assert_alike("unlocked");
+    }
+}
+
+fn locked_memory_keeps_its_bytes(ground: &Ground) {
+    locked(ground, 0);
+}
+
+fn memory_locked_on_fault_keeps_its_bytes(ground: &Ground) {
+    locked(ground, libc::MLOCK_ONFAULT as usize);
+}
+
+fn locking_everything_keeps_every_byte(ground: &Ground) {
+    let current = libc::MCL_CURRENT as usize;
+    for flags in [current | libc::MCL_ONFAULT as usize, current] {
+        tolerate(call(libc::SYS_mlockall, &[flags])).expect("locked, or refused as documented");
+        for _ in 0..2 {
+            drop(ground.evict_far());
+            ground.await_passes(1);
+            ground.assert_alike("everything is locked");
+        }
+        call(libc::SYS_munlockall, &[]).expect("needs nothing");
+        drop(ground.evict_far());
+        ground.assert_alike("everything is unlocked");
+    }
+}
+
+fn protections_keep_the_bytes(ground: &Ground) {
+    const WRITABLE: Row = ("mprotect back", |stretch, range| {
+        ranged(libc::SYS_mprotect, stretch, range, libc::PROT_READ | libc::PROT_WRITE)
+    });
+    let readable: &[Row] = &[
+        ("mprotect(PROT_READ)", |stretch, range| {
+            ranged(libc::SYS_mprotect, stretch, range, libc::PROT_READ)
+        }),
+        ("mprotect(PROT_READ | PROT_EXEC)", |stretch, range| {
+            ranged(libc::SYS_mprotect, stretch, range, libc::PROT_READ | libc::PROT_EXEC)
+        }),
+    ];
+    keeps(ground, readable, Some(WRITABLE));
+    for range in ranges(ground) {
+        let none =
+            |stretch: &Stretch| ranged(libc::SYS_mprotect, stretch, range.clone(), libc::PROT_NONE);
+        ground.same("mprotect(PROT_NONE)", none).expect("is mapped");
+        ground.await_passes(1);
+        ground.same("mprotect back", |stretch| WRITABLE.1(stretch, range.clone())).expect("mapped");
+        ground.assert_alike("closed and opened again");
+    }
+}
+
+/// Advice after which memory reads as before.
+macro_rules! advice {
+    ($($advice:ident),* $(,)?) => {
+        &[$((stringify!($advice), |stretch, range| {
+            ranged(libc::SYS_madvise, stretch, range, libc::$advice)
+        })),*]
+    };
+}
+
+const ADVICE: &[Row] = advice![
+    MADV_NORMAL,
+    MADV_RANDOM,
+    MADV_SEQUENTIAL,
+    MADV_WILLNEED,
+    MADV_COLD,
+    MADV_PAGEOUT,
+    MADV_HUGEPAGE,
+    MADV_NOHUGEPAGE,
+    MADV_POPULATE_READ,
+    MADV_POPULATE_WRITE,
+    MADV_MERGEABLE,
+    MADV_UNMERGEABLE,
+    MADV_DODUMP,
+    MADV_DONTDUMP,
+    MADV_DOFORK,
+    MADV_DONTFORK,
+];
+
+/// Other calls after which memory reads as before.
+const CALLS: &[Row] = &[
+    // It may lack a huge page, or find too little to do: the outcome does not matter.
+    ("MADV_COLLAPSE", |stretch, range| {
+        const MADV_COLLAPSE: i32 = 25;
+        let _attempt = ranged(libc::SYS_madvise, stretch, range, MADV_COLLAPSE);
+        Ok(Vec::new())
+    }),
+    // Anonymous memory has nothing to remove it from.
+    ("MADV_REMOVE", |stretch, range| ranged(libc::SYS_madvise, stretch, range, libc::MADV_REMOVE)),
+    ("msync", |stretch, range| ranged(libc::SYS_msync, stretch, range, libc::MS_SYNC)),
+    ("mincore", |stretch, range| {
+        let mut resident = vec![0_u8; range.len() / UNIT];
+        let args = [stretch.at(range.start), range.len(), addr_mut(&mut resident[..])];
+        call(libc::SYS_mincore, &args).map(|_| Vec::new())
+    }),
+    ("mbind", |stretch, range| {
+        // Memory of node 0 is preferred; a kernel without NUMA knows no such call.
+        let (preferred, node) = (1, 1_usize);
+        let args = [stretch.at(range.start), range.len(), preferred, addr(&node), 64, 0];
+        call(libc::SYS_mbind, &args).map(|_| Vec::new())
+    }),
+    ("a name", |stretch, range| {
+        const PR_SET_VMA: usize = 0x5356_4D41;
+        let name = addr(c"attacked");
+        let args = [PR_SET_VMA, 0, stretch.at(range.start), range.len(), name];
+        call(libc::SYS_prctl, &args).map(|_| Vec::new())
+    }),
+];
+
+fn advice_keeps_the_bytes(ground: &Ground) {
+    keeps(ground, ADVICE, None);
+    keeps(ground, CALLS, None);
+}
+
+/// What a system call finds at a place: a word, or that nothing is mapped there.
+fn look(at: usize) -> Result<Vec<u8>, Errno> {
+    let file = memory_file();
+    call(libc::SYS_write, &[fd(&file), at, 8])?;
+    call(libc::SYS_lseek, &[fd(&file), 0, 0])?;
+    Ok(take(&file, 8))
+}
+
+/// A page and a half in the middle.
+fn hole(ground: &Ground) -> Range<usize> {
+    let start = ground.far.len / 2;
+    start..start + ground.page + (ground.page / 2).next_multiple_of(UNIT)
+}
+
+fn assert_alike_around(ground: &Ground, what: &str, hole: &Range<usize>) {
+    // The page that lost a part may have lost all of it, if it was on the device.
+    let (start, end) = (hole.start, hole.end.next_multiple_of(ground.page));
+    ground.assert_alike_in(what, 0..start);
+    ground.assert_alike_in(what, end..ground.far.len);
+}
+
+fn memory_unmapped_by_the_program_harms_nothing_else(ground: &Ground) {
+    ground.spoiled.store(true, Ordering::Relaxed);
+    let hole = hole(ground);
+    call(libc::SYS_munmap, &[ground.far.at(hole.start), hole.len()]).expect("was mapped");
+    for _ in 0..2 {
+        drop(ground.evict_far());
+        ground.await_passes(1);
+        assert_eq!(look(ground.far.at(hole.start)), Err(libc::EFAULT));
+        assert_alike_around(ground, "a part is unmapped", &hole);
+    }
+}
+
+fn memory_mapped_over_far_memory_is_the_programs(ground: &Ground) {
+    ground.spoiled.store(true, Ordering::Relaxed);
+    let hole = hole(ground);
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED) as usize;
+    let start = ground.far.at(hole.start);
+    let args = [start, hole.len(), protection, flags, usize::MAX, 0];
+    call(libc::SYS_mmap, &args).expect("room");
+    for number in 0..3_u64 {
+        for at in hole.clone().step_by(8) {
+            ground.far.set_word(at, number + at as u64);
+        }
+        drop(ground.evict_far());
+        ground.await_passes(1);
+        for at in hole.clone().step_by(8) {
+            assert_eq!(ground.far.word(at), number + at as u64, "the program's word at {at}");
+        }
+        assert_alike_around(ground, "a part is another mapping", &hole);
+    }
+}
+
+/// What is resident goes along; what is on the device cannot, so that the process is ended with a
+/// message when that is noticed.
+fn moved_away(ground: &Ground) {
+    ground.spoiled.store(true, Ordering::Relaxed);
+    let hole = hole(ground);
+    let room = map(hole.len());
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+    ground.pinned(|| {
+        let args = [ground.far.at(hole.start), hole.len(), hole.len(), flags, room.at(0)];
+        call(libc::SYS_mremap, &args).expect("is one mapping");
+    });
+    for _ in 0..2 {
+        drop(ground.evict_far());
+        ground.await_passes(1);
+        let moved = room.bytes(0..room.len);
+        assert!(moved == ground.near.bytes(hole.clone()), "the bytes did not come along");
+        assert_alike_around(ground, "a part is elsewhere", &hole);
+    }
+}
+
+fn sealed_memory_keeps_its_bytes(ground: &Ground) {
+    const SYS_MSEAL: libc::c_long = 462;
+    let range = ground.page..2 * ground.page;
+    let sealed = call(SYS_MSEAL, &[ground.far.at(range.start), range.len(), 0]);
+    match sealed {
+        Ok(_) => ground.spoiled.store(true, Ordering::Relaxed),
+        Err(error) => return println!("skipped: nothing can be sealed here: errno {error}"),
+    }
+    for number in 0..3 {
+        drop(ground.evict_far());
+        ground.await_passes(1);
+        ground.assert_alike("sealed");
+        ground.far.fill(number);
+        ground.near.fill(number);
+    }
+}
