@@ -63,12 +63,32 @@ pub(crate) fn case(test: &str) -> Option<String> {
 
 /// Runs a case of a test in a child, after `prepare`.
 pub(crate) fn run(test: &str, case: &str, prepare: impl FnOnce(&mut Command)) -> Ended {
-    run_under(&[], test, case, prepare)
+    run_for(Duration::ZERO, test, case, prepare)
+}
+
+/// Runs a case of a test in a child that works for so long.
+pub(crate) fn run_for(
+    work: Duration,
+    test: &str,
+    case: &str,
+    prepare: impl FnOnce(&mut Command),
+) -> Ended {
+    start(&[], work, test, case, prepare)
 }
 
 /// Runs a case of a test in a child of `wrapper`, a command that takes a command.
 pub(crate) fn run_under(
     wrapper: &[&str],
+    test: &str,
+    case: &str,
+    prepare: impl FnOnce(&mut Command),
+) -> Ended {
+    start(wrapper, Duration::ZERO, test, case, prepare)
+}
+
+fn start(
+    wrapper: &[&str],
+    work: Duration,
     test: &str,
     case: &str,
     prepare: impl FnOnce(&mut Command),
@@ -94,7 +114,7 @@ pub(crate) fn run_under(
         .stdout(output.try_clone().expect("a descriptor"))
         .stderr(output);
     prepare(&mut command);
-    let status = wait(command, test);
+    let status = wait(command, test, work + TIME_MAX);
     let mut text = Vec::new();
     File::open(&path).and_then(|mut file| file.read_to_end(&mut text)).expect("the output");
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -103,17 +123,17 @@ pub(crate) fn run_under(
     Ended { status, text }
 }
 
-fn wait(mut command: Command, test: &str) -> ExitStatus {
+fn wait(mut command: Command, test: &str, time_max: Duration) -> ExitStatus {
     let mut child = command.spawn().expect("the test binary starts");
     let started = Instant::now();
     loop {
         if let Some(status) = child.try_wait().expect("a child of this process") {
             return status;
         }
-        if started.elapsed() > TIME_MAX {
+        if started.elapsed() > time_max {
             child.kill().expect("a child of this process");
             child.wait().expect("a child of this process");
-            panic!("{test} hung for {TIME_MAX:?}");
+            panic!("{test} hung for {time_max:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
