@@ -5,11 +5,11 @@
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
 use std::cell::Cell;
@@ -44,6 +44,23 @@ thread_local! {
     /// Bit `r` is set while this thread holds a lock of rank `r`. Const and without a destructor,
     /// so that it works inside allocators and at thread exit.
     static HELD: Cell<u16> = const { Cell::new(0) };
+}
+
+/// Sets aside what the calling thread holds, while it lives: a signal handler of this crate begins
+/// anew, for it takes only locks that nothing it may have interrupted holds.
+#[must_use = "the thread's locks count again when this is dropped"]
+pub(crate) struct Interrupted(u16);
+
+impl Interrupted {
+    pub(crate) fn new() -> Interrupted {
+        Interrupted(HELD.replace(0))
+    }
+}
+
+impl Drop for Interrupted {
+    fn drop(&mut self) {
+        HELD.set(self.0);
+    }
 }
 
 /// A mutex with a rank. Poisoning is ignored: our critical sections keep their data valid at

@@ -29,9 +29,10 @@ use super::note::{Fate, Note};
 use super::word::FrameId;
 use crate::base::error::Result;
 use crate::base::strict_assert;
-use crate::base::sync::{AtomicUsize, Ordering, Rank, Ranked};
+use crate::base::sync::{AtomicUsize, Ordering, Rank};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
+use crate::sys::signals::FaultLock;
 use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 
 /// The staging area and its lists.
@@ -39,7 +40,7 @@ use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 pub(crate) struct Frames {
     staging: Mapping,
     page_bytes: usize,
-    lists: Ranked<Lists>,
+    lists: FaultLock<Lists>,
     /// Length of the spare list, readable without the lock.
     spare_len: AtomicUsize,
     /// As many spare runs, readable without the lock.
@@ -151,7 +152,7 @@ impl Frames {
         Ok(Frames {
             staging,
             page_bytes,
-            lists: Ranked::new(Rank::Frames, lists),
+            lists: FaultLock::new(Rank::Frames, lists),
             spare_len: AtomicUsize::new(0),
             spare_run_len: AtomicUsize::new(0),
             notes: LazyArray::new(count)?,

@@ -12,7 +12,8 @@
 
 use super::Region;
 use crate::base::deadline::Deadline;
-use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank};
+use crate::sys::signals::{FaultLock, SignalsBlocked};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ pub(crate) const REST: Duration = Duration::from_millis(50);
 /// Calls and answers.
 #[derive(Debug)]
 pub(super) struct Care {
-    thread: Ranked<Option<Thread>>,
+    thread: FaultLock<Option<Thread>>,
     is_there: AtomicBool,
     called: AtomicBool,
     answers: AtomicU64,
@@ -37,7 +38,7 @@ pub(super) struct Care {
 impl Care {
     pub(super) fn new() -> Care {
         Care {
-            thread: Ranked::new(Rank::Leaf, None),
+            thread: FaultLock::new(Rank::Leaf, None),
             is_there: AtomicBool::new(false),
             called: AtomicBool::new(false),
             answers: AtomicU64::new(0),
@@ -48,6 +49,8 @@ impl Care {
 
     /// Calls the care thread, once until it has answered.
     pub(super) fn call(&self) {
+        // Interrupted between flag and call, this thread would keep all others from calling.
+        let _blocked = SignalsBlocked::new();
         if !self.is_there.load(Ordering::Acquire) || self.called.swap(true, Ordering::AcqRel) {
             return;
         }

@@ -34,6 +34,7 @@ use crate::meta::LazyArray;
 use crate::page::opening::{ChunkState, Phase, Seen};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::pagemap::Pagemap;
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 use crate::tier::policy::Insert;
 
@@ -405,6 +406,7 @@ impl Pager {
 
     /// Closes an open chunk: its pages become ordinary pages. Returns whether it was open.
     pub(super) fn close(&self, chunk: ChunkId) -> bool {
+        let _blocked = SignalsBlocked::new();
         if self.chunks.latch_open(chunk).is_err() {
             return false;
         }

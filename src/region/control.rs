@@ -12,6 +12,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::page::word::State;
+use crate::sys::signals::SignalsBlocked;
 use crate::tier::policy::Hint;
 use std::time::Duration;
 
@@ -68,6 +69,8 @@ impl Region {
     /// # Errors
     /// [`Error::BadRange`] when a range is not in this region; those before it are on their way.
     pub fn prefetch_many(&self, ranges: &[(*const u8, ByteCount)]) -> Result<()> {
+        // The queue's readers wait for a writer that is in the middle of its entry.
+        let _blocked = SignalsBlocked::new();
         let mut asked = false;
         let mut outcome = Ok(());
         for (ptr, len) in ranges {
@@ -100,9 +103,13 @@ impl Region {
         if !self.pager.in_thread {
             return self.prefetch_many(ranges);
         }
+        let mut batch = Batch::new();
         for (ptr, len) in ranges {
             let (first, count) = self.pages_of(*ptr, *len)?;
-            (first.0..first.0 + count.0).for_each(|page| self.pager.fetch(PageId(page)));
+            for page in (first.0..first.0 + count.0).map(PageId) {
+                batch.step();
+                self.pager.fetch(page);
+            }
         }
         Ok(())
     }
@@ -256,7 +263,9 @@ impl Region {
         if advice == Advice::WillNeed {
             self.prefetch(ptr, len)?;
         }
+        let mut batch = Batch::new();
         for page in pages {
+            batch.step();
             self.pager.close_around(page);
             if self.pager.word(page).load().state() == State::Resident {
                 self.pager.policy.lock().advise(page, hint);
@@ -293,6 +302,29 @@ impl Region {
             }
         }
         Ok(())
+    }
+}
+
+/// Signals blocked for a few pages at a time, which saves most of what it costs.
+struct Batch {
+    blocked: Option<SignalsBlocked>,
+    pages: u32,
+}
+
+impl Batch {
+    fn new() -> Batch {
+        Batch { blocked: Some(SignalsBlocked::new()), pages: 0 }
+    }
+
+    /// The next page: after every so many, signals that have arrived meanwhile are let in.
+    fn step(&mut self) {
+        const PAGES_MAX: u32 = 16;
+        if self.pages == PAGES_MAX {
+            drop(self.blocked.take());
+            self.blocked = Some(SignalsBlocked::new());
+            self.pages = 0;
+        }
+        self.pages += 1;
     }
 }
 

@@ -415,6 +415,7 @@ impl Region {
             .name(name.to_owned())
             .spawn(move || {
                 let _ours = keep_local();
+                SignalsBlocked::for_good();
                 let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
                 if std::panic::catch_unwind(run).is_err() {
                     let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };

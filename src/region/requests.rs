@@ -1,9 +1,13 @@
 //! Requests of other threads to the evictor, and its answers.
 //!
-//! A short bounded queue under a mutex that nobody holds while touching far memory.
+//! A short bounded queue under a mutex that nobody holds while touching far memory. The evictor takes
+//! it, so signals are blocked as long as it is held.
 
 use crate::base::units::{PageCount, PageId};
+use crate::sys::signals::SignalsBlocked;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Requests that wait at the same time; further callers wait for a place.
 const REQUESTS_MAX: usize = 64;
@@ -46,32 +50,46 @@ impl Requests {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    /// Waits until `look` has found what it looks for. A wait ends with the lock held, so signals are
+    /// blocked meanwhile; they are let in between two waits.
+    fn wait_for<T>(&self, mut look: impl FnMut(&mut State) -> ControlFlow<T>) -> T {
+        /// For how long a signal may be held up.
+        const SIGNALS_WAIT_MAX: Duration = Duration::from_millis(20);
+        loop {
+            let _blocked = SignalsBlocked::new();
+            let mut state = self.lock();
+            if let Break(found) = look(&mut state) {
+                return found;
+            }
+            drop(self.changed.wait_timeout(state, SIGNALS_WAIT_MAX));
+        }
     }
 
     /// Asks for a range to be evicted, calls `ring`, and waits for the answer. Returns `false`
     /// when the region stops instead.
     pub(super) fn evict(&self, first: PageId, count: PageCount, ring: impl Fn()) -> bool {
-        let mut state = self.lock();
-        while state.queue.len() + state.answered.len() >= REQUESTS_MAX && !state.closed {
-            state = self.wait(state);
-        }
-        let id = state.next_id;
-        state.next_id += 1;
-        state.queue.push(EvictRequest { id, first, count });
-        ring();
-        loop {
+        let id = self.wait_for(|state| {
+            if state.closed {
+                return Break(None);
+            }
+            if state.queue.len() + state.answered.len() >= REQUESTS_MAX {
+                return Continue(());
+            }
+            let id = state.next_id;
+            state.next_id += 1;
+            state.queue.push(EvictRequest { id, first, count });
+            ring();
+            Break(Some(id))
+        });
+        let Some(id) = id else { return false };
+        self.wait_for(|state| {
             if let Some(at) = state.answered.iter().position(|answered| *answered == id) {
                 state.answered.swap_remove(at);
                 self.changed.notify_all();
-                return true;
+                return Break(true);
             }
-            if state.closed {
-                return false;
-            }
-            state = self.wait(state);
-        }
+            if state.closed { Break(false) } else { Continue(()) }
+        })
     }
 
     /// The oldest request, if any.
@@ -87,6 +105,7 @@ impl Requests {
 
     /// Nobody will answer any more.
     pub(super) fn close(&self) {
+        let _blocked = SignalsBlocked::new();
         self.lock().closed = true;
         self.changed.notify_all();
     }

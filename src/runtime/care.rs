@@ -120,6 +120,7 @@ impl Drop for Care {
 }
 
 fn run(tier: &Tier, region: &Region, local: Option<&LocalMemory>, stop: &AtomicBool) {
+    SignalsBlocked::for_good();
     heap::pin_thread_local();
     let mut fits_since = Instant::now();
     let mut count = || {

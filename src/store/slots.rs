@@ -19,8 +19,9 @@
 
 use super::bits::BitSet;
 use crate::base::error::Result;
-use crate::base::sync::{Rank, Ranked};
+use crate::base::sync::Rank;
 use crate::base::units::{SlotCount, SlotId};
+use crate::sys::signals::FaultLock;
 
 /// Runs looked at before the longest of them is taken. More find longer runs on a fragmented
 /// store, under the lock.
@@ -33,7 +34,7 @@ const DISCARD_RUN_MAX: u64 = 1 << 10;
 #[derive(Debug)]
 pub(crate) struct SlotMap {
     slots: SlotCount,
-    state: Ranked<State>,
+    state: FaultLock<State>,
 }
 
 #[derive(Debug)]
@@ -63,7 +64,7 @@ impl SlotMap {
             cursor: 0,
             discard_cursor: 0,
         };
-        Ok(SlotMap { slots, state: Ranked::new(Rank::Slots, state) })
+        Ok(SlotMap { slots, state: FaultLock::new(Rank::Slots, state) })
     }
 
     /// Slots that there are.

@@ -8,6 +8,7 @@ use crate::page::note::Fate;
 use crate::page::protocol::{self, Discard};
 use crate::page::word::Word;
 use crate::region::chunk::CHUNK;
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::Piece;
 
 impl Pager {
@@ -19,6 +20,7 @@ impl Pager {
         while next < end {
             let part_end = PageId(((next.0 / per_chunk + 1) * per_chunk).min(end.0));
             let chunk = self.chunk_of(next);
+            let _blocked = SignalsBlocked::new();
             while let Err(seen) = self.discard_in_open(chunk, next, part_end) {
                 self.discard_in_closed(next, part_end);
                 // If the chunk was latched meanwhile, pages found `Empty` may be the chunk's.

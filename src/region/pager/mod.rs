@@ -35,7 +35,8 @@ use super::starved::{FAULTS_HELD_MAX, Starved};
 use super::team::Team;
 use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank, Ranked};
+use crate::base::strict_assert;
+use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 use crate::meta::LazyArray;
 use crate::page::frames::Frames;
@@ -43,6 +44,7 @@ use crate::page::word::{FrameId, PageWord, State, Word};
 use crate::store::Store;
 use crate::store::slots::SlotMap;
 use crate::sys::event::EventFd;
+use crate::sys::signals::{self, FaultLock};
 use crate::sys::uffd::{Uffd, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use crate::tier::budget::Budget;
@@ -93,7 +95,7 @@ pub(crate) struct Pager {
     /// Its place under a memory manager.
     pub(in crate::region) joined: Joined,
     pub(in crate::region) care: Care,
-    pub(crate) policy: Ranked<Box<dyn EvictionPolicy>>,
+    pub(crate) policy: FaultLock<Box<dyn EvictionPolicy>>,
     pub(crate) store: Arc<dyn Store>,
     /// What the store is, for messages.
     pub(in crate::region) place: Box<str>,
@@ -113,7 +115,7 @@ pub(crate) struct Pager {
     zeros: Mapping,
     pub(crate) counters: Counters,
     /// Streams of device faults; `None`: nothing is read ahead.
-    streams: Option<Ranked<Streams>>,
+    streams: Option<FaultLock<Streams>>,
     advised: LazyArray<AtomicU32>,
     pub(in crate::region) habits: Habits,
     /// Per filler.
@@ -212,7 +214,7 @@ impl Pager {
             budget,
             care: Care::new(),
             joined: Joined::new(account, config.span.as_usize(), page_bytes)?,
-            policy: Ranked::new(Rank::Policy, policy),
+            policy: FaultLock::new(Rank::Policy, policy),
             slots: SlotMap::new(SlotCount(slot_count as u64))?,
             sums: LazyArray::new(slot_count)?,
             place: store.describe().into(),
@@ -225,7 +227,7 @@ impl Pager {
             reads_chunks,
             zeros,
             counters: Counters::default(),
-            streams: config.readahead.then(|| Ranked::new(Rank::Leaf, Streams::new())),
+            streams: config.readahead.then(|| FaultLock::new(Rank::Leaf, Streams::new())),
             advised: LazyArray::new(config.span.as_usize() / CHUNK)?,
             habits: Habits::new(config.span.as_usize() / CHUNK)?,
             fault_times: recorders(config.handlers)?,
@@ -396,8 +398,10 @@ impl Pager {
         }
     }
 
-    /// Ends this thread's `Moving`.
+    /// Ends this thread's `Moving`, during which no signal handler may have run on it: one that
+    /// touched this page, or waited for who waits for it, would wait for ever.
     pub(crate) fn settle(&self, page: PageId, from: Word, to: Word) {
+        strict_assert!(signals::are_blocked(), "{page} was moved with signals let in");
         if let Err(now) = self.word(page).try_change(from, to) {
             panic!("{page} changed from {from:?} to {now:?} while being moved");
         }

@@ -2,9 +2,11 @@
 #![expect(unsafe_code, reason = "drops the memory of frames")]
 
 use super::{BATCH_MAX, Pager};
-use crate::base::sync::Ordering;
+use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::page::word::FrameId;
+use crate::sys::event::EventFd;
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 
 /// Why there is no run of frames to read into.
@@ -14,6 +16,16 @@ pub(in crate::region) enum NoRun {
     Starved,
     /// All are in use, or there are none.
     AllInUse,
+}
+
+/// Rings a bell, once until the thread that it is for has looked.
+fn call(called: &AtomicBool, bell: &EventFd) {
+    // With the flag set and the bell not yet rung, nobody else rings: a signal handler that needed
+    // the thread that is called would wait for ever.
+    let _blocked = SignalsBlocked::new();
+    if !called.swap(true, Ordering::AcqRel) {
+        bell.signal();
+    }
 }
 
 impl Pager {
@@ -42,9 +54,7 @@ impl Pager {
 
     /// Wakes the evictor, once until it has looked.
     pub(crate) fn call_evictor(&self) {
-        if !self.evictor_called.swap(true, Ordering::AcqRel) {
-            self.evictor_bell.signal();
-        }
+        call(&self.evictor_called, &self.evictor_bell);
     }
 
     /// The evictor has woken and will look at everything it is called for.
@@ -63,9 +73,7 @@ impl Pager {
 
     /// Wakes a filler, once until it has looked.
     pub(crate) fn call_filler(&self, index: usize) {
-        if !self.filler_called[index].swap(true, Ordering::AcqRel) {
-            self.filler_bells[index].signal();
-        }
+        call(&self.filler_called[index], &self.filler_bells[index]);
     }
 
     /// A filler has woken and will look at everything it can be called for. Costs no system call

@@ -502,6 +502,11 @@ impl Shared {
     // The background thread.
 
     fn call(&self) {
+        if self.called.load(Ordering::Relaxed) {
+            return; // A call that is missed so is made up for within `LOOK_EVERY`.
+        }
+        // A region's evictor calls as well, and must find the bell free.
+        let _blocked = SignalsBlocked::new();
         if !self.called.swap(true, Ordering::AcqRel) {
             let _held = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
             self.bell.1.notify_one();
@@ -515,6 +520,7 @@ impl Shared {
     }
 
     fn run(&self) {
+        SignalsBlocked::for_good();
         let mut pause_until = None;
         let mut over = Over::default();
         while !self.stop.load(Ordering::Acquire) {
