@@ -6,6 +6,7 @@ pub(crate) mod local;
 mod size;
 pub(crate) mod sync;
 pub mod units;
+pub(crate) mod visited;
 
 /// Asserts on a hot path: on in debug builds, in tests and with the `strict` feature.
 macro_rules! strict_assert {

@@ -10,8 +10,9 @@
 //!
 //! # Invariants
 //! 1. A region is listed from before its first address is handed out until its threads stopped.
-//! 2. What runs here takes no lock that its own thread can hold: no code of this crate touches
-//!    far memory while it holds one.
+//! 2. What runs here takes no lock, and waits for no page or chunk, that its own thread holds: no code
+//!    of this crate touches far memory while it holds one, and what a signal handler of the program
+//!    may interrupt holds none (`sys::signals`). Nor is it interrupted itself: all signals are blocked.
 #![expect(unsafe_code, reason = "reads into frames, follows listed pointers")]
 
 use super::filler::reads::{AHEAD_ATTEMPTS_MAX, pause_before};
@@ -21,23 +22,41 @@ use super::resolve::{Answer, Asked, STARVED_MAX};
 use super::starved::{Hope, Line};
 use crate::base::deadline::{Deadline, Stopwatch};
 use crate::base::error::{Error, Result};
-use crate::base::sync::Ordering;
+use crate::base::sync::{AtomicUsize, Interrupted, Ordering};
 use crate::base::units::{PageCount, PageId};
+use crate::base::visited::Visited;
 use crate::page::protocol::{self, Filled};
 use crate::page::word::{FrameId, State, Word};
-use crate::sys::signal::{self, BusFault};
+use crate::sys::signal::{self, BusCause, BusFault};
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::uffd::{Fault, Wake};
 use crate::tier::policy::Insert;
-use std::sync::atomic::{AtomicPtr, AtomicUsize};
 use std::time::{Duration, Instant};
 
 /// Regions in in-thread mode that a process can have at once.
 const REGIONS_MAX: usize = 64;
 
-static REGIONS: [AtomicPtr<Pager>; REGIONS_MAX] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; REGIONS_MAX];
-/// Threads inside the handler: a region is unlisted only once none can be using it.
-static INSIDE: AtomicUsize = AtomicUsize::new(0);
+static REGIONS: [Listed; REGIONS_MAX] = [const { Listed::new() }; REGIONS_MAX];
+
+/// A place for a region.
+struct Listed {
+    pager: Visited<Pager>,
+    /// Its addresses, so that faults elsewhere need not visit it. They may be an earlier region's.
+    start: AtomicUsize,
+    len: AtomicUsize,
+}
+
+impl Listed {
+    const fn new() -> Listed {
+        let (start, len) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Listed { pager: Visited::new(), start, len }
+    }
+
+    fn may_contain(&self, addr: usize) -> bool {
+        // Relaxed: a thread knows of an address only from after these were stored.
+        addr.wrapping_sub(self.start.load(Ordering::Relaxed)) < self.len.load(Ordering::Relaxed)
+    }
+}
 
 /// Lists a region with the signal handler.
 ///
@@ -46,53 +65,39 @@ static INSIDE: AtomicUsize = AtomicUsize::new(0);
 /// be installed.
 pub(super) fn list(pager: &Pager) -> Result<()> {
     signal::install(serve)?;
-    let pager = std::ptr::from_ref(pager).cast_mut();
-    let free = REGIONS.iter().any(|place| {
-        place
-            .compare_exchange(std::ptr::null_mut(), pager, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
-    });
-    let full = Error::Unsupported {
+    let free = REGIONS.iter().find(|listed| listed.pager.offer(pager));
+    let listed = free.ok_or(Error::Unsupported {
         feature: "another region in in-thread mode",
         why: "a process can have 64 at once",
-    };
-    if free { Ok(()) } else { Err(full) }
+    })?;
+    listed.start.store(pager.region.addr(), Ordering::Relaxed);
+    listed.len.store(pager.region.len(), Ordering::Relaxed);
+    Ok(())
 }
 
-/// Unlists a region, and waits until no thread is serving a fault in it.
+/// Unlists a region that stops, and waits until no thread is serving a fault in it. Faults in other
+/// regions are nothing to it.
 pub(super) fn unlist(pager: &Pager) {
-    let pager = std::ptr::from_ref(pager).cast_mut();
-    for place in &REGIONS {
-        let _ = place.compare_exchange(
-            pager,
-            std::ptr::null_mut(),
-            Ordering::SeqCst,
-            Ordering::Relaxed,
-        );
-    }
     let mut spins = 0;
-    while INSIDE.load(Ordering::SeqCst) > 0 {
-        backoff(&mut spins);
-    }
+    REGIONS.iter().for_each(|listed| listed.pager.withdraw(pager, || backoff(&mut spins)));
 }
 
 /// Serves a SIGBUS if it is for a listed region.
 fn serve(fault: BusFault) -> bool {
-    INSIDE.fetch_add(1, Ordering::SeqCst);
-    let served = REGIONS.iter().any(|place| {
-        let pager = place.load(Ordering::SeqCst);
-        // SAFETY: a listed pager lives until `unlist` has seen `INSIDE` at zero, and this thread
-        // is counted there since before it looked.
-        let Some(pager) = (unsafe { pager.as_ref() }) else { return false };
+    // By the mask of this handler. What the thread was doing holds nothing that is needed here.
+    let _blocked = SignalsBlocked::already();
+    let _anew = Interrupted::new();
+    REGIONS.iter().filter(|listed| listed.may_contain(fault.addr)).any(|listed| {
+        let Some(visit) = listed.pager.visit() else { return false };
+        // SAFETY: a pager lives until `unlist` has withdrawn it, which waits for this visit.
+        let pager = unsafe { &*visit.what() };
         let inside = fault.addr.wrapping_sub(pager.region.addr()) < pager.region.len();
         inside && pager.serve_in_thread(fault)
-    });
-    INSIDE.fetch_sub(1, Ordering::SeqCst);
-    served
+    })
 }
 
 impl Pager {
-    /// Serves a fault of the calling thread; `false` when the page is lost.
+    /// Serves a fault of the calling thread; `false` when the page is lost, or the region stops.
     fn serve_in_thread(&self, bus: BusFault) -> bool {
         let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
         let page = self.page_at(address);
@@ -100,6 +105,14 @@ impl Pager {
         let mut starved: Option<(Stopwatch, Hope)> = None;
         loop {
             let word = self.word(page).load();
+            // (A page that the kernel was told to poison faults in the same way.)
+            if bus.cause != BusCause::Missing && word.state() == State::Resident {
+                report::hardware_error(bus.addr);
+                return false;
+            }
+            if self.stop.load(Ordering::Acquire) {
+                return false; // What it might wait for will not come any more.
+            }
             // The signal does not say whether the page is missing or protected; the word does.
             let protected = word.state() == State::Resident && word.protected() && bus.write;
             let fault = Fault { address, write: bus.write, protected, thread: 0 };

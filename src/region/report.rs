@@ -14,6 +14,7 @@
 use crate::base::error::Error;
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::stderr::{Sent, send, wait_for_room};
 use crossbeam_queue::ArrayQueue;
 use std::fmt::Write;
@@ -216,6 +217,8 @@ impl Outbox {
 /// Returns whether all has been sent.
 fn say(what: &'static str, most: u32, arguments: std::fmt::Arguments<'_>) -> bool {
     let Some(outbox) = OUTBOX.get() else { return true };
+    // Others wait for a thread that is in the middle of an entry of the queue.
+    let _blocked = SignalsBlocked::new();
     let now = Instant::now();
     if outbox.admits(what, most, now) {
         outbox.put(Line::new(arguments));
@@ -253,6 +256,19 @@ pub(super) fn lost_page(addr: usize, len: usize, cause: &Error) {
         format_args!(
             "page at {addr:#x} ({len} bytes) cannot be brought back: {cause}; touching it is SIGBUS"
         ),
+    );
+    if !is_sent {
+        wait_for_room(MOMENT);
+        flush();
+    }
+}
+
+/// The machine's memory has failed under a page: the program hears of it as it would without us.
+pub(super) fn hardware_error(addr: usize) {
+    let is_sent = say(
+        "hardware memory error in far memory: passing SIGBUS on",
+        WARNINGS_MAX,
+        format_args!("hardware memory error at {addr:#x}, in far memory: passing SIGBUS on"),
     );
     if !is_sent {
         wait_for_room(MOMENT);

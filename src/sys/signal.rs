@@ -5,15 +5,42 @@
 #![expect(unsafe_code, reason = "installs a signal handler and reads its context")]
 
 use super::os_error;
+use super::signals::all_but_raised;
 use crate::base::error::Result;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
+/// Why a thread gets a SIGBUS that names an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BusCause {
+    /// Nothing is mapped there, or it is write-protected (`BUS_ADRERR`).
+    Missing,
+    /// It cannot be read any more: the machine's memory has failed, or the kernel was told to say so
+    /// (`BUS_MCEERR_AR`).
+    Failed,
+    /// The same, of memory that this thread has not touched (`BUS_MCEERR_AO`).
+    FailedElsewhere,
+}
+
+impl BusCause {
+    /// `None` for a signal that somebody sent, or that is about something else: it has no address,
+    /// or none that we could do anything about.
+    fn of(code: libc::c_int) -> Option<BusCause> {
+        match code {
+            libc::BUS_ADRERR => Some(BusCause::Missing),
+            libc::BUS_MCEERR_AR => Some(BusCause::Failed),
+            libc::BUS_MCEERR_AO => Some(BusCause::FailedElsewhere),
+            _ => None,
+        }
+    }
+}
+
 /// What a SIGBUS says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BusFault {
-    /// The address that was touched.
+    /// The address that it is about.
     pub(crate) addr: usize,
+    pub(crate) cause: BusCause,
     /// Whether it was written. Where the machine does not say, a write is assumed.
     pub(crate) write: bool,
 }
@@ -25,7 +52,8 @@ static SERVE: OnceLock<Serve> = OnceLock::new();
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Puts `serve` in front of the process's SIGBUS handler. The first call counts; `serve` runs in
-/// signal context, with SIGBUS blocked, on the stack of the thread that faulted.
+/// signal context, on the stack of the thread that faulted. Signals are blocked meanwhile: a handler
+/// that touched far memory in the middle of it would raise a blocked SIGBUS, which kills.
 ///
 /// # Errors
 /// [`Error::Os`](crate::Error::Os) when the kernel refuses.
@@ -39,6 +67,7 @@ pub(crate) fn install(serve: Serve) -> Result<()> {
     let action = unsafe { &mut *action };
     action.sa_sigaction = on_sigbus as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO;
+    action.sa_mask = all_but_raised();
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: both structures live during the call; the handler is async-signal-safe as `serve`
     // promises.
@@ -64,10 +93,12 @@ extern "C" fn on_sigbus(
     let saved = unsafe { *errno };
     // SAFETY: the kernel passes a valid `siginfo_t` for the call's duration.
     let told = unsafe { &*info };
-    // SAFETY: a SIGBUS has an address.
-    let addr = unsafe { told.si_addr() } as usize;
-    let fault = BusFault { addr, write: is_write(context) };
-    let served = SERVE.get().is_some_and(|serve| serve(fault));
+    let served = BusCause::of(told.si_code).is_some_and(|cause| {
+        // SAFETY: a SIGBUS with one of these codes has an address (sigaction(2)).
+        let addr = unsafe { told.si_addr() } as usize;
+        let fault = BusFault { addr, cause, write: is_write(context) };
+        SERVE.get().is_some_and(|serve| serve(fault))
+    });
     if !served {
         chain(signal, info, context);
     }
@@ -93,11 +124,13 @@ fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_
     let Some(before) = BEFORE.get() else { return };
     let handler = before.sa_sigaction;
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-        // A SIGBUS of an instruction cannot be ignored: back to the default, and the instruction
-        // faults again.
-        // SAFETY: restores the default action.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
-    } else if before.sa_flags & libc::SA_SIGINFO != 0 {
+        // SAFETY: as in `on_sigbus`.
+        let code = unsafe { (*info).si_code };
+        by_default(signal, is_of_instruction(code), handler == libc::SIG_IGN);
+        return;
+    }
+    mask_as_for(before, signal, context);
+    if before.sa_flags & libc::SA_SIGINFO != 0 {
         // SAFETY: with SA_SIGINFO the field holds a function of this type.
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { std::mem::transmute(handler) };
@@ -107,4 +140,42 @@ fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_
         let handler: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(handler) };
         handler(signal);
     }
+}
+
+/// Whether the thread that got a SIGBUS raises it again when it goes on.
+fn is_of_instruction(code: libc::c_int) -> bool {
+    code > 0 && code != libc::BUS_MCEERR_AO && code != libc::SI_KERNEL
+}
+
+/// The default action, or none where the signal is ignored, which one of an instruction cannot be.
+fn by_default(signal: libc::c_int, is_of_instruction: bool, is_ignored: bool) {
+    if is_ignored && !is_of_instruction {
+        return;
+    }
+    // SAFETY: restores the default action.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+    if !is_of_instruction {
+        // SAFETY: the signal is blocked until the handler returns, and then ends the process.
+        unsafe { libc::raise(signal) };
+    }
+}
+
+/// Blocks what the kernel would have blocked for the handler `before` alone.
+fn mask_as_for(before: &libc::sigaction, signal: libc::c_int, context: *mut libc::c_void) {
+    const SIGNALS: std::ops::RangeInclusive<libc::c_int> = 1..=64;
+    // SAFETY: with SA_SIGINFO the kernel passes a valid `ucontext_t`.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    let mut mask = context.uc_sigmask;
+    for other in SIGNALS {
+        // SAFETY: a valid set and a valid signal.
+        let is_in_its_mask = unsafe { libc::sigismember(&raw const before.sa_mask, other) } == 1;
+        let is_itself = other == signal && before.sa_flags & libc::SA_NODEFER == 0;
+        if is_in_its_mask || is_itself {
+            // SAFETY: a valid set and a valid signal.
+            unsafe { libc::sigaddset(&raw mut mask, other) };
+        }
+    }
+    let none = std::ptr::null_mut();
+    // SAFETY: a valid set; the old one is not asked for, and comes back with the handler's return.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, none) };
 }

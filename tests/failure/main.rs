@@ -19,6 +19,7 @@ mod panics;
 mod program;
 mod reads;
 mod shutdown;
+mod signals;
 mod stops;
 mod writes;
 mod zero_copy;
