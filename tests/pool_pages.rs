@@ -53,6 +53,24 @@ fn pages_survive_eviction_within_the_limit() {
 }
 
 #[test]
+fn looking_copies_nothing_into_the_page_itself() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let ids = fill(&pool, 2);
+    let look = pool.fix_optimistic(ids[0]).expect("page");
+    let mut other = pool.fix_exclusive(ids[1]).expect("page");
+    assert_eq!(look.copy_to(0, &mut other[8..2008]), Some(()), "another page");
+    assert!(look.validate());
+    let mut page = pool.fix_exclusive(ids[0]).expect("page");
+    let before = page.to_vec();
+    let end = page.len();
+    for into in [0..1, 8..2008, 2000..4000, end - 1..end] {
+        assert_eq!(look.copy_to(0, &mut page[into.clone()]), None, "{into:?}");
+    }
+    assert!(!look.validate(), "somebody holds it");
+    assert_eq!(*page, *before);
+}
+
+#[test]
 fn groups_are_read_whole_and_in_order() {
     let pool = small_pool(ByteCount::mib(8), PoolConfig::new().replacement(Clock));
     let ids = fill(&pool, 3000);

@@ -352,8 +352,9 @@ pub unsafe extern "C" fn farheap_page_read(
             // SAFETY: room for `len` bytes, as the caller promises, outside of the pool.
             let into = unsafe { std::slice::from_raw_parts_mut(into.cast::<u8>(), len) };
             // SAFETY: of this kind, as was just read.
-            let _ = unsafe { guard::<OptimisticGuard<'_>>(page) }.copy_to(at, into);
-            return Ok(());
+            let copied = unsafe { guard::<OptimisticGuard<'_>>(page) }.copy_to(at, into);
+            let part = || Failure::argument("the buffer is a part of the page".to_owned());
+            return copied.ok_or_else(part);
         }
         // SAFETY: within the page, which is held, and outside of the caller's buffer.
         unsafe { ptr::copy_nonoverlapping(data.wrapping_add(at), into.cast::<u8>(), len) };

@@ -294,15 +294,22 @@ impl<'p> OptimisticGuard<'p> {
         self.read::<u64>(at).map(u64::from_le)
     }
 
-    /// Copies bytes from `at` on; `None` when they are not all within the payload.
+    /// Copies bytes from `at` on; `None` when they are not all within the payload, or when `into` is a
+    /// part of the page. Then somebody holds the page exclusively, and this guard is not valid any more.
     #[inline]
     pub fn copy_to(&self, at: usize, into: &mut [u8]) -> Option<()> {
-        if at.checked_add(into.len())? > self.len() {
+        let len = self.len();
+        if at.checked_add(into.len())? > len {
+            return None;
+        }
+        // An exclusive guard lends slices of its page, also to the thread that looks at it.
+        let (page, start) = (self.ptr().addr(), into.as_ptr().addr());
+        if page < start + into.len() && start < page + len {
             return None;
         }
         let from = self.ptr().wrapping_add(at);
-        // SAFETY: within the mapping as in `read`, and `into` is not part of it, for it is
-        // borrowed mutably.
+        // SAFETY: within the mapping as in `read`, and no byte of the page is in `into`, as was just
+        // looked at.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         Some(())
     }
