@@ -318,7 +318,7 @@ impl Batch {
 
     /// The next page: after every so many, signals that have arrived meanwhile are let in.
     fn step(&mut self) {
-        const PAGES_MAX: u32 = 16;
+        const PAGES_MAX: u32 = 64;
         if self.pages == PAGES_MAX {
             drop(self.blocked.take());
             self.blocked = Some(SignalsBlocked::new());
