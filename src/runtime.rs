@@ -3,7 +3,7 @@
 //! Up: store, region (handler threads), tier (arenas), installation in front of the global
 //! allocator, maintenance. Down: the reverse, and only when no far memory is allocated.
 
-#![expect(unsafe_code, reason = "passes the call that clears on")]
+#![expect(unsafe_code, reason = "passes the call that clears on; gives space back")]
 
 mod care;
 
@@ -379,7 +379,8 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
     {
         // What was reserved of a named file goes back; its contents could go anyway. The failure
         // is the news even when this fails too.
-        let _ = store.discard(0, store.capacity().0);
+        // SAFETY: the store was just opened, and no heap has begun to use it.
+        let _ = unsafe { store.discard(0, store.capacity().0) };
         return Err(error);
     }
     let engine = match config.io() {

@@ -109,7 +109,8 @@ fn trouble(control: &FaultControl, dice: &mut Dice) {
         // A page is read three times before it is lost.
         0 => control.fail_next(Op::Read, 2, libc::EIO),
         1 => control.shorten_reads(2),
-        2 => control.corrupt_reads(2),
+        // SAFETY: the regions verify what they read.
+        2 => unsafe { control.corrupt_reads(2) },
         3 => control.fail_fraction(Op::Write, 300_000, libc::EIO),
         4 => control.fail_fraction(Op::Write, 1_000_000, libc::ENOSPC),
         5 => control.delay(Duration::from_millis(1 + dice.below(20))),

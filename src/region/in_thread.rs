@@ -18,6 +18,7 @@
 use super::filler::reads::{AHEAD_ATTEMPTS_MAX, pause_before};
 use super::pager::{Ahead, Pager, backoff};
 use super::readahead::Found;
+use super::report;
 use super::resolve::{Answer, Asked, STARVED_MAX};
 use super::starved::{Hope, Line};
 use crate::base::deadline::{Deadline, Stopwatch};

@@ -152,8 +152,10 @@ pub enum Mode {
     Handler,
     /// The faulting thread itself, in a `SIGBUS` handler: the lowest latency, and no privilege
     /// needed. System calls on far memory that is not resident fail with `EFAULT`; SIGBUS must
-    /// not be blocked, and a handler that the program installs for it later must pass on what is
-    /// not its own. A SIGBUS handler that was there before is still called for what is not far.
+    /// not be blocked, nor be in the mask of a signal handler that touches far memory, and a handler
+    /// that the program installs for it later must pass on what is not its own. A SIGBUS handler that
+    /// was there before is still called for what is not far, for lost pages and for hardware memory
+    /// errors.
     InThread,
 }
 
@@ -599,9 +601,9 @@ impl Region {
 
 impl Drop for Region {
     /// Stops the threads, wipes the store if asked to, and unmaps the address space, whatever the
-    /// device does: what is stuck there is waited for a bounded time. Nobody may use the region's
-    /// memory any more; a thread that waits for a page of it, or touches one later, gets a signal
-    /// (SIGSEGV), never zeros.
+    /// device does: what is stuck there is waited for a bounded time, and the memory that it uses then
+    /// stays mapped. Nobody may use the region's memory any more; a thread that waits for a page of it,
+    /// or touches one later, gets a signal (SIGSEGV, or SIGBUS in in-thread mode), never zeros.
     fn drop(&mut self) {
         if !self.is_here() {
             // A forked child has neither the threads nor the memory; the handler of in-thread mode
@@ -622,7 +624,9 @@ impl Drop for Region {
             drop(thread.join());
         }
         let used = ByteCount(self.pager.slots.touched().0 * self.pager.page_bytes as u64);
-        if let Err(error) = crate::store::wipe(&*self.pager.store, self.wipe, used) {
+        // SAFETY: the region is at its end, and nobody else keeps pages on its store.
+        let wiped = unsafe { crate::store::wipe(&*self.pager.store, self.wipe, used) };
+        if let Err(error) = wiped {
             report::warn("the store could not be wiped", &error);
         }
         report::flush();

@@ -310,7 +310,9 @@ impl BlockStore {
     }
 }
 
-impl Store for BlockStore {
+// SAFETY: reads and writes are the kernel's, of a file or device that is this process's by a lock; a
+// transfer that is short is an error. Its queues are this crate's.
+unsafe impl Store for BlockStore {
     fn capacity(&self) -> ByteCount {
         self.device.capacity
     }
@@ -346,7 +348,7 @@ impl Store for BlockStore {
             .map_err(|errno| Op::Read.failed(offset, len as u64, errno))
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         check_range(offset, len, self.device.capacity);
         self.device.discard(offset, len).map_err(|errno| Error::Io {
             op: "discard",

@@ -124,12 +124,19 @@ impl FaultControl {
     }
 
     /// Flips one bit in each of the next `count` reads, which report success.
-    pub fn corrupt_reads(&self, count: u64) {
+    ///
+    /// # Safety
+    /// Who reads verifies what it reads: a region with checksums or encryption, a pool with checksums, or
+    /// somebody to whom all bytes are as good as others.
+    pub unsafe fn corrupt_reads(&self, count: u64) {
         self.plan.corrupt_left.store(count, Ordering::Relaxed);
     }
 
     /// Flips one bit in about `per_million` of a million reads; 0 ends that.
-    pub fn corrupt_fraction(&self, per_million: u32) {
+    ///
+    /// # Safety
+    /// As for [`corrupt_reads`](FaultControl::corrupt_reads).
+    pub unsafe fn corrupt_fraction(&self, per_million: u32) {
         self.plan.corrupt_per_million.store(per_million, Ordering::Relaxed);
     }
 
@@ -161,8 +168,8 @@ impl FaultControl {
             failures.per_million.store(0, Ordering::Relaxed);
         }
         self.shorten_reads(0);
-        self.corrupt_reads(0);
-        self.corrupt_fraction(0);
+        self.plan.corrupt_left.store(0, Ordering::Relaxed);
+        self.plan.corrupt_per_million.store(0, Ordering::Relaxed);
         self.delay(Duration::ZERO);
         self.vanish(0);
         self.release();
@@ -267,7 +274,9 @@ fn load_errno(errno: &AtomicU32) -> Errno {
     Errno(errno.load(Ordering::Relaxed).cast_signed())
 }
 
-impl Store for FaultyStore {
+// SAFETY: what it breaks it reports as broken, except for `corrupt_reads` and `corrupt_fraction`, whose
+// caller takes over the promise about bytes.
+unsafe impl Store for FaultyStore {
     fn capacity(&self) -> ByteCount {
         self.inner.capacity()
     }
@@ -315,10 +324,11 @@ impl Store for FaultyStore {
         }
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         match self.plan.gone() {
             Some(errno) => Err(crate::Error::Io { op: "discard", offset, len, errno: errno.0 }),
-            None => self.inner.discard(offset, len),
+            // SAFETY: the caller's promise, passed on.
+            None => unsafe { self.inner.discard(offset, len) },
         }
     }
 
@@ -426,7 +436,9 @@ impl FaultyQueue {
     }
 }
 
-impl Queue for FaultyQueue {
+// SAFETY: an entry is settled when the inner queue has reported its request, or without one; and
+// reported once after that.
+unsafe impl Queue for FaultyQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         let len = request.check(self.capacity);
         let Some(index) = self.entries.iter().position(Option::is_none) else { return false };
@@ -598,7 +610,8 @@ mod tests {
     #[test]
     fn a_corrupted_read_succeeds_with_one_wrong_bit() {
         let mut bench = Bench::new();
-        bench.control.corrupt_reads(1);
+        // SAFETY: these bytes are numbers.
+        unsafe { bench.control.corrupt_reads(1) };
         assert_eq!(bench.run(Op::Read), Ok(()));
         assert_eq!(bench.wrong_bits(), 1);
         assert_eq!(bench.run(Op::Read), Ok(()));
@@ -648,7 +661,8 @@ mod tests {
         bench.control.release();
         assert_eq!(bench.wait(Duration::from_secs(60)), Some(failed(Op::Read, libc::ENODEV)));
         assert_eq!(bench.run(Op::Write), failed(Op::Write, libc::ENODEV));
-        assert!(bench.store.discard(0, PAGE as u64).is_err());
+        // SAFETY: nobody needs the bytes.
+        assert!(unsafe { bench.store.discard(0, PAGE as u64) }.is_err());
         bench.control.heal();
         assert_eq!(bench.run(Op::Write), Ok(()));
     }
@@ -657,7 +671,8 @@ mod tests {
     fn faults_also_hit_reads_that_use_no_queue() {
         let mut bench = Bench::new();
         bench.control.fail_next(Op::Read, 1, libc::EIO);
-        bench.control.corrupt_reads(1);
+        // SAFETY: these bytes are numbers.
+        unsafe { bench.control.corrupt_reads(1) };
         let ptr = bench.buffer.0.as_mut_ptr();
         // SAFETY: the buffer is ours and as long.
         let first = unsafe { bench.store.read_now(0, ptr, 2 * PAGE) };

@@ -86,7 +86,9 @@ impl<T: Transfer> InlineQueue<T> {
     }
 }
 
-impl<T: Transfer> Queue for InlineQueue<T> {
+// SAFETY: buffers are used within `submit` alone, which moves all bytes or fails; each entry is reported
+// once after that.
+unsafe impl<T: Transfer> Queue for InlineQueue<T> {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         let len = request.check(self.target.capacity());
         if self.in_flight() as usize == self.entries.len() {

@@ -40,7 +40,8 @@ impl MemStore {
     }
 }
 
-impl Store for MemStore {
+// SAFETY: bytes are copied to and from memory that nobody else has, by the call that asks for it.
+unsafe impl Store for MemStore {
     fn capacity(&self) -> ByteCount {
         self.memory.capacity()
     }
@@ -61,7 +62,7 @@ impl Store for MemStore {
             .map_err(|errno| Op::Read.failed(offset, len as u64, errno))
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         check_range(offset, len, self.capacity());
         // SAFETY: who discards a range of the store gives its contents up, and nobody but the
         // store has a pointer into the mapping.

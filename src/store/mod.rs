@@ -161,7 +161,18 @@ pub struct Completion {
 }
 
 /// A place that keeps bytes for pages that are not resident.
-pub trait Store: Send + Sync + Debug {
+///
+/// # Safety
+/// What is in far memory is read back from here, pointers included, so memory safety rests on it:
+/// 1. A read that succeeds has filled all of its buffer with the bytes that were written there last;
+///    a read that fails has touched nothing but its buffer.
+/// 2. The [`capacity`](Store::capacity) stays what it is, and so do bytes that nobody writes, discards
+///    or zeroes through this trait.
+/// 3. Its queues keep the promises of [`Queue`].
+///
+/// A device may break the first two behind a store's back. Checksums
+/// ([`RegionConfig::checksum`](crate::region::RegionConfig::checksum)) find that.
+pub unsafe trait Store: Send + Sync + Debug {
     /// Bytes the store can hold.
     fn capacity(&self) -> ByteCount;
 
@@ -197,13 +208,19 @@ pub trait Store: Send + Sync + Debug {
     ///
     /// # Errors
     /// When the device refuses in a way that is not "not supported".
-    fn discard(&self, offset: u64, len: u64) -> Result<()>;
+    ///
+    /// # Safety
+    /// Nobody needs the range's bytes: no region or pool keeps a page there.
+    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()>;
 
     /// Overwrites a range with zeros and waits until the device has them.
     ///
     /// # Errors
     /// The first write that fails, or [`Error::Os`] when the kernel refuses the resources.
-    fn zero(&self, offset: u64, len: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`discard`](Store::discard).
+    unsafe fn zero(&self, offset: u64, len: u64) -> Result<()> {
         wipe::overwrite(self, offset, len)
     }
 
@@ -235,15 +252,24 @@ pub struct Polled {
 
 /// Requests in flight to one store, owned by one thread.
 ///
-/// Dropping a queue waits for what is in flight, for a bounded time; what a stuck device still
-/// holds on to after that keeps the buffers' memory in use by the kernel.
-pub trait Queue: Send {
+/// Dropping a queue waits for what is in flight, for a bounded time. What a stuck device still holds on
+/// to after that uses the buffers for as long as it likes: see [`push`](Queue::push).
+///
+/// # Safety
+/// Buffers are reused and freed by what a queue says:
+/// 1. Each accepted request is reported once, with its token, and neither the queue nor the kernel uses
+///    its buffers afterwards, whether it succeeded or not.
+/// 2. Of a request that is reported as done, all bytes were moved.
+/// 3. [`in_flight`](Queue::in_flight) counts all requests that may still use their buffers.
+pub unsafe trait Queue: Send {
     /// Accepts a request; nothing happens before [`submit`](Queue::submit). Returns whether there
     /// was room (`false`: the depth is reached, collect completions first).
     ///
     /// # Safety
     /// The buffers stay valid, and for a read untouched and for a write unchanged, until the
-    /// request's completion has been reported. Requests in flight to one store, through whichever
+    /// request's completion has been reported; for ever, if the queue is dropped before. (Memory that
+    /// this crate maps for itself stays mapped then.) No region or pool keeps a page where a write goes,
+    /// but the one that makes it. Requests in flight to one store, through whichever
     /// queues, do not overlap on the store unless all of them are reads.
     ///
     /// # Panics

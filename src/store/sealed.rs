@@ -136,7 +136,8 @@ impl Vault {
     }
 }
 
-impl Store for SealedStore {
+// SAFETY: moves bytes by a store that keeps the promises, and refuses what is not what it wrote.
+unsafe impl Store for SealedStore {
     fn capacity(&self) -> ByteCount {
         ByteCount((self.vault.seals.len() * self.vault.block) as u64)
     }
@@ -186,16 +187,18 @@ impl Store for SealedStore {
         self.vault.open(offset, bytes)
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.vault.check(offset, len);
         self.forget(offset, len);
-        self.inner.discard(offset, len)
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.discard(offset, len) }
     }
 
-    fn zero(&self, offset: u64, len: u64) -> Result<()> {
+    unsafe fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.vault.check(offset, len);
         self.forget(offset, len);
-        self.inner.zero(offset, len)
+        // SAFETY: as in `discard`.
+        unsafe { self.inner.zero(offset, len) }
     }
 
     fn describe(&self) -> String {
@@ -351,7 +354,9 @@ fn open_all(vault: &Vault, entry: &Entry) -> Result<()> {
     Ok(())
 }
 
-impl Queue for SealedQueue {
+// SAFETY: a request is reported when the inner queue has reported all of its pieces, none of which is
+// handed on any more.
+unsafe impl Queue for SealedQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         let desk = &mut self.desk;
         let capacity = ByteCount((desk.vault.seals.len() * desk.vault.block) as u64);

@@ -251,7 +251,9 @@ impl UringQueue {
     }
 }
 
-impl Queue for UringQueue {
+// SAFETY: a flight is reported when the kernel has reported its entry and all bytes were moved, or with
+// an error and no entry in the ring (invariant 1).
+unsafe impl Queue for UringQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         let len = request.check(self.device.capacity());
         if self.free_len == 0 {

@@ -36,12 +36,17 @@ pub enum Wipe {
 ///
 /// # Errors
 /// When the device refuses; the rest is as it was.
-pub(crate) fn wipe(store: &dyn Store, how: Wipe, used: ByteCount) -> Result<()> {
+///
+/// # Safety
+/// As for [`Store::discard`].
+pub(crate) unsafe fn wipe(store: &dyn Store, how: Wipe, used: ByteCount) -> Result<()> {
     match how {
         _ if used == ByteCount::ZERO => Ok(()),
         Wipe::Off => Ok(()),
-        Wipe::Discard => store.discard(0, used.0),
-        Wipe::Zero => store.zero(0, used.0),
+        // SAFETY: the caller's promise.
+        Wipe::Discard => unsafe { store.discard(0, used.0) },
+        // SAFETY: the caller's promise.
+        Wipe::Zero => unsafe { store.zero(0, used.0) },
     }
 }
 

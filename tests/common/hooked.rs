@@ -32,7 +32,8 @@ impl fmt::Debug for Hooked {
     }
 }
 
-impl Store for Hooked {
+// SAFETY: passes everything on to a store.
+unsafe impl Store for Hooked {
     fn capacity(&self) -> ByteCount {
         self.inner.capacity()
     }
@@ -56,8 +57,9 @@ impl Store for Hooked {
         unsafe { self.inner.read_now(offset, into, len) }
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.discard(offset, len)
+    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.discard(offset, len) }
     }
 
     fn describe(&self) -> String {
@@ -70,7 +72,8 @@ struct HookedQueue {
     hook: Arc<Hook>,
 }
 
-impl Queue for HookedQueue {
+// SAFETY: passes everything on to a queue.
+unsafe impl Queue for HookedQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         (self.hook)(request.op, request.offset);
         // SAFETY: the caller's promise, passed on.

@@ -208,6 +208,12 @@ impl Far {
         unsafe { self.region.discard(ptr, len) }.expect("inside the region");
     }
 
+    /// Flips a bit in each of the next reads. All cases verify what they read.
+    pub(crate) fn corrupt_reads(&self, count: u64) {
+        // SAFETY: the configurations of these cases have checksums.
+        unsafe { self.control.corrupt_reads(count) };
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         self.region.stats()
     }

@@ -33,7 +33,7 @@ fn a_read_error_that_passes_is_not_seen_in_thread() {
         far.check(1..2);
         far.control.shorten_reads(2);
         far.check(2..3);
-        far.control.corrupt_reads(2);
+        corrupt_reads(&far, 2);
         far.check(3..4);
         let stats = far.stats();
         let seen = (stats.read_errors, stats.checksum_errors, stats.poisoned);
@@ -85,7 +85,7 @@ fn fail_reads(far: &Far, count: u64) {
 }
 
 fn corrupt_reads(far: &Far, count: u64) {
-    far.control.corrupt_reads(count);
+    far.corrupt_reads(count);
 }
 
 fn expect_lost_page(ended: Option<Ended>, cause: &str) {

@@ -121,7 +121,8 @@ fn take_one(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok()
 }
 
-impl Store for Injector {
+// SAFETY: passes everything on to a store, or panics.
+unsafe impl Store for Injector {
     fn capacity(&self) -> ByteCount {
         self.inner.capacity()
     }
@@ -148,9 +149,10 @@ impl Store for Injector {
         unsafe { self.inner.read_now(offset, into, len) }
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         assert!(!take_one(&self.plan.discard_panics), "injected panic in discard");
-        self.inner.discard(offset, len)
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.discard(offset, len) }
     }
 
     fn describe(&self) -> String {
@@ -169,7 +171,8 @@ struct BadQueue {
     held: Option<(u64, bool)>,
 }
 
-impl Queue for BadQueue {
+// SAFETY: passes everything on to a queue; what it reports as failed was reported by that as done.
+unsafe impl Queue for BadQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         let panics = match request.op {
             Op::Read => &self.plan.read_push_panics,

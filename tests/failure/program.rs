@@ -1,6 +1,7 @@
 //! What a program does to its own memory by system calls: locks it, protects it, drops, moves and
 //! unmaps parts of it. Nothing hangs, nothing is lost, and no line is repeated for ever.
 #![expect(unsafe_code, reason = "hands far memory to system calls")]
+#![expect(clippy::disallowed_methods, reason = "does what a program does to its own memory")]
 
 use crate::harness::{Far, WAYS, check_page, config, fill_page, in_child, read_word, stamp};
 use farheap::ByteCount;
@@ -303,15 +304,14 @@ fn a_process_that_moves_far_memory_ends_with_the_cause() {
         let Some(far) = Far::new(config(64, Install::Auto), 256, 1) else { return };
         far.store(0..256);
         let len = 8 * far.page;
-        // SAFETY: a mapping of its own, at an address of the kernel's choice, and then the case.
-        unsafe {
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            let room = libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0);
-            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            libc::mremap(far.addr(8) as *mut _, len, len, flags, room);
-            read_word(room as usize);
-        }
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a mapping of its own, at an address of the kernel's choice.
+        let room = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: the case.
+        unsafe { libc::mremap(far.addr(8) as *mut _, len, len, flags, room) };
+        read_word(room as usize);
     });
     if let Some(ended) = expect_few_lines(ended) {
         ended.expect_signal(&[libc::SIGABRT]).expect_said(&["mremap"]);
@@ -337,7 +337,6 @@ fn forbid_ioctl() {
     // SAFETY: takes privileges away, and nothing else.
     let rc = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
     assert_eq!(rc, 0, "{}", last_error());
-    #[expect(clippy::disallowed_methods, reason = "seccomp has no wrapper in libc")]
     // SAFETY: the filter is valid during the call.
     let rc = unsafe {
         libc::syscall(

@@ -30,7 +30,7 @@ fn a_read_error_that_passes_is_not_seen_by_anybody() {
         far.check(3..4);
         let stats = far.stats();
         assert_eq!((stats.read_errors, stats.poisoned), (5, 0), "{page} KiB {install:?}");
-        far.control.corrupt_reads(2);
+        far.corrupt_reads(2);
         far.check(4..5);
         let stats = far.stats();
         assert_eq!((stats.checksum_errors, stats.poisoned), (2, 0), "{page} KiB {install:?}");
@@ -277,7 +277,7 @@ fn wrong_bytes_are_never_shown() {
     let body = || {
         lose_by(
             Install::Auto,
-            |far| far.control.corrupt_reads(FOREVER),
+            |far| far.corrupt_reads(FOREVER),
             |far| far.stats().checksum_errors > 3,
         );
     };

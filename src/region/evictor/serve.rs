@@ -1,5 +1,7 @@
 //! What others ask of the evictor, and what it does when nobody does.
 
+#![expect(unsafe_code, reason = "discards slots that nobody uses")]
+
 use super::Evictor;
 use super::take::Listed;
 use crate::base::deadline::Deadline;
@@ -15,7 +17,9 @@ impl Evictor {
         let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
         let len = count.0 * self.pager.page_bytes as u64;
         let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
-        let result = guarded(&self.pager, || store.discard(offset, len)).unwrap_or(Ok(()));
+        // SAFETY: the slots are free, and stay so until `discarded`.
+        let result = guarded(&self.pager, || unsafe { store.discard(offset, len) });
+        let result = result.unwrap_or(Ok(()));
         if let Err(error) = result {
             report::warn("device space could not be returned", &error);
         }
