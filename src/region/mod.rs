@@ -620,8 +620,14 @@ impl Drop for Region {
             in_thread::unlist(&self.pager);
         }
         for thread in self.threads.drain(..) {
-            // A handler that panicked has said so already.
-            drop(thread.join());
+            while !thread.is_finished() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            // The kernel does not let a thread end before its requests have, however long that takes.
+            if !crate::store::has_given_up() {
+                // A handler that panicked has said so already.
+                drop(thread.join());
+            }
         }
         let used = ByteCount(self.pager.slots.touched().0 * self.pager.page_bytes as u64);
         // SAFETY: the region is at its end, and nobody else keeps pages on its store.

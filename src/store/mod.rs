@@ -31,6 +31,7 @@ pub use block::{BlockStore, IoEngine};
 pub use faulty::{FaultControl, FaultyStore};
 pub use mem::MemStore;
 pub use sealed::SealedStore;
+pub(crate) use uring_queue::has_given_up;
 pub use wipe::Wipe;
 pub(crate) use wipe::wipe;
 

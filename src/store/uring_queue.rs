@@ -19,9 +19,11 @@ use super::{
 use crate::base::deadline::{Deadline, look_every};
 use crate::base::error::{Error, Result};
 use crate::sys::file::{Errno, IoVec};
+use crate::sys::stderr::send;
 use crate::sys::uring::{Outcome, Ring};
+use crate::sys::vm::never_unmap;
 use std::os::fd::{AsFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 /// Tags from here on are polls; below, flights.
@@ -38,6 +40,14 @@ const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How long dropping a queue waits for the device, and then again after cancelling.
 const DROP_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Said once: a process that gives up on a device mostly does so with many queues.
+static GIVEN_UP: Once = Once::new();
+
+/// Whether a queue of this process was dropped with requests in flight.
+pub(crate) fn has_given_up() -> bool {
+    GIVEN_UP.is_completed()
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Flight {
@@ -242,6 +252,33 @@ impl UringQueue {
         }
     }
 
+    /// Gives up on a device that does not answer, and with it the memory that it may still use: without
+    /// O_DIRECT the kernel holds no pages of it and goes by the address, whatever is mapped there. The
+    /// device stays this process's, for what is still to be written would overwrite a successor's data.
+    fn leave_to_the_kernel(&mut self) {
+        let is_free = |index: usize| self.free[..self.free_len].contains(&(index as u32));
+        let buffers = |index: usize| {
+            let (flight, base) = (&self.flights[index], index * SEGMENTS_MAX);
+            &self.iovecs[base + flight.first..base + flight.count]
+        };
+        let (mut start, mut end) = (usize::MAX, 0);
+        for index in (0..self.flights.len()).filter(|index| !is_free(*index)) {
+            for buffer in buffers(index) {
+                let addr = buffer.ptr().addr();
+                (start, end) = (start.min(addr), end.max(addr + buffer.len()));
+            }
+        }
+        never_unmap(start, end);
+        std::mem::forget(Arc::clone(&self.device));
+        GIVEN_UP.call_once(|| {
+            // What cannot be said at once is not worth a wait.
+            let _ = send(
+                b"farheap: a device has not answered for 10 s; the memory and the device that its \
+                requests use stay in use until the process ends\n",
+            );
+        });
+    }
+
     fn cancel_requests(&mut self) {
         for index in 0..self.flights.len() as u32 {
             if !self.free[..self.free_len].contains(&index) {
@@ -340,6 +377,9 @@ impl Drop for UringQueue {
         if self.in_flight() > 0 && self.submit().is_ok() {
             self.cancel_requests();
             self.drain(DROP_WAIT_MAX);
+        }
+        if self.in_flight() > 0 {
+            self.leave_to_the_kernel();
         }
     }
 }

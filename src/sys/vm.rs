@@ -7,9 +7,10 @@
 use super::fork::{self, Born, Private};
 use super::{errno, inherited, os_error};
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicBool, Ordering};
+use crate::base::sync::{AtomicBool, AtomicUsize, Ordering};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 /// The kernel's page size this crate is written for, in bytes.
 pub(crate) const KERNEL_PAGE: usize = 4096;
@@ -319,7 +320,7 @@ impl Drop for Mapping {
     #[cfg(not(miri))]
     fn drop(&mut self) {
         // What a forked child has there is something else.
-        if self.is_here() {
+        if self.is_here() && !LENT.overlaps(self.addr(), self.addr() + self.len) {
             fork::give_up_place(self.addr());
             unmap_piece(self.addr(), self.len);
         }
@@ -337,6 +338,45 @@ fn unmap_piece(start: usize, len: usize) {
     // SAFETY: called on pieces of a mapping that the caller owns and that nobody uses yet or any
     // more.
     unsafe { inherited::unmap(start, len) };
+}
+
+/// Ranges of addresses that the kernel may read or write at any time, for a device that has not answered.
+/// A mapping that overlaps one stays for ever: what would be mapped there next would be overwritten.
+struct Lent {
+    ranges: [(AtomicUsize, AtomicUsize); LENT_MAX],
+    count: AtomicUsize,
+}
+
+/// Ranges that are remembered. After more of them no mapping is unmapped any more.
+const LENT_MAX: usize = 32;
+
+static LENT: Lent = Lent {
+    ranges: [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; LENT_MAX],
+    count: AtomicUsize::new(0),
+};
+
+impl Lent {
+    fn overlaps(&self, start: usize, end: usize) -> bool {
+        // Acquire: pairs with `never_unmap`.
+        let count = self.count.load(Ordering::Acquire);
+        let mut ranges = self.ranges.iter().take(count);
+        count > LENT_MAX
+            || ranges.any(|(from, to)| {
+                start < to.load(Ordering::Relaxed) && from.load(Ordering::Relaxed) < end
+            })
+    }
+}
+
+/// Keeps all mappings that overlap `[start, end)` mapped from now on.
+pub(crate) fn never_unmap(start: usize, end: usize) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _one = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = LENT.count.load(Ordering::Relaxed);
+    if let Some((from, to)) = LENT.ranges.get(count) {
+        from.store(start, Ordering::Relaxed);
+        to.store(end, Ordering::Relaxed);
+    }
+    LENT.count.store((count + 1).min(LENT_MAX + 1), Ordering::Release);
 }
 
 /// A range of addresses to drop.
@@ -546,6 +586,29 @@ mod tests {
         let seen = [0, 1, 2, 3, 4, 5, 6, 7]
             .map(|page| byte(&mapping, page * KERNEL_PAGE).load(Ordering::Relaxed));
         assert_eq!(seen, [7, 0, 7, 0, 7, 7, 0, 7]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "knows no address space")]
+    fn a_mapping_that_the_kernel_may_still_use_stays_mapped() {
+        let map = || Mapping::reserve(4 * KERNEL_PAGE, KERNEL_PAGE, Huge::No).expect("maps");
+        let (lent, other) = (map(), map());
+        let (first, second) = (lent.addr(), other.addr());
+        never_unmap(first + KERNEL_PAGE, first + 2 * KERNEL_PAGE);
+        drop((lent, other));
+        let is_mapped = |addr: usize| {
+            // SAFETY: asks about a range of addresses; ENOMEM where none is mapped (msync(2)).
+            unsafe { libc::msync(addr as *mut _, 4 * KERNEL_PAGE, libc::MS_ASYNC) == 0 }
+        };
+        assert!(is_mapped(first));
+        // (Another thread's mapping may be where the second one was, but mostly is not.)
+        let freed = (0..64).any(|_| {
+            let other = map();
+            let addr = other.addr();
+            drop(other);
+            !is_mapped(addr)
+        });
+        assert!(freed, "{second:x} and all others stay");
     }
 
     #[test]
