@@ -225,11 +225,11 @@ const CONTENTS: &[Row] = &[
 ];
 
 fn contents_go_through_files_pipes_and_sockets(ground: &Ground) {
-    go_through(ground, CONTENTS, 4);
+    go_through(ground, CONTENTS, 1);
 }
 
 fn contents_go_through_a_pipe_without_copies(ground: &Ground) {
-    go_through(ground, &[("vmsplice and splice", vmsplice_and_splice)], 16);
+    go_through(ground, &[("vmsplice and splice", vmsplice_and_splice)], 4);
 }
 
 /// Calls of other processes on this one's memory, made by this process.
@@ -252,13 +252,13 @@ fn process_vm_writev(stretch: &Stretch, spot: Spot) -> Outcome {
 }
 
 fn other_processes_calls_find_the_bytes(ground: &Ground) {
-    go_through(ground, &[("process_vm_readv", process_vm_readv)], 16);
+    go_through(ground, &[("process_vm_readv", process_vm_readv)], 4);
     let write: &[Row] = &[("process_vm_writev", process_vm_writev)];
     // It writes as a device does, into pages that it holds.
     if ground.drops_busy_pages() {
-        ground.pinned(|| go_through(ground, write, 16));
+        ground.pinned(|| go_through(ground, write, 4));
     } else {
-        go_through(ground, write, 16);
+        go_through(ground, write, 4);
     }
 }
 
@@ -365,7 +365,7 @@ fn epoll(stretch: &Stretch, spot: Spot) -> Outcome {
 }
 
 fn structures_of_the_kernel_lie_in_far_memory(ground: &Ground) {
-    go_through(ground, STRUCTURES, 3);
+    go_through(ground, STRUCTURES, 1);
 }
 
 /// `struct timespec` of a wait that ends soon.
@@ -409,5 +409,5 @@ const FUTEXES: &[Row] = &[
 ];
 
 fn futexes_work_on_far_words(ground: &Ground) {
-    go_through(ground, FUTEXES, 6);
+    go_through(ground, FUTEXES, 2);
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A process that takes longer hangs. Thirty other runnable processes may share the processors.
-const HUNG: Duration = Duration::from_secs(240);
+const HUNG: Duration = Duration::from_secs(290);
 /// Longest output of a process, in lines: more is a flood.
 const LINES_MAX: usize = 60;
 /// What the twins are aligned to: the largest page.
