@@ -329,7 +329,8 @@ fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
     let config = RegionConfig { page: ByteCount::kib(4), ..RegionConfig::default() };
     let Some(region) = far_with(&manager, config, mem_store(ByteCount::mib(256))) else { return };
     let tables = || manager.stats().consumer("far heap").expect("joined").metadata;
-    assert_eq!(tables(), ByteCount::ZERO, "1 TiB is reserved and nothing touched");
+    let start = tables();
+    assert!(start <= ByteCount::kib(128), "1 TiB is reserved and nothing touched: {start}");
     let (count, each) = (64, ByteCount::mib(4));
     let mut last = None;
     for _ in 0..count {
@@ -338,7 +339,8 @@ fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
         last = Some(range);
     }
     let sparse = tables();
-    assert!(sparse >= ByteCount::kib(8 * count) && sparse <= ByteCount::kib(16 * count + 64));
+    let more = ByteCount(sparse.get() - start.get());
+    assert!(more >= ByteCount::kib(8 * count) && more <= ByteCount::kib(16 * count + 64));
     assert_eq!(region.stats().metadata_bytes, sparse.get());
     // SAFETY: mapped by this case, which is done with it.
     unsafe { region.unmap(last.expect("mapped"), each) }.expect("mapped above");

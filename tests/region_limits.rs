@@ -5,13 +5,14 @@
 mod common;
 
 use common::child::{case, run};
-use common::{mem_store, watchdog};
+use common::{eventually, mem_store, watchdog};
 use farheap::region::{Region, RegionConfig};
 use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Error};
+use std::ptr::NonNull;
 use std::time::Duration;
 
-const HANG: Duration = Duration::from_secs(240);
+const HANG: Duration = Duration::from_secs(900);
 const PAGE: usize = 4096;
 
 /// A region alone, or `None` with the reason printed.
@@ -62,6 +63,125 @@ fn a_page_that_is_pinned_many_times_counts_once() {
     unsafe { region.discard(byte(0), ByteCount(PAGE as u64)) }.expect("mapped");
     region.pin(byte(most + 1), ByteCount(1)).expect("in its place");
     region.pin(byte(most + 2), ByteCount(1)).expect_err("as many as may be");
+}
+
+/// Writes one word of each page, or checks it.
+fn write_pages(data: NonNull<u8>, pages: usize, seed: u64) {
+    for page in 0..pages {
+        // SAFETY: mapped by the test, which has given away no reference.
+        unsafe { data.as_ptr().add(page * PAGE).cast::<u64>().write(seed ^ page as u64) };
+    }
+}
+
+fn check_pages(data: NonNull<u8>, pages: usize, seed: u64) {
+    for page in 0..pages {
+        // SAFETY: as above; written before.
+        let word = unsafe { data.as_ptr().add(page * PAGE).cast::<u64>().read() };
+        assert_eq!(word, seed ^ page as u64, "page {page}");
+    }
+}
+
+#[test]
+fn tables_come_back_when_what_they_describe_is_freed() {
+    let _watch = watchdog("tables come back", HANG);
+    let Some(region) = region(small_pages(), ByteCount::mib(96)) else { return };
+    let tables = || ByteCount(region.stats().metadata_bytes);
+    let start = tables();
+    let len = ByteCount::mib(64);
+    let pages = len.as_usize() / PAGE;
+    for round in 0..2 {
+        let data = region.map(len).expect("room");
+        write_pages(data, pages, round);
+        check_pages(data, pages, round);
+        let full = tables();
+        assert!(full.get() >= start.get() + (600 << 10), "{full} for {len}");
+        // SAFETY: nobody uses it any more.
+        unsafe { region.unmap(data, len) }.expect("mapped above");
+        // Of slots that were in use a few stay ready.
+        let back = || tables() <= ByteCount(start.get() + (64 << 10));
+        assert!(eventually(back), "{} of {full} are still charged\n{}", tables(), region.stats());
+    }
+    let stats = region.stats();
+    assert!(stats.resident_bytes_max <= 8 << 20, "{stats}");
+    assert!(eventually(|| region.stats().stored_bytes == 0), "{stats}");
+}
+
+#[test]
+fn tables_of_a_part_stay_while_another_part_is_in_use() {
+    let _watch = watchdog("tables of parts", HANG);
+    let Some(region) = region(small_pages(), ByteCount::mib(64)) else { return };
+    let (count, part) = (16, ByteCount::mib(2));
+    let pages = part.as_usize() / PAGE;
+    let parts: Vec<_> = (0..count).map(|_| region.map(part).expect("room")).collect();
+    for round in 0..6_u64 {
+        // Threads fill some while others are freed and filled again.
+        std::thread::scope(|scope| {
+            for thread in 0..4_usize {
+                let (region, parts) = (&region, &parts);
+                let part_of = move |n: usize| (n * 4 + thread, parts[n * 4 + thread]);
+                let ptrs: Vec<(usize, usize)> =
+                    (0..4).map(part_of).map(|(n, ptr)| (n, ptr.as_ptr() as usize)).collect();
+                scope.spawn(move || {
+                    for (n, addr) in ptrs {
+                        let data = NonNull::new(addr as *mut u8).expect("mapped");
+                        let seed = round << 32 | (n as u64) << 24;
+                        write_pages(data, pages, seed);
+                        check_pages(data, pages, seed);
+                        if (n as u64 + round) % 3 == 0 {
+                            // SAFETY: this thread's part; nobody needs the contents.
+                            unsafe { region.discard(data.as_ptr(), part) }.expect("mapped");
+                            // SAFETY: mapped, and zero again.
+                            assert_eq!(unsafe { data.as_ptr().cast::<u64>().read() }, 0);
+                            write_pages(data, pages, seed);
+                        }
+                    }
+                });
+            }
+        });
+        for (n, data) in parts.iter().enumerate() {
+            check_pages(*data, pages, round << 32 | (n as u64) << 24);
+        }
+    }
+    assert!(region.stats().resident_bytes_max <= 8 << 20, "{}", region.stats());
+}
+
+#[test]
+fn memory_whose_tables_do_not_fit_is_refused_and_what_is_granted_can_be_used() {
+    let _watch = watchdog("tables that do not fit", HANG);
+    let config = small_pages();
+    let most = config.far_max();
+    assert!(most >= ByteCount::mib(200) && most <= ByteCount::gib(1), "{most}");
+    let Some(region) = region(config, ByteCount::gib(1)) else { return };
+    let part = ByteCount::mib(8);
+    let pages = part.as_usize() / PAGE;
+    let mut parts = Vec::new();
+    let error = loop {
+        match region.map(part) {
+            Ok(data) => parts.push(data),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::LimitExceeded { .. }), "{error}");
+    assert!(error.to_string().contains("tables of"), "{error}");
+    let got = ByteCount(parts.len() as u64 * part.get());
+    assert!(got <= most && got.get() + 2 * part.get() >= most.get(), "{got} of {most}");
+    // Each page of it is touched, and leaves.
+    for (n, data) in parts.iter().enumerate() {
+        write_pages(*data, pages, n as u64);
+    }
+    for (n, data) in parts.iter().enumerate().step_by(8) {
+        check_pages(*data, pages, n as u64);
+    }
+    let stats = region.stats();
+    assert_eq!(stats.poisoned, 0, "{stats}");
+    assert!(stats.resident_bytes_max <= stats.limit_bytes, "{stats}");
+    assert!(stats.metadata_bytes <= stats.limit_bytes * 5 / 8, "{}", stats.metadata_bytes);
+    // With some given back, as much is granted again.
+    let given = parts.pop().expect("several");
+    // SAFETY: nobody uses it any more.
+    unsafe { region.unmap(given, part) }.expect("mapped above");
+    region.map(part).expect("room for the same again");
+    region.map(part).expect_err("and not for more");
 }
 
 /// A control group with a memory limit, removed when dropped.

@@ -86,6 +86,7 @@ pub(crate) fn run(subject: &Subject) -> Vec<Check> {
     checks.push(kernel::map_count(&probe.limits));
     checks.push(kernel::locked_memory(&probe.limits));
     checks.push(configured);
+    checks.extend(config.as_ref().map(kernel::tables));
     checks.extend(storage::checks(subject, config.as_ref()));
     checks
 }

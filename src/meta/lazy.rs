@@ -8,7 +8,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, AtomicU64};
 use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 /// Types that are valid when all their bytes are zero and that may be shared between threads.
 ///
@@ -62,6 +62,34 @@ impl<T: Zeroed> LazyArray<T> {
         let mapping = Mapping::reserve(bytes.max(unit), unit, huge)?;
         Ok(LazyArray { mapping, len, _owns: PhantomData })
     }
+
+    /// Gives the memory of a range of elements back, as far as it is whole kernel pages: these read
+    /// as zero afterwards. The others stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel refuses; the elements are as they were, or zero.
+    pub(crate) fn give_back(&mut self, range: Range<usize>) -> Result<()> {
+        // SAFETY: `&mut self` is the only access, and zero is a valid element.
+        unsafe { self.give_back_shared(range) }
+    }
+
+    /// As [`give_back`](Self::give_back), while others may use other elements.
+    ///
+    /// # Safety
+    /// Nobody writes the elements meanwhile, and zero is what they are to be.
+    pub(crate) unsafe fn give_back_shared(&self, range: Range<usize>) -> Result<()> {
+        let end =
+            if range.end >= self.len { self.mapping.len() } else { range.end * size_of::<T>() };
+        let first = (range.start * size_of::<T>()).next_multiple_of(KERNEL_PAGE);
+        let len = (end / KERNEL_PAGE * KERNEL_PAGE).saturating_sub(first);
+        if len == 0 || cfg!(miri) {
+            return Ok(());
+        }
+        // SAFETY: the pages hold elements of the range only, or lie behind the last; the caller
+        // allows them to become zero. No reference says otherwise: `T` is zero, or is changed by
+        // its own interior mutability only.
+        unsafe { self.mapping.discard(first, len) }
+    }
 }
 
 impl<T: Zeroed> Deref for LazyArray<T> {
@@ -93,6 +121,19 @@ mod tests {
         assert_eq!(array[(1 << 30) - 1].load(Ordering::Relaxed), 0);
         array[1 << 29].store(7, Ordering::Relaxed);
         assert_eq!(array[1 << 29].load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "memory is not given back there")]
+    fn only_whole_pages_of_a_range_are_given_back() {
+        let mut array: LazyArray<u64> = LazyArray::new(1_100).expect("small");
+        array.fill(7);
+        array.give_back(500..1_030).expect("own memory");
+        assert!(array[..512].iter().all(|n| *n == 7), "shares a page with others");
+        assert!(array[512..1_024].iter().all(|n| *n == 0));
+        assert!(array[1_024..].iter().all(|n| *n == 7));
+        array.give_back(1_024..1_100).expect("own memory");
+        assert!(array[1_024..].iter().all(|n| *n == 0), "nothing is behind the last");
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
-use crate::page::opening::{ChunkState, Phase, Seen};
+use crate::page::opening::{ChunkState, Entered, Phase, Seen};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::signals::SignalsBlocked;
@@ -119,6 +119,26 @@ impl Chunks {
     /// fillers': it may have been opened since the caller looked last.
     pub(super) fn is_still_closed(&self, chunk: ChunkId) -> bool {
         self.states[chunk.0].is_still_closed()
+    }
+
+    /// Enters a closed chunk, so that its tables stay; `None` while it is not closed.
+    pub(super) fn enter(&self, chunk: ChunkId) -> Option<Entered<'_>> {
+        self.states[chunk.0].enter()
+    }
+
+    /// Latches a closed chunk that nobody has entered.
+    pub(super) fn latch_unentered(&self, chunk: ChunkId) -> bool {
+        self.states[chunk.0].latch_unentered()
+    }
+
+    /// Gives the latch of a chunk back that was closed and is.
+    pub(super) fn unlatch_closed(&self, chunk: ChunkId) {
+        self.states[chunk.0].unlatch(Phase::Closed);
+    }
+
+    /// Whether a thread is at the chunk at this moment.
+    pub(super) fn is_busy(&self, chunk: ChunkId) -> bool {
+        self.states[chunk.0].is_busy()
     }
 
     /// Notes whether a chunk's pages are in one huge page.

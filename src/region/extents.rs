@@ -4,7 +4,9 @@
 //! parts are in use. See `heap::source` for the contract.
 #![expect(unsafe_code, reason = "clears memory of the region")]
 
-use super::Region;
+use super::space::Committed;
+use super::{Region, report};
+use crate::base::error::Error;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::page::word::State;
 use std::ptr::NonNull;
@@ -28,7 +30,12 @@ impl Region {
     /// cleared here: such a page may be on the device, and the caller holds an allocator's locks.
     pub(crate) fn commit_extent(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<(usize, usize)> {
         let (offset, len) = (ptr.as_ptr() as usize - self.base(), len.as_usize());
-        if !self.space.commit(offset, len, self.capacity()) {
+        let capacity = self.capacity();
+        let fits = |after: &Committed| self.fits(after, capacity);
+        if let Err(error) = self.space.commit(offset, len, fits) {
+            if let Error::LimitExceeded { .. } = error {
+                report::warn("far memory is refused", &error);
+            }
             return None;
         }
         let page_bytes = self.pager.page_bytes;

@@ -14,23 +14,17 @@
 //!    |  some time has passed               | others gave nothing, or did not answer
 //!    '--------------- Refused <------------'      (while Refused: evicts its own pages)
 //! ```
-//! Also here: the region's tables (page words, the policy's, slot hashes, page tables) count
-//! against the limit, by groups of pages, when a page of a group is first used.
 //!
 //! # Invariants
 //! 1. Nothing here blocks a filler or the evictor.
-//! 2. Tables of a group are charged before a page of it is.
 #![expect(unsafe_code, reason = "promises that far memory is memory")]
 
 use super::Region;
-use super::chunk::{CHUNK, ChunkId};
 use super::pager::Pager;
 use crate::base::deadline::Deadline;
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageCount};
-use crate::meta::LazyArray;
-use crate::sys::vm::KERNEL_PAGE;
 use crate::tier::manager::{Account, Effort, MemoryManager, Reclaim, Spill};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -45,13 +39,6 @@ const ANSWER_MAX: Duration = Duration::from_millis(5);
 const REFUSED_FOR: Duration = Duration::from_millis(50);
 /// How long somebody who is owed waits for the next page to leave.
 const STALL_MAX: Duration = Duration::from_millis(100);
-
-/// Pages whose words share a kernel page.
-const GROUP_PAGES: u64 = (KERNEL_PAGE / 8) as u64;
-/// Bytes of a group's tables: page words, and the policy's 13 bytes a page, in whole pages.
-const GROUP_TABLES: u64 = 3 * KERNEL_PAGE as u64;
-/// Bytes of a slot's hash and its bits in the slot map.
-const SLOT_TABLES: u64 = 17;
 
 /// Bytes that a region keeps for itself whatever it holds: threads' stacks, histograms, lists of the
 /// evictor, upper page tables ...
@@ -73,32 +60,21 @@ pub(super) struct Joined {
     /// Microseconds from `epoch` to the last change of `help`.
     since_us: AtomicU64,
     epoch: Instant,
-    /// Per chunk: its page table and its group's tables are charged.
-    counted: LazyArray<AtomicU64>,
-    /// Per group: its tables are charged.
-    groups: LazyArray<AtomicU64>,
-    tables: AtomicU64,
-    slot_tables: AtomicU64,
     /// What the region keeps for itself, charged at the start.
     fixed: AtomicU64,
 }
 
 impl Joined {
-    pub(super) fn new(account: Option<Account>, span: usize, page_bytes: usize) -> Result<Joined> {
-        let (chunks, pages) = (span / CHUNK, (span / page_bytes) as u64);
-        Ok(Joined {
+    pub(super) fn new(account: Option<Account>) -> Joined {
+        Joined {
             account,
             owed: AtomicU64::new(0),
             paid: AtomicU64::new(0),
             help: AtomicU32::new(IDLE),
             since_us: AtomicU64::new(0),
             epoch: Instant::now(),
-            counted: LazyArray::new(chunks.div_ceil(64))?,
-            groups: LazyArray::new(pages.div_ceil(GROUP_PAGES).div_ceil(64) as usize)?,
-            tables: AtomicU64::new(0),
-            slot_tables: AtomicU64::new(0),
             fixed: AtomicU64::new(0),
-        })
+        }
     }
 
     fn set_help(&self, help: u32) {
@@ -125,16 +101,6 @@ impl Joined {
         }
         0
     }
-}
-
-/// Sets a bit; returns whether this call did.
-fn set_bit(bits: &LazyArray<AtomicU64>, at: usize) -> bool {
-    let bit = 1 << (at % 64);
-    bits[at / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0
-}
-
-fn has_bit(bits: &LazyArray<AtomicU64>, at: usize) -> bool {
-    bits[at / 64].load(Ordering::Relaxed) & (1 << (at % 64)) != 0
 }
 
 impl Pager {
@@ -274,52 +240,6 @@ impl Pager {
         self.policy.lock().resize(PageCount(limit.0 / self.page_bytes as u64));
         self.call_evictor();
     }
-
-    // Tables.
-
-    /// Charges the tables that describe a chunk, once. `false`: the limit leaves no room.
-    pub(super) fn count_tables(&self, chunk: ChunkId) -> bool {
-        let joined = &self.joined;
-        if has_bit(&joined.counted, chunk.0) {
-            return true;
-        }
-        let pages_per_chunk = (CHUNK / self.page_bytes) as u64;
-        let group = (chunk.0 as u64 * pages_per_chunk / GROUP_PAGES) as usize;
-        let new_group = !has_bit(&joined.groups, group);
-        let tables = KERNEL_PAGE as u64 + if new_group { GROUP_TABLES } else { 0 };
-        if !self.charge_leaving(ByteCount(tables), ByteCount::ZERO) {
-            return false;
-        }
-        let mut counted = 0;
-        if set_bit(&joined.counted, chunk.0) {
-            counted += KERNEL_PAGE as u64;
-        }
-        if new_group && set_bit(&joined.groups, group) {
-            counted += GROUP_TABLES;
-        }
-        // Another thread counted the rest.
-        self.budget.uncharge(ByteCount(tables - counted));
-        joined.tables.fetch_add(counted, Ordering::Relaxed);
-        true
-    }
-
-    /// Charges the tables of the slots that were ever used, as far as the limit has room now. For
-    /// the evictor, which uses them.
-    pub(super) fn count_slot_tables(&self) {
-        let touched = self.slots.touched().0 * SLOT_TABLES;
-        let tables = touched.next_multiple_of(KERNEL_PAGE as u64);
-        let counted = self.joined.slot_tables.load(Ordering::Relaxed);
-        if tables > counted && self.budget.try_charge(ByteCount(tables - counted)) {
-            self.joined.slot_tables.store(tables, Ordering::Relaxed);
-        }
-    }
-
-    /// Bytes of tables within what is charged.
-    pub(super) fn tables(&self) -> ByteCount {
-        let joined = &self.joined;
-        let pages = joined.tables.load(Ordering::Relaxed);
-        ByteCount(pages + joined.slot_tables.load(Ordering::Relaxed))
-    }
 }
 
 impl Reclaim for Pager {
@@ -327,7 +247,7 @@ impl Reclaim for Pager {
         let high = self.high_bytes.load(Ordering::Relaxed);
         match effort {
             Effort::Spare => {
-                let spares = self.free_spares(want.0, high);
+                let spares = self.free_spares(want.0, high) + self.release_tables();
                 let charged = self.budget.charged();
                 self.care.call_and_wait();
                 let purged = charged.0.saturating_sub(self.budget.charged().0);
@@ -360,7 +280,7 @@ impl Reclaim for Pager {
     }
 
     fn metadata(&self) -> ByteCount {
-        self.tables()
+        self.tables.bytes()
     }
 
     fn ceiling_changed(&self, _ceiling: ByteCount) {

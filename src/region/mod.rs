@@ -41,6 +41,7 @@ mod resolve;
 mod space;
 mod starved;
 mod stats;
+mod tables;
 mod team;
 
 pub(crate) use care::REST;
@@ -62,7 +63,7 @@ use filler::Filler;
 use lease::Lender;
 use pager::Pager;
 use requests::Requests;
-use space::Space;
+use space::{Committed, Space};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -231,6 +232,28 @@ impl RegionConfig {
     pub fn limit_min(page: ByteCount) -> ByteCount {
         const PAGES_MIN: u64 = 64;
         ByteCount::mib(8).max(ByteCount(page.0.saturating_mul(PAGES_MIN)))
+    }
+
+    /// The most that tables take of so much far memory, each page touched and stored: what describes
+    /// pages and slots, and the kernel's page tables. They count against the limit while they are
+    /// used. What is allocated is bounded so that they never take more than half of the limit; see
+    /// [`far_max`](Self::far_max).
+    #[must_use]
+    pub fn tables_max(&self, far: ByteCount) -> ByteCount {
+        let resident = PageCount(self.limit.0 / self.page.0.max(1));
+        let committed = Committed::of(far.0, self.page.0.max(1));
+        tables::tables_max(&committed, resident, SlotCount(u64::MAX))
+    }
+
+    /// About the most far memory that can be allocated under this limit with this page size, however
+    /// large the device is. Less where what is allocated is scattered: parts of 2 MiB count whole.
+    #[must_use]
+    pub fn far_max(&self) -> ByteCount {
+        let gib = ByteCount::gib(1);
+        let fixed = self.tables_max(ByteCount::ZERO).0;
+        let per_gib = (self.tables_max(ByteCount(gib.0 << 10)).0 - fixed) >> 10;
+        let room = tables::tables_allowed(self.limit).0.saturating_sub(fixed);
+        ByteCount((u128::from(room) * u128::from(gib.0) / u128::from(per_gib)) as u64)
     }
 
     fn check(mut self) -> Result<RegionConfig> {
@@ -439,16 +462,19 @@ impl Region {
     /// # Errors
     /// [`Error::Forked`] in a child of the region's process,
     /// [`Error::BadRange`] for a length of zero, [`Error::AddressSpace`] when no range is left,
-    /// [`Error::StoreFull`] when limit and device together could not keep so much.
+    /// [`Error::StoreFull`] when limit and device together could not keep so much,
+    /// [`Error::LimitExceeded`] when the tables that describe all that is mapped could take more
+    /// than half of the limit ([`RegionConfig::tables_max`]).
     pub fn map(&self, len: ByteCount) -> Result<NonNull<u8>> {
         if !self.is_here() {
             return Err(Error::Forked { what: "a region" });
         }
         let len = self.whole_pages(len)?;
         let offset = self.space.reserve(len, self.pager.page_bytes)?;
-        if !self.space.commit(offset, len, self.capacity()) {
+        let capacity = self.capacity();
+        if let Err(error) = self.space.commit(offset, len, |after| self.fits(after, capacity)) {
             self.space.release(offset, len);
-            return Err(self.full());
+            return Err(if let Error::StoreFull { .. } = error { self.full() } else { error });
         }
         let addr = self.pager.region.addr() + offset;
         Ok(NonNull::new(addr as *mut u8).expect("a region is never at address zero"))
@@ -545,6 +571,32 @@ impl Region {
         let reason =
             format!("its file system has space for {room} of {capacity} only; {what_to_do}");
         Error::Device { path: store.describe().into(), reason }
+    }
+
+    /// Whether limit and device can keep so much, of `capacity` pages, and describe it.
+    ///
+    /// # Errors
+    /// [`Error::StoreFull`], [`Error::LimitExceeded`].
+    fn fits(&self, committed: &Committed, capacity: PageCount) -> Result<()> {
+        if committed.pages > capacity.0 {
+            return Err(Error::StoreFull { slots: self.pager.slots.slots() });
+        }
+        let limit = self.pager.budget.limit();
+        let resident = PageCount(limit.0 / self.pager.page_bytes as u64);
+        let most = tables::tables_max(committed, resident, self.pager.slots.slots());
+        let allowed = tables::tables_allowed(limit);
+        if most > allowed {
+            let far = ByteCount(committed.pages * self.pager.page_bytes as u64);
+            let page = self.page_size();
+            // Not for who only asks whether there is room.
+            let _ours = keep_local();
+            let reason = format!(
+                "the tables of {far} of far memory in pages of {page} may take {most}, of {allowed} \
+                 that a limit of {limit} allows them: raise the limit, or the page size"
+            );
+            return Err(Error::LimitExceeded { reason });
+        }
+        Ok(())
     }
 
     /// First and number of the pages that a range touches.

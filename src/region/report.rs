@@ -11,6 +11,7 @@
 //!    lost page, which mostly ends it, for [`MOMENT`].
 //! 2. What is not said is counted, and the count is said.
 
+use super::pager::NO_SLOT;
 use crate::base::error::Error;
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
@@ -247,9 +248,42 @@ fn say_last(arguments: std::fmt::Arguments<'_>) -> ! {
     std::process::abort();
 }
 
+/// What takes the memory that a page cannot have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoRoom {
+    pub(super) limit: ByteCount,
+    pub(super) tables: ByteCount,
+    pub(super) pinned: ByteCount,
+    /// Why writing back fails; 0 when it does not, [`NO_SLOT`] when the device is full.
+    pub(super) errno: u32,
+}
+
+impl std::fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let NoRoom { limit, tables, pinned, errno } = self;
+        write!(
+            f,
+            "no page can be evicted to make room for it: of a limit of {limit}, {tables} are "
+        )?;
+        write!(f, "tables, {pinned} are pinned, ")?;
+        match *errno {
+            0 => f.write_str("and the device takes what is written"),
+            NO_SLOT => f.write_str("and the device is full"),
+            errno => write!(f, "and writes to the device fail: errno {errno}"),
+        }
+    }
+}
+
 /// A page's content is lost; whoever touches it gets SIGBUS.
-pub(super) fn lost_page(addr: usize, len: usize, cause: &Error) {
-    let cause = Cause(cause);
+pub(super) fn lost_page(addr: usize, len: usize, cause: &Error, room: NoRoom) {
+    if let Error::LimitExceeded { .. } = cause {
+        lost_page_to(addr, len, format_args!("{room}"));
+    } else {
+        lost_page_to(addr, len, format_args!("{}", Cause(cause)));
+    }
+}
+
+fn lost_page_to(addr: usize, len: usize, cause: std::fmt::Arguments<'_>) {
     let is_sent = say(
         "a page cannot be brought back; touching it is SIGBUS",
         LOST_PAGES_MAX,
@@ -331,9 +365,7 @@ impl std::fmt::Display for Cause<'_> {
                 })
             }
             Error::Corrupt { slot } => write!(f, "checksum mismatch in slot {slot}"),
-            Error::LimitExceeded { .. } => {
-                f.write_str("no page can be evicted to make room for it (device full or failing, or all pinned)")
-            }
+            Error::LimitExceeded { reason } => f.write_str(reason),
             _ => f.write_str("unexpected error"),
         }
     }

@@ -82,9 +82,8 @@ impl Pager {
             self.wake(page);
             return Some(Answer::Done);
         }
-        if !self.chunks.is_closed(chunk) {
-            return Some(Answer::Again);
-        }
+        // Until the end, when the word keeps the tables.
+        let Some(_entered) = self.chunks.enter(chunk) else { return Some(Answer::Again) };
         if !self.count_tables(chunk) {
             return Some(Answer::Starved);
         }
@@ -286,7 +285,18 @@ impl Pager {
 
     /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.
     pub(super) fn give_up(&self, page: PageId, cause: &Error) {
+        let chunk = self.chunk_of(page);
         let word = self.word(page).load();
+        let entered = match word.state() {
+            State::Empty => self.chunks.enter(chunk),
+            _ => None,
+        };
+        if word.state() == State::Empty {
+            if entered.is_none() {
+                return self.wake(page); // Opened, or about to be: the thread faults again if not.
+            }
+            self.count_tables_anyway(chunk);
+        }
         let (slot, frame) = match word.state() {
             State::Empty => (None, None),
             State::Stored => (word.slot(), None),
@@ -299,7 +309,7 @@ impl Pager {
         if self.word(page).try_change(word, moving).is_err() {
             return self.wake(page);
         }
-        if word.state() == State::Empty && !self.chunks.is_still_closed(self.chunk_of(page)) {
+        if word.state() == State::Empty && !self.chunks.is_still_closed(chunk) {
             // Opened since: the kernel fills the page.
             self.settle(page, moving, word);
             return self.wake(page);

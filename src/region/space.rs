@@ -9,7 +9,9 @@
 //!    all its live units belong to the caller.
 //! 2. Committed pages never outnumber what limit and device can keep together.
 
+use super::chunk::CHUNK;
 use super::pager::Pager;
+use super::tables::{BLOCK_PAGES, GROUP_PAGES};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId};
@@ -48,7 +50,39 @@ struct State {
     released: Vec<Units>,
     /// One bit per unit: committed.
     live: LazyArray<u64>,
-    committed: u64,
+    committed: Committed,
+}
+
+/// What is committed, in pages and in the spans of addresses whose tables come and go together: how
+/// many of each have at least one live unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Committed {
+    pub(super) pages: u64,
+    pub(super) chunks: u64,
+    pub(super) groups: u64,
+    pub(super) blocks: u64,
+}
+
+impl Committed {
+    /// What so many bytes from a multiple of all spans on are.
+    pub(super) fn of(bytes: u64, page_bytes: u64) -> Committed {
+        let spans = |pages: u64| bytes.div_ceil(pages.saturating_mul(page_bytes));
+        Committed {
+            pages: spans(1),
+            chunks: bytes.div_ceil(CHUNK as u64),
+            groups: spans(GROUP_PAGES),
+            blocks: spans(BLOCK_PAGES),
+        }
+    }
+
+    fn with(self, other: Committed, join: impl Fn(u64, u64) -> u64) -> Committed {
+        Committed {
+            pages: join(self.pages, other.pages),
+            chunks: join(self.chunks, other.chunks),
+            groups: join(self.groups, other.groups),
+            blocks: join(self.blocks, other.blocks),
+        }
+    }
 }
 
 impl Space {
@@ -58,7 +92,7 @@ impl Space {
             fresh: 0,
             released: Vec::with_capacity(RELEASED_MAX),
             live: LazyArray::new(total.div_ceil(64))?,
-            committed: 0,
+            committed: Committed::default(),
         };
         let units_per_page = page_bytes / KERNEL_PAGE;
         Ok(Space { state: Ranked::new(Rank::Space, state), total, units_per_page })
@@ -66,7 +100,7 @@ impl Space {
 
     /// Pages with at least one live unit.
     pub(super) fn committed(&self) -> PageCount {
-        PageCount(self.state.lock().committed)
+        PageCount(self.state.lock().committed.pages)
     }
 
     /// Pages up to the end of everything that was ever handed out.
@@ -96,17 +130,23 @@ impl Space {
         self.state.lock().give_back(units(offset, len));
     }
 
-    /// Makes a reserved range usable, within `capacity` pages. Returns `false` when it is not.
-    pub(super) fn commit(&self, offset: usize, len: usize, capacity: PageCount) -> bool {
+    /// Makes a reserved range usable, if what is committed then `fits`.
+    ///
+    /// # Errors
+    /// As `fits`, which is called with the lock held.
+    pub(super) fn commit(
+        &self,
+        offset: usize,
+        len: usize,
+        fits: impl FnOnce(&Committed) -> Result<()>,
+    ) -> Result<()> {
         let range = units(offset, len);
         let mut state = self.state.lock();
-        let fresh = self.pages_without_live(&state, range);
-        if state.committed + fresh > capacity.0 {
-            return false;
-        }
-        state.committed += fresh;
+        let after = state.committed.with(self.without_live(&state, range), |a, b| a + b);
+        fits(&after)?;
+        state.committed = after;
         state.set(range, true);
-        true
+        Ok(())
     }
 
     /// Whether all of a range is committed.
@@ -126,8 +166,8 @@ impl Space {
         }
         let mut state = self.state.lock();
         state.set(range, false);
-        state.committed -= self.pages_without_live(&state, range);
-        for page in self.edges(range) {
+        state.committed = state.committed.with(self.without_live(&state, range), |a, b| a - b);
+        for page in edges(range, per_page) {
             if !state.any_live(Units { first: page * per_page, count: per_page }) {
                 pager.discard(PageId(page as u64), PageCount(1));
             }
@@ -136,27 +176,36 @@ impl Space {
 
     /// The one or two pages that a range covers only in part.
     pub(super) fn partly_covered(&self, offset: usize, len: usize) -> impl Iterator<Item = PageId> {
-        self.edges(units(offset, len)).map(|page| PageId(page as u64))
+        edges(units(offset, len), self.units_per_page).map(|page| PageId(page as u64))
     }
 
-    fn edges(&self, range: Units) -> impl Iterator<Item = usize> + use<> {
-        let per_page = self.units_per_page;
-        let head = (!range.first.is_multiple_of(per_page)).then_some(range.first / per_page);
-        let tail = (!range.end().is_multiple_of(per_page)).then_some(range.end() / per_page);
-        head.into_iter().chain(tail.filter(move |tail| head != Some(*tail)))
+    /// Pages and spans touched by a range, none of whose units is live at the moment, that have no
+    /// live unit.
+    fn without_live(&self, state: &State, range: Units) -> Committed {
+        let count = |per_span: usize| {
+            let (first, end) = (range.first.div_ceil(per_span), range.end() / per_span);
+            let inner = end.saturating_sub(first) as u64;
+            let is_unused = |span: &usize| {
+                let first = span * per_span;
+                let count = per_span.min(self.total - first);
+                !state.any_live(Units { first, count })
+            };
+            inner + edges(range, per_span).filter(is_unused).count() as u64
+        };
+        Committed {
+            pages: count(self.units_per_page),
+            chunks: count(CHUNK / KERNEL_PAGE),
+            groups: count(GROUP_PAGES as usize * self.units_per_page),
+            blocks: count(BLOCK_PAGES as usize * self.units_per_page),
+        }
     }
+}
 
-    /// Pages touched by a range none of whose units is live at the moment.
-    fn pages_without_live(&self, state: &State, range: Units) -> u64 {
-        let per_page = self.units_per_page;
-        let (first, end) = (range.first.div_ceil(per_page), range.end() / per_page);
-        let inner = end.saturating_sub(first) as u64;
-        let edges = self
-            .edges(range)
-            .filter(|page| !state.any_live(Units { first: page * per_page, count: per_page }))
-            .count() as u64;
-        inner + edges
-    }
+/// The one or two spans that a range covers only in part.
+fn edges(range: Units, per_span: usize) -> impl Iterator<Item = usize> {
+    let head = (!range.first.is_multiple_of(per_span)).then_some(range.first / per_span);
+    let tail = (!range.end().is_multiple_of(per_span)).then_some(range.end() / per_span);
+    head.into_iter().chain(tail.filter(move |tail| head != Some(*tail)))
 }
 
 impl State {
@@ -256,12 +305,37 @@ mod tests {
         let space = Space::new(64 * PAGE, PAGE).expect("a small space");
         space.reserve(8 * PAGE, PAGE).expect("fresh space");
         let half = PAGE / 2;
-        assert!(space.commit(0, half, PageCount(2)));
-        assert!(space.commit(half, half, PageCount(2)), "the same page's other half is free");
+        let commit = |offset, len| {
+            let full = Error::BadRange { reason: "full" };
+            space.commit(offset, len, |after| if after.pages > 2 { Err(full) } else { Ok(()) })
+        };
+        commit(0, half).expect("the first page");
+        commit(half, half).expect("the same page's other half is free");
         assert_eq!(space.committed(), PageCount(1));
-        assert!(!space.commit(PAGE, 2 * PAGE, PageCount(2)));
-        assert!(space.commit(PAGE + half, half, PageCount(2)));
+        commit(PAGE, 2 * PAGE).expect_err("three pages");
+        commit(PAGE + half, half).expect("the second page");
         assert_eq!(space.committed(), PageCount(2));
+    }
+
+    #[test]
+    fn spans_are_counted_by_the_live_units_in_them() {
+        let space = Space::new(2 * CHUNK + 8 * PAGE, PAGE).expect("a small space");
+        space.reserve(2 * CHUNK + 8 * PAGE, PAGE).expect("fresh space");
+        let mut seen = Committed::default();
+        let mut commit = |offset, len| {
+            let look = |after: &Committed| {
+                seen = *after;
+                Ok(())
+            };
+            space.commit(offset, len, look).expect("nothing is refused");
+            (seen.pages, seen.chunks, seen.groups, seen.blocks)
+        };
+        assert_eq!(commit(0, KERNEL_PAGE), (1, 1, 1, 1));
+        assert_eq!(commit(2 * KERNEL_PAGE, KERNEL_PAGE), (1, 1, 1, 1));
+        assert_eq!(commit(CHUNK - PAGE, 2 * PAGE), (3, 2, 1, 1));
+        assert_eq!(commit(2 * CHUNK + 7 * PAGE, PAGE), (4, 3, 1, 1), "the last, in part");
+        let of = Committed::of(3 * CHUNK as u64 + 1, 4096);
+        assert_eq!((of.pages, of.chunks, of.groups, of.blocks), (1537, 4, 4, 1));
     }
 
     #[test]

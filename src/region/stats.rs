@@ -17,7 +17,8 @@ pub struct Stats {
     /// Largest number of charged bytes there ever was; resident bytes never exceeded it.
     pub resident_bytes_max: u64,
     /// Of these, bytes of tables: page words, the policy's lists, slot hashes, page tables.
-    /// Proportional to the pages and slots that were ever used.
+    /// In proportion to the pages and slots in use; what is left of others is given back within
+    /// a second or when memory is short.
     pub metadata_bytes: u64,
     /// Bytes of the pages that hold live data, resident or not.
     pub committed_bytes: u64,
@@ -115,7 +116,7 @@ impl Stats {
             limit_bytes: pager.budget.limit().0,
             resident_bytes: pager.budget.charged().0.saturating_sub(pager.open_but_absent().0),
             charged_bytes: pager.budget.charged().0,
-            metadata_bytes: pager.tables().0,
+            metadata_bytes: pager.tables.bytes().0,
             resident_bytes_max: pager.budget.charged_max().0,
             committed_bytes: committed.0 * page,
             stored_bytes: pager.slots.in_use().0 * page,

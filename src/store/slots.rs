@@ -3,11 +3,15 @@
 //! A [`SlotMap`] cuts a store into slots of one size. The life of a slot:
 //!
 //! ```text
+//!   asleep <--wake, sleep--> free
 //!   free --take_run--> in use --put--> pending --next_discardable--> discarding
 //!    ^                   ^                |                              |
 //!    |                   '----take_run----' (when none is free)          |
 //!    '-----------------------------discarded-----------------------------'
 //! ```
+//!
+//! Slots wake and sleep by groups of [`GROUP_SLOTS`], whose tables their owner keeps: a slot that is
+//! asleep takes no memory, so that tables are in proportion to what is stored, and not to the device.
 //!
 //! Runs are given out first-fit from a cursor that goes round, so that one batch of write-backs
 //! follows the other on the device. The lock (rank `Slots`) is held for searches only, never for
@@ -15,13 +19,17 @@
 //! [`discarded`](SlotMap::discarded). Allocates nothing from the Rust heap.
 //!
 //! # Invariants
-//! 1. A slot is in at most one of `free`, `used` and `pending`; in none while discarding.
+//! 1. A slot is in at most one of `free`, `used` and `pending`; in none while discarding or asleep.
+//! 2. A group is asleep as a whole.
 
 use super::bits::BitSet;
 use crate::base::error::Result;
 use crate::base::sync::Rank;
 use crate::base::units::{SlotCount, SlotId};
 use crate::sys::signals::FaultLock;
+
+/// Slots that wake and sleep together: those whose hashes, 16 bytes each, share a kernel page.
+pub(crate) const GROUP_SLOTS: u64 = 256;
 
 /// Runs looked at before the longest of them is taken. More find longer runs on a fragmented
 /// store, under the lock.
@@ -42,6 +50,10 @@ struct State {
     free: BitSet,
     used: BitSet,
     pending: BitSet,
+    /// Groups that are asleep.
+    asleep: BitSet,
+    /// Where the next group that may go to sleep is looked for.
+    sleep_cursor: u64,
     /// Slots from here on were never given out.
     untouched: u64,
     /// Where the next run is looked for.
@@ -51,20 +63,80 @@ struct State {
 }
 
 impl SlotMap {
-    /// Creates the map of a store with `slots` free slots.
+    /// Creates the map of a store with `slots` slots, all of them asleep.
     ///
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) when there is no address space for it.
     pub(crate) fn new(slots: SlotCount) -> Result<SlotMap> {
         let state = State {
-            free: BitSet::full(slots.get())?,
+            free: BitSet::empty(slots.get())?,
             used: BitSet::empty(slots.get())?,
             pending: BitSet::empty(slots.get())?,
+            asleep: BitSet::full(slots.get().div_ceil(GROUP_SLOTS))?,
+            sleep_cursor: 0,
             untouched: 0,
             cursor: 0,
             discard_cursor: 0,
         };
         Ok(SlotMap { slots, state: FaultLock::new(Rank::Slots, state) })
+    }
+
+    /// The slots of a group.
+    fn range(&self, group: u64) -> (u64, u64) {
+        let first = group * GROUP_SLOTS;
+        (first, GROUP_SLOTS.min(self.slots.get() - first))
+    }
+
+    /// Makes the first group that is asleep free; `false` when none is.
+    pub(crate) fn wake(&self) -> bool {
+        let mut state = self.state.lock();
+        let Some(group) = state.asleep.next(0) else { return false };
+        state.asleep.remove(group, 1);
+        let (first, count) = self.range(group);
+        state.free.insert(first, count);
+        true
+    }
+
+    /// Puts a group that is free as a whole to sleep; its first slot.
+    pub(crate) fn sleep(&self) -> Option<SlotId> {
+        /// Groups looked at before the search goes on another time.
+        const LOOKS_MAX: u64 = 4096;
+        let groups = self.slots.get().div_ceil(GROUP_SLOTS);
+        let mut state = self.state.lock();
+        for _ in 0..LOOKS_MAX.min(groups) {
+            // Of the last group the rest is used first: from the end.
+            let group = match state.sleep_cursor {
+                0 => groups - 1,
+                at => at.min(groups) - 1,
+            };
+            state.sleep_cursor = group;
+            let (first, count) = self.range(group);
+            if state.free.run(first, count) == count {
+                state.free.remove(first, count);
+                state.asleep.insert(group, 1);
+                return Some(SlotId(first));
+            }
+        }
+        None
+    }
+
+    /// Whether any group is asleep.
+    pub(crate) fn has_asleep(&self) -> bool {
+        self.state.lock().asleep.count() > 0
+    }
+
+    /// Slots that can be given out now, and slots given out.
+    pub(crate) fn awake(&self) -> (SlotCount, SlotCount) {
+        let state = self.state.lock();
+        (SlotCount(state.free.count() + state.pending.count()), SlotCount(state.used.count()))
+    }
+
+    /// Whether a run of `want` slots would be found.
+    pub(crate) fn has_run(&self, want: SlotCount) -> bool {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let run = find_run(&mut state.free, state.cursor, want.get());
+        run.is_some_and(|(_, count)| count == want.get())
     }
 
     /// Slots that there are.
@@ -187,8 +259,11 @@ mod tests {
     use proptest::test_runner::{Config, RngSeed, TestRunner};
     use std::collections::BTreeSet;
 
+    /// A map all of whose slots are awake.
     fn map(slots: u64) -> SlotMap {
-        SlotMap::new(SlotCount(slots)).expect("slot map")
+        let map = SlotMap::new(SlotCount(slots)).expect("slot map");
+        while map.wake() {}
+        map
     }
 
     fn take(map: &SlotMap, want: u64) -> Option<(u64, u64)> {
@@ -262,9 +337,32 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "takes address space by the gigabyte")]
     fn a_map_of_billions_of_slots_is_made_and_searched_at_once() {
-        let map = map(1 << 36);
+        let map = SlotMap::new(SlotCount(1 << 36)).expect("slot map");
+        assert_eq!(take(&map, 8), None, "all are asleep");
+        assert!(map.wake());
         assert_eq!(take(&map, 8), Some((0, 8)));
         assert_eq!(map.slots(), SlotCount(1 << 36));
+    }
+
+    #[test]
+    fn groups_sleep_when_none_of_their_slots_is_in_use() {
+        let map = map(2 * GROUP_SLOTS + 10);
+        assert!(!map.has_asleep());
+        assert_eq!(take(&map, 2), Some((0, 2)));
+        assert_eq!(map.sleep(), Some(SlotId(2 * GROUP_SLOTS)), "a part of a group");
+        assert_eq!(map.sleep(), Some(SlotId(GROUP_SLOTS)));
+        assert_eq!(map.sleep(), None, "in use");
+        assert_eq!(map.awake(), (SlotCount(GROUP_SLOTS - 2), SlotCount(2)));
+        assert!(!map.has_run(SlotCount(GROUP_SLOTS)) && map.has_run(SlotCount(100)));
+        map.put_all(&[SlotId(0), SlotId(1)]);
+        assert_eq!(map.sleep(), None, "still to be discarded");
+        let run = map.next_discardable().expect("two are pending");
+        assert_eq!(map.sleep(), None, "being discarded");
+        map.discarded(run);
+        assert_eq!(map.sleep(), Some(SlotId(0)));
+        assert_eq!((take(&map, 1), map.awake().0), (None, SlotCount(0)));
+        assert!(map.wake() && map.wake() && map.wake() && !map.wake());
+        assert_eq!(map.awake().0, map.slots());
     }
 
     #[derive(Clone, Debug)]

@@ -316,6 +316,16 @@ impl Mapping {
     }
 }
 
+/// Whether the kernel frees the page table of a range of 2 MiB whose pages are dropped: from Linux
+/// 6.14 on, on x86-64 (`CONFIG_PT_RECLAIM`).
+pub(crate) fn frees_page_tables() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    let version = (numbers.next(), numbers.next());
+    let (Some(Ok(major)), Some(Ok(minor))) = version else { return false };
+    cfg!(target_arch = "x86_64") && (major, minor) >= (6, 14)
+}
+
 impl Drop for Mapping {
     #[cfg(not(miri))]
     fn drop(&mut self) {

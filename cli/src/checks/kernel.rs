@@ -173,6 +173,32 @@ pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
     }
 }
 
+/// What tables take of the configured limit.
+pub(super) fn tables(config: &Config) -> Check {
+    const NAME: &str = "tables";
+    let region = config.region();
+    let gib = ByteCount::gib(1);
+    let per_gib = ByteCount((region.tables_max(ByteCount::gib(1024)).get()) / 1024);
+    let most = region.far_max();
+    let found = format!(
+        "up to {per_gib} for each GiB of far memory in pages of {}: at most {most} of it under a \
+         limit of {}",
+        config.page(),
+        config.limit()
+    );
+    match config.capacity() {
+        Some(capacity) if capacity > most => Check::new(NAME, Verdict::Warn, found)
+            .meaning(format!(
+                "allocations are refused before a capacity of {capacity} is used; larger pages need \
+                 smaller tables"
+            ))
+            .repair_when("for example:", "export FARHEAP_CONF=page:64KiB"),
+        _ if most < gib => Check::new(NAME, Verdict::Warn, found)
+            .meaning("larger pages need smaller tables, a larger limit holds more of them"),
+        _ => Check::new(NAME, Verdict::Pass, found),
+    }
+}
+
 /// Swap.
 pub(super) fn swap(memory: &Memory) -> Check {
     const NAME: &str = "swap";
@@ -358,6 +384,17 @@ mod tests {
         let check = memory(&found, Some(&config("limit:512MiB")));
         assert_eq!(check.verdict, Verdict::Warn);
         assert!(check.meaning[0].contains("124.0 MiB"), "{:?}", check.meaning);
+    }
+
+    #[test]
+    fn tables_are_told_per_gib_and_bound_what_can_be_allocated() {
+        let check = |text: &str| tables(&Config::parse(text).expect(text));
+        let small = check("limit:8MiB,page:4KiB,capacity:2GiB");
+        assert_eq!(small.verdict, Verdict::Warn);
+        assert!(small.meaning[0].contains("2.0 GiB"), "{small:?}");
+        let large = check("limit:1GiB,page:64KiB,capacity:100GiB");
+        assert_eq!(large.verdict, Verdict::Pass, "{large:?}");
+        assert!(large.found.contains("for each GiB"), "{large:?}");
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Evictor {
     fn turn(&mut self) -> Result<()> {
         self.pager.evictor_looks();
         report::flush();
-        self.pager.count_slot_tables();
+        self.pager.count_tables_of_limit();
         if self.pager.discarder.met_locks() {
             report::unlocked();
         }
@@ -163,6 +163,10 @@ impl Evictor {
         self.settle_lingering();
         self.recover();
         let discarded = !worked && self.discard_slots();
+        if !asked && !worked && !discarded {
+            self.pager.release_tables();
+        }
+        let discarded = discarded || !worked && self.pager.sleep_slots();
         // While writes fail, what was found dirty goes back: looking for clean pages all the time
         // would be all this thread does.
         let hopeless = self.is_paused() && self.pager.exhausted.load(Ordering::Acquire);
@@ -252,6 +256,7 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
+            self.pager.release_tables();
             // What the heap keeps of freed memory need not be written.
             self.pager.care.call();
             freed = match self.evict_chunk(wanted.min(BATCH_MAX)) {

@@ -105,6 +105,7 @@ impl Evictor {
             return 1;
         }
         let want = self.count_for_write(dirty);
+        self.pager.ready_slots(SlotCount(want as u64));
         let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
             self.writes_fail(NO_SLOT);
             if self.pager.frames.slot(frame).is_some() {

@@ -28,6 +28,7 @@ impl Pager {
                     break;
                 }
             }
+            self.tables.note_emptied(chunk);
             next = part_end;
         }
     }

@@ -4,7 +4,7 @@
 use super::Pager;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
-use crate::base::units::PageId;
+use crate::base::units::{ByteCount, PageId};
 use crate::page::word::{FrameId, Word};
 use crate::region::evictor::content::is_copied_then;
 use crate::region::resolve::Answer;
@@ -307,7 +307,13 @@ impl Pager {
     /// Says so on standard error.
     pub(crate) fn poison(&self, page: PageId, from: Word, cause: &Error) {
         self.counters.poisoned.bump();
-        report::lost_page(self.addr(page), self.page_bytes, cause);
+        let room = report::NoRoom {
+            limit: self.budget.limit(),
+            tables: self.tables.bytes(),
+            pinned: ByteCount(self.pinned.load(Ordering::Relaxed) * self.page_size().0),
+            errno: self.write_errno.load(Ordering::Acquire),
+        };
+        report::lost_page(self.addr(page), self.page_bytes, cause, room);
         if self.uffd.has(feature::POISON) {
             // SAFETY: the page is missing and its content is lost.
             let mut outcome = unsafe { self.uffd.poison(self.addr(page), self.page_bytes) };

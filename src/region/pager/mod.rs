@@ -32,6 +32,7 @@ use super::latency::Recorder;
 use super::lease::Leases;
 use super::readahead::{Found, Most, Streams, Window};
 use super::starved::{FAULTS_HELD_MAX, Starved};
+use super::tables::Tables;
 use super::team::Team;
 use super::{Advice, Install, Mode, RegionConfig};
 use crate::base::error::{Error, Result};
@@ -94,6 +95,7 @@ pub(crate) struct Pager {
     pub(crate) budget: Arc<Budget>,
     /// Its place under a memory manager.
     pub(in crate::region) joined: Joined,
+    pub(in crate::region) tables: Tables,
     pub(in crate::region) care: Care,
     pub(crate) policy: FaultLock<Box<dyn EvictionPolicy>>,
     pub(crate) store: Arc<dyn Store>,
@@ -101,7 +103,7 @@ pub(crate) struct Pager {
     pub(in crate::region) place: Box<str>,
     pub(crate) slots: SlotMap,
     /// Per slot: hash of what was written there.
-    sums: LazyArray<[AtomicU64; 2]>,
+    pub(in crate::region) sums: LazyArray<[AtomicU64; 2]>,
     hash_seed: u64,
     zero_sum: Sum,
     pub(crate) verify: bool,
@@ -213,7 +215,8 @@ impl Pager {
             discarder: Discarder::new(),
             budget,
             care: Care::new(),
-            joined: Joined::new(account, config.span.as_usize(), page_bytes)?,
+            joined: Joined::new(account),
+            tables: Tables::new(config.span.as_usize(), page_bytes)?,
             policy: FaultLock::new(Rank::Policy, policy),
             slots: SlotMap::new(SlotCount(slot_count as u64))?,
             sums: LazyArray::new(slot_count)?,
@@ -255,6 +258,9 @@ impl Pager {
             stop: AtomicBool::new(false),
         };
         pager.set_limit(config.limit);
+        // Before there is anything to evict.
+        pager.count_tables_of_limit();
+        pager.ready_slots(SlotCount(1));
         Ok(pager)
     }
 

@@ -43,11 +43,12 @@ impl Ask<'_> {
         self.only.is_none_or(|only| Arc::ptr_eq(only, member)) && !(self.others && is_asking)
     }
 
-    /// What may be taken from a consumer.
-    fn room(&self, member: &Arc<Member>) -> u64 {
+    /// What may be taken from a consumer, of whose bytes so many are `tables`, which it needs for
+    /// what its floor protects, and for what it has on the device as well.
+    fn room(&self, member: &Arc<Member>, tables: ByteCount) -> u64 {
         let is_asking = self.asking.is_some_and(|asking| Arc::ptr_eq(asking, member));
-        let floor = if is_asking { 0 } else { member.floor().0 };
-        member.budget.charged().0.saturating_sub(floor)
+        let kept = if is_asking { 0 } else { member.floor().0.saturating_add(tables.0) };
+        member.budget.charged().0.saturating_sub(kept)
     }
 }
 
@@ -177,7 +178,8 @@ impl Shared {
                 self.guarded(member, || reclaimer.cost(effort))
             });
             for (member, reclaimer) in members.iter().flatten() {
-                let bytes = ask.room(member).min(want.0.saturating_sub(freed));
+                let tables = self.guarded(member, || reclaimer.metadata()).unwrap_or_default();
+                let bytes = ask.room(member, tables).min(want.0.saturating_sub(freed));
                 if bytes > 0 {
                     let got = self.call_reclaimer(member, &**reclaimer, ByteCount(bytes), effort);
                     self.reclaimed[effort as usize].fetch_add(got.0, Ordering::Relaxed);

@@ -85,6 +85,10 @@ pub trait EvictionPolicy: Send + Debug {
     /// resident any more. A page named is not resident in the policy's eyes from then on.
     fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount;
 
+    /// Forgets all pages of a range and gives back what memory it keeps of them alone, if none of
+    /// them is resident. A policy that keeps nothing of absent pages need not do anything.
+    fn released(&mut self, _first: PageId, _count: PageCount) {}
+
     /// Takes a hint about a resident page; about any other page it does nothing.
     fn advise(&mut self, page: PageId, hint: Hint);
 

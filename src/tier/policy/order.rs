@@ -101,6 +101,14 @@ impl<T: Order> EvictionPolicy for Ordered<T> {
         named
     }
 
+    fn released(&mut self, first: PageId, count: PageCount) {
+        let is_listed = |page| self.0.pages().place(PageId(page)).is_resident();
+        let end = (first.0 + count.0).min(self.0.pages().count().0);
+        if !(first.0..end).any(is_listed) {
+            self.0.pages_mut().release(first, count);
+        }
+    }
+
     fn advise(&mut self, page: PageId, hint: Hint) {
         if self.0.pages().place(page).is_resident() {
             self.0.unlink(page);

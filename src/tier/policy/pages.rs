@@ -150,6 +150,11 @@ impl Pages {
         })
     }
 
+    /// All pages there may be.
+    pub(super) fn count(&self) -> PageCount {
+        PageCount(self.tags.len() as u64)
+    }
+
     pub(super) fn place(&self, page: PageId) -> Place {
         self.tag(page).place()
     }
@@ -162,6 +167,18 @@ impl Pages {
     /// Forgets everything about `page`, which is on no list.
     pub(super) fn forget(&mut self, page: PageId) {
         self.set_tag(page, Tag(0));
+    }
+
+    /// Forgets the pages of a range, none of which is on a list, and gives the memory of their
+    /// entries back, as far as it is theirs alone.
+    pub(super) fn release(&mut self, first: PageId, count: PageCount) {
+        let end = (first.as_usize() + count.as_usize()).min(self.tags.len());
+        let range = first.as_usize()..end;
+        // Not written where it is zero: that would take memory.
+        self.tags[range.clone()].iter_mut().filter(|tag| **tag != 0).for_each(|tag| *tag = 0);
+        // What the kernel refuses to take back stays with this process: it costs nothing but memory.
+        let _ = self.words.give_back(range.clone());
+        let _ = self.tags.give_back(range);
     }
 
     /// Makes `page` a ghost that left at `time`; its credit is lost.
