@@ -17,6 +17,11 @@
 //! | `Open` | all `Empty`, whatever is mapped | the kernel |
 //! | `Busy` | changing by the thread that latched it | faults wait |
 //!
+//! Each run of open chunks is a mapping of its own for the kernel, and cuts the region's in two; a
+//! process may have `vm.max_map_count` of them. So no run begins when there are
+//! many (`Chunks::runs_max`), and a chunk that cannot be registered alone, because that would cut its
+//! run in two, is closed together with its whole run, which needs no new mapping.
+//!
 //! # Invariants
 //! 1. An open chunk is charged for all its pages.
 //! 2. Pages of an open chunk have no slot.
@@ -28,7 +33,7 @@
 
 use super::pager::{Pager, backoff};
 use crate::base::error::Result;
-use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
 use crate::page::opening::{ChunkState, Entered, Phase, Seen};
@@ -37,9 +42,14 @@ use crate::sys::pagemap::Pagemap;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 use crate::tier::policy::Insert;
+use std::sync::{Mutex, PoisonError};
 
 /// Bytes of a chunk: a huge page.
 pub(super) const CHUNK: usize = HUGE_PAGE;
+
+/// Runs of open chunks may be one in so many of the mappings that the process may have: each costs
+/// two, and the program needs most of them for itself.
+const RUN_MAPPINGS_PART: u64 = 16;
 
 /// A chunk: its index from the region's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +88,12 @@ pub(crate) struct Chunks {
     whole: LazyArray<AtomicU64>,
     /// Where the evictor goes on looking for open chunks.
     hand: AtomicU64,
+    /// Runs of neighbouring open chunks; held while a bit of `open` changes.
+    runs: Ranked<u64>,
+    /// The most there may be.
+    runs_max: u64,
+    /// Held while a run is closed as a whole.
+    closing_run: Mutex<()>,
     pagemap: Option<Pagemap>,
 }
 
@@ -92,6 +108,9 @@ impl Chunks {
             open_count: AtomicU64::new(0),
             whole: LazyArray::new(count.div_ceil(64))?,
             hand: AtomicU64::new(0),
+            runs: Ranked::new(Rank::Leaf, 0),
+            runs_max: (crate::sys::vm::mappings_max() / RUN_MAPPINGS_PART).max(1),
+            closing_run: Mutex::new(()),
             pagemap: if allowed { Pagemap::open() } else { None },
         })
     }
@@ -164,13 +183,36 @@ impl Chunks {
     fn unlatch(&self, chunk: ChunkId, was: Phase, to: Phase) {
         let bit = 1 << (chunk.0 % 64);
         if to == Phase::Open && was != Phase::Open {
+            let mut runs = self.runs.lock();
+            *runs = *runs + 1 - self.open_beside(chunk);
             self.open[chunk.0 / 64].fetch_or(bit, Ordering::Relaxed);
             self.open_count.fetch_add(1, Ordering::Relaxed);
         } else if to == Phase::Closed && was == Phase::Open {
+            let mut runs = self.runs.lock();
+            *runs = *runs + self.open_beside(chunk) - 1;
             self.open[chunk.0 / 64].fetch_and(!bit, Ordering::Relaxed);
             self.open_count.fetch_sub(1, Ordering::Relaxed);
         }
         self.states[chunk.0].unlatch(to);
+    }
+
+    /// How many of a chunk's two neighbours are noted as open.
+    fn open_beside(&self, chunk: ChunkId) -> u64 {
+        let is_noted = |at: usize| {
+            let bits = self.open.get(at / 64).map_or(0, |bits| bits.load(Ordering::Relaxed));
+            bits & 1 << (at % 64) != 0
+        };
+        u64::from(chunk.0.checked_sub(1).is_some_and(is_noted)) + u64::from(is_noted(chunk.0 + 1))
+    }
+
+    /// Whether the mappings that opening a chunk costs are few enough.
+    fn may_open(&self, chunk: ChunkId) -> bool {
+        self.open_beside(chunk) > 0 || *self.runs.lock() < self.runs_max
+    }
+
+    /// Whether closing a chunk by itself would make one run too many.
+    fn cuts_too_many(&self, chunk: ChunkId) -> bool {
+        self.open_beside(chunk) == 2 && *self.runs.lock() >= self.runs_max
     }
 
     /// Whether nobody has latched the chunk since it was seen closed.
@@ -256,7 +298,8 @@ impl Pager {
     /// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
     pub(super) fn try_open(&self, page: PageId) -> Opening {
         let chunk = self.chunk_of(page);
-        if self.chunks.pagemap.is_none() || !self.is_dense(page, chunk) {
+        let may_open = self.chunks.pagemap.is_some() && self.chunks.may_open(chunk);
+        if !may_open || !self.is_dense(page, chunk) {
             return Opening::Unfit;
         }
         if !self.chunks.latch(chunk, Phase::Closed) {
@@ -430,13 +473,60 @@ impl Pager {
         if self.chunks.latch_open(chunk).is_err() {
             return false;
         }
-        self.register_again(chunk);
+        if self.register_alone(chunk) {
+            self.end_close(chunk);
+            return true;
+        }
+        self.chunks.unlatch(chunk, Phase::Open, Phase::Open);
+        self.close_run(chunk)
+    }
+
+    /// Makes the pages of a chunk, latched and registered, ordinary ones, and unlatches it.
+    fn end_close(&self, chunk: ChunkId) {
         let absent = self.hand_over(chunk, &mut self.pages_of_chunk(chunk));
         self.budget.uncharge(ByteCount(absent * self.page_size().0));
         self.gave_back(absent * self.page_size().0);
         self.chunks.unlatch(chunk, Phase::Open, Phase::Closed);
         self.counters.chunks_closed.bump();
-        true
+    }
+
+    /// Closes the whole run of open chunks that a chunk lies in, which needs no mapping: the run is
+    /// one, or several that are whole. Returns whether the chunk was open and is closed; where the
+    /// kernel refuses even that, all stays as it is.
+    fn close_run(&self, chunk: ChunkId) -> bool {
+        /// Chunks that are opened beside the run meanwhile make it longer: then once more.
+        const TRIES: u32 = 16;
+        // One at a time, and nobody waits for this with a chunk latched: two that each hold what
+        // the other needs would wait for ever.
+        let _one = self.chunks.closing_run.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = Ok(());
+        for _ in 0..TRIES {
+            if self.chunks.latch_open(chunk).is_err() {
+                return refused.is_ok(); // Somebody has closed it.
+            }
+            let (mut first, mut end) = (chunk.0, chunk.0 + 1);
+            let is_in_run = |at: usize| {
+                at < self.chunks.states.len() && self.chunks.latch_open(ChunkId(at)).is_ok()
+            };
+            while first > 0 && is_in_run(first - 1) {
+                first -= 1;
+            }
+            while is_in_run(end) {
+                end += 1;
+            }
+            let (addr, len) = (self.chunk_addr(ChunkId(first)), (end - first) * CHUNK);
+            refused = self.uffd.register_faults(addr, len);
+            if refused.is_ok() {
+                (first..end).for_each(|at| self.end_close(ChunkId(at)));
+                return true;
+            }
+            let (open, run) = (Phase::Open, first..end);
+            run.for_each(|at| self.chunks.unlatch(ChunkId(at), open, open));
+        }
+        if let Err(error) = refused {
+            super::report::warn("chunks could not be registered again, and stay", &error);
+        }
+        false
     }
 
     /// Closes the next open chunk by taking its memory out to the run of frames that begins with
@@ -447,16 +537,18 @@ impl Pager {
         if self.chunks.latch_open(chunk).is_err() {
             return Closed::None;
         }
-        self.register_again(chunk);
+        if !self.register_alone(chunk) {
+            self.chunks.unlatch(chunk, Phase::Open, Phase::Open);
+            return if self.close_run(chunk) { Closed::Listed } else { Closed::None };
+        }
         let taken = self.is_whole(chunk) && self.move_chunk(chunk, first);
         if !taken {
-            let absent = self.hand_over(chunk, &mut self.pages_of_chunk(chunk));
-            self.budget.uncharge(ByteCount(absent * self.page_size().0));
-            self.gave_back(absent * self.page_size().0);
+            self.end_close(chunk);
+            return Closed::Listed;
         }
         self.chunks.unlatch(chunk, Phase::Open, Phase::Closed);
         self.counters.chunks_closed.bump();
-        if taken { Closed::Taken } else { Closed::Listed }
+        Closed::Taken
     }
 
     /// Whether all pages of a chunk, latched and registered, are there.
@@ -491,18 +583,18 @@ impl Pager {
         true
     }
 
-    fn register_again(&self, chunk: ChunkId) {
-        if let Err(error) = self.uffd.register_faults(self.chunk_addr(chunk), CHUNK) {
-            super::report::fatal("a chunk could not be registered again", &error);
-        }
+    /// Registers a latched chunk by itself. `false`: the process has too many mappings for that,
+    /// and nothing has changed.
+    fn register_alone(&self, chunk: ChunkId) -> bool {
+        !self.chunks.cuts_too_many(chunk)
+            && self.uffd.register_faults(self.chunk_addr(chunk), CHUNK).is_ok()
     }
 
-    /// Closes the chunk of a page, so that the page's word speaks for it.
-    pub(super) fn close_around(&self, page: PageId) {
+    /// Closes the chunk of a page, so that the page's word speaks for it. `false`: the process has
+    /// too many mappings.
+    pub(super) fn close_around(&self, page: PageId) -> bool {
         let chunk = self.chunk_of(page);
-        if !self.chunks.is_closed(chunk) {
-            self.close(chunk);
-        }
+        self.chunks.is_closed(chunk) || self.close(chunk) || !self.chunks.is_open(chunk)
     }
 
     /// Closes one open chunk, going round; `false` when there is none.
@@ -519,10 +611,9 @@ impl Pager {
     ) -> std::result::Result<(), Seen> {
         self.chunks.latch_open(chunk)?;
         let pages = end.0 - first.0;
-        let whole = pages == self.pages_per_chunk();
-        if whole {
-            self.register_again(chunk);
-        }
+        // Where the process has too many mappings it stays open, empty and charged, until it can
+        // be closed with its run.
+        let whole = pages == self.pages_per_chunk() && self.register_alone(chunk);
         let piece = Piece::new(self.addr(first), pages as usize * self.page_bytes);
         // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
         // caller gave the pages' contents up.
@@ -564,5 +655,39 @@ impl Pager {
     /// Words of the open bitmap that may hold a bit.
     fn chunk_words(&self) -> usize {
         if self.chunks.any_open() { self.chunks.open.len() } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_open_chunks_are_counted_and_bounded() {
+        let mut chunks = Chunks::new(200 * CHUNK, false).expect("small");
+        chunks.runs_max = 3;
+        let open = |at: usize| {
+            assert!(chunks.latch(ChunkId(at), Phase::Closed));
+            chunks.unlatch(ChunkId(at), Phase::Closed, Phase::Open);
+        };
+        let close = |at: usize| {
+            assert!(chunks.latch(ChunkId(at), Phase::Open));
+            chunks.unlatch(ChunkId(at), Phase::Open, Phase::Closed);
+        };
+        let runs = || *chunks.runs.lock();
+        [0, 1, 2, 63, 64, 199].into_iter().for_each(open);
+        assert_eq!(runs(), 3);
+        assert!(!chunks.may_open(ChunkId(100)), "a run more");
+        assert!(chunks.may_open(ChunkId(65)) && chunks.may_open(ChunkId(62)));
+        assert!(chunks.cuts_too_many(ChunkId(1)) && !chunks.cuts_too_many(ChunkId(0)));
+        close(1);
+        assert_eq!(runs(), 4);
+        open(1);
+        assert_eq!(runs(), 3, "joined again");
+        [63, 64].into_iter().for_each(close);
+        assert_eq!(runs(), 2);
+        assert!(chunks.may_open(ChunkId(100)) && !chunks.cuts_too_many(ChunkId(1)));
+        [0, 1, 2, 199].into_iter().for_each(close);
+        assert_eq!((runs(), chunks.any_open()), (0, false));
     }
 }

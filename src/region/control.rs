@@ -152,8 +152,8 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region, [`Error::LimitExceeded`] when so
-    /// much pinned memory would leave no room for the rest, or a page has 255 pins already;
-    /// nothing is pinned then.
+    /// much pinned memory would leave no room for the rest, a page has 255 pins already, or the
+    /// process has too many mappings; nothing is pinned then.
     pub fn pin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let (first, count) = self.pages_of(ptr, len)?;
         // One at a time: the sum of the pins stays below the bound.
@@ -168,10 +168,9 @@ impl Region {
             return Err(Error::LimitExceeded { reason });
         }
         for page in (first.0..first.0 + count.0).map(PageId) {
-            if !self.pin_page(page) {
+            if let Err(error) = self.pin_page(page) {
                 self.unpin_pages(first, PageCount(page.0 - first.0));
-                let reason = "a page has 255 pins already".to_owned();
-                return Err(Error::LimitExceeded { reason });
+                return Err(error);
             }
         }
         Ok(())
@@ -200,16 +199,22 @@ impl Region {
         pages.filter(|page| self.pager.word(*page).load().pins() == 0).count() as u64
     }
 
-    fn pin_page(&self, page: PageId) -> bool {
+    fn pin_page(&self, page: PageId) -> Result<()> {
         loop {
             let word = self.pager.word(page).load();
             if word.state() != State::Resident {
-                self.pager.close_around(page);
+                if !self.pager.close_around(page) {
+                    let reason = "the process has too many mappings (vm.max_map_count)".to_owned();
+                    return Err(Error::LimitExceeded { reason });
+                }
                 touch(self.pager.addr(page) as *const u8);
                 std::thread::yield_now();
                 continue;
             }
-            let Some(pinned) = word.pinned() else { return false };
+            let Some(pinned) = word.pinned() else {
+                let reason = "a page has 255 pins already".to_owned();
+                return Err(Error::LimitExceeded { reason });
+            };
             // Counted first: a discard that takes the pins away again finds the page counted.
             let new = u64::from(word.pins() == 0);
             self.pager.pinned.fetch_add(new, Ordering::Relaxed);
@@ -218,7 +223,7 @@ impl Region {
                 if word.protected() && !self.serves_kernel_faults() {
                     touch_to_write(self.pager.addr(page) as *const AtomicU32);
                 }
-                return true;
+                return Ok(());
             }
             self.pager.pinned.fetch_sub(new, Ordering::Relaxed);
         }
@@ -266,7 +271,8 @@ impl Region {
         let mut batch = Batch::new();
         for page in pages {
             batch.step();
-            self.pager.close_around(page);
+            // One that is open and stays so has no place in the policy.
+            let _ = self.pager.close_around(page);
             if self.pager.word(page).load().state() == State::Resident {
                 self.pager.policy.lock().advise(page, hint);
             }

@@ -316,6 +316,13 @@ impl Mapping {
     }
 }
 
+/// How many mappings a process may have: `vm.max_map_count`.
+pub(crate) fn mappings_max() -> u64 {
+    const DEFAULT: u64 = 65_530;
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    text.trim().parse().unwrap_or(DEFAULT)
+}
+
 /// Whether the kernel frees the page table of a range of 2 MiB whose pages are dropped: from Linux
 /// 6.14 on, on x86-64 (`CONFIG_PT_RECLAIM`).
 pub(crate) fn frees_page_tables() -> bool {

@@ -40,7 +40,10 @@ impl Evictor {
             let count = BATCH_MAX.min(half).min((end - next) as usize);
             self.settle_until(half);
             batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
-            batch[..count].iter().for_each(|page| self.pager.close_around(*page));
+            // Where the process has too many mappings to close a chunk, its pages stay.
+            for page in &batch[..count] {
+                let _ = self.pager.close_around(*page);
+            }
             self.take_out(&mut batch[..count], Listed::Yes);
             self.settle_cooling(0);
             if let Err(error) = self.collect(Duration::ZERO) {
