@@ -365,6 +365,9 @@ impl std::fmt::Display for Cause<'_> {
                 })
             }
             Error::Corrupt { slot } => write!(f, "checksum mismatch in slot {slot}"),
+            Error::LimitExceeded { reason } if reason.is_empty() => {
+                f.write_str("no page can be evicted to make room for it")
+            }
             Error::LimitExceeded { reason } => f.write_str(reason),
             _ => f.write_str("unexpected error"),
         }

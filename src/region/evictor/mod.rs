@@ -256,7 +256,8 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            self.pager.release_tables();
+            let released = self.pager.release_tables() as usize;
+            self.made_room(released);
             // What the heap keeps of freed memory need not be written.
             self.pager.care.call();
             freed = match self.evict_chunk(wanted.min(BATCH_MAX)) {
