@@ -69,14 +69,14 @@ fn a_page_that_is_pinned_many_times_counts_once() {
 fn write_pages(data: NonNull<u8>, pages: usize, seed: u64) {
     for page in 0..pages {
         // SAFETY: mapped by the test, which has given away no reference.
-        unsafe { data.as_ptr().add(page * PAGE).cast::<u64>().write(seed ^ page as u64) };
+        unsafe { data.as_ptr().wrapping_add(page * PAGE).cast::<u64>().write(seed ^ page as u64) };
     }
 }
 
 fn check_pages(data: NonNull<u8>, pages: usize, seed: u64) {
     for page in 0..pages {
         // SAFETY: as above; written before.
-        let word = unsafe { data.as_ptr().add(page * PAGE).cast::<u64>().read() };
+        let word = unsafe { data.as_ptr().wrapping_add(page * PAGE).cast::<u64>().read() };
         assert_eq!(word, seed ^ page as u64, "page {page}");
     }
 }
@@ -127,7 +127,7 @@ fn tables_of_a_part_stay_while_another_part_is_in_use() {
                         let seed = round << 32 | (n as u64) << 24;
                         write_pages(data, pages, seed);
                         check_pages(data, pages, seed);
-                        if (n as u64 + round) % 3 == 0 {
+                        if (n as u64 + round).is_multiple_of(3) {
                             // SAFETY: this thread's part; nobody needs the contents.
                             unsafe { region.discard(data.as_ptr(), part) }.expect("mapped");
                             // SAFETY: mapped, and zero again.

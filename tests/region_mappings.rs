@@ -31,19 +31,20 @@ fn region() -> Option<Region> {
 fn touch(data: NonNull<u8>, from: usize, to: usize) {
     for at in (from..to).step_by(PAGE) {
         // SAFETY: within what the test has mapped and given no reference to.
-        unsafe { data.as_ptr().add(at).cast::<u64>().write(at as u64 + 1) };
+        unsafe { data.as_ptr().wrapping_add(at).cast::<u64>().write(at as u64 + 1) };
     }
 }
 
 fn check(data: NonNull<u8>, from: usize, to: usize) {
     for at in (from..to).step_by(PAGE) {
         // SAFETY: as above; written before.
-        let word = unsafe { data.as_ptr().add(at).cast::<u64>().read() };
+        let word = unsafe { data.as_ptr().wrapping_add(at).cast::<u64>().read() };
         assert_eq!(word, at as u64 + 1, "at {at:#x}");
     }
 }
 
 /// Maps single pages that the kernel cannot join, until it refuses.
+#[expect(clippy::disallowed_methods, reason = "the case is about mappings")]
 fn use_up_mappings() {
     for n in 0.. {
         let access = if n % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
