@@ -33,13 +33,13 @@
 
 use super::pager::{Pager, backoff};
 use crate::base::error::Result;
-use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
+use crate::base::sync::{AtomicU64, Ordering, Rank};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
 use crate::page::opening::{ChunkState, Entered, Phase, Seen};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::pagemap::Pagemap;
-use crate::sys::signals::SignalsBlocked;
+use crate::sys::signals::{FaultLock, SignalsBlocked};
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 use crate::tier::policy::Insert;
 use std::sync::{Mutex, PoisonError};
@@ -89,7 +89,7 @@ pub(crate) struct Chunks {
     /// Where the evictor goes on looking for open chunks.
     hand: AtomicU64,
     /// Runs of neighbouring open chunks; held while a bit of `open` changes.
-    runs: Ranked<u64>,
+    runs: FaultLock<u64>,
     /// The most there may be.
     runs_max: u64,
     /// Held while a run is closed as a whole.
@@ -108,7 +108,7 @@ impl Chunks {
             open_count: AtomicU64::new(0),
             whole: LazyArray::new(count.div_ceil(64))?,
             hand: AtomicU64::new(0),
-            runs: Ranked::new(Rank::Leaf, 0),
+            runs: FaultLock::new(Rank::Leaf, 0),
             runs_max: (crate::sys::vm::mappings_max() / RUN_MAPPINGS_PART).max(1),
             closing_run: Mutex::new(()),
             pagemap: if allowed { Pagemap::open() } else { None },

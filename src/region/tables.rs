@@ -37,6 +37,7 @@ use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::meta::LazyArray;
 use crate::page::word::Word;
 use crate::store::slots::GROUP_SLOTS;
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{KERNEL_PAGE, Piece};
 
 /// Pages whose words share a kernel page.
@@ -257,6 +258,8 @@ impl Pager {
         if !self.tables.any_emptied.swap(false, Ordering::AcqRel) {
             return 0;
         }
+        // No handler of a signal may need a chunk that its thread has latched.
+        let _blocked = SignalsBlocked::new();
         let mut freed = 0;
         let words = self.tables.emptied_words.load(Ordering::Relaxed);
         for at in 0..words {
