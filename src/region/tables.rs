@@ -241,6 +241,12 @@ impl Pager {
         self.budget.uncharge(ByteCount(charged.0 - noted));
     }
 
+    /// Charges what a region has from its start on, before there is anything to evict.
+    pub(super) fn start_tables(&self) {
+        self.count_tables_of_limit();
+        self.ready_slots(SlotCount(1));
+    }
+
     /// Charges what follows from the limit, as far as there is room now. For the evictor.
     pub(super) fn count_tables_of_limit(&self) {
         let pages = self.budget.limit().0 / self.page_bytes as u64;

@@ -165,10 +165,8 @@ impl Pager {
         store: Arc<dyn Store>,
         account: Option<Account>,
     ) -> Result<Pager> {
-        let budget = match &account {
-            Some(account) => Arc::clone(account.budget()),
-            None => Arc::new(Budget::new(config.limit)),
-        };
+        let own = || Arc::new(Budget::new(config.limit));
+        let budget = account.as_ref().map_or_else(own, |account| Arc::clone(account.budget()));
         let page_bytes = config.page.as_usize();
         let pages = config.span.as_usize() / page_bytes;
         let in_thread = config.mode == Mode::InThread;
@@ -258,9 +256,7 @@ impl Pager {
             stop: AtomicBool::new(false),
         };
         pager.set_limit(config.limit);
-        // Before there is anything to evict.
-        pager.count_tables_of_limit();
-        pager.ready_slots(SlotCount(1));
+        pager.start_tables();
         Ok(pager)
     }
 
