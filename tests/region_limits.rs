@@ -65,6 +65,50 @@ fn a_page_that_is_pinned_many_times_counts_once() {
     region.pin(byte(most + 2), ByteCount(1)).expect_err("as many as may be");
 }
 
+/// Pages that the program has given advice about a part of are copied on their way out. All of
+/// them are, and faults take whatever room there is.
+#[test]
+fn pages_that_cannot_be_moved_leave_within_the_limit() {
+    let _watch = watchdog("pages that cannot be moved", HANG);
+    const PAGES: usize = 96;
+    const LARGE: usize = 2 << 20;
+    const THREADS: usize = 4;
+    let config = RegionConfig {
+        limit: ByteCount::mib(128),
+        page: ByteCount(LARGE as u64),
+        ..RegionConfig::default()
+    };
+    let Some(region) = region(config, ByteCount::mib(512)) else { return };
+    let data = region.map(ByteCount((PAGES * LARGE) as u64)).expect("mapped").as_ptr() as usize;
+    let word = |page: usize| (data + page * LARGE) as *mut u64;
+    for page in 0..PAGES {
+        // SAFETY: inside the range that was mapped above, which only this case uses.
+        unsafe { word(page).write(page as u64) };
+        // SAFETY: advice on a part of it; contents stay.
+        let advised = unsafe { libc::madvise(word(page).cast(), PAGE, libc::MADV_NOHUGEPAGE) };
+        assert_eq!(advised, 0, "{}", std::io::Error::last_os_error());
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                for round in 0..8 {
+                    for page in (thread..PAGES).step_by(THREADS) {
+                        let word = (data + page * LARGE) as *mut u64;
+                        // SAFETY: as above, and each thread has pages of its own.
+                        let value = unsafe { word.read() };
+                        assert_eq!(value, (page + round * PAGES) as u64);
+                        // SAFETY: as above.
+                        unsafe { word.write(value + PAGES as u64) };
+                    }
+                }
+            });
+        }
+    });
+    let stats = region.stats();
+    assert!(stats.pages_out > 0 && stats.poisoned == 0, "{stats}");
+    assert!(stats.resident_bytes_max <= stats.limit_bytes, "{stats:?}");
+}
+
 /// Writes one word of each page, or checks it.
 fn write_pages(data: NonNull<u8>, pages: usize, seed: u64) {
     for page in 0..pages {

@@ -217,7 +217,8 @@ impl Pager {
     pub(super) fn charge_fixed(&self, manager: &MemoryManager) -> Result<()> {
         let Some(account) = &self.joined.account else { return Ok(()) };
         let fillers = self.filler_bells.len() as u64 * FIXED_PER_FILLER;
-        let fixed = FIXED + fillers + self.frames.count() as u64 * FIXED_PER_FRAME;
+        let frames = self.frames.count() as u64 * FIXED_PER_FRAME;
+        let fixed = FIXED + fillers + frames + self.page_size().0;
         manager.charge(account, ByteCount(fixed))?;
         self.joined.fixed.store(fixed, Ordering::Relaxed);
         Ok(())

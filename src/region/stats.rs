@@ -12,7 +12,8 @@ pub struct Stats {
     pub limit_bytes: u64,
     /// Bytes resident now: mapped pages, staging frames, and the tables that describe them.
     pub resident_bytes: u64,
-    /// Bytes charged against the limit now: resident, and the untouched rest of open chunks.
+    /// Bytes charged against the limit now: resident, the untouched rest of open chunks, and one page
+    /// that is kept for copies.
     pub charged_bytes: u64,
     /// Largest number of charged bytes there ever was; resident bytes never exceeded it.
     pub resident_bytes_max: u64,
@@ -112,9 +113,11 @@ impl Stats {
     pub(super) fn of(pager: &Pager, committed: PageCount) -> Stats {
         let counters = &pager.counters;
         let page = pager.page_bytes as u64;
+        // Charged, and no memory.
+        let absent = pager.open_but_absent().0 + pager.copy_charge();
         Stats {
             limit_bytes: pager.budget.limit().0,
-            resident_bytes: pager.budget.charged().0.saturating_sub(pager.open_but_absent().0),
+            resident_bytes: pager.budget.charged().0.saturating_sub(absent),
             charged_bytes: pager.budget.charged().0,
             metadata_bytes: pager.tables.bytes().0,
             resident_bytes_max: pager.budget.charged_max().0,

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "unmaps pages of the region")]
 
 use crate::base::error::Result;
+use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::page::note::Fate;
 use crate::page::word::{FrameId, State};
@@ -83,17 +84,18 @@ impl Pager {
                 self.frames.take_empties(most)
             })
         } else {
-            let frame = self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame());
-            frame.map(|frame| (frame, 1))
+            self.frame_for_copy().map(|frame| (frame, 1))
         }
     }
 
-    /// A frame above a limit that was lowered and is not reached yet. Fills have left room for it
-    /// below the old limit, and the page that it is for goes at once.
-    fn borrowed_frame(&self) -> Option<FrameId> {
-        let frame = self.frames.take_empty()?;
-        self.budget.charge(self.page_size());
-        Some(frame)
+    /// A frame to copy a page to, for the next `take_by_copy`: where the limit leaves no room for
+    /// one, with the charge that is kept for this ([`Pager::keep_copy_charge`]).
+    fn frame_for_copy(&self) -> Option<FrameId> {
+        self.charged_frame(ByteCount::ZERO).or_else(|| {
+            let frame = self.frames.take_empty()?;
+            self.copy_charge_lent.store(true, Ordering::Relaxed);
+            Some(frame)
+        })
     }
 
     /// Takes the contents of `count` `Moving` pages from `first` into neighbouring frames and
@@ -122,7 +124,7 @@ impl Pager {
     /// the application in flight is not seen: such I/O began before the program took the right to
     /// write there away.)
     pub(super) fn copy_refused(&self, page: PageId) -> Option<FrameId> {
-        let frame = self.charged_frame(ByteCount::ZERO).or_else(|| self.borrowed_frame())?;
+        let frame = self.frame_for_copy()?;
         self.take_by_copy(page, frame).then_some(frame)
     }
 
@@ -218,14 +220,21 @@ impl Pager {
         let protected = self.uffd.forbid_writes(self.addr(page), self.page_bytes).is_ok();
         if !protected || !self.fill_holes(page) || !self.copy_to_frame(page, frame) {
             // Where it stays protected although its word does not say so, a write lifts that.
-            self.recycle(frame);
+            if self.copy_charge_lent.swap(false, Ordering::Relaxed) {
+                drop(self.frames.release(frame));
+            } else {
+                self.recycle(frame);
+            }
             return false;
         }
         let piece = Piece::new(self.addr(page), self.page_bytes);
         // SAFETY: the page is `Moving` by this thread and its content is in the frame.
         unsafe { self.discarder.discard(&[piece]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
-        self.budget.uncharge(self.page_size());
+        // A frame without a charge of its own has the page's from now on, and what was lent is back.
+        if !self.copy_charge_lent.swap(false, Ordering::Relaxed) {
+            self.budget.uncharge(self.page_size());
+        }
         true
     }
 

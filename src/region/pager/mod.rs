@@ -150,6 +150,9 @@ pub(crate) struct Pager {
     pub(crate) write_errno: AtomicU32,
     /// Pages with at least one pin. Changed only together with a page word that it counts.
     pub(crate) pinned: AtomicU64,
+    /// A frame without a charge of its own uses the one that is kept for copies. Only the evictor
+    /// lends it, and has it back before it takes the next page out.
+    pub(in crate::region) copy_charge_lent: AtomicBool,
     /// Since when no page could be mapped, in milliseconds from `began` on; 0: the last one could.
     map_fails_since: AtomicU64,
     began: Instant,
@@ -250,6 +253,7 @@ impl Pager {
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),
             pinned: AtomicU64::new(0),
+            copy_charge_lent: AtomicBool::new(false),
             map_fails_since: AtomicU64::new(0),
             began: Instant::now(),
             exhausted: AtomicBool::new(false),
@@ -257,7 +261,7 @@ impl Pager {
         };
         pager.set_limit(config.limit);
         pager.start_tables();
-        Ok(pager)
+        pager.keep_copy_charge().map(|()| pager)
     }
 
     /// Whether faults of the kernel on far memory are served.

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "drops the memory of frames")]
 
 use super::{BATCH_MAX, Pager};
+use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::page::word::FrameId;
@@ -98,6 +99,26 @@ impl Pager {
     pub(super) fn headroom(&self) -> ByteCount {
         const PAGES: u64 = 8;
         if self.evict_by_move { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
+    }
+
+    /// Charges one page more than there is, for as long as the region exists. A page that cannot be
+    /// moved out is copied, and is in memory twice for a moment; without this, a full region would
+    /// exceed its limit then (by all of its tables with pages of 2 MiB), or could evict nothing.
+    /// Under a manager it is part of what the region keeps for itself, which others make room for.
+    ///
+    /// # Errors
+    /// [`Error::LimitTooSmall`] when the limit has no room for it.
+    pub(super) fn keep_copy_charge(&self) -> Result<()> {
+        if self.joined.account.is_some() || self.budget.try_charge(self.page_size()) {
+            return Ok(());
+        }
+        let minimum = ByteCount(self.budget.charged().0 + self.page_size().0);
+        Err(Error::LimitTooSmall { limit: self.budget.limit(), minimum })
+    }
+
+    /// Of what is charged, what is kept for a copy and not in use at the moment.
+    pub(in crate::region) fn copy_charge(&self) -> u64 {
+        if self.copy_charge_lent.load(Ordering::Relaxed) { 0 } else { self.page_size().0 }
     }
 
     /// Bytes above what the limit allows while nothing is under way.
@@ -277,7 +298,7 @@ impl Pager {
     }
 
     /// A run of frames to read a chunk into, charged: a spare one, or an empty one.
-    pub(in crate::region) fn charged_run(&self) -> Result<FrameId, NoRun> {
+    pub(in crate::region) fn charged_run(&self) -> std::result::Result<FrameId, NoRun> {
         if let Some(first) = self.frames.take_spare_run() {
             return Ok(first);
         }
