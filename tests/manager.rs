@@ -176,6 +176,37 @@ fn a_partitioned_manager_fails_where_a_cooperative_one_spills() {
 }
 
 #[test]
+fn temporary_memory_has_its_part_while_a_heap_and_a_pool_have_filled_the_limit() {
+    let _watch = watchdog("a part that others borrowed", HANG);
+    let mode = Mode::Partitioned { temporary_pct: 40 };
+    let manager = MemoryManager::start(ByteCount::mib(48), mode).expect("manager");
+    manager.set_deadline(2 * HANG); // Nothing here may wait for it.
+    let Some(region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
+    let pool = pool(&manager, 64);
+    let data = region.map(ByteCount::mib(64)).expect("mapped");
+    write_numbers(data, ByteCount::mib(64), 15);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Takes whatever is free, and needs room all the time.
+        let filling = scope.spawn(|| {
+            let ids = fill_pool(&pool, 6000);
+            while !stop.load(Ordering::Relaxed) {
+                assert_pool_holds(&pool, &ids);
+            }
+        });
+        for _ in 0..20 {
+            drop(manager.allocate_temporary(ByteCount::mib(16)).expect("its part"));
+            let error = manager.allocate_temporary(ByteCount::mib(24)).expect_err("above it");
+            assert!(error.to_string().contains("its part of 19.2 MiB"), "{error}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        filling.join().expect("no page waits for the deadline");
+    });
+    assert_numbers(data, ByteCount::mib(64), 15);
+    assert!(manager.stats().used_max <= manager.limit(), "{:?}", manager.stats());
+}
+
+#[test]
 fn collections_in_temporary_memory_spill_too() {
     let _watch = watchdog("collections in temporary memory", HANG);
     let manager = manager(32);

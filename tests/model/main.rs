@@ -160,12 +160,9 @@ fn work(
     keys.check_all();
 }
 
-/// Temporary memory, in a partitioned manager as much as its part holds; it may be refused.
+/// Temporary memory, more than may be had of it at once; it may be refused.
 fn temporary(manager: &Arc<MemoryManager>, dice: &mut Dice) {
-    let most = match manager.mode() {
-        Mode::Partitioned { temporary_pct } => manager.limit().0 * u64::from(temporary_pct) / 100,
-        _ => manager.limit().0 * 3 / 2,
-    };
+    let most = manager.limit().0 * 3 / 2;
     let len = 4096 * (1 + dice.below(most / THREADS as u64 / 4096));
     let Ok(memory) = manager.allocate_temporary(ByteCount(len)) else { return };
     blocks::fill_and_check(memory.as_ptr(), len as usize / 8, dice);

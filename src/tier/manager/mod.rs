@@ -233,8 +233,8 @@ impl MemoryManager {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] naming the consumers, the largest first: when nothing gave way
-    /// before the deadline, or at once when `bytes` are more than the account's ceiling or when
-    /// called from a reclaimer. [`Error::Forked`] in a child of the manager's process.
+    /// before the deadline, or at once when `bytes` are more than the account's ceiling, when they
+    /// are more than is left of temporary memory's part, or when called from a reclaimer. [`Error::Forked`] in a child of the manager's process.
     pub fn charge(&self, account: &Account, bytes: ByteCount) -> Result<()> {
         if account.try_charge(bytes) {
             self.shared.call_if_low();
@@ -487,7 +487,11 @@ impl Shared {
                     .reclaimer()
                     .and_then(|reclaimer| self.guarded(member, || reclaimer.describe_held()))
                     .unwrap_or_default();
-                format!("{} {}{held}", member.name, member.budget.charged())
+                let part = match self.has_part(member) {
+                    true => format!(" of its part of {}", member.budget.limit()),
+                    false => String::new(),
+                };
+                format!("{} {}{part}{held}", member.name, member.budget.charged())
             })
             .collect();
         Error::OutOfMemory {

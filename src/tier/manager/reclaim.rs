@@ -33,6 +33,8 @@ struct Ask<'a> {
     only: Option<&'a Arc<Member>>,
     /// Everybody but the one who asks.
     others: bool,
+    /// Only consumers without a part of their own.
+    common: bool,
     /// The dearest effort.
     effort: Effort,
 }
@@ -85,15 +87,43 @@ impl Shared {
         self.direct.fetch_add(1, Ordering::Relaxed);
         self.tell(Pressure::Direct { wanted: bytes });
         let least = RECLAIM_MIN.min(self.budget.limit().0 / 16);
+        let in_vain = Cell::new(false);
         let reclaim = |missing: ByteCount| {
-            // Above its own ceiling, or in a part of its own, a consumer can only take from itself.
-            let alone = budget.own_free() < missing || self.mode != Mode::Cooperative;
             let asking = Some(&account.0);
-            let only = asking.filter(|_| alone);
-            let ask = Ask { asking, only, others: false, effort: Effort::Write };
-            self.reclaim_from(ask, ByteCount(missing.0.max(least)))
+            let at_least = ByteCount(missing.0.max(least));
+            let is_above = budget.own_free() < missing;
+            let has_part = self.has_part(&account.0);
+            if is_above && has_part && self.is_temporary(&account.0) {
+                // Only its own memory could give way, and nobody can take that back.
+                in_vain.set(true);
+                return ByteCount::ZERO;
+            }
+            if !is_above && has_part {
+                // Its part is its own: others give back what they have borrowed of it.
+                let ask =
+                    Ask { asking, only: None, others: true, common: true, effort: Effort::Write };
+                return self.reclaim_from(ask, at_least.min(self.borrowed()));
+            }
+            // Above its own ceiling, or without a part, a consumer can only take from itself.
+            let only = asking.filter(|_| is_above || self.mode != Mode::Cooperative);
+            let ask = Ask { asking, only, others: false, common: false, effort: Effort::Write };
+            self.reclaim_from(ask, at_least)
         };
-        claim::claim(budget, &self.gathering, bytes, reclaim, self.patience(stall))
+        let mut patient = self.patience(stall);
+        let patient = |freed| !in_vain.get() && patient(freed);
+        claim::claim(budget, &self.gathering, bytes, reclaim, patient)
+    }
+
+    /// Whether a consumer has a part of a partitioned manager's limit to itself.
+    pub(super) fn has_part(&self, member: &Arc<Member>) -> bool {
+        self.mode != Mode::Cooperative && (self.is_temporary(member) || member.part().is_some())
+    }
+
+    /// Bytes that consumers without a part have beyond what is left for them.
+    fn borrowed(&self) -> ByteCount {
+        let sharing = self.each_member().filter(|member| !self.has_part(member));
+        let charged: u64 = sharing.map(|member| member.budget.charged().0).sum();
+        ByteCount(charged.saturating_sub(self.common_share().0))
     }
 
     /// Tells after each round of reclaim whether to go on; waits a little when it freed nothing.
@@ -122,7 +152,8 @@ impl Shared {
 
     /// Asks all consumers for `want` bytes.
     pub(super) fn reclaim(&self, want: ByteCount) -> ByteCount {
-        let ask = Ask { asking: None, only: None, others: false, effort: Effort::Write };
+        let ask =
+            Ask { asking: None, only: None, others: false, common: false, effort: Effort::Write };
         self.reclaim_from(ask, want)
     }
 
@@ -132,7 +163,7 @@ impl Shared {
             let over = member.budget.charged().0.saturating_sub(member.budget.limit().0);
             if over > 0 {
                 let (asking, only) = (Some(&member), Some(&member));
-                let ask = Ask { asking, only, others: false, effort: Effort::Write };
+                let ask = Ask { asking, only, others: false, common: false, effort: Effort::Write };
                 self.reclaim_from(ask, ByteCount(over));
             }
         }
@@ -149,7 +180,7 @@ impl Shared {
             let asking = Some(&member);
             let writes = member.asks_for_writes.load(Ordering::Relaxed);
             let effort = if writes { Effort::Write } else { Effort::Clean };
-            let ask = Ask { asking, only: None, others: true, effort };
+            let ask = Ask { asking, only: None, others: true, common: false, effort };
             let freed = self.reclaim_from(ask, want);
             if let Some(reclaimer) = member.reclaimer() {
                 self.guarded(&member, || reclaimer.room_made(freed));
@@ -165,6 +196,9 @@ impl Shared {
         let mut members: [Option<Asked>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
         let mut count = 0;
         for member in self.each_member().filter(|member| ask.concerns(member)) {
+            if ask.common && self.has_part(&member) {
+                continue;
+            }
             if let Some(reclaimer) = member.reclaimer() {
                 members[count] = Some((member, reclaimer));
                 count += 1;

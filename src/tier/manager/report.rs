@@ -11,7 +11,8 @@ pub enum Mode {
     Cooperative,
     /// Temporary memory has a part of its own, this many percent, nothing gives way and nothing
     /// spills: the traditional system, for comparison. Consumers may have parts too
-    /// ([`Account::set_part`](super::Account::set_part)); the others share what is left.
+    /// ([`Account::set_part`](super::Account::set_part)); the others share what is left. What is not
+    /// used of a part they may borrow, and give back when it is.
     Partitioned {
         /// The temporary memory's part.
         temporary_pct: u8,

@@ -112,6 +112,37 @@ fn partitions_do_not_give_way_to_each_other() {
 }
 
 #[test]
+fn a_part_that_others_have_borrowed_is_given_back() {
+    let manager = start(48, Mode::Partitioned { temporary_pct: 40 });
+    manager.set_deadline(Duration::from_secs(3600)); // Nothing here may wait for it.
+    let one = cache(&manager, Effort::Write, ByteCount::mib(28));
+    let other = cache(&manager, Effort::Clean, ByteCount::mib(20));
+    let memory = manager.allocate_temporary(ByteCount::mib(19)).expect("its part");
+    let left = one.account.used().0 + other.account.used().0;
+    assert!(left >= ByteCount::mib(28).0, "no more than was borrowed: {}", manager.stats());
+    assert!(manager.stats().used <= manager.limit());
+    drop(memory);
+    let with_part = manager.join("with a part").expect("room");
+    with_part.set_part(Some(30)).expect("60 % are left");
+    manager.charge(&with_part, ByteCount::mib(14)).expect("its part");
+    drop(manager.allocate_temporary(ByteCount::mib(19)).expect("its part"));
+}
+
+#[test]
+fn temporary_memory_above_its_part_fails_at_once_and_names_it() {
+    let manager = start(48, Mode::Partitioned { temporary_pct: 40 });
+    manager.set_deadline(Duration::from_secs(3600)); // Nothing here may wait for it.
+    let error = manager.allocate_temporary(ByteCount::mib(24)).expect_err("above its part");
+    assert!(error.to_string().contains("temporary 0 B of its part of 19.2 MiB"), "{error}");
+    let memory = manager.allocate_temporary(ByteCount::mib(12)).expect("its part");
+    let error = manager.allocate_temporary(ByteCount::mib(8)).expect_err("7.2 are left");
+    assert!(error.to_string().contains("temporary 12.0 MiB of its part of 19.2 MiB"), "{error}");
+    // As when another thread was quicker: it would fit the part alone.
+    manager.charge(manager.temporary(), ByteCount::mib(8)).expect_err("7.2 are left");
+    assert_eq!(manager.temporary().used(), memory.len());
+}
+
+#[test]
 fn consumers_of_a_partitioned_manager_may_have_parts_of_their_own() {
     let manager = start(100, Mode::Partitioned { temporary_pct: 50 });
     let table = manager.join("table").expect("room");
