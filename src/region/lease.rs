@@ -223,8 +223,9 @@ impl Lender {
         if resting && !asked() {
             return self.take_back(at, FREE);
         }
-        // Asleep, it waits for its device: that is not for want of a processor.
-        if !resting && !thread::wants_processor(filler) {
+        // Asleep, it waits for its device: that is not for want of a processor. Where nobody can
+        // tell, a lease that ends costs speed, and a filler that starves would hang its threads.
+        if !resting && thread::wants_processor(filler) == Some(false) {
             return;
         }
         let worth_it = memory.granted.elapsed() > memory.denied_for * WORTH_IT;

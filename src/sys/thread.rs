@@ -15,10 +15,11 @@ pub(crate) fn processor_of(thread: u32) -> Option<u32> {
     with_stat(thread, processor_in)
 }
 
-/// Whether a thread of this process runs or waits for a processor, by field 3 of its `stat` file;
-/// `false`: it sleeps, or is gone. Allocates nothing.
-pub(crate) fn wants_processor(thread: u32) -> bool {
-    with_stat(thread, |stat| Some(field_in(stat, 3)? == "R")).unwrap_or(false)
+/// Whether a thread of this process runs or waits for a processor, by field 3 of its `stat` file.
+/// `None`: it is gone, or the file cannot be opened, for want of a descriptor or of a mounted
+/// `/proc`. Allocates nothing.
+pub(crate) fn wants_processor(thread: u32) -> Option<bool> {
+    with_stat(thread, |stat| Some(field_in(stat, 3)? == "R"))
 }
 
 /// Reads the `stat` file of a thread of this process.
@@ -182,13 +183,13 @@ mod tests {
             ended.recv().expect_err("nothing is sent");
         });
         let thread = told.recv().expect("the thread's id");
-        assert!(wants_processor(current()));
-        while wants_processor(thread) {
+        assert_eq!(wants_processor(current()), Some(true));
+        while wants_processor(thread) == Some(true) {
             std::thread::yield_now();
         }
         drop(end);
         sleeper.join().expect("no panic");
-        assert!(!wants_processor(0), "no thread has this id");
+        assert_eq!(wants_processor(0), None, "no thread has this id");
     }
 
     #[test]
