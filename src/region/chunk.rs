@@ -111,7 +111,7 @@ impl Chunks {
             runs: FaultLock::new(Rank::Leaf, 0),
             runs_max: (crate::sys::vm::mappings_max() / RUN_MAPPINGS_PART).max(1),
             closing_run: Mutex::new(()),
-            pagemap: if allowed { Pagemap::open() } else { None },
+            pagemap: if allowed { Pagemap::open()? } else { None },
         })
     }
 

@@ -24,6 +24,7 @@ use crate::sys::fork::Private;
 use crate::sys::layers;
 use crate::sys::probe;
 use crate::sys::uring::Ring;
+use crate::sys::{EMFILE, ENFILE};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -335,7 +336,9 @@ unsafe impl Store for BlockStore {
         };
         match UringQueue::new(Arc::clone(&device), depth) {
             Ok(queue) => Ok(Box::new(queue)),
-            Err(_) if or_sync => Ok(Box::new(InlineQueue::new(device, depth))),
+            Err(errno) if or_sync && !matches!(errno.0, EMFILE | ENFILE) => {
+                Ok(Box::new(InlineQueue::new(device, depth)))
+            }
             Err(errno) => Err(Error::Os { call: "io_uring_setup", errno: errno.0 }),
         }
     }

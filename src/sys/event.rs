@@ -88,9 +88,8 @@ fn select_among<const WORDS: usize>(
     let limit = timespec(timeout);
     // SAFETY: the set has a bit for each descriptor up to the highest (checked by the index above),
     // the time-out outlives the call, no signal mask is given.
-    let ready = unsafe {
-        libc::pselect(highest + 1, readable, writable, none, &limit, std::ptr::null())
-    };
+    let ready =
+        unsafe { libc::pselect(highest + 1, readable, writable, none, &limit, std::ptr::null()) };
     match Errno::check(ready) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno(libc::EINTR)) => Ok(false),

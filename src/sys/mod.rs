@@ -25,7 +25,8 @@ use crate::base::error::{Error, Result};
 use std::io::Read;
 
 pub(crate) use libc::{
-    EAGAIN, EBUSY, EEXIST, EINVAL, EIO, ENOENT, ENOMEM, ENOSPC, EPERM, ESRCH, ETIMEDOUT,
+    EAGAIN, EBUSY, EEXIST, EINVAL, EIO, EMFILE, ENFILE, ENOENT, ENOMEM, ENOSPC, EPERM, ESRCH,
+    ETIMEDOUT,
 };
 
 /// The calling thread's `errno`.

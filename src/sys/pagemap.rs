@@ -20,8 +20,19 @@ pub(crate) struct Pagemap(Private<File>);
 
 impl Pagemap {
     /// Opens it; `None` where `/proc` is not mounted or hidden.
-    pub(crate) fn open() -> Option<Pagemap> {
-        File::open("/proc/self/pagemap").ok().map(|file| Pagemap(Private::new(file)))
+    ///
+    /// # Errors
+    /// [`Error::Os`] for want of a descriptor, which is no property of the machine.
+    pub(crate) fn open() -> Result<Option<Pagemap>> {
+        match File::open("/proc/self/pagemap") {
+            Ok(file) => Ok(Some(Pagemap(Private::new(file)))),
+            Err(error) => match error.raw_os_error() {
+                Some(errno @ (libc::EMFILE | libc::ENFILE)) => {
+                    Err(Error::Os { call: "open(/proc/self/pagemap)", errno })
+                }
+                _ => Ok(None),
+            },
+        }
     }
 
     /// Tells for each page from `start` on whether it has content, in memory or in swap.

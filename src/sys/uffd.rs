@@ -217,6 +217,10 @@ impl Uffd {
             }
             let supported = match open_route(route) {
                 Ok(fd) => handshake(&fd, 0)?,
+                // Not the route's fault: a region without its best route would be there for good.
+                Err(errno @ (libc::EMFILE | libc::ENFILE)) => {
+                    return Err(Error::Os { call: "userfaultfd", errno });
+                }
                 Err(errno) => {
                     let error = std::io::Error::from_raw_os_error(errno);
                     reasons.push(format!("{route}: {error}"));
@@ -233,7 +237,7 @@ impl Uffd {
             let fd = open_route(route).map_err(|errno| Error::Os { call: "userfaultfd", errno })?;
             let mut features = required | (wanted & supported);
             handshake(&fd, features)?;
-            let pagemap = Pagemap::open();
+            let pagemap = Pagemap::open()?;
             if pagemap.is_none() {
                 features &= !feature::MOVE;
             }

@@ -631,7 +631,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc")]
     fn the_page_map_tells_touched_pages_from_others() {
-        let Some(pagemap) = crate::sys::pagemap::Pagemap::open() else {
+        let Some(pagemap) = crate::sys::pagemap::Pagemap::open().expect("a descriptor") else {
             println!("skipped: /proc/self/pagemap is not readable");
             return;
         };

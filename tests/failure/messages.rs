@@ -4,7 +4,7 @@
 use crate::harness::{DEADLINE, Far, config, in_child, park_on_sigbus, sigbus_addrs, wait_until};
 use farheap::region::{Install, RegionConfig};
 use farheap::store::Op;
-use std::io::{PipeReader, Read, Write};
+use std::io::{PipeReader, Read, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const PAGES: usize = 64;
@@ -120,4 +120,82 @@ fn a_full_pipe_as_standard_error_does_not_hold_up_the_end() {
     };
     let Some(ended) = in_child(name, body) else { return };
     ended.expect_signal(&[libc::SIGABRT]);
+}
+
+/// A sandbox takes the right to open descriptors away. Standard error is a file, and a page is lost.
+fn nothing_can_be_opened(config: RegionConfig) {
+    park_on_sigbus();
+    let config = RegionConfig { deadline: DEADLINE, ..config };
+    let Some(far) = Far::new(config, PAGES, 1) else { return };
+    far.store(0..PAGES);
+    let mut file = tempfile::tempfile().expect("a file");
+    // SAFETY: takes no pointer; whoever writes there now writes to the file.
+    assert!(unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) } >= 0);
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: reads the structure it is given.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+    far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
+    let lost = far.touch(BAD);
+    assert_eq!(sigbus_addrs(1), [far.addr(BAD)]);
+    far.control.heal();
+    // Longer than a handler that stands by waits at a time.
+    for _ in 0..8 {
+        far.evict(0..BAD);
+        far.check(0..BAD);
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    far.discard(BAD..BAD + 1);
+    crate::harness::resume();
+    assert_eq!(lost.join().expect("resumed"), 0);
+    far.expect_healthy();
+    let said = || {
+        let mut text = String::new();
+        file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("the output");
+        text.contains("page at 0x") && text.contains("(EIO)")
+    };
+    wait_until("the message", said);
+}
+
+#[test]
+fn handlers_work_and_speak_where_nothing_can_be_opened_any_more() {
+    let name = "messages::handlers_work_and_speak_where_nothing_can_be_opened_any_more";
+    let ended = in_child(name, || nothing_can_be_opened(config(4, Install::Auto)));
+    ended.map(crate::harness::Ended::expect_success);
+}
+
+#[test]
+fn threads_serve_themselves_where_nothing_can_be_opened_any_more() {
+    let name = "messages::threads_serve_themselves_where_nothing_can_be_opened_any_more";
+    let mode = farheap::region::Mode::InThread;
+    let body = || nothing_can_be_opened(RegionConfig { mode, ..config(4, Install::Auto) });
+    in_child(name, body).map(crate::harness::Ended::expect_success);
+}
+
+/// At every number of descriptors the start works as always, or says what is missing.
+#[test]
+fn a_start_without_enough_descriptors_says_so() {
+    let name = "messages::a_start_without_enough_descriptors_says_so";
+    let ended = in_child(name, || {
+        if Far::new(config(4, Install::Auto), PAGES, 1).is_none() {
+            return;
+        }
+        let store = crate::common::mem_store(farheap::ByteCount(64 << 20));
+        let first = tempfile::tempfile().expect("a file").as_raw_fd() as u64;
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: fills the structure it is given.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) }, 0);
+        let mut refused = 0;
+        for more in 0.. {
+            let few = libc::rlimit { rlim_cur: first + more, ..before };
+            // SAFETY: reads the structure it is given.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few) }, 0);
+            let created = farheap::region::Region::create(config(4, Install::Auto), store.clone());
+            let Err(error) = created else { break };
+            let text = error.to_string();
+            assert!(text.contains("Too many open files"), "{more} descriptors: {text}");
+            refused += 1;
+        }
+        assert!(refused > 4, "a region has some descriptors, not {refused}");
+    });
+    ended.map(crate::harness::Ended::expect_success);
 }
