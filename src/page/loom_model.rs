@@ -25,6 +25,8 @@ const THREADS: usize = 4;
 const PAGE: PageId = PageId(7);
 /// What nobody may ever read.
 const GARBAGE: u32 = 0xBAD;
+/// What a touch of a lost page comes to.
+const LOST: u32 = 0x105;
 
 #[derive(Clone, Copy, Debug)]
 struct Mapped {
@@ -44,6 +46,8 @@ struct Machine {
     waiting: [bool; THREADS],
     /// Mappings that fail before one succeeds.
     failing_maps: u32,
+    /// A touch is SIGBUS.
+    poisoned: bool,
 }
 
 struct Model {
@@ -55,6 +59,8 @@ struct Model {
     mapping: AtomicUsize,
     /// Fills for reads are write-protected (install by COPY).
     protects: bool,
+    /// Threads read for themselves, and a watchdog may revoke that.
+    in_thread: bool,
 }
 
 /// The evictor's own state.
@@ -92,6 +98,7 @@ impl Model {
             free_slots: (0..SLOTS as u64).collect(),
             waiting: [false; THREADS],
             failing_maps: 0,
+            poisoned: false,
         };
         Model {
             word: PageWord::default(),
@@ -99,6 +106,7 @@ impl Model {
             machine: Mutex::new(machine),
             mapping: AtomicUsize::new(0),
             protects,
+            in_thread: false,
         }
     }
 
@@ -145,6 +153,9 @@ impl Model {
         loop {
             let protected = {
                 let mut machine = self.touch();
+                if machine.poisoned {
+                    return LOST;
+                }
                 let mapped = machine.region.is_some();
                 match (&mut machine.region, access) {
                     (Some(mapped), Access::Read) => return mapped.version,
@@ -184,7 +195,10 @@ impl Model {
                 State::Resident => self.touch_resident(word, protected),
                 State::Cooling => self.take_back(word),
                 State::Writing => self.copy_out(word),
-                State::Poisoned => unreachable!("reads do not fail here"),
+                State::Poisoned => {
+                    self.wake();
+                    true
+                }
             };
             if answered {
                 return;
@@ -240,8 +254,21 @@ impl Model {
             return false;
         }
         let at = slot.expect("stored").as_usize();
+        if self.in_thread {
+            self.note(frame).begin_read(1);
+        }
         let version = self.machine().slots[at];
         self.machine().frames[frame.0 as usize] = Some(version);
+        if self.in_thread && !self.note(frame).end_read() {
+            // `Pager::clear_up`.
+            while self.word.load().is_filling(frame) {
+                thread::yield_now();
+            }
+            assert_eq!(self.machine().slots[at], version, "the slot was written under the read");
+            self.free_slot(slot);
+            self.empty_frame(frame);
+            return true;
+        }
         match protocol::filled(&self.word, frame, slot) {
             Filled::Moving { moving, wanted } => {
                 assert!(wanted || access.is_none(), "the mark was lost");
@@ -262,6 +289,26 @@ impl Model {
         }
         self.free_frame(frame);
         true
+    }
+
+    /// `Watchdog::look` at a time at which all deadlines are over, and `Pager::revoke`.
+    fn revoke(&self) {
+        for frame in (0..FRAMES as u32).map(FrameId) {
+            let Some(turn) = self.note(frame).read_under_way() else { continue };
+            if !self.note(frame).revoke_read(turn) {
+                continue;
+            }
+            assert_eq!(self.note(frame).page(), PAGE);
+            match protocol::filled(&self.word, frame, None) {
+                Filled::Moving { moving, .. } => {
+                    self.machine().poisoned = true;
+                    self.mapping.fetch_add(1, Ordering::Release);
+                    self.change(moving, Word::poisoned(None));
+                }
+                Filled::Died(dead) => self.change(dead, Word::EMPTY),
+            }
+            self.wake();
+        }
     }
 
     fn touch_resident(&self, word: Word, protected: bool) -> bool {
@@ -484,7 +531,11 @@ impl Model {
                         return self.change(word, Word::EMPTY);
                     }
                 }
-                Discard::Mend(_) => unreachable!("nothing is poisoned here"),
+                Discard::Mend(slot) => {
+                    self.free_slot(slot);
+                    self.machine().poisoned = false;
+                    return self.change(Word::moving(None), Word::EMPTY);
+                }
                 Discard::Busy | Discard::Changed => thread::yield_now(),
             }
         }
@@ -561,7 +612,7 @@ impl Model {
         let word = self.word.load();
         let slot = match word.state() {
             State::Empty => None,
-            State::Resident | State::Stored => word.slot(),
+            State::Resident | State::Stored | State::Poisoned => word.slot(),
             _ => panic!("{word:?} at the end"),
         };
         {

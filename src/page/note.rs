@@ -8,6 +8,17 @@
 //!    the frame is the owner's once more.
 //! 2. Who reads a note owns the frame or has just won the change of the word that names it. A note
 //!    read *before* that change may be of an earlier round of the same frame.
+//! 3. A read that was revoked leaves the page to the revoker. Frame and slot stay the reader's, for
+//!    the device uses them: it frees them when the read has returned and the revoker has changed the
+//!    page's word.
+//!
+//! ```text
+//!                begin_read (owner)                 end_read (owner)
+//!   no read ------------------------> under way -----------------------> no read, the page is the owner's
+//!      ^                                  | revoke_read (watchdog)
+//!      |     end_read (owner): false      v
+//!      +------------------------------ revoked, the page is the watchdog's
+//! ```
 
 #![expect(unsafe_code, reason = "a note of atomics is valid when zero")]
 
@@ -38,8 +49,29 @@ pub(crate) struct Note {
     prefetched: AtomicU32,
     /// 1: the page was mapped writable on the guess that it will be written.
     guessed: AtomicU32,
+    /// Reads by a thread that waits for them (in-thread mode): 63..32 the thread's id | 31..2 count |
+    /// 1..0 none, under way or revoked. The count tells one from the next.
+    read: AtomicU64,
 }
-// SAFETY: five atomic integers, for which zero is valid.
+
+const READ_STATE: u64 = 3;
+const UNDER_WAY: u64 = 1;
+const REVOKED: u64 = 2;
+const READ_COUNT_ONE: u64 = 4;
+const READ_THREAD_SHIFT: u32 = 32;
+
+/// One read by a thread that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReadTurn(u64);
+
+impl ReadTurn {
+    /// The thread that reads.
+    pub(crate) fn thread(self) -> u32 {
+        (self.0 >> READ_THREAD_SHIFT) as u32
+    }
+}
+
+// SAFETY: six atomic integers, for which zero is valid.
 #[cfg(not(loom))]
 unsafe impl crate::meta::Zeroed for Note {}
 
@@ -83,6 +115,45 @@ impl Note {
 
     pub(crate) fn guessed(&self) -> bool {
         self.guessed.load(Ordering::Relaxed) != 0
+    }
+
+    /// The owner, a thread that waits for it, begins a read into the frame that the page's word names.
+    pub(crate) fn begin_read(&self, thread: u32) {
+        // Relaxed: only the owner begins and ends.
+        let before = self.read.load(Ordering::Relaxed);
+        let count = (before & !READ_STATE).wrapping_add(READ_COUNT_ONE) & u64::from(u32::MAX);
+        let turn = u64::from(thread) << READ_THREAD_SHIFT | count | UNDER_WAY;
+        // Pairs with the acquire in `read_under_way`: page and slot are this read's.
+        self.read.store(turn, Ordering::Release);
+    }
+
+    /// The read has returned. `false`: it was revoked; the page is not the owner's any more.
+    #[must_use]
+    pub(crate) fn end_read(&self) -> bool {
+        let under_way = self.read.load(Ordering::Relaxed) & !READ_STATE | UNDER_WAY;
+        let ended = under_way & !READ_STATE;
+        let (order, other) = (Ordering::AcqRel, Ordering::Acquire);
+        let is_ours = self.read.compare_exchange(under_way, ended, order, other).is_ok();
+        if !is_ours {
+            // Only the owner changes it from here on.
+            self.read.store(ended, Ordering::Release);
+        }
+        is_ours
+    }
+
+    /// The read that is under way, if there is one.
+    pub(crate) fn read_under_way(&self) -> Option<ReadTurn> {
+        let turn = self.read.load(Ordering::Acquire);
+        (turn & READ_STATE == UNDER_WAY).then_some(ReadTurn(turn))
+    }
+
+    /// Takes the page from a read that does not end. `true`: the page's word is the caller's to
+    /// change, at once, for the reader may wait for that.
+    #[must_use]
+    pub(crate) fn revoke_read(&self, turn: ReadTurn) -> bool {
+        let revoked = turn.0 & !READ_STATE | REVOKED;
+        let (order, other) = (Ordering::AcqRel, Ordering::Acquire);
+        self.read.compare_exchange(turn.0, revoked, order, other).is_ok()
     }
 
     /// Tells the frame's owner what became of the content; the last thing a taker does with it.

@@ -7,6 +7,8 @@
 //!
 //! ```text
 //!                 frame            old slot (note)    new slot
+//!  filled         filler           the page's         -
+//!  revoked        reader, later    reader, later      -            (then `filled` by the revoker)
 //!  take_back      taker, decides   taker: the page's  -
 //!  copy_out       taker, decides   evictor frees      evictor frees, when fate is decided
 //!  discard        taker, decides   taker frees        -            (Cooling)

@@ -20,7 +20,7 @@
 //! | state | memory | payload | who may leave it |
 //! |---|---|---|---|
 //! | `Empty` | none; reads as zero | - | a filler |
-//! | `Filling` | a staging frame being read into | frame | the filler that entered it; discard marks it dead |
+//! | `Filling` | a staging frame being read into | frame | the filler that entered it, or who revoked its read (`page::note`); discard marks it dead |
 //! | `Moving` | the mapping is being changed: microseconds, no I/O | slot or none | the thread that entered it |
 //! | `Resident` | mapped in the region | slot or none | evictor, discard; a filler clears `protected` |
 //! | `Cooling` | in a staging frame | frame | a filler (back), discard, the evictor |
@@ -225,6 +225,11 @@ impl Word {
             "{self:?} has no slot"
         );
         (self.0 & PAYLOAD_MASK).checked_sub(1).map(SlotId)
+    }
+
+    /// Whether the page's slot is being read into `frame`.
+    pub(crate) fn is_filling(self, frame: FrameId) -> bool {
+        self.state() == State::Filling && self.frame() == Some(frame)
     }
 
     /// The staging frame of a page in a state that has one.

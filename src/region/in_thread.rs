@@ -6,7 +6,8 @@
 //!
 //! The handler finds the region by address, looks at the page's word as a filler does, and reads
 //! the device synchronously. Prefetch and read-ahead stay with a filler thread; `fetch_many` reads
-//! here, before there is a signal.
+//! here, before there is a signal. A read that the device does not answer is revoked by the region's
+//! [watchdog](super::watchdog): its page is lost, and the other threads that touch it get SIGBUS.
 //!
 //! # Invariants
 //! 1. A region is listed from before its first address is handed out until its threads stopped.
@@ -24,12 +25,13 @@ use super::starved::{Hope, Line};
 use crate::base::deadline::{Deadline, Stopwatch};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicUsize, Interrupted, Ordering};
-use crate::base::units::{PageCount, PageId};
+use crate::base::units::{PageCount, PageId, SlotId};
 use crate::base::visited::Visited;
 use crate::page::protocol::{self, Filled};
 use crate::page::word::{FrameId, State, Word};
 use crate::sys::signal::{self, BusCause, BusFault};
 use crate::sys::signals::SignalsBlocked;
+use crate::sys::thread;
 use crate::sys::uffd::{Fault, Wake};
 use crate::tier::policy::Insert;
 use std::time::{Duration, Instant};
@@ -97,6 +99,13 @@ fn serve(fault: BusFault) -> bool {
     })
 }
 
+/// Why a page was not read.
+enum NotRead {
+    Failed(Error),
+    /// It took too long: the watchdog has taken the page, but not frame and slot.
+    Revoked,
+}
+
 impl Pager {
     /// Serves a fault of the calling thread; `false` when the page is lost, or the region stops.
     fn serve_in_thread(&self, bus: BusFault) -> bool {
@@ -120,6 +129,10 @@ impl Pager {
             let answer = match word.state() {
                 State::Poisoned => return false,
                 State::Stored => self.read_in_thread(page, word, bus.write, Asked::Fault),
+                // For the watchdog: this thread waits for the read, too.
+                State::Filling if !word.dead() => {
+                    protocol::want(self.word(page), word).then_some(Answer::Again)
+                }
                 _ => self.resolve_in_memory(page, word, &fault),
             };
             match answer {
@@ -173,7 +186,8 @@ impl Pager {
         let Some(frame) = self.reserve_fill() else { return Some(Answer::Starved) };
         let slot = word.slot().expect("a stored page has a slot");
         self.frames.note(frame, page, Some(slot));
-        if self.word(page).try_change(word, Word::filling(frame)).is_err() {
+        let filling = Word::filling(frame).with_wanted(asked == Asked::Fault);
+        if self.word(page).try_change(word, filling).is_err() {
             self.cancel_fill(frame);
             return None;
         }
@@ -181,7 +195,14 @@ impl Pager {
         if asked == Asked::Fault {
             self.ask_ahead(page);
         }
-        let read = self.read_frame(page, frame, asked);
+        let read = match self.read_frame(page, frame, asked) {
+            Ok(()) => Ok(()),
+            Err(NotRead::Failed(error)) => Err(error),
+            Err(NotRead::Revoked) => {
+                self.clear_up(page, frame, slot);
+                return None;
+            }
+        };
         let moving = match protocol::filled(self.word(page), frame, Some(slot)) {
             Filled::Moving { moving, .. } => moving,
             Filled::Died(dead) => {
@@ -216,13 +237,32 @@ impl Pager {
         Some(Answer::Done)
     }
 
+    /// A read that was revoked has returned: nobody uses frame and slot any more.
+    fn clear_up(&self, page: PageId, frame: FrameId, slot: SlotId) {
+        let mut spins = 0;
+        // Not before the watchdog has changed the word that names the frame.
+        while self.word(page).load().is_filling(frame) {
+            backoff(&mut spins);
+        }
+        self.put_slot(Some(slot));
+        self.cancel_fill(frame);
+    }
+
     /// Reads a frame's slot and verifies it. What fails is repeated at growing intervals until the
     /// deadline has passed, as by a filler; a page that nobody waits for, a few times.
-    fn read_frame(&self, page: PageId, frame: FrameId, asked: Asked) -> Result<()> {
+    fn read_frame(
+        &self,
+        page: PageId,
+        frame: FrameId,
+        asked: Asked,
+    ) -> std::result::Result<(), NotRead> {
         let mut deadline = Deadline::new(self.deadline);
         let mut attempts = 0;
         loop {
-            let Err(error) = self.read_once(frame) else { return Ok(()) };
+            let error = match self.read_once(frame) {
+                Err(NotRead::Failed(error)) => error,
+                other => return other,
+            };
             attempts += 1;
             let is_over = match asked {
                 Asked::Ahead => attempts >= AHEAD_ATTEMPTS_MAX,
@@ -230,22 +270,31 @@ impl Pager {
             };
             let is_needed = !self.word(page).load().dead() && !self.stop.load(Ordering::Acquire);
             if is_over || !is_needed {
-                return Err(error);
+                return Err(NotRead::Failed(error));
             }
             // nanosleep(2) is async-signal-safe in Linux.
             std::thread::sleep(pause_before(attempts, self.deadline));
         }
     }
 
-    fn read_once(&self, frame: FrameId) -> Result<()> {
+    fn read_once(&self, frame: FrameId) -> std::result::Result<(), NotRead> {
         let slot = self.frames.slot(frame).expect("a fill has a slot");
         let offset = self.slot_offset(slot);
-        // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it.
+        let note = self.frames.note_of(frame);
+        note.begin_read(thread::current_noted());
+        // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
+        // the slot: both stay this thread's if the read is revoked.
         let read = unsafe { self.store.read_now(offset, self.frames.ptr(frame), self.page_bytes) };
-        read.inspect_err(|_| self.counters.read_errors.bump())?;
+        if !note.end_read() {
+            return Err(NotRead::Revoked);
+        }
+        if let Err(error) = read {
+            self.counters.read_errors.bump();
+            return Err(NotRead::Failed(error));
+        }
         if self.verify && self.hash_frame(frame) != self.sum(slot) {
             self.counters.checksum_errors.bump();
-            return Err(Error::Corrupt { slot: slot.0 });
+            return Err(NotRead::Failed(Error::Corrupt { slot: slot.0 }));
         }
         Ok(())
     }

@@ -25,6 +25,7 @@
 
 use super::pager::Pager;
 use super::report;
+use super::watchdog::Watchdog;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::event::{EventFd, poll_readable};
@@ -130,6 +131,8 @@ struct Memory {
 pub(super) struct Lender {
     pager: Arc<Pager>,
     memories: Vec<Memory>,
+    /// Looks after threads that read for themselves, because this one waits for no device.
+    watchdog: Watchdog,
 }
 
 /// All leases of a region, and how to reach their lender.
@@ -161,7 +164,8 @@ impl Lender {
     pub(super) fn new(pager: Arc<Pager>) -> Lender {
         let granted = Instant::now();
         let memory = Memory { beat: 0, granted, denied_until: None, denied_for: DENIED_MIN };
-        Lender { memories: vec![memory; pager.leases.leases.len()], pager }
+        let watchdog = Watchdog::new(pager.clone());
+        Lender { memories: vec![memory; pager.leases.leases.len()], watchdog, pager }
     }
 
     /// Lends until the region stops.
@@ -169,6 +173,7 @@ impl Lender {
         const LOOK: Duration = Duration::from_secs(10);
         while !self.pager.stop.load(Ordering::Acquire) {
             let timeout = if self.look() { TICK } else { LOOK };
+            let timeout = self.watchdog.look().map_or(timeout, |next| next.min(timeout));
             let bell = &self.pager.leases.bell;
             if poll_readable(&[bell.raw_fd()], timeout) != Ok(false) {
                 bell.drain();

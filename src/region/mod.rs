@@ -43,6 +43,7 @@ mod starved;
 mod stats;
 mod tables;
 mod team;
+mod watchdog;
 
 pub(crate) use care::REST;
 pub use latency::{Latencies, Latency};

@@ -178,3 +178,110 @@ fn without_a_handler_of_the_program_a_lost_page_ends_the_process() {
     let Some(ended) = ended else { return };
     ended.expect_signal(&[libc::SIGBUS]).expect_said(&["farheap: page at 0x", "(EIO)"]);
 }
+
+/// The device does not answer a read. The threads that wait for the reader's page get SIGBUS at the
+/// deadline, and the reader when its read returns.
+fn never_answered(config: RegionConfig) {
+    const TOUCHING: usize = 4;
+    park_on_sigbus();
+    let config = RegionConfig { deadline: Duration::from_secs(1), ..config };
+    let Some(far) = Far::new(config, PAGES, 1) else { return };
+    far.store(0..PAGES);
+    far.check(0..BAD);
+    far.control.pause();
+    let threads: Vec<_> = (0..TOUCHING).map(|_| far.touch(BAD)).collect();
+    let addrs = sigbus_addrs(TOUCHING - 1);
+    assert!(addrs.iter().all(|addr| *addr == far.addr(BAD)), "{addrs:x?} of page {BAD}");
+    assert_eq!((sigbus_count(), far.stats().poisoned), (TOUCHING - 1, 1), "one thread reads");
+    // Of use again before the read has returned; what that brings is not installed.
+    far.discard(BAD..BAD + 1);
+    assert_eq!(far.touch(BAD).join().expect("a page like any other"), 0);
+    far.region.pin(far.ptr(BAD), far.len(1)).expect("far below the limit");
+    far.control.release();
+    resume();
+    for thread in threads {
+        assert_eq!(thread.join().expect("resumed"), 0);
+    }
+    far.region.unpin(far.ptr(BAD), far.len(1)).expect("pinned above");
+    far.check(0..BAD);
+    far.check(BAD + 1..PAGES);
+    far.expect_healthy();
+    assert_eq!((sigbus_count(), far.stats().poisoned), (TOUCHING - 1, 1));
+}
+
+#[test]
+fn a_read_that_is_not_answered_is_a_sigbus_of_the_threads_that_wait_for_it_4k() {
+    let name =
+        "in_thread::a_read_that_is_not_answered_is_a_sigbus_of_the_threads_that_wait_for_it_4k";
+    let body = || never_answered(in_thread(4, Install::Auto));
+    expect_lost_page(in_child(name, body), "(ETIMEDOUT");
+}
+
+/// Lost pages are fenced off, not poisoned.
+#[test]
+fn a_read_that_is_not_answered_is_a_sigbus_on_an_old_kernel() {
+    let name = "in_thread::a_read_that_is_not_answered_is_a_sigbus_on_an_old_kernel";
+    let body = || never_answered(in_thread(64, Install::Copy));
+    expect_lost_page(in_child(name, body), "(ETIMEDOUT");
+}
+
+#[test]
+fn a_read_that_returns_after_its_deadline_is_a_sigbus_of_its_thread() {
+    let name = "in_thread::a_read_that_returns_after_its_deadline_is_a_sigbus_of_its_thread";
+    let ended = in_child(name, || {
+        park_on_sigbus();
+        let short = RegionConfig { deadline: DEADLINE, ..in_thread(4, Install::Auto) };
+        let Some(far) = Far::new(short, PAGES, 1) else { return };
+        far.store(0..PAGES);
+        far.control.pause();
+        let late = far.touch(BAD);
+        crate::harness::wait_until("the deadline", || far.stats().poisoned == 1);
+        assert_eq!(sigbus_count(), 0, "its call has not returned");
+        far.control.release();
+        assert_eq!(sigbus_addrs(1), [far.addr(BAD)]);
+        far.discard(BAD..BAD + 1);
+        resume();
+        assert_eq!(late.join().expect("resumed"), 0);
+        far.expect_healthy();
+    });
+    expect_lost_page(ended, "(ETIMEDOUT");
+}
+
+#[test]
+fn a_page_discarded_under_a_read_that_is_not_answered_is_of_use_again() {
+    let _watchdog = watchdog("discarded, in thread", HUNG);
+    let short = RegionConfig { deadline: DEADLINE, ..in_thread(4, Install::Auto) };
+    let Some(far) = Far::new(short, PAGES, 1) else { return };
+    far.store(0..PAGES);
+    far.control.pause();
+    far.discard(BAD + 1..BAD + 2);
+    let late = far.touch(BAD);
+    // Long enough for the read to begin. If it has not, the rest is true all the same.
+    std::thread::sleep(DEADLINE / 4);
+    far.discard(BAD..BAD + 1);
+    assert_eq!(far.touch(BAD).join().expect("nothing is lost"), 0);
+    far.control.release();
+    assert_eq!(late.join().expect("nothing is lost"), 0);
+    assert_eq!(far.stats().poisoned, 0);
+    far.expect_healthy();
+}
+
+#[test]
+fn a_page_that_nobody_waits_for_outlasts_a_device_that_does_not_answer() {
+    let _watchdog = watchdog("fetch of a silent device", HUNG);
+    let short = RegionConfig { deadline: DEADLINE, ..in_thread(4, Install::Auto) };
+    let Some(far) = Far::new(short, PAGES, 1) else { return };
+    far.store(0..PAGES);
+    far.control.pause();
+    std::thread::scope(|scope| {
+        let far = &far;
+        let fetch =
+            scope.spawn(|| far.region.fetch_many(&[(far.addr(BAD) as *const u8, ByteCount(1))]));
+        std::thread::sleep(DEADLINE * 4);
+        far.control.release();
+        fetch.join().expect("no panic").expect("in the region");
+    });
+    assert_eq!(far.stats().poisoned, 0);
+    far.check(BAD..BAD + 1);
+    far.expect_healthy();
+}

@@ -214,3 +214,28 @@ fn loom_a_page_that_could_not_be_mapped_back_is_evicted_all_the_same() {
     });
     explore(2, make, vec![evicting(1), asking], &[1]);
 }
+
+fn stored_in_thread() -> Model {
+    let mut model = Model::stored(false);
+    model.in_thread = true;
+    model
+}
+
+fn revoking() -> Thread {
+    Box::new(|model| model.revoke())
+}
+
+#[test]
+fn loom_a_read_that_is_revoked_loses_the_page_and_nothing_else() {
+    let make = stored_in_thread;
+    explore(2, make, vec![reading(1, &[1, LOST]), revoking()], &[1, LOST]);
+    let two = vec![reading(1, &[1, LOST]), reading(2, &[1, LOST]), revoking()];
+    explore(1, make, two, &[1, LOST]);
+    explore(1, make, vec![reading(1, &[1, LOST]), evicting(1), revoking()], &[1, LOST]);
+}
+
+#[test]
+fn loom_a_page_discarded_under_a_read_that_is_revoked_is_empty() {
+    let make = stored_in_thread;
+    explore(1, make, vec![reading(1, &[0, 1, LOST]), discarding(2, &[0]), revoking()], &[0]);
+}
