@@ -12,6 +12,7 @@ attacks! {
     locking_everything_keeps_every_byte: all,
     protections_keep_the_bytes: all,
     advice_keeps_the_bytes: all,
+    memory_dropped_by_the_program_is_zero_or_as_before: all,
     memory_unmapped_by_the_program_harms_nothing_else: all,
     memory_mapped_over_far_memory_is_the_programs: all,
     sealed_memory_keeps_its_bytes: all,
@@ -193,6 +194,39 @@ const CALLS: &[Row] = &[
 fn advice_keeps_the_bytes(ground: &Ground) {
     keeps(ground, ADVICE, None);
     keeps(ground, CALLS, None);
+}
+
+/// Every 4 KiB of a range is zero, or as in ordinary memory, where the range was left alone.
+fn assert_zero_or_alike(ground: &Ground, what: &str, range: Range<usize>) {
+    for unit in range.step_by(UNIT) {
+        let far = ground.far.bytes(unit..unit + UNIT);
+        let zero = far.iter().all(|byte| *byte == 0);
+        assert!(zero || far == ground.near.bytes(unit..unit + UNIT), "{what}: {unit} is neither");
+    }
+}
+
+/// README: the kernel drops what is resident, and far memory does not learn of it;
+/// `discard` is the call that drops all.
+fn memory_dropped_by_the_program_is_zero_or_as_before(ground: &Ground) {
+    let (mut dice, ranges) = (ground.dice(), ranges(ground));
+    for round in 0..ground.rounds(1) as u64 {
+        for advice in [libc::MADV_DONTNEED, libc::MADV_FREE] {
+            let range = ranges[dice.below(ranges.len() as u64) as usize].clone();
+            let number = 2 * round + 7;
+            ground.far.fill(number);
+            ground.near.fill(number);
+            ranged(libc::SYS_madvise, &ground.far, range.clone(), advice).expect("is allowed");
+            assert_zero_or_alike(ground, "dropped", range.clone());
+            ground.await_passes(1);
+            assert_zero_or_alike(ground, "dropped, and evicted", range.clone());
+            ground.assert_alike_in("before what was dropped", 0..range.start);
+            ground.assert_alike_in("after what was dropped", range.end..ground.far.len);
+            ground.far.fill(number + 1);
+            ground.near.fill(number + 1);
+            drop(ground.evict_far());
+            ground.assert_alike("written again");
+        }
+    }
 }
 
 /// What a system call finds at a place: a word, or that nothing is mapped there.

@@ -156,6 +156,11 @@ pub(crate) struct Stretch {
 }
 
 impl Stretch {
+    /// Memory that was given up as a plain address.
+    pub(crate) fn of(base: usize, len: usize) -> Stretch {
+        Stretch { base, len }
+    }
+
     /// The address of a byte; the end is one too.
     pub(crate) fn at(&self, offset: usize) -> usize {
         assert!(offset <= self.len);
@@ -227,7 +232,7 @@ impl Ground {
     fn new(way: Way, seed: u64) -> Option<Ground> {
         // A small span: what locks everything goes through all of it.
         let span = if way.conf.contains("2MiB") { "512MiB" } else { "128MiB" };
-        let conf = format!("{},capacity:1GiB,span:{span}", way.conf);
+        let conf = format!("{},capacity:1GiB,span:{span}{}", way.conf, place());
         let config = Config::parse(&conf).expect("known keys");
         let (page, limit) = (config.page().as_usize(), config.limit().as_usize());
         let heap = heap(&conf)?;
@@ -402,8 +407,19 @@ fn brief<T: Debug>(outcome: &Result<T, Errno>) -> String {
     text
 }
 
+/// Where cold pages go: into memory, because on a disk that is slow to free what a file occupied
+/// the attacks of this suite took 40 times as long. Runs that are asked to be long use the disk.
+fn place() -> &'static str {
+    let probe = tempfile::tempfile_in("/dev/shm");
+    if probe.is_ok() && std::env::var_os("FARHEAP_ATTACK_ROUNDS").is_none() {
+        ",dir:/dev/shm"
+    } else {
+        ""
+    }
+}
+
 /// Also when the attack panics.
-struct StopOnDrop<'a>(&'a AtomicBool);
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {

@@ -19,4 +19,7 @@ mod kernel;
 mod advice;
 mod calls;
 mod flight;
+mod forks;
 mod limits;
+mod signals;
+mod stops;

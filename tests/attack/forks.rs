@@ -1,0 +1,252 @@
+//! Children of a process whose far memory is in use: far memory does not exist in them, which they
+//! learn loudly; whatever else they do and however they end, it changes nothing for the parent.
+#![expect(unsafe_code, reason = "forks, and touches far memory in children")]
+
+use crate::ground::{Ground, Stretch, allocate, attacks, free};
+use crate::kernel::{addr, addr_mut, call, fd, memory_file, pipe};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+attacks! {
+    children_end_as_their_table_says: all,
+    children_that_live_on_change_nothing: all,
+    threads_fork_while_others_fault: all,
+}
+
+/// How a child ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Exit(i32),
+    Signal(i32),
+}
+
+const RIGHT: i32 = 0;
+const WRONG: i32 = 1;
+
+/// Runs `body` in a child; what it returns is the child's status.
+fn fork(body: impl FnOnce() -> i32) -> usize {
+    #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
+    // SAFETY: the child runs the body alone, and never returns from here.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
+    if child == 0 {
+        let _never = call(libc::SYS_exit_group, &[body() as usize]);
+    }
+    child as usize
+}
+
+fn end_of(child: usize) -> End {
+    let mut status = 0_i32;
+    let waited = call(libc::SYS_wait4, &[child, addr_mut(&mut status), 0, 0]);
+    assert_eq!(waited, Ok(child));
+    if libc::WIFSIGNALED(status) {
+        End::Signal(libc::WTERMSIG(status))
+    } else {
+        End::Exit(libc::WEXITSTATUS(status))
+    }
+}
+
+/// Ends a process as returning from `main` does, with what it registered for that.
+fn leave(status: i32) -> ! {
+    // SAFETY: ends the process; takes no pointers.
+    unsafe { libc::exit(status) }
+}
+
+/// Far memory that a handler at the exit of a child frees.
+static FREED_AT_EXIT: AtomicUsize = AtomicUsize::new(0);
+const FREED_LEN: usize = 1 << 20;
+
+extern "C" fn free_at_exit() {
+    let at = FREED_AT_EXIT.swap(0, Ordering::Relaxed);
+    if at != 0 {
+        free(Stretch::of(at, FREED_LEN));
+    }
+}
+
+/// Frees a block of the parent's by a handler at exit, in the caller's process only.
+fn leave_and_free(block: Stretch) -> ! {
+    FREED_AT_EXIT.store(block.at(0), Ordering::Relaxed);
+    // SAFETY: the handler is a function without captures.
+    let registered = unsafe { libc::atexit(free_at_exit) };
+    leave(if registered == 0 { RIGHT } else { WRONG })
+}
+
+fn right(is_right: bool) -> i32 {
+    if is_right { RIGHT } else { WRONG }
+}
+
+/// What a child does with far memory and a block of the parent's, and how it ends.
+type Row = (&'static str, fn(&Ground, Stretch) -> i32, End);
+
+const CHILDREN: &[Row] = &[
+    ("end at once", |_, _| RIGHT, End::Exit(RIGHT)),
+    ("free", |_, block| freed(block), End::Exit(RIGHT)),
+    ("end with handlers at exit", |_, block| leave_and_free(block), End::Exit(RIGHT)),
+    ("become another program", |_, _| become_true(), End::Exit(RIGHT)),
+    (
+        "fork again",
+        |_, block| right(end_of(fork(|| freed(block))) == End::Exit(RIGHT)),
+        End::Exit(RIGHT),
+    ),
+    (
+        "fork again, and end with handlers at exit",
+        |_, block| {
+            let second = end_of(fork(|| leave_and_free(block)));
+            if second == End::Exit(RIGHT) { leave_and_free(block) } else { WRONG }
+        },
+        End::Exit(RIGHT),
+    ),
+    (
+        "touch far memory in a child of its own",
+        |ground, _| {
+            let second = end_of(fork(|| touched(ground, 0)));
+            right(second == End::Signal(libc::SIGSEGV))
+        },
+        End::Exit(RIGHT),
+    ),
+    (
+        "allocate",
+        |_, _| right(!allocates_far() && vec![7_u8; 1 << 20][1 << 19] == 7),
+        End::Exit(RIGHT),
+    ),
+    ("stop the heap", |ground, _| right(ground.heap.shutdown().is_err()), End::Exit(RIGHT)),
+    ("have far memory read by a system call", |ground, _| asked(ground), End::Exit(RIGHT)),
+    ("read the first page", |ground, _| touched(ground, 0), End::Signal(libc::SIGSEGV)),
+    (
+        "read the last word",
+        |ground, _| touched(ground, ground.far.len - 8),
+        End::Signal(libc::SIGSEGV),
+    ),
+    (
+        "read a block that was just written",
+        |_, block| right(block.word(0) == 0),
+        End::Signal(libc::SIGSEGV),
+    ),
+    (
+        "write",
+        |ground, _| {
+            ground.far.set_word(ground.page, 1);
+            RIGHT
+        },
+        End::Signal(libc::SIGSEGV),
+    ),
+];
+
+/// Frees the child's view of a block, which does nothing.
+fn freed(block: Stretch) -> i32 {
+    free(block);
+    RIGHT
+}
+
+/// A read that must not succeed, whatever it would give.
+fn touched(ground: &Ground, at: usize) -> i32 {
+    right(ground.far.word(at) == 0)
+}
+
+/// A system call finds nothing there.
+fn asked(ground: &Ground) -> i32 {
+    let file = memory_file();
+    let args = [fd(&file), ground.far.at(0), 8, 0];
+    right(call(libc::SYS_pwrite64, &args) == Err(libc::EFAULT))
+}
+
+fn allocates_far() -> bool {
+    use allocator_api2::alloc::Allocator;
+    farheap::Far.allocate(std::alloc::Layout::new::<u64>()).is_ok()
+}
+
+fn become_true() -> i32 {
+    let (name, nothing) = (c"/bin/true", 0_usize);
+    let arguments = [addr(name), 0];
+    let _error = call(libc::SYS_execve, &[addr(name), addr(&arguments), addr(&nothing)]);
+    WRONG
+}
+
+fn children_end_as_their_table_says(ground: &Ground) {
+    for _ in 0..ground.rounds(1) {
+        for (what, act, end) in CHILDREN {
+            let block = allocate(FREED_LEN);
+            block.fill(3);
+            drop(ground.evict_far());
+            let child = fork(|| act(ground, block));
+            // The parent goes on meanwhile.
+            ground.far.set_word(0, child as u64);
+            ground.near.set_word(0, child as u64);
+            assert_eq!(end_of(child), *end, "a child that is to {what}");
+            let kept =
+                (0..FREED_LEN / 8).all(|at| block.word(at * 8) == crate::ground::stamp(3, at));
+            assert!(kept, "{what}: the parent's block");
+            ground.assert_alike(what);
+            free(block);
+        }
+    }
+}
+
+/// Waits until the parent closes its end of a pipe, which it never writes to.
+fn outlive(wait: &OwnedFd, own_end: &OwnedFd) -> bool {
+    // The child has that end too.
+    let closed = call(libc::SYS_close, &[fd(own_end)]) == Ok(0);
+    let mut byte = 0_u8;
+    closed && call(libc::SYS_read, &[fd(wait), addr_mut(&mut byte), 1]) == Ok(0)
+}
+
+/// Children that wait, free what they inherited, and end, while the parent changes everything.
+fn children_that_live_on_change_nothing(ground: &Ground) {
+    const CHILDREN: usize = 4;
+    for round in 0..ground.rounds(1) as u64 {
+        let block = allocate(FREED_LEN);
+        let mut children = Vec::new();
+        for number in 0..CHILDREN as u64 {
+            let (wait, end) = pipe();
+            let ends: Vec<_> = children.iter().map(|(_, end)| fd(end)).collect();
+            let child = fork(|| {
+                // Those of the children before it would keep them waiting.
+                ends.iter().for_each(|end| {
+                    let _closed = call(libc::SYS_close, &[*end]);
+                });
+                if !outlive(&wait, &end) {
+                    return WRONG;
+                }
+                leave_and_free(block)
+            });
+            children.push((child, end));
+            ground.far.fill(round * 10 + number);
+            ground.near.fill(round * 10 + number);
+            drop(ground.evict_far());
+            ground.assert_alike("a child lives on");
+        }
+        free(block);
+        ground.await_passes(1);
+        ground.assert_alike("children live on");
+        for (child, end) in children {
+            drop(end);
+            assert_eq!(end_of(child), End::Exit(RIGHT), "a child that lived on");
+        }
+        ground.assert_alike("they have ended");
+    }
+}
+
+/// From several threads at once, none of which is the one that started the heap.
+fn threads_fork_while_others_fault(ground: &Ground) {
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..ground.rounds(4) {
+                    let block = allocate(FREED_LEN);
+                    block.set_word(0, 9);
+                    assert_eq!(end_of(fork(|| freed(block))), End::Exit(RIGHT), "free");
+                    let reads = fork(|| right(block.word(0) == 0));
+                    assert_eq!(end_of(reads), End::Signal(libc::SIGSEGV), "read");
+                    assert_eq!(block.word(0), 9, "the parent's block");
+                    free(block);
+                }
+            });
+        }
+        for number in 0..ground.rounds(4) as u64 {
+            ground.far.fill(number);
+            ground.near.fill(number);
+            drop(ground.evict_far());
+            ground.assert_alike("while threads fork");
+        }
+    });
+}
