@@ -12,8 +12,8 @@
 //!   counted   |----|----|----|--------|----|----|
 //!                                     ^ one step
 //! ```
-//! Whoever waits has to look more often than once in [`step_max`], or waits longer than was asked
-//! for.
+//! A waiting thread has to look more often than once in [`step_max`]; otherwise it waits longer than
+//! was asked for.
 
 use std::time::{Duration, Instant};
 

@@ -63,9 +63,9 @@ impl Part {
         self.bytes.load(Relaxed)
     }
 
-    /// Takes `bytes` more: from the first half of the allowance whoever comes first, from the rest
-    /// up to a fair share. Changes nothing that others read when it is refused: then each free may
-    /// come here.
+    /// Takes `bytes` more. The first half of the allowance is first come, first served; of the rest
+    /// each cache gets at most its fair share. A refusal changes nothing that other threads read,
+    /// because every free may come here then.
     pub(super) fn take(&self, from: &Allowance, bytes: usize) -> bool {
         let mine = self.bytes();
         let holders = from.holders.load(Relaxed) + usize::from(mine == 0);

@@ -199,8 +199,8 @@ mod model {
         });
     }
 
-    /// Two threads fill pages while a third drops the tables: whoever has changed a word has tables
-    /// that are charged, and no word is lost.
+    /// Two threads fill pages while a third drops the tables: a thread that has changed a word has
+    /// tables that are charged, and no word is lost.
     #[test]
     fn loom_tables_stay_while_a_word_needs_them() {
         loom::model(|| {

@@ -47,8 +47,8 @@ use std::sync::{Mutex, PoisonError};
 /// Bytes of a chunk: a huge page.
 pub(super) const CHUNK: usize = HUGE_PAGE;
 
-/// Runs of open chunks may be one in so many of the mappings that the process may have: each costs
-/// two, and the program needs most of them for itself.
+/// Maximum number of runs of open chunks: 1/RUN_MAPPINGS_PART of the mappings that the process may
+/// have. Each run costs two, and the program needs most of them for itself.
 const RUN_MAPPINGS_PART: u64 = 16;
 
 /// A chunk: its index from the region's start.

@@ -322,7 +322,7 @@ impl Batch {
         Batch { blocked: Some(SignalsBlocked::new()), pages: 0 }
     }
 
-    /// The next page: after every so many, signals that have arrived meanwhile are let in.
+    /// Counts a page; after every `PAGES_MAX`, lets signals in that have arrived meanwhile.
     fn step(&mut self) {
         const PAGES_MAX: u32 = 64;
         if self.pages == PAGES_MAX {

@@ -64,7 +64,7 @@ pub(super) struct Committed {
 }
 
 impl Committed {
-    /// What so many bytes from a multiple of all spans on are.
+    /// The spans that `bytes` take when they begin at a multiple of all spans.
     pub(super) fn of(bytes: u64, page_bytes: u64) -> Committed {
         let spans = |pages: u64| bytes.div_ceil(pages.saturating_mul(page_bytes));
         Committed {

@@ -67,7 +67,7 @@ const SLOTS_PART: u64 = 32;
 /// Most slot groups that are given back in one turn of the evictor.
 const ASLEEP_MAX: usize = 64;
 
-/// Tables of all that is allocated may take one of so many parts of the limit.
+/// Tables of all that is allocated may take 1/PART of the limit.
 const PART: u64 = 2;
 
 /// How many pages each kind of span has.
@@ -122,7 +122,7 @@ fn clear_bit(bits: &LazyArray<AtomicU64>, at: usize) -> bool {
     bits[at / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
 }
 
-/// The most that tables take of so many pages in so many spans.
+/// Maximum number of bytes that the tables of the committed spans take.
 pub(super) fn tables_max(
     committed: &Committed,
     resident: PageCount,
@@ -361,7 +361,7 @@ impl Pager {
             if enough && roomy || !self.slots.has_asleep() {
                 return;
             }
-            // Who evicts has spare memory, or makes some: this is the last resort.
+            // The evictor has spare memory, or makes some: this is the last resort.
             let must = free.0 == 0;
             if !self.charge_slot_group(must) {
                 return;

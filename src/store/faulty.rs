@@ -126,8 +126,8 @@ impl FaultControl {
     /// Flips one bit in each of the next `count` reads, which report success.
     ///
     /// # Safety
-    /// Who reads verifies what it reads: a region with checksums or encryption, a pool with checksums, or
-    /// somebody to whom all bytes are as good as others.
+    /// The reader verifies what it reads (a region with checksums or encryption, a pool with checksums)
+    /// or accepts any bytes.
     pub unsafe fn corrupt_reads(&self, count: u64) {
         self.plan.corrupt_left.store(count, Ordering::Relaxed);
     }

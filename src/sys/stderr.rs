@@ -12,7 +12,7 @@ use std::time::Duration;
 /// What became of some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// The first so many bytes are written.
+    /// This number of bytes, the first ones, are written.
     Some(usize),
     /// There is no room at the moment.
     Full,

@@ -33,7 +33,7 @@ impl FullPipe {
         assert!(before >= 0);
         // SAFETY: the descriptor is new and nobody else's.
         let before = unsafe { OwnedFd::from_raw_fd(before) };
-        // SAFETY: takes no pointer; whoever writes there now writes to the pipe.
+        // SAFETY: takes no pointer; what is written there now goes to the pipe.
         assert!(unsafe { libc::dup2(writer.as_raw_fd(), libc::STDERR_FILENO) } >= 0);
         FullPipe { reader, before }
     }

@@ -12,7 +12,7 @@ const KEYS: u64 = 3_000;
 pub(crate) struct Tables {
     pool: Arc<BufferPool>,
     tree: BTree,
-    /// Pages and what they hold; whoever works on one has its lock.
+    /// Pages and what they hold; a thread that works on one holds its lock.
     pages: Mutex<Vec<Arc<Mutex<Page>>>>,
 }
 

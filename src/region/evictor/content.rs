@@ -19,8 +19,8 @@ use crate::tier::policy::EvictionPolicy;
 pub(in crate::region) struct Moved {
     /// Of whole pages.
     pub(in crate::region) bytes: usize,
-    /// The kernel moves nothing there, whoever uses it or not: the program has protected a part of
-    /// it. COPY goes there all the same.
+    /// The kernel moves nothing there, used or not, because the program has protected a part of it.
+    /// COPY works there all the same.
     pub(in crate::region) refused: bool,
 }
 

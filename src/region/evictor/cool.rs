@@ -35,8 +35,8 @@ impl Evictor {
     }
 
     /// Gets fresh memory for the freed runs that are whole, and for frames that are huge: the next
-    /// chunk that is read takes it, or a fresh one. The kernel has to clear it for whoever takes it,
-    /// and here no fault waits for that. Other fills cannot use it, and others may want the memory.
+    /// chunk that is read takes it, or a fresh one. The kernel has to clear new memory, and here no
+    /// fault waits for that. Other fills cannot use it, and other consumers may want the memory.
     fn renew_huge(&mut self) {
         let frames = &self.pager.frames;
         let per_run = frames.run_frames();

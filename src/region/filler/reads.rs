@@ -38,7 +38,7 @@ pub(in crate::region) fn pause_before(attempt: u32, deadline: Duration) -> Durat
     }
 }
 
-/// Who asked for a page.
+/// What a page is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
@@ -398,7 +398,7 @@ impl Filler {
             let mut filling = pager.word(page).load();
             while !filling.dead() {
                 match pager.word(page).try_change(filling, stored) {
-                    // Who faulted on it meanwhile waits for this read, and faults again.
+                    // A thread that faulted on it meanwhile waits for this read, and faults again.
                     Ok(()) => return pager.wake(page),
                     Err(now) => filling = now,
                 }

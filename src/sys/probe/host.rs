@@ -66,8 +66,8 @@ impl Memory {
         self.total.into_iter().chain(group).min()
     }
 
-    /// Why a limit of so many bytes cannot be reached, if so: the kernel ends the process by its OOM
-    /// killer, or throttles it, before that much is resident.
+    /// Why `limit` cannot be reached, if so: the kernel's OOM killer ends the process, or the kernel
+    /// throttles it, before as many bytes are resident.
     #[must_use]
     pub fn objection(&self, limit: ByteCount) -> Option<String> {
         if let Some(group) = self.fullest.as_ref().filter(|group| limit > group.left()) {

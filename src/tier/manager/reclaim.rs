@@ -45,8 +45,8 @@ impl Ask<'_> {
         self.only.is_none_or(|only| Arc::ptr_eq(only, member)) && !(self.others && is_asking)
     }
 
-    /// What may be taken from a consumer, of whose bytes so many are `tables`, which it needs for
-    /// what its floor protects, and for what it has on the device as well.
+    /// Bytes that may be taken from a consumer. `tables` of its bytes are tables, which it needs for
+    /// what its floor protects and for what it has on the device as well.
     fn room(&self, member: &Arc<Member>, tables: ByteCount) -> u64 {
         let is_asking = self.asking.is_some_and(|asking| Arc::ptr_eq(asking, member));
         let kept = if is_asking { 0 } else { member.floor().0.saturating_add(tables.0) };
