@@ -29,7 +29,7 @@ const LAYERS: &[&[&str]] = &[
     &["runtime"],
 ];
 /// Layers whose files still import each other in a circle. No layer may be added.
-const LAYERS_WITH_CYCLES: &[&str] = &["store", "tier", "region", "pool", "heap", "config"];
+const LAYERS_WITH_CYCLES: &[&str] = &["tier", "region", "pool", "heap", "config"];
 /// What `config` uses, though its layer is high: it only describes.
 const CONFIG_USES: &[&str] = &["base", "sys", "store", "tier", "region", "config"];
 

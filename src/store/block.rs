@@ -12,21 +12,20 @@
 
 #![expect(unsafe_code, reason = "passes buffers on to the transfer")]
 
+use super::device::{Device, Named};
 use super::inline_queue::{InlineQueue, Transfer};
 use super::mark::{Candidate, Use, refused};
 use super::uring_queue::UringQueue;
 use super::{IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec};
-use crate::sys::fork::Private;
 use crate::sys::layers;
 use crate::sys::probe;
 use crate::sys::uring::Ring;
 use crate::sys::{EMFILE, ENFILE};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -49,16 +48,8 @@ const RELEASE_WAIT_MAX: Duration = Duration::from_secs(2);
 const RELEASE_PAUSE_MIN: Duration = Duration::from_millis(1);
 const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(64);
 
-/// Most bytes given back by one call. ext4 keeps reads of the file waiting meanwhile: 0.16 ms for
-/// 64 KiB, 0.7 ms for 4 MiB, 11 ms for 64 MiB. Fewer bytes a call cost more calls, more cost reads.
-const DISCARD_LEN_MAX: u64 = 4 << 20;
-
 /// Bytes reserved by one call, which a signal interrupts and starts anew.
 const RESERVE_LEN_MAX: u64 = 1 << 30;
-
-/// How old an answer about the space of a file system may be: asking takes 1 to 3 us, which an
-/// allocation of many extents would pay for each.
-const ROOM_AGE_MAX: Duration = Duration::from_millis(10);
 
 /// How a [`BlockStore`] talks to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -242,10 +233,9 @@ impl BlockStore {
         let place = candidate.take(what, capacity)?;
         let capacity = ByteCount(place.end - place.start);
         let mut device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
-        device.base = place.start;
-        device.below = below.into_iter().map(Private::new).collect();
+        device.set_place(place.start, below);
         if kind == FileKind::Block && file::can_discard(info.device) == Some(false) {
-            device.no_discard.store(true, Ordering::Relaxed);
+            device.forbid_discard();
         }
         Ok(BlockStore::new(device))
     }
@@ -275,8 +265,8 @@ impl BlockStore {
     /// [`Error::Device`] when the file system has too little space or cannot reserve any; what it
     /// has taken by then stays with the file.
     pub fn reserve_space(&self) -> Result<()> {
-        let Device { path, capacity, .. } = &*self.device;
-        if self.device.kind != FileKind::Regular {
+        let (path, capacity) = (self.device.path(), self.device.capacity());
+        if self.device.kind() != FileKind::Regular {
             return Ok(());
         }
         let mut at = 0;
@@ -295,7 +285,7 @@ impl BlockStore {
             })?;
             at += piece;
         }
-        self.device.reserved.store(true, Ordering::Relaxed);
+        self.device.keep_space();
         Ok(())
     }
 
@@ -315,11 +305,11 @@ impl BlockStore {
 // transfer that is short is an error. Its queues are this crate's.
 unsafe impl Store for BlockStore {
     fn capacity(&self) -> ByteCount {
-        self.device.capacity
+        self.device.capacity()
     }
 
     fn occupied(&self) -> Option<ByteCount> {
-        if self.device.kind != FileKind::Regular {
+        if self.device.kind() != FileKind::Regular {
             return None;
         }
         file::info(self.device.as_fd()).ok().map(|info| ByteCount(info.occupied))
@@ -344,7 +334,7 @@ unsafe impl Store for BlockStore {
     }
 
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
-        check_range(offset, len as u64, self.device.capacity);
+        check_range(offset, len as u64, self.device.capacity());
         let mut iovecs = [IoVec::new(into, len)];
         // SAFETY: the caller vouches for the buffer.
         unsafe { self.device.transfer(Op::Read, &mut iovecs, offset) }
@@ -352,7 +342,7 @@ unsafe impl Store for BlockStore {
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        check_range(offset, len, self.device.capacity);
+        check_range(offset, len, self.device.capacity());
         self.device.discard(offset, len).map_err(|errno| Error::Io {
             op: "discard",
             offset,
@@ -362,17 +352,7 @@ unsafe impl Store for BlockStore {
     }
 
     fn describe(&self) -> String {
-        let device = &self.device;
-        let path = device.path.display();
-        let place = match (device.named, device.kind) {
-            (Named::No, _) => format!("unlinked file in {path}"),
-            (Named::Yes, FileKind::Block) => format!("block device {path}"),
-            (Named::Yes, _) => format!("file {path}"),
-        };
-        let caching = match device.caching {
-            Caching::Direct => "O_DIRECT",
-            Caching::Buffered => "buffered, because the file system has no O_DIRECT",
-        };
+        let (file, discard) = self.device.describe();
         let engine = match self.engine {
             Engine::Uring { .. } => "io_uring".to_owned(),
             Engine::Sync { why: WhySync::Asked } => "synchronous I/O".to_owned(),
@@ -383,155 +363,7 @@ unsafe impl Store for BlockStore {
                 format!("synchronous I/O, because io_uring was refused: {errno}")
             }
         };
-        let discard = if device.no_discard.load(Ordering::Relaxed) { ", no discard" } else { "" };
-        let reserved = if device.reserved.load(Ordering::Relaxed) { ", reserved" } else { "" };
-        format!("{place}, {}{reserved}, {caching}, {engine}{discard}", device.capacity)
-    }
-}
-
-/// Whether a file has a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Named {
-    Yes,
-    No,
-}
-
-/// The open file of a store, shared with its queues.
-#[derive(Debug)]
-pub(super) struct Device {
-    fd: Private<OwnedFd>,
-    kind: FileKind,
-    /// Where the store begins in the file.
-    base: u64,
-    capacity: ByteCount,
-    /// The file or device; the directory of a file without a name.
-    path: PathBuf,
-    caching: Caching,
-    named: Named,
-    /// The files below a loop device, locked.
-    below: Vec<Private<OwnedFd>>,
-    /// The kernel said that space cannot be returned.
-    no_discard: AtomicBool,
-    /// The file has its space, and keeps it.
-    reserved: AtomicBool,
-    /// What [`room`](Device::room) said last, and when, in milliseconds since `opened`, plus 1.
-    room: AtomicU64,
-    room_asked: AtomicU64,
-    opened: Instant,
-}
-
-impl Device {
-    fn new(
-        fd: OwnedFd,
-        kind: FileKind,
-        capacity: ByteCount,
-        path: PathBuf,
-        caching: Caching,
-        named: Named,
-    ) -> Device {
-        Device {
-            fd: Private::new(fd),
-            kind,
-            base: 0,
-            capacity,
-            path,
-            caching,
-            named,
-            below: Vec::new(),
-            no_discard: AtomicBool::new(false),
-            reserved: AtomicBool::new(false),
-            room: AtomicU64::new(0),
-            room_asked: AtomicU64::new(0),
-            opened: Instant::now(),
-        }
-    }
-
-    pub(super) fn capacity(&self) -> ByteCount {
-        self.capacity
-    }
-
-    fn is_in_memory(&self) -> bool {
-        // (A device's node is on a tmpfs too; that says nothing about the device.)
-        self.kind == FileKind::Regular && file::is_in_memory(self.as_fd())
-    }
-
-    /// Bytes that there is space for: what the file occupies and what its file system has left.
-    fn room(&self) -> ByteCount {
-        if self.kind != FileKind::Regular || self.reserved.load(Ordering::Relaxed) {
-            return self.capacity;
-        }
-        let now = self.opened.elapsed().as_millis() as u64 + 1;
-        let asked = self.room_asked.load(Ordering::Relaxed);
-        // Any racer may ask; both store what is true now.
-        if asked == 0 || now - asked.min(now) >= ROOM_AGE_MAX.as_millis() as u64 {
-            let occupied = file::info(self.as_fd()).map(|info| info.occupied);
-            let room = occupied.and_then(|bytes| Ok(bytes + file::available(self.as_fd())?));
-            // Of a file system that does not tell, nothing is known.
-            let room = room.unwrap_or(u64::MAX);
-            self.room.store(room, Ordering::Relaxed);
-            self.room_asked.store(now, Ordering::Relaxed);
-        }
-        ByteCount(self.room.load(Ordering::Relaxed)).min(self.capacity)
-    }
-
-    /// Where byte `offset` of the store is in the file.
-    pub(super) fn place(&self, offset: u64) -> u64 {
-        self.base + offset
-    }
-
-    /// Returns a range's space, a piece at a time.
-    fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
-        let end = offset + len;
-        let mut at = offset;
-        // A hint that is only ever set; a racer that misses it asks the kernel once more.
-        while at < end && !self.no_discard.load(Ordering::Relaxed) {
-            let piece = DISCARD_LEN_MAX.min(end - at);
-            match self.discard_piece(at, piece) {
-                Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS)) => {
-                    self.no_discard.store(true, Ordering::Relaxed);
-                }
-                result => result?,
-            }
-            at += piece;
-        }
-        Ok(())
-    }
-
-    /// By whichever way there is. Not by `BLKZEROOUT`: zeros take space.
-    fn discard_piece(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
-        let offset = self.place(offset);
-        if self.kind == FileKind::Block {
-            match file::discard_blocks(self.as_fd(), offset, len) {
-                Err(Errno(libc::EOPNOTSUPP)) => {}
-                result => return result,
-            }
-        }
-        if self.reserved.load(Ordering::Relaxed) {
-            return file::forget(self.as_fd(), offset, len);
-        }
-        file::punch_hole(self.as_fd(), offset, len)
-    }
-}
-
-impl AsFd for Device {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-impl Transfer for Arc<Device> {
-    fn capacity(&self) -> ByteCount {
-        self.capacity
-    }
-
-    unsafe fn transfer(
-        &self,
-        op: Op,
-        iovecs: &mut [IoVec],
-        offset: u64,
-    ) -> std::result::Result<(), Errno> {
-        // SAFETY: the caller vouches for the buffers.
-        unsafe { file::transfer(self.as_fd(), op.direction(), iovecs, self.place(offset)) }
+        format!("{file}, {engine}{discard}")
     }
 }
 

@@ -18,6 +18,7 @@
 mod bits;
 mod block;
 mod cipher;
+mod device;
 mod faulty;
 mod inline_queue;
 mod mark;
@@ -38,6 +39,7 @@ pub(crate) use wipe::wipe;
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::file::{Direction, Errno, IoVec};
+use crate::sys::vm::{Huge, Mapping};
 use std::fmt::Debug;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -222,12 +224,56 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// # Safety
     /// As for [`discard`](Store::discard).
     unsafe fn zero(&self, offset: u64, len: u64) -> Result<()> {
-        wipe::overwrite(self, offset, len)
+        overwrite(self, offset, len)
     }
 
     /// One line for people: kind, path, size.
     fn describe(&self) -> String;
 }
+
+/// Bytes of one write of zeros.
+const ZEROS_LEN: u64 = 1 << 20;
+/// Writes of zeros in flight.
+const ZERO_WRITES_MAX: u32 = 8;
+/// How long the queue is waited for before it is looked at again.
+const ZERO_WAIT: Duration = Duration::from_secs(1);
+
+/// Writes zeros through a queue of the store: the way of a store that has no better one.
+fn overwrite<S: Store + ?Sized>(store: &S, offset: u64, len: u64) -> Result<()> {
+    check_range(offset, len, store.capacity());
+    // Outlives the queue: dropping that waits for the device.
+    let zeros = Mapping::reserve(ZEROS_LEN as usize, IO_ALIGN, Huge::No)?;
+    let mut queue = store.open_queue(ZERO_WRITES_MAX)?;
+    let end = offset + len;
+    let mut at = offset;
+    let mut outcome = Ok(());
+    while at < end && outcome.is_ok() {
+        let piece = ZEROS_LEN.min(end - at);
+        let segments = [Segment { ptr: zeros.as_ptr(), len: piece as usize }];
+        let request = Request { token: at, op: Op::Write, offset: at, segments: &segments };
+        // SAFETY: nobody ever writes the mapping, which lives longer than the queue; the pieces
+        // do not overlap, and the caller uses the range for nothing else.
+        if unsafe { queue.push(request) } {
+            at += piece;
+        } else {
+            collect_writes(&mut *queue, &mut outcome)?;
+        }
+    }
+    while queue.in_flight() > 0 {
+        collect_writes(&mut *queue, &mut outcome)?;
+    }
+    outcome
+}
+
+fn collect_writes(queue: &mut dyn Queue, outcome: &mut Result<()>) -> Result<()> {
+    queue.wait(ZERO_WAIT, &mut |completion| {
+        if let (Ok(()), Err(error)) = (&*outcome, completion.result) {
+            *outcome = Err(error);
+        }
+    })
+}
+
+const _: () = assert!(ZEROS_LEN.is_multiple_of(IO_ALIGN as u64));
 
 /// How [`Queue::wait`] looks for news before it sleeps, while requests are in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

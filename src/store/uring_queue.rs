@@ -11,7 +11,7 @@
 
 #![expect(unsafe_code, reason = "passes buffers on to the ring")]
 
-use super::block::Device;
+use super::device::Device;
 use super::{
     Completion, DEPTH_MAX, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, WATCHES_FULL,
     WATCHES_MAX,

@@ -1,0 +1,209 @@
+//! The open file or device of a store, shared with its queues.
+
+#![expect(unsafe_code, reason = "passes buffers on to the transfer")]
+
+use super::Op;
+use super::inline_queue::Transfer;
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::base::units::ByteCount;
+use crate::sys::file::{self, Caching, Errno, FileKind, IoVec};
+use crate::sys::fork::Private;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Maximum number of bytes given back by one call. ext4 keeps reads of the file waiting meanwhile: 0.16 ms for
+/// 64 KiB, 0.7 ms for 4 MiB, 11 ms for 64 MiB. Fewer bytes a call cost more calls, more cost reads.
+const DISCARD_LEN_MAX: u64 = 4 << 20;
+
+/// How old an answer about the space of a file system may be: asking takes 1 to 3 us, which an
+/// allocation of many extents would pay for each.
+const ROOM_AGE_MAX: Duration = Duration::from_millis(10);
+
+/// Whether a file has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    Yes,
+    No,
+}
+
+/// The open file of a store, shared with its queues.
+#[derive(Debug)]
+pub(super) struct Device {
+    fd: Private<OwnedFd>,
+    kind: FileKind,
+    /// Where the store begins in the file.
+    base: u64,
+    capacity: ByteCount,
+    /// The file or device; the directory of a file without a name.
+    path: PathBuf,
+    caching: Caching,
+    named: Named,
+    /// The files below a loop device, locked.
+    below: Vec<Private<OwnedFd>>,
+    /// The kernel said that space cannot be returned.
+    no_discard: AtomicBool,
+    /// The file has its space, and keeps it.
+    reserved: AtomicBool,
+    /// What [`room`](Device::room) said last, and when, in milliseconds since `opened`, plus 1.
+    room: AtomicU64,
+    room_asked: AtomicU64,
+    opened: Instant,
+}
+
+impl Device {
+    pub(super) fn new(
+        fd: OwnedFd,
+        kind: FileKind,
+        capacity: ByteCount,
+        path: PathBuf,
+        caching: Caching,
+        named: Named,
+    ) -> Device {
+        Device {
+            fd: Private::new(fd),
+            kind,
+            base: 0,
+            capacity,
+            path,
+            caching,
+            named,
+            below: Vec::new(),
+            no_discard: AtomicBool::new(false),
+            reserved: AtomicBool::new(false),
+            room: AtomicU64::new(0),
+            room_asked: AtomicU64::new(0),
+            opened: Instant::now(),
+        }
+    }
+
+    /// The store takes the bytes from `base` on only, and keeps the files below the device locked.
+    pub(super) fn set_place(&mut self, base: u64, below: Vec<OwnedFd>) {
+        self.base = base;
+        self.below = below.into_iter().map(Private::new).collect();
+    }
+
+    pub(super) fn capacity(&self) -> ByteCount {
+        self.capacity
+    }
+
+    pub(super) fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The kernel is known to have no way to return space.
+    pub(super) fn forbid_discard(&self) {
+        self.no_discard.store(true, Ordering::Relaxed);
+    }
+
+    /// The file has its space, and keeps it: what is discarded is only forgotten.
+    pub(super) fn keep_space(&self) {
+        self.reserved.store(true, Ordering::Relaxed);
+    }
+
+    /// The file and how it is used, in front of and behind what the store says of its engine.
+    pub(super) fn describe(&self) -> (String, &'static str) {
+        let path = self.path.display();
+        let place = match (self.named, self.kind) {
+            (Named::No, _) => format!("unlinked file in {path}"),
+            (Named::Yes, FileKind::Block) => format!("block device {path}"),
+            (Named::Yes, _) => format!("file {path}"),
+        };
+        let caching = match self.caching {
+            Caching::Direct => "O_DIRECT",
+            Caching::Buffered => "buffered, because the file system has no O_DIRECT",
+        };
+        let discard = if self.no_discard.load(Ordering::Relaxed) { ", no discard" } else { "" };
+        let reserved = if self.reserved.load(Ordering::Relaxed) { ", reserved" } else { "" };
+        (format!("{place}, {}{reserved}, {caching}", self.capacity), discard)
+    }
+
+    pub(super) fn is_in_memory(&self) -> bool {
+        // (A device's node is on a tmpfs too; that says nothing about the device.)
+        self.kind == FileKind::Regular && file::is_in_memory(self.as_fd())
+    }
+
+    /// Bytes that there is space for: what the file occupies and what its file system has left.
+    pub(super) fn room(&self) -> ByteCount {
+        if self.kind != FileKind::Regular || self.reserved.load(Ordering::Relaxed) {
+            return self.capacity;
+        }
+        let now = self.opened.elapsed().as_millis() as u64 + 1;
+        let asked = self.room_asked.load(Ordering::Relaxed);
+        // Any racer may ask; both store what is true now.
+        if asked == 0 || now - asked.min(now) >= ROOM_AGE_MAX.as_millis() as u64 {
+            let occupied = file::info(self.as_fd()).map(|info| info.occupied);
+            let room = occupied.and_then(|bytes| Ok(bytes + file::available(self.as_fd())?));
+            // Of a file system that does not tell, nothing is known.
+            let room = room.unwrap_or(u64::MAX);
+            self.room.store(room, Ordering::Relaxed);
+            self.room_asked.store(now, Ordering::Relaxed);
+        }
+        ByteCount(self.room.load(Ordering::Relaxed)).min(self.capacity)
+    }
+
+    /// Where byte `offset` of the store is in the file.
+    pub(super) fn place(&self, offset: u64) -> u64 {
+        self.base + offset
+    }
+
+    /// Returns a range's space, a piece at a time.
+    pub(super) fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+        let end = offset + len;
+        let mut at = offset;
+        // A hint that is only ever set; a racer that misses it asks the kernel once more.
+        while at < end && !self.no_discard.load(Ordering::Relaxed) {
+            let piece = DISCARD_LEN_MAX.min(end - at);
+            match self.discard_piece(at, piece) {
+                Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                    self.no_discard.store(true, Ordering::Relaxed);
+                }
+                result => result?,
+            }
+            at += piece;
+        }
+        Ok(())
+    }
+
+    /// By whichever way there is. Not by `BLKZEROOUT`: zeros take space.
+    fn discard_piece(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+        let offset = self.place(offset);
+        if self.kind == FileKind::Block {
+            match file::discard_blocks(self.as_fd(), offset, len) {
+                Err(Errno(libc::EOPNOTSUPP)) => {}
+                result => return result,
+            }
+        }
+        if self.reserved.load(Ordering::Relaxed) {
+            return file::forget(self.as_fd(), offset, len);
+        }
+        file::punch_hole(self.as_fd(), offset, len)
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Transfer for Arc<Device> {
+    fn capacity(&self) -> ByteCount {
+        self.capacity
+    }
+
+    unsafe fn transfer(
+        &self,
+        op: Op,
+        iovecs: &mut [IoVec],
+        offset: u64,
+    ) -> std::result::Result<(), Errno> {
+        // SAFETY: the caller vouches for the buffers.
+        unsafe { file::transfer(self.as_fd(), op.direction(), iovecs, self.place(offset)) }
+    }
+}
