@@ -29,8 +29,10 @@ const LINE_MAX: usize = 512;
 const LINES_MAX: usize = 64;
 /// Kinds of messages that are limited; others are not.
 const KINDS_MAX: usize = 24;
-/// The time for which the messages of one kind are counted.
+/// The time for which the messages of one kind are counted. It doubles, up to the maximum, with each
+/// window in which there were too many: what goes on for an hour is said some 40 times, not 1,440.
 const WINDOW: Duration = Duration::from_secs(10);
+const WINDOW_MAX: Duration = Duration::from_secs(640);
 /// Messages of one kind in that time; more are counted. A failing device repeats itself for ever.
 const WARNINGS_MAX: u32 = 4;
 /// The same for lost pages, each of which costs the program something.
@@ -93,8 +95,39 @@ struct Kind {
     what: OnceLock<&'static str>,
     /// When the count began, in milliseconds since the outbox was made.
     since_ms: AtomicU64,
+    /// How long it is counted for, in milliseconds.
+    window_ms: AtomicU64,
     said: AtomicU32,
     hidden: AtomicU32,
+}
+
+impl Kind {
+    fn new() -> Kind {
+        Kind {
+            what: OnceLock::new(),
+            since_ms: AtomicU64::new(0),
+            window_ms: AtomicU64::new(WINDOW.as_millis() as u64),
+            said: AtomicU32::new(0),
+            hidden: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether the window has ended by `now_ms`.
+    fn is_over(&self, now_ms: u64) -> bool {
+        let since = self.since_ms.load(Ordering::Relaxed);
+        now_ms.saturating_sub(since) >= self.window_ms.load(Ordering::Relaxed)
+    }
+
+    /// Begins the next window at `now_ms`: a longer one, if more than `most` messages came in the
+    /// last one and that has only just ended.
+    fn restart(&self, since: u64, now_ms: u64, most: u32) {
+        let window = self.window_ms.load(Ordering::Relaxed);
+        let repeats = self.said.swap(0, Ordering::Relaxed) > most;
+        let goes_on = repeats && now_ms.saturating_sub(since) < 2 * window;
+        let (least, longest) = (WINDOW.as_millis() as u64, WINDOW_MAX.as_millis() as u64);
+        let next = if goes_on { (2 * window).min(longest) } else { least };
+        self.window_ms.store(next, Ordering::Relaxed);
+    }
 }
 
 /// Messages on their way to standard error.
@@ -112,17 +145,11 @@ struct Outbox {
 
 impl Outbox {
     fn new() -> Outbox {
-        let kind = || Kind {
-            what: OnceLock::new(),
-            since_ms: AtomicU64::new(0),
-            said: AtomicU32::new(0),
-            hidden: AtomicU32::new(0),
-        };
         Outbox {
             lines: ArrayQueue::new(LINES_MAX),
             sending: Mutex::new((Line::EMPTY, 0)),
             dropped: AtomicU64::new(0),
-            kinds: std::array::from_fn(|_| kind()),
+            kinds: std::array::from_fn(|_| Kind::new()),
             hidden: AtomicU64::new(0),
             epoch: Instant::now(),
         }
@@ -134,11 +161,11 @@ impl Outbox {
         let Some(kind) = self.kinds.iter().find(is_it) else { return true };
         let since = kind.since_ms.load(Ordering::Relaxed);
         let now_ms = self.since_epoch(now);
-        if Duration::from_millis(now_ms.saturating_sub(since)) >= WINDOW {
+        if kind.is_over(now_ms) {
             let (order, next) = (Ordering::Relaxed, now_ms);
             if kind.since_ms.compare_exchange(since, next, order, order).is_ok() {
                 self.tell_hidden(kind);
-                kind.said.store(0, Ordering::Relaxed);
+                kind.restart(since, now_ms, most);
             }
         }
         if kind.said.fetch_add(1, Ordering::Relaxed) < most {
@@ -184,11 +211,8 @@ impl Outbox {
     fn flush(&self, now: Instant) -> bool {
         if self.hidden.load(Ordering::Relaxed) > 0 {
             let now_ms = self.since_epoch(now);
-            let is_over = |kind: &&Kind| {
-                let since = kind.since_ms.load(Ordering::Relaxed);
-                Duration::from_millis(now_ms.saturating_sub(since)) >= WINDOW
-            };
-            self.kinds.iter().filter(is_over).for_each(|kind| self.tell_hidden(kind));
+            let over = self.kinds.iter().filter(|kind| kind.is_over(now_ms));
+            over.for_each(|kind| self.tell_hidden(kind));
         }
         // What another thread that sends has missed goes with the next flush.
         let Some(mut sending) = self.try_send() else { return false };
@@ -392,6 +416,21 @@ mod tests {
         assert!(said(&outbox).is_empty(), "the window is not over");
         assert!(outbox.admits("a", 4, now + WINDOW));
         assert_eq!(said(&outbox), ["farheap: 6 times more: a\n"]);
+    }
+
+    #[test]
+    fn what_goes_on_is_said_ever_more_rarely_and_anew_after_a_rest() {
+        let outbox = Outbox::new();
+        let second = |n: u32| outbox.epoch + n * Duration::from_secs(1);
+        let admitted = |from: u32, to: u32| {
+            (from..to)
+                .filter(|n| (0..9).filter(|_| outbox.admits("a", 4, second(*n))).count() > 0)
+                .count()
+        };
+        // Windows begin after 10, 30, 70, 150, 310, 630 s, then every 640 s.
+        assert_eq!(admitted(0, 3_600), 11);
+        assert_eq!(admitted(6_000, 6_010), 1, "a first window of ten seconds");
+        assert_eq!(admitted(6_010, 6_020), 1);
     }
 
     #[test]
