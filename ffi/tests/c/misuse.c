@@ -366,7 +366,7 @@ int main(void) {
     OK(farheap_manager_free(manager));
 
     struct parents parents = {0};
-    skip_unless_permitted(farheap_start("limit:16MiB,capacity:64MiB", &parents.heap));
+    skip_unless_permitted(farheap_start("limit:16MiB,capacity:64MiB,user_mode:far", &parents.heap));
     OK(farheap_collective_new("limit:8MiB,capacity:64MiB", MIB, &parents.collective));
     OK(farheap_collective_suballocator(parents.collective, FARHEAP_NEW_PER_PAGE, &parents.sub));
     parents.far = far_malloc(MIB);
