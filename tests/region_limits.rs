@@ -290,3 +290,14 @@ fn a_limit_above_the_control_groups_is_warned_of_at_the_start() {
     };
     drop(region(RegionConfig { limit, ..RegionConfig::default() }, ByteCount::mib(16)));
 }
+
+#[test]
+fn what_a_high_limit_takes_comes_back_when_it_is_lowered() {
+    let _watch = watchdog("a limit that was high", HANG);
+    let Some(region) = region(small_pages(), ByteCount::mib(32)) else { return };
+    let before = region.stats().metadata_bytes;
+    region.set_limit(ByteCount(u64::MAX)).expect("higher");
+    assert!(eventually(|| region.stats().metadata_bytes > before), "no tables were charged");
+    region.set_limit(ByteCount::mib(8)).expect("it holds nothing");
+    assert!(eventually(|| region.stats().metadata_bytes <= before), "they stay charged");
+}

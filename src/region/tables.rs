@@ -98,6 +98,8 @@ pub(super) struct Tables {
     of_slots: AtomicU64,
     /// Bytes charged for the policy's main set.
     of_limit: AtomicU64,
+    /// Maximum number of pages that the policy was seen to list.
+    listed_max: AtomicU64,
     /// The kernel frees the page table of a range that is dropped.
     frees_page_tables: bool,
 }
@@ -168,6 +170,7 @@ impl Tables {
             of_pages: AtomicU64::new(0),
             of_slots: AtomicU64::new(0),
             of_limit: AtomicU64::new(0),
+            listed_max: AtomicU64::new(0),
             frees_page_tables: crate::sys::vm::frees_page_tables(),
         })
     }
@@ -247,14 +250,21 @@ impl Pager {
         self.ready_slots(SlotCount(1));
     }
 
-    /// Charges what follows from the limit, as far as there is room now. For the evictor.
+    /// Charges what follows from the limit, as far as there is room now; gives back what a limit that
+    /// was lowered needs no more. What the policy has ever listed stays charged. For the evictor.
     pub(super) fn count_tables_of_limit(&self) {
-        let pages = self.budget.limit().0 / self.page_bytes as u64;
+        let listed = self.policy.lock().resident().0;
+        let listed_max = self.tables.listed_max.fetch_max(listed, Ordering::Relaxed).max(listed);
+        let pages = (self.budget.limit().0 / self.page_bytes as u64).max(listed_max);
         let pages = pages.min(self.page_count().0);
         let bytes = (pages * RESIDENT_TABLES).next_multiple_of(KERNEL_PAGE as u64);
         let counted = self.tables.of_limit.load(Ordering::Relaxed);
         if bytes > counted && self.budget.try_charge(ByteCount(bytes - counted)) {
             self.tables.of_limit.store(bytes, Ordering::Relaxed);
+        } else if bytes < counted {
+            self.tables.of_limit.store(bytes, Ordering::Relaxed);
+            self.budget.uncharge(ByteCount(counted - bytes));
+            self.gave_back(counted - bytes);
         }
     }
 

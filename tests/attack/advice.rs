@@ -14,7 +14,6 @@ attacks! {
     advice_keeps_the_bytes: all,
     memory_dropped_by_the_program_is_zero_or_as_before: all,
     memory_unmapped_by_the_program_harms_nothing_else: all,
-    memory_mapped_over_far_memory_is_the_programs: all,
     sealed_memory_keeps_its_bytes: all,
 }
 
@@ -259,27 +258,6 @@ fn memory_unmapped_by_the_program_harms_nothing_else(ground: &Ground) {
         ground.await_passes(1);
         assert_eq!(look(ground.far.at(hole.start)), Err(libc::EFAULT));
         assert_alike_around(ground, "a part is unmapped", &hole);
-    }
-}
-
-fn memory_mapped_over_far_memory_is_the_programs(ground: &Ground) {
-    ground.spoiled.store(true, Ordering::Relaxed);
-    let hole = hole(ground);
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED) as usize;
-    let start = ground.far.at(hole.start);
-    let args = [start, hole.len(), protection, flags, usize::MAX, 0];
-    call(libc::SYS_mmap, &args).expect("room");
-    for number in 0..3_u64 {
-        for at in hole.clone().step_by(8) {
-            ground.far.set_word(at, number + at as u64);
-        }
-        drop(ground.evict_far());
-        ground.await_passes(1);
-        for at in hole.clone().step_by(8) {
-            assert_eq!(ground.far.word(at), number + at as u64, "the program's word at {at}");
-        }
-        assert_alike_around(ground, "a part is another mapping", &hole);
     }
 }
 

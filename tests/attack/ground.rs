@@ -19,7 +19,7 @@ use std::time::Duration;
 /// A process that takes longer hangs. Thirty other runnable processes may share the processors.
 const HUNG: Duration = Duration::from_secs(290);
 /// Longest output of a process, in lines: more is a flood.
-const LINES_MAX: usize = 60;
+const LINES_MAX: usize = 150;
 /// What the twins are aligned to: the largest page.
 const ALIGN: usize = 2 << 20;
 pub(crate) const UNIT: usize = 4096;
