@@ -582,6 +582,7 @@ impl Model {
 
     /// Lists a frame without content as free.
     fn free_frame(&self, frame: FrameId) {
+        assert!(!self.word.load().is_filling(frame), "{frame:?} is freed under its page's word");
         let mut machine = self.machine();
         let at = frame.0 as usize;
         assert!(!machine.free_frames.contains(&at), "{frame:?} is freed twice");
