@@ -265,6 +265,7 @@ impl Model {
                 thread::yield_now();
             }
             assert_eq!(self.machine().slots[at], version, "the slot was written under the read");
+            assert!(!self.word.load().is_filling(frame), "freed under its page's word");
             self.free_slot(slot);
             self.empty_frame(frame);
             return true;
@@ -582,7 +583,6 @@ impl Model {
 
     /// Lists a frame without content as free.
     fn free_frame(&self, frame: FrameId) {
-        assert!(!self.word.load().is_filling(frame), "{frame:?} is freed under its page's word");
         let mut machine = self.machine();
         let at = frame.0 as usize;
         assert!(!machine.free_frames.contains(&at), "{frame:?} is freed twice");
