@@ -412,7 +412,7 @@ fn everything_at_once_stays_below_a_limit_that_moves() {
     let _watch = watchdog("everything at once", HANG);
     let seed = common::seed("everything at once");
     let manager = manager(48);
-    manager.set_deadline(Duration::from_secs(20));
+    manager.set_deadline(common::PATIENCE);
     let Some(region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
     let pool = pool(&manager, 128);
     let ids = fill_pool(&pool, 10_000);

@@ -152,7 +152,7 @@ fn resident_memory_never_exceeds_a_limit_that_moves_while_everything_runs() {
         let seed = common::seed(name);
         let before = resident_now();
         let manager = start(96);
-        manager.set_deadline(Duration::from_secs(20));
+        manager.set_deadline(common::PATIENCE);
         let Some(heap) = heap_under(&manager, "limit:128MiB,capacity:1GiB") else { return };
         let (_dir, pool) = table(&manager, 192);
         let (allowed, stop) = (AtomicU64::new(96 * MIB), AtomicBool::new(false));

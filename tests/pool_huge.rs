@@ -18,7 +18,7 @@ const PAGES: u64 = 10_240;
 const ALL_HUGE: u64 = 38 << 20;
 
 /// Longest wait for the pool's thread.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A pool under 64 MiB with clean pages that hold their numbers.
 fn pool(config: PoolConfig) -> Arc<BufferPool> {

@@ -169,7 +169,7 @@ fn soak(config: RegionConfig, seed: u64, duration: Duration) -> Option<u64> {
     unsafe { region.unmap(base, all) }.expect("mapped above");
     let started = Instant::now();
     while region.stats().stored_bytes > 0 {
-        assert!(started.elapsed() < Duration::from_secs(30), "slots outlive their pages");
+        assert!(started.elapsed() < common::PATIENCE, "slots outlive their pages");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(region.stats().committed_bytes, 0);

@@ -63,7 +63,7 @@ impl Arena {
         self.region.prefetch(self.page(page), ByteCount(PAGE as u64)).expect("inside");
         let started = Instant::now();
         while self.stats().pages_in == before {
-            assert!(started.elapsed() < Duration::from_secs(30), "the page does not come in");
+            assert!(started.elapsed() < common::PATIENCE, "the page does not come in");
             std::thread::yield_now();
         }
     }
@@ -78,7 +78,7 @@ impl Arena {
         let started = Instant::now();
         loop {
             let stats = self.stats();
-            if expected(&stats) || started.elapsed() > Duration::from_secs(10) {
+            if expected(&stats) || started.elapsed() > common::PATIENCE {
                 return stats;
             }
             std::thread::yield_now();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Names the test and the case that a child runs.
 const CHILD: &str = "FARHEAP_TEST_CHILD";
 /// A child that takes longer hangs.
-const TIME_MAX: Duration = Duration::from_secs(300);
+const TIME_MAX: Duration = Duration::from_secs(900);
 
 /// How a child ended, and what it wrote on both outputs.
 #[derive(Debug)]

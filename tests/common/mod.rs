@@ -47,10 +47,16 @@ pub(crate) fn seed(test: &str) -> u64 {
     seed
 }
 
-/// Ends the process when a test hangs: a hang is a failure, not a wait.
+/// What is to happen has happened after so long, on a machine with thirty runnable processes too:
+/// tests that gave it 30 s or 120 s failed there.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Ends the process when a test hangs: a hang is a failure, not a wait. Less than [`PATIENCE`] is
+/// not a hang.
 pub(crate) struct Watchdog(Option<std::sync::mpsc::Sender<()>>);
 
 pub(crate) fn watchdog(test: &'static str, limit: Duration) -> Watchdog {
+    let limit = limit.max(PATIENCE);
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         if receiver.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
@@ -109,10 +115,10 @@ fn permitted(conf: &str, start: impl FnOnce(Config) -> farheap::Result<Heap>) ->
     where_permitted(conf, start(config))
 }
 
-/// Looks until `done`, for a bounded time; returns whether it was.
+/// Looks until `done`, for [`PATIENCE`] at most; returns whether it was.
 pub(crate) fn eventually(mut done: impl FnMut() -> bool) -> bool {
     let started = std::time::Instant::now();
-    while started.elapsed() < Duration::from_secs(30) {
+    while started.elapsed() < PATIENCE {
         if done() {
             return true;
         }

@@ -7,7 +7,7 @@ use farheap::tier::manager::MemoryManager;
 use std::time::{Duration, Instant};
 
 /// Longest wait for another thread to let go.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = super::PATIENCE;
 
 /// Allocates pages that hold their own numbers; nothing is dirty afterwards.
 pub(crate) fn add_pages(pool: &BufferPool, count: u64) {

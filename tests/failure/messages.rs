@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 const PAGES: usize = 64;
 const BAD: usize = 10;
 /// A hang says nothing here, for it has nowhere to: the child ends by SIGALRM.
-const HUNG_SECONDS: u32 = 120;
+const HUNG_SECONDS: u32 = 600;
 
 /// A pipe without room, in the place of standard error.
 pub(crate) struct FullPipe {
