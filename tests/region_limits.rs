@@ -1,6 +1,7 @@
 //! What counts against a region's limit: pinned pages, tables.
 
 #![expect(unsafe_code, reason = "reads and writes far memory")]
+#![expect(clippy::disallowed_methods, reason = "does to far memory what a program may do")]
 
 mod common;
 

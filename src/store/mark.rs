@@ -15,7 +15,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Errno, FileKind};
-use crate::sys::probe::contents::{Contents, LOOKED_AT, Mark, SPOTS, aligned, tail};
+use crate::sys::probe::contents::{Contents, LOOKED_AT, Mark, SPOTS, buffer, tail};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -150,10 +150,10 @@ impl Candidate<'_> {
         let unusable =
             |what: &str, errno: Errno| refused(self.path, format!("cannot be {what}: {errno}"));
         let len = (range.end - range.start) as usize;
-        let (mut buffer, start) = aligned(len.next_multiple_of(IO_ALIGN));
-        let buffer = &mut buffer[start..start + len.next_multiple_of(IO_ALIGN)];
-        let read =
-            file::read_at(self.fd, buffer, range.start).map_err(|errno| unusable("read", errno))?;
+        let mut buffer =
+            buffer(len.next_multiple_of(IO_ALIGN)).map_err(|errno| unusable("read", errno))?;
+        let read = file::read_at(self.fd, &mut buffer, range.start)
+            .map_err(|errno| unusable("read", errno))?;
         for (index, block) in buffer[..read.min(len)].chunks_mut(IO_ALIGN).enumerate() {
             if block.iter().any(|byte| *byte != 0) {
                 block.fill(0);
@@ -181,12 +181,11 @@ impl Candidate<'_> {
             return Ok(0..capacity.0);
         }
         let pages = self.pages(capacity);
-        let (mut buffer, start) = aligned(IO_ALIGN);
-        let block = &mut buffer[start..start + IO_ALIGN];
+        let written = |errno| refused(self.path, format!("cannot be written: {errno}"));
+        let mut block = buffer(IO_ALIGN).map_err(written)?;
         let text = Mark { pages: pages.clone() }.text();
         block[..text.len()].copy_from_slice(text.as_bytes());
-        file::write_at(self.fd, block, 0)
-            .map_err(|errno| refused(self.path, format!("cannot be written: {errno}")))?;
+        file::write_at(self.fd, &mut block, 0).map_err(written)?;
         Ok(pages)
     }
 }

@@ -5,6 +5,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
+pub(crate) mod buffer;
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod fork;

@@ -11,6 +11,7 @@
 //! 2. A regular file without the mark is free only if all of it is zero.
 
 use crate::base::local::keep_local;
+use crate::sys::buffer::Buffer;
 use crate::sys::file::{self, Errno, FileKind};
 use std::fmt::{self, Write};
 use std::ops::Range;
@@ -249,23 +250,21 @@ pub(crate) fn tail(len: u64) -> u64 {
     from - from % BLOCK
 }
 
-/// Bytes for direct I/O: the second of the two is where they begin in the first.
-pub(crate) fn aligned(len: usize) -> (Vec<u8>, usize) {
-    let bytes = vec![0; len + BLOCK as usize];
-    let at = bytes.as_ptr().align_offset(BLOCK as usize);
-    (bytes, at)
+/// Zeroed bytes for direct I/O.
+pub(crate) fn buffer(len: usize) -> Result<Buffer, Errno> {
+    // A mapping is refused for lack of address space or of mappings (mmap(2)).
+    Buffer::new(len).map_err(|_| Errno(libc::ENOMEM))
 }
 
 /// A regular file without the mark: everything that was ever written to it.
 fn look_at_data(fd: BorrowedFd<'_>, len: u64) -> Result<Contents, Errno> {
-    let (mut buffer, start) = aligned(PIECE_LEN);
-    let buffer = &mut buffer[start..start + PIECE_LEN];
+    let mut buffer = buffer(PIECE_LEN)?;
     let mut at = 0;
     while let Some(data) = file::next_data(fd, at)?.filter(|data| data.start < len) {
         // Extents may begin and end within a block.
         at = data.start - data.start % BLOCK;
         while at < data.end {
-            let read = file::read_at(fd, buffer, at)?;
+            let read = file::read_at(fd, &mut buffer, at)?;
             if buffer[..read].iter().any(|byte| *byte != 0) {
                 return Ok(Contents::Unknown);
             }
@@ -295,16 +294,16 @@ struct Picture {
     /// Bytes of the device.
     len: u64,
     /// Pieces with their offsets; the first is the start.
-    pieces: Vec<(u64, Vec<u8>)>,
+    pieces: Vec<(u64, Buffer)>,
 }
 
 impl Picture {
     /// Reads up to `len` bytes at `offset`, a multiple of a block; nothing behind the end.
     fn add(&mut self, fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
-        let (mut buffer, start) = aligned(len as usize);
-        let buffer = &mut buffer[start..start + len as usize];
-        let read = if offset < self.len { file::read_at(fd, buffer, offset)? } else { 0 };
-        self.pieces.push((offset, buffer[..read].to_vec()));
+        let mut buffer = buffer(len as usize)?;
+        let read = if offset < self.len { file::read_at(fd, &mut buffer, offset)? } else { 0 };
+        buffer.truncate(read);
+        self.pieces.push((offset, buffer));
         Ok(())
     }
 
@@ -357,9 +356,10 @@ mod tests {
     fn holding(offset: u64, bytes: &[u8]) -> Picture {
         let mut picture = Picture { len: LEN, pieces: Vec::new() };
         for (start, len) in [(0, LOOKED_AT), (tail(LEN), LOOKED_AT)] {
-            picture.pieces.push((start, vec![0; len as usize]));
+            picture.pieces.push((start, buffer(len as usize).expect("a small mapping")));
         }
-        picture.pieces.extend(SPOTS.iter().map(|spot| (*spot, vec![0; BLOCK as usize])));
+        let spot = |at: &u64| (*at, buffer(BLOCK as usize).expect("a small mapping"));
+        picture.pieces.extend(SPOTS.iter().map(spot));
         for (start, piece) in &mut picture.pieces {
             let Some(at) = offset.checked_sub(*start).map(|at| at as usize) else { continue };
             if let Some(place) = piece.get_mut(at..at + bytes.len()) {
