@@ -171,6 +171,7 @@ static void accounts() {
     });
     throws<error>(FARHEAP_E_CONFIG, [&] { plans.on_reclaim([](auto...) { return 0; }); });
     plans.charge(8 * mib);
+    CHECK(plans.held() == 8 * mib);
     held = 8 * mib;
     CHECK(plans.used() == 8 * mib && !plans.try_charge(9 * mib));
     throws<error>(FARHEAP_E_ARGUMENT, [&] { plans.uncharge(9 * mib); });
@@ -346,7 +347,7 @@ static void far_containers(heap &far) {
     CHECK(!(far_allocator<int>() != far_allocator<long>()));
 
     block raw = make_zeroed_block(1000, 100);
-    CHECK(is_far(raw.get()) && usable_size(raw) >= 100000);
+    CHECK(is_far(raw.get()) == (far.threshold() != FARHEAP_NONE) && usable_size(raw) >= 100000);
     resize(raw, mib);
     CHECK(static_cast<char *>(raw.get())[99999] == 0);
     throws<farheap::bad_alloc>(FARHEAP_E_OUT_OF_MEMORY, [&] { resize(raw, std::size_t{1} << 50); });
