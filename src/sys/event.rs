@@ -49,7 +49,7 @@ fn poll(polled: &mut [libc::pollfd], timeout: Duration) -> Result<bool, Errno> {
     }
 }
 
-/// As [`poll`], where that refuses so many descriptors. All of `polled` wait for the same.
+/// As [`poll`], where that refuses the number of descriptors. All of `polled` wait for the same.
 #[cold]
 #[inline(never)]
 fn select(polled: &[libc::pollfd], timeout: Duration) -> Result<bool, Errno> {

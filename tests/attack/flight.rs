@@ -65,7 +65,7 @@ fn connection() -> (TcpStream, TcpStream) {
     (out, listener.accept().expect("connected").0)
 }
 
-/// Receives so many bytes.
+/// Receives this number of bytes.
 fn receive(mut from: &TcpStream, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     from.read_exact(&mut bytes).expect("the sender sent them");

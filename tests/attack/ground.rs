@@ -342,7 +342,7 @@ impl Ground {
         ByteCount(self.far.len as u64)
     }
 
-    /// Waits until the pressure went through so many passes more.
+    /// Waits until the pressure went through this number of passes more.
     pub(crate) fn await_passes(&self, more: u64) {
         let until = self.passes.load(Ordering::Relaxed) + more;
         while self.passes.load(Ordering::Relaxed) < until {

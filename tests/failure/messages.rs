@@ -129,7 +129,7 @@ fn nothing_can_be_opened(config: RegionConfig) {
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
     let mut file = tempfile::tempfile().expect("a file");
-    // SAFETY: takes no pointer; whoever writes there now writes to the file.
+    // SAFETY: takes no pointer; what is written there now goes to the file.
     assert!(unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) } >= 0);
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: reads the structure it is given.
