@@ -15,10 +15,10 @@ mod common;
 
 use clap::Parser;
 use common::Unnamed;
+use farheap::limit::manager::{MemoryManager, Mode, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;
-use farheap::tier::manager::{MemoryManager, Mode, TemporaryMemory};
 use farheap::{ByteCount, PageId};
 use plotters::prelude::*;
 use std::fmt::Write;

@@ -46,7 +46,7 @@
 mod builder;
 mod text;
 
-pub use crate::region::{Install, Mode, PAGE_MAX, PAGE_MIN};
+pub use crate::paging::region::{Install, Mode, PAGE_MAX, PAGE_MIN};
 pub use crate::store::Wipe;
 pub use builder::Builder;
 

@@ -30,17 +30,16 @@ mod heap_bar;
 #[cfg(loom)]
 #[path = "heap/counts.rs"]
 mod heap_counts;
+pub mod limit;
 #[cfg(not(loom))]
 mod meta;
-mod page;
+mod paging;
 #[cfg(not(loom))]
 pub mod pool;
 // The protocol of the pool's page words, for its models.
 #[cfg(loom)]
 #[path = "pool/latch.rs"]
 mod pool_latch;
-#[cfg(not(loom))]
-pub mod region;
 #[cfg(not(loom))]
 mod runtime;
 #[cfg(not(loom))]
@@ -49,7 +48,6 @@ pub mod store;
 pub mod sub;
 #[cfg(not(loom))]
 mod sys;
-pub mod tier;
 
 /// Pages of the repository, to be read here.
 #[cfg(doc)]
@@ -72,10 +70,12 @@ pub use config::Config;
 #[cfg(not(loom))]
 pub use heap::{Far, FarHeap, Local, Placement, Scope, malloc, scope};
 #[cfg(not(loom))]
-pub use region::Stats;
+pub use limit::manager::{MemoryManager, Temporary};
+#[cfg(not(loom))]
+pub use paging::region;
+#[cfg(not(loom))]
+pub use paging::region::Stats;
 #[cfg(not(loom))]
 pub use runtime::Heap;
 #[cfg(not(loom))]
 pub use sys::probe;
-#[cfg(not(loom))]
-pub use tier::manager::{MemoryManager, Temporary};

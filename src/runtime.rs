@@ -1,4 +1,4 @@
-//! Start and stop of the process's far heap, in order. Layer 9.
+//! Start and stop of the process's far heap, in order. Layer 10.
 //!
 //! Up: store, region (handler threads), tier (arenas), installation in front of the global
 //! allocator, maintenance. Down: the reverse, and only when no far memory is allocated.
@@ -12,9 +12,9 @@ use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::config::{Config, Io, UserMode};
 use crate::heap::{self, Edges, ExtentSource, Tier, TierOptions};
-use crate::region::{Mode, Region, RegionConfig, Stats};
+use crate::limit::manager::MemoryManager;
+use crate::paging::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
-use crate::tier::manager::MemoryManager;
 use care::{Care, LocalMemory};
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -100,7 +100,7 @@ impl Heap {
     ///
     /// # Examples
     /// ```
-    /// use farheap::tier::manager::{MemoryManager, Mode};
+    /// use farheap::limit::manager::{MemoryManager, Mode};
     /// use farheap::{ByteCount, Config, Heap};
     ///
     /// let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative)?;
@@ -199,7 +199,7 @@ impl Heap {
 
     /// Bytes of RAM that the allocator has for everything that is not far: live, freed and kept for
     /// reuse, and its own tables. They are outside of the limit of a heap that stands alone; under a
-    /// [memory manager](crate::tier::manager) they count against its limit as "local memory".
+    /// [memory manager](crate::limit::manager) they count against its limit as "local memory".
     #[must_use]
     pub fn local(&self) -> ByteCount {
         heap::installed().map_or(ByteCount::ZERO, |tier| tier.local_resident())

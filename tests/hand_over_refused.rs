@@ -5,9 +5,9 @@
 mod common;
 
 use common::numbered::{add_pages, await_given_back, fill, holds};
+use farheap::limit::manager::{Effort, HandOver, MemoryManager, Mode, Reclaim};
 use farheap::pool::PoolConfig;
 use farheap::store::MemStore;
-use farheap::tier::manager::{Effort, HandOver, MemoryManager, Mode, Reclaim};
 use farheap::{ByteCount, PageId};
 use std::sync::{Arc, Weak};
 

@@ -5,10 +5,10 @@
 mod common;
 
 use common::{Dice, eventually, mem_store, watchdog};
+use farheap::limit::manager::{Account, Effort, MemoryManager, Mode, Reclaim, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{FaultyStore, MemStore, Op, Store};
-use farheap::tier::manager::{Account, Effort, MemoryManager, Mode, Reclaim, TemporaryMemory};
 use farheap::{ByteCount, Error, PageId};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! The B+-tree against std's map, alone and with several threads, in a pool smaller than the tree.
 
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::pool::{BTree, BufferPool, PoolConfig};
 use farheap::store::MemStore;
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Error};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Crashes: what was flushed is there or is known to be stale, and never a wrong answer.
 
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::pool::{BTree, BufferPool, PoolConfig};
 use farheap::store::MemStore;
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Error, PageId};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::io::{BufRead, BufReader};

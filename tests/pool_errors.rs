@@ -4,9 +4,9 @@ mod common;
 
 use common::hooked::Hooked;
 use common::{eventually, place};
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
 use farheap::store::{BlockStore, FaultControl, FaultyStore, MemStore, Op};
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Error, PageCount, PageId};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{heap_under, watchdog};
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, FarHeap, PageId, Placement, scope};
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,9 +3,9 @@
 mod common;
 
 use common::numbered::{add_pages, await_given_back, fill, holds};
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, PageId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

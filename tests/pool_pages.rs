@@ -3,9 +3,9 @@
 mod common;
 
 use common::eventually;
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{FaultyStore, MemStore, Op};
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Error, PageCount, PageId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -7,8 +7,8 @@ mod common;
 
 use common::child::{case, run};
 use common::{eventually, mem_store, watchdog};
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::region::{Region, RegionConfig};
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Error};
 use std::ptr::NonNull;
 use std::time::Duration;

@@ -19,9 +19,8 @@ const LAYERS: &[&[&str]] = &[
     &["sys"],
     &["meta"],
     &["store"],
-    &["page"],
-    &["tier"],
-    &["region", "pool"],
+    &["limit"],
+    &["paging", "pool"],
     &["heap"],
     &["sub"],
     &["containers"],
@@ -29,9 +28,9 @@ const LAYERS: &[&[&str]] = &[
     &["runtime"],
 ];
 /// Layers whose files still import each other in a circle. No layer may be added.
-const LAYERS_WITH_CYCLES: &[&str] = &["tier", "region", "pool", "heap", "config"];
+const LAYERS_WITH_CYCLES: &[&str] = &["limit", "paging", "pool", "heap", "config"];
 /// What `config` uses, though its layer is high: it only describes.
-const CONFIG_USES: &[&str] = &["base", "sys", "store", "tier", "region", "config"];
+const CONFIG_USES: &[&str] = &["base", "sys", "store", "limit", "paging", "config"];
 
 /// Longest file, in lines.
 const FILE_LINES_MAX: usize = 1000;

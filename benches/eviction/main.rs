@@ -15,7 +15,7 @@ mod report;
 mod sim;
 mod trace;
 
-use farheap::tier::policy::PolicyKind;
+use farheap::region::policy::PolicyKind;
 use sim::Outcome;
 use std::path::PathBuf;
 use std::process::ExitCode;

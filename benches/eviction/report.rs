@@ -2,7 +2,7 @@
 
 use crate::sim::Outcome;
 use crate::{COOLING_PCT, COOLING_PCTS, Case, Run};
-use farheap::tier::policy::PolicyKind;
+use farheap::region::policy::PolicyKind;
 use plotters::prelude::*;
 use std::error::Error;
 use std::fs;

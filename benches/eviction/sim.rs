@@ -6,7 +6,7 @@
 //! read, the first touch ever is zero-filled and costs no read.
 
 use crate::trace::Trace;
-use farheap::tier::policy::{EvictionPolicy, Insert, PolicyKind};
+use farheap::region::policy::{EvictionPolicy, Insert, PolicyKind};
 use farheap::{PageCount, PageId};
 use std::collections::{BinaryHeap, VecDeque};
 

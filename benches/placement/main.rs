@@ -27,9 +27,9 @@ mod steps;
 mod workload;
 
 use clap::Parser;
+use farheap::region::policy::PolicyKind;
 use farheap::region::{Mode, RegionConfig};
 use farheap::sub::CollectiveConfig;
-use farheap::tier::policy::PolicyKind;
 use report::Row;
 use run::{Built, Outcome, Variant};
 use saved::Saved;

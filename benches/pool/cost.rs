@@ -4,9 +4,9 @@
 use crate::common::Unnamed;
 use crate::report::Row;
 use crate::{Failure, Options};
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{BlockStore, MemStore, Op, Request, Segment, Store};
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, PageId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -10,7 +10,7 @@ use crate::error::{
 use crate::handle::{self, Kind};
 use allocator_api2::alloc::Allocator;
 use farheap::ByteCount;
-use farheap::tier::manager::{
+use farheap::limit::manager::{
     ConsumerStats, ManagerStats, MemoryManager, Mode, Pressure, Temporary, TemporaryMemory,
 };
 use std::alloc::Layout;

@@ -1,4 +1,4 @@
-//! Containers that say where their nodes live. Layer 9; uses `sub`.
+//! Containers that say where their nodes live. Layer 8; uses `sub`.
 //!
 //! [`FarBTreeMap`] and [`FarSkipList`] are ordered maps whose nodes come from a
 //! [`Collective`](crate::sub::Collective). A strategy decides the sub-allocator of each node:

@@ -19,10 +19,10 @@ use std::ptr::{self, NonNull};
 /// Allocates far memory, whatever scope and size say.
 ///
 /// A system call reads and writes it like other memory where the kernel's own faults are served
-/// ([`serves_kernel_faults`](crate::region::Region::serves_kernel_faults)). Elsewhere, as in an
+/// ([`serves_kernel_faults`](crate::paging::region::Region::serves_kernel_faults)). Elsewhere, as in an
 /// unprivileged program on most distributions, it fails with `EFAULT` on pages that are not
 /// resident, those that were never touched among them: give it [`Local`] buffers, or
-/// [pin](crate::region::Region::pin) the far ones.
+/// [pin](crate::paging::region::Region::pin) the far ones.
 ///
 /// While no far heap is running, allocation fails with [`AllocError`].
 ///

@@ -1,4 +1,4 @@
-//! The heap: jemalloc arenas whose extents come from a region. Layer 7.
+//! The heap: jemalloc arenas whose extents come from a region. Layer 6.
 //!
 //! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`] and
 //! [`Local`] decide by type (`handle`); [`scope`] decides for a thread (`thread`); [`malloc`] is

@@ -14,8 +14,8 @@
 use super::{BufferPool, CHUNK_PAGES, PageId};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
+use crate::limit::manager::HandOver;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
-use crate::tier::manager::HandOver;
 
 /// Runs that move together: one call for neighbours.
 const GROUP_MAX: usize = 16;
@@ -293,9 +293,9 @@ impl Copied {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::manager::{MemoryManager, Mode};
     use crate::pool::PoolConfig;
     use crate::store::MemStore;
-    use crate::tier::manager::{MemoryManager, Mode};
     use std::sync::Arc;
 
     #[test]

@@ -3,8 +3,8 @@
 //! A page's address is the pool's base plus its number times the page size, so that a hit is one
 //! look at the page's word and no translation (the idea of vmcache). [`BufferPool::fix_shared`]
 //! and its kin return guards; what is not resident is read from the table file, and the memory
-//! manager makes room. [`BTree`] is an index on a pool. Layer 6, sibling of `region`: uses
-//! `store`, `meta`, `tier`.
+//! manager makes room. [`BTree`] is an index on a pool. Layer 5, sibling of `paging`: uses
+//! `store`, `meta`, `limit`.
 //!
 //! Every page ends in a trailer of [`TRAILER`] bytes that belongs to the pool: the number of the
 //! log record that changed the page last, and a checksum.
@@ -43,11 +43,11 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::limit::admission::Turn;
+use crate::limit::manager::{Account, Effort, HandOver, MemoryManager, Reclaim};
 use crate::meta::LazyArray;
 use crate::store::{BlockStore, Queue, Store};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
-use crate::tier::claim::Turn;
-use crate::tier::manager::{Account, Effort, HandOver, MemoryManager, Reclaim};
 use crossbeam_utils::CachePadded;
 use latch::{Holder, Latch};
 use std::fmt;
@@ -84,7 +84,7 @@ pub type BeforeWrite = dyn Fn(PageId, u64) -> Result<()> + Send + Sync;
 /// use farheap::ByteCount;
 /// use farheap::pool::PoolConfig;
 /// use farheap::store::MemStore;
-/// use farheap::tier::manager::{MemoryManager, Mode};
+/// use farheap::limit::manager::{MemoryManager, Mode};
 /// use std::sync::Arc;
 ///
 /// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;

@@ -17,9 +17,9 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::PageId;
+use crate::limit::admission::Taken;
 use crate::store::{Op, Request, Segment};
 use crate::sys::vm::{Huge, Mapping};
-use crate::tier::claim::Taken;
 use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"farpool2");

@@ -174,7 +174,7 @@ pub struct Completion {
 /// 3. Its queues keep the promises of [`Queue`].
 ///
 /// A device may break the first two behind a store's back. Checksums
-/// ([`RegionConfig::checksum`](crate::region::RegionConfig::checksum)) find that.
+/// ([`RegionConfig::checksum`](crate::paging::region::RegionConfig::checksum)) find that.
 pub unsafe trait Store: Send + Sync + Debug {
     /// Bytes the store can hold.
     fn capacity(&self) -> ByteCount;

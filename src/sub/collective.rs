@@ -12,7 +12,7 @@ use super::pages::{GRANULE, Owner, Pages, Pool, Reuse, granules};
 use crate::base::error::Error;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::region::{Region, RegionConfig, Stats};
+use crate::paging::region::{Region, RegionConfig, Stats};
 use crate::store::Store;
 use crate::sys::vm::{Huge, Mapping};
 use std::alloc::Layout;

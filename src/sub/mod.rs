@@ -1,4 +1,4 @@
-//! Sub-allocators: memory by what a program knows about its objects. Layer 8.
+//! Sub-allocators: memory by what a program knows about its objects. Layer 7.
 //!
 //! The far-memory model divides addresses into local memory, which never faults, and pages, which
 //! come and go as one. A [`Collective`] owns both and hands out objects through sub-allocators:

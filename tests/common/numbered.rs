@@ -2,8 +2,8 @@
 //! another page.
 
 use farheap::ByteCount;
+use farheap::limit::manager::MemoryManager;
 use farheap::pool::BufferPool;
-use farheap::tier::manager::MemoryManager;
 use std::time::{Duration, Instant};
 
 /// Longest wait for another thread to let go.

@@ -3,9 +3,9 @@
 use crate::common::mem_store;
 use crate::harness::{Far, config, in_child, stamp, wait_until};
 use farheap::ByteCount;
+use farheap::limit::manager::{self, MemoryManager};
 use farheap::pool::PoolConfig;
 use farheap::region::{Install, Mode, RegionConfig};
-use farheap::tier::manager::{self, MemoryManager};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

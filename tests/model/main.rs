@@ -13,8 +13,8 @@ mod tables;
 
 use blocks::Blocks;
 use common::{Dice, heap_under, is_root, seed, watchdog};
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::pool::PoolConfig;
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, FarHeap, Heap, Placement, scope};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;

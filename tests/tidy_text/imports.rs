@@ -7,7 +7,7 @@
 use super::{Source, is_word};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A module path below the crate's root, as in `["region", "pager"]`.
+/// A module path below the crate's root, as in `["paging", "pager"]`.
 type Module = Vec<String>;
 
 /// The modules of a crate, each of which is one file.
@@ -125,7 +125,7 @@ fn reached<'a>(
     found
 }
 
-/// `src/region/pager/mod.rs` and `src/region/pager.rs` are `region::pager`; `src/lib.rs` is the root.
+/// `src/paging/pager/mod.rs` and `src/paging/pager.rs` are `paging::pager`; `src/lib.rs` is the root.
 fn module_path(name: &str) -> Module {
     let name = name.trim_start_matches("src/").trim_end_matches(".rs");
     let name = name.trim_end_matches("/mod");

@@ -2,9 +2,9 @@
 
 #![expect(unsafe_code, reason = "frees what it allocates")]
 
+use farheap::limit::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::sub::{Collective, CollectiveConfig, SubAllocator};
-use farheap::tier::manager::{MemoryManager, Mode};
 use farheap::{ByteCount, Config, Heap, PageId, Placement, malloc};
 use std::alloc::Layout;
 use std::hint::black_box;

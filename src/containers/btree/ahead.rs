@@ -18,7 +18,7 @@ const SLACK: f64 = 0.5;
 
 impl<K: Ord, V> FarBTreeMap<K, V> {
     /// Brings in the pages of the next `pairs` pairs from a key on, some 64 at most, before a scan
-    /// comes to them one by one: see [`Region::fetch_many`](crate::region::Region::fetch_many).
+    /// comes to them one by one: see [`Region::fetch_many`](crate::paging::region::Region::fetch_many).
     /// Which pages these are is known from the nodes above them, where a rearrangement put nodes
     /// that follow each other together; their number is estimated from how full nodes are on
     /// average, so that some may be brought in in vain.

@@ -10,7 +10,7 @@ use super::node::Node;
 use crate::base::units::ByteCount;
 use crate::containers::pairs::Shape;
 use crate::containers::{FarPagedMap, Refused};
-use crate::region::RegionConfig;
+use crate::paging::region::RegionConfig;
 use crate::sub::{AllocError, Collective};
 use std::sync::Arc;
 use std::time::Instant;

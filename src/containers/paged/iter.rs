@@ -54,7 +54,7 @@ impl<K: Ord, V> FarPagedMap<K, V> {
     }
 
     /// Brings in the leaves of the next `pairs` pairs from a key on, before a scan comes to them one
-    /// by one: see [`Region::fetch_many`](crate::region::Region::fetch_many). Worth it where the
+    /// by one: see [`Region::fetch_many`](crate::paging::region::Region::fetch_many). Worth it where the
     /// store answers at once, as memory does.
     pub fn fetch_from<Q>(&self, key: &Q, pairs: usize)
     where

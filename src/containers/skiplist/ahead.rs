@@ -15,7 +15,7 @@ const NODES_MAX: usize = 128;
 
 impl<K: Ord, V> FarSkipList<K, V> {
     /// Brings in the pages of the next `pairs` pairs from a key on, some 64 at most, before a scan
-    /// comes to them one by one: see [`Region::fetch_many`](crate::region::Region::fetch_many). How
+    /// comes to them one by one: see [`Region::fetch_many`](crate::paging::region::Region::fetch_many). How
     /// many pairs are on a page is an estimate, so that some may be brought in in vain, and some not.
     pub fn fetch_from<Q>(&self, key: &Q, pairs: usize)
     where

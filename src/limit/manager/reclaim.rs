@@ -1,0 +1,291 @@
+//! Asking the consumers: in which order, how much, and what when one misbehaves.
+
+use crate::base::deadline::Deadline;
+use crate::base::error::Result;
+use crate::base::sync::Ordering;
+use crate::base::units::ByteCount;
+use crate::limit::admission;
+use crate::limit::donation::HandOver;
+use crate::limit::manager::account::Member;
+use crate::limit::manager::report::{Mode, Pressure};
+use crate::limit::manager::{Account, CONSUMERS_MAX, Effort, RETRY_AFTER, Reclaim, Shared};
+use crate::sys::vm::Mapping;
+use std::cell::Cell;
+use std::ops::Range;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Least bytes reclaimed at a time: batches are what makes reclaiming cheap.
+const RECLAIM_MIN: u64 = 256 << 10;
+
+thread_local! {
+    /// This thread is in a call to a reclaimer.
+    static RECLAIMING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whom to ask, and for whom.
+#[derive(Clone, Copy)]
+struct Ask<'a> {
+    /// Whose need it is: it may go below its own floor.
+    asking: Option<&'a Arc<Member>>,
+    /// Only this consumer.
+    only: Option<&'a Arc<Member>>,
+    /// Everybody but the one who asks.
+    others: bool,
+    /// Only consumers without a part of their own.
+    common: bool,
+    /// The dearest effort.
+    effort: Effort,
+}
+
+impl Ask<'_> {
+    fn concerns(&self, member: &Arc<Member>) -> bool {
+        let is_asking = self.asking.is_some_and(|asking| Arc::ptr_eq(asking, member));
+        self.only.is_none_or(|only| Arc::ptr_eq(only, member)) && !(self.others && is_asking)
+    }
+
+    /// Bytes that may be taken from a consumer. `tables` of its bytes are tables, which it needs for
+    /// what its floor protects and for what it has on the device as well.
+    fn room(&self, member: &Arc<Member>, tables: ByteCount) -> u64 {
+        let is_asking = self.asking.is_some_and(|asking| Arc::ptr_eq(asking, member));
+        let kept = if is_asking { 0 } else { member.floor().0.saturating_add(tables.0) };
+        member.budget.charged().0.saturating_sub(kept)
+    }
+}
+
+/// A consumer and who gives its memory back.
+type Asked = (Arc<Member>, Arc<dyn Reclaim>);
+
+impl Shared {
+    /// Charges what does not fit as it is. With `stall`, gives up when nothing was freed for so
+    /// long, without waiting for the deadline.
+    pub(super) fn charge_slowly(
+        &self,
+        account: &Account,
+        bytes: ByteCount,
+        stall: Option<Duration>,
+    ) -> Result<()> {
+        let began = Instant::now();
+        if self.claim(account, bytes, stall) {
+            return Ok(());
+        }
+        Err(self.out_of_memory(bytes, began.elapsed()))
+    }
+
+    /// The same; `false` instead of an error, which has to look at all that is held.
+    pub(super) fn claim(
+        &self,
+        account: &Account,
+        bytes: ByteCount,
+        stall: Option<Duration>,
+    ) -> bool {
+        let budget = &account.0.budget;
+        if RECLAIMING.get() || bytes > budget.limit() {
+            return false;
+        }
+        self.direct.fetch_add(1, Ordering::Relaxed);
+        self.tell(Pressure::Direct { wanted: bytes });
+        let least = RECLAIM_MIN.min(self.budget.limit().0 / 16);
+        let in_vain = Cell::new(false);
+        let reclaim = |missing: ByteCount| {
+            let asking = Some(&account.0);
+            let at_least = ByteCount(missing.0.max(least));
+            let is_above = budget.own_free() < missing;
+            let has_part = self.has_part(&account.0);
+            if is_above && has_part && self.is_temporary(&account.0) {
+                // Only its own memory could give way, and nobody can take that back.
+                in_vain.set(true);
+                return ByteCount::ZERO;
+            }
+            if !is_above && has_part {
+                // Its part is its own: others give back what they have borrowed of it.
+                let ask =
+                    Ask { asking, only: None, others: true, common: true, effort: Effort::Write };
+                return self.reclaim_from(ask, at_least.min(self.borrowed()));
+            }
+            // Above its own ceiling, or without a part, a consumer can only take from itself.
+            let only = asking.filter(|_| is_above || self.mode != Mode::Cooperative);
+            let ask = Ask { asking, only, others: false, common: false, effort: Effort::Write };
+            self.reclaim_from(ask, at_least)
+        };
+        let mut patient = self.patience(stall);
+        let patient = |freed| !in_vain.get() && patient(freed);
+        admission::claim(budget, &self.gathering, bytes, reclaim, patient)
+    }
+
+    /// Whether a consumer has a part of a partitioned manager's limit to itself.
+    pub(super) fn has_part(&self, member: &Arc<Member>) -> bool {
+        self.mode != Mode::Cooperative && (self.is_temporary(member) || member.part().is_some())
+    }
+
+    /// Bytes that consumers without a part have beyond what is left for them.
+    fn borrowed(&self) -> ByteCount {
+        let sharing = self.each_member().filter(|member| !self.has_part(member));
+        let charged: u64 = sharing.map(|member| member.budget.charged().0).sum();
+        ByteCount(charged.saturating_sub(self.common_share().0))
+    }
+
+    /// Tells after each round of reclaim whether to go on; waits a little when it freed nothing.
+    pub(super) fn patience(&self, stall: Option<Duration>) -> impl FnMut(ByteCount) -> bool {
+        let mut deadline = Deadline::new(self.deadline());
+        let mut stall = stall.map(Deadline::new);
+        move |freed| {
+            if let Some(stall) = &mut stall {
+                if freed.0 > 0 {
+                    stall.restart();
+                }
+                if stall.is_over() {
+                    return false;
+                }
+            }
+            if deadline.is_over() || RECLAIMING.get() {
+                return false;
+            }
+            if freed.0 == 0 {
+                // Somebody may unpin, or a write may finish: nobody can tell when.
+                std::thread::sleep(RETRY_AFTER);
+            }
+            true
+        }
+    }
+
+    /// Asks all consumers for `want` bytes.
+    pub(super) fn reclaim(&self, want: ByteCount) -> ByteCount {
+        let ask =
+            Ask { asking: None, only: None, others: false, common: false, effort: Effort::Write };
+        self.reclaim_from(ask, want)
+    }
+
+    /// Reclaims what consumers hold above their ceilings.
+    pub(super) fn enforce_ceilings(&self) {
+        for member in self.each_member() {
+            let over = member.budget.charged().0.saturating_sub(member.budget.limit().0);
+            if over > 0 {
+                let (asking, only) = (Some(&member), Some(&member));
+                let ask = Ask { asking, only, others: false, common: false, effort: Effort::Write };
+                self.reclaim_from(ask, ByteCount(over));
+            }
+        }
+    }
+
+    /// Serves consumers that asked without waiting. What others would have to write is no better
+    /// than what the one who asks holds itself.
+    pub(super) fn serve_asks(&self) {
+        for member in self.each_member() {
+            let want = ByteCount(member.asks.swap(0, Ordering::Relaxed));
+            if want.0 == 0 {
+                continue;
+            }
+            let asking = Some(&member);
+            let writes = member.asks_for_writes.load(Ordering::Relaxed);
+            let effort = if writes { Effort::Write } else { Effort::Clean };
+            let ask = Ask { asking, only: None, others: true, common: false, effort };
+            let freed = self.reclaim_from(ask, want);
+            if let Some(reclaimer) = member.reclaimer() {
+                self.guarded(&member, || reclaimer.room_made(freed));
+            }
+        }
+    }
+
+    /// Asks the consumers for `want` bytes, cheapest first.
+    fn reclaim_from(&self, ask: Ask<'_>, want: ByteCount) -> ByteCount {
+        if RECLAIMING.get() {
+            return ByteCount::ZERO;
+        }
+        let mut members: [Option<Asked>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
+        let mut count = 0;
+        for member in self.each_member().filter(|member| ask.concerns(member)) {
+            if ask.common && self.has_part(&member) {
+                continue;
+            }
+            if let Some(reclaimer) = member.reclaimer() {
+                members[count] = Some((member, reclaimer));
+                count += 1;
+            }
+        }
+        let members = &mut members[..count];
+        let mut freed = 0;
+        for effort in Effort::ALL.into_iter().filter(|effort| *effort <= ask.effort) {
+            members.sort_by_key(|asked| {
+                let (member, reclaimer) = asked.as_ref()?;
+                self.guarded(member, || reclaimer.cost(effort))
+            });
+            for (member, reclaimer) in members.iter().flatten() {
+                let tables = self.guarded(member, || reclaimer.metadata()).unwrap_or_default();
+                let bytes = ask.room(member, tables).min(want.0.saturating_sub(freed));
+                if bytes > 0 {
+                    let got = self.call_reclaimer(member, &**reclaimer, ByteCount(bytes), effort);
+                    self.reclaimed[effort as usize].fetch_add(got.0, Ordering::Relaxed);
+                    member.gave.fetch_add(got.0, Ordering::Relaxed);
+                    freed += got.0;
+                }
+            }
+            if freed >= want.0 {
+                break;
+            }
+        }
+        ByteCount(freed)
+    }
+
+    /// Lets consumers fill `room` with memory of theirs; returns the bytes that `account` has been
+    /// charged for, and the part of the room that was lost over it. Floors are kept.
+    pub(super) fn hand_over(
+        &self,
+        room: &Mapping,
+        account: &Account,
+    ) -> (ByteCount, Option<Range<usize>>) {
+        let is_possible =
+            self.mode == Mode::Cooperative && !self.moves_fail.load(Ordering::Relaxed);
+        if RECLAIMING.get() || !is_possible {
+            return (ByteCount::ZERO, None);
+        }
+        let mut hand_over = HandOver::new(room, &account.0.budget);
+        for member in self.each_member().filter(|member| !Arc::ptr_eq(member, &account.0)) {
+            let Some(reclaimer) = member.reclaimer() else { continue };
+            hand_over.allow(ByteCount(member.budget.charged().0.saturating_sub(member.floor().0)));
+            let before = hand_over.charged();
+            self.guarded(&member, || reclaimer.hand_over(&mut hand_over));
+            let got = hand_over.charged().0 - before.0;
+            self.reclaimed[Effort::Clean as usize].fetch_add(got, Ordering::Relaxed);
+            member.gave.fetch_add(got, Ordering::Relaxed);
+        }
+        let lost = hand_over.lost();
+        if lost.is_some() {
+            self.moves_fail.store(true, Ordering::Relaxed);
+        }
+        (hand_over.charged(), lost)
+    }
+
+    fn call_reclaimer(
+        &self,
+        member: &Arc<Member>,
+        reclaimer: &dyn Reclaim,
+        want: ByteCount,
+        effort: Effort,
+    ) -> ByteCount {
+        let call = || reclaimer.reclaim(want, effort);
+        self.guarded(member, call).unwrap_or(ByteCount::ZERO)
+    }
+
+    /// Calls the host's code, which may panic and may call the manager. `None`: it panicked, now
+    /// or before.
+    pub(super) fn guarded<T>(&self, member: &Arc<Member>, call: impl FnOnce() -> T) -> Option<T> {
+        if member.broken.load(Ordering::Acquire) {
+            return None;
+        }
+        let outer = RECLAIMING.replace(true);
+        let result = std::panic::catch_unwind(AssertUnwindSafe(call));
+        RECLAIMING.set(outer);
+        if result.is_err() {
+            member.broken.store(true, Ordering::Release);
+            self.tell(Pressure::Broken { consumer: Arc::clone(&member.name) });
+        }
+        result.ok()
+    }
+
+    /// Whether this thread is in a call to a reclaimer, which cannot wait for itself.
+    pub(super) fn is_reclaiming() -> bool {
+        RECLAIMING.get()
+    }
+}

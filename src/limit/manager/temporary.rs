@@ -1,0 +1,237 @@
+//! Temporary memory: what a query needs for a while.
+
+#![expect(unsafe_code, reason = "declares the unsafe trait whose memory it hands out")]
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
+use crate::base::units::ByteCount;
+use crate::limit::manager::report::{Mode, Pressure};
+use crate::limit::manager::{MemoryManager, Shared};
+use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
+use std::fmt;
+use std::fmt::Debug;
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How long an allocation that could spill waits after the last bytes were reclaimed for it.
+const STALL_MAX: Duration = Duration::from_millis(20);
+
+/// Memory beyond the limit for temporary data: pages of it come and go by themselves.
+///
+/// # Safety
+/// What [`allocate`](Spill::allocate) returns is memory of `len` bytes, aligned to 4,096, that
+/// nobody else uses and that can be read and written until it is freed.
+pub unsafe trait Spill: Send + Sync {
+    /// Reserves `len` bytes of evictable memory.
+    ///
+    /// # Errors
+    /// When there is no room for so much, saying what is full.
+    fn allocate(&self, len: ByteCount) -> Result<NonNull<u8>>;
+
+    /// Gives back what [`allocate`](Spill::allocate) returned.
+    ///
+    /// # Safety
+    /// `ptr` and `len` are of one allocation of this spill, which is given back once, and which
+    /// nobody uses any more.
+    unsafe fn free(&self, ptr: NonNull<u8>, len: ByteCount);
+}
+
+/// Temporary memory of a query, given back when dropped.
+///
+/// Memory that fits is charged at once, whole; it is ordinary memory and touched at the kernel's
+/// speed. Memory that has spilled is far memory: what of it is resident is charged to the far heap
+/// as it is touched, and what is cold is on the device.
+///
+/// A forked child has neither kind; dropping a copy of the handle there does nothing.
+#[must_use = "temporary memory is given back when this is dropped"]
+pub struct TemporaryMemory {
+    /// As a number, so that the memory can be handed to another thread.
+    addr: usize,
+    len: ByteCount,
+    home: Home,
+    owner: Arc<Shared>,
+}
+
+enum Home {
+    /// Unmapped when dropped; `None` only while that happens.
+    Local(Option<Mapping>),
+    Spilled(Arc<dyn Spill>),
+}
+
+impl MemoryManager {
+    /// Says where temporary memory goes that does not fit. A far heap that is
+    /// [started under](crate::Heap::start_under) the manager does that by itself.
+    pub fn set_spill(&self, spill: Weak<dyn Spill>) {
+        *self.shared.spill.lock() = Some(spill);
+    }
+
+    /// Allocates `len` bytes of temporary memory, rounded up to whole 4,096 and aligned to them;
+    /// contents are unspecified. Others give way for it. What does not fit even then spills to far
+    /// memory, if there is some: it takes as much RAM as there is, and the device holds the rest.
+    /// A system call may fail with `EFAULT` on spilled memory where the
+    /// handle [`Far`](crate::Far) says so.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when it does not fit and cannot spill, naming who holds what: at
+    /// once when it can never fit, else after the [deadline](MemoryManager::set_deadline).
+    /// [`Error::StoreFull`] when there is no room on the device it would spill to.
+    /// [`Error::Forked`] in a child of the process that started the manager.
+    pub fn allocate_temporary(&self, len: ByteCount) -> Result<TemporaryMemory> {
+        let shared = &self.shared;
+        if shared.is_foreign() {
+            return Err(Error::Forked { what: "a memory manager" });
+        }
+        let bytes = len.as_usize().max(1).checked_next_multiple_of(KERNEL_PAGE);
+        let len = ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows" })? as u64);
+        let account = &shared.temporary;
+        let spill = match shared.mode {
+            Mode::Cooperative => shared.spill.lock().as_ref().and_then(Weak::upgrade),
+            Mode::Partitioned { .. } => None,
+        };
+        let memory = if self.can_never_fit(len) {
+            Err(shared.out_of_memory(len, Duration::ZERO))
+        } else if account.try_charge(len) {
+            shared.call_if_low();
+            self.mapped(len).inspect_err(|_| account.uncharge(len)).map(|m| self.local(len, m))
+        } else {
+            self.taken_over(len, spill.as_ref().map(|_| STALL_MAX))
+        };
+        match (memory, spill) {
+            (Ok(memory), _) => Ok(memory),
+            (Err(_), Some(spill)) => self.spilled(len, spill),
+            (Err(error), None) => {
+                shared.fail(len);
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether so much exceeds what temporary memory may have, whoever gives way.
+    fn can_never_fit(&self, len: ByteCount) -> bool {
+        let account = &self.shared.temporary;
+        let exceeds = || account.used().0.saturating_add(len.0) > account.ceiling().0;
+        exceeds() && {
+            // A consumer that had a floor may have left.
+            self.shared.apply_shares();
+            exceeds()
+        }
+    }
+
+    fn mapped(&self, len: ByteCount) -> Result<Mapping> {
+        let (align, huge) = match len.as_usize() {
+            HUGE_PAGE.. => (HUGE_PAGE, Huge::Yes),
+            _ => (KERNEL_PAGE, Huge::No),
+        };
+        Mapping::reserve(len.as_usize(), align, huge)
+    }
+
+    /// Memory that is charged already.
+    fn local(&self, len: ByteCount, mapping: Mapping) -> TemporaryMemory {
+        let owner = Arc::clone(&self.shared);
+        let addr = mapping.addr();
+        TemporaryMemory { addr, len, home: Home::Local(Some(mapping)), owner }
+    }
+
+    /// Memory for which others give way: whole 2 MiB change hands where a consumer can do that, for
+    /// the rest they are reclaimed.
+    fn taken_over(&self, len: ByteCount, stall: Option<Duration>) -> Result<TemporaryMemory> {
+        let (shared, account) = (&self.shared, &self.shared.temporary);
+        let (mapping, given) = self.handed_over(len)?;
+        let rest = ByteCount(len.0 - given.0);
+        let is_charged = rest == ByteCount::ZERO || account.try_charge(rest);
+        if !is_charged && let Err(error) = shared.charge_slowly(account, rest, stall) {
+            drop(mapping);
+            account.uncharge(given);
+            return Err(error);
+        }
+        Ok(self.local(len, mapping))
+    }
+
+    /// A mapping with what others handed over in it, and how many bytes that is, which are charged.
+    fn handed_over(&self, len: ByteCount) -> Result<(Mapping, ByteCount)> {
+        let (shared, account) = (&self.shared, &self.shared.temporary);
+        let mapping = self.mapped(len)?;
+        if len.as_usize() < HUGE_PAGE {
+            return Ok((mapping, ByteCount::ZERO));
+        }
+        let (given, lost) = shared.hand_over(&mapping, account);
+        let Some(lost) = lost else { return Ok((mapping, given)) };
+        // Nobody may touch that part, so the rest is no use either: all anew, without frames.
+        mapping.unmap_around(lost.start, lost.len());
+        account.uncharge(given);
+        Ok((self.mapped(len)?, ByteCount::ZERO))
+    }
+
+    fn spilled(&self, len: ByteCount, spill: Arc<dyn Spill>) -> Result<TemporaryMemory> {
+        let shared = &self.shared;
+        let ptr = spill.allocate(len).inspect_err(|_| shared.fail(len))?;
+        shared.spilled.fetch_add(len.0, Ordering::Relaxed);
+        shared.tell(Pressure::Spilled { len });
+        let addr = ptr.as_ptr().expose_provenance();
+        let owner = Arc::clone(shared);
+        Ok(TemporaryMemory { addr, len, home: Home::Spilled(spill), owner })
+    }
+
+    /// Gives temporary memory back at once, as dropping it does.
+    pub fn free_temporary(&self, memory: TemporaryMemory) {
+        drop(memory);
+    }
+}
+
+impl TemporaryMemory {
+    /// First byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        NonNull::new(std::ptr::with_exposed_provenance_mut(self.addr))
+            .expect("memory is never at zero")
+    }
+
+    /// Bytes, rounded up to whole 4,096.
+    #[must_use]
+    pub fn len(&self) -> ByteCount {
+        self.len
+    }
+
+    /// Never: there is at least one page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether it is memory beyond the limit.
+    #[must_use]
+    pub fn is_spilled(&self) -> bool {
+        matches!(self.home, Home::Spilled(_))
+    }
+}
+
+impl Drop for TemporaryMemory {
+    fn drop(&mut self) {
+        let ptr = self.as_ptr();
+        if self.owner.is_foreign() {
+            // The child has no such mapping; what is there now may be somebody else's.
+            if let Home::Local(mapping) = &mut self.home {
+                std::mem::forget(mapping.take());
+            }
+            return;
+        }
+        match &mut self.home {
+            Home::Local(mapping) => {
+                drop(mapping.take());
+                self.owner.temporary.uncharge(self.len);
+            }
+            Home::Spilled(spill) => {
+                // SAFETY: what this memory was given, once: it ends.
+                unsafe { spill.free(ptr, self.len) };
+                self.owner.spilled.fetch_sub(self.len.0, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Debug for TemporaryMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TemporaryMemory({:#x}, {}, spilled: {})", self.addr, self.len, self.is_spilled())
+    }
+}

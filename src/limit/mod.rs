@@ -1,0 +1,8 @@
+//! The one limit: budget, admission, memory manager. Layer 4: uses `base`, `sys`, `meta`.
+
+pub(crate) mod admission;
+pub(crate) mod budget;
+#[cfg(not(loom))]
+pub(crate) mod donation;
+#[cfg(not(loom))]
+pub mod manager;

@@ -1,0 +1,353 @@
+//! Hints and control: what a program that knows its accesses tells a region.
+//!
+//! All calls work on ranges of addresses; pages that a range covers in part count whole, except
+//! for `discard`. Requests go to the fillers (`prefetch`) and the evictor (`evict`); pins change
+//! the page words.
+#![expect(unsafe_code, reason = "touches pages, and drops contents that references could point to")]
+
+use crate::base::deadline::Deadline;
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicU32, Ordering};
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::paging::evict::policy::Hint;
+use crate::paging::page::word::State;
+use crate::paging::pager::{self, Ahead};
+use crate::paging::region::{Advice, Region, RegionConfig};
+use crate::sys::signals::SignalsBlocked;
+use std::time::Duration;
+
+impl Region {
+    /// Makes all pages that lie whole in a range read as zero; nothing of them is written back,
+    /// and their pins end.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region.
+    ///
+    /// # Safety
+    /// Nobody needs the range's contents, and no reference into it exists.
+    pub unsafe fn discard(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        let offset = self.offset_of(ptr, len.as_usize())?;
+        if !self.is_here() {
+            return Ok(()); // As `unmap`.
+        }
+        let first = offset.div_ceil(self.pager.page_bytes);
+        let end = (offset + len.as_usize()) / self.pager.page_bytes;
+        if first < end {
+            self.pager.discard(PageId(first as u64), PageCount((end - first) as u64));
+        }
+        Ok(())
+    }
+
+    /// Whether an access to a page needs no device: it is resident, or holds nothing.
+    pub(crate) fn is_at_hand(&self, ptr: *const u8) -> bool {
+        let page = self.pages_of(ptr, ByteCount(1)).map(|(page, _)| self.pager.word(page).load());
+        page.is_ok_and(|word| matches!(word.state(), State::Resident | State::Empty))
+    }
+
+    /// Whether pages can be filled without evicting others, now and for a while.
+    pub(crate) fn has_room(&self) -> bool {
+        self.pager.available() > self.pager.high_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The most that may be resident.
+    pub(crate) fn limit(&self) -> ByteCount {
+        self.pager.budget.limit()
+    }
+
+    /// Starts to bring the range's pages in, and returns at once. Pages for which there is no
+    /// room are left out when too many requests wait.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region.
+    pub fn prefetch(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        self.prefetch_many(&[(ptr, len)])
+    }
+
+    /// [`prefetch`](Region::prefetch) of many scattered ranges with one wake-up: much cheaper
+    /// than as many faults.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when a range is not in this region; those before it are on their way.
+    pub fn prefetch_many(&self, ranges: &[(*const u8, ByteCount)]) -> Result<()> {
+        // The queue's readers wait for a writer that is in the middle of its entry.
+        let _blocked = SignalsBlocked::new();
+        let mut asked = false;
+        let mut outcome = Ok(());
+        for (ptr, len) in ranges {
+            match self.pages_of(*ptr, *len) {
+                // A full queue drops the request: it is advice.
+                Ok((first, count)) => {
+                    asked |= self.pager.ahead.push(Ahead { first, count, held: false }).is_ok()
+                }
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        if asked {
+            self.pager.call_filler(0);
+        }
+        outcome
+    }
+
+    /// [`prefetch_many`](Region::prefetch_many) for stores that answer at once, as memory does: in
+    /// [in-thread mode](crate::paging::region::Mode::InThread) the calling thread reads the pages itself, one after
+    /// the other, and nobody is woken. A page costs what its fault would, without the exception, the
+    /// signal and the return from it. Pages for which there is no room at the moment are left out.
+    /// With handler threads it is `prefetch_many`.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when a range is not in this region; those before it were brought in.
+    pub fn fetch_many(&self, ranges: &[(*const u8, ByteCount)]) -> Result<()> {
+        if !self.pager.in_thread {
+            return self.prefetch_many(ranges);
+        }
+        let mut batch = Batch::new();
+        for (ptr, len) in ranges {
+            let (first, count) = self.pages_of(*ptr, *len)?;
+            for page in (first.0..first.0 + count.0).map(PageId) {
+                batch.step();
+                self.pager.fetch(page);
+            }
+        }
+        Ok(())
+    }
+
+    /// Evicts the range's resident pages and waits until they are out. Pages that are pinned or
+    /// in use by the kernel stay.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region, [`Error::Os`] with the device's
+    /// error while write-back fails, [`Error::StoreFull`] while no slot is free.
+    pub fn evict(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        let (first, count) = self.pages_of(ptr, len)?;
+        self.evict_pages(first, count)
+    }
+
+    /// Evicts everything that is resident, see [`evict`](Region::evict).
+    ///
+    /// # Errors
+    /// As [`evict`](Region::evict).
+    pub fn evict_all(&self) -> Result<()> {
+        let end = self.space.fresh_pages(self.pager.page_bytes);
+        if end.0 == 0 { Ok(()) } else { self.evict_pages(PageId(0), end) }
+    }
+
+    fn evict_pages(&self, first: PageId, count: PageCount) -> Result<()> {
+        if !self.requests.evict(first, count, || self.pager.call_evictor()) {
+            return Err(Error::NotRunning);
+        }
+        match self.pager.write_errno.load(Ordering::Acquire) {
+            0 => Ok(()),
+            pager::NO_SLOT => Err(Error::StoreFull { slots: self.pager.slots.slots() }),
+            errno => Err(Error::Os { call: "write-back", errno: errno as i32 }),
+        }
+    }
+
+    /// Brings the range's pages in and keeps them: they are not evicted until as many
+    /// [`unpin`](Region::unpin)s. For memory that a device request reads into on kernels without
+    /// MOVE, or that must not fault: where system calls cannot wait for far memory, they may read
+    /// and write what is pinned.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region, [`Error::LimitExceeded`] when so
+    /// much pinned memory would leave no room for the rest, a page has 255 pins already, or the
+    /// process has too many mappings; nothing is pinned then.
+    pub fn pin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        let (first, count) = self.pages_of(ptr, len)?;
+        // One at a time: the sum of the pins stays below the bound.
+        let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let pinned = self.pager.pinned.load(Ordering::Relaxed);
+        let room = self.pager.budget.limit().0 / self.pager.page_bytes as u64 * 3 / 4;
+        // Pages that are pinned already cost nothing more; a range of more than can be pinned is not
+        // looked through.
+        let new = if count.0 > room { count.0 } else { self.unpinned_pages(first, count) };
+        if pinned.saturating_add(new) > room {
+            let reason = format!("{} pinned pages of {room} possible", pinned.saturating_add(new));
+            return Err(Error::LimitExceeded { reason });
+        }
+        for page in (first.0..first.0 + count.0).map(PageId) {
+            if let Err(error) = self.pin_page(page) {
+                self.unpin_pages(first, PageCount(page.0 - first.0));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends one [`pin`](Region::pin) of the range.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region or is not pinned.
+    pub fn unpin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        let (first, count) = self.pages_of(ptr, len)?;
+        let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let all = (first.0..first.0 + count.0)
+            .map(PageId)
+            .all(|page| self.pager.word(page).load().pins() > 0);
+        if !all {
+            return Err(Error::BadRange { reason: "is not pinned" });
+        }
+        self.unpin_pages(first, count);
+        Ok(())
+    }
+
+    /// Pages of a range without a pin.
+    fn unpinned_pages(&self, first: PageId, count: PageCount) -> u64 {
+        let pages = (first.0..first.0 + count.0).map(PageId);
+        pages.filter(|page| self.pager.word(*page).load().pins() == 0).count() as u64
+    }
+
+    fn pin_page(&self, page: PageId) -> Result<()> {
+        loop {
+            let word = self.pager.word(page).load();
+            if word.state() != State::Resident {
+                if !self.pager.close_around(page) {
+                    let reason = "the process has too many mappings (vm.max_map_count)".to_owned();
+                    return Err(Error::LimitExceeded { reason });
+                }
+                touch(self.pager.addr(page) as *const u8);
+                std::thread::yield_now();
+                continue;
+            }
+            let Some(pinned) = word.pinned() else {
+                let reason = "a page has 255 pins already".to_owned();
+                return Err(Error::LimitExceeded { reason });
+            };
+            // Counted first: a discard that takes the pins away again finds the page counted.
+            let new = u64::from(word.pins() == 0);
+            self.pager.pinned.fetch_add(new, Ordering::Relaxed);
+            if self.pager.word(page).try_change(word, pinned).is_ok() {
+                // A system call that writes to a protected page would fail with EFAULT.
+                if word.protected() && !self.serves_kernel_faults() {
+                    touch_to_write(self.pager.addr(page) as *const AtomicU32);
+                }
+                return Ok(());
+            }
+            self.pager.pinned.fetch_sub(new, Ordering::Relaxed);
+        }
+    }
+
+    fn unpin_pages(&self, first: PageId, count: PageCount) {
+        for page in (first.0..first.0 + count.0).map(PageId) {
+            let mut spins = 0;
+            loop {
+                let word = self.pager.word(page).load();
+                // A pinned page is `Resident`, or for microseconds `Moving`.
+                if word.state() == State::Moving {
+                    pager::backoff(&mut spins);
+                    continue;
+                }
+                let Some(unpinned) = word.unpinned() else { break };
+                if self.pager.word(page).try_change(word, unpinned).is_ok() {
+                    let last = u64::from(unpinned.pins() == 0);
+                    self.pager.pinned.fetch_sub(last, Ordering::Relaxed);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Tells what to expect of a range. `Random`, `Sequential` and `Normal` last, for the chunks
+    /// of 2 MiB that the range touches; `WillNeed` and `Cold` act at once.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region.
+    pub fn advise(&self, ptr: *const u8, len: ByteCount, advice: Advice) -> Result<()> {
+        let (first, count) = self.pages_of(ptr, len)?;
+        let pages = (first.0..first.0 + count.0).map(PageId);
+        let hint = match advice {
+            Advice::Normal | Advice::Random | Advice::Sequential => {
+                pages.for_each(|page| self.pager.set_advice(page, advice));
+                return Ok(());
+            }
+            Advice::WillNeed => Hint::WillNeed,
+            Advice::Cold => Hint::Cold,
+        };
+        if advice == Advice::WillNeed {
+            self.prefetch(ptr, len)?;
+        }
+        let mut batch = Batch::new();
+        for page in pages {
+            batch.step();
+            // One that is open and stays so has no place in the policy.
+            let _ = self.pager.close_around(page);
+            if self.pager.word(page).load().state() == State::Resident {
+                self.pager.policy.lock().advise(page, hint);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the limit while running; under a memory manager, this region's ceiling. Lowering it
+    /// returns when the pages above it are out.
+    ///
+    /// # Errors
+    /// [`Error::LimitTooSmall`] below the minimum for the page size; [`Error::LimitExceeded`]
+    /// when pinned pages or a failing device keep the old size (the new limit holds for new pages
+    /// all the same).
+    pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
+        const STALL_MAX: Duration = Duration::from_secs(5);
+        let minimum = RegionConfig::limit_min(self.page_size());
+        if limit < minimum {
+            return Err(Error::LimitTooSmall { limit, minimum });
+        }
+        self.pager.set_limit(limit);
+        let (mut last, mut stall) = (self.pager.budget.charged(), Deadline::new(STALL_MAX));
+        while self.pager.excess() > 0 {
+            self.pager.call_evictor();
+            std::thread::sleep(Duration::from_micros(200)); // The evictor has no one to tell.
+            let now = self.pager.budget.charged();
+            if now < last {
+                last = now;
+                stall.restart();
+            } else if stall.is_over() {
+                let reason = format!("{now} stay resident of {limit} allowed");
+                return Err(Error::LimitExceeded { reason });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Signals blocked for a few pages at a time, which saves most of what it costs.
+struct Batch {
+    blocked: Option<SignalsBlocked>,
+    pages: u32,
+}
+
+impl Batch {
+    fn new() -> Batch {
+        Batch { blocked: Some(SignalsBlocked::new()), pages: 0 }
+    }
+
+    /// Counts a page; after every `PAGES_MAX`, lets signals in that have arrived meanwhile.
+    fn step(&mut self) {
+        const PAGES_MAX: u32 = 64;
+        if self.pages == PAGES_MAX {
+            drop(self.blocked.take());
+            self.blocked = Some(SignalsBlocked::new());
+            self.pages = 0;
+        }
+        self.pages += 1;
+    }
+}
+
+/// Reads one byte of far memory, so that its page comes in.
+fn touch(ptr: *const u8) {
+    // SAFETY: the address lies in the region, which is readable for as long as it exists; a
+    // volatile read of a byte others may write is discarded.
+    let _ = unsafe { ptr.read_volatile() };
+}
+
+/// Writes a word of far memory as it is, so that its page's protection is lifted.
+fn touch_to_write(word: *const AtomicU32) {
+    // SAFETY: as above, and aligned as pages are; others use it through raw pointers only.
+    let word = unsafe { &*word };
+    let mut seen = word.load(Ordering::Relaxed);
+    // Not `fetch_add(0)`, which compilers replace by a fence and a load.
+    while let Err(now) = word.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed) {
+        seen = now;
+    }
+}

@@ -1,0 +1,139 @@
+//! What becomes of frames that have cooled, and of those that another hand took the page from.
+
+use crate::base::units::SlotId;
+use crate::paging::evict::{Dirty, Evictor, Linger};
+use crate::paging::page::protocol::{self, Content};
+use crate::paging::page::word::{FrameId, Word};
+use crate::sys::vm::HUGE_PAGE;
+
+impl Evictor {
+    /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
+    pub(super) fn settle_cooling(&mut self, keep: usize) -> bool {
+        let room =
+            (self.free_writes.len() * self.pages_per_write()).saturating_sub(self.dirty.len());
+        let count = self.cooling.len().saturating_sub(keep).min(room);
+        for _ in 0..count {
+            let frame = self.cooling.pop_front().expect("counted above");
+            self.settle_frame(frame);
+        }
+        self.let_go();
+        self.write_dirty();
+        count > 0
+    }
+
+    /// Tells the policy which pages left, and gives their frames to whoever needs them: all at
+    /// once, which costs one release of memory.
+    pub(super) fn let_go(&mut self) {
+        if !self.left.is_empty() {
+            let mut policy = self.pager.policy.lock();
+            self.left.drain(..).for_each(|page| policy.evicted(page));
+        }
+        let freed = self.freed.len();
+        self.renew_huge();
+        self.pager.give_back(&mut self.freed);
+        self.made_room(freed);
+    }
+
+    /// Gets fresh memory for the freed runs that are whole, and for frames that are huge: the next
+    /// chunk that is read takes it, or a fresh one. The kernel has to clear new memory, and here no
+    /// fault waits for that. Other fills cannot use it, and other consumers may want the memory.
+    fn renew_huge(&mut self) {
+        let frames = &self.pager.frames;
+        let per_run = frames.run_frames();
+        let is_wanted = self.pager.owed() == 0 && self.pager.excess() == 0;
+        let is_huge = self.pager.page_bytes >= HUGE_PAGE;
+        // What was read by runs leaves by runs, and more is being read.
+        let is_used = is_huge || self.arrivals.fresh_prevail() || self.pager.has_read_chunks();
+        if !self.pager.evict_by_move || self.freed.len() < per_run || !is_wanted || !is_used {
+            return;
+        }
+        self.freed.sort_unstable();
+        let mut at = 0;
+        while at + per_run <= self.freed.len() {
+            let first = self.freed[at];
+            let begins =
+                frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(per_run);
+            let is_run =
+                begins && self.freed[at + per_run - 1].0 as usize == first.0 as usize + per_run - 1;
+            if (is_huge || is_run) && self.pager.renew(first) {
+                self.freed.drain(at..at + per_run);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Finds out what a cooled page needs.
+    fn settle_frame(&mut self, frame: FrameId) {
+        let pager = &self.pager;
+        let page = pager.frames.page(frame);
+        let slot = pager.frames.slot(frame);
+        if pager.word(page).load() != Word::cooling(frame) {
+            self.lingering.push_back(Linger { page, frame, written: None });
+            return;
+        }
+        let sum = pager.hash_frame(frame);
+        let content = match slot.filter(|slot| pager.sum(*slot) == sum) {
+            Some(slot) => Content::Clean(slot),
+            None if sum == pager.zero_sum() => Content::Zero,
+            None => Content::Dirty,
+        };
+        if !protocol::cooled(pager.word(page), frame, content) {
+            self.lingering.push_back(Linger { page, frame, written: None });
+            return;
+        }
+        if pager.frames.note_of(frame).prefetched() {
+            match content {
+                Content::Clean(_) => pager.counters.prefetch_unseen.bump(),
+                // Somebody has written it.
+                Content::Zero | Content::Dirty => pager.counters.prefetch_hits.bump(),
+            }
+        }
+        if pager.frames.note_of(frame).guessed() {
+            let chunk = pager.chunk_of(page).0;
+            match content {
+                Content::Clean(_) => pager.habits.unwritten(chunk),
+                Content::Zero | Content::Dirty => pager.habits.written(chunk),
+            }
+        }
+        match content {
+            // The slot is chosen together with its neighbours', in `write_dirty`.
+            Content::Dirty => {
+                self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
+                return;
+            }
+            Content::Clean(_) => pager.counters.evicted_clean.bump(),
+            Content::Zero => {
+                pager.put_slot(slot);
+                pager.counters.evicted_zero.bump();
+            }
+        }
+        pager.evict_times.add(self.chosen[frame.0 as usize].elapsed());
+        self.left.push(page);
+        self.freed.push(frame);
+    }
+
+    /// Frees the frames whose takers have finished.
+    pub(super) fn settle_lingering(&mut self) {
+        for _ in 0..self.lingering.len() {
+            let linger = self.lingering.pop_front().expect("counted above");
+            let Linger { page, frame, .. } = linger;
+            let note = self.pager.frames.note_of(frame);
+            match protocol::linger(self.pager.word(page), frame, note) {
+                protocol::Linger::Wait => {
+                    self.lingering.push_back(linger);
+                    continue;
+                }
+                protocol::Linger::Cooling => {
+                    self.cooling.push_back(frame);
+                    continue;
+                }
+                protocol::Linger::Over(false) => drop(self.pager.frames.release(frame)),
+                protocol::Linger::Over(true) => self.freed.push(frame),
+            }
+            self.pager.put_slot(linger.written);
+            self.made_room(1);
+        }
+        self.let_go();
+    }
+}

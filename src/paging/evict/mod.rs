@@ -1,0 +1,293 @@
+//! The evictor: makes room by taking pages out, and writes back what the device does not have.
+//!
+//! One thread. It takes victims from the policy in batches. A page that is known to be clean
+//! (write-protected since it was read) is dropped. Any other is taken out of the region into an
+//! empty staging frame, where nobody writes it, and *cools*: a touch brings it back without I/O.
+//! When it has cooled, its hash tells whether the slot already holds it; if not, neighbours are
+//! written together into a run of fresh slots. Uses `store`, `page`; owned by
+//! [`Region`](crate::paging::region::Region). Never allocates after its start.
+//!
+//! ```text
+//!   policy --take: victims--> MOVE into frames --cool: hashed--> clean, zero: gone
+//!                                                             '-> dirty --write_back--> gone
+//! ```
+//! | module | does |
+//! |---|---|
+//! | this one | decides when and how much; collects what the device has finished |
+//! | `take` | takes victims out of the region |
+//! | `cool` | decides about frames that have cooled, frees those that lingered |
+//! | `write_back` | slots, writes, and what becomes of writes that fail |
+//! | `probe` | finds out that a device which failed can be written again |
+//! | `serve` | ranges that somebody wants out; device space of freed slots |
+//! | `content` | the memory operations under all of it, on the pager |
+//!
+//! # Invariants
+//! 1. The content of a frame under a write does not change: the region has no mapping of it. Where
+//!    it goes back there all the same (`rescue`), nobody uses what the device has written.
+//! 2. A slot's checksum is stored before a page word names the slot.
+//! 3. A page whose write failed goes back to the region; nothing is lost.
+//! 4. A page the kernel is using (an application's direct I/O in flight) is refused by MOVE and
+//!    stays; only pages that were write-protected all along are dropped without MOVE.
+
+pub(in crate::paging) mod content;
+pub(in crate::paging) mod cooling;
+pub(in crate::paging) mod on_request;
+#[cfg(not(loom))]
+pub mod policy;
+pub(in crate::paging) mod probe;
+pub(in crate::paging) mod requests;
+pub(in crate::paging) mod victims;
+pub(in crate::paging) mod write_back;
+
+use crate::base::deadline::{Stopwatch, look_every};
+use crate::base::error::Result;
+use crate::base::sync::Ordering;
+use crate::base::units::{PageId, SlotId};
+use crate::paging::diagnostics;
+use crate::paging::evict::probe::Probe;
+use crate::paging::evict::requests::Requests;
+use crate::paging::evict::victims::{Arrivals, Chunkwise};
+use crate::paging::evict::write_back::{DEPTH, PAUSE_MIN, Write};
+use crate::paging::page::word::FrameId;
+use crate::paging::pager::{BATCH_MAX, Pager, Sum};
+use crate::store::{Completion, Queue};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A page on its way to the device.
+#[derive(Clone, Copy, Debug)]
+struct Dirty {
+    page: PageId,
+    frame: FrameId,
+    sum: Sum,
+    slot: SlotId,
+}
+
+impl Dirty {
+    /// Whether the page's frame follows that of `before` in memory.
+    fn is_beside(&self, before: &Dirty) -> bool {
+        before.frame.0 + 1 == self.frame.0
+    }
+}
+
+/// The evictor thread's state.
+pub(in crate::paging) struct Evictor {
+    pager: Arc<Pager>,
+    requests: Arc<Requests>,
+    queue: Box<dyn Queue>,
+    victims: Vec<PageId>,
+    /// Frames whose pages cool, oldest first.
+    cooling: VecDeque<FrameId>,
+    /// Frames whose pages left by another hand that is not finished with them.
+    lingering: VecDeque<Linger>,
+    dirty: Vec<Dirty>,
+    /// Pages that have left, and frames that nobody uses any more: until the next `let_go`.
+    left: Vec<PageId>,
+    freed: Vec<FrameId>,
+    writes: Vec<Write>,
+    free_writes: Vec<usize>,
+    finished: Vec<Completion>,
+    cooling_max: usize,
+    write_pause: Duration,
+    write_again: Option<Instant>,
+    probe: Option<Probe>,
+    deadline: Duration,
+    /// Tells how long the device has had a write.
+    watch: Stopwatch,
+    /// Per frame: when its page was chosen.
+    chosen: Vec<Instant>,
+    /// Victims looked at since something was freed.
+    fruitless: usize,
+    arrivals: Arrivals,
+}
+
+/// A frame that another thread took the page from.
+#[derive(Clone, Copy, Debug)]
+struct Linger {
+    page: PageId,
+    frame: FrameId,
+    /// The slot the page was being written to.
+    written: Option<SlotId>,
+}
+
+impl Evictor {
+    pub(in crate::paging) fn new(
+        pager: Arc<Pager>,
+        requests: Arc<Requests>,
+        deadline: Duration,
+    ) -> Result<Evictor> {
+        let mut queue = pager.store.open_queue(DEPTH + 1)?; // With a test write.
+        queue.watch(pager.evictor_bell.raw_fd())?;
+        let frames = pager.frames.count();
+        Ok(Evictor {
+            queue,
+            requests,
+            victims: Vec::with_capacity(BATCH_MAX),
+            cooling: VecDeque::with_capacity(frames),
+            lingering: VecDeque::with_capacity(frames),
+            dirty: Vec::with_capacity(frames),
+            left: Vec::with_capacity(frames),
+            freed: Vec::with_capacity(frames),
+            writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes)).collect(),
+            free_writes: (0..DEPTH as usize).collect(),
+            finished: Vec::with_capacity(DEPTH as usize),
+            cooling_max: 0,
+            write_pause: PAUSE_MIN,
+            write_again: None,
+            probe: None,
+            deadline,
+            watch: Stopwatch::start(deadline, Instant::now()),
+            chosen: vec![Instant::now(); frames],
+            fruitless: 0,
+            arrivals: Arrivals::default(),
+            pager,
+        })
+    }
+
+    /// Keeps the region between its watermarks until it stops.
+    pub(in crate::paging) fn run(&mut self) {
+        while !self.pager.stop.load(Ordering::Acquire) {
+            if let Err(error) = self.turn() {
+                diagnostics::fatal("the evictor lost its device queue", &error);
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        self.pager.evictor_looks();
+        diagnostics::flush();
+        self.pager.count_tables_of_limit();
+        if self.pager.discarder.met_locks() {
+            diagnostics::unlocked();
+        }
+        let asked = self.serve_requests();
+        let worked = self.make_room();
+        self.settle_lingering();
+        self.recover();
+        let discarded = !worked && self.discard_slots();
+        if !asked && !worked && !discarded {
+            self.pager.release_tables();
+        }
+        let discarded = discarded || !worked && self.pager.sleep_slots();
+        // While writes fail, what was found dirty goes back: looking for clean pages all the time
+        // would be all this thread does.
+        let hopeless = self.is_paused() && self.pager.exhausted.load(Ordering::Acquire);
+        let busy = asked || discarded || (worked && !hopeless);
+        let timeout =
+            if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
+        self.collect(timeout)
+    }
+
+    /// How long to wait for news.
+    fn patience(&self) -> Duration {
+        const LINGER: Duration = Duration::from_micros(100);
+        const IDLE: Duration = Duration::from_millis(100);
+        const WRITING: Duration = Duration::from_millis(20); // Deadlines are looked at.
+        if !self.lingering.is_empty() {
+            return LINGER;
+        }
+        match self.write_again {
+            Some(again) if self.wanted() > 0 => {
+                again.saturating_duration_since(Instant::now()).clamp(PAUSE_MIN / 10, IDLE)
+            }
+            _ if self.free_writes.len() < DEPTH as usize => WRITING.min(look_every(self.deadline)),
+            _ => IDLE,
+        }
+    }
+
+    pub(in crate::paging) fn collect(&mut self, timeout: Duration) -> Result<()> {
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        crate::paging::region::guarded(&self.pager, || queue.wait(timeout, &mut done))
+            .unwrap_or(Ok(()))?;
+        while let Some(completion) = self.finished.pop() {
+            self.finish_write(completion);
+        }
+        self.check_deadlines();
+        Ok(())
+    }
+
+    // How much.
+
+    /// Pages to evict: down from the limit to the high watermark, less what is on its way out.
+    fn wanted(&self) -> usize {
+        let pager = &self.pager;
+        let available = pager.available();
+        let starving = pager.starving.load(Ordering::Acquire) > 0;
+        let owed = pager.owed();
+        let enough = available >= pager.low_bytes.load(Ordering::Relaxed) && !starving;
+        if enough && owed == 0 && self.idle() {
+            return 0;
+        }
+        let high = pager.high_bytes.load(Ordering::Relaxed);
+        let over = pager.excess();
+        let missing = (high + over).saturating_sub(available);
+        if owed == 0 && pager.others_may_give(missing) {
+            return 0;
+        }
+        let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes);
+        // What a device that does not answer holds on to makes no room.
+        let stuck = self.writes.iter().any(|write| !write.pages.is_empty() && write.overdue);
+        let leaving = if stuck { 0 } else { self.leaving() };
+        wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
+    }
+
+    /// Whether nothing is on its way out.
+    fn idle(&self) -> bool {
+        self.cooling.is_empty() && self.dirty.is_empty() && self.free_writes.len() == DEPTH as usize
+    }
+
+    /// Pages on their way out.
+    pub(in crate::paging) fn leaving(&self) -> usize {
+        let writing: usize = self.writes.iter().map(|write| write.pages.len()).sum();
+        self.cooling.len() + self.dirty.len() + writing + self.lingering.len()
+    }
+
+    /// Evicts one batch if there is a need. Returns whether it changed anything.
+    fn make_room(&mut self) -> bool {
+        if self.pager.excess() > 0 {
+            if self.pager.free_spare_run() > 0 {
+                self.made_room(1);
+                return true;
+            }
+            if let Some(frame) = self.pager.frames.take_spare() {
+                self.pager.free_frame(frame);
+                self.made_room(1);
+                return true;
+            }
+        }
+        let wanted = self.wanted();
+        let mut freed = false;
+        if wanted > 0 {
+            let released = self.pager.release_tables() as usize;
+            self.made_room(released);
+            // What the heap keeps of freed memory need not be written.
+            self.pager.care.call();
+            freed = match self.evict_chunk(wanted.min(BATCH_MAX)) {
+                Chunkwise::Went => true,
+                Chunkwise::Wait => false,
+                Chunkwise::Later => self.evict(wanted.min(BATCH_MAX)),
+                Chunkwise::Closed => {
+                    self.evict(wanted.min(BATCH_MAX));
+                    true
+                }
+                Chunkwise::Unfit => {
+                    let closed = self.pager.chunks.any_open() && self.pager.close_next();
+                    self.evict(wanted.min(BATCH_MAX)) || closed
+                }
+            };
+        }
+        let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.cooling_max });
+        freed || settled
+    }
+
+    /// Notes that room was made, and feeds those who wait for it.
+    pub(in crate::paging) fn made_room(&mut self, pages: usize) {
+        if pages > 0 {
+            self.fruitless = 0;
+            self.pager.note_room_made();
+            self.pager.feed_fillers();
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What others ask of the evictor, and what it does when nobody does.
+
+#![expect(unsafe_code, reason = "discards slots that nobody uses")]
+
+use crate::base::deadline::Deadline;
+use crate::base::sync::Ordering;
+use crate::base::units::PageId;
+use crate::paging::diagnostics;
+use crate::paging::evict::Evictor;
+use crate::paging::evict::victims::Listed;
+use crate::paging::pager::BATCH_MAX;
+use crate::paging::region::guarded;
+use std::time::Duration;
+
+impl Evictor {
+    /// Returns device space of freed slots, a run at a time, when there is nothing else to do.
+    pub(super) fn discard_slots(&mut self) -> bool {
+        let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
+        let len = count.0 * self.pager.page_bytes as u64;
+        let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
+        // SAFETY: the slots are free, and stay so until `discarded`.
+        let result = guarded(&self.pager, || unsafe { store.discard(offset, len) });
+        let result = result.unwrap_or(Ok(()));
+        if let Err(error) = result {
+            diagnostics::warn("device space could not be returned", &error);
+        }
+        self.pager.slots.discarded((first, count));
+        true
+    }
+
+    /// Evicts ranges that somebody asked to be evicted; answers when they are out.
+    pub(super) fn serve_requests(&mut self) -> bool {
+        let Some(request) = self.requests.take() else { return false };
+        let mut batch = [PageId(0); BATCH_MAX];
+        let mut next = request.first.0;
+        let end = request.first.0 + request.count.0;
+        // Half of the frames for what is on its way out, half for the next batch: a page that
+        // finds no frame would stay.
+        let half = self.pager.frames.singles() / 2;
+        while next < end {
+            let count = BATCH_MAX.min(half).min((end - next) as usize);
+            self.settle_until(half);
+            batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
+            // Where the process has too many mappings to close a chunk, its pages stay.
+            for page in &batch[..count] {
+                let _ = self.pager.close_around(*page);
+            }
+            self.take_out(&mut batch[..count], Listed::Yes);
+            self.settle_cooling(0);
+            if let Err(error) = self.collect(Duration::ZERO) {
+                diagnostics::fatal("the evictor lost its device queue", &error);
+            }
+            next += count as u64;
+        }
+        self.finish_everything();
+        self.requests.answer(request.id);
+        true
+    }
+
+    /// Whether anything is on its way out that the device has not failed to answer.
+    fn has_hope(&self) -> bool {
+        let waiting = self.cooling.len() + self.dirty.len() + self.lingering.len();
+        self.is_writing() || waiting > 0
+    }
+
+    /// Whether the device has a write that it has not failed to answer.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writes.iter().any(|write| !write.pages.is_empty() && !write.overdue)
+    }
+
+    /// Waits, for a bounded time, until all that is cooling or being written has settled.
+    fn finish_everything(&mut self) {
+        self.settle_until(0);
+    }
+
+    /// Waits, for a bounded time, until at most `most` pages are on their way out.
+    fn settle_until(&mut self, most: usize) {
+        let mut deadline = Deadline::new(self.deadline);
+        while self.has_hope() && self.leaving() > most {
+            self.settle_cooling(0);
+            self.settle_lingering();
+            if let Err(error) = self.collect(Duration::from_millis(1)) {
+                diagnostics::fatal("the evictor lost its device queue", &error);
+            }
+            if self.pager.stop.load(Ordering::Acquire) || deadline.is_over() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Clock (second chance) for pages without accessed bits.
+//!
+//! Where a clock's hand reads and clears an accessed bit, this one unmaps the page and lets it
+//! cool: a touch in that time is the bit that was set. The page comes back at the new end, as
+//! behind the hand, and earns turns: laps of the hand during which it is not tried again, one
+//! more with every return in a row (a generalised clock). Turns save minor faults of hot pages.
+
+use crate::base::units::PageId;
+use crate::paging::evict::policy::api::{Hint, Insert, TURNS_MAX};
+use crate::paging::evict::policy::kind::PolicyKind;
+use crate::paging::evict::policy::order::Order;
+use crate::paging::evict::policy::pages::{List, Pages, Place};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Clock {
+    pages: Pages,
+    /// From the hand (oldest) round to the page it passed last (newest).
+    lap: List,
+}
+
+impl Clock {
+    pub(super) fn new(pages: Pages) -> Clock {
+        Clock { pages, lap: List::new() }
+    }
+}
+
+impl Order for Clock {
+    const KIND: PolicyKind = PolicyKind::Clock;
+
+    fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
+    fn len(&self) -> u64 {
+        self.lap.len()
+    }
+
+    fn arrive(&mut self, page: PageId, _how: Insert) {
+        self.pages.push_newest(&mut self.lap, page, Place::Main);
+    }
+
+    fn come_back(&mut self, page: PageId, _victim: Place) {
+        self.pages.reward(page, TURNS_MAX);
+        self.pages.push_newest(&mut self.lap, page, Place::Main);
+    }
+
+    fn unlink(&mut self, page: PageId) {
+        self.pages.unlink(&mut self.lap, page);
+    }
+
+    fn next(&mut self) -> Option<(PageId, Place)> {
+        self.pages.pop_without_turns(&mut self.lap).map(|page| (page, Place::MainVictim))
+    }
+
+    fn advise(&mut self, page: PageId, hint: Hint) {
+        match hint {
+            Hint::Cold => {
+                self.pages.forget(page);
+                self.pages.push_oldest(&mut self.lap, page, Place::Main);
+            }
+            Hint::WillNeed => self.pages.push_newest(&mut self.lap, page, Place::Main),
+        }
+    }
+}

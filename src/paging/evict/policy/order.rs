@@ -1,0 +1,122 @@
+//! What all policies have in common: which call fits which page.
+//!
+//! An [`Order`] is what makes one policy different from another: where an arrival goes, which page
+//! goes next. [`Ordered`] turns it into an [`EvictionPolicy`]: it looks at the page's place first,
+//! so that a call that does not fit does nothing, and an order is never asked for nonsense.
+
+use crate::base::units::{PageCount, PageId};
+use crate::paging::evict::policy::api::{EvictionPolicy, Hint, Insert};
+use crate::paging::evict::policy::kind::PolicyKind;
+use crate::paging::evict::policy::pages::{Pages, Place};
+use std::fmt::Debug;
+
+/// The order in which pages go.
+pub(super) trait Order: Send + Debug {
+    const KIND: PolicyKind;
+
+    fn pages(&self) -> &Pages;
+
+    fn pages_mut(&mut self) -> &mut Pages;
+
+    /// Pages on the lists.
+    fn len(&self) -> u64;
+
+    /// Lists a page that is on no list and no victim; it may be a ghost.
+    fn arrive(&mut self, page: PageId, how: Insert);
+
+    /// Lists a victim that was touched before it left.
+    fn come_back(&mut self, page: PageId, victim: Place);
+
+    /// A victim left RAM.
+    fn leave(&mut self, page: PageId) {
+        self.pages_mut().forget(page);
+    }
+
+    /// Takes a page off its list. Its place is `Unknown` then.
+    fn unlink(&mut self, page: PageId);
+
+    /// Takes the next victim off its list and says which of the places of victims is its; `None`
+    /// only when no page is listed.
+    fn next(&mut self) -> Option<(PageId, Place)>;
+
+    /// Lists a page, which was just unlinked, again, where a hint says.
+    fn advise(&mut self, page: PageId, hint: Hint);
+
+    /// About `resident` pages fit into RAM from now on.
+    fn resize(&mut self, _resident: PageCount) {}
+}
+
+/// A policy that follows an [`Order`].
+#[derive(Debug)]
+pub(super) struct Ordered<T>(pub(super) T);
+
+impl<T: Order> EvictionPolicy for Ordered<T> {
+    fn kind(&self) -> PolicyKind {
+        T::KIND
+    }
+
+    fn resident(&self) -> PageCount {
+        PageCount(self.0.len())
+    }
+
+    fn inserted(&mut self, page: PageId, how: Insert) {
+        if !self.0.pages().place(page).is_resident() {
+            self.0.arrive(page, how);
+        }
+    }
+
+    fn retouched(&mut self, page: PageId) {
+        let place = self.0.pages().place(page);
+        if place.is_victim() {
+            self.0.come_back(page, place);
+        }
+    }
+
+    fn evicted(&mut self, page: PageId) {
+        if self.0.pages().place(page).is_victim() {
+            self.0.leave(page);
+        }
+    }
+
+    fn bypassed(&mut self, page: PageId) {
+        if !self.0.pages().place(page).is_resident() {
+            self.0.pages_mut().set_place(page, Place::SmallVictim);
+        }
+    }
+
+    fn removed(&mut self, page: PageId) {
+        if self.0.pages().place(page).is_resident() {
+            self.0.unlink(page);
+        }
+        self.0.pages_mut().forget(page);
+    }
+
+    fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount {
+        let named = want.min(self.resident());
+        for _ in 0..named.get() {
+            let (page, place) = self.0.next().expect("bounded by the pages listed above");
+            self.0.pages_mut().set_place(page, place);
+            out(page);
+        }
+        named
+    }
+
+    fn released(&mut self, first: PageId, count: PageCount) {
+        let is_listed = |page| self.0.pages().place(PageId(page)).is_resident();
+        let end = (first.0 + count.0).min(self.0.pages().count().0);
+        if !(first.0..end).any(is_listed) {
+            self.0.pages_mut().release(first, count);
+        }
+    }
+
+    fn advise(&mut self, page: PageId, hint: Hint) {
+        if self.0.pages().place(page).is_resident() {
+            self.0.unlink(page);
+            self.0.advise(page, hint);
+        }
+    }
+
+    fn resize(&mut self, resident: PageCount) {
+        self.0.resize(resident);
+    }
+}

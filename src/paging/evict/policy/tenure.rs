@@ -1,0 +1,281 @@
+//! Tenure: a small queue on probation, a large main set that only proven pages may enter.
+//!
+//! Made for what this crate sees and what it runs: no hit is visible, and analytic programs scan
+//! ranges larger than RAM again and again, where every policy that evicts in order of arrival
+//! hits nothing at all. Four rules:
+//!
+//! 1. A new page enters the probation queue. While the main set has room, the queue's oldest
+//!    moves there unproven; otherwise it is the next victim and becomes a ghost.
+//! 2. A ghost read again before as many pages left as the main set holds (its *refault
+//!    distance*; cf. the working-set detection of Linux) would have been a hit there: it enters
+//!    the main set. What returns later, such as a scan of four times the cache, may not: it would
+//!    push out pages that are just as useful. So a part of the scan stays and is hit every time.
+//! 3. The main set gives up a *random* page when it is above its size. Without knowledge of hits
+//!    arrival order says nothing about popularity, and in a scan the oldest page is the very one
+//!    needed next. A page touched while it cools comes back and earns turns.
+//! 4. Nothing in the main set may rest there for ever: now and then it gives up a page although
+//!    it has no reason to. How often follows from what happened to those it gave up before:
+//!    seldom while they return, every other victim once they do not (see [`Vitality`]).
+//!
+//! Measured against the other policies and the optimum: `docs/design/eviction.md`.
+
+use crate::base::error::Result;
+use crate::base::units::{PageCount, PageId};
+use crate::paging::evict::policy::api::{Hint, Insert, SKIPS_MAX, TURNS_MAX};
+use crate::paging::evict::policy::bag::Bag;
+use crate::paging::evict::policy::kind::PolicyKind;
+use crate::paging::evict::policy::order::Order;
+use crate::paging::evict::policy::pages::{List, Pages, Place};
+
+/// The probation queue's share of the resident pages, in percent. Larger costs hits in the main
+/// set; smaller leaves less time for a page to be used several times on arrival.
+const SMALL_PCT: u64 = 5;
+
+/// The queue's additional share while everything that arrives was read ahead, in parts of the
+/// resident pages: such pages must live until they are used, which nobody sees.
+const AHEAD_PART: u64 = 8;
+
+/// How fast the share of pages read ahead is forgotten: about this many arrivals.
+const AHEAD_MEMORY: i64 = 64;
+
+/// Refault distance, in sizes of the main set, up to which a page it gave up counts as alive.
+const ALIVE_MAIN_SETS: u64 = 4;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Tenure {
+    pages: Pages,
+    small: List,
+    main: Bag,
+    /// Pages that a hint gave up; they go before all others.
+    cold: List,
+    small_target: u64,
+    resident_target: u64,
+    /// Share of recent arrivals that were read ahead, of 256.
+    ahead_share: i64,
+    /// Pages that became ghosts so far: the clock of [`Pages::ghost_time`].
+    time: u64,
+    vitality: Vitality,
+    /// Victims that came back since one left.
+    refused: u64,
+}
+
+/// Victims in a row that may come back before victims are looked for outside of the main set:
+/// what is pinned ends up there, and may be more than the main set should be.
+const REFUSED_MAX: u64 = 256;
+
+impl Tenure {
+    /// # Errors
+    /// When the kernel refuses the mapping.
+    pub(super) fn new(pages: Pages, count: PageCount, resident: PageCount) -> Result<Tenure> {
+        let mut policy = Tenure {
+            pages,
+            small: List::new(),
+            main: Bag::new(count)?,
+            cold: List::new(),
+            small_target: 0,
+            resident_target: 0,
+            ahead_share: 0,
+            time: 0,
+            vitality: Vitality::new(),
+            refused: 0,
+        };
+        policy.resize(resident);
+        Ok(policy)
+    }
+
+    /// Whether `page`, about to come in from the store, has proven itself; also learns from its
+    /// return whether the main set is alive.
+    fn is_proven(&mut self, page: PageId) -> bool {
+        let Some(left) = self.pages.ghost_time(page) else { return false };
+        let distance = self.time - left;
+        let from_main = self.pages.place(page) == Place::MainGhost;
+        if from_main && distance <= self.main.len() * ALIVE_MAIN_SETS {
+            self.vitality.returned();
+        }
+        distance <= self.main.len()
+    }
+
+    /// Pages on probation to aim for.
+    fn small_target(&self) -> u64 {
+        self.small_target + self.resident_target / AHEAD_PART * self.ahead_share as u64 / 256
+    }
+
+    fn main_target(&self) -> u64 {
+        self.resident_target.saturating_sub(self.small_target())
+    }
+
+    /// Moves the oldest page on probation to the main set if there is room (rule 1). Every
+    /// arrival moves one at most, which is enough to keep up.
+    fn settle(&mut self) {
+        if self.small.len() > self.small_target() && self.main.len() < self.main_target() {
+            let page = self.small.oldest().expect("longer than its target, which is not negative");
+            self.pages.unlink(&mut self.small, page);
+            self.main.insert(&mut self.pages, page);
+        }
+    }
+
+    /// A page of the main set at random, without turns left if one is found soon (rule 3).
+    fn pick_main(&mut self) -> Option<PageId> {
+        for _ in 0..SKIPS_MAX {
+            let page = self.main.pick()?;
+            if !self.pages.take_turn(page) {
+                return Some(page);
+            }
+        }
+        self.main.pick()
+    }
+}
+
+impl Order for Tenure {
+    const KIND: PolicyKind = PolicyKind::Tenure;
+
+    fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
+    fn len(&self) -> u64 {
+        self.small.len() + self.main.len() + self.cold.len()
+    }
+
+    fn arrive(&mut self, page: PageId, how: Insert) {
+        let ahead = if how == Insert::Prefetched { 256 } else { 0 };
+        // Rounded away from zero, so that the share reaches both ends.
+        let change = ahead - self.ahead_share;
+        self.ahead_share += change / AHEAD_MEMORY + change.signum();
+        // Readahead's guess is no proof of use: it starts on probation, ghost or not.
+        let proven = self.is_proven(page);
+        if proven && how == Insert::Filled {
+            self.main.insert(&mut self.pages, page);
+        } else {
+            self.pages.push_newest(&mut self.small, page, Place::Small);
+            self.settle();
+        }
+    }
+
+    fn come_back(&mut self, page: PageId, victim: Place) {
+        self.refused += 1;
+        if victim == Place::MainVictim {
+            self.vitality.returned();
+            self.pages.reward(page, TURNS_MAX);
+        }
+        self.main.insert(&mut self.pages, page);
+    }
+
+    fn leave(&mut self, page: PageId) {
+        self.refused = 0;
+        self.pages.set_ghost(page, self.time);
+        self.time += 1;
+    }
+
+    fn unlink(&mut self, page: PageId) {
+        match self.pages.place(page) {
+            Place::Small => self.pages.unlink(&mut self.small, page),
+            Place::Cold => self.pages.unlink(&mut self.cold, page),
+            Place::Main => self.main.remove(&mut self.pages, page),
+            other => unreachable!("{page} is not resident: {other:?}"),
+        }
+    }
+
+    fn next(&mut self) -> Option<(PageId, Place)> {
+        if let Some(page) = self.pages.pop_oldest(&mut self.cold) {
+            return Some((page, Place::SmallVictim));
+        }
+        let probe = self.vitality.is_probe_due();
+        let full = self.main.len() > self.main_target() && self.refused < REFUSED_MAX;
+        let from_main = probe || full || self.small.len() == 0;
+        if from_main && let Some(page) = self.pick_main() {
+            self.main.remove(&mut self.pages, page);
+            self.vitality.left();
+            return Some((page, Place::MainVictim));
+        }
+        self.pages.pop_oldest(&mut self.small).map(|page| (page, Place::SmallVictim))
+    }
+
+    fn advise(&mut self, page: PageId, hint: Hint) {
+        match hint {
+            Hint::Cold => {
+                self.pages.forget(page);
+                self.pages.push_newest(&mut self.cold, page, Place::Cold);
+            }
+            Hint::WillNeed => {
+                self.pages.grant_turns(page, TURNS_MAX);
+                self.main.insert(&mut self.pages, page);
+            }
+        }
+    }
+
+    fn resize(&mut self, resident: PageCount) {
+        self.small_target = (resident.get() * SMALL_PCT / 100).max(1);
+        self.resident_target = resident.get();
+    }
+}
+
+/// Whether the pages in the main set are still in use, judged by those it gave up.
+///
+/// `score` falls by one with every page that leaves the main set and rises by [`GAIN`] with
+/// every one that returns soon, so it falls as long as fewer than one in eight return.
+///
+/// [`GAIN`]: Vitality::GAIN
+#[derive(Debug)]
+struct Vitality {
+    score: u64,
+    /// Grows with every victim, the faster the lower the score; a probe is due at `PROBE_AT`.
+    impatience: u64,
+}
+
+impl Vitality {
+    const SCORE_MAX: u64 = 256;
+    const GAIN: u64 = 8;
+    /// Victims from one probe to the next while nothing returns, and while everything does.
+    const PROBE_EVERY_MIN: u64 = 2;
+    const PROBE_EVERY_MAX: u64 = 256;
+    const PROBE_AT: u64 = Self::SCORE_MAX * Self::PROBE_EVERY_MIN * Self::PROBE_EVERY_MAX;
+
+    fn new() -> Vitality {
+        Vitality { score: Self::SCORE_MAX / 2, impatience: 0 }
+    }
+
+    /// Notes that a page was named from the main set.
+    fn left(&mut self) {
+        self.score = self.score.saturating_sub(1);
+    }
+
+    /// Notes that such a page is in use after all.
+    fn returned(&mut self) {
+        self.score = (self.score + Self::GAIN).min(Self::SCORE_MAX);
+    }
+
+    /// Called once for every victim: whether it shall come from the main set (rule 4).
+    fn is_probe_due(&mut self) -> bool {
+        let lifeless = Self::SCORE_MAX - self.score;
+        self.impatience += lifeless * Self::PROBE_EVERY_MAX + self.score * Self::PROBE_EVERY_MIN;
+        let due = self.impatience >= Self::PROBE_AT;
+        if due {
+            self.impatience = 0;
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn victims_until_a_probe(vitality: &mut Vitality) -> u64 {
+        1 + (0..).take_while(|_| !vitality.is_probe_due()).count() as u64
+    }
+
+    #[test]
+    fn probes_are_rare_while_pages_return_and_frequent_once_they_do_not() {
+        let mut vitality = Vitality::new();
+        (0..1_000).for_each(|_| vitality.returned());
+        assert_eq!(victims_until_a_probe(&mut vitality), Vitality::PROBE_EVERY_MAX);
+        (0..1_000).for_each(|_| vitality.left());
+        assert_eq!(victims_until_a_probe(&mut vitality), Vitality::PROBE_EVERY_MIN);
+    }
+}

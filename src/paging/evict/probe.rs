@@ -1,0 +1,90 @@
+//! Recovery: finds out that write-back works again when there is no page to write.
+//!
+//! While write-back fails the region takes no more data than it certainly can keep, so after most
+//! of it was freed nothing needs to be written, and no write could tell that the device has
+//! recovered. Then the evictor writes a frame of zeros to a free slot now and then.
+
+use crate::base::sync::Ordering;
+use crate::base::units::{ByteCount, SlotCount, SlotId};
+use crate::paging::evict::Evictor;
+use crate::paging::evict::write_back::{DEPTH, PROBE};
+use crate::paging::page::word::FrameId;
+use crate::paging::pager::NO_SLOT;
+use crate::paging::region::{errno_of, guarded, push};
+use crate::store::{Completion, Op, Request, Segment};
+
+/// A test write on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    slot: SlotId,
+    frame: FrameId,
+}
+
+impl Evictor {
+    /// While there is room, and nothing is being written that would tell: takes back what was said
+    /// when there was none, and tries whether the device can be written. (What cools may do so for
+    /// ever while there is room.)
+    pub(super) fn recover(&mut self) {
+        let pager = &self.pager;
+        // Below the low watermark pages are on their way out, or would be.
+        let has_room = pager.available() >= pager.low_bytes.load(Ordering::Relaxed);
+        let writes = !self.dirty.is_empty() || self.free_writes.len() < DEPTH as usize;
+        if !has_room || writes || self.probe.is_some() {
+            return;
+        }
+        if pager.exhausted.load(Ordering::Acquire) {
+            // What nobody could make has been given back.
+            self.made_room(1);
+        }
+        match self.pager.write_errno.load(Ordering::Acquire) {
+            0 => {}
+            NO_SLOT if self.pager.slots.in_use() < self.pager.slots.slots() => {
+                self.writes_work();
+            }
+            NO_SLOT => {}
+            _ if self.is_paused() => {}
+            _ => self.start_probe(),
+        }
+    }
+
+    fn start_probe(&mut self) {
+        let pager = &self.pager;
+        let Some((slot, _)) = pager.slots.take_run(SlotCount(1)) else { return };
+        let Some(frame) = pager.charged_frame(ByteCount::ZERO) else {
+            return pager.put_slot(Some(slot));
+        };
+        pager.clear_frame(frame);
+        let segments = [Segment { ptr: pager.frames.ptr(frame), len: pager.page_bytes }];
+        let request = Request {
+            token: PROBE,
+            op: Op::Write,
+            offset: pager.slot_offset(slot),
+            segments: &segments,
+        };
+        self.probe = Some(Probe { slot, frame });
+        let before = self.queue.in_flight();
+        let queue = &mut *self.queue;
+        let pushed = guarded(&self.pager, || push(queue, request));
+        // After a panic of a store that may have taken the request, its answer is waited for.
+        let is_taken = pushed.unwrap_or(self.queue.in_flight() != before);
+        if !is_taken {
+            let errno = crate::sys::EIO;
+            let (offset, len) = (self.pager.slot_offset(slot), self.pager.page_bytes as u64);
+            let result = Err(crate::Error::Io { op: "write", offset, len, errno });
+            self.finish_probe(Completion { token: PROBE, result });
+        }
+    }
+
+    pub(super) fn finish_probe(&mut self, completion: Completion) {
+        let Probe { slot, frame } = self.probe.take().expect("a completion has its write");
+        let errno = completion.result.map_err(|error| errno_of(&error) as u32);
+        if errno.is_ok() {
+            self.writes_work();
+        }
+        self.pager.put_slot(Some(slot));
+        self.pager.recycle(frame);
+        if let Err(errno) = errno {
+            self.writes_pause(errno);
+        }
+    }
+}

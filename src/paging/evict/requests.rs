@@ -1,0 +1,117 @@
+//! Requests of other threads to the evictor, and its answers.
+//!
+//! A short bounded queue under a mutex that nobody holds while touching far memory. The evictor takes
+//! it, so signals are blocked as long as it is held.
+
+use crate::base::units::{PageCount, PageId};
+use crate::sys::signals::SignalsBlocked;
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Requests that wait at the same time; further callers wait for a place.
+const REQUESTS_MAX: usize = 64;
+
+/// A range that somebody wants out.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::paging) struct EvictRequest {
+    pub(in crate::paging) id: u64,
+    pub(in crate::paging) first: PageId,
+    pub(in crate::paging) count: PageCount,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Vec<EvictRequest>,
+    answered: Vec<u64>,
+    next_id: u64,
+    closed: bool,
+}
+
+/// The queue.
+#[derive(Debug)]
+pub(in crate::paging) struct Requests {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Requests {
+    pub(in crate::paging) fn new() -> Requests {
+        let state = State {
+            queue: Vec::with_capacity(REQUESTS_MAX),
+            answered: Vec::with_capacity(REQUESTS_MAX),
+            next_id: 0,
+            closed: false,
+        };
+        Requests { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `look` has found what it looks for. A wait ends with the lock held, so signals are
+    /// blocked meanwhile; they are let in between two waits.
+    fn wait_for<T>(&self, mut look: impl FnMut(&mut State) -> ControlFlow<T>) -> T {
+        /// For how long a signal may be held up.
+        const SIGNALS_WAIT_MAX: Duration = Duration::from_millis(20);
+        loop {
+            let _blocked = SignalsBlocked::new();
+            let mut state = self.lock();
+            if let Break(found) = look(&mut state) {
+                return found;
+            }
+            drop(self.changed.wait_timeout(state, SIGNALS_WAIT_MAX));
+        }
+    }
+
+    /// Asks for a range to be evicted, calls `ring`, and waits for the answer. Returns `false`
+    /// when the region stops instead.
+    pub(in crate::paging) fn evict(
+        &self,
+        first: PageId,
+        count: PageCount,
+        ring: impl Fn(),
+    ) -> bool {
+        let id = self.wait_for(|state| {
+            if state.closed {
+                return Break(None);
+            }
+            if state.queue.len() + state.answered.len() >= REQUESTS_MAX {
+                return Continue(());
+            }
+            let id = state.next_id;
+            state.next_id += 1;
+            state.queue.push(EvictRequest { id, first, count });
+            ring();
+            Break(Some(id))
+        });
+        let Some(id) = id else { return false };
+        self.wait_for(|state| {
+            if let Some(at) = state.answered.iter().position(|answered| *answered == id) {
+                state.answered.swap_remove(at);
+                self.changed.notify_all();
+                return Break(true);
+            }
+            if state.closed { Break(false) } else { Continue(()) }
+        })
+    }
+
+    /// The oldest request, if any.
+    pub(in crate::paging) fn take(&self) -> Option<EvictRequest> {
+        let mut state = self.lock();
+        (!state.queue.is_empty()).then(|| state.queue.remove(0))
+    }
+
+    pub(in crate::paging) fn answer(&self, id: u64) {
+        self.lock().answered.push(id);
+        self.changed.notify_all();
+    }
+
+    /// Nobody will answer any more.
+    pub(in crate::paging) fn close(&self) {
+        let _blocked = SignalsBlocked::new();
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+}

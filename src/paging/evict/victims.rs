@@ -1,0 +1,365 @@
+//! Taking victims out of the region: clean ones are dropped, others moved into frames to cool.
+#![expect(unsafe_code, reason = "drops clean pages of the region")]
+
+use crate::base::sync::Ordering;
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::paging::evict::Evictor;
+use crate::paging::kernel_filled::Closed;
+use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::pager::{BATCH_MAX, backoff};
+use crate::sys::vm::{HUGE_PAGE, Piece};
+use std::time::Instant;
+
+/// Whether pages to take out are still on the policy's lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Listed {
+    Yes,
+    No,
+}
+
+/// Most bytes that one call moves: bounds how long faults on them wait.
+const RUN_BYTES_MAX: usize = HUGE_PAGE;
+
+/// Open chunks are evicted whole while they are at least this part of the limit, one in so many:
+/// then what they hold is most probably older than what the policy knows.
+const OPEN_PART: u64 = 8;
+
+/// While what arrives is mostly read from the device, so many times the bytes of a chunk leave by
+/// the policy before a chunk does: fresh data is given up as well, only slowly.
+const AGEING: u64 = 8;
+
+/// Which pages arrive: read from the device, or fresh.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Arrivals {
+    /// Counters at the last look.
+    filled_before: u64,
+    fresh_before: u64,
+    /// Pages that arrived lately.
+    filled: u64,
+    fresh: u64,
+    /// Pages that left by the policy since a chunk left.
+    since_chunk: u64,
+}
+
+impl Arrivals {
+    /// Whether most of what arrived lately is fresh.
+    pub(super) fn fresh_prevail(&self) -> bool {
+        self.fresh > self.filled
+    }
+
+    /// Notes how many pages have ever arrived; what came before the last few chunks of `chunk`
+    /// pages is forgotten.
+    fn look(&mut self, filled: u64, fresh: u64, chunk: u64) {
+        const MEMORY_CHUNKS: u64 = 4;
+        self.filled += filled - self.filled_before;
+        self.fresh += fresh - self.fresh_before;
+        (self.filled_before, self.fresh_before) = (filled, fresh);
+        while self.filled + self.fresh > MEMORY_CHUNKS * chunk {
+            (self.filled, self.fresh) = (self.filled / 2, self.fresh / 2);
+        }
+    }
+
+    /// Whether room is needed for pages read from the device, and `want` of their likes should
+    /// make it, not a chunk of `chunk` pages.
+    fn filled_make_room(&mut self, want: u64, chunk: u64) -> bool {
+        if self.since_chunk >= AGEING * chunk {
+            self.since_chunk = 0;
+            return false;
+        }
+        let prevail = self.filled > self.fresh;
+        self.since_chunk += if prevail { want } else { 0 };
+        prevail
+    }
+}
+
+/// What came of an attempt to evict a chunk whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chunkwise {
+    /// It cools.
+    Went,
+    /// It is closed, its pages are ordinary ones.
+    Closed,
+    /// All runs of frames are on their way to the device.
+    Wait,
+    /// The policy's pages go first.
+    Later,
+    /// Pages must go one by one.
+    Unfit,
+}
+
+impl Evictor {
+    /// Takes up to `want` victims out of the region; returns whether it is worth going on.
+    pub(super) fn evict(&mut self, want: usize) -> bool {
+        /// Victims that may be under way before the first of them frees anything.
+        const UNDER_WAY: usize = 2 * BATCH_MAX;
+        /// Batches looked through in one turn for the few pages that need no write.
+        const PAUSED_ROUNDS_MAX: usize = 64;
+        let mut victims = std::mem::take(&mut self.victims);
+        let (mut went, mut resident) = (0, PageCount(0));
+        for _ in 0..if self.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
+            let want = if self.is_paused() { BATCH_MAX } else { want };
+            victims.clear();
+            {
+                let mut policy = self.pager.policy.lock();
+                self.pager.choose(&mut **policy, want, &mut victims);
+                resident = policy.resident();
+            }
+            went = self.take_out(&mut victims, Listed::No);
+            self.fruitless += victims.len().max(1);
+            if went > 0 || self.fruitless > 2 * resident.as_usize() {
+                break;
+            }
+        }
+        let exhausted = self.fruitless > 2 * resident.as_usize() + UNDER_WAY;
+        if exhausted {
+            self.pager.exhausted.store(true, Ordering::Release);
+        }
+        let more = !victims.is_empty() && !exhausted;
+        self.victims = victims;
+        went > 0 || more
+    }
+
+    /// Unmaps the given pages as far as they are resident and not pinned; returns how many.
+    pub(super) fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
+        victims.sort_unstable();
+        let chosen = Instant::now();
+        let pause = self.is_paused();
+        let mut pieces = [Piece::new(0, 0); BATCH_MAX];
+        let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
+        let mut run = [(PageId(0), Word::EMPTY); BATCH_MAX];
+        let run_max = (RUN_BYTES_MAX / self.pager.page_bytes).clamp(1, BATCH_MAX);
+        let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
+        for &page in victims.iter() {
+            let Some(word) = self.take_victim(page, listed) else { continue };
+            if word.protected() && word.slot().is_some() {
+                clean[clean_count] = (page, word);
+                clean_count += 1;
+                self.pager.push_piece(&mut pieces, &mut piece_count, page);
+            } else if pause && word.slot().is_none() {
+                self.keep(page, word);
+            } else {
+                // Up to the end of a chunk: one that came in whole can leave whole.
+                let begins = page.0.is_multiple_of(self.pager.pages_per_chunk());
+                let follows = run_len > 0 && run[run_len - 1].0.0 + 1 == page.0 && !begins;
+                if !follows || run_len == run_max {
+                    moved += self.move_out(&run[..run_len], chosen);
+                    run_len = 0;
+                }
+                run[run_len] = (page, word);
+                run_len += 1;
+            }
+        }
+        moved += self.move_out(&run[..run_len], chosen);
+        self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
+        self.pager.evict_times.add_many(chosen.elapsed(), clean_count as u64);
+        self.made_room(clean_count);
+        clean_count + moved
+    }
+
+    /// Makes a victim `Moving`; `None` when it left the region by itself, or is pinned.
+    fn take_victim(&self, page: PageId, listed: Listed) -> Option<Word> {
+        let mut spins = 0;
+        loop {
+            let word = self.pager.word(page).load();
+            match word.state() {
+                State::Resident => {}
+                State::Moving => {
+                    backoff(&mut spins);
+                    continue;
+                }
+                _ => return None,
+            }
+            let leaving = word.leaving();
+            if self.pager.word(page).try_change(word, leaving).is_err() {
+                continue;
+            }
+            if listed == Listed::Yes {
+                self.pager.policy.lock().removed(page);
+            }
+            if word.pins() == 0 {
+                return Some(leaving);
+            }
+            self.keep(page, leaving);
+            return None;
+        }
+    }
+
+    /// Leaves a victim where it is.
+    fn keep(&self, page: PageId, word: Word) {
+        self.pager.settle_resident(page, word, word.kept(), None);
+    }
+
+    /// Drops pages that have been write-protected since their slots were read.
+    fn drop_clean(&self, clean: &[(PageId, Word)], pieces: &[Piece]) {
+        if clean.is_empty() {
+            return;
+        }
+        let pager = &self.pager;
+        // SAFETY: each page is `Moving` by this thread and equals its slot: it was installed
+        // write-protected and no write was let through (that clears the flag first), so neither
+        // a thread nor a device request of the application can have changed it.
+        unsafe { pager.discarder.discard(pieces) }
+            .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        {
+            let mut policy = pager.policy.lock();
+            clean.iter().for_each(|(page, _)| policy.evicted(*page));
+        }
+        for &(page, word) in clean {
+            let slot = word.slot().expect("a clean page has a slot");
+            pager.settle(page, word, Word::stored(slot));
+        }
+        let bytes = (clean.len() * pager.page_bytes) as u64;
+        pager.budget.uncharge(ByteCount(bytes));
+        pager.gave_back(bytes);
+        pager.counters.evicted_clean.add(clean.len() as u64);
+        let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
+        pager.counters.prefetch_unseen.add(unseen as u64);
+    }
+
+    /// Takes the memory of neighbouring pages, `Moving` by this thread, out of the region into
+    /// frames, to cool there; returns how many pages left.
+    fn move_out(&mut self, run: &[(PageId, Word)], chosen: Instant) -> usize {
+        let (mut done, mut moved) = (0, 0);
+        // Once the kernel has refused a part of the run, pages go one by one: it says no to all for one.
+        let mut most = run.len();
+        while done < run.len() {
+            let rest = &run[done..run.len().min(done + most)];
+            let Some((first, got)) = self.pager.frames_for_run(rest[0].0, rest.len()) else {
+                run[done..].iter().for_each(|(page, word)| self.keep(*page, *word));
+                break;
+            };
+            let taken = self.pager.take_contents(rest[0].0, first, got);
+            let whole = taken.bytes / self.pager.page_bytes;
+            for (victim, frame) in rest[..whole].iter().zip((first.0..).map(FrameId)) {
+                self.cool(*victim, frame, chosen);
+            }
+            (done, moved) = (done + whole, moved + whole);
+            if whole == got {
+                continue;
+            }
+            if taken.refused && most > 1 {
+                most = 1;
+                continue;
+            }
+            let (page, word) = rest[whole];
+            let copied = taken.refused.then(|| self.pager.copy_refused(page)).flatten();
+            match copied {
+                Some(frame) => self.cool((page, word), frame, chosen),
+                None => {
+                    self.keep(page, word);
+                    self.pager.counters.evict_busy.bump();
+                }
+            }
+            (done, moved) = (done + 1, moved + usize::from(copied.is_some()));
+        }
+        moved
+    }
+
+    /// The content of a victim, `Moving` by this thread, is in `frame` now.
+    fn cool(&mut self, (page, word): (PageId, Word), frame: FrameId, chosen: Instant) {
+        if word.sparse() {
+            self.pager.fill_frame_holes(frame);
+        }
+        self.pager.frames.note(frame, page, word.slot());
+        let note = self.pager.frames.note_of(frame);
+        note.set_prefetched(word.prefetched());
+        note.set_guessed(word.guessed());
+        self.chosen[frame.0 as usize] = chosen;
+        self.pager.settle(page, word, Word::cooling(frame));
+        self.cooling.push_back(frame);
+    }
+
+    /// Whether the next to go is a page that the policy knows, although there are open chunks
+    /// enough. Data read back in order pushes itself out then, which mostly costs no write, and
+    /// fresh data, which it comes to next, stays.
+    fn policy_goes_first(&mut self, want: usize) -> bool {
+        /// Victims that came to nothing so far: then chunks must go.
+        const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
+        let counters = &self.pager.counters;
+        let chunk = (HUGE_PAGE / self.pager.page_bytes) as u64;
+        let fresh = counters.chunks_opened.get() * chunk + counters.faults_zero.get();
+        self.arrivals.look(counters.pages_in.get(), fresh, chunk);
+        let listed = self.pager.policy.lock().resident().0 * self.pager.page_bytes as u64;
+        listed * OPEN_PART > self.pager.budget.limit().0
+            && self.fruitless <= FRUITLESS_MAX
+            && self.arrivals.filled_make_room(want as u64, chunk)
+    }
+
+    /// Takes an open chunk out whole, as the huge page that it mostly is; its pages cool in a run
+    /// of frames. Fresh memory under pressure leaves this way: a chunk costs one MOVE, one write
+    /// and one release, where its pages one by one would split the huge page first.
+    pub(super) fn evict_chunk(&mut self, want: usize) -> Chunkwise {
+        let pager = &self.pager;
+        let share = ByteCount(pager.chunks.open_bytes().0 * OPEN_PART);
+        // Slots for all of it, or pages must be able to come back one by one.
+        let healthy = pager.write_errno.load(Ordering::Acquire) == 0 && !self.is_paused();
+        let able = pager.evict_by_move && pager.frames.has_runs();
+        if !able || !healthy || share < pager.budget.limit() {
+            return Chunkwise::Unfit;
+        }
+        if self.policy_goes_first(want) {
+            return Chunkwise::Later;
+        }
+        let pager = &self.pager;
+        let run = pager.frames.take_run().or_else(|| {
+            // All that are not in use are spare.
+            pager.free_spare_run();
+            pager.frames.take_run()
+        });
+        let Some(first) = run else {
+            return if self.leaving() > 0 { Chunkwise::Wait } else { Chunkwise::Unfit };
+        };
+        let frames = (first.0..).take(pager.frames.run_frames()).map(FrameId);
+        let chosen = Instant::now();
+        match pager.close_into(first) {
+            Closed::Taken => {
+                for frame in frames {
+                    self.chosen[frame.0 as usize] = chosen;
+                    self.cooling.push_back(frame);
+                }
+                Chunkwise::Went
+            }
+            outcome => {
+                frames.for_each(|frame| pager.frames.put_empty(frame));
+                if outcome == Closed::Listed { Chunkwise::Closed } else { Chunkwise::Unfit }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages of a chunk.
+    const CHUNK: u64 = 32;
+
+    #[test]
+    fn fresh_pages_are_answered_by_chunks() {
+        let mut arrivals = Arrivals::default();
+        (1..100).for_each(|turn| {
+            arrivals.look(turn, 2 * turn, CHUNK);
+            assert!(!arrivals.filled_make_room(1, CHUNK));
+        });
+    }
+
+    #[test]
+    fn pages_read_make_room_for_their_likes_and_a_chunk_goes_now_and_then() {
+        let mut arrivals = Arrivals::default();
+        arrivals.look(10_000, 20_000, CHUNK);
+        let mut chunks = 0;
+        for turn in 0..10 * AGEING * CHUNK {
+            arrivals.look(20_000 + turn, 20_000, CHUNK);
+            chunks += u64::from(!arrivals.filled_make_room(1, CHUNK));
+        }
+        assert_eq!(chunks, 9, "one for {} pages", AGEING * CHUNK);
+    }
+
+    #[test]
+    fn what_arrived_long_ago_is_forgotten() {
+        let mut arrivals = Arrivals::default();
+        arrivals.look(0, 1 << 40, CHUNK);
+        (1..8).for_each(|turn| arrivals.look(turn * CHUNK, 1 << 40, CHUNK));
+        assert!(arrivals.filled_make_room(1, CHUNK));
+    }
+}

@@ -1,0 +1,365 @@
+//! Write-back: dirty pages get runs of slots and leave in large writes; what fails comes back.
+
+use crate::base::deadline::Term;
+use crate::base::sync::Ordering;
+use crate::base::units::{SlotCount, SlotId};
+use crate::paging::diagnostics;
+use crate::paging::evict::{Dirty, Evictor, Linger};
+use crate::paging::page::note::Fate;
+use crate::paging::page::protocol::{self, Written};
+use crate::paging::page::word::Word;
+use crate::paging::pager::NO_SLOT;
+use crate::paging::region::{errno_of, guarded, push};
+use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
+use crate::sys::uffd::Protect;
+use crate::sys::vm::HUGE_PAGE;
+use std::time::{Duration, Instant};
+
+/// Write requests in flight.
+pub(super) const DEPTH: u32 = 32;
+/// The token of a test write, beyond those of other writes.
+pub(super) const PROBE: u64 = DEPTH as u64;
+/// Bytes of one merged write.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+/// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
+pub(super) const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// A write: pages in consecutive slots. Without pages it is free.
+#[derive(Debug)]
+pub(super) struct Write {
+    pub(super) pages: Vec<Dirty>,
+    started: Instant,
+    /// Since the device got it.
+    term: Term,
+    pub(super) overdue: bool,
+    /// Over the page's old slot: says nothing about space for others.
+    in_place: bool,
+}
+
+impl Write {
+    /// A free one, for as many pages as a write ever has.
+    pub(super) fn new(page_bytes: usize) -> Write {
+        let pages = Vec::with_capacity((HUGE_PAGE / page_bytes).max(SEGMENTS_MAX));
+        let term = Term::start(Duration::ZERO);
+        Write { pages, started: Instant::now(), term, overdue: false, in_place: false }
+    }
+}
+
+impl Evictor {
+    /// Whether write-back waits after a failure: only pages that need no write can go, or those
+    /// that may be written over their old slots.
+    pub(super) fn is_paused(&self) -> bool {
+        self.write_again.is_some_and(|again| Instant::now() < again)
+    }
+
+    pub(super) fn pages_per_write(&self) -> usize {
+        (WRITE_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX)
+    }
+
+    /// Gives all dirty pages slots, runs of them, and starts their writes, as far as there are
+    /// free requests.
+    pub(super) fn write_dirty(&mut self) {
+        if self.dirty.is_empty() {
+            return;
+        }
+        let mut dirty = std::mem::take(&mut self.dirty);
+        if self.is_paused() {
+            // Only what can be written over its old slot may go while the rest waits.
+            let full = self.device_is_full();
+            let mut at = 0;
+            while at < dirty.len() {
+                if full && self.pager.frames.slot(dirty[at].frame).is_some() {
+                    at += 1;
+                } else {
+                    self.put_back(dirty.swap_remove(at));
+                }
+            }
+        }
+        dirty.sort_unstable_by_key(|dirty| dirty.page);
+        let mut done = 0;
+        while done < dirty.len() && !self.free_writes.is_empty() {
+            done += self.write_some(&mut dirty[done..]);
+        }
+        dirty.drain(..done);
+        self.dirty = dirty;
+    }
+
+    /// Whether write-back fails because the device has no space left.
+    fn device_is_full(&self) -> bool {
+        let errno = self.pager.write_errno.load(Ordering::Acquire);
+        errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT
+    }
+
+    /// Starts one write, or returns a page that there is no space for; returns for how many of the
+    /// first pages.
+    fn write_some(&mut self, dirty: &mut [Dirty]) -> usize {
+        let Dirty { frame, .. } = dirty[0];
+        if self.device_is_full()
+            && let Some(slot) = self.pager.frames.slot(frame)
+        {
+            // Its old slot, whose content is out of date, takes no space. If the write fails, the
+            // page stays in memory without a slot.
+            self.pager.frames.forget_slot(frame);
+            dirty[0].slot = slot;
+            self.start_write(&dirty[..1], true);
+            return 1;
+        }
+        let want = self.count_for_write(dirty);
+        self.pager.ready_slots(SlotCount(want as u64));
+        let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
+            self.writes_fail(NO_SLOT);
+            if self.pager.frames.slot(frame).is_some() {
+                return 0; // Over its old slot, now that the device counts as full.
+            }
+            self.put_back(dirty[0]);
+            return 1;
+        };
+        for (n, dirty) in dirty[..got.as_usize()].iter_mut().enumerate() {
+            dirty.slot = SlotId(first.0 + n as u64);
+        }
+        self.start_write(&dirty[..got.as_usize()], false);
+        got.as_usize()
+    }
+
+    /// How many of the first pages one write takes. A run of frames leaves alone and whole.
+    fn count_for_write(&self, dirty: &[Dirty]) -> usize {
+        let frames = &self.pager.frames;
+        let run = frames.run_of(dirty[0].frame);
+        let most = if run.is_some() { frames.run_frames() } else { self.pages_per_write() };
+        let (mut count, mut segments) = (1, 1);
+        while count < dirty.len().min(most) && frames.run_of(dirty[count].frame) == run {
+            segments += usize::from(!dirty[count].is_beside(&dirty[count - 1]));
+            if segments > SEGMENTS_MAX {
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+
+    /// Starts writing a run of pages to their consecutive slots.
+    fn start_write(&mut self, run: &[Dirty], in_place: bool) {
+        let token = self.free_writes.pop().expect("the caller looked");
+        let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
+        let mut count = 0;
+        for (n, dirty) in run.iter().enumerate() {
+            if n > 0 && dirty.is_beside(&run[n - 1]) {
+                segments[count - 1].len += self.pager.page_bytes;
+                continue;
+            }
+            let ptr = self.pager.frames.ptr(dirty.frame);
+            segments[count] = Segment { ptr, len: self.pager.page_bytes };
+            count += 1;
+        }
+        let request = Request {
+            token: token as u64,
+            op: Op::Write,
+            offset: self.pager.slot_offset(run[0].slot),
+            segments: &segments[..count],
+        };
+        let started = Instant::now();
+        let term = Term::start(self.watch.look(started));
+        let write = &mut self.writes[token];
+        write.pages.extend_from_slice(run);
+        (write.started, write.term) = (started, term);
+        (write.overdue, write.in_place) = (false, in_place);
+        self.pager.starved.set_writing(true);
+        self.pager.counters.writes_in_flight.up();
+        let before = self.queue.in_flight();
+        let queue = &mut *self.queue;
+        match guarded(&self.pager, || push(queue, request)) {
+            Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
+            // A panic before the store took the request is a write that failed. Else whether the
+            // device has it is unknown: as if it never answered.
+            None if self.queue.in_flight() == before => {
+                let offset = self.pager.slot_offset(run[0].slot);
+                let len = (run.len() * self.pager.page_bytes) as u64;
+                let error = crate::Error::Io { op: "write", offset, len, errno: crate::sys::EIO };
+                self.finish_write(Completion { token: token as u64, result: Err(error) });
+            }
+            None => self.abandon_write(token, crate::sys::EIO),
+        }
+    }
+
+    pub(super) fn finish_write(&mut self, completion: Completion) {
+        if completion.token == PROBE {
+            return self.finish_probe(completion);
+        }
+        let token = completion.token as usize;
+        let mut run = std::mem::take(&mut self.writes[token].pages);
+        assert!(!run.is_empty(), "a completion has its write");
+        let Write { started, in_place, .. } = self.writes[token];
+        self.pager.counters.writes_in_flight.down();
+        self.pager.write_times.add(started.elapsed());
+        match completion.result {
+            Ok(()) => {
+                if !in_place {
+                    self.writes_work();
+                }
+                run.iter().for_each(|dirty| self.written(dirty));
+                self.let_go();
+            }
+            Err(error) => {
+                diagnostics::write_failed(&error, &self.pager.place, self.pager.store.room());
+                self.writes_fail(errno_of(&error) as u32);
+                run.iter().for_each(|dirty| {
+                    self.pager.slots.put(dirty.slot);
+                    if self.pager.frames.slot(dirty.frame) == Some(dirty.slot) {
+                        // Half written: not the page's any more.
+                        self.pager.frames.forget_slot(dirty.frame);
+                    }
+                    self.put_back(*dirty);
+                });
+            }
+        }
+        run.clear();
+        self.writes[token].pages = run;
+        self.free_writes.push(token);
+        self.pager.starved.set_writing(self.is_writing());
+    }
+
+    /// A page's write is done.
+    fn written(&mut self, dirty: &Dirty) {
+        let pager = &self.pager;
+        // Invariant 2: published by the change of the word.
+        pager.set_sum(dirty.slot, dirty.sum);
+        pager.counters.pages_out.bump();
+        let old = pager.frames.slot(dirty.frame);
+        let outcome = protocol::written(pager.word(dirty.page), dirty.frame, dirty.slot);
+        pager.put_slot(old);
+        match outcome {
+            Written::Won => {
+                pager.evict_times.add(self.chosen[dirty.frame.0 as usize].elapsed());
+                self.left.push(dirty.page);
+                self.freed.push(dirty.frame);
+            }
+            Written::Taken => {
+                // A filler copied the page out, or it was discarded: neither slot is its any more.
+                let written = Some(dirty.slot);
+                let Dirty { page, frame, .. } = *dirty;
+                self.lingering.push_back(Linger { page, frame, written });
+            }
+        }
+    }
+
+    /// Returns a page that cannot be written to the region.
+    fn put_back(&mut self, dirty: Dirty) {
+        let pager = &self.pager;
+        let Dirty { page, frame, .. } = dirty;
+        let slot = pager.frames.slot(frame);
+        match protocol::unwritten(pager.word(page), frame, slot) {
+            Written::Won => {}
+            Written::Taken => {
+                // A filler copied the page out, or it was discarded: the old slot is this
+                // thread's.
+                pager.put_slot(slot);
+                self.lingering.push_back(Linger { page, frame, written: None });
+                return;
+            }
+        }
+        let moving = Word::moving(slot);
+        if !pager.evict_by_move {
+            // The frame's charge moves to the page; the frame's memory goes right after.
+            if let Err(error) = pager.copy_rest(page, frame, 0, Protect::No) {
+                diagnostics::fatal("a page could not be returned after a failed write", &error);
+            }
+            pager.settle_mapped(page, moving, Word::resident(slot), None);
+            drop(pager.frames.release(frame));
+            return;
+        }
+        match pager.return_frame(page, frame) {
+            Ok(_) => {
+                pager.settle_mapped(page, moving, Word::resident(slot), None);
+                drop(pager.frames.release(frame));
+            }
+            Err(error) => {
+                diagnostics::fatal("a page could not be returned after a failed write", &error)
+            }
+        }
+    }
+
+    /// Pauses write-back; clean pages are evicted meanwhile.
+    fn writes_fail(&mut self, errno: u32) {
+        if errno != NO_SLOT {
+            self.pager.counters.write_errors.bump();
+        }
+        self.writes_pause(errno);
+    }
+
+    pub(super) fn writes_pause(&mut self, errno: u32) {
+        self.pager.write_errno.store(errno, Ordering::Release);
+        self.write_again = Some(Instant::now() + self.write_pause);
+        self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
+    }
+
+    /// Notes a write that took new space: the device can be written.
+    pub(super) fn writes_work(&mut self) {
+        if self.pager.write_errno.swap(0, Ordering::AcqRel) != 0 {
+            self.write_again = None;
+            self.write_pause = PAUSE_MIN;
+        }
+    }
+
+    /// Reports writes that the device has not answered in time, and rescues their pages, earlier
+    /// where faults wait for room. Those that the kernel holds on to stay readable: a filler copies them out where there is room.
+    pub(super) fn check_deadlines(&mut self) {
+        if self.free_writes.len() == self.writes.len() {
+            return;
+        }
+        let starving = self.pager.starving.load(Ordering::Acquire) > 0;
+        let shown = self.watch.look(Instant::now());
+        for token in 0..self.writes.len() {
+            let write = &mut self.writes[token];
+            if write.pages.is_empty() {
+                continue;
+            }
+            let age = write.term.age(shown);
+            if write.term.is_over(shown, self.deadline) && !write.overdue {
+                let error = crate::Error::Io {
+                    op: "write",
+                    offset: self.pager.slot_offset(write.pages[0].slot),
+                    len: (write.pages.len() * self.pager.page_bytes) as u64,
+                    errno: crate::sys::ETIMEDOUT,
+                };
+                diagnostics::warn("the device does not answer a write", &error);
+                self.abandon_write(token, crate::sys::ETIMEDOUT);
+            }
+            // A fault that waits for room is given up after the deadline: it must not come to that.
+            if self.writes[token].overdue || starving && age > self.deadline / 2 {
+                self.rescue(token);
+            }
+        }
+    }
+
+    /// Moves the pages of a write back into the region as far as the kernel lets them go. They
+    /// need no more room there, and are out of the device's hands; frames and slots are not.
+    fn rescue(&self, token: usize) {
+        let pager = &self.pager;
+        if !pager.evict_by_move {
+            return;
+        }
+        for &Dirty { page, frame, .. } in &self.writes[token].pages {
+            if !protocol::rescue(pager.word(page), frame) {
+                continue;
+            }
+            if !pager.try_return(page, frame) {
+                protocol::not_rescued(pager.word(page), frame);
+                // So it is with the others, most probably: the device has pinned them.
+                return;
+            }
+            let slot = pager.frames.slot(frame);
+            pager.frames.forget_slot(frame);
+            pager.settle_mapped(page, Word::moving(None), Word::resident(slot), None);
+            pager.frames.decide(frame, Fate::MovedBack);
+        }
+    }
+
+    fn abandon_write(&mut self, token: usize, errno: i32) {
+        self.writes[token].overdue = true;
+        self.pager.starved.set_writing(self.is_writing());
+        self.pager.counters.write_errors.bump();
+        self.pager.write_errno.store(errno as u32, Ordering::Release);
+        self.pager.exhausted.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,96 @@
+//! Extents: what the heap asks of a region.
+//!
+//! Addresses and lengths are multiples of 4 KiB, whatever the page size; `space` knows which
+//! parts are in use. See `heap::source` for the contract.
+#![expect(unsafe_code, reason = "clears memory of the region")]
+
+use crate::base::error::Error;
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::paging::diagnostics;
+use crate::paging::page::word::State;
+use crate::paging::ranges::Committed;
+use crate::paging::region::Region;
+use std::ptr::NonNull;
+
+impl Region {
+    pub(crate) fn base(&self) -> usize {
+        self.pager.region.addr()
+    }
+
+    pub(crate) fn span(&self) -> usize {
+        self.pager.region.len()
+    }
+
+    pub(crate) fn reserve_extent(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
+        let offset = self.space.reserve(len.as_usize(), align.as_usize()).ok()?;
+        NonNull::new((self.base() + offset) as *mut u8)
+    }
+
+    /// Commits a range; returns how many bytes at its start and at its end may hold what an earlier
+    /// use has left, because they lie in pages that the range covers only in part. They are not
+    /// cleared here: such a page may be on the device, and the caller holds an allocator's locks.
+    pub(crate) fn commit_extent(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<(usize, usize)> {
+        let (offset, len) = (ptr.as_ptr() as usize - self.base(), len.as_usize());
+        let capacity = self.capacity();
+        let fits = |after: &Committed| self.fits(after, capacity);
+        if let Err(error) = self.space.commit(offset, len, fits) {
+            if let Error::LimitExceeded { .. } = error {
+                diagnostics::warn("far memory is refused", &error);
+            }
+            return None;
+        }
+        let page_bytes = self.pager.page_bytes;
+        let (mut head, mut tail) = (0, 0);
+        for page in self.space.partly_covered(offset, len) {
+            // What holds nothing now reads as zero in this range until the caller writes there.
+            if self.pager.holds_nothing(page) {
+                continue;
+            }
+            let start = page.as_usize() * page_bytes;
+            match start < offset {
+                true => head = len.min(start + page_bytes - offset),
+                false => tail = offset + len - start,
+            }
+        }
+        Some((head, tail))
+    }
+
+    /// Makes a range read as zero that the caller alone uses. Pages that it covers whole are not
+    /// read from the device for that.
+    ///
+    /// # Safety
+    /// The range is committed, nobody else uses it, and nobody needs what it holds.
+    pub(crate) unsafe fn clear_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
+        let page_bytes = self.pager.page_bytes;
+        let mut start = ptr.as_ptr() as usize - self.base();
+        let end = start + len.as_usize();
+        while start < end {
+            let page = PageId((start / page_bytes) as u64);
+            let part_end = ((start / page_bytes + 1) * page_bytes).min(end);
+            let whole = part_end - start == page_bytes;
+            if whole && self.is_away(page) {
+                self.pager.discard(page, PageCount(1));
+            } else if !self.pager.holds_nothing(page) {
+                let part = (self.base() + start) as *mut u8;
+                // SAFETY: the part lies in the caller's range.
+                unsafe { part.write_bytes(0, part_end - start) };
+            }
+            start = part_end;
+        }
+    }
+
+    /// Whether a page's content is elsewhere than in the region, or lost.
+    fn is_away(&self, page: PageId) -> bool {
+        use State::{Cooling, Filling, Poisoned, Stored, Writing};
+        let state = self.pager.word(page).load().state();
+        matches!(state, Stored | Filling | Cooling | Writing | Poisoned)
+    }
+
+    pub(crate) fn decommit_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
+        self.space.decommit(ptr.as_ptr() as usize - self.base(), len.as_usize(), &self.pager);
+    }
+
+    pub(crate) fn release_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
+        self.space.release(ptr.as_ptr() as usize - self.base(), len.as_usize());
+    }
+}

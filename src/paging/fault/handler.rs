@@ -1,0 +1,539 @@
+//! Fillers: resolve page faults by bringing pages in from the store.
+//!
+//! A [`Filler`] is one thread. It reads many faults at once, looks at each page's word, answers
+//! what needs no device at once, starts reads for the rest and installs pages as the reads
+//! finish. It never waits for one fault while another can be served. Uses `store`, `page`; owned
+//! by [`Region`](crate::paging::region::Region). Never allocates after its start.
+//!
+//! # Invariants
+//! 1. A page is installed only by the thread that made its word `Moving`.
+//! 2. Every fault is answered: installed, woken because a racer installed it, kept in `waiting`,
+//!    or with the region's [starved](crate::paging::starved) ones, until the state that blocks it has
+//!    passed, or failed with SIGBUS.
+//! 3. A frame under a read is touched by nobody until the read is reported.
+//! 4. Faults are served in the order in which they arrive, as far as they want the same: those
+//!    that wait are looked at before new ones.
+//! 5. A page with content is lost only when a request that the device has got failed, or was not
+//!    answered, for a whole deadline; never because its fault waited here, or for room.
+//!
+//! | module | does |
+//! |---|---|
+//! | `reads` | hands reads to the device, installs what it answers, repeats what failed |
+//! | `chunks` | reads chunks that a stream leads to whole |
+
+use crate::base::deadline::{Stopwatch, Term, look_every};
+use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
+use crate::base::units::{PageCount, PageId};
+use crate::paging::diagnostics;
+use crate::paging::fault::huge_reads::Chunk;
+use crate::paging::fault::in_memory::{Answer, Asked};
+use crate::paging::fault::reads::{Access, Fill, Intent, Read, Retry, WAKE_BYTES_MAX};
+use crate::paging::fault::sched::active_set::NOBODY;
+use crate::paging::fault::sched::affinity::{Call, Follow, Seen};
+use crate::paging::fault::sched::busy_poll::Patience;
+use crate::paging::fault::sched::idle_policy::Standing;
+use crate::paging::page::protocol;
+use crate::paging::page::word::{State, Word};
+use crate::paging::pager::{Ahead, Pager};
+use crate::paging::readahead::streams::{Found, Window};
+use crate::paging::region::RegionConfig;
+use crate::paging::starved::{FAULTS_HELD_MAX, FAULTS_MAX, WAITING_MAX};
+use crate::store::{Completion, Queue};
+use crate::sys;
+use crate::sys::event::poll_readable;
+use crate::sys::uffd::{Fault, Message};
+use crate::sys::vm::KERNEL_PAGE;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Requests a filler keeps in flight.
+pub(in crate::paging) const DEPTH: u32 = 256;
+/// A fault that waits for another thread, or for a place at the device.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    fault: Fault,
+    /// When its event was read.
+    arrived: Instant,
+    /// What it waits for, and since when.
+    why: Answer,
+    term: Term,
+}
+
+/// One handler thread's state.
+pub(in crate::paging) struct Filler {
+    pub(in crate::paging) pager: Arc<Pager>,
+    pub(in crate::paging) index: usize,
+    pub(in crate::paging) queue: Box<dyn Queue>,
+    ahead: Option<Ahead>,
+    /// It waits for a run of frames, not for room.
+    pub(in crate::paging) waits_for_run: bool,
+    messages: [Message; FAULTS_MAX],
+    /// In the order in which they arrived.
+    waiting: VecDeque<Waiting>,
+    pub(in crate::paging) fills: Vec<Fill>,
+    /// Reads that failed, to be repeated.
+    pub(in crate::paging) retries: Vec<Retry>,
+    pub(in crate::paging) reads: Vec<Option<Read>>,
+    pub(in crate::paging) free_reads: Vec<usize>,
+    /// Reads in flight that were asked for ahead of faults.
+    pub(in crate::paging) reads_ahead: usize,
+    pub(in crate::paging) intents: Vec<Intent>,
+    /// When the event of the fault being answered was read.
+    pub(in crate::paging) arrived: Instant,
+    finished: Vec<Completion>,
+    /// By run of frames: the chunk that this filler reads into it.
+    pub(in crate::paging) chunks: Vec<Option<Chunk>>,
+    /// How many of them there are.
+    pub(in crate::paging) chunks_open: usize,
+    /// Pages that were installed and whose waiters have not been woken yet.
+    pub(in crate::paging) wakes: Vec<PageId>,
+    /// It waits for room to read ahead.
+    starving: bool,
+    follow: Follow,
+    /// The last wait was for faults only.
+    rested: bool,
+    /// The last turn found nothing to do.
+    idle_before: bool,
+    spin: Duration,
+    pub(in crate::paging) patience: Patience,
+    pub(in crate::paging) deadline: Duration,
+    /// Tells how long the device has had a read.
+    pub(in crate::paging) watch: Stopwatch,
+    pub(in crate::paging) checked: Instant,
+}
+
+impl Filler {
+    /// Prepares a filler: all the memory it will ever use.
+    pub(in crate::paging) fn new(
+        pager: Arc<Pager>,
+        index: usize,
+        config: &RegionConfig,
+    ) -> Result<Filler> {
+        let mut queue = pager.store.open_queue(DEPTH)?;
+        queue.watch(pager.uffd.raw_fd())?;
+        queue.watch(pager.filler_bells[index].raw_fd())?;
+        let frames = pager.frames.count();
+        Ok(Filler {
+            index,
+            queue,
+            ahead: None,
+            waits_for_run: false,
+            messages: [Message::EMPTY; FAULTS_MAX],
+            waiting: VecDeque::with_capacity(FAULTS_HELD_MAX),
+            fills: Vec::with_capacity(frames),
+            retries: Vec::with_capacity(frames),
+            reads: vec![None; DEPTH as usize],
+            free_reads: (0..DEPTH as usize).collect(),
+            reads_ahead: 0,
+            intents: vec![Intent::idle(); frames],
+            arrived: Instant::now(),
+            finished: Vec::with_capacity(DEPTH as usize),
+            chunks: vec![None; pager.frames.runs()],
+            chunks_open: 0,
+            wakes: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
+            starving: false,
+            follow: Follow::new(index),
+            rested: false,
+            idle_before: false,
+            spin: config.spin,
+            patience: Patience::new(config.poll),
+            deadline: config.deadline,
+            watch: Stopwatch::start(config.deadline, Instant::now()),
+            checked: Instant::now(),
+            pager,
+        })
+    }
+
+    /// Serves faults until the region stops.
+    pub(in crate::paging) fn run(&mut self) {
+        self.pager.leases.of(self.index).adopt();
+        while !self.pager.stop.load(Ordering::Acquire) {
+            self.pager.leases.of(self.index).begin_turn();
+            if let Err(error) = self.turn() {
+                diagnostics::fatal("a filler lost its userfaultfd or its device queue", &error);
+            }
+        }
+    }
+
+    /// Serves what there is, then waits for more.
+    fn turn(&mut self) -> Result<()> {
+        self.follow.report_for_duty(&self.pager.leases, &self.pager.team);
+        if self.is_off_duty() {
+            return self.stand_by();
+        }
+        self.retry_waiting();
+        self.serve_starved();
+        let news = self.read_faults()?;
+        if news == 0 && self.rested {
+            self.follow.woken_for_nothing(&self.pager.leases, &self.pager.team);
+        }
+        self.map_chunks();
+        self.wake_all(0);
+        self.read_ahead();
+        self.note_starving();
+        self.start_retries();
+        self.start_reads()?;
+        let idle = news == 0 && self.finished.is_empty();
+        let timeout = self.wait_for(idle);
+        self.rested = idle && self.rest_if_last(0);
+        let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
+        self.queue.poll_by(self.patience.polling(gives_way, Instant::now()));
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        crate::paging::region::guarded(&self.pager, || queue.wait(timeout, &mut done))
+            .unwrap_or(Ok(()))?;
+        self.note_polled();
+        self.rested &= self.finished.is_empty();
+        let idle = idle && self.finished.is_empty();
+        // Not after every fault that was waited for: the bell is a system call.
+        self.pager.filler_looks(self.index, idle && self.idle_before);
+        self.idle_before = idle;
+        while let Some(completion) = self.finished.pop() {
+            self.finish_read(completion);
+        }
+        self.map_chunks();
+        self.check_deadlines();
+        self.wake_all(0);
+        Ok(())
+    }
+
+    /// Counts and learns from what looking before sleeping brought.
+    fn note_polled(&mut self) {
+        let polled = self.queue.polled();
+        if polled.waits > 0 {
+            self.patience.learn(polled, Instant::now());
+            let counters = &self.pager.counters;
+            counters.polls.add(polled.waits.into());
+            counters.poll_hits.add(polled.hits.into());
+            counters.poll_yields.add(polled.yields.into());
+        }
+    }
+
+    /// Whether this is a helper that nobody needs. What it has begun it finishes.
+    fn is_off_duty(&self) -> bool {
+        let pager = &self.pager;
+        self.index > 0
+            && pager.team.duty(self.index) == NOBODY
+            && self.queue.in_flight() == 0
+            && self.fills.is_empty()
+            && self.retries.is_empty()
+            && self.waiting.is_empty()
+            && self.ahead.is_none()
+            && self.chunks_open == 0
+            && !self.starving
+    }
+
+    /// Waits to be called in. Faults are not waited for: the kernel wakes all who do, for each.
+    fn stand_by(&mut self) -> Result<()> {
+        const LOOK: Duration = Duration::from_secs(1);
+        self.pager.leases.of(self.index).rest(true);
+        let bell = self.pager.filler_bells[self.index].raw_fd();
+        poll_readable(&[bell], LOOK).map_err(|errno| Error::Os { call: "poll", errno: errno.0 })?;
+        self.pager.filler_looks(self.index, true);
+        Ok(())
+    }
+
+    /// How long to wait for news.
+    fn wait_for(&self, idle: bool) -> Duration {
+        const TRANSIENT: Duration = Duration::from_micros(50);
+        const STARVED: Duration = Duration::from_millis(1);
+        const LOOK: Duration = Duration::from_millis(100);
+        if self.waiting.iter().any(|waiting| waiting.why == Answer::Again) {
+            return TRANSIENT;
+        }
+        let retry = match self.queue.in_flight() < DEPTH {
+            true => self.next_retry(),
+            false => LOOK, // When the device has answered.
+        };
+        if !self.waiting.is_empty() || self.ahead.is_some() || self.pager.starved.len() > 0 {
+            return STARVED.min(retry);
+        }
+        match self.queue.in_flight() > 0 {
+            true => LOOK.min(look_every(self.deadline)).min(retry),
+            false if idle => LOOK.min(retry),
+            false => Duration::ZERO,
+        }
+    }
+
+    /// Reads and answers all pending faults; spins shortly for the first.
+    fn read_faults(&mut self) -> Result<usize> {
+        if self.waiting.len() + self.pager.starved.len() >= WAITING_MAX {
+            // They keep the descriptor readable, so that waiting for news ends at once.
+            const PAUSE: Duration = Duration::from_micros(50);
+            std::thread::sleep(PAUSE);
+            return Ok(1);
+        }
+        let mut seen = 0;
+        let patience = (!self.spin.is_zero()).then(Instant::now);
+        loop {
+            let count = self.pager.uffd.read(&mut self.messages)?;
+            if count > 0 {
+                self.arrived = Instant::now();
+            }
+            let arrived = self.arrived;
+            for at in 0..count {
+                let message = self.messages[at];
+                if let Some(from) = message.moved_from() {
+                    diagnostics::broken(format_args!(
+                        "the program has moved far memory at {from:#x} (mremap): what is not in \
+                         memory would read as zero there"
+                    ));
+                }
+                if let Some(fault) = message.fault() {
+                    let lonely = self.rest_if_last(count - 1);
+                    let at_once = self.patience.answers_at_once();
+                    let seen = Seen { thread: fault.thread, lonely, slept: self.rested, at_once };
+                    let pager = &self.pager;
+                    match self.follow.fault(seen, &pager.leases, &pager.team) {
+                        Call::None => {}
+                        Call::Helper(helper) => pager.call_filler(helper),
+                        Call::All => pager.ring_fillers(),
+                    }
+                    self.answer(fault, arrived, None);
+                }
+            }
+            seen += count;
+            let keep_looking = count == 0
+                && seen == 0
+                && patience.is_some_and(|since| since.elapsed() < self.spin);
+            if count < FAULTS_MAX && !keep_looking {
+                return Ok(seen);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Answers one fault, which may have waited, or keeps it for later.
+    fn answer(&mut self, fault: Fault, arrived: Instant, before: Option<Waiting>) {
+        let page = self.pager.page_at(fault.address);
+        let line = self.pager.line_of(page);
+        if line.is_some_and(|line| self.pager.starved.bars(line, self.pager.is_stuck())) {
+            return self.pager.starve(page, fault, arrived);
+        }
+        self.arrived = arrived;
+        match self.resolve(fault) {
+            Answer::Done => self.pager.fault_times[self.index].add(arrived.elapsed()),
+            Answer::Reading => {}
+            Answer::Starved => self.pager.starve(page, fault, arrived),
+            why @ (Answer::Again | Answer::Busy) => self.keep(fault, arrived, why, before),
+        }
+    }
+
+    /// Keeps a fault that waits for another thread, or for a place at the device.
+    fn keep(&mut self, fault: Fault, arrived: Instant, why: Answer, before: Option<Waiting>) {
+        let shown = self.watch.look(Instant::now());
+        let before = before.filter(|before| before.why == why);
+        let mut term = before.map_or_else(|| Term::start(shown), |before| before.term);
+        // All that the device has got it has not answered for a whole deadline: it will not even
+        // get this one.
+        if why == Answer::Busy && term.is_over(shown, self.deadline) && self.is_device_silent() {
+            let page = self.pager.page_at(fault.address);
+            return self.pager.give_up(page, &self.timed_out(self.pager.word(page).load()));
+        }
+        self.waiting.push_back(Waiting { fault, arrived, why, term });
+    }
+
+    /// Notes that the filler has nothing to do but what it does now, if that is so and `more` is
+    /// zero: the thread that it wakes next may run in its place for long.
+    pub(in crate::paging) fn rest_if_last(&self, more: usize) -> bool {
+        let last = more == 0
+            && self.queue.in_flight() == 0
+            && self.finished.is_empty()
+            && self.fills.is_empty()
+            && self.retries.is_empty()
+            && self.waiting.is_empty()
+            && self.pager.starved.len() == 0
+            && self.ahead.is_none();
+        self.pager.leases.of(self.index).rest(last);
+        last
+    }
+
+    /// Looks at all faults that wait for another thread or for the device, the oldest first.
+    fn retry_waiting(&mut self) {
+        for _ in 0..self.waiting.len() {
+            let waiting = self.waiting.pop_front().expect("counted above");
+            self.answer(waiting.fault, waiting.arrived, Some(waiting));
+        }
+    }
+
+    /// Serves the region's faults that wait for room, the oldest first, as far as there is some.
+    fn serve_starved(&mut self) {
+        let starved = &self.pager.starved;
+        if starved.len() == 0 {
+            return;
+        }
+        let mut round = starved.begin(self.pager.is_stuck());
+        while let Some(mut starving) = self.pager.starved.take(&mut round) {
+            let (fault, arrived) = (starving.fault, starving.arrived);
+            self.arrived = arrived;
+            match self.resolve(fault) {
+                Answer::Done => self.pager.fault_times[self.index].add(arrived.elapsed()),
+                Answer::Reading => {}
+                Answer::Starved => {
+                    if !self.pager.give_up_hopeless(&mut starving) {
+                        if self.pager.starved.put_back(starving, &mut round) {
+                            continue;
+                        }
+                        break;
+                    }
+                }
+                why @ (Answer::Again | Answer::Busy) => self.keep(fault, arrived, why, None),
+            }
+            self.pager.not_starving(&starving);
+        }
+        if self.pager.starved.len() > 0 {
+            self.pager.call_evictor();
+        }
+    }
+
+    /// Tells the evictor whether this filler waits for room to read ahead.
+    fn note_starving(&mut self) {
+        let starving = self.ahead.is_some() && !self.waits_for_run;
+        if starving != self.starving {
+            self.starving = starving;
+            if starving {
+                self.pager.starving.fetch_add(1, Ordering::AcqRel);
+            } else {
+                self.pager.starving.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        if starving {
+            self.pager.call_evictor();
+        }
+    }
+
+    /// Brings the faulting page in, as far as that goes without waiting.
+    fn resolve(&mut self, fault: Fault) -> Answer {
+        let page = self.pager.page_at(fault.address);
+        let access = if fault.write { Access::Write } else { Access::Read };
+        loop {
+            let word = self.pager.word(page).load();
+            let answer = match word.state() {
+                State::Stored => self.start_demanded(page, word, access),
+                State::Filling if !word.dead() => self.catch_up(page, word, access),
+                _ => self.pager.resolve_in_memory(page, word, &fault),
+            };
+            if let Some(answer) = answer {
+                return answer;
+            }
+        }
+    }
+
+    /// A fault on a page that is being read: one that was read ahead is wanted after all. (Where
+    /// another filler reads it, that filler learns of it when the read is over.)
+    fn catch_up(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
+        if !protocol::want(self.pager.word(page), word) {
+            return None;
+        }
+        let frame = word.frame().expect("a page being read has a frame");
+        let arrived = self.arrived;
+        if self.intents[frame.0 as usize].is_wanted_now(access, arrived) {
+            self.pager.counters.prefetch_hits.bump();
+        }
+        if self.pager.frames.run_of(frame).is_some() && !word.wanted() {
+            self.chunk_wanted(page, frame);
+        }
+        Some(Answer::Reading)
+    }
+
+    /// `Stored`, by a fault: as [`start_fill`](Self::start_fill), and what probably comes next.
+    fn start_demanded(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
+        let answer = self.start_fill(page, word, access)?;
+        if answer == Answer::Reading
+            && let Some(window) = self.pager.next_window(page, Found::Stored)
+        {
+            self.ask_ahead(window);
+        }
+        Some(answer)
+    }
+
+    /// Asks for what a stream leads to.
+    pub(in crate::paging) fn ask_ahead(&mut self, mut window: Window) {
+        let end = self.pager.page_count().0;
+        let chunks = window.split_chunks(self.pager.pages_per_chunk(), end);
+        let mut room = true;
+        for ahead in window.pages(end) {
+            room = room && self.start_ahead(ahead);
+            if !room {
+                // When the evictor has made some. A full list drops the rest: it is a guess.
+                let count = PageCount(1);
+                let _ = self.pager.ahead.push(Ahead { first: ahead, count, held: true });
+            }
+        }
+        if let Some((first, count)) = chunks {
+            self.ask_chunks(first, count, room);
+        }
+    }
+
+    /// Accepts a read of a page that a stream leads to; `false`: there is no room at the moment.
+    pub(in crate::paging) fn start_ahead(&mut self, page: PageId) -> bool {
+        let word = self.pager.word(page).load();
+        if word.state() != State::Stored {
+            return true;
+        }
+        let answer = self.start_fill(page, word, Access::Ahead);
+        self.pager.counters.pages_read_ahead.add(u64::from(answer == Some(Answer::Reading)));
+        answer.is_none_or(|answer| answer == Answer::Reading)
+    }
+
+    /// The error of a page that the device was asked for too long ago, or could not even be.
+    pub(in crate::paging) fn timed_out(&self, word: Word) -> Error {
+        let offset = match word.state() {
+            State::Stored => word.slot().map_or(0, |slot| self.pager.slot_offset(slot)),
+            _ => 0,
+        };
+        let len = self.pager.page_bytes as u64;
+        Error::Io { op: "read", offset, len, errno: sys::ETIMEDOUT }
+    }
+
+    // Read-ahead.
+
+    /// Accepts pages that were asked for ahead of their faults, as long as there are frames.
+    fn read_ahead(&mut self) {
+        while let Some(mut run) = self.ahead.take().or_else(|| self.pager.ahead.pop()) {
+            while run.count.0 > 0 {
+                if let Some(asked) = self.accept_chunk(run) {
+                    run = match asked {
+                        Ok(rest) => rest,
+                        Err(()) => return self.postpone(run),
+                    };
+                    continue;
+                }
+                if self.accept_ahead(run.first) == Answer::Starved {
+                    self.waits_for_run = false;
+                    return self.postpone(run);
+                }
+                let (first, count) = (PageId(run.first.0 + 1), PageCount(run.count.0 - 1));
+                run = Ahead { first, count, ..run };
+            }
+        }
+    }
+
+    /// Keeps what was asked for ahead until there is room.
+    fn postpone(&mut self, run: Ahead) {
+        // Advice is not worth waiting for when nothing can be evicted.
+        let hopeless = self.pager.exhausted.load(Ordering::Acquire);
+        self.ahead = (!hopeless).then_some(run);
+    }
+
+    fn accept_ahead(&mut self, page: PageId) -> Answer {
+        let word = self.pager.word(page).load();
+        match word.state() {
+            State::Stored => match self.start_fill(page, word, Access::Ahead) {
+                Some(Answer::Done | Answer::Reading) => {
+                    self.pager.counters.pages_prefetched.bump();
+                    Answer::Done
+                }
+                // Queue full counts as starved here: the rest of the run waits its turn.
+                Some(Answer::Starved | Answer::Busy | Answer::Again) => Answer::Starved,
+                None => Answer::Done,
+            },
+            State::Cooling => {
+                self.pager.take_back(page, word, Asked::Ahead).unwrap_or(Answer::Done)
+            }
+            _ => Answer::Done,
+        }
+    }
+}

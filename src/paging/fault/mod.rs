@@ -1,0 +1,8 @@
+//! Faults: the threads and the signal handler that bring pages in.
+
+pub(in crate::paging) mod handler;
+pub(in crate::paging) mod huge_reads;
+pub(in crate::paging) mod in_memory;
+pub(in crate::paging) mod reads;
+pub(in crate::paging) mod sched;
+pub(in crate::paging) mod sigbus;

@@ -1,0 +1,314 @@
+//! In-thread mode: the faulting thread serves its own fault, in a SIGBUS handler.
+//!
+//! userfaultfd's SIGBUS feature turns a fault into a signal, so that nobody is woken and no
+//! second processor takes part: the lowest latency, without privileges. The price: system calls
+//! on pages that are not resident fail with `EFAULT`, because there is no instruction to signal.
+//!
+//! The handler finds the region by address, looks at the page's word as a filler does, and reads
+//! the device synchronously. Prefetch and read-ahead stay with a filler thread; `fetch_many` reads
+//! here, before there is a signal. A read that the device does not answer is revoked by the region's
+//! [watchdog](crate::paging::watchdog): its page is lost, and the other threads that touch it get SIGBUS.
+//!
+//! # Invariants
+//! 1. A region is listed from before its first address is handed out until its threads stopped.
+//! 2. What runs here takes no lock, and waits for no page or chunk, that its own thread holds: no code
+//!    of this crate touches far memory while it holds one, and what a signal handler of the program
+//!    may interrupt holds none (`sys::signals`). Nor is it interrupted itself: all signals are blocked.
+#![expect(unsafe_code, reason = "reads into frames, follows listed pointers")]
+
+use crate::base::deadline::{Deadline, Stopwatch};
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicUsize, Interrupted, Ordering};
+use crate::base::units::{PageCount, PageId, SlotId};
+use crate::base::visited::Visited;
+use crate::paging::diagnostics;
+use crate::paging::evict::policy::Insert;
+use crate::paging::fault::in_memory::{Answer, Asked, STARVED_MAX};
+use crate::paging::fault::reads::{AHEAD_ATTEMPTS_MAX, pause_before};
+use crate::paging::page::protocol::{self, Filled};
+use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::pager::{Ahead, Pager, backoff};
+use crate::paging::readahead::streams::Found;
+use crate::paging::starved::{Hope, Line};
+use crate::sys::signal::{self, BusCause, BusFault};
+use crate::sys::signals::SignalsBlocked;
+use crate::sys::thread;
+use crate::sys::uffd::{Fault, Wake};
+use std::time::{Duration, Instant};
+
+/// Regions in in-thread mode that a process can have at once.
+const REGIONS_MAX: usize = 64;
+
+static REGIONS: [Listed; REGIONS_MAX] = [const { Listed::new() }; REGIONS_MAX];
+
+/// A place for a region.
+struct Listed {
+    pager: Visited<Pager>,
+    /// Its addresses, so that faults elsewhere need not visit it. They may be an earlier region's.
+    start: AtomicUsize,
+    len: AtomicUsize,
+}
+
+impl Listed {
+    const fn new() -> Listed {
+        let (start, len) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Listed { pager: Visited::new(), start, len }
+    }
+
+    fn may_contain(&self, addr: usize) -> bool {
+        // Relaxed: a thread knows of an address only from after these were stored.
+        addr.wrapping_sub(self.start.load(Ordering::Relaxed)) < self.len.load(Ordering::Relaxed)
+    }
+}
+
+/// Lists a region with the signal handler.
+///
+/// # Errors
+/// [`Error::Unsupported`] when too many regions are listed, [`Error::Os`] when the handler cannot
+/// be installed.
+pub(in crate::paging) fn list(pager: &Pager) -> Result<()> {
+    signal::install(serve)?;
+    let free = REGIONS.iter().find(|listed| listed.pager.offer(pager));
+    let listed = free.ok_or(Error::Unsupported {
+        feature: "another region in in-thread mode",
+        why: "a process can have 64 at once",
+    })?;
+    listed.start.store(pager.region.addr(), Ordering::Relaxed);
+    listed.len.store(pager.region.len(), Ordering::Relaxed);
+    Ok(())
+}
+
+/// Unlists a region that stops, and waits until no thread is serving a fault in it. Faults in other
+/// regions are nothing to it.
+pub(in crate::paging) fn unlist(pager: &Pager) {
+    let mut spins = 0;
+    REGIONS.iter().for_each(|listed| listed.pager.withdraw(pager, || backoff(&mut spins)));
+}
+
+/// Serves a SIGBUS if it is for a listed region.
+fn serve(fault: BusFault) -> bool {
+    // By the mask of this handler. What the thread was doing holds nothing that is needed here.
+    let _blocked = SignalsBlocked::already();
+    let _anew = Interrupted::new();
+    REGIONS.iter().filter(|listed| listed.may_contain(fault.addr)).any(|listed| {
+        let Some(visit) = listed.pager.visit() else { return false };
+        // SAFETY: a pager lives until `unlist` has withdrawn it, which waits for this visit.
+        let pager = unsafe { &*visit.what() };
+        let inside = fault.addr.wrapping_sub(pager.region.addr()) < pager.region.len();
+        inside && pager.serve_in_thread(fault)
+    })
+}
+
+/// Why a page was not read.
+enum NotRead {
+    Failed(Error),
+    /// It took too long: the watchdog has taken the page, but not frame and slot.
+    Revoked,
+}
+
+impl Pager {
+    /// Serves a fault of the calling thread; `false` when the page is lost, or the region stops.
+    fn serve_in_thread(&self, bus: BusFault) -> bool {
+        let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
+        let page = self.page_at(address);
+        let mut spins = 0;
+        let mut starved: Option<(Stopwatch, Hope)> = None;
+        loop {
+            let word = self.word(page).load();
+            // (A page that the kernel was told to poison faults in the same way.)
+            if bus.cause != BusCause::Missing && word.state() == State::Resident {
+                diagnostics::hardware_error(bus.addr);
+                return false;
+            }
+            if self.stop.load(Ordering::Acquire) {
+                return false; // What it might wait for will not come any more.
+            }
+            // The signal does not say whether the page is missing or protected; the word does.
+            let protected = word.state() == State::Resident && word.protected() && bus.write;
+            let fault = Fault { address, write: bus.write, protected, thread: 0 };
+            let answer = match word.state() {
+                State::Poisoned => return false,
+                State::Stored => self.read_in_thread(page, word, bus.write, Asked::Fault),
+                // For the watchdog: this thread waits for the read, too.
+                State::Filling if !word.dead() => {
+                    protocol::want(self.word(page), word).then_some(Answer::Again)
+                }
+                _ => self.resolve_in_memory(page, word, &fault),
+            };
+            match answer {
+                Some(Answer::Done | Answer::Reading) => return true,
+                Some(Answer::Again | Answer::Busy) => backoff(&mut spins),
+                Some(Answer::Starved) => self.starve_in_thread(page, &mut starved),
+                None => {}
+            }
+        }
+    }
+
+    /// Waits a little for the evictor; gives up on the page when there is no hope.
+    fn starve_in_thread(&self, page: PageId, since: &mut Option<(Stopwatch, Hope)>) {
+        const PAUSE: Duration = Duration::from_micros(50);
+        let now = Instant::now();
+        let line = self.line_of(page).unwrap_or(Line::Content);
+        let progress = self.starved.progress(line);
+        let (watch, hope) = since.get_or_insert_with(|| {
+            self.counters.faults_starved.bump();
+            (Stopwatch::start(self.deadline, now), Hope::new(Duration::ZERO, progress))
+        });
+        let limit = self.hopeless_after(line);
+        if hope.is_over(watch.look(now), progress, limit.unwrap_or(STARVED_MAX))
+            && self.give_up_or_say(page, limit)
+        {
+            return;
+        }
+        self.starving.fetch_add(1, Ordering::AcqRel);
+        self.call_evictor();
+        std::thread::sleep(PAUSE); // nanosleep(2) is async-signal-safe in Linux.
+        self.starving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Reads and installs a page before it is touched, if it is on the store and there is a frame.
+    /// What is in the way shows itself at the touch.
+    pub(in crate::paging) fn fetch(&self, page: PageId) {
+        let word = self.word(page).load();
+        if word.state() == State::Stored {
+            self.read_in_thread(page, word, false, Asked::Ahead);
+        }
+    }
+
+    /// `Stored`: reads the page's slot and installs it.
+    fn read_in_thread(
+        &self,
+        page: PageId,
+        word: Word,
+        write: bool,
+        asked: Asked,
+    ) -> Option<Answer> {
+        let Some(frame) = self.reserve_fill() else { return Some(Answer::Starved) };
+        let slot = word.slot().expect("a stored page has a slot");
+        self.frames.note(frame, page, Some(slot));
+        let filling = Word::filling(frame).with_wanted(asked == Asked::Fault);
+        if self.word(page).try_change(word, filling).is_err() {
+            self.cancel_fill(frame);
+            return None;
+        }
+        self.check_low();
+        if asked == Asked::Fault {
+            self.ask_ahead(page);
+        }
+        let read = match self.read_frame(page, frame, asked) {
+            Ok(()) => Ok(()),
+            Err(NotRead::Failed(error)) => Err(error),
+            Err(NotRead::Revoked) => {
+                self.clear_up(page, frame, slot);
+                return None;
+            }
+        };
+        let moving = match protocol::filled(self.word(page), frame, Some(slot)) {
+            Filled::Moving { moving, .. } => moving,
+            Filled::Died(dead) => {
+                self.put_slot(Some(slot));
+                self.settle(page, dead, Word::EMPTY);
+                self.cancel_fill(frame);
+                return None;
+            }
+        };
+        if let Err(error) = read {
+            self.cancel_fill(frame);
+            match asked {
+                Asked::Fault => self.poison(page, moving, &error),
+                // Nobody needs it yet.
+                Asked::Ahead => self.settle(page, moving, Word::stored(slot)),
+            }
+            return None;
+        }
+        let guard = self.guard(page, frame, write);
+        if let Err(error) = self.install(page, frame, guard.protect(), Wake::No) {
+            let answer = self.not_mapped(page, moving, Word::stored(slot), &error);
+            self.cancel_fill(frame);
+            return Some(answer);
+        }
+        let resident = guard.mark(Word::resident(Some(slot)));
+        self.settle_resident(page, moving, resident, Some(Insert::Filled));
+        self.counters.pages_in.bump();
+        match asked {
+            Asked::Fault => self.counters.faults_read.bump(),
+            Asked::Ahead => self.counters.pages_prefetched.bump(),
+        }
+        Some(Answer::Done)
+    }
+
+    /// A read that was revoked has returned: nobody uses frame and slot any more.
+    fn clear_up(&self, page: PageId, frame: FrameId, slot: SlotId) {
+        let mut spins = 0;
+        // Not before the watchdog has changed the word that names the frame.
+        while self.word(page).load().is_filling(frame) {
+            backoff(&mut spins);
+        }
+        self.put_slot(Some(slot));
+        self.cancel_fill(frame);
+    }
+
+    /// Reads a frame's slot and verifies it. What fails is repeated at growing intervals until the
+    /// deadline has passed, as by a filler; a page that nobody waits for, a few times.
+    fn read_frame(
+        &self,
+        page: PageId,
+        frame: FrameId,
+        asked: Asked,
+    ) -> std::result::Result<(), NotRead> {
+        let mut deadline = Deadline::new(self.deadline);
+        let mut attempts = 0;
+        loop {
+            let error = match self.read_once(frame) {
+                Err(NotRead::Failed(error)) => error,
+                other => return other,
+            };
+            attempts += 1;
+            let is_over = match asked {
+                Asked::Ahead => attempts >= AHEAD_ATTEMPTS_MAX,
+                Asked::Fault => deadline.is_over(),
+            };
+            let is_needed = !self.word(page).load().dead() && !self.stop.load(Ordering::Acquire);
+            if is_over || !is_needed {
+                return Err(NotRead::Failed(error));
+            }
+            // nanosleep(2) is async-signal-safe in Linux.
+            std::thread::sleep(pause_before(attempts, self.deadline));
+        }
+    }
+
+    fn read_once(&self, frame: FrameId) -> std::result::Result<(), NotRead> {
+        let slot = self.frames.slot(frame).expect("a fill has a slot");
+        let offset = self.slot_offset(slot);
+        let note = self.frames.note_of(frame);
+        note.begin_read(thread::current_noted());
+        // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
+        // the slot: both stay this thread's if the read is revoked.
+        let read = unsafe { self.store.read_now(offset, self.frames.ptr(frame), self.page_bytes) };
+        if !note.end_read() {
+            return Err(NotRead::Revoked);
+        }
+        if let Err(error) = read {
+            self.counters.read_errors.bump();
+            return Err(NotRead::Failed(error));
+        }
+        if self.verify && self.hash_frame(frame) != self.sum(slot) {
+            self.counters.checksum_errors.bump();
+            return Err(NotRead::Failed(Error::Corrupt { slot: slot.0 }));
+        }
+        Ok(())
+    }
+
+    /// Passes what a stream of faults leads to on to a filler.
+    fn ask_ahead(&self, page: PageId) {
+        let Some(window) = self.next_window(page, Found::Stored) else { return };
+        let mut asked = false;
+        for page in window.pages(self.page_count().0) {
+            let run = Ahead { first: page, count: PageCount(1), held: false };
+            asked |= self.ahead.push(run).is_ok();
+        }
+        if asked {
+            self.call_filler(0);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Paging: far address space whose cold pages live on a store. Layer 5: uses what is below and `limit`.
+
+#[cfg(not(loom))]
+mod advise;
+#[cfg(not(loom))]
+mod counters;
+#[cfg(not(loom))]
+mod diagnostics;
+#[cfg(not(loom))]
+mod evict;
+#[cfg(not(loom))]
+mod extents;
+#[cfg(not(loom))]
+mod fault;
+#[cfg(not(loom))]
+mod kernel_filled;
+#[cfg(not(loom))]
+mod latency;
+#[cfg(not(loom))]
+mod managed;
+mod page;
+#[cfg(not(loom))]
+mod pager;
+#[cfg(not(loom))]
+mod purge;
+#[cfg(not(loom))]
+mod ranges;
+#[cfg(not(loom))]
+mod readahead;
+#[cfg(not(loom))]
+pub mod region;
+#[cfg(not(loom))]
+mod starved;
+#[cfg(not(loom))]
+mod stats;
+#[cfg(not(loom))]
+mod tables;
+#[cfg(not(loom))]
+mod watchdog;

@@ -1,0 +1,426 @@
+//! Staging frames: the memory through which pages come and go.
+//!
+//! The staging area is a range of page-sized slots next to the region. A *spare* frame has
+//! memory (and a charge in the budget) and waits for a fill; an *empty* one is just an address
+//! that an evicted page can be moved to. Device reads land in frames; COPY copies them into the
+//! region, or MOVE carries them there, and pages that leave come to empty frames by MOVE.
+//!
+//! The kernel may read memory of the region long after the page has left it: a pipe
+//! (`vmsplice(2)`) or a socket (`MSG_ZEROCOPY`) holds plain references, which MOVE does not see
+//! and no call reports. So what leaves the region is never written again: when the page's content
+//! is safe its memory goes back to the kernel, which knows when it can be used for something else.
+//!
+//! ```text
+//!   | run 0: a huge page of frames | run 1 | ... | single frames, spare or empty ............ |
+//! ```
+//! A *run* is as many frames as a huge page has, at a multiple of its size: a huge page can be
+//! moved there whole. Its frames are given out together; each comes back by itself, and the run
+//! is empty again with the last of them. One that came back whole may get fresh memory at once, as
+//! a *spare* run of zeros for the next chunk that is read whole or is fresh.
+//!
+//! # Invariants
+//! 1. A frame is on at most one list; whoever took it off owns its memory.
+//! 2. A frame on the empty list has no page mapped.
+//! 3. A frame of a run is on no list: it is in use, or counted as back in `Run::out`.
+//! 4. Memory of a spare frame or run was never mapped in the region. A spare run holds zeros.
+#![expect(unsafe_code, reason = "drops the pages of frames it owns")]
+
+use crate::base::error::Result;
+use crate::base::strict_assert;
+use crate::base::sync::{AtomicUsize, Ordering, Rank};
+use crate::base::units::{PageId, SlotId};
+use crate::meta::LazyArray;
+use crate::paging::page::note::{Fate, Note};
+use crate::paging::page::word::FrameId;
+use crate::sys::signals::FaultLock;
+use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
+
+/// The staging area and its lists.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    staging: Mapping,
+    page_bytes: usize,
+    lists: FaultLock<Lists>,
+    /// Length of the spare list, readable without the lock.
+    spare_len: AtomicUsize,
+    /// As many spare runs, readable without the lock.
+    spare_run_len: AtomicUsize,
+    notes: LazyArray<Note>,
+    /// Frames of runs: the first ones.
+    in_runs: usize,
+    run_frames: usize,
+}
+
+#[derive(Debug)]
+struct Lists {
+    empty: Empty,
+    spare: Vec<FrameId>,
+    /// Frames of each run that are in use, or spare.
+    out: Vec<usize>,
+    /// Runs that have memory and wait for a use.
+    spare_runs: Vec<usize>,
+}
+
+/// The empty frames, a bit each: neighbours are found, and low ones are used first.
+#[derive(Debug)]
+struct Empty {
+    bits: Vec<u64>,
+    count: usize,
+}
+
+impl Empty {
+    fn none(frames: usize) -> Empty {
+        Empty { bits: vec![0; frames.div_ceil(64)], count: 0 }
+    }
+
+    fn has(&self, frame: usize) -> bool {
+        self.bits[frame / 64] & 1 << (frame % 64) != 0
+    }
+
+    fn insert(&mut self, frame: usize) {
+        strict_assert!(!self.has(frame), "frame {frame} is listed twice");
+        self.bits[frame / 64] |= 1 << (frame % 64);
+        self.count += 1;
+    }
+
+    /// The longest run of at most `most` frames, the first of those.
+    fn longest(&self, most: usize) -> Option<(usize, usize)> {
+        let mut best: Option<(usize, usize)> = None;
+        let end = self.bits.len() * 64;
+        let mut at = 0;
+        while at < end {
+            let rest = self.bits[at / 64] >> (at % 64);
+            if rest == 0 {
+                at = (at / 64 + 1) * 64;
+                continue;
+            }
+            at += rest.trailing_zeros() as usize;
+            let len = (at..end.min(at + most)).take_while(|frame| self.has(*frame)).count();
+            if best.is_none_or(|(_, longest)| len > longest) {
+                best = Some((at, len));
+            }
+            if len == most {
+                break;
+            }
+            at += len;
+        }
+        best
+    }
+
+    /// Takes the longest run of at most `most` frames out.
+    fn take(&mut self, most: usize) -> Option<(usize, usize)> {
+        if self.count == 0 {
+            return None;
+        }
+        let (first, len) = self.longest(most)?;
+        (first..first + len).for_each(|frame| self.bits[frame / 64] &= !(1 << (frame % 64)));
+        self.count -= len;
+        Some((first, len))
+    }
+}
+
+impl Frames {
+    /// Reserves `singles` frames of `page_bytes` each, and `runs` runs of them, all empty. There
+    /// are no runs of pages that are huge themselves.
+    ///
+    /// # Errors
+    /// When the address space is not to be had.
+    pub(crate) fn new(
+        singles: usize,
+        runs: usize,
+        page_bytes: usize,
+        huge: Huge,
+    ) -> Result<Frames> {
+        let run_frames = HUGE_PAGE / page_bytes;
+        let runs = if run_frames > 1 { runs } else { 0 };
+        let in_runs = runs * run_frames;
+        let count = in_runs + singles;
+        let staging = Mapping::reserve(count * page_bytes, HUGE_PAGE, huge)?;
+        if in_runs > 0 {
+            // What is read into a run is read into a huge page. A kernel without them refuses.
+            drop(staging.use_huge_pages(0, in_runs * page_bytes));
+        }
+        u32::try_from(count).expect("frame counts are small");
+        let mut empty = Empty::none(count);
+        (in_runs..count).for_each(|frame| empty.insert(frame));
+        let lists = Lists {
+            empty,
+            spare: Vec::with_capacity(singles),
+            out: vec![0; runs],
+            spare_runs: Vec::with_capacity(runs),
+        };
+        Ok(Frames {
+            staging,
+            page_bytes,
+            lists: FaultLock::new(Rank::Frames, lists),
+            spare_len: AtomicUsize::new(0),
+            spare_run_len: AtomicUsize::new(0),
+            notes: LazyArray::new(count)?,
+            in_runs,
+            run_frames,
+        })
+    }
+
+    /// All frames.
+    pub(crate) fn count(&self) -> usize {
+        self.notes.len()
+    }
+
+    /// Frames that are not parts of runs.
+    pub(crate) fn singles(&self) -> usize {
+        self.count() - self.in_runs
+    }
+
+    pub(crate) fn has_runs(&self) -> bool {
+        self.in_runs > 0
+    }
+
+    /// All runs.
+    pub(crate) fn runs(&self) -> usize {
+        self.in_runs / self.run_frames
+    }
+
+    /// Frames of one run.
+    pub(crate) fn run_frames(&self) -> usize {
+        self.run_frames
+    }
+
+    /// The run a frame is part of.
+    pub(crate) fn run_of(&self, frame: FrameId) -> Option<usize> {
+        let at = frame.0 as usize;
+        (at < self.in_runs).then(|| at / self.run_frames)
+    }
+
+    /// First address and bytes of the staging area.
+    pub(crate) fn range(&self) -> (usize, usize) {
+        (self.staging.addr(), self.staging.len())
+    }
+
+    /// Allows core dumps to contain the frames.
+    pub(crate) fn include_in_dumps(&self) -> Result<()> {
+        self.staging.include_in_dumps()
+    }
+
+    pub(crate) fn addr(&self, frame: FrameId) -> usize {
+        self.staging.addr() + frame.0 as usize * self.page_bytes
+    }
+
+    pub(crate) fn ptr(&self, frame: FrameId) -> *mut u8 {
+        self.addr(frame) as *mut u8
+    }
+
+    /// Frames that have memory and wait for a fill.
+    pub(crate) fn spare_len(&self) -> usize {
+        self.spare_len.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_spare(&self) -> Option<FrameId> {
+        if self.spare_len() == 0 {
+            return None;
+        }
+        let mut lists = self.lists.lock();
+        let frame = lists.spare.pop();
+        self.spare_len.store(lists.spare.len(), Ordering::Relaxed);
+        frame
+    }
+
+    pub(crate) fn take_empty(&self) -> Option<FrameId> {
+        self.take_empties(1).map(|(first, _)| first)
+    }
+
+    /// Takes neighbours, at most `most`: the longest run of empty frames there is.
+    pub(crate) fn take_empties(&self, most: usize) -> Option<(FrameId, usize)> {
+        let (first, len) = self.lists.lock().empty.take(most)?;
+        Some((FrameId(first as u32), len))
+    }
+
+    /// Takes a whole run; its first frame.
+    pub(crate) fn take_run(&self) -> Option<FrameId> {
+        let run = {
+            let mut lists = self.lists.lock();
+            let run = lists.out.iter().position(|out| *out == 0)?;
+            lists.out[run] = self.run_frames;
+            run
+        };
+        // The page table that small pages have left behind goes (Linux 6.14): where there is one, MOVE
+        // takes a huge page apart, and the kernel fills with small ones.
+        // SAFETY: the run is this thread's, and nothing is mapped there (invariant 2).
+        drop(unsafe { self.staging.discard(run * HUGE_PAGE, HUGE_PAGE) });
+        Some(FrameId((run * self.run_frames) as u32))
+    }
+
+    /// Bytes of frames and runs that have memory and wait for a use.
+    pub(crate) fn spare_bytes(&self) -> usize {
+        self.spare_len() * self.page_bytes + self.spare_run_bytes()
+    }
+
+    /// Bytes of spare runs.
+    pub(crate) fn spare_run_bytes(&self) -> usize {
+        self.spare_run_len.load(Ordering::Relaxed) * HUGE_PAGE
+    }
+
+    /// Lists a whole run of fresh memory as spare.
+    pub(crate) fn put_spare_run(&self, first: FrameId) {
+        let run = self.run_of(first).expect("a frame of a run");
+        let mut lists = self.lists.lock();
+        strict_assert!(lists.out[run] == self.run_frames, "run {run} is not whole");
+        strict_assert!(!lists.spare_runs.contains(&run), "run {run} is listed twice");
+        lists.spare_runs.push(run);
+        self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
+    }
+
+    /// Takes a spare run with its memory; its first frame.
+    pub(crate) fn take_spare_run(&self) -> Option<FrameId> {
+        if self.spare_run_len.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut lists = self.lists.lock();
+        let run = lists.spare_runs.pop()?;
+        self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
+        Some(FrameId((run * self.run_frames) as u32))
+    }
+
+    pub(crate) fn put_spare(&self, frame: FrameId) {
+        let mut lists = self.lists.lock();
+        strict_assert!(lists.spare.len() < lists.spare.capacity(), "{frame:?} is listed twice");
+        lists.spare.push(frame);
+        self.spare_len.store(lists.spare.len(), Ordering::Relaxed);
+    }
+
+    /// Lists a frame without memory.
+    pub(crate) fn put_empty(&self, frame: FrameId) {
+        self.put_empties(&[frame]);
+    }
+
+    /// Lists frames without memory.
+    pub(crate) fn put_empties(&self, frames: &[FrameId]) {
+        let mut lists = self.lists.lock();
+        for &frame in frames {
+            match self.run_of(frame) {
+                None => lists.empty.insert(frame.0 as usize),
+                Some(run) => {
+                    strict_assert!(lists.out[run] > 0, "{frame:?} came back twice");
+                    lists.out[run] -= 1;
+                }
+            }
+        }
+    }
+
+    /// Gives the frame's memory back to the kernel and lists it as empty.
+    ///
+    /// # Errors
+    /// When the kernel refuses; the frame is then lost to the lists, which is safe.
+    pub(crate) fn release(&self, frame: FrameId) -> Result<()> {
+        let offset = frame.0 as usize * self.page_bytes;
+        // SAFETY: the caller took the frame off the lists and gives it up (invariant 1).
+        unsafe { self.staging.discard(offset, self.page_bytes) }?;
+        self.put_empty(frame);
+        Ok(())
+    }
+
+    /// Gives memory to all of a frame that has none or only a part.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory.
+    pub(crate) fn populate(&self, frame: FrameId) -> Result<()> {
+        self.staging.populate(frame.0 as usize * self.page_bytes, self.page_bytes)
+    }
+
+    /// Whether the memory at a range of the staging area is locked (`mlock`).
+    pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
+        self.staging.is_locked(start - self.staging.addr(), len)
+    }
+
+    /// Ends all memory locks of the staging area.
+    pub(crate) fn unlock(&self) {
+        self.staging.unlock();
+    }
+
+    /// The frame's note.
+    pub(crate) fn note_of(&self, frame: FrameId) -> &Note {
+        &self.notes[frame.0 as usize]
+    }
+
+    /// Notes what a frame holds before its page's word names it.
+    pub(crate) fn note(&self, frame: FrameId, page: PageId, slot: Option<SlotId>) {
+        self.note_of(frame).write(page, slot);
+    }
+
+    /// The page a frame was noted with. Pairs with the word change that published the frame.
+    pub(crate) fn page(&self, frame: FrameId) -> PageId {
+        self.note_of(frame).page()
+    }
+
+    /// The slot a frame was noted with; for its owner.
+    pub(crate) fn slot(&self, frame: FrameId) -> Option<SlotId> {
+        self.note_of(frame).slot()
+    }
+
+    /// Makes the slot the caller's: the frame's page has none any more.
+    pub(crate) fn forget_slot(&self, frame: FrameId) {
+        self.notes[frame.0 as usize].forget_slot();
+    }
+
+    /// Tells the evictor what became of the content; the last thing a taker does with a frame.
+    pub(crate) fn decide(&self, frame: FrameId, fate: Fate) {
+        self.note_of(frame).decide(fate);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_go_round_between_the_lists() {
+        let frames = Frames::new(2, 0, 4096, Huge::No).expect("two frames map");
+        assert_eq!(frames.take_spare(), None);
+        let a = frames.take_empty().expect("two are empty");
+        let b = frames.take_empty().expect("one is empty");
+        assert_eq!(frames.take_empty(), None);
+        frames.put_spare(a);
+        assert_eq!(frames.take_spare(), Some(a));
+        frames.release(b).expect("own memory drops");
+        assert_eq!(frames.take_empty(), Some(b));
+    }
+
+    #[test]
+    fn the_longest_run_of_empty_neighbours_is_taken() {
+        let frames = Frames::new(200, 0, 4096, Huge::No).expect("200 frames map");
+        assert_eq!(frames.take_empties(200), Some((FrameId(0), 200)));
+        let back: Vec<FrameId> = (10..13).chain(60..70).chain(100..104).map(FrameId).collect();
+        frames.put_empties(&back);
+        assert_eq!(frames.take_empties(4), Some((FrameId(60), 4)));
+        assert_eq!(frames.take_empties(64), Some((FrameId(64), 6)));
+        assert_eq!(frames.take_empties(64), Some((FrameId(100), 4)));
+        assert_eq!(frames.take_empties(64), Some((FrameId(10), 3)));
+        assert_eq!(frames.take_empties(64), None);
+    }
+
+    #[test]
+    fn a_run_is_given_out_again_when_the_last_of_its_frames_is_back() {
+        let frames = Frames::new(4, 2, 1 << 20, Huge::No).expect("8 frames map");
+        assert_eq!((frames.run_frames(), frames.singles(), frames.count()), (2, 4, 8));
+        assert_eq!((frames.take_run(), frames.take_run()), (Some(FrameId(0)), Some(FrameId(2))));
+        assert_eq!(frames.take_run(), None);
+        assert!(frames.addr(FrameId(2)).is_multiple_of(HUGE_PAGE));
+        frames.put_empty(FrameId(3));
+        assert_eq!(frames.take_run(), None, "half of it is in use");
+        frames.put_empty(FrameId(2));
+        assert_eq!(frames.take_run(), Some(FrameId(2)));
+        assert_eq!(frames.take_empties(9), Some((FrameId(4), 4)), "singles are apart");
+        assert_eq!((frames.run_of(FrameId(3)), frames.run_of(FrameId(4))), (Some(1), None));
+    }
+
+    #[test]
+    fn a_spare_run_is_in_use_until_its_memory_is_gone() {
+        let frames = Frames::new(4, 1, 1 << 20, Huge::No).expect("6 frames map");
+        assert_eq!((frames.take_spare_run(), frames.take_run()), (None, Some(FrameId(0))));
+        frames.put_spare_run(FrameId(0));
+        assert_eq!((frames.spare_bytes(), frames.take_run()), (HUGE_PAGE, None));
+        assert_eq!(frames.take_spare_run(), Some(FrameId(0)));
+        assert_eq!((frames.spare_bytes(), frames.take_spare_run()), (0, None));
+        frames.put_empties(&[FrameId(0), FrameId(1)]);
+        assert_eq!(frames.take_run(), Some(FrameId(0)));
+    }
+}

@@ -1,0 +1,371 @@
+//! Installing: content of frames, zeros, and the marks of lost pages.
+#![expect(unsafe_code, reason = "installs pages of the region")]
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::Ordering;
+use crate::base::units::{ByteCount, PageId};
+use crate::paging::diagnostics;
+use crate::paging::evict::content::is_copied_then;
+use crate::paging::fault::in_memory::Answer;
+use crate::paging::page::word::{FrameId, Word};
+use crate::paging::pager::Pager;
+use crate::paging::region::errno_of;
+use crate::sys;
+use crate::sys::uffd::{Outcome, Protect, Wake, feature};
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
+
+/// How a page that was read is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Guard {
+    /// Writable: it is being written, or cannot be protected.
+    Open,
+    /// Write-protected, so that the first write is seen.
+    Protected,
+    /// Writable, because it will probably be written.
+    Guessed,
+}
+
+impl Guard {
+    pub(crate) fn protect(self) -> Protect {
+        if self == Guard::Protected { Protect::Yes } else { Protect::No }
+    }
+
+    /// Marks the word of the page accordingly.
+    pub(crate) fn mark(self, word: Word) -> Word {
+        word.with_protected(self == Guard::Protected).with_guessed(self == Guard::Guessed)
+    }
+}
+
+impl Pager {
+    /// Maps a frame's content as `page`, which is `Moving` by this thread. The frame is consumed,
+    /// its memory or the charge of the fill now the page's. Who waits is woken by that, if asked
+    /// for, or by [`settle_mapped`](Self::settle_mapped).
+    ///
+    /// # Errors
+    /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
+    pub(crate) fn install(
+        &self,
+        page: PageId,
+        frame: FrameId,
+        protect: Protect,
+        wake: Wake,
+    ) -> Result<()> {
+        let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        let by_move = self.moves_in(frame);
+        let outcome = if by_move {
+            self.clear_way(dst, self.page_bytes);
+            // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
+            // frame is this thread's and holds the page's content.
+            unsafe { self.move_memory(dst, src, self.page_bytes, wake) }
+        } else {
+            // SAFETY: as above.
+            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, wake) }
+        };
+        let mapped = match outcome {
+            Outcome::Done => {
+                self.has_mapped();
+                match by_move {
+                    true => self.frames.put_empty(frame),
+                    false => self.recycle(frame),
+                }
+                return Ok(());
+            }
+            // Rarely, just after a device read, the kernel still holds the frame.
+            Outcome::Busy { bytes } => {
+                self.counters.install_busy.bump();
+                bytes
+            }
+            // Nobody else fills it. Should the kernel say so of a page that is missing: once more.
+            Outcome::Present { bytes } => {
+                self.check_missing(page, bytes);
+                bytes
+            }
+            Outcome::Failed { bytes, .. } => bytes,
+        };
+        let is_split = matches!(outcome, Outcome::Failed { errno: sys::ENOENT, .. });
+        if mapped == 0 && !is_copied_then(outcome) && !is_split {
+            return Err(install_error(outcome));
+        }
+        // A page half of which is mapped cannot be tried again: nor can it be unmapped, for
+        // threads may have written to that half.
+        self.copy_rest(page, frame, mapped, protect)?;
+        if wake == Wake::Yes {
+            self.wake(page);
+        }
+        if by_move {
+            // The page is mapped, whatever becomes of the frame's memory.
+            drop(self.frames.release(frame));
+        } else {
+            self.recycle(frame);
+        }
+        Ok(())
+    }
+
+    /// Maps a run of frames, with its content, as the chunk that begins with `first`: all of its
+    /// pages are `Moving` by this thread. Returns how many of them are mapped, the first ones; the
+    /// frames of the others are as they were.
+    pub(in crate::paging) fn map_chunk(&self, first: PageId, frame: FrameId) -> usize {
+        let chunk = Piece::new(self.addr(first), HUGE_PAGE);
+        // A huge page can be moved whole to where there is no page table. One that small pages have
+        // left behind goes with them (Linux 6.14); before that, MOVE takes the huge page apart.
+        // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
+        drop(unsafe { self.discarder.discard(&[chunk]) });
+        let moved = self.move_or_stop(self.addr(first), self.frames.addr(frame), HUGE_PAGE).bytes;
+        let pages = moved / self.page_bytes;
+        (frame.0..).take(pages).for_each(|n| self.frames.put_empty(FrameId(n)));
+        if moved == HUGE_PAGE {
+            self.chunks.set_whole(self.chunk_of(first), true);
+        }
+        pages
+    }
+
+    /// Removes the page tables that small pages have left where huge ones are to be mapped, which
+    /// this thread alone may do: MOVE would take those apart, and leave page tables where they
+    /// were. (The kernel frees them from Linux 6.14 on.)
+    pub(in crate::paging) fn clear_way(&self, start: usize, len: usize) {
+        if self.page_bytes >= HUGE_PAGE {
+            // SAFETY: nothing is mapped there: the page is missing, or the frame is empty, and
+            // this thread's.
+            drop(unsafe { self.discarder.discard(&[Piece::new(start, len)]) });
+        }
+    }
+
+    /// Ends the process when a page that this thread alone may fill is mapped from a byte on.
+    /// Nobody knows what it holds, and it would be tried for ever.
+    fn check_missing(&self, page: PageId, bytes: usize) {
+        let mut there = [false];
+        let start = self.addr(page) + bytes;
+        let Some(map) = self.uffd.pagemap() else { return };
+        if map.scan(start, &mut there).is_ok() && there[0] {
+            diagnostics::broken(format_args!(
+                "{page} at {:#x}, {:?}, is mapped from byte {bytes} on although it was missing \
+                 (in-thread: {}, by move: {} in, {} out)",
+                self.addr(page),
+                self.word(page).load(),
+                self.in_thread,
+                self.fill_by_move,
+                self.evict_by_move,
+            ));
+        }
+    }
+
+    /// How a page read from the store into `frame` is to be mapped, for a write or not.
+    pub(crate) fn guard(&self, page: PageId, frame: FrameId, write: bool) -> Guard {
+        if self.moves_in(frame) || write {
+            return Guard::Open;
+        }
+        let chunk = self.chunk_of(page).0;
+        if self.habits.expects_write(chunk) {
+            return Guard::Guessed;
+        }
+        self.habits.unwritten(chunk);
+        Guard::Protected
+    }
+
+    /// Copies what of a page is not mapped yet from a frame, which keeps its memory.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory and nothing of the page is mapped.
+    pub(crate) fn copy_rest(
+        &self,
+        page: PageId,
+        frame: FrameId,
+        mapped: usize,
+        protect: Protect,
+    ) -> Result<()> {
+        // SAFETY: the page is `Moving` by this thread, and the frame holds its content.
+        unsafe { self.copy_in(page, self.frames.ptr(frame), mapped, protect) }
+    }
+
+    /// Copies what of a page is not mapped yet from `content`.
+    ///
+    /// # Errors
+    /// When nothing of the page is mapped, because the kernel is out of memory or the program has
+    /// unmapped the range.
+    ///
+    /// # Safety
+    /// The page is `Moving` by this thread, and missing but for the first `mapped` bytes; `content`
+    /// is what it holds, and `page_bytes` long.
+    unsafe fn copy_in(
+        &self,
+        page: PageId,
+        content: *const u8,
+        mapped: usize,
+        protect: Protect,
+    ) -> Result<()> {
+        let copy = |from: usize, len: usize| {
+            let (dst, src) = (self.addr(page) + from, content.wrapping_add(from));
+            // SAFETY: the caller's promise holds for a part of what is missing.
+            unsafe { self.uffd.copy(dst, src, len, protect, Wake::No) }
+        };
+        let mut outcome = copy(mapped, self.page_bytes - mapped).after(mapped);
+        if let Outcome::Failed { bytes, errno: sys::ENOENT } = outcome {
+            // The kernel copies within one of its areas only, and the program has split them
+            // (`mprotect`, `mlock`), or unmapped a part.
+            let mut there = bytes;
+            for from in (bytes..self.page_bytes).step_by(KERNEL_PAGE) {
+                match copy(from, KERNEL_PAGE) {
+                    Outcome::Done | Outcome::Present { .. } => there += KERNEL_PAGE,
+                    Outcome::Failed { errno: sys::ENOENT, .. } => {}
+                    other => {
+                        diagnostics::fatal("a page was left half mapped", &install_error(other))
+                    }
+                }
+            }
+            outcome = if there > 0 { Outcome::Done } else { outcome };
+        }
+        match outcome {
+            Outcome::Done => Ok(()),
+            Outcome::Failed { bytes: 0, .. } => Err(install_error(outcome)),
+            outcome => diagnostics::fatal("a page was left half mapped", &install_error(outcome)),
+        }
+    }
+
+    /// Maps zeros as `page`, which is `Moving` by this thread. Returns `false` when the limit
+    /// leaves no memory for it.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory: the page is still missing.
+    pub(crate) fn install_zeros(&self, page: PageId) -> Result<bool> {
+        if !self.has_room_for_fresh() {
+            return Ok(false);
+        }
+        // COPY would build small pages.
+        let only_huge = self.fill_by_move && self.page_bytes >= HUGE_PAGE;
+        if only_huge && let Some(frame) = self.charged_frame(self.headroom()) {
+            // Fresh memory, for spare frames of this size are and empty ones get some.
+            if let Err(error) = self.frames.populate(frame) {
+                self.recycle(frame);
+                return Err(error);
+            }
+            return match self.install(page, frame, Protect::No, Wake::No) {
+                Ok(()) => Ok(true),
+                Err(error) => {
+                    self.recycle(frame);
+                    Err(error)
+                }
+            };
+        }
+        if only_huge || !self.charge_page() {
+            return Ok(false);
+        }
+        // SAFETY: the page is missing and `Moving` by this thread; `zeros` is never written.
+        let copied = unsafe { self.copy_in(page, self.zeros.as_ptr(), 0, Protect::No) };
+        if copied.is_err() {
+            self.budget.uncharge(self.page_size());
+        }
+        copied.map(|()| true)
+    }
+
+    // Failure.
+
+    /// Says what is to become of a fault whose page, `moving` by this thread, could not be mapped.
+    /// `before` is what the page was.
+    pub(in crate::paging) fn not_mapped(
+        &self,
+        page: PageId,
+        moving: Word,
+        before: Word,
+        error: &Error,
+    ) -> Answer {
+        match errno_of(error) {
+            // The program has unmapped the range: who touches it gets what that costs.
+            sys::ENOENT => {
+                self.settle(page, moving, before);
+                self.wake(page);
+                Answer::Done
+            }
+            sys::ENOMEM | sys::EAGAIN | sys::EBUSY | sys::EEXIST if !self.fails_too_long() => {
+                diagnostics::warn("a page could not be mapped, trying again", error);
+                self.settle(page, moving, before);
+                Answer::Again
+            }
+            // It would fail for ever: the program has forbidden the call (seccomp).
+            _ => {
+                self.poison(page, moving, error);
+                Answer::Done
+            }
+        }
+    }
+
+    /// Notes that a page could not be mapped; whether none could for as long as the device may take.
+    fn fails_too_long(&self) -> bool {
+        let now = self.began.elapsed().as_millis() as u64 + 1;
+        let since = self.map_fails_since.load(Ordering::Relaxed);
+        if since == 0 {
+            self.map_fails_since.store(now, Ordering::Relaxed);
+            return false;
+        }
+        now.saturating_sub(since) > self.deadline.as_millis() as u64
+    }
+
+    /// Notes that a page was mapped.
+    fn has_mapped(&self) {
+        if self.map_fails_since.load(Ordering::Relaxed) != 0 {
+            self.map_fails_since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes a `Moving`, missing page lost: a touch is SIGBUS from now on, and who waits gets it.
+    /// Says so on standard error.
+    pub(crate) fn poison(&self, page: PageId, from: Word, cause: &Error) {
+        self.counters.poisoned.bump();
+        let room = diagnostics::NoRoom {
+            limit: self.budget.limit(),
+            tables: self.tables.bytes(),
+            pinned: ByteCount(self.pinned.load(Ordering::Relaxed) * self.page_size().0),
+            errno: self.write_errno.load(Ordering::Acquire),
+        };
+        diagnostics::lost_page(self.addr(page), self.page_bytes, cause, room);
+        if self.uffd.has(feature::POISON) {
+            // SAFETY: the page is missing and its content is lost.
+            let mut outcome = unsafe { self.uffd.poison(self.addr(page), self.page_bytes) };
+            if let Outcome::Failed { bytes: 0, errno: sys::ENOENT } = outcome {
+                // As in `copy_in`: in parts, those that the program has unmapped left out.
+                for start in (self.addr(page)..).step_by(KERNEL_PAGE).take(self.units()) {
+                    // SAFETY: as above.
+                    outcome = match unsafe { self.uffd.poison(start, KERNEL_PAGE) } {
+                        Outcome::Failed { errno: sys::ENOENT, .. } => Outcome::Done,
+                        other => other,
+                    };
+                    if outcome != Outcome::Done {
+                        break;
+                    }
+                }
+            }
+            if outcome != Outcome::Done {
+                diagnostics::fatal("a lost page could not be poisoned", &install_error(outcome));
+            }
+        } else if let Err(error) = self.region.fence(self.offset(page), self.page_bytes) {
+            diagnostics::fatal("a lost page could not be fenced off", &error);
+        }
+        self.settle(page, from, Word::poisoned(from.slot()));
+        self.wake(page);
+    }
+
+    /// Makes a poisoned page that was discarded usable again.
+    pub(super) fn unpoison(&self, page: PageId) {
+        let mended = if self.uffd.has(feature::POISON) {
+            let piece = Piece::new(self.addr(page), self.page_bytes);
+            // SAFETY: the page's content is lost already; this clears the marker.
+            unsafe { self.discarder.discard(&[piece]) }
+        } else {
+            self.region.unfence(self.offset(page), self.page_bytes, || {
+                self.uffd.register_faults(self.addr(page), self.page_bytes)
+            })
+        };
+        if let Err(error) = mended {
+            diagnostics::fatal("a lost page could not be made usable again", &error);
+        }
+    }
+}
+
+pub(in crate::paging) fn install_error(outcome: Outcome) -> Error {
+    let errno = match outcome {
+        Outcome::Done => 0,
+        Outcome::Present { .. } => sys::EEXIST,
+        Outcome::Busy { .. } => sys::EBUSY,
+        Outcome::Failed { errno, .. } => errno,
+    };
+    Error::Os { call: "installing a page", errno }
+}

@@ -1,0 +1,116 @@
+//! Care: how a region tells the heap above it that free memory should come back.
+//!
+//! Freed far memory stays with jemalloc for a while, contents and all. To a region it looks like
+//! any other, and short of memory the evictor would write it to the device. So a region that is
+//! short calls the heap's care thread, which purges the arenas (`runtime::care`). A region without
+//! a heap has none, and a call does nothing.
+//!
+//! # Invariants
+//! 1. Fillers, the evictor and threads that fault wait for nobody here; who reclaims waits for
+//!    [`ANSWER_MAX`] at most.
+//! 2. The care thread purges at most once in [`REST`], however often it is called.
+
+use crate::base::deadline::Deadline;
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank};
+use crate::paging::region::Region;
+use crate::sys::signals::{FaultLock, SignalsBlocked};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// How long who reclaims waits for the care thread.
+const ANSWER_MAX: Duration = Duration::from_millis(5);
+
+/// Least time between two answers: data that dies young is reused meanwhile.
+pub(crate) const REST: Duration = Duration::from_millis(50);
+
+/// Calls and answers.
+#[derive(Debug)]
+pub(in crate::paging) struct Care {
+    thread: FaultLock<Option<Thread>>,
+    is_there: AtomicBool,
+    called: AtomicBool,
+    answers: AtomicU64,
+    /// Microseconds from `epoch` to the last answer.
+    answered_us: AtomicU64,
+    epoch: Instant,
+}
+
+impl Care {
+    pub(in crate::paging) fn new() -> Care {
+        Care {
+            thread: FaultLock::new(Rank::Leaf, None),
+            is_there: AtomicBool::new(false),
+            called: AtomicBool::new(false),
+            answers: AtomicU64::new(0),
+            answered_us: AtomicU64::new(0),
+            epoch: Instant::now(),
+        }
+    }
+
+    /// Calls the care thread, once until it has answered.
+    pub(in crate::paging) fn call(&self) {
+        // Interrupted between flag and call, this thread would keep all others from calling.
+        let _blocked = SignalsBlocked::new();
+        if !self.is_there.load(Ordering::Acquire) || self.called.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(thread) = &*self.thread.lock() {
+            thread.unpark();
+        }
+    }
+
+    /// Calls it and waits shortly for what comes of it, unless it has just answered.
+    pub(in crate::paging) fn call_and_wait(&self) {
+        if !self.is_there.load(Ordering::Acquire) || !self.has_rested() {
+            return;
+        }
+        let before = self.answers.load(Ordering::Acquire);
+        self.call();
+        let mut deadline = Deadline::new(ANSWER_MAX);
+        while self.answers.load(Ordering::Acquire) == before && !deadline.is_over() {
+            // The care thread has no one to tell: callers come and go.
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    fn has_rested(&self) -> bool {
+        let answers = self.answers.load(Ordering::Acquire);
+        let answered = Duration::from_micros(self.answered_us.load(Ordering::Relaxed));
+        answers == 0 || self.epoch.elapsed().saturating_sub(answered) >= REST
+    }
+}
+
+/// For the care thread.
+impl Region {
+    /// Says who takes care; `None`: nobody any more.
+    pub(crate) fn set_care(&self, thread: Option<Thread>) {
+        let care = &self.pager.care;
+        care.is_there.store(thread.is_some(), Ordering::Release);
+        *care.thread.lock() = thread;
+    }
+
+    /// Whether the care thread was called and has not answered.
+    pub(crate) fn calls_for_care(&self) -> bool {
+        self.pager.care.called.load(Ordering::Acquire)
+    }
+
+    /// The same, and it is time for an answer, which [`has_cared`](Self::has_cared) ends.
+    pub(crate) fn wants_care(&self) -> bool {
+        self.calls_for_care() && self.pager.care.has_rested()
+    }
+
+    /// The care thread has answered.
+    pub(crate) fn has_cared(&self) {
+        let care = &self.pager.care;
+        let now = care.epoch.elapsed().as_micros() as u64;
+        care.answered_us.store(now, Ordering::Relaxed);
+        care.called.store(false, Ordering::Release);
+        // Pairs with the acquire in `call_and_wait`: what was purged is uncharged.
+        care.answers.fetch_add(1, Ordering::Release);
+    }
+
+    /// Has free memory given back, for who reclaims: returns soon.
+    pub(crate) fn ask_for_care(&self) {
+        self.pager.care.call_and_wait();
+    }
+}

@@ -1,0 +1,352 @@
+//! Address ranges of a region: which are handed out, and which parts hold live data.
+//!
+//! Ranges are multiples of 4 KiB, whatever the tier's page size. A live bit per 4 KiB tells when
+//! the last live part of a page is gone, so that a page shared by several ranges is dropped with
+//! the last of them. Neighbours: `heap` asks for ranges, the pager drops pages.
+//!
+//! # Invariants
+//! 1. A page is discarded only while none of its 4 KiB units is live, under the lock, or while
+//!    all its live units belong to the caller.
+//! 2. Committed pages never outnumber what limit and device can keep together.
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::{Rank, Ranked};
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::meta::LazyArray;
+use crate::paging::kernel_filled::CHUNK;
+use crate::paging::pager::Pager;
+use crate::paging::tables::{BLOCK_PAGES, GROUP_PAGES};
+use crate::sys::vm::KERNEL_PAGE;
+
+/// Released ranges that are remembered for reuse; more are forgotten (address space is plentiful).
+const RELEASED_MAX: usize = 4096;
+
+/// A range of 4 KiB units from the region's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Units {
+    first: usize,
+    count: usize,
+}
+
+impl Units {
+    fn end(self) -> usize {
+        self.first + self.count
+    }
+}
+
+/// The address ranges of one region.
+#[derive(Debug)]
+pub(in crate::paging) struct Space {
+    state: Ranked<State>,
+    total: usize,
+    units_per_page: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Everything from here on was never handed out.
+    fresh: usize,
+    /// Released ranges, sorted, merged.
+    released: Vec<Units>,
+    /// One bit per unit: committed.
+    live: LazyArray<u64>,
+    committed: Committed,
+}
+
+/// What is committed, in pages and in the spans of addresses whose tables come and go together: how
+/// many of each have at least one live unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::paging) struct Committed {
+    pub(in crate::paging) pages: u64,
+    pub(in crate::paging) chunks: u64,
+    pub(in crate::paging) groups: u64,
+    pub(in crate::paging) blocks: u64,
+}
+
+impl Committed {
+    /// The spans that `bytes` take when they begin at a multiple of all spans.
+    pub(in crate::paging) fn of(bytes: u64, page_bytes: u64) -> Committed {
+        let spans = |pages: u64| bytes.div_ceil(pages.saturating_mul(page_bytes));
+        Committed {
+            pages: spans(1),
+            chunks: bytes.div_ceil(CHUNK as u64),
+            groups: spans(GROUP_PAGES),
+            blocks: spans(BLOCK_PAGES),
+        }
+    }
+
+    fn with(self, other: Committed, join: impl Fn(u64, u64) -> u64) -> Committed {
+        Committed {
+            pages: join(self.pages, other.pages),
+            chunks: join(self.chunks, other.chunks),
+            groups: join(self.groups, other.groups),
+            blocks: join(self.blocks, other.blocks),
+        }
+    }
+}
+
+impl Space {
+    pub(in crate::paging) fn new(span: usize, page_bytes: usize) -> Result<Space> {
+        let total = span / KERNEL_PAGE;
+        let state = State {
+            fresh: 0,
+            released: Vec::with_capacity(RELEASED_MAX),
+            live: LazyArray::new(total.div_ceil(64))?,
+            committed: Committed::default(),
+        };
+        let units_per_page = page_bytes / KERNEL_PAGE;
+        Ok(Space { state: Ranked::new(Rank::Space, state), total, units_per_page })
+    }
+
+    /// Pages with at least one live unit.
+    pub(in crate::paging) fn committed(&self) -> PageCount {
+        PageCount(self.state.lock().committed.pages)
+    }
+
+    /// Pages up to the end of everything that was ever handed out.
+    pub(in crate::paging) fn fresh_pages(&self, page_bytes: usize) -> PageCount {
+        PageCount((self.state.lock().fresh * KERNEL_PAGE).div_ceil(page_bytes) as u64)
+    }
+
+    /// Hands out `len` bytes at a multiple of `align`; the offset from the region's start.
+    pub(in crate::paging) fn reserve(&self, len: usize, align: usize) -> Result<usize> {
+        let no_space = Error::AddressSpace { len: ByteCount(len as u64) };
+        let count = len / KERNEL_PAGE;
+        let align = (align / KERNEL_PAGE).max(1);
+        let mut state = self.state.lock();
+        if let Some(first) = state.reuse(count, align) {
+            return Ok(first * KERNEL_PAGE);
+        }
+        let first = state.fresh.next_multiple_of(align);
+        let end = first.checked_add(count).filter(|end| *end <= self.total).ok_or(no_space)?;
+        let skipped = Units { first: state.fresh, count: first - state.fresh };
+        state.fresh = end;
+        state.give_back(skipped);
+        Ok(first * KERNEL_PAGE)
+    }
+
+    /// Takes a range back for reuse; it must not be committed.
+    pub(in crate::paging) fn release(&self, offset: usize, len: usize) {
+        self.state.lock().give_back(units(offset, len));
+    }
+
+    /// Makes a reserved range usable, if what is committed then `fits`.
+    ///
+    /// # Errors
+    /// As `fits`, which is called with the lock held.
+    pub(in crate::paging) fn commit(
+        &self,
+        offset: usize,
+        len: usize,
+        fits: impl FnOnce(&Committed) -> Result<()>,
+    ) -> Result<()> {
+        let range = units(offset, len);
+        let mut state = self.state.lock();
+        let after = state.committed.with(self.without_live(&state, range), |a, b| a + b);
+        fits(&after)?;
+        state.committed = after;
+        state.set(range, true);
+        Ok(())
+    }
+
+    /// Whether all of a range is committed.
+    pub(in crate::paging) fn is_live(&self, offset: usize, len: usize) -> bool {
+        let state = self.state.lock();
+        masks(units(offset, len)).all(|(word, mask)| state.live[word] & mask == mask)
+    }
+
+    /// Ends the use of a committed range: pages without any other live data are discarded.
+    pub(in crate::paging) fn decommit(&self, offset: usize, len: usize, pager: &Pager) {
+        let range = units(offset, len);
+        let per_page = self.units_per_page;
+        let (first, end) = (range.first.div_ceil(per_page), range.end() / per_page);
+        if first < end {
+            // All live units of these pages are the caller's (invariant 1).
+            pager.discard(PageId(first as u64), PageCount((end - first) as u64));
+        }
+        let mut state = self.state.lock();
+        state.set(range, false);
+        state.committed = state.committed.with(self.without_live(&state, range), |a, b| a - b);
+        for page in edges(range, per_page) {
+            if !state.any_live(Units { first: page * per_page, count: per_page }) {
+                pager.discard(PageId(page as u64), PageCount(1));
+            }
+        }
+    }
+
+    /// The one or two pages that a range covers only in part.
+    pub(in crate::paging) fn partly_covered(
+        &self,
+        offset: usize,
+        len: usize,
+    ) -> impl Iterator<Item = PageId> {
+        edges(units(offset, len), self.units_per_page).map(|page| PageId(page as u64))
+    }
+
+    /// Pages and spans touched by a range, none of whose units is live at the moment, that have no
+    /// live unit.
+    fn without_live(&self, state: &State, range: Units) -> Committed {
+        let count = |per_span: usize| {
+            let (first, end) = (range.first.div_ceil(per_span), range.end() / per_span);
+            let inner = end.saturating_sub(first) as u64;
+            let is_unused = |span: &usize| {
+                let first = span * per_span;
+                let count = per_span.min(self.total - first);
+                !state.any_live(Units { first, count })
+            };
+            inner + edges(range, per_span).filter(is_unused).count() as u64
+        };
+        Committed {
+            pages: count(self.units_per_page),
+            chunks: count(CHUNK / KERNEL_PAGE),
+            groups: count(GROUP_PAGES as usize * self.units_per_page),
+            blocks: count(BLOCK_PAGES as usize * self.units_per_page),
+        }
+    }
+}
+
+/// The one or two spans that a range covers only in part.
+fn edges(range: Units, per_span: usize) -> impl Iterator<Item = usize> {
+    let head = (!range.first.is_multiple_of(per_span)).then_some(range.first / per_span);
+    let tail = (!range.end().is_multiple_of(per_span)).then_some(range.end() / per_span);
+    head.into_iter().chain(tail.filter(move |tail| head != Some(*tail)))
+}
+
+impl State {
+    /// Takes `count` units at a multiple of `align` out of the released ranges.
+    fn reuse(&mut self, count: usize, align: usize) -> Option<usize> {
+        let fits = |range: &Units| range.first.next_multiple_of(align) + count <= range.end();
+        let at = self.released.iter().position(fits)?;
+        let range = self.released[at];
+        let first = range.first.next_multiple_of(align);
+        let head = Units { first: range.first, count: first - range.first };
+        let tail = Units { first: first + count, count: range.end() - (first + count) };
+        self.released.remove(at);
+        self.give_back(head);
+        self.give_back(tail);
+        Some(first)
+    }
+
+    fn give_back(&mut self, range: Units) {
+        if range.count == 0 {
+            return;
+        }
+        let at = self.released.partition_point(|other| other.first < range.first);
+        let before = at.checked_sub(1).filter(|at| self.released[*at].end() == range.first);
+        let after = self.released.get(at).copied().filter(|next| next.first == range.end());
+        match (before, after) {
+            (Some(before), Some(after)) => {
+                self.released[before].count += range.count + after.count;
+                self.released.remove(at);
+            }
+            (Some(before), None) => self.released[before].count += range.count,
+            (None, Some(after)) => {
+                let count = range.count + after.count;
+                self.released[at] = Units { first: range.first, count };
+            }
+            (None, None) if self.released.len() < RELEASED_MAX => self.released.insert(at, range),
+            (None, None) => {}
+        }
+    }
+
+    fn set(&mut self, range: Units, live: bool) {
+        for (word, mask) in masks(range) {
+            let bits = &mut self.live[word];
+            *bits = if live { *bits | mask } else { *bits & !mask };
+        }
+    }
+
+    fn any_live(&self, range: Units) -> bool {
+        masks(range).any(|(word, mask)| self.live[word] & mask != 0)
+    }
+}
+
+/// The words of a bitmap that a range covers, with the covered bits of each.
+fn masks(range: Units) -> impl Iterator<Item = (usize, u64)> {
+    let (first, end) = (range.first, range.end());
+    (first / 64..end.div_ceil(64)).map(move |word| {
+        let low = if word == first / 64 { u64::MAX << (first % 64) } else { u64::MAX };
+        let high = if end < (word + 1) * 64 { (1 << (end % 64)) - 1 } else { u64::MAX };
+        (word, low & high)
+    })
+}
+
+fn units(offset: usize, len: usize) -> Units {
+    assert!(offset.is_multiple_of(KERNEL_PAGE), "offset {offset} is not a multiple of 4 KiB");
+    assert!(len.is_multiple_of(KERNEL_PAGE) && len > 0, "length {len} is not a multiple of 4 KiB");
+    Units { first: offset / KERNEL_PAGE, count: len / KERNEL_PAGE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 16 * KERNEL_PAGE;
+
+    #[test]
+    fn ranges_are_aligned_disjoint_and_reused_after_release() {
+        let space = Space::new(64 * PAGE, PAGE).expect("a small space");
+        let a = space.reserve(3 * KERNEL_PAGE, KERNEL_PAGE).expect("fresh space");
+        let b = space.reserve(PAGE, 4 * PAGE).expect("fresh space");
+        assert_eq!((a, b), (0, 4 * PAGE));
+        let c = space.reserve(PAGE, PAGE).expect("the gap left by the alignment");
+        assert_eq!(c, PAGE);
+        space.release(b, PAGE);
+        assert_eq!(space.reserve(PAGE, 4 * PAGE).expect("just released"), b);
+    }
+
+    #[test]
+    fn a_full_space_says_so() {
+        let space = Space::new(4 * PAGE, PAGE).expect("a small space");
+        space.reserve(3 * PAGE, PAGE).expect("fresh space");
+        let error = space.reserve(2 * PAGE, PAGE).expect_err("one page is left");
+        assert_eq!(error, Error::AddressSpace { len: ByteCount(2 * PAGE as u64) });
+        space.reserve(PAGE, PAGE).expect("the last page");
+    }
+
+    #[test]
+    fn committing_counts_each_page_once_and_stops_at_the_capacity() {
+        let space = Space::new(64 * PAGE, PAGE).expect("a small space");
+        space.reserve(8 * PAGE, PAGE).expect("fresh space");
+        let half = PAGE / 2;
+        let commit = |offset, len| {
+            let full = Error::BadRange { reason: "full" };
+            space.commit(offset, len, |after| if after.pages > 2 { Err(full) } else { Ok(()) })
+        };
+        commit(0, half).expect("the first page");
+        commit(half, half).expect("the same page's other half is free");
+        assert_eq!(space.committed(), PageCount(1));
+        commit(PAGE, 2 * PAGE).expect_err("three pages");
+        commit(PAGE + half, half).expect("the second page");
+        assert_eq!(space.committed(), PageCount(2));
+    }
+
+    #[test]
+    fn spans_are_counted_by_the_live_units_in_them() {
+        let space = Space::new(2 * CHUNK + 8 * PAGE, PAGE).expect("a small space");
+        space.reserve(2 * CHUNK + 8 * PAGE, PAGE).expect("fresh space");
+        let mut seen = Committed::default();
+        let mut commit = |offset, len| {
+            let look = |after: &Committed| {
+                seen = *after;
+                Ok(())
+            };
+            space.commit(offset, len, look).expect("nothing is refused");
+            (seen.pages, seen.chunks, seen.groups, seen.blocks)
+        };
+        assert_eq!(commit(0, KERNEL_PAGE), (1, 1, 1, 1));
+        assert_eq!(commit(2 * KERNEL_PAGE, KERNEL_PAGE), (1, 1, 1, 1));
+        assert_eq!(commit(CHUNK - PAGE, 2 * PAGE), (3, 2, 1, 1));
+        assert_eq!(commit(2 * CHUNK + 7 * PAGE, PAGE), (4, 3, 1, 1), "the last, in part");
+        let of = Committed::of(3 * CHUNK as u64 + 1, 4096);
+        assert_eq!((of.pages, of.chunks, of.groups, of.blocks), (1537, 4, 4, 1));
+    }
+
+    #[test]
+    fn masks_cover_exactly_the_range() {
+        for (first, count) in [(0, 1), (63, 2), (5, 59), (64, 64), (1, 200)] {
+            let bits: u32 = masks(Units { first, count }).map(|(_, mask)| mask.count_ones()).sum();
+            assert_eq!(bits as usize, count, "{first} + {count}");
+        }
+    }
+}

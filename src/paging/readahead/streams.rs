@@ -1,0 +1,439 @@
+//! Detected read-ahead: faults that follow each other at a steady distance are a stream, and the
+//! pages that come next are asked for before they are touched.
+//!
+//! One thread often reads several streams in turn (the columns of a table), and several threads
+//! read at once, so streams are found by position, not by thread: [`Streams`] keeps the last few
+//! and matches each device fault against them. Pages that were read ahead do not fault, so a
+//! stream has to be told where its reader is by a page that was left out on purpose, the *mark*.
+//! One block is asked for up to the mark and one behind it: when the mark faults, the device is
+//! still busy with the second, and the next block is added behind that. Each mark that is met
+//! doubles the block.
+//!
+//! ```text
+//!   fault: t [ block ] m                     the first time
+//!          m [ block ] m' [ block ]          the second: the blocks that the device has after it
+//!                      m' [ block ] m" [ block ]
+//! ```
+//! Where the block would be as large as a chunk of memory and the pages follow each other, whole chunks
+//! are asked for and there is no mark: a chunk that was read is mapped when its reader gets there
+//! (`filler::chunks`), and that fault is told as well.
+//!
+//! Any other fault near a stream halves its confidence: wrong guesses stop after one small block.
+//! Used by fillers, under one leaf lock.
+
+use crate::base::units::{PageCount, PageId};
+
+/// Streams that are followed at the same time.
+const STREAMS_MAX: usize = 64;
+/// Farthest distance between two faults of a stream, in pages.
+const STRIDE_MAX: u64 = 64;
+/// First block, in pages.
+const BLOCK_MIN: u64 = 4;
+/// Pages behind a mark that need not fault although the reader gets there.
+const MISSED_MAX: u64 = 16;
+/// Equal distances in a row that make a stream.
+const CONFIDENT: u8 = 2;
+
+/// What may be asked for, in pages.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::paging) struct Most {
+    /// Ahead of one stream.
+    pub(in crate::paging) window: u64,
+    /// Ahead of all streams together.
+    pub(in crate::paging) all: u64,
+    /// What is read whole where a stream leads through all of it; 1 for none.
+    pub(in crate::paging) chunk: u64,
+}
+
+/// How a fault found its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::paging) enum Found {
+    /// On the device only.
+    Stored,
+    /// Asked for ahead.
+    Coming,
+}
+
+/// No page is the mark.
+const NO_MARK: u64 = u64::MAX;
+
+/// Pages to ask for: `count` pages from `first`, `stride` pages apart, but for the mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::paging) struct Window {
+    first: u64,
+    stride: i64,
+    count: u64,
+    mark: u64,
+}
+
+impl Window {
+    /// The pages, nearest first, as far as they lie below `end`.
+    pub(in crate::paging) fn pages(self, end: u64) -> impl Iterator<Item = PageId> {
+        (0..self.count)
+            .map_while(move |n| self.first.checked_add_signed(self.stride * n as i64))
+            .take_while(move |page| *page < end)
+            .filter(move |page| *page != self.mark)
+            .map(PageId)
+    }
+
+    /// The whole chunks of `chunk` pages at the window's end, below `end`, as their first page and
+    /// the number of pages; what comes before them is left in the window.
+    pub(in crate::paging) fn split_chunks(
+        &mut self,
+        chunk: u64,
+        end: u64,
+    ) -> Option<(PageId, PageCount)> {
+        if self.mark != NO_MARK || chunk <= 1 {
+            return None;
+        }
+        let last = (self.first + self.count).min(end) / chunk * chunk;
+        let first = self.first.next_multiple_of(chunk);
+        let count = last.checked_sub(first).filter(|count| *count > 0)?;
+        self.count = first - self.first;
+        Some((PageId(first), PageCount(count)))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    /// The last page that faulted.
+    last: u64,
+    /// Where the next fault falls if the guess was right.
+    next: u64,
+    /// Pages asked for behind `next`.
+    behind: u64,
+    stride: i64,
+    /// Pages of the last block.
+    block: u64,
+    /// Where the chunks end that were asked for; 0 while pages are.
+    asked_end: u64,
+    confidence: u8,
+    /// When it was last matched.
+    used: u64,
+}
+
+/// The streams that are being followed.
+#[derive(Debug)]
+pub(in crate::paging) struct Streams {
+    streams: [Option<Stream>; STREAMS_MAX],
+    clock: u64,
+}
+
+impl Streams {
+    pub(in crate::paging) const fn new() -> Streams {
+        Streams { streams: [None; STREAMS_MAX], clock: 0 }
+    }
+
+    /// Notes a device fault, or one on a chunk that was read ahead; returns what to read ahead. All
+    /// streams together keep at most `most.all` pages read ahead and not used yet, one at most
+    /// `most.window`. With `eager` (the program said that it reads sequentially) the first fault is
+    /// enough. `is_stored` says which pages can fault, and be marks.
+    pub(in crate::paging) fn fault(
+        &mut self,
+        page: PageId,
+        found: Found,
+        most: Most,
+        eager: bool,
+        is_stored: &dyn Fn(u64) -> bool,
+    ) -> Option<Window> {
+        self.clock += 1;
+        let window = most.window.min(most.all / self.active().max(1)).max(1);
+        let most = Most { window, ..most };
+        let page = page.0;
+        let at = self.find(page);
+        let clock = self.clock;
+        let Some(stream) = self.streams[at].as_mut().filter(|stream| stream.is_near(page)) else {
+            let confidence = if eager { CONFIDENT } else { 0 };
+            let mut stream = Stream {
+                last: page,
+                next: page + 1,
+                behind: 0,
+                stride: 1,
+                block: 0,
+                asked_end: 0,
+                confidence,
+                used: clock,
+            };
+            let window = eager.then(|| stream.advance(page, most, is_stored));
+            self.streams[at] = Some(stream);
+            return window.flatten();
+        };
+        stream.used = clock;
+        stream.follow(page);
+        if found == Found::Stored {
+            // Whatever was asked for is not there: it is asked for again.
+            stream.asked_end = stream.asked_end.min(page + 1);
+        }
+        if stream.confidence < CONFIDENT {
+            return None;
+        }
+        stream.advance(page, most, is_stored)
+    }
+
+    /// Streams that have been confirmed lately.
+    fn active(&self) -> u64 {
+        const LATELY: u64 = 4 * STREAMS_MAX as u64;
+        let active =
+            |stream: &Stream| stream.confidence >= CONFIDENT && self.clock - stream.used < LATELY;
+        self.streams.iter().flatten().filter(|stream| active(stream)).count() as u64
+    }
+
+    /// The place of the stream that a fault belongs to, else of the one to replace.
+    fn find(&self, page: u64) -> usize {
+        let exact = |stream: &Stream| stream.next == page;
+        let near = |stream: &Stream| stream.is_near(page);
+        let position = |matches: &dyn Fn(&Stream) -> bool| {
+            self.streams.iter().position(|stream| stream.as_ref().is_some_and(matches))
+        };
+        position(&exact).or_else(|| position(&near)).unwrap_or_else(|| self.oldest())
+    }
+
+    fn oldest(&self) -> usize {
+        let age = |stream: &Option<Stream>| stream.map_or(0, |stream| stream.used);
+        (0..STREAMS_MAX).min_by_key(|at| age(&self.streams[*at])).expect("there are streams")
+    }
+}
+
+impl Stream {
+    fn is_near(&self, page: u64) -> bool {
+        self.is_on_course(page) || (page != self.last && page.abs_diff(self.last) <= STRIDE_MAX)
+    }
+
+    /// Whether a fault is the mark's, or one behind it of a reader that has missed the mark: it
+    /// came in otherwise, as did perhaps a few pages that follow.
+    fn is_on_course(&self, page: u64) -> bool {
+        let end = if self.block > 0 { self.behind + 1 + MISSED_MAX } else { 0 };
+        let distance = page.wrapping_sub(self.next) as i64;
+        let steps = distance.checked_div(self.stride).unwrap_or(-1);
+        distance == steps.wrapping_mul(self.stride) && (0..=end as i64).contains(&steps)
+    }
+
+    /// Learns from a fault whether the guess was right.
+    fn follow(&mut self, page: u64) {
+        if self.is_on_course(page) {
+            if page != self.next {
+                self.behind = 0;
+            }
+            self.confidence = (self.confidence + 1).min(CONFIDENT * 2);
+        } else {
+            let stride = page.wrapping_sub(self.last) as i64;
+            if stride == self.stride {
+                self.confidence = self.confidence.saturating_sub(1);
+            } else {
+                self.confidence = if self.confidence >= CONFIDENT { CONFIDENT - 1 } else { 1 };
+                self.stride = stride;
+            }
+            (self.block, self.behind, self.asked_end) = (0, 0, 0);
+        }
+        self.last = page;
+        self.next = page.wrapping_add_signed(self.stride);
+    }
+
+    /// All up to the last end of a chunk within the window that was not asked for before.
+    fn advance_by_chunks(&mut self, page: u64, most: Most) -> Option<Window> {
+        let end = (page + most.window) / most.chunk * most.chunk;
+        let first = self.asked_end.max(page + 1);
+        self.asked_end = end.max(first);
+        self.block = most.chunk;
+        self.next = page + 1;
+        self.behind = self.asked_end - self.next;
+        let count = end.checked_sub(first).filter(|count| *count > 0)?;
+        Some(Window { first, stride: 1, count, mark: NO_MARK })
+    }
+
+    /// What to ask for after a fault that came as expected: a block behind what is asked for
+    /// already, with the mark in front of it. The first time there is nothing in front: the mark
+    /// comes last.
+    fn advance(
+        &mut self,
+        page: u64,
+        most: Most,
+        is_stored: &dyn Fn(u64) -> bool,
+    ) -> Option<Window> {
+        const CHUNKS_MIN: u64 = 2;
+        let by_chunks = self.stride == 1
+            && most.chunk > 1
+            && most.window >= CHUNKS_MIN * most.chunk
+            && self.block * 2 >= most.chunk;
+        if by_chunks {
+            return self.advance_by_chunks(page, most);
+        }
+        self.asked_end = 0;
+        let before = self.behind;
+        let first_time = self.block == 0;
+        let grown = if first_time { BLOCK_MIN } else { self.block * 2 };
+        self.block = grown.min((most.window / 2).max(1));
+        let at = |n: u64| page.checked_add_signed(self.stride.checked_mul(n as i64)?);
+        // The block up to the mark is there already, or is asked for now.
+        let front = if before > 0 { before } else { self.block };
+        let marks = (0..MISSED_MAX).map_while(|more| at(front + 1 + more));
+        let mark = marks.clone().find(|page| is_stored(*page)).or_else(|| at(front + 1))?;
+        let first = at(before + 1)?;
+        let front = mark.abs_diff(page) / self.stride.unsigned_abs() - 1;
+        self.next = mark;
+        self.behind = if first_time { 0 } else { self.block };
+        let count = front + 1 + self.behind - before;
+        Some(Window { first, stride: self.stride, count, mark })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAULTS: &dyn Fn(u64) -> bool = &|_| true;
+    const MOST: Most = Most { window: 32, all: 1 << 10, chunk: 1 };
+
+    fn pages(window: Option<Window>) -> Vec<u64> {
+        window.map_or(Vec::new(), |window| window.pages(1 << 30).map(|page| page.0).collect())
+    }
+
+    /// Feeds faults; returns the pages each made the streams ask for.
+    fn play(streams: &mut Streams, faults: &[u64]) -> Vec<Vec<u64>> {
+        let ask =
+            |page: &u64| pages(streams.fault(PageId(*page), Found::Stored, MOST, false, FAULTS));
+        faults.iter().map(ask).collect()
+    }
+
+    /// Reads `count` pages in sequence from a cold start, `resident` ones without a fault; returns
+    /// the number of faults, and of marks at which the block behind was not there yet.
+    fn scan(count: u64, resident: &dyn Fn(u64) -> bool) -> (u64, u64) {
+        let mut streams = Streams::new();
+        let mut asked: std::collections::BTreeSet<u64> =
+            (0..count).filter(|n| resident(*n)).collect();
+        let (mut faults, mut stalls) = (0, 0);
+        for page in 0..count {
+            if asked.contains(&page) {
+                continue;
+            }
+            faults += 1;
+            stalls += u64::from(!asked.contains(&(page + 1)));
+            let stored = |page: u64| !asked.contains(&page);
+            let window = streams.fault(PageId(page), Found::Stored, MOST, false, &stored);
+            asked.extend(pages(window));
+        }
+        (faults, stalls)
+    }
+
+    #[test]
+    fn a_sequence_is_found_at_its_third_fault_and_its_block_doubles() {
+        let asked = play(&mut Streams::new(), &[10, 11, 12, 17, 26]);
+        assert!(asked[..2].iter().all(Vec::is_empty), "{asked:?}");
+        assert_eq!(asked[2], [13, 14, 15, 16]);
+        assert_eq!(asked[3], (18..26).chain(27..35).collect::<Vec<_>>());
+        assert_eq!(asked[4], (36..52).collect::<Vec<_>>(), "one block stays ahead");
+    }
+
+    #[test]
+    fn a_steady_reader_always_finds_a_block_ahead_of_it() {
+        let (faults, stalls) = scan(10_000, &|_| false);
+        assert!((10_000 / 17..10_000 / 17 + 10).contains(&faults), "{faults} faults");
+        assert!(stalls <= 4, "{stalls} stalls");
+    }
+
+    #[test]
+    fn resident_pages_on_the_way_do_not_end_a_stream() {
+        let (faults, stalls) = scan(10_000, &|page| page.wrapping_mul(0x9E37_79B1) >> 8 & 7 == 0);
+        assert!(faults < 10_000 / 17 + 10, "{faults} faults");
+        assert!(stalls <= 80 + 8, "{stalls} stalls: where a resident page follows a mark too");
+    }
+
+    #[test]
+    fn a_reader_that_missed_the_mark_is_still_followed() {
+        let mut streams = Streams::new();
+        let asked = play(&mut streams, &[10, 11, 12, 17, 35]);
+        assert_eq!(asked[4], (36..52).chain(53..69).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn strides_and_descending_sequences_are_streams_too() {
+        let asked = play(&mut Streams::new(), &[100, 103, 106, 121]);
+        assert_eq!(asked[2], [109, 112, 115, 118]);
+        let ahead = (124..148).step_by(3).chain((151..175).step_by(3));
+        assert_eq!(asked[3], ahead.collect::<Vec<_>>());
+        let asked = play(&mut Streams::new(), &[100, 99, 98, 93]);
+        assert_eq!(asked[2], [97, 96, 95, 94]);
+        assert_eq!(asked[3], (85..93).rev().chain((76..84).rev()).collect::<Vec<_>>());
+    }
+
+    /// Chunks of 8 pages.
+    const BY_CHUNKS: Most = Most { window: 32, all: 1 << 10, chunk: 8 };
+
+    #[test]
+    fn a_sequence_whose_block_is_as_large_as_a_chunk_asks_for_whole_chunks() {
+        let mut streams = Streams::new();
+        let mut ask = |page, found| streams.fault(PageId(page), found, BY_CHUNKS, false, FAULTS);
+        assert!([10, 11].iter().all(|page| ask(*page, Found::Stored).is_none()));
+        assert_eq!(pages(ask(12, Found::Stored)), [13, 14, 15, 16], "too small for chunks");
+        let mut window = ask(17, Found::Stored).expect("a block of 8");
+        assert_eq!(window.split_chunks(8, 1 << 30), Some((PageId(24), PageCount(24))));
+        assert_eq!(pages(Some(window)), (18..24).collect::<Vec<_>>(), "what is before the chunks");
+        assert!(ask(24, Found::Coming).is_some_and(
+            |mut next| next.split_chunks(8, 1 << 30) == Some((PageId(48), PageCount(8)))
+        ));
+        assert_eq!(
+            pages(ask(31, Found::Coming)),
+            [] as [u64; 0],
+            "no chunk ends within the window"
+        );
+        let again = ask(32, Found::Stored).expect("what was asked for is not there");
+        assert_eq!(pages(Some(again)).first(), Some(&33));
+    }
+
+    #[test]
+    fn chunks_beyond_the_end_of_the_region_are_left_out() {
+        let mut window = Window { first: 20, stride: 1, count: 28, mark: NO_MARK };
+        assert_eq!(window.split_chunks(8, 45), Some((PageId(24), PageCount(16))));
+        let mut window = Window { first: 20, stride: 1, count: 28, mark: 30 };
+        assert_eq!(window.split_chunks(8, 45), None, "a mark is in the way");
+    }
+
+    #[test]
+    fn interleaved_streams_are_told_apart() {
+        let mut streams = Streams::new();
+        let faults: Vec<u64> = (0..3).flat_map(|n| [1_000 + n, 5_000 + n, 9_000 + n]).collect();
+        let asked = play(&mut streams, &faults);
+        assert_eq!(asked[6], [1_003, 1_004, 1_005, 1_006]);
+        assert_eq!(asked[7], [5_003, 5_004, 5_005, 5_006]);
+        assert_eq!(asked[8], [9_003, 9_004, 9_005, 9_006]);
+    }
+
+    #[test]
+    fn scattered_faults_ask_for_nothing() {
+        let scattered: Vec<u64> =
+            (0..1_000).map(|n: u64| n.wrapping_mul(0x9E37_79B1) % (1 << 20)).collect();
+        let asked = play(&mut Streams::new(), &scattered);
+        let wasted = asked.iter().filter(|pages| !pages.is_empty()).count();
+        assert!(wasted <= 5, "{wasted} windows for random faults");
+    }
+
+    #[test]
+    fn a_broken_stream_stops_asking() {
+        let asked = play(&mut Streams::new(), &[10, 11, 12, 40, 33, 45]);
+        assert!(asked[3..].iter().all(Vec::is_empty), "{asked:?}");
+    }
+
+    #[test]
+    fn many_streams_share_what_may_be_read_ahead() {
+        let mut streams = Streams::new();
+        let most = Most { window: 64, all: 64, chunk: 1 };
+        let mut last = 0;
+        for n in 0..3 {
+            for stream in 0..16 {
+                let page = PageId(stream * 10_000 + n);
+                last = pages(streams.fault(page, Found::Stored, most, false, FAULTS)).len();
+            }
+        }
+        assert_eq!(last, 2, "16 streams and 64 pages, of which half is a block");
+    }
+
+    #[test]
+    fn windows_end_at_the_edges_of_the_region() {
+        let mut streams = Streams::new();
+        play(&mut streams, &[2, 1]);
+        let window = streams.fault(PageId(0), Found::Stored, MOST, false, FAULTS);
+        assert!(window.is_none_or(|window| window.pages(100).count() == 0));
+        let window = Window { first: 98, stride: 1, count: 8, mark: 106 };
+        assert_eq!(window.pages(100).count(), 2);
+    }
+}

@@ -1,0 +1,112 @@
+//! The watchdog: a deadline for reads that threads wait for themselves.
+//!
+//! In in-thread mode a thread reads the device by a call that nobody can call off. While it waits,
+//! its page is `Filling`, and every other thread that touches the page waits, too. The watchdog
+//! revokes a read that the device has had for a whole deadline (`page::note`) and gives the page up:
+//! the other threads get SIGBUS, with the cause on standard error. The reader finds out when its call
+//! returns, and gets SIGBUS as well; until then it keeps frame and slot, so nothing is read into memory
+//! that others use. A page that was only asked for ahead is left alone until somebody waits for it.
+//!
+//! Runs in the lender's thread, which waits for no device and for no page. Each read is known by its
+//! turn in the frame's note, so that nothing is listed anywhere, and a read costs its thread two
+//! changes of one word.
+
+use crate::base::deadline::{Stopwatch, Term, look_every};
+use crate::base::error::Error;
+use crate::paging::page::note::ReadTurn;
+use crate::paging::page::protocol::{self, Filled};
+use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::pager::Pager;
+use crate::sys;
+use crate::sys::thread;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A thread that runs, or waits for a processor, may have had its answer long ago. It gets this many
+/// deadlines, for a store may also look for the answer all the time.
+const RUNNING_DEADLINES: u32 = 4;
+
+/// How often to look while nothing is read.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// What is known of the reads into the frames.
+#[derive(Debug)]
+pub(in crate::paging) struct Watchdog {
+    pager: Arc<Pager>,
+    watch: Stopwatch,
+    /// Per frame: the read that was under way at the last look. Empty where threads do not read.
+    seen: Vec<Option<(ReadTurn, Term)>>,
+    next: Instant,
+}
+
+impl Watchdog {
+    pub(in crate::paging) fn new(pager: Arc<Pager>) -> Watchdog {
+        let frames = if pager.in_thread { pager.frames.count() } else { 0 };
+        let now = Instant::now();
+        let watch = Stopwatch::start(pager.deadline, now);
+        Watchdog { pager, watch, seen: vec![None; frames], next: now }
+    }
+
+    /// Revokes what has taken too long. Returns when to look again; `None`: there is nothing to look
+    /// for.
+    pub(in crate::paging) fn look(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        if self.seen.is_empty() {
+            return None;
+        }
+        if now >= self.next {
+            let every = look_every(self.pager.deadline);
+            self.next = now + if self.look_at_all(now) { every } else { every.max(IDLE) };
+        }
+        Some(self.next.saturating_duration_since(now))
+    }
+
+    /// Returns whether anything is being read.
+    fn look_at_all(&mut self, now: Instant) -> bool {
+        let shown = self.watch.look(now);
+        let deadline = self.pager.deadline;
+        let mut any = false;
+        for (at, seen) in self.seen.iter_mut().enumerate() {
+            let frame = FrameId(at as u32);
+            let turn = self.pager.frames.note_of(frame).read_under_way();
+            any |= turn.is_some();
+            match (turn, seen.as_mut()) {
+                (Some(turn), Some((known, term))) if turn == *known => {
+                    if !term.is_over(shown, deadline) {
+                        continue;
+                    }
+                    let is_long = term.age(shown) >= deadline.saturating_mul(RUNNING_DEADLINES);
+                    if is_long || thread::wants_processor(turn.thread()) != Some(true) {
+                        self.pager.revoke(frame, turn);
+                    }
+                }
+                (turn, _) => *seen = turn.map(|turn| (turn, Term::start(shown))),
+            }
+        }
+        any
+    }
+}
+
+impl Pager {
+    /// Takes the page from a read that has passed its deadline, if anybody waits for it.
+    fn revoke(&self, frame: FrameId, turn: ReadTurn) {
+        let note = self.frames.note_of(frame);
+        let word = self.word(note.page()).load();
+        let is_waited_for = word.state() == State::Filling && (word.wanted() || word.dead());
+        if !is_waited_for || !note.revoke_read(turn) {
+            return;
+        }
+        // Of this read: it has not ended before it was revoked.
+        let page = note.page();
+        let offset = note.slot().map_or(0, |slot| self.slot_offset(slot));
+        // Without its slot, which stays the reader's as long as the device reads it.
+        match protocol::filled(self.word(page), frame, None) {
+            Filled::Moving { moving, .. } => {
+                self.counters.read_errors.bump();
+                let (len, errno) = (self.page_bytes as u64, sys::ETIMEDOUT);
+                self.poison(page, moving, &Error::Io { op: "read", offset, len, errno });
+            }
+            Filled::Died(dead) => self.settle(page, dead, Word::EMPTY),
+        }
+    }
+}
