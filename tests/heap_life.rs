@@ -222,7 +222,7 @@ fn signal_handlers_of_the_program_run_on_its_own_threads() {
         };
         assert!(
             eventually(|| named() == 5),
-            "evictor, lender, two fillers, maintenance: {}",
+            "evictor, lender, two handlers, maintenance: {}",
             named()
         );
         let mut threads = 0;
@@ -237,7 +237,7 @@ fn signal_handlers_of_the_program_run_on_its_own_threads() {
                 assert_eq!(mask & 1 << (libc::SIGSEGV - 1), 0, "crashes stay loud");
             }
         }
-        assert_eq!(threads, 5, "evictor, lender, two fillers, maintenance");
+        assert_eq!(threads, 5, "evictor, lender, two handlers, maintenance");
         assert_eq!(status_line("/proc/thread-self".as_ref(), "SigBlk:"), own);
         heap.shutdown().expect("nothing is in use");
     });

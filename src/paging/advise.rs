@@ -1,7 +1,7 @@
 //! Hints and control: what a program that knows its accesses tells a region.
 //!
 //! All calls work on ranges of addresses; pages that a range covers in part count whole, except
-//! for `discard`. Requests go to the fillers (`prefetch`) and the evictor (`evict`); pins change
+//! for `discard`. Requests go to the handlers (`prefetch`) and the evictor (`evict`); pins change
 //! the page words.
 #![expect(unsafe_code, reason = "touches pages, and drops contents that references could point to")]
 
@@ -86,7 +86,7 @@ impl Region {
             }
         }
         if asked {
-            self.pager.call_filler(0);
+            self.pager.call_handler(0);
         }
         outcome
     }

@@ -13,7 +13,7 @@
 //! ```
 //! | state | page words | who fills holes |
 //! |---|---|---|
-//! | `Closed` | as in `page::word` | fillers |
+//! | `Closed` | as in `page::word` | handlers |
 //! | `Open` | all `Empty`, whatever is mapped | the kernel |
 //! | `Busy` | changing by the thread that latched it | faults wait |
 //!
@@ -129,13 +129,13 @@ impl Chunks {
         self.states.get(chunk.0).is_some_and(|state| state.look().phase() == Phase::Open)
     }
 
-    /// Whether faults in the chunk are for the fillers at the moment.
+    /// Whether faults in the chunk are for the handlers at the moment.
     pub(in crate::paging) fn is_closed(&self, chunk: ChunkId) -> bool {
         self.states[chunk.0].look().phase() == Phase::Closed
     }
 
     /// Whether a page that the caller has just made `Moving` is in a chunk whose pages are the
-    /// fillers': it may have been opened since the caller looked last.
+    /// handlers': it may have been opened since the caller looked last.
     pub(in crate::paging) fn is_still_closed(&self, chunk: ChunkId) -> bool {
         self.states[chunk.0].is_still_closed()
     }
@@ -390,7 +390,7 @@ impl Pager {
     }
 
     /// Moves a run of frames to an empty chunk; its words are `Moving` then. `false`: nothing has
-    /// changed, because another filler is at one of the pages, or the kernel still holds the run.
+    /// changed, because another handler is at one of the pages, or the kernel still holds the run.
     fn move_run_in(&self, chunk: ChunkId, first: FrameId) -> bool {
         let claims =
             |page: &PageId| self.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
@@ -461,7 +461,7 @@ impl Pager {
         absent
     }
 
-    /// Makes an `Empty` page of a latched chunk `Moving`. A filler that began with the page before
+    /// Makes an `Empty` page of a latched chunk `Moving`. A handler that began with the page before
     /// the chunk was opened may hold it for a moment, until it looks at the chunk.
     fn claim_empty(&self, page: PageId) -> Word {
         let moving = Word::moving(None);

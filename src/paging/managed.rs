@@ -3,9 +3,9 @@
 //! A region that stands alone has its limit to itself. One that has joined a manager charges the
 //! same budget as everybody else, so that it can be short of memory for two reasons. Short of its
 //! own ceiling, it evicts, as ever. Short of the shared limit, it first *asks*: others may hold
-//! memory that costs less to give up. Neither fillers nor the evictor wait for the answer; what
+//! memory that costs less to give up. Neither handlers nor the evictor wait for the answer; what
 //! the manager's thread finds is told by `room_made`. And others ask it: what it *owes* them the
-//! evictor takes out of the region and gives back to the kernel, not to the fillers.
+//! evictor takes out of the region and gives back to the kernel, not to the handlers.
 //!
 //! ```text
 //!          short of the shared limit             others gave
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! # Invariants
-//! 1. Nothing here blocks a filler or the evictor.
+//! 1. Nothing here blocks a handler or the evictor.
 #![expect(unsafe_code, reason = "promises that far memory is memory")]
 
 use crate::base::deadline::Deadline;
@@ -43,8 +43,8 @@ const STALL_MAX: Duration = Duration::from_millis(100);
 /// Bytes that a region keeps for itself whatever it holds: threads' stacks, histograms, lists of the
 /// evictor, upper page tables ...
 const FIXED: u64 = 384 << 10;
-/// ... for each filler its queue of requests (256 KiB of buffers' addresses) and its lists ...
-const FIXED_PER_FILLER: u64 = 512 << 10;
+/// ... for each handler its queue of requests (256 KiB of buffers' addresses) and its lists ...
+const FIXED_PER_HANDLER: u64 = 512 << 10;
 /// ... and for each frame what threads know of it. Measured: `docs/design/memory.md`.
 const FIXED_PER_FRAME: u64 = 128;
 
@@ -216,9 +216,9 @@ impl Pager {
     /// When others do not give way for it.
     pub(in crate::paging) fn charge_fixed(&self, manager: &MemoryManager) -> Result<()> {
         let Some(account) = &self.joined.account else { return Ok(()) };
-        let fillers = self.filler_bells.len() as u64 * FIXED_PER_FILLER;
+        let handlers = self.handler_bells.len() as u64 * FIXED_PER_HANDLER;
         let frames = self.frames.count() as u64 * FIXED_PER_FRAME;
-        let fixed = FIXED + fillers + frames + self.page_size().0;
+        let fixed = FIXED + handlers + frames + self.page_size().0;
         manager.charge(account, ByteCount(fixed))?;
         self.joined.fixed.store(fixed, Ordering::Relaxed);
         Ok(())
@@ -293,7 +293,7 @@ impl Reclaim for Pager {
             self.note_room_made();
         }
         self.joined.set_help(if freed.0 > 0 { IDLE } else { REFUSED });
-        self.feed_fillers();
+        self.feed_handlers();
         self.call_evictor();
     }
 }

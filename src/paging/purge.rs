@@ -6,7 +6,7 @@
 //! a heap has none, and a call does nothing.
 //!
 //! # Invariants
-//! 1. Fillers, the evictor and threads that fault wait for nobody here; who reclaims waits for
+//! 1. Handlers, the evictor and threads that fault wait for nobody here; who reclaims waits for
 //!    [`ANSWER_MAX`] at most.
 //! 2. The care thread purges at most once in [`REST`], however often it is called.
 

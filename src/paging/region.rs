@@ -1,11 +1,11 @@
 //! Regions: far address space whose cold pages live on a store..
 //!
 //! A [`Region`] is one reservation of addresses, the page words that say where each page is, and
-//! the threads that bring pages in (`filler`) and take them out (`evictor`). It is usable by
+//! the threads that bring pages in (`handler`) and take them out (`evictor`). It is usable by
 //! itself, as a buffer larger than memory; the heap cuts jemalloc's extents from one.
 //!
 //! ```text
-//!  thread touches p ---fault---> userfaultfd --> filler: word(p)?
+//!  thread touches p ---fault---> userfaultfd --> handler: word(p)?
 //!                                                  Empty   -> zeros, no I/O
 //!                                                  Cooling -> frame back, no I/O
 //!                                                  Stored  -> read slot into a frame (io_uring)
@@ -32,7 +32,7 @@ use crate::limit::manager::{Account, MemoryManager};
 use crate::paging::evict::Evictor;
 use crate::paging::evict::policy::PolicyKind;
 use crate::paging::evict::requests::Requests;
-use crate::paging::fault::handler::Filler;
+use crate::paging::fault::handler::Handler;
 use crate::paging::fault::sched::idle_policy::Lender;
 use crate::paging::pager::Pager;
 use crate::paging::ranges::{Committed, Space};
@@ -386,8 +386,8 @@ impl Region {
         }
         let requests = Arc::new(Requests::new());
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;
-        let fillers: Result<Vec<Filler>> =
-            (0..config.handlers).map(|n| Filler::new(pager.clone(), n, &config)).collect();
+        let handlers: Result<Vec<Handler>> =
+            (0..config.handlers).map(|n| Handler::new(pager.clone(), n, &config)).collect();
         let mut region = Region {
             pager,
             space,
@@ -404,8 +404,8 @@ impl Region {
         region.spawn("farheap-evict", evict)?;
         let lend = Work { state: Lender::new(region.pager.clone()), run: Lender::run };
         region.spawn("farheap-lend", lend)?;
-        for filler in fillers? {
-            let fill = Work { state: filler, run: Filler::run };
+        for handler in handlers? {
+            let fill = Work { state: handler, run: Handler::run };
             region.spawn("farheap-fill", fill)?;
         }
         Ok(region)
@@ -651,7 +651,7 @@ impl Drop for Region {
         self.pager.stop.store(true, Ordering::Release);
         self.requests.close();
         self.pager.evictor_bell.signal();
-        self.pager.ring_fillers();
+        self.pager.ring_handlers();
         self.pager.leases.ring();
         if self.pager.in_thread {
             crate::paging::fault::sigbus::unlist(&self.pager);
@@ -701,7 +701,7 @@ pub(in crate::paging) fn guarded<T>(pager: &Pager, call: impl FnOnce() -> T) -> 
 /// Hands a request to a queue whose buffers are staging frames.
 pub(in crate::paging) fn push(queue: &mut dyn Queue, request: Request<'_>) -> bool {
     // SAFETY: the frames are taken off all lists by the thread that pushes and touched by nobody
-    // until the completion is reported: fillers read into frames they own (filler, invariant 3),
+    // until the completion is reported: handlers read into frames they own (handler, invariant 3),
     // and a frame being written is only read (evictor, invariant 1).
     unsafe { queue.push(request) }
 }

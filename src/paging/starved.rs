@@ -1,6 +1,6 @@
 //! Faults that wait for room: all of a region's, served in the order in which they arrived.
 //!
-//! A fault for which there is no frame, or no memory within the limit, waits here, whichever filler
+//! A fault for which there is no frame, or no memory within the limit, waits here, whichever handler
 //! has read its event, until one of them finds room for it. They wait in two lines, because what
 //! they need differs: a page with *content* needs room for itself, a *fresh* one must leave some
 //! (`Pager::has_room_for_fresh`), or needs a whole chunk. Within a line the first is served first.
@@ -26,7 +26,7 @@ const PASSED_MAX: Duration = Duration::from_millis(10);
 pub(in crate::paging) const FAULTS_MAX: usize = 64;
 /// Faults that may wait; more stay with the kernel, which hands out the oldest first.
 pub(in crate::paging) const WAITING_MAX: usize = 4096;
-/// Faults of one filler that wait, and those that it has just read.
+/// Faults of one handler that wait, and those that it has just read.
 pub(in crate::paging) const FAULTS_HELD_MAX: usize = WAITING_MAX + FAULTS_MAX;
 
 /// What a fault needs.

@@ -1,7 +1,7 @@
 //! A store that encrypts what another one keeps.
 //!
 //! [`SealedStore`] sits between the pager and any store. Writes are encrypted on the way, in
-//! bounce buffers, because a filler may read a frame while it is being written; reads arrive in
+//! bounce buffers, because a handler may read a frame while it is being written; reads arrive in
 //! the reader's own buffers and are decrypted there. A block's number, the number of its write and
 //! its tag stay in this process's memory, so that blocks keep their size on the device and an older
 //! or foreign block does not pass for the present one.

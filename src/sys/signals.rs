@@ -126,7 +126,7 @@ fn unblock() {
 }
 
 /// A lock that serving a fault may need, held with signals blocked: interrupted under it by a handler
-/// that touches far memory, a thread would wait for a filler that waits for the lock.
+/// that touches far memory, a thread would wait for a handler that waits for the lock.
 #[derive(Debug)]
 pub(crate) struct FaultLock<T>(Ranked<T>);
 

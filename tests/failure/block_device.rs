@@ -409,14 +409,14 @@ fn a_full_file_system_below_a_device_keeps_pages_in_memory() {
     with_device(name, &["write-back failed", "errno"], |setup| {
         let Some((device, file)) = setup.tmpfs_device(DEVICE_MIB) else { return };
         let far = OnDevice::new(&device, 6000);
-        let filler = file.with_file_name("filler");
+        let handler = file.with_file_name("handler");
         let fill = || {
             use std::io::Write;
-            let mut full = std::fs::File::create(&filler).expect("a file");
+            let mut full = std::fs::File::create(&handler).expect("a file");
             let block = vec![1u8; 1 << 20];
             while full.write_all(&block).is_ok() {}
         };
-        let free = || std::fs::remove_file(&filler).expect("just written");
+        let free = || std::fs::remove_file(&handler).expect("just written");
         write_without_room(&far, fill, free);
     });
 }

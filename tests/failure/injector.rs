@@ -28,7 +28,7 @@ struct Plan {
     hold: AtomicU64,
 }
 
-/// What becomes of one read of a filler but the first: none is held, the next one is to be, it is,
+/// What becomes of one read of a handler but the first: none is held, the next one is to be, it is,
 /// it fails.
 const HOLD: [u64; 4] = [0, 1, 2, 3];
 
@@ -43,7 +43,7 @@ pub(crate) struct Injector {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whose {
     Evictor = 0,
-    Filler = 1,
+    Handler = 1,
 }
 
 impl Injector {
@@ -91,7 +91,7 @@ impl Injector {
         self.plan.discard_panics.store(count, Ordering::Relaxed);
     }
 
-    /// Keeps the answer to the next read of a filler that is not the first one.
+    /// Keeps the answer to the next read of a handler that is not the first one.
     pub(crate) fn hold_a_helpers_read(&self) {
         self.plan.hold.store(HOLD[1], Ordering::Relaxed);
     }
@@ -137,9 +137,9 @@ unsafe impl Store for Injector {
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let number = self.plan.queues.fetch_add(1, Ordering::Relaxed);
-        let whose = if number == 0 { Whose::Evictor } else { Whose::Filler };
+        let whose = if number == 0 { Whose::Evictor } else { Whose::Handler };
         let inner = self.inner.open_queue(depth)?;
-        let (plan, is_helpers) = (self.plan.clone(), number > Whose::Filler as u64);
+        let (plan, is_helpers) = (self.plan.clone(), number > Whose::Handler as u64);
         let failing = Vec::new();
         Ok(Box::new(BadQueue { inner, plan, whose, is_helpers, failing, held: None }))
     }

@@ -115,7 +115,7 @@ fn a_full_pipe_as_standard_error_does_not_hold_up_the_end() {
         // Its panics say nothing: the hook of the standard library would wait for room.
         std::panic::set_hook(Box::new(|_| ()));
         let _pipe = FullPipe::new();
-        far.injector.panic_in_wait(crate::injector::Whose::Filler, u64::MAX);
+        far.injector.panic_in_wait(crate::injector::Whose::Handler, u64::MAX);
         far.expect_healthy();
     };
     let Some(ended) = in_child(name, body) else { return };

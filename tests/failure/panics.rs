@@ -19,13 +19,13 @@ fn expect_told(name: &'static str, body: impl FnOnce()) {
 }
 
 #[test]
-fn a_panic_while_a_filler_waits_costs_nothing() {
-    expect_told("panics::a_panic_while_a_filler_waits_costs_nothing", || {
+fn a_panic_while_a_handler_waits_costs_nothing() {
+    expect_told("panics::a_panic_while_a_handler_waits_costs_nothing", || {
         for &(page, install) in WAYS {
             let Some(far) = Far::new(config(page, install), PAGES, 1) else { return };
             far.store(0..PAGES);
             far.control.delay(Duration::from_millis(5));
-            far.injector.panic_in_wait(Whose::Filler, 3);
+            far.injector.panic_in_wait(Whose::Handler, 3);
             far.region.prefetch(far.ptr(0), far.len(PAGES / 2)).expect("inside the region");
             far.check(0..PAGES);
             far.expect_healthy();
@@ -37,8 +37,8 @@ fn a_panic_while_a_filler_waits_costs_nothing() {
 
 /// Whether the device has the request is unknown, so the page cannot be had.
 #[test]
-fn a_panic_while_a_filler_asks_the_device_costs_the_page_asked_for() {
-    expect_told("panics::a_panic_while_a_filler_asks_the_device_costs_the_page_asked_for", || {
+fn a_panic_while_a_handler_asks_the_device_costs_the_page_asked_for() {
+    expect_told("panics::a_panic_while_a_handler_asks_the_device_costs_the_page_asked_for", || {
         let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
         park_on_sigbus();
         far.store(0..PAGES);
@@ -136,7 +136,7 @@ fn a_panic_while_space_is_returned_costs_nothing() {
 fn a_store_that_panics_for_ever_ends_the_process() {
     let ended = in_child("panics::a_store_that_panics_for_ever_ends_the_process", || {
         let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
-        far.injector.panic_in_wait(Whose::Filler, u64::MAX);
+        far.injector.panic_in_wait(Whose::Handler, u64::MAX);
         far.expect_healthy();
     });
     let Some(ended) = ended else { return };

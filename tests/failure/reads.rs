@@ -325,7 +325,7 @@ fn an_answer_before_the_deadline_is_waited_for() {
     }
 }
 
-/// More requests than a filler can have are stuck; a fault then has its deadline all the same.
+/// More requests than a handler can have are stuck; a fault then has its deadline all the same.
 #[test]
 fn a_fault_behind_a_full_queue_has_a_deadline_too() {
     const MANY: usize = 1000;

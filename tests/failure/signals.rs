@@ -93,7 +93,7 @@ fn discard(region: &Region, own: usize, page: usize) {
     unsafe { region.discard(own as *const u8, ByteCount(WORKED_ON as u64)) }.expect("in it");
 }
 
-/// Spends most of its time under the lock that all fillers and the evictor need.
+/// Spends most of its time under the lock that all handlers and the evictor need.
 fn advise(region: &Region, own: usize, page: usize) {
     const PAGES: usize = 16;
     (0..PAGES).for_each(|at| write_word(own + at * page, 1));

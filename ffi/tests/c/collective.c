@@ -23,14 +23,14 @@ static void kinds(farheap_collective *collective) {
 
     OK(farheap_collective_suballocator_of(collective, b, &found));
     CHECK(found.kind == FARHEAP_NEW_PER_PAGE && farheap_suballocator_contains(&found, d));
-    void *filler[100];
+    void *handler[100];
     int count = 0;
-    while (count < 100 && (filler[count] = farheap_suballocator_allocate(&found, 128, 8))) count++;
+    while (count < 100 && (handler[count] = farheap_suballocator_allocate(&found, 128, 8))) count++;
     CHECK(count > 10 && count < 100 && farheap_last_status() == FARHEAP_E_FULL);
     NOTHING(FARHEAP_E_TOO_LARGE, farheap_suballocator_allocate(&page, 5000, 8));
     NOTHING(FARHEAP_E_ALIGN, farheap_suballocator_allocate(&page, 16, 8192));
     NOTHING(FARHEAP_E_ARGUMENT, farheap_suballocator_allocate(&page, 16, 3));
-    while (count > 0) OK(farheap_collective_deallocate(collective, filler[--count], 128, 8));
+    while (count > 0) OK(farheap_collective_deallocate(collective, handler[--count], 128, 8));
     OK(farheap_suballocator_release(&found));
     FAILS(FARHEAP_E_HANDLE, farheap_suballocator_release(&found));
     NOTHING(FARHEAP_E_HANDLE, farheap_suballocator_allocate(&found, 16, 8));

@@ -246,7 +246,7 @@ impl Pager {
     }
 
     /// Maps zeros where a page, `Moving` by this thread, has holes: the program has dropped parts of
-    /// it (`MADV_DONTNEED`). To read one would be to wait for a filler, which waits for the page.
+    /// it (`MADV_DONTNEED`). To read one would be to wait for a handler, which waits for the page.
     fn fill_holes(&self, page: PageId) -> bool {
         let mut there = [false; HUGE_PAGE / KERNEL_PAGE];
         let there = &mut there[..self.page_bytes / KERNEL_PAGE];

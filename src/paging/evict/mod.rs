@@ -287,7 +287,7 @@ impl Evictor {
         if pages > 0 {
             self.fruitless = 0;
             self.pager.note_room_made();
-            self.pager.feed_fillers();
+            self.pager.feed_handlers();
         }
     }
 }

@@ -235,7 +235,7 @@ impl Evictor {
                 self.freed.push(dirty.frame);
             }
             Written::Taken => {
-                // A filler copied the page out, or it was discarded: neither slot is its any more.
+                // A handler copied the page out, or it was discarded: neither slot is its any more.
                 let written = Some(dirty.slot);
                 let Dirty { page, frame, .. } = *dirty;
                 self.lingering.push_back(Linger { page, frame, written });
@@ -251,7 +251,7 @@ impl Evictor {
         match protocol::unwritten(pager.word(page), frame, slot) {
             Written::Won => {}
             Written::Taken => {
-                // A filler copied the page out, or it was discarded: the old slot is this
+                // A handler copied the page out, or it was discarded: the old slot is this
                 // thread's.
                 pager.put_slot(slot);
                 self.lingering.push_back(Linger { page, frame, written: None });
@@ -302,7 +302,7 @@ impl Evictor {
     }
 
     /// Reports writes that the device has not answered in time, and rescues their pages, earlier
-    /// where faults wait for room. Those that the kernel holds on to stay readable: a filler copies them out where there is room.
+    /// where faults wait for room. Those that the kernel holds on to stay readable: a handler copies them out where there is room.
     pub(super) fn check_deadlines(&mut self) {
         if self.free_writes.len() == self.writes.len() {
             return;

@@ -1,6 +1,6 @@
-//! Fillers: resolve page faults by bringing pages in from the store.
+//! Handlers: resolve page faults by bringing pages in from the store.
 //!
-//! A [`Filler`] is one thread. It reads many faults at once, looks at each page's word, answers
+//! A [`Handler`] is one thread. It reads many faults at once, looks at each page's word, answers
 //! what needs no device at once, starts reads for the rest and installs pages as the reads
 //! finish. It never waits for one fault while another can be served. Uses `store`, `page`; owned
 //! by [`Region`](crate::paging::region::Region). Never allocates after its start.
@@ -48,7 +48,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Requests a filler keeps in flight.
+/// Requests a handler keeps in flight.
 pub(in crate::paging) const DEPTH: u32 = 256;
 /// A fault that waits for another thread, or for a place at the device.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,7 @@ struct Waiting {
 }
 
 /// One handler thread's state.
-pub(in crate::paging) struct Filler {
+pub(in crate::paging) struct Handler {
     pub(in crate::paging) pager: Arc<Pager>,
     pub(in crate::paging) index: usize,
     pub(in crate::paging) queue: Box<dyn Queue>,
@@ -83,7 +83,7 @@ pub(in crate::paging) struct Filler {
     /// When the event of the fault being answered was read.
     pub(in crate::paging) arrived: Instant,
     finished: Vec<Completion>,
-    /// By run of frames: the chunk that this filler reads into it.
+    /// By run of frames: the chunk that this handler reads into it.
     pub(in crate::paging) chunks: Vec<Option<Chunk>>,
     /// How many of them there are.
     pub(in crate::paging) chunks_open: usize,
@@ -104,18 +104,18 @@ pub(in crate::paging) struct Filler {
     pub(in crate::paging) checked: Instant,
 }
 
-impl Filler {
-    /// Prepares a filler: all the memory it will ever use.
+impl Handler {
+    /// Prepares a handler: all the memory it will ever use.
     pub(in crate::paging) fn new(
         pager: Arc<Pager>,
         index: usize,
         config: &RegionConfig,
-    ) -> Result<Filler> {
+    ) -> Result<Handler> {
         let mut queue = pager.store.open_queue(DEPTH)?;
         queue.watch(pager.uffd.raw_fd())?;
-        queue.watch(pager.filler_bells[index].raw_fd())?;
+        queue.watch(pager.handler_bells[index].raw_fd())?;
         let frames = pager.frames.count();
-        Ok(Filler {
+        Ok(Handler {
             index,
             queue,
             ahead: None,
@@ -152,7 +152,7 @@ impl Filler {
         while !self.pager.stop.load(Ordering::Acquire) {
             self.pager.leases.of(self.index).begin_turn();
             if let Err(error) = self.turn() {
-                diagnostics::fatal("a filler lost its userfaultfd or its device queue", &error);
+                diagnostics::fatal("a handler lost its userfaultfd or its device queue", &error);
             }
         }
     }
@@ -188,7 +188,7 @@ impl Filler {
         self.rested &= self.finished.is_empty();
         let idle = idle && self.finished.is_empty();
         // Not after every fault that was waited for: the bell is a system call.
-        self.pager.filler_looks(self.index, idle && self.idle_before);
+        self.pager.handler_looks(self.index, idle && self.idle_before);
         self.idle_before = idle;
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
@@ -229,9 +229,9 @@ impl Filler {
     fn stand_by(&mut self) -> Result<()> {
         const LOOK: Duration = Duration::from_secs(1);
         self.pager.leases.of(self.index).rest(true);
-        let bell = self.pager.filler_bells[self.index].raw_fd();
+        let bell = self.pager.handler_bells[self.index].raw_fd();
         poll_readable(&[bell], LOOK).map_err(|errno| Error::Os { call: "poll", errno: errno.0 })?;
-        self.pager.filler_looks(self.index, true);
+        self.pager.handler_looks(self.index, true);
         Ok(())
     }
 
@@ -288,8 +288,8 @@ impl Filler {
                     let pager = &self.pager;
                     match self.follow.fault(seen, &pager.leases, &pager.team) {
                         Call::None => {}
-                        Call::Helper(helper) => pager.call_filler(helper),
-                        Call::All => pager.ring_fillers(),
+                        Call::Helper(helper) => pager.call_handler(helper),
+                        Call::All => pager.ring_handlers(),
                     }
                     self.answer(fault, arrived, None);
                 }
@@ -335,7 +335,7 @@ impl Filler {
         self.waiting.push_back(Waiting { fault, arrived, why, term });
     }
 
-    /// Notes that the filler has nothing to do but what it does now, if that is so and `more` is
+    /// Notes that the handler has nothing to do but what it does now, if that is so and `more` is
     /// zero: the thread that it wakes next may run in its place for long.
     pub(in crate::paging) fn rest_if_last(&self, more: usize) -> bool {
         let last = more == 0
@@ -388,7 +388,7 @@ impl Filler {
         }
     }
 
-    /// Tells the evictor whether this filler waits for room to read ahead.
+    /// Tells the evictor whether this handler waits for room to read ahead.
     fn note_starving(&mut self) {
         let starving = self.ahead.is_some() && !self.waits_for_run;
         if starving != self.starving {
@@ -422,7 +422,7 @@ impl Filler {
     }
 
     /// A fault on a page that is being read: one that was read ahead is wanted after all. (Where
-    /// another filler reads it, that filler learns of it when the read is over.)
+    /// another handler reads it, that handler learns of it when the read is over.)
     fn catch_up(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
         if !protocol::want(self.pager.word(page), word) {
             return None;

@@ -20,7 +20,7 @@
 
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
-use crate::paging::fault::handler::{DEPTH, Filler};
+use crate::paging::fault::handler::{DEPTH, Handler};
 use crate::paging::fault::reads::{Access, Fill, Intent};
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, State, Word};
@@ -52,11 +52,11 @@ enum Asked {
     Unfit,
     /// When there is room.
     Starved,
-    /// When one of this filler's chunks is mapped, or the device has answered.
+    /// When one of this handler's chunks is mapped, or the device has answered.
     Wait,
 }
 
-impl Filler {
+impl Handler {
     /// Asks for the whole chunks that a stream leads to.
     pub(in crate::paging) fn ask_chunks(
         &mut self,
@@ -164,7 +164,7 @@ impl Filler {
         false
     }
 
-    /// Whether a frame that is being read is of an open chunk of this filler's.
+    /// Whether a frame that is being read is of an open chunk of this handler's.
     pub(in crate::paging) fn is_of_chunk(&self, frame: FrameId) -> bool {
         self.pager.frames.run_of(frame).is_some_and(|run| self.chunks[run].is_some())
     }
@@ -180,7 +180,7 @@ impl Filler {
     /// for what the stream leads to next.
     pub(in crate::paging) fn chunk_wanted(&mut self, page: PageId, frame: FrameId) {
         if !self.is_of_chunk(frame) {
-            self.pager.ring_fillers();
+            self.pager.ring_handlers();
         }
         if let Some(window) = self.pager.next_window(page, Found::Coming) {
             self.ask_ahead(window);
@@ -279,7 +279,7 @@ impl Filler {
             counters.faults_read.bump();
             let intent = self.intents[chunk.frame.0 as usize + n];
             match intent.access {
-                // It is another filler's fault.
+                // It is another handler's fault.
                 Access::Ahead => counters.prefetch_hits.bump(),
                 _ => self.pager.fault_times[self.index].add(intent.arrived.elapsed()),
             }

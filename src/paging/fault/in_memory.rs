@@ -1,10 +1,10 @@
 //! Faults that need no device: zeros, pages on their way out, first writes, lost races.
 //!
-//! Shared by the fillers and by threads that serve their own faults (`in_thread`). Takes no lock
+//! Shared by the handlers and by threads that serve their own faults (`in_thread`). Takes no lock
 //! that is held during I/O and allocates nothing, so that it can run in a signal handler.
 //!
 //! # Invariants
-//! 1. As for fillers: who made a page's word `Moving` installs it, nobody else.
+//! 1. As for handlers: who made a page's word `Moving` installs it, nobody else.
 #![expect(unsafe_code, reason = "maps the zero page into holes")]
 
 use crate::base::error::Error;

@@ -4,7 +4,7 @@ use crate::base::deadline::{Term, look_every};
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageId, SlotId};
 use crate::paging::evict::policy::Insert;
-use crate::paging::fault::handler::{DEPTH, Filler};
+use crate::paging::fault::handler::{DEPTH, Handler};
 use crate::paging::fault::in_memory::Answer;
 use crate::paging::fault::sched::idle_policy::Standing;
 use crate::paging::page::protocol::{self, Filled};
@@ -75,7 +75,7 @@ pub(in crate::paging) struct Read {
     overdue: bool,
 }
 
-/// What a filler knows about the frames it reads into.
+/// What a handler knows about the frames it reads into.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::paging) struct Intent {
     pub(in crate::paging) access: Access,
@@ -85,7 +85,7 @@ pub(in crate::paging) struct Intent {
     term: Term,
     /// When the fault's event was read.
     pub(in crate::paging) arrived: Instant,
-    /// The frame is this filler's.
+    /// The frame is this handler's.
     pub(in crate::paging) pending: bool,
 }
 
@@ -109,7 +109,7 @@ impl Intent {
     }
 }
 
-impl Filler {
+impl Handler {
     /// `Stored`: accepts a read of the page's slot.
     pub(in crate::paging) fn start_fill(
         &mut self,
@@ -276,7 +276,7 @@ impl Filler {
 
     /// Whether who waits for a page is woken by mapping it, which saves a call. Not while pages
     /// are on their way that were asked for ahead: a thread that reads several of them goes on
-    /// when all are there that can be. Nor by a filler that gives way: who is woken runs in its
+    /// when all are there that can be. Nor by a handler that gives way: who is woken runs in its
     /// place at once, and must not find the page in its hands.
     fn wakes_at_once(&self) -> bool {
         let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
@@ -314,7 +314,7 @@ impl Filler {
                 if wanted {
                     pager.counters.faults_read.bump();
                     match access {
-                        // It is another filler's fault.
+                        // It is another handler's fault.
                         Access::Ahead => pager.counters.prefetch_hits.bump(),
                         _ => pager.fault_times[self.index].add(arrived.elapsed()),
                     }

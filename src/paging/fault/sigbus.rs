@@ -4,8 +4,8 @@
 //! second processor takes part: the lowest latency, without privileges. The price: system calls
 //! on pages that are not resident fail with `EFAULT`, because there is no instruction to signal.
 //!
-//! The handler finds the region by address, looks at the page's word as a filler does, and reads
-//! the device synchronously. Prefetch and read-ahead stay with a filler thread; `fetch_many` reads
+//! The handler finds the region by address, looks at the page's word as a handler does, and reads
+//! the device synchronously. Prefetch and read-ahead stay with a handler thread; `fetch_many` reads
 //! here, before there is a signal. A read that the device does not answer is revoked by the region's
 //! [watchdog](crate::paging::watchdog): its page is lost, and the other threads that touch it get SIGBUS.
 //!
@@ -249,7 +249,7 @@ impl Pager {
     }
 
     /// Reads a frame's slot and verifies it. What fails is repeated at growing intervals until the
-    /// deadline has passed, as by a filler; a page that nobody waits for, a few times.
+    /// deadline has passed, as by a handler; a page that nobody waits for, a few times.
     fn read_frame(
         &self,
         page: PageId,
@@ -299,7 +299,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Passes what a stream of faults leads to on to a filler.
+    /// Passes what a stream of faults leads to on to a handler.
     fn ask_ahead(&self, page: PageId) {
         let Some(window) = self.next_window(page, Found::Stored) else { return };
         let mut asked = false;
@@ -308,7 +308,7 @@ impl Pager {
             asked |= self.ahead.push(run).is_ok();
         }
         if asked {
-            self.call_filler(0);
+            self.call_handler(0);
         }
     }
 }

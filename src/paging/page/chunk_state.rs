@@ -1,4 +1,4 @@
-//! Whose a chunk's pages are: the fillers' or the kernel's (`region::chunk`).
+//! Whose a chunk's pages are: the handlers' or the kernel's (`region::chunk`).
 //!
 //! A chunk is opened by a thread that latches it and then looks whether all its pages are in order;
 //! a page is filled by a thread that makes it `Moving` and then looks whether the chunk is still
@@ -25,7 +25,7 @@ use crate::base::sync::{AtomicU64, Ordering, fence};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Phase {
-    /// Faults in the chunk are for the fillers.
+    /// Faults in the chunk are for the handlers.
     Closed = 0,
     /// A thread has latched the chunk.
     Busy = 1,
@@ -167,13 +167,13 @@ mod model {
     use loom::thread;
     use std::sync::Arc;
 
-    /// A filler maps zeros as a page while another thread opens the page's chunk: the page is the
-    /// filler's or the chunk is the kernel's, never both.
+    /// A handler maps zeros as a page while another thread opens the page's chunk: the page is the
+    /// handler's or the chunk is the kernel's, never both.
     #[test]
     fn loom_a_page_is_not_filled_while_its_chunk_is_opened() {
         loom::model(|| {
             let chunk = Arc::new((ChunkState::default(), PageWord::default()));
-            let filler = thread::spawn({
+            let handler = thread::spawn({
                 let chunk = chunk.clone();
                 move || {
                     let (state, word) = &*chunk;
@@ -186,7 +186,7 @@ mod model {
                     if state.is_still_closed() {
                         return true; // It fills the page, which stays `Moving` for long.
                     }
-                    word.try_change(moving, Word::EMPTY).expect("the filler's page");
+                    word.try_change(moving, Word::EMPTY).expect("the handler's page");
                     false
                 }
             });
@@ -194,8 +194,8 @@ mod model {
             assert!(state.latch(Phase::Closed), "nobody else latches it");
             let opened = word.load() == Word::EMPTY;
             state.unlatch(if opened { Phase::Open } else { Phase::Closed });
-            let filled = filler.join().expect("no panic");
-            assert!(!(opened && filled), "the kernel's and the filler's");
+            let filled = handler.join().expect("no panic");
+            assert!(!(opened && filled), "the kernel's and the handler's");
         });
     }
 
@@ -207,7 +207,7 @@ mod model {
             // The chunk, words of two pages, and whether their tables are charged.
             type Shared = (ChunkState, [PageWord; 2], AtomicU32);
             let shared: Arc<Shared> = Arc::new(Default::default());
-            let filler = |page: usize| {
+            let handler = |page: usize| {
                 let shared = shared.clone();
                 move || {
                     let (state, words, charged) = &*shared;
@@ -221,7 +221,7 @@ mod model {
                     true
                 }
             };
-            let fillers = [thread::spawn(filler(0)), thread::spawn(filler(1))];
+            let handlers = [thread::spawn(handler(0)), thread::spawn(handler(1))];
             let (state, words, charged) = &*shared;
             if state.latch_unentered() {
                 if words.iter().all(|word| word.load() == Word::EMPTY) {
@@ -232,7 +232,7 @@ mod model {
                 }
                 state.unlatch(Phase::Closed);
             }
-            let filled = fillers.map(|filler| filler.join().expect("no panic"));
+            let filled = handlers.map(|handler| handler.join().expect("no panic"));
             for (word, filled) in words.iter().zip(filled) {
                 assert_eq!(word.load() == Word::EMPTY, !filled);
             }

@@ -1,7 +1,7 @@
 //! The page protocol under loom: one page, a few frames and slots, every interleaving.
 //!
 //! [`PageWord`], [`Note`] and all of [`protocol`](crate::paging::page::protocol) are the code that runs. The
-//! functions here are the callers' other half, in the order in which `region::{filler, evictor,
+//! functions here are the callers' other half, in the order in which `region::{handler, evictor,
 //! pager, control}` do it; each names the function it mirrors. A page's content is a version
 //! number, 0 for zeros. The kernel and the device are plain values under a lock that loom does
 //! not see, so that they order nothing but
@@ -180,7 +180,7 @@ impl Model {
         }
     }
 
-    // The filler: `Filler::resolve` and what it calls.
+    // The handler: `Handler::resolve` and what it calls.
 
     fn wake(&self) {
         self.machine().waiting = [false; THREADS];

@@ -32,7 +32,7 @@ use crate::base::units::{PageId, SlotId};
 pub(crate) enum Fate {
     /// Nobody took it, or the taker is still at work.
     Open = 0,
-    /// A filler moved the memory back into the region; the frame has none.
+    /// A handler moved the memory back into the region; the frame has none.
     MovedBack = 1,
     /// The content is not needed any more; the frame still has its memory.
     Dropped = 2,

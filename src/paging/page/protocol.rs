@@ -1,13 +1,13 @@
 //! The protocol of the page word: who wins a page, and what the winner owns and owes.
 //!
-//! Fillers, the evictor and discarding threads change a page's word only as these functions do.
+//! Handlers, the evictor and discarding threads change a page's word only as these functions do.
 //! Each tries one change and says what came of it; mapping, reading, writing and freeing are the
 //! caller's. That keeps what must be right under every interleaving in one place, which the model
 //! in `loom_model.rs` runs through all of them.
 //!
 //! ```text
 //!                 frame            old slot (note)    new slot
-//!  filled         filler           the page's         -
+//!  filled         handler           the page's         -
 //!  revoked        reader, later    reader, later      -            (then `filled` by the revoker)
 //!  take_back      taker, decides   taker: the page's  -
 //!  copy_out       taker, decides   evictor frees      evictor frees, when fate is decided
@@ -24,7 +24,7 @@ use crate::base::units::SlotId;
 use crate::paging::page::note::{Fate, Note};
 use crate::paging::page::word::{FrameId, PageWord, State, Word};
 
-/// A filler takes a `Cooling` page's content back. Won: the page is `Moving` without a slot in its
+/// A handler takes a `Cooling` page's content back. Won: the page is `Moving` without a slot in its
 /// word, and the slot that it has is returned.
 pub(crate) fn take_back(word: &PageWord, seen: Word, note: &Note) -> Result<Option<SlotId>, Word> {
     word.try_change(seen, Word::moving(None))?;
@@ -46,7 +46,7 @@ pub(crate) fn open_for_writes(word: &PageWord, seen: Word) -> Result<(Word, Word
     Ok((moving, opened))
 }
 
-/// A filler copies the content of a page that is being written. Won: the page is `Moving`; its old
+/// A handler copies the content of a page that is being written. Won: the page is `Moving`; its old
 /// slot and the one being written are the evictor's to free.
 pub(crate) fn copy_out(word: &PageWord, seen: Word) -> Result<(), Word> {
     word.try_change(seen, Word::moving(None))
@@ -61,9 +61,9 @@ pub(crate) enum Filled {
     Died(Word),
 }
 
-/// A filler's read into `frame`, of `slot`, is over.
+/// A handler's read into `frame`, of `slot`, is over.
 ///
-/// Without `wanted` nobody needs to be woken: a thread that has faulted has been seen by a filler
+/// Without `wanted` nobody needs to be woken: a thread that has faulted has been seen by a handler
 /// or will be. One that was seen while the page was `Filling` left its mark; one seen later finds
 /// the page `Moving`, which it looks at again, or mapped, and is woken by whoever sees it.
 pub(crate) fn filled(word: &PageWord, frame: FrameId, slot: Option<SlotId>) -> Filled {
@@ -155,7 +155,7 @@ pub(crate) fn cooled(word: &PageWord, frame: FrameId, content: Content) -> bool 
 pub(crate) enum Written {
     /// Nothing: it is what the caller wanted.
     Won,
-    /// A filler copied the content out, or it was discarded: free the old slot; frame and new
+    /// A handler copied the content out, or it was discarded: free the old slot; frame and new
     /// slot linger.
     Taken,
 }

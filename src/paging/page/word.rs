@@ -19,13 +19,13 @@
 //! ```
 //! | state | memory | payload | who may leave it |
 //! |---|---|---|---|
-//! | `Empty` | none; reads as zero | - | a filler |
-//! | `Filling` | a staging frame being read into | frame | the filler that entered it, or who revoked its read (`page::note`); discard marks it dead |
+//! | `Empty` | none; reads as zero | - | a handler |
+//! | `Filling` | a staging frame being read into | frame | the handler that entered it, or who revoked its read (`page::note`); discard marks it dead |
 //! | `Moving` | the mapping is being changed: microseconds, no I/O | slot or none | the thread that entered it |
-//! | `Resident` | mapped in the region | slot or none | evictor, discard; a filler clears `protected` |
-//! | `Cooling` | in a staging frame | frame | a filler (back), discard, the evictor |
-//! | `Writing` | in a staging frame being written | frame | the evictor (who may try `Moving` and come back); a filler copies out; discard |
-//! | `Stored` | on the device only | slot | a filler, discard |
+//! | `Resident` | mapped in the region | slot or none | evictor, discard; a handler clears `protected` |
+//! | `Cooling` | in a staging frame | frame | a handler (back), discard, the evictor |
+//! | `Writing` | in a staging frame being written | frame | the evictor (who may try `Moving` and come back); a handler copies out; discard |
+//! | `Stored` | on the device only | slot | a handler, discard |
 //! | `Poisoned` | lost; a touch is SIGBUS | slot or none | discard (by way of `Moving`) |
 //!
 //! `protected`: the mapping is write-protected and the content is the slot's; a write faults
@@ -270,7 +270,7 @@ impl fmt::Debug for Word {
     }
 }
 
-/// The word of one page, shared by fillers, evictors and whoever discards.
+/// The word of one page, shared by handlers, evictors and whoever discards.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub(crate) struct PageWord(AtomicU64);

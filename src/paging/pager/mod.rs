@@ -1,8 +1,8 @@
-//! The pager: what fillers, evictors and discarding threads share.
+//! The pager: what handlers, evictors and discarding threads share.
 //!
 //! [`Pager`] holds the page words, the frames, the budget, the slots and the userfaultfd of one
 //! region, and the operations on one page that every side needs: install, zero-fill, take back,
-//! discard, poison. Threads live in [`filler`](crate::paging::fault::handler) and [`evictor`](crate::paging::evict).
+//! discard, poison. Threads live in [`handler`](crate::paging::fault::handler) and [`evictor`](crate::paging::evict).
 //!
 //! | module | does |
 //! |---|---|
@@ -120,9 +120,9 @@ pub(crate) struct Pager {
     streams: Option<FaultLock<Streams>>,
     advised: LazyArray<AtomicU32>,
     pub(in crate::paging) habits: Habits,
-    /// Per filler.
+    /// Per handler.
     pub(crate) fault_times: Box<[Recorder]>,
-    /// Per filler.
+    /// Per handler.
     pub(crate) read_times: Box<[Recorder]>,
     pub(crate) write_times: Recorder,
     pub(crate) evict_times: Recorder,
@@ -136,14 +136,14 @@ pub(crate) struct Pager {
     pub(in crate::paging) deadline: Duration,
     pub(crate) evictor_bell: EventFd,
     evictor_called: CachePadded<AtomicBool>,
-    pub(crate) filler_bells: Box<[EventFd]>,
+    pub(crate) handler_bells: Box<[EventFd]>,
     pub(in crate::paging) leases: Leases,
     pub(in crate::paging) team: Team,
     /// Beside each bell: it was rung and nobody has looked yet.
-    filler_called: Box<[CachePadded<AtomicBool>]>,
+    handler_called: Box<[CachePadded<AtomicBool>]>,
     /// Faults that wait for room.
     pub(in crate::paging) starved: Starved,
-    /// How many of them there are, where threads serve themselves too, and fillers that wait for
+    /// How many of them there are, where threads serve themselves too, and handlers that wait for
     /// room to read ahead.
     pub(crate) starving: CachePadded<AtomicU32>,
     /// Why write-back fails at the moment: 0, an `errno` or [`NO_SLOT`].
@@ -245,10 +245,10 @@ impl Pager {
             deadline: config.deadline,
             evictor_bell: new_bell()?,
             evictor_called: CachePadded::new(AtomicBool::new(false)),
-            filler_bells: bells?.into_boxed_slice(),
+            handler_bells: bells?.into_boxed_slice(),
             leases: Leases::new(config.handlers)?,
             team: Team::new(config.handlers),
-            filler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
+            handler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
             starved: Starved::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
             starving: CachePadded::new(AtomicU32::new(0)),
             write_errno: AtomicU32::new(0),

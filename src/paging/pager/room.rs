@@ -60,37 +60,37 @@ impl Pager {
 
     /// The evictor has woken and will look at everything it is called for.
     pub(crate) fn evictor_looks(&self) {
-        // In this order, and by a swap: as in `filler_looks`.
+        // In this order, and by a swap: as in `handler_looks`.
         self.evictor_bell.drain();
         self.evictor_called.swap(false, Ordering::AcqRel);
     }
 
-    /// Wakes the fillers that wait for frames.
-    pub(crate) fn feed_fillers(&self) {
+    /// Wakes the handlers that wait for frames.
+    pub(crate) fn feed_handlers(&self) {
         if self.starving.load(Ordering::Acquire) > 0 {
-            self.ring_fillers();
+            self.ring_handlers();
         }
     }
 
-    /// Wakes a filler, once until it has looked.
-    pub(crate) fn call_filler(&self, index: usize) {
-        call(&self.filler_called[index], &self.filler_bells[index]);
+    /// Wakes a handler, once until it has looked.
+    pub(crate) fn call_handler(&self, index: usize) {
+        call(&self.handler_called[index], &self.handler_bells[index]);
     }
 
-    /// A filler has woken and will look at everything it can be called for. Costs no system call
+    /// A handler has woken and will look at everything it can be called for. Costs no system call
     /// when it was not called. One that has nothing else to do looks at the bell as well: the
     /// flag is set before the bell rings, so a ring can come after the flag was taken back.
-    pub(crate) fn filler_looks(&self, index: usize, idle: bool) {
-        if idle || self.filler_called[index].load(Ordering::Acquire) {
+    pub(crate) fn handler_looks(&self, index: usize, idle: bool) {
+        if idle || self.handler_called[index].load(Ordering::Acquire) {
             // The bell first: one that rings in between is heard by the next wait.
-            self.filler_bells[index].drain();
+            self.handler_bells[index].drain();
             // A swap: whoever called before it has shown what for, whoever calls after it rings.
-            self.filler_called[index].swap(false, Ordering::AcqRel);
+            self.handler_called[index].swap(false, Ordering::AcqRel);
         }
     }
 
-    pub(crate) fn ring_fillers(&self) {
-        (0..self.filler_bells.len()).for_each(|index| self.call_filler(index));
+    pub(crate) fn ring_handlers(&self) {
+        (0..self.handler_bells.len()).for_each(|index| self.call_handler(index));
     }
 
     // Frames with their charge.

@@ -16,10 +16,10 @@
 //! ```
 //! Where the block would be as large as a chunk of memory and the pages follow each other, whole chunks
 //! are asked for and there is no mark: a chunk that was read is mapped when its reader gets there
-//! (`filler::chunks`), and that fault is told as well.
+//! (`handler::chunks`), and that fault is told as well.
 //!
 //! Any other fault near a stream halves its confidence: wrong guesses stop after one small block.
-//! Used by fillers, under one leaf lock.
+//! Used by handlers, under one leaf lock.
 
 use crate::base::units::{PageCount, PageId};
 

@@ -278,8 +278,8 @@ fn s3fifo_keeps_a_hot_set_through_a_scan() {
     // The hot pages come back soon after they left, which is what moves them to the main queue.
     for round in 0..20 {
         (0..50).for_each(|page| touch(policy.as_mut(), &mut ram, page, 100));
-        let fillers = 100 + round * 20..120 + round * 20;
-        fillers.for_each(|page| touch(policy.as_mut(), &mut ram, page, 100));
+        let handlers = 100 + round * 20..120 + round * 20;
+        handlers.for_each(|page| touch(policy.as_mut(), &mut ram, page, 100));
     }
     (500..1_000).for_each(|page| touch(policy.as_mut(), &mut ram, page, 100));
     let kept = (0..50).filter(|page| ram.contains(page)).count();

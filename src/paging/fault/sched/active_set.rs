@@ -1,20 +1,20 @@
-//! Which fillers are on duty.
+//! Which handlers are on duty.
 //!
-//! The kernel wakes everybody who waits for faults, for each of them: a second filler that has
-//! nothing to do costs a thread that faults alone more than its own filler does. So the first
-//! filler serves all faults, and calls a helper in when it sees two threads fault in turn, each on
-//! a processor of its own. The helper then follows one of them and the first filler the other,
+//! The kernel wakes everybody who waits for faults, for each of them: a second handler that has
+//! nothing to do costs a thread that faults alone more than its own handler does. So the first
+//! handler serves all faults, and calls a helper in when it sees two threads fault in turn, each on
+//! a processor of its own. The helper then follows one of them and the first handler the other,
 //! until one of the two stops. When more threads fault there is work for everybody: all helpers
 //! are called.
 //!
-//! A pair pays where the store answers before the call returns: its fillers do not sleep between
-//! a fault and its page. Fillers that wait for a device sleep and are woken anyway, both of them
+//! A pair pays where the store answers before the call returns: its handlers do not sleep between
+//! a fault and its page. Handlers that wait for a device sleep and are woken anyway, both of them
 //! for each fault, and each is bound to a processor that the device's own work wants as well:
 //! there two threads are served as more are.
 //!
 //! ```text
-//!   off duty --- first filler: `call_in` ---> on duty for a thread --- either: `dismiss` ---> off
-//!            --- first filler: `call_all` --> on duty --- `call_in`, `dismiss` -------------> off
+//!   off duty --- first handler: `call_in` ---> on duty for a thread --- either: `dismiss` ---> off
+//!            --- first handler: `call_all` --> on duty --- `call_in`, `dismiss` -------------> off
 //! ```
 
 use crate::base::sync::{AtomicU32, Ordering};
@@ -24,25 +24,25 @@ pub(in crate::paging) const NOBODY: u32 = 0;
 /// Duty for whoever faults.
 pub(in crate::paging) const ANYBODY: u32 = u32::MAX;
 
-/// The duties of a region's fillers.
+/// The duties of a region's handlers.
 #[derive(Debug)]
 pub(in crate::paging) struct Team {
-    /// Per filler: the thread it is on duty for. The first filler's is the one it follows.
+    /// Per handler: the thread it is on duty for. The first handler's is the one it follows.
     duties: Box<[AtomicU32]>,
 }
 
 impl Team {
-    pub(in crate::paging) fn new(fillers: usize) -> Team {
-        Team { duties: (0..fillers).map(|_| AtomicU32::new(NOBODY)).collect() }
+    pub(in crate::paging) fn new(handlers: usize) -> Team {
+        Team { duties: (0..handlers).map(|_| AtomicU32::new(NOBODY)).collect() }
     }
 
-    /// The thread that a filler was called in for, [`NOBODY`] when it was not.
-    pub(in crate::paging) fn duty(&self, filler: usize) -> u32 {
-        // Relaxed: a filler that learns of it late serves faults a little longer or later.
-        self.duties[filler].load(Ordering::Relaxed)
+    /// The thread that a handler was called in for, [`NOBODY`] when it was not.
+    pub(in crate::paging) fn duty(&self, handler: usize) -> u32 {
+        // Relaxed: a handler that learns of it late serves faults a little longer or later.
+        self.duties[handler].load(Ordering::Relaxed)
     }
 
-    /// Sends the first filler to `first` and a helper to `second`; returns the helper, to be woken.
+    /// Sends the first handler to `first` and a helper to `second`; returns the helper, to be woken.
     /// `None`: there is none. The others go off duty.
     pub(in crate::paging) fn call_in(&self, first: u32, second: u32) -> Option<usize> {
         const HELPER: usize = 1;
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn helpers_are_on_duty_from_their_call_to_their_dismissal() {
         let team = Team::new(3);
-        let duties = |team: &Team| [0, 1, 2].map(|filler| team.duty(filler));
+        let duties = |team: &Team| [0, 1, 2].map(|handler| team.duty(handler));
         assert_eq!(team.call_in(7, 8), Some(1));
         assert_eq!(duties(&team), [7, 8, NOBODY]);
         assert!(team.call_all() && !team.call_all());

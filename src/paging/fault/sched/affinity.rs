@@ -1,12 +1,12 @@
-//! Where a filler runs: on the processor of the thread whose faults it serves.
+//! Where a handler runs: on the processor of the thread whose faults it serves.
 //!
 //! Waking a thread on another processor costs more than everything a fault needs otherwise
 //! (10-17 us against 3-7 on the same one, measured here). While the faults come from one thread
-//! and one at a time, the filler therefore follows that thread and gives way to it
-//! ([`lease`](crate::paging::fault::sched::idle_policy)): the thread sleeps while the filler works, so they never want the
-//! processor at the same time. Two threads that fault in turn get a filler each, where the store
+//! and one at a time, the handler therefore follows that thread and gives way to it
+//! ([`lease`](crate::paging::fault::sched::idle_policy)): the thread sleeps while the handler works, so they never want the
+//! processor at the same time. Two threads that fault in turn get a handler each, where the store
 //! answers at once ([`team`](crate::paging::fault::sched::active_set)). When more do, there is work for all processors, and
-//! the filler runs where the scheduler puts it.
+//! the handler runs where the scheduler puts it.
 
 use crate::paging::fault::sched::active_set::{ANYBODY, NOBODY, Pair, Team};
 use crate::paging::fault::sched::idle_policy::{Leases, Standing};
@@ -22,13 +22,13 @@ const DISTURBANCE: u32 = 4;
 /// Faults for which nobody is followed after a refusal, doubled with each that comes at once.
 const HOLD_OFF: u32 = 64;
 const DENIALS_MAX: u32 = 4;
-/// Times that the filler had to be woken after which it looks where its thread runs now: a thread
+/// Times that the handler had to be woken after which it looks where its thread runs now: a thread
 /// on the same processor needs to wake it rarely.
 const LOOK_MIN: u32 = 2;
 const LOOK_MAX: u32 = 64;
 /// Faults of the partner's thread, or wakes for nothing, after which a team of two breaks up.
 const FOREIGN_MAX: u32 = 64;
-/// Faults that nobody can be followed for after which all fillers are called.
+/// Faults that nobody can be followed for after which all handlers are called.
 const CROWD: u32 = 256;
 
 /// A fault, as far as it says where to run.
@@ -37,13 +37,13 @@ pub(in crate::paging) struct Seen {
     pub(in crate::paging) thread: u32,
     /// Nothing else is being served.
     pub(in crate::paging) lonely: bool,
-    /// The filler slept and was woken for it.
+    /// The handler slept and was woken for it.
     pub(in crate::paging) slept: bool,
     /// The store answers before the call returns.
     pub(in crate::paging) at_once: bool,
 }
 
-/// Fillers to be woken.
+/// Handlers to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) enum Call {
     None,
@@ -51,12 +51,12 @@ pub(in crate::paging) enum Call {
     All,
 }
 
-/// Which thread a filler follows.
+/// Which thread a handler follows.
 #[derive(Debug)]
 pub(in crate::paging) struct Follow {
-    filler: usize,
+    handler: usize,
     thread: u32,
-    /// The thread that the other filler follows.
+    /// The thread that the other handler follows.
     partner: u32,
     pair: Pair,
     foreign: u32,
@@ -65,7 +65,7 @@ pub(in crate::paging) struct Follow {
     /// Faults of the thread until its pace is looked at, and since when.
     until_pace: u32,
     since: Instant,
-    /// The processor the filler is bound to.
+    /// The processor the handler is bound to.
     bound: Option<u32>,
     slept: u32,
     look_after: u32,
@@ -74,9 +74,9 @@ pub(in crate::paging) struct Follow {
 }
 
 impl Follow {
-    pub(in crate::paging) fn new(filler: usize) -> Follow {
+    pub(in crate::paging) fn new(handler: usize) -> Follow {
         Follow {
-            filler,
+            handler,
             thread: NOBODY,
             partner: NOBODY,
             pair: Pair::default(),
@@ -93,9 +93,9 @@ impl Follow {
         }
     }
 
-    /// Notes a fault that the calling filler is about to serve. Says who is to be woken.
+    /// Notes a fault that the calling handler is about to serve. Says who is to be woken.
     pub(in crate::paging) fn fault(&mut self, seen: Seen, leases: &Leases, team: &Team) -> Call {
-        if self.filler == 0 && self.partner != NOBODY && !seen.at_once {
+        if self.handler == 0 && self.partner != NOBODY && !seen.at_once {
             self.let_go(leases, team);
             self.start(NOBODY);
         }
@@ -123,9 +123,9 @@ impl Follow {
         Call::None
     }
 
-    /// Whom the first filler needs.
+    /// Whom the first handler needs.
     fn call(&mut self, seen: Seen, leases: &Leases, team: &Team) -> Call {
-        if self.filler != 0 || self.partner != NOBODY || !team.has_helpers() {
+        if self.handler != 0 || self.partner != NOBODY || !team.has_helpers() {
             return Call::None;
         }
         if let Some(threads) = self.pair.note(seen.thread)
@@ -146,7 +146,7 @@ impl Follow {
         if self.crowd == CROWD && team.call_all() { Call::All } else { Call::None }
     }
 
-    /// The filler was woken and found nothing to do.
+    /// The handler was woken and found nothing to do.
     pub(in crate::paging) fn woken_for_nothing(&mut self, leases: &Leases, team: &Team) {
         if self.partner != NOBODY {
             self.foreign(leases, team);
@@ -155,8 +155,8 @@ impl Follow {
 
     /// Takes up what a helper was called in for, or ends it.
     pub(in crate::paging) fn report_for_duty(&mut self, leases: &Leases, team: &Team) {
-        let duty = team.duty(self.filler);
-        if self.filler == 0 {
+        let duty = team.duty(self.handler);
+        if self.handler == 0 {
             if duty == NOBODY && self.partner != NOBODY {
                 self.partner = NOBODY; // The helper has left.
             }
@@ -181,7 +181,7 @@ impl Follow {
     fn own_fault(&mut self, seen: Seen, leases: &Leases, team: &Team) {
         self.foreign = 0;
         self.score = (self.score + 1).min(2 * STREAK);
-        match leases.of(self.filler).standing() {
+        match leases.of(self.handler).standing() {
             Standing::None => self.consider(leases),
             Standing::Asked => {}
             Standing::Lent => {
@@ -191,7 +191,7 @@ impl Follow {
                 }
             }
             Standing::Denied => {
-                leases.of(self.filler).accept_denial();
+                leases.of(self.handler).accept_denial();
                 self.bound = None; // Unbound by the lender, if it was bound.
                 self.hold_off = HOLD_OFF << self.denials;
                 self.denials = (self.denials + 1).min(DENIALS_MAX);
@@ -201,7 +201,7 @@ impl Follow {
         }
     }
 
-    /// A sign that the other filler's thread is the only one that faults.
+    /// A sign that the other handler's thread is the only one that faults.
     fn foreign(&mut self, leases: &Leases, team: &Team) {
         self.foreign += 1;
         if self.foreign > FOREIGN_MAX {
@@ -210,7 +210,7 @@ impl Follow {
         }
     }
 
-    /// Two threads on two processors: a filler for each.
+    /// Two threads on two processors: a handler for each.
     fn share_out(&mut self, threads: [u32; 2], leases: &Leases, team: &Team) -> Option<usize> {
         let [one, other] = threads.map(thread::processor_of);
         if one.is_none() || other.is_none() || one == other {
@@ -225,7 +225,7 @@ impl Follow {
         self.start(thread);
         self.partner = partner;
         self.score = 2 * STREAK;
-        if self.bind() && leases.of(self.filler).ask() {
+        if self.bind() && leases.of(self.handler).ask() {
             leases.ring();
         }
     }
@@ -241,7 +241,7 @@ impl Follow {
 
     /// Not following: starts to, when the faults come fast enough.
     fn consider(&mut self, leases: &Leases) {
-        self.bound = None; // Whoever ended the lease unbound the filler.
+        self.bound = None; // Whoever ended the lease unbound the handler.
         self.until_pace = self.until_pace.saturating_sub(1);
         if self.until_pace > 0 {
             return;
@@ -249,7 +249,7 @@ impl Follow {
         let fast = self.since.elapsed() < STREAK_TIME_MAX;
         self.until_pace = STREAK;
         self.since = Instant::now();
-        if fast && self.bind() && leases.of(self.filler).ask() {
+        if fast && self.bind() && leases.of(self.handler).ask() {
             leases.ring();
         }
     }
@@ -284,7 +284,7 @@ impl Follow {
     }
 
     fn let_go_alone(&mut self, leases: &Leases) {
-        if leases.of(self.filler).give_back() {
+        if leases.of(self.handler).give_back() {
             leases.ring();
         }
         if self.bound.take().is_some() {

@@ -1,15 +1,15 @@
-//! Polling: how long a filler looks for the device's answer before it sleeps.
+//! Polling: how long a handler looks for the device's answer before it sleeps.
 //!
 //! A processor that has nothing to do halts, and it takes longer to wake it than to serve a fault,
-//! most of all where it is virtual. So a filler looks as long as the device usually takes, if that
+//! most of all where it is virtual. So a handler looks as long as the device usually takes, if that
 //! is short. One that gives way ([`lease`](crate::paging::fault::sched::idle_policy)) takes nothing from anybody meanwhile:
 //! whoever wants the processor gets it at once. Any other offers the processor between two looks
 //! (`sched_yield(2)`): the threads that it serves run, fault and leave it again. Where somebody
-//! keeps it for long, the filler would wait for its turn with an answer in the ring, while one
+//! keeps it for long, the handler would wait for its turn with an answer in the ring, while one
 //! that sleeps is preferred when it wakes; so it sleeps for some time.
 //!
 //! A store that answers before the call returns is never waited for. [`Patience`] tells by the time
-//! its answers take whether this is one: what fillers do about two threads depends on it
+//! its answers take whether this is one: what handlers do about two threads depends on it
 //! ([`team`](crate::paging::fault::sched::active_set)).
 
 use crate::store::{Polled, Polling};
@@ -134,7 +134,7 @@ mod tests {
             patience.answers_at_once()
         };
         assert!(answer(copied, SCORE_MAX));
-        assert!(answer(waited, SCORE_MAX / 2), "a filler that was preempted");
+        assert!(answer(waited, SCORE_MAX / 2), "a handler that was preempted");
         assert!(!answer(waited, SCORE_MAX / 2), "a device");
         assert!(!answer(copied, SCORE_MAX / 2), "what the device had at hand");
         assert!(answer(copied, SCORE_MAX / 2));

@@ -1,25 +1,25 @@
-//! Leases: for how long a filler gives way to the threads it serves.
+//! Leases: for how long a handler gives way to the threads it serves.
 //!
 //! The kernel wakes a thread on an idle processor rather than on the one where the waker still
-//! runs, so that a faulting thread flees from its filler and every fault costs two wake-ups across
+//! runs, so that a faulting thread flees from its handler and every fault costs two wake-ups across
 //! processors. A waker under `SCHED_IDLE` counts as no load: the woken thread takes its place at
-//! once, and when it faults again the filler goes on where it was, without a wake-up.
+//! once, and when it faults again the handler goes on where it was, without a wake-up.
 //!
-//! But a filler that gives way to everybody starves when others want the processor, with faults
+//! But a handler that gives way to everybody starves when others want the processor, with faults
 //! unanswered and locks held. So the policy is lent: one thread, the [`Lender`], grants a lease
-//! that a filler asks for, and takes it back when the filler has not finished a turn within a
-//! [`TICK`], whatever the reason. No fault waits longer for a starving filler than two of them.
+//! that a handler asks for, and takes it back when the handler has not finished a turn within a
+//! [`TICK`], whatever the reason. No fault waits longer for a starving handler than two of them.
 //!
 //! ```text
-//!          filler                    lender
+//!          handler                    lender
 //!   Free ---------> Wanted -----------------------> Held ---> Free   nothing to do for a tick
 //!    ^                 |                             | |
 //!    |                 +---> Denied <----------------+ |        starved, or not allowed
-//!    +-----------------------  |      filler           v
+//!    +-----------------------  |      handler           v
 //!    ^                                             Returned ---> Free
 //! ```
 //! # Invariants
-//! 1. Only the lender changes a filler's policy. It does so before it leaves `Wanted` for `Held`,
+//! 1. Only the lender changes a handler's policy. It does so before it leaves `Wanted` for `Held`,
 //!    and after it left `Held`, so that what is not `Held` or `Wanted` takes its share, or is
 //!    about to without anybody else's help.
 
@@ -33,9 +33,9 @@ use crate::sys::thread::{self, Share};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest time that a filler keeps a lease without finishing a turn.
+/// Longest time that a handler keeps a lease without finishing a turn.
 const TICK: Duration = Duration::from_millis(1);
-/// How long a filler that starved gets no lease, doubled up to the maximum when it starves again
+/// How long a handler that starved gets no lease, doubled up to the maximum when it starves again
 /// soon: one that was held this many times longer was worth it.
 const DENIED_MIN: Duration = Duration::from_millis(5);
 const DENIED_MAX: Duration = Duration::from_millis(320);
@@ -47,7 +47,7 @@ const HELD: u32 = 2;
 const RETURNED: u32 = 3;
 const DENIED: u32 = 4;
 
-/// What a filler has of its lease.
+/// What a handler has of its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) enum Standing {
     /// It runs like any other thread.
@@ -60,17 +60,17 @@ pub(in crate::paging) enum Standing {
     Denied,
 }
 
-/// One filler's lease.
+/// One handler's lease.
 #[derive(Debug, Default)]
 pub(in crate::paging) struct Lease {
     state: AtomicU32,
     thread: AtomicU32,
-    /// Twice the turns begun, plus 1 while the filler has nothing left to do.
+    /// Twice the turns begun, plus 1 while the handler has nothing left to do.
     beat: AtomicU64,
 }
 
 impl Lease {
-    /// The calling thread is the filler of this lease.
+    /// The calling thread is the handler of this lease.
     pub(in crate::paging) fn adopt(&self) {
         self.thread.store(thread::current(), Ordering::Relaxed);
     }
@@ -82,7 +82,7 @@ impl Lease {
         self.beat.store(turn, Ordering::Relaxed);
     }
 
-    /// Whether the filler has nothing more to do than it is about to finish, or to wait for.
+    /// Whether the handler has nothing more to do than it is about to finish, or to wait for.
     pub(in crate::paging) fn rest(&self, resting: bool) {
         let turn = self.beat.load(Ordering::Relaxed) & !1;
         self.beat.store(turn | u64::from(resting), Ordering::Relaxed);
@@ -107,7 +107,7 @@ impl Lease {
         self.change(HELD, RETURNED)
     }
 
-    /// The filler knows that it was refused, and may ask again.
+    /// The handler knows that it was refused, and may ask again.
     pub(in crate::paging) fn accept_denial(&self) {
         self.change(DENIED, FREE);
     }
@@ -145,13 +145,13 @@ pub(in crate::paging) struct Leases {
 impl Leases {
     /// # Errors
     /// [`Error::Os`] without a descriptor for the bell.
-    pub(in crate::paging) fn new(fillers: usize) -> Result<Leases> {
+    pub(in crate::paging) fn new(handlers: usize) -> Result<Leases> {
         let bell = EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })?;
-        Ok(Leases { leases: (0..fillers).map(|_| Lease::default()).collect(), bell })
+        Ok(Leases { leases: (0..handlers).map(|_| Lease::default()).collect(), bell })
     }
 
-    pub(in crate::paging) fn of(&self, filler: usize) -> &Lease {
-        &self.leases[filler]
+    pub(in crate::paging) fn of(&self, handler: usize) -> &Lease {
+        &self.leases[handler]
     }
 
     /// Tells the lender that a lease has changed, or that the region stops.
@@ -203,8 +203,8 @@ impl Lender {
         let lease = self.pager.leases.of(at);
         let memory = &mut self.memories[at];
         let denied = memory.denied_until.is_some_and(|until| Instant::now() < until);
-        let filler = lease.thread.load(Ordering::Relaxed);
-        if denied || !thread::may_give_way() || !thread::set_share(filler, Share::GivesWay) {
+        let handler = lease.thread.load(Ordering::Relaxed);
+        if denied || !thread::may_give_way() || !thread::set_share(handler, Share::GivesWay) {
             lease.state.store(DENIED, Ordering::Release);
             return;
         }
@@ -213,11 +213,11 @@ impl Lender {
         lease.state.store(HELD, Ordering::Release);
     }
 
-    /// Takes a lease back from a filler that did nothing since the last look.
+    /// Takes a lease back from a handler that did nothing since the last look.
     fn check(&mut self, at: usize) {
         let lease = self.pager.leases.of(at);
         let beat = lease.beat.load(Ordering::Relaxed);
-        let filler = lease.thread.load(Ordering::Relaxed);
+        let handler = lease.thread.load(Ordering::Relaxed);
         let memory = &mut self.memories[at];
         if beat != memory.beat {
             memory.beat = beat;
@@ -229,8 +229,8 @@ impl Lender {
             return self.take_back(at, FREE);
         }
         // Asleep, it waits for its device: that is not for want of a processor. Where nobody can
-        // tell, a lease that ends costs speed, and a filler that starves would hang its threads.
-        if !resting && thread::wants_processor(filler) == Some(false) {
+        // tell, a lease that ends costs speed, and a handler that starves would hang its threads.
+        if !resting && thread::wants_processor(handler) == Some(false) {
             return;
         }
         let worth_it = memory.granted.elapsed() > memory.denied_for * WORTH_IT;
@@ -240,24 +240,24 @@ impl Lender {
         self.take_back(at, DENIED);
     }
 
-    /// Ends a lease: the filler takes its share again, wherever there is room.
+    /// Ends a lease: the handler takes its share again, wherever there is room.
     fn take_back(&self, at: usize, then: u32) {
         let lease = self.pager.leases.of(at);
-        let filler = lease.thread.load(Ordering::Relaxed);
+        let handler = lease.thread.load(Ordering::Relaxed);
         if lease.state.load(Ordering::Acquire) == FREE {
             return;
         }
         lease.state.store(then, Ordering::Release);
-        let done = thread::set_share(filler, Share::Equal);
+        let done = thread::set_share(handler, Share::Equal);
         let errno = crate::sys::errno();
-        // A filler that has ended meanwhile needs nothing.
+        // A handler that has ended meanwhile needs nothing.
         if !done && errno != crate::sys::ESRCH {
             let cause = Error::Os { call: "sched_setscheduler", errno };
             diagnostics::warn(
-                "a filler gives way for good; faults wait when processors are busy",
+                "a handler gives way for good; faults wait when processors are busy",
                 &cause,
             );
         }
-        thread::run_anywhere(filler);
+        thread::run_anywhere(handler);
     }
 }
