@@ -2,19 +2,19 @@
 //!
 //! The hand goes over the bitmap of resident pages in address order, 64 pages at a step; each
 //! step is taken by one thread, so that several evict side by side without a lock. Victims of a
-//! batch are dropped by one vectored call, neighbours as one range (`bridge`).
+//! batch are dropped by one vectored call, neighbours as one range (`coalescing`).
 #![expect(unsafe_code, reason = "drops the memory of victims")]
 
 use super::BufferPool;
-use super::bridge::Bridges;
-use super::latch::Word;
-use super::outcome::Outcome;
+use super::coalescing::Gaps;
+use super::latch::LatchWord;
+use super::write_result::WriteResult;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
 use crate::sys::vm::Piece;
 
-/// Most pages of a batch. One page a call costs several times as much; see
+/// Maximum number of pages in a batch. One page a call costs several times as much; see
 /// `docs/design/pool.md`, eviction.
 pub(super) const BATCH_MAX: usize = 256;
 
@@ -65,7 +65,7 @@ impl BufferPool {
             while batch.len() < target && left > 0 {
                 left -= 1;
                 let step = self.hand.fetch_add(1, Ordering::Relaxed) % steps;
-                self.pass(step as usize, dirty, target, &mut batch);
+                self.sweep(step as usize, dirty, target, &mut batch);
             }
             freed += self.finish(&mut batch);
         }
@@ -73,17 +73,17 @@ impl BufferPool {
     }
 
     /// The hand passes 64 pages.
-    fn pass(&self, step: usize, dirty: Dirty, target: usize, batch: &mut Batch) {
+    fn sweep(&self, step: usize, dirty: Dirty, target: usize, batch: &mut Batch) {
         let mut bits = self.resident[step].load(Ordering::Relaxed);
         while bits != 0 && batch.len() < target {
             let page = PageId((step * 64) as u64 + u64::from(bits.trailing_zeros()));
             bits &= bits - 1;
-            self.judge(page, dirty, batch);
+            self.sweep_page(page, dirty, batch);
         }
     }
 
     /// The hand passes one page. A lost race leaves it for the next lap.
-    fn judge(&self, page: PageId, dirty: Dirty, batch: &mut Batch) {
+    fn sweep_page(&self, page: PageId, dirty: Dirty, batch: &mut Batch) {
         let latch = self.word(page);
         let seen = latch.load();
         if !seen.is_readable() {
@@ -109,7 +109,7 @@ impl BufferPool {
     }
 
     /// Locks a free page that leaves singly; not one that lies in a huge page again.
-    fn lock_victim(&self, page: PageId, seen: Word) -> bool {
+    fn lock_victim(&self, page: PageId, seen: LatchWord) -> bool {
         let is_locked = self.word(page).try_lock_victim(seen);
         if is_locked && self.is_huge(page) {
             self.word(page).unlock(false);
@@ -147,7 +147,7 @@ impl BufferPool {
         }
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let (mut count, mut bytes) = (0, 0);
-        let mut bridges = Bridges::new();
+        let mut gaps = Gaps::new();
         // One past the page before.
         let mut after = usize::MAX;
         for page in pages {
@@ -157,7 +157,7 @@ impl BufferPool {
             bytes += len as u64;
             match pieces[..count].last_mut() {
                 Some(last) if last.start() + last.len() == start => last.grow(len),
-                Some(last) if self.batch > 1 && bridges.build(self, after, page.as_usize()) => {
+                Some(last) if self.batch > 1 && gaps.lock(self, after, page.as_usize()) => {
                     last.grow(start + len - last.start() - last.len());
                 }
                 _ => {
@@ -168,14 +168,14 @@ impl BufferPool {
             after = page.as_usize() + (1 << order);
         }
         // SAFETY: this thread holds the pages locked and their contents are on the device; what lies
-        // between them within a range is absent and locked, too (`bridge`).
+        // between them within a range is absent and locked, too (`coalescing`).
         let dropped = unsafe { self.discarder.discard(&pieces[..count]) };
         assert!(dropped.is_ok(), "dropping {count} ranges: {dropped:?}");
         let stamp = self.stamp_now();
         for page in pages {
             self.word(*page).evicted(stamp);
         }
-        bridges.end(self);
+        gaps.unlock(self);
         self.counters.evicted.fetch_add(pages.len() as u64, Ordering::Relaxed);
         self.account.uncharge(ByteCount(bytes));
         bytes
@@ -212,7 +212,7 @@ impl BufferPool {
     /// [`Error::LatchTimeout`] when a page is held exclusively for too long, or another flush takes
     /// too long to write the header, which is page 0.
     pub fn flush(&self) -> Result<()> {
-        let mut outcome = Outcome::default();
+        let mut result = WriteResult::default();
         let steps = (self.end.load(Ordering::Acquire) as usize).div_ceil(64);
         let mut batch = [PageId(0); BATCH_MAX];
         let mut len = 0;
@@ -225,7 +225,7 @@ impl BufferPool {
                     Some(is_held) => is_held,
                     None => {
                         // Who is in the way may itself wait for one of the pages held here.
-                        outcome.add(self.write_group(&batch[..len]));
+                        result.add(self.write_group(&batch[..len]));
                         len = 0;
                         self.hold_for_writing(page)?
                     }
@@ -235,29 +235,29 @@ impl BufferPool {
                     len += 1;
                 }
                 if len == BATCH_MAX {
-                    outcome.add(self.write_group(&batch));
+                    result.add(self.write_group(&batch));
                     len = 0;
                 }
             }
         }
-        outcome.add(self.write_group(&batch[..len]));
-        if outcome.failed > 0 {
-            let len = outcome.failed << self.page_shift;
+        result.add(self.write_group(&batch[..len]));
+        if result.failed > 0 {
+            let len = result.failed << self.page_shift;
             return Err(Error::Io { op: "write", offset: 0, len, errno: crate::sys::EIO });
         }
         self.write_header()?;
-        outcome.into_refusal().map_or(Ok(()), Err)
+        result.into_refusal().map_or(Ok(()), Err)
     }
 
     /// Holds a dirty page for writing; `false` when it is clean or gone.
     fn hold_for_writing(&self, page: PageId) -> Result<bool> {
-        let mut patience = super::fix::Patience::new(self.deadline);
+        let mut backoff = super::fix::Backoff::new(self.deadline);
         loop {
             if let Some(is_held) = self.try_hold_for_writing(page) {
                 return Ok(is_held);
             }
-            if !patience.wait() {
-                return Err(self.timeout(page, &patience));
+            if !backoff.wait() {
+                return Err(self.timeout(page, &backoff));
             }
         }
     }

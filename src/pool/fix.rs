@@ -2,7 +2,7 @@
 
 use super::BufferPool;
 use super::guard::{ExclusiveGuard, Held, OptimisticGuard, SharedGuard};
-use super::latch::{Holder, Latch, Note, ORDER_MAX, Word};
+use super::latch::{HeldWord, Holder, Latch, LatchWord, ORDER_MAX};
 use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
@@ -21,16 +21,16 @@ const NAP: Duration = Duration::from_micros(50);
 const OPTIMISTIC_MAX: u32 = 8;
 
 /// Waits for a latch, first spinning, then yielding, then sleeping.
-pub(super) struct Patience {
+pub(super) struct Backoff {
     turns: u32,
     /// Begins when spinning did not help.
     deadline: Option<Deadline>,
     limit: Duration,
 }
 
-impl Patience {
-    pub(super) fn new(limit: Duration) -> Patience {
-        Patience { turns: 0, deadline: None, limit }
+impl Backoff {
+    pub(super) fn new(limit: Duration) -> Backoff {
+        Backoff { turns: 0, deadline: None, limit }
     }
 
     /// Waits a little; `false` when the deadline had passed before the caller looked at the latch.
@@ -58,20 +58,20 @@ impl Patience {
 /// A way to hold a page.
 pub(super) trait Hold {
     /// Takes a page that is resident; fails when somebody is in the way.
-    fn take(latch: &Latch, seen: Word) -> bool;
+    fn take(latch: &Latch, seen: LatchWord) -> bool;
 
     /// As `take`, for the page that hits mostly meet: touched since the hand passed, and nobody in
     /// the way.
-    fn take_ready(latch: &Latch, seen: Word) -> bool;
+    fn take_ready(latch: &Latch, seen: LatchWord) -> bool;
 
     /// Turns the latch of a page that this thread has just brought in, and has locked, into this.
-    fn settle(latch: &Latch);
+    fn after_load(latch: &Latch);
 
     /// What the guard keeps of the word of a page that is held so.
-    fn note(latch: &Latch) -> Note;
+    fn note(latch: &Latch) -> HeldWord;
 
     /// Whether it is somebody else's hold that is in the way of taking a resident page.
-    fn is_barred(seen: Word) -> bool;
+    fn is_blocked(seen: LatchWord) -> bool;
 }
 
 /// Together with other readers.
@@ -79,24 +79,24 @@ pub(super) struct Shared;
 
 impl Hold for Shared {
     #[inline]
-    fn take(latch: &Latch, seen: Word) -> bool {
+    fn take(latch: &Latch, seen: LatchWord) -> bool {
         latch.try_share(seen)
     }
 
     #[inline]
-    fn take_ready(latch: &Latch, seen: Word) -> bool {
+    fn take_ready(latch: &Latch, seen: LatchWord) -> bool {
         latch.try_share_ready(seen)
     }
 
-    fn settle(latch: &Latch) {
+    fn after_load(latch: &Latch) {
         latch.downgrade(false);
     }
 
-    fn note(latch: &Latch) -> Note {
-        Note::seen(latch.load())
+    fn note(latch: &Latch) -> HeldWord {
+        HeldWord::seen(latch.load())
     }
 
-    fn is_barred(seen: Word) -> bool {
+    fn is_blocked(seen: LatchWord) -> bool {
         !seen.is_readable() || !seen.has_room()
     }
 }
@@ -106,22 +106,22 @@ pub(super) struct Exclusive;
 
 impl Hold for Exclusive {
     #[inline]
-    fn take(latch: &Latch, seen: Word) -> bool {
+    fn take(latch: &Latch, seen: LatchWord) -> bool {
         latch.try_lock(seen)
     }
 
     #[inline]
-    fn take_ready(latch: &Latch, seen: Word) -> bool {
+    fn take_ready(latch: &Latch, seen: LatchWord) -> bool {
         latch.try_lock_ready(seen)
     }
 
-    fn settle(_: &Latch) {}
+    fn after_load(_: &Latch) {}
 
-    fn note(latch: &Latch) -> Note {
-        Note::locked(latch.load())
+    fn note(latch: &Latch) -> HeldWord {
+        HeldWord::locked(latch.load())
     }
 
-    fn is_barred(seen: Word) -> bool {
+    fn is_blocked(seen: LatchWord) -> bool {
         !seen.is_free()
     }
 }
@@ -136,11 +136,11 @@ impl BufferPool {
         page: PageId,
         order: u8,
         deadline: Option<Duration>,
-    ) -> Result<(&Latch, Note)> {
+    ) -> Result<(&Latch, HeldWord)> {
         if let Some(latch) = self.words.get(page.as_usize()) {
             let seen = latch.load();
             if H::take_ready(latch, seen) {
-                return Ok((latch, Note::seen(seen)));
+                return Ok((latch, HeldWord::seen(seen)));
             }
         }
         self.hold_slowly::<H>(page, order, deadline)
@@ -154,11 +154,11 @@ impl BufferPool {
         page: PageId,
         order: u8,
         deadline: Option<Duration>,
-    ) -> Result<(&Latch, Note)> {
+    ) -> Result<(&Latch, HeldWord)> {
         let Some(latch) = self.words.get(page.as_usize()) else {
             return Err(self.no_such_page(page));
         };
-        let mut patience = Patience::new(deadline.unwrap_or(self.deadline));
+        let mut backoff = Backoff::new(deadline.unwrap_or(self.deadline));
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
@@ -166,11 +166,11 @@ impl BufferPool {
             }
             if seen.is_absent() {
                 if self.load(page, seen, order)? {
-                    H::settle(latch);
+                    H::after_load(latch);
                     return Ok((latch, H::note(latch)));
                 }
-            } else if H::is_barred(seen) && !patience.wait() {
-                return Err(self.timeout(page, &patience));
+            } else if H::is_blocked(seen) && !backoff.wait() {
+                return Err(self.timeout(page, &backoff));
             }
         }
     }
@@ -184,7 +184,7 @@ impl BufferPool {
             if H::take(latch, seen) {
                 return Some(Held::new(self, latch, H::note(latch)));
             }
-            if H::is_barred(seen) {
+            if H::is_blocked(seen) {
                 return None;
             }
         }
@@ -281,9 +281,9 @@ impl BufferPool {
 
     #[cold]
     #[inline(never)]
-    fn look_slowly(&self, page: PageId) -> Result<Word> {
+    fn look_slowly(&self, page: PageId) -> Result<LatchWord> {
         let latch = self.word(page);
-        let mut patience = Patience::new(self.deadline);
+        let mut backoff = Backoff::new(self.deadline);
         loop {
             let seen = latch.load();
             if seen.is_readable() {
@@ -296,8 +296,8 @@ impl BufferPool {
                 if self.load(page, seen, 0)? {
                     latch.unlock(false);
                 }
-            } else if !patience.wait() {
-                return Err(self.timeout(page, &patience));
+            } else if !backoff.wait() {
+                return Err(self.timeout(page, &backoff));
             }
         }
     }
@@ -385,14 +385,14 @@ impl BufferPool {
         Error::NoSuchPage { page, pages: PageCount(self.pages().0) }
     }
 
-    pub(super) fn timeout(&self, page: PageId, patience: &Patience) -> Error {
+    pub(super) fn timeout(&self, page: PageId, backoff: &Backoff) -> Error {
         let holder = match self.word(page).load().holder() {
             Holder::Shared(1) => "1 reader".to_owned(),
             Holder::Shared(n) => format!("{n} readers"),
             Holder::Locked => "a writer, or a load,".to_owned(),
             Holder::Absent | Holder::Free => "nobody any more".to_owned(),
         };
-        Error::LatchTimeout { page, holder, waited: patience.waited() }
+        Error::LatchTimeout { page, holder, waited: backoff.waited() }
     }
 }
 

@@ -4,7 +4,7 @@
 //! memory, and in [`BufferPool::holders`].
 #![expect(unsafe_code, reason = "lends the memory of fixed pages")]
 
-use super::latch::{Holder, Latch, Note, Word};
+use super::latch::{HeldWord, Holder, Latch, LatchWord};
 use super::{BufferPool, TRAILER};
 use crate::base::units::PageId;
 use crate::sys::vm::KERNEL_PAGE;
@@ -23,12 +23,12 @@ const LSN_AT: usize = TRAILER;
 pub(super) struct Held<'p> {
     pub(super) pool: &'p BufferPool,
     latch: &'p Latch,
-    note: Note,
+    note: HeldWord,
 }
 
 impl<'p> Held<'p> {
     #[inline]
-    pub(super) fn new(pool: &'p BufferPool, latch: &'p Latch, note: Note) -> Held<'p> {
+    pub(super) fn new(pool: &'p BufferPool, latch: &'p Latch, note: HeldWord) -> Held<'p> {
         Held { pool, latch, note }
     }
 
@@ -136,7 +136,7 @@ impl<'p> SharedGuard<'p> {
         loop {
             let seen = self.0.latch().load();
             if self.0.latch().try_upgrade(seen) {
-                let held = Held { note: Note::locked(seen), ..self.0 };
+                let held = Held { note: HeldWord::locked(seen), ..self.0 };
                 std::mem::forget(self);
                 return Ok(ExclusiveGuard(held));
             }
@@ -210,7 +210,7 @@ impl Drop for ExclusiveGuard<'_> {
 pub struct OptimisticGuard<'p> {
     pub(super) pool: &'p BufferPool,
     pub(super) latch: &'p Latch,
-    pub(super) seen: Word,
+    pub(super) seen: LatchWord,
 }
 
 /// Bytes that every page has, whatever the pool's page size: reads within them need no look at it.
@@ -219,7 +219,7 @@ const PAYLOAD_MIN: usize = KERNEL_PAGE - TRAILER;
 impl<'p> OptimisticGuard<'p> {
     #[inline]
     fn held(&self) -> Held<'p> {
-        Held::new(self.pool, self.latch, Note::seen(self.seen))
+        Held::new(self.pool, self.latch, HeldWord::seen(self.seen))
     }
 
     #[inline]
@@ -339,7 +339,7 @@ impl<'p> OptimisticGuard<'p> {
                 return None;
             }
             if self.latch.try_lock(now) {
-                let note = Note::locked(self.latch.load());
+                let note = HeldWord::locked(self.latch.load());
                 return Some(ExclusiveGuard(Held::new(self.pool, self.latch, note)));
             }
         }

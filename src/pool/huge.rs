@@ -10,9 +10,9 @@
 //!    it. All its pages are resident as long as it is set.
 //! 2. A page leaves a chunk singly only with `HUGE` cleared after the page was locked.
 
-use super::buffer::HANDED;
 use super::io::HUGE;
-use super::latch::Word;
+use super::latch::LatchWord;
+use super::multi_page::FROZEN;
 use super::{BufferPool, CHUNK_PAGES, PageId};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
@@ -70,7 +70,7 @@ impl Collapser {
     }
 }
 
-fn is_at_rest(seen: Word) -> bool {
+fn is_at_rest(seen: LatchWord) -> bool {
     seen.is_readable() && !seen.dirty() && !seen.writing() && seen.order() == 0
 }
 
@@ -79,7 +79,7 @@ impl BufferPool {
     fn is_whole(&self, chunk: usize) -> bool {
         let first = chunk * CHUNK_PAGES;
         let bits = &self.resident[first / 64..(first + CHUNK_PAGES) / 64];
-        self.charged[chunk].load(Ordering::Relaxed) & (HUGE | HANDED) == 0
+        self.charged[chunk].load(Ordering::Relaxed) & (HUGE | FROZEN) == 0
             && bits.iter().all(|word| word.load(Ordering::Relaxed) == u64::MAX)
             && self.words[first..first + CHUNK_PAGES].iter().all(|latch| is_at_rest(latch.load()))
     }
@@ -91,7 +91,7 @@ impl BufferPool {
             return false;
         }
         let mut is_done = true;
-        if self.begin_hand_over(chunk) {
+        if self.try_freeze(chunk) {
             let latches = &self.words[chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES];
             let is_held = |latch: &&super::latch::Latch| latch.try_hold_still(latch.load());
             let held = latches.iter().take_while(is_held).count();
@@ -104,7 +104,7 @@ impl BufferPool {
                 }
             }
             latches[..held].iter().for_each(|latch| latch.end_write(false));
-            self.end_hand_over(chunk);
+            self.unfreeze(chunk);
         }
         self.account.uncharge(COPY);
         is_done

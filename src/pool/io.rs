@@ -2,9 +2,9 @@
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
 use super::guard::{Held, SharedGuard};
-use super::latch::{Note, STAMPS, Word};
-use super::outcome::Outcome;
+use super::latch::{HeldWord, LatchWord, STAMPS};
 use super::replacement::Arrival;
+use super::write_result::WriteResult;
 use super::{BufferPool, CHUNK_PAGES, QUEUE, TRAILER};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
@@ -28,7 +28,7 @@ const HUGE_WORDS: usize = HUGE_PAGE / 8;
 /// Bits of a chunk's note: its page tables, and words, are charged ...
 const CHARGED: u64 = 1;
 
-/// ... and so is the huge page of words that begins with the chunk's. Others: `buffer`.
+/// ... and so is the huge page of words that begins with the chunk's. Others: `multi_page`.
 const HUGE_CHARGED: u64 = 2;
 
 /// All memory of the chunk lies in one huge page; see `huge`.
@@ -46,7 +46,7 @@ const SUBMIT_EVERY: usize = 8;
 #[derive(Clone, Copy)]
 pub(super) struct Loading {
     pub(super) page: PageId,
-    pub(super) was: Word,
+    pub(super) was: LatchWord,
 }
 
 /// There was no memory.
@@ -94,7 +94,7 @@ impl BufferPool {
     /// Brings an absent page in. `true`: it is resident and this thread holds it locked; `false`:
     /// somebody else was faster.
     #[cold]
-    pub(super) fn load(&self, page: PageId, seen: Word, order: u8) -> Result<bool> {
+    pub(super) fn load(&self, page: PageId, seen: LatchWord, order: u8) -> Result<bool> {
         // Who asks with another order than it has is refused when it is resident.
         let order = seen.known_order().unwrap_or(order);
         let end = self.end.load(Ordering::Acquire);
@@ -163,7 +163,7 @@ impl BufferPool {
     }
 
     /// Evictions since the page left, in pools.
-    fn away(&self, was: Word) -> Option<f32> {
+    fn away(&self, was: LatchWord) -> Option<f32> {
         if was.stamp() == 0 {
             return None;
         }
@@ -333,7 +333,7 @@ impl BufferPool {
                     self.word(loading.page).downgrade(false);
                     let latch = self.word(loading.page);
                     guards[absent[i]] =
-                        Some(SharedGuard(Held::new(self, latch, Note::seen(latch.load()))));
+                        Some(SharedGuard(Held::new(self, latch, HeldWord::seen(latch.load()))));
                 }
                 Err(error) => {
                     self.give_up(loading, 0);
@@ -383,7 +383,7 @@ impl BufferPool {
         if count == 0 {
             return Ok(0);
         }
-        let mut loads = [Loading { page: PageId(0), was: Word::default() }; GROUP_MAX];
+        let mut loads = [Loading { page: PageId(0), was: LatchWord::default() }; GROUP_MAX];
         let mut queue = self.take_queue()?;
         let (mut started, done) = (0, Cell::new(0));
         let mut wait = |queue: &mut dyn Queue, loads: &[Loading]| {
@@ -472,16 +472,16 @@ impl BufferPool {
 
     /// Writes pages that this thread marked by `try_begin_write`, in address order, neighbours in
     /// one request; ends each write.
-    pub(super) fn write_group(&self, pages: &[PageId]) -> Outcome {
+    pub(super) fn write_group(&self, pages: &[PageId]) -> WriteResult {
         let mut runs = [(0usize, 0usize, 0usize); super::evict::BATCH_MAX];
         let mut run_count = 0;
-        let mut outcome = Outcome::default();
+        let mut total = WriteResult::default();
         for (index, page) in pages.iter().enumerate() {
             let order = self.word(*page).load().order();
             if let Err(reason) = self.prepare_write(*page, order) {
                 self.word(*page).end_write(false);
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                outcome.refuse(*page, reason);
+                total.refuse(*page, reason);
                 continue;
             }
             let bytes = self.buffer_bytes(order);
@@ -496,19 +496,24 @@ impl BufferPool {
                 run_count += 1;
             }
         }
-        self.write_runs(pages, &runs[..run_count], &mut outcome);
-        outcome
+        self.write_runs(pages, &runs[..run_count], &mut total);
+        total
     }
 
-    fn write_runs(&self, pages: &[PageId], runs: &[(usize, usize, usize)], outcome: &mut Outcome) {
+    fn write_runs(
+        &self,
+        pages: &[PageId],
+        runs: &[(usize, usize, usize)],
+        total: &mut WriteResult,
+    ) {
         let mut finish = |(first, count, _): (usize, usize, usize), ok: bool| {
             for page in &pages[first..first + count] {
                 self.word(*page).end_write(ok);
             }
             let (counter, sum) = if ok {
-                (&*self.counters.written, &mut outcome.written)
+                (&*self.counters.written, &mut total.written)
             } else {
-                (&self.counters.write_errors, &mut outcome.failed)
+                (&self.counters.write_errors, &mut total.failed)
             };
             counter.fetch_add(count as u64, Ordering::Relaxed);
             *sum += count as u64;

@@ -74,9 +74,9 @@ pub(crate) enum Holder {
 
 /// A value of a latch word.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Word(u64);
+pub(crate) struct LatchWord(u64);
 
-impl Word {
+impl LatchWord {
     #[inline]
     fn latch(self) -> u64 {
         (self.0 & LATCH_MASK) >> LATCH_SHIFT
@@ -174,47 +174,47 @@ impl Word {
     }
 
     #[inline]
-    fn with_latch(self, latch: u64) -> Word {
-        Word(self.0 & !LATCH_MASK | latch << LATCH_SHIFT).derived()
+    fn with_latch(self, latch: u64) -> LatchWord {
+        LatchWord(self.0 & !LATCH_MASK | latch << LATCH_SHIFT).derived()
     }
 
     #[inline]
-    fn with(self, flag: u64, on: bool) -> Word {
-        Word(if on { self.0 | flag } else { self.0 & !flag }).derived()
+    fn with(self, flag: u64, on: bool) -> LatchWord {
+        LatchWord(if on { self.0 | flag } else { self.0 & !flag }).derived()
     }
 
     /// Invariant 4.
     #[inline]
-    fn derived(self) -> Word {
+    fn derived(self) -> LatchWord {
         let ready = self.is_readable() && !self.cool();
-        Word(if ready { self.0 | READY } else { self.0 & !READY })
+        LatchWord(if ready { self.0 | READY } else { self.0 & !READY })
     }
 
     #[inline]
-    fn with_heat(self, heat: u8) -> Word {
+    fn with_heat(self, heat: u8) -> LatchWord {
         strict_assert!(heat <= HEAT_MAX, "heat {heat}");
-        Word(self.0 & !HEAT_MASK | u64::from(heat) << HEAT_SHIFT)
+        LatchWord(self.0 & !HEAT_MASK | u64::from(heat) << HEAT_SHIFT)
     }
 
     #[inline]
-    fn with_order(self, order: u8) -> Word {
+    fn with_order(self, order: u8) -> LatchWord {
         strict_assert!(order <= ORDER_MAX, "order {order}");
-        Word(self.0 & !ORDER_MASK | u64::from(order) << ORDER_SHIFT)
+        LatchWord(self.0 & !ORDER_MASK | u64::from(order) << ORDER_SHIFT)
     }
 
     #[inline]
-    fn with_stamp(self, stamp: u64) -> Word {
+    fn with_stamp(self, stamp: u64) -> LatchWord {
         strict_assert!(stamp <= STAMPS, "stamp {stamp}");
-        Word(self.0 & !STAMP_MASK | stamp << STAMP_SHIFT)
+        LatchWord(self.0 & !STAMP_MASK | stamp << STAMP_SHIFT)
     }
 
     #[inline]
-    fn changed(self) -> Word {
-        Word(self.0 & !VERSION_MASK | (self.0 + 1) & VERSION_MASK)
+    fn changed(self) -> LatchWord {
+        LatchWord(self.0 & !VERSION_MASK | (self.0 + 1) & VERSION_MASK)
     }
 }
 
-impl fmt::Debug for Word {
+impl fmt::Debug for LatchWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} v{} heat {}", self.holder(), self.version(), self.heat())?;
         for (flag, name) in [(DIRTY, "dirty"), (WRITING, "writing"), (COOL, "cool")] {
@@ -236,25 +236,25 @@ const CHANGED: u64 = 1 << 62;
 /// word becomes again. Nobody else changes the word meanwhile, and reading it again would wait for
 /// the processor to be done with locking it (`docs/design/pool.md`, hits).
 #[derive(Clone, Copy)]
-pub(crate) struct Note(u64);
+pub(crate) struct HeldWord(u64);
 
-impl Note {
+impl HeldWord {
     /// Of a page that was free and ready when it was locked, or that is held with others.
     #[inline]
-    pub(crate) fn seen(seen: Word) -> Note {
-        Note(seen.0 & !CHANGED)
+    pub(crate) fn seen(seen: LatchWord) -> HeldWord {
+        HeldWord(seen.0 & !CHANGED)
     }
 
     /// Of a page that is locked.
     #[inline]
-    pub(crate) fn locked(word: Word) -> Note {
-        Note(word.with_latch(FREE).0)
+    pub(crate) fn locked(word: LatchWord) -> HeldWord {
+        HeldWord(word.with_latch(FREE).0)
     }
 
     /// The same, of a page whose content was changed.
     #[inline]
-    pub(crate) fn changed(self) -> Note {
-        Note(self.0 | CHANGED)
+    pub(crate) fn changed(self) -> HeldWord {
+        HeldWord(self.0 | CHANGED)
     }
 
     #[inline]
@@ -264,7 +264,7 @@ impl Note {
 
     #[inline]
     pub(crate) fn order(self) -> u8 {
-        Word(self.0).order()
+        LatchWord(self.0).order()
     }
 }
 
@@ -287,14 +287,14 @@ impl Latch {
 
     /// The word now.
     #[inline]
-    pub(crate) fn load(&self) -> Word {
+    pub(crate) fn load(&self) -> LatchWord {
         // Pairs with the release of `unlock` and `loaded`: the content is visible.
-        Word(self.0.load(Ordering::Acquire))
+        LatchWord(self.0.load(Ordering::Acquire))
     }
 
     /// Whether nothing changed since `seen`, which was readable: see invariant 1.
     #[inline]
-    pub(crate) fn is_unchanged(&self, seen: Word) -> bool {
+    pub(crate) fn is_unchanged(&self, seen: LatchWord) -> bool {
         // Keeps the reads of the content before the load; pairs with the fence in `entered`.
         fence(Ordering::Acquire);
         // Mostly the word is the same altogether.
@@ -302,13 +302,13 @@ impl Latch {
     }
 
     #[cold]
-    fn is_same_content(&self, seen: Word) -> bool {
-        let now = Word(self.0.load(Ordering::Relaxed));
+    fn is_same_content(&self, seen: LatchWord) -> bool {
+        let now = LatchWord(self.0.load(Ordering::Relaxed));
         now.is_readable() && now.version() == seen.version()
     }
 
     #[inline]
-    fn swap(&self, from: Word, to: Word) -> bool {
+    fn swap(&self, from: LatchWord, to: LatchWord) -> bool {
         self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
@@ -324,7 +324,7 @@ impl Latch {
 
     /// One shared holder more; the page is touched.
     #[inline]
-    pub(crate) fn try_share(&self, seen: Word) -> bool {
+    pub(crate) fn try_share(&self, seen: LatchWord) -> bool {
         let latch = seen.latch();
         if latch == ABSENT || latch > SHARED_MAX {
             return false;
@@ -334,18 +334,18 @@ impl Latch {
 
     /// As [`try_share`](Self::try_share), if the page is ready: as few instructions as can be.
     #[inline]
-    pub(crate) fn try_share_ready(&self, seen: Word) -> bool {
+    pub(crate) fn try_share_ready(&self, seen: LatchWord) -> bool {
         // One signed comparison: words that are ready are negative, in the order of their latches.
         let is_free = (seen.0 as i64) < (READY | (SHARED_MAX + 1) << LATCH_SHIFT) as i64;
         // The count lies above all else but `ready`, which stays: one more is an addition.
-        is_free && self.swap(seen, Word(seen.0 + (1 << LATCH_SHIFT)))
+        is_free && self.swap(seen, LatchWord(seen.0 + (1 << LATCH_SHIFT)))
     }
 
     /// As [`try_lock`](Self::try_lock), if the page is ready: as few instructions as can be.
     #[inline]
-    pub(crate) fn try_lock_ready(&self, seen: Word) -> bool {
+    pub(crate) fn try_lock_ready(&self, seen: LatchWord) -> bool {
         let is_ready = seen.0 >> LATCH_SHIFT == READY >> LATCH_SHIFT | FREE;
-        let locked = Word(seen.0 ^ (READY | (FREE ^ LOCKED) << LATCH_SHIFT));
+        let locked = LatchWord(seen.0 ^ (READY | (FREE ^ LOCKED) << LATCH_SHIFT));
         is_ready && self.entered(self.swap(seen, locked))
     }
 
@@ -353,39 +353,39 @@ impl Latch {
     #[inline]
     pub(crate) fn unshare(&self) {
         // Release: the holder's reads are over before somebody locks the page.
-        let before = Word(self.0.fetch_sub(1 << LATCH_SHIFT, Ordering::Release));
+        let before = LatchWord(self.0.fetch_sub(1 << LATCH_SHIFT, Ordering::Release));
         strict_assert!(matches!(before.holder(), Holder::Shared(_)), "unshare of {before:?}");
     }
 
     /// Locks a free page; it is touched.
     #[inline]
-    pub(crate) fn try_lock(&self, seen: Word) -> bool {
+    pub(crate) fn try_lock(&self, seen: LatchWord) -> bool {
         seen.is_free() && self.entered(self.swap(seen, seen.with_latch(LOCKED).with(COOL, false)))
     }
 
     /// Locks a free page in order to evict it.
-    pub(crate) fn try_lock_victim(&self, seen: Word) -> bool {
+    pub(crate) fn try_lock_victim(&self, seen: LatchWord) -> bool {
         seen.is_free() && self.entered(self.swap(seen, seen.with_latch(LOCKED)))
     }
 
     /// The only shared holder becomes the exclusive one.
     #[inline]
-    pub(crate) fn try_upgrade(&self, seen: Word) -> bool {
+    pub(crate) fn try_upgrade(&self, seen: LatchWord) -> bool {
         seen.holder() == Holder::Shared(1) && self.entered(self.swap(seen, seen.with_latch(LOCKED)))
     }
 
     /// Notes a touch of a cool page, for optimistic readers.
-    pub(crate) fn try_touch(&self, seen: Word) -> bool {
+    pub(crate) fn try_touch(&self, seen: LatchWord) -> bool {
         seen.is_readable() && self.swap(seen, seen.with(COOL, false))
     }
 
     /// Locks an absent page in order to bring it in.
-    pub(crate) fn try_begin_load(&self, seen: Word) -> bool {
+    pub(crate) fn try_begin_load(&self, seen: LatchWord) -> bool {
         seen.is_absent() && self.entered(self.swap(seen, seen.with_latch(LOCKED)))
     }
 
-    fn locked(&self) -> Word {
-        let word = Word(self.0.load(Ordering::Relaxed));
+    fn locked(&self) -> LatchWord {
+        let word = LatchWord(self.0.load(Ordering::Relaxed));
         assert!(word.holder() == Holder::Locked, "not locked: {word:?}");
         word
     }
@@ -416,11 +416,11 @@ impl Latch {
 
     /// As [`unlock`](Self::unlock), for a holder that noted the word.
     #[inline]
-    pub(crate) fn let_go(&self, note: Note) {
+    pub(crate) fn let_go(&self, note: HeldWord) {
         strict_assert!(self.locked().with_latch(FREE).0 == note.0 & !CHANGED, "{:?}", self.load());
-        let mut word = Word(note.0);
+        let mut word = LatchWord(note.0);
         if note.is_changed() {
-            word = Word(Word(note.0 ^ CHANGED).changed().0 | DIRTY);
+            word = LatchWord(LatchWord(note.0 ^ CHANGED).changed().0 | DIRTY);
         }
         // Pairs with the acquire of whoever comes next: it sees the content.
         self.0.store(word.0, Ordering::Release);
@@ -434,14 +434,14 @@ impl Latch {
 
     #[inline]
     fn release(&self, latch: u64, changed: bool) {
-        let mut word = Word(self.0.load(Ordering::Relaxed));
+        let mut word = LatchWord(self.0.load(Ordering::Relaxed));
         strict_assert!(word.holder() == Holder::Locked, "release of {word:?}");
         if changed {
-            word = Word(word.changed().0 | DIRTY);
+            word = LatchWord(word.changed().0 | DIRTY);
         }
         // Invariant 4 without a branch: `ready` is what `cool` is not.
         let ready = !word.0 << COOL.leading_zeros() & READY;
-        let released = Word((word.0 - ((LOCKED - latch) << LATCH_SHIFT)) | ready);
+        let released = LatchWord((word.0 - ((LOCKED - latch) << LATCH_SHIFT)) | ready);
         strict_assert!(released == word.with_latch(latch), "{released:?} from {word:?}");
         // Pairs with the acquire of whoever comes next: it sees the content.
         self.0.store(released.0, Ordering::Release);
@@ -450,14 +450,14 @@ impl Latch {
     /// The holder dropped the page's memory.
     pub(crate) fn evicted(&self, stamp: u64) {
         let word = self.locked();
-        let kept = Word(word.version()).changed().with_order(word.order());
+        let kept = LatchWord(word.version()).changed().with_order(word.order());
         self.0.store(kept.with_latch(ABSENT).with_stamp(stamp).0, Ordering::Release);
     }
 
     /// The holder dropped the page's memory, if it had some, and the page is not allocated any more,
     /// or a part of a buffer.
     pub(crate) fn freed(&self) {
-        let kept = Word(self.locked().version()).changed();
+        let kept = LatchWord(self.locked().version()).changed();
         self.0.store(kept.with_latch(ABSENT).with_heat(HEAT_UNUSED).0, Ordering::Release);
     }
 
@@ -469,12 +469,12 @@ impl Latch {
     }
 
     /// The hand passes: the page is cool from now on, with this heat left.
-    pub(crate) fn try_cool(&self, seen: Word, heat: u8) -> bool {
+    pub(crate) fn try_cool(&self, seen: LatchWord, heat: u8) -> bool {
         seen.is_readable() && self.swap(seen, seen.with(COOL, true).with_heat(heat))
     }
 
     /// One shared holder more, the only one that writes the page back. No touch.
-    pub(crate) fn try_begin_write(&self, seen: Word) -> bool {
+    pub(crate) fn try_begin_write(&self, seen: LatchWord) -> bool {
         let latch = seen.latch();
         if !seen.is_readable() || latch > SHARED_MAX || !seen.dirty() || seen.writing() {
             return false;
@@ -484,7 +484,7 @@ impl Latch {
 
     /// One shared holder more, that only wants the content to stay as it is and is no fix: as for a
     /// write, which nobody begins meanwhile. Ends by [`end_write`](Self::end_write). No touch.
-    pub(crate) fn try_hold_still(&self, seen: Word) -> bool {
+    pub(crate) fn try_hold_still(&self, seen: LatchWord) -> bool {
         let latch = seen.latch();
         let is_open = seen.is_readable() && latch <= SHARED_MAX && !seen.dirty() && !seen.writing();
         is_open && self.swap(seen, seen.with_latch(latch + 1).with(WRITING, true))
@@ -493,7 +493,7 @@ impl Latch {
     /// The writer is done; `written` says whether the device has the content now.
     pub(crate) fn end_write(&self, written: bool) {
         let gone = if written { DIRTY | WRITING } else { WRITING };
-        let before = Word(self.0.fetch_and(!gone, Ordering::Release));
+        let before = LatchWord(self.0.fetch_and(!gone, Ordering::Release));
         strict_assert!(before.writing(), "end of write of {before:?}");
         self.unshare();
     }
@@ -542,14 +542,14 @@ mod tests {
         short.unlock(true);
         assert!(short.try_cool(short.load(), 0));
         assert!(!short.try_lock_ready(short.load()) && !short.try_share_ready(short.load()));
-        assert!(!Latch::absent().try_lock_ready(Word(0)));
-        assert!(!Latch::absent().try_share_ready(Word(0)));
+        assert!(!Latch::absent().try_lock_ready(LatchWord(0)));
+        assert!(!Latch::absent().try_share_ready(LatchWord(0)));
     }
 
     #[test]
     fn letting_go_by_a_note_does_what_unlocking_does() {
         let (noted, plain) = (present(), present());
-        let let_go = |note: Note, changed: bool| {
+        let let_go = |note: HeldWord, changed: bool| {
             noted.let_go(if changed { note.changed().changed() } else { note });
             plain.unlock(changed);
             assert_eq!(noted.load(), plain.load());
@@ -557,21 +557,21 @@ mod tests {
         for changed in [false, true, false] {
             assert!(noted.try_cool(noted.load(), 1) && plain.try_cool(plain.load(), 1));
             assert!(noted.try_lock(noted.load()) && plain.try_lock(plain.load()));
-            let_go(Note::locked(noted.load()), changed);
+            let_go(HeldWord::locked(noted.load()), changed);
             let seen = noted.load();
             assert!(noted.try_lock_ready(seen) && plain.try_lock(plain.load()));
-            let_go(Note::seen(seen), changed);
+            let_go(HeldWord::seen(seen), changed);
             assert!(noted.try_lock_victim(noted.load()) && plain.try_lock_victim(plain.load()));
             noted.evicted(7);
             plain.evicted(7);
             assert!(noted.try_begin_load(noted.load()) && plain.try_begin_load(plain.load()));
             noted.loaded(true, 2, 3);
             plain.loaded(true, 2, 3);
-            let_go(Note::locked(noted.load()), changed);
+            let_go(HeldWord::locked(noted.load()), changed);
             assert!(noted.try_share(noted.load()) && plain.try_share(plain.load()));
             let seen = noted.load();
             assert!(noted.try_upgrade(seen) && plain.try_upgrade(plain.load()));
-            let_go(Note::locked(seen), changed);
+            let_go(HeldWord::locked(seen), changed);
         }
         assert_eq!(noted.load().order(), 3);
     }

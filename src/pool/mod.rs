@@ -18,22 +18,22 @@
 //! 4. The pool does no I/O for a page that is resident and clean.
 //! 5. A page that is not in the table's first `end` becomes one of them locked, by who allocates it.
 
-mod alloc;
-mod bridge;
+mod batch;
 mod btree;
-mod buffer;
 mod cleaner;
+mod coalescing;
+mod donate;
 mod evict;
 mod fix;
+mod free_list;
 mod guard;
-mod hand_over;
+mod header;
 mod huge;
 mod io;
 mod latch;
-mod many;
-mod outcome;
+mod multi_page;
 mod replacement;
-mod table;
+mod write_result;
 
 pub use btree::{BTree, ENTRY_MAX_DIVISOR, Scan};
 pub use guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
@@ -299,7 +299,7 @@ pub struct PoolStats {
     pub pages_cleaned: u64,
     /// Pages evicted.
     pub evicted: u64,
-    /// Of these, handed over to temporary memory with their frames.
+    /// Of these, donated to temporary memory with their frames.
     pub handed_over: u64,
     /// Writes that failed.
     pub write_errors: u64,
@@ -345,7 +345,7 @@ pub struct BufferPool {
     hand: CachePadded<AtomicU64>,
     /// Where the next search for runs to hand over begins.
     run_hand: AtomicU64,
-    alloc: Ranked<alloc::Alloc>,
+    alloc: Ranked<free_list::FreeLists>,
     /// Whose turn it is to write the header.
     header: Turn,
     queues: Ranked<Vec<Box<dyn Queue>>>,
@@ -402,7 +402,7 @@ impl BufferPool {
             end: CachePadded::new(AtomicU64::new(1)),
             hand: CachePadded::new(AtomicU64::new(0)),
             run_hand: AtomicU64::new(0),
-            alloc: Ranked::new(Rank::Space, alloc::Alloc::default()),
+            alloc: Ranked::new(Rank::Space, free_list::FreeLists::default()),
             header: Turn::new(),
             queues: Ranked::new(Rank::Leaf, Vec::new()),
             store,
@@ -556,7 +556,7 @@ impl Reclaim for BufferPool {
     }
 
     fn hand_over(&self, room: &mut HandOver<'_>) {
-        self.give_runs(room);
+        self.donate_runs(room);
     }
 
     fn cost(&self, effort: Effort) -> u32 {

@@ -26,9 +26,9 @@ fn write(page: &Page) {
     let seen = page.latch.load();
     if page.latch.try_lock_ready(seen) {
         add_one(page);
-        page.latch.let_go(Note::seen(seen).changed());
+        page.latch.let_go(HeldWord::seen(seen).changed());
     } else if page.latch.try_lock(seen) {
-        let note = Note::locked(page.latch.load());
+        let note = HeldWord::locked(page.latch.load());
         add_one(page);
         page.latch.let_go(note.changed());
     }

@@ -8,10 +8,10 @@
 //! # Invariants
 //! 1. While a buffer of several pages is resident, the words of all its pages but the first are
 //!    unused. Nobody but its loading or allocating thread makes them so, and only from being absent.
-//! 2. Of a chunk into which such a buffer reaches no memory is handed over.
+//! 2. A chunk into which such a buffer reaches is never frozen.
 
-use super::fix::Patience;
-use super::latch::{Latch, Word};
+use super::fix::Backoff;
+use super::latch::{Latch, LatchWord};
 use super::{BufferPool, CHUNK_PAGES};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
@@ -20,8 +20,9 @@ use crate::base::units::PageId;
 /// Buffers of several pages reach into the chunk: its words do not tell what lies in it.
 const BUFFERS: u64 = 4;
 
-/// Memory of the chunk is handed over at the moment.
-pub(super) const HANDED: u64 = 8;
+/// One thread changes the memory of the chunk as a whole: it moves it away, drops it in one range with
+/// neighbours, or collapses it into a huge page.
+pub(super) const FROZEN: u64 = 8;
 
 /// Words of a buffer's pages but the first, locked while the buffer is loaded. Absent as before when
 /// dropped.
@@ -48,13 +49,18 @@ impl BufferPool {
     /// # Errors
     /// [`Error::BadRange`] when one of them is, or was, a page by itself: the buffer is of another
     /// order; [`Error::LatchTimeout`] when one is locked for too long.
-    pub(super) fn lock_inside(&self, first: PageId, was: Word, order: u8) -> Result<Inside<'_>> {
+    pub(super) fn lock_inside(
+        &self,
+        first: PageId,
+        was: LatchWord,
+        order: u8,
+    ) -> Result<Inside<'_>> {
         let start = first.as_usize() + 1;
         let after = match was.known_order() {
             Some(_) => start, // They are parts already.
             None => first.as_usize() + (1 << order),
         };
-        let mut patience = Patience::new(self.deadline);
+        let mut backoff = Backoff::new(self.deadline);
         let mut at = start;
         while at < after {
             let inside = || Inside(&self.words[start..at]);
@@ -65,16 +71,16 @@ impl BufferPool {
             }
             if latch.try_begin_load(seen) {
                 at += 1;
-            } else if !patience.wait() {
+            } else if !backoff.wait() {
                 drop(inside());
-                return Err(self.timeout(PageId(at as u64), &patience));
+                return Err(self.timeout(PageId(at as u64), &backoff));
             }
         }
         Ok(Inside(&self.words[start..after]))
     }
 
     /// Makes the words inside of a buffer unused that is about to be a part of the table. `false`:
-    /// one of them is locked, for its neighbours are handed over, which is over soon.
+    /// one of them is locked, for the chunk is frozen, which takes microseconds.
     pub(super) fn make_parts(&self, first: PageId, order: u8) -> bool {
         let start = first.as_usize();
         self.words[start + 1..start + (1 << order)].iter().all(|latch| {
@@ -87,33 +93,33 @@ impl BufferPool {
         })
     }
 
-    /// Keeps memory that a buffer of several pages is about to have from being handed over.
+    /// Keeps the chunks into which a buffer of several pages is about to reach from being frozen.
     pub(super) fn note_buffer(&self, page: PageId, order: u8) {
         if order == 0 {
             return;
         }
         let (first, last) = (page.as_usize(), page.as_usize() + (1 << order) - 1);
         for chunk in first / CHUNK_PAGES..=last / CHUNK_PAGES {
-            // A change of hands that began before this is over in microseconds.
-            while self.charged[chunk].fetch_or(BUFFERS, Ordering::AcqRel) & HANDED != 0 {
+            // What froze the chunk before is done in microseconds.
+            while self.charged[chunk].fetch_or(BUFFERS, Ordering::AcqRel) & FROZEN != 0 {
                 std::thread::yield_now();
             }
         }
     }
 
-    /// Begins to hand over memory of a chunk, which nobody else does then; `false` when it cannot
-    /// be done.
-    pub(super) fn begin_hand_over(&self, chunk: usize) -> bool {
+    /// Reserves a chunk's memory for one change of all of it; `false` while another thread does so,
+    /// or when a buffer of several pages reaches into it.
+    pub(super) fn try_freeze(&self, chunk: usize) -> bool {
         let note = &self.charged[chunk];
         let seen = note.load(Ordering::Acquire);
-        // Pairs with `note_buffer`: who comes second sees the other's bit.
-        seen & (BUFFERS | HANDED) == 0
+        // Pairs with `note_buffer`: the second of the two sees the other's bit.
+        seen & (BUFFERS | FROZEN) == 0
             && note
-                .compare_exchange(seen, seen | HANDED, Ordering::AcqRel, Ordering::Relaxed)
+                .compare_exchange(seen, seen | FROZEN, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
     }
 
-    pub(super) fn end_hand_over(&self, chunk: usize) {
-        self.charged[chunk].fetch_and(!HANDED, Ordering::Release);
+    pub(super) fn unfreeze(&self, chunk: usize) {
+        self.charged[chunk].fetch_and(!FROZEN, Ordering::Release);
     }
 }

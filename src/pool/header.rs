@@ -12,7 +12,7 @@
 #![expect(unsafe_code, reason = "reads and writes the header")]
 
 use super::BufferPool;
-use super::fix::Patience;
+use super::fix::Backoff;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"farpool2");
 const HEAD_WORDS: usize = 3;
-/// Words of a chain's page before the numbers: count, next, sum.
+/// PageBuffer of a chain's page before the numbers: count, next, sum.
 const CHAIN_WORDS: usize = 3;
 /// Pages looked at for one that is still free.
 const CHAIN_TRIES_MAX: usize = 64;
@@ -50,7 +50,7 @@ impl BufferPool {
                 free.extend(pages.iter().map(|page| page | (order as u64) << ORDER_SHIFT));
             }
         }
-        let mut buffer = Words::new(self.page_bytes)?;
+        let mut buffer = PageBuffer::new(self.page_bytes)?;
         let flags = if self.checksum { FLAG_CHECKSUM } else { 0 };
         buffer.0[0] = MAGIC;
         buffer.0[1] = self.page_bytes as u64 | u64::from(flags) << 32;
@@ -79,13 +79,13 @@ impl BufferPool {
 
     /// The turn to write the header, one thread at a time.
     fn header_turn(&self) -> Result<Taken<'_>> {
-        let mut patience = Patience::new(self.deadline);
+        let mut backoff = Backoff::new(self.deadline);
         loop {
             if let Some(turn) = self.header.take() {
                 return Ok(turn);
             }
-            if !patience.wait() {
-                let (holder, waited) = ("another flush".to_owned(), patience.waited());
+            if !backoff.wait() {
+                let (holder, waited) = ("another flush".to_owned(), backoff.waited());
                 return Err(Error::LatchTimeout { page: PageId(0), holder, waited });
             }
         }
@@ -111,7 +111,7 @@ impl BufferPool {
 
     /// Reads header and free list.
     pub(super) fn read_header(&self) -> Result<()> {
-        let mut buffer = Words::new(self.page_bytes)?;
+        let mut buffer = PageBuffer::new(self.page_bytes)?;
         if self.words.is_empty() {
             return Err(self.refused("is no table file: shorter than one page"));
         }
@@ -170,7 +170,7 @@ impl BufferPool {
         Ok(())
     }
 
-    fn transfer(&self, op: Op, page: u64, words: &mut Words) -> Result<()> {
+    fn transfer(&self, op: Op, page: u64, words: &mut PageBuffer) -> Result<()> {
         let mut queue = self.take_queue()?;
         let segments = [Segment { ptr: words.1.as_ptr(), len: self.page_bytes }];
         let offset = self.offset(PageId(page));
@@ -178,12 +178,12 @@ impl BufferPool {
         // pages are read and written by this module only, under no overlapping request.
         let pushed = unsafe { queue.push(Request { token: 0, op, offset, segments: &segments }) };
         assert!(pushed, "an idle queue takes a request");
-        let mut outcome = None;
-        while outcome.is_none() {
-            queue.wait(Duration::from_secs(1), &mut |done| outcome = Some(done.result))?;
+        let mut result = None;
+        while result.is_none() {
+            queue.wait(Duration::from_secs(1), &mut |done| result = Some(done.result))?;
         }
         self.give_queue(queue);
-        outcome.expect("set above")
+        result.expect("set above")
     }
 }
 
@@ -196,14 +196,14 @@ fn chain_sum(words: &[u64], head: usize, before: u64) -> u64 {
 }
 
 /// An aligned page seen as words.
-struct Words(&'static mut [u64], Mapping);
+struct PageBuffer(&'static mut [u64], Mapping);
 
-impl Words {
-    fn new(bytes: usize) -> Result<Words> {
+impl PageBuffer {
+    fn new(bytes: usize) -> Result<PageBuffer> {
         let mapping = Mapping::reserve(bytes, bytes, Huge::No)?;
         // SAFETY: the mapping is `bytes` long, zeroed and aligned; it lives as long as the slice,
         // which does not leave this module, for both are fields of one value.
         let words = unsafe { std::slice::from_raw_parts_mut(mapping.as_ptr().cast(), bytes / 8) };
-        Ok(Words(words, mapping))
+        Ok(PageBuffer(words, mapping))
     }
 }

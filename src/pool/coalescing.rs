@@ -1,4 +1,5 @@
-//! Bridges: absent pages between victims, locked so that one range is dropped instead of many.
+//! Coalescing: the absent pages between victims are locked, so that one range is dropped instead of
+//! many.
 //!
 //! Dropping a range costs the kernel half a microsecond beside what the pages in it cost, and locking
 //! an absent page takes some ten nanoseconds (`docs/design/pool.md`, scattered). So victims with a few
@@ -6,33 +7,33 @@
 //!
 //! # Invariants
 //! 1. A page between two victims of one range is absent and locked by the thread that drops, and no
-//!    buffer of several pages, whose word may lie elsewhere, reaches into its chunk (`HANDED`,
-//!    `BUFFERS` in `buffer`).
+//!    buffer of several pages, whose word may lie elsewhere, reaches into its chunk (`FROZEN`,
+//!    `BUFFERS` in `multi_page`).
 
 use super::evict::BATCH_MAX;
 use super::{BufferPool, CHUNK_PAGES};
 
-/// Most pages of a bridge.
+/// Maximum number of absent pages between two victims of one range.
 const GAP_MAX: usize = 32;
 
-/// Most chunks with bridges of one batch.
+/// Maximum number of chunks with locked gaps in one batch.
 const CHUNKS_MAX: usize = 64;
 
-/// The bridges of a batch.
-pub(super) struct Bridges {
+/// The locked gaps of a batch.
+pub(super) struct Gaps {
     gaps: [(usize, usize); BATCH_MAX],
     gap_count: usize,
     chunks: [usize; CHUNKS_MAX],
     chunk_count: usize,
 }
 
-impl Bridges {
-    pub(super) fn new() -> Bridges {
-        Bridges { gaps: [(0, 0); BATCH_MAX], gap_count: 0, chunks: [0; CHUNKS_MAX], chunk_count: 0 }
+impl Gaps {
+    pub(super) fn new() -> Gaps {
+        Gaps { gaps: [(0, 0); BATCH_MAX], gap_count: 0, chunks: [0; CHUNKS_MAX], chunk_count: 0 }
     }
 
     /// Locks the pages from `from` up to `to`, if there are few and all are absent.
-    pub(super) fn build(&mut self, pool: &BufferPool, from: usize, to: usize) -> bool {
+    pub(super) fn lock(&mut self, pool: &BufferPool, from: usize, to: usize) -> bool {
         let chunk = from / CHUNK_PAGES;
         let is_short = from < to && to - from <= GAP_MAX && to / CHUNK_PAGES == chunk;
         if !is_short || !self.begin(pool, chunk) {
@@ -58,7 +59,7 @@ impl Bridges {
         // Victims come in the order of their addresses.
         let is_begun = self.chunks[..self.chunk_count].last() == Some(&chunk);
         if !is_begun {
-            if !pool.begin_hand_over(chunk) {
+            if !pool.try_freeze(chunk) {
                 return false;
             }
             self.chunks[self.chunk_count] = chunk;
@@ -67,13 +68,13 @@ impl Bridges {
         true
     }
 
-    /// Gives all of them up.
-    pub(super) fn end(self, pool: &BufferPool) {
+    /// Unlocks all of them.
+    pub(super) fn unlock(self, pool: &BufferPool) {
         for (from, to) in &self.gaps[..self.gap_count] {
             pool.words[*from..*to].iter().for_each(|latch| latch.abort_load());
         }
         for chunk in &self.chunks[..self.chunk_count] {
-            pool.end_hand_over(*chunk);
+            pool.unfreeze(*chunk);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::base::units::{PageCount, PageId};
 
 /// Counts of a group of pages, or of several groups.
 #[derive(Default)]
-pub(super) struct Outcome {
+pub(super) struct WriteResult {
     pub(super) written: u64,
     /// By the device.
     pub(super) failed: u64,
@@ -14,15 +14,15 @@ pub(super) struct Outcome {
     first: Option<(PageId, Error)>,
 }
 
-impl Outcome {
+impl WriteResult {
     /// The log refused a page.
     pub(super) fn refuse(&mut self, page: PageId, reason: Error) {
         self.refused += 1;
         self.first.get_or_insert((page, reason));
     }
 
-    /// Adds the outcome of a later group.
-    pub(super) fn add(&mut self, later: Outcome) {
+    /// Adds the result of a later group.
+    pub(super) fn add(&mut self, later: WriteResult) {
         self.written += later.written;
         self.failed += later.failed;
         self.refused += later.refused;
@@ -43,13 +43,13 @@ mod tests {
 
     #[test]
     fn refusals_of_all_groups_count_and_the_first_is_named() {
-        let (mut all, mut later) = (Outcome::default(), Outcome::default());
-        assert_eq!(Outcome::default().into_refusal(), None);
+        let (mut all, mut later) = (WriteResult::default(), WriteResult::default());
+        assert_eq!(WriteResult::default().into_refusal(), None);
         later.refuse(PageId(7), Error::NotRunning);
         later.refuse(PageId(8), Error::AlreadyRunning);
-        all.add(Outcome { written: 3, failed: 1, ..Outcome::default() });
+        all.add(WriteResult { written: 3, failed: 1, ..WriteResult::default() });
         all.add(later);
-        let mut last = Outcome { written: 2, ..Outcome::default() };
+        let mut last = WriteResult { written: 2, ..WriteResult::default() };
         last.refuse(PageId(9), Error::AlreadyRunning);
         all.add(last);
         assert_eq!((all.written, all.failed), (5, 1));

@@ -2,7 +2,7 @@
 
 use super::BufferPool;
 use super::guard::{ExclusiveGuard, Held};
-use super::latch::{Note, ORDER_MAX};
+use super::latch::{HeldWord, ORDER_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
@@ -10,11 +10,11 @@ use crate::base::units::{ByteCount, PageId, SlotCount};
 
 /// Free buffers by order. May allocate: the pool is not below any heap.
 #[derive(Debug, Default)]
-pub(super) struct Alloc {
+pub(super) struct FreeLists {
     pub(super) free: [Vec<u64>; ORDER_MAX as usize + 1],
 }
 
-impl Alloc {
+impl FreeLists {
     fn take(&mut self, order: u8) -> Option<u64> {
         self.free[usize::from(order)].pop()
     }
@@ -53,7 +53,7 @@ impl BufferPool {
         // Memory that was dropped, or never touched, is zero.
         latch.loaded(false, 0, order);
         self.now_resident(page, order);
-        let held = Held::new(self, latch, Note::locked(latch.load())).changed();
+        let held = Held::new(self, latch, HeldWord::locked(latch.load())).changed();
         Ok(Some(ExclusiveGuard(held)))
     }
 
@@ -99,7 +99,7 @@ impl BufferPool {
         Ok(page)
     }
 
-    /// Locks a page that is not allocated. `false`: its neighbours are handed over, or it holds a
+    /// Locks a page that is not allocated. `false`: its chunk is frozen, or it holds a
     /// part of the free list that is being written; both are over soon.
     fn lock_absent(&self, page: PageId) -> bool {
         let seen = self.word(page).load();

@@ -1,13 +1,13 @@
-//! Handing over: whole runs of 2 MiB leave the pool with their frames.
+//! Page donation: whole runs of 2 MiB leave the pool with their frames.
 //!
 //! A large temporary allocation takes the frames of pages that have to go anyway. A *run* is what
 //! one page table maps, 2 MiB of neighbouring pages. All its pages are locked, absent ones too;
 //! then the kernel moves the page table. Pages that are dirty, or that earned laps, are copied
-//! back, if they are few. A run of which somebody holds a page stays.
+//! back, if they are few. A run with a fixed page stays.
 //!
 //! # Invariants
 //! 1. While a run's memory moves, its words are all `Locked` by one thread and no buffer of
-//!    several pages, whose word may lie elsewhere, reaches into it (`HANDED`, `BUFFERS` in `buffer`).
+//!    several pages, whose word may lie elsewhere, reaches into it (`FROZEN`, `BUFFERS` in `multi_page`).
 //! 2. A page that was away comes back under another version.
 #![expect(unsafe_code, reason = "moves the memory of locked pages")]
 
@@ -20,8 +20,8 @@ use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 /// Runs that move together: one call for neighbours.
 const GROUP_MAX: usize = 16;
 
-/// Of a run's pages, one in so many may be absent, and one in so many may be copied back: more is
-/// dearer than evicting the others singly.
+/// At most 1/ODD_PAGES of a run's pages may be absent, and as many may be copied back: with more of
+/// either, evicting the others singly is cheaper.
 const ODD_PAGES: usize = 8;
 
 /// Pages copied back before their other copies are dropped together.
@@ -75,7 +75,7 @@ impl BufferPool {
     }
 
     /// Fills `room` with runs: first of those from which nothing has to be copied back.
-    pub(super) fn give_runs(&self, room: &mut HandOver<'_>) {
+    pub(super) fn donate_runs(&self, room: &mut HandOver<'_>) {
         if self.batch == 1 {
             // Told to evict one page at a time.
             return;
@@ -94,7 +94,7 @@ impl BufferPool {
                     continue;
                 };
                 passed += (group.end - group.start) / per_run;
-                if !self.give_group(room, &group) {
+                if !self.donate_group(room, &group) {
                     return;
                 }
             }
@@ -113,12 +113,12 @@ impl BufferPool {
             if !self.qualifies(start, kept_max) {
                 break;
             }
-            if !is_begun && !self.begin_hand_over(start / CHUNK_PAGES) {
+            if !is_begun && !self.try_freeze(start / CHUNK_PAGES) {
                 break;
             }
             if !self.lock_run(start, &mut group.leaving) {
                 if !is_begun {
-                    self.end_hand_over(start / CHUNK_PAGES);
+                    self.unfreeze(start / CHUNK_PAGES);
                 }
                 break;
             }
@@ -189,7 +189,7 @@ impl BufferPool {
 
     /// Moves a group's memory into `room` and unlocks its pages. `false` when there is no use in
     /// trying again.
-    fn give_group(&self, room: &mut HandOver<'_>, group: &Group) -> bool {
+    fn donate_group(&self, room: &mut HandOver<'_>, group: &Group) -> bool {
         let (start, end) = (group.start, group.end);
         let leaving = group.leaving.count();
         let bytes = ByteCount((leaving << self.page_shift) as u64);
@@ -198,7 +198,7 @@ impl BufferPool {
         // - The range is whole runs; this thread holds all its pages locked, and a device reads
         //   or writes a page only while it is locked or held by somebody else. No buffer of
         //   several pages reaches into it (invariant 1).
-        // - What is not in `bytes` is absent, or copied back and dropped in `settle`.
+        // - What is not in `bytes` is absent, or copied back and dropped in `unlock_moved`.
         let taken = unsafe { room.take(&self.mapping, offset, len, self.account.budget(), bytes) };
         let given = match taken {
             Ok(Some(place)) => {
@@ -207,7 +207,7 @@ impl BufferPool {
                     (start / CHUNK_PAGES..end / CHUNK_PAGES)
                         .for_each(|chunk| _ = self.end_huge(chunk));
                 }
-                self.settle(group, place);
+                self.unlock_moved(group, place);
                 let pages = leaving as u64;
                 self.counters.resident.fetch_sub(bytes.0, Ordering::Relaxed);
                 self.counters.evicted.fetch_add(pages, Ordering::Relaxed);
@@ -221,14 +221,14 @@ impl BufferPool {
             }
         };
         for chunk in start / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES) {
-            self.end_hand_over(chunk);
+            self.unfreeze(chunk);
         }
         given
     }
 
     /// Unlocks pages whose memory is at `place` now: copies back what stays and drops its other
     /// copy; the others have left.
-    fn settle(&self, group: &Group, place: *mut u8) {
+    fn unlock_moved(&self, group: &Group, place: *mut u8) {
         let (start, end) = (group.start, group.end);
         let stamp = self.stamp_now();
         let mut copied = Copied { pieces: [Piece::new(0, 0); KEPT_MAX], count: 0 };
@@ -316,7 +316,7 @@ mod tests {
         // There is one run, and the kernel refuses to move it onto itself (EINVAL).
         let mut room = HandOver::new(&pool.mapping, manager.temporary().budget());
         room.allow(ByteCount(HUGE_PAGE as u64));
-        pool.give_runs(&mut room);
+        pool.donate_runs(&mut room);
         assert_eq!((room.charged(), pool.account().used()), (ByteCount::ZERO, used));
         assert!(!seen.validate(), "it may have read while the memory was away");
         for number in 1..CHUNK_PAGES as u64 {
