@@ -6,9 +6,10 @@ use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::admission;
 use crate::limit::donation::HandOver;
-use crate::limit::manager::account::Member;
+use crate::limit::manager::consumer::{Effort, Reclaim};
+use crate::limit::manager::member::Member;
 use crate::limit::manager::report::{Mode, Pressure};
-use crate::limit::manager::{Account, CONSUMERS_MAX, Effort, RETRY_AFTER, Reclaim, Shared};
+use crate::limit::manager::shared::{CONSUMERS_MAX, RETRY_AFTER, Shared};
 use crate::sys::vm::Mapping;
 use std::cell::Cell;
 use std::ops::Range;
@@ -62,7 +63,7 @@ impl Shared {
     /// long, without waiting for the deadline.
     pub(super) fn charge_slowly(
         &self,
-        account: &Account,
+        account: &Arc<Member>,
         bytes: ByteCount,
         stall: Option<Duration>,
     ) -> Result<()> {
@@ -76,11 +77,11 @@ impl Shared {
     /// The same; `false` instead of an error, which has to look at all that is held.
     pub(super) fn claim(
         &self,
-        account: &Account,
+        account: &Arc<Member>,
         bytes: ByteCount,
         stall: Option<Duration>,
     ) -> bool {
-        let budget = &account.0.budget;
+        let budget = &account.budget;
         if RECLAIMING.get() || bytes > budget.limit() {
             return false;
         }
@@ -89,11 +90,11 @@ impl Shared {
         let least = RECLAIM_MIN.min(self.budget.limit().0 / 16);
         let in_vain = Cell::new(false);
         let reclaim = |missing: ByteCount| {
-            let asking = Some(&account.0);
+            let asking = Some(account);
             let at_least = ByteCount(missing.0.max(least));
             let is_above = budget.own_free() < missing;
-            let has_part = self.has_part(&account.0);
-            if is_above && has_part && self.is_temporary(&account.0) {
+            let has_part = self.has_part(account);
+            if is_above && has_part && self.is_temporary(account) {
                 // Only its own memory could give way, and nobody can take that back.
                 in_vain.set(true);
                 return ByteCount::ZERO;
@@ -233,15 +234,15 @@ impl Shared {
     pub(super) fn hand_over(
         &self,
         room: &Mapping,
-        account: &Account,
+        account: &Arc<Member>,
     ) -> (ByteCount, Option<Range<usize>>) {
         let is_possible =
             self.mode == Mode::Cooperative && !self.moves_fail.load(Ordering::Relaxed);
         if RECLAIMING.get() || !is_possible {
             return (ByteCount::ZERO, None);
         }
-        let mut hand_over = HandOver::new(room, &account.0.budget);
-        for member in self.each_member().filter(|member| !Arc::ptr_eq(member, &account.0)) {
+        let mut hand_over = HandOver::new(room, &account.budget);
+        for member in self.each_member().filter(|member| !Arc::ptr_eq(member, account)) {
             let Some(reclaimer) = member.reclaimer() else { continue };
             hand_over.allow(ByteCount(member.budget.charged().0.saturating_sub(member.floor().0)));
             let before = hand_over.charged();

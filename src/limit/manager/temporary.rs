@@ -1,12 +1,14 @@
 //! Temporary memory: what a query needs for a while.
 
-#![expect(unsafe_code, reason = "declares the unsafe trait whose memory it hands out")]
+#![expect(unsafe_code, reason = "gives spilled memory back")]
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
+use crate::limit::manager::MemoryManager;
 use crate::limit::manager::report::{Mode, Pressure};
-use crate::limit::manager::{MemoryManager, Shared};
+use crate::limit::manager::shared::Shared;
+use crate::limit::manager::spill::Spill;
 use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use std::fmt;
 use std::fmt::Debug;
@@ -16,26 +18,6 @@ use std::time::Duration;
 
 /// How long an allocation that could spill waits after the last bytes were reclaimed for it.
 const STALL_MAX: Duration = Duration::from_millis(20);
-
-/// Memory beyond the limit for temporary data: pages of it come and go by themselves.
-///
-/// # Safety
-/// What [`allocate`](Spill::allocate) returns is memory of `len` bytes, aligned to 4,096, that
-/// nobody else uses and that can be read and written until it is freed.
-pub unsafe trait Spill: Send + Sync {
-    /// Reserves `len` bytes of evictable memory.
-    ///
-    /// # Errors
-    /// When there is no room for so much, saying what is full.
-    fn allocate(&self, len: ByteCount) -> Result<NonNull<u8>>;
-
-    /// Gives back what [`allocate`](Spill::allocate) returned.
-    ///
-    /// # Safety
-    /// `ptr` and `len` are of one allocation of this spill, which is given back once, and which
-    /// nobody uses any more.
-    unsafe fn free(&self, ptr: NonNull<u8>, len: ByteCount);
-}
 
 /// Temporary memory of a query, given back when dropped.
 ///
@@ -84,7 +66,7 @@ impl MemoryManager {
         }
         let bytes = len.as_usize().max(1).checked_next_multiple_of(KERNEL_PAGE);
         let len = ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows" })? as u64);
-        let account = &shared.temporary;
+        let account = self.temporary();
         let spill = match shared.mode {
             Mode::Cooperative => shared.spill.lock().as_ref().and_then(Weak::upgrade),
             Mode::Partitioned { .. } => None,
@@ -109,7 +91,7 @@ impl MemoryManager {
 
     /// Whether so much exceeds what temporary memory may have, whoever gives way.
     fn can_never_fit(&self, len: ByteCount) -> bool {
-        let account = &self.shared.temporary;
+        let account = self.temporary();
         let exceeds = || account.used().0.saturating_add(len.0) > account.ceiling().0;
         exceeds() && {
             // A consumer that had a floor may have left.
@@ -136,11 +118,11 @@ impl MemoryManager {
     /// Memory for which others give way: whole 2 MiB change hands where a consumer can do that, for
     /// the rest they are reclaimed.
     fn taken_over(&self, len: ByteCount, stall: Option<Duration>) -> Result<TemporaryMemory> {
-        let (shared, account) = (&self.shared, &self.shared.temporary);
+        let (shared, account) = (&self.shared, self.temporary());
         let (mapping, given) = self.handed_over(len)?;
         let rest = ByteCount(len.0 - given.0);
         let is_charged = rest == ByteCount::ZERO || account.try_charge(rest);
-        if !is_charged && let Err(error) = shared.charge_slowly(account, rest, stall) {
+        if !is_charged && let Err(error) = shared.charge_slowly(account.member(), rest, stall) {
             drop(mapping);
             account.uncharge(given);
             return Err(error);
@@ -150,12 +132,12 @@ impl MemoryManager {
 
     /// A mapping with what others handed over in it, and how many bytes that is, which are charged.
     fn handed_over(&self, len: ByteCount) -> Result<(Mapping, ByteCount)> {
-        let (shared, account) = (&self.shared, &self.shared.temporary);
+        let (shared, account) = (&self.shared, self.temporary());
         let mapping = self.mapped(len)?;
         if len.as_usize() < HUGE_PAGE {
             return Ok((mapping, ByteCount::ZERO));
         }
-        let (given, lost) = shared.hand_over(&mapping, account);
+        let (given, lost) = shared.hand_over(&mapping, account.member());
         let Some(lost) = lost else { return Ok((mapping, given)) };
         // Nobody may touch that part, so the rest is no use either: all anew, without frames.
         mapping.unmap_around(lost.start, lost.len());
@@ -219,7 +201,7 @@ impl Drop for TemporaryMemory {
         match &mut self.home {
             Home::Local(mapping) => {
                 drop(mapping.take());
-                self.owner.temporary.uncharge(self.len);
+                self.owner.temporary.budget.uncharge(self.len);
             }
             Home::Spilled(spill) => {
                 // SAFETY: what this memory was given, once: it ends.

@@ -1,9 +1,11 @@
 //! The manager without a kernel's help: order, floors, refusals, callbacks.
 #![expect(unsafe_code, reason = "implements an unsafe trait")]
 
+use crate::limit::manager::shared::Over;
 use crate::limit::manager::*;
 use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
 use std::ptr::NonNull;
+use std::sync::Weak;
 
 /// A cache that gives all it has.
 struct Cache {

@@ -1,0 +1,106 @@
+//! A consumer as the manager keeps it.
+
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
+use crate::base::units::ByteCount;
+use crate::limit::budget::Budget;
+use crate::limit::manager::consumer::Reclaim;
+use std::fmt;
+use std::fmt::Debug;
+use std::sync::{Arc, Weak};
+
+/// One consumer: its part of the budget, and what the manager knows of it.
+pub(super) struct Member {
+    pub(super) name: Arc<str>,
+    pub(super) budget: Arc<Budget>,
+    pub(super) floor: AtomicU64,
+    /// As set; what the mode allows may be less.
+    pub(super) ceiling: AtomicU64,
+    /// Percent of the limit in a partitioned manager; [`NO_PART`] for none of its own.
+    pub(super) part: AtomicU64,
+    pub(super) reclaimer: Ranked<Option<Weak<dyn Reclaim>>>,
+    /// Held while what is charged is set to what was counted.
+    pub(super) counting: Ranked<()>,
+    /// Its memory is counted: it exists already, and nobody can evict it.
+    pub(super) is_counted: AtomicBool,
+    /// Bytes that were counted and that there was no room to charge.
+    pub(super) uncharged: AtomicU64,
+    /// Bytes taken back that were not charged.
+    pub(super) miscounted: AtomicU64,
+    /// Its reclaimer panicked.
+    pub(super) broken: AtomicBool,
+    /// Bytes it asks others for without waiting.
+    pub(super) asks: AtomicU64,
+    /// These are worth writing others' data for.
+    pub(super) asks_for_writes: AtomicBool,
+    /// Bytes reclaimed from it.
+    pub(super) gave: AtomicU64,
+}
+
+/// A consumer that shares with others what nobody has a part of.
+pub(super) const NO_PART: u64 = u64::MAX;
+
+impl Member {
+    pub(super) fn new(budget: &Arc<Budget>, name: &str, share: ByteCount) -> Arc<Member> {
+        Arc::new(Member {
+            name: Arc::from(name),
+            budget: Arc::new(Budget::under(Arc::clone(budget), share)),
+            floor: AtomicU64::new(0),
+            ceiling: AtomicU64::new(u64::MAX),
+            part: AtomicU64::new(NO_PART),
+            reclaimer: Ranked::new(Rank::Leaf, None),
+            counting: Ranked::new(Rank::Leaf, ()),
+            is_counted: AtomicBool::new(false),
+            uncharged: AtomicU64::new(0),
+            miscounted: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+            asks: AtomicU64::new(0),
+            asks_for_writes: AtomicBool::new(false),
+            gave: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn floor(&self) -> ByteCount {
+        ByteCount(self.floor.load(Ordering::Relaxed))
+    }
+
+    /// Bytes that it has: charged, or counted without room to charge them.
+    pub(super) fn held(&self) -> ByteCount {
+        ByteCount(self.budget.charged().0 + self.uncharged.load(Ordering::Relaxed))
+    }
+
+    /// Percent of the limit that are its own in a partitioned manager.
+    pub(super) fn part(&self) -> Option<u64> {
+        Some(self.part.load(Ordering::Relaxed)).filter(|part| *part != NO_PART)
+    }
+
+    /// Who gives its memory back, unless that has panicked before.
+    pub(super) fn reclaimer(&self) -> Option<Arc<dyn Reclaim>> {
+        if self.broken.load(Ordering::Acquire) {
+            return None;
+        }
+        self.reclaimer.lock().as_ref().and_then(Weak::upgrade)
+    }
+
+    /// Applies what the mode allows it; returns whether that is something else than before. The
+    /// caller holds the lock on shares.
+    pub(super) fn set_share(&self, share: ByteCount) -> bool {
+        let ceiling = ByteCount(self.ceiling.load(Ordering::Relaxed).min(share.0));
+        let is_other = self.budget.limit() != ceiling;
+        if is_other {
+            self.budget.set_limit(ceiling);
+        }
+        is_other
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.budget.uncharge(self.budget.charged());
+    }
+}
+
+impl Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.name, self.budget)
+    }
+}

@@ -1,0 +1,331 @@
+//! What the manager, the accounts and the background thread share.
+
+use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Ranked};
+use crate::base::units::ByteCount;
+use crate::limit::admission::Turn;
+use crate::limit::budget::Budget;
+use crate::limit::manager::member::Member;
+use crate::limit::manager::report::{Mode, Pressure};
+use crate::limit::manager::spill::Spill;
+use crate::sys::fork::Born;
+use crate::sys::signals::SignalsBlocked;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Maximum number of consumers of one manager.
+pub const CONSUMERS_MAX: usize = 16;
+
+/// Smallest limit of a manager.
+pub const LIMIT_MIN: ByteCount = ByteCount::mib(1);
+
+/// How often the background thread looks without being called.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long a charge that found nothing to reclaim waits before it tries again.
+pub(super) const RETRY_AFTER: Duration = Duration::from_micros(200);
+
+/// How long nothing is freed before a charge that can be done without gives up.
+pub(super) const BRIEFLY: Duration = Duration::from_millis(1);
+
+/// Told about pressure; called without locks, must not block.
+pub(super) type OnPressure = dyn Fn(Pressure) + Send + Sync;
+
+/// What the manager, its accounts and its thread share.
+pub(super) struct Shared {
+    pub(super) budget: Arc<Budget>,
+    pub(super) mode: Mode,
+    /// Held while the limit, a floor or a part changes, and while shares are worked out and applied:
+    /// who comes last knows what the others knew.
+    pub(super) shares: Ranked<()>,
+    pub(super) members: Ranked<Vec<Weak<Member>>>,
+    pub(super) temporary: Arc<Member>,
+    pub(super) spill: Ranked<Option<Weak<dyn Spill>>>,
+    pub(super) on_pressure: OnceLock<Box<OnPressure>>,
+    pub(super) gathering: Turn,
+    pub(super) resizing: Turn,
+    /// The kernel has refused to move pages. Each try may cost address space, so there are no more:
+    /// consumers drop their pages instead.
+    pub(super) moves_fail: AtomicBool,
+    pub(super) reclaimed: [AtomicU64; 3],
+    pub(super) direct: AtomicU64,
+    pub(super) background: AtomicU64,
+    pub(super) failed: AtomicU64,
+    pub(super) spilled: AtomicU64,
+    /// The most that its thread has seen all consumers have.
+    pub(super) held_max: AtomicU64,
+    pub(super) deadline_ms: AtomicU64,
+    pub(super) born: Born,
+    pub(super) stop: AtomicBool,
+    pub(super) called: AtomicBool,
+    pub(super) bell: (Mutex<()>, Condvar),
+}
+
+impl Shared {
+    /// Bytes of free memory below which background reclaim begins; it goes on up to twice that.
+    pub(super) fn low(&self) -> u64 {
+        const MOST: u64 = 16 << 20;
+        (self.budget.limit().0 / 64).min(MOST)
+    }
+
+    pub(super) fn deadline(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed))
+    }
+
+    /// Whether this process is a forked child of the manager's.
+    pub(super) fn is_foreign(&self) -> bool {
+        !self.born.is_here()
+    }
+
+    /// The consumers that have not left.
+    pub(super) fn each_member(&self) -> impl Iterator<Item = Arc<Member>> + use<> {
+        let mut members: [Option<Arc<Member>>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
+        let live = self.members.lock();
+        for (slot, member) in members.iter_mut().zip(live.iter().filter_map(Weak::upgrade)) {
+            *slot = Some(member);
+        }
+        members.into_iter().flatten()
+    }
+
+    /// Puts a limit in force.
+    ///
+    /// # Errors
+    /// [`Error::LimitTooSmall`] below [`LIMIT_MIN`] or the floors.
+    pub(super) fn apply_limit(&self, limit: ByteCount) -> Result<()> {
+        let shares = self.shares.lock();
+        let minimum = LIMIT_MIN.max(self.floors());
+        if limit < minimum {
+            return Err(Error::LimitTooSmall { limit, minimum });
+        }
+        self.budget.set_limit(limit);
+        drop(shares);
+        self.apply_shares();
+        Ok(())
+    }
+
+    /// Gives every consumer the share of the limit that its ceiling and the mode allow.
+    pub(super) fn apply_shares(&self) {
+        let shares = self.shares.lock();
+        let (limit, common) = (self.budget.limit(), self.common_share());
+        let mut changed: [Option<Arc<Member>>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
+        for (slot, member) in changed.iter_mut().zip(self.each_member()) {
+            let is_other = member.set_share(match (self.mode, member.part()) {
+                // Nobody can take it back, so it may not take what others' floors keep.
+                (Mode::Cooperative, _) if self.is_temporary(&member) => {
+                    ByteCount(limit.0.saturating_sub(self.floors_of_others(&self.temporary).0))
+                }
+                (Mode::Cooperative, _) => limit,
+                (Mode::Partitioned { temporary_pct }, _) if self.is_temporary(&member) => {
+                    part_of(limit, temporary_pct.into())
+                }
+                (Mode::Partitioned { .. }, Some(part)) => part_of(limit, part),
+                (Mode::Partitioned { .. }, None) => common,
+            });
+            *slot = is_other.then_some(member);
+        }
+        drop(shares);
+        changed.iter().flatten().for_each(|member| self.tell_ceiling(member));
+    }
+
+    /// Tells a consumer its ceiling, once more where it has changed meanwhile: of threads that tell
+    /// different ones, the last tells what is in force.
+    pub(super) fn tell_ceiling(&self, member: &Arc<Member>) {
+        let Some(reclaimer) = member.reclaimer() else { return };
+        loop {
+            let ceiling = member.budget.limit();
+            let told = self.guarded(member, || reclaimer.ceiling_changed(ceiling));
+            if told.is_none() || member.budget.limit() == ceiling {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn is_temporary(&self, member: &Arc<Member>) -> bool {
+        Arc::ptr_eq(member, &self.temporary)
+    }
+
+    /// Percent of the limit that belong to somebody, temporary memory included.
+    pub(super) fn parts(&self) -> u64 {
+        let Mode::Partitioned { temporary_pct } = self.mode else { return 0 };
+        let parts: u64 = self.each_member().filter_map(|member| member.part()).sum();
+        parts + u64::from(temporary_pct)
+    }
+
+    /// What consumers without a part of their own may have.
+    pub(super) fn common_share(&self) -> ByteCount {
+        let limit = self.budget.limit();
+        ByteCount(limit.0.saturating_sub(part_of(limit, self.parts()).0))
+    }
+
+    /// The floors of all consumers.
+    pub(super) fn floors(&self) -> ByteCount {
+        let floors = self.each_member().map(|member| member.floor().0);
+        ByteCount(floors.fold(0, u64::saturating_add))
+    }
+
+    /// What nobody but the others can have.
+    pub(super) fn floors_of_others(&self, member: &Member) -> ByteCount {
+        ByteCount(self.floors().0.saturating_sub(member.floor().0))
+    }
+
+    pub(super) fn tell(&self, event: Pressure) {
+        if let Some(told) = self.on_pressure.get() {
+            told(event);
+        }
+    }
+
+    /// A caller gets an error.
+    pub(super) fn fail(&self, wanted: ByteCount) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.tell(Pressure::Failed { wanted });
+    }
+
+    pub(super) fn out_of_memory(&self, wanted: ByteCount, waited: Duration) -> Error {
+        let mut members: Vec<_> = self.each_member().collect();
+        members.sort_by_key(|member| std::cmp::Reverse(member.budget.charged()));
+        let consumers: Vec<_> = members
+            .iter()
+            .map(|member| {
+                let held = member
+                    .reclaimer()
+                    .and_then(|reclaimer| self.guarded(member, || reclaimer.describe_held()))
+                    .unwrap_or_default();
+                let part = match self.has_part(member) {
+                    true => format!(" of its part of {}", member.budget.limit()),
+                    false => String::new(),
+                };
+                format!("{} {}{part}{held}", member.name, member.budget.charged())
+            })
+            .collect();
+        Error::OutOfMemory {
+            wanted,
+            used: self.budget.charged(),
+            limit: self.budget.limit(),
+            consumers: consumers.join(", "),
+            waited,
+        }
+    }
+
+    // The background thread.
+
+    pub(super) fn call(&self) {
+        if self.called.load(Ordering::Relaxed) {
+            return; // A call that is missed so is made up for within `LOOK_EVERY`.
+        }
+        // A region's evictor calls as well, and must find the bell free.
+        let _blocked = SignalsBlocked::new();
+        if !self.called.swap(true, Ordering::AcqRel) {
+            let _held = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
+            self.bell.1.notify_one();
+        }
+    }
+
+    pub(super) fn call_if_low(&self) {
+        if self.budget.own_free().0 < self.low() {
+            self.call();
+        }
+    }
+
+    pub(super) fn run(&self) {
+        SignalsBlocked::for_good();
+        let mut pause_until = None;
+        let mut over = Over::default();
+        while !self.stop.load(Ordering::Acquire) {
+            let _ours = keep_local(); // Anew each time: a heap may have started meanwhile.
+            {
+                let held = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
+                if !self.called.load(Ordering::Acquire) {
+                    drop(self.bell.1.wait_timeout(held, LOOK_EVERY));
+                }
+            }
+            self.called.store(false, Ordering::Release);
+            self.look_at_held(&mut over);
+            self.enforce_ceilings();
+            if self.mode != Mode::Cooperative {
+                continue;
+            }
+            self.serve_asks();
+            // Where nothing can be had, looking again at each charge would be all this does.
+            let now = Instant::now();
+            if pause_until.is_none_or(|until| now >= until) {
+                let found = self.keep_low();
+                pause_until = (!found).then_some(now + LOOK_EVERY);
+            }
+        }
+    }
+
+    /// Bytes that all consumers have.
+    pub(super) fn held(&self) -> ByteCount {
+        let more = self.each_member().map(|member| member.uncharged.load(Ordering::Relaxed));
+        ByteCount(self.budget.charged().0 + more.sum::<u64>())
+    }
+
+    /// Tells, once, that consumers have been above the limit for a while.
+    pub(super) fn look_at_held(&self, over: &mut Over) {
+        let (held, limit) = (self.held(), self.budget.limit());
+        self.held_max.fetch_max(held.0, Ordering::Relaxed);
+        if !over.look(held, limit, Instant::now()) {
+            return;
+        }
+        // What can be evicted would have been.
+        let of = |member: &Arc<Member>| (member.is_counted.load(Ordering::Relaxed), member.held());
+        let Some(most) = self.each_member().max_by_key(of) else { return };
+        let more = ByteCount(held.0 - limit.0);
+        let _ = crate::sys::stderr::send(
+            format!(
+                "farheap: memory manager: {held} are in use, {more} above the limit of {limit}: \
+                 {} has {}, which cannot be evicted (said again only after it was below the limit)\n",
+                most.name,
+                most.held()
+            )
+            .as_bytes(),
+        );
+        self.tell(Pressure::Over { held, limit, consumer: Arc::clone(&most.name) });
+    }
+
+    /// Reclaims up to the high watermark when less than the low one is free. Returns `false` when
+    /// there was nothing to be had.
+    pub(super) fn keep_low(&self) -> bool {
+        let (low, free) = (self.low(), self.budget.own_free().0);
+        if free >= low {
+            return true;
+        }
+        self.background.fetch_add(1, Ordering::Relaxed);
+        let (used, limit) = (self.budget.charged(), self.budget.limit());
+        self.tell(Pressure::Low { used, limit });
+        let over = used.0.saturating_sub(limit.0);
+        self.reclaim(ByteCount(over + 2 * low - free)).0 > 0
+    }
+}
+
+/// Whether consumers are above the limit, and whether that was told.
+#[derive(Debug, Default)]
+pub(super) struct Over {
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Over {
+    /// Takes a look; returns whether it is time to tell.
+    pub(super) fn look(&mut self, held: ByteCount, limit: ByteCount, now: Instant) -> bool {
+        /// How long others have to give way to what was counted before anybody is told.
+        const LAST: Duration = Duration::from_secs(1);
+        /// Far enough below the limit that it is another time: 1/16 of it.
+        const PART: u64 = 16;
+        if held <= limit {
+            self.since = None;
+            self.told &= held.0 > limit.0 - limit.0 / PART;
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        let tells = !self.told && now.saturating_duration_since(since) >= LAST;
+        self.told |= tells;
+        tells
+    }
+}
+
+/// A number of percent of the limit.
+pub(super) fn part_of(limit: ByteCount, pct: u64) -> ByteCount {
+    ByteCount((limit.0 as u128 * u128::from(pct) / 100) as u64)
+}
