@@ -11,7 +11,8 @@ use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::policy::Hint;
 use crate::paging::page::word::State;
-use crate::paging::pager::{self, Ahead};
+use crate::paging::pager;
+use crate::paging::readahead::PrefetchRun;
 use crate::paging::region::{Advice, Region, RegionConfig};
 use crate::sys::signals::SignalsBlocked;
 use std::time::Duration;
@@ -75,9 +76,9 @@ impl Region {
         let mut outcome = Ok(());
         for (ptr, len) in ranges {
             match self.pages_of(*ptr, *len) {
-                // A full queue drops the request: it is advice.
                 Ok((first, count)) => {
-                    asked |= self.pager.ahead.push(Ahead { first, count, held: false }).is_ok()
+                    let run = PrefetchRun { first, count, for_stream: false };
+                    asked |= self.pager.readahead.request(run);
                 }
                 Err(error) => {
                     outcome = Err(error);
@@ -259,7 +260,7 @@ impl Region {
         let pages = (first.0..first.0 + count.0).map(PageId);
         let hint = match advice {
             Advice::Normal | Advice::Random | Advice::Sequential => {
-                pages.for_each(|page| self.pager.set_advice(page, advice));
+                pages.for_each(|page| self.pager.readahead.advise(page, advice));
                 return Ok(());
             }
             Advice::WillNeed => Hint::WillNeed,

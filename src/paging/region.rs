@@ -22,6 +22,7 @@
 pub use crate::paging::evict::policy;
 pub use crate::paging::latency::{Latencies, Latency};
 pub(crate) use crate::paging::purge::REST;
+pub use crate::paging::readahead::Advice;
 pub use crate::paging::stats::Stats;
 
 use crate::base::error::{Error, Result};
@@ -85,41 +86,6 @@ impl Install {
                 feature: "UFFDIO_MOVE (Linux 6.8)",
                 why: "`install:move` was asked for; use `install:auto`",
             }),
-        }
-    }
-}
-
-/// What a program says about its accesses to a range, see [`Region::advise`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Advice {
-    /// Nothing: streams of faults are detected.
-    #[default]
-    Normal,
-    /// Scattered accesses: nothing is read ahead.
-    Random,
-    /// Ascending accesses: reading ahead starts with the first fault.
-    Sequential,
-    /// Needed soon: brought in now, and kept as if just used.
-    WillNeed,
-    /// Not needed soon: the next to be evicted.
-    Cold,
-}
-
-impl Advice {
-    /// Advice that lasts, as a number; the rest acts at once.
-    pub(in crate::paging) fn encode(self) -> u32 {
-        match self {
-            Advice::Random => 1,
-            Advice::Sequential => 2,
-            Advice::Normal | Advice::WillNeed | Advice::Cold => 0,
-        }
-    }
-
-    pub(in crate::paging) fn decode(code: u32) -> Advice {
-        match code {
-            1 => Advice::Random,
-            2 => Advice::Sequential,
-            _ => Advice::Normal,
         }
     }
 }

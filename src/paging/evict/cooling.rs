@@ -90,10 +90,9 @@ impl Evictor {
             }
         }
         if pager.frames.note_of(frame).guessed() {
-            let chunk = pager.chunk_of(page).0;
             match content {
-                Content::Clean(_) => pager.habits.unwritten(chunk),
-                Content::Zero | Content::Dirty => pager.habits.written(chunk),
+                Content::Clean(_) => pager.readahead.was_not_written(page),
+                Content::Zero | Content::Dirty => pager.readahead.was_written(page),
             }
         }
         match content {

@@ -35,8 +35,8 @@ use crate::paging::fault::sched::busy_poll::Patience;
 use crate::paging::fault::sched::idle_policy::Standing;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
-use crate::paging::pager::{Ahead, Pager};
-use crate::paging::readahead::streams::{Found, Window};
+use crate::paging::pager::Pager;
+use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
 use crate::paging::region::RegionConfig;
 use crate::paging::starved::{FAULTS_HELD_MAX, FAULTS_MAX, WAITING_MAX};
 use crate::store::{Completion, Queue};
@@ -66,7 +66,7 @@ pub(in crate::paging) struct Handler {
     pub(in crate::paging) pager: Arc<Pager>,
     pub(in crate::paging) index: usize,
     pub(in crate::paging) queue: Box<dyn Queue>,
-    ahead: Option<Ahead>,
+    ahead: Option<PrefetchRun>,
     /// It waits for a run of frames, not for room.
     pub(in crate::paging) waits_for_run: bool,
     messages: [Message; FAULTS_MAX],
@@ -442,7 +442,7 @@ impl Handler {
     fn start_demanded(&mut self, page: PageId, word: Word, access: Access) -> Option<Answer> {
         let answer = self.start_fill(page, word, access)?;
         if answer == Answer::Reading
-            && let Some(window) = self.pager.next_window(page, Found::Stored)
+            && let Some(window) = self.pager.next_window(page, FaultOn::StoredPage)
         {
             self.ask_ahead(window);
         }
@@ -457,9 +457,9 @@ impl Handler {
         for ahead in window.pages(end) {
             room = room && self.start_ahead(ahead);
             if !room {
-                // When the evictor has made some. A full list drops the rest: it is a guess.
-                let count = PageCount(1);
-                let _ = self.pager.ahead.push(Ahead { first: ahead, count, held: true });
+                // When the evictor has made some.
+                let (first, count) = (ahead, PageCount(1));
+                self.pager.readahead.request(PrefetchRun { first, count, for_stream: true });
             }
         }
         if let Some((first, count)) = chunks {
@@ -492,7 +492,8 @@ impl Handler {
 
     /// Accepts pages that were asked for ahead of their faults, as long as there are frames.
     fn read_ahead(&mut self) {
-        while let Some(mut run) = self.ahead.take().or_else(|| self.pager.ahead.pop()) {
+        while let Some(mut run) = self.ahead.take().or_else(|| self.pager.readahead.next_request())
+        {
             while run.count.0 > 0 {
                 if let Some(asked) = self.accept_chunk(run) {
                     run = match asked {
@@ -506,13 +507,13 @@ impl Handler {
                     return self.postpone(run);
                 }
                 let (first, count) = (PageId(run.first.0 + 1), PageCount(run.count.0 - 1));
-                run = Ahead { first, count, ..run };
+                run = PrefetchRun { first, count, ..run };
             }
         }
     }
 
     /// Keeps what was asked for ahead until there is room.
-    fn postpone(&mut self, run: Ahead) {
+    fn postpone(&mut self, run: PrefetchRun) {
         // Advice is not worth waiting for when nothing can be evicted.
         let hopeless = self.pager.exhausted.load(Ordering::Acquire);
         self.ahead = (!hopeless).then_some(run);

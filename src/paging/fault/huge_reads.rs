@@ -24,9 +24,9 @@ use crate::paging::fault::handler::{DEPTH, Handler};
 use crate::paging::fault::reads::{Access, Fill, Intent};
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::pager::CHUNK_PAGES_MAX;
 use crate::paging::pager::room::NoRun;
-use crate::paging::pager::{Ahead, CHUNK_PAGES_MAX};
-use crate::paging::readahead::streams::Found;
+use crate::paging::readahead::{FaultOn, PrefetchRun};
 use std::time::{Duration, Instant};
 
 /// How long a chunk that was read is held for its stream. Then it is mapped, so that it can be
@@ -81,26 +81,29 @@ impl Handler {
             }
             if !room {
                 let count = PageCount(per_chunk);
-                // When there is some. A full list drops the rest: it is a guess.
-                let _ = self.pager.ahead.push(Ahead { first: page, count, held: true });
+                // When there is some.
+                self.pager.readahead.request(PrefetchRun { first: page, count, for_stream: true });
             }
         }
     }
 
     /// Accepts the chunk that `run` begins with, if it does. `None`: page by page. Else what is left
     /// of `run`, or that it has to wait.
-    pub(in crate::paging) fn accept_chunk(&mut self, run: Ahead) -> Option<Result<Ahead, ()>> {
+    pub(in crate::paging) fn accept_chunk(
+        &mut self,
+        run: PrefetchRun,
+    ) -> Option<Result<PrefetchRun, ()>> {
         let per_chunk = self.pager.pages_per_chunk();
         if !run.first.0.is_multiple_of(per_chunk) || run.count.0 < per_chunk {
             return None;
         }
         self.waits_for_run = false;
-        match self.start_chunk(run.first, run.held) {
+        match self.start_chunk(run.first, run.for_stream) {
             Asked::Unfit => None,
             Asked::Started => {
                 self.pager.counters.pages_prefetched.add(per_chunk);
                 let first = PageId(run.first.0 + per_chunk);
-                Some(Ok(Ahead { first, count: PageCount(run.count.0 - per_chunk), ..run }))
+                Some(Ok(PrefetchRun { first, count: PageCount(run.count.0 - per_chunk), ..run }))
             }
             Asked::Wait => {
                 self.waits_for_run = true;
@@ -182,7 +185,7 @@ impl Handler {
         if !self.is_of_chunk(frame) {
             self.pager.ring_handlers();
         }
-        if let Some(window) = self.pager.next_window(page, Found::Coming) {
+        if let Some(window) = self.pager.next_window(page, FaultOn::PageReadAhead) {
             self.ask_ahead(window);
         }
     }

@@ -143,7 +143,7 @@ impl Pager {
         }
         if word.protected() {
             self.counters.faults_protect.bump();
-            self.habits.written(self.chunk_of(page).0);
+            self.readahead.was_written(page);
             self.counters.prefetch_hits.add(u64::from(word.prefetched()));
         }
         Some(Answer::Done)

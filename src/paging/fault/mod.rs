@@ -3,6 +3,7 @@
 pub(in crate::paging) mod handler;
 pub(in crate::paging) mod huge_reads;
 pub(in crate::paging) mod in_memory;
+mod prefetch;
 pub(in crate::paging) mod reads;
 pub(in crate::paging) mod sched;
 pub(in crate::paging) mod sigbus;

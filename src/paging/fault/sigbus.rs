@@ -27,8 +27,8 @@ use crate::paging::fault::in_memory::{Answer, Asked, STARVED_MAX};
 use crate::paging::fault::reads::{AHEAD_ATTEMPTS_MAX, pause_before};
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::pager::{Ahead, Pager, backoff};
-use crate::paging::readahead::streams::Found;
+use crate::paging::pager::{Pager, backoff};
+use crate::paging::readahead::{FaultOn, PrefetchRun};
 use crate::paging::starved::{Hope, Line};
 use crate::sys::signal::{self, BusCause, BusFault};
 use crate::sys::signals::SignalsBlocked;
@@ -301,11 +301,11 @@ impl Pager {
 
     /// Passes what a stream of faults leads to on to a handler.
     fn ask_ahead(&self, page: PageId) {
-        let Some(window) = self.next_window(page, Found::Stored) else { return };
+        let Some(window) = self.next_window(page, FaultOn::StoredPage) else { return };
         let mut asked = false;
         for page in window.pages(self.page_count().0) {
-            let run = Ahead { first: page, count: PageCount(1), held: false };
-            asked |= self.ahead.push(run).is_ok();
+            let run = PrefetchRun { first: page, count: PageCount(1), for_stream: false };
+            asked |= self.readahead.request(run);
         }
         if asked {
             self.call_handler(0);

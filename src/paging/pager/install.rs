@@ -154,11 +154,10 @@ impl Pager {
         if self.moves_in(frame) || write {
             return Guard::Open;
         }
-        let chunk = self.chunk_of(page).0;
-        if self.habits.expects_write(chunk) {
+        if self.readahead.expects_write(page) {
             return Guard::Guessed;
         }
-        self.habits.unwritten(chunk);
+        self.readahead.was_not_written(page);
         Guard::Protected
     }
 

@@ -34,15 +34,14 @@ use crate::paging::counters::Counters;
 use crate::paging::evict::policy::{EvictionPolicy, Insert};
 use crate::paging::fault::sched::active_set::Team;
 use crate::paging::fault::sched::idle_policy::Leases;
-use crate::paging::kernel_filled::{CHUNK, Chunks};
+use crate::paging::kernel_filled::Chunks;
 use crate::paging::latency::Recorder;
 use crate::paging::managed::Joined;
 use crate::paging::page::frames::Frames;
-use crate::paging::page::word::{FrameId, PageWord, State, Word};
+use crate::paging::page::word::{FrameId, PageWord, Word};
 use crate::paging::purge::Care;
-use crate::paging::readahead::streams::{Found, Most, Streams, Window};
-use crate::paging::readahead::write_predictor::Habits;
-use crate::paging::region::{Advice, Install, Mode, RegionConfig};
+use crate::paging::readahead::Readahead;
+use crate::paging::region::{Install, Mode, RegionConfig};
 use crate::paging::starved::{FAULTS_HELD_MAX, Starved};
 use crate::paging::tables::Tables;
 use crate::store::Store;
@@ -51,7 +50,6 @@ use crate::sys::event::EventFd;
 use crate::sys::signals::{self, FaultLock};
 use crate::sys::uffd::{Uffd, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
-use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,18 +63,6 @@ pub(crate) const NO_SLOT: u32 = u32::MAX;
 /// Most pages of a chunk that is read whole: half a batch, so that batches of the evictor have room
 /// for one.
 pub(in crate::paging) const CHUNK_PAGES_MAX: usize = BATCH_MAX / 2;
-
-/// Requests for read-ahead that may wait at the same time; more are dropped.
-const AHEAD_MAX: usize = 1024;
-
-/// A run of pages asked for by `prefetch`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ahead {
-    pub(crate) first: PageId,
-    pub(crate) count: PageCount,
-    /// For a stream: chunks are held until it gets there.
-    pub(crate) held: bool,
-}
 
 /// A 128-bit content hash.
 pub(crate) type Sum = [u64; 2];
@@ -116,10 +102,7 @@ pub(crate) struct Pager {
     /// Reads as zero, never written: the source of zero fills by COPY.
     zeros: Mapping,
     pub(crate) counters: Counters,
-    /// Streams of device faults; `None`: nothing is read ahead.
-    streams: Option<FaultLock<Streams>>,
-    advised: LazyArray<AtomicU32>,
-    pub(in crate::paging) habits: Habits,
+    pub(in crate::paging) readahead: Readahead,
     /// Per handler.
     pub(crate) fault_times: Box<[Recorder]>,
     /// Per handler.
@@ -129,8 +112,6 @@ pub(crate) struct Pager {
     /// Most pages that may be in the resident state and still be taken as a reserve.
     pub(crate) low_bytes: AtomicU64,
     pub(crate) high_bytes: AtomicU64,
-    /// Runs of pages that `prefetch` and streams ask for.
-    pub(in crate::paging) ahead: ArrayQueue<Ahead>,
     pub(in crate::paging) in_thread: bool,
     /// How long the device may take for a request.
     pub(in crate::paging) deadline: Duration,
@@ -231,16 +212,13 @@ impl Pager {
             reads_chunks,
             zeros,
             counters: Counters::default(),
-            streams: config.readahead.then(|| FaultLock::new(Rank::Leaf, Streams::new())),
-            advised: LazyArray::new(config.span.as_usize() / CHUNK)?,
-            habits: Habits::new(config.span.as_usize() / CHUNK)?,
+            readahead: Readahead::new(config.span, config.page, config.readahead)?,
             fault_times: recorders(config.handlers)?,
             read_times: recorders(config.handlers)?,
             write_times: Recorder::new()?,
             evict_times: Recorder::new()?,
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
-            ahead: ArrayQueue::new(AHEAD_MAX),
             in_thread,
             deadline: config.deadline,
             evictor_bell: new_bell()?,
@@ -299,40 +277,6 @@ impl Pager {
 
     pub(crate) fn slot_offset(&self, slot: SlotId) -> u64 {
         slot.0 << self.page_shift
-    }
-
-    // Read-ahead.
-
-    /// What to read ahead after a device fault, or one on what was read ahead.
-    pub(in crate::paging) fn next_window(&self, page: PageId, found: Found) -> Option<Window> {
-        const WINDOW_BYTES_MAX: u64 = 8 << 20;
-        const WINDOW_PAGES_MAX: u64 = 192;
-        /// What all streams together may have read ahead, as a part of the limit: less than the
-        /// policy keeps of pages that nobody is known to have used (`tier::policy::tenure`).
-        const LIMIT_PART: u64 = 12;
-        let streams = self.streams.as_ref()?;
-        let advice = self.advice(page);
-        if advice == Advice::Random {
-            return None;
-        }
-        let page_bytes = self.page_bytes as u64;
-        let window = (WINDOW_BYTES_MAX / page_bytes).clamp(2, WINDOW_PAGES_MAX);
-        let all = self.budget.limit().0 / LIMIT_PART / page_bytes;
-        let chunk = if self.reads_chunks { self.pages_per_chunk() } else { 1 };
-        let most = Most { window, all, chunk };
-        let is_stored = |page: u64| {
-            page < self.page_count().0 && self.word(PageId(page)).load().state() == State::Stored
-        };
-        streams.lock().fault(page, found, most, advice == Advice::Sequential, &is_stored)
-    }
-
-    fn advice(&self, page: PageId) -> Advice {
-        Advice::decode(self.advised[self.chunk_of(page).0].load(Ordering::Relaxed))
-    }
-
-    /// Notes what the program says of a chunk.
-    pub(in crate::paging) fn set_advice(&self, page: PageId, advice: Advice) {
-        self.advised[self.chunk_of(page).0].store(advice.encode(), Ordering::Relaxed);
     }
 
     // Content.

@@ -1,4 +1,178 @@
-//! What will be touched next, and whether it will be written.
+//! Read-ahead: which pages will be touched next, and whether a page will be written.
+//!
+//! [`Readahead`] keeps what the program has said of its accesses, the streams that its faults
+//! make, the requests that handlers have not accepted yet, and an estimate of how many of the
+//! pages that are read in are written. It only answers questions: handlers do the reading.
+//!
+//! | module | does |
+//! |---|---|
+//! | this one | what the program said, requests, and the two below under one roof |
+//! | `streams` | faults that follow each other at a steady distance |
+//! | `write_predictor` | how many of the pages that are read in are written |
 
-pub(in crate::paging) mod streams;
-pub(in crate::paging) mod write_predictor;
+mod streams;
+mod write_predictor;
+
+pub(in crate::paging) use streams::{FaultOn, Window};
+
+use crate::base::error::Result;
+use crate::base::sync::{AtomicU32, Ordering, Rank};
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::meta::LazyArray;
+use crate::sys::signals::FaultLock;
+use crate::sys::vm::HUGE_PAGE;
+use crossbeam_queue::ArrayQueue;
+use streams::{Streams, WindowLimits};
+use write_predictor::WritePredictor;
+
+/// Requests for read-ahead that may wait at the same time; more are dropped.
+const REQUESTS_MAX: usize = 1024;
+
+/// What a program says about its accesses to a range, see
+/// [`Region::advise`](crate::paging::region::Region::advise).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Advice {
+    /// Nothing: streams of faults are detected.
+    #[default]
+    Normal,
+    /// Scattered accesses: nothing is read ahead.
+    Random,
+    /// Ascending accesses: reading ahead starts with the first fault.
+    Sequential,
+    /// Needed soon: brought in now, and kept as if just used.
+    WillNeed,
+    /// Not needed soon: the next to be evicted.
+    Cold,
+}
+
+impl Advice {
+    /// Advice that lasts, as a number; the rest acts at once.
+    fn encode(self) -> u32 {
+        match self {
+            Advice::Random => 1,
+            Advice::Sequential => 2,
+            Advice::Normal | Advice::WillNeed | Advice::Cold => 0,
+        }
+    }
+
+    fn decode(code: u32) -> Advice {
+        match code {
+            1 => Advice::Random,
+            2 => Advice::Sequential,
+            _ => Advice::Normal,
+        }
+    }
+}
+
+/// A request to read `count` pages from `first` ahead of their faults.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::paging) struct PrefetchRun {
+    pub(in crate::paging) first: PageId,
+    pub(in crate::paging) count: PageCount,
+    /// A stream leads there: chunks are held until it does.
+    pub(in crate::paging) for_stream: bool,
+}
+
+/// What is known of a region's future accesses. Pages are grouped by chunks of 2 MiB.
+#[derive(Debug)]
+pub(in crate::paging) struct Readahead {
+    page_shift: u32,
+    /// Streams of device faults; `None`: they are not detected.
+    streams: Option<FaultLock<Streams>>,
+    /// Per chunk: what the program says of it.
+    advice: LazyArray<AtomicU32>,
+    requests: ArrayQueue<PrefetchRun>,
+    writes: WritePredictor,
+}
+
+impl Readahead {
+    /// For `span` bytes of pages of `page` bytes. With `detects_streams` pages are asked for that
+    /// nobody has requested.
+    ///
+    /// # Errors
+    /// When the kernel refuses the mappings.
+    pub(in crate::paging) fn new(
+        span: ByteCount,
+        page: ByteCount,
+        detects_streams: bool,
+    ) -> Result<Readahead> {
+        let chunks = span.as_usize() / HUGE_PAGE;
+        Ok(Readahead {
+            page_shift: page.0.trailing_zeros(),
+            streams: detects_streams.then(|| FaultLock::new(Rank::Leaf, Streams::new())),
+            advice: LazyArray::new(chunks)?,
+            requests: ArrayQueue::new(REQUESTS_MAX),
+            writes: WritePredictor::new(chunks)?,
+        })
+    }
+
+    fn chunk_of(&self, page: PageId) -> usize {
+        (page.as_usize() << self.page_shift) / HUGE_PAGE
+    }
+
+    // Streams and advice.
+
+    /// Remembers what the program says of the chunk of a page.
+    pub(in crate::paging) fn advise(&self, page: PageId, advice: Advice) {
+        // Relaxed: advice orders nothing.
+        self.advice[self.chunk_of(page)].store(advice.encode(), Ordering::Relaxed);
+    }
+
+    /// What to read ahead after a fault, where resident memory is limited to `limit` and chunks of
+    /// `chunk` pages can be read whole (1: they cannot). `is_stored` says which pages can fault.
+    pub(in crate::paging) fn after_fault(
+        &self,
+        page: PageId,
+        on: FaultOn,
+        limit: ByteCount,
+        chunk: u64,
+        is_stored: &dyn Fn(u64) -> bool,
+    ) -> Option<Window> {
+        const WINDOW_BYTES_MAX: u64 = 8 << 20;
+        const WINDOW_PAGES_MAX: u64 = 192;
+        /// What all streams together may have read ahead, as a part of the limit: less than the
+        /// policy keeps of pages that nobody is known to have used (`evict::policy::tenure`).
+        const LIMIT_PART: u64 = 12;
+        let streams = self.streams.as_ref()?;
+        let advice = Advice::decode(self.advice[self.chunk_of(page)].load(Ordering::Relaxed));
+        if advice == Advice::Random {
+            return None;
+        }
+        let limits = WindowLimits {
+            per_stream: (WINDOW_BYTES_MAX >> self.page_shift).clamp(2, WINDOW_PAGES_MAX),
+            in_total: (limit.0 / LIMIT_PART) >> self.page_shift,
+            chunk,
+        };
+        streams.lock().fault(page, on, limits, advice == Advice::Sequential, is_stored)
+    }
+
+    // Requests.
+
+    /// Requests a run of pages; `false`: too many requests wait, and this one is dropped, which
+    /// costs time only, because requests are guesses and advice.
+    pub(in crate::paging) fn request(&self, run: PrefetchRun) -> bool {
+        self.requests.push(run).is_ok()
+    }
+
+    /// The oldest request that no handler has accepted yet.
+    pub(in crate::paging) fn next_request(&self) -> Option<PrefetchRun> {
+        self.requests.pop()
+    }
+
+    // Writes.
+
+    /// Whether a page, about to be mapped for a read, will probably be written.
+    pub(in crate::paging) fn expects_write(&self, page: PageId) -> bool {
+        self.writes.expects_write(self.chunk_of(page))
+    }
+
+    /// A page that counts was written; see [`write_predictor`].
+    pub(in crate::paging) fn was_written(&self, page: PageId) {
+        self.writes.written(self.chunk_of(page));
+    }
+
+    /// A page that counts was not written, as far as is known; see [`write_predictor`].
+    pub(in crate::paging) fn was_not_written(&self, page: PageId) {
+        self.writes.unwritten(self.chunk_of(page));
+    }
+}

@@ -16,7 +16,7 @@
 //! ```
 //! Where the block would be as large as a chunk of memory and the pages follow each other, whole chunks
 //! are asked for and there is no mark: a chunk that was read is mapped when its reader gets there
-//! (`handler::chunks`), and that fault is told as well.
+//! (`fault::huge_reads`), and that fault is told as well.
 //!
 //! Any other fault near a stream halves its confidence: wrong guesses stop after one small block.
 //! Used by handlers, under one leaf lock.
@@ -34,24 +34,24 @@ const MISSED_MAX: u64 = 16;
 /// Equal distances in a row that make a stream.
 const CONFIDENT: u8 = 2;
 
-/// What may be asked for, in pages.
+/// How far ahead pages may be asked for, in pages.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Most {
+pub(super) struct WindowLimits {
     /// Ahead of one stream.
-    pub(in crate::paging) window: u64,
+    pub(super) per_stream: u64,
     /// Ahead of all streams together.
-    pub(in crate::paging) all: u64,
-    /// What is read whole where a stream leads through all of it; 1 for none.
-    pub(in crate::paging) chunk: u64,
+    pub(super) in_total: u64,
+    /// Pages of a chunk, which is read whole where a stream leads through all of it; 1 for none.
+    pub(super) chunk: u64,
 }
 
-/// How a fault found its page.
+/// What a fault told to the streams was on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::paging) enum Found {
-    /// On the device only.
-    Stored,
-    /// Asked for ahead.
-    Coming,
+pub(in crate::paging) enum FaultOn {
+    /// A page that is on the device only.
+    StoredPage,
+    /// A page that was asked for ahead.
+    PageReadAhead,
 }
 
 /// No page is the mark.
@@ -114,31 +114,31 @@ struct Stream {
 
 /// The streams that are being followed.
 #[derive(Debug)]
-pub(in crate::paging) struct Streams {
+pub(super) struct Streams {
     streams: [Option<Stream>; STREAMS_MAX],
     clock: u64,
 }
 
 impl Streams {
-    pub(in crate::paging) const fn new() -> Streams {
+    pub(super) const fn new() -> Streams {
         Streams { streams: [None; STREAMS_MAX], clock: 0 }
     }
 
     /// Notes a device fault, or one on a chunk that was read ahead; returns what to read ahead. All
-    /// streams together keep at most `most.all` pages read ahead and not used yet, one at most
-    /// `most.window`. With `eager` (the program said that it reads sequentially) the first fault is
+    /// streams together keep at most `limits.in_total` pages read ahead and not used yet, one at most
+    /// `limits.per_stream`. With `eager` (the program said that it reads sequentially) the first fault is
     /// enough. `is_stored` says which pages can fault, and be marks.
-    pub(in crate::paging) fn fault(
+    pub(super) fn fault(
         &mut self,
         page: PageId,
-        found: Found,
-        most: Most,
+        on: FaultOn,
+        limits: WindowLimits,
         eager: bool,
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
         self.clock += 1;
-        let window = most.window.min(most.all / self.active().max(1)).max(1);
-        let most = Most { window, ..most };
+        let share = limits.in_total / self.active().max(1);
+        let limits = WindowLimits { per_stream: limits.per_stream.min(share).max(1), ..limits };
         let page = page.0;
         let at = self.find(page);
         let clock = self.clock;
@@ -154,20 +154,20 @@ impl Streams {
                 confidence,
                 used: clock,
             };
-            let window = eager.then(|| stream.advance(page, most, is_stored));
+            let window = eager.then(|| stream.advance(page, limits, is_stored));
             self.streams[at] = Some(stream);
             return window.flatten();
         };
         stream.used = clock;
         stream.follow(page);
-        if found == Found::Stored {
-            // Whatever was asked for is not there: it is asked for again.
+        if on == FaultOn::StoredPage {
+            // The chunks that were asked for are not there: they are asked for again.
             stream.asked_end = stream.asked_end.min(page + 1);
         }
         if stream.confidence < CONFIDENT {
             return None;
         }
-        stream.advance(page, most, is_stored)
+        stream.advance(page, limits, is_stored)
     }
 
     /// Streams that have been confirmed lately.
@@ -230,11 +230,11 @@ impl Stream {
     }
 
     /// All up to the last end of a chunk within the window that was not asked for before.
-    fn advance_by_chunks(&mut self, page: u64, most: Most) -> Option<Window> {
-        let end = (page + most.window) / most.chunk * most.chunk;
+    fn advance_by_chunks(&mut self, page: u64, limits: WindowLimits) -> Option<Window> {
+        let end = (page + limits.per_stream) / limits.chunk * limits.chunk;
         let first = self.asked_end.max(page + 1);
         self.asked_end = end.max(first);
-        self.block = most.chunk;
+        self.block = limits.chunk;
         self.next = page + 1;
         self.behind = self.asked_end - self.next;
         let count = end.checked_sub(first).filter(|count| *count > 0)?;
@@ -247,22 +247,22 @@ impl Stream {
     fn advance(
         &mut self,
         page: u64,
-        most: Most,
+        limits: WindowLimits,
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
         const CHUNKS_MIN: u64 = 2;
         let by_chunks = self.stride == 1
-            && most.chunk > 1
-            && most.window >= CHUNKS_MIN * most.chunk
-            && self.block * 2 >= most.chunk;
+            && limits.chunk > 1
+            && limits.per_stream >= CHUNKS_MIN * limits.chunk
+            && self.block * 2 >= limits.chunk;
         if by_chunks {
-            return self.advance_by_chunks(page, most);
+            return self.advance_by_chunks(page, limits);
         }
         self.asked_end = 0;
         let before = self.behind;
         let first_time = self.block == 0;
         let grown = if first_time { BLOCK_MIN } else { self.block * 2 };
-        self.block = grown.min((most.window / 2).max(1));
+        self.block = grown.min((limits.per_stream / 2).max(1));
         let at = |n: u64| page.checked_add_signed(self.stride.checked_mul(n as i64)?);
         // The block up to the mark is there already, or is asked for now.
         let front = if before > 0 { before } else { self.block };
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     const FAULTS: &dyn Fn(u64) -> bool = &|_| true;
-    const MOST: Most = Most { window: 32, all: 1 << 10, chunk: 1 };
+    const LIMITS: WindowLimits = WindowLimits { per_stream: 32, in_total: 1 << 10, chunk: 1 };
 
     fn pages(window: Option<Window>) -> Vec<u64> {
         window.map_or(Vec::new(), |window| window.pages(1 << 30).map(|page| page.0).collect())
@@ -290,8 +290,9 @@ mod tests {
 
     /// Feeds faults; returns the pages each made the streams ask for.
     fn play(streams: &mut Streams, faults: &[u64]) -> Vec<Vec<u64>> {
-        let ask =
-            |page: &u64| pages(streams.fault(PageId(*page), Found::Stored, MOST, false, FAULTS));
+        let ask = |page: &u64| {
+            pages(streams.fault(PageId(*page), FaultOn::StoredPage, LIMITS, false, FAULTS))
+        };
         faults.iter().map(ask).collect()
     }
 
@@ -309,7 +310,7 @@ mod tests {
             faults += 1;
             stalls += u64::from(!asked.contains(&(page + 1)));
             let stored = |page: u64| !asked.contains(&page);
-            let window = streams.fault(PageId(page), Found::Stored, MOST, false, &stored);
+            let window = streams.fault(PageId(page), FaultOn::StoredPage, LIMITS, false, &stored);
             asked.extend(pages(window));
         }
         (faults, stalls)
@@ -357,26 +358,26 @@ mod tests {
     }
 
     /// Chunks of 8 pages.
-    const BY_CHUNKS: Most = Most { window: 32, all: 1 << 10, chunk: 8 };
+    const BY_CHUNKS: WindowLimits = WindowLimits { per_stream: 32, in_total: 1 << 10, chunk: 8 };
 
     #[test]
     fn a_sequence_whose_block_is_as_large_as_a_chunk_asks_for_whole_chunks() {
         let mut streams = Streams::new();
-        let mut ask = |page, found| streams.fault(PageId(page), found, BY_CHUNKS, false, FAULTS);
-        assert!([10, 11].iter().all(|page| ask(*page, Found::Stored).is_none()));
-        assert_eq!(pages(ask(12, Found::Stored)), [13, 14, 15, 16], "too small for chunks");
-        let mut window = ask(17, Found::Stored).expect("a block of 8");
+        let mut ask = |page, on| streams.fault(PageId(page), on, BY_CHUNKS, false, FAULTS);
+        assert!([10, 11].iter().all(|page| ask(*page, FaultOn::StoredPage).is_none()));
+        assert_eq!(pages(ask(12, FaultOn::StoredPage)), [13, 14, 15, 16], "too small for chunks");
+        let mut window = ask(17, FaultOn::StoredPage).expect("a block of 8");
         assert_eq!(window.split_chunks(8, 1 << 30), Some((PageId(24), PageCount(24))));
         assert_eq!(pages(Some(window)), (18..24).collect::<Vec<_>>(), "what is before the chunks");
-        assert!(ask(24, Found::Coming).is_some_and(
+        assert!(ask(24, FaultOn::PageReadAhead).is_some_and(
             |mut next| next.split_chunks(8, 1 << 30) == Some((PageId(48), PageCount(8)))
         ));
         assert_eq!(
-            pages(ask(31, Found::Coming)),
+            pages(ask(31, FaultOn::PageReadAhead)),
             [] as [u64; 0],
             "no chunk ends within the window"
         );
-        let again = ask(32, Found::Stored).expect("what was asked for is not there");
+        let again = ask(32, FaultOn::StoredPage).expect("what was asked for is not there");
         assert_eq!(pages(Some(again)).first(), Some(&33));
     }
 
@@ -416,12 +417,12 @@ mod tests {
     #[test]
     fn many_streams_share_what_may_be_read_ahead() {
         let mut streams = Streams::new();
-        let most = Most { window: 64, all: 64, chunk: 1 };
+        let limits = WindowLimits { per_stream: 64, in_total: 64, chunk: 1 };
         let mut last = 0;
         for n in 0..3 {
             for stream in 0..16 {
                 let page = PageId(stream * 10_000 + n);
-                last = pages(streams.fault(page, Found::Stored, most, false, FAULTS)).len();
+                last = pages(streams.fault(page, FaultOn::StoredPage, limits, false, FAULTS)).len();
             }
         }
         assert_eq!(last, 2, "16 streams and 64 pages, of which half is a block");
@@ -431,7 +432,7 @@ mod tests {
     fn windows_end_at_the_edges_of_the_region() {
         let mut streams = Streams::new();
         play(&mut streams, &[2, 1]);
-        let window = streams.fault(PageId(0), Found::Stored, MOST, false, FAULTS);
+        let window = streams.fault(PageId(0), FaultOn::StoredPage, LIMITS, false, FAULTS);
         assert!(window.is_none_or(|window| window.pages(100).count() == 0));
         let window = Window { first: 98, stride: 1, count: 8, mark: 106 };
         assert_eq!(window.pages(100).count(), 2);
