@@ -199,7 +199,7 @@ unsafe extern "C" fn map_metadata(
     if !new_addr.is_null() {
         return ptr::null_mut(); // A wish for a certain address, which may be refused.
     }
-    let Some(base) = inherited::map(size, align.max(PAGE)) else { return ptr::null_mut() };
+    let Ok(base) = inherited::map(size, align.max(PAGE)) else { return ptr::null_mut() };
     // SAFETY: jemalloc passes a valid pointer.
     unsafe { zero.write(true) };
     // SAFETY: jemalloc passes a valid pointer.

@@ -5,29 +5,27 @@
 
 #![expect(unsafe_code, reason = "calls the kernel on files and devices")]
 
-use std::ffi::CString;
+use super::raw;
+use nix::errno::Errno as Refusal;
+use nix::fcntl::{self, AtFlags, FallocateFlags, OFlag};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::stat::{self, Mode};
+use nix::sys::statfs::{FsType, TMPFS_MAGIC, fstatfs};
+use nix::sys::statvfs::fstatvfs;
+use nix::sys::uio::pread;
+use nix::unistd::{AccessFlags, Whence, faccessat, ftruncate, lseek64};
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// The reason the kernel gave for refusing a call. See `errno(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
-impl Errno {
-    /// The calling thread's current value.
-    pub(crate) fn last() -> Errno {
-        // SAFETY: returns a valid pointer to the calling thread's variable (errno(3)).
-        let location = unsafe { libc::__errno_location() };
-        // SAFETY: as above; only this thread uses it.
-        Errno(unsafe { *location })
-    }
-
-    /// Turns the `-1` convention into a result.
-    pub(crate) fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
-        if result == -1 { Err(Errno::last()) } else { Ok(result) }
+impl From<nix::errno::Errno> for Errno {
+    fn from(errno: nix::errno::Errno) -> Errno {
+        Errno(raw(errno))
     }
 }
 
@@ -48,10 +46,10 @@ pub(crate) enum Caching {
 }
 
 impl Caching {
-    const fn flags(self) -> libc::c_int {
+    const fn flags(self) -> OFlag {
         match self {
-            Caching::Direct => libc::O_DIRECT,
-            Caching::Buffered => libc::O_DSYNC,
+            Caching::Direct => OFlag::O_DIRECT,
+            Caching::Buffered => OFlag::O_DSYNC,
         }
     }
 }
@@ -104,10 +102,10 @@ pub(crate) struct FileInfo {
 /// Opens what exists at `path` for reading and writing. See `open(2)`.
 pub(crate) fn open(path: &Path, caching: Caching, claim: Claim) -> Result<OwnedFd, Errno> {
     let claim = match claim {
-        Claim::Exclusive => libc::O_EXCL,
-        Claim::Shared => 0,
+        Claim::Exclusive => OFlag::O_EXCL,
+        Claim::Shared => OFlag::empty(),
     };
-    open_raw(path, libc::O_RDWR | libc::O_NOCTTY | claim | caching.flags())
+    open_with(path, OFlag::O_RDWR | OFlag::O_NOCTTY | claim | caching.flags())
 }
 
 /// Creates a regular file at `path`, where there is none, for its owner only. See `open(2)`.
@@ -115,45 +113,28 @@ pub(crate) fn open(path: &Path, caching: Caching, claim: Claim) -> Result<OwnedF
 /// With [`Caching::Direct`] on a file system without it the call fails with `EINVAL`; the file may
 /// exist nevertheless.
 pub(crate) fn create(path: &Path, caching: Caching) -> Result<OwnedFd, Errno> {
-    open_raw(path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | caching.flags())
+    open_with(path, OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | caching.flags())
 }
 
 /// Creates a file without a name in `dir`, for its owner only: it is gone when the last descriptor
 /// closes, also after a crash. See `O_TMPFILE` in `open(2)`.
 pub(crate) fn create_unnamed(dir: &Path, caching: Caching) -> Result<OwnedFd, Errno> {
-    open_raw(dir, libc::O_RDWR | libc::O_TMPFILE | libc::O_EXCL | caching.flags())
+    open_with(dir, OFlag::O_RDWR | OFlag::O_TMPFILE | OFlag::O_EXCL | caching.flags())
 }
 
-fn open_raw(path: &Path, flags: libc::c_int) -> Result<OwnedFd, Errno> {
-    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno(libc::EINVAL))?;
-    let mode: libc::mode_t = 0o600;
-    let fd = retry(|| {
-        // SAFETY: the path is a C string that outlives the call.
-        let fd = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC, mode) };
-        fd as isize
-    })?;
-    let fd = i32::try_from(fd).expect("descriptors are ints");
-    // SAFETY: the descriptor is new and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+fn open_with(path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
+    let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+    retry(|| fcntl::open(path, flags | OFlag::O_CLOEXEC, mode))
 }
 
 /// Returns what `path` leads to, symbolic links followed. See `stat(2)`.
 pub(crate) fn kind_of(path: &Path) -> Result<FileKind, Errno> {
-    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno(libc::EINVAL))?;
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the path is a C string and the buffer a `stat`, both outlive the call.
-    Errno::check(unsafe { libc::stat(path.as_ptr(), stat.as_mut_ptr()) })?;
-    // SAFETY: filled by the successful call.
-    Ok(kind_from_mode(unsafe { stat.assume_init() }.st_mode))
+    Ok(kind_from_mode(stat::stat(path)?.st_mode))
 }
 
 /// Describes an open file. See `fstat(2)`.
 pub(crate) fn info(fd: BorrowedFd<'_>) -> Result<FileInfo, Errno> {
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the buffer is a `stat` and outlives the call.
-    Errno::check(unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) })?;
-    // SAFETY: filled by the successful call.
-    let stat = unsafe { stat.assume_init() };
+    let stat = stat::fstat(fd)?;
     Ok(FileInfo {
         kind: kind_from_mode(stat.st_mode),
         len: u64::try_from(stat.st_size).unwrap_or(0),
@@ -168,23 +149,18 @@ pub(crate) fn info(fd: BorrowedFd<'_>) -> Result<FileInfo, Errno> {
 
 /// Sets the permissions of an open file. See `fchmod(2)`.
 pub(crate) fn set_permissions(fd: BorrowedFd<'_>, permissions: u32) -> Result<(), Errno> {
-    // SAFETY: takes no pointers.
-    Errno::check(unsafe { libc::fchmod(fd.as_raw_fd(), permissions) }).map(drop)
+    Ok(stat::fchmod(fd, Mode::from_bits_truncate(permissions))?)
 }
 
 /// Returns the user that this process runs as. See `geteuid(2)`.
 pub(crate) fn user() -> u32 {
-    // SAFETY: takes no pointers and cannot fail.
-    unsafe { libc::geteuid() }
+    nix::unistd::geteuid().as_raw()
 }
 
 /// Returns the bytes up to which this process may write a regular file; a call that goes further
 /// ends the process with SIGXFSZ. See `RLIMIT_FSIZE` in `getrlimit(2)`.
 pub(crate) fn len_max() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the structure outlives the call. A failure leaves it as it is: no limit.
-    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    limit.rlim_cur
+    getrlimit(Resource::RLIMIT_FSIZE).map_or(libc::RLIM_INFINITY, |(soft, _)| soft)
 }
 
 fn kind_from_mode(mode: libc::mode_t) -> FileKind {
@@ -206,7 +182,9 @@ pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> Option<u32> {
     // SAFETY: the empty path is a C string, the buffer a `statx`; both outlive the call.
     let result =
         unsafe { libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, mask, statx.as_mut_ptr()) };
-    Errno::check(result).ok()?;
+    if result != 0 {
+        return None;
+    }
     // SAFETY: zeroed above, which is a valid value, and filled by the call.
     let statx = unsafe { statx.assume_init() };
     (statx.stx_mask & libc::STATX_DIOALIGN != 0).then_some(statx.stx_dio_offset_align)
@@ -214,35 +192,22 @@ pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> Option<u32> {
 
 /// Returns the bytes that the file's file system has left for this user. See `fstatvfs(3)`.
 pub(crate) fn available(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the buffer is a `statvfs` and outlives the call.
-    Errno::check(unsafe { libc::fstatvfs(fd.as_raw_fd(), stat.as_mut_ptr()) })?;
-    // SAFETY: filled by the successful call.
-    let stat = unsafe { stat.assume_init() };
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    let stat = fstatvfs(fd)?;
+    Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
 }
 
 /// Returns whether the file lives in memory: on a tmpfs or ramfs. See `fstatfs(2)`.
 pub(crate) fn is_in_memory(fd: BorrowedFd<'_>) -> bool {
-    const RAMFS_MAGIC: u32 = 0x8584_58f6;
-    let mut stat = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the buffer is a `statfs` and outlives the call.
-    if unsafe { libc::fstatfs(fd.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
-        return false;
-    }
-    // SAFETY: filled by the successful call.
-    let kind = unsafe { stat.assume_init() }.f_type;
-    // The magic numbers are 32 bits wide, the field's type is not the same everywhere.
-    [libc::TMPFS_MAGIC as u32, RAMFS_MAGIC].contains(&(kind as u32))
+    const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
+    fstatfs(fd).is_ok_and(|stat| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&stat.filesystem_type()))
 }
 
 /// Returns whether a directory lives in memory and whether this process may make files in it.
 pub(crate) fn look_at_dir(path: &Path) -> Result<DirInfo, Errno> {
-    let fd = open_raw(path, libc::O_PATH | libc::O_DIRECTORY)?;
-    let (flags, wanted) = (libc::AT_EACCESS, libc::W_OK | libc::X_OK);
-    // SAFETY: the path is a C string that outlives the call.
-    let may = unsafe { libc::faccessat(fd.as_raw_fd(), c".".as_ptr(), wanted, flags) };
-    Ok(DirInfo { in_memory: is_in_memory(fd.as_fd()), writable: may == 0 })
+    let fd = open_with(path, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+    let wanted = AccessFlags::W_OK | AccessFlags::X_OK;
+    let may = faccessat(&fd, c".", wanted, AtFlags::AT_EACCESS);
+    Ok(DirInfo { in_memory: is_in_memory(fd.as_fd()), writable: may.is_ok() })
 }
 
 /// What [`look_at_dir`] says.
@@ -255,46 +220,49 @@ pub(crate) struct DirInfo {
 /// Sets the length of a regular file; what is added is a hole. See `ftruncate(2)`.
 pub(crate) fn set_len(fd: BorrowedFd<'_>, len: u64) -> Result<(), Errno> {
     let len = libc::off_t::try_from(len).map_err(|_| Errno(libc::EFBIG))?;
-    // SAFETY: takes no pointers.
-    retry(|| unsafe { libc::ftruncate(fd.as_raw_fd(), len) } as isize).map(drop)
+    retry(|| ftruncate(fd, len))
 }
 
 /// Locks the file against other openers that lock it too, without waiting: `EWOULDBLOCK` when it
 /// is locked. The lock goes with the descriptor. See `flock(2)`.
 pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    // Not `nix`'s `Flock`, which owns the descriptor.
+    let how = libc::LOCK_EX | libc::LOCK_NB;
     // SAFETY: takes no pointers.
-    retry(|| unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } as isize)
-        .map(drop)
+    retry(|| Refusal::result(unsafe { libc::flock(fd.as_raw_fd(), how) })).map(drop)
 }
 
-// Requests of linux/fs.h.
-const BLKROGET: libc::Ioctl = 0x125E;
-const BLKSSZGET: libc::Ioctl = 0x1268;
-const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
-const BLKDISCARD: libc::Ioctl = 0x1277;
-const BLKZEROOUT: libc::Ioctl = 0x127F;
+/// Requests of `linux/fs.h`.
+mod ioctl {
+    use linux_raw_sys::ioctl::{BLKDISCARD, BLKGETSIZE64, BLKROGET, BLKSSZGET};
+
+    nix::ioctl_read_bad!(device_len, BLKGETSIZE64, u64);
+    nix::ioctl_read_bad!(logical_block_len, BLKSSZGET, libc::c_int);
+    nix::ioctl_read_bad!(read_only, BLKROGET, libc::c_int);
+    nix::ioctl_write_ptr_bad!(discard, BLKDISCARD, [u64; 2]);
+}
 
 /// Returns the size of a block device in bytes.
 pub(crate) fn device_len(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let mut len = 0_u64;
+    let mut len = 0;
     // SAFETY: the request stores a `u64` (linux/fs.h).
-    Errno::check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKGETSIZE64, &raw mut len) })?;
+    unsafe { ioctl::device_len(fd.as_raw_fd(), &raw mut len) }?;
     Ok(len)
 }
 
 /// Returns the logical block size of a block device: the smallest unit it takes.
 pub(crate) fn logical_block_len(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
-    let mut len: libc::c_int = 0;
+    let mut len = 0;
     // SAFETY: the request stores an `int` (linux/fs.h).
-    Errno::check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKSSZGET, &raw mut len) })?;
+    unsafe { ioctl::logical_block_len(fd.as_raw_fd(), &raw mut len) }?;
     Ok(u32::try_from(len).unwrap_or(0))
 }
 
 /// Returns whether a block device refuses writes, which opening it for writing does not tell root.
 pub(crate) fn is_read_only(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
-    let mut read_only: libc::c_int = 0;
+    let mut read_only = 0;
     // SAFETY: the request stores an `int` (linux/fs.h).
-    Errno::check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKROGET, &raw mut read_only) })?;
+    unsafe { ioctl::read_only(fd.as_raw_fd(), &raw mut read_only) }?;
     Ok(read_only != 0)
 }
 
@@ -312,42 +280,43 @@ pub(crate) fn can_discard(device: (u32, u32)) -> Option<bool> {
 /// Frees the blocks of a range of a regular file or device, which reads as zero afterwards.
 /// `EOPNOTSUPP` where that is impossible. See `FALLOC_FL_PUNCH_HOLE` in `fallocate(2)`.
 pub(crate) fn punch_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
-    fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
+    fallocate(
+        fd,
+        FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE,
+        offset,
+        len,
+    )
 }
 
 /// Allocates the blocks of a range of a regular file, whose bytes stay as they are: a write there
 /// cannot meet a full file system. `ENOSPC`, or `EOPNOTSUPP` where that is impossible. See
 /// `fallocate(2)`.
 pub(crate) fn reserve(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
-    fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, offset, len)
+    fallocate(fd, FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, len)
 }
 
 /// Makes a range of a regular file read as zero and keeps its blocks. `EOPNOTSUPP` where that is
 /// impossible. See `FALLOC_FL_ZERO_RANGE` in `fallocate(2)`.
 pub(crate) fn forget(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
-    fallocate(fd, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
+    fallocate(
+        fd,
+        FallocateFlags::FALLOC_FL_ZERO_RANGE | FallocateFlags::FALLOC_FL_KEEP_SIZE,
+        offset,
+        len,
+    )
 }
 
-fn fallocate(fd: BorrowedFd<'_>, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno> {
+fn fallocate(fd: BorrowedFd<'_>, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
     let offset = libc::off_t::try_from(offset).map_err(|_| Errno(libc::EFBIG))?;
     let len = libc::off_t::try_from(len).map_err(|_| Errno(libc::EFBIG))?;
-    // SAFETY: takes no pointers.
-    retry(|| unsafe { libc::fallocate(fd.as_raw_fd(), mode, offset, len) } as isize).map(drop)
+    retry(|| fcntl::fallocate(fd, mode, offset, len))
 }
 
 /// Tells a block device that a range is not needed; its bytes are unspecified afterwards.
 pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
     let range = [offset, len];
     // SAFETY: the request reads two `u64` (linux/fs.h).
-    retry(|| unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD, range.as_ptr()) } as isize).map(drop)
-}
-
-/// Makes a range of a block device read as zero; takes space where the device has no other way.
-#[expect(dead_code, reason = "for users who need zeros after a discard")]
-pub(crate) fn zero_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
-    let range = [offset, len];
-    // SAFETY: the request reads two `u64` (linux/fs.h).
-    retry(|| unsafe { libc::ioctl(fd.as_raw_fd(), BLKZEROOUT, range.as_ptr()) } as isize).map(drop)
+    retry(|| unsafe { ioctl::discard(fd.as_raw_fd(), &raw const range) }).map(drop)
 }
 
 /// Which way bytes go.
@@ -421,13 +390,17 @@ pub(crate) unsafe fn transfer(
         let count = libc::c_int::try_from(rest.len()).map_err(|_| Errno(libc::EINVAL))?;
         let at = libc::off_t::try_from(offset).map_err(|_| Errno(libc::EINVAL))?;
         let (fd, vec) = (fd.as_raw_fd(), rest.as_ptr().cast::<libc::iovec>());
-        let moved = retry(|| match direction {
-            // SAFETY: `IoVec` is an `iovec`, `count` of them follow; the caller vouches for the
-            // buffers, of which `advance` only ever cuts bytes off.
-            Direction::Read => unsafe { libc::preadv(fd, vec, count, at) },
-            // SAFETY: as above.
-            Direction::Write => unsafe { libc::pwritev(fd, vec, count, at) },
+        // Not by `nix`, whose slices are references: others may write to these bytes at any time.
+        let moved = retry(|| {
+            Refusal::result(match direction {
+                // SAFETY: `IoVec` is an `iovec`, `count` of them follow; the caller vouches for the
+                // buffers, of which `advance` only ever cuts bytes off.
+                Direction::Read => unsafe { libc::preadv(fd, vec, count, at) },
+                // SAFETY: as above.
+                Direction::Write => unsafe { libc::pwritev(fd, vec, count, at) },
+            })
         })?;
+        let moved = moved.unsigned_abs();
         if moved == 0 {
             return Err(Errno(libc::EIO));
         }
@@ -445,10 +418,7 @@ pub(crate) fn read_at(fd: BorrowedFd<'_>, into: &mut [u8], offset: u64) -> Resul
     while len < into.len() {
         let rest = &mut into[len..];
         let at = libc::off_t::try_from(offset + len as u64).map_err(|_| Errno(libc::EINVAL))?;
-        // SAFETY: the buffer is this call's alone and as long as it says.
-        let read = retry(|| unsafe {
-            libc::pread(fd.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), at)
-        })?;
+        let read = retry(|| pread(fd, rest, at))?;
         len += read;
         if read == 0 || !read.is_multiple_of(BLOCK) {
             break;
@@ -469,27 +439,23 @@ pub(crate) fn write_at(fd: BorrowedFd<'_>, from: &mut [u8], offset: u64) -> Resu
 /// tells (ext4, xfs). See `SEEK_DATA` in `lseek(2)`.
 pub(crate) fn next_data(fd: BorrowedFd<'_>, offset: u64) -> Result<Option<Range<u64>>, Errno> {
     let seek = |from: u64, whence| {
-        let from = libc::off64_t::try_from(from).map_err(|_| Errno(libc::EFBIG))?;
-        // SAFETY: takes no pointers; nothing uses the file's position.
-        let at = unsafe { libc::lseek64(fd.as_raw_fd(), from, whence) };
-        u64::try_from(at).map_err(|_| Errno::last())
+        let from = libc::off64_t::try_from(from).map_err(|_| Refusal::EFBIG)?;
+        // Nothing uses the file's position.
+        lseek64(fd, from, whence).map(i64::unsigned_abs)
     };
-    match seek(offset, libc::SEEK_DATA) {
-        Ok(start) => Ok(Some(start..seek(start, libc::SEEK_HOLE)?)),
-        Err(Errno(libc::ENXIO)) => Ok(None),
-        Err(errno) => Err(errno),
+    match seek(offset, Whence::SeekData) {
+        Ok(start) => Ok(Some(start..seek(start, Whence::SeekHole)?)),
+        Err(Refusal::ENXIO) => Ok(None),
+        Err(refusal) => Err(refusal.into()),
     }
 }
 
 /// Repeats a call while signals interrupt it. Unbounded: each turn takes a delivered signal.
-fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
+fn retry<T>(mut call: impl FnMut() -> nix::Result<T>) -> Result<T, Errno> {
     loop {
-        match usize::try_from(call()) {
-            Ok(result) => return Ok(result),
-            Err(_) => match Errno::last() {
-                Errno(libc::EINTR) => {}
-                errno => return Err(errno),
-            },
+        match call() {
+            Err(Refusal::EINTR) => {}
+            result => return Ok(result?),
         }
     }
 }

@@ -15,9 +15,11 @@
 //! 2. A descriptor is marked for as long as a [`Private`] of this process owns it. (Between the
 //!    system call and the mark another thread may fork: that child keeps the descriptor.)
 
-#![expect(unsafe_code, reason = "closes descriptors and maps memory in forked children")]
+#![expect(unsafe_code, reason = "maps memory in forked children")]
 
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use std::mem::ManuallyDrop;
+use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Once;
@@ -170,9 +172,9 @@ extern "C" fn in_child() {
         while bits != 0 {
             let fd = at * 64 + bits.trailing_zeros() as usize;
             bits &= bits - 1;
-            // SAFETY: the descriptor is owned by a `Private` of the parent's, which will neither
-            // use nor close it in this process.
-            unsafe { libc::close(fd as RawFd) };
+            // It is owned by a `Private` of the parent's, which will neither use nor close it in this
+            // process.
+            let _ = nix::unistd::close(fd as RawFd);
         }
     }
     for place in &PLACES {
@@ -185,11 +187,12 @@ extern "C" fn in_child() {
 
 /// Maps a range of the child's that is not mapped, without access.
 fn reserve(start: usize, len: usize) {
-    let flags =
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED_NOREPLACE;
+    let (start, len) = (NonZeroUsize::new(start), NonZeroUsize::new(len));
+    let len = len.expect("a range has bytes");
     // SAFETY: replaces nothing, and cannot be accessed. Should the kernel refuse, the range is free
     // for others, as without this.
-    unsafe { libc::mmap(start as *mut _, len, libc::PROT_NONE, flags, -1, 0) };
+    let _ = unsafe { mmap_anonymous(start, len, ProtFlags::PROT_NONE, flags) };
 }
 
 #[cfg(all(test, not(miri), not(loom)))]

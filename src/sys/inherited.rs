@@ -3,37 +3,29 @@
 
 #![expect(unsafe_code, reason = "maps and unmaps address space")]
 
+use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
-/// Maps `len` zeros at a multiple of `align`; `None`, with `errno` set, when the kernel refuses.
-/// See `mmap(2)`.
+/// Maps `len` zeros at a multiple of `align`. See `mmap(2)`.
 ///
 /// # Panics
 /// When the sum of the two overflows.
-pub(crate) fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
+pub(crate) fn map(len: usize, align: usize) -> nix::Result<NonNull<u8>> {
     let padded = len.checked_add(align).expect("the length of a mapping");
+    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+    let bytes = NonZeroUsize::new(padded).ok_or(Errno::EINVAL)?;
     // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no
     // existing memory.
-    let raw = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            padded,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if raw == libc::MAP_FAILED {
-        return None;
-    }
-    let start = raw as usize;
+    let start = unsafe { mmap_anonymous(None, bytes, access, flags) }?.as_ptr() as usize;
     let base = start.next_multiple_of(align);
     // SAFETY: what was just mapped too much; nobody knows it.
     unsafe { unmap(start, base - start) };
     // SAFETY: as above.
     unsafe { unmap(base + len, start + padded - (base + len)) };
-    Some(NonNull::new(base as *mut u8).expect("the kernel never maps address zero"))
+    Ok(NonNull::new(base as *mut u8).expect("the kernel never maps address zero"))
 }
 
 /// Unmaps `len` bytes at `start`, of a range from [`map`]. See `munmap(2)`.
@@ -41,8 +33,9 @@ pub(crate) fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
 /// # Safety
 /// Nobody uses them any more.
 pub(crate) unsafe fn unmap(start: usize, len: usize) {
+    let start = NonNull::new(start as *mut _).expect("the kernel never maps address zero");
     if len > 0 && cfg!(not(miri)) {
         // SAFETY: as the caller promises.
-        unsafe { libc::munmap(start as *mut _, len) };
+        let _ = unsafe { munmap(start, len) };
     }
 }

@@ -7,11 +7,6 @@
 
 use std::sync::OnceLock;
 
-/// `MEMBARRIER_CMD_PRIVATE_EXPEDITED`.
-const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
-/// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED`.
-const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
-
 /// Runs a full memory barrier on every running thread of this process, and returns whether the
 /// kernel could (Linux 4.14, not forbidden by a sandbox).
 ///
@@ -19,7 +14,9 @@ const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 /// that this thread made before the call.
 pub(crate) fn on_all_threads() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
-    *REGISTERED.get_or_init(|| call(REGISTER_PRIVATE_EXPEDITED)) && call(PRIVATE_EXPEDITED)
+    let (register, run) =
+        (libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+    *REGISTERED.get_or_init(|| call(register)) && call(run)
 }
 
 fn call(command: libc::c_int) -> bool {

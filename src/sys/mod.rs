@@ -30,14 +30,17 @@ pub(crate) use libc::{
     ETIMEDOUT,
 };
 
-/// The calling thread's `errno`.
-pub(crate) fn errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+/// The number of a refusal of the kernel's, also where `nix` has no name for it.
+pub(crate) fn raw(errno: nix::errno::Errno) -> i32 {
+    match errno {
+        nix::errno::Errno::UnknownErrno => nix::errno::Errno::last_raw(),
+        errno => errno as i32,
+    }
 }
 
-/// The last system call's failure as the crate's error.
-pub(crate) fn os_error(call: &'static str) -> Error {
-    Error::Os { call, errno: errno() }
+/// Makes the kernel's refusal of `call` the crate's error.
+pub(crate) fn refused(call: &'static str) -> impl Fn(nix::errno::Errno) -> Error {
+    move |errno| Error::Os { call, errno: raw(errno) }
 }
 
 /// Fills a buffer with random bytes from `/dev/urandom`, see `random(4)`.

@@ -7,9 +7,6 @@
 //! The probe asks by trying: it opens userfaultfds and io_urings and closes them again, reserves
 //! address space and gives it back. It writes nothing, except for [`Directory::probe`], whose
 //! temporary file is gone when it returns.
-//!
-//! The numbers of userfaultfd's interface are written out here, from Linux 6.18
-//! `include/uapi/linux/userfaultfd.h`: the crate that has them needs libclang to build.
 
 #![expect(unsafe_code, reason = "opens userfaultfds and calls ioctl on them")]
 
@@ -21,33 +18,28 @@ pub use contents::Contents;
 pub use host::{CgroupLimit, Limits, Memory};
 pub use place::{Device, DeviceKind, Directory, temporary_dir};
 
+use super::{inherited, raw};
 use crate::base::units::ByteCount;
+use linux_raw_sys::general as kernel;
+use nix::errno::Errno;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::{fmt, fs};
 
-/// `_IO(0xAA, 0x00)`: makes `/dev/userfaultfd` give out a userfaultfd.
-const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xAA00;
-/// `_IOWR(0xAA, 0x3F, struct uffdio_api)`: negotiates features; the structure has 24 bytes.
-const UFFDIO_API: libc::Ioctl = 0xC018_AA3F;
-/// The only version of the interface.
-const UFFD_API: u64 = 0xAA;
-/// Flag of the system call: faults in kernel mode are refused.
-const UFFD_USER_MODE_ONLY: libc::c_int = 1;
 /// Bit of `CAP_SYS_PTRACE` in a capability set.
 const CAP_SYS_PTRACE: u32 = 19;
 /// Entries of the ring that is set up to see whether one can be.
 const URING_PROBE_ENTRIES: u32 = 4;
 
-/// `struct uffdio_api`.
-#[repr(C)]
-struct UffdioApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
+/// The requests.
+mod ioctl {
+    use linux_raw_sys::general::{_UFFDIO_API, UFFDIO, uffdio_api};
+
+    nix::ioctl_readwrite!(negotiate, UFFDIO, _UFFDIO_API, uffdio_api);
+    // `USERFAULTFD_IOC_NEW`: makes `/dev/userfaultfd` give out a userfaultfd.
+    nix::ioctl_write_int_bad!(open, nix::request_code_none!(UFFDIO, 0));
 }
-const _: () = assert!(size_of::<UffdioApi>() == 24);
 
 /// A way to a userfaultfd, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,41 +91,35 @@ pub(crate) fn open_route(route: Route) -> Result<OwnedFd, i32> {
             // SAFETY: `device` is open; USERFAULTFD_IOC_NEW takes its flags by value and touches
             // no memory of the process (fs/userfaultfd.c, `userfaultfd_dev_ioctl`). Any other
             // character device under that name refuses the request with ENOTTY.
-            let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) };
-            own(fd.into())
+            let fd = unsafe { ioctl::open(device.as_raw_fd(), flags) };
+            fd.map(own).map_err(raw)
         }
         Route::Syscall => open_by_syscall(flags),
-        Route::SyscallUserMode => open_by_syscall(flags | UFFD_USER_MODE_ONLY),
+        Route::SyscallUserMode => open_by_syscall(flags | kernel::UFFD_USER_MODE_ONLY as i32),
     }
 }
 
 fn open_by_syscall(flags: libc::c_int) -> Result<OwnedFd, i32> {
     // SAFETY: userfaultfd(2) takes flags by value and touches no memory of the process.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    own(fd)
+    Errno::result(fd as libc::c_int).map(own).map_err(raw)
 }
 
-/// Owns the descriptor a system call has just returned, or returns `errno`.
-fn own(fd: libc::c_long) -> Result<OwnedFd, i32> {
-    match i32::try_from(fd) {
-        // SAFETY: the kernel has just given out `fd` to this call, so nothing else owns it.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(last_errno()),
-    }
+/// Owns the descriptor that a system call has just returned.
+fn own(fd: libc::c_int) -> OwnedFd {
+    // SAFETY: the kernel has just given out `fd` to this call, so nothing else owns it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 /// Runs `UFFDIO_API` on a new userfaultfd, which can take it only once; returns the features the
 /// kernel has, whichever were asked for.
-fn negotiate(uffd: &OwnedFd, wanted: Features) -> Result<Features, i32> {
-    let mut api = UffdioApi { api: UFFD_API, features: wanted.0, ioctls: 0 };
-    // SAFETY: UFFDIO_API reads and writes one `struct uffdio_api`; `api` is one, alive and
+pub(super) fn negotiate(uffd: &OwnedFd, wanted: Features) -> Result<Features, i32> {
+    let api = kernel::UFFD_API.into();
+    let mut args = kernel::uffdio_api { api, features: wanted.0, ioctls: 0 };
+    // SAFETY: UFFDIO_API reads and writes one `struct uffdio_api`; `args` is one, alive and
     // exclusively borrowed during the call.
-    let status = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, &raw mut api) };
-    if status < 0 { Err(last_errno()) } else { Ok(Features(api.features)) }
-}
-
-fn last_errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+    unsafe { ioctl::negotiate(uffd.as_raw_fd(), &raw mut args) }.map_err(raw)?;
+    Ok(Features(args.features))
 }
 
 /// A set of userfaultfd feature bits (`UFFD_FEATURE_*`).
@@ -142,21 +128,21 @@ pub struct Features(pub u64);
 
 impl Features {
     /// Synchronous write protection of anonymous memory (Linux 5.7).
-    pub const WRITE_PROTECT: Features = Features(1 << 0);
+    pub const WRITE_PROTECT: Features = Features(kernel::UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64);
     /// A forked child's faults are delivered too; needs `CAP_SYS_PTRACE`.
-    pub const EVENT_FORK: Features = Features(1 << 1);
+    pub const EVENT_FORK: Features = Features(kernel::UFFD_FEATURE_EVENT_FORK as u64);
     /// A fault raises `SIGBUS` in the faulting thread instead of an event.
-    pub const SIGBUS: Features = Features(1 << 7);
+    pub const SIGBUS: Features = Features(kernel::UFFD_FEATURE_SIGBUS as u64);
     /// Fault events name the thread.
-    pub const THREAD_ID: Features = Features(1 << 8);
+    pub const THREAD_ID: Features = Features(kernel::UFFD_FEATURE_THREAD_ID as u64);
     /// Fault events carry the exact address, not its page's (Linux 5.18).
-    pub const EXACT_ADDRESS: Features = Features(1 << 11);
+    pub const EXACT_ADDRESS: Features = Features(kernel::UFFD_FEATURE_EXACT_ADDRESS as u64);
     /// `UFFDIO_POISON` (Linux 6.6).
-    pub const POISON: Features = Features(1 << 14);
+    pub const POISON: Features = Features(kernel::UFFD_FEATURE_POISON as u64);
     /// Write protection that the kernel lifts without an event (Linux 6.7).
-    pub const WP_ASYNC: Features = Features(1 << 15);
+    pub const WP_ASYNC: Features = Features(kernel::UFFD_FEATURE_WP_ASYNC as u64);
     /// `UFFDIO_MOVE` (Linux 6.8).
-    pub const MOVE: Features = Features(1 << 16);
+    pub const MOVE: Features = Features(kernel::UFFD_FEATURE_MOVE as u64);
 
     /// The kernel's names of the bits, from bit 0.
     const NAMES: [&str; 17] = [
@@ -433,18 +419,9 @@ impl Probe {
 /// # Errors
 /// The `errno` value: `ENOMEM` when `RLIMIT_AS` or `vm.overcommit_memory=2` stand in the way.
 pub fn try_reserve(len: ByteCount) -> Result<(), i32> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new private anonymous mapping at an address of the kernel's choice replaces no
-    // mapping (mmap(2): no MAP_FIXED).
-    let base =
-        unsafe { libc::mmap(std::ptr::null_mut(), len.as_usize(), protection, flags, -1, 0) };
-    if base == libc::MAP_FAILED {
-        return Err(last_errno());
-    }
-    // SAFETY: `base` and `len` are exactly the mapping made above, which nobody else knows of.
-    let status = unsafe { libc::munmap(base, len.as_usize()) };
-    assert_eq!(status, 0, "munmap of a mapping just made: {}", last_errno());
+    let mapped = inherited::map(len.as_usize(), 1).map_err(raw)?;
+    // SAFETY: exactly the mapping made above, which nobody else knows of.
+    unsafe { inherited::unmap(mapped.addr().get(), len.as_usize()) };
     Ok(())
 }
 

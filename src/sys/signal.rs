@@ -4,10 +4,11 @@
 //! [`chain`] passes on what is not ours. See `sigaction(2)`, `signal-safety(7)`.
 #![expect(unsafe_code, reason = "installs a signal handler and reads its context")]
 
-use super::os_error;
+use super::refused;
 use super::signals::all_but_raised;
 use crate::base::error::Result;
-use std::mem::MaybeUninit;
+use nix::errno::Errno;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, Signal, sigaction};
 use std::sync::OnceLock;
 
 /// Why a thread gets a SIGBUS that names an address.
@@ -61,24 +62,13 @@ pub(crate) fn install(serve: Serve) -> Result<()> {
     if SERVE.set(serve).is_err() {
         return Ok(());
     }
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    let action = action.as_mut_ptr();
-    // SAFETY: zero is a valid `sigaction`: no flags, an empty mask, the default handler.
-    let action = unsafe { &mut *action };
-    action.sa_sigaction = on_sigbus as *const () as usize;
-    action.sa_flags = libc::SA_SIGINFO;
-    action.sa_mask = all_but_raised();
-    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: both structures live during the call; the handler is async-signal-safe as `serve`
-    // promises.
-    let rc = unsafe { libc::sigaction(libc::SIGBUS, action, before.as_mut_ptr()) };
-    if rc != 0 {
-        return Err(os_error("sigaction"));
-    }
-    // SAFETY: sigaction(2) filled it in.
-    let before = unsafe { before.assume_init() };
+    let action =
+        SigAction::new(SigHandler::SigAction(on_sigbus), SaFlags::empty(), all_but_raised());
+    // SAFETY: the handler is async-signal-safe as `serve` promises; what was there before is called
+    // as the kernel would have called it.
+    let before = unsafe { sigaction(Signal::SIGBUS, &action) }.map_err(refused("sigaction"))?;
     // Only this thread gets here, once.
-    let _ = BEFORE.set(before);
+    let _ = BEFORE.set(before.into());
     Ok(())
 }
 
@@ -87,10 +77,7 @@ extern "C" fn on_sigbus(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: takes nothing and returns the address of this thread's errno.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: errno's address is valid as long as the thread is.
-    let saved = unsafe { *errno };
+    let saved = Errno::last_raw();
     // SAFETY: the kernel passes a valid `siginfo_t` for the call's duration.
     let told = unsafe { &*info };
     let served = BusCause::of(told.si_code).is_some_and(|cause| {
@@ -102,8 +89,8 @@ extern "C" fn on_sigbus(
     if !served {
         chain(signal, info, context);
     }
-    // SAFETY: as above; what was interrupted finds its errno unchanged.
-    unsafe { *errno = saved };
+    // What was interrupted finds its errno unchanged.
+    Errno::set_raw(saved);
 }
 
 /// Whether the access that faulted was a write: bit 1 of the page-fault error code.

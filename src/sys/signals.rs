@@ -8,45 +8,37 @@
 //! # Invariants
 //! 1. The kernel's mask of a thread blocks all but the signals that a thread raises itself whenever
 //!    the thread's depth is above zero.
-#![expect(unsafe_code, reason = "changes the signal mask of the calling thread")]
 
 use crate::base::sync::{Rank, Ranked, RankedGuard};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 
 /// Signals that a thread raises itself by what it does; blocked ones would kill without a word.
-const RAISED: [libc::c_int; 7] = [
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGILL,
-    libc::SIGFPE,
-    libc::SIGTRAP,
-    libc::SIGABRT,
-    libc::SIGSYS,
+const RAISED: [Signal; 7] = [
+    Signal::SIGSEGV,
+    Signal::SIGBUS,
+    Signal::SIGILL,
+    Signal::SIGFPE,
+    Signal::SIGTRAP,
+    Signal::SIGABRT,
+    Signal::SIGSYS,
 ];
 
 thread_local! {
     /// Guards of this thread that are alive. Const and without a destructor, so that it works inside
     /// allocators, in signal handlers and at thread exit.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// The first of them has changed the mask.
-    static CHANGED: Cell<bool> = const { Cell::new(false) };
-    /// The mask from before it did.
-    static BEFORE: Cell<MaybeUninit<libc::sigset_t>> = const { Cell::new(MaybeUninit::uninit()) };
+    /// The mask from before the first of them changed it; `None`: it did not.
+    static BEFORE: Cell<Option<SigSet>> = const { Cell::new(None) };
 }
 
 /// All signals but those that a thread raises itself.
-pub(super) fn all_but_raised() -> libc::sigset_t {
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: fills the set it is given (sigsetops(3)).
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: filled above.
-    let mut all = unsafe { all.assume_init() };
+pub(super) fn all_but_raised() -> SigSet {
+    let mut all = SigSet::all();
     for signal in RAISED {
-        // SAFETY: a valid set and a valid signal.
-        unsafe { libc::sigdelset(&raw mut all, signal) };
+        all.remove(signal);
     }
     all
 }
@@ -92,7 +84,7 @@ impl Drop for SignalsBlocked {
         let depth = DEPTH.get() - 1;
         // First: from the call on, a handler may run.
         DEPTH.set(depth);
-        if depth == 0 && CHANGED.replace(false) {
+        if depth == 0 {
             unblock();
         }
     }
@@ -108,21 +100,15 @@ fn block() {
     if cfg!(miri) {
         return; // Has neither masks nor handlers.
     }
-    let all = all_but_raised();
-    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are valid for the call; with a known `how` it cannot fail
-    // (pthread_sigmask(3)) and stores the mask.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, before.as_mut_ptr()) };
-    BEFORE.set(before);
-    CHANGED.set(true);
+    // With a known `how` it cannot fail (pthread_sigmask(3)).
+    BEFORE.set(all_but_raised().thread_swap_mask(SigmaskHow::SIG_SETMASK).ok());
 }
 
 #[cold]
 fn unblock() {
-    let before = BEFORE.get();
-    let none = std::ptr::null_mut();
-    // SAFETY: the mask that the kernel gave out in `block`; the old one is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), none) };
+    if let Some(before) = BEFORE.take() {
+        let _ = before.thread_set_mask();
+    }
 }
 
 /// A lock that serving a fault may need, held with signals blocked: interrupted under it by a handler
@@ -171,6 +157,8 @@ impl<T> DerefMut for FaultGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(unsafe_code, reason = "installs a handler")]
+
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -181,17 +169,16 @@ mod tests {
     }
 
     fn raise() {
-        // SAFETY: sends the signal that is handled to this thread; unblocked, it is delivered
-        // before the call returns (raise(3)).
-        unsafe { libc::raise(libc::SIGWINCH) };
+        // Unblocked, it is delivered before the call returns (raise(3)).
+        nix::sys::signal::raise(Signal::SIGWINCH).expect("a signal");
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "has no signals")]
     fn a_handler_runs_when_the_last_lock_is_released() {
-        let count: extern "C" fn(libc::c_int) = count;
+        let count = nix::sys::signal::SigHandler::Handler(count);
         // SAFETY: the handler only changes an atomic.
-        unsafe { libc::signal(libc::SIGWINCH, count as libc::sighandler_t) };
+        unsafe { nix::sys::signal::signal(Signal::SIGWINCH, count) }.expect("a handler");
         let one = FaultLock::new(Rank::Policy, 1);
         let two = FaultLock::new(Rank::Slots, 2);
         let handled = || HANDLED.load(Ordering::Relaxed);

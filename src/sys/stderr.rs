@@ -6,7 +6,8 @@
 #![expect(unsafe_code, reason = "writes to standard error")]
 
 use super::event::poll_writable;
-use super::file::Errno;
+use nix::errno::Errno;
+use nix::sys::stat::fstat;
 use std::time::Duration;
 
 /// What became of some bytes.
@@ -29,12 +30,12 @@ pub(crate) fn send(bytes: &[u8]) -> Sent {
     let sent = match kind() {
         libc::S_IFIFO => send_to_pipe(bytes),
         libc::S_IFSOCK => send_to_socket(bytes),
-        _ => Err(Errno(libc::EOPNOTSUPP)),
+        _ => Err(Errno::EOPNOTSUPP),
     };
     match sent {
         // No call of this kind here (before Linux 6.5, for a pipe): ask, then write. Another writer
         // that fills the pipe in between could still make this wait.
-        Err(Errno(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS)) => meaning(send_if_ready(bytes)),
+        Err(Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENOSYS) => meaning(send_if_ready(bytes)),
         sent => meaning(sent),
     }
 }
@@ -44,48 +45,41 @@ pub(crate) fn wait_for_room(timeout: Duration) {
     let _ = poll_writable(libc::STDERR_FILENO, timeout);
 }
 
-fn meaning(sent: Result<usize, Errno>) -> Sent {
+fn meaning(sent: nix::Result<usize>) -> Sent {
     match sent {
         Ok(count) => Sent::Some(count),
-        Err(Errno(libc::EAGAIN | libc::EINTR)) => Sent::Full,
+        Err(Errno::EAGAIN | Errno::EINTR) => Sent::Full,
         Err(_) => Sent::Lost,
     }
 }
 
 /// What standard error is at the moment: `S_IFIFO`, `S_IFSOCK`, ...; 0 when it is closed.
 fn kind() -> libc::mode_t {
-    let mut about = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the structure is writable (fstat(2)).
-    if unsafe { libc::fstat(libc::STDERR_FILENO, about.as_mut_ptr()) } != 0 {
-        return 0;
-    }
-    // SAFETY: filled by the call.
-    unsafe { about.assume_init() }.st_mode & libc::S_IFMT
+    fstat(std::io::stderr()).map_or(0, |about| about.st_mode & libc::S_IFMT)
 }
 
 /// See `pwritev2(2)`: an offset of -1 is that of the description.
-fn send_to_pipe(bytes: &[u8]) -> Result<usize, Errno> {
+fn send_to_pipe(bytes: &[u8]) -> nix::Result<usize> {
     let piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: the vector names one buffer, valid for reads of its length.
     let sent =
         unsafe { libc::pwritev2(libc::STDERR_FILENO, &raw const piece, 1, -1, libc::RWF_NOWAIT) };
-    usize::try_from(sent).map_err(|_| Errno::last())
+    Errno::result(sent).map(isize::unsigned_abs)
 }
 
 /// See `send(2)`.
-fn send_to_socket(bytes: &[u8]) -> Result<usize, Errno> {
+fn send_to_socket(bytes: &[u8]) -> nix::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the slice is valid for reads of its length.
     let sent =
         unsafe { libc::send(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len(), flags) };
-    usize::try_from(sent).map_err(|_| Errno::last())
+    Errno::result(sent).map(isize::unsigned_abs)
 }
 
-fn send_if_ready(bytes: &[u8]) -> Result<usize, Errno> {
-    if !poll_writable(libc::STDERR_FILENO, Duration::ZERO)? {
-        return Err(Errno(libc::EAGAIN));
+fn send_if_ready(bytes: &[u8]) -> nix::Result<usize> {
+    match poll_writable(libc::STDERR_FILENO, Duration::ZERO) {
+        Ok(true) => nix::unistd::write(std::io::stderr(), bytes),
+        Ok(false) => Err(Errno::EAGAIN),
+        Err(errno) => Err(Errno::from_raw(errno.0)),
     }
-    // SAFETY: the slice is valid for reads of its length (write(2)).
-    let sent = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
-    usize::try_from(sent).map_err(|_| Errno::last())
 }

@@ -1,13 +1,18 @@
 //! Threads and processors: `sched_setaffinity(2)`, `sched_setscheduler(2)`, `/proc/self/task`.
-#![expect(unsafe_code, reason = "sets affinity and policy of this process's threads")]
+#![expect(unsafe_code, reason = "sets the policy of this process's threads")]
 
+use super::refused;
+use crate::base::error::Result;
+use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::unistd::Pid;
 use std::cell::Cell;
 use std::io::Read;
-use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 /// The processors this process was started with.
-static ALL: OnceLock<libc::cpu_set_t> = OnceLock::new();
+static ALL: OnceLock<CpuSet> = OnceLock::new();
 
 /// The processor that a thread of this process last ran on; `None` when it is gone.
 ///
@@ -50,9 +55,7 @@ fn field_in(stat: &str, number: usize) -> Option<&str> {
 
 /// The calling thread's kernel id.
 pub(crate) fn current() -> u32 {
-    // SAFETY: takes nothing and always succeeds (gettid(2)).
-    let id = unsafe { libc::gettid() };
-    id.unsigned_abs()
+    nix::unistd::gettid().as_raw().unsigned_abs()
 }
 
 /// The same, asked once per thread: a system call takes 0.2 us of the 9 that a fault takes which its
@@ -73,18 +76,11 @@ pub(crate) fn current_noted() -> u32 {
 
 /// Binds the calling thread to a processor; `false`: not allowed.
 pub(crate) fn run_on(processor: u32) -> bool {
-    let all = ALL.get_or_init(affinity);
-    if processor as usize >= libc::CPU_SETSIZE as usize {
-        return false;
-    }
-    // SAFETY: reads a bit inside of the set, checked above.
-    if !unsafe { libc::CPU_ISSET(processor as usize, all) } {
-        return false;
-    }
-    let mut set = empty();
-    // SAFETY: CPU_SET sets a bit inside of the set, checked above.
-    unsafe { libc::CPU_SET(processor as usize, &mut set) };
-    set_affinity(0, &set)
+    // Where the kernel does not tell them, none is allowed.
+    let all = ALL.get_or_init(|| sched_getaffinity(Pid::from_raw(0)).unwrap_or_default());
+    let mut set = CpuSet::new();
+    let is_allowed = all.is_set(processor as usize) == Ok(true);
+    is_allowed && set.set(processor as usize).is_ok() && set_affinity(0, &set)
 }
 
 /// Lets a thread of this process run on all processors again.
@@ -103,16 +99,20 @@ pub(crate) enum Share {
     Equal,
 }
 
-/// Sets the policy of a thread of this process; `false`: not allowed. The way back from
-/// [`Share::GivesWay`] needs `CAP_SYS_NICE` or an `RLIMIT_NICE` of 20, see `sched(7)`.
-pub(crate) fn set_share(thread: u32, share: Share) -> bool {
+/// Sets the policy of a thread of this process. The way back from [`Share::GivesWay`] needs
+/// `CAP_SYS_NICE` or an `RLIMIT_NICE` of 20, see `sched(7)`.
+///
+/// # Errors
+/// [`Error::Os`](crate::Error::Os): not allowed, or no such thread.
+pub(crate) fn set_share(thread: u32, share: Share) -> Result<()> {
     let policy = match share {
         Share::GivesWay => libc::SCHED_IDLE,
         Share::Equal => libc::SCHED_OTHER,
     };
     let none = libc::sched_param { sched_priority: 0 };
     // SAFETY: the kernel reads the parameters it is given; it checks thread and policy.
-    unsafe { libc::sched_setscheduler(thread.cast_signed(), policy, &raw const none) == 0 }
+    let rc = unsafe { libc::sched_setscheduler(thread.cast_signed(), policy, &raw const none) };
+    Errno::result(rc).map(drop).map_err(refused("sched_setscheduler"))
 }
 
 /// Whether threads of this process may give way and come back: tried once, by a thread that ends,
@@ -123,7 +123,8 @@ pub(crate) fn may_give_way() -> bool {
         let there_and_back = || {
             // A program that runs its threads under another policy has its reasons.
             let ordinary = policy() == libc::SCHED_OTHER;
-            ordinary && set_share(0, Share::GivesWay) && set_share(0, Share::Equal)
+            ordinary
+                && [Share::GivesWay, Share::Equal].iter().all(|share| set_share(0, *share).is_ok())
         };
         std::thread::Builder::new()
             .spawn(there_and_back)
@@ -146,11 +147,8 @@ fn may_set_nice() -> bool {
 
 /// Whether `RLIMIT_NICE` allows a nice value of 0, see `getrlimit(2)`.
 fn has_nice_limit() -> bool {
-    const NICE_0: libc::rlim_t = 20;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel fills in the structure it is given.
-    let rc = unsafe { libc::getrlimit(libc::RLIMIT_NICE, &raw mut limit) };
-    rc == 0 && limit.rlim_cur >= NICE_0
+    const NICE_0: u64 = 20;
+    getrlimit(Resource::RLIMIT_NICE).is_ok_and(|(soft, _)| soft >= NICE_0)
 }
 
 /// The calling thread's scheduling policy.
@@ -159,23 +157,9 @@ fn policy() -> libc::c_int {
     unsafe { libc::sched_getscheduler(0) }
 }
 
-fn empty() -> libc::cpu_set_t {
-    // SAFETY: a `cpu_set_t` is an array of bits; all zero is the empty set.
-    unsafe { MaybeUninit::zeroed().assume_init() }
-}
-
-fn affinity() -> libc::cpu_set_t {
-    let mut set = empty();
-    // SAFETY: the kernel fills in the set it is given, of the size it is told; 0 is this thread.
-    unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
-    set
-}
-
 /// 0 is the calling thread.
-fn set_affinity(thread: u32, set: &libc::cpu_set_t) -> bool {
-    let thread = thread.cast_signed();
-    // SAFETY: the kernel reads the set it is given, of the size it is told, and checks the thread.
-    unsafe { libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), set) == 0 }
+fn set_affinity(thread: u32, set: &CpuSet) -> bool {
+    sched_setaffinity(Pid::from_raw(thread.cast_signed()), set).is_ok()
 }
 
 #[cfg(test)]
@@ -229,8 +213,8 @@ mod tests {
     fn a_thread_that_gave_way_takes_its_share_again() {
         let allowed = may_give_way();
         let seen = std::thread::spawn(move || {
-            let gave = allowed && set_share(current(), Share::GivesWay);
-            let (low, back) = (policy(), gave && set_share(current(), Share::Equal));
+            let gave = allowed && set_share(current(), Share::GivesWay).is_ok();
+            let (low, back) = (policy(), gave && set_share(current(), Share::Equal).is_ok());
             (gave, low, back, policy())
         });
         let (gave, low, back, after) = seen.join().expect("no panic");

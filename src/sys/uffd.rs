@@ -1,8 +1,9 @@
 //! userfaultfd: registering ranges, reading faults, installing and taking pages.
 //!
-//! [`Uffd`] is a thin typed layer over `userfaultfd(2)` and `ioctl_userfaultfd(2)`. The ABI is
-//! written out here because the `userfaultfd` crate needs libclang to build, lacks MOVE and
-//! POISON, and reports EAGAIN of a copy as a partial copy of a negative length.
+//! [`Uffd`] is a thin typed layer over `userfaultfd(2)` and `ioctl_userfaultfd(2)`. Structures and
+//! numbers are the kernel's, as `linux-raw-sys` generates them, and `nix` makes the calls of them. The
+//! crate `userfaultfd` is not used because it needs libclang to build, lacks MOVE and POISON, and
+//! reports EAGAIN of a copy as a partial copy of a negative length.
 //!
 //! # Invariants
 //! 1. Results that are normal in a race (`EEXIST`, `EAGAIN`, `ENOENT`, `EBUSY`) are values of
@@ -12,132 +13,86 @@
 
 use super::fork::Private;
 use super::pagemap::Pagemap;
-use super::probe::{Route, open_route};
-use super::{errno, os_error};
+use super::probe::{Features, Route, negotiate, open_route};
+use super::{raw, refused};
 use crate::base::error::{Error, Result};
+use linux_raw_sys::general as kernel;
+use nix::errno::Errno;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Feature bits, `include/uapi/linux/userfaultfd.h`.
 pub(crate) mod feature {
-    pub(crate) const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-    pub(crate) const EVENT_REMAP: u64 = 1 << 2;
-    pub(crate) const SIGBUS: u64 = 1 << 7;
-    pub(crate) const THREAD_ID: u64 = 1 << 8;
-    pub(crate) const POISON: u64 = 1 << 14;
-    pub(crate) const MOVE: u64 = 1 << 16;
+    use linux_raw_sys::general as kernel;
+
+    pub(crate) const PAGEFAULT_FLAG_WP: u64 = kernel::UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64;
+    pub(crate) const EVENT_REMAP: u64 = kernel::UFFD_FEATURE_EVENT_REMAP as u64;
+    pub(crate) const SIGBUS: u64 = kernel::UFFD_FEATURE_SIGBUS as u64;
+    pub(crate) const THREAD_ID: u64 = kernel::UFFD_FEATURE_THREAD_ID as u64;
+    pub(crate) const POISON: u64 = kernel::UFFD_FEATURE_POISON as u64;
+    pub(crate) const MOVE: u64 = kernel::UFFD_FEATURE_MOVE as u64;
 }
 
-const API: u64 = 0xAA;
-
-const REGISTER_MISSING: u64 = 1;
-const REGISTER_WP: u64 = 2;
-
-const COPY_DONTWAKE: u64 = 1;
-const COPY_WP: u64 = 2;
-const ZEROPAGE_DONTWAKE: u64 = 1;
+const REGISTER_MISSING: u64 = kernel::UFFDIO_REGISTER_MODE_MISSING as u64;
+const REGISTER_WP: u64 = kernel::UFFDIO_REGISTER_MODE_WP as u64;
+const COPY_DONTWAKE: u64 = kernel::UFFDIO_COPY_MODE_DONTWAKE as u64;
+const COPY_WP: u64 = kernel::UFFDIO_COPY_MODE_WP as u64;
+const ZEROPAGE_DONTWAKE: u64 = kernel::UFFDIO_ZEROPAGE_MODE_DONTWAKE as u64;
+// Bindings are not generated of constants that the header casts, as it does with these.
 const WRITEPROTECT_WP: u64 = 1;
 const MOVE_DONTWAKE: u64 = 1;
 
-const EVENT_PAGEFAULT: u8 = 0x12;
-const EVENT_REMAP: u8 = 0x14;
-const FAULT_WRITE: u64 = 1;
-const FAULT_WP: u64 = 2;
+/// The requests.
+mod ioctl {
+    use linux_raw_sys::general::*;
 
-#[repr(C)]
+    nix::ioctl_readwrite!(register, UFFDIO, _UFFDIO_REGISTER, uffdio_register);
+    nix::ioctl_read!(unregister, UFFDIO, _UFFDIO_UNREGISTER, uffdio_range);
+    nix::ioctl_read!(wake, UFFDIO, _UFFDIO_WAKE, uffdio_range);
+    nix::ioctl_readwrite!(copy, UFFDIO, _UFFDIO_COPY, uffdio_copy);
+    nix::ioctl_readwrite!(zeropage, UFFDIO, _UFFDIO_ZEROPAGE, uffdio_zeropage);
+    nix::ioctl_readwrite!(move_pages, UFFDIO, _UFFDIO_MOVE, uffdio_move);
+    nix::ioctl_readwrite!(write_protect, UFFDIO, _UFFDIO_WRITEPROTECT, uffdio_writeprotect);
+    nix::ioctl_readwrite!(poison, UFFDIO, _UFFDIO_POISON, uffdio_poison);
+}
+
+fn range(start: usize, len: usize) -> kernel::uffdio_range {
+    kernel::uffdio_range { start: start as u64, len: len as u64 }
+}
+
+/// A fault message.
+#[repr(transparent)]
 #[derive(Clone, Copy)]
-struct Range {
-    start: u64,
-    len: u64,
-}
-
-#[repr(C)]
-struct ApiArgs {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct RegisterArgs {
-    range: Range,
-    mode: u64,
-    ioctls: u64,
-}
-
-/// Arguments of COPY and MOVE, which share one layout.
-#[repr(C)]
-struct TransferArgs {
-    dst: u64,
-    src: u64,
-    len: u64,
-    mode: u64,
-    done: i64,
-}
-
-/// Arguments of ZEROPAGE and POISON, which share one layout.
-#[repr(C)]
-struct FillArgs {
-    range: Range,
-    mode: u64,
-    done: i64,
-}
-
-#[repr(C)]
-struct WriteProtectArgs {
-    range: Range,
-    mode: u64,
-}
-
-/// Encodes an ioctl request number as `_IOC` of `asm-generic/ioctl.h` does.
-const fn request(direction: u64, number: u64, size: usize) -> libc::Ioctl {
-    (direction << 30 | (size as u64) << 16 | API << 8 | number) as libc::Ioctl
-}
-const READ_WRITE: u64 = 3;
-const READ: u64 = 2;
-
-const IOC_API: libc::Ioctl = request(READ_WRITE, 0x3F, size_of::<ApiArgs>());
-const IOC_REGISTER: libc::Ioctl = request(READ_WRITE, 0x00, size_of::<RegisterArgs>());
-const IOC_UNREGISTER: libc::Ioctl = request(READ, 0x01, size_of::<Range>());
-const IOC_WAKE: libc::Ioctl = request(READ, 0x02, size_of::<Range>());
-const IOC_COPY: libc::Ioctl = request(READ_WRITE, 0x03, size_of::<TransferArgs>());
-const IOC_ZEROPAGE: libc::Ioctl = request(READ_WRITE, 0x04, size_of::<FillArgs>());
-const IOC_MOVE: libc::Ioctl = request(READ_WRITE, 0x05, size_of::<TransferArgs>());
-const IOC_WRITEPROTECT: libc::Ioctl = request(READ_WRITE, 0x06, size_of::<WriteProtectArgs>());
-const IOC_POISON: libc::Ioctl = request(READ_WRITE, 0x08, size_of::<FillArgs>());
-
-/// A fault message, `struct uffd_msg`: 32 bytes.
-#[repr(C, packed)]
-#[derive(Clone, Copy)]
-pub(crate) struct Message {
-    event: u8,
-    reserved: [u8; 7],
-    flags: u64,
-    address: u64,
-    thread: u32,
-    padding: u32,
-}
-const _: () = assert!(size_of::<Message>() == 32);
+pub(crate) struct Message(kernel::uffd_msg);
 
 impl Message {
     /// A message to read into.
-    pub(crate) const EMPTY: Message =
-        Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0, padding: 0 };
+    // SAFETY: a message is numbers; all zero is one of no event.
+    pub(crate) const EMPTY: Message = Message(unsafe { std::mem::zeroed() });
 
     /// The page fault this message reports, `None` for other events.
     pub(crate) fn fault(&self) -> Option<Fault> {
-        (self.event == EVENT_PAGEFAULT).then_some(Fault {
-            address: self.address as usize,
-            write: self.flags & FAULT_WRITE != 0,
-            protected: self.flags & FAULT_WP != 0,
-            thread: self.thread,
+        if u32::from(self.0.event) != kernel::UFFD_EVENT_PAGEFAULT {
+            return None;
+        }
+        // SAFETY: the argument is numbers, whichever event it belongs to.
+        let fault = unsafe { self.0.arg.pagefault };
+        // SAFETY: a number, which is 0 where the kernel does not tell the thread.
+        let thread = unsafe { fault.feat.ptid };
+        let has = |flag: u32| fault.flags & u64::from(flag) != 0;
+        Some(Fault {
+            address: fault.address as usize,
+            write: has(kernel::UFFD_PAGEFAULT_FLAG_WRITE),
+            protected: has(kernel::UFFD_PAGEFAULT_FLAG_WP),
+            thread,
         })
     }
 
     /// The first address of registered memory that the program has moved by `mremap(2)`, where
     /// [`feature::EVENT_REMAP`] is enabled.
     pub(crate) fn moved_from(&self) -> Option<usize> {
-        // `arg.remap.from` lies where `arg.pagefault.flags` does.
-        (self.event == EVENT_REMAP).then_some(self.flags as usize)
+        // SAFETY: as for a fault.
+        let moved = unsafe { self.0.arg.remap };
+        (u32::from(self.0.event) == kernel::UFFD_EVENT_REMAP).then_some(moved.from as usize)
     }
 }
 
@@ -277,28 +232,27 @@ impl Uffd {
     }
 
     fn register(&self, start: usize, len: usize, mode: u64) -> Result<()> {
-        let range = Range { start: start as u64, len: len as u64 };
-        let mut args = RegisterArgs { range, mode, ioctls: 0 };
+        let mut args = kernel::uffdio_register { range: range(start, len), mode, ioctls: 0 };
         // SAFETY: registering changes who resolves faults of the range, not its contents; the
         // kernel checks the range.
-        unsafe { self.ioctl(IOC_REGISTER, &mut args) }
-            .map_err(|errno| Error::Os { call: "UFFDIO_REGISTER", errno })
+        let done = unsafe { ioctl::register(self.raw_fd(), &raw mut args) };
+        done.map(drop).map_err(refused("UFFDIO_REGISTER"))
     }
 
     /// Ends the registration of a range; threads that wait in it are woken.
     pub(crate) fn unregister(&self, start: usize, len: usize) -> Result<()> {
-        let mut range = Range { start: start as u64, len: len as u64 };
+        let mut range = range(start, len);
         // SAFETY: the range's holes are filled by the kernel from now on; contents stay.
-        unsafe { self.ioctl(IOC_UNREGISTER, &mut range) }
-            .map_err(|errno| Error::Os { call: "UFFDIO_UNREGISTER", errno })
+        let done = unsafe { ioctl::unregister(self.raw_fd(), &raw mut range) };
+        done.map(drop).map_err(refused("UFFDIO_UNREGISTER"))
     }
 
     /// Wakes the threads that wait for a fault in the range.
     pub(crate) fn wake(&self, start: usize, len: usize) -> Result<()> {
-        let mut range = Range { start: start as u64, len: len as u64 };
+        let mut range = range(start, len);
         // SAFETY: waking threads makes them fault again at worst.
-        unsafe { self.ioctl(IOC_WAKE, &mut range) }
-            .map_err(|errno| Error::Os { call: "UFFDIO_WAKE", errno })
+        let done = unsafe { ioctl::wake(self.raw_fd(), &raw mut range) };
+        done.map(drop).map_err(refused("UFFDIO_WAKE"))
     }
 
     /// Reads pending fault messages without waiting; returns how many there were.
@@ -309,12 +263,10 @@ impl Uffd {
         let bytes = size_of_val(messages);
         // SAFETY: `messages` is valid for writes of `bytes`, and any bit pattern is a `Message`.
         let got = unsafe { libc::read(self.fd.as_raw_fd(), messages.as_mut_ptr().cast(), bytes) };
-        if let Ok(got) = usize::try_from(got) {
-            return Ok(got / size_of::<Message>());
-        }
-        match errno() {
-            libc::EAGAIN | libc::EINTR => Ok(0),
-            errno => Err(Error::Os { call: "read(userfaultfd)", errno }),
+        match Errno::result(got) {
+            Ok(got) => Ok(got.unsigned_abs() / size_of::<Message>()),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(0),
+            Err(errno) => Err(refused("read(userfaultfd)")(errno)),
         }
     }
 
@@ -334,8 +286,14 @@ impl Uffd {
         let mut mode = 0;
         mode |= if wake == Wake::No { COPY_DONTWAKE } else { 0 };
         mode |= if protect == Protect::Yes { COPY_WP } else { 0 };
-        // SAFETY: the caller's promises; COPY never overwrites a present page.
-        unsafe { self.transfer(IOC_COPY, dst, src as usize, len, mode) }
+        install(len, |at| {
+            let (dst, src) = ((dst + at) as u64, (src.addr() + at) as u64);
+            let len = (len - at) as u64;
+            let mut args = kernel::uffdio_copy { dst, src, len, mode, copy: 0 };
+            // SAFETY: the caller's promises hold for every part of the range; COPY never overwrites
+            // a present page.
+            (unsafe { ioctl::copy(self.raw_fd(), &raw mut args) }, args.copy)
+        })
     }
 
     /// Moves the pages of `[src, src + len)` to the missing pages at `dst`; holes stay holes.
@@ -362,8 +320,14 @@ impl Uffd {
         let mut moved = 0;
         while moved < len {
             let (dst, src, left) = (dst + moved, src + moved, len - moved);
-            // SAFETY: the caller's promises; MOVE never overwrites a present page.
-            let outcome = unsafe { self.transfer(IOC_MOVE, dst, src, left, mode) }.after(moved);
+            let outcome = install(left, |at| {
+                let (dst, src, len) = ((dst + at) as u64, (src + at) as u64, (left - at) as u64);
+                let mut args = kernel::uffdio_move { dst, src, len, mode, move_: 0 };
+                // SAFETY: the caller's promises hold for every part of the range; MOVE never
+                // overwrites a present page.
+                (unsafe { ioctl::move_pages(self.raw_fd(), &raw mut args) }, args.move_)
+            });
+            let outcome = outcome.after(moved);
             let stopped = match outcome {
                 Outcome::Present { bytes } | Outcome::Failed { bytes, errno: libc::ENOENT } => {
                     bytes
@@ -384,51 +348,18 @@ impl Uffd {
         Outcome::Done
     }
 
-    unsafe fn transfer(
-        &self,
-        request: libc::Ioctl,
-        dst: usize,
-        src: usize,
-        len: usize,
-        mode: u64,
-    ) -> Outcome {
-        const AGAIN_MAX: u32 = 10_000;
-        let mut moved = 0;
-        let mut again = 0;
-        while moved < len {
-            let mut args = TransferArgs {
-                dst: (dst + moved) as u64,
-                src: (src + moved) as u64,
-                len: (len - moved) as u64,
-                mode,
-                done: 0,
-            };
-            // SAFETY: the caller's promises hold for every part of the range.
-            let result = unsafe { self.ioctl(request, &mut args) };
-            // On a partial transfer the call fails with EAGAIN and `done` holds the bytes moved;
-            // on failure it holds the negative errno, or stays 0 for a refused argument.
-            let progress = usize::try_from(args.done).unwrap_or(0);
-            moved += progress;
-            match result {
-                Ok(()) => {}
-                Err(libc::EAGAIN | libc::EINTR) if progress > 0 => {}
-                Err(libc::EAGAIN | libc::EINTR) if again < AGAIN_MAX => again += 1,
-                Err(libc::EEXIST) => return Outcome::Present { bytes: moved },
-                Err(libc::EBUSY) => return Outcome::Busy { bytes: moved },
-                Err(errno) => return Outcome::Failed { bytes: moved, errno },
-            }
-        }
-        Outcome::Done
-    }
-
     /// Maps the shared zero page at the missing pages of a range.
     ///
     /// # Safety
     /// The pages' contents are zero by definition.
     pub(crate) unsafe fn zeropage(&self, start: usize, len: usize, wake: Wake) -> Outcome {
         let mode = if wake == Wake::No { ZEROPAGE_DONTWAKE } else { 0 };
-        // SAFETY: the caller's promise; ZEROPAGE never overwrites a present page.
-        unsafe { self.fill(IOC_ZEROPAGE, start, len, mode) }
+        install(len, |at| {
+            let range = range(start + at, len - at);
+            let mut args = kernel::uffdio_zeropage { range, mode, zeropage: 0 };
+            // SAFETY: the caller's promise; ZEROPAGE never overwrites a present page.
+            (unsafe { ioctl::zeropage(self.raw_fd(), &raw mut args) }, args.zeropage)
+        })
     }
 
     /// Makes touching the missing pages of a range SIGBUS. Needs [`feature::POISON`].
@@ -436,30 +367,12 @@ impl Uffd {
     /// # Safety
     /// The pages' contents are lost.
     pub(crate) unsafe fn poison(&self, start: usize, len: usize) -> Outcome {
-        // SAFETY: the caller's promise; POISON never overwrites a present page.
-        unsafe { self.fill(IOC_POISON, start, len, 0) }
-    }
-
-    unsafe fn fill(&self, request: libc::Ioctl, start: usize, len: usize, mode: u64) -> Outcome {
-        const AGAIN_MAX: u32 = 10_000;
-        let mut filled = 0;
-        let mut again = 0;
-        while filled < len {
-            let range = Range { start: (start + filled) as u64, len: (len - filled) as u64 };
-            let mut args = FillArgs { range, mode, done: 0 };
-            // SAFETY: the caller's promises hold for every part of the range.
-            let result = unsafe { self.ioctl(request, &mut args) };
-            let progress = usize::try_from(args.done).unwrap_or(0);
-            filled += progress;
-            match result {
-                Ok(()) => {}
-                Err(libc::EAGAIN | libc::EINTR) if progress > 0 => {}
-                Err(libc::EAGAIN | libc::EINTR) if again < AGAIN_MAX => again += 1,
-                Err(libc::EEXIST) => return Outcome::Present { bytes: filled },
-                Err(errno) => return Outcome::Failed { bytes: filled, errno },
-            }
-        }
-        Outcome::Done
+        install(len, |at| {
+            let range = range(start + at, len - at);
+            let mut args = kernel::uffdio_poison { range, mode: 0, updated: 0 };
+            // SAFETY: the caller's promise; POISON never overwrites a present page.
+            (unsafe { ioctl::poison(self.raw_fd(), &raw mut args) }, args.updated)
+        })
     }
 
     /// Removes the write protection of a range and wakes the threads that wait to write.
@@ -479,32 +392,48 @@ impl Uffd {
     }
 
     fn write_protect_mode(&self, start: usize, len: usize, mode: u64) -> Result<()> {
-        const AGAIN_MAX: u32 = 10_000;
-        let range = Range { start: start as u64, len: len as u64 };
+        let range = range(start, len);
         let mut again = 0;
         loop {
-            let mut args = WriteProtectArgs { range, mode };
+            let mut args = kernel::uffdio_writeprotect { range, mode };
             // SAFETY: changes when writes to the range fault, not what it holds.
-            match unsafe { self.ioctl(IOC_WRITEPROTECT, &mut args) } {
-                Ok(()) => return Ok(()),
-                Err(libc::EAGAIN | libc::EINTR) if again < AGAIN_MAX => again += 1,
-                Err(errno) => return Err(Error::Os { call: "UFFDIO_WRITEPROTECT", errno }),
+            match unsafe { ioctl::write_protect(self.raw_fd(), &raw mut args) } {
+                Ok(_) => return Ok(()),
+                Err(Errno::EAGAIN | Errno::EINTR) if again < AGAIN_MAX => again += 1,
+                Err(errno) => return Err(refused("UFFDIO_WRITEPROTECT")(errno)),
             }
         }
     }
+}
 
-    unsafe fn ioctl<T>(&self, request: libc::Ioctl, args: &mut T) -> std::result::Result<(), i32> {
-        // SAFETY: `args` is the structure that `request` takes (each caller pairs them); what the
-        // call does to memory is the caller's promise.
-        let rc = unsafe { libc::ioctl(self.fd.as_raw_fd(), request, args) };
-        if rc < 0 { Err(errno()) } else { Ok(()) }
+/// Calls without progress after which the kernel's `EAGAIN` is a failure.
+const AGAIN_MAX: u32 = 10_000;
+
+/// Repeats `call`, which is given the bytes done so far and returns how the kernel ended and what it
+/// says that it has done, until `len` bytes are done or it cannot go on.
+fn install(len: usize, mut call: impl FnMut(usize) -> (nix::Result<i32>, i64)) -> Outcome {
+    let mut bytes = 0;
+    let mut again = 0;
+    while bytes < len {
+        let (result, done) = call(bytes);
+        // On a partial transfer the call fails with EAGAIN and `done` holds the bytes of it; on
+        // failure it holds the negative errno, or stays 0 for a refused argument.
+        let progress = usize::try_from(done).unwrap_or(0);
+        bytes += progress;
+        match result {
+            Ok(_) => {}
+            Err(Errno::EAGAIN | Errno::EINTR) if progress > 0 => {}
+            Err(Errno::EAGAIN | Errno::EINTR) if again < AGAIN_MAX => again += 1,
+            Err(Errno::EEXIST) => return Outcome::Present { bytes },
+            Err(Errno::EBUSY) => return Outcome::Busy { bytes },
+            Err(errno) => return Outcome::Failed { bytes, errno: raw(errno) },
+        }
     }
+    Outcome::Done
 }
 
 /// Makes the API handshake; returns the features the kernel supports.
 fn handshake(fd: &OwnedFd, features: u64) -> Result<u64> {
-    let mut args = ApiArgs { api: API, features, ioctls: 0 };
-    // SAFETY: UFFDIO_API fills in the structure it is given.
-    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), IOC_API, &mut args) };
-    if rc < 0 { Err(os_error("UFFDIO_API")) } else { Ok(args.features) }
+    let supported = negotiate(fd, Features(features));
+    supported.map(|found| found.0).map_err(|errno| Error::Os { call: "UFFDIO_API", errno })
 }

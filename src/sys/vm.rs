@@ -5,9 +5,17 @@
 #![expect(unsafe_code, reason = "maps, advises and unmaps address space")]
 
 use super::fork::{self, Born, Private};
-use super::{errno, inherited, os_error};
+use super::{inherited, refused};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicUsize, Ordering};
+use linux_raw_sys::general as kernel;
+use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{
+    MRemapFlags, MapFlags, ProtFlags, mlock, mmap, mmap_anonymous, mprotect, mremap, munlock,
+};
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
@@ -76,7 +84,7 @@ impl Mapping {
     #[cfg(not(miri))]
     fn map(len: usize, align: usize, huge: Huge) -> Result<Mapping> {
         len.checked_add(align).ok_or(Error::BadRange { reason: "length overflows" })?;
-        let base = inherited::map(len, align).ok_or_else(|| os_error("mmap"))?;
+        let base = inherited::map(len, align).map_err(refused("mmap"))?;
         let mapping = Mapping { base, len, dumped: AtomicBool::new(false), born: Born::here() };
         mapping.advise_all(libc::MADV_DONTFORK)?;
         mapping.advise_all(libc::MADV_DONTDUMP)?;
@@ -121,16 +129,14 @@ impl Mapping {
     /// [`Error::Os`] where the process may not lock so much.
     pub(crate) fn lock_in_ram(&self) -> Result<()> {
         // SAFETY: the range is this mapping's own; its contents stay.
-        let rc = unsafe { libc::mlock(self.as_ptr().cast(), self.len) };
-        if rc == 0 { Ok(()) } else { Err(os_error("mlock")) }
+        unsafe { mlock(self.base.cast(), self.len) }.map_err(refused("mlock"))
     }
 
     /// Ends all memory locks of the mapping, see `munlock(2)`; costs one call however large it is.
     pub(crate) fn unlock(&self) {
         // SAFETY: the range is this mapping's own; its contents stay.
-        let rc = unsafe { libc::munlock(self.as_ptr().cast(), self.len) };
         // ENOMEM: a part is not mapped any more; the parts before it are unlocked.
-        let _ = rc;
+        let _ = unsafe { munlock(self.base.cast(), self.len) };
     }
 
     /// Whether a part of `[offset, offset + len)` is locked (`mlock(2)`): the kernel then refuses
@@ -147,13 +153,7 @@ impl Mapping {
     }
 
     fn advise_all(&self, advice: i32) -> Result<()> {
-        if cfg!(miri) {
-            return Ok(());
-        }
-        // SAFETY: the range is this mapping's own; none of the advice given here changes
-        // contents.
-        let rc = unsafe { libc::madvise(self.as_ptr().cast(), self.len, advice) };
-        if rc == 0 { Ok(()) } else { Err(os_error("madvise")) }
+        if cfg!(miri) { Ok(()) } else { self.advise(0, self.len, advice) }
     }
 
     /// Drops the pages of `[offset, offset + len)`: they read as zero (or fault, when registered
@@ -193,12 +193,13 @@ impl Mapping {
         assert!(to_offset.checked_add(len).is_some_and(|end| end <= to.len), "{to_offset} + {len}");
         let (from, target) = (self.addr() + offset, to.addr() + to_offset);
         assert!([from, target, len].iter().all(|n| n.is_multiple_of(HUGE_PAGE)), "{from:x}");
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        let flags =
+            MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED | MRemapFlags::MREMAP_DONTUNMAP;
         // SAFETY: both ranges lie within mappings of this type (checked above), and both keep
         // being mapped: the source by DONTUNMAP, the target by what is moved there. The rest is
         // the caller's promise.
-        let raw = unsafe { libc::mremap(from as *mut _, len, len, flags, target as *mut u8) };
-        if raw == libc::MAP_FAILED { Err(os_error("mremap")) } else { Ok(()) }
+        let moved = unsafe { mremap(self.at(offset), len, len, flags, Some(to.at(to_offset))) };
+        moved.map(drop).map_err(refused("mremap"))
     }
 
     /// Unmaps all but `[offset, offset + len)`, of which nobody knows whose it is.
@@ -217,9 +218,8 @@ impl Mapping {
     /// [`Error::Os`] when the kernel refuses: it is too old, has no huge page, or somebody holds one
     /// of the pages.
     pub(crate) fn collapse(&self, offset: usize) -> Result<()> {
-        const MADV_COLLAPSE: i32 = 25;
         self.advise(offset, HUGE_PAGE, libc::MADV_HUGEPAGE)?;
-        let collapsed = self.advise(offset, HUGE_PAGE, MADV_COLLAPSE);
+        let collapsed = self.advise(offset, HUGE_PAGE, kernel::MADV_COLLAPSE as i32);
         // Where that fails the kernel may make another huge page here one day; but what the caller
         // has to know is whether there is one now.
         let _ = self.advise(offset, HUGE_PAGE, libc::MADV_NOHUGEPAGE);
@@ -249,8 +249,7 @@ impl Mapping {
     /// # Errors
     /// [`Error::Os`] when the kernel is too old or out of memory.
     pub(crate) fn populate(&self, offset: usize, len: usize) -> Result<()> {
-        const MADV_POPULATE_WRITE: i32 = 23;
-        self.advise(offset, len, MADV_POPULATE_WRITE)
+        self.advise(offset, len, libc::MADV_POPULATE_WRITE)
     }
 
     /// Gives advice that changes no contents.
@@ -259,25 +258,25 @@ impl Mapping {
         if cfg!(miri) {
             return Err(Error::Os { call: "madvise", errno: libc::EINVAL });
         }
-        let start = self.as_ptr().wrapping_add(offset).cast();
         // SAFETY: the range lies in this mapping (checked above); the advice that this is called with
         // changes where contents lie in RAM and not what they are.
-        let rc = unsafe { libc::madvise(start, len, advice) };
-        if rc == 0 { Ok(()) } else { Err(os_error("madvise")) }
+        unsafe { madvise(self.at(offset), len, advice) }.map_err(refused("madvise"))
+    }
+
+    fn at(&self, offset: usize) -> NonNull<c_void> {
+        NonNull::new(self.as_ptr().wrapping_add(offset).cast()).expect("an offset in the mapping")
     }
 
     /// Makes touching a part of the mapping SIGBUS, for kernels without `UFFDIO_POISON`: maps a
     /// file of length zero over it (`mmap(2)`: access beyond the end of the file).
     pub(crate) fn fence(&self, offset: usize, len: usize) -> Result<()> {
-        // SAFETY: memfd_create(2) reads a constant string and returns a descriptor.
-        let fd = unsafe { libc::memfd_create(c"farheap-fence".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(os_error("memfd_create"));
-        }
-        // SAFETY: the descriptor was just made and nobody else owns it.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        self.remap(offset, len, access, libc::MAP_SHARED, file.as_raw_fd())
+        let (start, len) = self.part(offset, len);
+        let file = memfd_create(c"farheap-fence", MFdFlags::MFD_CLOEXEC);
+        let file = file.map_err(refused("memfd_create"))?;
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
+        // SAFETY: replaces a part of this mapping whose contents are lost.
+        let mapped = unsafe { mmap(Some(start), len, READ_WRITE, flags, file, 0) };
+        mapped.map(drop).map_err(refused("mmap"))
     }
 
     /// Makes a fenced part of the mapping ordinary zero-filled memory again. It can be touched
@@ -288,32 +287,38 @@ impl Mapping {
         len: usize,
         prepare: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        self.remap(offset, len, libc::PROT_NONE, flags, -1)?;
-        let start = (self.addr() + offset) as *mut _;
+        let (start, bytes) = self.part(offset, len);
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED;
+        // SAFETY: replaces a part of this mapping whose contents are lost.
+        let mapped = unsafe { mmap_anonymous(Some(start), bytes, ProtFlags::PROT_NONE, flags) };
+        mapped.map_err(refused("mmap"))?;
         let dumped = self.dumped.load(Ordering::Relaxed);
         let dump = if dumped { libc::MADV_DODUMP } else { libc::MADV_DONTDUMP };
-        for advice in [libc::MADV_DONTFORK, dump, libc::MADV_NOHUGEPAGE] {
-            // SAFETY: the range was just mapped as part of this mapping; contents stay.
-            let rc = unsafe { libc::madvise(start, len, advice) };
-            // A kernel without huge pages refuses the last with EINVAL.
-            if rc != 0 && advice != libc::MADV_NOHUGEPAGE {
-                return Err(os_error("madvise"));
-            }
-        }
+        self.advise(offset, len, libc::MADV_DONTFORK)?;
+        self.advise(offset, len, dump)?;
+        // A kernel without huge pages refuses with EINVAL.
+        let _ = self.advise(offset, len, libc::MADV_NOHUGEPAGE);
         prepare()?;
         // SAFETY: the range is this mapping's own, without content, and becomes accessible again.
-        let rc = unsafe { libc::mprotect(start, len, libc::PROT_READ | libc::PROT_WRITE) };
-        if rc == 0 { Ok(()) } else { Err(os_error("mprotect")) }
+        unsafe { mprotect(self.at(offset), len, READ_WRITE) }.map_err(refused("mprotect"))
     }
 
-    fn remap(&self, offset: usize, len: usize, access: i32, flags: i32, fd: i32) -> Result<()> {
+    /// Address and length of a part of the mapping.
+    fn part(&self, offset: usize, len: usize) -> (NonZeroUsize, NonZeroUsize) {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
-        let start = (self.addr() + offset) as *mut _;
-        // SAFETY: replaces a part of this mapping (checked above) whose contents are lost.
-        let raw = unsafe { libc::mmap(start, len, access, flags | libc::MAP_FIXED, fd, 0) };
-        if raw == libc::MAP_FAILED { Err(os_error("mmap")) } else { Ok(()) }
+        (self.at(offset).addr(), NonZeroUsize::new(len).expect("a part has bytes"))
     }
+}
+
+const READ_WRITE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
+
+/// See `madvise(2)`. Not by `nix`, which does not know `MADV_COLLAPSE` and `MADV_DONTNEED_LOCKED`.
+///
+/// # Safety
+/// The caller may do to the range what the advice does.
+unsafe fn madvise(start: NonNull<c_void>, len: usize, advice: i32) -> nix::Result<()> {
+    // SAFETY: the caller's promise.
+    Errno::result(unsafe { libc::madvise(start.as_ptr(), len, advice) }).map(drop)
 }
 
 /// How many mappings a process may have: `vm.max_map_count`.
@@ -440,9 +445,9 @@ impl Discarder {
         }
         // SAFETY: pidfd_open(2) takes two integers and returns a new descriptor.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
-        let pidfd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| {
+        let pidfd = Errno::result(fd).ok().map(|fd| {
             // SAFETY: the descriptor was just made and nobody else owns it.
-            Private::new(unsafe { OwnedFd::from_raw_fd(fd) })
+            Private::new(unsafe { OwnedFd::from_raw_fd(fd as i32) })
         });
         let vectored = AtomicBool::new(pidfd.is_some());
         Discarder { pidfd, vectored, met_locks: AtomicBool::new(false) }
@@ -521,29 +526,26 @@ unsafe fn discard_one(piece: Piece) -> Result<Met> {
 
 #[cfg(not(miri))]
 unsafe fn discard_one(piece: Piece) -> Result<Met> {
-    /// Drops locked memory, too (5.18).
-    const MADV_DONTNEED_LOCKED: i32 = 24;
-    let (start, len) = (piece.0.iov_base, piece.len());
+    let start = NonNull::new(piece.0.iov_base).expect("nothing is mapped at address zero");
+    let len = piece.len();
     let (mut advice, mut met) = (libc::MADV_DONTNEED, Met::Nothing);
     loop {
         // SAFETY: the caller allows dropping this range.
-        let rc = unsafe { libc::madvise(start, len, advice) };
-        if rc == 0 {
-            return Ok(met);
-        }
-        match errno() {
-            libc::EINTR | libc::EAGAIN => {}
+        match unsafe { madvise(start, len, advice) } {
+            Ok(()) => return Ok(met),
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
             // The program has unmapped a part of the range. The rest was dropped.
-            libc::ENOMEM => return Ok(met),
-            libc::EINVAL if met == Met::Nothing => {
-                (advice, met) = (MADV_DONTNEED_LOCKED, Met::Locks);
+            Err(Errno::ENOMEM) => return Ok(met),
+            // Locked memory is dropped by an advice of its own (5.18).
+            Err(Errno::EINVAL) if met == Met::Nothing => {
+                (advice, met) = (libc::MADV_DONTNEED_LOCKED, Met::Locks);
             }
-            libc::EINVAL if advice == MADV_DONTNEED_LOCKED => {
+            Err(Errno::EINVAL) if advice == libc::MADV_DONTNEED_LOCKED => {
                 // SAFETY: ends locks; contents stay.
-                unsafe { libc::munlock(start, len) };
+                let _ = unsafe { munlock(start, len) };
                 advice = libc::MADV_DONTNEED;
             }
-            errno => return Err(Error::Os { call: "madvise", errno }),
+            Err(errno) => return Err(refused("madvise")(errno)),
         }
     }
 }

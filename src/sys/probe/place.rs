@@ -3,18 +3,14 @@
 //! [`Directory::probe`] writes a temporary file that is gone afterwards; [`Device::probe`] writes
 //! nothing at all. Used by `farheap doctor`; the store makes its own checks when it opens.
 
-#![expect(unsafe_code, reason = "asks a file system for its free space")]
-
 use super::contents::Contents;
 use super::host::{read_line, read_number};
 use crate::base::units::ByteCount;
 use crate::sys::file::{FileKind, look_at_dir, user};
-use std::ffi::CString;
+use nix::sys::statvfs::statvfs;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -113,16 +109,8 @@ fn round_trip(file: &File) -> io::Result<()> {
 }
 
 fn free_space(dir: &Path) -> io::Result<ByteCount> {
-    let dir = CString::new(dir.as_os_str().as_bytes())?;
-    let mut answer = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: `dir` is a C string and `answer` has room for one `statvfs`; both outlive the call.
-    let status = unsafe { libc::statvfs(dir.as_ptr(), answer.as_mut_ptr()) };
-    if status < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: statvfs(3) fills the structure when it returns 0.
-    let answer = unsafe { answer.assume_init() };
-    Ok(ByteCount(answer.f_bavail.saturating_mul(answer.f_frsize)))
+    let answer = statvfs(dir)?;
+    Ok(ByteCount(answer.blocks_available().saturating_mul(answer.fragment_size())))
 }
 
 /// The kind of the file system that holds `path`: of the longest mount point above it.

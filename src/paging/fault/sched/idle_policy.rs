@@ -204,7 +204,8 @@ impl Lender {
         let memory = &mut self.memories[at];
         let denied = memory.denied_until.is_some_and(|until| Instant::now() < until);
         let handler = lease.thread.load(Ordering::Relaxed);
-        if denied || !thread::may_give_way() || !thread::set_share(handler, Share::GivesWay) {
+        if denied || !thread::may_give_way() || thread::set_share(handler, Share::GivesWay).is_err()
+        {
             lease.state.store(DENIED, Ordering::Release);
             return;
         }
@@ -248,15 +249,13 @@ impl Lender {
             return;
         }
         lease.state.store(then, Ordering::Release);
-        let done = thread::set_share(handler, Share::Equal);
-        let errno = crate::sys::errno();
-        // A handler that has ended meanwhile needs nothing.
-        if !done && errno != crate::sys::ESRCH {
-            let cause = Error::Os { call: "sched_setscheduler", errno };
-            diagnostics::warn(
+        match thread::set_share(handler, Share::Equal) {
+            // A handler that has ended meanwhile needs nothing.
+            Ok(()) | Err(Error::Os { errno: crate::sys::ESRCH, .. }) => {}
+            Err(cause) => diagnostics::warn(
                 "a handler gives way for good; faults wait when processors are busy",
                 &cause,
-            );
+            ),
         }
         thread::run_anywhere(handler);
     }
