@@ -112,7 +112,7 @@ impl Drop for Value {
     }
 }
 
-/// `clear` panics at its first pair; then so many pairs come that local nodes must go.
+/// `clear` panics at its first pair; then more pairs come, until local nodes must go.
 macro_rules! clear_that_panics {
     ($map:expr) => {
         for before in [1, 2, 40] {

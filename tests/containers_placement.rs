@@ -14,7 +14,7 @@ use std::sync::Arc;
 const PAIRS: u64 = 40_000;
 type Value = [u8; 150];
 
-/// A collective with so many bytes of local memory for each pair, or `None` with the reason printed
+/// A collective with this number of bytes of local memory for each pair, or `None` with the reason printed
 /// where userfaultfd is not permitted.
 fn collective(local_for_pair: u64) -> Option<Arc<Collective>> {
     let local = ByteCount(local_for_pair * PAIRS);

@@ -129,7 +129,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// The number of looks, and the most resident in thousandths of the limit.
+    /// The number of looks, and the largest resident size in thousandths of the limit.
     fn run(&self) -> (u64, u64) {
         let (mut looks, mut most) = (0, 0);
         while !self.stop.load(Ordering::Acquire) {

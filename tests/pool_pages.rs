@@ -298,7 +298,7 @@ fn a_buffer_of_another_order_is_refused_and_its_neighbours_stay() {
         }
     }
     assert_nines(&pool, first);
-    // Whoever asks for its first page gets all of it, as when it is resident.
+    // A thread that asks for its first page gets all of it, as when it is resident.
     pool.evict_all().expect("written");
     assert_eq!(pool.fix_shared(first).expect("buffer").len(), 8 * 4096 - farheap::pool::TRAILER);
     pool.flush().expect("flush");

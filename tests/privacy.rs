@@ -1,4 +1,4 @@
-//! Who can see far data: core dumps, the device while it is in use, the device afterwards.
+//! Where far data can be seen: core dumps, the device while it is in use, the device afterwards.
 
 #![expect(unsafe_code, reason = "reads and writes far memory and stores through raw pointers")]
 

@@ -133,7 +133,7 @@ struct Args {
     /// Handlers of `profile`
     #[arg(long, value_name = "N")]
     handlers: Option<usize>,
-    /// `profile` of pages that are asked for in batches of so many
+    /// `profile` of pages that are asked for in batches of this size
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
     /// Spinning of `profile`

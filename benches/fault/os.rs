@@ -92,7 +92,7 @@ impl Words {
     /// Copies as many words as this has to the front of `to`.
     pub(crate) fn copy_to(self, to: Words) {
         assert!(self.len <= to.len);
-        // SAFETY: both ranges are valid for so many words and belong to different mappings.
+        // SAFETY: both ranges are valid for that number of words and belong to different mappings.
         unsafe { std::ptr::copy_nonoverlapping(self.ptr, to.ptr, self.len) };
     }
 }

@@ -29,10 +29,10 @@ const DELAYS: [Duration; 2] = [Duration::ZERO, Duration::from_micros(100)];
 const LOCAL_PCT: u64 = 25;
 /// What a region takes at least, twice; matters at tiny scales.
 const LOCAL_MIN: ByteCount = ByteCount(16 << 20);
-/// Every so many queries are asked.
+/// The interval in queries.
 const THINNED: usize = 5;
 const UPDATES: f64 = 0.05;
-/// The fastest of so many rounds counts.
+/// The fastest of this number of rounds counts.
 const ROUNDS: usize = 3;
 /// Other queries that are asked before, for each query measured.
 const WARM: usize = 5;

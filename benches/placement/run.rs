@@ -146,7 +146,7 @@ impl Variant {
 
 /// What the benchmark does with a container.
 pub(crate) trait Map {
-    /// Finds a key and reads so many pairs from there; a sum over them.
+    /// Finds a key and reads this number of pairs from there; a sum over them.
     fn scan(&mut self, key: u64, len: usize) -> u64;
     /// Asks for the pages of a scan at once, if the container can.
     fn fetch(&mut self, _key: u64, _len: usize) {}

@@ -35,7 +35,7 @@ pub(crate) fn pairs(n: u64, seed: u64) -> impl ExactSizeIterator<Item = (u64, Va
 
 /// One query.
 pub(crate) enum Query {
-    /// Finds a key and reads so many pairs from there.
+    /// Finds a key and reads this number of pairs from there.
     Scan(u64, usize),
     /// Finds a key and replaces its value.
     Update(u64, Box<Value>),

@@ -5,7 +5,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, StandardNormal, Zipf};
 
-/// Vectors differ in so many independent ways, as learned embeddings do; the other dimensions
+/// Vectors differ in this number of independent ways, as learned embeddings do; the other dimensions
 /// follow.
 const LATENT: usize = 12;
 /// Vectors of a cluster, on average.

@@ -1,6 +1,6 @@
 //! Progress of loading: a bar on a terminal, a line now and then elsewhere.
 //!
-//! Loading threads call [`Progress::add`]; whoever crosses the interval draws. Knows nothing of
+//! Loading threads call [`Progress::add`]; the thread that crosses the interval draws. Knows nothing of
 //! tables; the caller says by a closure what to show besides the rows.
 
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};

@@ -628,7 +628,7 @@ farheap_status farheap_account_uncharge(farheap_account *account, uint64_t bytes
  * limit, others give way in the background. Not together with charge and uncharge: what is charged
  * beside it, this takes back. */
 farheap_status farheap_account_set_used(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
-/* Says who frees the account's memory when others need it; without, it is only counted. `userdata` is
+/* Sets the callback that frees the account's memory when others need it; without one, it is only counted. `userdata` is
  * only passed on, and must stay valid until the account is freed. A second time: FARHEAP_E_CONFIG. */
 farheap_status farheap_account_on_reclaim(farheap_account *account, farheap_reclaim asked,
                                           void *userdata) FARHEAP_NOEXCEPT;
@@ -640,7 +640,7 @@ farheap_status farheap_account_set_ceiling(farheap_account *account,
                                            uint64_t bytes) FARHEAP_NOEXCEPT;
 /* Takes the part away; for farheap_account_set_part. */
 #define FARHEAP_NO_PART UINT32_MAX
-/* In a partitioned manager: gives it a part of its own, in percent of the limit. Who has none shares
+/* In a partitioned manager: gives it a part of its own, in percent of the limit. A consumer without one shares
  * what is left. FARHEAP_E_CONFIG when all parts together are more than 100 %, and for temporary memory,
  * whose part the manager was started with. Changes nothing in a cooperative manager. */
 farheap_status farheap_account_set_part(farheap_account *account, uint32_t pct) FARHEAP_NOEXCEPT;

@@ -333,7 +333,7 @@ using pressure_function = std::function<void(farheap_pressure, std::uint64_t)>;
 using write_function = std::function<bool(std::uint64_t page, std::uint64_t lsn)>;
 using reclaim_function = std::function<std::uint64_t(std::uint64_t want, farheap_effort effort)>;
 
-// Who is told about a manager's pressure. It lives as long as what may tell: manager, pools, heap.
+// The callback for a manager's pressure. It lives as long as what may tell: manager, pools, heap.
 struct pressure_slot {
     std::atomic<pressure_function *> told{nullptr};
     ~pressure_slot() { delete told.load(); }
@@ -501,7 +501,7 @@ public:
     void uncharge(std::uint64_t bytes) { detail::check(farheap_account_uncharge(get(), bytes)); }
     // For memory that can only be counted.
     void set_used(std::uint64_t bytes) { detail::check(farheap_account_set_used(get(), bytes)); }
-    // Who frees this memory when others need it, see farheap_reclaim; once for each account. What it
+    // Sets the callback that frees this memory when others need it, see farheap_reclaim; once for each account. What it
     // throws is dropped, and counts as nothing freed.
     void on_reclaim(detail::reclaim_function asked) {
         auto made = std::make_unique<detail::reclaim_function>(std::move(asked));

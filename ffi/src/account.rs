@@ -48,7 +48,7 @@ pub type farheap_reclaim =
 /// More than any machine has, and far from where sums overflow.
 const BYTES_MAX: u64 = 1 << 60;
 
-/// Most that one call of a callback counts as freed.
+/// Maximum number of bytes that one call of a callback counts as freed.
 const FREED_MAX: u64 = 1 << 46;
 
 /// What a handle stands for.
@@ -81,7 +81,7 @@ impl Reclaim for Host {
             Effort::Clean => FARHEAP_EFFORT_CLEAN,
             Effort::Write => FARHEAP_EFFORT_WRITE,
         };
-        // Held during the call: who frees the account waits for its end.
+        // Held during the call: a thread that frees the account waits for its end.
         let asked = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let Some((asked, userdata)) = *asked else { return ByteCount::ZERO };
         ASKING.set(ASKING.get() + 1);

@@ -195,7 +195,7 @@ thread_local! {
     };
 }
 
-/// Most bytes of a message's beginning and end that are kept: what a host passed in, such as a
+/// Maximum number of bytes of a message's beginning and end that are kept: what a host passed in, such as a
 /// configuration, may be of any length.
 const HEAD_MAX: usize = 600;
 const TAIL_MAX: usize = 300;

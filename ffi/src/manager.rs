@@ -91,7 +91,7 @@ pub struct farheap_manager_stats {
 /// Size of the first version of the structure, to which fields were added.
 const MANAGER_STATS_MIN: usize = std::mem::offset_of!(farheap_manager_stats, failed);
 
-/// Most bytes of a consumer's name in C, the zero at its end included.
+/// Maximum length of a consumer's name in C, in bytes with the zero at its end.
 pub const FARHEAP_NAME_MAX: usize = 64;
 
 /// A consumer's figures.

@@ -29,7 +29,7 @@ fn step_max(limit: Duration) -> Duration {
     (limit / STEPS_MIN).clamp(Duration::from_nanos(1), STEP_MAX)
 }
 
-/// How often somebody who waits under a limit has to look.
+/// How often a thread that waits under a limit has to look.
 pub(crate) fn look_every(limit: Duration) -> Duration {
     const LEAST: Duration = Duration::from_micros(100);
     (step_max(limit) / 2).max(LEAST)

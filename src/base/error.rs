@@ -132,12 +132,12 @@ pub enum Error {
         /// Pages of the file, used and free.
         pages: PageCount,
     },
-    /// A latch was not to be had in time.
-    #[error("{page} was not to be had within {waited:?}: {holder} holds it")]
+    /// A latch was not free in time.
+    #[error("timed out after {waited:?} waiting for the latch of {page}, held by {holder}")]
     LatchTimeout {
         /// The page.
         page: PageId,
-        /// Who has it.
+        /// Its holder.
         holder: String,
         /// How long was waited.
         waited: Duration,

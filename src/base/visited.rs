@@ -92,7 +92,7 @@ pub(crate) struct Visit<'a, T> {
 }
 
 impl<T> Visit<'_, T> {
-    /// What was offered, by somebody who has not withdrawn it.
+    /// What was offered and has not been withdrawn.
     pub(crate) fn what(&self) -> *const T {
         self.what
     }

@@ -34,7 +34,7 @@ use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::limit::budget::Budget;
 
-/// Who may gather, or change the limit: one thread at a time. Not a lock: nobody blocks on it.
+/// The right to gather, or to change the limit: one thread has it at a time. Not a lock: nobody blocks on it.
 #[derive(Debug)]
 pub(crate) struct Turn(AtomicBool);
 
@@ -268,7 +268,7 @@ mod loom_tests {
             let (one, other) = (claimer(60), claimer(50));
             let one = one.join().expect("no panic");
             let other = other.join().expect("no panic");
-            // 60 and 50 do not fit both; whoever was refused left nothing behind.
+            // 60 and 50 do not fit both; the one that was refused left nothing behind.
             assert!(!(one && other), "both fit");
             let claimed = u64::from(one) * 60 + u64::from(other) * 50;
             assert_eq!(shared.charged().0, claimed + cache.held.load(Ordering::Relaxed));

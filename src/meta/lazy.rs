@@ -40,7 +40,7 @@ impl<T: Zeroed> LazyArray<T> {
     /// Reserves `len` zeroed elements.
     ///
     /// # Errors
-    /// [`Error::Os`] when the address space is not to be had.
+    /// [`Error::Os`] when the address space is exhausted.
     pub(crate) fn new(len: usize) -> Result<LazyArray<T>> {
         LazyArray::with(len, KERNEL_PAGE, Huge::No)
     }

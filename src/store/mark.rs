@@ -76,7 +76,7 @@ impl Candidate<'_> {
             .map_err(|errno| refused(self.path, format!("cannot be read: {errno}")))
     }
 
-    /// Makes a regular file its owner's only: who reads it reads this process's memory. Who opened
+    /// Makes a regular file readable by its owner only: a reader of it reads this process's memory. A process that opened
     /// it before keeps it open, as with swap files.
     ///
     /// # Errors

@@ -47,13 +47,13 @@ use std::time::Duration;
 /// Alignment of every offset, length and buffer address, in bytes: what all block devices take.
 pub const IO_ALIGN: usize = 4096;
 
-/// Most buffers of one vectored request.
+/// Maximum number of buffers of one vectored request.
 pub const SEGMENTS_MAX: usize = 64;
 
-/// Most requests that a queue holds, whatever depth is asked for.
+/// Maximum number of requests that a queue holds, whatever depth is asked for.
 pub const DEPTH_MAX: u32 = 4096;
 
-/// Most descriptors that a queue watches.
+/// Maximum number of descriptors that a queue watches.
 pub const WATCHES_MAX: usize = 4;
 
 /// What a request does.

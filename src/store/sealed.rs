@@ -12,7 +12,7 @@
 //! ```
 //! # Invariants
 //! 1. A bounce buffer is free or belongs to exactly one request of the inner queue.
-//! 2. A block's seal is noted before its bytes are handed on; who may read the block learns of it
+//! 2. A block's seal is noted before its bytes are handed on; a reader of the block learns of it
 //!    from the writer, after the write, so that it sees the seal too.
 
 #![expect(unsafe_code, reason = "copies, encrypts and decrypts in raw buffers")]

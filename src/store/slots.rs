@@ -35,7 +35,7 @@ pub(crate) const GROUP_SLOTS: u64 = 256;
 /// store, under the lock.
 const CANDIDATES_MAX: u32 = 16;
 
-/// Most slots of one discard: bounds how long they are out of reach and the device is busy with it.
+/// Maximum number of slots of one discard: bounds how long they are out of reach and the device is busy with it.
 const DISCARD_RUN_MAX: u64 = 1 << 10;
 
 /// The slots of one store.

@@ -1,4 +1,4 @@
-//! Pages of a pool that are filled with a number: whoever finds another one has seen a torn page, or
+//! Pages of a pool that are filled with a number: a reader that finds another one has seen a torn page, or
 //! another page.
 
 use farheap::ByteCount;

@@ -102,7 +102,7 @@ fn pages_are_not_lost_while_their_faults_wait_for_a_slow_device() {
 }
 
 /// A helper is sent off duty while its last read is under way, and the read fails: it is repeated,
-/// and who waits for the page goes on. (One round in three meets it so.)
+/// and the thread that waits for the page goes on. (One round in three meets it so.)
 #[test]
 fn a_read_that_fails_at_a_helper_off_duty_is_repeated() {
     const ROUNDS: u64 = 8;

@@ -39,7 +39,7 @@ pub(crate) fn batches(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
-/// Asks for a batch, of pages of so many bytes, then reads a word of each of its pages.
+/// Asks for a batch, of pages of this number of bytes, then reads a word of each of its pages.
 pub(crate) fn prefetched(
     far: &Far,
     mix: &mut Mix,

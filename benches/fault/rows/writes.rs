@@ -15,7 +15,7 @@ use std::time::Duration;
 /// UMap's median microseconds of a first write to a resident clean page.
 const UMAP_FIRST_WRITE_US: f64 = 33.4;
 
-/// Which of the pages that were read are written: all, or one of so many.
+/// Which of the pages that were read are written: all, or one of a number.
 const WRITTEN: [usize; 2] = [1, 16];
 
 pub(crate) fn first(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {

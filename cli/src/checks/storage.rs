@@ -178,11 +178,15 @@ fn owner(path: &Path, found: &Device) -> Check {
         Some(owner) => Check::new(NAME, Verdict::Fail, format!("the file belongs to user {owner}"))
             .meaning("who could read and change evicted memory")
             .repair(format!("sudo chown $USER {}", shell(path))),
-        None if found.is_open_to_others => {
-            Check::new(NAME, Verdict::Warn, "other users may use the file")
-                .meaning("farheap makes it its owner's only, but who has it open keeps it")
-                .repair(format!("chmod 600 {}", shell(path)))
-        }
+        None if found.is_open_to_others => Check::new(
+            NAME,
+            Verdict::Warn,
+            "other users may use the file",
+        )
+        .meaning(
+            "farheap makes it readable by its owner only, but a process that has it open keeps it",
+        )
+        .repair(format!("chmod 600 {}", shell(path))),
         None => Check::new(NAME, Verdict::Pass, "its owner's only"),
     }
 }

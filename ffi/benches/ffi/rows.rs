@@ -26,9 +26,9 @@ pub(crate) struct Pair<'a> {
 /// What the other side may cost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Goal {
-    /// So many calls of 2 ns more.
+    /// Calls of 2 ns more.
     Calls(u32),
-    /// So many times the cost.
+    /// A multiple of the cost.
     Times(f64),
 }
 

@@ -10,7 +10,7 @@ use super::path::search;
 use crate::base::units::ByteCount;
 use std::borrow::Borrow;
 
-/// Most units that one call brings in: they must not push each other out.
+/// Maximum number of units that one call brings in: they must not push each other out.
 const UNITS_MAX: usize = 64;
 /// Part of a unit that a scan must reach for its page to be brought in: a unit may lie on two pages,
 /// and the second, where its root is, need not be wanted.

@@ -2,7 +2,7 @@
 //!
 //! `node` holds nodes, `path` ways through the tree, `remove` and `bulk` what their names say.
 //! Everything about where nodes live is in `place` (which sub-allocator a new node comes from),
-//! `local` (who must leave local memory), and `rearrange` (moving nodes in batches).
+//! `local` (which node leaves local memory), and `rearrange` (moving nodes in batches).
 //!
 //! # Invariants
 //! 1. All leaves are at height 0, all nodes but the root have 1 or 2 pairs, keys ascend.

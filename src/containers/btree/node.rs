@@ -18,9 +18,9 @@ use std::alloc::Layout;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-/// Most pairs of a node: a 2-3 tree.
+/// Maximum number of pairs of a node: a 2-3 tree.
 pub(super) const PAIRS: usize = 2;
-/// Most children of a node.
+/// Maximum number of children of a node.
 pub(super) const CHILDREN: usize = PAIRS + 1;
 
 #[repr(C)]

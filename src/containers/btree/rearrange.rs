@@ -184,6 +184,6 @@ impl<K, V> FarBTreeMap<K, V> {
 enum Piece<K, V> {
     /// The upper levels, this many, of the subtree in a cell.
     Tree(Cell<K, V>, usize),
-    /// All subtrees so many levels below a cell, each of so many levels.
+    /// All subtrees that begin this number of levels below a cell, each with this number of levels.
     Below(Cell<K, V>, usize, usize),
 }

@@ -147,7 +147,7 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 }
 
 impl FarGraphIndex {
-    /// An empty index for vectors of so many dimensions. Nothing is allocated.
+    /// An empty index for vectors of this number of dimensions. Nothing is allocated.
     ///
     /// # Panics
     /// When `config.links` is below 2.
@@ -190,7 +190,7 @@ impl FarGraphIndex {
         &self.collective
     }
 
-    /// A vector by its number; `None` when there are not so many.
+    /// A vector by its number; `None` when the index has fewer.
     #[must_use]
     pub fn vector(&self, id: u32) -> Option<&[f32]> {
         self.table.get(id as usize).map(|entry| entry.record.vector(self.shape))

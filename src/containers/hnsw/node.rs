@@ -21,7 +21,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Most links of a record in a layer.
+    /// Maximum number of links of a record in a layer.
     pub(super) fn links_max(self, layer: u8) -> usize {
         if layer == 0 { 2 * self.links } else { self.links }
     }
@@ -61,7 +61,7 @@ impl Record {
         let record = Record(memory.cast());
         let links = record.0.as_ptr().wrapping_add(shape.dimensions);
         let count = shape.list_at(level + 1) - shape.dimensions;
-        // SAFETY: the caller gives memory for so many words behind the vector.
+        // SAFETY: the caller gives memory for that number of words behind the vector.
         unsafe { links.write_bytes(0, count) };
         let words = record.0.as_ptr().cast::<f32>();
         // SAFETY: the caller gives memory for the vector, which is of this length (checked above).

@@ -160,7 +160,7 @@ impl<K, V> FarLeveledMap<K, V> {
         }
     }
 
-    /// Bytes of local memory that the levels above the leaves take when so many pairs have been
+    /// Bytes of local memory that the levels above the leaves take when this number of pairs has been
     /// [repacked](FarLeveledMap::repack), for pages of these sizes.
     #[must_use]
     pub fn directory_bytes(pairs: usize, leaf_page: ByteCount, page: ByteCount) -> ByteCount {

@@ -69,7 +69,7 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         let _ = self.collective.region().fetch_many(&self.pages_from(key, pairs));
     }
 
-    /// The far leaves of so many pairs from the first of a key's leaf on.
+    /// The far leaves of this number of pairs from the first of a key's leaf on.
     fn pages_from<Q>(&self, key: &Q, pairs: usize) -> Vec<(*const u8, ByteCount)>
     where
         K: Borrow<Q>,

@@ -92,7 +92,7 @@ impl<K, V> FarPagedMap<K, V> {
         self.directory.len()
     }
 
-    /// Bytes of local memory that a directory of so many leaves takes: entries in nodes that are
+    /// Bytes of local memory that a directory of this number of leaves takes: entries in nodes that are
     /// two thirds full.
     #[must_use]
     pub fn directory_bytes(leaves: usize) -> ByteCount {

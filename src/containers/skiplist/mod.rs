@@ -308,7 +308,7 @@ impl<K: Ord, V> FarSkipList<K, V> {
             Ok(memory) => memory,
             Err(error) => return Err(Refused { key: pair.0, value: pair.1, error }),
         };
-        // SAFETY: just allocated for a node of so many levels.
+        // SAFETY: just allocated for a node with that number of levels.
         let node = unsafe { Link::create(memory, levels, pair) };
         for (level, pred) in preds.iter().enumerate().take(levels) {
             node.set_next(level, self.next_of(*pred, level));

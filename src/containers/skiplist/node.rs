@@ -14,7 +14,7 @@ use crate::containers::ordered::node_pointer;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// Most levels of a node.
+/// Maximum number of levels of a node.
 pub(super) const LEVELS_MAX: usize = 32;
 
 #[repr(C)]
@@ -27,13 +27,13 @@ pub(super) struct Node<K, V> {
 
 node_pointer!(Link, Node);
 
-/// Memory that a node of so many levels takes, and where its links start.
+/// Memory that a node with this number of levels takes, and where its links start.
 fn parts<K, V>(levels: usize) -> (Layout, usize) {
     let links = Layout::array::<Option<Link<K, V>>>(levels).expect("a few links");
     Layout::new::<Node<K, V>>().extend(links).expect("a node and a few links")
 }
 
-/// Memory that a node of so many levels takes.
+/// Memory that a node with this number of levels takes.
 pub(super) fn layout<K, V>(levels: usize) -> Layout {
     parts::<K, V>(levels).0
 }

@@ -147,7 +147,7 @@ impl<K: Ord, V> FarSkipList<K, V> {
         self.collective.swappable().allocate(layout)
     }
 
-    /// Purely-local memory for a node of so many levels, if need be in place of lower ones.
+    /// Purely-local memory for a node with this number of levels, if need be in place of lower ones.
     fn place_local(
         &mut self,
         preds: &mut Preds<K, V>,

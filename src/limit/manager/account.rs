@@ -44,7 +44,7 @@ impl Account {
         &self.member.name
     }
 
-    /// Says who gives this consumer's memory back. Without one its memory is only counted.
+    /// Sets what gives this consumer's memory back. Without a reclaimer its memory is only counted.
     pub fn set_reclaimer(&self, reclaimer: Weak<dyn Reclaim>) {
         *self.member.reclaimer.lock() = Some(reclaimer);
         self.member.broken.store(false, Ordering::Release);

@@ -64,7 +64,7 @@ pub trait Reclaim: Send + Sync {
     /// (it has uncharged them).
     fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount;
 
-    /// Who is asked first among consumers at the same effort: the lowest.
+    /// The order among consumers at the same effort: the lowest cost is asked first.
     fn cost(&self, _effort: Effort) -> u32 {
         100
     }
@@ -74,7 +74,7 @@ pub trait Reclaim: Send + Sync {
     /// For consumers of this crate; a host's cache keeps the default, which gives nothing.
     fn hand_over(&self, _room: &mut HandOver<'_>) {}
 
-    /// Says who holds what cannot be reclaimed, for messages.
+    /// Describes the holders of what cannot be reclaimed, for messages.
     fn describe_held(&self) -> String {
         String::new()
     }

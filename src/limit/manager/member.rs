@@ -73,7 +73,7 @@ impl Member {
         Some(self.part.load(Ordering::Relaxed)).filter(|part| *part != NO_PART)
     }
 
-    /// Who gives its memory back, unless that has panicked before.
+    /// What gives its memory back, unless it has panicked before.
     pub(super) fn reclaimer(&self) -> Option<Arc<dyn Reclaim>> {
         if self.broken.load(Ordering::Acquire) {
             return None;

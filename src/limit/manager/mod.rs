@@ -94,7 +94,7 @@ impl MemoryManager {
     ///
     /// # Errors
     /// [`Error::LimitTooSmall`] below [`LIMIT_MIN`]; [`Error::Config`] for a part of more than
-    /// 100 %; [`Error::Os`] when no thread is to be had.
+    /// 100 %; [`Error::Os`] when no thread can be started.
     pub fn start(limit: ByteCount, mode: Mode) -> Result<Arc<MemoryManager>> {
         let _ours = keep_local();
         if limit < LIMIT_MIN {

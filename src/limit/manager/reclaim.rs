@@ -25,14 +25,14 @@ thread_local! {
     static RECLAIMING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whom to ask, and for whom.
+/// Which consumers are asked, and for which one.
 #[derive(Clone, Copy)]
 struct Ask<'a> {
     /// Whose need it is: it may go below its own floor.
     asking: Option<&'a Arc<Member>>,
     /// Only this consumer.
     only: Option<&'a Arc<Member>>,
-    /// Everybody but the one who asks.
+    /// Every consumer but the one that asks.
     others: bool,
     /// Only consumers without a part of their own.
     common: bool,
@@ -55,7 +55,7 @@ impl Ask<'_> {
     }
 }
 
-/// A consumer and who gives its memory back.
+/// A consumer and its reclaimer.
 type Asked = (Arc<Member>, Arc<dyn Reclaim>);
 
 impl Shared {
@@ -171,7 +171,7 @@ impl Shared {
     }
 
     /// Serves consumers that asked without waiting. What others would have to write is no better
-    /// than what the one who asks holds itself.
+    /// than what the asking consumer holds itself.
     pub(super) fn serve_asks(&self) {
         for member in self.each_member() {
             let want = ByteCount(member.asks.swap(0, Ordering::Relaxed));

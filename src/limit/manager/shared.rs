@@ -37,7 +37,7 @@ pub(super) struct Shared {
     pub(super) budget: Arc<Budget>,
     pub(super) mode: Mode,
     /// Held while the limit, a floor or a part changes, and while shares are worked out and applied:
-    /// who comes last knows what the others knew.
+    /// the last to apply them knows what the others knew.
     pub(super) shares: Ranked<()>,
     pub(super) members: Ranked<Vec<Weak<Member>>>,
     pub(super) temporary: Arc<Member>,
@@ -285,7 +285,7 @@ impl Shared {
     }
 
     /// Reclaims up to the high watermark when less than the low one is free. Returns `false` when
-    /// there was nothing to be had.
+    /// nothing could be reclaimed.
     pub(super) fn keep_low(&self) -> bool {
         let (low, free) = (self.low(), self.budget.own_free().0);
         if free >= low {

@@ -55,7 +55,7 @@ impl MemoryManager {
     /// handle [`Far`](crate::Far) says so.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when it does not fit and cannot spill, naming who holds what: at
+    /// [`Error::OutOfMemory`] when it does not fit and cannot spill, naming the consumers and what they hold: at
     /// once when it can never fit, else after the [deadline](MemoryManager::set_deadline).
     /// [`Error::StoreFull`] when there is no room on the device it would spill to.
     /// [`Error::Forked`] in a child of the process that started the manager.
@@ -89,7 +89,7 @@ impl MemoryManager {
         }
     }
 
-    /// Whether so much exceeds what temporary memory may have, whoever gives way.
+    /// Whether this exceeds what temporary memory may have even when all others give way.
     fn can_never_fit(&self, len: ByteCount) -> bool {
         let account = self.temporary();
         let exceeds = || account.used().0.saturating_add(len.0) > account.ceiling().0;
