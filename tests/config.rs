@@ -1,6 +1,6 @@
 //! The configuration as its users see it: text, environment variable, errors.
 
-use farheap::config::{self, Builder, Install, Io, Mode, UserMode, Wipe};
+use farheap::config::{self, Builder, Install, Io, Mode, PolicyKind, UserMode, Wipe};
 use farheap::{ByteCount, Config, Error};
 use proptest::prelude::*;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn every_key_is_read() {
     let config = Config::parse(
         "limit:512MiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
          handlers:3, threshold:off, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
-         poll:50us, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
+         poll:50us, policy:sieve, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
     assert_eq!(config.limit(), ByteCount::mib(512));
@@ -34,7 +34,8 @@ fn every_key_is_read() {
     assert_eq!(config.install(), Install::Copy);
     assert!(!config.checksum());
     assert_eq!(config.deadline(), Duration::from_secs(90));
-    assert_eq!(config.poll(), Duration::from_micros(50));
+    assert_eq!(config.poll(), Some(Duration::from_micros(50)));
+    assert_eq!(config.policy(), PolicyKind::Sieve);
     assert_eq!(config.user_mode(), UserMode::Far);
     assert!(!config.readahead());
     assert_eq!(config.mode(), Mode::InThread);
@@ -48,8 +49,9 @@ fn defaults_are_as_documented() {
     assert_eq!(config.limit_percent(), Some(50));
     assert_eq!(
         config.to_string(),
-        "limit:50%,overwrite:off,reserve:off,page:64KiB,threshold:64KiB,span:1TiB,io:auto,install:auto,\
-         checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,mode:handler,dump:off,encrypt:off,wipe:off"
+        "limit:50%,overwrite:off,reserve:off,page:64KiB,threshold:64KiB,handlers:auto,span:1TiB,io:auto,\
+         install:auto,policy:tenure,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
+         mode:handler,encrypt:off,wipe:off,dump:off"
     );
 }
 
@@ -91,6 +93,8 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("deadline:soon", "deadline", "not a duration"),
         ("deadline:0s", "deadline", "must be from"),
         ("deadline:2days", "deadline", "must be from"),
+        ("policy:lru", "policy", "not one of fifo, clock, s3fifo, sieve, tenure"),
+        ("policy:tenur", "policy", "did you mean `tenure`?"),
         ("poll:1ms", "poll", "at most 500us"),
         ("poll:no", "poll", "not a duration"),
         ("user_mode:on", "user_mode", "not one of auto, far, require_kernel"),
@@ -232,7 +236,8 @@ prop_compose! {
         io in prop_oneof![Just(Io::Auto), Just(Io::Uring), Just(Io::Sync)],
         install in prop_oneof![Just(Install::Auto), Just(Install::Copy), Just(Install::Move)],
         deadline_ns in 1_000_000u64..=86_400_000_000_000,
-        poll_ns in 0u64..=500_000,
+        poll_ns in proptest::option::of(0u64..=500_000),
+        policy in proptest::sample::select(&PolicyKind::ALL[..]),
         (checksum, readahead) in any::<(bool, bool)>(),
         (user_mode, mode) in prop_oneof![
             Just((UserMode::Auto, Mode::Handler)),
@@ -262,7 +267,8 @@ prop_compose! {
             .install(install)
             .checksum(checksum)
             .deadline(Duration::from_nanos(deadline_ns))
-            .poll(Duration::from_nanos(poll_ns))
+            .poll(poll_ns.map(Duration::from_nanos))
+            .policy(policy)
             .user_mode(user_mode)
             .readahead(readahead)
             .mode(mode)

@@ -120,44 +120,73 @@ bool farheap_has_feature(farheap_feature feature) FARHEAP_NOEXCEPT;
 
 typedef enum farheap_switch { FARHEAP_DEFAULT = 0, FARHEAP_ON = 1, FARHEAP_OFF = 2 } farheap_switch;
 
-/* For `threshold`: no size goes far by itself. */
+/* The number for "off" and "auto" where the text form has these words. */
 #define FARHEAP_NONE UINT64_MAX
 
-/* For `poll_us`: a handler sleeps at once. */
-#define FARHEAP_NO_POLL UINT32_MAX
-
-/* The options with the names of the text form ("limit:512MiB,device:/dev/nvme1n1"), which the README
- * explains one by one. A field that is zero or NULL has its default. The library keeps no pointer
- * of it. */
+/* The options with the names of the text form ("limit:512MiB,device:/dev/nvme1n1"); README has a table
+ * of them. Sizes are in bytes. A field that is zero or NULL has its default. The library keeps no
+ * pointer of it. */
 typedef struct farheap_config {
-    size_t size;            /* sizeof(farheap_config) */
-    uint64_t limit;         /* most resident far memory; or: */
-    uint32_t limit_percent; /* share of the memory available, 1 to 100 */
-    uint32_t handlers;      /* threads, 1 to 64 */
-    const char *device;     /* its contents are lost; see overwrite */
-    const char *dir;        /* of a temporary file, instead of a device */
-    uint64_t capacity;      /* of the device */
-    uint64_t page;          /* power of two, 4 KiB to 2 MiB */
-    uint64_t threshold;     /* size that goes far by itself, or FARHEAP_NONE */
-    uint64_t span;          /* address space */
-    uint64_t deadline_ms;   /* of one device request */
-    const char *io;         /* "auto", "uring", "sync" */
-    const char *install;    /* "auto", "copy", "move" */
-    const char *user_mode;  /* "auto", "far", "require_kernel" */
-    const char *mode;       /* "handler", "in_thread" */
-    const char *wipe;       /* "off", "discard", "zero" */
+    /* sizeof(farheap_config) */
+    size_t size;
+    /* instead of limit: its share of the memory available, 1 to 100 */
+    uint64_t limit_percent;
+    /* the maximum far memory that may be resident, in bytes; size, or share of the memory
+     * available; default 50% */
+    uint64_t limit;
+    /* the block device or regular file that keeps evicted pages; block device or file; its contents
+     * are lost; default a temporary file */
+    const char *device;
+    /* whether a device that holds data is overwritten; default off */
+    farheap_switch overwrite;
+    /* the directory of the temporary file; directory; default $TMPDIR, /tmp, or /var/tmp where /tmp
+     * is in memory */
+    const char *dir;
+    /* how many bytes of the device may be used; size; default all of the device */
+    uint64_t capacity;
+    /* whether the space of a file is taken from its file system at start-up; default off */
+    farheap_switch reserve;
+    /* the page size in bytes; power of two, 4KiB to 2MiB; default 64KiB */
+    uint64_t page;
+    /* the size in bytes from which the global allocator places allocations in far memory; size or
+     * off; default 64KiB */
+    uint64_t threshold;
+    /* the number of handler threads; auto or 1 to 64; default auto */
+    uint64_t handlers;
+    /* how much address space is reserved for far memory, in bytes; size; default 1TiB */
+    uint64_t span;
+    /* how the store is read and written; auto, uring, sync; default auto */
+    const char *io;
+    /* which operation installs and evicts pages; auto, copy, move; default auto */
+    const char *install;
+    /* which page is evicted next; fifo, clock, s3fifo, sieve, tenure; default tenure */
+    const char *policy;
+    /* whether every page read from the store is checked against its checksum; default on */
     farheap_switch checksum;
+    /* how long one device request may take before it counts as failed; 1ms to 1day; default 30s */
+    uint64_t deadline_ms;
+    /* how long a thread that serves faults looks for the device's answer before it sleeps; off, up
+     * to 500us; default 200us */
+    uint64_t poll_us;
+    /* what happens where only faults from user mode are permitted; auto, far, require_kernel;
+     * default auto */
+    const char *user_mode;
+    /* whether sequential and strided faults read the pages to come; default on */
     farheap_switch readahead;
+    /* which threads resolve faults; handler, in_thread; default handler */
+    const char *mode;
+    /* whether pages are encrypted before they reach the device; default off */
     farheap_switch encrypt;
+    /* what happens at an orderly shutdown to the pages on the device; off, discard, zero; default
+     * off */
+    const char *wipe;
+    /* whether core dumps contain the far memory that is resident; default off */
     farheap_switch dump;
-    farheap_switch overwrite; /* a device that holds data; else it is refused */
-    uint32_t poll_us;         /* looking before sleeping, up to 500, or FARHEAP_NO_POLL */
-    farheap_switch reserve;   /* the space of a file at start-up, see capacity; off */
 } farheap_config;
 
 #define FARHEAP_CONFIG_INIT \
-    { sizeof(farheap_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-      FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, \
+    { sizeof(farheap_config), 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, 0, \
+      0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, \
       FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */

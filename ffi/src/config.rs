@@ -1,13 +1,12 @@
-//! Options as a C structure.
+//! Options as a C structure, which follows from the library's table of options.
 
 #![expect(unsafe_code, reason = "reads the caller's structure")]
 
 use crate::error::{Failure, Result, text};
 use farheap::config::Builder;
-use farheap::{ByteCount, Config};
+use farheap::{Config, for_options};
 use std::ffi::c_char;
 use std::mem::{MaybeUninit, offset_of};
-use std::time::Duration;
 
 /// On, off, or what the library does by itself.
 pub type farheap_switch = u32;
@@ -16,45 +15,8 @@ pub const FARHEAP_DEFAULT: farheap_switch = 0;
 pub const FARHEAP_ON: farheap_switch = 1;
 pub const FARHEAP_OFF: farheap_switch = 2;
 
-/// A size that means "none"; for `threshold`.
+/// A number that means "none": no size goes far by itself, a handler does not poll.
 pub const FARHEAP_NONE: u64 = u64::MAX;
-
-/// The options, with the names of `FARHEAP_CONF`; what is zero has its default.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct farheap_config {
-    pub size: usize,
-    pub limit: u64,
-    pub limit_percent: u32,
-    pub handlers: u32,
-    pub device: *const c_char,
-    pub dir: *const c_char,
-    pub capacity: u64,
-    pub page: u64,
-    pub threshold: u64,
-    pub span: u64,
-    pub deadline_ms: u64,
-    pub io: *const c_char,
-    pub install: *const c_char,
-    pub user_mode: *const c_char,
-    pub mode: *const c_char,
-    pub wipe: *const c_char,
-    pub checksum: farheap_switch,
-    pub readahead: farheap_switch,
-    pub encrypt: farheap_switch,
-    pub dump: farheap_switch,
-    // Since version 2 of the structure:
-    pub overwrite: farheap_switch,
-    pub poll_us: u32,
-    // Since version 3:
-    pub reserve: farheap_switch,
-}
-
-/// Bytes of the first version of the structure: the least that a caller has.
-const SIZE_MIN: usize = offset_of!(farheap_config, overwrite);
-
-/// For `poll_us`: never.
-pub const FARHEAP_NO_POLL: u32 = u32::MAX;
 
 pub(crate) fn switch(name: &str, value: farheap_switch) -> Result<Option<bool>> {
     match value {
@@ -62,6 +24,100 @@ pub(crate) fn switch(name: &str, value: farheap_switch) -> Result<Option<bool>> 
         FARHEAP_ON => Ok(Some(true)),
         FARHEAP_OFF => Ok(Some(false)),
         other => Err(Failure::argument(format!("{name}: {other} is neither on nor off"))),
+    }
+}
+
+/// A field's type, by its kind in the table of options.
+macro_rules! field {
+    (switch) => { farheap_switch };
+    (text) => { *const c_char };
+    ($number:ident) => { u64 };
+}
+
+/// A field as the text of its option; `None` for zero or NULL, which is the default.
+macro_rules! field_text {
+    (switch $name:expr, $value:expr, $none:expr) => {
+        switch($name, $value)?.map(|on| if on { "on" } else { "off" }.to_owned())
+    };
+    (text $name:expr, $value:expr, $none:expr) => {
+        if $value.is_null() {
+            None
+        } else {
+            // SAFETY: a string, as the caller promises.
+            Some(unsafe { text($value, $name) }?.to_owned())
+        }
+    };
+    (millis $name:expr, $value:expr, $none:expr) => {
+        number($value, "ms", $none)
+    };
+    (micros $name:expr, $value:expr, $none:expr) => {
+        number($value, "us", $none)
+    };
+    ($number:ident $name:expr, $value:expr, $none:expr) => {
+        number($value, "", $none)
+    };
+}
+
+macro_rules! structure {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident: $kind:ident($type:ty) $(or $none:literal)? = $default:expr, $brief:literal,
+        { c $c_type:ident $c_name:ident, $values:literal, $shown:literal, $when:literal };
+    )*) => {
+        /// The options; what is zero has its default.
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct farheap_config {
+            pub size: usize,
+            pub limit_percent: u64,
+            $(pub $c_name: field!($c_type),)*
+        }
+
+        /// Overlays the fields that are set on a builder.
+        ///
+        /// # Safety
+        /// The strings of `config` are NULL or strings.
+        unsafe fn overlay_fields(mut builder: Builder, config: &farheap_config) -> Result<Builder> {
+            $(
+                let text = field_text!(
+                    $c_type stringify!($c_name), config.$c_name, [$($none)?].first().copied()
+                );
+                if let Some(text) = text {
+                    builder = builder.set(stringify!($name), &text)?;
+                }
+            )*
+            Ok(builder)
+        }
+
+        /// The fields that follow from the table: type in C, name, offset, and what they set.
+        #[doc(hidden)]
+        #[must_use]
+        pub fn fields() -> Vec<(&'static str, &'static str, usize, &'static str)> {
+            vec![$((
+                match stringify!($c_type) {
+                    "switch" => "farheap_switch ",
+                    "text" => "const char *",
+                    _ => "uint64_t ",
+                },
+                stringify!($c_name),
+                offset_of!(farheap_config, $c_name),
+                $brief,
+            )),*]
+        }
+    };
+}
+
+for_options!(structure);
+
+/// Bytes that every caller's structure has: fields that it lacks at the end have their defaults.
+const SIZE_MIN: usize = offset_of!(farheap_config, limit);
+
+/// A number with its unit; `None` for zero.
+fn number(value: u64, unit: &str, none: Option<&str>) -> Option<String> {
+    match (value, none) {
+        (0, _) => None,
+        (FARHEAP_NONE, Some(none)) => Some(none.to_owned()),
+        _ => Some(format!("{value}{unit}")),
     }
 }
 
@@ -86,95 +142,15 @@ pub(crate) unsafe fn overlay(builder: Builder, config: *const farheap_config) ->
     unsafe { config.cast::<u8>().copy_to_nonoverlapping(known.as_mut_ptr().cast(), len) };
     // SAFETY: zeros are a value of every field, and so is what a caller set.
     let config = unsafe { known.assume_init() };
-    // SAFETY: as the caller promises.
-    let builder = unsafe { overlay_texts(builder, &config) }?;
-    overlay_numbers(builder, &config)
-}
-
-/// # Safety
-/// The strings of `config` are NULL or strings.
-unsafe fn overlay_texts(mut builder: Builder, config: &farheap_config) -> Result<Builder> {
-    if !config.device.is_null() {
-        // SAFETY: as the caller promises.
-        builder = builder.device(unsafe { text(config.device, "device") }?);
-    }
-    if !config.dir.is_null() {
-        // SAFETY: as the caller promises.
-        builder = builder.dir(unsafe { text(config.dir, "dir") }?);
-    }
-    let words = [
-        ("io", config.io),
-        ("install", config.install),
-        ("user_mode", config.user_mode),
-        ("mode", config.mode),
-        ("wipe", config.wipe),
-    ];
-    for (key, word) in words {
-        if word.is_null() {
-            continue;
-        }
-        // SAFETY: as the caller promises.
-        let word = unsafe { text(word, key) }?;
-        builder = builder.parse(&format!("{key}:\"{}\"", word.replace('"', "\"\"")))?;
-    }
-    Ok(builder)
-}
-
-fn overlay_numbers(mut builder: Builder, config: &farheap_config) -> Result<Builder> {
     if config.limit != 0 && config.limit_percent != 0 {
         return Err(Failure::argument("limit and limit_percent are both set"));
     }
-    if config.limit != 0 {
-        builder = builder.limit(ByteCount(config.limit));
+    // SAFETY: as the caller promises.
+    let builder = unsafe { overlay_fields(builder, &config) }?;
+    match config.limit_percent {
+        0 => Ok(builder),
+        percent => Ok(builder.set("limit", &format!("{percent}%"))?),
     }
-    if config.limit_percent != 0 {
-        // What does not fit is out of range, which `build` says.
-        builder = builder.limit_percent(u8::try_from(config.limit_percent).unwrap_or(u8::MAX));
-    }
-    if config.handlers != 0 {
-        builder = builder.handlers(u16::try_from(config.handlers).unwrap_or(u16::MAX));
-    }
-    if config.capacity != 0 {
-        builder = builder.capacity(ByteCount(config.capacity));
-    }
-    if config.page != 0 {
-        builder = builder.page(ByteCount(config.page));
-    }
-    if config.threshold == FARHEAP_NONE {
-        builder = builder.threshold(None);
-    } else if config.threshold != 0 {
-        builder = builder.threshold(ByteCount(config.threshold));
-    }
-    if config.span != 0 {
-        builder = builder.span(ByteCount(config.span));
-    }
-    if config.deadline_ms != 0 {
-        builder = builder.deadline(Duration::from_millis(config.deadline_ms));
-    }
-    if let Some(on) = switch("checksum", config.checksum)? {
-        builder = builder.checksum(on);
-    }
-    if let Some(on) = switch("readahead", config.readahead)? {
-        builder = builder.readahead(on);
-    }
-    if let Some(on) = switch("encrypt", config.encrypt)? {
-        builder = builder.encrypt(on);
-    }
-    if let Some(on) = switch("dump", config.dump)? {
-        builder = builder.dump(on);
-    }
-    if let Some(on) = switch("overwrite", config.overwrite)? {
-        builder = builder.overwrite(on);
-    }
-    if let Some(on) = switch("reserve", config.reserve)? {
-        builder = builder.reserve(on);
-    }
-    if config.poll_us == FARHEAP_NO_POLL {
-        builder = builder.poll(Duration::ZERO);
-    } else if config.poll_us != 0 {
-        builder = builder.poll(Duration::from_micros(config.poll_us.into()));
-    }
-    Ok(builder)
 }
 
 /// Overlays a text on a builder; NULL changes nothing.

@@ -5,6 +5,7 @@ mod common;
 use common::{
     C, build_dir, crate_dir, declared, installed, library, sources_are_readable, succeed,
 };
+use farheap_ffi::config;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
@@ -107,6 +108,9 @@ fn structures(code: &str) -> Vec<(String, Vec<(String, String)>)> {
     for (at, _) in code.match_indices("pub struct farheap_") {
         let rest = &code[at + "pub struct ".len()..];
         let (name, rest) = rest.split_once(" {").expect("a structure has fields");
+        if name == "farheap_config" {
+            continue; // It follows from the table of options, see `config_structure`.
+        }
         let body = rest.split_once("\n}").expect("the structure ends").0;
         let fields = body.lines().filter_map(|line| line.trim().strip_prefix("pub "));
         let fields: Vec<_> = fields
@@ -203,6 +207,14 @@ fn types_and_values_are_the_same_on_both_sides() {
             line(format!("_Static_assert({here} == {there}, \"{name}.{field}\");"));
         }
     }
+    for (_, name, offset, _) in config::fields() {
+        let here = format!("offsetof(farheap_config, {name})");
+        writeln!(check, "_Static_assert({here} == {offset}, \"farheap_config.{name}\");")
+            .expect("a string takes any text");
+    }
+    let size = size_of::<config::farheap_config>();
+    writeln!(check, "_Static_assert(sizeof(farheap_config) == {size}, \"farheap_config\");")
+        .expect("a string takes any text");
     assert!(check.matches("check_far").count() > 100, "the sources were not understood");
     let dir = tempfile::tempdir().expect("a directory");
     let source = dir.path().join("check.c");
@@ -211,6 +223,77 @@ fn types_and_values_are_the_same_on_both_sides() {
         let mut command = compiler.command();
         command.arg("-c").arg(&source).arg("-o").arg(dir.path().join("check.o"));
         succeed(&mut command);
+    }
+}
+
+/// A comment in lines of at most 100 characters.
+fn comment_lines(text: &str) -> String {
+    let mut lines = "    /*".to_owned();
+    let mut len = lines.len();
+    for word in text.split(' ').chain(["*/"]) {
+        if len + 1 + word.len() > 100 {
+            lines += "\n     *";
+            len = 6;
+        }
+        lines += " ";
+        lines += word;
+        len += 1 + word.len();
+    }
+    lines + "\n"
+}
+
+/// The structure of options as the header should have it.
+fn config_structure() -> String {
+    let mut text = "typedef struct farheap_config {\n".to_owned();
+    text += "    /* sizeof(farheap_config) */\n    size_t size;\n";
+    text += "    /* instead of limit: its share of the memory available, 1 to 100 */\n";
+    text += "    uint64_t limit_percent;\n";
+    let mut values = vec!["sizeof(farheap_config)", "0"];
+    let documentation = farheap::config::documentation();
+    for ((kind, name, _, what), [_, range, default, _]) in
+        config::fields().iter().zip(documentation)
+    {
+        let range = match *kind {
+            "farheap_switch " => String::new(),
+            _ => format!("{range}; "),
+        };
+        let comment = format!("{what}; {range}default {default}").replace(['`', '*'], "");
+        text += &comment_lines(&comment);
+        writeln!(text, "    {kind}{name};").expect("a string takes any text");
+        values.push(if kind.starts_with("farheap_switch") { "FARHEAP_DEFAULT" } else { "0" });
+    }
+    text += "} farheap_config;\n\n#define FARHEAP_CONFIG_INIT \\\n    { ";
+    let mut line = 6;
+    for (at, value) in values.iter().enumerate() {
+        if line + value.len() > 90 {
+            text += "\\\n      ";
+            line = 6;
+        }
+        text += value;
+        text += if at + 1 < values.len() { ", " } else { " }\n" };
+        line += value.len() + 2;
+    }
+    text
+}
+
+/// `FARHEAP_WRITE=1 cargo test -p farheap-ffi --test header` writes the structure into the header.
+#[test]
+fn the_header_has_the_structure_that_the_table_of_options_says() {
+    if !sources_are_readable() {
+        return;
+    }
+    let path = crate_dir().join("include/farheap.h");
+    let header = fs::read_to_string(&path).expect("the header");
+    let begin = header.find("typedef struct farheap_config {").expect("the structure");
+    let init =
+        begin + header[begin..].find("#define FARHEAP_CONFIG_INIT").expect("the initializer");
+    let end = init + header[init..].find("}\n").expect("the initializer ends") + 2;
+    let expected = config_structure();
+    if std::env::var_os("FARHEAP_WRITE").is_some() {
+        let new = [&header[..begin], &expected, &header[end..]].concat();
+        fs::write(&path, new).expect("the header can be written");
+    } else {
+        assert_eq!(&header[begin..end], expected, "farheap.h should have:\n{expected}");
     }
 }
 

@@ -13,9 +13,6 @@ const KERNEL_MIN: (u32, u32) = (5, 11);
 const MAP_COUNT_MIN: u64 = 65_530;
 /// Enough for a ring and its registered buffers; the kernel's default since 5.16.
 const LOCKED_MIN: ByteCount = ByteCount::mib(8);
-/// The span of the default configuration.
-const SPAN_DEFAULT: ByteCount = ByteCount::gib(1 << 10);
-
 /// The kernel's release.
 pub(super) fn release(probe: &Probe) -> Check {
     const NAME: &str = "kernel";
@@ -227,9 +224,16 @@ pub(super) fn huge_pages(limits: &Limits) -> Check {
     }
 }
 
+/// The span of the default configuration.
+fn default_span() -> ByteCount {
+    // A limit in bytes needs no knowledge of the machine.
+    let config = Config::builder().limit(farheap::config::LIMIT_MIN).build();
+    config.expect("the defaults are valid").span()
+}
+
 /// Whether the span can be reserved.
 pub(super) fn address_space(limits: &Limits, config: Option<&Config>) -> Check {
-    let span = config.map_or(SPAN_DEFAULT, Config::span);
+    let span = config.map_or_else(default_span, Config::span);
     reservation(limits, span, farheap::probe::try_reserve(span))
 }
 
@@ -402,11 +406,11 @@ mod tests {
         let mut limits = Limits::default();
         limits.overcommit = Some(2);
         limits.address_space = Some(ByteCount::gib(4));
-        let check = reservation(&limits, SPAN_DEFAULT, Err(libc::ENOMEM));
+        let check = reservation(&limits, default_span(), Err(libc::ENOMEM));
         assert_eq!(check.verdict, Verdict::Fail);
         assert_eq!(check.meaning.len(), 2);
         assert!(commands(&check).contains(&"sudo sysctl vm.overcommit_memory=0"));
         assert!(commands(&check).contains(&"ulimit -v unlimited"));
-        assert_eq!(reservation(&limits, SPAN_DEFAULT, Ok(())).verdict, Verdict::Pass);
+        assert_eq!(reservation(&limits, default_span(), Ok(())).verdict, Verdict::Pass);
     }
 }

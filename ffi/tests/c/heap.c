@@ -74,13 +74,13 @@ static void configurations_are_checked(void) {
     FAILS(FARHEAP_E_DEVICE, farheap_start_config(&config, &heap));
     config.poll_us = 501;
     FAILS(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
-    /* A program that was built before there was `overwrite` gets past its check all the same. */
-    config.overwrite = (farheap_switch)7;
+    config.poll_us = 0;
+    /* What a structure does not have, because the program was built before there was `dump`, is not
+     * looked at. */
+    config.dump = (farheap_switch)7;
     FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
-    config.size = offsetof(farheap_config, overwrite);
+    config.size = offsetof(farheap_config, dump);
     FAILS(FARHEAP_E_DEVICE, farheap_start_config(&config, &heap));
-    config.size -= 1;
-    FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
     config.size = 8;
     FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
     CHECK(!heap);
@@ -105,7 +105,8 @@ static farheap_heap *start(void) {
     config.encrypt = FARHEAP_OFF;
     config.dump = FARHEAP_OFF;
     config.overwrite = FARHEAP_OFF;
-    config.poll_us = FARHEAP_NO_POLL;
+    config.poll_us = FARHEAP_NONE;
+    config.policy = "sieve";
     farheap_heap *heap = NULL;
     skip_unless_permitted(farheap_start_config(&config, &heap));
     CHECK(heap);

@@ -1,0 +1,339 @@
+//! The one table of options.
+//!
+//! [`for_options!`](crate::for_options) has a row for each option; from it follow [`Options`], the
+//! methods of [`Builder`](super::Builder) and [`Config`](super::Config), the keys of the text form,
+//! the table in README, and the structure `farheap_config` in C. A new option is a row here, and
+//! the line that uses it.
+
+use super::value::{Io, Limit, UserMode, Value, suggest};
+use crate::base::error::{Error, Result};
+use crate::base::units::ByteCount;
+use crate::paging::region::policy::PolicyKind;
+use crate::paging::region::{Install, Mode};
+use crate::store::Wipe;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Passes the table of options to a macro.
+///
+/// The order is that in which options print, and that of the C structure. A row is
+/// `name: kind(type) or "none" = default, "brief", { .. }`:
+/// - The kind decides about the methods: `value` is set and read as its type; `maybe` is an
+///   `Option`; `path` is set from anything that is a path; `limit` has methods of its own.
+/// - `none` is the word in text for an option that is unset.
+/// - The brief continues "Sets" and "Returns"; what stands above the row follows it in the
+///   documentation of the builder's method.
+/// - Then the type and the name of the field in C, and what README says: the values (empty: the
+///   words there are), the default (empty: the default's text), and when to change it.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! for_options {
+    ($callback:ident) => { $callback! {
+        /// It is at least the larger of [`LIMIT_MIN`](crate::config::LIMIT_MIN) and
+        /// [`LIMIT_PAGES_MIN`](crate::config::LIMIT_PAGES_MIN) pages.
+        ///
+        /// Default: 50 % of the memory available. Set it to what this process may have when others
+        /// share the machine. Of this and [`limit_percent`](Builder::limit_percent), the last call
+        /// counts.
+        limit: limit(Limit) = Limit::Percent(50),
+            "the maximum far memory that may be resident, in bytes",
+            { c bytes limit, "size, or share of the memory available", "",
+              "others share the machine" };
+
+        /// **Its contents are overwritten**, so it must begin with zeros or with what an earlier
+        /// run left, unless [`overwrite`](Builder::overwrite) is set.
+        ///
+        /// Default: an unlinked temporary file in [`dir`](Builder::dir). Name a raw device when
+        /// there is one: it spares the file system's work and has a fixed size.
+        device: path(PathBuf) = None,
+            "the block device or regular file that keeps evicted pages",
+            { c text device, "block device or file; **its contents are lost**",
+              "a temporary file", "there is a raw device" };
+
+        /// A device holds data if it begins neither with zeros nor with the mark of an earlier
+        /// run.
+        ///
+        /// Default: `false`, such a device is refused with what it holds. Set it for a device whose
+        /// contents nobody needs, instead of erasing it by hand.
+        overwrite: value(bool) = false,
+            "whether a device that holds data is overwritten",
+            { c switch overwrite, "", "", "the device holds data that can go; else it is refused" };
+
+        /// Conflicts with [`device`](Builder::device).
+        ///
+        /// Default: [`temporary_dir`](crate::probe::temporary_dir), which is `$TMPDIR`, `/tmp`, or
+        /// `/var/tmp` where `/tmp` is in memory. Set it when that one is small. A directory in
+        /// memory (tmpfs) is accepted with a warning: evicting to it frees no memory.
+        dir: path(PathBuf) = None,
+            "the directory of the temporary file",
+            { c text dir, "directory",
+              "`$TMPDIR`, `/tmp`, or `/var/tmp` where `/tmp` is in memory", "that one is small" };
+
+        /// Default: all of a device or file; a temporary file grows as far as its file system lets
+        /// it. Set it to leave room for others.
+        capacity: maybe(ByteCount) = None,
+            "how many bytes of the device may be used",
+            { c bytes capacity, "size", "all of the device", "to leave room for others" };
+
+        /// That is the temporary file, which then needs a [`capacity`](Builder::capacity), or the
+        /// regular file named as [`device`](Builder::device).
+        ///
+        /// Default: off, the file takes space as pages are written and gives it back as they are
+        /// freed. When others fill the file system, far allocations are refused, but memory that
+        /// was granted before may find no room either: touching it is `SIGBUS` then. Set it where
+        /// that must not happen, for the price that nobody else can use the space meanwhile.
+        reserve: value(bool) = false,
+            "whether the space of a file is taken from its file system at start-up",
+            { c switch reserve, "", "",
+              "others may fill the file system: take the space at start-up" };
+
+        /// A power of two from [`PAGE_MIN`](crate::config::PAGE_MIN) to
+        /// [`PAGE_MAX`](crate::config::PAGE_MAX).
+        ///
+        /// Default: 64 KiB. Larger for scans, smaller (4 KiB) for pointer-rich structures that
+        /// touch a few bytes per page.
+        page: value(ByteCount) = ByteCount::kib(64),
+            "the page size in bytes",
+            { c bytes page, "power of two, `4KiB` to `2MiB`", "",
+              "small for pointers, large for scans" };
+
+        /// With `None` (`off` in text) no size does, only explicit requests and thread scopes.
+        ///
+        /// Default: 64 KiB. Lower it when much of the data is small objects; `off` when the program
+        /// chooses itself what goes far.
+        threshold: maybe(ByteCount) or "off" = Some(ByteCount::kib(64)),
+            "the size in bytes from which the global allocator places allocations in far memory",
+            { c bytes threshold, "size or `off`", "", "smaller objects are to go far, or none" };
+
+        /// From 1 to [`HANDLERS_MAX`](crate::config::HANDLERS_MAX).
+        ///
+        /// Default: `None`, chosen by the runtime. Set it when faults wait for a handler while
+        /// processors idle, or to bound the threads.
+        handlers: maybe(u16) or "auto" = None,
+            "the number of handler threads",
+            { c count handlers, "`auto` or 1 to 64", "", "faults wait while processors idle" };
+
+        /// Up to [`SPAN_MAX`](crate::config::SPAN_MAX). It costs no memory.
+        ///
+        /// Default: 1 TiB. Lower it where the address space is limited (`ulimit -v`), raise it when
+        /// more data than that is alive at once.
+        span: value(ByteCount) = ByteCount::gib(1 << 10),
+            "how much address space is reserved for far memory, in bytes",
+            { c bytes span, "size", "", "the address space is limited (`ulimit -v`)" };
+
+        /// Default: [`Io::Auto`]. Change it to force a path while testing or measuring.
+        io: value(Io) = Io::Auto,
+            "how the store is read and written",
+            { c text io, "", "", "to force a path" };
+
+        /// Default: [`Install::Auto`]. Change it to force a path while testing or measuring: `copy`
+        /// is what kernels before 6.8 have, `move` is dearer for pages below 2 MiB.
+        install: value(Install) = Install::Auto,
+            "which operation installs and evicts pages",
+            { c text install, "", "", "to force a path" };
+
+        /// Default: [`PolicyKind::Tenure`], which keeps a part of a scan that is larger than memory.
+        /// The documentation of [`PolicyKind`] compares them; measure with the program's own
+        /// accesses before changing it.
+        policy: value(PolicyKind) = PolicyKind::Tenure,
+            "which page is evicted next",
+            { c text policy, "", "", "it was measured that another one reads less" };
+
+        /// Default: on. Off only where the device checks end to end and every nanosecond counts.
+        checksum: value(bool) = true,
+            "whether every page read from the store is checked against its checksum",
+            { c switch checksum, "", "", "the device checks end to end" };
+
+        /// From [`DEADLINE_MIN`](crate::config::DEADLINE_MIN) to
+        /// [`DEADLINE_MAX`](crate::config::DEADLINE_MAX). A read that fails is repeated for as long
+        /// before its page counts as lost. Time in which the process is stopped does not count.
+        ///
+        /// Default: 30 s. Raise it for network devices that recover slowly, lower it where failing
+        /// early is better than waiting.
+        deadline: value(Duration) = Duration::from_secs(30),
+            "how long one device request may take before it counts as failed",
+            { c millis deadline_ms, "`1ms` to `1day`", "", "a network device recovers slowly" };
+
+        /// At most [`POLL_MAX`](crate::config::POLL_MAX); `None` (`off` in text): not at all. It
+        /// looks only while no other thread wants its processor and while the device usually
+        /// answers within that time.
+        ///
+        /// Default: 200 us, with which a fault is answered a quarter sooner. Off where processors
+        /// that do not halt cost money or power.
+        poll: maybe(Duration) or "off" = Some(Duration::from_micros(200)),
+            "how long a thread that serves faults looks for the device's answer before it sleeps",
+            { c micros poll_us, "`off`, up to `500us`", "",
+              "a processor that does not halt costs money" };
+
+        /// That is what unprivileged programs get on most distributions. There a system call fails
+        /// with `EFAULT` when it reads or writes far memory that is not resident.
+        ///
+        /// Default: [`UserMode::Auto`], no allocation goes far by its size there, so that a program
+        /// works as it does on the system's allocator. [`UserMode::Far`] when the program's large
+        /// allocations never reach a system call; [`UserMode::RequireKernel`] when a program
+        /// without far memory is worse than one that does not start.
+        user_mode: value(UserMode) = UserMode::Auto,
+            "what happens where only faults from user mode are permitted",
+            { c text user_mode, "", "", "see privileges under Limits" };
+
+        /// Default: on. Off for purely random access, or to count faults exactly.
+        readahead: value(bool) = true,
+            "whether sequential and strided faults read the pages to come",
+            { c switch readahead, "", "", "access is random" };
+
+        /// Default: [`Mode::Handler`]. [`Mode::InThread`] has the lowest latency where far pointers
+        /// never reach a system call.
+        mode: value(Mode) = Mode::Handler,
+            "which threads resolve faults",
+            { c text mode, "", "", "far buffers never reach system calls" };
+
+        /// The cipher is AES-256-GCM. The key is made at start-up and lives only in this process; a
+        /// page that was changed or exchanged on the device counts as lost, like one whose checksum
+        /// is wrong.
+        ///
+        /// Default: off. Set it when others can read the device, now or later: it costs a core
+        /// about 7 us for 64 KiB each way, and 24 bytes of memory for each page on the device.
+        encrypt: value(bool) = false,
+            "whether pages are encrypted before they reach the device",
+            { c switch encrypt, "", "", "the device is not trusted" };
+
+        /// Default: [`Wipe::Off`]. Change it when a device or a named file is used by others
+        /// afterwards. A process that is killed wipes nothing: [`encrypt`](Builder::encrypt) then.
+        wipe: value(Wipe) = Wipe::Off,
+            "what happens at an orderly shutdown to the pages on the device",
+            { c text wipe, "", "", "what is left on the device at the end matters" };
+
+        /// What is on the device is never in a dump.
+        ///
+        /// Default: off. Set it to look at far data in a debugger after a crash; dumps grow by up
+        /// to the limit.
+        dump: value(bool) = false,
+            "whether core dumps contain the far memory that is resident",
+            { c switch dump, "", "", "core dumps are to hold far memory" };
+    } };
+}
+
+/// What an option stores, by its kind.
+macro_rules! stored {
+    (maybe $type:ty) => { Option<$type> };
+    (path $type:ty) => { Option<$type> };
+    ($kind:ident $type:ty) => { $type };
+}
+
+macro_rules! structure {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident: $kind:ident($type:ty) $(or $none:literal)? = $default:expr, $brief:literal,
+        { c $c_type:ident $c_name:ident, $values:literal, $shown:literal, $when:literal };
+    )*) => {
+        /// The value of every option. Nothing is checked.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub(super) struct Options {
+            $(pub(super) $name: stored!($kind $type),)*
+        }
+
+        impl Default for Options {
+            fn default() -> Options {
+                Options { $($name: $default,)* }
+            }
+        }
+
+        impl Options {
+            /// The names of all options.
+            pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+            /// Sets an option from its text.
+            pub(super) fn set(&mut self, name: &str, text: &str) -> Result<()> {
+                let result = match name {
+                    $(stringify!($name) => Value::read(text, [$($none)?].first().copied())
+                        .map(|value| self.$name = value),)*
+                    _ => return Err(unknown(name)),
+                };
+                result.map_err(|reason| invalid(name, reason))
+            }
+
+            /// The names and texts of all options that have a text.
+            pub(super) fn texts(&self) -> impl Iterator<Item = (&'static str, String)> {
+                let texts = [$((
+                    stringify!($name),
+                    self.$name.print([$($none)?].first().copied()),
+                )),*];
+                texts.into_iter().filter_map(|(name, text)| Some((name, text?)))
+            }
+        }
+
+        /// What README says of each option: name, values, default, when to change it.
+        #[doc(hidden)]
+        #[must_use]
+        pub fn documentation() -> Vec<[String; 4]> {
+            let defaults = Options::default();
+            vec![$([
+                stringify!($name).to_owned(),
+                match $values {
+                    "" => coded(<stored!($kind $type)>::words()),
+                    values => values.to_owned(),
+                },
+                match $shown {
+                    "" => coded(defaults.$name.print([$($none)?].first().copied())),
+                    shown => shown.to_owned(),
+                },
+                $when.to_owned(),
+            ]),*]
+        }
+    };
+}
+
+for_options!(structure);
+
+/// Words as code in Markdown.
+fn coded<T: AsRef<str>>(words: impl IntoIterator<Item = T>) -> String {
+    let words: Vec<_> = words.into_iter().map(|word| format!("`{}`", word.as_ref())).collect();
+    words.join(", ")
+}
+
+/// The error of an option or a variable.
+pub(super) fn invalid(key: &str, reason: impl Into<String>) -> Error {
+    Error::Config { key: key.to_owned(), reason: reason.into() }
+}
+
+/// The error of a name that no option has.
+pub(super) fn unknown(name: &str) -> Error {
+    invalid(name, format!("is not a key{}", suggest(Options::NAMES, name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// `FARHEAP_WRITE=1 cargo test --lib config` writes the table into README.
+    #[test]
+    fn the_readme_has_the_table_of_options() {
+        // Not read at run time: another user may run the test, without access to the sources.
+        let readme = include_str!("../../README.md");
+        let begin = readme.find("| key | value |").expect("README has the table");
+        let len = readme[begin..].find("\n\n").expect("the table ends") + 1;
+        let mut table =
+            "| key | value | default | when to change it |\n|---|---|---|---|\n".to_owned();
+        for [name, values, default, when] in documentation() {
+            table += &format!("| `{name}` | {values} | {default} | {when} |\n");
+        }
+        if std::env::var_os("FARHEAP_WRITE").is_some() {
+            let new = [&readme[..begin], &table, &readme[begin + len..]].concat();
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+            fs::write(path, new).expect("README.md can be written");
+        } else {
+            let found = &readme[begin..begin + len];
+            assert_eq!(found, table, "README's table should be:\n{table}");
+        }
+    }
+
+    #[test]
+    fn every_option_has_a_default_that_reads_back() {
+        let mut options = Options::default();
+        for (name, text) in Options::default().texts() {
+            options.set(name, &text).expect(name);
+        }
+        assert_eq!(options, Options::default());
+    }
+}

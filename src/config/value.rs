@@ -1,0 +1,233 @@
+//! Values of options: the types of their own, and how each type reads and prints as text.
+//!
+//! The rules of the text form are in the documentation of [`config`](super).
+
+use crate::base::error::Error;
+use crate::base::units::ByteCount;
+use crate::paging::region::policy::PolicyKind;
+use crate::paging::region::{Install, Mode};
+use crate::store::Wipe;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How alike two words must be for one to be suggested for the other, from 0 to 1: `pgae` and
+/// `page` reach 0.93, `limit` and `dir` 0.51.
+const LIKENESS_MIN: f64 = 0.75;
+
+/// The environment variable that [`Config::from_env`](super::Config::from_env) reads.
+pub const ENV: &str = "FARHEAP_CONF";
+
+/// The smallest limit, whatever the page size.
+pub const LIMIT_MIN: ByteCount = ByteCount::mib(8);
+/// The minimum number of pages that must fit under a limit: one batch of evictions.
+pub const LIMIT_PAGES_MIN: u64 = 64;
+/// The maximum number of handler threads.
+pub const HANDLERS_MAX: u16 = 64;
+/// The largest reservation: half of the 47-bit address space, so that the rest stays usable.
+pub const SPAN_MAX: ByteCount = ByteCount::gib(64 << 10);
+/// The largest device size: the kernel's file offsets are signed.
+pub const CAPACITY_MAX: ByteCount = ByteCount(i64::MAX as u64);
+/// The shortest deadline of a device request.
+pub const DEADLINE_MIN: Duration = Duration::from_millis(1);
+/// The longest deadline of a device request.
+pub const DEADLINE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// The longest polling: half of the time after which a handler that runs only while its
+/// processor is idle counts as starved.
+pub const POLL_MAX: Duration = Duration::from_micros(500);
+
+/// How the store is read and written.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Io {
+    /// io_uring where the kernel allows it, else system calls.
+    #[default]
+    Auto,
+    /// io_uring, or start-up fails.
+    Uring,
+    /// `preadv` and `pwritev`, one request at a time per thread.
+    Sync,
+}
+
+/// What happens where only faults from user mode are permitted: far memory works there, except that
+/// a system call fails with `EFAULT` when it reads or writes far memory that is not resident.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UserMode {
+    /// The heap starts, and no allocation of the global allocator goes far by its size, because any
+    /// of them may be the buffer of a system call. Only explicit requests go far: the handle
+    /// [`Far`](crate::Far), a [`scope`](crate::scope()), temporary memory. Start-up says so on
+    /// standard error. With [`Mode::InThread`] sizes decide all the same, because that mode is
+    /// chosen by programs whose far memory never reaches a system call.
+    #[default]
+    Auto,
+    /// The heap starts, and sizes decide as they do elsewhere.
+    Far,
+    /// Start-up fails.
+    RequireKernel,
+}
+
+/// The limit as it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Limit {
+    Bytes(ByteCount),
+    Percent(u8),
+}
+
+/// A type of option. `none` is the word of an option that can be unset, if it has one.
+pub(super) trait Value: Sized {
+    /// Reads a value, or says why the text is none.
+    fn read(text: &str, none: Option<&str>) -> Result<Self, String>;
+
+    /// Prints what [`read`](Value::read) reads; `None` for what has no text.
+    fn print(&self, none: Option<&str>) -> Option<String>;
+
+    /// All that can be read, if that is a few words.
+    fn words() -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+/// A type of which each value has a name.
+trait Named: Copy + PartialEq + 'static {
+    fn names() -> impl Iterator<Item = (&'static str, Self)>;
+}
+
+/// Names the values of types.
+macro_rules! names {
+    ($($type:ident { $($name:literal $value:expr),+ })+) => { $(
+        impl Named for $type {
+            fn names() -> impl Iterator<Item = (&'static str, Self)> {
+                [$(($name, $value)),+].into_iter()
+            }
+        }
+    )+ };
+}
+
+names! {
+    bool { "on" true, "off" false }
+    Io { "auto" Io::Auto, "uring" Io::Uring, "sync" Io::Sync }
+    Install { "auto" Install::Auto, "copy" Install::Copy, "move" Install::Move }
+    UserMode {
+        "auto" UserMode::Auto, "far" UserMode::Far, "require_kernel" UserMode::RequireKernel
+    }
+    Mode { "handler" Mode::Handler, "in_thread" Mode::InThread }
+    Wipe { "off" Wipe::Off, "discard" Wipe::Discard, "zero" Wipe::Zero }
+}
+
+impl Named for PolicyKind {
+    fn names() -> impl Iterator<Item = (&'static str, Self)> {
+        PolicyKind::ALL.into_iter().map(|kind| (kind.name(), kind))
+    }
+}
+
+impl<T: Named> Value for T {
+    fn read(text: &str, _none: Option<&str>) -> Result<T, String> {
+        T::names().find(|(name, _)| *name == text).map(|(_, value)| value).ok_or_else(|| {
+            let words = T::words();
+            format!("`{text}` is not one of {}{}", words.join(", "), suggest(&words, text))
+        })
+    }
+
+    fn print(&self, _none: Option<&str>) -> Option<String> {
+        T::names().find(|(_, value)| value == self).map(|(name, _)| name.to_owned())
+    }
+
+    fn words() -> Vec<&'static str> {
+        T::names().map(|(name, _)| name).collect()
+    }
+}
+
+impl<T: Value> Value for Option<T> {
+    fn read(text: &str, none: Option<&str>) -> Result<Option<T>, String> {
+        if none == Some(text) { Ok(None) } else { T::read(text, none).map(Some) }
+    }
+
+    fn print(&self, none: Option<&str>) -> Option<String> {
+        match self {
+            Some(value) => value.print(none),
+            None => none.map(str::to_owned),
+        }
+    }
+}
+
+impl Value for Limit {
+    fn read(text: &str, none: Option<&str>) -> Result<Limit, String> {
+        let Some(number) = text.strip_suffix('%') else {
+            return ByteCount::read(text, none).map(Limit::Bytes);
+        };
+        let percent = number.trim().parse().map(Limit::Percent);
+        percent.map_err(|_| format!("`{text}` is not a whole percentage from 1% to 100%"))
+    }
+
+    fn print(&self, none: Option<&str>) -> Option<String> {
+        match self {
+            Limit::Bytes(bytes) => bytes.print(none),
+            Limit::Percent(percent) => Some(format!("{percent}%")),
+        }
+    }
+}
+
+impl Value for ByteCount {
+    fn read(text: &str, _none: Option<&str>) -> Result<ByteCount, String> {
+        let size: ByteCount = text.parse().map_err(|error: Error| error.to_string())?;
+        // A size too large for 64 bits arrives as the largest of them.
+        if size.get() == u64::MAX { Err(format!("`{text}` is too large")) } else { Ok(size) }
+    }
+
+    /// Prints exactly: in the largest binary unit that divides the size.
+    fn print(&self, _none: Option<&str>) -> Option<String> {
+        let bytes = self.get();
+        for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+            if bytes != 0 && bytes.trailing_zeros() >= shift {
+                return Some(format!("{}{unit}", bytes >> shift));
+            }
+        }
+        Some(bytes.to_string())
+    }
+}
+
+impl Value for Duration {
+    fn read(text: &str, _none: Option<&str>) -> Result<Duration, String> {
+        humantime::parse_duration(text)
+            .map_err(|error| format!("`{text}` is not a duration such as 30s or 500ms: {error}"))
+    }
+
+    fn print(&self, _none: Option<&str>) -> Option<String> {
+        Some(humantime::format_duration(*self).to_string().replace(' ', ""))
+    }
+}
+
+/// Numbers of threads, which are what this type counts among the options.
+impl Value for u16 {
+    fn read(text: &str, none: Option<&str>) -> Result<u16, String> {
+        let word = none.map(|word| format!("`{word}` or ")).unwrap_or_default();
+        text.parse().map_err(|_| format!("`{text}` is not {word}a number from 1 to {HANDLERS_MAX}"))
+    }
+
+    fn print(&self, _none: Option<&str>) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Value for PathBuf {
+    fn read(text: &str, _none: Option<&str>) -> Result<PathBuf, String> {
+        Ok(PathBuf::from(text))
+    }
+
+    fn print(&self, _none: Option<&str>) -> Option<String> {
+        Some(self.to_string_lossy().into_owned())
+    }
+}
+
+/// Returns `; did you mean ...?`, or nothing if no word comes near.
+pub(super) fn suggest(words: &[&str], wrong: &str) -> String {
+    let wrong = wrong.to_lowercase();
+    let best = words
+        .iter()
+        .map(|word| (strsim::jaro_winkler(word, &wrong), word))
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    match best {
+        Some((likeness, word)) if likeness >= LIKENESS_MIN => format!("; did you mean `{word}`?"),
+        _ => String::new(),
+    }
+}
