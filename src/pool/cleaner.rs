@@ -5,7 +5,7 @@
 //! between: what is dirty and held by nobody is written, neighbours in one request, so that a
 //! reclaim finds clean pages and a page that stays unchanged is written once. What the hand has
 //! cooled goes at once, for it leaves next; the rest more slowly, because a page that is changed
-//! all the time would be written all the time (`docs/design/cooperative.md`, the cleaner). When there
+//! all the time would be written all the time (`docs/measurements/cooperative.md`, the cleaner). When there
 //! is nothing to write, runs are put into huge pages (`huge`).
 
 use super::evict::BATCH_MAX;

@@ -15,7 +15,7 @@ use crate::base::units::{ByteCount, PageId};
 use crate::sys::vm::Piece;
 
 /// Maximum number of pages in a batch. One page a call costs several times as much; see
-/// `docs/design/pool.md`, eviction.
+/// `docs/measurements/pool.md`, eviction.
 pub(super) const BATCH_MAX: usize = 256;
 
 /// Laps of the hand after which a reclaim gives up: a page may have to be passed once for each
