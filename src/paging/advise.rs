@@ -93,7 +93,7 @@ impl Region {
     }
 
     /// [`prefetch_many`](Region::prefetch_many) for stores that answer at once, as memory does: in
-    /// [in-thread mode](crate::paging::region::Mode::InThread) the calling thread reads the pages itself, one after
+    /// [in-thread mode](crate::paging::config::Mode::InThread) the calling thread reads the pages itself, one after
     /// the other, and nobody is woken. A page costs what its fault would, without the exception, the
     /// signal and the return from it. Pages for which there is no room at the moment are left out.
     /// With handler threads it is `prefetch_many`.
@@ -139,9 +139,9 @@ impl Region {
         if !self.requests.evict(first, count, || self.pager.call_evictor()) {
             return Err(Error::NotRunning);
         }
-        match self.pager.write_errno.load(Ordering::Acquire) {
+        match self.pager.health().write_errno() {
             0 => Ok(()),
-            pager::NO_SLOT => Err(Error::StoreFull { slots: self.pager.slots.slots() }),
+            pager::health::NO_SLOT => Err(Error::StoreFull { slots: self.pager.slots.slots() }),
             errno => Err(Error::Os { call: "write-back", errno: errno as i32 }),
         }
     }

@@ -14,7 +14,6 @@
 use crate::base::error::Error;
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
-use crate::paging::pager::NO_SLOT;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::stderr::{Sent, send, wait_for_room};
 use crossbeam_queue::ArrayQueue;
@@ -39,6 +38,9 @@ const WARNINGS_MAX: u32 = 4;
 const LOST_PAGES_MAX: u32 = 32;
 /// How long a process that is about to end waits for room for its last messages.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(2);
+
+/// Of a write error: all slots are in use, which is no failure of the device.
+pub(in crate::paging) const NO_SLOT: u32 = u32::MAX;
 
 /// How long a lost page's message waits for room: the program may die of the page at once.
 const MOMENT: Duration = Duration::from_millis(10);

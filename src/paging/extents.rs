@@ -8,8 +8,8 @@ use crate::base::error::Error;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::diagnostics;
 use crate::paging::page::word::State;
-use crate::paging::ranges::Committed;
 use crate::paging::region::Region;
+use crate::paging::table_sizes::Committed;
 use std::ptr::NonNull;
 
 impl Region {
@@ -87,7 +87,9 @@ impl Region {
     }
 
     pub(crate) fn decommit_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
-        self.space.decommit(ptr.as_ptr() as usize - self.base(), len.as_usize(), &self.pager);
+        let offset = ptr.as_ptr() as usize - self.base();
+        let discard = |first, count| self.pager.discard(first, count);
+        self.space.decommit(offset, len.as_usize(), discard);
     }
 
     pub(crate) fn release_extent(&self, ptr: NonNull<u8>, len: ByteCount) {

@@ -320,7 +320,7 @@ impl Pager {
         let room = self.reserve_for_fresh().0 + CHUNK as u64;
         let is_aimed_at = self.high_bytes.load(Ordering::Relaxed) >= room;
         let writing = is_aimed_at && self.counters.writes_in_flight.get() > 0;
-        let healthy = self.write_errno.load(Ordering::Acquire) == 0;
+        let healthy = self.health().write_errno() == 0;
         let is_fresh = |page: PageId| self.word(page).load().state() == State::Empty;
         if writing && healthy && self.pages_of_chunk(chunk).all(is_fresh) {
             return Opening::Wait;

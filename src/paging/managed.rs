@@ -133,9 +133,9 @@ impl Pager {
                 seen = paid;
                 stall.restart();
             }
-            let stopped = self.stop.load(Ordering::Acquire);
+            let stopped = self.health().is_stopping();
             let stalled = stall.is_over();
-            if paid >= want || stopped || stalled || self.exhausted.load(Ordering::Acquire) {
+            if paid >= want || stopped || stalled || self.health().is_exhausted() {
                 joined.pay(want.saturating_sub(paid));
                 return paid.min(want);
             }
@@ -171,7 +171,7 @@ impl Pager {
         let Some(account) = &joined.account else { return false };
         let spares = self.frames.spare_bytes() as u64;
         let own = self.budget.own_free().0 + spares;
-        let alone = self.exhausted.load(Ordering::Acquire);
+        let alone = self.health().is_exhausted();
         if missing == 0 || own < self.high_bytes.load(Ordering::Relaxed) || !account.may_ask() {
             return false; // Short of its own ceiling, or in a part of its own.
         }
@@ -274,7 +274,7 @@ impl Reclaim for Pager {
         if pinned > 0 {
             held.push(format!("{} pinned", ByteCount(pinned)));
         }
-        if self.write_errno.load(Ordering::Acquire) != 0 {
+        if self.health().write_errno() != 0 {
             held.push("write-back fails".to_owned());
         }
         if held.is_empty() { String::new() } else { format!(" ({})", held.join(", ")) }

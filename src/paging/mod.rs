@@ -3,6 +3,8 @@
 #[cfg(not(loom))]
 mod advise;
 #[cfg(not(loom))]
+mod config;
+#[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
 mod diagnostics;
@@ -33,6 +35,8 @@ pub mod region;
 mod starved;
 #[cfg(not(loom))]
 mod stats;
+#[cfg(not(loom))]
+mod table_sizes;
 #[cfg(not(loom))]
 mod tables;
 #[cfg(not(loom))]

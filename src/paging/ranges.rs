@@ -13,10 +13,8 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
-use crate::paging::kernel_filled::CHUNK;
-use crate::paging::pager::Pager;
-use crate::paging::tables::{BLOCK_PAGES, GROUP_PAGES};
-use crate::sys::vm::KERNEL_PAGE;
+use crate::paging::table_sizes::{BLOCK_PAGES, Committed, GROUP_PAGES};
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 
 /// Released ranges that are remembered for reuse; more are forgotten (address space is plentiful).
 const RELEASED_MAX: usize = 4096;
@@ -51,38 +49,6 @@ struct State {
     /// One bit per unit: committed.
     live: LazyArray<u64>,
     committed: Committed,
-}
-
-/// What is committed, in pages and in the spans of addresses whose tables come and go together: how
-/// many of each have at least one live unit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::paging) struct Committed {
-    pub(in crate::paging) pages: u64,
-    pub(in crate::paging) chunks: u64,
-    pub(in crate::paging) groups: u64,
-    pub(in crate::paging) blocks: u64,
-}
-
-impl Committed {
-    /// The spans that `bytes` take when they begin at a multiple of all spans.
-    pub(in crate::paging) fn of(bytes: u64, page_bytes: u64) -> Committed {
-        let spans = |pages: u64| bytes.div_ceil(pages.saturating_mul(page_bytes));
-        Committed {
-            pages: spans(1),
-            chunks: bytes.div_ceil(CHUNK as u64),
-            groups: spans(GROUP_PAGES),
-            blocks: spans(BLOCK_PAGES),
-        }
-    }
-
-    fn with(self, other: Committed, join: impl Fn(u64, u64) -> u64) -> Committed {
-        Committed {
-            pages: join(self.pages, other.pages),
-            chunks: join(self.chunks, other.chunks),
-            groups: join(self.groups, other.groups),
-            blocks: join(self.blocks, other.blocks),
-        }
-    }
 }
 
 impl Space {
@@ -155,21 +121,26 @@ impl Space {
         masks(units(offset, len)).all(|(word, mask)| state.live[word] & mask == mask)
     }
 
-    /// Ends the use of a committed range: pages without any other live data are discarded.
-    pub(in crate::paging) fn decommit(&self, offset: usize, len: usize, pager: &Pager) {
+    /// Ends the use of a committed range: `discard` gets the pages without any other live data.
+    pub(in crate::paging) fn decommit(
+        &self,
+        offset: usize,
+        len: usize,
+        mut discard: impl FnMut(PageId, PageCount),
+    ) {
         let range = units(offset, len);
         let per_page = self.units_per_page;
         let (first, end) = (range.first.div_ceil(per_page), range.end() / per_page);
         if first < end {
             // All live units of these pages are the caller's (invariant 1).
-            pager.discard(PageId(first as u64), PageCount((end - first) as u64));
+            discard(PageId(first as u64), PageCount((end - first) as u64));
         }
         let mut state = self.state.lock();
         state.set(range, false);
         state.committed = state.committed.with(self.without_live(&state, range), |a, b| a - b);
         for page in edges(range, per_page) {
             if !state.any_live(Units { first: page * per_page, count: per_page }) {
-                pager.discard(PageId(page as u64), PageCount(1));
+                discard(PageId(page as u64), PageCount(1));
             }
         }
     }
@@ -198,7 +169,7 @@ impl Space {
         };
         Committed {
             pages: count(self.units_per_page),
-            chunks: count(CHUNK / KERNEL_PAGE),
+            chunks: count(HUGE_PAGE / KERNEL_PAGE),
             groups: count(GROUP_PAGES as usize * self.units_per_page),
             blocks: count(BLOCK_PAGES as usize * self.units_per_page),
         }
@@ -323,8 +294,8 @@ mod tests {
 
     #[test]
     fn spans_are_counted_by_the_live_units_in_them() {
-        let space = Space::new(2 * CHUNK + 8 * PAGE, PAGE).expect("a small space");
-        space.reserve(2 * CHUNK + 8 * PAGE, PAGE).expect("fresh space");
+        let space = Space::new(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("a small space");
+        space.reserve(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("fresh space");
         let mut seen = Committed::default();
         let mut commit = |offset, len| {
             let look = |after: &Committed| {
@@ -336,9 +307,9 @@ mod tests {
         };
         assert_eq!(commit(0, KERNEL_PAGE), (1, 1, 1, 1));
         assert_eq!(commit(2 * KERNEL_PAGE, KERNEL_PAGE), (1, 1, 1, 1));
-        assert_eq!(commit(CHUNK - PAGE, 2 * PAGE), (3, 2, 1, 1));
-        assert_eq!(commit(2 * CHUNK + 7 * PAGE, PAGE), (4, 3, 1, 1), "the last, in part");
-        let of = Committed::of(3 * CHUNK as u64 + 1, 4096);
+        assert_eq!(commit(HUGE_PAGE - PAGE, 2 * PAGE), (3, 2, 1, 1));
+        assert_eq!(commit(2 * HUGE_PAGE + 7 * PAGE, PAGE), (4, 3, 1, 1), "the last, in part");
+        let of = Committed::of(3 * HUGE_PAGE as u64 + 1, 4096);
         assert_eq!((of.pages, of.chunks, of.groups, of.blocks), (1537, 4, 4, 1));
     }
 

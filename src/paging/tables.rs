@@ -35,40 +35,19 @@ use crate::meta::LazyArray;
 use crate::paging::kernel_filled::{CHUNK, ChunkId};
 use crate::paging::page::word::Word;
 use crate::paging::pager::Pager;
-use crate::paging::ranges::Committed;
+use crate::paging::table_sizes::{
+    BLOCK_PAGES, BLOCK_TABLES, CHUNK_TABLE, GROUP_PAGES, GROUP_TABLES, RESIDENT_TABLES,
+    SLOT_GROUP_TABLES, SLOTS_READY,
+};
 use crate::store::slots::GROUP_SLOTS;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{KERNEL_PAGE, Piece};
 
-/// Pages whose words share a kernel page.
-pub(in crate::paging) const GROUP_PAGES: u64 = (KERNEL_PAGE / 8) as u64;
-/// Pages whose tags in the policy share a kernel page.
-pub(in crate::paging) const BLOCK_PAGES: u64 = KERNEL_PAGE as u64;
-
-/// Bytes of a chunk's page table.
-const CHUNK_TABLE: u64 = KERNEL_PAGE as u64;
-/// Bytes of a group: page words, and the policy's words.
-const GROUP_TABLES: u64 = 2 * KERNEL_PAGE as u64;
-/// Bytes of a block: the policy's tags.
-const BLOCK_TABLES: u64 = KERNEL_PAGE as u64;
-/// Bytes of a slot's hash and its bits in the slot map.
-const SLOT_TABLES: u64 = 17;
-/// The same of the slots whose hashes share a kernel page.
-const SLOT_GROUP_TABLES: u64 = GROUP_SLOTS * SLOT_TABLES;
-/// Bytes that the policy keeps of each page of its main set.
-const RESIDENT_TABLES: u64 = 4;
-
-/// Slots that are kept ready beside a quarter of those in use, so that evicting, which makes room,
-/// never has to wait for room for a table.
-const SLOTS_READY: u64 = 1024;
 /// While tables of slots take less than this part of the limit, there may be more of them, so that
 /// long runs are found.
 const SLOTS_PART: u64 = 32;
 /// Most slot groups that are given back in one turn of the evictor.
 const ASLEEP_MAX: usize = 64;
-
-/// Tables of all that is allocated may take 1/PART of the limit.
-const PART: u64 = 2;
 
 /// How many pages each kind of span has.
 #[derive(Clone, Copy, Debug)]
@@ -122,31 +101,6 @@ fn set_bit(bits: &LazyArray<AtomicU64>, at: usize) -> bool {
 fn clear_bit(bits: &LazyArray<AtomicU64>, at: usize) -> bool {
     let bit = 1 << (at % 64);
     bits[at / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
-}
-
-/// Maximum number of bytes that the tables of the committed spans take.
-pub(in crate::paging) fn tables_max(
-    committed: &Committed,
-    resident: PageCount,
-    slots: SlotCount,
-) -> ByteCount {
-    let stored = committed.pages.saturating_add(committed.pages / 4).saturating_add(SLOTS_READY);
-    let slots = stored.min(slots.0).next_multiple_of(GROUP_SLOTS);
-    let sum = [
-        (committed.chunks, CHUNK_TABLE),
-        (committed.groups, GROUP_TABLES),
-        (committed.blocks, BLOCK_TABLES),
-        (slots, SLOT_TABLES),
-        (resident.0, RESIDENT_TABLES),
-    ];
-    ByteCount(
-        sum.iter().fold(0, |sum, (count, bytes)| sum.saturating_add(count.saturating_mul(*bytes))),
-    )
-}
-
-/// How much of a limit tables may take.
-pub(in crate::paging) fn tables_allowed(limit: ByteCount) -> ByteCount {
-    ByteCount(limit.0 / PART)
 }
 
 impl Tables {

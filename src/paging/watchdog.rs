@@ -43,7 +43,7 @@ impl Watchdog {
     pub(in crate::paging) fn new(pager: Arc<Pager>) -> Watchdog {
         let frames = if pager.in_thread { pager.frames.count() } else { 0 };
         let now = Instant::now();
-        let watch = Stopwatch::start(pager.deadline, now);
+        let watch = Stopwatch::start(pager.health().deadline(), now);
         Watchdog { pager, watch, seen: vec![None; frames], next: now }
     }
 
@@ -55,7 +55,7 @@ impl Watchdog {
             return None;
         }
         if now >= self.next {
-            let every = look_every(self.pager.deadline);
+            let every = look_every(self.pager.health().deadline());
             self.next = now + if self.look_at_all(now) { every } else { every.max(IDLE) };
         }
         Some(self.next.saturating_duration_since(now))
@@ -64,7 +64,7 @@ impl Watchdog {
     /// Returns whether anything is being read.
     fn look_at_all(&mut self, now: Instant) -> bool {
         let shown = self.watch.look(now);
-        let deadline = self.pager.deadline;
+        let deadline = self.pager.health().deadline();
         let mut any = false;
         for (at, seen) in self.seen.iter_mut().enumerate() {
             let frame = FrameId(at as u32);

@@ -147,7 +147,7 @@ impl Evictor {
 
     /// Keeps the region between its watermarks until it stops.
     pub(in crate::paging) fn run(&mut self) {
-        while !self.pager.stop.load(Ordering::Acquire) {
+        while !self.pager.health().is_stopping() {
             if let Err(error) = self.turn() {
                 diagnostics::fatal("the evictor lost its device queue", &error);
             }
@@ -172,7 +172,7 @@ impl Evictor {
         let discarded = discarded || !worked && self.pager.sleep_slots();
         // While writes fail, what was found dirty goes back: looking for clean pages all the time
         // would be all this thread does.
-        let hopeless = self.is_paused() && self.pager.exhausted.load(Ordering::Acquire);
+        let hopeless = self.is_paused() && self.pager.health().is_exhausted();
         let busy = asked || discarded || (worked && !hopeless);
         let timeout =
             if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
@@ -199,8 +199,7 @@ impl Evictor {
     pub(in crate::paging) fn collect(&mut self, timeout: Duration) -> Result<()> {
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
-        crate::paging::region::guarded(&self.pager, || queue.wait(timeout, &mut done))
-            .unwrap_or(Ok(()))?;
+        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         while let Some(completion) = self.finished.pop() {
             self.finish_write(completion);
         }

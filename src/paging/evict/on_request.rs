@@ -3,13 +3,11 @@
 #![expect(unsafe_code, reason = "discards slots that nobody uses")]
 
 use crate::base::deadline::Deadline;
-use crate::base::sync::Ordering;
 use crate::base::units::PageId;
 use crate::paging::diagnostics;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::victims::Listed;
 use crate::paging::pager::BATCH_MAX;
-use crate::paging::region::guarded;
 use std::time::Duration;
 
 impl Evictor {
@@ -19,7 +17,7 @@ impl Evictor {
         let len = count.0 * self.pager.page_bytes as u64;
         let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
         // SAFETY: the slots are free, and stay so until `discarded`.
-        let result = guarded(&self.pager, || unsafe { store.discard(offset, len) });
+        let result = self.pager.guarded(|| unsafe { store.discard(offset, len) });
         let result = result.unwrap_or(Ok(()));
         if let Err(error) = result {
             diagnostics::warn("device space could not be returned", &error);
@@ -82,7 +80,7 @@ impl Evictor {
             if let Err(error) = self.collect(Duration::from_millis(1)) {
                 diagnostics::fatal("the evictor lost its device queue", &error);
             }
-            if self.pager.stop.load(Ordering::Acquire) || deadline.is_over() {
+            if self.pager.health().is_stopping() || deadline.is_over() {
                 return;
             }
         }

@@ -8,9 +8,10 @@ use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, SlotCount, SlotId};
 use crate::paging::evict::Evictor;
 use crate::paging::evict::write_back::{DEPTH, PROBE};
+use crate::paging::page::frames::push;
 use crate::paging::page::word::FrameId;
-use crate::paging::pager::NO_SLOT;
-use crate::paging::region::{errno_of, guarded, push};
+use crate::paging::pager::health::NO_SLOT;
+use crate::paging::pager::health::errno_of;
 use crate::store::{Completion, Op, Request, Segment};
 
 /// A test write on its way.
@@ -32,11 +33,11 @@ impl Evictor {
         if !has_room || writes || self.probe.is_some() {
             return;
         }
-        if pager.exhausted.load(Ordering::Acquire) {
+        if pager.health().is_exhausted() {
             // What nobody could make has been given back.
             self.made_room(1);
         }
-        match self.pager.write_errno.load(Ordering::Acquire) {
+        match self.pager.health().write_errno() {
             0 => {}
             NO_SLOT if self.pager.slots.in_use() < self.pager.slots.slots() => {
                 self.writes_work();
@@ -64,7 +65,7 @@ impl Evictor {
         self.probe = Some(Probe { slot, frame });
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
-        let pushed = guarded(&self.pager, || push(queue, request));
+        let pushed = self.pager.guarded(|| push(queue, request));
         // After a panic of a store that may have taken the request, its answer is waited for.
         let is_taken = pushed.unwrap_or(self.queue.in_flight() != before);
         if !is_taken {

@@ -1,7 +1,6 @@
 //! Taking victims out of the region: clean ones are dropped, others moved into frames to cool.
 #![expect(unsafe_code, reason = "drops clean pages of the region")]
 
-use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::Evictor;
 use crate::paging::kernel_filled::Closed;
@@ -112,7 +111,7 @@ impl Evictor {
         }
         let exhausted = self.fruitless > 2 * resident.as_usize() + UNDER_WAY;
         if exhausted {
-            self.pager.exhausted.store(true, Ordering::Release);
+            self.pager.health().set_exhausted(true);
         }
         let more = !victims.is_empty() && !exhausted;
         self.victims = victims;
@@ -292,7 +291,7 @@ impl Evictor {
         let pager = &self.pager;
         let share = ByteCount(pager.chunks.open_bytes().0 * OPEN_PART);
         // Slots for all of it, or pages must be able to come back one by one.
-        let healthy = pager.write_errno.load(Ordering::Acquire) == 0 && !self.is_paused();
+        let healthy = pager.health().write_errno() == 0 && !self.is_paused();
         let able = pager.evict_by_move && pager.frames.has_runs();
         if !able || !healthy || share < pager.budget.limit() {
             return Chunkwise::Unfit;

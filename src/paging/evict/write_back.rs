@@ -5,11 +5,12 @@ use crate::base::sync::Ordering;
 use crate::base::units::{SlotCount, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::evict::{Dirty, Evictor, Linger};
+use crate::paging::page::frames::push;
 use crate::paging::page::note::Fate;
 use crate::paging::page::protocol::{self, Written};
 use crate::paging::page::word::Word;
-use crate::paging::pager::NO_SLOT;
-use crate::paging::region::{errno_of, guarded, push};
+use crate::paging::pager::health::NO_SLOT;
+use crate::paging::pager::health::errno_of;
 use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::Protect;
 use crate::sys::vm::HUGE_PAGE;
@@ -87,7 +88,7 @@ impl Evictor {
 
     /// Whether write-back fails because the device has no space left.
     fn device_is_full(&self) -> bool {
-        let errno = self.pager.write_errno.load(Ordering::Acquire);
+        let errno = self.pager.health().write_errno();
         errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT
     }
 
@@ -168,7 +169,7 @@ impl Evictor {
         self.pager.counters.writes_in_flight.up();
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
-        match guarded(&self.pager, || push(queue, request)) {
+        match self.pager.guarded(|| push(queue, request)) {
             Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
             // A panic before the store took the request is a write that failed. Else whether the
             // device has it is unknown: as if it never answered.
@@ -288,14 +289,14 @@ impl Evictor {
     }
 
     pub(super) fn writes_pause(&mut self, errno: u32) {
-        self.pager.write_errno.store(errno, Ordering::Release);
+        self.pager.health().note_write_failed(errno);
         self.write_again = Some(Instant::now() + self.write_pause);
         self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
     }
 
     /// Notes a write that took new space: the device can be written.
     pub(super) fn writes_work(&mut self) {
-        if self.pager.write_errno.swap(0, Ordering::AcqRel) != 0 {
+        if self.pager.health().note_write_works() {
             self.write_again = None;
             self.write_pause = PAUSE_MIN;
         }
@@ -359,7 +360,7 @@ impl Evictor {
         self.writes[token].overdue = true;
         self.pager.starved.set_writing(self.is_writing());
         self.pager.counters.write_errors.bump();
-        self.pager.write_errno.store(errno as u32, Ordering::Release);
-        self.pager.exhausted.store(true, Ordering::Release);
+        self.pager.health().note_write_failed(errno as u32);
+        self.pager.health().set_exhausted(true);
     }
 }

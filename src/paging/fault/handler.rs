@@ -25,6 +25,7 @@ use crate::base::deadline::{Stopwatch, Term, look_every};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
+use crate::paging::config::RegionConfig;
 use crate::paging::diagnostics;
 use crate::paging::fault::huge_reads::Chunk;
 use crate::paging::fault::in_memory::{Answer, Asked};
@@ -37,7 +38,6 @@ use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
-use crate::paging::region::RegionConfig;
 use crate::paging::starved::{FAULTS_HELD_MAX, FAULTS_MAX, WAITING_MAX};
 use crate::store::{Completion, Queue};
 use crate::sys;
@@ -149,7 +149,7 @@ impl Handler {
     /// Serves faults until the region stops.
     pub(in crate::paging) fn run(&mut self) {
         self.pager.leases.of(self.index).adopt();
-        while !self.pager.stop.load(Ordering::Acquire) {
+        while !self.pager.health().is_stopping() {
             self.pager.leases.of(self.index).begin_turn();
             if let Err(error) = self.turn() {
                 diagnostics::fatal("a handler lost its userfaultfd or its device queue", &error);
@@ -182,8 +182,7 @@ impl Handler {
         self.queue.poll_by(self.patience.polling(gives_way, Instant::now()));
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
-        crate::paging::region::guarded(&self.pager, || queue.wait(timeout, &mut done))
-            .unwrap_or(Ok(()))?;
+        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         self.note_polled();
         self.rested &= self.finished.is_empty();
         let idle = idle && self.finished.is_empty();
@@ -515,7 +514,7 @@ impl Handler {
     /// Keeps what was asked for ahead until there is room.
     fn postpone(&mut self, run: PrefetchRun) {
         // Advice is not worth waiting for when nothing can be evicted.
-        let hopeless = self.pager.exhausted.load(Ordering::Acquire);
+        let hopeless = self.pager.health().is_exhausted();
         self.ahead = (!hopeless).then_some(run);
     }
 

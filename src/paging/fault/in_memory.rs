@@ -16,7 +16,8 @@ use crate::paging::kernel_filled::Opening;
 use crate::paging::page::note::Fate;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
-use crate::paging::pager::{NO_SLOT, Pager};
+use crate::paging::pager::Pager;
+use crate::paging::pager::health::NO_SLOT;
 use crate::paging::starved::{Line, Starving};
 use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect, Wake};
@@ -215,13 +216,13 @@ impl Pager {
 
     /// Notes that room was made: there is hope for those who wait for it.
     pub(in crate::paging) fn note_room_made(&self) {
-        self.exhausted.store(false, Ordering::Release);
-        self.starved.note_room_made(self.write_errno.load(Ordering::Acquire) == 0);
+        self.health().set_exhausted(false);
+        self.starved.note_room_made(self.health().write_errno() == 0);
     }
 
     /// Whether no room can be made for fresh pages at the moment.
     pub(in crate::paging) fn is_stuck(&self) -> bool {
-        self.exhausted.load(Ordering::Acquire) || self.write_errno.load(Ordering::Acquire) != 0
+        self.health().is_exhausted() || self.health().write_errno() != 0
     }
 
     /// The line in which a fault on a page waits for room; `None`: it needs none.
@@ -253,13 +254,13 @@ impl Pager {
     /// How long a fault may wait without progress. `None`: for ever. A page with
     /// content is not lost for want of room alone: only when the device fails what is written too.
     pub(in crate::paging) fn hopeless_after(&self, line: Line) -> Option<Duration> {
-        let errno = self.write_errno.load(Ordering::Acquire);
+        let errno = self.health().write_errno();
         // While the device has a write there is hope for as long as it may take for that.
-        let exhausted = self.exhausted.load(Ordering::Acquire) && !self.starved.is_writing();
+        let exhausted = self.health().is_exhausted() && !self.starved.is_writing();
         match line {
-            _ if errno != 0 && errno != NO_SLOT => Some(self.deadline),
-            Line::Fresh if exhausted => Some(STARVED_MAX.min(self.deadline)),
-            Line::Fresh if errno != 0 => Some(self.deadline),
+            _ if errno != 0 && errno != NO_SLOT => Some(self.health().deadline()),
+            Line::Fresh if exhausted => Some(STARVED_MAX.min(self.health().deadline())),
+            Line::Fresh if errno != 0 => Some(self.health().deadline()),
             _ => None,
         }
     }

@@ -7,9 +7,9 @@ use crate::paging::evict::policy::Insert;
 use crate::paging::fault::handler::{DEPTH, Handler};
 use crate::paging::fault::in_memory::Answer;
 use crate::paging::fault::sched::idle_policy::Standing;
+use crate::paging::page::frames::push;
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, Word};
-use crate::paging::region::{guarded, push};
 use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
 use crate::sys;
 use crate::sys::uffd::Wake;
@@ -208,7 +208,7 @@ impl Handler {
         self.pager.counters.reads_in_flight.up();
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
-        let Some(pushed) = guarded(&self.pager, || push(queue, request)) else {
+        let Some(pushed) = self.pager.guarded(|| push(queue, request)) else {
             self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
             // Whether the device has the request is unknown, as if it never answered, unless the
             // store says that it took nothing.

@@ -120,7 +120,7 @@ impl Pager {
                 diagnostics::hardware_error(bus.addr);
                 return false;
             }
-            if self.stop.load(Ordering::Acquire) {
+            if self.health().is_stopping() {
                 return false; // What it might wait for will not come any more.
             }
             // The signal does not say whether the page is missing or protected; the word does.
@@ -152,7 +152,7 @@ impl Pager {
         let progress = self.starved.progress(line);
         let (watch, hope) = since.get_or_insert_with(|| {
             self.counters.faults_starved.bump();
-            (Stopwatch::start(self.deadline, now), Hope::new(Duration::ZERO, progress))
+            (Stopwatch::start(self.health().deadline(), now), Hope::new(Duration::ZERO, progress))
         });
         let limit = self.hopeless_after(line);
         if hope.is_over(watch.look(now), progress, limit.unwrap_or(STARVED_MAX))
@@ -256,7 +256,7 @@ impl Pager {
         frame: FrameId,
         asked: Asked,
     ) -> std::result::Result<(), NotRead> {
-        let mut deadline = Deadline::new(self.deadline);
+        let mut deadline = Deadline::new(self.health().deadline());
         let mut attempts = 0;
         loop {
             let error = match self.read_once(frame) {
@@ -268,12 +268,12 @@ impl Pager {
                 Asked::Ahead => attempts >= AHEAD_ATTEMPTS_MAX,
                 Asked::Fault => deadline.is_over(),
             };
-            let is_needed = !self.word(page).load().dead() && !self.stop.load(Ordering::Acquire);
+            let is_needed = !self.word(page).load().dead() && !self.health().is_stopping();
             if is_over || !is_needed {
                 return Err(NotRead::Failed(error));
             }
             // nanosleep(2) is async-signal-safe in Linux.
-            std::thread::sleep(pause_before(attempts, self.deadline));
+            std::thread::sleep(pause_before(attempts, self.health().deadline()));
         }
     }
 

@@ -32,6 +32,7 @@ use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::page::note::{Fate, Note};
 use crate::paging::page::word::FrameId;
+use crate::store::{Queue, Request};
 use crate::sys::signals::FaultLock;
 use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 
@@ -117,6 +118,14 @@ impl Empty {
         self.count -= len;
         Some((first, len))
     }
+}
+
+/// Hands a request to a queue whose buffers are staging frames.
+pub(in crate::paging) fn push(queue: &mut dyn Queue, request: Request<'_>) -> bool {
+    // SAFETY: the frames are taken off all lists by the thread that pushes and touched by nobody
+    // until the completion is reported: handlers read into frames they own (handler, invariant 3),
+    // and a frame being written is only read (evictor, invariant 1).
+    unsafe { queue.push(request) }
 }
 
 impl Frames {

@@ -9,7 +9,7 @@ use crate::paging::evict::content::is_copied_then;
 use crate::paging::fault::in_memory::Answer;
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
-use crate::paging::region::errno_of;
+use crate::paging::pager::health::errno_of;
 use crate::sys;
 use crate::sys::uffd::{Outcome, Protect, Wake, feature};
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
@@ -295,7 +295,7 @@ impl Pager {
             self.map_fails_since.store(now, Ordering::Relaxed);
             return false;
         }
-        now.saturating_sub(since) > self.deadline.as_millis() as u64
+        now.saturating_sub(since) > self.health().deadline().as_millis() as u64
     }
 
     /// Notes that a page was mapped.
@@ -313,7 +313,7 @@ impl Pager {
             limit: self.budget.limit(),
             tables: self.tables.bytes(),
             pinned: ByteCount(self.pinned.load(Ordering::Relaxed) * self.page_size().0),
-            errno: self.write_errno.load(Ordering::Acquire),
+            errno: self.health().write_errno(),
         };
         diagnostics::lost_page(self.addr(page), self.page_bytes, cause, room);
         if self.uffd.has(feature::POISON) {

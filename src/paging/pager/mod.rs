@@ -20,6 +20,7 @@
 #![expect(unsafe_code, reason = "sees frames as bytes")]
 
 pub(in crate::paging) mod discard;
+pub(in crate::paging) mod health;
 pub(super) mod install;
 pub(super) mod room;
 
@@ -30,6 +31,7 @@ use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 use crate::limit::budget::Budget;
 use crate::limit::manager::Account;
 use crate::meta::LazyArray;
+use crate::paging::config::{Install, Mode, RegionConfig};
 use crate::paging::counters::Counters;
 use crate::paging::evict::policy::{EvictionPolicy, Insert};
 use crate::paging::fault::sched::active_set::Team;
@@ -39,9 +41,9 @@ use crate::paging::latency::Recorder;
 use crate::paging::managed::Joined;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::{FrameId, PageWord, Word};
+use crate::paging::pager::health::Health;
 use crate::paging::purge::Care;
 use crate::paging::readahead::Readahead;
-use crate::paging::region::{Install, Mode, RegionConfig};
 use crate::paging::starved::{FAULTS_HELD_MAX, Starved};
 use crate::paging::tables::Tables;
 use crate::store::Store;
@@ -52,13 +54,10 @@ use crate::sys::uffd::{Uffd, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Most pages handled by one batch of installs, evictions or discards.
 pub(crate) const BATCH_MAX: usize = 64;
-
-/// Write-back fails because all slots are in use, which is no failure of the device.
-pub(crate) const NO_SLOT: u32 = u32::MAX;
 
 /// Most pages of a chunk that is read whole: half a batch, so that batches of the evictor have room
 /// for one.
@@ -113,8 +112,6 @@ pub(crate) struct Pager {
     pub(crate) low_bytes: AtomicU64,
     pub(crate) high_bytes: AtomicU64,
     pub(in crate::paging) in_thread: bool,
-    /// How long the device may take for a request.
-    pub(in crate::paging) deadline: Duration,
     pub(crate) evictor_bell: EventFd,
     evictor_called: CachePadded<AtomicBool>,
     pub(crate) handler_bells: Box<[EventFd]>,
@@ -127,8 +124,7 @@ pub(crate) struct Pager {
     /// How many of them there are, where threads serve themselves too, and handlers that wait for
     /// room to read ahead.
     pub(crate) starving: CachePadded<AtomicU32>,
-    /// Why write-back fails at the moment: 0, an `errno` or [`NO_SLOT`].
-    pub(crate) write_errno: AtomicU32,
+    health: Health,
     /// Pages with at least one pin. Changed only together with a page word that it counts.
     pub(crate) pinned: AtomicU64,
     /// A frame without a charge of its own uses the one that is kept for copies. Only the evictor
@@ -137,9 +133,6 @@ pub(crate) struct Pager {
     /// Since when no page could be mapped, in milliseconds from `began` on; 0: the last one could.
     map_fails_since: AtomicU64,
     began: Instant,
-    /// Set by the evictor when a whole pass freed nothing.
-    pub(crate) exhausted: AtomicBool,
-    pub(crate) stop: AtomicBool,
 }
 
 impl Pager {
@@ -220,7 +213,6 @@ impl Pager {
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
             in_thread,
-            deadline: config.deadline,
             evictor_bell: new_bell()?,
             evictor_called: CachePadded::new(AtomicBool::new(false)),
             handler_bells: bells?.into_boxed_slice(),
@@ -229,17 +221,27 @@ impl Pager {
             handler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
             starved: Starved::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
             starving: CachePadded::new(AtomicU32::new(0)),
-            write_errno: AtomicU32::new(0),
+            health: Health::new(config.deadline),
             pinned: AtomicU64::new(0),
             copy_charge_lent: AtomicBool::new(false),
             map_fails_since: AtomicU64::new(0),
             began: Instant::now(),
-            exhausted: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
         };
         pager.set_limit(config.limit);
         pager.start_tables();
         pager.keep_copy_charge().map(|()| pager)
+    }
+
+    /// What fails at the moment, and whether the region stops.
+    pub(in crate::paging) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Calls code of the store, see [`Health::guarded`]: `None` after a panic.
+    pub(in crate::paging) fn guarded<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
+        let result = self.health.guarded(call);
+        self.counters.panics.add(u64::from(result.is_none()));
+        result
     }
 
     /// Whether faults of the kernel on far memory are served.

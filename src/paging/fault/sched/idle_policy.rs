@@ -171,7 +171,7 @@ impl Lender {
     /// Lends until the region stops.
     pub(in crate::paging) fn run(&mut self) {
         const LOOK: Duration = Duration::from_secs(10);
-        while !self.pager.stop.load(Ordering::Acquire) {
+        while !self.pager.health().is_stopping() {
             let timeout = if self.look() { TICK } else { LOOK };
             let timeout = self.watchdog.look().map_or(timeout, |next| next.min(timeout));
             let bell = &self.pager.leases.bell;

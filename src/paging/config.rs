@@ -1,0 +1,191 @@
+//! Configuration of a region: what it is made of, and how its pages come and go.
+
+use crate::base::error::{Error, Result};
+use crate::base::units::{ByteCount, PageCount, SlotCount};
+use crate::paging::evict::policy::PolicyKind;
+use crate::paging::table_sizes::{self, Committed};
+use crate::store::Wipe;
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
+use std::time::Duration;
+
+/// Smallest page size.
+pub const PAGE_MIN: ByteCount = ByteCount::kib(4);
+/// Largest page size.
+pub const PAGE_MAX: ByteCount = ByteCount::mib(2);
+
+/// How pages come and go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Install {
+    /// The fastest for the page size, by measurement: huge pages, which is pages of 2 MiB and chunks
+    /// that a stream leads to, are filled by MOVE and others by COPY; evictions MOVE what may be
+    /// dirty and drop what is known to be clean.
+    #[default]
+    Auto,
+    /// COPY, write protection and `MADV_DONTNEED` only: the one way below Linux 6.8. Uses nothing
+    /// newer than Linux 5.7, whatever the kernel has: lost pages are fenced off by a mapping
+    /// instead of `UFFDIO_POISON`. Memory that an application's direct I/O is reading into must be
+    /// pinned.
+    Copy,
+    /// MOVE both ways, for comparison: memory that was in use is not used again (the kernel may still
+    /// be reading it), so small pages then cost more than by COPY.
+    Move,
+}
+
+impl Install {
+    /// Whether fills and evictions use MOVE.
+    pub(in crate::paging) fn resolve(
+        self,
+        page_bytes: usize,
+        kernel_moves: bool,
+    ) -> Result<(bool, bool)> {
+        match self {
+            // The kernel clears what a frame that is moved in gets as new memory, which costs more
+            // than copying, but for huge pages (docs/design/faults.md).
+            Install::Auto => Ok((kernel_moves && page_bytes >= HUGE_PAGE, kernel_moves)),
+            Install::Copy => Ok((false, false)),
+            Install::Move if kernel_moves => Ok((true, true)),
+            Install::Move => Err(Error::Unsupported {
+                feature: "UFFDIO_MOVE (Linux 6.8)",
+                why: "`install:move` was asked for; use `install:auto`",
+            }),
+        }
+    }
+}
+
+/// Who serves a fault.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Handler threads. System calls may touch far memory that is not resident.
+    #[default]
+    Handler,
+    /// The faulting thread itself, in a `SIGBUS` handler: the lowest latency, and no privilege
+    /// needed. System calls on far memory that is not resident fail with `EFAULT`; SIGBUS must
+    /// not be blocked, nor be in the mask of a signal handler that touches far memory, and a handler
+    /// that the program installs for it later must pass on what is not its own. A SIGBUS handler that
+    /// was there before is still called for what is not far, for lost pages and for hardware memory
+    /// errors.
+    InThread,
+}
+
+/// What a region is made of.
+#[derive(Clone, Debug)]
+pub struct RegionConfig {
+    /// Most bytes that may be resident. Default 1 GiB.
+    pub limit: ByteCount,
+    /// Bytes that come and go as one; a power of two from 4 KiB to 2 MiB. Default 64 KiB.
+    pub page: ByteCount,
+    /// Address space to reserve; rounded up to 2 MiB. Default 1 TiB.
+    pub span: ByteCount,
+    /// Threads that serve faults, 1 to 64. Default 2: the first serves all faults, with
+    /// asynchronous I/O; the second helps while two threads fault in turn, each beside one, and
+    /// all help while more do.
+    pub handlers: usize,
+    /// Who serves faults. Default: handler threads.
+    pub mode: Mode,
+    /// How pages are installed and evicted. Default by page size.
+    pub install: Install,
+    /// Whether each slot's content is verified when it is read back. Default yes.
+    pub checksum: bool,
+    /// How long a handler looks for the next fault before it sleeps. Default 0.
+    pub spin: Duration,
+    /// How long a handler looks for the device's answer before it sleeps, on devices that usually
+    /// answer within that time. Whoever wants its processor gets it meanwhile, but it does not
+    /// halt. Default 200 us; 0: never.
+    pub poll: Duration,
+    /// How long the device may take for one request, and for how long a read that fails is repeated.
+    /// Time in which the process is stopped does not count. Default 30 s.
+    pub deadline: Duration,
+    /// Whether pages that a stream of faults leads to are read ahead. Default yes.
+    pub readahead: bool,
+    /// Which page goes next. Default: tenure, by `docs/design/eviction.md`.
+    pub policy: PolicyKind,
+    /// Refuses to start where only faults of user mode can be served. Default no.
+    pub kernel_faults_required: bool,
+    /// Whether core dumps contain resident far memory. Default no.
+    pub dump: bool,
+    /// Whether pages are encrypted before they reach the store, under a key that only this
+    /// process knows. Default no.
+    pub encrypt: bool,
+    /// What happens to the pages on the store when the region is dropped. Default nothing.
+    pub wipe: Wipe,
+}
+
+impl Default for RegionConfig {
+    fn default() -> RegionConfig {
+        RegionConfig {
+            limit: ByteCount::gib(1),
+            page: ByteCount::kib(64),
+            span: ByteCount::gib(1024),
+            handlers: 2,
+            mode: Mode::Handler,
+            install: Install::Auto,
+            checksum: true,
+            spin: Duration::ZERO,
+            poll: Duration::from_micros(200),
+            deadline: Duration::from_secs(30),
+            readahead: true,
+            policy: PolicyKind::default(),
+            kernel_faults_required: false,
+            dump: false,
+            encrypt: false,
+            wipe: Wipe::Off,
+        }
+    }
+}
+
+impl RegionConfig {
+    /// The smallest limit that works with a page size.
+    #[must_use]
+    pub fn limit_min(page: ByteCount) -> ByteCount {
+        const PAGES_MIN: u64 = 64;
+        ByteCount::mib(8).max(ByteCount(page.0.saturating_mul(PAGES_MIN)))
+    }
+
+    /// The most that tables take of so much far memory, each page touched and stored: what describes
+    /// pages and slots, and the kernel's page tables. They count against the limit while they are
+    /// used. What is allocated is bounded so that they never take more than half of the limit; see
+    /// [`far_max`](Self::far_max).
+    #[must_use]
+    pub fn tables_max(&self, far: ByteCount) -> ByteCount {
+        let resident = PageCount(self.limit.0 / self.page.0.max(1));
+        let committed = Committed::of(far.0, self.page.0.max(1));
+        table_sizes::tables_max(&committed, resident, SlotCount(u64::MAX))
+    }
+
+    /// About the most far memory that can be allocated under this limit with this page size, however
+    /// large the device is. Less where what is allocated is scattered: parts of 2 MiB count whole.
+    #[must_use]
+    pub fn far_max(&self) -> ByteCount {
+        let gib = ByteCount::gib(1);
+        let fixed = self.tables_max(ByteCount::ZERO).0;
+        let per_gib = (self.tables_max(ByteCount(gib.0 << 10)).0 - fixed) >> 10;
+        let room = table_sizes::tables_allowed(self.limit).0.saturating_sub(fixed);
+        ByteCount((u128::from(room) * u128::from(gib.0) / u128::from(per_gib)) as u64)
+    }
+
+    /// These settings, the span rounded up, or why they cannot work.
+    pub(in crate::paging) fn check(mut self) -> Result<RegionConfig> {
+        let bad = |key: &str, reason: String| Error::Config { key: key.to_owned(), reason };
+        if !self.page.is_power_of_two() || self.page < PAGE_MIN || self.page > PAGE_MAX {
+            let reason = format!("{} is not a power of two from 4 KiB to 2 MiB", self.page);
+            return Err(bad("page", reason));
+        }
+        let minimum = RegionConfig::limit_min(self.page);
+        if self.limit < minimum {
+            return Err(Error::LimitTooSmall { limit: self.limit, minimum });
+        }
+        if !(1..=64).contains(&self.handlers) {
+            return Err(bad("handlers", format!("{} is not from 1 to 64", self.handlers)));
+        }
+        let huge = HUGE_PAGE as u64;
+        let span = self.span.0.checked_next_multiple_of(huge).filter(|span| *span < 1 << 46);
+        let Some(span) = span.filter(|span| *span >= huge) else {
+            return Err(bad("span", format!("{} is not from 2 MiB to 64 TiB", self.span)));
+        };
+        self.span = ByteCount(span);
+        Ok(self)
+    }
+}
+
+const _: () = assert!(KERNEL_PAGE == PAGE_MIN.0 as usize);
