@@ -87,7 +87,33 @@ impl Heap {
     /// userfaultfd; [`Error::Device`] for a device or directory that cannot be used;
     /// [`Error::Os`] when the kernel refuses resources.
     pub fn start(config: Config) -> Result<Heap> {
-        Heap::start_with(config, None)
+        Heap::start_with(config, None, None)
+    }
+
+    /// [`start`](Heap::start) on a store of the program's own, in place of the device or file that
+    /// the configuration would open. `examples/own_store.rs` is a program that does it.
+    ///
+    /// # Errors
+    /// As [`start`](Heap::start); [`Error::Config`] for an option that says which device or file to
+    /// open, or how: `device`, `overwrite`, `dir`, `capacity`, `reserve` and `io`.
+    ///
+    /// # Examples
+    /// ```
+    /// use farheap::store::MemStore;
+    /// use farheap::{ByteCount, Config, Heap};
+    /// use std::sync::Arc;
+    ///
+    /// let config = Config::builder().limit(ByteCount::mib(16)).build()?;
+    /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
+    /// match Heap::start_on(config, store) {
+    ///     Ok(heap) => heap.shutdown()?,
+    ///     Err(error) => println!("{error}"), // Says how to allow userfaultfd.
+    /// }
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub fn start_on(config: Config, store: Arc<dyn Store>) -> Result<Heap> {
+        config.check_opens_nothing()?;
+        Heap::start_with(config, Some(store), None)
     }
 
     /// [`start`](Heap::start) under a memory manager: one limit holds for far memory and all other
@@ -118,10 +144,14 @@ impl Heap {
     /// # Ok::<(), farheap::Error>(())
     /// ```
     pub fn start_under(manager: &Arc<MemoryManager>, config: Config) -> Result<Heap> {
-        Heap::start_with(config, Some(manager))
+        Heap::start_with(config, None, Some(manager))
     }
 
-    fn start_with(config: Config, manager: Option<&Arc<MemoryManager>>) -> Result<Heap> {
+    fn start_with(
+        config: Config,
+        store: Option<Arc<dyn Store>>,
+        manager: Option<&Arc<MemoryManager>>,
+    ) -> Result<Heap> {
         if heap::is_left_to_parent() {
             return Err(Error::Forked { what: "a far heap" });
         }
@@ -134,7 +164,7 @@ impl Heap {
         AT_FORK.call_once(|| crate::sys::fork::in_forked_children(heap::leave_to_parent));
         heap::keep_own_allocations_local();
         let region_config = region_config(&config);
-        let store = open_store(&config)?;
+        let store = store.map_or_else(|| open_store(&config), Ok)?;
         let region = match manager {
             Some(manager) => Region::create_under(manager, region_config, store)?,
             None => Arc::new(Region::create(region_config, store)?),

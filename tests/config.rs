@@ -1,9 +1,11 @@
 //! The configuration as its users see it: text, environment variable, errors.
 
 use farheap::config::{self, Builder, Install, Io, Mode, PolicyKind, UserMode, Wipe};
-use farheap::{ByteCount, Config, Error};
+use farheap::store::MemStore;
+use farheap::{ByteCount, Config, Error, Heap};
 use proptest::prelude::*;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What a text is refused with.
@@ -157,6 +159,23 @@ fn the_builder_refuses_what_the_text_refuses() {
     ] {
         let error = builder.clone().build().expect_err("an invalid option");
         assert!(matches!(error, Error::Config { .. }), "{builder:?}: {error}");
+    }
+}
+
+#[test]
+fn a_store_of_the_programs_own_conflicts_with_options_that_open_one() {
+    for text in [
+        "device:/dev/sda",
+        "overwrite:on",
+        "dir:/tmp",
+        "capacity:1GiB",
+        "capacity:1GiB,reserve:on",
+        "io:sync",
+    ] {
+        let config = Config::parse(&format!("limit:8MiB,{text}")).expect(text);
+        let store = Arc::new(MemStore::new(ByteCount::mib(16)).expect("address space"));
+        let error = Heap::start_on(config, store).expect_err(text).to_string();
+        assert!(error.contains("conflicts with the program's own store"), "{text}: {error}");
     }
 }
 

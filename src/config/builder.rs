@@ -162,6 +162,25 @@ impl Config {
     }
 }
 
+impl Config {
+    /// Refuses options about the device or file to open, for a program that has a store already.
+    pub(crate) fn check_opens_nothing(&self) -> Result<()> {
+        let Options { device, overwrite, dir, capacity, reserve, io, .. } = &self.options;
+        let said = [
+            ("device", device.is_some()),
+            ("overwrite", *overwrite),
+            ("dir", dir.is_some()),
+            ("capacity", capacity.is_some()),
+            ("reserve", *reserve),
+            ("io", *io != Io::Auto),
+        ];
+        match said.iter().find(|(_, is_set)| *is_set) {
+            Some((name, _)) => Err(invalid(name, "conflicts with the program's own store")),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Prints the text form, which reads back as an equal configuration.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -165,6 +165,10 @@ pub struct Completion {
 
 /// A place that keeps bytes for pages that are not resident.
 ///
+/// A store and its queues run on the threads that resolve faults and evict pages. They must not touch
+/// far memory, which would wait for the same threads, and should allocate only when they are made:
+/// memory is short when pages are evicted. `examples/own_store.rs` is a store of a program's own.
+///
 /// # Safety
 /// What is in far memory is read back from here, pointers included, so memory safety rests on it:
 /// 1. A read that succeeds has filled all of its buffer with the bytes that were written there last;
