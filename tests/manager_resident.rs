@@ -211,7 +211,7 @@ fn resident_memory_never_exceeds_a_limit_that_moves_while_everything_runs() {
     });
 }
 
-/// Most resident while `work` runs, in thousandths of `limit`; `before`: what was resident before
+/// Largest resident size while `work` runs, in thousandths of `limit`; `before`: what was resident before
 /// any of it started.
 fn most_resident(limit: u64, before: u64, work: impl FnOnce()) -> u64 {
     let (allowed, stop) = (AtomicU64::new(limit), AtomicBool::new(false));

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tidy_text::fields::open_fields;
 use tidy_text::imports::{Modules, cycles};
 use tidy_text::{Source, is_word, words};
 
@@ -29,6 +30,8 @@ const LAYERS: &[&[&str]] = &[
 ];
 /// Layers whose files still import each other in a circle. No layer may be added.
 const LAYERS_WITH_CYCLES: &[&str] = &["paging", "pool", "heap"];
+/// Layers with structs whose fields are named outside their folder. No layer may be added.
+const LAYERS_WITH_OPEN_FIELDS: &[&str] = &["paging"];
 /// What `config` uses, though its layer is high: it only describes.
 const CONFIG_USES: &[&str] = &["base", "sys", "store", "limit", "paging", "config"];
 
@@ -198,6 +201,44 @@ fn files_of_a_layer_use_each_other_in_one_direction() {
 }
 
 #[test]
+fn a_field_is_named_in_its_own_folder_only() {
+    let library = library();
+    let mut violations = Vec::new();
+    for layer in LAYERS.iter().copied().flatten() {
+        let mut found = 0;
+        let of_layer = |source: &&Source| module_of(&source.name) == Some(layer);
+        for source in library.iter().filter(|source| !is_test(&source.name)).filter(of_layer) {
+            let fields = open_fields(source);
+            found += fields.len();
+            if !LAYERS_WITH_OPEN_FIELDS.contains(layer) {
+                let name = &source.name;
+                violations
+                    .extend(fields.iter().map(|(line, field)| format!("{name}:{line}: {field}")));
+            }
+        }
+        if found == 0 && LAYERS_WITH_OPEN_FIELDS.contains(layer) {
+            violations.push(format!("{layer}: has no open field any more, take it off the list"));
+        }
+    }
+    let rule = "a field is named in the folder of its struct only, but for plain data";
+    report(rule, &violations);
+}
+
+#[test]
+fn open_fields_are_told_from_plain_data() {
+    let code = "pub(crate) struct Data { pub(crate) a: u8, pub(crate) b: u8 }".replace(", ", ",\n")
+        + "\nstruct Owner {\n    pub(super) a: u8,\n    pub(in crate::a) b: u8,\n    c: u8,\n}\n"
+        + "struct Lock {\n    pub(crate) held: AtomicU32,\n}\n";
+    let open = |name: &str| {
+        let found = open_fields(&Source::new(name, code.clone()));
+        found.into_iter().map(|(_, field)| field).collect::<Vec<_>>()
+    };
+    assert_eq!(open("src/a/b.rs"), ["Lock.held"]);
+    assert_eq!(open("src/a/mod.rs"), ["Owner.a", "Lock.held"]);
+    assert_eq!(open("src/a/b/mod.rs"), ["Owner.a", "Owner.b", "Lock.held"]);
+}
+
+#[test]
 fn paths_are_followed_through_modules_and_re_exports() {
     let source = |name: &str, code: &str| Source::new(name, code.to_owned());
     let sources = [
@@ -342,6 +383,38 @@ fn every_unsafe_block_has_a_safety_comment() {
         }
     }
     report("unsafe blocks are preceded by `// SAFETY:`", &violations);
+}
+
+/// Wordings that have to be read twice, and what to write instead.
+const WORDINGS: &[(&str, &str)] = &[
+    ("whoever", "the holder, the caller, a thread that"),
+    ("to be had", "available, free, timed out"),
+    ("so many", "this number of, 1/N of"),
+    ("/// Most ", "Maximum number of"),
+    ("/// Who ", "name the subject"),
+    ("/// Whom ", "name the subject"),
+    ("who asks", "the caller"),
+    ("who waits", "a thread that waits"),
+    ("who holds", "the holder"),
+];
+/// Layers whose wording is still to be gone through. No layer may be added.
+const LAYERS_WITH_WORDINGS: &[&str] = &["sys", "paging", "pool", "heap", "config", "runtime"];
+
+#[test]
+fn english_is_plain() {
+    let mut violations = Vec::new();
+    for source in everything().iter().filter(|source| !source.name.starts_with("tests/tidy")) {
+        if module_of(&source.name).is_some_and(|layer| LAYERS_WITH_WORDINGS.contains(&layer)) {
+            continue;
+        }
+        for (number, line) in source.text.lines().enumerate() {
+            for (wording, better) in WORDINGS.iter().filter(|(wording, _)| line.contains(wording)) {
+                let place = format!("{}:{}", source.name, number + 1);
+                violations.push(format!("{place}: `{}`, better: {better}", wording.trim()));
+            }
+        }
+    }
+    report("plain English", &violations);
 }
 
 #[test]

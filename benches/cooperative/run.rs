@@ -101,7 +101,7 @@ pub(crate) struct Run {
     pub(crate) samples: Vec<Sample>,
     pub(crate) queries: Vec<Asked>,
     pub(crate) failed_queries: u64,
-    /// Most resident bytes, of the limit.
+    /// Largest resident size, as a share of the limit.
     pub(crate) resident_max_pct: f64,
     pub(crate) used_max_pct: f64,
 }

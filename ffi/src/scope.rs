@@ -13,7 +13,7 @@ pub const FARHEAP_POLICY: farheap_placement = 0;
 pub const FARHEAP_LOCAL: farheap_placement = 1;
 pub const FARHEAP_FAR: farheap_placement = 2;
 
-/// Most scopes inside of each other: more are a push without its pop.
+/// Maximum number of scopes inside of each other: more are a push without its pop.
 const DEPTH_MAX: usize = 1024;
 
 thread_local! {

@@ -176,7 +176,7 @@ pub enum Error {
     /// More consumers than a memory manager can have.
     #[error("a memory manager has room for {most} consumers; `{name}` would be one too many")]
     TooManyConsumers {
-        /// Who wanted to join.
+        /// The consumer that wanted to join.
         name: String,
         /// How many there may be.
         most: usize,

@@ -8,7 +8,7 @@ use crate::containers::ordered::Cursor;
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 
-/// Most levels: a 2-3 tree of this height has more pairs than there are addresses.
+/// Maximum number of levels: a 2-3 tree of this height has more pairs than there are addresses.
 pub(super) const HEIGHT_MAX: usize = 48;
 
 /// One node on the way, and the pair or child there.

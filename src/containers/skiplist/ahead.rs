@@ -10,7 +10,7 @@ use crate::base::units::ByteCount;
 use crate::containers::FILL_DEFAULT;
 use std::borrow::Borrow;
 
-/// Most nodes whose pages one call brings in: they must not push each other out.
+/// Maximum number of nodes whose pages one call brings in: they must not push each other out.
 const NODES_MAX: usize = 128;
 
 impl<K: Ord, V> FarSkipList<K, V> {

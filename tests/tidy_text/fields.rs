@@ -1,0 +1,96 @@
+//! Which fields of structs can be named outside the folder that their struct lives in.
+
+use crate::tidy_text::Source;
+
+/// Types whose values change through a shared reference, or that own memory: a struct with one of
+/// them guards something, so it is no plain data.
+const GUARDING: &[&str] =
+    &["Atomic", "Ranked<", "FaultLock<", "Mutex<", "LazyArray<", "Mapping", "Cell<", "NonNull<"];
+
+/// A field as it is declared.
+struct Field<'a> {
+    name: &'a str,
+    /// What `pub(..)` says: empty for private fields, `pub` for public ones.
+    visibility: &'a str,
+    kind: &'a str,
+}
+
+/// The text up to the bracket that closes one opened before `text`, and what follows.
+fn inside(text: &str) -> (&str, &str) {
+    let mut depth = 1;
+    for (index, c) in text.char_indices() {
+        match c {
+            '{' | '(' => depth += 1,
+            '}' | ')' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return text.split_at(index);
+        }
+    }
+    (text, "")
+}
+
+/// The fields of a struct with names, from the text between its braces.
+fn fields(body: &str) -> Vec<Field<'_>> {
+    let mut found = Vec::new();
+    for line in body.lines().map(str::trim).filter(|line| !line.starts_with("#[")) {
+        let (visibility, rest) = match line.strip_prefix("pub(") {
+            Some(rest) => rest.split_once(") ").unwrap_or(("", rest)),
+            None => match line.strip_prefix("pub ") {
+                Some(rest) => ("pub", rest),
+                None => ("", line),
+            },
+        };
+        let Some((name, kind)) = rest.split_once(": ") else { continue };
+        if name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_') {
+            found.push(Field { name, visibility, kind });
+        }
+    }
+    found
+}
+
+/// The folder of a source, as a module path: `src/paging/page/word.rs` lies in `paging::page`.
+fn folder(name: &str) -> String {
+    let below = name.strip_prefix("src/").unwrap_or(name);
+    below.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.replace('/', "::"))
+}
+
+/// Whether a visibility ends at the folder of the source.
+fn stays_inside(source: &str, visibility: &str) -> bool {
+    match visibility {
+        "" => true,
+        "super" => !source.ends_with("/mod.rs"),
+        _ => visibility.strip_prefix("in crate::").is_some_and(|path| {
+            let folder = folder(source);
+            path == folder || path.starts_with(&format!("{folder}::"))
+        }),
+    }
+}
+
+/// The fields of a source that are visible outside its folder, as `struct.field`. Structs of plain
+/// data may show them: those that show all, and guard nothing.
+pub(crate) fn open_fields(source: &Source) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let code = source.code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    for (at, _) in code.match_indices("struct ") {
+        let head = &code[at + "struct ".len()..];
+        let end = head.find(['{', ';', '(']).unwrap_or(head.len());
+        let is_declared = code[..at].ends_with([' ', '\n']) && head[end..].starts_with('{');
+        let Some(name) = head[..end].split(|c: char| !c.is_alphanumeric()).next() else { continue };
+        if !is_declared {
+            continue;
+        }
+        let (body, _) = inside(&head[end + 1..]);
+        let fields = fields(body);
+        let is_guarding = |field: &Field<'_>| GUARDING.iter().any(|kind| field.kind.contains(kind));
+        let is_data = fields.iter().all(|field| !field.visibility.is_empty())
+            && !fields.iter().any(is_guarding);
+        if is_data {
+            continue;
+        }
+        let open = fields.iter().filter(|field| !stays_inside(&source.name, field.visibility));
+        found.extend(open.map(|field| (source.line_of(at), format!("{name}.{}", field.name))));
+    }
+    found
+}
