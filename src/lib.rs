@@ -23,10 +23,10 @@ pub mod config;
 pub mod containers;
 #[cfg(not(loom))]
 mod heap;
-// The protocols of the heap's slots, for their models.
+// The protocols of the heap's thread caches, for their models.
 #[cfg(loom)]
-#[path = "heap/bar.rs"]
-mod heap_bar;
+#[path = "heap/thread_cache/biased_lock.rs"]
+mod heap_biased_lock;
 #[cfg(loom)]
 #[path = "heap/counts.rs"]
 mod heap_counts;
@@ -68,7 +68,7 @@ pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 #[cfg(not(loom))]
 pub use config::Config;
 #[cfg(not(loom))]
-pub use heap::{Far, FarHeap, Local, Placement, Scope, malloc, scope};
+pub use heap::{Far, FarHeap, Local, Placement, Scope, c_malloc as malloc, scope};
 #[cfg(not(loom))]
 pub use limit::manager::{MemoryManager, Temporary};
 #[cfg(not(loom))]

@@ -11,7 +11,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::config::{Config, Io, UserMode};
-use crate::heap::{self, Edges, ExtentSource, Tier, TierOptions};
+use crate::heap::{self, Edges, ExtentSource, FarArenas, FarArenasOptions};
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, RegionConfig, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
@@ -175,10 +175,10 @@ impl Heap {
             eprintln!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}");
         }
         let local = manager.map(|manager| LocalMemory::join(manager, &region)).transpose()?;
-        let options = TierOptions { threshold, ..tier_options(&config) };
-        let tier = Tier::create(region.clone() as Arc<dyn ExtentSource>, options)?;
-        heap::install(tier)?;
-        let care = match Care::start(tier, &region, local.clone()) {
+        let options = FarArenasOptions { threshold, ..tier_options(&config) };
+        let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
+        heap::install(arenas)?;
+        let care = match Care::start(arenas, &region, local.clone()) {
             Ok(care) => care,
             Err(error) => {
                 heap::uninstall()?;
@@ -218,13 +218,13 @@ impl Heap {
     /// permitted here (see [`UserMode::Auto`]), or because the heap has been shut down.
     #[must_use]
     pub fn threshold(&self) -> Option<ByteCount> {
-        heap::installed().and_then(Tier::threshold)
+        heap::installed().and_then(FarArenas::threshold)
     }
 
     /// Bytes that are allocated far, as callers asked for them.
     #[must_use]
     pub fn allocated(&self) -> ByteCount {
-        heap::installed().map_or(ByteCount::ZERO, |tier| tier.stats().allocated)
+        heap::installed().map_or(ByteCount::ZERO, |arenas| arenas.stats().allocated)
     }
 
     /// Bytes of RAM that the allocator has for everything that is not far: live, freed and kept for
@@ -232,7 +232,7 @@ impl Heap {
     /// [memory manager](crate::limit::manager) they count against its limit as "local memory".
     #[must_use]
     pub fn local(&self) -> ByteCount {
-        heap::installed().map_or(ByteCount::ZERO, |tier| tier.local_resident())
+        heap::installed().map_or(ByteCount::ZERO, |arenas| arenas.local_resident())
     }
 
     /// Gives freed far memory that is kept for reuse back now: frames, device space and all.
@@ -243,9 +243,9 @@ impl Heap {
         // The lock keeps the tier's arenas from being destroyed meanwhile.
         let running = RUNNING.lock();
         if running.is_some()
-            && let Some(tier) = heap::installed()
+            && let Some(arenas) = heap::installed()
         {
-            tier.purge();
+            arenas.purge();
         }
     }
 
@@ -279,10 +279,10 @@ impl Heap {
         drop(running.care);
         let result = heap::uninstall();
         if result.is_err()
-            && let Some(tier) = heap::installed()
+            && let Some(arenas) = heap::installed()
         {
             // Without it, memory that is freed stays longer; the heap goes on all the same.
-            running.care = Care::start(tier, &running.region, running.local.clone()).ok();
+            running.care = Care::start(arenas, &running.region, running.local.clone()).ok();
             *slot = Some(running);
         }
         result?;
@@ -382,10 +382,10 @@ fn threshold(config: &Config, region: &Region) -> Option<ByteCount> {
 }
 
 /// Memory that the heap keeps for reuse is charged: a share of the limit, not more.
-fn tier_options(config: &Config) -> TierOptions {
-    let defaults = TierOptions::default();
+fn tier_options(config: &Config) -> FarArenasOptions {
+    let defaults = FarArenasOptions::default();
     let share = |part: u64| ByteCount(config.limit().0 / part);
-    TierOptions {
+    FarArenasOptions {
         dirty_max: defaults.dirty_max.min(share(8)),
         large_cache_max: defaults.large_cache_max.min(share(32)),
         cache_max: defaults.cache_max.min(share(8)),

@@ -25,8 +25,8 @@ use base::error::{Error, Result};
 use base::units::ByteCount;
 use heap::testing::TestSource;
 use heap::{
-    ExtentSource, Far, FarHeap, Placement, Tier, TierOptions, install, installed, pin_thread_local,
-    scope, uninstall,
+    ExtentSource, Far, FarArenas, FarArenasOptions, FarHeap, Placement, install, installed,
+    pin_thread_local, scope, uninstall,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -41,9 +41,9 @@ fn main() {
     assert!(!Far::contains(before.as_ptr()));
     let source = Arc::new(TestSource::new(ByteCount::gib(4), ByteCount::gib(1)));
     // All that is not said to be local is far.
-    let options = TierOptions { threshold: Some(ByteCount(1)), ..TierOptions::default() };
-    let tier = Tier::create(source, options).expect("jemalloc has an arena left");
-    install(tier).expect("no other heap is running");
+    let options = FarArenasOptions { threshold: Some(ByteCount(1)), ..FarArenasOptions::default() };
+    let arenas = FarArenas::create(source, options).expect("jemalloc has an arena left");
+    install(arenas).expect("no other heap is running");
 
     what_was_allocated_before_the_heap_ran_is_freed_after(before);
     collections_live_in_far_memory_and_move_between_threads();
@@ -103,7 +103,7 @@ fn threads_start_and_end_with_all_of_their_own_memory_far() {
 }
 
 fn a_pinned_thread_maintains_the_tier_while_others_work() {
-    let tier = installed().expect("the heap runs");
+    let arenas = installed().expect("the heap runs");
     let worker = thread::spawn(|| {
         let bytes = |n: usize| -> usize {
             vec![n as u8; n * 1_000].iter().map(|&byte| byte as usize).sum()
@@ -113,7 +113,7 @@ fn a_pinned_thread_maintains_the_tier_while_others_work() {
     let maintainer = thread::spawn(move || {
         pin_thread_local();
         for _ in 0..50 {
-            tier.maintain();
+            arenas.maintain();
             assert!(!Far::contains(vec![0_u8; 100_000].as_ptr()));
         }
     });

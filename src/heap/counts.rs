@@ -1,7 +1,7 @@
 //! Bytes allocated and freed: counted by who allocates and frees, summed by who looks.
 //!
 //! An object may be freed through other counters than those that it was allocated through. Used by
-//! `slot` and `tier`; knows nothing but atomics, and loom runs it.
+//! `thread_cache` and `far_arenas`; knows nothing but atomics, and loom runs it.
 //!
 //! # Invariants
 //! 1. An object is counted as allocated before its address is handed out, and a new place of it
@@ -77,14 +77,14 @@ mod loom_tests {
     fn loom_an_object_that_moves_meanwhile_is_in_use() {
         loom::model(|| {
             let all = Arc::new([Counts::new(), Counts::new()]);
-            let [shared, slot] = &*all;
-            slot.allocated_alone(10);
+            let [shared, cache] = &*all;
+            cache.allocated_alone(10);
             let of_mover = Arc::clone(&all);
             let mover = thread::spawn(move || {
                 of_mover[0].allocated(10);
                 of_mover[0].freed(10);
             });
-            assert!(in_use(|| [shared, slot].into_iter()) >= 10, "the object seems to be gone");
+            assert!(in_use(|| [shared, cache].into_iter()) >= 10, "the object seems to be gone");
             mover.join().expect("the mover asserts nothing false");
             assert_eq!(in_use(|| all.iter()), 10);
         });

@@ -23,10 +23,10 @@
 
 #![expect(unsafe_code, reason = "implements a global allocator")]
 
+use super::far_arenas::FarArenas;
 use super::jemalloc::{self, Flags};
-use super::slot::Fill;
-use super::thread::{self, Placement};
-use super::tier::Tier;
+use super::placement::{self, Placement};
+use super::thread_cache::Fill;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{
     AtomicUsize,
@@ -40,9 +40,9 @@ use std::sync::atomic::AtomicPtr;
 /// The installed tier, in one cache line that only starting and stopping write.
 #[repr(align(64))]
 struct Installed {
-    tier: AtomicPtr<Tier>,
+    arenas: AtomicPtr<FarArenas>,
     /// The same while it serves new allocations.
-    serving: AtomicPtr<Tier>,
+    serving: AtomicPtr<FarArenas>,
     /// Its reservation; a span of 0 contains nothing.
     base: AtomicUsize,
     span: AtomicUsize,
@@ -53,7 +53,7 @@ struct Installed {
 }
 
 static FAR: Installed = Installed {
-    tier: AtomicPtr::new(ptr::null_mut()),
+    arenas: AtomicPtr::new(ptr::null_mut()),
     serving: AtomicPtr::new(ptr::null_mut()),
     base: AtomicUsize::new(0),
     span: AtomicUsize::new(0),
@@ -72,17 +72,17 @@ const INHERITED: usize = 3;
 ///
 /// # Errors
 /// [`Error::AlreadyRunning`] when there is one.
-pub(crate) fn install(tier: &'static Tier) -> Result<()> {
+pub(crate) fn install(arenas: &'static FarArenas) -> Result<()> {
     FAR.control
         .compare_exchange(VACANT, CHANGING, Acquire, Relaxed)
         .map_err(|_| Error::AlreadyRunning)?;
-    FAR.base.store(tier.base(), Relaxed);
+    FAR.base.store(arenas.base(), Relaxed);
     // Pairs with the Acquire in `is_far`: who sees this span sees the base that it belongs to.
-    FAR.span.store(tier.span(), Release);
-    FAR.threshold.store(tier.threshold().map_or(usize::MAX, ByteCount::as_usize), Relaxed);
-    FAR.tier.store(ptr::from_ref(tier).cast_mut(), Relaxed);
+    FAR.span.store(arenas.span(), Release);
+    FAR.threshold.store(arenas.threshold().map_or(usize::MAX, ByteCount::as_usize), Relaxed);
+    FAR.arenas.store(ptr::from_ref(arenas).cast_mut(), Relaxed);
     // Who allocates from the tier has seen all of this; who frees has the pointer from there.
-    FAR.serving.store(ptr::from_ref(tier).cast_mut(), Release);
+    FAR.serving.store(ptr::from_ref(arenas).cast_mut(), Release);
     FAR.control.store(TAKEN, Release);
     Ok(())
 }
@@ -96,14 +96,14 @@ pub(crate) fn uninstall() -> Result<()> {
     FAR.control
         .compare_exchange(TAKEN, CHANGING, Acquire, Relaxed)
         .map_err(|_| Error::NotRunning)?;
-    let tier = installed().expect("a tier is installed while the control says so");
-    let result = tier.close();
+    let arenas = installed().expect("a arenas is installed while the control says so");
+    let result = arenas.close();
     if matches!(result, Err(Error::InUse { .. })) {
         FAR.control.store(TAKEN, Release);
         return result;
     }
     FAR.serving.store(ptr::null_mut(), Relaxed);
-    FAR.tier.store(ptr::null_mut(), Relaxed);
+    FAR.arenas.store(ptr::null_mut(), Relaxed);
     FAR.threshold.store(usize::MAX, Relaxed);
     // No far pointer exists any more, so nobody can miss the range.
     FAR.span.store(0, Relaxed);
@@ -117,7 +117,7 @@ pub(crate) fn uninstall() -> Result<()> {
 /// Only stores to memory, so it may run right after the fork.
 pub(crate) extern "C" fn leave_to_parent() {
     FAR.serving.store(ptr::null_mut(), Relaxed);
-    FAR.tier.store(ptr::null_mut(), Relaxed);
+    FAR.arenas.store(ptr::null_mut(), Relaxed);
     if FAR.span.load(Relaxed) != 0 {
         FAR.control.store(INHERITED, Relaxed);
     }
@@ -130,16 +130,16 @@ pub(crate) fn is_left_to_parent() -> bool {
 
 /// The process's far tier; none in a forked child of the process that has it.
 #[inline]
-pub(crate) fn installed() -> Option<&'static Tier> {
+pub(crate) fn installed() -> Option<&'static FarArenas> {
     // Pairs with the Release in `install`, by way of the pointer that is asked about or of
     // `serving`; Acquire for who asks out of the blue.
     // SAFETY: null or a tier, which is never freed.
-    unsafe { FAR.tier.load(Acquire).as_ref() }
+    unsafe { FAR.arenas.load(Acquire).as_ref() }
 }
 
 /// The process's far tier, if it serves new allocations.
 #[inline]
-pub(super) fn serving() -> Option<&'static Tier> {
+pub(super) fn serving() -> Option<&'static FarArenas> {
     // Pairs with the Release in `install`.
     // SAFETY: null or a tier, which is never freed.
     unsafe { FAR.serving.load(Acquire).as_ref() }
@@ -159,8 +159,8 @@ pub(super) fn is_far(ptr: *const u8) -> bool {
 
 /// The tier for an allocation of `size` bytes; `None`: local.
 #[inline]
-pub(super) fn tier_for(size: usize) -> Option<&'static Tier> {
-    match thread::placement() {
+pub(super) fn arenas_for(size: usize) -> Option<&'static FarArenas> {
+    match placement::placement() {
         None if size < FAR.threshold.load(Relaxed) => None,
         Some(Placement::Local) => None,
         _ => serving(),
@@ -185,24 +185,28 @@ pub(super) unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
 /// The layout's size is not zero.
 #[inline]
 pub(super) unsafe fn allocate_far(layout: Layout, fill: Fill) -> *mut u8 {
-    let Some(tier) = serving() else {
+    let Some(arenas) = serving() else {
         return ptr::null_mut();
     };
     // SAFETY: the size is not zero. A tier that is just closing has no memory.
-    unsafe { tier.allocate(layout, fill) }.unwrap_or(ptr::null_mut())
+    unsafe { arenas.allocate(layout, fill) }.unwrap_or(ptr::null_mut())
 }
 
 /// Allocates from `tier`, or locally when it has just been shut down, or is full while the thread
-/// [reports a failure](thread::reports_failure).
+/// [reports a failure](placement::reports_failure).
 ///
 /// # Safety
 /// The layout's size is not zero.
 #[inline]
-pub(super) unsafe fn allocate(tier: Option<&'static Tier>, layout: Layout, fill: Fill) -> *mut u8 {
-    if let Some(tier) = tier {
+pub(super) unsafe fn allocate(
+    arenas: Option<&'static FarArenas>,
+    layout: Layout,
+    fill: Fill,
+) -> *mut u8 {
+    if let Some(arenas) = arenas {
         // SAFETY: the size is not zero.
-        if let Ok(ptr) = unsafe { tier.allocate(layout, fill) }
-            && (!ptr.is_null() || !thread::reports_failure())
+        if let Ok(ptr) = unsafe { arenas.allocate(layout, fill) }
+            && (!ptr.is_null() || !placement::reports_failure())
         {
             return ptr;
         }
@@ -219,9 +223,9 @@ pub(super) unsafe fn allocate(tier: Option<&'static Tier>, layout: Layout, fill:
 pub(super) unsafe fn free(ptr: *mut u8, layout: Layout) {
     if is_far(ptr) {
         // Without a tier it is the parent's, in a forked child: nothing is to be done.
-        if let Some(tier) = installed() {
+        if let Some(arenas) = installed() {
             // SAFETY: `ptr` lies in the tier's reservation.
-            unsafe { tier.free(ptr, layout) }
+            unsafe { arenas.free(ptr, layout) }
         }
     } else {
         let flags = Flags::LOCAL.aligned(layout.size(), layout.align());
@@ -237,7 +241,7 @@ pub(super) unsafe fn free(ptr: *mut u8, layout: Layout) {
 pub(super) unsafe fn clear(ptr: *mut u8, len: usize) {
     match installed().filter(|_| is_far(ptr)) {
         // SAFETY: as the caller promises.
-        Some(tier) => unsafe { tier.clear(ptr, len) },
+        Some(arenas) => unsafe { arenas.clear(ptr, len) },
         // SAFETY: as the caller promises.
         None => unsafe { ptr.write_bytes(0, len) },
     }
@@ -253,7 +257,7 @@ pub(super) unsafe fn reallocate_in_tier(ptr: *mut u8, old: Layout, new: Layout) 
     if is_far(ptr) {
         match installed() {
             // SAFETY: `ptr` lies in the tier's reservation.
-            Some(tier) => unsafe { tier.reallocate(ptr, old, new) },
+            Some(arenas) => unsafe { arenas.reallocate(ptr, old, new) },
             // The parent's, which cannot be copied in a forked child: it can only stay as it is.
             None if new.size() <= old.size() => ptr,
             None => ptr::null_mut(),
@@ -269,9 +273,14 @@ pub(super) unsafe fn reallocate_in_tier(ptr: *mut u8, old: Layout, new: Layout) 
 ///
 /// # Safety
 /// As for [`reallocate_in_tier`].
-unsafe fn move_to(tier: Option<&'static Tier>, ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
+unsafe fn move_to(
+    arenas: Option<&'static FarArenas>,
+    ptr: *mut u8,
+    old: Layout,
+    new: Layout,
+) -> *mut u8 {
     // SAFETY: the size is not zero.
-    let moved = unsafe { allocate(tier, new, Fill::Any) };
+    let moved = unsafe { allocate(arenas, new, Fill::Any) };
     if !moved.is_null() {
         // SAFETY: both are valid for the smaller size; the new one overlaps nothing.
         unsafe { ptr::copy_nonoverlapping(ptr, moved, old.size().min(new.size())) };
@@ -283,7 +292,7 @@ unsafe fn move_to(tier: Option<&'static Tier>, ptr: *mut u8, old: Layout, new: L
 
 /// Resizes: within the tier that `ptr` is in, unless the allocation is local, grows, and the
 /// policy sends the new size far, or it is far and the thread
-/// [reports a failure](thread::reports_failure). Null leaves it as it was.
+/// [reports a failure](placement::reports_failure). Null leaves it as it was.
 ///
 /// # Safety
 /// As for [`reallocate_in_tier`].
@@ -291,14 +300,14 @@ unsafe fn move_to(tier: Option<&'static Tier>, ptr: *mut u8, old: Layout, new: L
 pub(super) unsafe fn resize(ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
     if new.size() > old.size()
         && !is_far(ptr)
-        && let Some(tier) = tier_for(new.size())
+        && let Some(arenas) = arenas_for(new.size())
     {
         // SAFETY: as the caller promises.
-        return unsafe { move_to(Some(tier), ptr, old, new) };
+        return unsafe { move_to(Some(arenas), ptr, old, new) };
     }
     // SAFETY: as the caller promises.
     let resized = unsafe { reallocate_in_tier(ptr, old, new) };
-    if resized.is_null() && is_far(ptr) && thread::reports_failure() {
+    if resized.is_null() && is_far(ptr) && placement::reports_failure() {
         // SAFETY: as the caller promises.
         return unsafe { move_to(None, ptr, old, new) };
     }
@@ -341,13 +350,13 @@ unsafe impl GlobalAlloc for FarHeap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller passes no empty layout.
-        unsafe { allocate(tier_for(layout.size()), layout, Fill::Any) }
+        unsafe { allocate(arenas_for(layout.size()), layout, Fill::Any) }
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller passes no empty layout.
-        unsafe { allocate(tier_for(layout.size()), layout, Fill::Zero) }
+        unsafe { allocate(arenas_for(layout.size()), layout, Fill::Zero) }
     }
 
     #[inline]

@@ -11,7 +11,7 @@
 #![expect(unsafe_code, reason = "implements allocators")]
 
 use super::global;
-use super::slot::Fill;
+use super::thread_cache::Fill;
 use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
 use std::ptr::{self, NonNull};

@@ -1,7 +1,7 @@
 //! Extent hooks: jemalloc's requests for address space, passed to an [`ExtentSource`].
 //!
 //! An [`Hooks`] value is one arena's table plus its context; jemalloc hands the table's address
-//! to every call. Uses `jemalloc`, `thread`, [`ExtentSource`]; owned by `Tier`.
+//! to every call. Uses `jemalloc`, `thread`, [`ExtentSource`]; owned by `FarArenas`.
 //!
 //! An extent's life: `alloc` (address only) -> `commit` (charged, zero inside) -> used, freed,
 //! kept dirty by jemalloc -> `decommit` (contents dropped) -> `commit` again, ... -> `destroy`
@@ -21,8 +21,8 @@
 #![expect(unsafe_code, reason = "is called by jemalloc with raw pointers")]
 
 use super::jemalloc::extent_hooks_t;
+use super::placement::{self, Committed};
 use super::source::ExtentSource;
-use super::thread::{self, Committed};
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering::Relaxed};
 use crate::base::units::ByteCount;
@@ -104,7 +104,7 @@ impl Hooks {
             return false;
         };
         self.committed.fetch_add(len as u64, Relaxed);
-        thread::note_committed(Committed { start: ptr.addr().get(), len, edges });
+        placement::note_committed(Committed { start: ptr.addr().get(), len, edges });
         true
     }
 
@@ -150,12 +150,12 @@ unsafe extern "C" fn alloc(
     commit: *mut bool,
     _arena: c_uint,
 ) -> *mut c_void {
-    let _pinned = thread::pin();
+    let _pinned = placement::pin();
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let this = unsafe { context(hooks) };
     // A wish for a certain address is a wish for growth in place, which the arena's retained
     // extents serve; invariant 3 for the second condition.
-    if !new_addr.is_null() || thread::take_commit_refused() || !this.is_here() {
+    if !new_addr.is_null() || placement::take_commit_refused() || !this.is_here() {
         return ptr::null_mut();
     }
     let (len, align) = (ByteCount(size as u64), ByteCount(align as u64));
@@ -191,7 +191,7 @@ unsafe extern "C" fn destroy(
     committed: bool,
     _arena: c_uint,
 ) {
-    let _pinned = thread::pin();
+    let _pinned = placement::pin();
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let this = unsafe { context(hooks) };
     if !this.is_here() {
@@ -212,12 +212,12 @@ unsafe extern "C" fn commit(
     len: usize,
     _arena: c_uint,
 ) -> bool {
-    let _pinned = thread::pin();
+    let _pinned = placement::pin();
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let this = unsafe { context(hooks) };
     let done = this.is_here() && this.commit(at(addr, offset), len);
     if !done {
-        thread::note_commit_refused();
+        placement::note_commit_refused();
     }
     !done
 }
@@ -231,7 +231,7 @@ unsafe extern "C" fn decommit(
     len: usize,
     _arena: c_uint,
 ) -> bool {
-    let _pinned = thread::pin();
+    let _pinned = placement::pin();
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let this = unsafe { context(hooks) };
     if this.is_here() {

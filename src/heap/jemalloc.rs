@@ -11,7 +11,7 @@
 //! options. The environment variable `_RJEM_MALLOC_CONF` overrides single options in both cases.
 //! - `cache_oblivious:false`: large allocations start on a page border and a 16 KiB one takes 16
 //!   KiB; with jemalloc's default it takes 20 and shares its first page with nobody.
-//! - `background_thread:false`: decay is driven by `Tier::maintain`, from a thread that never
+//! - `background_thread:false`: decay is driven by `FarArenas::maintain`, from a thread that never
 //!   touches far memory. jemalloc's own threads would call our hooks at times of their choosing.
 //! - `junk:false`: filling freed memory would fault evicted pages in. The default, stated because
 //!   a build of jemalloc with debugging changes it.

@@ -23,7 +23,7 @@ const HEAP: FarHeap = FarHeap::new();
 /// A running heap, this test's alone; shut down when dropped.
 struct Running {
     source: Arc<TestSource>,
-    tier: &'static Tier,
+    arenas: &'static FarArenas,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -32,16 +32,16 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn start(capacity: ByteCount, options: TierOptions) -> Running {
+fn start(capacity: ByteCount, options: FarArenasOptions) -> Running {
     let turn = turn();
     let source = Arc::new(TestSource::new(ByteCount::gib(4), capacity));
-    let tier = Tier::create(source.clone(), options).expect("jemalloc has an arena left");
-    install(tier).expect("no heap is running");
-    Running { source, tier, _turn: turn }
+    let arenas = FarArenas::create(source.clone(), options).expect("jemalloc has an arena left");
+    install(arenas).expect("no heap is running");
+    Running { source, arenas, _turn: turn }
 }
 
 fn start_default() -> Running {
-    start(ByteCount::gib(1), TierOptions::default())
+    start(ByteCount::gib(1), FarArenasOptions::default())
 }
 
 impl Running {
@@ -182,8 +182,10 @@ fn the_size_threshold_sends_allocations_far() {
 
 #[test]
 fn without_a_threshold_only_scopes_and_handles_are_far() {
-    let running =
-        start(ByteCount::gib(1), TierOptions { threshold: None, ..TierOptions::default() });
+    let running = start(
+        ByteCount::gib(1),
+        FarArenasOptions { threshold: None, ..FarArenasOptions::default() },
+    );
     assert!(!block(1 << 20).is_far());
     {
         let _scope = scope(Placement::Far);
@@ -292,10 +294,10 @@ fn fresh_zeroed_memory_is_not_touched() {
 
 #[test]
 fn a_full_tier_returns_null_and_recovers_after_a_free() {
-    let running = start(ByteCount::mib(64), TierOptions::default());
+    let running = start(ByteCount::mib(64), FarArenasOptions::default());
     let mut blocks: Vec<Block> = std::iter::from_fn(|| Block::new(layout(1 << 20, 8), 3)).collect();
     assert!((50..=64).contains(&blocks.len()), "{} blocks of 1 MiB in 64 MiB", blocks.len());
-    assert_eq!(running.tier.stats().out_of_memory, 1);
+    assert_eq!(running.arenas.stats().out_of_memory, 1);
     assert!(!blocks[0].resize(32 << 20));
     blocks.truncate(8);
     // Not of the same size: what was freed must go back to the source first.
@@ -307,7 +309,7 @@ fn a_full_tier_returns_null_and_recovers_after_a_free() {
 
 #[test]
 fn failing_allocations_do_not_use_up_address_space() {
-    let running = start(ByteCount::mib(16), TierOptions::default());
+    let running = start(ByteCount::mib(16), FarArenasOptions::default());
     let full: Vec<Block> = std::iter::from_fn(|| Block::new(layout(1 << 20, 8), 3)).collect();
     assert!(Block::new(layout(3 << 20, 8), 3).is_none());
     let before = running.source.reserved();
@@ -321,7 +323,7 @@ fn failing_allocations_do_not_use_up_address_space() {
 
 #[test]
 fn a_raised_capacity_is_used_at_once() {
-    let running = start(ByteCount::mib(8), TierOptions::default());
+    let running = start(ByteCount::mib(8), FarArenasOptions::default());
     assert!(Block::new(layout(20 << 20, 8), 3).is_none());
     running.source.set_capacity(ByteCount::mib(64));
     assert!(Block::new(layout(20 << 20, 8), 3).is_some());
@@ -375,7 +377,7 @@ fn handles_serve_empty_layouts_and_growth_out_of_them() {
     let shrunk = unsafe { Far.shrink(grown.cast(), layout(100, 64), empty) }.expect("fits");
     // SAFETY: allocated above, with this layout.
     unsafe { Far.deallocate(shrunk.cast(), empty) };
-    let allocated = running.tier.stats().allocated;
+    let allocated = running.arenas.stats().allocated;
     assert_eq!(allocated, ByteCount::ZERO);
     running.stop();
 }
@@ -412,7 +414,8 @@ fn without_a_heap_everything_is_local_and_the_far_handle_fails() {
 fn a_second_heap_is_refused() {
     let running = start_default();
     let source = Arc::new(TestSource::new(ByteCount::mib(64), ByteCount::mib(64)));
-    let second = Tier::create(source, TierOptions::default()).expect("jemalloc has an arena left");
+    let second =
+        FarArenas::create(source, FarArenasOptions::default()).expect("jemalloc has an arena left");
     assert_eq!(install(second), Err(Error::AlreadyRunning));
     second.close().expect("nothing was allocated from it");
     running.stop();
@@ -453,10 +456,10 @@ fn a_heap_ends_while_a_thread_asks_for_far_memory() {
         let _stop = Stop(&stop);
         for _ in 0..100 {
             let source = Arc::new(TestSource::new(ByteCount::mib(256), ByteCount::mib(64)));
-            let options = TierOptions { arenas: 1, ..TierOptions::default() };
-            let tier = Tier::create(source, options).expect("jemalloc has an arena left");
-            install(tier).expect("no heap is running");
-            while tier.stats().committed == ByteCount::ZERO {
+            let options = FarArenasOptions { arenas: 1, ..FarArenasOptions::default() };
+            let arenas = FarArenas::create(source, options).expect("jemalloc has an arena left");
+            install(arenas).expect("no heap is running");
+            while arenas.stats().committed == ByteCount::ZERO {
                 thread::yield_now();
             }
             // The thread holds a block for moments only, but may be stopped in one of them.
@@ -471,10 +474,10 @@ fn a_heap_ends_while_a_thread_asks_for_far_memory() {
 #[test]
 fn asking_for_the_control_that_another_thread_has_does_not_free_it() {
     let running = start_default();
-    let control = running.tier.take_control();
+    let control = running.arenas.take_control();
     assert!(control.is_some());
-    assert!(running.tier.take_control().is_none());
-    assert!(running.tier.take_control().is_none(), "the refusal freed it");
+    assert!(running.arenas.take_control().is_none());
+    assert!(running.arenas.take_control().is_none(), "the refusal freed it");
     drop(control);
     running.stop();
 }
@@ -517,34 +520,35 @@ fn data_that_dies_young_is_reused_without_calls_to_the_source() {
 fn maintenance_caps_dirty_bytes() {
     let dirty_max = ByteCount::mib(8);
     let decay = Duration::from_secs(1000);
-    let options = TierOptions { dirty_max, decay, ..TierOptions::default() };
+    let options = FarArenasOptions { dirty_max, decay, ..FarArenasOptions::default() };
     let running = start(ByteCount::gib(1), options);
     drop((0..64).map(|_| block(2 << 20)).collect::<Vec<_>>());
-    assert!(running.tier.stats().committed >= ByteCount::mib(128));
-    running.tier.maintain();
-    assert!(running.tier.stats().committed <= dirty_max, "{:?}", running.tier.stats());
-    assert_eq!(running.tier.stats().purges, 1);
+    assert!(running.arenas.stats().committed >= ByteCount::mib(128));
+    running.arenas.maintain();
+    assert!(running.arenas.stats().committed <= dirty_max, "{:?}", running.arenas.stats());
+    assert_eq!(running.arenas.stats().purges, 1);
     running.stop();
 }
 
 #[test]
 fn a_source_that_is_short_gets_free_memory_back_when_it_is_worth_it() {
-    let options = TierOptions { decay: Duration::from_secs(1000), ..TierOptions::default() };
+    let options =
+        FarArenasOptions { decay: Duration::from_secs(1000), ..FarArenasOptions::default() };
     let running = start(ByteCount::gib(1), options);
     drop((0..16).map(|_| block(2 << 20)).collect::<Vec<_>>());
-    let free = running.tier.stats().committed;
-    assert!(free >= ByteCount::mib(24), "{:?}", running.tier.stats());
-    running.tier.give_back(ByteCount::mib(64));
-    assert_eq!(running.tier.stats().committed, free, "too little to be worth it");
-    running.tier.give_back(ByteCount::mib(1));
-    assert!(running.tier.stats().committed <= ByteCount::mib(8), "{:?}", running.tier.stats());
-    assert_eq!(running.tier.stats().purges, 1);
+    let free = running.arenas.stats().committed;
+    assert!(free >= ByteCount::mib(24), "{:?}", running.arenas.stats());
+    running.arenas.give_back(ByteCount::mib(64));
+    assert_eq!(running.arenas.stats().committed, free, "too little to be worth it");
+    running.arenas.give_back(ByteCount::mib(1));
+    assert!(running.arenas.stats().committed <= ByteCount::mib(8), "{:?}", running.arenas.stats());
+    assert_eq!(running.arenas.stats().purges, 1);
     running.stop();
 }
 
 #[test]
 fn maintenance_empties_the_caches_of_sleeping_threads() {
-    let options = TierOptions { dirty_max: ByteCount::ZERO, ..TierOptions::default() };
+    let options = FarArenasOptions { dirty_max: ByteCount::ZERO, ..FarArenasOptions::default() };
     let running = start(ByteCount::gib(1), options);
     let (wake, sleep) = mpsc::channel::<()>();
     let (ready, wait) = mpsc::channel::<()>();
@@ -557,9 +561,9 @@ fn maintenance_empties_the_caches_of_sleeping_threads() {
     });
     wait.recv().expect("the thread works");
     // The first round notes what the thread has done, the second finds it idle.
-    running.tier.maintain();
-    running.tier.maintain();
-    assert_eq!(running.tier.stats().committed, ByteCount::ZERO);
+    running.arenas.maintain();
+    running.arenas.maintain();
+    assert_eq!(running.arenas.stats().committed, ByteCount::ZERO);
     wake.send(()).expect("the thread waits");
     sleeper.join().expect("the thread asserts nothing false");
     running.stop();
@@ -576,7 +580,7 @@ fn threads_that_exit_leave_nothing_behind() {
         .join()
         .expect("the thread asserts nothing false");
     }
-    running.tier.purge();
+    running.arenas.purge();
     assert_eq!(running.source.committed(), ByteCount::ZERO);
     running.stop();
 }
@@ -612,9 +616,10 @@ fn thread_local_destructors_can_allocate_and_free_far_memory() {
 #[test]
 fn more_threads_than_slots_are_served_without_caches() {
     let running = start_default();
-    // All slots but one, then this thread and another one.
-    let claimed: Vec<_> =
-        (1..slot::SLOTS_MAX).map(|_| running.tier.claim_slot().expect("is open")).collect();
+    // All caches but one, then this thread and another one.
+    let claimed: Vec<_> = (1..thread_cache::CACHES_MAX)
+        .map(|_| running.arenas.claim_cache().expect("is open"))
+        .collect();
     assert!(claimed.iter().all(Option::is_some));
     let _scope = scope(Placement::Far);
     let with_slot = block(100);
@@ -624,10 +629,10 @@ fn more_threads_than_slots_are_served_without_caches() {
     })
     .join()
     .expect("the thread asserts nothing false");
-    assert!(running.tier.claim_slot().expect("is open").is_none());
+    assert!(running.arenas.claim_cache().expect("is open").is_none());
     assert!(without.is_far());
     assert!(without.resize(100_000));
-    assert_eq!(running.tier.stats().allocated, ByteCount(100_100));
+    assert_eq!(running.arenas.stats().allocated, ByteCount(100_100));
     drop((with_slot, without));
     running.stop();
 }
@@ -635,7 +640,8 @@ fn more_threads_than_slots_are_served_without_caches() {
 #[test]
 fn memory_moves_between_threads_under_all_operations_at_once() {
     const THREADS: usize = 4;
-    let options = TierOptions { arenas: 2, decay: Duration::ZERO, ..TierOptions::default() };
+    let options =
+        FarArenasOptions { arenas: 2, decay: Duration::ZERO, ..FarArenasOptions::default() };
     let running = start(ByteCount::mib(96), options);
     let stop = AtomicUsize::new(0);
     thread::scope(|threads| {
@@ -666,7 +672,7 @@ fn memory_moves_between_threads_under_all_operations_at_once() {
     running.stop();
 }
 
-fn running_tier() -> &'static Tier {
+fn running_tier() -> &'static FarArenas {
     installed().expect("a heap is running")
 }
 
@@ -738,7 +744,7 @@ proptest! {
 
     #[test]
     fn blocks_keep_their_contents_under_any_sequence(steps in prop::collection::vec(step(), 1..150)) {
-        let options = TierOptions { dirty_max: ByteCount::mib(4), ..TierOptions::default() };
+        let options = FarArenasOptions { dirty_max: ByteCount::mib(4), ..FarArenasOptions::default() };
         let running = start(ByteCount::mib(24), options);
         let mut blocks: Vec<Block> = Vec::new();
         for (index, step) in steps.into_iter().enumerate() {
@@ -764,13 +770,13 @@ proptest! {
                 Step::Free { which } if !blocks.is_empty() => {
                     blocks.swap_remove(which % blocks.len());
                 }
-                Step::Maintain => running.tier.maintain(),
-                Step::Purge => running.tier.purge(),
+                Step::Maintain => running.arenas.maintain(),
+                Step::Purge => running.arenas.purge(),
                 Step::Resize { .. } | Step::Free { .. } => {}
             }
             let far = blocks.iter().filter(|block| block.is_far());
             let bytes: usize = far.map(|block| block.layout.size()).sum();
-            prop_assert_eq!(running.tier.stats().allocated, ByteCount(bytes as u64));
+            prop_assert_eq!(running.arenas.stats().allocated, ByteCount(bytes as u64));
         }
         drop(blocks);
         running.stop();

@@ -11,7 +11,7 @@
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
-use crate::heap::{self, Tier};
+use crate::heap::{self, FarArenas};
 use crate::limit::manager::{Account, Effort, MemoryManager, Reclaim};
 use crate::paging::region::{REST, Region};
 use crate::sys::signals::SignalsBlocked;
@@ -50,8 +50,8 @@ impl LocalMemory {
 
     /// Makes what jemalloc holds all that is charged: growth as the limit has room, at the latest
     /// after [`PATIENCE`].
-    fn count(&self, tier: &Tier, fits_since: &mut Instant) {
-        let local = tier.local_resident();
+    fn count(&self, arenas: &FarArenas, fits_since: &mut Instant) {
+        let local = arenas.local_resident();
         if self.account.set_used_as_fits(local) {
             *fits_since = Instant::now();
         } else if fits_since.elapsed() >= PATIENCE {
@@ -85,13 +85,13 @@ pub(super) struct Care {
 
 impl Care {
     pub(super) fn start(
-        tier: &'static Tier,
+        arenas: &'static FarArenas,
         region: &Arc<Region>,
         local: Option<Arc<LocalMemory>>,
     ) -> Result<Care> {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, cared) = (Arc::clone(&stop), Arc::clone(region));
-        let run = move || run(tier, &cared, local.as_deref(), &stopped);
+        let run = move || run(arenas, &cared, local.as_deref(), &stopped);
         let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new().name("farheap-care".to_owned()).spawn(run);
         let thread = thread.map_err(|error| {
@@ -119,13 +119,13 @@ impl Drop for Care {
     }
 }
 
-fn run(tier: &Tier, region: &Region, local: Option<&LocalMemory>, stop: &AtomicBool) {
+fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &AtomicBool) {
     SignalsBlocked::for_good();
     heap::pin_thread_local();
     let mut fits_since = Instant::now();
     let mut count = || {
         if let Some(local) = local {
-            local.count(tier, &mut fits_since);
+            local.count(arenas, &mut fits_since);
         }
     };
     count();
@@ -133,12 +133,12 @@ fn run(tier: &Tier, region: &Region, local: Option<&LocalMemory>, stop: &AtomicB
     while !stop.load(Ordering::Acquire) {
         std::thread::park_timeout(if region.calls_for_care() { REST } else { MAINTENANCE });
         if region.wants_care() {
-            tier.give_back(PURGE_MIN);
+            arenas.give_back(PURGE_MIN);
             count();
             region.has_cared();
         }
         if maintained.elapsed() >= MAINTENANCE {
-            tier.maintain();
+            arenas.maintain();
             count();
             maintained = Instant::now();
         }

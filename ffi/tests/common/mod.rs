@@ -130,7 +130,7 @@ pub(crate) fn succeed(command: &mut Command) -> Output {
 }
 
 /// Tiers are kept for ever by design: threads may hold references into one that is gone.
-const KEPT: &str = "leak:farheap::heap::tier\n";
+const KEPT: &str = "leak:farheap::heap::far_arenas\n";
 
 /// Runs a compiled test program; see [`run`].
 pub(crate) fn run_program(program: &Path) {

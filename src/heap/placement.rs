@@ -1,18 +1,18 @@
-//! What a thread knows about the heap: its placement, whether it is pinned local, its slot.
+//! What a thread knows about the heap: its placement, whether it is pinned local, its cache.
 //!
 //! All of it lives in constant thread-local cells without a destructor, so that it works inside
 //! allocators, before `main` and while a thread exits. A second thread-local value has the
-//! destructor: it gives the thread's [`Slot`] back. Uses `slot`; used by everything above.
+//! destructor: it gives the thread's [`ThreadCache`] back. Uses `thread_cache`; used by everything above.
 //!
 //! # Invariants
 //! 1. A pinned thread's allocations are local whatever scope or size says. Our own threads are
 //!    pinned for life, every thread is inside a hook.
-//! 2. A thread that has given its slot back takes no other; what still allocates then (later
+//! 2. A thread that has given its cache back takes no other; what still allocates then (later
 //!    destructors) takes the shared path.
 
-use super::slot::{Access, Slot};
+use super::far_arenas::FarArenas;
 use super::source::Edges;
-use super::tier::Tier;
+use super::thread_cache::{Access, ThreadCache};
 use crate::base::local::{Pins, set_pins};
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -41,9 +41,9 @@ struct Thread {
     commit_refused: Cell<bool>,
     /// See [`take_committed`].
     committed: Cell<Committed>,
-    /// The tier that `slot` belongs to; a tier is never freed, so the address names it.
-    tier: Cell<*const Tier>,
-    slot: Cell<Option<&'static Slot>>,
+    /// The tier that `thread_cache` belongs to; a tier is never freed, so the address names it.
+    arenas: Cell<*const FarArenas>,
+    cache: Cell<Option<&'static ThreadCache>>,
     life: Cell<Life>,
 }
 
@@ -86,20 +86,20 @@ impl Committed {
     }
 }
 
-/// How far the thread is with its slot.
+/// How far the thread is with its cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
     /// No destructor is registered yet.
     Fresh,
     /// The destructor is being registered, which may allocate.
     Registering,
-    /// May have a slot.
+    /// May have a cache.
     Running,
     /// The destructor has run.
     Exiting,
 }
 
-/// Gives the slot back when the thread exits.
+/// Gives the cache back when the thread exits.
 struct ExitGuard;
 
 thread_local! {
@@ -111,8 +111,8 @@ thread_local! {
             refused: Cell::new(false),
             commit_refused: Cell::new(false),
             committed: Cell::new(Committed::NOTHING),
-            tier: Cell::new(ptr::null()),
-            slot: Cell::new(None),
+            arenas: Cell::new(ptr::null()),
+            cache: Cell::new(None),
             life: Cell::new(Life::Fresh),
         }
     };
@@ -123,8 +123,8 @@ impl Drop for ExitGuard {
     fn drop(&mut self) {
         THREAD.with(|thread| {
             thread.life.set(Life::Exiting);
-            if let Some(slot) = thread.slot.take() {
-                slot.give_back();
+            if let Some(cache) = thread.cache.take() {
+                cache.give_back();
             }
         });
     }
@@ -279,42 +279,42 @@ pub(super) fn take_committed() -> Option<Committed> {
     (committed != Committed::NOTHING).then_some(committed)
 }
 
-/// Opens this thread's slot of `tier`, claiming one at the first call. `None`: there is none to
+/// Opens this thread's cache of `tier`, claiming one at the first call. `None`: there is none to
 /// be had, or it is closed to the owner at the moment; take the shared path.
 #[inline]
-pub(super) fn access(tier: &'static Tier) -> Option<Access<'static>> {
+pub(super) fn access(arenas: &'static FarArenas) -> Option<Access<'static>> {
     THREAD.with(|thread| {
-        if ptr::eq(thread.tier.get(), tier)
-            && let Some(slot) = thread.slot.get()
+        if ptr::eq(thread.arenas.get(), arenas)
+            && let Some(cache) = thread.cache.get()
         {
-            return slot.access();
+            return cache.access();
         }
-        attach(thread, tier)
+        attach(thread, arenas)
     })
 }
 
-/// As [`access`], of a slot that the thread has already.
+/// As [`access`], of a cache that the thread has already.
 #[inline]
-pub(super) fn access_own(tier: &'static Tier) -> Option<Access<'static>> {
+pub(super) fn access_own(arenas: &'static FarArenas) -> Option<Access<'static>> {
     THREAD.with(|thread| {
-        let slot = thread.slot.get().filter(|_| ptr::eq(thread.tier.get(), tier));
-        slot.and_then(Slot::access)
+        let cache = thread.cache.get().filter(|_| ptr::eq(thread.arenas.get(), arenas));
+        cache.and_then(ThreadCache::access)
     })
 }
 
 #[cold]
-fn attach(thread: &Thread, tier: &'static Tier) -> Option<Access<'static>> {
-    if ptr::eq(thread.tier.get(), tier) && thread.slot.get().is_none() {
+fn attach(thread: &Thread, arenas: &'static FarArenas) -> Option<Access<'static>> {
+    if ptr::eq(thread.arenas.get(), arenas) && thread.cache.get().is_none() {
         return None;
     }
     if !register_exit() {
         return None;
     }
-    // A tier that has no slot left is remembered too: asking again costs a search.
-    let slot = tier.claim_slot().ok()?;
-    thread.tier.set(tier);
-    thread.slot.set(slot);
-    slot?.access()
+    // A tier that has no cache left is remembered too: asking again costs a search.
+    let cache = arenas.claim_cache().ok()?;
+    thread.arenas.set(arenas);
+    thread.cache.set(cache);
+    cache?.access()
 }
 
 /// Makes sure that the thread's destructor runs; `false` when it has run, or on the way there.

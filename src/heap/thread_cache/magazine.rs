@@ -2,7 +2,7 @@
 //!
 //! In front of jemalloc's explicit cache, which costs twice what its automatic one does for small
 //! sizes, and does not serve sizes above 32 KiB at all: there a pair of allocate and free takes
-//! the arena's locks, half a microsecond. Used by `slot`.
+//! the arena's locks, half a microsecond. Used by `thread_cache`.
 //!
 //! jemalloc has no classes above 32 KiB since 5.3.1, it rounds to pages (and its own caches end
 //! there, whatever `tcache_max` says). Here the classes go on, four to a doubling, and far memory
@@ -21,10 +21,10 @@ use std::alloc::Layout;
 use std::ptr;
 
 /// Largest size that magazines keep, in bytes.
-pub(super) const SIZE_MAX: usize = 1 << 20;
+pub(in crate::heap) const SIZE_MAX: usize = 1 << 20;
 
 /// Largest size that jemalloc's own caches keep, in bytes.
-pub(super) const SMALL_MAX: usize = 32 << 10;
+pub(in crate::heap) const SMALL_MAX: usize = 32 << 10;
 
 /// Size classes up to [`SIZE_MAX`].
 const CLASSES: usize = class_of_size(SIZE_MAX) + 1;
@@ -45,7 +45,7 @@ const ALIGN_MAX: usize = 4096;
 
 /// The class of a layout; `None` when magazines do not serve it.
 #[inline]
-pub(super) fn class_of(layout: Layout) -> Option<usize> {
+pub(in crate::heap) fn class_of(layout: Layout) -> Option<usize> {
     if layout.size() > SIZE_MAX || layout.align() > ALIGN_MAX {
         return None;
     }
@@ -61,7 +61,7 @@ pub(super) fn class_of(layout: Layout) -> Option<usize> {
 
 /// The size of a layout's objects if a class holds them: what jemalloc then says it is.
 #[inline]
-pub(super) fn class_size(layout: Layout) -> Option<usize> {
+pub(in crate::heap) fn class_size(layout: Layout) -> Option<usize> {
     let align = layout.align().min(ALIGN_MAX);
     // Layouts are below `isize::MAX`: the sum does not overflow.
     let size = (layout.size() + align - 1) & !(align - 1);
@@ -75,7 +75,7 @@ const EXTENT_MIN: usize = 16 << 10;
 
 /// The size to ask jemalloc for.
 #[inline]
-pub(super) fn fitting_size(layout: Layout) -> usize {
+pub(in crate::heap) fn fitting_size(layout: Layout) -> usize {
     match class_of(layout) {
         Some(class) if class > SMALL_LAST => SIZES[class],
         _ => layout.size(),
@@ -97,7 +97,7 @@ const LOOKUP: [u8; LOOKUP_MAX / 8 + 1] = {
 /// A class whose objects are as C asks for most of its blocks: small, aligned to 16 at most. Below
 /// [`SMALL_LAST`], so that no bytes are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SmallClass(u8);
+pub(in crate::heap) struct SmallClass(u8);
 
 impl SmallClass {
     /// Every class from 16 bytes up has this alignment.
@@ -110,7 +110,7 @@ impl SmallClass {
     /// The class of a block of `size` bytes at `align`; `None` for what is larger or nothing, for more
     /// alignment, and for what is no alignment.
     #[inline]
-    pub(super) fn of(size: usize, align: usize) -> Option<SmallClass> {
+    pub(in crate::heap) fn of(size: usize, align: usize) -> Option<SmallClass> {
         let is_size = size.wrapping_sub(1) < Self::SIZE_MAX;
         if !is_size || align > Self::ALIGN_MAX || Self::ALIGNS >> align & 1 == 0 {
             return None;
@@ -121,12 +121,12 @@ impl SmallClass {
 
     /// Bytes of its objects.
     #[inline]
-    pub(super) fn size(self) -> usize {
+    pub(in crate::heap) fn size(self) -> usize {
         SIZES[usize::from(self.0)]
     }
 
     #[inline]
-    pub(super) fn index(self) -> usize {
+    pub(in crate::heap) fn index(self) -> usize {
         usize::from(self.0)
     }
 }
@@ -178,7 +178,7 @@ struct Stack {
 }
 
 /// A thread's magazines of one tier.
-pub(super) struct Magazines {
+pub(in crate::heap) struct Magazines {
     /// Bytes in classes above [`SMALL_MAX`], the bound at present, and the bound of that.
     large: usize,
     large_room: usize,
@@ -235,14 +235,14 @@ const ENTRIES: usize = (EMPTY[CLASSES - 1].first + DEPTHS[CLASSES - 1]) as usize
 impl Magazines {
     /// Empty magazines without room, that keep at most `large_max` bytes in objects above
     /// [`SMALL_MAX`].
-    pub(super) fn new(large_max: usize) -> Magazines {
+    pub(in crate::heap) fn new(large_max: usize) -> Magazines {
         let objects = vec![ptr::null_mut(); ENTRIES].into_boxed_slice();
         let objects = objects.try_into().expect("has the length of the array");
         Magazines { large: 0, large_room: 0, large_max, stacks: EMPTY, objects }
     }
 
     /// Bytes of room that a class which is full gets next; `None`: it has all that it may have.
-    pub(super) fn next_room(&self, class: usize) -> Option<usize> {
+    pub(in crate::heap) fn next_room(&self, class: usize) -> Option<usize> {
         let Stack { len, depth, .. } = self.stacks[class];
         if class <= SMALL_LAST {
             // Twice as much each time, so that a class that is used little takes little.
@@ -255,7 +255,7 @@ impl Magazines {
     }
 
     /// Gives a class the room that it [gets next](Self::next_room).
-    pub(super) fn add_room(&mut self, class: usize, bytes: usize) {
+    pub(in crate::heap) fn add_room(&mut self, class: usize, bytes: usize) {
         if class <= SMALL_LAST {
             self.stacks[class].depth += (bytes / SIZES[class]) as u32;
         } else {
@@ -265,7 +265,7 @@ impl Magazines {
 
     /// Takes an object of `class`, the last one put.
     #[inline]
-    pub(super) fn take(&mut self, class: usize) -> Option<*mut u8> {
+    pub(in crate::heap) fn take(&mut self, class: usize) -> Option<*mut u8> {
         let stack = &mut self.stacks[class];
         stack.len = stack.len.checked_sub(1)?;
         if class > SMALL_LAST {
@@ -276,7 +276,7 @@ impl Magazines {
 
     /// Keeps a freed object of `class`; `false` when there is no room.
     #[inline]
-    pub(super) fn put(&mut self, class: usize, object: *mut u8) -> bool {
+    pub(in crate::heap) fn put(&mut self, class: usize, object: *mut u8) -> bool {
         let stack = &mut self.stacks[class];
         if stack.len >= stack.depth {
             return false;
@@ -295,7 +295,7 @@ impl Magazines {
 
     /// As [`take`](Self::take).
     #[inline]
-    pub(super) fn take_small(&mut self, class: SmallClass) -> Option<*mut u8> {
+    pub(in crate::heap) fn take_small(&mut self, class: SmallClass) -> Option<*mut u8> {
         let stack = &mut self.stacks[class.index()];
         stack.len = stack.len.checked_sub(1)?;
         Some(self.objects[(stack.first + stack.len) as usize])
@@ -303,7 +303,7 @@ impl Magazines {
 
     /// As [`put`](Self::put).
     #[inline]
-    pub(super) fn put_small(&mut self, class: SmallClass, object: *mut u8) -> bool {
+    pub(in crate::heap) fn put_small(&mut self, class: SmallClass, object: *mut u8) -> bool {
         let stack = &mut self.stacks[class.index()];
         if stack.len >= stack.depth {
             return false;
@@ -315,7 +315,7 @@ impl Magazines {
 
     /// Empties all magazines into `free`, which gets each object with its class's size, and takes
     /// their room.
-    pub(super) fn drain(&mut self, mut free: impl FnMut(*mut u8, usize)) {
+    pub(in crate::heap) fn drain(&mut self, mut free: impl FnMut(*mut u8, usize)) {
         for (stack, &size) in self.stacks.iter().zip(&SIZES) {
             let (first, len) = (stack.first as usize, stack.len as usize);
             self.objects[first..][..len].iter().for_each(|&object| free(object, size));

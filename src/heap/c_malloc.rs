@@ -11,9 +11,9 @@
 
 use super::global;
 use super::jemalloc::{self, Flags};
-use super::magazine::{self, SmallClass};
-use super::slot::Fill;
-use super::thread::Placement;
+use super::placement::Placement;
+use super::thread_cache::Fill;
+use super::thread_cache::magazine::{self, SmallClass};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -101,9 +101,9 @@ fn allocate_any(
         // SAFETY: the size is not zero.
         Some(Placement::Local) => unsafe { global::allocate_local(layout, fill) },
         None => {
-            let tier = global::tier_for(layout.size());
+            let arenas = global::arenas_for(layout.size());
             // SAFETY: the size is not zero.
-            unsafe { global::allocate(tier, layout, fill) }
+            unsafe { global::allocate(arenas, layout, fill) }
         }
     };
     NonNull::new(ptr)
@@ -164,7 +164,7 @@ pub unsafe fn free_sized(ptr: NonNull<u8>, size: usize, align: usize) {
 unsafe fn put_small(ptr: NonNull<u8>, size: usize, align: usize) -> bool {
     let Some(class) = SmallClass::of(size, align) else { return false };
     // SAFETY: as the caller promises: a far block is the installed tier's.
-    global::installed().is_some_and(|tier| unsafe { tier.put_small(ptr.as_ptr(), class) })
+    global::installed().is_some_and(|arenas| unsafe { arenas.put_small(ptr.as_ptr(), class) })
 }
 
 /// As [`free_sized`], for any block.

@@ -1,23 +1,23 @@
 //! The far tier: arenas over one [`ExtentSource`], and what threads keep of them.
 //!
-//! A [`Tier`] allocates, frees and resizes far memory. The common way is the calling thread's
-//! slot; the *shared path* (no slot, no cache) serves threads that have none: beyond
-//! [`SLOTS_MAX`](super::slot::SLOTS_MAX) threads, at thread exit, or while a slot is barred.
-//! [`maintain`](Tier::maintain) gives memory back. Uses `jemalloc`, `hooks`, `slot`, `thread`;
+//! A [`FarArenas`] allocates, frees and resizes far memory. The common way is the calling thread's
+//! cache; the *shared path* (past all caches) serves threads that have none: beyond
+//! [`CACHES_MAX`](super::thread_cache::CACHES_MAX) threads, at thread exit, or while a cache is revoked.
+//! [`maintain`](FarArenas::maintain) gives memory back. Uses `jemalloc`, `hooks`, `placement`, `thread_cache`;
 //! used by `global` and `handle`.
 //!
 //! # Giving back
-//! Freed memory stays dirty in the arena for [`decay`](TierOptions::decay) so that data that dies
+//! Freed memory stays dirty in the arena for [`decay`](FarArenasOptions::decay) so that data that dies
 //! young is reused without system calls. No thread purges on free: `maintain` decays all arenas,
-//! empties the slots of threads that did nothing since the last call, and purges everything once
-//! more than [`dirty_max`](TierOptions::dirty_max) is dirty. Slots keep at most
-//! [`cache_max`](TierOptions::cache_max) together; those that have more than their share while
+//! empties the caches of threads that did nothing since the last call, and purges everything once
+//! more than [`dirty_max`](FarArenasOptions::dirty_max) is dirty. Thread caches keep at most
+//! [`cache_max`](FarArenasOptions::cache_max) together; those that have more than their share while
 //! others want some are emptied.
 //!
 //! # Invariants
 //! 1. A tier is never freed, and its address never reused for another one; threads keep it.
-//! 2. Every operation on an arena runs inside an [`Access`] to a slot that is not barred, or is
-//!    counted in `shared_inside`. So [`close`](Tier::close) knows when nobody is inside.
+//! 2. Every operation on an arena runs inside an [`Access`] to a cache that is not revoked, or is
+//!    counted in `shared_inside`. So [`close`](FarArenas::close) knows when nobody is inside.
 //! 3. Only pointers inside the reservation reach `free` and `reallocate`.
 
 #![expect(unsafe_code, reason = "allocates")]
@@ -25,10 +25,10 @@
 use super::counts::{self, Counts};
 use super::hooks::Hooks;
 use super::jemalloc::{self, Arena, Flags};
-use super::magazine::{self, SmallClass};
-use super::slot::{self, Access, Barred, Fill, Slot, Slots};
+use super::placement;
 use super::source::ExtentSource;
-use super::thread;
+use super::thread_cache::magazine::{self, SmallClass};
+use super::thread_cache::{self, Access, Fill, Revoked, ThreadCache, ThreadCaches};
 use crate::base::error::{Error, Result};
 use crate::base::strict_assert;
 use crate::base::sync::{
@@ -44,7 +44,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often [`Tier::close`] looks whether all threads have left, and the pause in between:
+/// How often [`FarArenas::close`] looks whether all threads have left, and the pause in between:
 /// about five seconds in all.
 const LEAVE_ROUNDS_MAX: u32 = 5_000;
 const LEAVE_PAUSE: Duration = Duration::from_millis(1);
@@ -56,7 +56,7 @@ const STORES_SETTLE: Duration = Duration::from_millis(10);
 const GROW_MAX: usize = 64 << 20;
 const GROW_MIN: usize = 2 << 20;
 
-/// Most arenas that [`TierOptions::default`] asks for.
+/// Maximum number of arenas that [`FarArenasOptions::default`] asks for.
 const ARENAS_MAX: u32 = 16;
 
 fn processors() -> u32 {
@@ -66,7 +66,7 @@ fn processors() -> u32 {
 
 /// How a tier behaves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TierOptions {
+pub(crate) struct FarArenasOptions {
     /// Arenas that threads are spread over, one a processor: with two threads that miss their
     /// caches at once two arenas are 1.5 to 2.8 times as fast as one (`cargo bench --bench
     /// heap`). Each keeps dirty extents of its own.
@@ -75,7 +75,7 @@ pub(crate) struct TierOptions {
     pub(crate) threshold: Option<ByteCount>,
     /// How long freed extents keep their contents for reuse.
     pub(crate) decay: Duration,
-    /// Dirty bytes above which [`Tier::maintain`] gives all of them back.
+    /// Dirty bytes above which [`FarArenas::maintain`] gives all of them back.
     pub(crate) dirty_max: ByteCount,
     /// Bytes that a thread's magazines may hold in objects above 32 KiB.
     pub(crate) large_cache_max: ByteCount,
@@ -83,9 +83,9 @@ pub(crate) struct TierOptions {
     pub(crate) cache_max: ByteCount,
 }
 
-impl Default for TierOptions {
-    fn default() -> TierOptions {
-        TierOptions {
+impl Default for FarArenasOptions {
+    fn default() -> FarArenasOptions {
+        FarArenasOptions {
             arenas: processors().min(ARENAS_MAX),
             threshold: Some(ByteCount::kib(64)),
             decay: Duration::from_secs(1),
@@ -98,7 +98,7 @@ impl Default for TierOptions {
 
 /// A far tier's numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TierStats {
+pub(crate) struct FarArenasStats {
     /// Bytes in use, as callers asked for them; what caches hold is not in use.
     pub(crate) allocated: ByteCount,
     /// Bytes charged to the source: in use, cached, dirty, and the unused rest of slabs.
@@ -107,7 +107,7 @@ pub(crate) struct TierStats {
     pub(crate) commits_refused: u64,
     /// Allocations that failed even after everything free had been given back.
     pub(crate) out_of_memory: u64,
-    /// Times that [`Tier::maintain`] found too many dirty bytes.
+    /// Times that [`FarArenas::maintain`] found too many dirty bytes.
     pub(crate) purges: u64,
 }
 
@@ -121,27 +121,27 @@ struct FarArena {
     hooks: Box<Hooks>,
 }
 
-/// A far tier.
-pub(crate) struct Tier {
+/// The far tier; see the module's documentation.
+pub(crate) struct FarArenas {
     base: usize,
     span: usize,
-    options: TierOptions,
+    options: FarArenasOptions,
     arenas: Box<[FarArena]>,
     /// Keeps the source alive for the hooks; gone once the arenas are.
     source: Ranked<Option<Arc<dyn ExtentSource>>>,
-    slots: Slots,
+    caches: ThreadCaches,
     /// Threads inside the shared path.
     shared_inside: AtomicUsize,
     /// Bytes through the shared path.
     shared_counts: Counts,
     closed: AtomicBool,
-    /// Held by the one thread that bars slots.
+    /// Held by the one thread that revokes caches.
     control: AtomicBool,
     out_of_memory: AtomicU64,
     purges: AtomicU64,
 }
 
-impl Tier {
+impl FarArenas {
     /// Creates a tier over `source`. It lives for ever; after [`close`](Self::close) it holds no
     /// far memory.
     ///
@@ -149,24 +149,27 @@ impl Tier {
     /// [`Error::Jemalloc`] when an arena cannot be made, [`Error::Config`] for no arena at all.
     pub(crate) fn create(
         source: Arc<dyn ExtentSource>,
-        options: TierOptions,
-    ) -> Result<&'static Tier> {
+        options: FarArenasOptions,
+    ) -> Result<&'static FarArenas> {
         if options.arenas == 0 {
             let (key, reason) = ("arenas".to_owned(), "must be at least 1".to_owned());
             return Err(Error::Config { key, reason });
         }
-        let _pinned = thread::pin();
+        let _pinned = placement::pin();
         let (base, span) = (source.base(), source.span());
         let arenas = (0..options.arenas)
             .map(|_| FarArena::create(&source, &options))
             .collect::<Result<Box<[FarArena]>>>()?;
-        Ok(Box::leak(Box::new(Tier {
+        Ok(Box::leak(Box::new(FarArenas {
             base,
             span,
             options,
             arenas,
             source: Ranked::new(Rank::Leaf, Some(source)),
-            slots: Slots::new(options.large_cache_max.as_usize(), options.cache_max.as_usize()),
+            caches: ThreadCaches::new(
+                options.large_cache_max.as_usize(),
+                options.cache_max.as_usize(),
+            ),
             shared_inside: AtomicUsize::new(0),
             shared_counts: Counts::new(),
             closed: AtomicBool::new(false),
@@ -209,7 +212,7 @@ impl Tier {
         layout: Layout,
         fill: Fill,
     ) -> std::result::Result<*mut u8, Closed> {
-        let Some(mut access) = thread::access(self) else {
+        let Some(mut access) = placement::access(self) else {
             // SAFETY: the size is not zero.
             return unsafe { self.allocate_shared(layout, fill) };
         };
@@ -244,7 +247,7 @@ impl Tier {
     /// The block has `size` bytes, is nobody else's, and was allocated by this thread, which has
     /// forgotten before what was committed earlier.
     unsafe fn clear_new(&self, ptr: *mut u8, size: usize) {
-        let committed = thread::take_committed();
+        let committed = placement::take_committed();
         // Above the sizes that share extents: other threads may have used, and freed, a small block
         // of an extent that was committed for this one.
         let large = size > magazine::SMALL_MAX;
@@ -266,7 +269,7 @@ impl Tier {
     #[inline]
     pub(super) unsafe fn free(&'static self, ptr: *mut u8, layout: Layout) {
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
-        let Some(mut access) = thread::access(self) else {
+        let Some(mut access) = placement::access(self) else {
             // SAFETY: as the caller promises.
             return unsafe { self.free_shared(ptr, layout) };
         };
@@ -274,7 +277,7 @@ impl Tier {
         // SAFETY: as the caller promises.
         if !unsafe { access.put(ptr, layout) } {
             // SAFETY: as the caller promises; the magazines have not taken it.
-            unsafe { Tier::free_missed(access, ptr, layout) };
+            unsafe { FarArenas::free_missed(access, ptr, layout) };
         }
     }
 
@@ -282,7 +285,7 @@ impl Tier {
     /// [`allocate`](Self::allocate).
     #[inline]
     pub(super) fn take_small(&'static self, class: SmallClass) -> Option<NonNull<u8>> {
-        let ptr = thread::access_own(self)?.take_small(class)?;
+        let ptr = placement::access_own(self)?.take_small(class)?;
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
         NonNull::new(ptr)
     }
@@ -296,7 +299,8 @@ impl Tier {
     pub(super) unsafe fn put_small(&'static self, ptr: *mut u8, class: SmallClass) -> bool {
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
         // SAFETY: as the caller promises.
-        thread::access_own(self).is_some_and(|mut access| unsafe { access.put_small(ptr, class) })
+        placement::access_own(self)
+            .is_some_and(|mut access| unsafe { access.put_small(ptr, class) })
     }
 
     /// Resizes within the tier; null leaves the allocation as it was.
@@ -310,7 +314,7 @@ impl Tier {
         new: Layout,
     ) -> *mut u8 {
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
-        if let Some(mut access) = thread::access(self) {
+        if let Some(mut access) = placement::access(self) {
             // SAFETY: as the caller promises.
             let moved = unsafe { access.reallocate(ptr, old, new) };
             if !moved.is_null() {
@@ -324,8 +328,8 @@ impl Tier {
     }
 
     /// The tier's numbers now.
-    pub(crate) fn stats(&self) -> TierStats {
-        TierStats {
+    pub(crate) fn stats(&self) -> FarArenasStats {
+        FarArenasStats {
             allocated: self.in_use(),
             committed: ByteCount(self.arenas.iter().map(|far| far.hooks.committed().get()).sum()),
             commits_refused: self.arenas.iter().map(|far| far.hooks.refused()).sum(),
@@ -341,10 +345,10 @@ impl Tier {
         if self.closed.load(Relaxed) {
             return;
         }
-        let some_have_too_much = self.slots.allowance().take_refused();
+        let some_have_too_much = self.caches.take_refused();
         // Both are asked: idleness is told by comparing with the last time.
-        self.flush_slots(|slot| {
-            slot.has_become_idle() | (some_have_too_much && slot.has_too_much())
+        self.flush_caches(|cache| {
+            cache.has_become_idle() | (some_have_too_much && cache.has_too_much())
         });
         self.arenas.iter().for_each(|far| far.arena.decay());
         // What is committed and not in use bounds what is dirty, without asking jemalloc.
@@ -395,13 +399,15 @@ impl Tier {
         self.arenas.iter().for_each(|far| far.arena.purge());
     }
 
-    /// Claims a slot for the calling thread; `None`: all are taken.
+    /// Claims a cache for the calling thread; `None`: all are taken.
     ///
     /// # Errors
     /// [`Closed`].
-    pub(super) fn claim_slot(&'static self) -> std::result::Result<Option<&'static Slot>, Closed> {
+    pub(super) fn claim_cache(
+        &'static self,
+    ) -> std::result::Result<Option<&'static ThreadCache>, Closed> {
         let _inside = self.enter_shared()?;
-        Ok(self.slots.claim(|index| self.arena_of(index).arena.index()))
+        Ok(self.caches.claim(|index| self.arena_of(index).arena.index()))
     }
 
     /// Ends the tier: destroys its arenas, so that the source gets all its ranges back.
@@ -421,13 +427,13 @@ impl Tier {
         self.closed.store(true, SeqCst);
         let alone = self.wait_until_alone();
         let bytes = self.in_use();
-        let (Some(slots), ByteCount::ZERO) = (alone, bytes) else {
+        let (Some(caches), ByteCount::ZERO) = (alone, bytes) else {
             self.closed.store(false, SeqCst);
-            self.slots.iter().for_each(Slot::unbar);
+            self.caches.iter().for_each(ThreadCache::restore);
             return Err(Error::InUse { bytes });
         };
-        // SAFETY: the tier stays closed from here on, and nobody lifts the bars of a closed one.
-        slots.into_iter().for_each(|slot| unsafe { slot.close() });
+        // SAFETY: the tier stays closed from here on, and nobody restores the caches of a closed one.
+        caches.into_iter().for_each(|cache| unsafe { cache.close() });
         for far in &self.arenas {
             // SAFETY: nothing is allocated, no thread is inside or can enter, and no cache is
             // left.
@@ -438,66 +444,66 @@ impl Tier {
         Ok(())
     }
 
-    /// Bars all slots and waits until no thread is inside the tier; returns what is inside the
-    /// slots then. `None`: a thread does not leave.
-    fn wait_until_alone(&self) -> Option<Vec<Barred<'static>>> {
-        // Who claims a slot is counted in the shared path: once it is empty, `slots` is complete.
+    /// Revokes all caches and waits until no thread is inside the tier; returns what is inside the
+    /// caches then. `None`: a thread does not leave.
+    fn wait_until_alone(&self) -> Option<Vec<Revoked<'static>>> {
+        // Who claims a cache is counted in the shared path: once it is empty, `caches` is complete.
         if !wait(|| self.shared_inside.load(SeqCst) == 0) {
             return None;
         }
-        self.slots.iter().for_each(Slot::bar);
+        self.caches.iter().for_each(ThreadCache::revoke);
         settle();
-        let _pinned = thread::pin();
-        let mut slots = Vec::with_capacity(self.slots.iter().count());
-        for slot in self.slots.iter() {
-            // An owner that looks whether the bar is still there seems to be inside, but not to who
-            // has found the slot empty before: each is asked until then and no further.
+        let _pinned = placement::pin();
+        let mut caches = Vec::with_capacity(self.caches.iter().count());
+        for cache in self.caches.iter() {
+            // An owner that looks whether the cache is still revoked seems to be inside, but not to who
+            // has found the cache empty before: each is asked until then and no further.
             let is_empty = wait(|| {
-                // SAFETY: barred, with a barrier since, and not asked again once it is empty; the
-                // bar is lifted after `close` has dropped these.
-                let barred = unsafe { slot.access_barred() };
-                let is_empty = barred.is_some();
-                slots.extend(barred);
+                // SAFETY: revoked, with a barrier since, and not asked again once it is empty; the
+                // cache is restored after `close` has dropped these.
+                let revoked = unsafe { cache.access_revoked() };
+                let is_empty = revoked.is_some();
+                caches.extend(revoked);
                 is_empty
             });
             if !is_empty {
                 return None;
             }
         }
-        wait(|| self.shared_inside.load(SeqCst) == 0).then_some(slots)
+        wait(|| self.shared_inside.load(SeqCst) == 0).then_some(caches)
     }
 
-    /// Empties the slots that `choose` selects, unless their owners are inside or somebody else
+    /// Empties the caches that `choose` selects, unless their owners are inside or somebody else
     /// is at it.
-    fn flush_slots(&self, choose: impl Fn(&Slot) -> bool) {
+    fn flush_caches(&self, choose: impl Fn(&ThreadCache) -> bool) {
         let Some(_control) = self.take_control() else {
             return;
         };
         if self.closed.load(SeqCst) {
-            return; // This thread slept meanwhile; the slots are empty, and barred for good.
+            return; // This thread slept meanwhile; the caches are empty, and revoked for good.
         }
-        let chosen = |slot: &&Slot| slot.is_barred();
-        self.slots.iter().filter(|slot| choose(slot)).for_each(Slot::bar);
-        if self.slots.iter().any(Slot::is_barred) && membarrier::on_all_threads() {
-            for slot in self.slots.iter().filter(chosen) {
-                // SAFETY: barred, with a barrier since; used here only, before the bar is lifted.
-                if let Some(mut barred) = unsafe { slot.access_barred() } {
-                    barred.flush();
+        let chosen = |cache: &&ThreadCache| cache.is_revoked();
+        self.caches.iter().filter(|cache| choose(cache)).for_each(ThreadCache::revoke);
+        if self.caches.iter().any(ThreadCache::is_revoked) && membarrier::on_all_threads() {
+            for cache in self.caches.iter().filter(chosen) {
+                // SAFETY: revoked, with a barrier since; used here only, before the cache is restored.
+                if let Some(mut revoked) = unsafe { cache.access_revoked() } {
+                    revoked.flush();
                 }
             }
         }
-        self.slots.iter().filter(chosen).for_each(Slot::unbar);
+        self.caches.iter().filter(chosen).for_each(ThreadCache::restore);
     }
 
     /// Gives back what can be had for an allocation that has just failed.
     fn reclaim(&'static self) {
-        if let Some(mut access) = thread::access(self) {
+        if let Some(mut access) = placement::access(self) {
             access.flush();
         }
-        self.flush_slots(|_| true);
+        self.flush_caches(|_| true);
         self.purge();
         // A refusal before the purge says nothing about now.
-        thread::take_commit_refused();
+        placement::take_commit_refused();
     }
 
     /// Allocates past the magazines. Out of line: the registers that it needs saved would cost
@@ -510,7 +516,7 @@ impl Tier {
         fill: Fill,
     ) -> std::result::Result<*mut u8, Closed> {
         if fill == Fill::Zero {
-            thread::take_committed();
+            placement::take_committed();
         }
         // SAFETY: the caller passes no empty layout.
         let ptr = self.only_far(unsafe { access.allocate(layout) })?;
@@ -560,7 +566,7 @@ impl Tier {
         let flags = self.shared_flags().aligned(size, layout.align());
         let inside = self.enter_shared()?;
         if fill == Fill::Zero {
-            thread::take_committed();
+            placement::take_committed();
         }
         // SAFETY: the caller passes no empty layout; the flags name no cache.
         let ptr = self.only_far(self.with_retry(|| unsafe { jemalloc::allocate(size, flags) }))?;
@@ -592,7 +598,8 @@ impl Tier {
         let _inside = SharedInside::new(&self.shared_inside);
         let flags = self.shared_flags();
         // SAFETY: as the caller promises; the flags name no cache.
-        let moved = self.with_retry(|| unsafe { slot::reallocate_with(flags, ptr, old, new) });
+        let moved =
+            self.with_retry(|| unsafe { thread_cache::reallocate_with(flags, ptr, old, new) });
         if !moved.is_null() {
             self.shared_counts.allocated(new.size());
             self.shared_counts.freed(old.size());
@@ -606,12 +613,12 @@ impl Tier {
         if !first.is_null() {
             return first;
         }
-        if thread::gives_up() {
+        if placement::gives_up() {
             return first;
         }
         self.reclaim();
         let second = attempt();
-        thread::set_refused(second.is_null());
+        placement::set_refused(second.is_null());
         if second.is_null() {
             self.out_of_memory.fetch_add(1, Relaxed);
         }
@@ -629,7 +636,7 @@ impl Tier {
         if self.closed.load(SeqCst) { Err(Closed) } else { Ok(inside) }
     }
 
-    /// Becomes the thread that may bar slots; `None` while another one is.
+    /// Becomes the thread that may revoke caches; `None` while another one is.
     pub(super) fn take_control(&self) -> Option<Control<'_>> {
         // Pairs with the Release in `Control::drop`.
         let free = self.control.compare_exchange(false, true, Acquire, Relaxed).is_ok();
@@ -639,7 +646,7 @@ impl Tier {
 
     /// Bytes allocated and not freed.
     fn in_use(&self) -> ByteCount {
-        let of_slots = || self.slots.iter().map(|slot| slot.counts());
+        let of_slots = || self.caches.iter().map(|cache| cache.counts());
         ByteCount(counts::in_use(|| of_slots().chain([&self.shared_counts])))
     }
 
@@ -656,7 +663,7 @@ impl Tier {
 }
 
 impl FarArena {
-    fn create(source: &Arc<dyn ExtentSource>, options: &TierOptions) -> Result<FarArena> {
+    fn create(source: &Arc<dyn ExtentSource>, options: &FarArenasOptions) -> Result<FarArena> {
         // SAFETY: the tier drops the source after the arenas only.
         let hooks = Box::new(unsafe { Hooks::new(source) });
         // SAFETY: the box keeps its place, and lives as long as the tier: for ever. On the way
@@ -673,7 +680,7 @@ impl FarArena {
 }
 
 /// Sets what makes an arena a far one.
-fn configure(arena: Arena, span: usize, options: &TierOptions) -> Result<()> {
+fn configure(arena: Arena, span: usize, options: &FarArenasOptions) -> Result<()> {
     let decay_ms = isize::try_from(options.decay.as_millis()).unwrap_or(isize::MAX);
     // Nothing goes muzzy: there is no lazy purge, dirty extents are decommitted.
     arena.set_decay(decay_ms, 0)?;
@@ -700,7 +707,7 @@ impl Drop for SharedInside<'_> {
     }
 }
 
-/// The right to bar slots.
+/// The right to revoke caches.
 pub(super) struct Control<'a> {
     flag: &'a AtomicBool,
 }
@@ -723,7 +730,7 @@ fn wait(mut done: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Makes the bars set so far visible to all threads, and their `busy` to this one.
+/// Makes the revocations so far visible to all threads, and their `busy` to this one.
 fn settle() {
     if !membarrier::on_all_threads() {
         // There is no other way to wait for another processor's stores.

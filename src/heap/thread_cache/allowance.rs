@@ -1,28 +1,28 @@
 //! Allowance: one bound on what all threads of a tier keep of freed memory.
 //!
 //! What a thread keeps is charged like any memory. With a bound per thread alone, enough threads
-//! keep more than the limit, and freed data is evicted and written. So a slot's caches begin with
+//! keep more than the limit, and freed data is evicted and written. So a cache's caches begin with
 //! room for nothing and get more in steps, from a common [`Allowance`], which is asked only when a
-//! cache is full: what caches serve costs nothing more. A slot that is flushed returns all. Used by
-//! `slot` and `tier`; knows nothing but atomics.
+//! cache is full: what caches serve costs nothing more. A cache that is flushed returns all. Used by
+//! `thread_cache` and `far_arenas`; knows nothing but atomics.
 //!
 //! # Invariants
-//! 1. The parts of all slots together never exceed the allowance.
-//! 2. A [`Part`] is changed by one thread at a time, the one inside its slot.
+//! 1. The parts of all caches together never exceed the allowance.
+//! 2. A [`Part`] is changed by one thread at a time, the one inside its cache.
 
 use crate::base::sync::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// What all slots of a tier may keep, in bytes.
+/// What all caches of a tier may keep, in bytes.
 pub(super) struct Allowance {
     total: usize,
     taken: AtomicUsize,
-    /// Slots that have taken some.
+    /// ThreadCaches that have taken some.
     holders: AtomicUsize,
-    /// A slot was refused its fair share.
+    /// A cache was refused its fair share.
     refused: AtomicBool,
 }
 
-/// One slot's part of an [`Allowance`].
+/// One cache's part of an [`Allowance`].
 pub(super) struct Part {
     bytes: AtomicUsize,
 }
@@ -37,18 +37,18 @@ impl Allowance {
         }
     }
 
-    /// What each slot may have when all is taken.
+    /// What each cache may have when all is taken.
     pub(super) fn share(&self) -> usize {
         self.total / self.holders.load(Relaxed).max(1)
     }
 
-    /// Bytes that slots have taken.
+    /// Bytes that caches have taken.
     #[cfg(test)]
     pub(super) fn taken(&self) -> usize {
         self.taken.load(Relaxed)
     }
 
-    /// Whether a slot was refused its fair share since the last call: others have more than theirs.
+    /// Whether a cache was refused its fair share since the last call: others have more than theirs.
     pub(super) fn take_refused(&self) -> bool {
         self.refused.load(Relaxed) && self.refused.swap(false, Relaxed)
     }

@@ -1,0 +1,488 @@
+//! Thread caches: one thread's magazines, its explicit cache of jemalloc, and its counters.
+//!
+//! A thread claims a cache of the tier's [`ThreadCaches`] at its first far allocation and gives it
+//! back when it exits; the next thread takes it over with what it holds. Its contents are protected by
+//! a [`BiasedLock`]. Uses `allowance`, `biased_lock`, `magazine`, `jemalloc`; owned by `FarArenas`.
+//!
+//! # Invariants
+//! 1. At most one [`Access`] or [`Revoked`] of a cache exists.
+//! 2. Caches are revoked by one thread at a time, the holder of the tier's control flag.
+//! 3. `counts` are written through an `Access` only.
+//! 4. A cache is never freed: a sleeping thread may hold a reference into a tier that is gone.
+
+#![expect(unsafe_code, reason = "hands out what a lock protects")]
+
+use super::allowance::{Allowance, Part};
+use super::biased_lock::BiasedLock;
+use super::magazine::{self, Magazines, SmallClass};
+use crate::base::sync::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use crate::heap::counts::Counts;
+use crate::heap::jemalloc::{self, Cache, Flags};
+use crate::heap::placement;
+use crate::sys::fork::Born;
+use std::alloc::Layout;
+use std::cell::UnsafeCell;
+use std::mem::ManuallyDrop;
+use std::sync::OnceLock;
+
+/// Maximum number of caches of a tier: as many as jemalloc has explicit caches, about.
+pub(in crate::heap) const CACHES_MAX: usize = 4096;
+
+/// Whether new memory must be zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// Contents do not matter.
+    Any,
+    /// All bytes are zero.
+    Zero,
+}
+
+/// One thread's share of a tier.
+#[repr(align(128))] // Two lines: neighbours are prefetched in pairs.
+pub(in crate::heap) struct ThreadCache {
+    lock: BiasedLock,
+    owned: AtomicBool,
+    /// Bytes allocated and freed through this cache.
+    counts: Counts,
+    /// The traffic of `counts` when the cache was last looked at for idleness, and when it was last
+    /// flushed for that.
+    seen: AtomicU64,
+    flushed: AtomicU64,
+    /// What all caches may keep, and what this one may.
+    allowance: &'static Allowance,
+    part: Part,
+    born: Born,
+    contents: UnsafeCell<Contents>,
+}
+
+// SAFETY: `contents` is used through an `Access` or a `Revoked` only, and there is at most one
+// (invariant 1); its pointers are objects that the cache owns.
+unsafe impl Sync for ThreadCache {}
+
+// SAFETY: as for `Sync`; nothing in a cache belongs to a thread.
+unsafe impl Send for ThreadCache {}
+
+struct Contents {
+    /// Dropped when the tier closes, 29 KiB a cache. The cache stays, see invariant 4.
+    magazines: ManuallyDrop<Magazines>,
+    /// `None` when jemalloc had no cache left, or after the tier has closed.
+    explicit: Option<Cache>,
+    /// What goes through `explicit` at present.
+    cached: Cached,
+    /// The cache's arena, through `explicit` if there is one.
+    flags: Flags,
+    /// The cache's arena, past the cache.
+    uncached: Flags,
+}
+
+/// Which objects go through jemalloc's cache: it cannot be told how much to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cached {
+    None,
+    /// Up to this size.
+    UpTo(usize),
+}
+
+/// What jemalloc's cache can hold of objects up to [`magazine::SMALL_MAX`], and of those up to
+/// [`CACHED_SIZE`]: sums over its classes of 20 to 200 objects (jemalloc 5.3.1, `tcache.c`).
+const CACHE_BYTES: usize = 5 << 20;
+const CACHE_BYTES_SMALL: usize = 512 << 10;
+
+/// What goes through jemalloc's cache where there is no allowance for more, in bytes: for small
+/// objects the arena's locks are most of the price.
+const CACHED_SIZE: usize = 1 << 10;
+
+/// The owner's exclusive use of a cache's contents. Ends when dropped.
+pub(in crate::heap) struct Access<'a> {
+    cache: &'a ThreadCache,
+}
+
+/// The revoker's exclusive use of a cache's contents. Ends when the cache is restored.
+pub(in crate::heap) struct Revoked<'a> {
+    cache: &'a ThreadCache,
+}
+
+impl ThreadCache {
+    /// A cache that belongs to its creator, with an explicit one of jemalloc if there is one left.
+    fn new(arena: u32, large_max: usize, allowance: &'static Allowance) -> ThreadCache {
+        let explicit = Cache::create();
+        let uncached = Flags::uncached(arena);
+        let flags =
+            explicit.as_ref().map_or(uncached, |explicit| Flags::cached(arena, explicit.index()));
+        let magazines = ManuallyDrop::new(Magazines::new(large_max));
+        let contents = Contents { magazines, explicit, cached: Cached::None, flags, uncached };
+        ThreadCache {
+            lock: BiasedLock::new(),
+            owned: AtomicBool::new(true),
+            counts: Counts::new(),
+            seen: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            allowance,
+            part: Part::new(),
+            born: Born::here(),
+            contents: UnsafeCell::new(contents),
+        }
+    }
+
+    /// Opens the cache for its owner; `None` while it is revoked.
+    #[inline]
+    pub(in crate::heap) fn access(&self) -> Option<Access<'_>> {
+        // Not `then_some`: one that is made is dropped, and leaves.
+        self.lock.enter().then(|| Access { cache: self })
+    }
+
+    /// Keeps the owner out from its next access on. Follow with a barrier on all threads.
+    pub(in crate::heap) fn revoke(&self) {
+        self.lock.revoke();
+    }
+
+    /// Lets the owner in again.
+    pub(in crate::heap) fn restore(&self) {
+        self.lock.restore();
+    }
+
+    /// Opens a revoked cache for the thread that revoked it; `None` while the owner is inside.
+    ///
+    /// # Safety
+    /// The caller has revoked the cache and run a barrier on all threads since, and uses what it gets
+    /// until it restores the cache at the latest, with no other one beside it.
+    pub(in crate::heap) unsafe fn access_revoked(&self) -> Option<Revoked<'_>> {
+        self.lock.is_idle().then_some(Revoked { cache: self })
+    }
+
+    /// Ends the ownership of the calling thread, after emptying the cache.
+    pub(in crate::heap) fn give_back(&self) {
+        if !self.born.is_here() {
+            return; // What is in the cache is the parent's of this forked child.
+        }
+        // When the cache is revoked, the revoker empties it now or at the next round.
+        if let Some(mut access) = self.access() {
+            access.flush();
+        }
+        self.owned.store(false, Release);
+    }
+
+    /// Whether nothing has happened in the cache since the last call; told once per idle time.
+    pub(in crate::heap) fn has_become_idle(&self) -> bool {
+        let now = self.counts.traffic();
+        let idle = self.seen.swap(now, Relaxed) == now;
+        idle && self.flushed.swap(now, Relaxed) != now
+    }
+
+    /// Whether the cache may keep more than its fair share.
+    pub(in crate::heap) fn has_too_much(&self) -> bool {
+        self.part.bytes() > self.allowance.share()
+    }
+
+    pub(in crate::heap) fn is_revoked(&self) -> bool {
+        self.lock.is_revoked()
+    }
+
+    /// Bytes allocated and freed so far.
+    pub(in crate::heap) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+}
+
+impl Access<'_> {
+    fn contents(&mut self) -> &mut Contents {
+        // SAFETY: this is the only access (invariant 1), borrowed exclusively.
+        unsafe { &mut *self.cache.contents.get() }
+    }
+
+    /// Takes a block from the magazines, with whatever it contains.
+    #[inline]
+    pub(in crate::heap) fn take(&mut self, layout: Layout) -> Option<*mut u8> {
+        let magazines = &mut self.contents().magazines;
+        let class = magazine::class_of(layout)?;
+        let object = magazines.take(class)?;
+        if object.addr() & (layout.align() - 1) != 0 {
+            // Possible with `cache_oblivious`, which moves large objects off page borders.
+            magazines.put(class, object);
+            return None;
+        }
+        Some(object)
+    }
+
+    /// Puts a block into the magazines; `false` when there is no room.
+    ///
+    /// # Safety
+    /// `ptr` is an allocation of the cache's tier with this layout and is not used again.
+    #[inline]
+    pub(in crate::heap) unsafe fn put(&mut self, ptr: *mut u8, layout: Layout) -> bool {
+        magazine::class_of(layout).is_some_and(|class| self.contents().magazines.put(class, ptr))
+    }
+
+    /// Takes a block of a small class from the magazines, and counts it.
+    #[inline]
+    pub(in crate::heap) fn take_small(&mut self, class: SmallClass) -> Option<*mut u8> {
+        let object = self.contents().magazines.take_small(class)?;
+        self.count_allocated(class.size());
+        Some(object)
+    }
+
+    /// Puts a block of a small class into the magazines, and counts it; `false` when there is no
+    /// room.
+    ///
+    /// # Safety
+    /// `ptr` is an allocation of the cache's tier of this class and is not used again.
+    #[inline]
+    pub(in crate::heap) unsafe fn put_small(&mut self, ptr: *mut u8, class: SmallClass) -> bool {
+        let is_kept = self.contents().magazines.put_small(class, ptr);
+        if is_kept {
+            self.count_freed(class.size());
+        }
+        is_kept
+    }
+
+    /// Makes room for a block of this layout in the magazines, if they are allowed more.
+    pub(in crate::heap) fn make_room(&mut self, layout: Layout) -> bool {
+        let cache = self.cache;
+        let magazines = &mut self.contents().magazines;
+        let Some(class) = magazine::class_of(layout) else { return false };
+        let Some(bytes) = magazines.next_room(class) else { return false };
+        let is_allowed = cache.part.take(cache.allowance, bytes);
+        if is_allowed {
+            magazines.add_room(class, bytes);
+        }
+        is_allowed
+    }
+
+    /// Where an object that the magazines do not serve comes from or goes.
+    fn flags_for(&mut self, size: usize) -> Flags {
+        let cache = self.cache;
+        let contents = self.contents();
+        if contents.cached == Cached::None && contents.explicit.is_some() {
+            if cache.part.take(cache.allowance, CACHE_BYTES) {
+                contents.cached = Cached::UpTo(magazine::SMALL_MAX);
+            } else if cache.part.take(cache.allowance, CACHE_BYTES_SMALL) {
+                contents.cached = Cached::UpTo(CACHED_SIZE);
+            }
+        }
+        match contents.cached {
+            Cached::UpTo(most) if size <= most => contents.flags,
+            _ => contents.uncached,
+        }
+    }
+
+    /// Allocates past the magazines; null when the arena cannot.
+    ///
+    /// # Safety
+    /// The layout's size is not zero.
+    pub(in crate::heap) unsafe fn allocate(&mut self, layout: Layout) -> *mut u8 {
+        let size = magazine::fitting_size(layout);
+        let flags = self.flags_for(size).aligned(size, layout.align());
+        // SAFETY: the size is not zero; the cache in `flags` is the cache's, which this access
+        // holds.
+        unsafe { jemalloc::allocate(size, flags) }
+    }
+
+    /// Frees past the magazines.
+    ///
+    /// # Safety
+    /// As for [`put`](Self::put).
+    pub(in crate::heap) unsafe fn free(&mut self, ptr: *mut u8, layout: Layout) {
+        let size = magazine::fitting_size(layout);
+        let flags = self.flags_for(size).aligned(size, layout.align());
+        // SAFETY: as the caller promises; the cache is the cache's and its tier that of `ptr`.
+        unsafe { jemalloc::free(ptr, size, flags) }
+    }
+
+    /// Resizes within the tier; null leaves the allocation as it was.
+    ///
+    /// # Safety
+    /// As for [`put`](Self::put), and `new` has the same alignment and a size above zero.
+    pub(in crate::heap) unsafe fn reallocate(
+        &mut self,
+        ptr: *mut u8,
+        old: Layout,
+        new: Layout,
+    ) -> *mut u8 {
+        // The cache also takes what the object leaves behind.
+        let flags = self.flags_for(magazine::fitting_size(old).max(magazine::fitting_size(new)));
+        // SAFETY: as the caller promises.
+        unsafe { reallocate_with(flags, ptr, old, new) }
+    }
+
+    #[inline]
+    pub(in crate::heap) fn count_allocated(&mut self, bytes: usize) {
+        self.cache.counts.allocated_alone(bytes);
+    }
+
+    #[inline]
+    pub(in crate::heap) fn count_freed(&mut self, bytes: usize) {
+        self.cache.counts.freed_alone(bytes);
+    }
+
+    /// Returns all it holds to the arenas.
+    pub(in crate::heap) fn flush(&mut self) {
+        self.contents().flush();
+        self.cache.part.give_back(self.cache.allowance);
+    }
+}
+
+impl Revoked<'_> {
+    fn contents(&mut self) -> &mut Contents {
+        // SAFETY: this is the only access (invariant 1), borrowed exclusively.
+        unsafe { &mut *self.cache.contents.get() }
+    }
+
+    /// Returns all it holds to the arenas.
+    pub(in crate::heap) fn flush(&mut self) {
+        self.contents().flush();
+        self.cache.part.give_back(self.cache.allowance);
+    }
+
+    /// Flushes, and gives the explicit cache back to jemalloc and the magazines' memory back for
+    /// good.
+    ///
+    /// # Safety
+    /// The cache is never restored.
+    pub(in crate::heap) unsafe fn close(mut self) {
+        self.flush();
+        let contents = self.contents();
+        contents.flags = contents.uncached;
+        if let Some(explicit) = contents.explicit.take() {
+            explicit.destroy();
+        }
+        let _pinned = placement::pin();
+        // SAFETY: the contents are used by the owner or by the revoker; the owner stays out, as
+        // the caller promises, and this is consumed.
+        unsafe { ManuallyDrop::drop(&mut contents.magazines) };
+    }
+}
+
+impl Contents {
+    fn flush(&mut self) {
+        let uncached = self.uncached;
+        self.magazines.drain(|object, size| {
+            // SAFETY: the magazines own the object, whose class has this size.
+            unsafe { jemalloc::free(object, size, uncached) };
+        });
+        if let Some(explicit) = self.explicit.as_ref().filter(|_| self.cached != Cached::None) {
+            explicit.flush();
+        }
+        self.cached = Cached::None;
+    }
+}
+
+impl Drop for Access<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.cache.lock.leave();
+    }
+}
+
+/// Resizes within the tier that `flags` name, in place if possible.
+///
+/// # Safety
+/// As for [`Access::reallocate`]; a cache in `flags` is the caller's.
+pub(in crate::heap) unsafe fn reallocate_with(
+    flags: Flags,
+    ptr: *mut u8,
+    old: Layout,
+    new: Layout,
+) -> *mut u8 {
+    if let (Some(from), Some(to)) = (magazine::class_of(old), magazine::class_of(new))
+        && from == to
+    {
+        return ptr;
+    }
+    let size = magazine::fitting_size(new);
+    let flags = flags.aligned(size, new.align());
+    // SAFETY: as the caller promises. The flags name the arena and a cache of the same tier, so
+    // that neither the new object nor the old one crosses.
+    unsafe { jemalloc::reallocate(ptr, size, flags) }
+}
+
+/// Caches whose places are allocated together. A tier is never freed: places for all that it could
+/// have would leak 64 KiB with each.
+const SEGMENT: usize = 64;
+
+/// Places of caches.
+type Segment = [OnceLock<&'static ThreadCache>; SEGMENT];
+
+/// The caches of a tier.
+pub(in crate::heap) struct ThreadCaches {
+    segments: [OnceLock<Box<Segment>>; CACHES_MAX / SEGMENT],
+    /// ThreadCaches that exist: all below this index, but for one that is just being made.
+    len: AtomicUsize,
+    large_max: usize,
+    allowance: &'static Allowance,
+}
+
+impl ThreadCaches {
+    /// `large_max` bounds what one cache keeps of large objects, `cache_max` what all caches keep.
+    pub(in crate::heap) fn new(large_max: usize, cache_max: usize) -> ThreadCaches {
+        let segments = [const { OnceLock::new() }; CACHES_MAX / SEGMENT];
+        let allowance = Box::leak(Box::new(Allowance::new(cache_max)));
+        ThreadCaches { segments, len: AtomicUsize::new(0), large_max, allowance }
+    }
+
+    /// Whether a cache was refused its fair share since the last call: others have more than theirs.
+    pub(in crate::heap) fn take_refused(&self) -> bool {
+        self.allowance.take_refused()
+    }
+
+    /// Claims a cache for the calling thread: one that another thread has given back, else a new
+    /// one on the arena that `arena_of` names for its index. `None`: all are taken.
+    pub(in crate::heap) fn claim(
+        &self,
+        arena_of: impl Fn(usize) -> u32,
+    ) -> Option<&'static ThreadCache> {
+        let free = self.iter().find(|cache| {
+            !cache.owned.load(Relaxed)
+                // Pairs with the Release in `give_back`.
+                && cache.owned.compare_exchange(false, true, Acquire, Relaxed).is_ok()
+        });
+        if free.is_some() {
+            return free;
+        }
+        let next = |len| (len < CACHES_MAX).then_some(len + 1);
+        let index = self.len.fetch_update(Relaxed, Relaxed, next).ok()?;
+        let _pinned = placement::pin();
+        let cache = ThreadCache::new(arena_of(index), self.large_max, self.allowance);
+        let cache: &'static ThreadCache = Box::leak(Box::new(cache));
+        let segment = self.segments[index / SEGMENT]
+            .get_or_init(|| Box::new([const { OnceLock::new() }; SEGMENT]));
+        segment[index % SEGMENT].set(cache).ok().expect("the index was claimed above, once");
+        Some(cache)
+    }
+
+    /// All caches that exist.
+    pub(in crate::heap) fn iter(&self) -> impl Iterator<Item = &'static ThreadCache> {
+        let len = self.len.load(Relaxed);
+        (0..len).filter_map(|index| {
+            self.segments[index / SEGMENT].get()?[index % SEGMENT].get().copied()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_on_the_way_in_is_seen_though_somebody_was_inside_meanwhile() {
+        let cache = ThreadCache::new(0, 0, Box::leak(Box::new(Allowance::new(0))));
+        cache.revoke();
+        {
+            // SAFETY: revoked; there is no other thread that a barrier would have to reach.
+            let mut revoked = unsafe { cache.access_revoked() }.expect("nobody is inside");
+            cache.lock.announce(); // A processor may stop the owner here, before it looks.
+            revoked.flush();
+        }
+        cache.restore();
+        // The owner goes on and finds the cache restored. The next round comes before it has left.
+        cache.revoke();
+        // SAFETY: as above.
+        assert!(unsafe { cache.access_revoked() }.is_none(), "two are inside");
+        cache.lock.leave();
+        // SAFETY: as above.
+        assert!(unsafe { cache.access_revoked() }.is_some());
+        cache.restore();
+    }
+}
