@@ -1,12 +1,14 @@
-//! Looking at many resident pages at once.
+//! Many pages at once: read by one request to the device, or fetched by the processor side by side.
 //!
 //! A processor waits for several misses of its cache at a time only as far as it sees the
 //! instructions that cause them, and between two pages lie some forty. Told beforehand which pages
 //! come, it fetches their words and bytes side by side (`docs/design/pool.md`, hits).
 #![expect(unsafe_code, reason = "tells the processor what will be read")]
 
-use super::BufferPool;
-use super::guard::OptimisticGuard;
+use super::buffer_pool::BufferPool;
+use super::guard::{Held, OptimisticGuard, SharedGuard};
+use super::latch::HeldWord;
+use super::load::{Full, GROUP_MAX};
 use crate::base::error::Result;
 use crate::base::units::PageId;
 
@@ -79,13 +81,84 @@ impl BufferPool {
         Ok(())
     }
 
+    /// Fixes many pages for reading; those that are absent are read at once. The guards come in
+    /// the order of `pages`, which must not name a page twice.
+    ///
+    /// A thread that calls this should not hold pages exclusively: it may wait for another that
+    /// does the same.
+    ///
+    /// # Errors
+    /// As for [`fix_shared`](Self::fix_shared), for any of the pages; none is fixed then.
+    pub fn fix_many(&self, pages: &[PageId]) -> Result<Vec<SharedGuard<'_>>> {
+        let mut guards: Vec<Option<SharedGuard<'_>>> = Vec::with_capacity(pages.len());
+        guards.resize_with(pages.len(), || None);
+        for (pages, guards) in pages.chunks(GROUP_MAX).zip(guards.chunks_mut(GROUP_MAX)) {
+            self.fix_group(pages, guards)?;
+        }
+        for (page, guard) in pages.iter().zip(&mut guards) {
+            if guard.is_none() {
+                *guard = Some(self.fix_shared(*page)?);
+            }
+        }
+        Ok(guards.into_iter().flatten().collect())
+    }
+
+    /// Fixes what is resident and reads what is absent, up to the first page for which there is no
+    /// memory at once: pages that are read are not let go before all are. The caller fixes the rest.
+    fn fix_group<'p>(
+        &'p self,
+        pages: &[PageId],
+        guards: &mut [Option<SharedGuard<'p>>],
+    ) -> Result<()> {
+        let (mut absent, mut count) = ([0; GROUP_MAX], 0);
+        for (index, page) in pages.iter().enumerate() {
+            guards[index] = self.try_fix_shared(*page);
+            if guards[index].is_none() {
+                absent[count] = index;
+                count += 1;
+            }
+        }
+        let absent = &absent[..count];
+        let (frames, loader) = (&self.frames, &self.loader);
+        let (mut failed, mut is_full) = (None, false);
+        loader.read_group(
+            frames,
+            count,
+            &mut |i| {
+                let page = Some(pages[absent[i]]).filter(|_| !is_full)?;
+                loader.begin(frames, page).unwrap_or_else(|Full| {
+                    is_full = true;
+                    None
+                })
+            },
+            &mut |i, loading, result| match loader.finish(frames, loading, 0, false, result) {
+                Ok(()) => {
+                    let latch = frames.table.word(loading.page);
+                    latch.downgrade(false);
+                    let word = HeldWord::seen(latch.load());
+                    guards[absent[i]] = Some(SharedGuard(Held::new(frames, latch, word)));
+                }
+                Err(error) => failed = Some(error),
+            },
+        )?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Asks for pages to be read ahead, in the background. Pages that cannot be queued, or for
+    /// which there is no memory without waiting, are forgotten.
+    pub fn prefetch(&self, pages: &[PageId]) {
+        if self.loader.prefetch(&self.frames, pages) {
+            self.worker.wake();
+        }
+    }
+
     /// Tells the processor that these pages are about to be read around `at`.
     fn announce(&self, pages: &[PageId], at: usize) {
-        let at = at.min(self.page_bytes - 1);
+        let at = at.min(self.frames.table.page_bytes() - 1);
         for page in pages {
-            if let Some(latch) = self.words.get(page.as_usize()) {
+            if let Some(latch) = self.frames.table.get(*page) {
                 ask_for(latch);
-                ask_for(self.ptr_of(latch).wrapping_add(at));
+                ask_for(self.frames.table.ptr_of(latch).wrapping_add(at));
             }
         }
     }
@@ -100,7 +173,7 @@ impl BufferPool {
         let mut absent = [(0, PageId(0)); AHEAD];
         let mut count = 0;
         for (index, page) in pages.iter().enumerate() {
-            if let Some(latch) = self.words.get(page.as_usize()) {
+            if let Some(latch) = self.frames.table.get(*page) {
                 let seen = latch.load();
                 if seen.is_absent() {
                     absent[count] = (first + index, *page);

@@ -2,16 +2,16 @@
 //! many.
 //!
 //! Dropping a range costs the kernel half a microsecond beside what the pages in it cost, and locking
-//! an absent page takes some ten nanoseconds (`docs/design/pool.md`, scattered). So victims with a few
+//! an absent page takes some ten nanoseconds (`docs/measurements/pool.md`, scattered). So victims with a few
 //! absent pages between them leave as one range.
 //!
 //! # Invariants
 //! 1. A page between two victims of one range is absent and locked by the thread that drops, and no
-//!    buffer of several pages, whose word may lie elsewhere, reaches into its chunk (`FROZEN`,
-//!    `BUFFERS` in `multi_page`).
+//!    buffer of several pages, whose word may lie elsewhere, reaches into its chunk, which is frozen.
 
-use super::evict::BATCH_MAX;
-use super::{BufferPool, CHUNK_PAGES};
+use super::chunk::CHUNK_PAGES;
+use super::frames::{BATCH_MAX, Frames};
+use crate::base::units::PageId;
 
 /// Maximum number of absent pages between two victims of one range.
 const GAP_MAX: usize = 32;
@@ -33,17 +33,17 @@ impl Gaps {
     }
 
     /// Locks the pages from `from` up to `to`, if there are few and all are absent.
-    pub(super) fn lock(&mut self, pool: &BufferPool, from: usize, to: usize) -> bool {
+    pub(super) fn lock(&mut self, frames: &Frames, from: usize, to: usize) -> bool {
         let chunk = from / CHUNK_PAGES;
         let is_short = from < to && to - from <= GAP_MAX && to / CHUNK_PAGES == chunk;
-        if !is_short || !self.begin(pool, chunk) {
+        if !is_short || !self.begin(frames, chunk) {
             return false;
         }
         for index in from..to {
-            let latch = &pool.words[index];
+            let latch = frames.table.word(PageId(index as u64));
             let seen = latch.load();
             if !seen.is_absent() || !latch.try_begin_load(seen) {
-                pool.words[from..index].iter().for_each(|latch| latch.abort_load());
+                frames.table.words(from..index).iter().for_each(|latch| latch.abort_load());
                 return false;
             }
         }
@@ -52,14 +52,14 @@ impl Gaps {
         true
     }
 
-    fn begin(&mut self, pool: &BufferPool, chunk: usize) -> bool {
+    fn begin(&mut self, frames: &Frames, chunk: usize) -> bool {
         if self.gap_count == BATCH_MAX || self.chunk_count == CHUNKS_MAX {
             return false;
         }
         // Victims come in the order of their addresses.
         let is_begun = self.chunks[..self.chunk_count].last() == Some(&chunk);
         if !is_begun {
-            if !pool.try_freeze(chunk) {
+            if !frames.chunks.try_freeze(chunk) {
                 return false;
             }
             self.chunks[self.chunk_count] = chunk;
@@ -69,12 +69,12 @@ impl Gaps {
     }
 
     /// Unlocks all of them.
-    pub(super) fn unlock(self, pool: &BufferPool) {
+    pub(super) fn unlock(self, frames: &Frames) {
         for (from, to) in &self.gaps[..self.gap_count] {
-            pool.words[*from..*to].iter().for_each(|latch| latch.abort_load());
+            frames.table.words(*from..*to).iter().for_each(|latch| latch.abort_load());
         }
         for chunk in &self.chunks[..self.chunk_count] {
-            pool.unfreeze(*chunk);
+            frames.chunks.unfreeze(*chunk);
         }
     }
 }

@@ -7,13 +7,14 @@
 //!
 //! # Invariants
 //! 1. While a run's memory moves, its words are all `Locked` by one thread and no buffer of
-//!    several pages, whose word may lie elsewhere, reaches into it (`FROZEN`, `BUFFERS` in `multi_page`).
+//!    several pages, whose word may lie elsewhere, reaches into it: its chunks are frozen.
 //! 2. A page that was away comes back under another version.
 #![expect(unsafe_code, reason = "moves the memory of locked pages")]
 
-use super::{BufferPool, CHUNK_PAGES, PageId};
-use crate::base::sync::Ordering;
-use crate::base::units::ByteCount;
+use super::chunk::CHUNK_PAGES;
+use super::frames::Frames;
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::units::{ByteCount, PageId};
 use crate::limit::manager::HandOver;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 
@@ -69,198 +70,202 @@ impl Leaving {
     }
 }
 
-impl BufferPool {
-    fn run_pages(&self) -> usize {
-        HUGE_PAGE >> self.page_shift
+/// Donates runs of a pool.
+pub(super) struct Donor {
+    /// The run at which the next search begins.
+    hand: AtomicU64,
+    donated: AtomicU64,
+}
+
+impl Donor {
+    pub(super) fn new() -> Donor {
+        Donor { hand: AtomicU64::new(0), donated: AtomicU64::new(0) }
+    }
+
+    /// Pages donated.
+    pub(super) fn donated(&self) -> u64 {
+        self.donated.load(Ordering::Relaxed)
     }
 
     /// Fills `room` with runs: first of those from which nothing has to be copied back.
-    pub(super) fn donate_runs(&self, room: &mut HandOver<'_>) {
-        if self.batch == 1 {
-            // Told to evict one page at a time.
-            return;
-        }
-        let per_run = self.run_pages();
-        let used = (self.end.load(Ordering::Acquire) as usize).div_ceil(per_run);
-        let runs = used.min(self.words.len() / per_run);
+    pub(super) fn donate_runs(&self, frames: &Frames, room: &mut HandOver<'_>) {
+        let per_run = run_pages(frames);
+        let used = (frames.table.end() as usize).div_ceil(per_run);
+        let runs = used.min(frames.table.capacity() / per_run);
         for kept_max in [0, per_run / ODD_PAGES] {
-            let start = self.run_hand.load(Ordering::Relaxed) as usize;
+            let start = self.hand.load(Ordering::Relaxed) as usize;
             let mut passed = 0;
             while passed < runs && room.wanted() > 0 {
                 let run = (start + passed) % runs;
                 let most = (room.wanted() / HUGE_PAGE).min(runs - run.max(passed)).min(GROUP_MAX);
-                let Some(group) = self.lock_group(run, most, kept_max) else {
+                let Some(group) = lock_group(frames, run, most, kept_max) else {
                     passed += 1;
                     continue;
                 };
                 passed += (group.end - group.start) / per_run;
-                if !self.donate_group(room, &group) {
-                    return;
-                }
+                let Some(pages) = donate_group(frames, room, &group) else { return };
+                frames.resident.depart(pages);
+                self.donated.fetch_add(pages as u64, Ordering::Relaxed);
             }
-            self.run_hand.store((start + passed) as u64, Ordering::Relaxed);
+            self.hand.store((start + passed) as u64, Ordering::Relaxed);
         }
     }
+}
 
-    /// Locks up to `most` runs from `run` on, as far as they qualify.
-    fn lock_group(&self, run: usize, most: usize, kept_max: usize) -> Option<Group> {
-        let per_run = self.run_pages();
-        let first = run * per_run;
-        let mut group = Group { start: first, end: first, leaving: Leaving::from(first) };
-        while group.end < first + most * per_run {
-            let start = group.end;
-            let is_begun = start > first && !start.is_multiple_of(CHUNK_PAGES);
-            if !self.qualifies(start, kept_max) {
-                break;
-            }
-            if !is_begun && !self.try_freeze(start / CHUNK_PAGES) {
-                break;
-            }
-            if !self.lock_run(start, &mut group.leaving) {
-                if !is_begun {
-                    self.unfreeze(start / CHUNK_PAGES);
-                }
-                break;
-            }
-            group.end += per_run;
+fn run_pages(frames: &Frames) -> usize {
+    HUGE_PAGE / frames.table.page_bytes()
+}
+
+/// Locks up to `most` runs from `run` on, as far as they qualify.
+fn lock_group(frames: &Frames, run: usize, most: usize, kept_max: usize) -> Option<Group> {
+    let per_run = run_pages(frames);
+    let first = run * per_run;
+    let mut group = Group { start: first, end: first, leaving: Leaving::from(first) };
+    while group.end < first + most * per_run {
+        let start = group.end;
+        let is_begun = start > first && !start.is_multiple_of(CHUNK_PAGES);
+        if !qualifies(frames, start, kept_max) {
+            break;
         }
-        (group.end > first).then_some(group)
-    }
-
-    /// Whether a run is worth it: a look without locks.
-    fn qualifies(&self, start: usize, kept_max: usize) -> bool {
-        let per_run = self.run_pages();
-        let (mut absent, mut kept) = (0, 0);
-        for latch in &self.words[start..start + per_run] {
-            let seen = latch.load();
-            if seen.is_idle() {
-                continue;
-            }
-            if !seen.is_absent() && !seen.is_free() {
-                return false;
-            }
-            absent += usize::from(seen.is_absent());
-            kept += usize::from(!seen.is_absent());
+        if !is_begun && !frames.chunks.try_freeze(start / CHUNK_PAGES) {
+            break;
         }
-        let is_worth_it = absent <= per_run / ODD_PAGES && kept <= kept_max;
-        // A part of a huge page cannot come back.
-        is_worth_it && (kept == 0 || self.split_around(PageId(start as u64)))
-    }
-
-    fn lock_run(&self, start: usize, leaving: &mut Leaving) -> bool {
-        let end = start + self.run_pages();
-        let is_huge = self.is_huge(PageId(start as u64));
-        for (index, latch) in (start..end).zip(&self.words[start..end]) {
-            let seen = latch.load();
-            let is_locked = if seen.is_absent() {
-                latch.try_begin_load(seen)
-            } else {
-                // Of what stays, a huge frame could not give a part back.
-                (seen.is_idle() || !is_huge) && latch.try_lock_victim(seen)
-            };
-            if !is_locked {
-                self.unlock_unmoved(start, index, false);
-                (start..index).for_each(|index| leaving.remove(index));
-                return false;
+        if !lock_run(frames, start, &mut group.leaving) {
+            if !is_begun {
+                frames.chunks.unfreeze(start / CHUNK_PAGES);
             }
-            if seen.is_idle() {
-                leaving.add(index);
-            }
+            break;
         }
-        true
+        group.end += per_run;
     }
+    (group.end > first).then_some(group)
+}
 
-    /// Lets go of locked pages whose memory is where it was; `was_away`: it may have been moved and
-    /// moved back.
-    fn unlock_unmoved(&self, start: usize, end: usize, was_away: bool) {
-        for index in start..end {
-            let latch = &self.words[index];
-            match self.is_resident(index) {
-                true if was_away => latch.returned(),
-                true => latch.unlock(false),
-                false => latch.abort_load(),
-            }
+/// Whether a run is worth it: a look without locks.
+fn qualifies(frames: &Frames, start: usize, kept_max: usize) -> bool {
+    let per_run = run_pages(frames);
+    let (mut absent, mut kept) = (0, 0);
+    for latch in frames.table.words(start..start + per_run) {
+        let seen = latch.load();
+        if seen.is_idle() {
+            continue;
         }
+        if !seen.is_absent() && !seen.is_free() {
+            return false;
+        }
+        absent += usize::from(seen.is_absent());
+        kept += usize::from(!seen.is_absent());
     }
+    let is_worth_it = absent <= per_run / ODD_PAGES && kept <= kept_max;
+    // A part of a huge page cannot come back.
+    is_worth_it && (kept == 0 || frames.split_around(PageId(start as u64)))
+}
 
-    fn is_resident(&self, index: usize) -> bool {
-        self.resident[index / 64].load(Ordering::Relaxed) & 1 << (index % 64) != 0
-    }
-
-    /// Moves a group's memory into `room` and unlocks its pages. `false` when there is no use in
-    /// trying again.
-    fn donate_group(&self, room: &mut HandOver<'_>, group: &Group) -> bool {
-        let (start, end) = (group.start, group.end);
-        let leaving = group.leaving.count();
-        let bytes = ByteCount((leaving << self.page_shift) as u64);
-        let (offset, len) = (start << self.page_shift, (end - start) << self.page_shift);
-        // SAFETY:
-        // - The range is whole runs; this thread holds all its pages locked, and a device reads
-        //   or writes a page only while it is locked or held by somebody else. No buffer of
-        //   several pages reaches into it (invariant 1).
-        // - What is not in `bytes` is absent, or copied back and dropped in `unlock_moved`.
-        let taken = unsafe { room.take(&self.mapping, offset, len, self.account.budget(), bytes) };
-        let given = match taken {
-            Ok(Some(place)) => {
-                if self.run_pages() == CHUNK_PAGES {
-                    // Before a page is unlocked: it comes back to memory of its own.
-                    (start / CHUNK_PAGES..end / CHUNK_PAGES)
-                        .for_each(|chunk| _ = self.end_huge(chunk));
-                }
-                self.unlock_moved(group, place);
-                let pages = leaving as u64;
-                self.counters.resident.fetch_sub(bytes.0, Ordering::Relaxed);
-                self.counters.evicted.fetch_add(pages, Ordering::Relaxed);
-                self.counters.handed_over.fetch_add(pages, Ordering::Relaxed);
-                true
-            }
-            not_taken => {
-                // A move that fails in its middle is undone by the kernel.
-                self.unlock_unmoved(start, end, not_taken.is_err());
-                false
-            }
+fn lock_run(frames: &Frames, start: usize, leaving: &mut Leaving) -> bool {
+    let end = start + run_pages(frames);
+    let is_huge = frames.chunks.is_huge(PageId(start as u64));
+    for (index, latch) in (start..end).zip(frames.table.words(start..end)) {
+        let seen = latch.load();
+        let is_locked = if seen.is_absent() {
+            latch.try_begin_load(seen)
+        } else {
+            // Of what stays, a huge frame could not give a part back.
+            (seen.is_idle() || !is_huge) && latch.try_lock_victim(seen)
         };
-        for chunk in start / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES) {
-            self.unfreeze(chunk);
+        if !is_locked {
+            unlock_unmoved(frames, start, index, false);
+            (start..index).for_each(|index| leaving.remove(index));
+            return false;
         }
-        given
+        if seen.is_idle() {
+            leaving.add(index);
+        }
     }
+    true
+}
 
-    /// Unlocks pages whose memory is at `place` now: copies back what stays and drops its other
-    /// copy; the others have left.
-    fn unlock_moved(&self, group: &Group, place: *mut u8) {
-        let (start, end) = (group.start, group.end);
-        let stamp = self.stamp_now();
-        let mut copied = Copied { pieces: [Piece::new(0, 0); KEPT_MAX], count: 0 };
-        let mut at = start;
-        while at < end {
-            let until = end.min((at / 64 + 1) * 64);
-            // A page that is unlocked may come back at once: its bit must be gone before.
-            let gone = group.leaving.word_of(at);
-            let before = self.resident[at / 64].fetch_and(!gone, Ordering::Relaxed);
-            for index in at..until {
-                let (latch, bit) = (&self.words[index], 1 << (index % 64));
-                if gone & bit != 0 {
-                    latch.evicted(stamp);
-                } else if before & bit == 0 {
-                    latch.abort_load();
-                } else {
-                    let from = place.wrapping_add((index - start) << self.page_shift);
-                    self.copy_back(PageId(index as u64), from);
-                    copied.push(self, from);
-                    latch.returned();
-                }
+/// Lets go of locked pages whose memory is where it was; `was_away`: it may have been moved and
+/// moved back.
+fn unlock_unmoved(frames: &Frames, start: usize, end: usize, was_away: bool) {
+    for index in start..end {
+        let latch = frames.table.word(PageId(index as u64));
+        match frames.resident.contains(index) {
+            true if was_away => latch.returned(),
+            true => latch.unlock(false),
+            false => latch.abort_load(),
+        }
+    }
+}
+
+/// Moves a group's memory into `room` and unlocks its pages. Returns how many left; `None` when there
+/// is no use in trying again.
+fn donate_group(frames: &Frames, room: &mut HandOver<'_>, group: &Group) -> Option<usize> {
+    let (start, end) = (group.start, group.end);
+    let leaving = group.leaving.count();
+    let page_bytes = frames.table.page_bytes();
+    let bytes = ByteCount((leaving * page_bytes) as u64);
+    let (offset, len) = (start * page_bytes, (end - start) * page_bytes);
+    let (mapping, giver) = (frames.table.mapping(), frames.account.account().budget());
+    // SAFETY:
+    // - The range is whole runs; this thread holds all its pages locked, and a device reads
+    //   or writes a page only while it is locked or held by somebody else. No buffer of
+    //   several pages reaches into it (invariant 1).
+    // - What is not in `bytes` is absent, or copied back and dropped in `unlock_moved`.
+    let taken = unsafe { room.take(mapping, offset, len, giver, bytes) };
+    let is_moved = match taken {
+        Ok(Some(place)) => {
+            if run_pages(frames) == CHUNK_PAGES {
+                // Before a page is unlocked: it comes back to memory of its own.
+                (start / CHUNK_PAGES..end / CHUNK_PAGES)
+                    .for_each(|chunk| _ = frames.chunks.end_huge(chunk));
             }
-            at = until;
+            unlock_moved(frames, group, place);
+            true
         }
-        copied.drop_all(self);
+        not_taken => {
+            // A move that fails in its middle is undone by the kernel.
+            unlock_unmoved(frames, start, end, not_taken.is_err());
+            false
+        }
+    };
+    for chunk in start / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES) {
+        frames.chunks.unfreeze(chunk);
     }
+    is_moved.then_some(leaving)
+}
 
-    fn copy_back(&self, page: PageId, from: *mut u8) {
-        // SAFETY: both are whole pages of different mappings; this thread holds the page locked,
-        // and its content lies at `from` since the move.
-        unsafe { std::ptr::copy_nonoverlapping(from, self.ptr(page), self.page_bytes) };
+/// Unlocks pages whose memory is at `place` now: copies back what stays and drops its other
+/// copy; the others have left.
+fn unlock_moved(frames: &Frames, group: &Group, place: *mut u8) {
+    let page_bytes = frames.table.page_bytes();
+    let (start, end) = (group.start, group.end);
+    let stamp = frames.stamp();
+    let mut copied = Copied { pieces: [Piece::new(0, 0); KEPT_MAX], count: 0 };
+    let mut at = start;
+    while at < end {
+        let until = end.min((at / 64 + 1) * 64);
+        // A page that is unlocked may come back at once: its bit must be gone before.
+        let gone = group.leaving.word_of(at);
+        let before = frames.resident.remove_all(at / 64, gone, page_bytes);
+        for (index, latch) in (at..until).zip(frames.table.words(at..until)) {
+            let bit = 1 << (index % 64);
+            if gone & bit != 0 {
+                latch.evicted(stamp);
+            } else if before & bit == 0 {
+                latch.abort_load();
+            } else {
+                let from = place.wrapping_add((index - start) * page_bytes);
+                let to = frames.table.ptr(PageId(index as u64));
+                // SAFETY: both are whole pages of different mappings; this thread holds the page
+                // locked, and its content lies at `from` since the move.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, page_bytes) };
+                copied.push(frames, from);
+                latch.returned();
+            }
+        }
+        at = until;
     }
+    copied.drop_all(frames);
 }
 
 /// Pages that were copied back; their other copies have no memory that is charged.
@@ -270,23 +275,20 @@ struct Copied {
 }
 
 impl Copied {
-    fn push(&mut self, pool: &BufferPool, from: *mut u8) {
+    fn push(&mut self, frames: &Frames, from: *mut u8) {
         if self.count == KEPT_MAX {
-            self.drop_all(pool);
+            self.drop_all(frames);
         }
-        self.pieces[self.count] = Piece::new(from.addr(), pool.page_bytes);
+        self.pieces[self.count] = Piece::new(from.addr(), frames.table.page_bytes());
         self.count += 1;
     }
 
-    fn drop_all(&mut self, pool: &BufferPool) {
-        let pieces = &self.pieces[..self.count];
-        if pieces.is_empty() {
-            return;
+    fn drop_all(&mut self, frames: &Frames) {
+        if self.count > 0 {
+            // SAFETY: the pieces were copied from, and nobody uses the taker's room yet.
+            unsafe { frames.table.discard_all(&self.pieces[..self.count]) };
+            self.count = 0;
         }
-        // SAFETY: the pieces were copied from, and nobody uses the taker's room yet.
-        let dropped = unsafe { pool.discarder.discard(pieces) };
-        assert!(dropped.is_ok(), "dropping {} ranges: {dropped:?}", pieces.len());
-        self.count = 0;
     }
 }
 
@@ -314,9 +316,9 @@ mod tests {
         let used = pool.account().used();
         let seen = pool.fix_optimistic(PageId(9)).expect("page");
         // There is one run, and the kernel refuses to move it onto itself (EINVAL).
-        let mut room = HandOver::new(&pool.mapping, manager.temporary().budget());
+        let mut room = HandOver::new(pool.frames.table.mapping(), manager.temporary().budget());
         room.allow(ByteCount(HUGE_PAGE as u64));
-        pool.donate_runs(&mut room);
+        pool.donor.donate_runs(&pool.frames, &mut room);
         assert_eq!((room.charged(), pool.account().used()), (ByteCount::ZERO, used));
         assert!(!seen.validate(), "it may have read while the memory was away");
         for number in 1..CHUNK_PAGES as u64 {

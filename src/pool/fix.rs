@@ -1,59 +1,16 @@
 //! Fixing pages: the ways to a guard.
 
-use super::BufferPool;
+use super::allocate;
+use super::backoff::Backoff;
+use super::buffer_pool::BufferPool;
 use super::guard::{ExclusiveGuard, Held, OptimisticGuard, SharedGuard};
-use super::latch::{HeldWord, Holder, Latch, LatchWord, ORDER_MAX};
-use crate::base::deadline::Deadline;
+use super::latch::{HeldWord, Latch, LatchWord, ORDER_MAX};
 use crate::base::error::{Error, Result};
-use crate::base::units::{PageCount, PageId};
+use crate::base::units::PageId;
 use std::time::Duration;
-
-/// Looks at a held page before the thread gives up its time slice.
-const SPINS_MAX: u32 = 32;
-
-/// Time slices given up before the thread sleeps.
-const YIELDS_MAX: u32 = 64;
-
-/// One sleep while waiting for a latch.
-const NAP: Duration = Duration::from_micros(50);
 
 /// Optimistic attempts before a read takes a shared latch.
 const OPTIMISTIC_MAX: u32 = 8;
-
-/// Waits for a latch, first spinning, then yielding, then sleeping.
-pub(super) struct Backoff {
-    turns: u32,
-    /// Begins when spinning did not help.
-    deadline: Option<Deadline>,
-    limit: Duration,
-}
-
-impl Backoff {
-    pub(super) fn new(limit: Duration) -> Backoff {
-        Backoff { turns: 0, deadline: None, limit }
-    }
-
-    /// Waits a little; `false` when the deadline had passed before the caller looked at the latch.
-    pub(super) fn wait(&mut self) -> bool {
-        self.turns += 1;
-        if self.turns <= SPINS_MAX {
-            std::hint::spin_loop();
-            return true;
-        }
-        let deadline = self.deadline.get_or_insert_with(|| Deadline::new(self.limit));
-        if self.turns <= SPINS_MAX + YIELDS_MAX {
-            std::thread::yield_now();
-        } else {
-            // Latches are one word: there is no queue to wait in.
-            std::thread::sleep(NAP);
-        }
-        !deadline.is_over()
-    }
-
-    pub(super) fn waited(&self) -> Duration {
-        self.deadline.map(|deadline| deadline.waited()).unwrap_or_default()
-    }
-}
 
 /// A way to hold a page.
 pub(super) trait Hold {
@@ -68,7 +25,7 @@ pub(super) trait Hold {
     fn after_load(latch: &Latch);
 
     /// What the guard keeps of the word of a page that is held so.
-    fn note(latch: &Latch) -> HeldWord;
+    fn held_word(latch: &Latch) -> HeldWord;
 
     /// Whether it is somebody else's hold that is in the way of taking a resident page.
     fn is_blocked(seen: LatchWord) -> bool;
@@ -92,7 +49,7 @@ impl Hold for Shared {
         latch.downgrade(false);
     }
 
-    fn note(latch: &Latch) -> HeldWord {
+    fn held_word(latch: &Latch) -> HeldWord {
         HeldWord::seen(latch.load())
     }
 
@@ -117,7 +74,7 @@ impl Hold for Exclusive {
 
     fn after_load(_: &Latch) {}
 
-    fn note(latch: &Latch) -> HeldWord {
+    fn held_word(latch: &Latch) -> HeldWord {
         HeldWord::locked(latch.load())
     }
 
@@ -137,7 +94,7 @@ impl BufferPool {
         order: u8,
         deadline: Option<Duration>,
     ) -> Result<(&Latch, HeldWord)> {
-        if let Some(latch) = self.words.get(page.as_usize()) {
+        if let Some(latch) = self.frames.table.get(page) {
             let seen = latch.load();
             if H::take_ready(latch, seen) {
                 return Ok((latch, HeldWord::seen(seen)));
@@ -155,22 +112,22 @@ impl BufferPool {
         order: u8,
         deadline: Option<Duration>,
     ) -> Result<(&Latch, HeldWord)> {
-        let Some(latch) = self.words.get(page.as_usize()) else {
-            return Err(self.no_such_page(page));
+        let Some(latch) = self.frames.table.get(page) else {
+            return Err(self.frames.table.no_such_page(page));
         };
-        let mut backoff = Backoff::new(deadline.unwrap_or(self.deadline));
+        let mut backoff = deadline.map_or_else(|| self.frames.backoff(), Backoff::new);
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
-                return Ok((latch, H::note(latch)));
+                return Ok((latch, H::held_word(latch)));
             }
             if seen.is_absent() {
-                if self.load(page, seen, order)? {
+                if self.loader.load(&self.frames, page, seen, order)? {
                     H::after_load(latch);
-                    return Ok((latch, H::note(latch)));
+                    return Ok((latch, H::held_word(latch)));
                 }
             } else if H::is_blocked(seen) && !backoff.wait() {
-                return Err(self.timeout(page, &backoff));
+                return Err(self.frames.table.timeout(page, &backoff));
             }
         }
     }
@@ -178,11 +135,11 @@ impl BufferPool {
     /// Holds a page if that needs neither waiting nor I/O.
     #[inline]
     pub(super) fn try_hold<H: Hold>(&self, page: PageId) -> Option<Held<'_>> {
-        let latch = self.words.get(page.as_usize())?;
+        let latch = self.frames.table.get(page)?;
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
-                return Some(Held::new(self, latch, H::note(latch)));
+                return Some(Held::new(&self.frames, latch, H::held_word(latch)));
             }
             if H::is_blocked(seen) {
                 return None;
@@ -197,8 +154,8 @@ impl BufferPool {
     /// fixed, [`Error::Io`] and [`Error::CorruptPage`].
     #[inline]
     pub fn fix_shared(&self, page: PageId) -> Result<SharedGuard<'_>> {
-        let (latch, note) = self.hold::<Shared>(page, 0, None)?;
-        Ok(SharedGuard(Held::new(self, latch, note)))
+        let (latch, word) = self.hold::<Shared>(page, 0, None)?;
+        Ok(SharedGuard(Held::new(&self.frames, latch, word)))
     }
 
     /// As [`fix_shared`](Self::fix_shared), waiting no longer than `deadline`.
@@ -207,8 +164,8 @@ impl BufferPool {
     /// As there.
     #[inline]
     pub fn fix_shared_within(&self, page: PageId, deadline: Duration) -> Result<SharedGuard<'_>> {
-        let (latch, note) = self.hold::<Shared>(page, 0, Some(deadline))?;
-        Ok(SharedGuard(Held::new(self, latch, note)))
+        let (latch, word) = self.hold::<Shared>(page, 0, Some(deadline))?;
+        Ok(SharedGuard(Held::new(&self.frames, latch, word)))
     }
 
     /// Fixes a page for changing it.
@@ -217,8 +174,8 @@ impl BufferPool {
     /// As for [`fix_shared`](Self::fix_shared).
     #[inline]
     pub fn fix_exclusive(&self, page: PageId) -> Result<ExclusiveGuard<'_>> {
-        let (latch, note) = self.hold::<Exclusive>(page, 0, None)?;
-        Ok(ExclusiveGuard(Held::new(self, latch, note)))
+        let (latch, word) = self.hold::<Exclusive>(page, 0, None)?;
+        Ok(ExclusiveGuard(Held::new(&self.frames, latch, word)))
     }
 
     /// As [`fix_exclusive`](Self::fix_exclusive), waiting no longer than `deadline`.
@@ -231,8 +188,8 @@ impl BufferPool {
         page: PageId,
         deadline: Duration,
     ) -> Result<ExclusiveGuard<'_>> {
-        let (latch, note) = self.hold::<Exclusive>(page, 0, Some(deadline))?;
-        Ok(ExclusiveGuard(Held::new(self, latch, note)))
+        let (latch, word) = self.hold::<Exclusive>(page, 0, Some(deadline))?;
+        Ok(ExclusiveGuard(Held::new(&self.frames, latch, word)))
     }
 
     /// Fixes a page for reading if that needs neither waiting nor I/O.
@@ -253,21 +210,21 @@ impl BufferPool {
     /// As for [`fix_shared`](Self::fix_shared).
     #[inline]
     pub fn fix_optimistic(&self, page: PageId) -> Result<OptimisticGuard<'_>> {
-        let Some(latch) = self.words.get(page.as_usize()) else {
-            return Err(self.no_such_page(page));
+        let Some(latch) = self.frames.table.get(page) else {
+            return Err(self.frames.table.no_such_page(page));
         };
         let mut seen = latch.load();
         if !seen.is_ready() {
             seen = self.look_slowly(page)?;
         }
-        Ok(OptimisticGuard { pool: self, latch, seen })
+        Ok(OptimisticGuard { frames: &self.frames, latch, seen })
     }
 
     /// Looks at a page without holding it, if that needs neither waiting nor I/O.
     #[inline]
     #[must_use]
     pub fn try_fix_optimistic(&self, page: PageId) -> Option<OptimisticGuard<'_>> {
-        let latch = self.words.get(page.as_usize())?;
+        let latch = self.frames.table.get(page)?;
         let seen = latch.load();
         if !seen.is_readable() {
             return None;
@@ -276,14 +233,14 @@ impl BufferPool {
             // Who changes the word at the moment has touched the page, or takes it away.
             latch.try_touch(seen);
         }
-        Some(OptimisticGuard { pool: self, latch, seen })
+        Some(OptimisticGuard { frames: &self.frames, latch, seen })
     }
 
     #[cold]
     #[inline(never)]
     fn look_slowly(&self, page: PageId) -> Result<LatchWord> {
-        let latch = self.word(page);
-        let mut backoff = Backoff::new(self.deadline);
+        let latch = self.frames.table.word(page);
+        let mut backoff = self.frames.backoff();
         loop {
             let seen = latch.load();
             if seen.is_readable() {
@@ -293,11 +250,11 @@ impl BufferPool {
                 return Ok(seen);
             }
             if seen.is_absent() {
-                if self.load(page, seen, 0)? {
+                if self.loader.load(&self.frames, page, seen, 0)? {
                     latch.unlock(false);
                 }
             } else if !backoff.wait() {
-                return Err(self.timeout(page, &backoff));
+                return Err(self.frames.table.timeout(page, &backoff));
             }
         }
     }
@@ -315,10 +272,10 @@ impl BufferPool {
     ) -> Result<T> {
         // The first attempt mostly does. All else stays out of its way, with calls that do not come
         // back here: where two ways meet, the compiler keeps in registers what it could compute.
-        if let Some(latch) = self.words.get(page.as_usize()) {
+        if let Some(latch) = self.frames.table.get(page) {
             let seen = latch.load();
             if seen.is_ready() {
-                let guard = OptimisticGuard { pool: self, latch, seen };
+                let guard = OptimisticGuard { frames: &self.frames, latch, seen };
                 let value = read(guard);
                 if guard.validate() {
                     return Ok(value);
@@ -344,7 +301,15 @@ impl BufferPool {
         }
         let guard = self.fix_shared(page)?;
         let latch = guard.0.latch();
-        Ok(read(OptimisticGuard { pool: self, latch, seen: latch.load() }))
+        Ok(read(OptimisticGuard { frames: &self.frames, latch, seen: latch.load() }))
+    }
+
+    /// Allocates a page, zeroed and fixed exclusively.
+    ///
+    /// # Errors
+    /// [`Error::StoreFull`] when the table has reached its capacity, [`Error::OutOfMemory`].
+    pub fn allocate(&self) -> Result<ExclusiveGuard<'_>> {
+        self.allocate_buffer(0)
     }
 
     /// Allocates a buffer of 2^`order` consecutive pages, zeroed, under one latch: that of its
@@ -354,7 +319,9 @@ impl BufferPool {
     /// [`Error::StoreFull`], [`Error::OutOfMemory`]; [`Error::BadRange`] for an order above 7.
     pub fn allocate_buffer(&self, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
-        self.allocate_locked(order)?.ok_or_else(|| self.full())
+        let (page, word) = allocate::allocate(&self.frames, order)?;
+        let latch = self.frames.table.word(page);
+        Ok(ExclusiveGuard(Held::new(&self.frames, latch, word)))
     }
 
     /// Fixes a buffer of 2^`order` pages for reading; the order is that of its allocation.
@@ -365,9 +332,9 @@ impl BufferPool {
     /// tells, as [`Error::CorruptPage`].
     pub fn fix_buffer_shared(&self, first: PageId, order: u8) -> Result<SharedGuard<'_>> {
         check_order(order)?;
-        let (latch, note) = self.hold::<Shared>(first, order, None)?;
-        let guard = SharedGuard(Held::new(self, latch, note));
-        if note.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
+        let (latch, word) = self.hold::<Shared>(first, order, None)?;
+        let guard = SharedGuard(Held::new(&self.frames, latch, word));
+        if word.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 
     /// Fixes a buffer of 2^`order` pages for changing it.
@@ -376,23 +343,9 @@ impl BufferPool {
     /// As for [`fix_buffer_shared`](Self::fix_buffer_shared).
     pub fn fix_buffer_exclusive(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
-        let (latch, note) = self.hold::<Exclusive>(first, order, None)?;
-        let guard = ExclusiveGuard(Held::new(self, latch, note));
-        if note.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
-    }
-
-    pub(super) fn no_such_page(&self, page: PageId) -> Error {
-        Error::NoSuchPage { page, pages: PageCount(self.pages().0) }
-    }
-
-    pub(super) fn timeout(&self, page: PageId, backoff: &Backoff) -> Error {
-        let holder = match self.word(page).load().holder() {
-            Holder::Shared(1) => "1 reader".to_owned(),
-            Holder::Shared(n) => format!("{n} readers"),
-            Holder::Locked => "a writer, or a load,".to_owned(),
-            Holder::Absent | Holder::Free => "nobody any more".to_owned(),
-        };
-        Error::LatchTimeout { page, holder, waited: backoff.waited() }
+        let (latch, word) = self.hold::<Exclusive>(first, order, None)?;
+        let guard = ExclusiveGuard(Held::new(&self.frames, latch, word));
+        if word.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
     }
 }
 

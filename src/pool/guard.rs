@@ -1,11 +1,13 @@
 //! Guards: what a fix returns. Dropping one is the unfix.
 //!
 //! A guard that is leaked keeps its page fixed; it is counted in the error of a fix that finds no
-//! memory, and in [`BufferPool::holders`].
+//! memory, and in [`BufferPool::holders`](super::BufferPool::holders).
 #![expect(unsafe_code, reason = "lends the memory of fixed pages")]
 
+use super::allocate;
+use super::frames::Frames;
 use super::latch::{HeldWord, Holder, Latch, LatchWord};
-use super::{BufferPool, TRAILER};
+use super::page_table::TRAILER;
 use crate::base::units::PageId;
 use crate::sys::vm::KERNEL_PAGE;
 use std::fmt;
@@ -21,30 +23,25 @@ const LSN_AT: usize = TRAILER;
 /// A page that is looked at: what all guards have in common. Its number is where its latch is.
 #[derive(Clone, Copy)]
 pub(super) struct Held<'p> {
-    pub(super) pool: &'p BufferPool,
+    pub(super) frames: &'p Frames,
     latch: &'p Latch,
-    note: HeldWord,
+    word: HeldWord,
 }
 
 impl<'p> Held<'p> {
     #[inline]
-    pub(super) fn new(pool: &'p BufferPool, latch: &'p Latch, note: HeldWord) -> Held<'p> {
-        Held { pool, latch, note }
+    pub(super) fn new(frames: &'p Frames, latch: &'p Latch, word: HeldWord) -> Held<'p> {
+        Held { frames, latch, word }
     }
 
     #[inline]
     fn page(&self) -> PageId {
-        self.pool.page_of(self.latch)
-    }
-
-    /// The same, of a page whose content was changed.
-    pub(super) fn changed(self) -> Held<'p> {
-        Held { note: self.note.changed(), ..self }
+        self.frames.table.page_of(self.latch)
     }
 
     #[inline]
     pub(super) fn order(&self) -> u8 {
-        self.note.order()
+        self.word.order()
     }
 
     #[inline]
@@ -54,19 +51,19 @@ impl<'p> Held<'p> {
 
     #[inline]
     fn ptr(&self) -> *mut u8 {
-        self.pool.ptr_of(self.latch)
+        self.frames.table.ptr_of(self.latch)
     }
 
     /// Bytes without the trailer.
     #[inline]
     fn len(&self) -> usize {
-        self.pool.buffer_bytes(self.order()) - TRAILER
+        self.frames.table.buffer_bytes(self.order()) - TRAILER
     }
 
     /// Where the number of the log record is: within the buffer, and aligned, for the page sizes
     /// and the trailer's are multiples of 8.
     fn lsn_ptr(&self) -> *mut u64 {
-        self.ptr().wrapping_add(self.pool.buffer_bytes(self.order()) - LSN_AT).cast()
+        self.ptr().wrapping_add(self.frames.table.buffer_bytes(self.order()) - LSN_AT).cast()
     }
 
     /// # Safety
@@ -136,7 +133,7 @@ impl<'p> SharedGuard<'p> {
         loop {
             let seen = self.0.latch().load();
             if self.0.latch().try_upgrade(seen) {
-                let held = Held { note: HeldWord::locked(seen), ..self.0 };
+                let held = Held { word: HeldWord::locked(seen), ..self.0 };
                 std::mem::forget(self);
                 return Ok(ExclusiveGuard(held));
             }
@@ -164,7 +161,7 @@ impl<'p> ExclusiveGuard<'p> {
     /// Notes the log record that describes the change; see
     /// [`PoolConfig::before_write`](super::PoolConfig::before_write).
     pub fn set_lsn(&mut self, lsn: u64) {
-        self.0.note = self.0.note.changed();
+        self.0.word = self.0.word.changed();
         // SAFETY: aligned and within a page that this guard holds alone.
         unsafe { self.0.lsn_ptr().write(lsn) };
     }
@@ -173,7 +170,7 @@ impl<'p> ExclusiveGuard<'p> {
     pub fn downgrade(self) -> SharedGuard<'p> {
         let held = self.0;
         std::mem::forget(self);
-        held.latch().downgrade(held.note.is_changed());
+        held.latch().downgrade(held.word.is_changed());
         SharedGuard(held)
     }
 
@@ -181,14 +178,14 @@ impl<'p> ExclusiveGuard<'p> {
     pub fn free(self) {
         let held = self.0;
         std::mem::forget(self);
-        held.pool.free_locked(held.page(), held.order());
+        allocate::free(held.frames, held.page(), held.order());
     }
 }
 
 impl DerefMut for ExclusiveGuard<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.0.note = self.0.note.changed();
+        self.0.word = self.0.word.changed();
         // SAFETY: this guard holds the resident page alone, and `&mut self` is the only borrow.
         // Optimistic readers may look meanwhile, by volatile reads through raw pointers, and
         // discard what they saw (latch, invariant 1).
@@ -199,7 +196,7 @@ impl DerefMut for ExclusiveGuard<'_> {
 impl Drop for ExclusiveGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.latch().let_go(self.0.note);
+        self.0.latch().let_go(self.0.word);
     }
 }
 
@@ -208,7 +205,7 @@ impl Drop for ExclusiveGuard<'_> {
 /// other.
 #[derive(Clone, Copy)]
 pub struct OptimisticGuard<'p> {
-    pub(super) pool: &'p BufferPool,
+    pub(super) frames: &'p Frames,
     pub(super) latch: &'p Latch,
     pub(super) seen: LatchWord,
 }
@@ -219,7 +216,7 @@ const PAYLOAD_MIN: usize = KERNEL_PAGE - TRAILER;
 impl<'p> OptimisticGuard<'p> {
     #[inline]
     fn held(&self) -> Held<'p> {
-        Held::new(self.pool, self.latch, HeldWord::seen(self.seen))
+        Held::new(self.frames, self.latch, HeldWord::seen(self.seen))
     }
 
     #[inline]
@@ -339,8 +336,8 @@ impl<'p> OptimisticGuard<'p> {
                 return None;
             }
             if self.latch.try_lock(now) {
-                let note = HeldWord::locked(self.latch.load());
-                return Some(ExclusiveGuard(Held::new(self.pool, self.latch, note)));
+                let word = HeldWord::locked(self.latch.load());
+                return Some(ExclusiveGuard(Held::new(self.frames, self.latch, word)));
             }
         }
     }

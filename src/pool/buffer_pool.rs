@@ -1,0 +1,290 @@
+//! The pool itself: composes its parts, and is what the memory manager asks for memory.
+
+use super::cleaner::Cleaner;
+use super::config::PoolConfig;
+use super::donate::Donor;
+use super::evict::{Dirty, Evictor};
+use super::file::TableFile;
+use super::frames::Frames;
+use super::header::Header;
+use super::huge::Collapser;
+use super::latch::Holder;
+use super::load::Loader;
+use super::page_table::TRAILER;
+use super::worker::Worker;
+use super::write_back::WriteBack;
+use crate::base::error::{Error, Result};
+use crate::base::units::{ByteCount, PageCount};
+use crate::limit::manager::{Account, Effort, HandOver, MemoryManager, Reclaim};
+use crate::store::Store;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Pause between batches of the cleaner while it finds something to write.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Pause between rounds that found nothing.
+const IDLE: Duration = Duration::from_millis(20);
+
+/// Pause between runs that are put into huge pages: an eighth of a processor's time.
+const BETWEEN_RUNS: Duration = Duration::from_millis(5);
+
+/// A pool's figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Bytes of resident pages.
+    pub resident: ByteCount,
+    /// Of these, in huge pages; see [`PoolConfig::huge_frames`].
+    pub huge: ByteCount,
+    /// Bytes of page words, resident set and page tables, which are within the limit too.
+    pub metadata: ByteCount,
+    /// Bytes that the pool keeps for itself whatever it holds: queues to the device, lists, its
+    /// thread's stack. Within the limit as well.
+    pub fixed: ByteCount,
+    /// Fixes that found their page absent.
+    pub misses: u64,
+    /// Pages read.
+    pub pages_read: u64,
+    /// Pages written.
+    pub pages_written: u64,
+    /// Of these, by the background cleaner.
+    pub pages_cleaned: u64,
+    /// Pages evicted.
+    pub evicted: u64,
+    /// Of these, donated to temporary memory with their frames.
+    pub handed_over: u64,
+    /// Writes that failed.
+    pub write_errors: u64,
+    /// Times that [`PoolConfig::before_write`] refused a page.
+    pub write_refusals: u64,
+}
+
+/// A buffer pool; see the module's documentation.
+pub struct BufferPool {
+    pub(super) frames: Frames,
+    pub(super) loader: Loader,
+    pub(super) donor: Donor,
+    pub(super) worker: Worker,
+    file: Arc<TableFile>,
+    header: Header,
+    write_back: WriteBack,
+    evictor: Evictor,
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufferPool({}, {:?})", self.file.describe(), self.stats())
+    }
+}
+
+impl BufferPool {
+    pub(super) fn start(
+        config: PoolConfig,
+        path: PathBuf,
+        store: Arc<dyn Store>,
+        manager: &Arc<MemoryManager>,
+        create: bool,
+    ) -> Result<Arc<BufferPool>> {
+        config.check()?;
+        let (capacity, policy) = (store.capacity(), config.replacement);
+        let frames = Frames::new(config.page, capacity, config.deadline, policy, manager)?;
+        let file = Arc::new(TableFile::new(store, path, config.checksum));
+        let pool = Arc::new(BufferPool {
+            frames,
+            loader: Loader::new(Arc::clone(&file)),
+            donor: Donor::new(),
+            worker: Worker::new(),
+            header: Header::new(Arc::clone(&file)),
+            write_back: WriteBack::new(Arc::clone(&file), config.before_write),
+            evictor: Evictor::new(config.batch),
+            file,
+        });
+        let frames = &pool.frames;
+        frames.account.charge_fixed()?;
+        if create {
+            pool.header.write(frames)?
+        } else {
+            pool.header.read(frames)?
+        }
+        let weak = Arc::downgrade(&pool);
+        frames.account.account().set_reclaimer(Weak::<BufferPool>::clone(&weak));
+        let mut cleaner = config.cleaner.then(Cleaner::new);
+        let mut collapser = config.huge_frames.then(Collapser::new);
+        pool.worker.start(weak, move |pool| pool.work(cleaner.as_mut(), collapser.as_mut()))?;
+        Ok(pool)
+    }
+
+    /// One turn of the worker thread: what was asked to be read ahead, then dirty pages, and when
+    /// there is nothing to write, huge pages. Returns how long it may rest.
+    fn work(
+        &self,
+        cleaner: Option<&mut Cleaner>,
+        collapser: Option<&mut Collapser>,
+    ) -> Option<Duration> {
+        let is_prefetching = self.loader.serve_prefetches(&self.frames);
+        if cleaner.is_some_and(|cleaner| cleaner.turn(&self.frames, &self.write_back)) {
+            return (!is_prefetching).then_some(PAUSE);
+        }
+        if is_prefetching {
+            return None;
+        }
+        let is_collapsing = collapser.is_some_and(|collapser| collapser.turn(&self.frames));
+        Some(if is_collapsing { BETWEEN_RUNS } else { IDLE })
+    }
+
+    /// Bytes of a page that its user may use: the page size without the trailer.
+    #[must_use]
+    pub fn payload(&self) -> usize {
+        self.frames.table.page_bytes() - TRAILER
+    }
+
+    /// Page size.
+    #[must_use]
+    pub fn page_size(&self) -> ByteCount {
+        self.frames.table.page_size()
+    }
+
+    /// Pages of the table, used and free, page 0 (the header) included.
+    #[must_use]
+    pub fn pages(&self) -> PageCount {
+        PageCount(self.frames.table.end())
+    }
+
+    /// The memory manager that the pool belongs to.
+    #[must_use]
+    pub fn manager(&self) -> &Arc<MemoryManager> {
+        self.frames.account.manager()
+    }
+
+    /// The pool's account, to set floor and ceiling.
+    #[must_use]
+    pub fn account(&self) -> &Account {
+        self.frames.account.account()
+    }
+
+    /// The figures at the moment.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let Frames { chunks, resident, account, .. } = &self.frames;
+        PoolStats {
+            resident: resident.bytes(),
+            huge: chunks.huge_bytes(),
+            metadata: chunks.metadata(),
+            fixed: account.fixed(),
+            misses: self.loader.misses(),
+            pages_read: self.loader.pages_read(),
+            pages_written: self.write_back.written(),
+            pages_cleaned: self.write_back.cleaned(),
+            evicted: resident.departed(),
+            handed_over: self.donor.donated(),
+            write_errors: self.write_back.failed(),
+            write_refusals: self.write_back.refused(),
+        }
+    }
+
+    /// Fixes at the moment: shared holders and exclusive ones of all pages.
+    #[must_use]
+    pub fn holders(&self) -> u64 {
+        let Frames { table, resident, .. } = &self.frames;
+        let pages = (0..table.steps()).flat_map(|step| resident.pages(step));
+        let holders = pages.map(|page| {
+            let word = table.word(page).load();
+            match word.holder() {
+                Holder::Absent | Holder::Free => 0,
+                // The thread that writes the page back is one of the shared holders, but no fix.
+                Holder::Shared(n) => n - u64::from(word.writing()).min(n),
+                Holder::Locked => 1,
+            }
+        });
+        holders.sum()
+    }
+
+    fn evict(&self, want: ByteCount, dirty: Dirty) -> ByteCount {
+        self.evictor.evict(&self.frames, &self.write_back, want, dirty)
+    }
+
+    /// Evicts about `want` bytes of clean pages now, whatever the limit; returns how many.
+    pub fn evict_clean(&self, want: ByteCount) -> ByteCount {
+        self.evict(want, Dirty::Skip)
+    }
+
+    /// Evicts all pages that nobody holds; dirty ones are written.
+    ///
+    /// # Errors
+    /// As for [`flush`](Self::flush); with [`Error::WriteRefused`] all other pages are evicted.
+    pub fn evict_all(&self) -> Result<()> {
+        let flushed = self.flush();
+        if matches!(flushed, Ok(()) | Err(Error::WriteRefused { .. })) {
+            self.evict(self.frames.resident.bytes(), Dirty::Write);
+        }
+        flushed
+    }
+
+    /// Checkpoint: writes all dirty pages and the header. Pages that are changed meanwhile may
+    /// or may not be written in their newest state; pages held exclusively are waited for, with
+    /// no other page held.
+    ///
+    /// After an error the log must be kept from where the last checkpoint began.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when pages could not be written (they stay dirty in memory),
+    /// [`Error::WriteRefused`] when [`before_write`](super::PoolConfig::before_write) refused pages
+    /// (the same; all others and the header are written),
+    /// [`Error::LatchTimeout`] when a page is held exclusively for too long, or another flush takes
+    /// too long to write the header, which is page 0.
+    pub fn flush(&self) -> Result<()> {
+        let result = self.write_back.write_all(&self.frames)?;
+        if result.failed > 0 {
+            let len = result.failed * self.page_size().0;
+            return Err(Error::Io { op: "write", offset: 0, len, errno: crate::sys::EIO });
+        }
+        self.header.write(&self.frames)?;
+        result.into_refusal().map_or(Ok(()), Err)
+    }
+}
+
+impl Reclaim for BufferPool {
+    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
+        match effort {
+            Effort::Spare => ByteCount::ZERO,
+            Effort::Clean => self.evict(want, Dirty::Skip),
+            Effort::Write => self.evict(want, Dirty::Write),
+        }
+    }
+
+    fn hand_over(&self, room: &mut HandOver<'_>) {
+        // A pool that is told to evict one page at a time donates none together either.
+        if self.evictor.batches() {
+            self.donor.donate_runs(&self.frames, room);
+        }
+    }
+
+    fn cost(&self, effort: Effort) -> u32 {
+        // Clean table pages are the cheapest of their kind: nothing to unmap in a handler.
+        if effort == Effort::Clean { 10 } else { 100 }
+    }
+
+    fn metadata(&self) -> ByteCount {
+        self.frames.chunks.metadata()
+    }
+
+    fn describe_held(&self) -> String {
+        format!(" (fixed by {} holders)", self.holders())
+    }
+}
+
+impl Drop for BufferPool {
+    fn drop(&mut self) {
+        if !self.frames.table.mapping().is_here() {
+            // A forked child has neither the thread nor the memory.
+            self.worker.forget();
+            return;
+        }
+        self.worker.stop();
+        let Frames { chunks, resident, account, .. } = &self.frames;
+        let bytes = resident.bytes().0 + chunks.metadata().0 + account.fixed().0;
+        account.uncharge(ByteCount(bytes));
+    }
+}

@@ -1,0 +1,183 @@
+//! The page table: each page's latch word, and its memory at a fixed address.
+//!
+//! A page's address is the base of the mapping plus its number times the page size, and the place of
+//! its word says its number: a guard keeps the word's address and needs no translation.
+//!
+//! # Invariants
+//! 1. A page that is not among the first `end` becomes one of them locked, by the thread that
+//!    allocates it.
+#![expect(unsafe_code, reason = "drops the memory of locked pages")]
+
+use super::backoff::Backoff;
+use super::latch::{Holder, Latch};
+use crate::base::error::{Error, Result};
+use crate::base::strict_assert;
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::meta::LazyArray;
+use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, Mapping, Piece};
+use crossbeam_utils::CachePadded;
+use std::ops::Range;
+
+/// Bytes at the end of each page (or of each buffer of several pages) that belong to the pool.
+pub const TRAILER: usize = 16;
+
+/// Words and memory of all pages that the table file has room for.
+pub(super) struct PageTable {
+    page_shift: u32,
+    page_bytes: usize,
+    /// Bytes of pages for each byte of their words.
+    pages_per_words: usize,
+    /// Where the page would be whose word is at address 0: see `ptr_of`.
+    origin: usize,
+    words: LazyArray<Latch>,
+    mapping: Mapping,
+    discarder: Discarder,
+    /// Pages of the table, used and free. Grows only.
+    end: CachePadded<AtomicU64>,
+}
+
+impl PageTable {
+    /// A table of pages of `page` bytes on a store of `capacity`; `huge_words`: the words come in
+    /// huge pages.
+    pub(super) fn new(page: ByteCount, capacity: ByteCount, huge_words: bool) -> Result<PageTable> {
+        let page_bytes = page.as_usize();
+        let pages = capacity.as_usize() / page_bytes;
+        let len = (pages * page_bytes).next_multiple_of(HUGE_PAGE);
+        let mapping = Mapping::reserve(len, HUGE_PAGE, Huge::No)?;
+        let words: LazyArray<Latch> =
+            if huge_words { LazyArray::new_huge(pages) } else { LazyArray::new(pages) }?;
+        let pages_per_words = page_bytes / size_of::<Latch>();
+        let first_word = words.as_ptr().addr();
+        Ok(PageTable {
+            page_shift: page_bytes.trailing_zeros(),
+            page_bytes,
+            pages_per_words,
+            origin: mapping.addr().wrapping_sub(first_word.wrapping_mul(pages_per_words)),
+            words,
+            mapping,
+            discarder: Discarder::new(),
+            end: CachePadded::new(AtomicU64::new(1)),
+        })
+    }
+
+    /// Pages that the store has room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Pages of the table, used and free.
+    pub(super) fn end(&self) -> u64 {
+        // Pairs with the release of `set_end`: the last page's word is seen locked.
+        self.end.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_end(&self, end: u64) {
+        self.end.store(end, Ordering::Release);
+    }
+
+    /// Words of the resident set that the table's pages take.
+    pub(super) fn steps(&self) -> usize {
+        (self.end() as usize).div_ceil(64)
+    }
+
+    /// Whether all pages of a buffer are pages of the table. Page 0 is the header.
+    pub(super) fn contains(&self, page: PageId, order: u8) -> bool {
+        page.0 > 0 && page.0.checked_add(1 << order).is_some_and(|after| after <= self.end())
+    }
+
+    #[inline]
+    pub(super) fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    pub(super) fn page_size(&self) -> ByteCount {
+        ByteCount(self.page_bytes as u64)
+    }
+
+    #[inline]
+    pub(super) fn buffer_bytes(&self, order: u8) -> usize {
+        self.page_bytes << order
+    }
+
+    /// Whole pages in `bytes`.
+    pub(super) fn pages_in(&self, bytes: ByteCount) -> u64 {
+        bytes.0 >> self.page_shift
+    }
+
+    #[inline]
+    pub(super) fn get(&self, page: PageId) -> Option<&Latch> {
+        self.words.get(page.as_usize())
+    }
+
+    #[inline]
+    pub(super) fn word(&self, page: PageId) -> &Latch {
+        &self.words[page.as_usize()]
+    }
+
+    pub(super) fn words(&self, range: Range<usize>) -> &[Latch] {
+        &self.words[range]
+    }
+
+    /// The page whose latch is in the array at this place.
+    #[inline]
+    pub(super) fn page_of(&self, latch: &Latch) -> PageId {
+        let bytes = std::ptr::from_ref(latch).addr() - self.words.as_ptr().addr();
+        PageId((bytes / size_of::<Latch>()) as u64)
+    }
+
+    /// The first byte of the page whose latch this is, in a multiplication and an addition.
+    #[inline]
+    pub(super) fn ptr_of(&self, latch: &Latch) -> *mut u8 {
+        let from_origin = std::ptr::from_ref(latch).addr().wrapping_mul(self.pages_per_words);
+        self.mapping.as_ptr().with_addr(self.origin.wrapping_add(from_origin))
+    }
+
+    /// A page's first byte.
+    #[inline]
+    pub(super) fn ptr(&self, page: PageId) -> *mut u8 {
+        strict_assert!(page.as_usize() < self.words.len(), "{page} is outside");
+        self.mapping.as_ptr().wrapping_add(page.as_usize() << self.page_shift)
+    }
+
+    /// Where a page is in the table file, which is where it is in the mapping.
+    pub(super) fn offset(&self, page: PageId) -> u64 {
+        page.0 << self.page_shift
+    }
+
+    pub(super) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Drops the memory of a buffer.
+    pub(super) fn discard(&self, page: PageId, order: u8) {
+        let pieces = [Piece::new(self.ptr(page).addr(), self.buffer_bytes(order))];
+        // SAFETY: callers hold the page locked and need its contents no more.
+        unsafe { self.discard_all(&pieces) };
+    }
+
+    /// Drops the memory of several ranges in one call.
+    ///
+    /// # Safety
+    /// Nobody needs the contents of the ranges, and nobody touches them meanwhile.
+    pub(super) unsafe fn discard_all(&self, pieces: &[Piece]) {
+        // SAFETY: the caller's promise.
+        let dropped = unsafe { self.discarder.discard(pieces) };
+        assert!(dropped.is_ok(), "dropping {} ranges: {dropped:?}", pieces.len());
+    }
+
+    pub(super) fn no_such_page(&self, page: PageId) -> Error {
+        Error::NoSuchPage { page, pages: PageCount(self.end()) }
+    }
+
+    /// The error of a wait for a page's latch that took too long.
+    pub(super) fn timeout(&self, page: PageId, backoff: &Backoff) -> Error {
+        let holder = match self.word(page).load().holder() {
+            Holder::Shared(1) => "1 reader".to_owned(),
+            Holder::Shared(n) => format!("{n} readers"),
+            Holder::Locked => "a writer, or a load,".to_owned(),
+            Holder::Absent | Holder::Free => "nobody any more".to_owned(),
+        };
+        Error::LatchTimeout { page, holder, waited: backoff.waited() }
+    }
+}

@@ -1,0 +1,137 @@
+//! The resident set: which pages have memory, and when others left.
+//!
+//! One bit a page, in address order, so that victims are neighbours. Time is counted in pages that
+//! left: an absent page's stamp says how much the pool has replaced since it was evicted.
+//!
+//! # Invariants
+//! 1. A page's bit is set from before its word leaves `Locked` after a load until after it is locked
+//!    for eviction.
+
+use super::latch::{HEAT_MAX, LatchWord, STAMPS};
+use super::replacement::{Arrival, Replacement, Worth};
+use crate::base::error::Result;
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::units::{ByteCount, PageId};
+use crate::meta::LazyArray;
+use crossbeam_utils::CachePadded;
+use std::ops::Range;
+
+/// Steps of the replacement clock in which as many pages leave as fit into the pool.
+const STAMPS_PER_POOL: u64 = 64;
+
+/// The pages with memory, and the policy that values them.
+pub(super) struct ResidentSet {
+    bits: LazyArray<AtomicU64>,
+    /// Bytes of the pages in the set.
+    bytes: CachePadded<AtomicU64>,
+    /// Pages that were evicted or donated: the replacement clock. Statistics show it.
+    departed: CachePadded<AtomicU64>,
+    policy: Box<dyn Replacement>,
+}
+
+impl ResidentSet {
+    /// An empty set of `pages` pages.
+    pub(super) fn new(pages: usize, policy: Box<dyn Replacement>) -> Result<ResidentSet> {
+        Ok(ResidentSet {
+            bits: LazyArray::new(pages.div_ceil(64))?,
+            bytes: CachePadded::default(),
+            departed: CachePadded::default(),
+            policy,
+        })
+    }
+
+    pub(super) fn bytes(&self) -> ByteCount {
+        ByteCount(self.bytes.load(Ordering::Relaxed))
+    }
+
+    /// Adds a locked page, whose buffer has `bytes`.
+    pub(super) fn insert(&self, page: PageId, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bits[page.as_usize() / 64].fetch_or(1 << (page.0 % 64), Ordering::Relaxed);
+    }
+
+    /// Removes a locked page.
+    pub(super) fn remove(&self, page: PageId, bytes: usize) {
+        self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        self.bits[page.as_usize() / 64].fetch_and(!(1 << (page.0 % 64)), Ordering::Relaxed);
+    }
+
+    /// Removes the locked pages of `gone` from the 64 pages of `step`, all single pages of
+    /// `page_bytes`; returns what was resident before.
+    pub(super) fn remove_all(&self, step: usize, gone: u64, page_bytes: usize) -> u64 {
+        let bytes = u64::from(gone.count_ones()) * page_bytes as u64;
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.bits[step].fetch_and(!gone, Ordering::Relaxed)
+    }
+
+    pub(super) fn contains(&self, index: usize) -> bool {
+        self.bits[index / 64].load(Ordering::Relaxed) & 1 << (index % 64) != 0
+    }
+
+    /// Whether all 64 pages of each step are resident.
+    pub(super) fn is_full(&self, steps: Range<usize>) -> bool {
+        self.bits[steps].iter().all(|bits| bits.load(Ordering::Relaxed) == u64::MAX)
+    }
+
+    /// The resident pages among the 64 of `step`, as they were at one moment.
+    pub(super) fn pages(&self, step: usize) -> Pages {
+        Pages { bits: self.bits[step].load(Ordering::Relaxed), first: (step * 64) as u64 }
+    }
+
+    /// Counts pages that have left.
+    pub(super) fn depart(&self, pages: usize) {
+        self.departed.fetch_add(pages as u64, Ordering::Relaxed);
+    }
+
+    /// Pages that have left since the pool started.
+    pub(super) fn departed(&self) -> u64 {
+        self.departed.load(Ordering::Relaxed)
+    }
+
+    /// The replacement clock, 1 to [`STAMPS`]: a step every 1/[`STAMPS_PER_POOL`] of a pool of
+    /// `pool_pages`.
+    pub(super) fn stamp(&self, pool_pages: u64) -> u64 {
+        let step = pool_pages.max(STAMPS_PER_POOL) / STAMPS_PER_POOL;
+        self.departed() / step % STAMPS + 1
+    }
+
+    /// What the policy says of an arriving page that had this word, in a pool of `pool_pages`.
+    pub(super) fn worth(&self, was: LatchWord, pool_pages: u64, prefetched: bool) -> Worth {
+        let away = (was.stamp() > 0).then(|| {
+            let passed = (self.stamp(pool_pages) + STAMPS - was.stamp()) % STAMPS;
+            passed as f32 / STAMPS_PER_POOL as f32
+        });
+        let worth = self.policy.arrives(Arrival { away, prefetched });
+        Worth { laps: worth.laps.min(HEAT_MAX), ..worth }
+    }
+
+    /// Heat of a page that the hand passes and that was touched since its last pass.
+    pub(super) fn passes_touched(&self, seen: LatchWord) -> u8 {
+        self.policy.passes_touched(seen.heat()).min(HEAT_MAX)
+    }
+}
+
+/// Resident pages of one step, in address order.
+pub(super) struct Pages {
+    bits: u64,
+    first: u64,
+}
+
+impl Iterator for Pages {
+    type Item = PageId;
+
+    fn next(&mut self) -> Option<PageId> {
+        let page = PageId(self.first + u64::from(self.bits.trailing_zeros()));
+        (self.bits != 0).then(|| {
+            self.bits &= self.bits - 1;
+            page
+        })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let count = self.bits.count_ones() as usize;
+        (count, Some(count))
+    }
+}
+
+impl ExactSizeIterator for Pages {}

@@ -1,0 +1,233 @@
+//! Write-back: dirty pages are written to the table file, neighbours in one request.
+#![expect(unsafe_code, reason = "lends page memory to the device")]
+
+use super::checksum;
+use super::file::{TableFile, WAIT, survived};
+use super::frames::{BATCH_MAX, Frames};
+use super::page_table::TRAILER;
+use super::write_result::WriteResult;
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::units::PageId;
+use crate::store::{Op, Request, Segment};
+use crossbeam_utils::CachePadded;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Asked before a page is written back: the write-ahead log must hold record `lsn` first.
+pub type BeforeWrite = dyn Fn(PageId, u64) -> Result<()> + Send + Sync;
+
+/// Pages next to each other in the file that are written by one request.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    /// Where the run begins in the batch.
+    first: usize,
+    count: usize,
+    bytes: usize,
+}
+
+/// Writes pages of one table file.
+pub(super) struct WriteBack {
+    file: Arc<TableFile>,
+    before_write: Option<Box<BeforeWrite>>,
+    written: CachePadded<AtomicU64>,
+    cleaned: AtomicU64,
+    failed: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl WriteBack {
+    pub(super) fn new(file: Arc<TableFile>, before_write: Option<Box<BeforeWrite>>) -> WriteBack {
+        let [cleaned, failed, refused] = [(); 3].map(|()| AtomicU64::new(0));
+        WriteBack { file, before_write, written: CachePadded::default(), cleaned, failed, refused }
+    }
+
+    /// Pages written.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Pages written by [`clean`](Self::clean).
+    pub(super) fn cleaned(&self) -> u64 {
+        self.cleaned.load(Ordering::Relaxed)
+    }
+
+    /// Pages that the device failed to write.
+    pub(super) fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Pages that the log refused.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// As [`write`](Self::write), ahead of eviction; returns how many pages were written.
+    pub(super) fn clean(&self, frames: &Frames, pages: &[PageId]) -> u64 {
+        let written = self.write(frames, pages).written;
+        self.cleaned.fetch_add(written, Ordering::Relaxed);
+        written
+    }
+
+    /// Writes pages that this thread marked by `try_begin_write`, in address order, neighbours in
+    /// one request; ends each write.
+    pub(super) fn write(&self, frames: &Frames, pages: &[PageId]) -> WriteResult {
+        let table = &frames.table;
+        let mut runs = [Run::default(); BATCH_MAX];
+        let mut run_count = 0;
+        let mut result = WriteResult::default();
+        for (index, page) in pages.iter().enumerate() {
+            let latch = table.word(*page);
+            let order = latch.load().order();
+            if let Err(reason) = self.prepare(frames, *page, order) {
+                latch.end_write(false);
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                result.refuse(*page, reason);
+                continue;
+            }
+            let bytes = table.buffer_bytes(order);
+            if let Some(run) = runs[..run_count].last_mut()
+                && run.first + run.count == index
+                && table.offset(pages[run.first]) + run.bytes as u64 == table.offset(*page)
+            {
+                run.count += 1;
+                run.bytes += bytes;
+            } else {
+                runs[run_count] = Run { first: index, count: 1, bytes };
+                run_count += 1;
+            }
+        }
+        self.write_runs(frames, pages, &runs[..run_count], &mut result);
+        result
+    }
+
+    fn write_runs(
+        &self,
+        frames: &Frames,
+        pages: &[PageId],
+        runs: &[Run],
+        result: &mut WriteResult,
+    ) {
+        let table = &frames.table;
+        let mut finish = |run: Run, is_written: bool| {
+            for page in &pages[run.first..run.first + run.count] {
+                table.word(*page).end_write(is_written);
+            }
+            let (counter, sum) = if is_written {
+                (&*self.written, &mut result.written)
+            } else {
+                (&self.failed, &mut result.failed)
+            };
+            counter.fetch_add(run.count as u64, Ordering::Relaxed);
+            *sum += run.count as u64;
+        };
+        let Ok(mut queue) = self.file.take_queue(&frames.account) else {
+            return runs.iter().for_each(|run| finish(*run, false));
+        };
+        let (mut next, mut done) = (0, 0);
+        while done < runs.len() {
+            while next < runs.len() {
+                let first = pages[runs[next].first];
+                let segments = [Segment { ptr: table.ptr(first), len: runs[next].bytes }];
+                let offset = table.offset(first);
+                let request =
+                    Request { token: next as u64, op: Op::Write, offset, segments: &segments };
+                // SAFETY: this thread is a shared holder of the pages until the completion, so
+                // nobody changes them, and their only writer.
+                if !unsafe { queue.push(request) } {
+                    break;
+                }
+                next += 1;
+            }
+            let waited = queue.wait(WAIT, &mut |completion| {
+                done += 1;
+                finish(runs[completion.token as usize], completion.result.is_ok());
+            });
+            if waited.is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.file.give_queue(queue, &frames.account);
+    }
+
+    /// Asks the log and sets the checksum.
+    ///
+    /// # Errors
+    /// What the log said, or that it panicked.
+    fn prepare(&self, frames: &Frames, page: PageId, order: u8) -> Result<()> {
+        let table = &frames.table;
+        if let Some(hook) = &self.before_write {
+            let at = table.buffer_bytes(order) - TRAILER;
+            // SAFETY: within the trailer of a page of which this thread is a shared holder: the
+            // number does not change; aligned to 8.
+            let lsn = unsafe { table.ptr(page).wrapping_add(at).cast::<u64>().read() };
+            let panicked = Error::Os { call: "before_write (it panicked)", errno: crate::sys::EIO };
+            survived(|| hook(page, lsn)).unwrap_or(Err(panicked))?;
+        }
+        if self.file.has_checksums() {
+            checksum::set(table, page, order);
+        }
+        Ok(())
+    }
+
+    /// Writes all dirty pages, as [`BufferPool::flush`](super::BufferPool::flush) says.
+    ///
+    /// # Errors
+    /// [`Error::LatchTimeout`] when a page is held exclusively for too long.
+    pub(super) fn write_all(&self, frames: &Frames) -> Result<WriteResult> {
+        let mut result = WriteResult::default();
+        let mut batch = [PageId(0); BATCH_MAX];
+        let mut len = 0;
+        for page in (0..frames.table.steps()).flat_map(|step| frames.resident.pages(step)) {
+            let is_held = match try_hold(frames, page) {
+                Some(is_held) => is_held,
+                None => {
+                    // The page's holder may itself wait for one of the pages held here.
+                    result.add(self.write(frames, &batch[..len]));
+                    len = 0;
+                    hold(frames, page)?
+                }
+            };
+            if is_held {
+                batch[len] = page;
+                len += 1;
+            }
+            if len == BATCH_MAX {
+                result.add(self.write(frames, &batch));
+                len = 0;
+            }
+        }
+        result.add(self.write(frames, &batch[..len]));
+        Ok(result)
+    }
+}
+
+/// Holds a dirty page for writing; `false` when it is clean or gone.
+fn hold(frames: &Frames, page: PageId) -> Result<bool> {
+    let mut backoff = frames.backoff();
+    loop {
+        if let Some(is_held) = try_hold(frames, page) {
+            return Ok(is_held);
+        }
+        if !backoff.wait() {
+            return Err(frames.table.timeout(page, &backoff));
+        }
+    }
+}
+
+/// The same without waiting. `None`: another holder is in the way.
+fn try_hold(frames: &Frames, page: PageId) -> Option<bool> {
+    let latch = frames.table.word(page);
+    loop {
+        let seen = latch.load();
+        if seen.is_absent() || seen.is_readable() && !seen.dirty() {
+            return Some(false);
+        }
+        if latch.try_begin_write(seen) {
+            return Some(true);
+        }
+        if !seen.is_readable() || seen.writing() || !seen.has_room() {
+            return None;
+        }
+    }
+}
