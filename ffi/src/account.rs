@@ -9,7 +9,7 @@ use crate::error::{
     FARHEAP_E_CONFIG, FARHEAP_E_IN_USE, FARHEAP_E_WOULD_BLOCK, FARHEAP_OK, Failure, Result, call,
     check_out, farheap_status, text, value, write,
 };
-use crate::handle::{self, Kind};
+use crate::handle::{self, methods, opaque};
 use crate::heap::farheap_heap;
 use crate::manager::{Userdata, farheap_manager};
 use crate::pool::farheap_pool;
@@ -19,16 +19,9 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
-/// A consumer's account.
-#[repr(C)]
-pub struct farheap_account {
-    _private: [u8; 0],
-}
-
-impl Kind for farheap_account {
-    const NUMBER: u8 = 6;
-    const NAME: &'static str = "farheap_account";
-    type Object = Counted;
+opaque! {
+    /// A consumer's account.
+    farheap_account = 6: Counted
 }
 
 /// What freeing bytes may cost.
@@ -213,24 +206,7 @@ pub unsafe extern "C" fn farheap_account_free(account: *mut farheap_account) -> 
     })
 }
 
-/// Defines functions that do one thing to an account.
-macro_rules! on_account {
-    ($($name:ident($object:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            account: *mut farheap_account,
-            $($arg: $type,)*
-        ) -> farheap_status {
-            call(|| {
-                // SAFETY: the caller does not free the handle during the call.
-                let $object: &Counted = unsafe { handle::get(account) }?;
-                $body
-            })
-        }
-    )*};
-}
-
-on_account! {
+methods! { farheap_account: Counted;
     farheap_account_charge(object, bytes: u64) {
         let own = object.own()?;
         Ok(own.manager.charge(&object.account, checked(bytes)?)?)

@@ -6,7 +6,7 @@ use crate::error::{
     FARHEAP_E_IN_USE, FARHEAP_OK, Failure, Result, call, check_out, farheap_status, slice, value,
     write,
 };
-use crate::handle::{self, Kind};
+use crate::handle::{self, opaque};
 use crate::pool::farheap_pool;
 use farheap::PageId;
 use farheap::pool::{BTree, Scan};
@@ -14,28 +14,14 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, TryLockError};
 
-/// An ordered map from bytes to bytes in a pool's pages.
-#[repr(C)]
-pub struct farheap_btree {
-    _private: [u8; 0],
+opaque! {
+    /// An ordered map from bytes to bytes in a pool's pages.
+    farheap_btree = 7: Tree
 }
 
-impl Kind for farheap_btree {
-    const NUMBER: u8 = 7;
-    const NAME: &'static str = "farheap_btree";
-    type Object = Tree;
-}
-
-/// A place in a tree that moves on.
-#[repr(C)]
-pub struct farheap_cursor {
-    _private: [u8; 0],
-}
-
-impl Kind for farheap_cursor {
-    const NUMBER: u8 = 8;
-    const NAME: &'static str = "farheap_cursor";
-    type Object = Cursor;
+opaque! {
+    /// A place in a tree that moves on.
+    farheap_cursor = 8: Cursor
 }
 
 /// What the handle of a tree stands for.

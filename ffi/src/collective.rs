@@ -11,7 +11,7 @@ use crate::error::{
     FARHEAP_E_BAD_RANGE, FARHEAP_E_HANDLE, FARHEAP_OK, Failure, Result, call, check_out,
     farheap_status, value, write, write_sized,
 };
-use crate::handle::{self, Kind};
+use crate::handle::{self, methods, opaque};
 use crate::heap::{
     advice, farheap_advice, farheap_latencies, farheap_range, farheap_stats, latencies, ranges,
     stats, write_stats,
@@ -22,16 +22,9 @@ use std::alloc::Layout;
 use std::ffi::{c_char, c_void};
 use std::ptr::{self, NonNull};
 
-/// A collective allocator.
-#[repr(C)]
-pub struct farheap_collective {
-    _private: [u8; 0],
-}
-
-impl Kind for farheap_collective {
-    const NUMBER: u8 = 2;
-    const NAME: &'static str = "farheap_collective";
-    type Object = Collective;
+opaque! {
+    /// A collective allocator.
+    farheap_collective = 2: Collective
 }
 
 /// Which kind of memory a sub-allocator hands out.
@@ -386,24 +379,7 @@ of_collective! {
     farheap_collective_far_pages(object) -> u64 = 0, object.far_pages();
 }
 
-/// Defines functions that do one thing to a collective.
-macro_rules! on_collective {
-    ($($name:ident($object:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            collective: *mut farheap_collective,
-            $($arg: $type,)*
-        ) -> farheap_status {
-            call(|| {
-                // SAFETY: the caller does not free the handle during the call.
-                let $object: &Collective = unsafe { handle::get(collective) }?;
-                $body
-            })
-        }
-    )*};
-}
-
-on_collective! {
+methods! { farheap_collective: Collective;
     farheap_collective_stats(object, out: *mut farheap_stats) {
         let allocated = object.far_pages() * object.page_size().get() + object.local_used().get();
         // SAFETY: NULL or sized, as the caller promises.

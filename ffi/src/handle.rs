@@ -63,6 +63,47 @@ pub(crate) trait Kind {
     type Object;
 }
 
+/// Declares a type that C has opaque pointers to, with the [`Kind`] of its handles:
+/// `name = number: Object`.
+macro_rules! opaque {
+    ($(#[$doc:meta])* $name:ident = $number:literal: $object:ty) => {
+        $(#[$doc])*
+        #[repr(C)]
+        pub struct $name {
+            _private: [u8; 0],
+        }
+
+        impl crate::handle::Kind for $name {
+            const NUMBER: u8 = $number;
+            const NAME: &'static str = stringify!($name);
+            type Object = $object;
+        }
+    };
+}
+
+/// Defines functions of C that do one thing to what a handle stands for:
+/// `type: Object; name(object, argument: type, ...) { body }`.
+macro_rules! methods {
+    (
+        $type:ident: $target:ty;
+        $($name:ident($object:ident $(, $arg:ident: $kind:ty)*) $body:block)*
+    ) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            handle: *mut $type,
+            $($arg: $kind,)*
+        ) -> crate::error::farheap_status {
+            crate::error::call(|| {
+                // SAFETY: the caller does not free the handle during the call.
+                let $object: &$target = unsafe { crate::handle::get(handle) }?;
+                $body
+            })
+        }
+    )*};
+}
+
+pub(crate) use {methods, opaque};
+
 /// Makes a handle for `object`.
 pub(crate) fn create<K: Kind>(object: K::Object) -> Result<*mut K> {
     note_forks();

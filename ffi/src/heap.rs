@@ -5,22 +5,15 @@
 use crate::abi;
 use crate::config::{FARHEAP_NONE, farheap_config, overlay, parse};
 use crate::error::{Failure, Result, call, check_out, farheap_status, slice, write, write_sized};
-use crate::handle::{self, Kind};
+use crate::handle::{self, methods, opaque};
 use crate::manager::farheap_manager;
 use farheap::region::{Advice, Latencies, Latency};
 use farheap::{ByteCount, Config, Heap, Stats};
 use std::ffi::{c_char, c_void};
 
-/// A handle of the far heap.
-#[repr(C)]
-pub struct farheap_heap {
-    _private: [u8; 0],
-}
-
-impl Kind for farheap_heap {
-    const NUMBER: u8 = 1;
-    const NAME: &'static str = "farheap_heap";
-    type Object = Heap;
+opaque! {
+    /// A handle of the far heap.
+    farheap_heap = 1: Heap
 }
 
 /// What a program says about its accesses.
@@ -327,24 +320,7 @@ pub unsafe extern "C" fn farheap_heap_free(heap: *mut farheap_heap) -> farheap_s
     call(|| handle::take(heap).map(drop))
 }
 
-/// Defines functions that do one thing to the object of a handle.
-macro_rules! on_heap {
-    ($($name:ident($heap:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            heap: *mut farheap_heap,
-            $($arg: $type,)*
-        ) -> farheap_status {
-            call(|| {
-                // SAFETY: the caller does not free the handle during the call.
-                let $heap: &Heap = unsafe { handle::get(heap) }?;
-                $body
-            })
-        }
-    )*};
-}
-
-on_heap! {
+methods! { farheap_heap: Heap;
     farheap_shutdown(heap) { Ok(heap.shutdown()?) }
 
     farheap_prefetch(heap, ptr: *const c_void, len: usize) {

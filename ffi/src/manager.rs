@@ -7,7 +7,7 @@ use crate::error::{
     FARHEAP_E_BAD_RANGE, FARHEAP_E_IN_USE, FARHEAP_E_OUT_OF_MEMORY, FARHEAP_OK, Failure, call,
     check_out, farheap_status, value, write, write_sized,
 };
-use crate::handle::{self, Kind};
+use crate::handle::{self, methods, opaque};
 use allocator_api2::alloc::Allocator;
 use farheap::ByteCount;
 use farheap::limit::manager::{
@@ -20,16 +20,9 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A memory manager.
-#[repr(C)]
-pub struct farheap_manager {
-    _private: [u8; 0],
-}
-
-impl Kind for farheap_manager {
-    const NUMBER: u8 = 3;
-    const NAME: &'static str = "farheap_manager";
-    type Object = Manager;
+opaque! {
+    /// A memory manager.
+    farheap_manager = 3: Manager
 }
 
 /// A manager and the temporary memory that C has of it, by address.
@@ -239,24 +232,7 @@ pub unsafe extern "C" fn farheap_manager_free(manager: *mut farheap_manager) -> 
     })
 }
 
-/// Defines functions that do one thing to a manager.
-macro_rules! on_manager {
-    ($($name:ident($object:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            manager: *mut farheap_manager,
-            $($arg: $type,)*
-        ) -> farheap_status {
-            call(|| {
-                // SAFETY: the caller does not free the handle during the call.
-                let $object: &Manager = unsafe { handle::get(manager) }?;
-                $body
-            })
-        }
-    )*};
-}
-
-on_manager! {
+methods! { farheap_manager: Manager;
     farheap_manager_set_limit(object, limit: u64) {
         Ok(object.manager.set_limit(ByteCount(limit))?)
     }
@@ -347,16 +323,9 @@ pub unsafe extern "C" fn farheap_manager_is_spilled(
     })
 }
 
-/// An allocator of temporary memory for small objects.
-#[repr(C)]
-pub struct farheap_temporary {
-    _private: [u8; 0],
-}
-
-impl Kind for farheap_temporary {
-    const NUMBER: u8 = 5;
-    const NAME: &'static str = "farheap_temporary";
-    type Object = Temporary;
+opaque! {
+    /// An allocator of temporary memory for small objects.
+    farheap_temporary = 5: Temporary
 }
 
 #[unsafe(no_mangle)]

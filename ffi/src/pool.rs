@@ -6,7 +6,7 @@ use crate::error::{
     FARHEAP_E_IN_USE, FARHEAP_OK, Failure, Result, call, check_out, farheap_status, read_sized,
     slice, text, value, write, write_sized,
 };
-use crate::handle::{self, Kind};
+use crate::handle::{self, methods, opaque};
 use crate::manager::{Userdata, farheap_manager};
 use farheap::pool::{BufferPool, Clock, PoolConfig, Proven};
 use farheap::{ByteCount, Error, PageId};
@@ -15,16 +15,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A buffer pool.
-#[repr(C)]
-pub struct farheap_pool {
-    _private: [u8; 0],
-}
-
-impl Kind for farheap_pool {
-    const NUMBER: u8 = 4;
-    const NAME: &'static str = "farheap_pool";
-    type Object = Table;
+opaque! {
+    /// A buffer pool.
+    farheap_pool = 4: Table
 }
 
 /// A pool with what C has of it.
@@ -236,24 +229,7 @@ pub(crate) unsafe fn page_ids(first: *const u64, count: usize) -> Result<Vec<Pag
     Ok(ids.iter().map(|id| PageId(*id)).collect())
 }
 
-/// Defines functions that do one thing to a pool.
-macro_rules! on_pool {
-    ($($name:ident($object:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            pool: *mut farheap_pool,
-            $($arg: $type,)*
-        ) -> farheap_status {
-            call(|| {
-                // SAFETY: the caller does not free the handle during the call.
-                let $object: &Arc<BufferPool> = unsafe { handle::get(pool) }?;
-                $body
-            })
-        }
-    )*};
-}
-
-on_pool! {
+methods! { farheap_pool: Arc<BufferPool>;
     farheap_pool_flush(object) { Ok(object.flush()?) }
 
     farheap_pool_evict_all(object) { Ok(object.evict_all()?) }

@@ -71,25 +71,29 @@ fn functions(code: &str) -> Functions {
         let result = head.trim().strip_prefix("->").map_or("void".to_owned(), c_type);
         found.insert(name.to_owned(), (parameters(list), result));
     }
-    let macros = [
-        ("on_heap! {", "farheap_heap *", "", "farheap_status"),
-        ("on_collective! {", "farheap_collective *", "", "farheap_status"),
+    // Macro, its first and last parameter, its result.
+    let mut uses = Vec::new();
+    for (macro_use, first, last, result) in [
         ("of_collective! {", "const farheap_collective *", "", ""),
-        ("on_manager! {", "farheap_manager *", "", "farheap_status"),
-        ("on_pool! {", "farheap_pool *", "", "farheap_status"),
-        ("on_account! {", "farheap_account *", "", "farheap_status"),
         ("of_account! {", "const farheap_account *", "", ""),
         ("fixes! {", "farheap_pool *", "farheap_page *", "farheap_status"),
-    ];
-    for (open, first, last, result) in macros {
-        let from = code.find(&format!("\n{open}")).expect("the macro is used");
+    ] {
+        let from = code.find(&format!("\n{macro_use}")).expect("the macro is used");
+        uses.push((from, first.to_owned(), last, result));
+    }
+    for (from, macro_use) in code.match_indices("\nmethods! { ") {
+        let (handle, _) = code[from + macro_use.len()..].split_once(':').expect("a type");
+        uses.push((from, format!("{handle} *"), "", "farheap_status"));
+    }
+    assert_eq!(uses.len(), 8, "uses of macros that write functions");
+    for (from, first, last, result) in uses {
         let body = &code[from..from + code[from..].find("\n}").expect("the use ends")];
         for (at, _) in body.match_indices("\n    farheap_") {
             let (name, rest) = body[at + 5..].split_once('(').expect("parameters");
             let (list, rest) = rest.split_once(')').expect("the parameters end");
             // The first is the object's name.
             let rest_of_list = list.split_once(',').map_or("", |(_, rest)| rest);
-            let mut types = vec![first.to_owned()];
+            let mut types = vec![first.clone()];
             types.extend(parameters(rest_of_list));
             types.extend((!last.is_empty()).then(|| last.to_owned()));
             let own = rest
