@@ -87,7 +87,7 @@ impl Region {
             }
         }
         if asked {
-            self.pager.call_handler(0);
+            self.pager.sched.call(0);
         }
         outcome
     }

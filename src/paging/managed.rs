@@ -216,7 +216,7 @@ impl Pager {
     /// When others do not give way for it.
     pub(in crate::paging) fn charge_fixed(&self, manager: &MemoryManager) -> Result<()> {
         let Some(account) = &self.joined.account else { return Ok(()) };
-        let handlers = self.handler_bells.len() as u64 * FIXED_PER_HANDLER;
+        let handlers = self.sched.handlers() as u64 * FIXED_PER_HANDLER;
         let frames = self.frames.count() as u64 * FIXED_PER_FRAME;
         let fixed = FIXED + handlers + frames + self.page_size().0;
         manager.charge(account, ByteCount(fixed))?;

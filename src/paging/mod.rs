@@ -3,6 +3,8 @@
 #[cfg(not(loom))]
 mod advise;
 #[cfg(not(loom))]
+mod bell;
+#[cfg(not(loom))]
 mod config;
 #[cfg(not(loom))]
 mod counters;

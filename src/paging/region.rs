@@ -33,7 +33,7 @@ use crate::limit::manager::{Account, MemoryManager};
 use crate::paging::evict::Evictor;
 use crate::paging::evict::requests::Requests;
 use crate::paging::fault::handler::Handler;
-use crate::paging::fault::sched::idle_policy::Lender;
+use crate::paging::fault::supervisor::Supervisor;
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::ranges::Space;
@@ -189,11 +189,11 @@ impl Region {
             crate::paging::fault::sigbus::list(&region.pager)?;
         }
         region.spawn("farheap-evict", evict)?;
-        let lend = Work { state: Lender::new(region.pager.clone()), run: Lender::run };
-        region.spawn("farheap-lend", lend)?;
+        let watch = Work { state: Supervisor::new(region.pager.clone()), run: Supervisor::run };
+        region.spawn("farheap-watch", watch)?;
         for handler in handlers? {
-            let fill = Work { state: handler, run: Handler::run };
-            region.spawn("farheap-fill", fill)?;
+            let serve = Work { state: handler, run: Handler::run };
+            region.spawn("farheap-handle", serve)?;
         }
         Ok(region)
     }
@@ -436,9 +436,9 @@ impl Drop for Region {
         }
         self.pager.health().stop();
         self.requests.close();
-        self.pager.evictor_bell.signal();
-        self.pager.ring_handlers();
-        self.pager.leases.ring();
+        self.pager.evictor_bell.ring_again();
+        self.pager.sched.call_all();
+        self.pager.sched.idle_policies().call_supervisor();
         if self.pager.in_thread {
             crate::paging::fault::sigbus::unlist(&self.pager);
         }

@@ -7,7 +7,7 @@
 //! returns, and gets SIGBUS as well; until then it keeps frame and slot, so nothing is read into memory
 //! that others use. A page that was only asked for ahead is left alone until somebody waits for it.
 //!
-//! Runs in the lender's thread, which waits for no device and for no page. Each read is known by its
+//! Runs in the supervisor's thread, which waits for no device and for no page. Each read is known by its
 //! turn in the frame's note, so that nothing is listed anywhere, and a read costs its thread two
 //! changes of one word.
 

@@ -155,7 +155,7 @@ impl Evictor {
     }
 
     fn turn(&mut self) -> Result<()> {
-        self.pager.evictor_looks();
+        self.pager.evictor_bell.answer();
         diagnostics::flush();
         self.pager.count_tables_of_limit();
         if self.pager.discarder.met_locks() {

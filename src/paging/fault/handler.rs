@@ -30,10 +30,7 @@ use crate::paging::diagnostics;
 use crate::paging::fault::huge_reads::Chunk;
 use crate::paging::fault::in_memory::{Answer, Asked};
 use crate::paging::fault::reads::{Access, Fill, Intent, Read, Retry, WAKE_BYTES_MAX};
-use crate::paging::fault::sched::active_set::NOBODY;
-use crate::paging::fault::sched::affinity::{Call, Follow, Seen};
-use crate::paging::fault::sched::busy_poll::Patience;
-use crate::paging::fault::sched::idle_policy::Standing;
+use crate::paging::fault::sched::ThreadSched;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
@@ -41,7 +38,6 @@ use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
 use crate::paging::starved::{FAULTS_HELD_MAX, FAULTS_MAX, WAITING_MAX};
 use crate::store::{Completion, Queue};
 use crate::sys;
-use crate::sys::event::poll_readable;
 use crate::sys::uffd::{Fault, Message};
 use crate::sys::vm::KERNEL_PAGE;
 use std::collections::VecDeque;
@@ -91,13 +87,7 @@ pub(in crate::paging) struct Handler {
     pub(in crate::paging) wakes: Vec<PageId>,
     /// It waits for room to read ahead.
     starving: bool,
-    follow: Follow,
-    /// The last wait was for faults only.
-    rested: bool,
-    /// The last turn found nothing to do.
-    idle_before: bool,
-    spin: Duration,
-    pub(in crate::paging) patience: Patience,
+    pub(in crate::paging) sched: ThreadSched,
     pub(in crate::paging) deadline: Duration,
     /// Tells how long the device has had a read.
     pub(in crate::paging) watch: Stopwatch,
@@ -113,7 +103,7 @@ impl Handler {
     ) -> Result<Handler> {
         let mut queue = pager.store.open_queue(DEPTH)?;
         queue.watch(pager.uffd.raw_fd())?;
-        queue.watch(pager.handler_bells[index].raw_fd())?;
+        queue.watch(pager.sched.bell_fd(index))?;
         let frames = pager.frames.count();
         Ok(Handler {
             index,
@@ -134,11 +124,7 @@ impl Handler {
             chunks_open: 0,
             wakes: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
             starving: false,
-            follow: Follow::new(index),
-            rested: false,
-            idle_before: false,
-            spin: config.spin,
-            patience: Patience::new(config.poll),
+            sched: ThreadSched::new(Arc::clone(&pager.sched), index, config.spin, config.poll),
             deadline: config.deadline,
             watch: Stopwatch::start(config.deadline, Instant::now()),
             checked: Instant::now(),
@@ -148,9 +134,8 @@ impl Handler {
 
     /// Serves faults until the region stops.
     pub(in crate::paging) fn run(&mut self) {
-        self.pager.leases.of(self.index).adopt();
+        self.sched.adopt();
         while !self.pager.health().is_stopping() {
-            self.pager.leases.of(self.index).begin_turn();
             if let Err(error) = self.turn() {
                 diagnostics::fatal("a handler lost its userfaultfd or its device queue", &error);
             }
@@ -159,36 +144,20 @@ impl Handler {
 
     /// Serves what there is, then waits for more.
     fn turn(&mut self) -> Result<()> {
-        self.follow.report_for_duty(&self.pager.leases, &self.pager.team);
-        if self.is_off_duty() {
-            return self.stand_by();
+        if !self.sched.begin_turn() && !self.has_work() {
+            return self.sched.stand_by();
         }
         self.retry_waiting();
         self.serve_starved();
         let news = self.read_faults()?;
-        if news == 0 && self.rested {
-            self.follow.woken_for_nothing(&self.pager.leases, &self.pager.team);
-        }
+        self.sched.faults_read(news);
         self.map_chunks();
         self.wake_all(0);
         self.read_ahead();
         self.note_starving();
         self.start_retries();
         self.start_reads()?;
-        let idle = news == 0 && self.finished.is_empty();
-        let timeout = self.wait_for(idle);
-        self.rested = idle && self.rest_if_last(0);
-        let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
-        self.queue.poll_by(self.patience.polling(gives_way, Instant::now()));
-        let (queue, finished) = (&mut self.queue, &mut self.finished);
-        let mut done = |completion| finished.push(completion);
-        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
-        self.note_polled();
-        self.rested &= self.finished.is_empty();
-        let idle = idle && self.finished.is_empty();
-        // Not after every fault that was waited for: the bell is a system call.
-        self.pager.handler_looks(self.index, idle && self.idle_before);
-        self.idle_before = idle;
+        self.wait(news == 0 && self.finished.is_empty())?;
         while let Some(completion) = self.finished.pop() {
             self.finish_read(completion);
         }
@@ -198,40 +167,34 @@ impl Handler {
         Ok(())
     }
 
-    /// Counts and learns from what looking before sleeping brought.
-    fn note_polled(&mut self) {
+    /// Waits for faults, calls and the device. `idle`: the turn has found nothing to do so far.
+    fn wait(&mut self, idle: bool) -> Result<()> {
+        let timeout = self.wait_for(idle);
+        let for_faults = idle && self.rest_if_last(0);
+        self.queue.poll_by(self.sched.about_to_wait(for_faults));
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         let polled = self.queue.polled();
         if polled.waits > 0 {
-            self.patience.learn(polled, Instant::now());
             let counters = &self.pager.counters;
             counters.polls.add(polled.waits.into());
             counters.poll_hits.add(polled.hits.into());
             counters.poll_yields.add(polled.yields.into());
         }
-    }
-
-    /// Whether this is a helper that nobody needs. What it has begun it finishes.
-    fn is_off_duty(&self) -> bool {
-        let pager = &self.pager;
-        self.index > 0
-            && pager.team.duty(self.index) == NOBODY
-            && self.queue.in_flight() == 0
-            && self.fills.is_empty()
-            && self.retries.is_empty()
-            && self.waiting.is_empty()
-            && self.ahead.is_none()
-            && self.chunks_open == 0
-            && !self.starving
-    }
-
-    /// Waits to be called in. Faults are not waited for: the kernel wakes all who do, for each.
-    fn stand_by(&mut self) -> Result<()> {
-        const LOOK: Duration = Duration::from_secs(1);
-        self.pager.leases.of(self.index).rest(true);
-        let bell = self.pager.handler_bells[self.index].raw_fd();
-        poll_readable(&[bell], LOOK).map_err(|errno| Error::Os { call: "poll", errno: errno.0 })?;
-        self.pager.handler_looks(self.index, true);
+        self.sched.waited(idle && self.finished.is_empty(), polled);
         Ok(())
+    }
+
+    /// Whether the handler has begun something that it has to finish.
+    fn has_work(&self) -> bool {
+        self.queue.in_flight() > 0
+            || !self.fills.is_empty()
+            || !self.retries.is_empty()
+            || !self.waiting.is_empty()
+            || self.ahead.is_some()
+            || self.chunks_open > 0
+            || self.starving
     }
 
     /// How long to wait for news.
@@ -265,7 +228,7 @@ impl Handler {
             return Ok(1);
         }
         let mut seen = 0;
-        let patience = (!self.spin.is_zero()).then(Instant::now);
+        let spin_until = self.sched.spin_until();
         loop {
             let count = self.pager.uffd.read(&mut self.messages)?;
             if count > 0 {
@@ -281,22 +244,14 @@ impl Handler {
                     ));
                 }
                 if let Some(fault) = message.fault() {
-                    let lonely = self.rest_if_last(count - 1);
-                    let at_once = self.patience.answers_at_once();
-                    let seen = Seen { thread: fault.thread, lonely, slept: self.rested, at_once };
-                    let pager = &self.pager;
-                    match self.follow.fault(seen, &pager.leases, &pager.team) {
-                        Call::None => {}
-                        Call::Helper(helper) => pager.call_handler(helper),
-                        Call::All => pager.ring_handlers(),
-                    }
+                    let is_alone = self.rest_if_last(count - 1);
+                    self.sched.fault_arrived(fault.thread, is_alone);
                     self.answer(fault, arrived, None);
                 }
             }
             seen += count;
-            let keep_looking = count == 0
-                && seen == 0
-                && patience.is_some_and(|since| since.elapsed() < self.spin);
+            let keep_looking =
+                count == 0 && seen == 0 && spin_until.is_some_and(|until| Instant::now() < until);
             if count < FAULTS_MAX && !keep_looking {
                 return Ok(seen);
             }
@@ -345,7 +300,7 @@ impl Handler {
             && self.waiting.is_empty()
             && self.pager.starved.len() == 0
             && self.ahead.is_none();
-        self.pager.leases.of(self.index).rest(last);
+        self.sched.rest(last);
         last
     }
 

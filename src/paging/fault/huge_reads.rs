@@ -183,7 +183,7 @@ impl Handler {
     /// for what the stream leads to next.
     pub(in crate::paging) fn chunk_wanted(&mut self, page: PageId, frame: FrameId) {
         if !self.is_of_chunk(frame) {
-            self.pager.ring_handlers();
+            self.pager.sched.call_all();
         }
         if let Some(window) = self.pager.next_window(page, FaultOn::PageReadAhead) {
             self.ask_ahead(window);

@@ -7,3 +7,4 @@ mod prefetch;
 pub(in crate::paging) mod reads;
 pub(in crate::paging) mod sched;
 pub(in crate::paging) mod sigbus;
+pub(in crate::paging) mod supervisor;

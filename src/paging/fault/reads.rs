@@ -6,7 +6,6 @@ use crate::base::units::{PageId, SlotId};
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::handler::{DEPTH, Handler};
 use crate::paging::fault::in_memory::Answer;
-use crate::paging::fault::sched::idle_policy::Standing;
 use crate::paging::page::frames::push;
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, Word};
@@ -232,7 +231,7 @@ impl Handler {
         self.pager.counters.reads_in_flight.down();
         let took = read.started.elapsed();
         self.pager.read_times[self.index].add(took);
-        self.patience.answered(took, read.count * self.pager.page_bytes);
+        self.sched.device_answered(took, read.count * self.pager.page_bytes);
         for (n, &frame) in read.frames[..read.count].iter().enumerate() {
             if read.overdue {
                 self.pager.cancel_fill(frame);
@@ -279,8 +278,7 @@ impl Handler {
     /// when all are there that can be. Nor by a handler that gives way: who is woken runs in its
     /// place at once, and must not find the page in its hands.
     fn wakes_at_once(&self) -> bool {
-        let gives_way = self.pager.leases.of(self.index).standing() == Standing::Lent;
-        self.reads_ahead == 0 && !gives_way
+        self.reads_ahead == 0 && !self.sched.gives_way()
     }
 
     /// Installs a page whose slot has been read into `frame`. Who waits for it is woken by that,

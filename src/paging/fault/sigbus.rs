@@ -308,7 +308,7 @@ impl Pager {
             asked |= self.readahead.request(run);
         }
         if asked {
-            self.call_handler(0);
+            self.sched.call(0);
         }
     }
 }

@@ -31,11 +31,11 @@ use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 use crate::limit::budget::Budget;
 use crate::limit::manager::Account;
 use crate::meta::LazyArray;
+use crate::paging::bell::Bell;
 use crate::paging::config::{Install, Mode, RegionConfig};
 use crate::paging::counters::Counters;
 use crate::paging::evict::policy::{EvictionPolicy, Insert};
-use crate::paging::fault::sched::active_set::Team;
-use crate::paging::fault::sched::idle_policy::Leases;
+use crate::paging::fault::sched::HandlerSched;
 use crate::paging::kernel_filled::Chunks;
 use crate::paging::latency::Recorder;
 use crate::paging::managed::Joined;
@@ -48,7 +48,6 @@ use crate::paging::starved::{FAULTS_HELD_MAX, Starved};
 use crate::paging::tables::Tables;
 use crate::store::Store;
 use crate::store::slots::SlotMap;
-use crate::sys::event::EventFd;
 use crate::sys::signals::{self, FaultLock};
 use crate::sys::uffd::{Uffd, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
@@ -112,13 +111,8 @@ pub(crate) struct Pager {
     pub(crate) low_bytes: AtomicU64,
     pub(crate) high_bytes: AtomicU64,
     pub(in crate::paging) in_thread: bool,
-    pub(crate) evictor_bell: EventFd,
-    evictor_called: CachePadded<AtomicBool>,
-    pub(crate) handler_bells: Box<[EventFd]>,
-    pub(in crate::paging) leases: Leases,
-    pub(in crate::paging) team: Team,
-    /// Beside each bell: it was rung and nobody has looked yet.
-    handler_called: Box<[CachePadded<AtomicBool>]>,
+    pub(in crate::paging) evictor_bell: Bell,
+    pub(in crate::paging) sched: Arc<HandlerSched>,
     /// Faults that wait for room.
     pub(in crate::paging) starved: Starved,
     /// How many of them there are, where threads serve themselves too, and handlers that wait for
@@ -178,7 +172,6 @@ impl Pager {
         let hash_seed = crate::sys::random_u64()?;
         let zeros = Mapping::reserve(page_bytes, page_bytes, Huge::No)?;
         let zero_sum = sum_of_zeros(&zeros, hash_seed);
-        let bells: Result<Vec<EventFd>> = (0..config.handlers).map(|_| new_bell()).collect();
         let pager = Pager {
             region,
             page_bytes,
@@ -213,12 +206,8 @@ impl Pager {
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
             in_thread,
-            evictor_bell: new_bell()?,
-            evictor_called: CachePadded::new(AtomicBool::new(false)),
-            handler_bells: bells?.into_boxed_slice(),
-            leases: Leases::new(config.handlers)?,
-            team: Team::new(config.handlers),
-            handler_called: (0..config.handlers).map(|_| CachePadded::default()).collect(),
+            evictor_bell: Bell::new()?,
+            sched: Arc::new(HandlerSched::new(config.handlers)?),
             starved: Starved::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
             starving: CachePadded::new(AtomicU32::new(0)),
             health: Health::new(config.deadline),
@@ -400,10 +389,6 @@ fn slot_count(config: &RegionConfig, store: &dyn Store) -> Result<usize> {
 /// Whether there are runs of frames that chunks can be read into.
 fn holds_chunks(frames: &Frames) -> bool {
     frames.has_runs() && frames.run_frames() <= CHUNK_PAGES_MAX
-}
-
-fn new_bell() -> Result<EventFd> {
-    EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })
 }
 
 fn recorders(count: usize) -> Result<Box<[Recorder]>> {

@@ -2,12 +2,10 @@
 #![expect(unsafe_code, reason = "drops the memory of frames")]
 
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicBool, Ordering};
+use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::paging::page::word::FrameId;
 use crate::paging::pager::{BATCH_MAX, Pager};
-use crate::sys::event::EventFd;
-use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 
 /// Why there is no run of frames to read into.
@@ -17,16 +15,6 @@ pub(in crate::paging) enum NoRun {
     Starved,
     /// All are in use, or there are none.
     AllInUse,
-}
-
-/// Rings a bell, once until the thread that it is for has looked.
-fn call(called: &AtomicBool, bell: &EventFd) {
-    // With the flag set and the bell not yet rung, nobody else rings: a signal handler that needed
-    // the thread that is called would wait for ever.
-    let _blocked = SignalsBlocked::new();
-    if !called.swap(true, Ordering::AcqRel) {
-        bell.signal();
-    }
 }
 
 impl Pager {
@@ -55,42 +43,14 @@ impl Pager {
 
     /// Wakes the evictor, once until it has looked.
     pub(crate) fn call_evictor(&self) {
-        call(&self.evictor_called, &self.evictor_bell);
-    }
-
-    /// The evictor has woken and will look at everything it is called for.
-    pub(crate) fn evictor_looks(&self) {
-        // In this order, and by a swap: as in `handler_looks`.
-        self.evictor_bell.drain();
-        self.evictor_called.swap(false, Ordering::AcqRel);
+        self.evictor_bell.ring();
     }
 
     /// Wakes the handlers that wait for frames.
     pub(crate) fn feed_handlers(&self) {
         if self.starving.load(Ordering::Acquire) > 0 {
-            self.ring_handlers();
+            self.sched.call_all();
         }
-    }
-
-    /// Wakes a handler, once until it has looked.
-    pub(crate) fn call_handler(&self, index: usize) {
-        call(&self.handler_called[index], &self.handler_bells[index]);
-    }
-
-    /// A handler has woken and will look at everything it can be called for. Costs no system call
-    /// when it was not called. One that has nothing else to do looks at the bell as well: the
-    /// flag is set before the bell rings, so a ring can come after the flag was taken back.
-    pub(crate) fn handler_looks(&self, index: usize, idle: bool) {
-        if idle || self.handler_called[index].load(Ordering::Acquire) {
-            // The bell first: one that rings in between is heard by the next wait.
-            self.handler_bells[index].drain();
-            // A swap: whoever called before it has shown what for, whoever calls after it rings.
-            self.handler_called[index].swap(false, Ordering::AcqRel);
-        }
-    }
-
-    pub(crate) fn ring_handlers(&self) {
-        (0..self.handler_bells.len()).for_each(|index| self.call_handler(index));
     }
 
     // Frames with their charge.

@@ -1,11 +1,11 @@
-//! Which handlers are on duty.
+//! The active set: which handlers serve faults.
 //!
-//! The kernel wakes everybody who waits for faults, for each of them: a second handler that has
+//! The kernel wakes all threads that wait for faults, for each fault: a second handler that has
 //! nothing to do costs a thread that faults alone more than its own handler does. So the first
-//! handler serves all faults, and calls a helper in when it sees two threads fault in turn, each on
+//! handler serves all faults, and activates a helper when it sees two threads fault in turn, each on
 //! a processor of its own. The helper then follows one of them and the first handler the other,
-//! until one of the two stops. When more threads fault there is work for everybody: all helpers
-//! are called.
+//! until one of the two stops. When more threads fault there is work for every handler: all helpers
+//! are activated.
 //!
 //! A pair pays where the store answers before the call returns: its handlers do not sleep between
 //! a fault and its page. Handlers that wait for a device sleep and are woken anyway, both of them
@@ -13,81 +13,88 @@
 //! there two threads are served as more are.
 //!
 //! ```text
-//!   off duty --- first handler: `call_in` ---> on duty for a thread --- either: `dismiss` ---> off
-//!            --- first handler: `call_all` --> on duty --- `call_in`, `dismiss` -------------> off
+//!   inactive --- `activate_pair` ---> active for one thread --- `deactivate`, by either ---> inactive
+//!            --- `activate_all` ----> active for any thread --- `deactivate`, or
+//!                                                               `activate_pair` with others -> inactive
 //! ```
+//! The first handler is always active, and alone activates.
 
 use crate::base::sync::{AtomicU32, Ordering};
 
-/// No thread has this id.
-pub(in crate::paging) const NOBODY: u32 = 0;
-/// Duty for whoever faults.
-pub(in crate::paging) const ANYBODY: u32 = u32::MAX;
+/// No thread: no thread has this id.
+pub(super) const NO_THREAD: u32 = 0;
+/// Faults of any thread.
+pub(super) const ANY_THREAD: u32 = u32::MAX;
 
-/// The duties of a region's handlers.
+/// The assignments of a region's handlers.
 #[derive(Debug)]
-pub(in crate::paging) struct Team {
-    /// Per handler: the thread it is on duty for. The first handler's is the one it follows.
-    duties: Box<[AtomicU32]>,
+pub(super) struct ActiveSet {
+    /// Per handler: the thread whose faults it serves. The first handler serves all, and this is the
+    /// thread that it follows.
+    assigned: Box<[AtomicU32]>,
 }
 
-impl Team {
-    pub(in crate::paging) fn new(handlers: usize) -> Team {
-        Team { duties: (0..handlers).map(|_| AtomicU32::new(NOBODY)).collect() }
+impl ActiveSet {
+    pub(super) fn new(handlers: usize) -> ActiveSet {
+        ActiveSet { assigned: (0..handlers).map(|_| AtomicU32::new(NO_THREAD)).collect() }
     }
 
-    /// The thread that a handler was called in for, [`NOBODY`] when it was not.
-    pub(in crate::paging) fn duty(&self, handler: usize) -> u32 {
+    /// The thread that a handler was activated for: one, [`ANY_THREAD`] or [`NO_THREAD`].
+    pub(super) fn assigned(&self, handler: usize) -> u32 {
         // Relaxed: a handler that learns of it late serves faults a little longer or later.
-        self.duties[handler].load(Ordering::Relaxed)
+        self.assigned[handler].load(Ordering::Relaxed)
     }
 
-    /// Sends the first handler to `first` and a helper to `second`; returns the helper, to be woken.
-    /// `None`: there is none. The others go off duty.
-    pub(in crate::paging) fn call_in(&self, first: u32, second: u32) -> Option<usize> {
+    pub(super) fn is_active(&self, handler: usize) -> bool {
+        handler == 0 || self.assigned(handler) != NO_THREAD
+    }
+
+    /// Assigns the first handler to `first` and a helper to `second`; returns the helper, to be woken.
+    /// `None`: there is none. The others become inactive.
+    pub(super) fn activate_pair(&self, first: u32, second: u32) -> Option<usize> {
         const HELPER: usize = 1;
         if !self.has_helpers() {
             return None;
         }
-        self.dismiss();
-        self.duties[0].store(first, Ordering::Relaxed);
-        self.duties[HELPER].store(second, Ordering::Relaxed);
+        self.deactivate();
+        self.assigned[0].store(first, Ordering::Relaxed);
+        self.assigned[HELPER].store(second, Ordering::Relaxed);
         Some(HELPER)
     }
 
-    /// Calls all helpers; `false` when they are there, or there is none.
-    pub(in crate::paging) fn call_all(&self) -> bool {
-        let away = |duty: &&AtomicU32| duty.load(Ordering::Relaxed) != ANYBODY;
-        let mut called = false;
-        for duty in self.duties[1..].iter().filter(away) {
-            duty.store(ANYBODY, Ordering::Relaxed);
-            called = true;
+    /// Activates all helpers; `false` when they are, or there is none.
+    pub(super) fn activate_all(&self) -> bool {
+        let inactive = |assigned: &&AtomicU32| assigned.load(Ordering::Relaxed) != ANY_THREAD;
+        let mut changed = false;
+        for assigned in self.assigned[1..].iter().filter(inactive) {
+            assigned.store(ANY_THREAD, Ordering::Relaxed);
+            changed = true;
         }
-        called
+        changed
     }
 
-    pub(in crate::paging) fn has_helpers(&self) -> bool {
-        self.duties.len() > 1
+    pub(super) fn has_helpers(&self) -> bool {
+        self.assigned.len() > 1
     }
 
-    /// Ends the helpers' duty.
-    pub(in crate::paging) fn dismiss(&self) {
-        for duty in &self.duties {
-            duty.store(NOBODY, Ordering::Relaxed);
+    /// Ends all assignments.
+    pub(super) fn deactivate(&self) {
+        for assigned in &self.assigned {
+            assigned.store(NO_THREAD, Ordering::Relaxed);
         }
     }
 }
 
 /// The two threads that faulted last, and how often.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::paging) struct Pair {
+pub(super) struct Pair {
     threads: [u32; 2],
     faults: [u32; 2],
 }
 
 impl Pair {
     /// Notes a fault; returns the two threads once both have faulted often and nobody else has.
-    pub(in crate::paging) fn note(&mut self, thread: u32) -> Option<[u32; 2]> {
+    pub(super) fn note(&mut self, thread: u32) -> Option<[u32; 2]> {
         const FAULTS: u32 = 64;
         const SHARE_MIN: u32 = 16;
         let Some(at) = self.threads.iter().position(|known| *known == thread) else {
@@ -121,16 +128,17 @@ mod tests {
     }
 
     #[test]
-    fn helpers_are_on_duty_from_their_call_to_their_dismissal() {
-        let team = Team::new(3);
-        let duties = |team: &Team| [0, 1, 2].map(|handler| team.duty(handler));
-        assert_eq!(team.call_in(7, 8), Some(1));
-        assert_eq!(duties(&team), [7, 8, NOBODY]);
-        assert!(team.call_all() && !team.call_all());
-        assert_eq!(duties(&team)[1..], [ANYBODY; 2]);
-        team.dismiss();
-        assert_eq!(duties(&team), [NOBODY; 3]);
-        let alone = Team::new(1);
-        assert_eq!((alone.call_in(7, 8), alone.call_all()), (None, false));
+    fn helpers_are_active_from_their_activation_to_its_end() {
+        let set = ActiveSet::new(3);
+        let assigned = |set: &ActiveSet| [0, 1, 2].map(|handler| set.assigned(handler));
+        assert_eq!(set.activate_pair(7, 8), Some(1));
+        assert_eq!(assigned(&set), [7, 8, NO_THREAD]);
+        assert!(set.is_active(0) && set.is_active(1) && !set.is_active(2));
+        assert!(set.activate_all() && !set.activate_all());
+        assert_eq!(assigned(&set)[1..], [ANY_THREAD; 2]);
+        set.deactivate();
+        assert_eq!(assigned(&set), [NO_THREAD; 3]);
+        let alone = ActiveSet::new(1);
+        assert_eq!((alone.activate_pair(7, 8), alone.activate_all()), (None, false));
     }
 }

@@ -1,27 +1,28 @@
-//! Polling: how long a handler looks for the device's answer before it sleeps.
+//! Busy polling: how long a handler looks for the device's answer before it sleeps.
 //!
 //! A processor that has nothing to do halts, and it takes longer to wake it than to serve a fault,
 //! most of all where it is virtual. So a handler looks as long as the device usually takes, if that
-//! is short. One that gives way ([`lease`](crate::paging::fault::sched::idle_policy)) takes nothing from anybody meanwhile:
-//! whoever wants the processor gets it at once. Any other offers the processor between two looks
-//! (`sched_yield(2)`): the threads that it serves run, fault and leave it again. Where somebody
-//! keeps it for long, the handler would wait for its turn with an answer in the ring, while one
-//! that sleeps is preferred when it wakes; so it sleeps for some time.
+//! is short. A handler under the idle policy (`idle_policy`) takes nothing from other threads
+//! meanwhile: one that wants the processor gets it at once. Any other handler offers the processor
+//! between two looks (`sched_yield(2)`): the threads that it serves run, fault and leave it again.
+//! Where another thread keeps the processor for long, the handler would wait for its turn with an
+//! answer in the ring, while one that sleeps is preferred when it wakes; so it sleeps for some time.
 //!
-//! A store that answers before the call returns is never waited for. [`Patience`] tells by the time
+//! A store that answers before the call returns is never waited for. [`BusyPoll`] tells by the time
 //! its answers take whether this is one: what handlers do about two threads depends on it
-//! ([`team`](crate::paging::fault::sched::active_set)).
+//! (`active_set`).
 
 use crate::store::{Polled, Polling};
 use std::time::{Duration, Instant};
 
-/// Part of a new answer in the usual time: one in this many.
+/// A new answer is 1/WEIGHT of the usual time.
 const WEIGHT: u32 = 8;
 /// Longer answers count as this long: after a hiccup polling comes back within some 50 answers.
 const ANSWER_MAX: Duration = Duration::from_millis(10);
-/// An offered processor that comes back later than this has gone to somebody who computes.
+/// An offered processor that comes back later than this has gone to a thread that computes.
 const LATE: Duration = Duration::from_micros(100);
-/// For so many times as long it is not offered again: late returns take this part of the time.
+/// The processor is not offered again for this many times as long: late returns take 1/LATE_PART
+/// of the time.
 const LATE_PART: u32 = 64;
 /// An answer that took no longer than this, and copying at this rate, was there when the call
 /// returned: no device that has to be waited for is as quick, and no copy as slow.
@@ -31,9 +32,9 @@ const COPIED_PER_US: usize = 4 << 10;
 /// three quarters, and ceases to be at one quarter.
 const SCORE_MAX: u32 = 64;
 
-/// What is known about the device's answers, and about who wants the processor.
+/// What is known about the time that the device takes, and about the demand for the processor.
 #[derive(Debug)]
-pub(in crate::paging) struct Patience {
+pub(super) struct BusyPoll {
     usual: Duration,
     score: u32,
     at_once: bool,
@@ -42,10 +43,10 @@ pub(in crate::paging) struct Patience {
     offers_from: Instant,
 }
 
-impl Patience {
+impl BusyPoll {
     /// Looks for `longest` at most.
-    pub(in crate::paging) fn new(longest: Duration) -> Patience {
-        Patience {
+    pub(super) fn new(longest: Duration) -> BusyPoll {
+        BusyPoll {
             usual: Duration::ZERO,
             score: 0,
             at_once: false,
@@ -55,7 +56,7 @@ impl Patience {
     }
 
     /// The device has answered a request for so many bytes.
-    pub(in crate::paging) fn answered(&mut self, after: Duration, bytes: usize) {
+    pub(super) fn answered(&mut self, after: Duration, bytes: usize) {
         self.usual = self.usual * (WEIGHT - 1) / WEIGHT + after.min(ANSWER_MAX) / WEIGHT;
         let copying = Duration::from_micros((bytes / COPIED_PER_US) as u64);
         let at_once = after <= AT_ONCE + copying;
@@ -66,19 +67,19 @@ impl Patience {
     }
 
     /// Whether the store answers before the call returns.
-    pub(in crate::paging) fn answers_at_once(&self) -> bool {
+    pub(super) fn answers_at_once(&self) -> bool {
         self.at_once
     }
 
     /// What looking came to, until `now`.
-    pub(in crate::paging) fn learn(&mut self, polled: Polled, now: Instant) {
+    pub(super) fn looked(&mut self, polled: Polled, now: Instant) {
         if polled.yield_max > LATE {
             self.offers_from = now + polled.yield_max * LATE_PART;
         }
     }
 
     /// How to look from `now` on; not at all when answers usually take too long.
-    pub(in crate::paging) fn polling(&self, gives_way: bool, now: Instant) -> Polling {
+    pub(super) fn plan(&self, gives_way: bool, now: Instant) -> Polling {
         let alone = gives_way || now >= self.offers_from;
         let time = if self.usual <= self.longest && alone { self.longest } else { Duration::ZERO };
         Polling { time, yields: !gives_way }
@@ -96,31 +97,31 @@ mod tests {
     fn a_quick_device_is_looked_at_and_a_slow_one_is_not() {
         let (quick, slow) = (Duration::from_micros(60), Duration::from_millis(4));
         let now = Instant::now();
-        let mut patience = Patience::new(LONGEST);
-        let time = |patience: &Patience| patience.polling(true, now).time;
-        (0..100).for_each(|_| patience.answered(quick, PAGE));
-        assert_eq!(time(&patience), LONGEST);
-        (0..8).for_each(|_| patience.answered(slow, PAGE));
-        assert_eq!(time(&patience), Duration::ZERO);
-        (0..100).for_each(|_| patience.answered(quick, PAGE));
-        assert_eq!(time(&patience), LONGEST);
+        let mut poll = BusyPoll::new(LONGEST);
+        let time = |poll: &BusyPoll| poll.plan(true, now).time;
+        (0..100).for_each(|_| poll.answered(quick, PAGE));
+        assert_eq!(time(&poll), LONGEST);
+        (0..8).for_each(|_| poll.answered(slow, PAGE));
+        assert_eq!(time(&poll), Duration::ZERO);
+        (0..100).for_each(|_| poll.answered(quick, PAGE));
+        assert_eq!(time(&poll), LONGEST);
     }
 
     #[test]
     fn zero_never_polls() {
-        let mut patience = Patience::new(Duration::ZERO);
-        patience.answered(Duration::from_micros(1), PAGE);
-        assert_eq!(patience.polling(true, Instant::now()).time, Duration::ZERO);
+        let mut poll = BusyPoll::new(Duration::ZERO);
+        poll.answered(Duration::from_micros(1), PAGE);
+        assert_eq!(poll.plan(true, Instant::now()).time, Duration::ZERO);
     }
 
     #[test]
     fn a_store_that_copies_answers_at_once_and_a_device_does_not() {
         let after_a_while = |us: u64, bytes| {
-            let mut patience = Patience::new(LONGEST);
-            (0..SCORE_MAX).for_each(|_| patience.answered(Duration::from_micros(us), bytes));
-            patience.answers_at_once()
+            let mut poll = BusyPoll::new(LONGEST);
+            (0..SCORE_MAX).for_each(|_| poll.answered(Duration::from_micros(us), bytes));
+            poll.answers_at_once()
         };
-        assert!(!Patience::new(LONGEST).answers_at_once());
+        assert!(!BusyPoll::new(LONGEST).answers_at_once());
         assert!(after_a_while(2, PAGE) && after_a_while(12, 64 << 10));
         assert!(!after_a_while(15, PAGE) && !after_a_while(40, 64 << 10));
     }
@@ -128,10 +129,10 @@ mod tests {
     #[test]
     fn what_a_store_is_known_as_survives_some_answers_of_the_other_kind() {
         let [copied, waited] = [1, 60].map(Duration::from_micros);
-        let mut patience = Patience::new(LONGEST);
+        let mut poll = BusyPoll::new(LONGEST);
         let mut answer = |after, count: u32| {
-            (0..count).for_each(|_| patience.answered(after, PAGE));
-            patience.answers_at_once()
+            (0..count).for_each(|_| poll.answered(after, PAGE));
+            poll.answers_at_once()
         };
         assert!(answer(copied, SCORE_MAX));
         assert!(answer(waited, SCORE_MAX / 2), "a handler that was preempted");
@@ -142,15 +143,15 @@ mod tests {
 
     #[test]
     fn a_processor_that_came_back_late_is_not_offered_for_a_while() {
-        let mut patience = Patience::new(LONGEST);
+        let mut poll = BusyPoll::new(LONGEST);
         let now = Instant::now();
         let returned = |yield_max| Polled { yield_max, ..Polled::default() };
-        let offers = |patience: &Patience, at| !patience.polling(false, at).time.is_zero();
-        patience.learn(returned(LATE), now);
-        assert!(offers(&patience, now) && patience.polling(false, now).yields);
-        patience.learn(returned(2 * LATE), now);
-        assert!(!offers(&patience, now), "it sleeps");
-        assert_eq!(patience.polling(true, now), Polling { time: LONGEST, yields: false });
-        assert!(offers(&patience, now + 2 * LATE * LATE_PART));
+        let offers = |poll: &BusyPoll, at| !poll.plan(false, at).time.is_zero();
+        poll.looked(returned(LATE), now);
+        assert!(offers(&poll, now) && poll.plan(false, now).yields);
+        poll.looked(returned(2 * LATE), now);
+        assert!(!offers(&poll, now), "it sleeps");
+        assert_eq!(poll.plan(true, now), Polling { time: LONGEST, yields: false });
+        assert!(offers(&poll, now + 2 * LATE * LATE_PART));
     }
 }

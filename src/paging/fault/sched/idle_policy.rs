@@ -1,115 +1,103 @@
-//! Leases: for how long a handler gives way to the threads it serves.
+//! The idle policy: when a handler runs under `SCHED_IDLE`, and so gives way to the threads it serves.
 //!
 //! The kernel wakes a thread on an idle processor rather than on the one where the waker still
 //! runs, so that a faulting thread flees from its handler and every fault costs two wake-ups across
 //! processors. A waker under `SCHED_IDLE` counts as no load: the woken thread takes its place at
 //! once, and when it faults again the handler goes on where it was, without a wake-up.
 //!
-//! But a handler that gives way to everybody starves when others want the processor, with faults
-//! unanswered and locks held. So the policy is lent: one thread, the [`Lender`], grants a lease
-//! that a handler asks for, and takes it back when the handler has not finished a turn within a
-//! [`TICK`], whatever the reason. No fault waits longer for a starving handler than two of them.
+//! But a handler under `SCHED_IDLE` starves when other threads want the processor, with faults
+//! unanswered and locks held. So the policy is supervised: one thread, which runs
+//! [`PolicySupervisor::look`], sets it when a handler requests it, and ends it when the handler has
+//! not finished a turn within a [`TICK`], whatever the reason. No fault waits longer for a starving
+//! handler than two of them.
 //!
 //! ```text
-//!          handler                    lender
-//!   Free ---------> Wanted -----------------------> Held ---> Free   nothing to do for a tick
-//!    ^                 |                             | |
-//!    |                 +---> Denied <----------------+ |        starved, or not allowed
-//!    +-----------------------  |      handler           v
-//!    ^                                             Returned ---> Free
+//!            handler                 supervisor
+//!   Normal ---------> Requested -----------------> Idle ---> Normal   nothing to do for a tick
+//!     ^                   |                         | |
+//!     |                   +---> Denied <------------+ |        starved, or not allowed
+//!     +---------------------------  |    handler      v
+//!     ^                                           Released ---> Normal
 //! ```
 //! # Invariants
-//! 1. Only the lender changes a handler's policy. It does so before it leaves `Wanted` for `Held`,
-//!    and after it left `Held`, so that what is not `Held` or `Wanted` takes its share, or is
-//!    about to without anybody else's help.
+//! 1. Only the supervisor changes a handler's policy. It does so before it changes `Requested` to
+//!    `Idle`, and after it changed `Idle` to something else, so that a handler whose state is neither
+//!    `Idle` nor `Requested` takes its share of the processor, or is about to without any help.
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::paging::diagnostics;
-use crate::paging::pager::Pager;
-use crate::paging::watchdog::Watchdog;
 use crate::sys::event::{EventFd, poll_readable};
 use crate::sys::thread::{self, Share};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest time that a handler keeps a lease without finishing a turn.
+/// Maximum time that a handler keeps the policy without finishing a turn.
 const TICK: Duration = Duration::from_millis(1);
-/// How long a handler that starved gets no lease, doubled up to the maximum when it starves again
-/// soon: one that was held this many times longer was worth it.
+/// How long a handler that starved is denied the policy, doubled up to the maximum when it starves
+/// again soon: a policy that was kept this many times longer was worth it.
 const DENIED_MIN: Duration = Duration::from_millis(5);
 const DENIED_MAX: Duration = Duration::from_millis(320);
 const WORTH_IT: u32 = 10;
 
-const FREE: u32 = 0;
-const WANTED: u32 = 1;
-const HELD: u32 = 2;
-const RETURNED: u32 = 3;
+const NORMAL: u32 = 0;
+const REQUESTED: u32 = 1;
+const IDLE: u32 = 2;
+const RELEASED: u32 = 3;
 const DENIED: u32 = 4;
 
-/// What a handler has of its lease.
+/// Under which policy a handler runs, as it knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::paging) enum Standing {
-    /// It runs like any other thread.
-    None,
-    /// It has asked.
-    Asked,
-    /// It gives way.
-    Lent,
-    /// It asked and was refused, or starved.
+pub(super) enum IdleState {
+    /// As any other thread.
+    Normal,
+    /// It has requested the idle policy.
+    Requested,
+    /// The idle policy: it gives way.
+    Idle,
+    /// The idle policy was refused, or ended because the handler starved.
     Denied,
 }
 
-/// One handler's lease.
+/// One handler's policy.
 #[derive(Debug, Default)]
-pub(in crate::paging) struct Lease {
+pub(super) struct IdlePolicy {
     state: AtomicU32,
     thread: AtomicU32,
     /// Twice the turns begun, plus 1 while the handler has nothing left to do.
     beat: AtomicU64,
 }
 
-impl Lease {
-    /// The calling thread is the handler of this lease.
-    pub(in crate::paging) fn adopt(&self) {
+impl IdlePolicy {
+    /// The calling thread is the handler.
+    pub(super) fn adopt(&self) {
         self.thread.store(thread::current(), Ordering::Relaxed);
     }
 
     /// A turn begins.
-    pub(in crate::paging) fn begin_turn(&self) {
-        // Relaxed: the lender only compares values, and this thread alone writes.
+    pub(super) fn begin_turn(&self) {
+        // Relaxed: the supervisor only compares values, and this thread alone writes.
         let turn = (self.beat.load(Ordering::Relaxed) & !1) + 2;
         self.beat.store(turn, Ordering::Relaxed);
     }
 
     /// Whether the handler has nothing more to do than it is about to finish, or to wait for.
-    pub(in crate::paging) fn rest(&self, resting: bool) {
+    pub(super) fn rest(&self, resting: bool) {
         let turn = self.beat.load(Ordering::Relaxed) & !1;
         self.beat.store(turn | u64::from(resting), Ordering::Relaxed);
     }
 
-    pub(in crate::paging) fn standing(&self) -> Standing {
+    pub(super) fn state(&self) -> IdleState {
         match self.state.load(Ordering::Relaxed) {
-            WANTED => Standing::Asked,
-            HELD => Standing::Lent,
-            DENIED => Standing::Denied,
-            _ => Standing::None,
+            REQUESTED => IdleState::Requested,
+            IDLE => IdleState::Idle,
+            DENIED => IdleState::Denied,
+            _ => IdleState::Normal,
         }
     }
 
-    /// Asks for the lease; `true`: the lender is to be told.
-    pub(in crate::paging) fn ask(&self) -> bool {
-        self.change(FREE, WANTED)
-    }
-
-    /// Gives the lease back; `true`: the lender is to be told.
-    pub(in crate::paging) fn give_back(&self) -> bool {
-        self.change(HELD, RETURNED)
-    }
-
-    /// The handler knows that it was refused, and may ask again.
-    pub(in crate::paging) fn accept_denial(&self) {
-        self.change(DENIED, FREE);
+    /// The handler knows that it was denied, and may request the policy again.
+    pub(super) fn accept_denial(&self) {
+        self.change(DENIED, NORMAL);
     }
 
     fn change(&self, from: u32, to: u32) -> bool {
@@ -117,7 +105,55 @@ impl Lease {
     }
 }
 
-/// What the lender remembers of a lease.
+/// The policies of a region's handlers, and how to reach their supervisor.
+#[derive(Debug)]
+pub(in crate::paging) struct IdlePolicies {
+    policies: Box<[IdlePolicy]>,
+    supervisor: EventFd,
+}
+
+impl IdlePolicies {
+    /// # Errors
+    /// [`Error::Os`] without a descriptor to wake the supervisor.
+    pub(super) fn new(handlers: usize) -> Result<IdlePolicies> {
+        let supervisor =
+            EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })?;
+        let policies = (0..handlers).map(|_| IdlePolicy::default()).collect();
+        Ok(IdlePolicies { policies, supervisor })
+    }
+
+    pub(super) fn of(&self, handler: usize) -> &IdlePolicy {
+        &self.policies[handler]
+    }
+
+    /// Requests the idle policy for a handler.
+    pub(super) fn request(&self, handler: usize) {
+        if self.of(handler).change(NORMAL, REQUESTED) {
+            self.call_supervisor();
+        }
+    }
+
+    /// Ends the idle policy of a handler, if it has it.
+    pub(super) fn release(&self, handler: usize) {
+        if self.of(handler).change(IDLE, RELEASED) {
+            self.call_supervisor();
+        }
+    }
+
+    /// Wakes the supervisor.
+    pub(in crate::paging) fn call_supervisor(&self) {
+        self.supervisor.signal();
+    }
+
+    /// Waits until the supervisor is called, or `timeout` has passed.
+    pub(in crate::paging) fn wait_for_call(&self, timeout: Duration) {
+        if poll_readable(&[self.supervisor.raw_fd()], timeout) != Ok(false) {
+            self.supervisor.drain();
+        }
+    }
+}
+
+/// What the supervisor remembers of a handler.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     beat: u64,
@@ -126,137 +162,96 @@ struct Memory {
     denied_for: Duration,
 }
 
-/// The thread that lends.
+/// Grants and ends the idle policy; see [module](self).
 #[derive(Debug)]
-pub(in crate::paging) struct Lender {
-    pager: Arc<Pager>,
+pub(in crate::paging) struct PolicySupervisor {
     memories: Vec<Memory>,
-    /// Looks after threads that read for themselves, because this one waits for no device.
-    watchdog: Watchdog,
 }
 
-/// All leases of a region, and how to reach their lender.
-#[derive(Debug)]
-pub(in crate::paging) struct Leases {
-    leases: Box<[Lease]>,
-    bell: EventFd,
-}
-
-impl Leases {
-    /// # Errors
-    /// [`Error::Os`] without a descriptor for the bell.
-    pub(in crate::paging) fn new(handlers: usize) -> Result<Leases> {
-        let bell = EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })?;
-        Ok(Leases { leases: (0..handlers).map(|_| Lease::default()).collect(), bell })
-    }
-
-    pub(in crate::paging) fn of(&self, handler: usize) -> &Lease {
-        &self.leases[handler]
-    }
-
-    /// Tells the lender that a lease has changed, or that the region stops.
-    pub(in crate::paging) fn ring(&self) {
-        self.bell.signal();
-    }
-}
-
-impl Lender {
-    pub(in crate::paging) fn new(pager: Arc<Pager>) -> Lender {
+impl PolicySupervisor {
+    /// Looks after the policies of `handlers` handlers.
+    pub(in crate::paging) fn new(handlers: usize) -> PolicySupervisor {
         let granted = Instant::now();
         let memory = Memory { beat: 0, granted, denied_until: None, denied_for: DENIED_MIN };
-        let watchdog = Watchdog::new(pager.clone());
-        Lender { memories: vec![memory; pager.leases.leases.len()], watchdog, pager }
+        PolicySupervisor { memories: vec![memory; handlers] }
     }
 
-    /// Lends until the region stops.
-    pub(in crate::paging) fn run(&mut self) {
+    /// Looks at all policies; returns how long that will do. `has_faults` says whether the kernel
+    /// has faults that no handler has read.
+    pub(in crate::paging) fn look(
+        &mut self,
+        policies: &IdlePolicies,
+        has_faults: impl Fn() -> bool,
+    ) -> Duration {
         const LOOK: Duration = Duration::from_secs(10);
-        while !self.pager.health().is_stopping() {
-            let timeout = if self.look() { TICK } else { LOOK };
-            let timeout = self.watchdog.look().map_or(timeout, |next| next.min(timeout));
-            let bell = &self.pager.leases.bell;
-            if poll_readable(&[bell.raw_fd()], timeout) != Ok(false) {
-                bell.drain();
-            }
-        }
-        // Whoever starves now would hold up the end.
-        (0..self.memories.len()).for_each(|at| self.take_back(at, FREE));
-    }
-
-    /// Looks at all leases; returns whether any is held.
-    fn look(&mut self) -> bool {
-        let mut any_held = false;
-        for at in 0..self.memories.len() {
-            let lease = self.pager.leases.of(at);
-            match lease.state.load(Ordering::Acquire) {
-                WANTED => self.grant(at),
-                HELD => self.check(at),
-                RETURNED => self.take_back(at, FREE),
+        let mut any_idle = false;
+        for (policy, memory) in policies.policies.iter().zip(&mut self.memories) {
+            match policy.state.load(Ordering::Acquire) {
+                REQUESTED => grant(policy, memory),
+                IDLE => check(policy, memory, &has_faults),
+                RELEASED => end(policy, NORMAL),
                 _ => {}
             }
-            any_held |= self.pager.leases.of(at).state.load(Ordering::Relaxed) == HELD;
+            any_idle |= policy.state.load(Ordering::Relaxed) == IDLE;
         }
-        any_held
+        if any_idle { TICK } else { LOOK }
     }
 
-    fn grant(&mut self, at: usize) {
-        let lease = self.pager.leases.of(at);
-        let memory = &mut self.memories[at];
-        let denied = memory.denied_until.is_some_and(|until| Instant::now() < until);
-        let handler = lease.thread.load(Ordering::Relaxed);
-        if denied || !thread::may_give_way() || thread::set_share(handler, Share::GivesWay).is_err()
-        {
-            lease.state.store(DENIED, Ordering::Release);
-            return;
-        }
-        memory.beat = lease.beat.load(Ordering::Relaxed);
-        memory.granted = Instant::now();
-        lease.state.store(HELD, Ordering::Release);
+    /// Ends all idle policies: a handler that starves would hold up the region's end.
+    pub(in crate::paging) fn end_all(&self, policies: &IdlePolicies) {
+        policies.policies.iter().for_each(|policy| end(policy, NORMAL));
     }
+}
 
-    /// Takes a lease back from a handler that did nothing since the last look.
-    fn check(&mut self, at: usize) {
-        let lease = self.pager.leases.of(at);
-        let beat = lease.beat.load(Ordering::Relaxed);
-        let handler = lease.thread.load(Ordering::Relaxed);
-        let memory = &mut self.memories[at];
-        if beat != memory.beat {
-            memory.beat = beat;
-            return;
-        }
-        let resting = beat & 1 != 0;
-        let asked = || poll_readable(&[self.pager.uffd.raw_fd()], Duration::ZERO) == Ok(true);
-        if resting && !asked() {
-            return self.take_back(at, FREE);
-        }
-        // Asleep, it waits for its device: that is not for want of a processor. Where nobody can
-        // tell, a lease that ends costs speed, and a handler that starves would hang its threads.
-        if !resting && thread::wants_processor(handler) == Some(false) {
-            return;
-        }
-        let worth_it = memory.granted.elapsed() > memory.denied_for * WORTH_IT;
-        memory.denied_for =
-            if worth_it { DENIED_MIN } else { (memory.denied_for * 2).min(DENIED_MAX) };
-        memory.denied_until = Some(Instant::now() + memory.denied_for);
-        self.take_back(at, DENIED);
+fn grant(policy: &IdlePolicy, memory: &mut Memory) {
+    let denied = memory.denied_until.is_some_and(|until| Instant::now() < until);
+    let handler = policy.thread.load(Ordering::Relaxed);
+    if denied || !thread::may_give_way() || thread::set_share(handler, Share::GivesWay).is_err() {
+        policy.state.store(DENIED, Ordering::Release);
+        return;
     }
+    memory.beat = policy.beat.load(Ordering::Relaxed);
+    memory.granted = Instant::now();
+    policy.state.store(IDLE, Ordering::Release);
+}
 
-    /// Ends a lease: the handler takes its share again, wherever there is room.
-    fn take_back(&self, at: usize, then: u32) {
-        let lease = self.pager.leases.of(at);
-        let handler = lease.thread.load(Ordering::Relaxed);
-        if lease.state.load(Ordering::Acquire) == FREE {
-            return;
-        }
-        lease.state.store(then, Ordering::Release);
-        match thread::set_share(handler, Share::Equal) {
-            // A handler that has ended meanwhile needs nothing.
-            Ok(()) | Err(Error::Os { errno: crate::sys::ESRCH, .. }) => {}
-            Err(cause) => diagnostics::warn(
-                "a handler gives way for good; faults wait when processors are busy",
-                &cause,
-            ),
-        }
-        thread::run_anywhere(handler);
+/// Ends the policy of a handler that did nothing since the last look.
+fn check(policy: &IdlePolicy, memory: &mut Memory, has_faults: impl Fn() -> bool) {
+    let beat = policy.beat.load(Ordering::Relaxed);
+    let handler = policy.thread.load(Ordering::Relaxed);
+    if beat != memory.beat {
+        memory.beat = beat;
+        return;
     }
+    let resting = beat & 1 != 0;
+    if resting && !has_faults() {
+        return end(policy, NORMAL);
+    }
+    // Asleep, it waits for its device: that is not for want of a processor. Where this cannot be
+    // found out, a policy that ends costs speed, and a handler that starves would hang its threads.
+    if !resting && thread::wants_processor(handler) == Some(false) {
+        return;
+    }
+    let worth_it = memory.granted.elapsed() > memory.denied_for * WORTH_IT;
+    memory.denied_for = if worth_it { DENIED_MIN } else { (memory.denied_for * 2).min(DENIED_MAX) };
+    memory.denied_until = Some(Instant::now() + memory.denied_for);
+    end(policy, DENIED);
+}
+
+/// Ends a policy: the handler takes its share again, on any processor.
+fn end(policy: &IdlePolicy, then: u32) {
+    let handler = policy.thread.load(Ordering::Relaxed);
+    if policy.state.load(Ordering::Acquire) == NORMAL {
+        return;
+    }
+    policy.state.store(then, Ordering::Release);
+    match thread::set_share(handler, Share::Equal) {
+        // A handler that has ended meanwhile needs nothing.
+        Ok(()) | Err(Error::Os { errno: crate::sys::ESRCH, .. }) => {}
+        Err(cause) => diagnostics::warn(
+            "a handler gives way for good; faults wait when processors are busy",
+            &cause,
+        ),
+    }
+    thread::run_anywhere(handler);
 }

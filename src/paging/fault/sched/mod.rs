@@ -1,6 +1,24 @@
 //! When and where a fault handler runs; what it does is in `fault`.
+//!
+//! A handler asks its [`ThreadSched`] at two places: when faults have arrived, and when it is about
+//! to wait. [`HandlerSched`] is what the handlers of a region share.
+//!
+//! | module | does |
+//! |---|---|
+//! | `active_set` | which handlers serve faults, and for which thread |
+//! | `affinity` | on which processor a handler runs |
+//! | `busy_poll` | how long a handler looks for the device's answer before it sleeps |
+//! | `idle_policy` | when a handler runs under `SCHED_IDLE`, and how that is supervised |
+//! | `shared` | what the handlers share of this, and their bells |
+//! | `per_thread` | one handler's part in this |
 
-pub(in crate::paging) mod active_set;
-pub(in crate::paging) mod affinity;
-pub(in crate::paging) mod busy_poll;
-pub(in crate::paging) mod idle_policy;
+mod active_set;
+mod affinity;
+mod busy_poll;
+mod idle_policy;
+mod per_thread;
+mod shared;
+
+pub(in crate::paging) use idle_policy::PolicySupervisor;
+pub(in crate::paging) use per_thread::ThreadSched;
+pub(in crate::paging) use shared::HandlerSched;

@@ -1,0 +1,141 @@
+//! One handler's part in when and where it runs.
+
+use crate::base::error::Result;
+use crate::paging::fault::sched::affinity::{Activate, Affinity, Arrival};
+use crate::paging::fault::sched::busy_poll::BusyPoll;
+use crate::paging::fault::sched::idle_policy::IdleState;
+use crate::paging::fault::sched::shared::HandlerSched;
+use crate::store::{Polled, Polling};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Scheduling of one handler thread, which owns it.
+#[derive(Debug)]
+pub(in crate::paging) struct ThreadSched {
+    shared: Arc<HandlerSched>,
+    handler: usize,
+    affinity: Affinity,
+    busy_poll: BusyPoll,
+    /// How long the handler looks for a fault before it goes on.
+    spin: Duration,
+    /// The last wait was for faults only, and ended without news of the device.
+    waited_for_faults: bool,
+    /// The last turn found nothing to do.
+    was_idle: bool,
+}
+
+impl ThreadSched {
+    /// `spin` is how long to look for faults, `poll` how long at most for the device's answers.
+    pub(in crate::paging) fn new(
+        shared: Arc<HandlerSched>,
+        handler: usize,
+        spin: Duration,
+        poll: Duration,
+    ) -> ThreadSched {
+        ThreadSched {
+            shared,
+            handler,
+            affinity: Affinity::new(handler),
+            busy_poll: BusyPoll::new(poll),
+            spin,
+            waited_for_faults: false,
+            was_idle: false,
+        }
+    }
+
+    /// The calling thread is the handler.
+    pub(in crate::paging) fn adopt(&self) {
+        self.shared.idle_policies.of(self.handler).adopt();
+    }
+
+    // Before: faults arrive.
+
+    /// Begins a turn. Returns whether the handler is active: one that is not, and has no work left,
+    /// [stands by](Self::stand_by).
+    pub(in crate::paging) fn begin_turn(&mut self) -> bool {
+        self.shared.idle_policies.of(self.handler).begin_turn();
+        self.affinity.take_assignment(&self.shared);
+        self.shared.active.is_active(self.handler)
+    }
+
+    /// Waits to be called, not for faults: the kernel wakes all threads that wait for those, for each.
+    ///
+    /// # Errors
+    /// When the kernel refuses to wait.
+    pub(in crate::paging) fn stand_by(&self) -> Result<()> {
+        const LOOK: Duration = Duration::from_secs(1);
+        self.rest(true);
+        let bell = &self.shared.bells[self.handler];
+        bell.wait(LOOK)?;
+        bell.answer();
+        Ok(())
+    }
+
+    /// Until when to look for a first fault; `None`: it is not looked for.
+    pub(in crate::paging) fn spin_until(&self) -> Option<Instant> {
+        (!self.spin.is_zero()).then(|| Instant::now() + self.spin)
+    }
+
+    /// A fault of `thread` has arrived, and is served next. `is_alone`: nothing else is being served.
+    pub(in crate::paging) fn fault_arrived(&mut self, thread: u32, is_alone: bool) {
+        let arrival = Arrival {
+            thread,
+            is_alone,
+            woke_handler: self.waited_for_faults,
+            at_once: self.busy_poll.answers_at_once(),
+        };
+        match self.affinity.fault(arrival, &self.shared) {
+            Activate::None => {}
+            Activate::Helper(helper) => self.shared.call(helper),
+            Activate::All => self.shared.call_all(),
+        }
+    }
+
+    /// All faults that there are have been read: `count`.
+    pub(in crate::paging) fn faults_read(&mut self, count: usize) {
+        if count == 0 && self.waited_for_faults {
+            self.affinity.woken_for_nothing(&self.shared);
+        }
+    }
+
+    // After: the handler waits, or wakes a thread that may run in its place.
+
+    /// Notes whether the handler has nothing to do but what it does next, which is to wait or to wake
+    /// a thread that may run in its place for long.
+    pub(in crate::paging) fn rest(&self, is_last: bool) {
+        self.shared.idle_policies.of(self.handler).rest(is_last);
+    }
+
+    /// Whether threads that the handler wakes run in its place at once.
+    pub(in crate::paging) fn gives_way(&self) -> bool {
+        self.shared.idle_policies.of(self.handler).state() == IdleState::Idle
+    }
+
+    /// The handler is about to wait, for nothing but faults if `for_faults`. Returns how it looks for
+    /// news before it sleeps.
+    pub(in crate::paging) fn about_to_wait(&mut self, for_faults: bool) -> Polling {
+        self.waited_for_faults = for_faults;
+        self.busy_poll.plan(self.gives_way(), Instant::now())
+    }
+
+    /// The handler has waited. `idle`: it found nothing to do in this turn.
+    pub(in crate::paging) fn waited(&mut self, idle: bool, polled: Polled) {
+        if polled.waits > 0 {
+            self.busy_poll.looked(polled, Instant::now());
+        }
+        self.waited_for_faults &= idle;
+        let bell = &self.shared.bells[self.handler];
+        // Not after every fault that was waited for: to answer the bell is a system call. A handler
+        // that stays idle answers one that has not rung as well: the flag of a bell is set before it
+        // rings, so a ring can come after the bell was answered.
+        if idle && self.was_idle || bell.is_rung() {
+            bell.answer();
+        }
+        self.was_idle = idle;
+    }
+
+    /// The device has answered a request for so many bytes.
+    pub(in crate::paging) fn device_answered(&mut self, after: Duration, bytes: usize) {
+        self.busy_poll.answered(after, bytes);
+    }
+}
