@@ -208,6 +208,10 @@ impl Region {
                     let reason = "the process has too many mappings (vm.max_map_count)".to_owned();
                     return Err(Error::LimitExceeded { reason });
                 }
+                if !self.pager.owns_page(page) {
+                    let reason = "the program has mapped or unmapped memory there";
+                    return Err(Error::BadRange { reason });
+                }
                 touch(self.pager.addr(page) as *const u8);
                 std::thread::yield_now();
                 continue;

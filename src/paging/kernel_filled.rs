@@ -9,7 +9,7 @@
 //! sparse memory open nothing and cost a page each.
 //!
 //! ```text
-//!   Closed --latch--> Busy --unregister--> Open --latch--> Busy --register, scan--> Closed
+//!   Closed --latch--> Busy --let go--> Open --latch--> Busy --register, scan--> Closed
 //! ```
 //! | state | page words | who fills holes |
 //! |---|---|---|
@@ -302,7 +302,8 @@ impl Pager {
     pub(in crate::paging) fn try_open(&self, page: PageId) -> Opening {
         let chunk = self.chunk_of(page);
         let may_open = self.chunks.pagemap.is_some() && self.chunks.may_open(chunk);
-        if !may_open || !self.is_dense(page, chunk) {
+        let is_own = || self.owns(self.chunk_addr(chunk), CHUNK);
+        if !may_open || !self.is_dense(page, chunk) || !is_own() {
             return Opening::Unfit;
         }
         if !self.chunks.latch(chunk, Phase::Closed) {
@@ -354,7 +355,7 @@ impl Pager {
         // Pages that came or went since they were counted.
         let more = ByteCount(really_absent.saturating_sub(absent) * page);
         if whole && self.budget.try_charge_leaving(more, ByteCount::ZERO) {
-            if self.uffd.unregister(self.chunk_addr(chunk), CHUNK).is_ok() {
+            if self.leave_to_kernel(chunk) {
                 self.budget.uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
                 return true;
             }
@@ -378,7 +379,7 @@ impl Pager {
         }
         (first.0..).take(self.frames.run_frames()).for_each(|n| self.frames.put_empty(FrameId(n)));
         self.counters.chunks_reused.bump();
-        let opened = self.uffd.unregister(self.chunk_addr(chunk), CHUNK).is_ok();
+        let opened = self.leave_to_kernel(chunk);
         // Before anybody looks at the words: the chunk is latched.
         self.pages_of_chunk(chunk)
             .for_each(|page| self.settle(page, Word::moving(None), Word::EMPTY));
@@ -521,7 +522,7 @@ impl Pager {
                 end += 1;
             }
             let (addr, len) = (self.chunk_addr(ChunkId(first)), (end - first) * CHUNK);
-            refused = self.uffd.register_faults(addr, len);
+            refused = self.register_own(addr, len);
             if refused.is_ok() {
                 (first..end).for_each(|at| self.end_close(ChunkId(at)));
                 return true;
@@ -550,7 +551,8 @@ impl Pager {
             self.chunks.unlatch(chunk, Phase::Open, Phase::Open);
             return if self.close_run(chunk) { Closed::Listed } else { Closed::None };
         }
-        let taken = self.is_whole(chunk) && self.move_chunk(chunk, first);
+        let is_own = self.owns(self.chunk_addr(chunk), CHUNK);
+        let taken = is_own && self.is_whole(chunk) && self.move_chunk(chunk, first);
         if !taken {
             self.end_close(chunk);
             return Closed::Listed;
@@ -592,11 +594,26 @@ impl Pager {
         true
     }
 
+    /// Has the kernel fill a latched chunk without asking. It stays registered, so that far memory is
+    /// told from what the program maps over it. `false`: the process has too many mappings, and
+    /// nothing has changed.
+    fn leave_to_kernel(&self, chunk: ChunkId) -> bool {
+        let addr = self.chunk_addr(chunk);
+        // The kernel takes no mode away from a registration: it has to end first.
+        if self.uffd.unregister(addr, CHUNK).is_err() {
+            return false;
+        }
+        if let Err(error) = self.uffd.register_unwatched(addr, CHUNK) {
+            super::diagnostics::fatal("an open chunk could not be registered", &error);
+        }
+        true
+    }
+
     /// Registers a latched chunk by itself. `false`: the process has too many mappings for that,
     /// and nothing has changed.
     fn register_alone(&self, chunk: ChunkId) -> bool {
         !self.chunks.cuts_too_many(chunk)
-            && self.uffd.register_faults(self.chunk_addr(chunk), CHUNK).is_ok()
+            && self.register_own(self.chunk_addr(chunk), CHUNK).is_ok()
     }
 
     /// Closes the chunk of a page, so that the page's word speaks for it. `false`: the process has

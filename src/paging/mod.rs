@@ -22,6 +22,8 @@ mod kernel_filled;
 mod latency;
 #[cfg(not(loom))]
 mod managed;
+#[cfg(not(loom))]
+mod mapped_over;
 mod page;
 #[cfg(not(loom))]
 mod pager;

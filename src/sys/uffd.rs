@@ -52,6 +52,7 @@ mod ioctl {
     nix::ioctl_readwrite!(zeropage, UFFDIO, _UFFDIO_ZEROPAGE, uffdio_zeropage);
     nix::ioctl_readwrite!(move_pages, UFFDIO, _UFFDIO_MOVE, uffdio_move);
     nix::ioctl_readwrite!(write_protect, UFFDIO, _UFFDIO_WRITEPROTECT, uffdio_writeprotect);
+    nix::ioctl_readwrite!(go_on, UFFDIO, _UFFDIO_CONTINUE, uffdio_continue);
     nix::ioctl_readwrite!(poison, UFFDIO, _UFFDIO_POISON, uffdio_poison);
 }
 
@@ -226,8 +227,9 @@ impl Uffd {
         self.register(start, len, REGISTER_MISSING | REGISTER_WP)
     }
 
-    /// Registers a range as a possible destination of MOVE: the kernel still fills its holes.
-    pub(crate) fn register_staging(&self, start: usize, len: usize) -> Result<()> {
+    /// Registers a range that is not, so that it can be told from others, and be the destination of
+    /// MOVE; the kernel still fills its holes.
+    pub(crate) fn register_unwatched(&self, start: usize, len: usize) -> Result<()> {
         self.register(start, len, REGISTER_WP)
     }
 
@@ -245,6 +247,27 @@ impl Uffd {
         // SAFETY: the range's holes are filled by the kernel from now on; contents stay.
         let done = unsafe { ioctl::unregister(self.raw_fd(), &raw mut range) };
         done.map(drop).map_err(refused("UFFDIO_UNREGISTER"))
+    }
+
+    /// Whether one mapping that is registered holds all of a range; `None` where the kernel cannot
+    /// tell (before Linux 5.13), or a mapping is being moved at this moment. Changes nothing: CONTINUE
+    /// is for shared memory, and the kernel looks at the range (`ENOENT`) before it says that anonymous
+    /// memory has no page to go on with (`EINVAL`).
+    pub(crate) fn is_registered(&self, start: usize, len: usize) -> Option<bool> {
+        const REFUSED: i64 = -(libc::EINVAL as i64);
+        for _ in 0..AGAIN_MAX {
+            let mut args = kernel::uffdio_continue { range: range(start, len), mode: 0, mapped: 0 };
+            // SAFETY: on anonymous memory CONTINUE does nothing. On shared memory, which is never far
+            // memory, it maps at most what a touch would.
+            match unsafe { ioctl::go_on(self.raw_fd(), &raw mut args) } {
+                // The kernel does not know the request.
+                Err(Errno::EINVAL) if args.mapped == 0 => return None,
+                Err(Errno::EINVAL) if args.mapped == REFUSED => return Some(true),
+                Err(Errno::EAGAIN | Errno::EINTR) => std::hint::spin_loop(),
+                _ => return Some(false),
+            }
+        }
+        None
     }
 
     /// Wakes the threads that wait for a fault in the range.

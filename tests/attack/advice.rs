@@ -1,9 +1,14 @@
 //! What a program may tell the kernel about its memory: locks, protections, advice, and mappings
 //! that it moves or takes away.
 
-use crate::ground::{Ground, Stretch, UNIT, all, attack_or_end, attacks, map};
+use crate::ground::{
+    Ground, Stretch, UNIT, all, allocate, attack_or_end, attacks, free, map, stamp,
+};
 use crate::kernel::{Errno, Outcome, addr, addr_mut, call, fd, memory_file, take};
+use farheap::ByteCount;
+use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 attacks! {
@@ -14,6 +19,9 @@ attacks! {
     advice_keeps_the_bytes: all,
     memory_dropped_by_the_program_is_zero_or_as_before: all,
     memory_unmapped_by_the_program_harms_nothing_else: all,
+    memory_mapped_over_far_memory_is_the_programs: all,
+    memory_mapped_over_fresh_far_memory_is_the_programs: all,
+    memory_freed_after_it_was_mapped_over_is_far_memory: all,
     sealed_memory_keeps_its_bytes: all,
 }
 
@@ -258,6 +266,129 @@ fn memory_unmapped_by_the_program_harms_nothing_else(ground: &Ground) {
         ground.await_passes(1);
         assert_eq!(look(ground.far.at(hole.start)), Err(libc::EFAULT));
         assert_alike_around(ground, "a part is unmapped", &hole);
+    }
+}
+
+/// What a program maps over far memory.
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    Anonymous,
+    /// Memory that is shared, as both halves of a ring buffer are.
+    Shared,
+    File,
+}
+
+impl Over {
+    const ALL: [Over; 3] = [Over::Anonymous, Over::Shared, Over::File];
+
+    /// Maps it over a part of a stretch.
+    fn map(self, stretch: &Stretch, hole: &Range<usize>) {
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        let file = match self {
+            Over::Anonymous => None,
+            Over::Shared => Some(File::from(memory_file())),
+            Over::File => Some(tempfile::tempfile_in("/var/tmp").expect("a file system")),
+        };
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let flags = libc::MAP_FIXED | if file.is_none() { private } else { libc::MAP_SHARED };
+        let number = file.as_ref().map_or(usize::MAX, |file| {
+            file.set_len(hole.len() as u64).expect("room");
+            file.as_raw_fd() as usize
+        });
+        let start = stretch.at(hole.start);
+        let args = [start, hole.len(), protection, flags as usize, number, 0];
+        call(libc::SYS_mmap, &args).expect("room");
+    }
+}
+
+/// Writes to what was mapped over a part of far memory, through evictions.
+fn use_mapped(ground: &Ground, stretch: &Stretch, hole: &Range<usize>, around: impl Fn(&str)) {
+    for number in 0..3_u64 {
+        for at in hole.clone().step_by(8) {
+            stretch.set_word(at, number + at as u64);
+        }
+        let evicted = ground.heap.evict(stretch.at(0) as *const u8, ByteCount(stretch.len as u64));
+        drop(evicted);
+        ground.await_passes(1);
+        for at in hole.clone().step_by(8) {
+            assert_eq!(stretch.word(at), number + at as u64, "the program's word at {at}");
+        }
+        around("a part is another mapping");
+    }
+}
+
+fn memory_mapped_over_far_memory_is_the_programs(ground: &Ground) {
+    ground.spoiled.store(true, Ordering::Relaxed);
+    for (over, start) in Over::ALL.into_iter().zip([2, 0, 1]) {
+        let len = hole(ground).len();
+        let start = ground.far.len / 4 * start;
+        let hole = start..start + len.min(ground.far.len / 4 - UNIT);
+        // All of it is resident, or as much as fits.
+        ground.far.fill(start as u64);
+        ground.near.fill(start as u64);
+        over.map(&ground.far, &hole);
+        over.map(&ground.near, &hole);
+        use_mapped(ground, &ground.far, &hole, |what| {
+            hole.clone().step_by(8).for_each(|at| ground.near.set_word(at, ground.far.word(at)));
+            ground.assert_alike(what);
+        });
+    }
+}
+
+/// The kernel fills fresh memory by itself where the neighbourhood is in use.
+fn memory_mapped_over_fresh_far_memory_is_the_programs(ground: &Ground) {
+    ground.spoiled.store(true, Ordering::Relaxed);
+    for over in Over::ALL {
+        let fresh = allocate((2 * ground.page).max(4 << 20));
+        fresh.fill(9);
+        let start = fresh.len / 2 + UNIT;
+        let hole = start..start + ground.page.max(4 * UNIT) / 2;
+        over.map(&fresh, &hole);
+        use_mapped(ground, &fresh, &hole, |what| {
+            for at in (0..hole.start).chain(hole.end..fresh.len).step_by(8) {
+                assert_eq!(fresh.word(at), stamp(9, at / 8), "{what}, {over:?}: {at}");
+            }
+        });
+    }
+}
+
+/// README: what the program has mapped over far memory ends with the allocation.
+fn memory_freed_after_it_was_mapped_over_is_far_memory(ground: &Ground) {
+    let len = (4 * ground.page).max(4 << 20);
+    for over in Over::ALL {
+        let lent = allocate(len);
+        lent.fill(3);
+        let hole = len / 2 + UNIT..len / 2 + 2 * UNIT + ground.page;
+        over.map(&lent, &hole);
+        hole.clone().step_by(8).for_each(|at| lent.set_word(at, 5));
+        ground.await_passes(1);
+        let base = lent.at(0);
+        free(lent);
+        ground.heap.purge();
+        // Blocks that begin elsewhere are kept until the place comes again.
+        let mut others = Vec::new();
+        let again = loop {
+            let block = allocate(len);
+            if block.at(0) == base {
+                break block;
+            }
+            others.push(block);
+            assert!(others.len() < 8, "the address did not come again");
+        };
+        others.into_iter().for_each(free);
+        (0..len).step_by(8).for_each(|at| assert_eq!(again.word(at), 0, "{over:?}: {at}"));
+        again.fill(4);
+        // What the evictor takes is far memory; what is not stays resident.
+        let mut resident = vec![0_u8; hole.len() / UNIT];
+        let gone = (0..100).any(|_| {
+            drop(ground.heap.evict(again.at(0) as *const u8, ByteCount(len as u64)));
+            let args = [again.at(hole.start), hole.len(), addr_mut(&mut resident[..])];
+            call(libc::SYS_mincore, &args).expect("is mapped");
+            resident.iter().all(|resident| resident & 1 == 0)
+        });
+        assert!(gone, "{over:?}: some of it is not far memory: {resident:?}");
+        (0..len / 8).for_each(|at| assert_eq!(again.word(at * 8), stamp(4, at), "{over:?}: {at}"));
+        free(again);
     }
 }
 

@@ -19,8 +19,8 @@ use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece, copy_checked};
 pub(in crate::paging) struct Moved {
     /// Of whole pages.
     pub(in crate::paging) bytes: usize,
-    /// The kernel moves nothing there, used or not, because the program has protected a part of it.
-    /// COPY works there all the same.
+    /// The kernel moves nothing there, used or not, because the program has protected a part of it,
+    /// where COPY works all the same, or has mapped something over it.
     pub(in crate::paging) refused: bool,
 }
 
@@ -113,7 +113,10 @@ impl Pager {
     fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> Moved {
         let len = count * self.page_bytes;
         self.clear_way(self.frames.addr(frame), len);
-        let moved = self.move_or_stop(self.frames.addr(frame), self.addr(first), len);
+        let moved = match self.owns(self.addr(first), len) {
+            true => self.move_or_stop(self.frames.addr(frame), self.addr(first), len),
+            false => Moved { bytes: 0, refused: true },
+        };
         let whole = moved.bytes / self.page_bytes;
         let end = frame.0 + count as u32;
         (frame.0 + whole as u32..end).for_each(|frame| drop(self.frames.release(FrameId(frame))));
@@ -218,7 +221,8 @@ impl Pager {
     /// in flight is not seen: such kernels need a pin around direct I/O into far memory.)
     fn take_by_copy(&self, page: PageId, frame: FrameId) -> bool {
         let protected = self.uffd.forbid_writes(self.addr(page), self.page_bytes).is_ok();
-        if !protected || !self.fill_holes(page) || !self.copy_to_frame(page, frame) {
+        let copied = protected && self.fill_holes(page) && self.copy_to_frame(page, frame);
+        if !copied || !self.owns_page(page) {
             // Where it stays protected although its word does not say so, a write lifts that.
             if self.copy_charge_lent.swap(false, Ordering::Relaxed) {
                 drop(self.frames.release(frame));
@@ -315,7 +319,10 @@ impl Pager {
 }
 
 /// Whether what MOVE did not move can be copied: the kernel uses the frame, or the program has
-/// protected a part of the page.
+/// protected a part of the page, mapped something over it, or unmapped it.
 pub(in crate::paging) fn is_copied_then(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Busy { .. } | Outcome::Failed { errno: sys::EINVAL, .. })
+    matches!(
+        outcome,
+        Outcome::Busy { .. } | Outcome::Failed { errno: sys::EINVAL | sys::ENOENT, .. }
+    )
 }

@@ -149,6 +149,9 @@ impl Evictor {
             }
         }
         moved += self.move_out(&run[..run_len], chosen);
+        if !self.pager.owns_all(&pieces[..piece_count]) {
+            (clean_count, piece_count) = self.leave_others(&mut clean[..clean_count], &mut pieces);
+        }
         self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
         self.pager.evict_times.add_many(chosen.elapsed(), clean_count as u64);
         self.made_room(clean_count);
@@ -186,6 +189,21 @@ impl Evictor {
     /// Leaves a victim where it is.
     fn keep(&self, page: PageId, word: Word) {
         self.pager.settle_resident(page, word, word.kept(), None);
+    }
+
+    /// Takes the pages that the program has mapped something over off a list of clean ones; returns
+    /// how many pages, in how many pieces, are left.
+    fn leave_others(&self, clean: &mut [(PageId, Word)], pieces: &mut [Piece]) -> (usize, usize) {
+        let (mut left, mut piece_count) = (0, 0);
+        for at in 0..clean.len() {
+            let (page, word) = clean[at];
+            if !self.pager.disown(page, word) {
+                clean[left] = (page, word);
+                left += 1;
+                self.pager.push_piece(pieces, &mut piece_count, page);
+            }
+        }
+        (left, piece_count)
     }
 
     /// Drops pages that have been write-protected since their slots were read.
@@ -244,6 +262,7 @@ impl Evictor {
             let copied = taken.refused.then(|| self.pager.copy_refused(page)).flatten();
             match copied {
                 Some(frame) => self.cool((page, word), frame, chosen),
+                None if self.pager.disown(page, word) => {}
                 None => {
                     self.keep(page, word);
                     self.pager.counters.evict_busy.bump();

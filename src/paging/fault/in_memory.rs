@@ -134,7 +134,7 @@ impl Pager {
     /// `Resident`, and a write found it protected: lifts the protection.
     fn open_for_writes(&self, page: PageId, word: Word) -> Option<Answer> {
         let (moving, opened) = protocol::open_for_writes(self.word(page), word).ok()?;
-        if let Err(error) = self.uffd.allow_writes(self.addr(page), self.page_bytes) {
+        if let Err(error) = self.allow_own_writes(page) {
             diagnostics::fatal("a write-protected page could not be opened", &error);
         }
         self.settle(page, moving, opened);

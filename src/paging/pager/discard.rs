@@ -21,12 +21,21 @@ impl Pager {
             let part_end = PageId(((next.0 / per_chunk + 1) * per_chunk).min(end.0));
             let chunk = self.chunk_of(next);
             let _blocked = SignalsBlocked::new();
+            let len = (part_end.0 - next.0) as usize * self.page_bytes;
+            let owned = self.owns(self.addr(next), len);
+            if !owned {
+                // Where it is open, the kernel fills what the program has mapped there.
+                let _ = self.close(chunk);
+            }
             while let Err(seen) = self.discard_in_open(chunk, next, part_end) {
                 self.discard_in_closed(next, part_end);
                 // If the chunk was latched meanwhile, pages found `Empty` may be the chunk's.
                 if self.chunks.is_as_seen(chunk, seen) {
                     break;
                 }
+            }
+            if !owned {
+                self.take_over(next, part_end.0 - next.0);
             }
             self.tables.note_emptied(chunk);
             next = part_end;

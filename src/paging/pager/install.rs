@@ -82,8 +82,7 @@ impl Pager {
             }
             Outcome::Failed { bytes, .. } => bytes,
         };
-        let is_split = matches!(outcome, Outcome::Failed { errno: sys::ENOENT, .. });
-        if mapped == 0 && !is_copied_then(outcome) && !is_split {
+        if mapped == 0 && !is_copied_then(outcome) {
             return Err(install_error(outcome));
         }
         // A page half of which is mapped cannot be tried again: nor can it be unmapped, for
@@ -108,6 +107,9 @@ impl Pager {
         let chunk = Piece::new(self.addr(first), HUGE_PAGE);
         // A huge page can be moved whole to where there is no page table. One that small pages have
         // left behind goes with them (Linux 6.14); before that, MOVE takes the huge page apart.
+        if !self.owns(chunk.start(), HUGE_PAGE) {
+            return 0;
+        }
         // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
         drop(unsafe { self.discarder.discard(&[chunk]) });
         let moved = self.move_or_stop(self.addr(first), self.frames.addr(frame), HUGE_PAGE).bytes;
@@ -123,7 +125,7 @@ impl Pager {
     /// this thread alone may do: MOVE would take those apart, and leave page tables where they
     /// were. (The kernel frees them from Linux 6.14 on.)
     pub(in crate::paging) fn clear_way(&self, start: usize, len: usize) {
-        if self.page_bytes >= HUGE_PAGE {
+        if self.page_bytes >= HUGE_PAGE && self.owns(start, len) {
             // SAFETY: nothing is mapped there: the page is missing, or the frame is empty, and
             // this thread's.
             drop(unsafe { self.discarder.discard(&[Piece::new(start, len)]) });
@@ -344,14 +346,12 @@ impl Pager {
 
     /// Makes a poisoned page that was discarded usable again.
     pub(super) fn unpoison(&self, page: PageId) {
-        let mended = if self.uffd.has(feature::POISON) {
+        let mended = if self.uffd.has(feature::POISON) && self.owns_page(page) {
             let piece = Piece::new(self.addr(page), self.page_bytes);
             // SAFETY: the page's content is lost already; this clears the marker.
             unsafe { self.discarder.discard(&[piece]) }
         } else {
-            self.region.unfence(self.offset(page), self.page_bytes, || {
-                self.uffd.register_faults(self.addr(page), self.page_bytes)
-            })
+            self.map_anew(page)
         };
         if let Err(error) = mended {
             diagnostics::fatal("a lost page could not be made usable again", &error);

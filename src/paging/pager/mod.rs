@@ -160,7 +160,7 @@ impl Pager {
         let reads_chunks = evict_by_move && !in_thread && holds_chunks(&frames);
         uffd.register_faults(region.addr(), region.len())?;
         let (staging, staging_len) = frames.range();
-        uffd.register_staging(staging, staging_len)?;
+        uffd.register_unwatched(staging, staging_len)?;
         if config.dump {
             region.include_in_dumps()?;
             frames.include_in_dumps()?;
