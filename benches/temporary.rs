@@ -212,7 +212,7 @@ fn spill(options: &Options) -> Result<Vec<Row>, Failure> {
     let (device, beside) = (options.file(ByteCount(2 * len.get()))?, options.file(len)?);
     let store = BlockStore::open(device.path(), None)?;
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
-    let config = RegionConfig { limit, ..RegionConfig::default() };
+    let config = RegionConfig::new().limit(limit);
     let region = Region::create_under(&manager, config, Arc::new(store))?;
     let file = direct(&beside.path())?;
     let (mut ours, mut raws) = (Vec::new(), Vec::new());
@@ -301,7 +301,7 @@ fn fresh(options: &Options) -> Result<Vec<Row>, Failure> {
     let device = options.file(ByteCount(4 * limit.get()))?;
     let store = BlockStore::open(device.path(), None)?;
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
-    let config = RegionConfig { limit, ..RegionConfig::default() };
+    let config = RegionConfig::new().limit(limit);
     let region = Region::create_under(&manager, config, Arc::new(store))?;
     // Far-backed: above what its ceiling leaves, all temporary memory spills at once.
     let (mut local, mut far, mut plain) = (Vec::new(), Vec::new(), Vec::new());

@@ -13,7 +13,7 @@ use crate::base::units::ByteCount;
 use crate::config::{Config, Io, UserMode};
 use crate::heap::{self, Edges, ExtentSource, FarArenas, FarArenasOptions};
 use crate::limit::manager::MemoryManager;
-use crate::paging::region::{Mode, Region, RegionConfig, Stats};
+use crate::paging::region::{Mode, Region, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
 use care::{Care, LocalMemory};
 use std::ops::Deref;
@@ -163,11 +163,10 @@ impl Heap {
         static AT_FORK: std::sync::Once = std::sync::Once::new();
         AT_FORK.call_once(|| crate::sys::fork::in_forked_children(heap::leave_to_parent));
         heap::keep_own_allocations_local();
-        let region_config = region_config(&config);
         let store = store.map_or_else(|| open_store(&config), Ok)?;
         let region = match manager {
-            Some(manager) => Region::create_under(manager, region_config, store)?,
-            None => Arc::new(Region::create(region_config, store)?),
+            Some(manager) => Region::create_under(manager, config.region(), store)?,
+            None => Arc::new(Region::create(config.region(), store)?),
         };
         let threshold = threshold(&config, &region);
         if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
@@ -329,36 +328,7 @@ impl ExtentSource for Region {
     }
 }
 
-fn region_config(config: &Config) -> RegionConfig {
-    let defaults = RegionConfig::default();
-    RegionConfig {
-        limit: config.limit(),
-        page: config.page(),
-        span: config.span(),
-        handlers: config.handlers().map_or(defaults.handlers, usize::from),
-        mode: config.mode(),
-        install: config.install(),
-        checksum: config.checksum(),
-        deadline: config.deadline(),
-        poll: config.poll().unwrap_or_default(),
-        readahead: config.readahead(),
-        policy: config.policy(),
-        kernel_faults_required: config.user_mode() == UserMode::RequireKernel,
-        dump: config.dump(),
-        encrypt: config.encrypt(),
-        wipe: config.wipe(),
-        ..defaults
-    }
-}
-
 impl Config {
-    /// What these options say about a region, for who makes one without a heap: a
-    /// [`Collective`](crate::sub::Collective).
-    #[must_use]
-    pub fn region(&self) -> RegionConfig {
-        region_config(self)
-    }
-
     /// Opens the store that these options describe.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use farheap::ByteCount;
 use farheap::containers::{
     FarBTreeMap, FarLeveledMap, FarPagedMap, FarSkipList, ListStrategy, TreeStrategy,
 };
-use farheap::region::{Mode, RegionConfig};
+use farheap::region::Mode;
 use farheap::sub::{Collective, CollectiveConfig};
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ type Value = [u64; 16];
 
 /// A collective, or `None` with the reason printed where userfaultfd is not permitted.
 fn collective(mode: Mode, local: ByteCount) -> Option<Arc<Collective>> {
-    let region = RegionConfig { mode, ..CollectiveConfig::default().region };
-    let config = CollectiveConfig { local, region };
+    let region = CollectiveConfig::default_region().mode(mode);
+    let config = CollectiveConfig::new().local(local).region(region);
     common::collective(config, mem_store(ByteCount::mib(64))).map(Arc::new)
 }
 

@@ -13,9 +13,9 @@ use std::sync::Arc;
 const DIMENSIONS: usize = 12;
 
 fn collective(local: ByteCount) -> Option<Arc<Collective>> {
-    let region = CollectiveConfig::default().region;
+    let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(region.page);
-    let config = CollectiveConfig { local, region: RegionConfig { limit, ..region } };
+    let config = CollectiveConfig::new().local(local).region(region.limit(limit));
     common::collective(config, mem_store(ByteCount::mib(64))).map(Arc::new)
 }
 
@@ -48,7 +48,7 @@ fn filled(
     strategy: GraphStrategy,
     vectors: &[Vec<f32>],
 ) -> FarGraphIndex {
-    let config = GraphConfig { links: 8, ..GraphConfig::default() };
+    let config = GraphConfig::new().links(8);
     let mut index = FarGraphIndex::new(collective.clone(), strategy, DIMENSIONS, config);
     for (id, vector) in (0..).zip(vectors) {
         assert_eq!(index.insert(vector), Ok(id));
@@ -139,7 +139,7 @@ fn an_index_survives_an_allocation_refused_at_every_point() {
 #[test]
 fn empty_tiny_and_equal_vectors_are_searched_too() {
     let Some(collective) = collective(ByteCount::kib(8)) else { return };
-    let config = GraphConfig { links: 2, width: 0, seed: 0 };
+    let config = GraphConfig::new().links(2).width(0).seed(0);
     let mut index = FarGraphIndex::new(collective.clone(), GraphStrategy::Page, 0, config);
     assert!(index.is_empty() && index.search(&[], 5, 5).is_empty());
     index.make_page_aware().expect("nothing to move");
@@ -150,7 +150,7 @@ fn empty_tiny_and_equal_vectors_are_searched_too() {
     assert!(found.len() == 5 && found.iter().all(|near| near.distance == 0.0));
     // A record larger than a page lies on pages of its own.
     let mut large =
-        FarGraphIndex::new(collective, GraphStrategy::LocalPage, 3_000, GraphConfig::default());
+        FarGraphIndex::new(collective, GraphStrategy::LocalPage, 3_000, GraphConfig::new());
     for at in 0..20 {
         large.insert(&vec![at as f32; 3_000]).expect("room");
     }

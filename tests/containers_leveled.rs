@@ -16,12 +16,12 @@ use std::time::Duration;
 
 fn collective(page_kib: u64, local_kib: u64) -> Option<Arc<Collective>> {
     let page = ByteCount::kib(page_kib);
-    let region = CollectiveConfig::default().region;
+    let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(page);
     // A thread that serves its own fault has counted it when it goes on.
     let mode = Mode::InThread;
-    let region = RegionConfig { page, limit, span: ByteCount::gib(1), mode, ..region };
-    let config = CollectiveConfig { local: ByteCount::kib(local_kib), region };
+    let region = region.page(page).limit(limit).span(ByteCount::gib(1)).mode(mode);
+    let config = CollectiveConfig::new().local(ByteCount::kib(local_kib)).region(region);
     common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 

@@ -35,9 +35,9 @@ fn silence_expected() {
 
 fn collective(local: ByteCount) -> Option<Arc<Collective>> {
     silence_expected();
-    let region = CollectiveConfig::default().region;
+    let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(region.page);
-    let config = CollectiveConfig { local, region: RegionConfig { limit, ..region } };
+    let config = CollectiveConfig::new().local(local).region(region.limit(limit));
     common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 

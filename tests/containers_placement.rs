@@ -18,7 +18,7 @@ type Value = [u8; 150];
 /// where userfaultfd is not permitted.
 fn collective(local_for_pair: u64) -> Option<Arc<Collective>> {
     let local = ByteCount(local_for_pair * PAIRS);
-    let config = CollectiveConfig { local, ..CollectiveConfig::default() };
+    let config = CollectiveConfig::new().local(local);
     common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 

@@ -325,12 +325,12 @@ impl Everything {
         let store = || -> Arc<dyn Store> {
             Arc::new(MemStore::new(ByteCount::mib(64)).expect("memory for a store"))
         };
-        let config = RegionConfig { limit: ByteCount::mib(8), ..RegionConfig::default() };
+        let config = RegionConfig::new().limit(ByteCount::mib(8));
         let region = common::region(config, store())?;
         let mapped = region.map(ByteCount::mib(16)).expect("there is room");
         // SAFETY: mapped just now, 16 MiB.
         unsafe { mapped.write_bytes(1, 16 << 20) };
-        let collective = common::collective(CollectiveConfig::default(), store())?;
+        let collective = common::collective(CollectiveConfig::new(), store())?;
         let object = collective.swappable().allocate(Layout::new::<[u64; 10]>()).expect("room");
         let pool = PoolConfig::new().create_on(store(), &manager).expect("a pool");
         drop(pool.allocate().expect("a page"));

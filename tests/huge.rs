@@ -79,7 +79,7 @@ fn pages_of_two_mebibytes_are_huge_pages_also_after_a_trip_to_the_device() {
     }
     let refused_before = refusals();
     let page = ByteCount(PAGE as u64);
-    let config = RegionConfig { page, limit: ByteCount::mib(128), ..RegionConfig::default() };
+    let config = RegionConfig::new().page(page).limit(ByteCount::mib(128));
     let Some(region) = region(config, mem_store(ByteCount::mib(512))) else { return };
     let len = 64 * PAGE;
     let base = region.map(ByteCount(2 * len as u64)).expect("the span has room").as_ptr();

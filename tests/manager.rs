@@ -26,7 +26,7 @@ fn manager(mib: u64) -> Arc<MemoryManager> {
 
 /// A region under a manager, or `None` with the reason printed.
 fn far(manager: &Arc<MemoryManager>, store: Arc<dyn Store>) -> Option<Arc<Region>> {
-    far_with(manager, RegionConfig { span: ByteCount::gib(64), ..RegionConfig::default() }, store)
+    far_with(manager, RegionConfig::new().span(ByteCount::gib(64)), store)
 }
 
 fn far_with(
@@ -357,7 +357,7 @@ fn a_device_that_refuses_writes_fails_claims_in_time_and_loses_nothing() {
 fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
     let _watch = watchdog("tables", HANG);
     let manager = manager(64);
-    let config = RegionConfig { page: ByteCount::kib(4), ..RegionConfig::default() };
+    let config = RegionConfig::new().page(ByteCount::kib(4));
     let Some(region) = far_with(&manager, config, mem_store(ByteCount::mib(256))) else { return };
     let tables = || manager.stats().consumer("far heap").expect("joined").metadata;
     let start = tables();

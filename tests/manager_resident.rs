@@ -280,7 +280,7 @@ fn a_region_without_a_heap_stays_below_a_small_limit_with_all_that_it_keeps_for_
         let dir = tempfile::tempdir().expect("a directory");
         let before = resident_now();
         let limit = 24;
-        let config = RegionConfig { limit: ByteCount::mib(limit), ..RegionConfig::default() };
+        let config = RegionConfig::new().limit(ByteCount::mib(limit));
         let path = dir.path().join("device");
         let store = BlockStore::open(path, Some(ByteCount::mib(256))).expect("store");
         let manager = start(limit);

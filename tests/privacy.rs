@@ -21,7 +21,7 @@ const PATTERN: u64 = 0x5EC2_E7DA_7A15_FA12;
 fn config() -> RegionConfig {
     let page = ByteCount(PAGE as u64);
     let limit = RegionConfig::limit_min(page);
-    RegionConfig { limit, page, span: ByteCount::gib(1), ..RegionConfig::default() }
+    RegionConfig::new().limit(limit).page(page).span(ByteCount::gib(1))
 }
 
 /// Fills as many pages as there are with a pattern and evicts them.
@@ -69,7 +69,7 @@ fn the_device_holds_plain_text_only_without_encryption() {
     let _watchdog = watchdog("plain text", Duration::from_secs(120));
     for (encrypt, expected) in [(false, PAGES * PAGE / 8), (true, 0)] {
         let store = mem_store(ByteCount::mib(64));
-        let Some(region) = region(RegionConfig { encrypt, ..config() }, store.clone()) else {
+        let Some(region) = region(config().encrypt(encrypt), store.clone()) else {
             return;
         };
         let base = fill(&region);
@@ -90,7 +90,7 @@ fn encrypted_pages_of_every_size_and_path_come_back() {
         (ByteCount::mib(2), Install::Auto),
     ] {
         let limit = RegionConfig::limit_min(page);
-        let config = RegionConfig { page, limit, install, encrypt: true, ..config() };
+        let config = config().page(page).limit(limit).install(install).encrypt(true);
         let store = BlockStore::temporary(None, Some(ByteCount::mib(64))).expect("a file");
         let Some(region) = region(config, Arc::new(store)) else { return };
         let base = fill(&region);
@@ -130,7 +130,7 @@ fn touch_tampered() {
     let faulty = FaultyStore::new(store.clone(), 1);
     let control = faulty.control();
     // Without checksums: the tag alone tells.
-    let config = RegionConfig { encrypt: true, checksum: false, ..config() };
+    let config = config().encrypt(true).checksum(false);
     let Some(region) = region(config, Arc::new(faulty)) else { return };
     let base = fill(&region);
     check(base);
@@ -228,7 +228,7 @@ fn the_store_is_wiped_as_configured_when_the_region_goes() {
     for encrypt in [false, true] {
         for (wipe, wiped) in [(Wipe::Off, false), (Wipe::Discard, true), (Wipe::Zero, true)] {
             let store = mem_store(ByteCount::mib(32));
-            let config = RegionConfig { wipe, encrypt, ..config() };
+            let config = config().wipe(wipe).encrypt(encrypt);
             let Some(region) = region(config, store.clone()) else { return };
             fill(&region);
             drop(region);
@@ -278,7 +278,7 @@ fn far_memory_is_in_core_dumps_only_if_asked() {
     let _watchdog = watchdog("dumps", Duration::from_secs(60));
     for dump in [false, true] {
         let store = mem_store(ByteCount::mib(64));
-        let Some(region) = region(RegionConfig { dump, ..config() }, store) else { return };
+        let Some(region) = region(config().dump(dump), store) else { return };
         let base = fill(&region);
         check(base);
         assert_eq!(has_flag(base as usize, PAGES * PAGE, "dd"), !dump, "dump: {dump}");

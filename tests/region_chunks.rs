@@ -25,7 +25,7 @@ impl Data {
     /// Writes all of it and evicts it; `None` where regions are not permitted.
     fn stored(page: ByteCount) -> Option<Data> {
         let len = ByteCount::mib(160);
-        let config = RegionConfig { limit: LIMIT, page, ..RegionConfig::default() };
+        let config = RegionConfig::new().limit(LIMIT).page(page);
         let region = region(config, mem_store(ByteCount::mib(256)))?;
         let base = region.map(len).expect("fits the device").as_ptr();
         let mut data = Data { region, base, stamps: vec![0; len.as_usize() / UNIT] };

@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 
 /// A region alone, or `None` with the reason printed.
 fn region(config: RegionConfig, store: ByteCount) -> Option<Region> {
-    let config = RegionConfig { span: ByteCount::gib(64), ..config };
+    let config = config.span(ByteCount::gib(64));
     match Region::create(config, mem_store(store)) {
         Ok(region) => Some(region),
         Err(Error::UffdUnavailable { reasons }) => {
@@ -30,11 +30,7 @@ fn region(config: RegionConfig, store: ByteCount) -> Option<Region> {
 }
 
 fn small_pages() -> RegionConfig {
-    RegionConfig {
-        limit: ByteCount::mib(8),
-        page: ByteCount(PAGE as u64),
-        ..RegionConfig::default()
-    }
+    RegionConfig::new().limit(ByteCount::mib(8)).page(ByteCount(PAGE as u64))
 }
 
 #[test]
@@ -74,11 +70,7 @@ fn pages_that_cannot_be_moved_leave_within_the_limit() {
     const PAGES: usize = 96;
     const LARGE: usize = 2 << 20;
     const THREADS: usize = 4;
-    let config = RegionConfig {
-        limit: ByteCount::mib(128),
-        page: ByteCount(LARGE as u64),
-        ..RegionConfig::default()
-    };
+    let config = RegionConfig::new().limit(ByteCount::mib(128)).page(ByteCount(LARGE as u64));
     let Some(region) = region(config, ByteCount::mib(512)) else { return };
     let data = region.map(ByteCount((PAGES * LARGE) as u64)).expect("mapped").as_ptr() as usize;
     let word = |page: usize| (data + page * LARGE) as *mut u64;
@@ -289,7 +281,7 @@ fn a_limit_above_the_control_groups_is_warned_of_at_the_start() {
         }
         mib => ByteCount::mib(mib.parse().expect("a number")),
     };
-    drop(region(RegionConfig { limit, ..RegionConfig::default() }, ByteCount::mib(16)));
+    drop(region(RegionConfig::new().limit(limit), ByteCount::mib(16)));
 }
 
 #[test]

@@ -17,7 +17,7 @@ const PAGE: usize = 4096;
 const CHUNK: usize = 2 << 20;
 
 fn region() -> Option<Region> {
-    let config = RegionConfig { limit: ByteCount::mib(48), ..RegionConfig::default() };
+    let config = RegionConfig::new().limit(ByteCount::mib(48));
     match Region::create(config, mem_store(ByteCount::mib(256))) {
         Ok(region) => Some(region),
         Err(farheap::Error::UffdUnavailable { reasons }) => {

@@ -162,7 +162,7 @@ fn hammer_after(
 
 fn config(page: ByteCount, install: Install) -> RegionConfig {
     let limit = RegionConfig::limit_min(page);
-    RegionConfig { limit, page, install, span: ByteCount::gib(4), ..RegionConfig::default() }
+    RegionConfig::new().limit(limit).page(page).install(install).span(ByteCount::gib(4))
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn small_pages_keep_their_content() {
 
 #[test]
 fn small_pages_keep_their_content_under_four_threads_and_two_handlers() {
-    let two = RegionConfig { handlers: 2, ..config(ByteCount::kib(4), Install::Auto) };
+    let two = config(ByteCount::kib(4), Install::Auto).handlers(2);
     hammer("4k auto, 4 threads", two, 4, 8_000);
 }
 
@@ -183,7 +183,7 @@ fn middle_pages_keep_their_content() {
 
 #[test]
 fn middle_pages_keep_their_content_under_four_threads_and_two_handlers() {
-    let two = RegionConfig { handlers: 2, ..config(ByteCount::kib(64), Install::Auto) };
+    let two = config(ByteCount::kib(64), Install::Auto).handlers(2);
     hammer("64k auto, 4 threads", two, 4, 4_000);
 }
 
@@ -209,7 +209,7 @@ fn content_is_kept_when_threads_serve_their_own_faults() {
     for (name, page) in [("4k in-thread", 4), ("64k in-thread", 64), ("2m in-thread", 2048)] {
         let config = config(ByteCount::kib(page), Install::Auto);
         let steps = if page == 2048 { 500 } else { 6_000 };
-        hammer(name, RegionConfig { mode: Mode::InThread, ..config }, 4, steps);
+        hammer(name, config.mode(Mode::InThread), 4, steps);
     }
 }
 
@@ -225,7 +225,7 @@ fn fresh_memory_keeps_its_content_on_its_way_out() {
     ] {
         let config = config(ByteCount::kib(page), Install::Auto);
         let encrypt = name.contains("encrypted");
-        let config = RegionConfig { limit: ByteCount::mib(64), mode, encrypt, ..config };
+        let config = config.limit(ByteCount::mib(64)).mode(mode).encrypt(encrypt);
         let stats = hammer_after(name, config, threads, |shadow| {
             shadow.write_all();
             (0..300).for_each(|_| shadow.step());
@@ -261,14 +261,9 @@ fn content_is_kept_while_the_kernel_compacts_memory() {
 
 #[test]
 fn content_is_kept_encrypted() {
-    let encrypted = |page| RegionConfig { encrypt: true, ..config(page, Install::Auto) };
+    let encrypted = |page| config(page, Install::Auto).encrypt(true);
     hammer("4k encrypted", encrypted(ByteCount::kib(4)), 2, 8_000);
-    hammer(
-        "64k encrypted",
-        RegionConfig { handlers: 2, ..encrypted(ByteCount::kib(64)) },
-        2,
-        2_000,
-    );
+    hammer("64k encrypted", encrypted(ByteCount::kib(64)).handlers(2), 2, 2_000);
 }
 
 /// A page discarded while another thread's fault opens the chunk that it lies in: the discard, which
@@ -279,7 +274,7 @@ fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
     const UNITS: usize = (2 << 20) / UNIT;
     let _watch = watchdog("discard beside opening", Duration::from_secs(240));
     let page = ByteCount(UNIT as u64);
-    let config = RegionConfig { limit: ByteCount::mib(64), page, ..RegionConfig::default() };
+    let config = RegionConfig::new().limit(ByteCount::mib(64)).page(page);
     let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
     let len = ByteCount((UNITS * UNIT) as u64);
     let base = region.map(len).expect("the span has room");
@@ -323,7 +318,7 @@ fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
 #[test]
 fn fresh_memory_in_the_huge_pages_of_chunks_that_left_reads_as_zero() {
     let _watch = watchdog("fresh memory reads as zero", Duration::from_secs(240));
-    let config = RegionConfig { limit: ByteCount::mib(64), ..RegionConfig::default() };
+    let config = RegionConfig::new().limit(ByteCount::mib(64));
     let Some(region) = region(config, mem_store(ByteCount::mib(256))) else { return };
     let len = ByteCount::mib(192);
     let first = region.map(len).expect("fits the device").cast::<u64>();

@@ -190,8 +190,12 @@ fn soak_all(name: &'static str, total: Duration) {
         let page = ByteCount::kib(page_kib);
         let limit = RegionConfig::limit_min(page);
         let span = ByteCount::gib(4);
-        let config =
-            RegionConfig { limit, page, span, install, handlers, ..RegionConfig::default() };
+        let config = RegionConfig::new()
+            .limit(limit)
+            .page(page)
+            .span(span)
+            .install(install)
+            .handlers(handlers);
         injected += soak(config, seed, total / ways.len() as u32).unwrap_or(1);
     }
     // A short run with large pages moves few of them, and may meet no trouble.

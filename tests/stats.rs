@@ -25,8 +25,12 @@ impl Arena {
         let limit = RegionConfig::limit_min(page);
         let span = ByteCount::gib(1);
         let readahead = false;
-        let config =
-            RegionConfig { limit, page, install, span, readahead, ..RegionConfig::default() };
+        let config = RegionConfig::new()
+            .limit(limit)
+            .page(page)
+            .install(install)
+            .span(span)
+            .readahead(readahead);
         let region = region(config, mem_store(ByteCount::mib(64)))?;
         let base = region.map(ByteCount((64 * PAGE) as u64)).expect("the span has room").as_ptr();
         Some(Arena { region, base })
@@ -148,7 +152,7 @@ fn a_page_freed_while_it_is_being_written_is_a_write_in_vain() {
     let span = ByteCount::gib(1);
     let faulty = FaultyStore::new(Arc::new(MemStore::new(ByteCount::mib(64)).expect("memory")), 1);
     let control = faulty.control();
-    let config = RegionConfig { limit, page, span, ..RegionConfig::default() };
+    let config = RegionConfig::new().limit(limit).page(page).span(span);
     let Some(region) = region(config, Arc::new(faulty)) else { return };
     let ptr = region.map(page).expect("room").as_ptr();
     // SAFETY: mapped above.
@@ -225,7 +229,7 @@ fn fresh_data_that_is_read_back_in_order_is_not_pushed_out_before_it_is_reached(
     const MIB: usize = 1 << 20;
     let _watchdog = watchdog("read back", Duration::from_secs(120));
     let (limit, data) = (64 * MIB, 128 * MIB);
-    let config = RegionConfig { limit: ByteCount(limit as u64), ..RegionConfig::default() };
+    let config = RegionConfig::new().limit(ByteCount(limit as u64));
     let Some(region) = region(config, mem_store(ByteCount((2 * data) as u64))) else { return };
     let base = region.map(ByteCount(data as u64)).expect("room").as_ptr().cast::<usize>();
     // SAFETY: in the mapping, which this test alone uses.

@@ -14,9 +14,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 fn collective_of(page: ByteCount, local: ByteCount, store: ByteCount) -> Option<Collective> {
-    let region = CollectiveConfig::default().region;
+    let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(page);
-    let config = CollectiveConfig { local, region: RegionConfig { limit, page, ..region } };
+    let config = CollectiveConfig::new().local(local).region(region.limit(limit).page(page));
     common::collective(config, mem_store(store))
 }
 

@@ -191,7 +191,7 @@ pub(crate) fn spill(options: &Options, source: &Source<'_>) -> Result<(), Failur
 /// The options with a limit that is enough for far memory; says why when there is none.
 fn with_far_memory(options: &Options) -> Option<Options> {
     let store = MemStore::new(ByteCount::mib(64)).ok()?;
-    if let Err(error) = Region::create(RegionConfig::default(), Arc::new(store)) {
+    if let Err(error) = Region::create(RegionConfig::new(), Arc::new(store)) {
         println!("skipped: {error}");
         return None;
     }

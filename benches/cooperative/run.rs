@@ -234,7 +234,7 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
 fn far_memory(options: &Options, manager: &Arc<MemoryManager>) -> Result<Arc<Region>, Failure> {
     let room = ByteCount(options.limit.get() * 3);
     let store = BlockStore::temporary(options.dir.as_deref(), Some(room))?;
-    let config = RegionConfig { limit: options.limit, ..RegionConfig::default() };
+    let config = RegionConfig::new().limit(options.limit);
     Ok(Region::create_under(manager, config, Arc::new(store))?)
 }
 

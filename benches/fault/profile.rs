@@ -57,10 +57,10 @@ fn config(plan: &Plan, args: &Args, page: usize) -> RegionConfig {
     let cache = plan.cache.max(64 * page);
     let config = far::config(page, cache, plan.data);
     let spin = args.spin.map_or(config.spin, Duration::from_micros);
-    let poll = args.poll.map_or(config.poll, Duration::from_micros);
+    let poll = args.poll.map_or(config.poll, |us| Some(Duration::from_micros(us)));
     let handlers = args.handlers.unwrap_or(config.handlers);
     let mode = if args.in_thread { Mode::InThread } else { Mode::Handler };
-    RegionConfig { spin, poll, handlers, mode, ..config }
+    config.spin(spin).poll(poll).handlers(handlers).mode(mode)
 }
 
 pub(crate) fn run(plan: &Plan, args: &Args) -> Result<()> {

@@ -87,7 +87,7 @@ fn sweep(
         let &Setting { install, install_name, handlers, spin_us, poll_us, .. } = setting;
         let (spin, poll) = (Duration::from_micros(spin_us), Duration::from_micros(poll_us));
         let base = far::config(page, plan.cache, plan.data);
-        let config = RegionConfig { install, handlers, spin, poll, ..base };
+        let config = base.install(install).handlers(handlers).spin(spin).poll(poll);
         print!("{name:7} {:>5}K {install_name:7} {handlers:>8} ", page >> 10);
         print!("{spin_us:>7} {poll_us:>7} ");
         match measure(plan, config, store()?) {

@@ -6,7 +6,6 @@
 #![expect(unsafe_code, reason = "allocates by hand")]
 
 use crate::run::Outcome;
-use farheap::region::RegionConfig;
 use farheap::store::MemStore;
 use farheap::sub::{AllocError, Collective, CollectiveConfig, PerPage, SubAllocator};
 use farheap::{ByteCount, Config, FarHeap, Heap, Placement, scope};
@@ -65,8 +64,8 @@ pub(crate) fn measure(quick: bool) -> Outcome<Option<Vec<Cost>>> {
         }
     };
     let room = ByteCount::mib(64);
-    let region = RegionConfig { limit: room, ..CollectiveConfig::default().region };
-    let config = CollectiveConfig { local: room, region };
+    let region = CollectiveConfig::default_region().limit(room);
+    let config = CollectiveConfig::new().local(room).region(region);
     let collective = Collective::create(config, Arc::new(MemStore::new(room)?))?;
     let (rounds, count) = if quick { (1, 500) } else { (ROUNDS, OBJECTS) };
     let mut costs = Vec::new();

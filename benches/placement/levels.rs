@@ -58,7 +58,7 @@ fn collective(
     let store = FaultyStore::new(Arc::new(MemStore::new(room)?), 1);
     let control = store.control();
     let limit = region.limit.max(RegionConfig::limit_min(page));
-    let config = CollectiveConfig { local, region: RegionConfig { page, limit, ..region } };
+    let config = CollectiveConfig::new().local(local).region(region.page(page).limit(limit));
     Ok((Arc::new(Collective::create(config, Arc::new(store))?), control))
 }
 

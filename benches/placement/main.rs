@@ -131,13 +131,11 @@ impl Args {
 
     /// How pages come and go.
     fn region(&self, n: u64) -> RegionConfig {
-        RegionConfig {
-            limit: run::ample(n),
-            policy: self.policy.unwrap_or_default(),
+        CollectiveConfig::default_region()
+            .limit(run::ample(n))
+            .policy(self.policy.unwrap_or_default())
             // No pointer of a container reaches a system call.
-            mode: if self.handlers { Mode::Handler } else { Mode::InThread },
-            ..CollectiveConfig::default().region
-        }
+            .mode(if self.handlers { Mode::Handler } else { Mode::InThread })
     }
 
     fn variants(&self) -> Outcome<Vec<Variant>> {

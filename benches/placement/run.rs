@@ -306,7 +306,7 @@ pub(crate) fn build(
     seed: u64,
 ) -> Outcome<Option<Built>> {
     let data = region.limit;
-    let config = CollectiveConfig { local: ByteCount(purely_local), region };
+    let config = CollectiveConfig::new().local(ByteCount(purely_local)).region(region);
     let collective = match Collective::create(config, Arc::new(MemStore::new(data)?)) {
         Ok(collective) => Arc::new(collective),
         Err(error @ Error::UffdUnavailable { .. }) => {

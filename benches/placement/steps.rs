@@ -15,7 +15,7 @@ const NODES: usize = 2_000;
 
 /// Builds a tree in hashed order, rearranges it in parts, adds a tenth, and does it again.
 pub(crate) fn run(n: u64, region: RegionConfig, seed: u64) -> Outcome<()> {
-    let config = CollectiveConfig { region, ..CollectiveConfig::default() };
+    let config = CollectiveConfig::new().region(region);
     let collective = match Collective::create(config, Arc::new(MemStore::new(ample(n))?)) {
         Ok(collective) => Arc::new(collective),
         Err(error @ Error::UffdUnavailable { .. }) => {

@@ -60,21 +60,18 @@ fn collective(
         Some(path) if is_copy => Arc::new(BlockStore::scratch(path, Some(room), false)?),
         _ => Arc::new(MemStore::new(room)?),
     };
-    let region = RegionConfig {
-        limit: room,
-        page: args.page,
+    let region = CollectiveConfig::default_region()
+        .limit(room)
+        .page(args.page)
         // No pointer of a container reaches a system call.
-        mode: Mode::InThread,
-        ..CollectiveConfig::default().region
-    };
-    Ok(Arc::new(Collective::create(CollectiveConfig { local, region }, store)?))
+        .mode(Mode::InThread);
+    Ok(Arc::new(Collective::create(CollectiveConfig::new().local(local).region(region), store)?))
 }
 
 /// Builds the index.
 pub(crate) fn build(args: &Args, data: &Data) -> Outcome<Built> {
     let record = u64::from(args.dimensions) * 4 + u64::from(args.links) * 12 + 16;
-    let config =
-        GraphConfig { links: args.links.into(), seed: args.seed, ..GraphConfig::default() };
+    let config = GraphConfig::new().links(args.links.into()).seed(args.seed);
     let home = collective(args, record * u64::from(args.vectors), ByteCount::ZERO, false)?;
     let mut index = FarGraphIndex::new(home, GraphStrategy::Plain, args.dimensions.into(), config);
     let style = ProgressStyle::with_template("building {bar:40} {pos}/{len} {per_sec} {eta}")?;

@@ -149,7 +149,7 @@ pub unsafe extern "C" fn farheap_collective_new_abi(
     call(|| {
         abi::check(abi)?;
         check_out(out)?;
-        let defaults = CollectiveConfig::default().region;
+        let defaults = CollectiveConfig::default_region();
         let builder = Config::builder().page(defaults.page).span(defaults.span);
         // SAFETY: NULL or a string, as the caller promises.
         let config = unsafe { parse(builder, config) }?;
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn farheap_collective_new_abi(
             return Err(Failure::argument(format!("{local_bytes} bytes of local memory")));
         }
         let store = config.open_store()?;
-        let parts = CollectiveConfig { local: ByteCount(local_bytes), region: config.region() };
+        let parts = CollectiveConfig::new().local(ByteCount(local_bytes)).region(config.region());
         let handle = handle::create::<farheap_collective>(Collective::create(parts, store)?)?;
         // SAFETY: checked above.
         unsafe { write(out, handle) }

@@ -62,7 +62,7 @@ macro_rules! structure {
     ($(
         $(#[$doc:meta])*
         $name:ident: $kind:ident($type:ty) $(or $none:literal)? = $default:expr, $brief:literal,
-        { c $c_type:ident $c_name:ident, $values:literal, $shown:literal, $when:literal };
+        { $part:ident c $c_type:ident $c_name:ident, $values:literal, $shown:literal, $when:literal };
     )*) => {
         /// The options; what is zero has its default.
         #[repr(C)]

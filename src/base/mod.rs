@@ -3,6 +3,8 @@
 pub(crate) mod deadline;
 pub mod error;
 pub(crate) mod local;
+#[cfg(not(loom))]
+pub(crate) mod settings;
 mod size;
 pub(crate) mod sync;
 pub mod units;

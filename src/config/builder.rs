@@ -10,7 +10,7 @@ use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::for_options;
 use crate::paging::region::policy::PolicyKind;
-use crate::paging::region::{Install, Mode, PAGE_MAX, PAGE_MIN};
+use crate::paging::region::{Install, Mode, PAGE_MAX, PAGE_MIN, RegionConfig};
 use crate::store::Wipe;
 use crate::sys::probe;
 use std::fmt;
@@ -110,7 +110,7 @@ macro_rules! methods {
     ($(
         $(#[$doc:meta])*
         $name:ident: $kind:ident($type:ty) $(or $none:literal)? = $default:expr, $brief:literal,
-        $rest:tt;
+        { $part:ident $($rest:tt)* };
     )*) => {
         impl Builder { $(setter! {
             #[doc = concat!("Sets ", $brief, ".")]
@@ -125,6 +125,23 @@ macro_rules! methods {
             #[doc = concat!("See [`Builder::", stringify!($name), "`].")]
             $name: $kind $type
         })* }
+
+        /// The settings of a region that are options.
+        fn region_settings(config: &Config) -> RegionConfig {
+            let region = RegionConfig::new();
+            $(let region = setting!($part region, $name, config);)*
+            region
+        }
+    };
+}
+
+/// Passes an option on to a region, if it says something about one.
+macro_rules! setting {
+    (region $region:ident, $name:ident, $config:ident) => {
+        $region.$name($config.$name())
+    };
+    ($part:ident $region:ident, $name:ident, $config:ident) => {
+        $region
     };
 }
 
@@ -150,6 +167,17 @@ impl Config {
     /// As [`Builder::parse`] and [`Builder::build`].
     pub fn parse(text: &str) -> Result<Config> {
         Config::builder().parse(text)?.build()
+    }
+
+    /// Returns what these options say about a region, for a program that makes one without a heap,
+    /// as for a [`Collective`](crate::sub::Collective).
+    pub fn region(&self) -> RegionConfig {
+        let region = region_settings(self)
+            .kernel_faults_required(self.user_mode() == UserMode::RequireKernel);
+        match self.handlers() {
+            Some(threads) => region.handlers(threads.into()),
+            None => region,
+        }
     }
 
     /// Returns the percentage that [`limit`](Config::limit) was asked for as, if it was one.

@@ -23,6 +23,8 @@ use std::time::Duration;
 /// - `none` is the word in text for an option that is unset.
 /// - The brief continues "Sets" and "Returns"; what stands above the row follows it in the
 ///   documentation of the builder's method.
+/// - The part is what the option says something about. A `region` takes its options by themselves,
+///   by the methods of [`RegionConfig`](crate::region::RegionConfig) of the same names.
 /// - Then the type and the name of the field in C, and what README says: the values (empty: the
 ///   words there are), the default (empty: the default's text), and when to change it.
 #[doc(hidden)]
@@ -37,7 +39,7 @@ macro_rules! for_options {
         /// counts.
         limit: limit(Limit) = Limit::Percent(50),
             "the maximum far memory that may be resident, in bytes",
-            { c bytes limit, "size, or share of the memory available", "",
+            { region c bytes limit, "size, or share of the memory available", "",
               "others share the machine" };
 
         /// **Its contents are overwritten**, so it must begin with zeros or with what an earlier
@@ -47,7 +49,7 @@ macro_rules! for_options {
         /// there is one: it spares the file system's work and has a fixed size.
         device: path(PathBuf) = None,
             "the block device or regular file that keeps evicted pages",
-            { c text device, "block device or file; **its contents are lost**",
+            { store c text device, "block device or file; **its contents are lost**",
               "a temporary file", "there is a raw device" };
 
         /// A device holds data if it begins neither with zeros nor with the mark of an earlier
@@ -57,7 +59,7 @@ macro_rules! for_options {
         /// contents nobody needs, instead of erasing it by hand.
         overwrite: value(bool) = false,
             "whether a device that holds data is overwritten",
-            { c switch overwrite, "", "", "the device holds data that can go; else it is refused" };
+            { store c switch overwrite, "", "", "the device holds data that can go; else it is refused" };
 
         /// Conflicts with [`device`](Builder::device).
         ///
@@ -66,14 +68,14 @@ macro_rules! for_options {
         /// memory (tmpfs) is accepted with a warning: evicting to it frees no memory.
         dir: path(PathBuf) = None,
             "the directory of the temporary file",
-            { c text dir, "directory",
+            { store c text dir, "directory",
               "`$TMPDIR`, `/tmp`, or `/var/tmp` where `/tmp` is in memory", "that one is small" };
 
         /// Default: all of a device or file; a temporary file grows as far as its file system lets
         /// it. Set it to leave room for others.
         capacity: maybe(ByteCount) = None,
             "how many bytes of the device may be used",
-            { c bytes capacity, "size", "all of the device", "to leave room for others" };
+            { store c bytes capacity, "size", "all of the device", "to leave room for others" };
 
         /// That is the temporary file, which then needs a [`capacity`](Builder::capacity), or the
         /// regular file named as [`device`](Builder::device).
@@ -84,7 +86,7 @@ macro_rules! for_options {
         /// that must not happen, for the price that nobody else can use the space meanwhile.
         reserve: value(bool) = false,
             "whether the space of a file is taken from its file system at start-up",
-            { c switch reserve, "", "",
+            { store c switch reserve, "", "",
               "others may fill the file system: take the space at start-up" };
 
         /// A power of two from [`PAGE_MIN`](crate::config::PAGE_MIN) to
@@ -94,7 +96,7 @@ macro_rules! for_options {
         /// touch a few bytes per page.
         page: value(ByteCount) = ByteCount::kib(64),
             "the page size in bytes",
-            { c bytes page, "power of two, `4KiB` to `2MiB`", "",
+            { region c bytes page, "power of two, `4KiB` to `2MiB`", "",
               "small for pointers, large for scans" };
 
         /// With `None` (`off` in text) no size does, only explicit requests and thread scopes.
@@ -103,7 +105,7 @@ macro_rules! for_options {
         /// chooses itself what goes far.
         threshold: maybe(ByteCount) or "off" = Some(ByteCount::kib(64)),
             "the size in bytes from which the global allocator places allocations in far memory",
-            { c bytes threshold, "size or `off`", "", "smaller objects are to go far, or none" };
+            { heap c bytes threshold, "size or `off`", "", "smaller objects are to go far, or none" };
 
         /// From 1 to [`HANDLERS_MAX`](crate::config::HANDLERS_MAX).
         ///
@@ -111,7 +113,7 @@ macro_rules! for_options {
         /// processors idle, or to bound the threads.
         handlers: maybe(u16) or "auto" = None,
             "the number of handler threads",
-            { c count handlers, "`auto` or 1 to 64", "", "faults wait while processors idle" };
+            { heap c count handlers, "`auto` or 1 to 64", "", "faults wait while processors idle" };
 
         /// Up to [`SPAN_MAX`](crate::config::SPAN_MAX). It costs no memory.
         ///
@@ -119,30 +121,30 @@ macro_rules! for_options {
         /// more data than that is alive at once.
         span: value(ByteCount) = ByteCount::gib(1 << 10),
             "how much address space is reserved for far memory, in bytes",
-            { c bytes span, "size", "", "the address space is limited (`ulimit -v`)" };
+            { region c bytes span, "size", "", "the address space is limited (`ulimit -v`)" };
 
         /// Default: [`Io::Auto`]. Change it to force a path while testing or measuring.
         io: value(Io) = Io::Auto,
             "how the store is read and written",
-            { c text io, "", "", "to force a path" };
+            { store c text io, "", "", "to force a path" };
 
         /// Default: [`Install::Auto`]. Change it to force a path while testing or measuring: `copy`
         /// is what kernels before 6.8 have, `move` is dearer for pages below 2 MiB.
         install: value(Install) = Install::Auto,
             "which operation installs and evicts pages",
-            { c text install, "", "", "to force a path" };
+            { region c text install, "", "", "to force a path" };
 
         /// Default: [`PolicyKind::Tenure`], which keeps a part of a scan that is larger than memory.
         /// The documentation of [`PolicyKind`] compares them; measure with the program's own
         /// accesses before changing it.
         policy: value(PolicyKind) = PolicyKind::Tenure,
             "which page is evicted next",
-            { c text policy, "", "", "it was measured that another one reads less" };
+            { region c text policy, "", "", "it was measured that another one reads less" };
 
         /// Default: on. Off only where the device checks end to end and every nanosecond counts.
         checksum: value(bool) = true,
             "whether every page read from the store is checked against its checksum",
-            { c switch checksum, "", "", "the device checks end to end" };
+            { region c switch checksum, "", "", "the device checks end to end" };
 
         /// From [`DEADLINE_MIN`](crate::config::DEADLINE_MIN) to
         /// [`DEADLINE_MAX`](crate::config::DEADLINE_MAX). A read that fails is repeated for as long
@@ -152,7 +154,7 @@ macro_rules! for_options {
         /// early is better than waiting.
         deadline: value(Duration) = Duration::from_secs(30),
             "how long one device request may take before it counts as failed",
-            { c millis deadline_ms, "`1ms` to `1day`", "", "a network device recovers slowly" };
+            { region c millis deadline_ms, "`1ms` to `1day`", "", "a network device recovers slowly" };
 
         /// At most [`POLL_MAX`](crate::config::POLL_MAX); `None` (`off` in text): not at all. It
         /// looks only while no other thread wants its processor and while the device usually
@@ -162,7 +164,7 @@ macro_rules! for_options {
         /// that do not halt cost money or power.
         poll: maybe(Duration) or "off" = Some(Duration::from_micros(200)),
             "how long a thread that serves faults looks for the device's answer before it sleeps",
-            { c micros poll_us, "`off`, up to `500us`", "",
+            { region c micros poll_us, "`off`, up to `500us`", "",
               "a processor that does not halt costs money" };
 
         /// That is what unprivileged programs get on most distributions. There a system call fails
@@ -174,18 +176,18 @@ macro_rules! for_options {
         /// without far memory is worse than one that does not start.
         user_mode: value(UserMode) = UserMode::Auto,
             "what happens where only faults from user mode are permitted",
-            { c text user_mode, "", "", "see privileges under Limits" };
+            { heap c text user_mode, "", "", "see privileges under Limits" };
 
         /// Default: on. Off for purely random access, or to count faults exactly.
         readahead: value(bool) = true,
             "whether sequential and strided faults read the pages to come",
-            { c switch readahead, "", "", "access is random" };
+            { region c switch readahead, "", "", "access is random" };
 
         /// Default: [`Mode::Handler`]. [`Mode::InThread`] has the lowest latency where far pointers
         /// never reach a system call.
         mode: value(Mode) = Mode::Handler,
             "which threads resolve faults",
-            { c text mode, "", "", "far buffers never reach system calls" };
+            { region c text mode, "", "", "far buffers never reach system calls" };
 
         /// The cipher is AES-256-GCM. The key is made at start-up and lives only in this process; a
         /// page that was changed or exchanged on the device counts as lost, like one whose checksum
@@ -195,13 +197,13 @@ macro_rules! for_options {
         /// about 7 us for 64 KiB each way, and 24 bytes of memory for each page on the device.
         encrypt: value(bool) = false,
             "whether pages are encrypted before they reach the device",
-            { c switch encrypt, "", "", "the device is not trusted" };
+            { region c switch encrypt, "", "", "the device is not trusted" };
 
         /// Default: [`Wipe::Off`]. Change it when a device or a named file is used by others
         /// afterwards. A process that is killed wipes nothing: [`encrypt`](Builder::encrypt) then.
         wipe: value(Wipe) = Wipe::Off,
             "what happens at an orderly shutdown to the pages on the device",
-            { c text wipe, "", "", "what is left on the device at the end matters" };
+            { region c text wipe, "", "", "what is left on the device at the end matters" };
 
         /// What is on the device is never in a dump.
         ///
@@ -209,7 +211,7 @@ macro_rules! for_options {
         /// to the limit.
         dump: value(bool) = false,
             "whether core dumps contain the far memory that is resident",
-            { c switch dump, "", "", "core dumps are to hold far memory" };
+            { region c switch dump, "", "", "core dumps are to hold far memory" };
     } };
 }
 
@@ -224,7 +226,7 @@ macro_rules! structure {
     ($(
         $(#[$doc:meta])*
         $name:ident: $kind:ident($type:ty) $(or $none:literal)? = $default:expr, $brief:literal,
-        { c $c_type:ident $c_name:ident, $values:literal, $shown:literal, $when:literal };
+        { $part:ident c $c_type:ident $c_name:ident, $values:literal, $shown:literal, $when:literal };
     )*) => {
         /// The value of every option. Nothing is checked.
         #[derive(Clone, Debug, PartialEq, Eq)]

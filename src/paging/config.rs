@@ -1,6 +1,7 @@
 //! Configuration of a region: what it is made of, and how its pages come and go.
 
 use crate::base::error::{Error, Result};
+use crate::base::settings::settings;
 use crate::base::units::{ByteCount, PageCount, SlotCount};
 use crate::paging::evict::policy::PolicyKind;
 use crate::paging::table_sizes::{self, Committed};
@@ -68,69 +69,86 @@ pub enum Mode {
     InThread,
 }
 
-/// What a region is made of.
-#[derive(Clone, Debug)]
-pub struct RegionConfig {
-    /// Most bytes that may be resident. Default 1 GiB.
-    pub limit: ByteCount,
-    /// Bytes that come and go as one; a power of two from 4 KiB to 2 MiB. Default 64 KiB.
-    pub page: ByteCount,
-    /// Address space to reserve; rounded up to 2 MiB. Default 1 TiB.
-    pub span: ByteCount,
-    /// Threads that serve faults, 1 to 64. Default 2: the first serves all faults, with
-    /// asynchronous I/O; the second helps while two threads fault in turn, each beside one, and
-    /// all help while more do.
-    pub handlers: usize,
-    /// Who serves faults. Default: handler threads.
-    pub mode: Mode,
-    /// How pages are installed and evicted. Default by page size.
-    pub install: Install,
-    /// Whether each slot's content is verified when it is read back. Default yes.
-    pub checksum: bool,
-    /// How long a handler looks for the next fault before it sleeps. Default 0.
-    pub spin: Duration,
-    /// How long a handler looks for the device's answer before it sleeps, on devices that usually
-    /// answer within that time. Whoever wants its processor gets it meanwhile, but it does not
-    /// halt. Default 200 us; 0: never.
-    pub poll: Duration,
-    /// How long the device may take for one request, and for how long a read that fails is repeated.
-    /// Time in which the process is stopped does not count. Default 30 s.
-    pub deadline: Duration,
-    /// Whether pages that a stream of faults leads to are read ahead. Default yes.
-    pub readahead: bool,
-    /// Which page goes next. Default: tenure, by `docs/design/eviction.md`.
-    pub policy: PolicyKind,
-    /// Refuses to start where only faults of user mode can be served. Default no.
-    pub kernel_faults_required: bool,
-    /// Whether core dumps contain resident far memory. Default no.
-    pub dump: bool,
-    /// Whether pages are encrypted before they reach the store, under a key that only this
-    /// process knows. Default no.
-    pub encrypt: bool,
-    /// What happens to the pages on the store when the region is dropped. Default nothing.
-    pub wipe: Wipe,
-}
-
-impl Default for RegionConfig {
-    fn default() -> RegionConfig {
-        RegionConfig {
-            limit: ByteCount::gib(1),
-            page: ByteCount::kib(64),
-            span: ByteCount::gib(1024),
-            handlers: 2,
-            mode: Mode::Handler,
-            install: Install::Auto,
-            checksum: true,
-            spin: Duration::ZERO,
-            poll: Duration::from_micros(200),
-            deadline: Duration::from_secs(30),
-            readahead: true,
-            policy: PolicyKind::default(),
-            kernel_faults_required: false,
-            dump: false,
-            encrypt: false,
-            wipe: Wipe::Off,
-        }
+settings! {
+    /// What a region is made of.
+    ///
+    /// # Examples
+    /// ```
+    /// use farheap::ByteCount;
+    /// use farheap::region::RegionConfig;
+    /// let config = RegionConfig::new().limit(ByteCount::mib(64)).page(ByteCount::kib(4));
+    /// ```
+    pub struct RegionConfig {
+        /// Sets the maximum number of bytes that may be resident.
+        ///
+        /// Default: 1 GiB.
+        limit: value(ByteCount) = ByteCount::gib(1),
+        /// Sets the size of the pages that come and go, a power of two from [`PAGE_MIN`] to
+        /// [`PAGE_MAX`].
+        ///
+        /// Default: 64 KiB.
+        page: value(ByteCount) = ByteCount::kib(64),
+        /// Sets the address space to reserve, which is rounded up to 2 MiB.
+        ///
+        /// Default: 1 TiB.
+        span: value(ByteCount) = ByteCount::gib(1024),
+        /// Sets the number of threads that serve faults, 1 to 64.
+        ///
+        /// Default: 2. The first serves all faults, with asynchronous I/O; the second helps while
+        /// two threads fault in turn, each beside one, and all help while more do.
+        handlers: value(usize) = 2,
+        /// Sets which threads serve faults.
+        ///
+        /// Default: handler threads.
+        mode: value(Mode) = Mode::Handler,
+        /// Sets how pages are installed and evicted.
+        ///
+        /// Default: by page size.
+        install: value(Install) = Install::Auto,
+        /// Sets whether each slot's content is verified when it is read back.
+        ///
+        /// Default: yes.
+        checksum: value(bool) = true,
+        /// Sets how long a handler looks for the next fault before it sleeps.
+        ///
+        /// Default: 0.
+        spin: value(Duration) = Duration::ZERO,
+        /// Sets how long a handler looks for the device's answer before it sleeps, on devices that
+        /// usually answer within that time; `None`: not at all. Other threads that want its
+        /// processor get it meanwhile, but it does not halt.
+        ///
+        /// Default: 200 us.
+        poll: maybe(Duration) = Some(Duration::from_micros(200)),
+        /// Sets how long the device may take for one request, and for how long a read that fails is
+        /// repeated. Time in which the process is stopped does not count.
+        ///
+        /// Default: 30 s.
+        deadline: value(Duration) = Duration::from_secs(30),
+        /// Sets whether pages that a stream of faults leads to are read ahead.
+        ///
+        /// Default: yes.
+        readahead: value(bool) = true,
+        /// Sets which page is evicted next.
+        ///
+        /// Default: tenure, by `docs/design/eviction.md`.
+        policy: value(PolicyKind) = PolicyKind::Tenure,
+        /// Sets whether a region refuses to start where only faults of user mode can be served.
+        ///
+        /// Default: no.
+        kernel_faults_required: value(bool) = false,
+        /// Sets whether core dumps contain resident far memory.
+        ///
+        /// Default: no.
+        dump: value(bool) = false,
+        /// Sets whether pages are encrypted before they reach the store, under a key that only this
+        /// process knows.
+        ///
+        /// Default: no.
+        encrypt: value(bool) = false,
+        /// Sets what happens to the pages on the store when the region is dropped.
+        ///
+        /// Default: nothing.
+        wipe: value(Wipe) = Wipe::Off,
     }
 }
 

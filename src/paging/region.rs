@@ -56,7 +56,7 @@ use std::time::Duration;
 /// use std::sync::{Arc, Weak};
 ///
 /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
-/// let config = RegionConfig { limit: ByteCount::mib(8), ..RegionConfig::default() };
+/// let config = RegionConfig::new().limit(ByteCount::mib(8));
 /// match Region::create(config, store) {
 ///     Ok(region) => {
 ///         let ptr = region.map(ByteCount::mib(32))?;

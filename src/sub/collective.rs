@@ -10,6 +10,7 @@
 
 use super::pages::{GRANULE, Owner, Pages, Pool, Reuse, granules};
 use crate::base::error::Error;
+use crate::base::settings::settings;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::paging::region::{Region, RegionConfig, Stats};
@@ -57,27 +58,28 @@ pub enum AllocError {
     Far(#[from] Error),
 }
 
-/// What a collective is made of.
-#[derive(Clone, Debug)]
-pub struct CollectiveConfig {
-    /// Bytes of purely-local memory. Default 0: none.
-    pub local: ByteCount,
-    /// The far region: `limit` is the page cache's size, `page` the page size (4 KiB unless
-    /// changed), `span` the address space for far objects (64 GiB unless changed). Nothing is read
-    /// ahead unless changed: the pages that follow in memory are not what a search touches next,
-    /// and a third of what a skip list read was read in vain (`docs/design/placement.md`).
-    pub region: RegionConfig,
+settings! {
+    /// What a collective is made of.
+    pub struct CollectiveConfig {
+        /// Sets the bytes of purely-local memory.
+        ///
+        /// Default: 0, none.
+        local: value(ByteCount) = ByteCount::ZERO,
+        /// Sets the far region: `limit` is the page cache's size, `span` the address space for far
+        /// objects.
+        ///
+        /// Default: [`default_region`](CollectiveConfig::default_region).
+        region: value(RegionConfig) = CollectiveConfig::default_region(),
+    }
 }
 
-impl Default for CollectiveConfig {
-    fn default() -> CollectiveConfig {
-        let region = RegionConfig {
-            page: ByteCount::kib(4),
-            span: ByteCount::gib(64),
-            readahead: false,
-            ..RegionConfig::default()
-        };
-        CollectiveConfig { local: ByteCount::ZERO, region }
+impl CollectiveConfig {
+    /// Returns the settings of a far region that suit a collective: pages of 4 KiB, 64 GiB of
+    /// address space, and nothing is read ahead, because the pages that follow in memory are not
+    /// what a search touches next: a third of what a skip list read was read in vain
+    /// (`docs/measurements/placement.md`).
+    pub fn default_region() -> RegionConfig {
+        RegionConfig::new().page(ByteCount::kib(4)).span(ByteCount::gib(64)).readahead(false)
     }
 }
 
@@ -92,7 +94,7 @@ impl Default for CollectiveConfig {
 /// use std::sync::Arc;
 ///
 /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
-/// let config = CollectiveConfig { local: ByteCount::kib(64), ..CollectiveConfig::default() };
+/// let config = CollectiveConfig::new().local(ByteCount::kib(64));
 /// let collective = match Collective::create(config, store) {
 ///     Ok(collective) => collective,
 ///     // Without permission for userfaultfd; the message says how to get it.

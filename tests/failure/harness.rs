@@ -266,14 +266,12 @@ pub(crate) fn write_word(addr: usize, value: u64) {
 /// A region of the smallest limit.
 pub(crate) fn config(page_kib: u64, install: Install) -> RegionConfig {
     let page = ByteCount::kib(page_kib);
-    RegionConfig {
-        limit: RegionConfig::limit_min(page),
-        page,
-        install,
-        span: ByteCount::gib(1),
-        readahead: false,
-        ..RegionConfig::default()
-    }
+    RegionConfig::new()
+        .limit(RegionConfig::limit_min(page))
+        .page(page)
+        .install(install)
+        .span(ByteCount::gib(1))
+        .readahead(false)
 }
 
 /// The ways pages come and go.

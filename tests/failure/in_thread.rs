@@ -19,7 +19,7 @@ const BAD: usize = 10;
 const FOREVER: u64 = u64::MAX;
 
 fn in_thread(page_kib: u64, install: Install) -> RegionConfig {
-    RegionConfig { mode: Mode::InThread, ..config(page_kib, install) }
+    config(page_kib, install).mode(Mode::InThread)
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn read_errors_of_seconds_are_waited_out_in_thread() {
 /// Three threads touch a page that cannot be read; `spoil` makes the device fail, or not.
 fn lose_one_page(config: RegionConfig, spoil: impl Fn(&Far, u64)) {
     const WAITING: usize = 3;
-    let config = RegionConfig { deadline: DEADLINE, ..config };
+    let config = config.deadline(DEADLINE);
     park_on_sigbus();
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
@@ -169,7 +169,7 @@ fn a_late_device_holds_up_only_the_thread_that_reads() {
 fn without_a_handler_of_the_program_a_lost_page_ends_the_process() {
     let name = "in_thread::without_a_handler_of_the_program_a_lost_page_ends_the_process";
     let ended = in_child(name, || {
-        let short = RegionConfig { deadline: DEADLINE, ..in_thread(4, Install::Auto) };
+        let short = in_thread(4, Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, PAGES, 1) else { return };
         far.store(0..PAGES);
         fail_reads(&far, FOREVER);
@@ -184,7 +184,7 @@ fn without_a_handler_of_the_program_a_lost_page_ends_the_process() {
 fn never_answered(config: RegionConfig) {
     const TOUCHING: usize = 4;
     park_on_sigbus();
-    let config = RegionConfig { deadline: Duration::from_secs(1), ..config };
+    let config = config.deadline(Duration::from_secs(1));
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
     far.check(0..BAD);
@@ -230,7 +230,7 @@ fn a_read_that_returns_after_its_deadline_is_a_sigbus_of_its_thread() {
     let name = "in_thread::a_read_that_returns_after_its_deadline_is_a_sigbus_of_its_thread";
     let ended = in_child(name, || {
         park_on_sigbus();
-        let short = RegionConfig { deadline: DEADLINE, ..in_thread(4, Install::Auto) };
+        let short = in_thread(4, Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, PAGES, 1) else { return };
         far.store(0..PAGES);
         far.control.pause();
@@ -250,7 +250,7 @@ fn a_read_that_returns_after_its_deadline_is_a_sigbus_of_its_thread() {
 #[test]
 fn a_page_discarded_under_a_read_that_is_not_answered_is_of_use_again() {
     let _watchdog = watchdog("discarded, in thread", HUNG);
-    let short = RegionConfig { deadline: DEADLINE, ..in_thread(4, Install::Auto) };
+    let short = in_thread(4, Install::Auto).deadline(DEADLINE);
     let Some(far) = Far::new(short, PAGES, 1) else { return };
     far.store(0..PAGES);
     far.control.pause();
@@ -269,7 +269,7 @@ fn a_page_discarded_under_a_read_that_is_not_answered_is_of_use_again() {
 #[test]
 fn a_page_that_nobody_waits_for_outlasts_a_device_that_does_not_answer() {
     let _watchdog = watchdog("fetch of a silent device", HUNG);
-    let short = RegionConfig { deadline: DEADLINE, ..in_thread(4, Install::Auto) };
+    let short = in_thread(4, Install::Auto).deadline(DEADLINE);
     let Some(far) = Far::new(short, PAGES, 1) else { return };
     far.store(0..PAGES);
     far.control.pause();

@@ -73,7 +73,7 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_wait() {
     let ended = in_child(name, || {
         let small = config(4, Install::Auto);
         let lowered = small.limit;
-        let config = RegionConfig { limit: ByteCount(small.limit.0 * 4), ..small };
+        let config = small.clone().limit(ByteCount(small.limit.0 * 4));
         let pages = resident_pages(&config);
         let Some(far) = Far::new(config.clone(), pages, 1) else { return };
         park_on_sigbus();
@@ -106,7 +106,7 @@ fn a_lowered_limit_is_reached_with_every_page_dirty() {
     for &(page, install) in WAYS {
         let small = config(page, install);
         let lowered = small.limit;
-        let config = RegionConfig { limit: ByteCount(small.limit.0 * 2), ..small };
+        let config = small.clone().limit(ByteCount(small.limit.0 * 2));
         let pages = resident_pages(&config);
         let Some(far) = Far::new(config.clone(), pages, 1) else { return };
         for _ in 0..3 {
@@ -126,7 +126,7 @@ fn pages_that_refused_an_eviction_are_not_forgotten() {
     let _watchdog = watchdog("refused evictions", HUNG);
     let small = config(4, Install::Auto);
     let lowered = small.limit;
-    let config = RegionConfig { limit: ByteCount(small.limit.0 * 4), ..small };
+    let config = small.clone().limit(ByteCount(small.limit.0 * 4));
     let pages = resident_pages(&config) / 2;
     let Some(far) = Far::new(config, pages, 1) else { return };
     far.fill(0..pages);
@@ -161,7 +161,7 @@ fn many_threads_that_fault_on_one_page_all_go_on() {
     let _watchdog = watchdog("racing faults", HUNG);
     for &(page, install) in WAYS {
         for handlers in [1, 2] {
-            let config = RegionConfig { handlers, ..config(page, install) };
+            let config = config(page, install).handlers(handlers);
             let Some(far) = Far::new(config, 4, 1) else { return };
             far.fill(0..4);
             let (start, end) = (Barrier::new(THREADS), Barrier::new(THREADS));
@@ -223,7 +223,7 @@ fn a_limit_of_a_few_pages_is_refused_and_the_smallest_works() {
     for pages in [1, 8, 16, 63] {
         for page in [ByteCount::kib(4), ByteCount::mib(2)] {
             let limit = ByteCount(page.0 * pages);
-            let tiny = RegionConfig { limit, page, ..RegionConfig::default() };
+            let tiny = RegionConfig::new().limit(limit).page(page);
             let error = Region::create(tiny, mem_store(ByteCount::mib(1))).expect_err("too small");
             assert!(matches!(error, Error::LimitTooSmall { .. }), "{error}");
         }
@@ -416,16 +416,16 @@ fn settings_that_cannot_work_are_refused() {
     let store = || mem_store(ByteCount::mib(8));
     let good = config(64, Install::Auto);
     let bad = [
-        RegionConfig { page: ByteCount(0), ..good.clone() },
-        RegionConfig { page: ByteCount(4095), ..good.clone() },
-        RegionConfig { page: ByteCount::kib(96), ..good.clone() },
-        RegionConfig { page: ByteCount::mib(4), ..good.clone() },
-        RegionConfig { page: ByteCount(1 << 63), ..good.clone() },
-        RegionConfig { limit: ByteCount(0), ..good.clone() },
-        RegionConfig { span: ByteCount(0), ..good.clone() },
-        RegionConfig { span: ByteCount(u64::MAX), ..good.clone() },
-        RegionConfig { handlers: 0, ..good.clone() },
-        RegionConfig { handlers: 65, ..good.clone() },
+        good.clone().page(ByteCount(0)),
+        good.clone().page(ByteCount(4095)),
+        good.clone().page(ByteCount::kib(96)),
+        good.clone().page(ByteCount::mib(4)),
+        good.clone().page(ByteCount(1 << 63)),
+        good.clone().limit(ByteCount(0)),
+        good.clone().span(ByteCount(0)),
+        good.clone().span(ByteCount(u64::MAX)),
+        good.clone().handlers(0),
+        good.clone().handlers(65),
     ];
     for config in bad {
         let error = Region::create(config.clone(), store()).expect_err("cannot work");
@@ -438,7 +438,7 @@ fn settings_that_cannot_work_are_refused() {
 fn hundreds_of_regions_at_once() {
     const REGIONS: usize = 300;
     let _watchdog = watchdog("many regions", HUNG);
-    let small = RegionConfig { span: ByteCount::mib(64), ..config(4, Install::Auto) };
+    let small = config(4, Install::Auto).span(ByteCount::mib(64));
     let mut all = Vec::new();
     for n in 0..REGIONS {
         let Some(far) = Far::new(small.clone(), 8, n as u64) else { return };
@@ -460,7 +460,7 @@ fn hundreds_of_regions_at_once() {
 fn thousands_of_mappings_in_one_region() {
     const MAPPINGS: usize = 40_000;
     let _watchdog = watchdog("many mappings", HUNG);
-    let config = RegionConfig { span: ByteCount::gib(4), ..config(4, Install::Auto) };
+    let config = config(4, Install::Auto).span(ByteCount::gib(4));
     let Some(region) = region(config, mem_store(ByteCount::mib(512))) else { return };
     let len = ByteCount::kib(4);
     let mut all = Vec::with_capacity(MAPPINGS);

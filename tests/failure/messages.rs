@@ -58,7 +58,7 @@ impl FullPipe {
 /// all the same, and the messages are there as soon as somebody reads.
 fn nobody_reads(config: RegionConfig) {
     park_on_sigbus();
-    let config = RegionConfig { deadline: DEADLINE, ..config };
+    let config = config.deadline(DEADLINE);
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
     let pipe = FullPipe::new();
@@ -98,7 +98,7 @@ fn a_full_pipe_as_standard_error_stops_no_handler() {
 fn a_full_pipe_as_standard_error_stops_no_thread_that_serves_itself() {
     let name = "messages::a_full_pipe_as_standard_error_stops_no_thread_that_serves_itself";
     let mode = farheap::region::Mode::InThread;
-    let body = || nobody_reads(RegionConfig { mode, ..config(4, Install::Auto) });
+    let body = || nobody_reads(config(4, Install::Auto).mode(mode));
     let Some(ended) = in_child(name, body) else { return };
     ended
         .expect_success()
@@ -125,7 +125,7 @@ fn a_full_pipe_as_standard_error_does_not_hold_up_the_end() {
 /// A sandbox takes the right to open descriptors away. Standard error is a file, and a page is lost.
 fn nothing_can_be_opened(config: RegionConfig) {
     park_on_sigbus();
-    let config = RegionConfig { deadline: DEADLINE, ..config };
+    let config = config.deadline(DEADLINE);
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
     let mut file = tempfile::tempfile().expect("a file");
@@ -167,7 +167,7 @@ fn handlers_work_and_speak_where_nothing_can_be_opened_any_more() {
 fn threads_serve_themselves_where_nothing_can_be_opened_any_more() {
     let name = "messages::threads_serve_themselves_where_nothing_can_be_opened_any_more";
     let mode = farheap::region::Mode::InThread;
-    let body = || nothing_can_be_opened(RegionConfig { mode, ..config(4, Install::Auto) });
+    let body = || nothing_can_be_opened(config(4, Install::Auto).mode(mode));
     in_child(name, body).map(crate::harness::Ended::expect_success);
 }
 

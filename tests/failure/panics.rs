@@ -4,7 +4,7 @@ use crate::harness::{
     Far, WAYS, config, in_child, park_on_sigbus, resume, sigbus_addrs, wait_until,
 };
 use crate::injector::Whose;
-use farheap::region::{Install, RegionConfig};
+use farheap::region::Install;
 use farheap::store::Op;
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ fn a_panic_while_the_evictor_asks_the_device_costs_no_page() {
 fn frames_of_requests_that_panicked_are_used_again() {
     expect_told("panics::frames_of_requests_that_panicked_are_used_again", || {
         // 16 frames; no readahead, so that every read is one page.
-        let config = RegionConfig { readahead: false, ..config(2048, Install::Auto) };
+        let config = config(2048, Install::Auto).readahead(false);
         let Some(far) = Far::new(config, 16, 1) else { return };
         let frames = far.stats().limit_bytes / far.page as u64 / 4;
         const PANICS: u64 = 16;

@@ -16,7 +16,7 @@ fn configs() -> Vec<RegionConfig> {
     let mut configs: Vec<RegionConfig> =
         WAYS.iter().map(|&(page_kib, install)| config(page_kib, install)).collect();
     let chunks = config(64, Install::Auto);
-    configs.push(RegionConfig { limit: ByteCount::mib(32), readahead: true, ..chunks });
+    configs.push(chunks.limit(ByteCount::mib(32)).readahead(true));
     configs.push(config(64, Install::Move));
     configs.push(config(2048, Install::Auto));
     // Little address space, for `mlockall` touches all of it.
@@ -210,7 +210,7 @@ fn far_memory_that_the_program_drops_reads_as_zero() {
             assert!(left <= far.stats().limit_bytes / 8, "{left} bytes are charged for nothing");
         });
         for page_kib in [4, 64] {
-            let config = RegionConfig { mode: Mode::InThread, ..config(page_kib, Install::Auto) };
+            let config = config(page_kib, Install::Auto).mode(Mode::InThread);
             let pages = (config.limit.0 * 2 / config.page.0) as usize;
             let Some(far) = Far::new(config, pages, 1) else { return };
             far.fill(0..pages);

@@ -78,12 +78,7 @@ fn pages_are_not_lost_while_their_faults_wait_for_a_slow_device() {
     const SLOW: Duration = Duration::from_millis(500);
     let _watchdog = watchdog("a thousand threads", HUNG);
     // Five times 256 reads at once: the last ones wait for two seconds.
-    let config = RegionConfig {
-        handlers: 1,
-        limit: ByteCount::mib(16),
-        deadline: 3 * SLOW,
-        ..config(4, Install::Auto)
-    };
+    let config = config(4, Install::Auto).handlers(1).limit(ByteCount::mib(16)).deadline(3 * SLOW);
     let Some(far) = Far::new(config, THREADS, 1) else { return };
     far.store(0..THREADS);
     far.control.delay(SLOW);
@@ -107,7 +102,7 @@ fn pages_are_not_lost_while_their_faults_wait_for_a_slow_device() {
 fn a_read_that_fails_at_a_helper_off_duty_is_repeated() {
     const ROUNDS: u64 = 8;
     let _watchdog = watchdog("helper off duty", HUNG);
-    let config = RegionConfig { handlers: 2, deadline: HUNG, ..config(4, Install::Auto) };
+    let config = config(4, Install::Auto).handlers(2).deadline(HUNG);
     let pages = 8 * (config.limit.0 / config.page.0) as usize;
     let Some(far) = Far::new(config, pages, 1) else { return };
     far.store(0..pages);
@@ -142,7 +137,7 @@ fn fail_a_helpers_read(far: &Far) {
 /// One page's place on the device is bad; three threads wait for it at the same time.
 fn lose_one_page(config: RegionConfig) {
     const WAITING: usize = 3;
-    let config = RegionConfig { deadline: DEADLINE, ..config };
+    let config = config.deadline(DEADLINE);
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     park_on_sigbus();
     far.injector.follow(stamp(BAD));
@@ -200,7 +195,7 @@ fn a_read_error_that_stays_costs_one_page_64k() {
 fn a_read_error_that_stays_costs_one_page_of_a_chunk() {
     let name = "reads::a_read_error_that_stays_costs_one_page_of_a_chunk";
     let limit = farheap::ByteCount::mib(64);
-    let body = || lose_one_page(RegionConfig { limit, ..config(64, Install::Auto) });
+    let body = || lose_one_page(config(64, Install::Auto).limit(limit));
     expect_lost_page(in_child(name, body), "(EIO)");
 }
 
@@ -229,7 +224,7 @@ fn a_read_error_that_stays_costs_one_page_on_an_old_kernel_64k() {
 #[test]
 fn without_a_handler_a_lost_page_ends_the_process() {
     let ended = in_child("reads::without_a_handler_a_lost_page_ends_the_process", || {
-        let short = RegionConfig { deadline: DEADLINE, ..config(4, Install::Auto) };
+        let short = config(4, Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, PAGES, 1) else { return };
         far.store(0..PAGES);
         far.control.fail_next(Op::Read, FOREVER, libc::EIO);
@@ -241,7 +236,7 @@ fn without_a_handler_a_lost_page_ends_the_process() {
 
 /// Breaks all reads by `damage`, expects SIGBUS, heals and expects that nothing else suffered.
 fn lose_by(install: Install, damage: impl Fn(&Far), counted: impl Fn(&Far) -> bool) {
-    let short = RegionConfig { deadline: DEADLINE, ..config(4, install) };
+    let short = config(4, install).deadline(DEADLINE);
     let Some(far) = Far::new(short, PAGES, 1) else { return };
     park_on_sigbus();
     far.store(0..PAGES);
@@ -331,7 +326,7 @@ fn a_fault_behind_a_full_queue_has_a_deadline_too() {
     const MANY: usize = 1000;
     let name = "reads::a_fault_behind_a_full_queue_has_a_deadline_too";
     let body = || {
-        let short = RegionConfig { deadline: DEADLINE, ..config(4, Install::Auto) };
+        let short = config(4, Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, MANY, 1) else { return };
         park_on_sigbus();
         // Evicted one by one in an order that leaves no neighbours on the device.
@@ -363,7 +358,7 @@ fn a_fault_behind_a_full_queue_has_a_deadline_too() {
 fn failed_prefetches_cost_no_pages() {
     let _watchdog = watchdog("failed prefetch", HUNG);
     for damage in [Damage::Errors, Damage::Silence] {
-        let short = RegionConfig { deadline: DEADLINE, ..config(4, Install::Auto) };
+        let short = config(4, Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, PAGES, 1) else { return };
         far.store(0..PAGES);
         match damage {

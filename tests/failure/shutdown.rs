@@ -6,7 +6,7 @@ use crate::harness::{
     DEADLINE, Far, HUNG, WAYS, config, in_child, read_word, wait_until, write_word,
 };
 use farheap::ByteCount;
-use farheap::region::{Install, RegionConfig};
+use farheap::region::Install;
 use farheap::store::{BlockStore, Store};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,7 +24,7 @@ fn prefetches_under_way_do_not_hold_up_the_end() {
     let _watchdog = watchdog("shutdown with prefetches", HUNG);
     for &(page, install) in WAYS {
         for paused in [false, true] {
-            let config = RegionConfig { deadline: DEADLINE, ..config(page, install) };
+            let config = config(page, install).deadline(DEADLINE);
             let Some(far) = Far::new(config, PAGES, 1) else { return };
             far.store(0..PAGES);
             if paused {

@@ -121,7 +121,7 @@ fn ask(region: &Region, own: usize, page: usize, round: usize) {
 }
 
 fn cases(page_kib: u64, mode: Mode) {
-    let config = RegionConfig { mode, ..config(page_kib, Install::Auto) };
+    let config = config(page_kib, Install::Auto).mode(mode);
     let page = config.page.as_usize();
     with_region(config.clone(), |region, own, _| advise(region, own, page));
     with_region(config.clone(), |region, own, _| discard(region, own, page));
@@ -188,7 +188,7 @@ fn an_in_thread_region_is_dropped_while_threads_fault_in_another() {
     const THREADS: usize = 16;
     const PAGES: usize = 16_384;
     let _watchdog = watchdog("drop beside faults", HUNG);
-    let config = || RegionConfig { mode: Mode::InThread, ..config(4, Install::Auto) };
+    let config = || config(4, Install::Auto).mode(Mode::InThread);
     let store = || mem_store(ByteCount::mib(128));
     let Some(busy) = region(config(), store()) else { return };
     let base = busy.map(ByteCount::mib(64)).expect("there is room").as_ptr() as usize;
@@ -249,7 +249,7 @@ fn default_action() {
 
 /// A region whose first page is resident; its address.
 fn one_page() -> Option<(Region, usize)> {
-    let config = RegionConfig { mode: Mode::InThread, ..config(64, Install::Auto) };
+    let config = config(64, Install::Auto).mode(Mode::InThread);
     let region = region(config, mem_store(ByteCount::mib(64)))?;
     let base = region.map(ByteCount::mib(1)).expect("there is room").as_ptr() as usize;
     write_word(base, 7);

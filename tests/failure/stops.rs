@@ -5,7 +5,7 @@ use crate::harness::{Far, config, in_child, stamp, wait_until};
 use farheap::ByteCount;
 use farheap::limit::manager::{self, MemoryManager};
 use farheap::pool::PoolConfig;
-use farheap::region::{Install, Mode, RegionConfig};
+use farheap::region::{Install, Mode};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -80,7 +80,7 @@ fn memory_is_waited_for_in_time_that_the_process_has() {
 
 /// Threads wait for a device that does not answer, while the process is stopped; it answers then.
 fn stop_under_reads(mode: Mode) {
-    let config = RegionConfig { mode, deadline: DEADLINE, ..config(4, Install::Auto) };
+    let config = config(4, Install::Auto).mode(mode).deadline(DEADLINE);
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
     far.control.pause();
@@ -115,7 +115,7 @@ fn room_is_waited_for_in_time_that_the_process_has() {
     let name = "stops::room_is_waited_for_in_time_that_the_process_has";
     let body = || {
         for install in [Install::Auto, Install::Copy] {
-            let config = RegionConfig { deadline: DEADLINE, ..config(4, install) };
+            let config = config(4, install).deadline(DEADLINE);
             let pages = 3 * (config.limit.0 / config.page.0) as usize;
             let Some(far) = Far::new(config, pages, 1) else { return };
             far.control.pause();

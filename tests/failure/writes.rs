@@ -7,7 +7,7 @@ use crate::harness::{
     sigbus_addrs, sigbus_count, stamp, wait_until,
 };
 use farheap::Error;
-use farheap::region::{Install, RegionConfig};
+use farheap::region::Install;
 use farheap::store::Op;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ fn write_behind<'scope>(
 
 /// Fills memory while nothing can be written back, until a fault ends in SIGBUS; then heals.
 fn no_write_back(page_kib: u64, install: Install, damage: impl Fn(&Far)) {
-    let config = RegionConfig { deadline: DEADLINE, ..config(page_kib, install) };
+    let config = config(page_kib, install).deadline(DEADLINE);
     let pages = 3 * (config.limit.0 / config.page.0) as usize;
     let Some(far) = Far::new(config.clone(), pages, seed("no write-back")) else { return };
     park_on_sigbus();
@@ -119,7 +119,7 @@ fn a_device_that_never_answers_a_write_ends_in_sigbus_not_in_a_hang() {
     let name = "writes::a_device_that_never_answers_a_write_ends_in_sigbus_not_in_a_hang";
     let body = || {
         for install in [Install::Auto, Install::Copy] {
-            let config = RegionConfig { deadline: DEADLINE, ..config(4, install) };
+            let config = config(4, install).deadline(DEADLINE);
             let pages = 3 * (config.limit.0 / config.page.0) as usize;
             let Some(far) = Far::new(config, pages, 1) else { return };
             park_on_sigbus();
@@ -170,7 +170,7 @@ fn slow_writes_are_waited_for() {
 #[test]
 fn late_writes_are_reported_and_lose_nothing() {
     let _watchdog = watchdog("late writes", HUNG);
-    let config = RegionConfig { deadline: DEADLINE, ..config(4, Install::Auto) };
+    let config = config(4, Install::Auto).deadline(DEADLINE);
     let Some(far) = Far::new(config, 256, 1) else { return };
     far.fill(0..256);
     far.control.delay(DEADLINE * 3);
@@ -191,7 +191,7 @@ fn pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy() {
     let name = "writes::pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy";
     let body = || {
         for page_kib in [4, 64] {
-            let config = RegionConfig { deadline: DEADLINE, ..config(page_kib, Install::Auto) };
+            let config = config(page_kib, Install::Auto).deadline(DEADLINE);
             let most = (config.limit.0 / config.page.0) as usize;
             let Some(far) = Far::new(config.clone(), 3 * most, 1) else { return };
             park_on_sigbus();

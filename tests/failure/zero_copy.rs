@@ -143,7 +143,8 @@ fn sockets(name: &'static str, config: RegionConfig) {
 /// Chunks are read whole where the limit holds runs of frames.
 fn with_chunks(page_kib: u64, install: Install) -> RegionConfig {
     let config = config(page_kib, install);
-    RegionConfig { limit: config.limit.max(ByteCount::mib(32)), readahead: true, ..config }
+    let limit = config.limit.max(ByteCount::mib(32));
+    config.limit(limit).readahead(true)
 }
 
 #[test]
@@ -177,7 +178,7 @@ fn pipes_of_2m_pages_deliver_what_was_spliced() {
 fn pipes_of_faults_in_thread_deliver_what_was_spliced() {
     for page_kib in [4, 64] {
         let config = config(page_kib, Install::Auto);
-        pipes("pipes, in-thread", RegionConfig { mode: Mode::InThread, ..config });
+        pipes("pipes, in-thread", config.mode(Mode::InThread));
     }
 }
 

@@ -7,7 +7,7 @@ use crate::os::{KERNEL_PAGE, Memory};
 use crate::report::{Figure, Row};
 use crate::work::{self, Look, Mix, Order, Scan, access_timed, look};
 use crate::{Plan, Result, Sample, Side, take_turns};
-use farheap::region::{Mode, RegionConfig};
+use farheap::region::Mode;
 use hdrhistogram::Histogram;
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ const MODES: [(&str, Mode); 2] = [("handler", Mode::Handler), ("in-thread", Mode
 
 pub(crate) fn random(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     for (name, mode) in MODES {
-        let config = RegionConfig { mode, ..far::config(KERNEL_PAGE, plan.cache, plan.data) };
+        let config = far::config(KERNEL_PAGE, plan.cache, plan.data).mode(mode);
         let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
         misses(plan, name, &far, rows)?;
         rates(plan, name, &far, rows)?;

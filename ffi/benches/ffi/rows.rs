@@ -61,7 +61,7 @@ impl World {
         let page = pool.allocate()?.id();
         let config = Config::builder().page(ByteCount::kib(4)).span(ByteCount::gib(64));
         let config = config.parse(text)?.build()?;
-        let parts = CollectiveConfig { local: ByteCount::mib(1), region: config.region() };
+        let parts = CollectiveConfig::new().local(ByteCount::mib(1)).region(config.region());
         let collective = Collective::create(parts, config.open_store()?)?;
         Ok(World { _heap: heap, pool, page, collective })
     }

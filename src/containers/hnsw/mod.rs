@@ -21,6 +21,7 @@ mod strategy;
 
 pub use strategy::GraphStrategy;
 
+use crate::base::settings::settings;
 use crate::sub::{AllocError, Collective};
 use node::{Record, Shape};
 use std::cmp::{Ordering, Reverse};
@@ -32,21 +33,22 @@ use strategy::Watched;
 /// Highest layer.
 const LEVEL_MAX: u8 = 15;
 
-/// How an index is built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GraphConfig {
-    /// Links of a vector in each layer, at least 2; twice as many in the lowest. More give better
-    /// recall and larger records. Default 12.
-    pub links: usize,
-    /// Candidates that an insert looks at in each layer. More give a better graph. Default 80.
-    pub width: usize,
-    /// Seed of the vectors' layers. Default 1.
-    pub seed: u64,
-}
-
-impl Default for GraphConfig {
-    fn default() -> GraphConfig {
-        GraphConfig { links: 12, width: 80, seed: 1 }
+settings! {
+    /// How an index is built.
+    pub struct GraphConfig {
+        /// Sets the links of a vector in each layer, at least 2; twice as many in the lowest. More
+        /// give better recall and larger records.
+        ///
+        /// Default: 12.
+        links: value(usize) = 12,
+        /// Sets the candidates that an insert looks at in each layer. More give a better graph.
+        ///
+        /// Default: 80.
+        width: value(usize) = 80,
+        /// Sets the seed of the vectors' layers.
+        ///
+        /// Default: 1.
+        seed: value(u64) = 1,
     }
 }
 
@@ -97,14 +99,14 @@ struct Entry {
 /// use std::sync::Arc;
 ///
 /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
-/// let config = CollectiveConfig { local: ByteCount::kib(64), ..CollectiveConfig::default() };
+/// let config = CollectiveConfig::new().local(ByteCount::kib(64));
 /// let collective = match Collective::create(config, store) {
 ///     Ok(collective) => Arc::new(collective),
 ///     // Without permission for userfaultfd; the message says how to get it.
 ///     Err(error) => return Ok(println!("{error}")),
 /// };
 /// let strategy = GraphStrategy::LocalPage;
-/// let mut index = FarGraphIndex::new(collective, strategy, 2, GraphConfig::default());
+/// let mut index = FarGraphIndex::new(collective, strategy, 2, GraphConfig::new());
 /// for at in 0..1000 {
 ///     index.insert(&[at as f32, 1.0])?;
 /// }

@@ -49,9 +49,10 @@ use std::sync::Arc;
 /// use std::sync::Arc;
 ///
 /// let collective = |page, local| {
-///     let region = RegionConfig { page, ..CollectiveConfig::default().region };
+///     let region = CollectiveConfig::default_region().page(page);
 ///     let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
-///     Ok::<_, farheap::Error>(Arc::new(Collective::create(CollectiveConfig { local, region }, store)?))
+///     let config = CollectiveConfig::new().local(local).region(region);
+///     Ok::<_, farheap::Error>(Arc::new(Collective::create(config, store)?))
 /// };
 /// // Leaves of 16 KiB; above them nodes of 4 KiB, purely local while 64 KiB last.
 /// let leaves = match collective(ByteCount::kib(16), ByteCount::ZERO) {

@@ -43,7 +43,7 @@ use std::sync::Arc;
 /// use std::sync::Arc;
 ///
 /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
-/// let config = CollectiveConfig { local: ByteCount::kib(64), ..CollectiveConfig::default() };
+/// let config = CollectiveConfig::new().local(ByteCount::kib(64));
 /// let collective = match Collective::create(config, store) {
 ///     Ok(collective) => Arc::new(collective),
 ///     // Without permission for userfaultfd; the message says how to get it.

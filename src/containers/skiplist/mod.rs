@@ -43,7 +43,7 @@ type Preds<K, V> = [Option<Link<K, V>>; LEVELS_MAX];
 /// use std::sync::Arc;
 ///
 /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
-/// let collective = match Collective::create(CollectiveConfig::default(), store) {
+/// let collective = match Collective::create(CollectiveConfig::new(), store) {
 ///     Ok(collective) => Arc::new(collective),
 ///     // Without permission for userfaultfd; the message says how to get it.
 ///     Err(error) => return Ok(println!("{error}")),

@@ -124,7 +124,12 @@ impl Handler {
             chunks_open: 0,
             wakes: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
             starving: false,
-            sched: ThreadSched::new(Arc::clone(&pager.sched), index, config.spin, config.poll),
+            sched: ThreadSched::new(
+                Arc::clone(&pager.sched),
+                index,
+                config.spin,
+                config.poll.unwrap_or_default(),
+            ),
             deadline: config.deadline,
             watch: Stopwatch::start(config.deadline, Instant::now()),
             checked: Instant::now(),
