@@ -15,7 +15,7 @@ mod common;
 
 use clap::Parser;
 use common::Unnamed;
-use farheap::limit::manager::{MemoryManager, Mode, TemporaryMemory};
+use farheap::manager::{MemoryManager, Mode, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;

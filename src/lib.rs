@@ -16,7 +16,7 @@ compile_error!(
      #[cfg(target_os = \"linux\")], as README shows (What it needs)"
 );
 
-pub mod base;
+mod base;
 #[cfg(not(loom))]
 pub mod config;
 #[cfg(not(loom))]
@@ -30,7 +30,7 @@ mod heap_biased_lock;
 #[cfg(loom)]
 #[path = "heap/counts.rs"]
 mod heap_counts;
-pub mod limit;
+mod limit;
 #[cfg(not(loom))]
 mod meta;
 mod paging;
@@ -64,11 +64,17 @@ pub mod guide {
 #[cfg(not(loom))]
 pub use allocator_api2;
 pub use base::error::{Error, Result};
-pub use base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
+pub use base::units::{ByteCount, PageCount, PageId};
 #[cfg(not(loom))]
 pub use config::Config;
 #[cfg(not(loom))]
-pub use heap::{Far, FarHeap, Local, Placement, Scope, c_malloc as malloc, scope};
+pub use heap::{Far, FarHeap, Local, Placement, Scope, scope};
+// For the interface for C, which is a crate of its own.
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub use heap::c_malloc as malloc;
+#[cfg(not(loom))]
+pub use limit::manager;
 #[cfg(not(loom))]
 pub use limit::manager::{MemoryManager, Temporary};
 #[cfg(not(loom))]
@@ -77,5 +83,7 @@ pub use paging::region;
 pub use paging::region::Stats;
 #[cfg(not(loom))]
 pub use runtime::Heap;
+// For the command, which is a crate of its own.
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub use sys::probe;

@@ -126,7 +126,7 @@ impl Heap {
     ///
     /// # Examples
     /// ```
-    /// use farheap::limit::manager::{MemoryManager, Mode};
+    /// use farheap::manager::{MemoryManager, Mode};
     /// use farheap::{ByteCount, Config, Heap};
     ///
     /// let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative)?;

@@ -5,7 +5,7 @@
 mod common;
 
 use common::numbered::{add_pages, await_given_back, fill, holds};
-use farheap::limit::manager::{Effort, HandOver, MemoryManager, Mode, Reclaim};
+use farheap::manager::{Effort, HandOver, MemoryManager, Mode, Reclaim};
 use farheap::pool::PoolConfig;
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};

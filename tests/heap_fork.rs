@@ -8,7 +8,7 @@ use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
 use common::child::{alone, cases};
 use common::heap;
-use farheap::limit::manager::{Account, MemoryManager, Mode, Temporary, TemporaryMemory};
+use farheap::manager::{Account, MemoryManager, Mode, Temporary, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Store};

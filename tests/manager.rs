@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Dice, eventually, mem_store, watchdog};
-use farheap::limit::manager::{Account, Effort, MemoryManager, Mode, Reclaim, TemporaryMemory};
+use farheap::manager::{Account, Effort, MemoryManager, Mode, Reclaim, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{FaultyStore, MemStore, Op, Store};

@@ -4,7 +4,7 @@ mod common;
 
 use allocator_api2::vec::Vec as FarVec;
 use common::{eventually, heap_under};
-use farheap::limit::manager::{MemoryManager, Mode, Pressure};
+use farheap::manager::{MemoryManager, Mode, Pressure};
 use farheap::{ByteCount, Far, FarHeap, Heap, Placement, scope};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -8,7 +8,7 @@ mod common;
 use allocator_api2::vec::Vec as FarVec;
 use common::child::alone;
 use common::{Dice, eventually, heap_under};
-use farheap::limit::manager::{MemoryManager, Mode, TemporaryMemory};
+use farheap::manager::{MemoryManager, Mode, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;

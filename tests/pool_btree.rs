@@ -1,6 +1,6 @@
 //! The B+-tree against std's map, alone and with several threads, in a pool smaller than the tree.
 
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BTree, BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error};

@@ -1,6 +1,6 @@
 //! Crashes: what was flushed is there or is known to be stale, and never a wrong answer.
 
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BTree, BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error, PageId};

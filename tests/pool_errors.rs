@@ -4,7 +4,7 @@ mod common;
 
 use common::hooked::Hooked;
 use common::{eventually, place};
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
 use farheap::store::{BlockStore, FaultControl, FaultyStore, MemStore, Op};
 use farheap::{ByteCount, Error, PageCount, PageId};

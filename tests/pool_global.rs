@@ -4,7 +4,7 @@
 mod common;
 
 use common::{heap_under, watchdog};
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::{ByteCount, FarHeap, PageId, Placement, scope};
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 mod common;
 
 use common::numbered::{add_pages, await_given_back, fill, holds};
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};

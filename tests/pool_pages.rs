@@ -3,7 +3,7 @@
 mod common;
 
 use common::eventually;
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{FaultyStore, MemStore, Op};
 use farheap::{ByteCount, Error, PageCount, PageId};

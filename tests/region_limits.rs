@@ -7,7 +7,7 @@ mod common;
 
 use common::child::{case, run};
 use common::{eventually, mem_store, watchdog};
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::region::{Region, RegionConfig};
 use farheap::{ByteCount, Error};
 use std::ptr::NonNull;

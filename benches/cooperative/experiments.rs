@@ -9,7 +9,7 @@ use crate::report::{self, Row};
 use crate::run::{PARTITIONED, Plan, Query, Run, run};
 use crate::source::Source;
 use farheap::ByteCount;
-use farheap::limit::manager::Mode;
+use farheap::manager::Mode;
 use farheap::pool::{Arrival, Clock, PoolConfig, Proven, Replacement, Worth};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::MemStore;

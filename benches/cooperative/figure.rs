@@ -6,7 +6,7 @@ use crate::plot;
 use crate::report::{self, Row};
 use crate::run::{PARTITIONED, Plan, Query, Run, run};
 use crate::source::Source;
-use farheap::limit::manager::Mode;
+use farheap::manager::Mode;
 
 pub(crate) fn figure(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
     let mut runs = Vec::new();

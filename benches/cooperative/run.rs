@@ -10,7 +10,7 @@ use crate::schema::Database;
 use crate::source::{Source, progress};
 use allocator_api2::vec::Vec as AllocVec;
 use farheap::ByteCount;
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;

@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::q9;
 use crate::schema::{Catalog, Sizes};
 use farheap::ByteCount;
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::PoolConfig;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::{File, OpenOptions};

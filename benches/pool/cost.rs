@@ -4,7 +4,7 @@
 use crate::common::Unnamed;
 use crate::report::Row;
 use crate::{Failure, Options};
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{BlockStore, MemStore, Op, Request, Segment, Store};
 use farheap::{ByteCount, PageId};

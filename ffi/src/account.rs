@@ -14,7 +14,7 @@ use crate::heap::farheap_heap;
 use crate::manager::{Userdata, farheap_manager};
 use crate::pool::farheap_pool;
 use farheap::ByteCount;
-use farheap::limit::manager::{Account, Effort, MemoryManager, Reclaim};
+use farheap::manager::{Account, Effort, MemoryManager, Reclaim};
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};

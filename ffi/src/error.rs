@@ -376,19 +376,19 @@ pub extern "C" fn farheap_status_name(status: farheap_status) -> *const c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farheap::{ByteCount, PageCount, PageId, SlotCount};
+    use farheap::{ByteCount, PageCount, PageId};
     use std::time::Duration;
 
     fn all() -> Vec<(Error, farheap_status)> {
         let (bytes, waited) = (ByteCount::kib(4), Duration::from_secs(1));
-        let (page, slots) = (PageId(7), SlotCount(9));
+        let (page, pages) = (PageId(7), PageCount(9));
         vec![
             (Error::Os { call: "mmap", errno: 12 }, FARHEAP_E_OS),
             (Error::UffdUnavailable { reasons: "x".into() }, FARHEAP_E_UFFD_UNAVAILABLE),
             (Error::Unsupported { feature: "a", why: "b" }, FARHEAP_E_UNSUPPORTED),
             (Error::Device { path: "/x".into(), reason: "y".into() }, FARHEAP_E_DEVICE),
             (Error::Io { op: "read", offset: 1, len: 2, errno: 5 }, FARHEAP_E_IO),
-            (Error::StoreFull { slots }, FARHEAP_E_STORE_FULL),
+            (Error::StoreFull { pages }, FARHEAP_E_STORE_FULL),
             (Error::Corrupt { slot: 3 }, FARHEAP_E_CORRUPT),
             (Error::AddressSpace { len: bytes }, FARHEAP_E_ADDRESS_SPACE),
             (Error::BadRange { reason: "r" }, FARHEAP_E_BAD_RANGE),

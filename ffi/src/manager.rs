@@ -10,7 +10,7 @@ use crate::error::{
 use crate::handle::{self, methods, opaque};
 use allocator_api2::alloc::Allocator;
 use farheap::ByteCount;
-use farheap::limit::manager::{
+use farheap::manager::{
     ConsumerStats, ManagerStats, MemoryManager, Mode, Pressure, Temporary, TemporaryMemory,
 };
 use std::alloc::Layout;

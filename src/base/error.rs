@@ -1,6 +1,6 @@
 //! Why an operation failed: one error type for the whole crate.
 
-use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
+use crate::base::units::{ByteCount, PageCount, PageId};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -58,11 +58,11 @@ pub enum Error {
         /// The `errno` value; `EIO` for a short transfer, `ETIMEDOUT` past the deadline.
         errno: i32,
     },
-    /// No slot is free on the store.
-    #[error("the store is full: all {slots} slots are in use")]
+    /// The store has no place left for a page.
+    #[error("the store is full: all {} pages that it has room for are in use", .pages.0)]
     StoreFull {
-        /// Slots the store has.
-        slots: SlotCount,
+        /// Pages that the store has room for.
+        pages: PageCount,
     },
     /// The bytes read are not the bytes written.
     #[error("checksum mismatch in slot {slot}: the device returned other bytes than were written")]

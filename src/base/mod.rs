@@ -1,13 +1,13 @@
 //! Foundations: units, errors, locks. Layer 0; uses nothing of the crate.
 
 pub(crate) mod deadline;
-pub mod error;
+pub(crate) mod error;
 pub(crate) mod local;
 #[cfg(not(loom))]
 pub(crate) mod settings;
 mod size;
 pub(crate) mod sync;
-pub mod units;
+pub(crate) mod units;
 pub(crate) mod visited;
 
 /// Asserts on a hot path: on in debug builds, in tests and with the `strict` feature.

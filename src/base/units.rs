@@ -78,21 +78,21 @@ impl fmt::Display for ByteCount {
 
 /// Defines a counting or naming newtype over `u64`.
 macro_rules! unit {
-    ($(#[$doc:meta])* $name:ident, $letter:literal) => {
+    ($(#[$doc:meta])* $visible:vis $name:ident, $letter:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(pub u64);
+        $visible struct $name($visible u64);
 
         impl $name {
             /// The plain number.
             #[must_use]
-            pub const fn get(self) -> u64 {
+            $visible const fn get(self) -> u64 {
                 self.0
             }
 
             /// The plain number as an index; lossless on 64-bit targets.
             #[must_use]
-            pub const fn as_usize(self) -> usize {
+            $visible const fn as_usize(self) -> usize {
                 self.0 as usize
             }
         }
@@ -107,21 +107,21 @@ macro_rules! unit {
 
 unit!(
     /// A page of one region: its index from the region's first page.
-    PageId,
+    pub PageId,
     "page "
 );
 unit!(
     /// A number of pages of one region.
-    PageCount,
+    pub PageCount,
     ""
 );
 unit!(
     /// A slot of one store: a page's place, its index from the device's first slot.
-    SlotId,
+    pub(crate) SlotId,
     "slot "
 );
 unit!(
     /// A number of slots.
-    SlotCount,
+    pub(crate) SlotCount,
     ""
 );

@@ -141,7 +141,9 @@ impl Region {
         }
         match self.pager.health().write_errno() {
             0 => Ok(()),
-            pager::health::NO_SLOT => Err(Error::StoreFull { slots: self.pager.slots.slots() }),
+            pager::health::NO_SLOT => {
+                Err(Error::StoreFull { pages: PageCount(self.pager.slots.slots().0) })
+            }
             errno => Err(Error::Os { call: "write-back", errno: errno as i32 }),
         }
     }

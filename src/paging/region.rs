@@ -20,6 +20,8 @@
 #![expect(unsafe_code, reason = "wipes the store at the end")]
 
 pub use crate::paging::config::{Install, Mode, PAGE_MAX, PAGE_MIN, RegionConfig};
+// For the simulation of policies, a benchmark.
+#[doc(hidden)]
 pub use crate::paging::evict::policy;
 pub use crate::paging::latency::{Latencies, Latency};
 pub(crate) use crate::paging::purge::REST;
@@ -332,7 +334,7 @@ impl Region {
         let store = &self.pager.store;
         let (room, capacity) = (store.room(), store.capacity());
         if room >= capacity {
-            return Error::StoreFull { slots: self.pager.slots.slots() };
+            return Error::StoreFull { pages: PageCount(self.pager.slots.slots().0) };
         }
         let what_to_do = "free space there, or have it reserved at the start: `reserve:on`";
         let reason =
@@ -346,7 +348,7 @@ impl Region {
     /// [`Error::StoreFull`], [`Error::LimitExceeded`].
     pub(in crate::paging) fn fits(&self, committed: &Committed, capacity: PageCount) -> Result<()> {
         if committed.pages > capacity.0 {
-            return Err(Error::StoreFull { slots: self.pager.slots.slots() });
+            return Err(Error::StoreFull { pages: PageCount(self.pager.slots.slots().0) });
         }
         let limit = self.pager.budget.limit();
         let resident = PageCount(limit.0 / self.pager.page_bytes as u64);

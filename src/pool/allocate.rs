@@ -4,7 +4,7 @@ use super::frames::Frames;
 use super::latch::HeldWord;
 use super::multi_page::make_parts;
 use crate::base::error::{Error, Result};
-use crate::base::units::{PageId, SlotCount};
+use crate::base::units::{PageCount, PageId};
 
 /// Allocates a zeroed buffer of 2^`order` pages; it is locked, and its word noted.
 ///
@@ -45,7 +45,7 @@ fn take_page(frames: &Frames, order: u8) -> Result<PageId> {
         let end = table.end();
         let room = table.capacity() as u64;
         let after = end.checked_add(1 << order).filter(|after| *after <= room);
-        let after = after.ok_or(Error::StoreFull { slots: SlotCount(room) })?;
+        let after = after.ok_or(Error::StoreFull { pages: PageCount(room) })?;
         let (first, last) = (PageId(end), PageId(after - 1));
         if !frames.chunks.is_charged(first) || !frames.chunks.is_charged(last) {
             drop(free);

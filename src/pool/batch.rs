@@ -48,7 +48,7 @@ impl BufferPool {
     /// # Examples
     /// ```
     /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
-    /// # use farheap::limit::manager::{MemoryManager, Mode};
+    /// # use farheap::manager::{MemoryManager, Mode};
     /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
     /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
     /// # let pool = PoolConfig::new().create_on(store, &manager)?;

@@ -51,7 +51,7 @@ const DEPTH_MAX: u32 = 32;
 /// use farheap::ByteCount;
 /// use farheap::pool::{BTree, PoolConfig};
 /// use farheap::store::MemStore;
-/// use farheap::limit::manager::{MemoryManager, Mode};
+/// use farheap::manager::{MemoryManager, Mode};
 /// use std::sync::Arc;
 ///
 /// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;

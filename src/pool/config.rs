@@ -15,7 +15,7 @@ use std::time::Duration;
 /// use farheap::ByteCount;
 /// use farheap::pool::PoolConfig;
 /// use farheap::store::MemStore;
-/// use farheap::limit::manager::{MemoryManager, Mode};
+/// use farheap::manager::{MemoryManager, Mode};
 /// use std::sync::Arc;
 ///
 /// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;

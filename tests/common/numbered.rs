@@ -2,7 +2,7 @@
 //! another page.
 
 use farheap::ByteCount;
-use farheap::limit::manager::MemoryManager;
+use farheap::manager::MemoryManager;
 use farheap::pool::BufferPool;
 use std::time::{Duration, Instant};
 

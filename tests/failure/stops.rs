@@ -3,7 +3,7 @@
 use crate::common::mem_store;
 use crate::harness::{Far, config, in_child, stamp, wait_until};
 use farheap::ByteCount;
-use farheap::limit::manager::{self, MemoryManager};
+use farheap::manager::{self, MemoryManager};
 use farheap::pool::PoolConfig;
 use farheap::region::{Install, Mode};
 use std::process::Command;

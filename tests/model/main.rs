@@ -13,7 +13,7 @@ mod tables;
 
 use blocks::Blocks;
 use common::{Dice, heap_under, is_root, seed, watchdog};
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::PoolConfig;
 use farheap::{ByteCount, FarHeap, Heap, Placement, scope};
 use std::process::{Child, Command, Stdio};

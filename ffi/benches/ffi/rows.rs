@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "frees what it allocates")]
 
-use farheap::limit::manager::{MemoryManager, Mode};
+use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::sub::{Collective, CollectiveConfig, SubAllocator};
 use farheap::{ByteCount, Config, Heap, PageId, Placement, malloc};

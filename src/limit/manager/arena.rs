@@ -43,7 +43,7 @@ const SLAB_ALIGN: usize = 4096;
 /// ```
 /// use allocator_api2::vec::Vec;
 /// use farheap::ByteCount;
-/// use farheap::limit::manager::{MemoryManager, Mode};
+/// use farheap::manager::{MemoryManager, Mode};
 ///
 /// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
 /// let mut rows: Vec<u64, _> = Vec::new_in(manager.temporary_allocator());

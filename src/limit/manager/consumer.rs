@@ -27,7 +27,7 @@ impl Effort {
 ///
 /// # Examples
 /// ```
-/// use farheap::limit::manager::{Account, Effort, MemoryManager, Mode, Reclaim};
+/// use farheap::manager::{Account, Effort, MemoryManager, Mode, Reclaim};
 /// use farheap::ByteCount;
 /// use std::sync::{Arc, Mutex, Weak};
 ///
@@ -72,6 +72,7 @@ pub trait Reclaim: Send + Sync {
     /// Gives memory away with its frames, in whole 2 MiB, as much as `room` wants: what a large
     /// temporary allocation is made of then needs neither be dropped nor faulted in and zeroed.
     /// For consumers of this crate; a host's cache keeps the default, which gives nothing.
+    #[doc(hidden)]
     fn hand_over(&self, _room: &mut HandOver<'_>) {}
 
     /// Describes the holders of what cannot be reclaimed, for messages.

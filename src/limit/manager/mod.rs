@@ -36,6 +36,7 @@ mod temporary;
 #[cfg(test)]
 mod tests;
 
+#[doc(hidden)]
 pub use crate::limit::donation::HandOver;
 pub use crate::limit::manager::account::Account;
 pub use crate::limit::manager::arena::Temporary;
@@ -68,7 +69,7 @@ use std::time::{Duration, Instant};
 /// # Examples
 /// ```
 /// use farheap::ByteCount;
-/// use farheap::limit::manager::{MemoryManager, Mode};
+/// use farheap::manager::{MemoryManager, Mode};
 ///
 /// let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative)?;
 /// let sort_buffer = manager.allocate_temporary(ByteCount::mib(8))?;
