@@ -110,8 +110,8 @@ impl PoolConfig {
     }
 
     /// Calls `hook` before a page is written back, with the number given by
-    /// [`ExclusiveGuard::set_lsn`]. It makes the log durable up to that record. If it cannot, an
-    /// error keeps the page in memory: eviction takes others, [`BufferPool::flush`] fails. A panic
+    /// [`ExclusiveGuard::set_lsn`](crate::pool::ExclusiveGuard::set_lsn). It makes the log durable up to that record. If it cannot, an
+    /// error keeps the page in memory: eviction takes others, [`BufferPool::flush`](crate::pool::BufferPool::flush) fails. A panic
     /// counts as an error.
     pub fn before_write(
         mut self,

@@ -16,8 +16,8 @@ impl PoolConfig {
     /// [`overwrite`](PoolConfig::overwrite) allows it to be lost. A file becomes its owner's only.
     ///
     /// # Errors
-    /// [`Error::Device`] when the path cannot be used, or with the data that it holds;
-    /// [`Error::Config`] for a bad page size.
+    /// [`Error::Device`](crate::Error::Device) when the path cannot be used, or with the data that it holds;
+    /// [`Error::Config`](crate::Error::Config) for a bad page size.
     pub fn create(
         self,
         path: impl AsRef<Path>,
@@ -34,7 +34,7 @@ impl PoolConfig {
     /// Opens an existing table file or device.
     ///
     /// # Errors
-    /// [`Error::Device`] naming what is wrong: missing, read-only, no table file, shorter than
+    /// [`Error::Device`](crate::Error::Device) naming what is wrong: missing, read-only, no table file, shorter than
     /// its header says, or created with another page size.
     pub fn open(
         self,
