@@ -407,6 +407,99 @@ fn far_memory_lives_on_its_floor_when_others_hold_the_rest() {
     assert!(stats.used_max <= stats.limit, "{stats:?}");
 }
 
+/// Memory that was counted has taken all that floors leave: far memory goes on, and for each page that
+/// a scan touches few are read.
+fn far_memory_lives_on_its_floor_beside_counted_memory(limit: ByteCount, config: RegionConfig) {
+    let manager = manager(limit.get() >> 20);
+    manager.set_deadline(common::PATIENCE);
+    let (page, floor) = (config.page, RegionConfig::limit_min(config.page));
+    let config = RegionConfig { limit, span: ByteCount::gib(16), ..config };
+    let len = ByteCount(2 * floor.get());
+    let Some(region) = far_with(&manager, config, mem_store(ByteCount(2 * len.get()))) else {
+        return;
+    };
+    let account = region.account().expect("joined");
+    account.set_floor(ByteCount::ZERO).expect("it keeps what it needs");
+    assert_eq!(account.floor(), floor);
+    let data = region.map(len).expect("mapped");
+    write_numbers(data, len, 16);
+    let library = manager.join("library").expect("room");
+    library.set_used(ByteCount(2 * limit.get()));
+    let is_on_its_floor = || {
+        let far = manager.stats().consumer("far heap").expect("joined").clone();
+        far.used.get() <= floor.get() + far.metadata.get() + page.get()
+    };
+    assert!(eventually(is_on_its_floor), "{}", manager.stats());
+    assert!(library.used().get() <= limit.get() - floor.get(), "{}", manager.stats());
+    let (before, scans) = (region.stats().pages_in, 4);
+    for _ in 0..scans {
+        assert_numbers(data, len, 16);
+    }
+    let read = region.stats().pages_in - before;
+    let touched = scans * len.get() / page.get();
+    println!("{read} pages were read for {touched}; {}", manager.stats());
+    assert!(read < 3 * touched, "{read} pages were read for {touched}: {:?}", region.stats());
+    // What nobody can take back may not take what the floor keeps either.
+    let mut temporary = Vec::new();
+    while let Ok(memory) = manager.allocate_temporary(ByteCount::kib(64)) {
+        if memory.is_spilled() {
+            break;
+        }
+        temporary.push(memory);
+    }
+    assert_numbers(data, len, 16);
+    drop(temporary);
+    assert_eq!(library.held(), ByteCount(2 * limit.get()));
+    assert!(manager.stats().used_max <= limit, "{}", manager.stats());
+    library.set_used(ByteCount::ZERO);
+    write_numbers(data, len, 17);
+    assert_numbers(data, len, 17);
+}
+
+#[test]
+fn counted_memory_above_the_limit_leaves_far_memory_its_floor() {
+    let _watch = watchdog("far memory beside counted memory", HANG);
+    let pages = |page| RegionConfig { page, ..RegionConfig::default() };
+    let pages_of = [(64, ByteCount::kib(64)), (32, ByteCount::kib(4)), (1024, ByteCount::kib(64))];
+    for (limit, page) in pages_of {
+        println!("limit of {limit} MiB, pages of {page}");
+        far_memory_lives_on_its_floor_beside_counted_memory(ByteCount::mib(limit), pages(page));
+    }
+}
+
+#[test]
+fn counted_memory_above_the_limit_leaves_a_pool_its_floor() {
+    let _watch = watchdog("a pool beside counted memory", HANG);
+    let manager = manager(32);
+    manager.set_deadline(common::PATIENCE);
+    let pool = pool(&manager, 64);
+    pool.account().set_floor(ByteCount::mib(4)).expect("below the limit");
+    let library = manager.join("library").expect("room");
+    library.set_used(ByteCount::mib(40));
+    let ids = fill_pool(&pool, 4000);
+    library.set_used(ByteCount::mib(64));
+    let has_taken = || library.used() > ByteCount::mib(26);
+    assert!(eventually(has_taken), "{}", manager.stats());
+    assert_pool_holds(&pool, &ids);
+    assert!(library.used() <= ByteCount::mib(28), "{}", manager.stats());
+    assert!(manager.stats().used_max <= manager.limit(), "{}", manager.stats());
+}
+
+#[test]
+fn counted_memory_above_the_limit_leaves_huge_pages_their_floor() {
+    let _watch = watchdog("huge far pages beside counted memory", HANG);
+    let config = RegionConfig { page: ByteCount::mib(2), ..RegionConfig::default() };
+    far_memory_lives_on_its_floor_beside_counted_memory(ByteCount::mib(256), config);
+}
+
+#[test]
+fn counted_memory_above_the_limit_leaves_threads_that_serve_themselves_their_floor() {
+    let _watch = watchdog("in-thread far memory beside counted memory", HANG);
+    let mode = farheap::region::Mode::InThread;
+    let config = RegionConfig { mode, ..RegionConfig::default() };
+    far_memory_lives_on_its_floor_beside_counted_memory(ByteCount::mib(64), config);
+}
+
 #[test]
 fn everything_at_once_stays_below_a_limit_that_moves() {
     let _watch = watchdog("everything at once", HANG);

@@ -5,7 +5,7 @@ mod common;
 use allocator_api2::vec::Vec as FarVec;
 use common::{eventually, heap_under};
 use farheap::manager::{MemoryManager, Mode, Pressure};
-use farheap::{ByteCount, Far, FarHeap, Heap, Placement, scope};
+use farheap::{ByteCount, Far, FarHeap, Heap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -63,11 +63,7 @@ fn local_memory_beyond_the_limit_is_seen_and_told(
     told: &AtomicU64,
 ) {
     let limit = manager.limit();
-    // The list as well: far memory has next to no room while local memory has taken the limit.
-    let objects: Vec<Box<[u64; 12]>> = {
-        let _local = scope(Placement::Local);
-        (0..1_500_000).map(|n| Box::new([n; 12])).collect()
-    };
+    let objects: Vec<Box<[u64; 12]>> = (0..1_500_000).map(|n| Box::new([n; 12])).collect();
     assert!(heap.local() > ByteCount(2 * limit.get()), "{}", heap.local());
     let is_seen = || manager.stats().over() > limit;
     assert!(eventually(is_seen), "{}", manager.stats());

@@ -653,16 +653,16 @@ farheap_status farheap_account_try_charge(farheap_account *account, uint64_t byt
 /* Takes back what was charged, once it is freed. FARHEAP_E_ARGUMENT for more than is charged: nothing
  * is taken back then. */
 farheap_status farheap_account_uncharge(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
-/* Makes `bytes` all that is charged, for memory that can only be counted. Where that exceeds the
- * limit, others give way in the background. Not together with charge and uncharge: what is charged
- * beside it, this takes back. */
+/* Counts `bytes` to the account, for memory that can only be counted. They are charged as far as there
+ * is room beside what others' floors keep, the rest as others give way, in the background. Not
+ * together with charge and uncharge: what is charged beside it, this takes back. */
 farheap_status farheap_account_set_used(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
 /* Sets the callback that frees the account's memory when others need it; without one, it is only counted. `userdata` is
  * only passed on, and must stay valid until the account is freed. A second time: FARHEAP_E_CONFIG. */
 farheap_status farheap_account_on_reclaim(farheap_account *account, farheap_reclaim asked,
                                           void *userdata) FARHEAP_NOEXCEPT;
-/* Bytes that others cannot take from it. FARHEAP_E_LIMIT_EXCEEDED when all floors are more than the
- * limit: the old one stays. */
+/* Bytes that others cannot take from it; a far heap keeps at least what it needs to serve faults.
+ * FARHEAP_E_LIMIT_EXCEEDED when all floors are more than the limit: the old one stays. */
 farheap_status farheap_account_set_floor(farheap_account *account, uint64_t bytes) FARHEAP_NOEXCEPT;
 /* The most it may have. What it has above is reclaimed in the background. */
 farheap_status farheap_account_set_ceiling(farheap_account *account,

@@ -75,13 +75,14 @@ impl Drop for Gathered<'_> {
     }
 }
 
-/// Charges `bytes`, reclaiming until they fit. `reclaim` frees about what it is asked for and
-/// returns how much that was; `patient` is asked after each round, with that number, whether to go
-/// on. Returns whether the bytes are charged.
+/// Charges `bytes`, reclaiming until they fit. `room` says how much of what is free the claim may
+/// have; `reclaim` frees about what it is asked for and returns how much that was; `patient` is asked
+/// after each round, with that number, whether to go on. Returns whether the bytes are charged.
 pub(crate) fn claim(
     budget: &Budget,
     turn: &Turn,
     bytes: ByteCount,
+    room: impl Fn() -> ByteCount,
     mut reclaim: impl FnMut(ByteCount) -> ByteCount,
     mut patient: impl FnMut(ByteCount) -> bool,
 ) -> bool {
@@ -92,8 +93,8 @@ pub(crate) fn claim(
         taken = taken.or_else(|| turn.take());
         if taken.is_some() {
             let rest = ByteCount(bytes.0 - gathered.bytes);
-            gathered.bytes += budget.charge_up_to(rest).0;
-        } else if budget.try_charge(bytes) {
+            gathered.bytes += budget.charge_up_to(rest.min(room())).0;
+        } else if bytes <= room() && budget.try_charge(bytes) {
             return true;
         }
         if gathered.bytes == bytes.0 {
@@ -142,6 +143,11 @@ pub(crate) fn resize(
 mod tests {
     use super::*;
 
+    /// All that is free.
+    fn any() -> ByteCount {
+        ByteCount(u64::MAX)
+    }
+
     #[test]
     fn a_claim_keeps_what_it_gathered_while_others_take_the_rest() {
         let budget = Budget::new(ByteCount(100));
@@ -155,7 +161,7 @@ mod tests {
             assert!(rounds > 4 || budget.try_charge(ByteCount(10)));
             ByteCount(20)
         };
-        assert!(claim(&budget, &turn, ByteCount(60), reclaim, |_| true));
+        assert!(claim(&budget, &turn, ByteCount(60), any, reclaim, |_| true));
         assert_eq!(rounds, 5);
         assert!(turn.take().is_some(), "the turn is free again");
     }
@@ -176,7 +182,7 @@ mod tests {
         let budget = Budget::new(ByteCount(100));
         let turn = Turn::new();
         assert!(budget.try_charge(ByteCount(70)));
-        let refused = !claim(&budget, &turn, ByteCount(60), |_| ByteCount::ZERO, |_| false);
+        let refused = !claim(&budget, &turn, ByteCount(60), any, |_| ByteCount::ZERO, |_| false);
         assert!(refused);
         assert_eq!(budget.charged(), ByteCount(70));
     }
@@ -187,7 +193,7 @@ mod tests {
         let turn = Turn::new();
         assert!(budget.try_charge(ByteCount(70)));
         let panics = std::panic::AssertUnwindSafe(|| {
-            claim(&budget, &turn, ByteCount(60), |_| panic!("a reclaimer"), |_| true)
+            claim(&budget, &turn, ByteCount(60), any, |_| panic!("a reclaimer"), |_| true)
         });
         assert!(std::panic::catch_unwind(panics).is_err());
         assert_eq!(budget.charged(), ByteCount(70));
@@ -231,6 +237,11 @@ mod loom_tests {
         Arc::new(Cache { budget, held: AtomicU64::new(held) })
     }
 
+    /// All that is free.
+    fn any() -> ByteCount {
+        ByteCount(u64::MAX)
+    }
+
     /// A few rounds, then patience is over.
     fn rounds(mut left: u32) -> impl FnMut(ByteCount) -> bool {
         move |_| {
@@ -260,7 +271,7 @@ mod loom_tests {
                 thread::spawn(move || {
                     let budget = Budget::under(shared, ByteCount(100));
                     let give = |want| cache.give(want);
-                    let got = claim(&budget, &turn, ByteCount(bytes), give, rounds(2));
+                    let got = claim(&budget, &turn, ByteCount(bytes), any, give, rounds(2));
                     assert_eq!(budget.charged().0, if got { bytes } else { 0 });
                     got
                 })
@@ -286,7 +297,7 @@ mod loom_tests {
             let claiming = thread::spawn(move || {
                 let budget = Budget::under(of_claim, ByteCount(100));
                 let give = |want| to_give.give(want);
-                claim(&budget, &turn, ByteCount(40), give, rounds(2))
+                claim(&budget, &turn, ByteCount(40), any, give, rounds(2))
             });
             let lowered = resize(
                 &shared,

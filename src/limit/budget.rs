@@ -183,35 +183,6 @@ impl Budget {
         self.charge_own(bytes);
     }
 
-    /// Makes `bytes` all that is charged, whatever the limit and whatever others charge meanwhile.
-    pub(crate) fn set_charged(&self, bytes: ByteCount) {
-        let mut before = self.charged.load(Ordering::Relaxed);
-        loop {
-            let growth = ByteCount(bytes.0.saturating_sub(before));
-            if let Some(shared) = &self.shared {
-                shared.charge(growth);
-            }
-            match self.charged.compare_exchange(
-                before,
-                bytes.0,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => break,
-                Err(now) => {
-                    if let Some(shared) = &self.shared {
-                        shared.uncharge(growth);
-                    }
-                    before = now;
-                }
-            }
-        }
-        self.charged_max.fetch_max(bytes.0, Ordering::Relaxed);
-        if let Some(shared) = &self.shared {
-            shared.uncharge(ByteCount(before.saturating_sub(bytes.0)));
-        }
-    }
-
     fn charge_own(&self, bytes: ByteCount) {
         let after = self.charged.fetch_add(bytes.0, Ordering::Relaxed) + bytes.0;
         self.charged_max.fetch_max(after, Ordering::Relaxed);
@@ -362,9 +333,9 @@ mod tests {
         assert!(!b.try_uncharge(ByteCount(51)));
         assert_eq!((a.charged(), b.charged()), (ByteCount::ZERO, ByteCount(50)));
         assert_eq!(shared.charged(), ByteCount(50));
-        b.set_charged(ByteCount(120));
+        b.charge(ByteCount(70));
         assert_eq!(shared.charged(), ByteCount(120));
-        b.set_charged(ByteCount(7));
+        assert_eq!(b.uncharge_up_to(ByteCount(113)), ByteCount(113));
         assert_eq!((b.charged(), shared.charged()), (ByteCount(7), ByteCount(7)));
         assert!(b.try_uncharge(ByteCount(7)));
         assert_eq!(shared.charged(), ByteCount::ZERO);
@@ -446,9 +417,14 @@ mod loom_tests {
                     host.uncharge_up_to(ByteCount(5));
                 }
             });
-            host.set_charged(ByteCount(10));
+            let count = |bytes: u64| {
+                let charged = host.charged().0;
+                host.uncharge_up_to(ByteCount(charged.saturating_sub(bytes)));
+                host.charge_up_to(ByteCount(bytes.saturating_sub(charged)));
+            };
+            count(10);
             assert!(host.charged().0 <= 100, "{}", host.charged());
-            host.set_charged(ByteCount::ZERO);
+            count(0);
             charging.join().expect("no panic");
             lowering.join().expect("no panic");
             assert!(host.charged().0 <= 70, "{}", host.charged());

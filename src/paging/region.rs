@@ -86,7 +86,7 @@ pub struct Region {
 /// Opens a region's account: its ceiling, and what it cannot work without.
 fn join(manager: &MemoryManager, config: &RegionConfig) -> Result<Account> {
     let account = manager.join("far heap")?;
-    account.set_floor(RegionConfig::limit_min(config.page))?;
+    account.need(RegionConfig::limit_min(config.page))?;
     account.set_ceiling(config.limit);
     Ok(account)
 }

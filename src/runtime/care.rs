@@ -22,9 +22,6 @@ use std::time::{Duration, Instant};
 /// How often freed memory is looked after.
 const MAINTENANCE: Duration = Duration::from_millis(100);
 
-/// How long local memory that is there already waits to be charged until others made room.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// Free memory that is not worth a purge.
 const PURGE_MIN: ByteCount = ByteCount::mib(1);
 
@@ -48,15 +45,9 @@ impl LocalMemory {
         Ok(local)
     }
 
-    /// Makes what jemalloc holds all that is charged: growth as the limit has room, at the latest
-    /// after [`PATIENCE`].
-    fn count(&self, arenas: &FarArenas, fits_since: &mut Instant) {
-        let local = arenas.local_resident();
-        if self.account.set_used_as_fits(local) {
-            *fits_since = Instant::now();
-        } else if fits_since.elapsed() >= PATIENCE {
-            self.account.set_used(local);
-        }
+    /// Counts what jemalloc holds.
+    fn count(&self, arenas: &FarArenas) {
+        self.account.set_used(arenas.local_resident());
     }
 }
 
@@ -122,10 +113,9 @@ impl Drop for Care {
 fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &AtomicBool) {
     SignalsBlocked::for_good();
     heap::pin_thread_local();
-    let mut fits_since = Instant::now();
-    let mut count = || {
+    let count = || {
         if let Some(local) = local {
-            local.count(arenas, &mut fits_since);
+            local.count(arenas);
         }
     };
     count();

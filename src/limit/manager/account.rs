@@ -13,9 +13,6 @@ use std::fmt;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 
-/// What memory that can only be counted is charged by.
-const STEP: ByteCount = ByteCount::kib(64);
-
 /// A consumer's part of the budget; leaves the manager when the last clone is dropped.
 #[derive(Clone)]
 pub struct Account {
@@ -50,14 +47,16 @@ impl Account {
         self.member.broken.store(false, Ordering::Release);
     }
 
-    /// Protects `floor` bytes of this consumer from the others. It may fall below by itself.
+    /// Protects `floor` bytes of this consumer from the others. It may fall below by itself. A far heap
+    /// keeps at least what it needs to serve faults: 64 pages, at least 8 MiB.
     ///
     /// # Errors
     /// [`Error::LimitExceeded`] when all floors together would exceed the limit: the old one stays.
     pub fn set_floor(&self, floor: ByteCount) -> Result<()> {
         let manager = self.manager.upgrade();
         let shares = manager.as_ref().map(|manager| manager.shares.lock());
-        let old = self.member.floor.swap(floor.0, Ordering::Relaxed);
+        let floor = floor.0.max(self.member.floor_min.load(Ordering::Relaxed));
+        let old = self.member.floor.swap(floor, Ordering::Relaxed);
         let Some(manager) = &manager else { return Ok(()) };
         let (floors, limit) = (manager.floors(), manager.budget.limit());
         if floors > limit {
@@ -68,6 +67,15 @@ impl Account {
         drop(shares);
         manager.apply_shares();
         Ok(())
+    }
+
+    /// Says what this consumer cannot work without: its floor from now on, and never less.
+    ///
+    /// # Errors
+    /// As [`set_floor`](Self::set_floor).
+    pub(crate) fn need(&self, bytes: ByteCount) -> Result<()> {
+        self.member.floor_min.store(bytes.0, Ordering::Relaxed);
+        self.set_floor(bytes)
     }
 
     /// Bounds this consumer. What it holds above that is reclaimed in the background.
@@ -174,42 +182,17 @@ impl Account {
         }
     }
 
-    /// Makes `bytes` all that is charged, for memory that exists already, such as a library's that
-    /// can only be counted. Where that exceeds the limit, others give way in the background.
+    /// Counts `bytes` to this consumer, for memory that exists already, such as a library's that can
+    /// only be counted. They are charged as far as there is room beside what others' floors keep, the
+    /// rest as others give way, in the background: until then it is [held](Self::held), but not used.
     /// For accounts that nothing else charges: what is charged beside it, this takes back, and
     /// [`uncharge`](Self::uncharge) finds it missing.
     pub fn set_used(&self, bytes: ByteCount) {
-        let counting = self.member.counting.lock();
-        self.member.is_counted.store(true, Ordering::Relaxed);
-        self.member.budget.set_charged(bytes);
-        self.member.uncharged.store(0, Ordering::Relaxed);
-        drop(counting);
-        if let Some(manager) = self.manager.upgrade() {
-            manager.call_if_low();
+        let Some(manager) = self.manager.upgrade() else { return };
+        if manager.count(&self.member, Some(bytes)) > ByteCount::ZERO {
+            manager.call();
         }
-    }
-
-    /// As [`set_used`](Self::set_used), without exceeding the limit: charges what fits of a growth
-    /// and calls the background thread for the rest. `false`: some of it did not fit.
-    pub(crate) fn set_used_as_fits(&self, bytes: ByteCount) -> bool {
-        let counting = self.member.counting.lock();
-        self.member.is_counted.store(true, Ordering::Relaxed);
-        let used = self.used();
-        self.member.budget.uncharge_up_to(ByteCount(used.0.saturating_sub(bytes.0)));
-        let mut missing = bytes.0.saturating_sub(used.0);
-        while missing > 0 {
-            let step = missing.min(STEP.0);
-            if !self.try_charge(ByteCount(step)) {
-                break;
-            }
-            missing -= step;
-        }
-        self.member.uncharged.store(missing, Ordering::Relaxed);
-        drop(counting);
-        if let Some(manager) = self.manager.upgrade() {
-            manager.call_if_low();
-        }
-        missing == 0
+        manager.call_if_low();
     }
 
     /// Whether others may give way to this consumer.

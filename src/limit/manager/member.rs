@@ -13,13 +13,15 @@ pub(super) struct Member {
     pub(super) name: Arc<str>,
     pub(super) budget: Arc<Budget>,
     pub(super) floor: AtomicU64,
+    /// Its floor is never less: what it needs to work.
+    pub(super) floor_min: AtomicU64,
     /// As set; what the mode allows may be less.
     pub(super) ceiling: AtomicU64,
     /// Percent of the limit in a partitioned manager; [`NO_PART`] for none of its own.
     pub(super) part: AtomicU64,
     pub(super) reclaimer: Ranked<Option<Weak<dyn Reclaim>>>,
-    /// Held while what is charged is set to what was counted.
-    pub(super) counting: Ranked<()>,
+    /// Held while what is charged follows what was counted.
+    counting: Ranked<()>,
     /// Its memory is counted: it exists already, and nobody can evict it.
     pub(super) is_counted: AtomicBool,
     /// Bytes that were counted and that there was no room to charge.
@@ -45,6 +47,7 @@ impl Member {
             name: Arc::from(name),
             budget: Arc::new(Budget::under(Arc::clone(budget), share)),
             floor: AtomicU64::new(0),
+            floor_min: AtomicU64::new(0),
             ceiling: AtomicU64::new(u64::MAX),
             part: AtomicU64::new(NO_PART),
             reclaimer: Ranked::new(Rank::Leaf, None),
@@ -66,6 +69,26 @@ impl Member {
     /// Bytes that it has: charged, or counted without room to charge them.
     pub(super) fn held(&self) -> ByteCount {
         ByteCount(self.budget.charged().0 + self.uncharged.load(Ordering::Relaxed))
+    }
+
+    /// Charges what was counted: `bytes`, or what it had before, up to `most`, and growth only as far
+    /// as `room` goes. Returns how much could not be charged.
+    pub(super) fn count(
+        &self,
+        bytes: Option<ByteCount>,
+        most: ByteCount,
+        room: ByteCount,
+    ) -> ByteCount {
+        let _counting = self.counting.lock();
+        self.is_counted.store(true, Ordering::Relaxed);
+        let (bytes, charged) = (bytes.unwrap_or_else(|| self.held()), self.budget.charged());
+        let wanted = bytes.min(most);
+        self.budget.uncharge_up_to(ByteCount(charged.0.saturating_sub(wanted.0)));
+        let growth = ByteCount(wanted.0.saturating_sub(charged.0)).min(room);
+        let charged = charged.min(wanted).0 + self.budget.charge_up_to(growth).0;
+        let missing = bytes.0.saturating_sub(charged);
+        self.uncharged.store(missing, Ordering::Relaxed);
+        ByteCount(missing)
     }
 
     /// Percent of the limit that are its own in a partitioned manager.

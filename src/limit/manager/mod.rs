@@ -19,14 +19,15 @@
 //!
 //! # Invariants
 //! 1. Bytes are charged before they have memory: what is charged never exceeds the limit unless
-//!    the limit was lowered, and then only until reclaiming has caught up; or memory that exists
-//!    already was counted ([`Account::set_used`]).
+//!    the limit was lowered, and then only until reclaiming has caught up. Memory that exists already
+//!    ([`Account::set_used`]) is charged as far as there is room beside what others' floors keep.
 //! 2. Reclaimers and the pressure callback are called without any lock of the manager held.
 //! 3. A reclaimer that charges, allocates or resizes fails at once: it cannot wait for itself.
 
 mod account;
 mod arena;
 mod consumer;
+mod counted;
 mod member;
 mod reclaim;
 mod report;

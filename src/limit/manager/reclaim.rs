@@ -110,9 +110,13 @@ impl Shared {
             let ask = Ask { asking, only, others: false, common: false, effort: Effort::Write };
             self.reclaim_from(ask, at_least)
         };
+        let room = || match self.is_temporary(account) {
+            true => self.room_beside_floors(account),
+            false => budget.limit(),
+        };
         let mut patient = self.patience(stall);
         let patient = |freed| !in_vain.get() && patient(freed);
-        admission::claim(budget, &self.gathering, bytes, reclaim, patient)
+        admission::claim(budget, &self.gathering, bytes, room, reclaim, patient)
     }
 
     /// Whether a consumer has a part of a partitioned manager's limit to itself.
@@ -155,6 +159,13 @@ impl Shared {
     pub(super) fn reclaim(&self, want: ByteCount) -> ByteCount {
         let ask =
             Ask { asking: None, only: None, others: false, common: false, effort: Effort::Write };
+        self.reclaim_from(ask, want)
+    }
+
+    /// Asks everybody else for `want` bytes.
+    pub(super) fn reclaim_for(&self, member: &Arc<Member>, want: ByteCount) -> ByteCount {
+        let effort = Effort::Write;
+        let ask = Ask { asking: Some(member), only: None, others: true, common: false, effort };
         self.reclaim_from(ask, want)
     }
 

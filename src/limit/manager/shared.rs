@@ -242,14 +242,13 @@ impl Shared {
             self.called.store(false, Ordering::Release);
             self.look_at_held(&mut over);
             self.enforce_ceilings();
-            if self.mode != Mode::Cooperative {
-                continue;
+            if self.mode == Mode::Cooperative {
+                self.serve_asks();
             }
-            self.serve_asks();
             // Where nothing can be had, looking again at each charge would be all this does.
             let now = Instant::now();
             if pause_until.is_none_or(|until| now >= until) {
-                let found = self.keep_low();
+                let found = self.charge_counted() | self.keep_low();
                 pause_until = (!found).then_some(now + LOOK_EVERY);
             }
         }
@@ -288,7 +287,7 @@ impl Shared {
     /// nothing could be reclaimed.
     pub(super) fn keep_low(&self) -> bool {
         let (low, free) = (self.low(), self.budget.own_free().0);
-        if free >= low {
+        if free >= low || self.mode != Mode::Cooperative {
             return true;
         }
         self.background.fetch_add(1, Ordering::Relaxed);

@@ -73,7 +73,7 @@ impl MemoryManager {
         };
         let memory = if self.can_never_fit(len) {
             Err(shared.out_of_memory(len, Duration::ZERO))
-        } else if account.try_charge(len) {
+        } else if shared.try_charge_temporary(len) {
             shared.call_if_low();
             self.mapped(len).inspect_err(|_| account.uncharge(len)).map(|m| self.local(len, m))
         } else {
@@ -121,7 +121,7 @@ impl MemoryManager {
         let (shared, account) = (&self.shared, self.temporary());
         let (mapping, given) = self.handed_over(len)?;
         let rest = ByteCount(len.0 - given.0);
-        let is_charged = rest == ByteCount::ZERO || account.try_charge(rest);
+        let is_charged = rest == ByteCount::ZERO || shared.try_charge_temporary(rest);
         if !is_charged && let Err(error) = shared.charge_slowly(account.member(), rest, stall) {
             drop(mapping);
             account.uncharge(given);
