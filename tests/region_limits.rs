@@ -29,6 +29,32 @@ fn region(config: RegionConfig, store: ByteCount) -> Option<Region> {
     }
 }
 
+/// Two regions would write the same slots.
+#[test]
+fn a_store_has_one_region_at_a_time() {
+    let store = mem_store(ByteCount::mib(16));
+    let config = || RegionConfig { span: ByteCount::gib(1), ..small_pages() };
+    let first = match Region::create(config(), store.clone()) {
+        Ok(first) => first,
+        Err(Error::UffdUnavailable { reasons }) => {
+            println!("skipped: userfaultfd is not permitted here: {reasons}");
+            return;
+        }
+        Err(error) => panic!("region: {error}"),
+    };
+    let sealed = RegionConfig { encrypt: true, ..config() };
+    for config in [config(), sealed] {
+        match Region::create(config, store.clone()) {
+            Err(Error::Device { reason, .. }) => assert!(reason.contains("another region")),
+            Err(error) => panic!("{error}"),
+            Ok(_) => panic!("a second region on one store"),
+        }
+    }
+    let _other = Region::create(config(), mem_store(ByteCount::mib(16))).expect("another store");
+    drop(first);
+    drop(Region::create(config(), store).expect("the store is free"));
+}
+
 fn small_pages() -> RegionConfig {
     RegionConfig::new().limit(ByteCount::mib(8)).page(ByteCount(PAGE as u64))
 }

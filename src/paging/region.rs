@@ -40,7 +40,7 @@ use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::ranges::Space;
 use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
-use crate::store::{SealedStore, Store, Wipe};
+use crate::store::{OnlyUser, SealedStore, Store, Wipe};
 use crate::sys::probe::{Limits, Memory};
 use crate::sys::signals::SignalsBlocked;
 use std::ptr::NonNull;
@@ -121,8 +121,8 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::UffdUnavailable`] without permission for userfaultfd, [`Error::Config`] and
-    /// [`Error::LimitTooSmall`] for settings that cannot work, [`Error::Os`] when the kernel
-    /// refuses resources.
+    /// [`Error::LimitTooSmall`] for settings that cannot work, [`Error::Device`] for a store that
+    /// another region uses, [`Error::Os`] when the kernel refuses resources.
     pub fn create(config: RegionConfig, store: Arc<dyn Store>) -> Result<Region> {
         Region::create_with(config, store, None)
     }
@@ -157,14 +157,15 @@ impl Region {
         if manager.is_none() {
             Memory::warn_of(config.limit);
         }
+        let user = OnlyUser::of(&store)?;
         let account = manager.map(|manager| join(manager, &config)).transpose()?;
         let store = match config.encrypt {
             true => Arc::new(SealedStore::new(store, config.page)?),
             false => store,
         };
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
-        let pager =
-            Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
+        let pager = Pager::new(&config, store, account, user)
+            .map_err(|error| name_span(error, config.span))?;
         let pager = Arc::new(pager);
         if let Some(account) = &pager.joined.account {
             let reclaimer: Weak<Pager> = Arc::downgrade(&pager);

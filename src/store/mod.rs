@@ -26,6 +26,7 @@ mod mem;
 mod sealed;
 pub(crate) mod slots;
 mod uring_queue;
+mod user;
 mod wipe;
 
 pub use block::{BlockStore, IoEngine};
@@ -33,6 +34,7 @@ pub use faulty::{FaultControl, FaultyStore};
 pub use mem::MemStore;
 pub use sealed::SealedStore;
 pub(crate) use uring_queue::has_given_up;
+pub(crate) use user::OnlyUser;
 pub use wipe::Wipe;
 pub(crate) use wipe::wipe;
 

@@ -46,8 +46,8 @@ use crate::paging::purge::Care;
 use crate::paging::readahead::Readahead;
 use crate::paging::starved::{FAULTS_HELD_MAX, Starved};
 use crate::paging::tables::Tables;
-use crate::store::Store;
 use crate::store::slots::SlotMap;
+use crate::store::{OnlyUser, Store};
 use crate::sys::signals::{self, FaultLock};
 use crate::sys::uffd::{Uffd, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
@@ -83,6 +83,8 @@ pub(crate) struct Pager {
     pub(in crate::paging) care: Care,
     pub(crate) policy: FaultLock<Box<dyn EvictionPolicy>>,
     pub(crate) store: Arc<dyn Store>,
+    /// As long as a thread may write to the store.
+    _user: OnlyUser,
     /// What the store is, for messages.
     pub(in crate::paging) place: Box<str>,
     pub(crate) slots: SlotMap,
@@ -130,11 +132,13 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
-    /// `account` is the region's at a memory manager, where it has one.
+    /// `account` is the region's at a memory manager, where it has one; `user` says that nobody else
+    /// writes to the store.
     pub(crate) fn new(
         config: &RegionConfig,
         store: Arc<dyn Store>,
         account: Option<Account>,
+        user: OnlyUser,
     ) -> Result<Pager> {
         let own = || Arc::new(Budget::new(config.limit));
         let budget = account.as_ref().map_or_else(own, |account| Arc::clone(account.budget()));
@@ -190,6 +194,7 @@ impl Pager {
             sums: LazyArray::new(slot_count)?,
             place: store.describe().into(),
             store,
+            _user: user,
             hash_seed,
             zero_sum,
             verify: config.checksum,
