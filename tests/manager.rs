@@ -409,11 +409,15 @@ fn far_memory_lives_on_its_floor_when_others_hold_the_rest() {
 
 /// Memory that was counted has taken all that floors leave: far memory goes on, and for each page that
 /// a scan touches few are read.
-fn far_memory_lives_on_its_floor_beside_counted_memory(limit: ByteCount, config: RegionConfig) {
+fn far_memory_lives_on_its_floor_beside_counted_memory(
+    limit: ByteCount,
+    page: ByteCount,
+    config: RegionConfig,
+) {
     let manager = manager(limit.get() >> 20);
     manager.set_deadline(common::PATIENCE);
-    let (page, floor) = (config.page, RegionConfig::limit_min(config.page));
-    let config = RegionConfig { limit, span: ByteCount::gib(16), ..config };
+    let floor = RegionConfig::limit_min(page);
+    let config = config.page(page).limit(limit).span(ByteCount::gib(16));
     let len = ByteCount(2 * floor.get());
     let Some(region) = far_with(&manager, config, mem_store(ByteCount(2 * len.get()))) else {
         return;
@@ -459,11 +463,11 @@ fn far_memory_lives_on_its_floor_beside_counted_memory(limit: ByteCount, config:
 #[test]
 fn counted_memory_above_the_limit_leaves_far_memory_its_floor() {
     let _watch = watchdog("far memory beside counted memory", HANG);
-    let pages = |page| RegionConfig { page, ..RegionConfig::default() };
     let pages_of = [(64, ByteCount::kib(64)), (32, ByteCount::kib(4)), (1024, ByteCount::kib(64))];
     for (limit, page) in pages_of {
         println!("limit of {limit} MiB, pages of {page}");
-        far_memory_lives_on_its_floor_beside_counted_memory(ByteCount::mib(limit), pages(page));
+        let config = RegionConfig::new();
+        far_memory_lives_on_its_floor_beside_counted_memory(ByteCount::mib(limit), page, config);
     }
 }
 
@@ -488,16 +492,16 @@ fn counted_memory_above_the_limit_leaves_a_pool_its_floor() {
 #[test]
 fn counted_memory_above_the_limit_leaves_huge_pages_their_floor() {
     let _watch = watchdog("huge far pages beside counted memory", HANG);
-    let config = RegionConfig { page: ByteCount::mib(2), ..RegionConfig::default() };
-    far_memory_lives_on_its_floor_beside_counted_memory(ByteCount::mib(256), config);
+    let (limit, page) = (ByteCount::mib(256), ByteCount::mib(2));
+    far_memory_lives_on_its_floor_beside_counted_memory(limit, page, RegionConfig::new());
 }
 
 #[test]
 fn counted_memory_above_the_limit_leaves_threads_that_serve_themselves_their_floor() {
     let _watch = watchdog("in-thread far memory beside counted memory", HANG);
-    let mode = farheap::region::Mode::InThread;
-    let config = RegionConfig { mode, ..RegionConfig::default() };
-    far_memory_lives_on_its_floor_beside_counted_memory(ByteCount::mib(64), config);
+    let config = RegionConfig::new().mode(farheap::region::Mode::InThread);
+    let (limit, page) = (ByteCount::mib(64), ByteCount::kib(64));
+    far_memory_lives_on_its_floor_beside_counted_memory(limit, page, config);
 }
 
 #[test]
