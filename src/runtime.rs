@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "passes the call that clears on; gives space back")]
 
-mod care;
+mod maintenance;
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
@@ -15,7 +15,7 @@ use crate::heap::{self, Edges, ExtentSource, FarArenas, FarArenasOptions};
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
-use care::{Care, LocalMemory};
+use maintenance::{LocalMemory, Maintenance};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 struct Running {
     region: Arc<Region>,
     /// `None`: it could not be started again after a shutdown that was refused.
-    care: Option<Care>,
+    maintenance: Option<Maintenance>,
     /// Under a memory manager.
     local: Option<Arc<LocalMemory>>,
 }
@@ -177,14 +177,14 @@ impl Heap {
         let options = FarArenasOptions { threshold, ..tier_options(&config) };
         let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
         heap::install(arenas)?;
-        let care = match Care::start(arenas, &region, local.clone()) {
-            Ok(care) => care,
+        let maintenance = match Maintenance::start(arenas, &region, local.clone()) {
+            Ok(maintenance) => maintenance,
             Err(error) => {
                 heap::uninstall()?;
                 return Err(error);
             }
         };
-        *running = Some(Running { region: region.clone(), care: Some(care), local });
+        *running = Some(Running { region: region.clone(), maintenance: Some(maintenance), local });
         Ok(Heap { region })
     }
 
@@ -275,13 +275,14 @@ impl Heap {
         }
         let mut running = slot.take().expect("looked at above");
         // Nobody may look after arenas that are being destroyed.
-        drop(running.care);
+        drop(running.maintenance);
         let result = heap::uninstall();
         if result.is_err()
             && let Some(arenas) = heap::installed()
         {
             // Without it, memory that is freed stays longer; the heap goes on all the same.
-            running.care = Care::start(arenas, &running.region, running.local.clone()).ok();
+            running.maintenance =
+                Maintenance::start(arenas, &running.region, running.local.clone()).ok();
             *slot = Some(running);
         }
         result?;

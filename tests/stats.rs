@@ -248,7 +248,7 @@ fn fresh_data_that_is_read_back_in_order_is_not_pushed_out_before_it_is_reached(
     );
     if stats.chunks_opened > 0 {
         // Of what came last, a part is still in memory when the reader arrives there: most of it, or
-        // less where the evictor seldom runs. Without care nothing is.
+        // less where the evictor seldom runs. Without maintenance nothing is.
         let most = (data - limit) as u64 + limit as u64 * 3 / 4;
         assert!(stats.bytes_written <= most, "{stats}");
     }

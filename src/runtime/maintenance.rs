@@ -1,6 +1,6 @@
-//! The care thread: gives freed memory back, and counts local memory.
+//! The maintenance thread: gives freed memory back, and counts local memory.
 //!
-//! Every [`MAINTENANCE`] it maintains the tier; when the region calls, because it is short of
+//! Every [`LOOK_EVERY`] it maintains the tier; when the region calls, because it is short of
 //! memory, it purges far and local arenas at once. Under a memory manager it counts what jemalloc
 //! holds for local memory to an account (`docs/design/memory.md`, local memory). Uses `heap` and
 //! `region`.
@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often freed memory is looked after.
-const MAINTENANCE: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Free memory that is not worth a purge.
 const PURGE_MIN: ByteCount = ByteCount::mib(1);
@@ -68,33 +68,33 @@ impl Reclaim for LocalMemory {
 
 /// The thread. Ends when dropped.
 #[derive(Debug)]
-pub(super) struct Care {
+pub(super) struct Maintenance {
     region: Arc<Region>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Care {
+impl Maintenance {
     pub(super) fn start(
         arenas: &'static FarArenas,
         region: &Arc<Region>,
         local: Option<Arc<LocalMemory>>,
-    ) -> Result<Care> {
+    ) -> Result<Maintenance> {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, cared) = (Arc::clone(&stop), Arc::clone(region));
         let run = move || run(arenas, &cared, local.as_deref(), &stopped);
         let _blocked = SignalsBlocked::new();
-        let thread = std::thread::Builder::new().name("farheap-care".to_owned()).spawn(run);
+        let thread = std::thread::Builder::new().name("farheap-maintain".to_owned()).spawn(run);
         let thread = thread.map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
             Error::Os { call: "starting the maintenance thread", errno }
         })?;
         region.set_care(Some(thread.thread().clone()));
-        Ok(Care { region: Arc::clone(region), stop, thread: Some(thread) })
+        Ok(Maintenance { region: Arc::clone(region), stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Care {
+impl Drop for Maintenance {
     fn drop(&mut self) {
         if !self.region.is_here() {
             std::mem::forget(self.thread.take()); // The parent's.
@@ -121,13 +121,13 @@ fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &
     count();
     let mut maintained = Instant::now();
     while !stop.load(Ordering::Acquire) {
-        std::thread::park_timeout(if region.calls_for_care() { REST } else { MAINTENANCE });
+        std::thread::park_timeout(if region.calls_for_care() { REST } else { LOOK_EVERY });
         if region.wants_care() {
             arenas.give_back(PURGE_MIN);
             count();
             region.has_cared();
         }
-        if maintained.elapsed() >= MAINTENANCE {
+        if maintained.elapsed() >= LOOK_EVERY {
             arenas.maintain();
             count();
             maintained = Instant::now();
