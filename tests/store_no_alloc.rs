@@ -4,7 +4,7 @@
 
 use farheap::ByteCount;
 use farheap::store::{
-    BlockStore, FaultyStore, IoEngine, MemStore, Op, Queue, Request, SealedStore, Segment, Store,
+    BlockStore, EncryptedStore, FaultyStore, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -71,7 +71,7 @@ fn transfers_allocate_nothing_on_any_store() {
     faulty.control().fail_fraction(Op::Read, 500_000, 5);
     let temporary = || BlockStore::temporary(None, Some(mib)).expect("temporary");
     let memory = Arc::new(MemStore::new(mib).expect("memory"));
-    let sealed = SealedStore::new(memory, ByteCount::kib(4)).expect("a key");
+    let sealed = EncryptedStore::new(memory, ByteCount::kib(4)).expect("a key");
     let stores: [Box<dyn Store>; 5] = [
         Box::new(temporary().with_engine(IoEngine::Sync).expect("synchronous")),
         Box::new(temporary()),

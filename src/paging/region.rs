@@ -40,7 +40,7 @@ use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::ranges::Space;
 use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
-use crate::store::{OnlyUser, SealedStore, Store, Wipe};
+use crate::store::{EncryptedStore, OnlyUser, Store, Wipe};
 use crate::sys::probe::{Limits, Memory};
 use crate::sys::signals::SignalsBlocked;
 use std::ptr::NonNull;
@@ -160,7 +160,7 @@ impl Region {
         let user = OnlyUser::of(&store)?;
         let account = manager.map(|manager| join(manager, &config)).transpose()?;
         let store = match config.encrypt {
-            true => Arc::new(SealedStore::new(store, config.page)?),
+            true => Arc::new(EncryptedStore::new(store, config.page)?),
             false => store,
         };
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;

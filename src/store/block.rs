@@ -14,7 +14,7 @@
 
 use super::device::{Device, Named};
 use super::inline_queue::{InlineQueue, Transfer};
-use super::mark::{Candidate, Use, refused};
+use super::signature::{Candidate, Use, refused};
 use super::uring_queue::UringQueue;
 use super::{IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
@@ -165,8 +165,8 @@ impl BlockStore {
     }
 
     /// Opens a store for evicted pages in the regular file or on the block device at `path`, whose
-    /// contents are lost: [`create`](BlockStore::create), which leaves a mark at the start by
-    /// which the next run knows that the pages can go. A device with the mark is free while all
+    /// contents are lost: [`create`](BlockStore::create), which leaves a signature at the start by
+    /// which the next run knows that the pages can go. A device with the signature is free while all
     /// else is zeros in its first and its last MiB, where the pages of a store never are: it
     /// begins at 1 MiB, and ends 1 MiB before the end of a block device; at 128 KiB each where
     /// `capacity`, which counts that, is below 64 MiB.

@@ -1,4 +1,4 @@
-//! The cipher of a [`SealedStore`](super::SealedStore): AES-256-GCM under a key made at start-up.
+//! The cipher of a [`EncryptedStore`](super::EncryptedStore): AES-256-GCM under a key made at start-up.
 //!
 //! ring's implementation: 9-10 GB/s on one core of the machine that was measured (0.5 us for
 //! 4 KiB, 6.6 us for 64 KiB), where the crates `aes-gcm` and `chacha20poly1305` reach 2.4 and

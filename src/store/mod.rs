@@ -5,7 +5,7 @@
 //! `base`, `sys`, `meta`.
 //!
 //! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;
-//! [`SealedStore`] wraps a store and encrypts what it keeps; [`FaultyStore`] wraps one and breaks it
+//! [`EncryptedStore`] wraps a store and encrypts what it keeps; [`FaultyStore`] wraps one and breaks it
 //! on demand, for tests.
 //!
 //! # Invariants
@@ -19,20 +19,20 @@ mod bits;
 mod block;
 mod cipher;
 mod device;
+mod encrypted;
 mod faulty;
 mod inline_queue;
-mod mark;
 mod mem;
-mod sealed;
+mod signature;
 pub(crate) mod slots;
 mod uring_queue;
 mod user;
 mod wipe;
 
 pub use block::{BlockStore, IoEngine};
+pub use encrypted::EncryptedStore;
 pub use faulty::{FaultControl, FaultyStore};
 pub use mem::MemStore;
-pub use sealed::SealedStore;
 pub(crate) use uring_queue::has_given_up;
 pub(crate) use user::OnlyUser;
 pub use wipe::Wipe;

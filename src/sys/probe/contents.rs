@@ -1,14 +1,14 @@
 //! What a device or file holds: nothing, what farheap left on it, or somebody's data.
 //!
-//! [`Contents::look`] takes out of the picture what is farheap's own, as its [`Mark`] says. What
+//! [`Contents::look`] takes out of the picture what is farheap's own, as its [`OwnSignature`] says. What
 //! is left must be zeros; if it is not, [`KNOWN`] only serves to name it.
 //!
 //! # Invariants
-//! 1. A device with the mark is free only if all else is zero in its first and its last
+//! 1. A device with our signature is free only if all else is zero in its first and its last
 //!    [`LOOKED_AT`] bytes, where partition tables, file systems, RAID and volume managers keep
-//!    their first superblock. Programs that write one may leave the mark standing: partitioning
+//!    their first superblock. Programs that write one may leave our signature standing: partitioning
 //!    tools keep the first 440 bytes, `mkfs.ext4` and `mkswap` the first 1,024.
-//! 2. A regular file without the mark is free only if all of it is zero.
+//! 2. A regular file without our signature is free only if all of it is zero.
 
 use crate::base::local::keep_local;
 use crate::sys::buffer::Buffer;
@@ -23,46 +23,46 @@ pub(crate) const LOOKED_AT: u64 = 1 << 20;
 /// The unit of reads and writes here: what direct I/O takes of every device that is accepted.
 const BLOCK: u64 = 4096;
 
-/// Places of a block device without the mark that are looked at between its start and its end,
+/// Places of a block device without our signature that are looked at between its start and its end,
 /// and bytes of each: 64 reads, 10 ms on an SSD and less than a second on a disk that turns.
 const SAMPLES: u64 = 64;
 const SAMPLE_LEN: u64 = 64 << 10;
 
-/// Bytes read at a time from a regular file without the mark.
+/// Bytes read at a time from a regular file without our signature.
 const PIECE_LEN: usize = 1 << 20;
 
 /// Where further superblocks may be that a program finds although the first ones are gone: LUKS
 /// (1, 2 and 4 MiB), VMFS (1 and 2 MiB), bcachefs (2 MiB), btrfs (64 MiB and 256 GiB).
 pub(crate) const SPOTS: [u64; 5] = [1 << 20, 2 << 20, 4 << 20, 64 << 20, 256 << 30];
 
-/// What the mark begins with. The rest of it is as [`Mark::text`] writes it.
+/// What our signature begins with. The rest of it is as [`OwnSignature::text`] writes it.
 const MARK_START: &str = "farheap: evicted pages\nin bytes ";
-/// What ends the mark.
+/// What ends our signature.
 const MARK_END: &str = "\nThe contents of this device mean nothing once the process that used it \
     has ended.\n";
 
 /// What a device for evicted pages begins with: where the pages are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct OwnSignature {
     /// The bytes that hold evicted pages.
     pub(crate) pages: Range<u64>,
 }
 
-impl Mark {
-    /// The mark, to be written at the start.
+impl OwnSignature {
+    /// Our signature, to be written at the start.
     pub(crate) fn text(&self) -> String {
         let mut text = MARK_START.to_owned();
         write!(text, "{} to {}", self.pages.start, self.pages.end).expect("a string takes any");
         text + MARK_END
     }
 
-    /// The mark at the start of `head`, if there is one.
-    fn parse(head: &[u8]) -> Option<Mark> {
+    /// Our signature at the start of `head`, if there is one.
+    fn parse(head: &[u8]) -> Option<OwnSignature> {
         let rest = head.strip_prefix(MARK_START.as_bytes())?;
         let line = rest.split(|byte| *byte == b'\n').next()?;
         let (from, to) = std::str::from_utf8(line).ok()?.split_once(" to ")?;
-        let mark = Mark { pages: from.parse().ok()?..to.parse().ok()? };
-        (mark.pages.start >= BLOCK && head.starts_with(mark.text().as_bytes())).then_some(mark)
+        let own = OwnSignature { pages: from.parse().ok()?..to.parse().ok()? };
+        (own.pages.start >= BLOCK && head.starts_with(own.text().as_bytes())).then_some(own)
     }
 }
 
@@ -213,7 +213,7 @@ pub enum Contents {
 }
 
 impl Contents {
-    /// Looks at the first and the last mebibyte and, without the mark, at all of a regular file
+    /// Looks at the first and the last mebibyte and, without our signature, at all of a regular file
     /// that is not a hole, or at [`SAMPLES`] places of a block device.
     pub(crate) fn look(fd: BorrowedFd<'_>, kind: FileKind, len: u64) -> Result<Contents, Errno> {
         let _ours = keep_local();
@@ -222,15 +222,15 @@ impl Contents {
         if kind == FileKind::Block {
             picture.add(fd, tail(len), LOOKED_AT + BLOCK)?;
         }
-        let mark = Mark::parse(&picture.pieces[0].1);
-        if let Some(mark) = &mark {
-            picture.blank(0..mark.text().len() as u64);
-            picture.blank(mark.pages.clone());
+        let own = OwnSignature::parse(&picture.pieces[0].1);
+        if let Some(own) = &own {
+            picture.blank(0..own.text().len() as u64);
+            picture.blank(own.pages.clone());
         }
         if !picture.is_blank() {
             return Ok(picture.name());
         }
-        match (mark, kind) {
+        match (own, kind) {
             (Some(_), _) => Ok(Contents::Farheap),
             (None, FileKind::Block) => look_at_samples(fd, picture),
             (None, _) => look_at_data(fd, picture.len),
@@ -256,7 +256,7 @@ pub(crate) fn buffer(len: usize) -> Result<Buffer, Errno> {
     Buffer::new(len).map_err(|_| Errno(libc::ENOMEM))
 }
 
-/// A regular file without the mark: everything that was ever written to it.
+/// A regular file without our signature: everything that was ever written to it.
 fn look_at_data(fd: BorrowedFd<'_>, len: u64) -> Result<Contents, Errno> {
     let mut buffer = buffer(PIECE_LEN)?;
     let mut at = 0;
@@ -277,7 +277,7 @@ fn look_at_data(fd: BorrowedFd<'_>, len: u64) -> Result<Contents, Errno> {
     Ok(Contents::Zeros)
 }
 
-/// A block device without the mark: where known signatures may be, and places between.
+/// A block device without our signature: where known signatures may be, and places between.
 fn look_at_samples(fd: BorrowedFd<'_>, mut picture: Picture) -> Result<Contents, Errno> {
     for spot in SPOTS {
         picture.add(fd, spot, BLOCK)?;
@@ -391,16 +391,20 @@ mod tests {
 
     #[test]
     fn the_mark_is_read_back_and_nothing_else_is_taken_for_it() {
-        let mark = Mark { pages: 1 << 20..u64::MAX };
-        let text = mark.text();
-        // Partitioning tools keep 440 bytes; a mark that they cut would be unknown data.
+        let own = OwnSignature { pages: 1 << 20..u64::MAX };
+        let text = own.text();
+        // Partitioning tools keep 440 bytes; a signature of ours that they cut would be unknown data.
         assert!(text.len() < 440 && text.contains("in bytes 1048576 to 18446744073709551615\n"));
         let on_device = [text.as_bytes(), &[0; 100]].concat();
-        assert_eq!(Mark::parse(&on_device), Some(mark));
-        assert_eq!(Mark::parse(&text.as_bytes()[..text.len() - 1]), None, "cut");
-        assert_eq!(Mark::parse(text.replace("1048576", "1048576x").as_bytes()), None);
-        assert_eq!(Mark::parse(text.replace("1048576", "0").as_bytes()), None, "over the mark");
-        assert_eq!(Mark::parse(b"root:x:0:0"), None);
+        assert_eq!(OwnSignature::parse(&on_device), Some(own));
+        assert_eq!(OwnSignature::parse(&text.as_bytes()[..text.len() - 1]), None, "cut");
+        assert_eq!(OwnSignature::parse(text.replace("1048576", "1048576x").as_bytes()), None);
+        assert_eq!(
+            OwnSignature::parse(text.replace("1048576", "0").as_bytes()),
+            None,
+            "over the mark"
+        );
+        assert_eq!(OwnSignature::parse(b"root:x:0:0"), None);
     }
 
     #[test]

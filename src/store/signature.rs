@@ -1,8 +1,8 @@
 //! How a store takes a device: the look at what it holds, the erasure of what is left of others,
-//! and the mark on devices that hold evicted pages.
+//! and the signature on devices that hold evicted pages.
 //!
 //! A device that is named by mistake holds somebody's data. As swap space has to be made with
-//! `mkswap(8)`, a device has to hold zeros, or with the mark nothing but evicted pages of an
+//! `mkswap(8)`, a device has to hold zeros, or with the signature nothing but evicted pages of an
 //! earlier run, see [`Contents`].
 //!
 //! # Invariants
@@ -15,7 +15,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Errno, FileKind};
-use crate::sys::probe::contents::{Contents, LOOKED_AT, Mark, SPOTS, buffer, tail};
+use crate::sys::probe::contents::{Contents, LOOKED_AT, OwnSignature, SPOTS, buffer, tail};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -183,7 +183,7 @@ impl Candidate<'_> {
         let pages = self.pages(capacity);
         let written = |errno| refused(self.path, format!("cannot be written: {errno}"));
         let mut block = buffer(IO_ALIGN).map_err(written)?;
-        let text = Mark { pages: pages.clone() }.text();
+        let text = OwnSignature { pages: pages.clone() }.text();
         block[..text.len()].copy_from_slice(text.as_bytes());
         file::write_at(self.fd, &mut block, 0).map_err(written)?;
         Ok(pages)

@@ -1,6 +1,6 @@
 //! A store that encrypts what another one keeps.
 //!
-//! [`SealedStore`] sits between the pager and any store. Writes are encrypted on the way, in
+//! [`EncryptedStore`] sits between the pager and any store. Writes are encrypted on the way, in
 //! bounce buffers, because a handler may read a frame while it is being written; reads arrive in
 //! the reader's own buffers and are decrypted there. A block's number, the number of its write and
 //! its tag stay in this process's memory, so that blocks keep their size on the device and an older
@@ -47,16 +47,16 @@ const TOKEN_WRITE: u64 = 1 << 32;
 /// # Examples
 /// ```
 /// use farheap::ByteCount;
-/// use farheap::store::{MemStore, SealedStore, Store};
+/// use farheap::store::{MemStore, EncryptedStore, Store};
 /// use std::sync::Arc;
 ///
 /// let memory = Arc::new(MemStore::new(ByteCount::mib(1))?);
-/// let store = SealedStore::new(memory, ByteCount::kib(64))?;
+/// let store = EncryptedStore::new(memory, ByteCount::kib(64))?;
 /// assert_eq!(store.capacity(), ByteCount::mib(1));
 /// # Ok::<(), farheap::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct SealedStore {
+pub struct EncryptedStore {
     inner: Arc<dyn Store>,
     vault: Arc<Vault>,
 }
@@ -70,21 +70,21 @@ struct Vault {
     seals: LazyArray<[AtomicU64; 3]>,
 }
 
-impl SealedStore {
+impl EncryptedStore {
     /// Wraps `inner`, whose contents are of no use from now on, under a fresh key. A block is what
     /// is encrypted as one, and the unit of requests.
     ///
     /// # Errors
     /// [`Error::BadRange`] when `block` is not a positive multiple of [`IO_ALIGN`], [`Error::Os`]
     /// without random numbers or memory.
-    pub fn new(inner: Arc<dyn Store>, block: ByteCount) -> Result<SealedStore> {
+    pub fn new(inner: Arc<dyn Store>, block: ByteCount) -> Result<EncryptedStore> {
         let block = block.as_usize();
         if block == 0 || !block.is_multiple_of(IO_ALIGN) {
             return Err(Error::BadRange { reason: "block is not a multiple of 4,096 bytes" });
         }
         let blocks = inner.capacity().as_usize() / block;
         let vault = Vault { cipher: Cipher::new()?, block, seals: LazyArray::new(blocks)? };
-        Ok(SealedStore { inner, vault: Arc::new(vault) })
+        Ok(EncryptedStore { inner, vault: Arc::new(vault) })
     }
 
     /// Forgets the seals of a range's blocks.
@@ -137,7 +137,7 @@ impl Vault {
 }
 
 // SAFETY: moves bytes by a store that keeps the promises, and refuses what is not what it wrote.
-unsafe impl Store for SealedStore {
+unsafe impl Store for EncryptedStore {
     fn capacity(&self) -> ByteCount {
         ByteCount((self.vault.seals.len() * self.vault.block) as u64)
     }
