@@ -10,6 +10,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::policy::Hint;
+use crate::paging::page::backoff;
 use crate::paging::page::word::State;
 use crate::paging::pager;
 use crate::paging::readahead::PrefetchRun;
@@ -31,8 +32,8 @@ impl Region {
         if !self.is_here() {
             return Ok(()); // As `unmap`.
         }
-        let first = offset.div_ceil(self.pager.page_bytes);
-        let end = (offset + len.as_usize()) / self.pager.page_bytes;
+        let first = offset.div_ceil(self.pager.page_bytes());
+        let end = (offset + len.as_usize()) / self.pager.page_bytes();
         if first < end {
             self.pager.discard(PageId(first as u64), PageCount((end - first) as u64));
         }
@@ -131,7 +132,7 @@ impl Region {
     /// # Errors
     /// As [`evict`](Region::evict).
     pub fn evict_all(&self) -> Result<()> {
-        let end = self.space.fresh_pages(self.pager.page_bytes);
+        let end = self.space.fresh_pages(self.pager.page_bytes());
         if end.0 == 0 { Ok(()) } else { self.evict_pages(PageId(0), end) }
     }
 
@@ -161,8 +162,8 @@ impl Region {
         let (first, count) = self.pages_of(ptr, len)?;
         // One at a time: the sum of the pins stays below the bound.
         let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let pinned = self.pager.pinned.load(Ordering::Relaxed);
-        let room = self.pager.budget.limit().0 / self.pager.page_bytes as u64 * 3 / 4;
+        let pinned = self.pager.table().pinned();
+        let room = self.pager.budget.limit().0 / self.pager.page_bytes() as u64 * 3 / 4;
         // Pages that are pinned already cost nothing more; a range of more than can be pinned is not
         // looked through.
         let new = if count.0 > room { count.0 } else { self.unpinned_pages(first, count) };
@@ -224,7 +225,7 @@ impl Region {
             };
             // Counted first: a discard that takes the pins away again finds the page counted.
             let new = u64::from(word.pins() == 0);
-            self.pager.pinned.fetch_add(new, Ordering::Relaxed);
+            self.pager.table().count_pinned(new);
             if self.pager.word(page).try_change(word, pinned).is_ok() {
                 // A system call that writes to a protected page would fail with EFAULT.
                 if word.protected() && !self.serves_kernel_faults() {
@@ -232,7 +233,7 @@ impl Region {
                 }
                 return Ok(());
             }
-            self.pager.pinned.fetch_sub(new, Ordering::Relaxed);
+            self.pager.table().count_unpinned(new);
         }
     }
 
@@ -243,13 +244,13 @@ impl Region {
                 let word = self.pager.word(page).load();
                 // A pinned page is `Resident`, or for microseconds `Moving`.
                 if word.state() == State::Moving {
-                    pager::backoff(&mut spins);
+                    backoff(&mut spins);
                     continue;
                 }
                 let Some(unpinned) = word.unpinned() else { break };
                 if self.pager.word(page).try_change(word, unpinned).is_ok() {
                     let last = u64::from(unpinned.pins() == 0);
-                    self.pager.pinned.fetch_sub(last, Ordering::Relaxed);
+                    self.pager.table().count_unpinned(last);
                     break;
                 }
             }
@@ -281,7 +282,7 @@ impl Region {
             // One that is open and stays so has no place in the policy.
             let _ = self.pager.close_around(page);
             if self.pager.word(page).load().state() == State::Resident {
-                self.pager.policy.lock().advise(page, hint);
+                self.pager.policy().lock().advise(page, hint);
             }
         }
         Ok(())

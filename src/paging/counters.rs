@@ -1,6 +1,9 @@
-//! Event counts of one region, kept where the event happens.
+//! Event counts and durations of one region, noted where the event happens and read by people: no code
+//! of the pager decides by them.
 
+use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering};
+use crate::paging::latency::Recorder;
 use crossbeam_utils::CachePadded;
 
 /// A monotone event count.
@@ -51,8 +54,8 @@ impl Gauge {
     }
 }
 
-/// All counts of one region; [`Stats`](crate::paging::region::Stats) documents what each means.
-#[derive(Debug, Default)]
+/// All counts and durations of one region; [`Stats`](crate::paging::region::Stats) documents what each means.
+#[derive(Debug)]
 pub(crate) struct Counters {
     pub(crate) faults_zero: Counter,
     pub(crate) faults_read: Counter,
@@ -88,4 +91,56 @@ pub(crate) struct Counters {
     pub(crate) chunks_evicted: Counter,
     pub(crate) chunks_reused: Counter,
     pub(crate) chunks_read: Counter,
+    /// Per handler.
+    pub(crate) fault_times: Box<[Recorder]>,
+    /// Per handler.
+    pub(crate) read_times: Box<[Recorder]>,
+    pub(crate) write_times: Recorder,
+    pub(crate) evict_times: Recorder,
+}
+
+impl Counters {
+    pub(in crate::paging) fn new(handlers: usize) -> Result<Counters> {
+        let recorders = || (0..handlers).map(|_| Recorder::new()).collect::<Result<_>>();
+        Ok(Counters {
+            faults_zero: Counter::default(),
+            faults_read: Counter::default(),
+            faults_cooling: Counter::default(),
+            faults_protect: Counter::default(),
+            faults_racing: Counter::default(),
+            faults_starved: Counter::default(),
+            pages_in: Counter::default(),
+            pages_prefetched: Counter::default(),
+            pages_read_ahead: Counter::default(),
+            pages_out: Counter::default(),
+            evicted_clean: Counter::default(),
+            evicted_zero: Counter::default(),
+            evict_busy: Counter::default(),
+            install_busy: Counter::default(),
+            died_before_write: Counter::default(),
+            died_during_write: Counter::default(),
+            freed_unwritten: Counter::default(),
+            prefetch_hits: Counter::default(),
+            prefetch_unseen: Counter::default(),
+            reads_in_flight: Gauge::default(),
+            writes_in_flight: Gauge::default(),
+            polls: Counter::default(),
+            poll_hits: Counter::default(),
+            poll_yields: Counter::default(),
+            read_errors: Counter::default(),
+            write_errors: Counter::default(),
+            checksum_errors: Counter::default(),
+            poisoned: Counter::default(),
+            panics: Counter::default(),
+            chunks_opened: Counter::default(),
+            chunks_closed: Counter::default(),
+            chunks_evicted: Counter::default(),
+            chunks_reused: Counter::default(),
+            chunks_read: Counter::default(),
+            fault_times: recorders()?,
+            read_times: recorders()?,
+            write_times: Recorder::new()?,
+            evict_times: Recorder::new()?,
+        })
+    }
 }

@@ -14,11 +14,11 @@ use std::ptr::NonNull;
 
 impl Region {
     pub(crate) fn base(&self) -> usize {
-        self.pager.region.addr()
+        self.pager.table().start()
     }
 
     pub(crate) fn span(&self) -> usize {
-        self.pager.region.len()
+        self.pager.table().len()
     }
 
     pub(crate) fn reserve_extent(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
@@ -39,7 +39,7 @@ impl Region {
             }
             return None;
         }
-        let page_bytes = self.pager.page_bytes;
+        let page_bytes = self.pager.page_bytes();
         let (mut head, mut tail) = (0, 0);
         for page in self.space.partly_covered(offset, len) {
             // What holds nothing now reads as zero in this range until the caller writes there.
@@ -61,7 +61,7 @@ impl Region {
     /// # Safety
     /// The range is committed, nobody else uses it, and nobody needs what it holds.
     pub(crate) unsafe fn clear_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
-        let page_bytes = self.pager.page_bytes;
+        let page_bytes = self.pager.page_bytes();
         let mut start = ptr.as_ptr() as usize - self.base();
         let end = start + len.as_usize();
         while start < end {

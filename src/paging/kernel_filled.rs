@@ -17,11 +17,6 @@
 //! | `Open` | all `Empty`, whatever is mapped | the kernel |
 //! | `Busy` | changing by the thread that latched it | faults wait |
 //!
-//! Each run of open chunks is a mapping of its own for the kernel, and cuts the region's in two; a
-//! process may have `vm.max_map_count` of them. So no run begins when there are
-//! many (`Chunks::runs_max`), and a chunk that cannot be registered alone, because that would cut its
-//! run in two, is closed together with its whole run, which needs no new mapping.
-//!
 //! # Invariants
 //! 1. An open chunk is charged for all its pages.
 //! 2. Pages of an open chunk have no slot.
@@ -31,29 +26,17 @@
 //!    was loaded and has not been latched since (`page::opening`).
 #![expect(unsafe_code, reason = "drops pages of open chunks")]
 
-use crate::base::error::Result;
-use crate::base::sync::{AtomicU64, Ordering, Rank};
+use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
-use crate::meta::LazyArray;
 use crate::paging::evict::policy::Insert;
-use crate::paging::page::chunk_state::{ChunkState, Entered, Phase, Seen};
+use crate::paging::page::backoff;
+use crate::paging::page::chunk_state::{Phase, Seen};
+use crate::paging::page::chunks::CHUNK;
+use crate::paging::page::chunks::ChunkId;
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::pager::{Pager, backoff};
-use crate::sys::pagemap::Pagemap;
-use crate::sys::signals::{FaultLock, SignalsBlocked};
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
-use std::sync::{Mutex, PoisonError};
-
-/// Bytes of a chunk: a huge page.
-pub(in crate::paging) const CHUNK: usize = HUGE_PAGE;
-
-/// Maximum number of runs of open chunks: 1/RUN_MAPPINGS_PART of the mappings that the process may
-/// have. Each run costs two, and the program needs most of them for itself.
-const RUN_MAPPINGS_PART: u64 = 16;
-
-/// A chunk: its index from the region's start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::paging) struct ChunkId(pub(in crate::paging) usize);
+use crate::paging::pager::Pager;
+use crate::sys::signals::SignalsBlocked;
+use crate::sys::vm::{KERNEL_PAGE, Piece};
 
 /// What became of a chunk that was to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,254 +59,46 @@ pub(in crate::paging) enum Closed {
     None,
 }
 
-/// The chunks of one region.
-#[derive(Debug)]
-pub(crate) struct Chunks {
-    states: LazyArray<ChunkState>,
-    /// One bit per chunk: open.
-    open: LazyArray<AtomicU64>,
-    open_count: AtomicU64,
-    /// One bit per chunk: its pages, read together, came in as one huge page and none has left.
-    /// A hint: they go as they came.
-    whole: LazyArray<AtomicU64>,
-    /// Where the evictor goes on looking for open chunks.
-    hand: AtomicU64,
-    /// Runs of neighbouring open chunks; held while a bit of `open` changes.
-    runs: FaultLock<u64>,
-    /// The most there may be.
-    runs_max: u64,
-    /// Held while a run is closed as a whole.
-    closing_run: Mutex<()>,
-    pagemap: Option<Pagemap>,
-}
-
-impl Chunks {
-    /// State for `span` bytes. Without `allowed`, or without `/proc/self/pagemap`, no chunk is
-    /// ever opened.
-    pub(in crate::paging) fn new(span: usize, allowed: bool) -> Result<Chunks> {
-        let count = span / CHUNK;
-        Ok(Chunks {
-            states: LazyArray::new(count)?,
-            open: LazyArray::new(count.div_ceil(64))?,
-            open_count: AtomicU64::new(0),
-            whole: LazyArray::new(count.div_ceil(64))?,
-            hand: AtomicU64::new(0),
-            runs: FaultLock::new(Rank::Leaf, 0),
-            runs_max: (crate::sys::vm::mappings_max() / RUN_MAPPINGS_PART).max(1),
-            closing_run: Mutex::new(()),
-            pagemap: if allowed { Pagemap::open()? } else { None },
-        })
-    }
-
-    /// Bytes of all open chunks.
-    pub(in crate::paging) fn open_bytes(&self) -> ByteCount {
-        ByteCount(self.open_count.load(Ordering::Relaxed) * CHUNK as u64)
-    }
-
-    pub(in crate::paging) fn any_open(&self) -> bool {
-        self.open_count.load(Ordering::Relaxed) > 0
-    }
-
-    /// Whether the kernel fills the chunk at the moment.
-    pub(in crate::paging) fn is_open(&self, chunk: ChunkId) -> bool {
-        self.states.get(chunk.0).is_some_and(|state| state.look().phase() == Phase::Open)
-    }
-
-    /// Whether faults in the chunk are for the handlers at the moment.
-    pub(in crate::paging) fn is_closed(&self, chunk: ChunkId) -> bool {
-        self.states[chunk.0].look().phase() == Phase::Closed
-    }
-
-    /// Whether a page that the caller has just made `Moving` is in a chunk whose pages are the
-    /// handlers': it may have been opened since the caller looked last.
-    pub(in crate::paging) fn is_still_closed(&self, chunk: ChunkId) -> bool {
-        self.states[chunk.0].is_still_closed()
-    }
-
-    /// Enters a closed chunk, so that its tables stay; `None` while it is not closed.
-    pub(in crate::paging) fn enter(&self, chunk: ChunkId) -> Option<Entered<'_>> {
-        self.states[chunk.0].enter()
-    }
-
-    /// Latches a closed chunk that nobody has entered.
-    pub(in crate::paging) fn latch_unentered(&self, chunk: ChunkId) -> bool {
-        self.states[chunk.0].latch_unentered()
-    }
-
-    /// Gives the latch of a chunk back that was closed and is.
-    pub(in crate::paging) fn unlatch_closed(&self, chunk: ChunkId) {
-        self.states[chunk.0].unlatch(Phase::Closed);
-    }
-
-    /// Whether a thread is at the chunk at this moment.
-    pub(in crate::paging) fn is_busy(&self, chunk: ChunkId) -> bool {
-        self.states[chunk.0].is_busy()
-    }
-
-    /// Notes whether a chunk's pages are in one huge page.
-    pub(in crate::paging) fn set_whole(&self, chunk: ChunkId, whole: bool) {
-        let (bits, bit) = (&self.whole[chunk.0 / 64], 1 << (chunk.0 % 64));
-        if whole {
-            bits.fetch_or(bit, Ordering::Relaxed);
-        } else if bits.load(Ordering::Relaxed) & bit != 0 {
-            bits.fetch_and(!bit, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether a chunk's pages came in together and should go together.
-    pub(in crate::paging) fn is_whole(&self, chunk: ChunkId) -> bool {
-        self.whole[chunk.0 / 64].load(Ordering::Relaxed) & 1 << (chunk.0 % 64) != 0
-    }
-
-    /// Latches a chunk that is in the state `from`.
-    fn latch(&self, chunk: ChunkId, from: Phase) -> bool {
-        self.states[chunk.0].latch(from)
-    }
-
-    fn unlatch(&self, chunk: ChunkId, was: Phase, to: Phase) {
-        let bit = 1 << (chunk.0 % 64);
-        if to == Phase::Open && was != Phase::Open {
-            let mut runs = self.runs.lock();
-            *runs = *runs + 1 - self.open_beside(chunk);
-            self.open[chunk.0 / 64].fetch_or(bit, Ordering::Relaxed);
-            self.open_count.fetch_add(1, Ordering::Relaxed);
-        } else if to == Phase::Closed && was == Phase::Open {
-            let mut runs = self.runs.lock();
-            *runs = *runs + self.open_beside(chunk) - 1;
-            self.open[chunk.0 / 64].fetch_and(!bit, Ordering::Relaxed);
-            self.open_count.fetch_sub(1, Ordering::Relaxed);
-        }
-        self.states[chunk.0].unlatch(to);
-    }
-
-    /// How many of a chunk's two neighbours are noted as open.
-    fn open_beside(&self, chunk: ChunkId) -> u64 {
-        let is_noted = |at: usize| {
-            let bits = self.open.get(at / 64).map_or(0, |bits| bits.load(Ordering::Relaxed));
-            bits & 1 << (at % 64) != 0
-        };
-        u64::from(chunk.0.checked_sub(1).is_some_and(is_noted)) + u64::from(is_noted(chunk.0 + 1))
-    }
-
-    /// Whether the mappings that opening a chunk costs are few enough.
-    fn may_open(&self, chunk: ChunkId) -> bool {
-        self.open_beside(chunk) > 0 || *self.runs.lock() < self.runs_max
-    }
-
-    /// Whether closing a chunk by itself would make one run too many.
-    fn cuts_too_many(&self, chunk: ChunkId) -> bool {
-        self.open_beside(chunk) == 2 && *self.runs.lock() >= self.runs_max
-    }
-
-    /// Whether nobody has latched the chunk since it was seen closed.
-    pub(in crate::paging) fn is_as_seen(&self, chunk: ChunkId, seen: Seen) -> bool {
-        self.states[chunk.0].is_as_seen(seen)
-    }
-
-    /// Latches an open chunk; waits while another thread is at it. Else as what it was seen closed.
-    fn latch_open(&self, chunk: ChunkId) -> std::result::Result<(), Seen> {
-        let mut spins = 0;
-        loop {
-            let seen = self.states[chunk.0].look();
-            match seen.phase() {
-                Phase::Closed => return Err(seen),
-                Phase::Open if self.latch(chunk, Phase::Open) => return Ok(()),
-                _ => backoff(&mut spins),
-            }
-        }
-    }
-
-    /// The next open chunk, going round.
-    fn next_open(&self) -> Option<ChunkId> {
-        if !self.any_open() {
-            return None;
-        }
-        let words = self.open.len();
-        let hand = self.hand.load(Ordering::Relaxed) as usize % (words * 64);
-        for step in 0..=words {
-            let at = (hand / 64 + step) % words;
-            let mut bits = self.open[at].load(Ordering::Relaxed);
-            if step == 0 {
-                bits &= u64::MAX << (hand % 64);
-            }
-            if bits != 0 {
-                let chunk = at * 64 + bits.trailing_zeros() as usize;
-                self.hand.store(chunk as u64 + 1, Ordering::Relaxed);
-                return Some(ChunkId(chunk));
-            }
-        }
-        None
-    }
-}
-
 impl Pager {
-    pub(in crate::paging) fn pages_per_chunk(&self) -> u64 {
-        (CHUNK / self.page_bytes) as u64
-    }
-
-    /// Whether chunks have been read whole: more may come.
-    pub(in crate::paging) fn has_read_chunks(&self) -> bool {
-        self.counters.chunks_read.get() > 0
-    }
-
-    /// The chunk a page lies in.
-    pub(in crate::paging) fn chunk_of(&self, page: PageId) -> ChunkId {
-        ChunkId((self.addr(page) - self.region.addr()) / CHUNK)
-    }
-
-    fn chunk_addr(&self, chunk: ChunkId) -> usize {
-        self.region.addr() + chunk.0 * CHUNK
-    }
-
-    pub(in crate::paging) fn pages_of_chunk(
-        &self,
-        chunk: ChunkId,
-    ) -> impl Iterator<Item = PageId> + use<> {
-        let per_chunk = self.pages_per_chunk();
-        let first = chunk.0 as u64 * per_chunk;
-        (first..first + per_chunk).map(PageId)
-    }
-
     /// Whether memory around an `Empty` page is being used densely, so that the chunk is worth
     /// opening: a neighbouring page or chunk is in use.
     fn is_dense(&self, page: PageId, chunk: ChunkId) -> bool {
-        let resident = |page: u64| {
-            self.words.get(page as usize).is_some_and(|word| word.load().state() == State::Resident)
-        };
+        let resident = |page: u64| self.table().is_resident(page);
         let before = page.0.checked_sub(1).is_some_and(resident);
         let chunk_before = chunk.0.checked_sub(1).map(ChunkId);
         before
             || resident(page.0 + 1)
-            || chunk_before.is_some_and(|chunk| self.chunks.is_open(chunk))
-            || self.chunks.is_open(ChunkId(chunk.0 + 1))
+            || chunk_before.is_some_and(|chunk| self.chunks().is_open(chunk))
+            || self.chunks().is_open(ChunkId(chunk.0 + 1))
     }
 
     /// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
     pub(in crate::paging) fn try_open(&self, page: PageId) -> Opening {
         let chunk = self.chunk_of(page);
-        let may_open = self.chunks.pagemap.is_some() && self.chunks.may_open(chunk);
-        let is_own = || self.owns(self.chunk_addr(chunk), CHUNK);
+        let may_open = self.chunks().pagemap().is_some() && self.chunks().may_open(chunk);
+        let is_own = || self.owns(self.table().chunk_addr(chunk), CHUNK);
         if !may_open || !self.is_dense(page, chunk) || !is_own() {
             return Opening::Unfit;
         }
-        if !self.chunks.latch(chunk, Phase::Closed) {
+        if !self.chunks().latch(chunk, Phase::Closed) {
             return Opening::Unfit;
         }
         let opened = self.open_latched(chunk);
         let now = if opened { Phase::Open } else { Phase::Closed };
-        self.chunks.unlatch(chunk, Phase::Closed, now);
+        self.chunks().unlatch(chunk, Phase::Closed, now);
         if opened {
-            self.counters.chunks_opened.bump();
+            self.counters().chunks_opened.bump();
+            self.policy().lock().opened(self.pages_per_chunk());
             return Opening::Opened;
         }
         // Room comes with the next write that ends. A page of its own now would leave a chunk of
         // small pages, which the kernel fills one by one and gives back one by one.
         let room = self.reserve_for_fresh().0 + CHUNK as u64;
         let is_aimed_at = self.high_bytes.load(Ordering::Relaxed) >= room;
-        let writing = is_aimed_at && self.counters.writes_in_flight.get() > 0;
+        let writing = is_aimed_at && self.starved.is_writing();
         let healthy = self.health().write_errno() == 0;
         let is_fresh = |page: PageId| self.word(page).load().state() == State::Empty;
-        if writing && healthy && self.pages_of_chunk(chunk).all(is_fresh) {
+        if writing && healthy && self.table().pages_of_chunk(chunk).all(is_fresh) {
             return Opening::Wait;
         }
         Opening::Unfit
@@ -331,7 +106,7 @@ impl Pager {
 
     fn open_latched(&self, chunk: ChunkId) -> bool {
         let mut absent = 0;
-        for page in self.pages_of_chunk(chunk) {
+        for page in self.table().pages_of_chunk(chunk) {
             let word = self.word(page).load();
             match word.state() {
                 State::Empty => absent += 1,
@@ -378,14 +153,15 @@ impl Pager {
             return None;
         }
         (first.0..).take(self.frames.run_frames()).for_each(|n| self.frames.put_empty(FrameId(n)));
-        self.counters.chunks_reused.bump();
+        self.counters().chunks_reused.bump();
         let opened = self.leave_to_kernel(chunk);
         // Before anybody looks at the words: the chunk is latched.
-        self.pages_of_chunk(chunk)
+        self.table()
+            .pages_of_chunk(chunk)
             .for_each(|page| self.settle(page, Word::moving(None), Word::EMPTY));
         if !opened {
             // The kernel has no mapping left (max_map_count).
-            self.hand_over(chunk, &mut self.pages_of_chunk(chunk));
+            self.hand_over(chunk, &mut self.table().pages_of_chunk(chunk));
         }
         Some(opened)
     }
@@ -395,8 +171,8 @@ impl Pager {
     fn move_run_in(&self, chunk: ChunkId, first: FrameId) -> bool {
         let claims =
             |page: &PageId| self.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
-        let claimed = self.pages_of_chunk(chunk).take_while(claims).count();
-        let (dst, src) = (self.chunk_addr(chunk), self.frames.addr(first));
+        let claimed = self.table().pages_of_chunk(chunk).take_while(claims).count();
+        let (dst, src) = (self.table().chunk_addr(chunk), self.frames.addr(first));
         let is_alone = claimed as u64 == self.pages_per_chunk();
         let moved = if is_alone { self.move_or_stop(dst, src, CHUNK).bytes } else { 0 };
         if moved == CHUNK {
@@ -405,7 +181,7 @@ impl Pager {
         if moved > 0 {
             self.move_back(dst, src, moved);
         }
-        let claimed = self.pages_of_chunk(chunk).take(claimed);
+        let claimed = self.table().pages_of_chunk(chunk).take(claimed);
         claimed.for_each(|page| self.settle(page, Word::moving(None), Word::EMPTY));
         false
     }
@@ -414,7 +190,7 @@ impl Pager {
     /// returns how many it took, and how many of them are not mapped.
     fn adopt_pages(&self, chunk: ChunkId) -> (u64, u64) {
         let (mut count, mut absent) = (0, 0);
-        for page in self.pages_of_chunk(chunk) {
+        for page in self.table().pages_of_chunk(chunk) {
             let word = self.word(page).load();
             match word.state() {
                 State::Empty => absent += 1,
@@ -423,7 +199,7 @@ impl Pager {
                     if self.word(page).try_change(word, leaving).is_err() {
                         break;
                     }
-                    self.policy.lock().removed(page);
+                    self.policy().lock().removed(page);
                     self.settle(page, leaving, Word::EMPTY);
                 }
                 _ => break,
@@ -438,14 +214,14 @@ impl Pager {
     fn hand_over(&self, chunk: ChunkId, pages: &mut dyn Iterator<Item = PageId>) -> u64 {
         const UNITS: usize = CHUNK / KERNEL_PAGE;
         let mut there = [false; UNITS];
-        let pagemap = self.chunks.pagemap.as_ref().expect("chunks are opened only with a pagemap");
-        if let Err(error) = pagemap.scan(self.chunk_addr(chunk), &mut there) {
+        let pagemap = self.chunks().pagemap().expect("chunks are opened only with a pagemap");
+        if let Err(error) = pagemap.scan(self.table().chunk_addr(chunk), &mut there) {
             crate::paging::diagnostics::fatal(
                 "the pages of a chunk could not be looked up",
                 &error,
             );
         }
-        let units = self.page_bytes / KERNEL_PAGE;
+        let units = self.page_bytes() / KERNEL_PAGE;
         let first = chunk.0 as u64 * self.pages_per_chunk();
         let mut absent = 0;
         for page in pages {
@@ -457,7 +233,9 @@ impl Pager {
             }
             let moving = self.claim_empty(page);
             let resident = Word::resident(None).with_sparse(count < units);
-            self.settle_resident(page, moving, resident, Some(Insert::Fresh));
+            // No arrival: the page came when its chunk was opened.
+            self.policy().lock().inserted(page, Insert::Fresh);
+            self.settle(page, moving, resident);
         }
         absent
     }
@@ -477,24 +255,24 @@ impl Pager {
     /// Closes an open chunk: its pages become ordinary pages. Returns whether it was open.
     pub(in crate::paging) fn close(&self, chunk: ChunkId) -> bool {
         let _blocked = SignalsBlocked::new();
-        if self.chunks.latch_open(chunk).is_err() {
+        if self.chunks().latch_open(chunk).is_err() {
             return false;
         }
         if self.register_alone(chunk) {
             self.end_close(chunk);
             return true;
         }
-        self.chunks.unlatch(chunk, Phase::Open, Phase::Open);
+        self.chunks().unlatch(chunk, Phase::Open, Phase::Open);
         self.close_run(chunk)
     }
 
     /// Makes the pages of a chunk, latched and registered, ordinary ones, and unlatches it.
     fn end_close(&self, chunk: ChunkId) {
-        let absent = self.hand_over(chunk, &mut self.pages_of_chunk(chunk));
+        let absent = self.hand_over(chunk, &mut self.table().pages_of_chunk(chunk));
         self.budget.uncharge(ByteCount(absent * self.page_size().0));
         self.gave_back(absent * self.page_size().0);
-        self.chunks.unlatch(chunk, Phase::Open, Phase::Closed);
-        self.counters.chunks_closed.bump();
+        self.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
+        self.counters().chunks_closed.bump();
     }
 
     /// Closes the whole run of open chunks that a chunk lies in, which needs no mapping: the run is
@@ -505,15 +283,15 @@ impl Pager {
         const TRIES: u32 = 16;
         // One at a time, and nobody waits for this with a chunk latched: two that each hold what
         // the other needs would wait for ever.
-        let _one = self.chunks.closing_run.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.chunks().lock_closing_run();
         let mut refused = Ok(());
         for _ in 0..TRIES {
-            if self.chunks.latch_open(chunk).is_err() {
+            if self.chunks().latch_open(chunk).is_err() {
                 return refused.is_ok(); // Somebody has closed it.
             }
             let (mut first, mut end) = (chunk.0, chunk.0 + 1);
             let is_in_run = |at: usize| {
-                at < self.chunks.states.len() && self.chunks.latch_open(ChunkId(at)).is_ok()
+                at < self.chunks().count() && self.chunks().latch_open(ChunkId(at)).is_ok()
             };
             while first > 0 && is_in_run(first - 1) {
                 first -= 1;
@@ -521,14 +299,14 @@ impl Pager {
             while is_in_run(end) {
                 end += 1;
             }
-            let (addr, len) = (self.chunk_addr(ChunkId(first)), (end - first) * CHUNK);
+            let (addr, len) = (self.table().chunk_addr(ChunkId(first)), (end - first) * CHUNK);
             refused = self.register_own(addr, len);
             if refused.is_ok() {
                 (first..end).for_each(|at| self.end_close(ChunkId(at)));
                 return true;
             }
             let (open, run) = (Phase::Open, first..end);
-            run.for_each(|at| self.chunks.unlatch(ChunkId(at), open, open));
+            run.for_each(|at| self.chunks().unlatch(ChunkId(at), open, open));
         }
         if let Err(error) = refused {
             crate::paging::diagnostics::warn(
@@ -543,47 +321,48 @@ impl Pager {
     /// `first`, where its pages cool. The frames' charge is the chunk's. A chunk of which the
     /// kernel uses a page, or that has holes, is closed as usual, and the frames stay empty.
     pub(in crate::paging) fn close_into(&self, first: FrameId) -> Closed {
-        let Some(chunk) = self.chunks.next_open() else { return Closed::None };
-        if self.chunks.latch_open(chunk).is_err() {
+        let Some(chunk) = self.chunks().next_open() else { return Closed::None };
+        if self.chunks().latch_open(chunk).is_err() {
             return Closed::None;
         }
         if !self.register_alone(chunk) {
-            self.chunks.unlatch(chunk, Phase::Open, Phase::Open);
+            self.chunks().unlatch(chunk, Phase::Open, Phase::Open);
             return if self.close_run(chunk) { Closed::Listed } else { Closed::None };
         }
-        let is_own = self.owns(self.chunk_addr(chunk), CHUNK);
+        let is_own = self.owns(self.table().chunk_addr(chunk), CHUNK);
         let taken = is_own && self.is_whole(chunk) && self.move_chunk(chunk, first);
         if !taken {
             self.end_close(chunk);
             return Closed::Listed;
         }
-        self.chunks.unlatch(chunk, Phase::Open, Phase::Closed);
-        self.counters.chunks_closed.bump();
+        self.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
+        self.counters().chunks_closed.bump();
         Closed::Taken
     }
 
     /// Whether all pages of a chunk, latched and registered, are there.
     fn is_whole(&self, chunk: ChunkId) -> bool {
         let mut there = [false; CHUNK / KERNEL_PAGE];
-        let pagemap = self.chunks.pagemap.as_ref().expect("chunks are opened only with a pagemap");
-        pagemap.scan(self.chunk_addr(chunk), &mut there).is_ok() && there.iter().all(|there| *there)
+        let pagemap = self.chunks().pagemap().expect("chunks are opened only with a pagemap");
+        pagemap.scan(self.table().chunk_addr(chunk), &mut there).is_ok()
+            && there.iter().all(|there| *there)
     }
 
     /// Moves all of a chunk, latched and registered, to a run of frames; `false` and nothing has
     /// changed when the kernel uses a page of it.
     fn move_chunk(&self, chunk: ChunkId, first: FrameId) -> bool {
-        let (dst, src) = (self.frames.addr(first), self.chunk_addr(chunk));
+        let (dst, src) = (self.frames.addr(first), self.table().chunk_addr(chunk));
         let moved = self.move_or_stop(dst, src, CHUNK).bytes;
         if moved < CHUNK {
             if moved > 0 {
                 self.move_back(dst, src, moved);
             }
-            self.counters.evict_busy.bump();
+            self.counters().evict_busy.bump();
             return false;
         }
-        self.counters.chunks_evicted.bump();
-        let mut policy = self.policy.lock();
-        for (page, frame) in self.pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
+        self.counters().chunks_evicted.bump();
+        let mut policy = self.policy().lock();
+        for (page, frame) in self.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
             policy.bypassed(page);
             self.frames.note(frame, page, None);
             self.frames.note_of(frame).set_prefetched(false);
@@ -598,7 +377,7 @@ impl Pager {
     /// told from what the program maps over it. `false`: the process has too many mappings, and
     /// nothing has changed.
     fn leave_to_kernel(&self, chunk: ChunkId) -> bool {
-        let addr = self.chunk_addr(chunk);
+        let addr = self.table().chunk_addr(chunk);
         // The kernel takes no mode away from a registration: it has to end first.
         if self.uffd.unregister(addr, CHUNK).is_err() {
             return false;
@@ -612,20 +391,20 @@ impl Pager {
     /// Registers a latched chunk by itself. `false`: the process has too many mappings for that,
     /// and nothing has changed.
     fn register_alone(&self, chunk: ChunkId) -> bool {
-        !self.chunks.cuts_too_many(chunk)
-            && self.register_own(self.chunk_addr(chunk), CHUNK).is_ok()
+        !self.chunks().cuts_too_many(chunk)
+            && self.register_own(self.table().chunk_addr(chunk), CHUNK).is_ok()
     }
 
     /// Closes the chunk of a page, so that the page's word speaks for it. `false`: the process has
     /// too many mappings.
     pub(in crate::paging) fn close_around(&self, page: PageId) -> bool {
         let chunk = self.chunk_of(page);
-        self.chunks.is_closed(chunk) || self.close(chunk) || !self.chunks.is_open(chunk)
+        self.chunks().is_closed(chunk) || self.close(chunk) || !self.chunks().is_open(chunk)
     }
 
     /// Closes one open chunk, going round; `false` when there is none.
     pub(in crate::paging) fn close_next(&self) -> bool {
-        self.chunks.next_open().is_some_and(|chunk| self.close(chunk))
+        self.chunks().next_open().is_some_and(|chunk| self.close(chunk))
     }
 
     /// Discards pages `first..end` of one chunk if it is open; else as what it was seen closed.
@@ -635,12 +414,12 @@ impl Pager {
         first: PageId,
         end: PageId,
     ) -> std::result::Result<(), Seen> {
-        self.chunks.latch_open(chunk)?;
+        self.chunks().latch_open(chunk)?;
         let pages = end.0 - first.0;
         // Where the process has too many mappings it stays open, empty and charged, until it can
         // be closed with its run.
         let whole = pages == self.pages_per_chunk() && self.register_alone(chunk);
-        let piece = Piece::new(self.addr(first), pages as usize * self.page_bytes);
+        let piece = Piece::new(self.addr(first), pages as usize * self.page_bytes());
         // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
         // caller gave the pages' contents up.
         unsafe { self.discarder.discard(&[piece]) }
@@ -648,72 +427,28 @@ impl Pager {
         if whole {
             self.budget.uncharge(ByteCount(CHUNK as u64));
         }
-        self.chunks.unlatch(chunk, Phase::Open, if whole { Phase::Closed } else { Phase::Open });
+        self.chunks().unlatch(chunk, Phase::Open, if whole { Phase::Closed } else { Phase::Open });
         Ok(())
     }
 
     /// Whether a page reads as zero: nothing is mapped there, and nothing is stored.
     pub(in crate::paging) fn holds_nothing(&self, page: PageId) -> bool {
-        let state = &self.chunks.states[self.chunk_of(page).0];
-        let seen = state.look();
+        let chunk = self.chunk_of(page);
+        let seen = self.chunks().look(chunk);
         let empty = self.word(page).load().state() == State::Empty;
-        empty && seen.phase() == Phase::Closed && state.is_as_seen(seen)
+        empty && seen.phase() == Phase::Closed && self.chunks().is_as_seen(chunk, seen)
     }
 
     /// Bytes that are charged for open chunks and not resident, by looking.
     pub(in crate::paging) fn open_but_absent(&self) -> ByteCount {
-        let Some(pagemap) = &self.chunks.pagemap else { return ByteCount::ZERO };
+        let Some(pagemap) = self.chunks().pagemap() else { return ByteCount::ZERO };
         let mut there = [false; CHUNK / KERNEL_PAGE];
         let mut absent = 0;
-        for (at, bits) in self.chunks.open.iter().enumerate().take(self.chunk_words()) {
-            let mut bits = bits.load(Ordering::Relaxed);
-            while bits != 0 {
-                let chunk = ChunkId(at * 64 + bits.trailing_zeros() as usize);
-                bits &= bits - 1;
-                if pagemap.scan(self.chunk_addr(chunk), &mut there).is_ok() {
-                    absent += there.iter().filter(|there| !**there).count() * KERNEL_PAGE;
-                }
+        for chunk in self.chunks().all_open() {
+            if pagemap.scan(self.table().chunk_addr(chunk), &mut there).is_ok() {
+                absent += there.iter().filter(|there| !**there).count() * KERNEL_PAGE;
             }
         }
         ByteCount(absent as u64)
-    }
-
-    /// Words of the open bitmap that may hold a bit.
-    fn chunk_words(&self) -> usize {
-        if self.chunks.any_open() { self.chunks.open.len() } else { 0 }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_of_open_chunks_are_counted_and_bounded() {
-        let mut chunks = Chunks::new(200 * CHUNK, false).expect("small");
-        chunks.runs_max = 3;
-        let open = |at: usize| {
-            assert!(chunks.latch(ChunkId(at), Phase::Closed));
-            chunks.unlatch(ChunkId(at), Phase::Closed, Phase::Open);
-        };
-        let close = |at: usize| {
-            assert!(chunks.latch(ChunkId(at), Phase::Open));
-            chunks.unlatch(ChunkId(at), Phase::Open, Phase::Closed);
-        };
-        let runs = || *chunks.runs.lock();
-        [0, 1, 2, 63, 64, 199].into_iter().for_each(open);
-        assert_eq!(runs(), 3);
-        assert!(!chunks.may_open(ChunkId(100)), "a run more");
-        assert!(chunks.may_open(ChunkId(65)) && chunks.may_open(ChunkId(62)));
-        assert!(chunks.cuts_too_many(ChunkId(1)) && !chunks.cuts_too_many(ChunkId(0)));
-        close(1);
-        assert_eq!(runs(), 4);
-        open(1);
-        assert_eq!(runs(), 3, "joined again");
-        [63, 64].into_iter().for_each(close);
-        assert_eq!(runs(), 2);
-        assert!(chunks.may_open(ChunkId(100)) && !chunks.cuts_too_many(ChunkId(1)));
-        [0, 1, 2, 199].into_iter().for_each(close);
-        assert_eq!((runs(), chunks.any_open()), (0, false));
     }
 }

@@ -146,7 +146,7 @@ impl Pager {
 
     /// Frees spare frames, down to `keep` bytes of them.
     fn free_spares(&self, want: u64, keep: u64) -> u64 {
-        let page = self.page_bytes as u64;
+        let page = self.page_bytes() as u64;
         let mut freed = 0;
         while freed < want && self.frames.spare_bytes() as u64 > keep {
             if let Some(frame) = self.frames.take_spare() {
@@ -238,7 +238,7 @@ impl Pager {
     fn follow_limit(&self) {
         let limit = self.budget.limit();
         self.set_watermarks(limit);
-        self.policy.lock().resize(PageCount(limit.0 / self.page_bytes as u64));
+        self.policy().lock().resize(PageCount(limit.0 / self.page_bytes() as u64));
         self.call_evictor();
     }
 }
@@ -270,7 +270,7 @@ impl Reclaim for Pager {
 
     fn describe_held(&self) -> String {
         let mut held = Vec::new();
-        let pinned = self.pinned.load(Ordering::Relaxed) * self.page_bytes as u64;
+        let pinned = self.table().pinned() * self.page_bytes() as u64;
         if pinned > 0 {
             held.push(format!("{} pinned", ByteCount(pinned)));
         }

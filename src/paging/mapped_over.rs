@@ -21,7 +21,6 @@
 //! 2. Only far memory is registered.
 
 use crate::base::error::Result;
-use crate::base::sync::Ordering;
 use crate::base::units::PageId;
 use crate::paging::diagnostics as report;
 use crate::paging::page::word::{State, Word};
@@ -44,7 +43,7 @@ impl Pager {
 
     /// Whether a page is far memory, all of it.
     pub(in crate::paging) fn owns_page(&self, page: PageId) -> bool {
-        self.owns(self.addr(page), self.page_bytes)
+        self.owns(self.addr(page), self.page_bytes())
     }
 
     /// Whether a range is one mapping of far memory. Where that cannot be told, it is taken for one.
@@ -114,17 +113,17 @@ impl Pager {
     /// Gives up a page, `Moving` by this thread and mapped, of which a part is not far memory any more.
     /// Says whether that was so. The page is on none of the policy's lists.
     pub(in crate::paging) fn disown(&self, page: PageId, moving: Word) -> bool {
-        match self.far_bytes(self.addr(page), self.page_bytes) {
+        match self.far_bytes(self.addr(page), self.page_bytes()) {
             // Its charge is what the program's mapping does not need of us.
             0 => {
                 self.put_slot(moving.slot());
                 self.settle(page, moving, Word::poisoned(None));
                 self.budget.uncharge(self.page_size());
-                self.gave_back(self.page_bytes as u64);
+                self.gave_back(self.page_bytes() as u64);
             }
-            far if far < self.page_bytes => {
+            far if far < self.page_bytes() => {
                 // Counted first, as by `Region::pin`.
-                self.pinned.fetch_add(u64::from(moving.pins() == 0), Ordering::Relaxed);
+                self.table().count_pinned(u64::from(moving.pins() == 0));
                 let kept = moving.kept();
                 let pinned = kept.pinned().unwrap_or(kept);
                 self.settle_resident(page, moving, pinned, None);
@@ -139,7 +138,7 @@ impl Pager {
     pub(in crate::paging) fn take_over(&self, first: PageId, count: u64) {
         // Where the kernel fills the chunk, the process having too many mappings to close it, nobody
         // would serve faults.
-        let Some(_entered) = self.chunks.enter(self.chunk_of(first)) else { return };
+        let Some(_entered) = self.chunks().enter(self.chunk_of(first)) else { return };
         let moving = Word::moving(None);
         for page in (first.0..first.0 + count).map(PageId) {
             // (A page that is in use again is not free.)
@@ -158,15 +157,13 @@ impl Pager {
 
     /// Maps far memory without content where a page is.
     pub(in crate::paging) fn map_anew(&self, page: PageId) -> Result<()> {
-        let offset = self.addr(page) - self.region.addr();
-        self.region.unfence(offset, self.page_bytes, || {
-            self.uffd.register_faults(self.addr(page), self.page_bytes)
-        })
+        self.table()
+            .map_anew(page, || self.uffd.register_faults(self.addr(page), self.page_bytes()))
     }
 
     /// Lifts the write protection of a page, as far as it is far memory.
     pub(in crate::paging) fn allow_own_writes(&self, page: PageId) -> Result<()> {
-        let (start, len) = (self.addr(page), self.page_bytes);
+        let (start, len) = (self.addr(page), self.page_bytes());
         let lifted = self.uffd.allow_writes(start, len);
         if lifted.is_ok() {
             return lifted;

@@ -240,13 +240,13 @@ impl Region {
             return Err(Error::Forked { what: "a region" });
         }
         let len = self.whole_pages(len)?;
-        let offset = self.space.reserve(len, self.pager.page_bytes)?;
+        let offset = self.space.reserve(len, self.pager.page_bytes())?;
         let capacity = self.capacity();
         if let Err(error) = self.space.commit(offset, len, |after| self.fits(after, capacity)) {
             self.space.release(offset, len);
             return Err(if let Error::StoreFull { .. } = error { self.full() } else { error });
         }
-        let addr = self.pager.region.addr() + offset;
+        let addr = self.pager.table().start() + offset;
         Ok(NonNull::new(addr as *mut u8).expect("a region is never at address zero"))
     }
 
@@ -264,7 +264,7 @@ impl Region {
     pub unsafe fn unmap(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
         let len = self.whole_pages(len)?;
         let offset = self.offset_of(ptr.as_ptr(), len)?;
-        if !offset.is_multiple_of(self.pager.page_bytes) {
+        if !offset.is_multiple_of(self.pager.page_bytes()) {
             return Err(Error::BadRange { reason: "does not start at a page" });
         }
         if !self.is_here() {
@@ -281,12 +281,12 @@ impl Region {
     /// Whether an address lies in this region.
     #[must_use]
     pub fn contains(&self, ptr: *const u8) -> bool {
-        (ptr as usize).wrapping_sub(self.pager.region.addr()) < self.pager.region.len()
+        (ptr as usize).wrapping_sub(self.pager.table().start()) < self.pager.table().len()
     }
 
     /// Whether this process made the region, and not the one that it was forked from.
     pub(crate) fn is_here(&self) -> bool {
-        self.pager.region.is_here()
+        self.pager.table().is_here()
     }
 
     /// Bytes that come and go as one.
@@ -299,15 +299,16 @@ impl Region {
         if len.0 == 0 {
             return Err(Error::BadRange { reason: "length is zero" });
         }
-        let len = len.as_usize().checked_next_multiple_of(self.pager.page_bytes);
+        let len = len.as_usize().checked_next_multiple_of(self.pager.page_bytes());
         len.ok_or(Error::BadRange { reason: "length overflows" })
     }
 
     pub(in crate::paging) fn offset_of(&self, ptr: *const u8, len: usize) -> Result<usize> {
         let outside = Error::BadRange { reason: "lies outside of the region" };
-        let offset = (ptr as usize).checked_sub(self.pager.region.addr()).ok_or(outside.clone())?;
+        let offset =
+            (ptr as usize).checked_sub(self.pager.table().start()).ok_or(outside.clone())?;
         let end = offset.checked_add(len).ok_or(Error::BadRange { reason: "length overflows" })?;
-        if end > self.pager.region.len() { Err(outside) } else { Ok(offset) }
+        if end > self.pager.table().len() { Err(outside) } else { Ok(offset) }
     }
 
     /// Pages that limit and device can keep together.
@@ -320,13 +321,13 @@ impl Region {
         // What the device has taken is all that can be said while it takes no more.
         let stored = if failing { pager.slots.in_use() } else { self.slots_with_space() };
         let resident = pager.guaranteed().0.saturating_sub(pager.reserve().0);
-        PageCount(stored.0.saturating_add(resident / pager.page_bytes as u64))
+        PageCount(stored.0.saturating_add(resident / pager.page_bytes() as u64))
     }
 
     /// Slots that the store has space for now: others may fill its file system.
     fn slots_with_space(&self) -> SlotCount {
         let pager = &self.pager;
-        let room = SlotCount(pager.store.room().0 / pager.page_bytes as u64);
+        let room = SlotCount(pager.store.room().0 / pager.page_bytes() as u64);
         pager.slots.slots().min(room)
     }
 
@@ -352,11 +353,11 @@ impl Region {
             return Err(Error::StoreFull { pages: PageCount(self.pager.slots.slots().0) });
         }
         let limit = self.pager.budget.limit();
-        let resident = PageCount(limit.0 / self.pager.page_bytes as u64);
+        let resident = PageCount(limit.0 / self.pager.page_bytes() as u64);
         let most = tables_max(committed, resident, self.pager.slots.slots());
         let allowed = tables_allowed(limit);
         if most > allowed {
-            let far = ByteCount(committed.pages * self.pager.page_bytes as u64);
+            let far = ByteCount(committed.pages * self.pager.page_bytes() as u64);
             let page = self.page_size();
             // Not for who only asks whether there is room.
             let _ours = keep_local();
@@ -379,8 +380,8 @@ impl Region {
             return Err(Error::BadRange { reason: "length is zero" });
         }
         let offset = self.offset_of(ptr, len.as_usize())?;
-        let first = offset / self.pager.page_bytes;
-        let end = (offset + len.as_usize()).div_ceil(self.pager.page_bytes);
+        let first = offset / self.pager.page_bytes();
+        let end = (offset + len.as_usize()).div_ceil(self.pager.page_bytes());
         Ok((PageId(first as u64), PageCount((end - first) as u64)))
     }
 
@@ -410,10 +411,10 @@ impl Region {
     pub fn latencies(&self) -> Latencies {
         let pager = &self.pager;
         Latencies {
-            fault: Latency::of(&pager.fault_times),
-            read: Latency::of(&pager.read_times),
-            write: Latency::of([&pager.write_times]),
-            evict: Latency::of([&pager.evict_times]),
+            fault: Latency::of(&pager.counters().fault_times),
+            read: Latency::of(&pager.counters().read_times),
+            write: Latency::of([&pager.counters().write_times]),
+            evict: Latency::of([&pager.counters().evict_times]),
         }
     }
 
@@ -455,7 +456,7 @@ impl Drop for Region {
                 drop(thread.join());
             }
         }
-        let used = ByteCount(self.pager.slots.touched().0 * self.pager.page_bytes as u64);
+        let used = ByteCount(self.pager.slots.touched().0 * self.pager.page_bytes() as u64);
         // SAFETY: the region is at its end, and nobody else keeps pages on its store.
         let wiped = unsafe { crate::store::wipe(&*self.pager.store, self.wipe, used) };
         if let Err(error) = wiped {

@@ -111,8 +111,8 @@ pub struct Stats {
 
 impl Stats {
     pub(in crate::paging) fn of(pager: &Pager, committed: PageCount) -> Stats {
-        let counters = &pager.counters;
-        let page = pager.page_bytes as u64;
+        let counters = pager.counters();
+        let page = pager.page_bytes() as u64;
         // Charged, and no memory.
         let absent = pager.open_but_absent().0 + pager.copy_charge();
         Stats {

@@ -32,7 +32,7 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::meta::LazyArray;
-use crate::paging::kernel_filled::{CHUNK, ChunkId};
+use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::Word;
 use crate::paging::pager::Pager;
 use crate::paging::table_sizes::{
@@ -207,9 +207,9 @@ impl Pager {
     /// Charges what follows from the limit, as far as there is room now; gives back what a limit that
     /// was lowered needs no more. What the policy has ever listed stays charged. For the evictor.
     pub(in crate::paging) fn count_tables_of_limit(&self) {
-        let listed = self.policy.lock().resident().0;
+        let listed = self.policy().lock().resident().0;
         let listed_max = self.tables.listed_max.fetch_max(listed, Ordering::Relaxed).max(listed);
-        let pages = (self.budget.limit().0 / self.page_bytes as u64).max(listed_max);
+        let pages = (self.budget.limit().0 / self.page_bytes() as u64).max(listed_max);
         let pages = pages.min(self.page_count().0);
         let bytes = (pages * RESIDENT_TABLES).next_multiple_of(KERNEL_PAGE as u64);
         let counted = self.tables.of_limit.load(Ordering::Relaxed);
@@ -252,7 +252,7 @@ impl Pager {
         let mut freed = 0;
         if tables.frees_page_tables && has_bit(&tables.chunks, chunk.0) {
             freed += self.release_span(chunk, chunk.0, 1, || {
-                let piece = Piece::new(self.region.addr() + chunk.0 * CHUNK, CHUNK);
+                let piece = Piece::new(self.table().chunk_addr(chunk), CHUNK);
                 if !self.owns(piece.start(), CHUNK) {
                     return 0;
                 }
@@ -266,11 +266,11 @@ impl Pager {
         if has_bit(&tables.groups, group) {
             freed += self.release_span(chunk, group * per_group, per_group, || {
                 let first = PageId(group as u64 * GROUP_PAGES);
-                self.policy.lock().released(first, PageCount(GROUP_PAGES));
+                self.policy().lock().released(first, PageCount(GROUP_PAGES));
                 let words = first.as_usize()..(first.0 + GROUP_PAGES) as usize;
                 // SAFETY: all of these words are `Empty`, which is zero, and nobody changes one
                 // that is before it has entered its chunk, which is latched.
-                let dropped = unsafe { self.words.give_back_shared(words) }.is_ok();
+                let dropped = unsafe { self.table().drop_words(words) }.is_ok();
                 if dropped && clear_bit(&tables.groups, group) { GROUP_TABLES } else { 0 }
             });
         }
@@ -281,7 +281,7 @@ impl Pager {
         if has_bit(&tables.blocks, block) && is_unused(block) {
             freed += self.release_span(chunk, block * per_block, per_block, || {
                 let first = PageId(block as u64 * BLOCK_PAGES);
-                self.policy.lock().released(first, PageCount(BLOCK_PAGES));
+                self.policy().lock().released(first, PageCount(BLOCK_PAGES));
                 if clear_bit(&tables.blocks, block) { BLOCK_TABLES } else { 0 }
             });
         }
@@ -300,14 +300,14 @@ impl Pager {
     ) -> u64 {
         let end = (first + count).min(self.tables.spans.chunks);
         let latched =
-            (first..end).take_while(|at| self.chunks.latch_unentered(ChunkId(*at))).count();
+            (first..end).take_while(|at| self.chunks().latch_unentered(ChunkId(*at))).count();
         let is_whole = first + latched == end;
         let per_chunk = self.tables.spans.pages_per_chunk;
         let mut pages = first as u64 * per_chunk..end as u64 * per_chunk;
         let is_empty = |page: u64| self.word(PageId(page)).load() == Word::EMPTY;
         let bytes = if is_whole && pages.all(is_empty) { release() } else { 0 };
-        (first..first + latched).for_each(|at| self.chunks.unlatch_closed(ChunkId(at)));
-        if !is_whole && self.chunks.is_busy(ChunkId(first + latched)) {
+        (first..first + latched).for_each(|at| self.chunks().unlatch_closed(ChunkId(at)));
+        if !is_whole && self.chunks().is_busy(ChunkId(first + latched)) {
             self.tables.note_emptied(because);
         }
         self.tables.of_pages.fetch_sub(bytes, Ordering::Relaxed);

@@ -102,8 +102,8 @@ impl Pager {
         // Without its slot, which stays the reader's as long as the device reads it.
         match protocol::filled(self.word(page), frame, None) {
             Filled::Moving { moving, .. } => {
-                self.counters.read_errors.bump();
-                let (len, errno) = (self.page_bytes as u64, sys::ETIMEDOUT);
+                self.counters().read_errors.bump();
+                let (len, errno) = (self.page_bytes() as u64, sys::ETIMEDOUT);
                 self.poison(page, moving, &Error::Io { op: "read", offset, len, errno });
             }
             Filled::Died(dead) => self.settle(page, dead, Word::EMPTY),

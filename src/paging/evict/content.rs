@@ -6,10 +6,11 @@ use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::diagnostics;
 use crate::paging::evict::policy::EvictionPolicy;
+use crate::paging::page::BATCH_MAX;
 use crate::paging::page::note::Fate;
 use crate::paging::page::word::{FrameId, State};
+use crate::paging::pager::Pager;
 use crate::paging::pager::install::install_error;
-use crate::paging::pager::{BATCH_MAX, Pager};
 use crate::sys;
 use crate::sys::uffd::{Outcome, Protect, Wake};
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece, copy_checked};
@@ -36,7 +37,8 @@ impl Pager {
     ) {
         let per_chunk = self.pages_per_chunk() as usize;
         // Room for a chunk with whatever comes last.
-        let most = if self.has_read_chunks() { want.min(BATCH_MAX + 1 - per_chunk) } else { want };
+        let most =
+            if self.chunks().has_had_whole() { want.min(BATCH_MAX + 1 - per_chunk) } else { want };
         while victims.len() < most {
             let mut named = None;
             policy.victims(PageCount(1), &mut |page| named = Some(page));
@@ -45,10 +47,10 @@ impl Pager {
             let chunk = self.chunk_of(page);
             // The first chunk of all may come after `most` was chosen.
             let fits = victims.len() + per_chunk <= BATCH_MAX + 1;
-            if !fits || !self.chunks.is_whole(chunk) {
+            if !fits || !self.chunks().is_whole(chunk) {
                 continue;
             }
-            for other in self.pages_of_chunk(chunk).filter(|other| *other != page) {
+            for other in self.table().pages_of_chunk(chunk).filter(|other| *other != page) {
                 let word = self.word(other).load();
                 if word.state() == State::Resident && word.pins() == 0 {
                     policy.removed(other);
@@ -62,10 +64,10 @@ impl Pager {
     /// Frames to take neighbouring pages from `first` out to: a run for a whole chunk.
     pub(super) fn frames_for_run(&self, first: PageId, count: usize) -> Option<(FrameId, usize)> {
         let chunk = self.chunk_of(first);
-        if !self.chunks.is_whole(chunk) {
+        if !self.chunks().is_whole(chunk) {
             return self.frames_for_eviction(count);
         }
-        self.chunks.set_whole(chunk, false);
+        self.chunks().set_whole(chunk, false);
         if count as u64 == self.pages_per_chunk()
             && let Some(run) = self.frames.take_run()
         {
@@ -106,18 +108,18 @@ impl Pager {
             self.take_by_move(first, frame, count)
         } else {
             let taken = self.take_by_copy(first, frame);
-            Moved { bytes: usize::from(taken) * self.page_bytes, refused: false }
+            Moved { bytes: usize::from(taken) * self.page_bytes(), refused: false }
         }
     }
 
     fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> Moved {
-        let len = count * self.page_bytes;
+        let len = count * self.page_bytes();
         self.clear_way(self.frames.addr(frame), len);
         let moved = match self.owns(self.addr(first), len) {
             true => self.move_or_stop(self.frames.addr(frame), self.addr(first), len),
             false => Moved { bytes: 0, refused: true },
         };
-        let whole = moved.bytes / self.page_bytes;
+        let whole = moved.bytes / self.page_bytes();
         let end = frame.0 + count as u32;
         (frame.0 + whole as u32..end).for_each(|frame| drop(self.frames.release(FrameId(frame))));
         moved
@@ -158,13 +160,11 @@ impl Pager {
 
     /// Ends all memory locks of region and frames if one is on either range; says whether.
     fn take_locks_off(&self, dst: usize, src: usize, len: usize) -> bool {
-        let is_far = |addr: usize| addr.wrapping_sub(self.region.addr()) < self.region.len();
-        let (far, staged) = if is_far(dst) { (dst, src) } else { (src, dst) };
-        let locked = self.region.is_locked(far - self.region.addr(), len)
-            || self.frames.is_locked(staged, len);
+        let (far, staged) = if self.table().contains(dst) { (dst, src) } else { (src, dst) };
+        let locked = self.table().is_locked(far, len) || self.frames.is_locked(staged, len);
         if locked {
             self.frames.unlock();
-            self.region.unlock();
+            self.table().unlock();
             diagnostics::unlocked();
         }
         locked
@@ -183,7 +183,7 @@ impl Pager {
             Outcome::Failed { bytes, .. } => bytes,
         };
         let refused = matches!(outcome, Outcome::Failed { errno: sys::EINVAL, .. });
-        let whole = moved - moved % self.page_bytes;
+        let whole = moved - moved % self.page_bytes();
         if moved > whole {
             self.move_back(dst + whole, src + whole, moved - whole);
         }
@@ -202,7 +202,7 @@ impl Pager {
 
     /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
     pub(super) fn fill_frame_holes(&self, frame: FrameId) {
-        for at in (0..self.page_bytes).step_by(KERNEL_PAGE) {
+        for at in (0..self.page_bytes()).step_by(KERNEL_PAGE) {
             let unit = (self.frames.addr(frame) + at) as *const u8;
             // SAFETY: the frame is this thread's and readable; a hole of staging memory is filled
             // by the kernel.
@@ -220,7 +220,7 @@ impl Pager {
     /// copied, because writes fault first and wait for its word. (A device request of the application
     /// in flight is not seen: such kernels need a pin around direct I/O into far memory.)
     fn take_by_copy(&self, page: PageId, frame: FrameId) -> bool {
-        let protected = self.uffd.forbid_writes(self.addr(page), self.page_bytes).is_ok();
+        let protected = self.uffd.forbid_writes(self.addr(page), self.page_bytes()).is_ok();
         let copied = protected && self.fill_holes(page) && self.copy_to_frame(page, frame);
         if !copied || !self.owns_page(page) {
             // Where it stays protected although its word does not say so, a write lifts that.
@@ -231,7 +231,7 @@ impl Pager {
             }
             return false;
         }
-        let piece = Piece::new(self.addr(page), self.page_bytes);
+        let piece = Piece::new(self.addr(page), self.page_bytes());
         // SAFETY: the page is `Moving` by this thread and its content is in the frame.
         unsafe { self.discarder.discard(&[piece]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
@@ -246,14 +246,14 @@ impl Pager {
     /// protected it against reading.
     fn copy_to_frame(&self, page: PageId, frame: FrameId) -> bool {
         // SAFETY: the frame is this thread's and `page_bytes` long.
-        unsafe { copy_checked(self.addr(page), self.frames.ptr(frame), self.page_bytes) }
+        unsafe { copy_checked(self.addr(page), self.frames.ptr(frame), self.page_bytes()) }
     }
 
     /// Maps zeros where a page, `Moving` by this thread, has holes: the program has dropped parts of
     /// it (`MADV_DONTNEED`). To read one would be to wait for a handler, which waits for the page.
     fn fill_holes(&self, page: PageId) -> bool {
         let mut there = [false; HUGE_PAGE / KERNEL_PAGE];
-        let there = &mut there[..self.page_bytes / KERNEL_PAGE];
+        let there = &mut there[..self.page_bytes() / KERNEL_PAGE];
         // Without a page map all parts count as holes; what is there stays.
         if self.uffd.pagemap().is_some_and(|map| map.scan(self.addr(page), there).is_err()) {
             return false;
@@ -273,10 +273,10 @@ impl Pager {
             return self.copy_rest(page, frame, 0, Protect::No).map(|()| Fate::Dropped);
         }
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
-        self.clear_way(dst, self.page_bytes);
+        self.clear_way(dst, self.page_bytes());
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content and nobody else moves it.
-        let outcome = unsafe { self.move_memory(dst, src, self.page_bytes, Wake::No) };
+        let outcome = unsafe { self.move_memory(dst, src, self.page_bytes(), Wake::No) };
         match outcome {
             Outcome::Done => Ok(Fate::MovedBack),
             // A page half of which is mapped cannot cool on: threads may write to that half.
@@ -299,7 +299,7 @@ impl Pager {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content.
-        let bytes = match unsafe { self.move_memory(dst, src, self.page_bytes, Wake::No) } {
+        let bytes = match unsafe { self.move_memory(dst, src, self.page_bytes(), Wake::No) } {
             Outcome::Done => return true,
             Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
             Outcome::Failed { bytes, .. } => bytes,

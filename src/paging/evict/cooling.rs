@@ -25,7 +25,7 @@ impl Evictor {
     /// once, which costs one release of memory.
     pub(super) fn let_go(&mut self) {
         if !self.left.is_empty() {
-            let mut policy = self.pager.policy.lock();
+            let mut policy = self.pager.policy().lock();
             self.left.drain(..).for_each(|page| policy.evicted(page));
         }
         let freed = self.freed.len();
@@ -41,9 +41,10 @@ impl Evictor {
         let frames = &self.pager.frames;
         let per_run = frames.run_frames();
         let is_wanted = self.pager.owed() == 0 && self.pager.excess() == 0;
-        let is_huge = self.pager.page_bytes >= HUGE_PAGE;
+        let is_huge = self.pager.page_bytes() >= HUGE_PAGE;
         // What was read by runs leaves by runs, and more is being read.
-        let is_used = is_huge || self.arrivals.fresh_prevail() || self.pager.has_read_chunks();
+        let is_used =
+            is_huge || self.arrivals.fresh_prevail() || self.pager.chunks().has_had_whole();
         if !self.pager.evict_by_move || self.freed.len() < per_run || !is_wanted || !is_used {
             return;
         }
@@ -84,9 +85,9 @@ impl Evictor {
         }
         if pager.frames.note_of(frame).prefetched() {
             match content {
-                Content::Clean(_) => pager.counters.prefetch_unseen.bump(),
+                Content::Clean(_) => pager.counters().prefetch_unseen.bump(),
                 // Somebody has written it.
-                Content::Zero | Content::Dirty => pager.counters.prefetch_hits.bump(),
+                Content::Zero | Content::Dirty => pager.counters().prefetch_hits.bump(),
             }
         }
         if pager.frames.note_of(frame).guessed() {
@@ -101,13 +102,13 @@ impl Evictor {
                 self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
                 return;
             }
-            Content::Clean(_) => pager.counters.evicted_clean.bump(),
+            Content::Clean(_) => pager.counters().evicted_clean.bump(),
             Content::Zero => {
                 pager.put_slot(slot);
-                pager.counters.evicted_zero.bump();
+                pager.counters().evicted_zero.bump();
             }
         }
-        pager.evict_times.add(self.chosen[frame.0 as usize].elapsed());
+        pager.counters().evict_times.add(self.chosen[frame.0 as usize].elapsed());
         self.left.push(page);
         self.freed.push(frame);
     }

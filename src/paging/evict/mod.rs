@@ -29,6 +29,7 @@
 //! 4. A page the kernel is using (an application's direct I/O in flight) is refused by MOVE and
 //!    stays; only pages that were write-protected all along are dropped without MOVE.
 
+pub(in crate::paging) mod arrivals;
 pub(in crate::paging) mod content;
 pub(in crate::paging) mod cooling;
 pub(in crate::paging) mod on_request;
@@ -48,8 +49,9 @@ use crate::paging::evict::probe::Probe;
 use crate::paging::evict::requests::Requests;
 use crate::paging::evict::victims::{Arrivals, Chunkwise};
 use crate::paging::evict::write_back::{DEPTH, PAUSE_MIN, Write};
+use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::FrameId;
-use crate::paging::pager::{BATCH_MAX, Pager, Sum};
+use crate::paging::pager::{Pager, Sum};
 use crate::store::{Completion, Queue};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -129,7 +131,7 @@ impl Evictor {
             dirty: Vec::with_capacity(frames),
             left: Vec::with_capacity(frames),
             freed: Vec::with_capacity(frames),
-            writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes)).collect(),
+            writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes())).collect(),
             free_writes: (0..DEPTH as usize).collect(),
             finished: Vec::with_capacity(DEPTH as usize),
             cooling_max: 0,
@@ -225,7 +227,7 @@ impl Evictor {
         if owed == 0 && pager.others_may_give(missing) {
             return 0;
         }
-        let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes);
+        let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes());
         // What a device that does not answer holds on to makes no room.
         let stuck = self.writes.iter().any(|write| !write.pages.is_empty() && write.overdue);
         let leaving = if stuck { 0 } else { self.leaving() };
@@ -272,7 +274,7 @@ impl Evictor {
                     true
                 }
                 Chunkwise::Unfit => {
-                    let closed = self.pager.chunks.any_open() && self.pager.close_next();
+                    let closed = self.pager.chunks().any_open() && self.pager.close_next();
                     self.evict(wanted.min(BATCH_MAX)) || closed
                 }
             };

@@ -7,14 +7,14 @@ use crate::base::units::PageId;
 use crate::paging::diagnostics;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::victims::Listed;
-use crate::paging::pager::BATCH_MAX;
+use crate::paging::page::BATCH_MAX;
 use std::time::Duration;
 
 impl Evictor {
     /// Returns device space of freed slots, a run at a time, when there is nothing else to do.
     pub(super) fn discard_slots(&mut self) -> bool {
         let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
-        let len = count.0 * self.pager.page_bytes as u64;
+        let len = count.0 * self.pager.page_bytes() as u64;
         let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
         // SAFETY: the slots are free, and stay so until `discarded`.
         let result = self.pager.guarded(|| unsafe { store.discard(offset, len) });

@@ -55,7 +55,7 @@ impl Evictor {
             return pager.put_slot(Some(slot));
         };
         pager.clear_frame(frame);
-        let segments = [Segment { ptr: pager.frames.ptr(frame), len: pager.page_bytes }];
+        let segments = [Segment { ptr: pager.frames.ptr(frame), len: pager.page_bytes() }];
         let request = Request {
             token: PROBE,
             op: Op::Write,
@@ -70,7 +70,7 @@ impl Evictor {
         let is_taken = pushed.unwrap_or(self.queue.in_flight() != before);
         if !is_taken {
             let errno = crate::sys::EIO;
-            let (offset, len) = (self.pager.slot_offset(slot), self.pager.page_bytes as u64);
+            let (offset, len) = (self.pager.slot_offset(slot), self.pager.page_bytes() as u64);
             let result = Err(crate::Error::Io { op: "write", offset, len, errno });
             self.finish_probe(Completion { token: PROBE, result });
         }

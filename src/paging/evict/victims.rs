@@ -3,9 +3,11 @@
 
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::Evictor;
+use crate::paging::evict::arrivals::Arrived;
 use crate::paging::kernel_filled::Closed;
+use crate::paging::page::BATCH_MAX;
+use crate::paging::page::backoff;
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::pager::{BATCH_MAX, backoff};
 use crate::sys::vm::{HUGE_PAGE, Piece};
 use std::time::Instant;
 
@@ -30,9 +32,8 @@ const AGEING: u64 = 8;
 /// Which pages arrive: read from the device, or fresh.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Arrivals {
-    /// Counters at the last look.
-    filled_before: u64,
-    fresh_before: u64,
+    /// What had come in at the last look.
+    before: Arrived,
     /// Pages that arrived lately.
     filled: u64,
     fresh: u64,
@@ -48,11 +49,11 @@ impl Arrivals {
 
     /// Notes how many pages have ever arrived; what came before the last few chunks of `chunk`
     /// pages is forgotten.
-    fn look(&mut self, filled: u64, fresh: u64, chunk: u64) {
+    fn look(&mut self, arrived: Arrived, chunk: u64) {
         const MEMORY_CHUNKS: u64 = 4;
-        self.filled += filled - self.filled_before;
-        self.fresh += fresh - self.fresh_before;
-        (self.filled_before, self.fresh_before) = (filled, fresh);
+        self.filled += arrived.filled - self.before.filled;
+        self.fresh += arrived.fresh - self.before.fresh;
+        self.before = arrived;
         while self.filled + self.fresh > MEMORY_CHUNKS * chunk {
             (self.filled, self.fresh) = (self.filled / 2, self.fresh / 2);
         }
@@ -99,7 +100,7 @@ impl Evictor {
             let want = if self.is_paused() { BATCH_MAX } else { want };
             victims.clear();
             {
-                let mut policy = self.pager.policy.lock();
+                let mut policy = self.pager.policy().lock();
                 self.pager.choose(&mut **policy, want, &mut victims);
                 resident = policy.resident();
             }
@@ -126,7 +127,7 @@ impl Evictor {
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let mut run = [(PageId(0), Word::EMPTY); BATCH_MAX];
-        let run_max = (RUN_BYTES_MAX / self.pager.page_bytes).clamp(1, BATCH_MAX);
+        let run_max = (RUN_BYTES_MAX / self.pager.page_bytes()).clamp(1, BATCH_MAX);
         let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
         for &page in victims.iter() {
             let Some(word) = self.take_victim(page, listed) else { continue };
@@ -153,7 +154,7 @@ impl Evictor {
             (clean_count, piece_count) = self.leave_others(&mut clean[..clean_count], &mut pieces);
         }
         self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
-        self.pager.evict_times.add_many(chosen.elapsed(), clean_count as u64);
+        self.pager.counters().evict_times.add_many(chosen.elapsed(), clean_count as u64);
         self.made_room(clean_count);
         clean_count + moved
     }
@@ -176,7 +177,7 @@ impl Evictor {
                 continue;
             }
             if listed == Listed::Yes {
-                self.pager.policy.lock().removed(page);
+                self.pager.policy().lock().removed(page);
             }
             if word.pins() == 0 {
                 return Some(leaving);
@@ -218,19 +219,19 @@ impl Evictor {
         unsafe { pager.discarder.discard(pieces) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         {
-            let mut policy = pager.policy.lock();
+            let mut policy = pager.policy().lock();
             clean.iter().for_each(|(page, _)| policy.evicted(*page));
         }
         for &(page, word) in clean {
             let slot = word.slot().expect("a clean page has a slot");
             pager.settle(page, word, Word::stored(slot));
         }
-        let bytes = (clean.len() * pager.page_bytes) as u64;
+        let bytes = (clean.len() * pager.page_bytes()) as u64;
         pager.budget.uncharge(ByteCount(bytes));
         pager.gave_back(bytes);
-        pager.counters.evicted_clean.add(clean.len() as u64);
+        pager.counters().evicted_clean.add(clean.len() as u64);
         let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
-        pager.counters.prefetch_unseen.add(unseen as u64);
+        pager.counters().prefetch_unseen.add(unseen as u64);
     }
 
     /// Takes the memory of neighbouring pages, `Moving` by this thread, out of the region into
@@ -246,7 +247,7 @@ impl Evictor {
                 break;
             };
             let taken = self.pager.take_contents(rest[0].0, first, got);
-            let whole = taken.bytes / self.pager.page_bytes;
+            let whole = taken.bytes / self.pager.page_bytes();
             for (victim, frame) in rest[..whole].iter().zip((first.0..).map(FrameId)) {
                 self.cool(*victim, frame, chosen);
             }
@@ -265,7 +266,7 @@ impl Evictor {
                 None if self.pager.disown(page, word) => {}
                 None => {
                     self.keep(page, word);
-                    self.pager.counters.evict_busy.bump();
+                    self.pager.counters().evict_busy.bump();
                 }
             }
             (done, moved) = (done + 1, moved + usize::from(copied.is_some()));
@@ -293,11 +294,13 @@ impl Evictor {
     fn policy_goes_first(&mut self, want: usize) -> bool {
         /// Victims that came to nothing so far: then chunks must go.
         const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
-        let counters = &self.pager.counters;
-        let chunk = (HUGE_PAGE / self.pager.page_bytes) as u64;
-        let fresh = counters.chunks_opened.get() * chunk + counters.faults_zero.get();
-        self.arrivals.look(counters.pages_in.get(), fresh, chunk);
-        let listed = self.pager.policy.lock().resident().0 * self.pager.page_bytes as u64;
+        let chunk = self.pager.pages_per_chunk();
+        let (arrived, listed) = {
+            let policy = self.pager.policy().lock();
+            (policy.arrived(), policy.resident())
+        };
+        self.arrivals.look(arrived, chunk);
+        let listed = listed.0 * self.pager.page_bytes() as u64;
         listed * OPEN_PART > self.pager.budget.limit().0
             && self.fruitless <= FRUITLESS_MAX
             && self.arrivals.filled_make_room(want as u64, chunk)
@@ -308,7 +311,7 @@ impl Evictor {
     /// and one release, where its pages one by one would split the huge page first.
     pub(super) fn evict_chunk(&mut self, want: usize) -> Chunkwise {
         let pager = &self.pager;
-        let share = ByteCount(pager.chunks.open_bytes().0 * OPEN_PART);
+        let share = ByteCount(pager.chunks().open_bytes().0 * OPEN_PART);
         // Slots for all of it, or pages must be able to come back one by one.
         let healthy = pager.health().write_errno() == 0 && !self.is_paused();
         let able = pager.evict_by_move && pager.frames.has_runs();
@@ -356,7 +359,7 @@ mod tests {
     fn fresh_pages_are_answered_by_chunks() {
         let mut arrivals = Arrivals::default();
         (1..100).for_each(|turn| {
-            arrivals.look(turn, 2 * turn, CHUNK);
+            arrivals.look(Arrived { filled: turn, fresh: 2 * turn }, CHUNK);
             assert!(!arrivals.filled_make_room(1, CHUNK));
         });
     }
@@ -364,10 +367,10 @@ mod tests {
     #[test]
     fn pages_read_make_room_for_their_likes_and_a_chunk_goes_now_and_then() {
         let mut arrivals = Arrivals::default();
-        arrivals.look(10_000, 20_000, CHUNK);
+        arrivals.look(Arrived { filled: 10_000, fresh: 20_000 }, CHUNK);
         let mut chunks = 0;
         for turn in 0..10 * AGEING * CHUNK {
-            arrivals.look(20_000 + turn, 20_000, CHUNK);
+            arrivals.look(Arrived { filled: 20_000 + turn, fresh: 20_000 }, CHUNK);
             chunks += u64::from(!arrivals.filled_make_room(1, CHUNK));
         }
         assert_eq!(chunks, 9, "one for {} pages", AGEING * CHUNK);
@@ -376,8 +379,10 @@ mod tests {
     #[test]
     fn what_arrived_long_ago_is_forgotten() {
         let mut arrivals = Arrivals::default();
-        arrivals.look(0, 1 << 40, CHUNK);
-        (1..8).for_each(|turn| arrivals.look(turn * CHUNK, 1 << 40, CHUNK));
+        arrivals.look(Arrived { filled: 0, fresh: 1 << 40 }, CHUNK);
+        (1..8).for_each(|turn| {
+            arrivals.look(Arrived { filled: turn * CHUNK, fresh: 1 << 40 }, CHUNK)
+        });
         assert!(arrivals.filled_make_room(1, CHUNK));
     }
 }

@@ -55,7 +55,7 @@ impl Evictor {
     }
 
     pub(super) fn pages_per_write(&self) -> usize {
-        (WRITE_BYTES_MAX / self.pager.page_bytes).clamp(1, SEGMENTS_MAX)
+        (WRITE_BYTES_MAX / self.pager.page_bytes()).clamp(1, SEGMENTS_MAX)
     }
 
     /// Gives all dirty pages slots, runs of them, and starts their writes, as far as there are
@@ -146,11 +146,11 @@ impl Evictor {
         let mut count = 0;
         for (n, dirty) in run.iter().enumerate() {
             if n > 0 && dirty.is_beside(&run[n - 1]) {
-                segments[count - 1].len += self.pager.page_bytes;
+                segments[count - 1].len += self.pager.page_bytes();
                 continue;
             }
             let ptr = self.pager.frames.ptr(dirty.frame);
-            segments[count] = Segment { ptr, len: self.pager.page_bytes };
+            segments[count] = Segment { ptr, len: self.pager.page_bytes() };
             count += 1;
         }
         let request = Request {
@@ -166,7 +166,7 @@ impl Evictor {
         (write.started, write.term) = (started, term);
         (write.overdue, write.in_place) = (false, in_place);
         self.pager.starved.set_writing(true);
-        self.pager.counters.writes_in_flight.up();
+        self.pager.counters().writes_in_flight.up();
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
         match self.pager.guarded(|| push(queue, request)) {
@@ -175,7 +175,7 @@ impl Evictor {
             // device has it is unknown: as if it never answered.
             None if self.queue.in_flight() == before => {
                 let offset = self.pager.slot_offset(run[0].slot);
-                let len = (run.len() * self.pager.page_bytes) as u64;
+                let len = (run.len() * self.pager.page_bytes()) as u64;
                 let error = crate::Error::Io { op: "write", offset, len, errno: crate::sys::EIO };
                 self.finish_write(Completion { token: token as u64, result: Err(error) });
             }
@@ -191,8 +191,8 @@ impl Evictor {
         let mut run = std::mem::take(&mut self.writes[token].pages);
         assert!(!run.is_empty(), "a completion has its write");
         let Write { started, in_place, .. } = self.writes[token];
-        self.pager.counters.writes_in_flight.down();
-        self.pager.write_times.add(started.elapsed());
+        self.pager.counters().writes_in_flight.down();
+        self.pager.counters().write_times.add(started.elapsed());
         match completion.result {
             Ok(()) => {
                 if !in_place {
@@ -225,13 +225,13 @@ impl Evictor {
         let pager = &self.pager;
         // Invariant 2: published by the change of the word.
         pager.set_sum(dirty.slot, dirty.sum);
-        pager.counters.pages_out.bump();
+        pager.counters().pages_out.bump();
         let old = pager.frames.slot(dirty.frame);
         let outcome = protocol::written(pager.word(dirty.page), dirty.frame, dirty.slot);
         pager.put_slot(old);
         match outcome {
             Written::Won => {
-                pager.evict_times.add(self.chosen[dirty.frame.0 as usize].elapsed());
+                pager.counters().evict_times.add(self.chosen[dirty.frame.0 as usize].elapsed());
                 self.left.push(dirty.page);
                 self.freed.push(dirty.frame);
             }
@@ -283,7 +283,7 @@ impl Evictor {
     /// Pauses write-back; clean pages are evicted meanwhile.
     fn writes_fail(&mut self, errno: u32) {
         if errno != NO_SLOT {
-            self.pager.counters.write_errors.bump();
+            self.pager.counters().write_errors.bump();
         }
         self.writes_pause(errno);
     }
@@ -320,7 +320,7 @@ impl Evictor {
                 let error = crate::Error::Io {
                     op: "write",
                     offset: self.pager.slot_offset(write.pages[0].slot),
-                    len: (write.pages.len() * self.pager.page_bytes) as u64,
+                    len: (write.pages.len() * self.pager.page_bytes()) as u64,
                     errno: crate::sys::ETIMEDOUT,
                 };
                 diagnostics::warn("the device does not answer a write", &error);
@@ -359,7 +359,7 @@ impl Evictor {
     fn abandon_write(&mut self, token: usize, errno: i32) {
         self.writes[token].overdue = true;
         self.pager.starved.set_writing(self.is_writing());
-        self.pager.counters.write_errors.bump();
+        self.pager.counters().write_errors.bump();
         self.pager.health().note_write_failed(errno as u32);
         self.pager.health().set_exhausted(true);
     }

@@ -182,7 +182,7 @@ impl Handler {
         self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
         let polled = self.queue.polled();
         if polled.waits > 0 {
-            let counters = &self.pager.counters;
+            let counters = self.pager.counters();
             counters.polls.add(polled.waits.into());
             counters.poll_hits.add(polled.hits.into());
             counters.poll_yields.add(polled.yields.into());
@@ -273,7 +273,7 @@ impl Handler {
         }
         self.arrived = arrived;
         match self.resolve(fault) {
-            Answer::Done => self.pager.fault_times[self.index].add(arrived.elapsed()),
+            Answer::Done => self.pager.counters().fault_times[self.index].add(arrived.elapsed()),
             Answer::Reading => {}
             Answer::Starved => self.pager.starve(page, fault, arrived),
             why @ (Answer::Again | Answer::Busy) => self.keep(fault, arrived, why, before),
@@ -328,7 +328,9 @@ impl Handler {
             let (fault, arrived) = (starving.fault, starving.arrived);
             self.arrived = arrived;
             match self.resolve(fault) {
-                Answer::Done => self.pager.fault_times[self.index].add(arrived.elapsed()),
+                Answer::Done => {
+                    self.pager.counters().fault_times[self.index].add(arrived.elapsed())
+                }
                 Answer::Reading => {}
                 Answer::Starved => {
                     if !self.pager.give_up_hopeless(&mut starving) {
@@ -389,7 +391,7 @@ impl Handler {
         let frame = word.frame().expect("a page being read has a frame");
         let arrived = self.arrived;
         if self.intents[frame.0 as usize].is_wanted_now(access, arrived) {
-            self.pager.counters.prefetch_hits.bump();
+            self.pager.counters().prefetch_hits.bump();
         }
         if self.pager.frames.run_of(frame).is_some() && !word.wanted() {
             self.chunk_wanted(page, frame);
@@ -433,7 +435,7 @@ impl Handler {
             return true;
         }
         let answer = self.start_fill(page, word, Access::Ahead);
-        self.pager.counters.pages_read_ahead.add(u64::from(answer == Some(Answer::Reading)));
+        self.pager.counters().pages_read_ahead.add(u64::from(answer == Some(Answer::Reading)));
         answer.is_none_or(|answer| answer == Answer::Reading)
     }
 
@@ -443,7 +445,7 @@ impl Handler {
             State::Stored => word.slot().map_or(0, |slot| self.pager.slot_offset(slot)),
             _ => 0,
         };
-        let len = self.pager.page_bytes as u64;
+        let len = self.pager.page_bytes() as u64;
         Error::Io { op: "read", offset, len, errno: sys::ETIMEDOUT }
     }
 
@@ -483,7 +485,7 @@ impl Handler {
         match word.state() {
             State::Stored => match self.start_fill(page, word, Access::Ahead) {
                 Some(Answer::Done | Answer::Reading) => {
-                    self.pager.counters.pages_prefetched.bump();
+                    self.pager.counters().pages_prefetched.bump();
                     Answer::Done
                 }
                 // Queue full counts as starved here: the rest of the run waits its turn.

@@ -22,9 +22,9 @@ use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
 use crate::paging::fault::handler::{DEPTH, Handler};
 use crate::paging::fault::reads::{Access, Fill, Intent};
+use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::pager::CHUNK_PAGES_MAX;
 use crate::paging::pager::room::NoRun;
 use crate::paging::readahead::{FaultOn, PrefetchRun};
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ impl Handler {
             if room {
                 match self.start_chunk(page, true) {
                     Asked::Started => {
-                        self.pager.counters.pages_read_ahead.add(per_chunk);
+                        self.pager.counters().pages_read_ahead.add(per_chunk);
                         continue;
                     }
                     Asked::Unfit => {
@@ -101,7 +101,7 @@ impl Handler {
         match self.start_chunk(run.first, run.for_stream) {
             Asked::Unfit => None,
             Asked::Started => {
-                self.pager.counters.pages_prefetched.add(per_chunk);
+                self.pager.counters().pages_prefetched.add(per_chunk);
                 let first = PageId(run.first.0 + per_chunk);
                 Some(Ok(PrefetchRun { first, count: PageCount(run.count.0 - per_chunk), ..run }))
             }
@@ -274,7 +274,7 @@ impl Handler {
 
     /// Counts the first pages of a chunk, which are mapped, and wakes who waits for them.
     fn note_mapped(&mut self, chunk: &Chunk, mapped: &[(Word, bool)]) {
-        let counters = &self.pager.counters;
+        let counters = self.pager.counters();
         counters.pages_in.add(mapped.len() as u64);
         counters.chunks_read.add(u64::from(mapped.len() as u64 == self.pager.pages_per_chunk()));
         let mut wanted = false;
@@ -284,7 +284,7 @@ impl Handler {
             match intent.access {
                 // It is another handler's fault.
                 Access::Ahead => counters.prefetch_hits.bump(),
-                _ => self.pager.fault_times[self.index].add(intent.arrived.elapsed()),
+                _ => self.pager.counters().fault_times[self.index].add(intent.arrived.elapsed()),
             }
             wanted = true;
         }

@@ -78,13 +78,13 @@ impl Pager {
     /// `Empty`: maps zeros. `None`: the word changed, look again.
     fn fill_zeros(&self, page: PageId) -> Option<Answer> {
         let chunk = self.chunk_of(page);
-        if self.chunks.is_open(chunk) {
+        if self.chunks().is_open(chunk) {
             // Open since the fault was sent: the kernel fills the page now.
             self.wake(page);
             return Some(Answer::Done);
         }
         // Until the end, when the word keeps the tables.
-        let Some(_entered) = self.chunks.enter(chunk) else { return Some(Answer::Again) };
+        let Some(_entered) = self.chunks().enter(chunk) else { return Some(Answer::Again) };
         if !self.count_tables(chunk) {
             return Some(Answer::Starved);
         }
@@ -98,14 +98,14 @@ impl Pager {
         }
         let moving = Word::moving(None);
         self.word(page).try_change(Word::EMPTY, moving).ok()?;
-        if !self.chunks.is_still_closed(chunk) {
+        if !self.chunks().is_still_closed(chunk) {
             self.settle(page, moving, Word::EMPTY);
             return Some(Answer::Again);
         }
         match self.install_zeros(page) {
             Ok(true) => {
                 self.settle_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
-                self.counters.faults_zero.bump();
+                self.counters().faults_zero.bump();
                 self.check_low();
                 Some(Answer::Done)
             }
@@ -126,7 +126,7 @@ impl Pager {
         if word.sparse() || self.is_hole(fault.address) {
             return self.fill_hole(page, word, fault.address).then_some(Answer::Done);
         }
-        self.counters.faults_racing.bump();
+        self.counters().faults_racing.bump();
         self.wake(page);
         Some(Answer::Done)
     }
@@ -143,9 +143,9 @@ impl Pager {
             self.wake(page);
         }
         if word.protected() {
-            self.counters.faults_protect.bump();
+            self.counters().faults_protect.bump();
             self.readahead.was_written(page);
-            self.counters.prefetch_hits.add(u64::from(word.prefetched()));
+            self.counters().prefetch_hits.add(u64::from(word.prefetched()));
         }
         Some(Answer::Done)
     }
@@ -175,8 +175,8 @@ impl Pager {
                 self.settle_mapped(page, moving, resident, None);
                 self.frames.decide(frame, fate);
                 if asked == Asked::Fault {
-                    self.counters.faults_cooling.bump();
-                    self.counters.prefetch_hits.add(u64::from(prefetched));
+                    self.counters().faults_cooling.bump();
+                    self.counters().prefetch_hits.add(u64::from(prefetched));
                 }
                 Some(Answer::Done)
             }
@@ -208,7 +208,7 @@ impl Pager {
         }
         self.settle_mapped(page, moving, Word::resident(None), None);
         self.frames.decide(frame, Fate::Dropped);
-        self.counters.faults_cooling.bump();
+        self.counters().faults_cooling.bump();
         Some(Answer::Done)
     }
 
@@ -228,7 +228,7 @@ impl Pager {
     /// The line in which a fault on a page waits for room; `None`: it needs none.
     pub(in crate::paging) fn line_of(&self, page: PageId) -> Option<Line> {
         match self.word(page).load().state() {
-            State::Empty if self.chunks.is_open(self.chunk_of(page)) => None,
+            State::Empty if self.chunks().is_open(self.chunk_of(page)) => None,
             State::Empty => Some(Line::Fresh),
             State::Stored | State::Writing => Some(Line::Content),
             State::Cooling if !self.evict_by_move => Some(Line::Content),
@@ -239,7 +239,7 @@ impl Pager {
     /// Lines up a fault for which there is no room, or that must not pass others.
     pub(in crate::paging) fn starve(&self, page: PageId, fault: Fault, arrived: Instant) {
         let line = self.line_of(page).unwrap_or(Line::Content);
-        self.counters.faults_starved.bump();
+        self.counters().faults_starved.bump();
         self.starving.fetch_add(1, Ordering::AcqRel);
         self.starved.push(fault, arrived, line);
         self.call_evictor();
@@ -294,7 +294,7 @@ impl Pager {
         let chunk = self.chunk_of(page);
         let word = self.word(page).load();
         let entered = match word.state() {
-            State::Empty => self.chunks.enter(chunk),
+            State::Empty => self.chunks().enter(chunk),
             _ => None,
         };
         if word.state() == State::Empty {
@@ -315,7 +315,7 @@ impl Pager {
         if self.word(page).try_change(word, moving).is_err() {
             return self.wake(page);
         }
-        if word.state() == State::Empty && !self.chunks.is_still_closed(chunk) {
+        if word.state() == State::Empty && !self.chunks().is_still_closed(chunk) {
             // Opened since: the kernel fills the page.
             self.settle(page, moving, word);
             return self.wake(page);
@@ -353,13 +353,13 @@ impl Pager {
         let sparse = word.with_sparse(true).with_protected(false);
         self.settle(page, moving, if filled { sparse } else { word });
         match outcome {
-            Outcome::Done => self.counters.faults_zero.bump(),
+            Outcome::Done => self.counters().faults_zero.bump(),
             Outcome::Failed { errno: errno @ sys::EPERM, .. } => {
                 let cause = Error::Os { call: "UFFDIO_ZEROPAGE", errno };
                 diagnostics::fatal("a hole of a page could not be filled", &cause);
             }
             _ => {
-                self.counters.faults_racing.bump();
+                self.counters().faults_racing.bump();
                 self.wake(page);
             }
         }

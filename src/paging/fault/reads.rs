@@ -159,7 +159,7 @@ impl Handler {
             Some(_) => CHUNK_READ_BYTES_MAX,
             None => READ_BYTES_MAX,
         };
-        let most = (bytes / self.pager.page_bytes).clamp(1, SEGMENTS_MAX);
+        let most = (bytes / self.pager.page_bytes()).clamp(1, SEGMENTS_MAX);
         let tried = |fill: &Fill| self.intents[fill.frame.0 as usize].attempts > 0;
         if tried(&self.fills[at]) {
             return 1;
@@ -181,11 +181,11 @@ impl Handler {
             let ptr = self.pager.frames.ptr(fill.frame);
             // Neighbours in memory are one segment: the virtual disk is paid by segment.
             if n > 0 && frames[n - 1].0 + 1 == fill.frame.0 {
-                segments[last].len += self.pager.page_bytes;
+                segments[last].len += self.pager.page_bytes();
                 continue;
             }
             last += usize::from(n > 0);
-            segments[last] = Segment { ptr, len: self.pager.page_bytes };
+            segments[last] = Segment { ptr, len: self.pager.page_bytes() };
         }
         let request = Request {
             token: token as u64,
@@ -204,7 +204,7 @@ impl Handler {
                 intent.term = term;
             }
         }
-        self.pager.counters.reads_in_flight.up();
+        self.pager.counters().reads_in_flight.up();
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
         let Some(pushed) = self.pager.guarded(|| push(queue, request)) else {
@@ -213,7 +213,7 @@ impl Handler {
             // store says that it took nothing.
             if self.queue.in_flight() == before {
                 self.reads[token] = None;
-                self.pager.counters.reads_in_flight.down();
+                self.pager.counters().reads_in_flight.down();
                 self.reads_ahead -= usize::from(ahead);
                 self.free_reads.push(token);
                 frames[..count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
@@ -228,10 +228,10 @@ impl Handler {
         let read = self.reads[token].take().expect("a completion has its read");
         self.free_reads.push(token);
         self.reads_ahead -= usize::from(read.ahead);
-        self.pager.counters.reads_in_flight.down();
+        self.pager.counters().reads_in_flight.down();
         let took = read.started.elapsed();
-        self.pager.read_times[self.index].add(took);
-        self.sched.device_answered(took, read.count * self.pager.page_bytes);
+        self.pager.counters().read_times[self.index].add(took);
+        self.sched.device_answered(took, read.count * self.pager.page_bytes());
         for (n, &frame) in read.frames[..read.count].iter().enumerate() {
             if read.overdue {
                 self.pager.cancel_fill(frame);
@@ -258,7 +258,7 @@ impl Handler {
 
     fn check_content(&self, frame: FrameId, result: &Result<()>) -> Result<()> {
         if let Err(error) = result {
-            let counters = &self.pager.counters;
+            let counters = self.pager.counters();
             match error {
                 Error::Corrupt { .. } => counters.checksum_errors.bump(),
                 _ => counters.read_errors.bump(),
@@ -267,7 +267,7 @@ impl Handler {
         }
         let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
         if self.pager.verify && self.pager.hash_frame(frame) != self.pager.sum(slot) {
-            self.pager.counters.checksum_errors.bump();
+            self.pager.counters().checksum_errors.bump();
             return Err(Error::Corrupt { slot: slot.0 });
         }
         Ok(())
@@ -308,19 +308,19 @@ impl Handler {
                 let word = guard.mark(Word::resident(slot)).with_prefetched(!wanted);
                 let how = if wanted { Insert::Filled } else { Insert::Prefetched };
                 pager.settle_resident(page, moving, word, Some(how));
-                pager.counters.pages_in.bump();
+                pager.counters().pages_in.bump();
                 if wanted {
-                    pager.counters.faults_read.bump();
+                    pager.counters().faults_read.bump();
                     match access {
                         // It is another handler's fault.
-                        Access::Ahead => pager.counters.prefetch_hits.bump(),
-                        _ => pager.fault_times[self.index].add(arrived.elapsed()),
+                        Access::Ahead => pager.counters().prefetch_hits.bump(),
+                        _ => pager.counters().fault_times[self.index].add(arrived.elapsed()),
                     }
                     if wake == Wake::Yes {
                         return;
                     }
                     self.wakes.push(page);
-                    if self.wakes.len() * pager.page_bytes >= WAKE_BYTES_MAX {
+                    if self.wakes.len() * pager.page_bytes() >= WAKE_BYTES_MAX {
                         self.wake_all(more);
                     }
                 }
@@ -443,7 +443,7 @@ impl Handler {
         let read = self.reads[token].as_mut().expect("an abandoned read is in flight");
         read.overdue = true;
         let read = *read;
-        self.pager.counters.read_errors.bump();
+        self.pager.counters().read_errors.bump();
         read.frames[..read.count].iter().for_each(|frame| self.break_chunk(*frame));
         read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, cause));
     }

@@ -25,9 +25,10 @@ use crate::paging::diagnostics;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::in_memory::{Answer, Asked, STARVED_MAX};
 use crate::paging::fault::reads::{AHEAD_ATTEMPTS_MAX, pause_before};
+use crate::paging::page::backoff;
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::pager::{Pager, backoff};
+use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun};
 use crate::paging::starved::{Hope, Line};
 use crate::sys::signal::{self, BusCause, BusFault};
@@ -73,8 +74,8 @@ pub(in crate::paging) fn list(pager: &Pager) -> Result<()> {
         feature: "another region in in-thread mode",
         why: "a process can have 64 at once",
     })?;
-    listed.start.store(pager.region.addr(), Ordering::Relaxed);
-    listed.len.store(pager.region.len(), Ordering::Relaxed);
+    listed.start.store(pager.table().start(), Ordering::Relaxed);
+    listed.len.store(pager.table().len(), Ordering::Relaxed);
     Ok(())
 }
 
@@ -94,7 +95,7 @@ fn serve(fault: BusFault) -> bool {
         let Some(visit) = listed.pager.visit() else { return false };
         // SAFETY: a pager lives until `unlist` has withdrawn it, which waits for this visit.
         let pager = unsafe { &*visit.what() };
-        let inside = fault.addr.wrapping_sub(pager.region.addr()) < pager.region.len();
+        let inside = fault.addr.wrapping_sub(pager.table().start()) < pager.table().len();
         inside && pager.serve_in_thread(fault)
     })
 }
@@ -151,7 +152,7 @@ impl Pager {
         let line = self.line_of(page).unwrap_or(Line::Content);
         let progress = self.starved.progress(line);
         let (watch, hope) = since.get_or_insert_with(|| {
-            self.counters.faults_starved.bump();
+            self.counters().faults_starved.bump();
             (Stopwatch::start(self.health().deadline(), now), Hope::new(Duration::ZERO, progress))
         });
         let limit = self.hopeless_after(line);
@@ -229,10 +230,10 @@ impl Pager {
         }
         let resident = guard.mark(Word::resident(Some(slot)));
         self.settle_resident(page, moving, resident, Some(Insert::Filled));
-        self.counters.pages_in.bump();
+        self.counters().pages_in.bump();
         match asked {
-            Asked::Fault => self.counters.faults_read.bump(),
-            Asked::Ahead => self.counters.pages_prefetched.bump(),
+            Asked::Fault => self.counters().faults_read.bump(),
+            Asked::Ahead => self.counters().pages_prefetched.bump(),
         }
         Some(Answer::Done)
     }
@@ -284,16 +285,17 @@ impl Pager {
         note.begin_read(thread::current_noted());
         // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
         // the slot: both stay this thread's if the read is revoked.
-        let read = unsafe { self.store.read_now(offset, self.frames.ptr(frame), self.page_bytes) };
+        let read =
+            unsafe { self.store.read_now(offset, self.frames.ptr(frame), self.page_bytes()) };
         if !note.end_read() {
             return Err(NotRead::Revoked);
         }
         if let Err(error) = read {
-            self.counters.read_errors.bump();
+            self.counters().read_errors.bump();
             return Err(NotRead::Failed(error));
         }
         if self.verify && self.hash_frame(frame) != self.sum(slot) {
-            self.counters.checksum_errors.bump();
+            self.counters().checksum_errors.bump();
             return Err(NotRead::Failed(Error::Corrupt { slot: slot.0 }));
         }
         Ok(())

@@ -3,9 +3,22 @@
 
 pub(crate) mod chunk_state;
 #[cfg(not(loom))]
+pub(in crate::paging) mod chunks;
+#[cfg(not(loom))]
 pub(crate) mod frames;
 #[cfg(all(test, loom))]
 mod models;
 pub(crate) mod note;
 pub(crate) mod protocol;
 pub(crate) mod word;
+
+/// Maximum number of pages handled by one batch of installs, evictions or discards.
+#[cfg(not(loom))]
+pub(in crate::paging) const BATCH_MAX: usize = 64;
+
+/// Spins shortly, then yields: for states of words that last microseconds.
+#[cfg(not(loom))]
+pub(in crate::paging) fn backoff(spins: &mut u32) {
+    *spins += 1;
+    if *spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+}

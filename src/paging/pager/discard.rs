@@ -1,13 +1,14 @@
 //! Discarding: pages whose content nobody needs give up frames, slots and pending writes.
 #![expect(unsafe_code, reason = "drops pages of the region")]
 
-use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotId};
-use crate::paging::kernel_filled::CHUNK;
+use crate::paging::page::BATCH_MAX;
+use crate::paging::page::backoff;
+use crate::paging::page::chunks::CHUNK;
 use crate::paging::page::note::Fate;
 use crate::paging::page::protocol::{self, Discard};
 use crate::paging::page::word::Word;
-use crate::paging::pager::{BATCH_MAX, Pager, backoff};
+use crate::paging::pager::Pager;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::Piece;
 
@@ -15,13 +16,13 @@ impl Pager {
     /// Makes `count` pages from `first` read as zero: frames, slots and pending writes go.
     pub(crate) fn discard(&self, first: PageId, count: PageCount) {
         let end = PageId(first.0 + count.0);
-        let per_chunk = (CHUNK / self.page_bytes) as u64;
+        let per_chunk = (CHUNK / self.page_bytes()) as u64;
         let mut next = first;
         while next < end {
             let part_end = PageId(((next.0 / per_chunk + 1) * per_chunk).min(end.0));
             let chunk = self.chunk_of(next);
             let _blocked = SignalsBlocked::new();
-            let len = (part_end.0 - next.0) as usize * self.page_bytes;
+            let len = (part_end.0 - next.0) as usize * self.page_bytes();
             let owned = self.owns(self.addr(next), len);
             if !owned {
                 // Where it is open, the kernel fills what the program has mapped there.
@@ -30,7 +31,7 @@ impl Pager {
             while let Err(seen) = self.discard_in_open(chunk, next, part_end) {
                 self.discard_in_closed(next, part_end);
                 // If the chunk was latched meanwhile, pages found `Empty` may be the chunk's.
-                if self.chunks.is_as_seen(chunk, seen) {
+                if self.chunks().is_as_seen(chunk, seen) {
                     break;
                 }
             }
@@ -71,13 +72,13 @@ impl Pager {
                 }
                 Discard::Dropped(frame, slot) => {
                     self.put_slot(slot);
-                    self.counters.died_before_write.bump();
+                    self.counters().died_before_write.bump();
                     self.frames.decide(frame, Fate::Dropped);
                     return None;
                 }
                 Discard::Abandoned(frame) => {
                     // The evictor frees the old slot, and the frame when the device lets go of it.
-                    self.counters.died_during_write.bump();
+                    self.counters().died_during_write.bump();
                     self.frames.decide(frame, Fate::Dropped);
                     return None;
                 }
@@ -109,20 +110,20 @@ impl Pager {
         }
         let taken = &taken[..taken_count];
         {
-            let mut policy = self.policy.lock();
+            let mut policy = self.policy().lock();
             taken.iter().for_each(|(page, _)| policy.removed(*page));
         }
         // SAFETY: each page is `Moving` by this thread, and its owner gave its content up.
         unsafe { self.discarder.discard(&pieces[..piece_count]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         let unwritten = taken.iter().filter(|(_, word)| word.slot().is_none()).count();
-        self.counters.freed_unwritten.add(unwritten as u64);
+        self.counters().freed_unwritten.add(unwritten as u64);
         for &(page, word) in taken {
             self.put_slot(word.slot());
-            self.pinned.fetch_sub(u64::from(word.pins() > 0), Ordering::Relaxed);
+            self.table().count_unpinned(u64::from(word.pins() > 0));
             self.settle(page, word, Word::EMPTY);
         }
-        self.budget.uncharge(ByteCount((taken.len() * self.page_bytes) as u64));
+        self.budget.uncharge(ByteCount((taken.len() * self.page_bytes()) as u64));
     }
 
     /// Takes a page seen `Resident` for unmapping; discards it otherwise when it moved on.
@@ -140,10 +141,10 @@ impl Pager {
         if let Some(last) = count.checked_sub(1).map(|last| &mut pieces[last])
             && last.start() + last.len() == start
         {
-            last.grow(self.page_bytes);
+            last.grow(self.page_bytes());
             return;
         }
-        pieces[*count] = Piece::new(start, self.page_bytes);
+        pieces[*count] = Piece::new(start, self.page_bytes());
         *count += 1;
     }
 

@@ -53,13 +53,13 @@ impl Pager {
         let (dst, src) = (self.addr(page), self.frames.addr(frame));
         let by_move = self.moves_in(frame);
         let outcome = if by_move {
-            self.clear_way(dst, self.page_bytes);
+            self.clear_way(dst, self.page_bytes());
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
             // frame is this thread's and holds the page's content.
-            unsafe { self.move_memory(dst, src, self.page_bytes, wake) }
+            unsafe { self.move_memory(dst, src, self.page_bytes(), wake) }
         } else {
             // SAFETY: as above.
-            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes, protect, wake) }
+            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes(), protect, wake) }
         };
         let mapped = match outcome {
             Outcome::Done => {
@@ -72,7 +72,7 @@ impl Pager {
             }
             // Rarely, just after a device read, the kernel still holds the frame.
             Outcome::Busy { bytes } => {
-                self.counters.install_busy.bump();
+                self.counters().install_busy.bump();
                 bytes
             }
             // Nobody else fills it. Should the kernel say so of a page that is missing: once more.
@@ -113,10 +113,10 @@ impl Pager {
         // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
         drop(unsafe { self.discarder.discard(&[chunk]) });
         let moved = self.move_or_stop(self.addr(first), self.frames.addr(frame), HUGE_PAGE).bytes;
-        let pages = moved / self.page_bytes;
+        let pages = moved / self.page_bytes();
         (frame.0..).take(pages).for_each(|n| self.frames.put_empty(FrameId(n)));
         if moved == HUGE_PAGE {
-            self.chunks.set_whole(self.chunk_of(first), true);
+            self.chunks().set_whole(self.chunk_of(first), true);
         }
         pages
     }
@@ -125,7 +125,7 @@ impl Pager {
     /// this thread alone may do: MOVE would take those apart, and leave page tables where they
     /// were. (The kernel frees them from Linux 6.14 on.)
     pub(in crate::paging) fn clear_way(&self, start: usize, len: usize) {
-        if self.page_bytes >= HUGE_PAGE && self.owns(start, len) {
+        if self.page_bytes() >= HUGE_PAGE && self.owns(start, len) {
             // SAFETY: nothing is mapped there: the page is missing, or the frame is empty, and
             // this thread's.
             drop(unsafe { self.discarder.discard(&[Piece::new(start, len)]) });
@@ -199,12 +199,12 @@ impl Pager {
             // SAFETY: the caller's promise holds for a part of what is missing.
             unsafe { self.uffd.copy(dst, src, len, protect, Wake::No) }
         };
-        let mut outcome = copy(mapped, self.page_bytes - mapped).after(mapped);
+        let mut outcome = copy(mapped, self.page_bytes() - mapped).after(mapped);
         if let Outcome::Failed { bytes, errno: sys::ENOENT } = outcome {
             // The kernel copies within one of its areas only, and the program has split them
             // (`mprotect`, `mlock`), or unmapped a part.
             let mut there = bytes;
-            for from in (bytes..self.page_bytes).step_by(KERNEL_PAGE) {
+            for from in (bytes..self.page_bytes()).step_by(KERNEL_PAGE) {
                 match copy(from, KERNEL_PAGE) {
                     Outcome::Done | Outcome::Present { .. } => there += KERNEL_PAGE,
                     Outcome::Failed { errno: sys::ENOENT, .. } => {}
@@ -232,7 +232,7 @@ impl Pager {
             return Ok(false);
         }
         // COPY would build small pages.
-        let only_huge = self.fill_by_move && self.page_bytes >= HUGE_PAGE;
+        let only_huge = self.fill_by_move && self.page_bytes() >= HUGE_PAGE;
         if only_huge && let Some(frame) = self.charged_frame(self.headroom()) {
             // Fresh memory, for spare frames of this size are and empty ones get some.
             if let Err(error) = self.frames.populate(frame) {
@@ -310,20 +310,20 @@ impl Pager {
     /// Makes a `Moving`, missing page lost: a touch is SIGBUS from now on, and who waits gets it.
     /// Says so on standard error.
     pub(crate) fn poison(&self, page: PageId, from: Word, cause: &Error) {
-        self.counters.poisoned.bump();
+        self.counters().poisoned.bump();
         let room = diagnostics::NoRoom {
             limit: self.budget.limit(),
             tables: self.tables.bytes(),
-            pinned: ByteCount(self.pinned.load(Ordering::Relaxed) * self.page_size().0),
+            pinned: ByteCount(self.table().pinned() * self.page_size().0),
             errno: self.health().write_errno(),
         };
-        diagnostics::lost_page(self.addr(page), self.page_bytes, cause, room);
+        diagnostics::lost_page(self.addr(page), self.page_bytes(), cause, room);
         if self.uffd.has(feature::POISON) {
             // SAFETY: the page is missing and its content is lost.
-            let mut outcome = unsafe { self.uffd.poison(self.addr(page), self.page_bytes) };
+            let mut outcome = unsafe { self.uffd.poison(self.addr(page), self.page_bytes()) };
             if let Outcome::Failed { bytes: 0, errno: sys::ENOENT } = outcome {
                 // As in `copy_in`: in parts, those that the program has unmapped left out.
-                for start in (self.addr(page)..).step_by(KERNEL_PAGE).take(self.units()) {
+                for start in (self.addr(page)..).step_by(KERNEL_PAGE).take(self.table().units()) {
                     // SAFETY: as above.
                     outcome = match unsafe { self.uffd.poison(start, KERNEL_PAGE) } {
                         Outcome::Failed { errno: sys::ENOENT, .. } => Outcome::Done,
@@ -337,7 +337,7 @@ impl Pager {
             if outcome != Outcome::Done {
                 diagnostics::fatal("a lost page could not be poisoned", &install_error(outcome));
             }
-        } else if let Err(error) = self.region.fence(self.offset(page), self.page_bytes) {
+        } else if let Err(error) = self.table().fence(page) {
             diagnostics::fatal("a lost page could not be fenced off", &error);
         }
         self.settle(page, from, Word::poisoned(from.slot()));
@@ -347,7 +347,7 @@ impl Pager {
     /// Makes a poisoned page that was discarded usable again.
     pub(super) fn unpoison(&self, page: PageId) {
         let mended = if self.uffd.has(feature::POISON) && self.owns_page(page) {
-            let piece = Piece::new(self.addr(page), self.page_bytes);
+            let piece = Piece::new(self.addr(page), self.page_bytes());
             // SAFETY: the page's content is lost already; this clears the marker.
             unsafe { self.discarder.discard(&[piece]) }
         } else {

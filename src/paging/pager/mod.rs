@@ -23,9 +23,9 @@ pub(in crate::paging) mod discard;
 pub(in crate::paging) mod health;
 pub(super) mod install;
 pub(super) mod room;
+pub(in crate::paging) mod table;
 
 use crate::base::error::{Error, Result};
-use crate::base::strict_assert;
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rank};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount, SlotId};
 use crate::limit::budget::Budget;
@@ -34,33 +34,27 @@ use crate::meta::LazyArray;
 use crate::paging::bell::Bell;
 use crate::paging::config::{Install, Mode, RegionConfig};
 use crate::paging::counters::Counters;
-use crate::paging::evict::policy::{EvictionPolicy, Insert};
+use crate::paging::evict::arrivals::Residents;
+use crate::paging::evict::policy::Insert;
 use crate::paging::fault::sched::HandlerSched;
-use crate::paging::kernel_filled::Chunks;
-use crate::paging::latency::Recorder;
 use crate::paging::managed::Joined;
+use crate::paging::page::chunks::{CHUNK_PAGES_MAX, ChunkId, Chunks};
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::{FrameId, PageWord, Word};
 use crate::paging::pager::health::Health;
+use crate::paging::pager::table::PageTable;
 use crate::paging::purge::Care;
 use crate::paging::readahead::Readahead;
 use crate::paging::starved::{FAULTS_HELD_MAX, Starved};
 use crate::paging::tables::Tables;
 use crate::store::slots::SlotMap;
 use crate::store::{OnlyUser, Store};
-use crate::sys::signals::{self, FaultLock};
+use crate::sys::signals::FaultLock;
 use crate::sys::uffd::{Uffd, feature};
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Most pages handled by one batch of installs, evictions or discards.
-pub(crate) const BATCH_MAX: usize = 64;
-
-/// Most pages of a chunk that is read whole: half a batch, so that batches of the evictor have room
-/// for one.
-pub(in crate::paging) const CHUNK_PAGES_MAX: usize = BATCH_MAX / 2;
 
 /// A 128-bit content hash.
 pub(crate) type Sum = [u64; 2];
@@ -68,12 +62,9 @@ pub(crate) type Sum = [u64; 2];
 /// What the threads of one region share.
 #[derive(Debug)]
 pub(crate) struct Pager {
-    pub(crate) region: Mapping,
-    pub(crate) page_bytes: usize,
-    page_shift: u32,
-    pub(crate) words: LazyArray<PageWord>,
+    table: PageTable,
     pub(crate) frames: Frames,
-    pub(crate) chunks: Chunks,
+    chunks: Chunks,
     pub(crate) uffd: Uffd,
     pub(crate) discarder: Discarder,
     pub(crate) budget: Arc<Budget>,
@@ -81,7 +72,7 @@ pub(crate) struct Pager {
     pub(in crate::paging) joined: Joined,
     pub(in crate::paging) tables: Tables,
     pub(in crate::paging) care: Care,
-    pub(crate) policy: FaultLock<Box<dyn EvictionPolicy>>,
+    policy: FaultLock<Residents>,
     pub(crate) store: Arc<dyn Store>,
     /// As long as a thread may write to the store.
     _user: OnlyUser,
@@ -101,14 +92,8 @@ pub(crate) struct Pager {
     pub(in crate::paging) reads_chunks: bool,
     /// Reads as zero, never written: the source of zero fills by COPY.
     zeros: Mapping,
-    pub(crate) counters: Counters,
+    counters: Counters,
     pub(in crate::paging) readahead: Readahead,
-    /// Per handler.
-    pub(crate) fault_times: Box<[Recorder]>,
-    /// Per handler.
-    pub(crate) read_times: Box<[Recorder]>,
-    pub(crate) write_times: Recorder,
-    pub(crate) evict_times: Recorder,
     /// Most pages that may be in the resident state and still be taken as a reserve.
     pub(crate) low_bytes: AtomicU64,
     pub(crate) high_bytes: AtomicU64,
@@ -121,8 +106,6 @@ pub(crate) struct Pager {
     /// room to read ahead.
     pub(crate) starving: CachePadded<AtomicU32>,
     health: Health,
-    /// Pages with at least one pin. Changed only together with a page word that it counts.
-    pub(crate) pinned: AtomicU64,
     /// A frame without a charge of its own uses the one that is kept for copies. Only the evictor
     /// lends it, and has it back before it takes the next page out.
     pub(in crate::paging) copy_charge_lent: AtomicBool,
@@ -157,16 +140,15 @@ impl Pager {
             config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
         // Open chunks use huge pages; staging frames only where a page is one.
         let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
-        let region = Mapping::reserve(config.span.as_usize(), HUGE_PAGE, Huge::Yes)?;
-        region.keep_place_in_children();
+        let table = PageTable::new(config.span.as_usize(), page_bytes)?;
         let (singles, runs) = (frame_count(config.page, budget.limit()), run_count(budget.limit()));
         let frames = Frames::new(singles, runs, page_bytes, huge)?;
         let reads_chunks = evict_by_move && !in_thread && holds_chunks(&frames);
-        uffd.register_faults(region.addr(), region.len())?;
+        uffd.register_faults(table.start(), table.len())?;
         let (staging, staging_len) = frames.range();
         uffd.register_unwatched(staging, staging_len)?;
         if config.dump {
-            region.include_in_dumps()?;
+            table.include_in_dumps()?;
             frames.include_in_dumps()?;
         }
         let slot_count = slot_count(config, &*store)?;
@@ -177,10 +159,7 @@ impl Pager {
         let zeros = Mapping::reserve(page_bytes, page_bytes, Huge::No)?;
         let zero_sum = sum_of_zeros(&zeros, hash_seed);
         let pager = Pager {
-            region,
-            page_bytes,
-            page_shift: page_bytes.trailing_zeros(),
-            words: LazyArray::new(pages)?,
+            table,
             chunks: Chunks::new(config.span.as_usize(), evict_by_move)?,
             frames,
             uffd,
@@ -189,7 +168,7 @@ impl Pager {
             care: Care::new(),
             joined: Joined::new(account),
             tables: Tables::new(config.span.as_usize(), page_bytes)?,
-            policy: FaultLock::new(Rank::Policy, policy),
+            policy: FaultLock::new(Rank::Policy, Residents::new(policy)),
             slots: SlotMap::new(SlotCount(slot_count as u64))?,
             sums: LazyArray::new(slot_count)?,
             place: store.describe().into(),
@@ -202,12 +181,8 @@ impl Pager {
             evict_by_move,
             reads_chunks,
             zeros,
-            counters: Counters::default(),
+            counters: Counters::new(config.handlers)?,
             readahead: Readahead::new(config.span, config.page, config.readahead)?,
-            fault_times: recorders(config.handlers)?,
-            read_times: recorders(config.handlers)?,
-            write_times: Recorder::new()?,
-            evict_times: Recorder::new()?,
             low_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
             in_thread,
@@ -216,7 +191,6 @@ impl Pager {
             starved: Starved::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
             starving: CachePadded::new(AtomicU32::new(0)),
             health: Health::new(config.deadline),
-            pinned: AtomicU64::new(0),
             copy_charge_lent: AtomicBool::new(false),
             map_fails_since: AtomicU64::new(0),
             began: Instant::now(),
@@ -224,6 +198,27 @@ impl Pager {
         pager.set_limit(config.limit);
         pager.start_tables();
         pager.keep_copy_charge().map(|()| pager)
+    }
+
+    // Parts.
+
+    /// Addresses and words of the pages.
+    pub(in crate::paging) fn table(&self) -> &PageTable {
+        &self.table
+    }
+
+    /// Which chunks the kernel fills.
+    pub(in crate::paging) fn chunks(&self) -> &Chunks {
+        &self.chunks
+    }
+
+    /// What the policy knows.
+    pub(in crate::paging) fn policy(&self) -> &FaultLock<Residents> {
+        &self.policy
+    }
+
+    pub(in crate::paging) fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// What fails at the moment, and whether the region stops.
@@ -246,33 +241,41 @@ impl Pager {
     // Geometry.
 
     pub(crate) fn page_count(&self) -> PageCount {
-        PageCount(self.words.len() as u64)
+        self.table.page_count()
+    }
+
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.table.page_bytes()
     }
 
     pub(crate) fn page_size(&self) -> ByteCount {
-        ByteCount(self.page_bytes as u64)
-    }
-
-    /// Pages of the kernel's that a page has.
-    fn units(&self) -> usize {
-        self.page_bytes / KERNEL_PAGE
+        self.table.page_size()
     }
 
     pub(crate) fn addr(&self, page: PageId) -> usize {
-        self.region.addr() + (page.as_usize() << self.page_shift)
+        self.table.addr(page)
     }
 
     /// The page an address of the region lies in.
     pub(crate) fn page_at(&self, addr: usize) -> PageId {
-        PageId(((addr - self.region.addr()) >> self.page_shift) as u64)
+        self.table.page_at(addr)
     }
 
     pub(crate) fn word(&self, page: PageId) -> &PageWord {
-        &self.words[page.as_usize()]
+        self.table.word(page)
+    }
+
+    /// The chunk a page lies in.
+    pub(in crate::paging) fn chunk_of(&self, page: PageId) -> ChunkId {
+        self.table.chunk_of(page)
+    }
+
+    pub(in crate::paging) fn pages_per_chunk(&self) -> u64 {
+        self.table.pages_per_chunk()
     }
 
     pub(crate) fn slot_offset(&self, slot: SlotId) -> u64 {
-        slot.0 << self.page_shift
+        slot.0 * self.page_bytes() as u64
     }
 
     // Content.
@@ -282,7 +285,8 @@ impl Pager {
     pub(crate) fn hash_frame(&self, frame: FrameId) -> Sum {
         // SAFETY: a frame is `page_bytes` of readable memory for ever; the kernel may replace its
         // pages meanwhile, which changes what is read but not that it can be read.
-        let bytes = unsafe { std::slice::from_raw_parts(self.frames.ptr(frame), self.page_bytes) };
+        let bytes =
+            unsafe { std::slice::from_raw_parts(self.frames.ptr(frame), self.page_bytes()) };
         split(twox_hash::XxHash3_128::oneshot_with_seed(self.hash_seed, bytes))
     }
 
@@ -307,9 +311,9 @@ impl Pager {
     /// Makes a mapped `Moving` page resident. The policy hears of it first (invariant 2).
     pub(crate) fn settle_resident(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
         {
-            let mut policy = self.policy.lock();
+            let mut policy = self.policy().lock();
             match how {
-                Some(how) => policy.inserted(page, how),
+                Some(how) => policy.arrive(page, how),
                 None => {
                     policy.retouched(page);
                     // Nothing new, unless the policy was told to forget the page.
@@ -333,9 +337,9 @@ impl Pager {
     pub(in crate::paging) fn settle_read(&self, first: PageId, from: &[(Word, bool)]) {
         let pages = || (first.0..).map(PageId).zip(from);
         {
-            let mut policy = self.policy.lock();
+            let mut policy = self.policy().lock();
             for (page, &(_, wanted)) in pages() {
-                policy.inserted(page, if wanted { Insert::Filled } else { Insert::Prefetched });
+                policy.arrive(page, if wanted { Insert::Filled } else { Insert::Prefetched });
             }
         }
         for (page, &(moving, wanted)) in pages() {
@@ -344,13 +348,9 @@ impl Pager {
         }
     }
 
-    /// Ends this thread's `Moving`, during which no signal handler may have run on it: one that
-    /// touched this page, or waited for who waits for it, would wait for ever.
+    /// Ends this thread's `Moving`, see [`PageTable::settle`].
     pub(crate) fn settle(&self, page: PageId, from: Word, to: Word) {
-        strict_assert!(signals::are_blocked(), "{page} was moved with signals let in");
-        if let Err(now) = self.word(page).try_change(from, to) {
-            panic!("{page} changed from {from:?} to {now:?} while being moved");
-        }
+        self.table.settle(page, from, to);
     }
 
     /// Wakes the threads that wait for a page, to fault again.
@@ -359,23 +359,13 @@ impl Pager {
             return; // Faults are signals there: nobody waits.
         }
         // A failed wake means the range is not registered any more: nobody can wait there.
-        drop(self.uffd.wake(self.addr(page), self.page_bytes));
+        drop(self.uffd.wake(self.addr(page), self.page_bytes()));
     }
 
     /// As [`wake`](Self::wake), for the chunk that begins with a page.
     pub(in crate::paging) fn wake_chunk(&self, first: PageId) {
         drop(self.uffd.wake(self.addr(first), HUGE_PAGE));
     }
-
-    fn offset(&self, page: PageId) -> usize {
-        self.addr(page) - self.region.addr()
-    }
-}
-
-/// Spins shortly, then yields: for states that last microseconds.
-pub(crate) fn backoff(spins: &mut u32) {
-    *spins += 1;
-    if *spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
 }
 
 /// Pages that fit into a store.
@@ -394,10 +384,6 @@ fn slot_count(config: &RegionConfig, store: &dyn Store) -> Result<usize> {
 /// Whether there are runs of frames that chunks can be read into.
 fn holds_chunks(frames: &Frames) -> bool {
     frames.has_runs() && frames.run_frames() <= CHUNK_PAGES_MAX
-}
-
-fn recorders(count: usize) -> Result<Box<[Recorder]>> {
-    (0..count).map(|_| Recorder::new()).collect()
 }
 
 /// The hash of a page of zeros, as which `zeros` is mapped.

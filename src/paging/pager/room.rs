@@ -4,8 +4,9 @@
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
+use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::FrameId;
-use crate::paging::pager::{BATCH_MAX, Pager};
+use crate::paging::pager::Pager;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 
 /// Why there is no run of frames to read into.
@@ -21,7 +22,7 @@ impl Pager {
     /// Sets the watermarks that follow from the limit.
     pub(crate) fn set_watermarks(&self, limit: ByteCount) {
         const RESERVE_MAX: u64 = 16 << 20;
-        let page = self.page_bytes as u64;
+        let page = self.page_bytes() as u64;
         let high = (limit.0 / 16).min(RESERVE_MAX.max(8 * page)).max(2 * page);
         self.low_bytes.store(high / 2, Ordering::Relaxed);
         self.high_bytes.store(high, Ordering::Relaxed);
@@ -177,7 +178,7 @@ impl Pager {
         }
         let bytes = self.low_bytes.load(Ordering::Relaxed) as usize;
         let most = BATCH_MAX.min(self.frames.singles() / 2);
-        (bytes / self.page_bytes).clamp(1, most)
+        (bytes / self.page_bytes()).clamp(1, most)
     }
 
     /// Lists a frame whose memory was never mapped in the region as spare, or frees its memory when
@@ -204,14 +205,14 @@ impl Pager {
         for at in 0..frames.len() {
             let follows = at > from && frames[at - 1].0 + 1 == frames[at].0;
             if follows {
-                pieces[count - 1].grow(self.page_bytes);
+                pieces[count - 1].grow(self.page_bytes());
                 continue;
             }
             if count == BATCH_MAX {
                 self.free_frames(&frames[from..at], &pieces);
                 (from, count) = (at, 0);
             }
-            pieces[count] = Piece::new(self.frames.addr(frames[at]), self.page_bytes);
+            pieces[count] = Piece::new(self.frames.addr(frames[at]), self.page_bytes());
             count += 1;
         }
         self.free_frames(&frames[from..], &pieces[..count]);
@@ -227,7 +228,7 @@ impl Pager {
         let freed = unsafe { self.discarder.discard(pieces) };
         // Else they are lost to the lists, charge and all, which is safe.
         if freed.is_ok() {
-            let bytes = (frames.len() * self.page_bytes) as u64;
+            let bytes = (frames.len() * self.page_bytes()) as u64;
             self.frames.put_empties(frames);
             self.budget.uncharge(ByteCount(bytes));
             self.gave_back(bytes);
@@ -237,7 +238,7 @@ impl Pager {
     /// Clears a frame of this thread's.
     pub(in crate::paging) fn clear_frame(&self, frame: FrameId) {
         // SAFETY: the frame is `page_bytes` long, and this thread's.
-        unsafe { std::ptr::write_bytes(self.frames.ptr(frame), 0, self.page_bytes) };
+        unsafe { std::ptr::write_bytes(self.frames.ptr(frame), 0, self.page_bytes()) };
     }
 
     /// Exchanges the memory of a whole run of frames, or of a frame that is huge itself, for a fresh
@@ -308,7 +309,7 @@ impl Pager {
     pub(crate) fn free_frame(&self, frame: FrameId) {
         if self.frames.release(frame).is_ok() {
             self.budget.uncharge(self.page_size());
-            self.gave_back(self.page_bytes as u64);
+            self.gave_back(self.page_bytes() as u64);
         }
     }
 }

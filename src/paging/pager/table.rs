@@ -1,0 +1,196 @@
+//! The page table: the region's mapping, its geometry, and a word for each page.
+//!
+//! Every thread that changes a word does so as [`protocol`](crate::paging::page::protocol) says.
+
+#![expect(unsafe_code, reason = "passes the promise of who drops words on")]
+
+use crate::base::error::Result;
+use crate::base::strict_assert;
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::meta::LazyArray;
+use crate::paging::page::chunks::{CHUNK, ChunkId};
+use crate::paging::page::word::{PageWord, State, Word};
+use crate::sys::signals;
+use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
+use std::ops::Range;
+
+/// Addresses and words of one region's pages.
+#[derive(Debug)]
+pub(in crate::paging) struct PageTable {
+    region: Mapping,
+    page_bytes: usize,
+    page_shift: u32,
+    words: LazyArray<PageWord>,
+    /// Pages with at least one pin. Changed only together with a page word that it counts.
+    pinned: AtomicU64,
+}
+
+impl PageTable {
+    /// Reserves `span` bytes for pages of `page_bytes`.
+    ///
+    /// # Errors
+    /// When the address space cannot be reserved.
+    pub(super) fn new(span: usize, page_bytes: usize) -> Result<PageTable> {
+        let region = Mapping::reserve(span, HUGE_PAGE, Huge::Yes)?;
+        region.keep_place_in_children();
+        Ok(PageTable {
+            region,
+            page_bytes,
+            page_shift: page_bytes.trailing_zeros(),
+            words: LazyArray::new(span / page_bytes)?,
+            pinned: AtomicU64::new(0),
+        })
+    }
+
+    // The region's mapping.
+
+    /// First address.
+    pub(in crate::paging) fn start(&self) -> usize {
+        self.region.addr()
+    }
+
+    /// Bytes of address space.
+    pub(in crate::paging) fn len(&self) -> usize {
+        self.region.len()
+    }
+
+    pub(in crate::paging) fn contains(&self, addr: usize) -> bool {
+        addr.wrapping_sub(self.start()) < self.len()
+    }
+
+    /// Whether this process made the region, and not the one that it was forked from.
+    pub(in crate::paging) fn is_here(&self) -> bool {
+        self.region.is_here()
+    }
+
+    /// Allows core dumps to contain resident pages.
+    pub(super) fn include_in_dumps(&self) -> Result<()> {
+        self.region.include_in_dumps()
+    }
+
+    /// Whether a part of a range of the region is locked (`mlock`).
+    pub(in crate::paging) fn is_locked(&self, addr: usize, len: usize) -> bool {
+        self.region.is_locked(addr - self.start(), len)
+    }
+
+    /// Ends all memory locks of the region.
+    pub(in crate::paging) fn unlock(&self) {
+        self.region.unlock();
+    }
+
+    /// Makes a touch of a page SIGBUS, on kernels that cannot poison.
+    pub(in crate::paging) fn fence(&self, page: PageId) -> Result<()> {
+        self.region.fence(self.offset(page), self.page_bytes)
+    }
+
+    /// Maps memory without content where a page is; `register` makes it the handlers' before anybody
+    /// can touch it.
+    pub(in crate::paging) fn map_anew(
+        &self,
+        page: PageId,
+        register: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.region.unfence(self.offset(page), self.page_bytes, register)
+    }
+
+    // Geometry.
+
+    pub(in crate::paging) fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    pub(in crate::paging) fn page_size(&self) -> ByteCount {
+        ByteCount(self.page_bytes as u64)
+    }
+
+    /// Pages of the kernel's that a page has.
+    pub(in crate::paging) fn units(&self) -> usize {
+        self.page_bytes / KERNEL_PAGE
+    }
+
+    pub(in crate::paging) fn page_count(&self) -> PageCount {
+        PageCount(self.words.len() as u64)
+    }
+
+    pub(in crate::paging) fn addr(&self, page: PageId) -> usize {
+        self.region.addr() + (page.as_usize() << self.page_shift)
+    }
+
+    /// The page an address of the region lies in.
+    pub(in crate::paging) fn page_at(&self, addr: usize) -> PageId {
+        PageId(((addr - self.region.addr()) >> self.page_shift) as u64)
+    }
+
+    fn offset(&self, page: PageId) -> usize {
+        page.as_usize() << self.page_shift
+    }
+
+    pub(in crate::paging) fn pages_per_chunk(&self) -> u64 {
+        (CHUNK / self.page_bytes) as u64
+    }
+
+    /// The chunk a page lies in.
+    pub(in crate::paging) fn chunk_of(&self, page: PageId) -> ChunkId {
+        ChunkId(self.offset(page) / CHUNK)
+    }
+
+    pub(in crate::paging) fn chunk_addr(&self, chunk: ChunkId) -> usize {
+        self.region.addr() + chunk.0 * CHUNK
+    }
+
+    pub(in crate::paging) fn pages_of_chunk(
+        &self,
+        chunk: ChunkId,
+    ) -> impl Iterator<Item = PageId> + use<> {
+        let per_chunk = self.pages_per_chunk();
+        let first = chunk.0 as u64 * per_chunk;
+        (first..first + per_chunk).map(PageId)
+    }
+
+    // Words.
+
+    pub(in crate::paging) fn word(&self, page: PageId) -> &PageWord {
+        &self.words[page.as_usize()]
+    }
+
+    /// Whether there is a page of this number, and it is resident.
+    pub(in crate::paging) fn is_resident(&self, page: u64) -> bool {
+        self.words.get(page as usize).is_some_and(|word| word.load().state() == State::Resident)
+    }
+
+    /// Ends this thread's `Moving`, during which no signal handler may have run on it: one that
+    /// touched this page, or waited for who waits for it, would wait for ever.
+    pub(in crate::paging) fn settle(&self, page: PageId, from: Word, to: Word) {
+        strict_assert!(signals::are_blocked(), "{page} was moved with signals let in");
+        if let Err(now) = self.word(page).try_change(from, to) {
+            panic!("{page} changed from {from:?} to {now:?} while being moved");
+        }
+    }
+
+    /// Gives the memory of words back that are all `Empty`.
+    ///
+    /// # Safety
+    /// Nobody changes one of the words meanwhile.
+    pub(in crate::paging) unsafe fn drop_words(&self, pages: Range<usize>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.words.give_back_shared(pages) }
+    }
+
+    // Pins.
+
+    /// Pages with at least one pin.
+    pub(in crate::paging) fn pinned(&self) -> u64 {
+        self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// Counts `pages` as pinned.
+    pub(in crate::paging) fn count_pinned(&self, pages: u64) {
+        self.pinned.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Takes that back.
+    pub(in crate::paging) fn count_unpinned(&self, pages: u64) {
+        self.pinned.fetch_sub(pages, Ordering::Relaxed);
+    }
+}
