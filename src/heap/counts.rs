@@ -54,7 +54,7 @@ impl Counts {
 }
 
 /// Bytes allocated and not freed, through all counters that `all` yields: never zero while an
-/// object lives that was allocated before the call, whoever moves it meanwhile.
+/// object lives that was allocated before the call, also if another thread moves it meanwhile.
 pub(super) fn in_use<'a, I>(all: impl Fn() -> I) -> u64
 where
     I: Iterator<Item = &'a Counts>,

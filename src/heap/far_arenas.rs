@@ -111,7 +111,7 @@ pub(crate) struct FarArenasStats {
     pub(crate) purges: u64,
 }
 
-/// There is no far memory to be had: the tier is shut down, or the thread has ended for jemalloc.
+/// No far memory is available: the tier is shut down, or the thread has ended for jemalloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Closed;
 

@@ -48,7 +48,7 @@ struct Installed {
     span: AtomicUsize,
     /// Its size threshold.
     threshold: AtomicUsize,
-    /// Who may install: see [`install`].
+    /// The right to install: see [`install`].
     control: AtomicUsize,
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn is_left_to_parent() -> bool {
 #[inline]
 pub(crate) fn installed() -> Option<&'static FarArenas> {
     // Pairs with the Release in `install`, by way of the pointer that is asked about or of
-    // `serving`; Acquire for who asks out of the blue.
+    // `serving`; Acquire for a caller that has seen nothing before.
     // SAFETY: null or a tier, which is never freed.
     unsafe { FAR.arenas.load(Acquire).as_ref() }
 }

@@ -337,7 +337,7 @@ impl Arena {
 
 /// An explicit thread cache.
 ///
-/// Belongs to whoever holds the value; see invariant 1.
+/// Belongs to the holder of the value; see invariant 1.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Cache(u32);
 

@@ -231,7 +231,7 @@ pub(crate) fn keep_own_allocations_local() {
     set_pins(Pins { pin: pin_thread_local, unpin });
 }
 
-/// Keeps this thread's allocations local for ever: for handlers, evictors and whoever else would
+/// Keeps this thread's allocations local for ever: for handlers, evictors and all other threads that would
 /// wait for itself if its own memory were evicted.
 pub(crate) fn pin_thread_local() {
     std::mem::forget(pin());

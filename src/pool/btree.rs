@@ -19,7 +19,7 @@
 //! # Invariants
 //! 1. An inner node's first key is not looked at: its first child takes all smaller keys.
 //! 2. A node that is locked on the way down has room for one more separator.
-//! 3. A node's stamp is the one its parent notes, as seen by who holds the parent.
+//! 3. A node's stamp is the one its parent notes, as seen by the holder of the parent.
 //! 4. What was read optimistically is used only after validation, and bounds are checked before.
 
 mod node;

@@ -41,7 +41,7 @@ const LATCH_MASK: u64 = 0xFF << LATCH_SHIFT;
 const ABSENT: u64 = 0;
 const FREE: u64 = 1;
 const LOCKED: u64 = 255;
-/// Most shared holders of one page.
+/// Maximum number of shared holders of one page.
 pub(crate) const SHARED_MAX: u64 = 252;
 const DIRTY: u64 = 1 << 54;
 const WRITING: u64 = 1 << 53;
@@ -63,7 +63,7 @@ const VERSION_MASK: u64 = (1 << STAMP_SHIFT) - 1;
 /// Values of the eviction clock that a stamp tells apart; 0 is "never".
 pub(crate) const STAMPS: u64 = 1023;
 
-/// Who holds a page.
+/// The holders of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
     Absent,
@@ -232,7 +232,7 @@ impl fmt::Debug for LatchWord {
 /// In a note: the holder changed the content. Words of free pages do not have this bit of the latch.
 const CHANGED: u64 = 1 << 62;
 
-/// What a guard keeps of its page's word: the order, and for who holds the page alone, what the
+/// What a guard keeps of its page's word: the order, and for the only holder of the page, what the
 /// word becomes again. Nobody else changes the word meanwhile, and reading it again would wait for
 /// the processor to be done with locking it (`docs/design/pool.md`, hits).
 #[derive(Clone, Copy)]
@@ -269,7 +269,7 @@ impl HeldWord {
 }
 
 /// The word of one page. Methods named `try_` take the word as last seen and fail when it is
-/// another by now; the others are for who holds the page.
+/// another by now; the others are for the holder of the page.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Latch(AtomicU64);
@@ -422,7 +422,7 @@ impl Latch {
         if note.is_changed() {
             word = LatchWord(LatchWord(note.0 ^ CHANGED).changed().0 | DIRTY);
         }
-        // Pairs with the acquire of whoever comes next: it sees the content.
+        // Pairs with the acquire of the next holder, which sees the content.
         self.0.store(word.0, Ordering::Release);
     }
 
@@ -443,7 +443,7 @@ impl Latch {
         let ready = !word.0 << COOL.leading_zeros() & READY;
         let released = LatchWord((word.0 - ((LOCKED - latch) << LATCH_SHIFT)) | ready);
         strict_assert!(released == word.with_latch(latch), "{released:?} from {word:?}");
-        // Pairs with the acquire of whoever comes next: it sees the content.
+        // Pairs with the acquire of the next holder, which sees the content.
         self.0.store(released.0, Ordering::Release);
     }
 

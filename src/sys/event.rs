@@ -14,7 +14,7 @@ use nix::sys::eventfd::{self, EfdFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
-/// Most descriptors of one [`poll_readable`].
+/// Maximum number of descriptors of one [`poll_readable`].
 pub(crate) const POLL_MAX: usize = 8;
 
 /// Waits until one of `fds` is readable (or closed, or in error) or `timeout` has passed. Returns

@@ -32,12 +32,12 @@ const CLASSES: usize = class_of_size(SIZE_MAX) + 1;
 /// The last class up to [`SMALL_MAX`].
 const SMALL_LAST: usize = class_of_size(SMALL_MAX);
 
-/// Most objects of a class: few enough for a bound in bytes, many enough to be of use.
+/// Maximum number of objects of a class: few enough for a bound in bytes, many enough to be of use.
 const SMALL_DEPTH_MAX: usize = 128;
 const SMALL_DEPTH_MIN: usize = 8;
 const LARGE_DEPTH: usize = 32;
 
-/// Most bytes of one class up to [`SMALL_MAX`], unless that were less than [`SMALL_DEPTH_MIN`].
+/// Maximum number of bytes of one class up to [`SMALL_MAX`], unless that were less than [`SMALL_DEPTH_MIN`].
 const SMALL_CLASS_MAX: usize = 64 << 10;
 
 /// Largest alignment that magazines serve: jemalloc's page.
@@ -187,7 +187,7 @@ pub(in crate::heap) struct Magazines {
     objects: Box<[*mut u8; ENTRIES]>,
 }
 
-/// Most objects of a class.
+/// Maximum number of objects of a class.
 const fn depth_of_class(class: usize) -> usize {
     if class > SMALL_LAST {
         return LARGE_DEPTH;
