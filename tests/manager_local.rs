@@ -30,9 +30,13 @@ fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
     let far = || manager.stats().consumer("far heap").expect("joined").used;
     let mut numbers: FarVec<u64, Far> = FarVec::new_in(Far);
     numbers.extend(0..6 << 20);
+    let is_there = || {
+        assert!(numbers.iter().enumerate().all(|(at, number)| *number == at as u64));
+        far() >= ByteCount::mib(40)
+    };
+    assert!(eventually(is_there), "{:?}", manager.stats());
     let (before, full) = (local(), far());
     assert!(before > ByteCount::ZERO, "jemalloc holds something");
-    assert!(full >= ByteCount::mib(40), "{:?}", manager.stats());
     let boxes: Vec<Box<[u8; 1000]>> = (0..24_000).map(|n| Box::new([n as u8; 1000])).collect();
     assert!(
         eventually(|| local() >= ByteCount(before.get() + (20 << 20))),

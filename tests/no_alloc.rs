@@ -7,7 +7,7 @@
 mod common;
 
 use allocator_api2::vec::Vec as FarVec;
-use common::{Dice, heap, seed, watchdog};
+use common::{Dice, eventually, heap, seed, watchdog};
 use farheap::{ByteCount, Far, FarHeap};
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -84,15 +84,27 @@ fn work(heap: &farheap::Heap, seed: u64) {
     heap.purge();
 }
 
+/// Whether no other thread of this process runs at the moment.
+fn others_sleep() -> bool {
+    std::thread::sleep(Duration::from_millis(20));
+    // SAFETY: gettid has no conditions.
+    let this = unsafe { libc::gettid() }.to_string();
+    let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
+    tasks.flatten().filter(|task| task.file_name() != this.as_str()).all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+    })
+}
+
 #[test]
 fn the_librarys_threads_allocate_nothing_after_their_start() {
     let _watchdog = watchdog("no_alloc", Duration::from_secs(240));
     let seed = seed("no_alloc");
     let Some(heap) = heap("limit:8MiB,capacity:128MiB,handlers:2") else { return };
-    // The threads have started when they have served something.
+    // The threads have started when they have served something and sleep again.
     let mut first: FarVec<u64, Far> = FarVec::new_in(Far);
     first.resize((9 << 20) / 8, 1);
-    std::thread::sleep(Duration::from_millis(300));
+    assert!(eventually(|| others_sleep() && others_sleep()), "all have started");
     COUNTS.store(true, Ordering::SeqCst);
     let by_test = std::thread::Builder::new().name("farheap-test".to_owned());
     by_test

@@ -3,7 +3,7 @@
 mod common;
 
 use common::hooked::Hooked;
-use common::{eventually, place};
+use common::{PATIENCE, eventually, place};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
 use farheap::store::{BlockStore, FaultControl, FaultyStore, MemStore, Op};
@@ -13,9 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+/// How long a charge waits that must fail. One that must not fail has [`PATIENCE`]: on a machine with
+/// many runnable processes a thread does nothing for much longer than this.
+const SHORT: Duration = Duration::from_secs(1);
+
 fn manager(limit: ByteCount) -> Arc<MemoryManager> {
     let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
-    manager.set_deadline(Duration::from_millis(200));
+    manager.set_deadline(PATIENCE);
     manager
 }
 
@@ -66,6 +70,7 @@ fn a_device_that_refuses_writes_loses_no_page_and_memory_runs_out_instead() {
     let (pool, control) = faulty_pool(ByteCount::mib(2), PoolConfig::new());
     let ids = fill(&pool, 300);
     control.fail_next(Op::Write, u64::MAX, 5);
+    pool.manager().set_deadline(SHORT);
     let mut more = Vec::new();
     let error = loop {
         match pool.allocate() {
@@ -80,6 +85,7 @@ fn a_device_that_refuses_writes_loses_no_page_and_memory_runs_out_instead() {
     };
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     control.heal();
+    pool.manager().set_deadline(PATIENCE);
     ids.iter().chain(&more).for_each(|id| assert_holds(&pool, *id));
     fill(&pool, 1000);
     ids.iter().chain(&more).for_each(|id| assert_holds(&pool, *id));
@@ -186,18 +192,19 @@ fn a_page_is_in_the_table_when_it_is_locked_for_who_allocates_it_and_not_before(
     // Nobody reclaims in the background of parts.
     let parts = Mode::Partitioned { temporary_pct: 0 };
     let manager = MemoryManager::start(ByteCount::mib(4), parts).expect("manager");
-    manager.set_deadline(Duration::from_millis(200));
+    manager.set_deadline(PATIENCE);
     let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
     let pool = config.create_on(store, &manager).expect("pool");
     let ids = fill(&pool, 1023);
     pool.evict_all().expect("written");
+    manager.set_deadline(SHORT);
     let mut held: Vec<_> = ids.iter().map_while(|id| pool.fix_shared(*id).ok()).collect();
     held.pop();
     pool.evict_all().expect("room for a page");
     let dirty = held.pop().expect("a page").id();
     pool.fix_exclusive(dirty).expect("page").set_lsn(1);
     let clean = held.pop();
-    manager.set_deadline(Duration::from_secs(30));
+    manager.set_deadline(PATIENCE);
     is_armed.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
         let allocates = scope.spawn(|| pool.allocate().map(|page| page.id()));
@@ -322,6 +329,7 @@ fn nearly_full(pool: &BufferPool) -> (Vec<PageId>, Vec<SharedGuard<'_>>) {
     let mut ids = fill(pool, 1000);
     pool.evict_all().expect("written");
     let others = ids.split_off(3);
+    pool.manager().set_deadline(SHORT);
     let mut held: Vec<_> = others.iter().map_while(|id| pool.fix_shared(*id).ok()).collect();
     held.pop();
     pool.evict_all().expect("nothing is dirty");
@@ -334,11 +342,11 @@ fn a_page_that_is_prefetched_does_not_wait_for_memory_for_the_next() {
     let config = PoolConfig::new().cleaner(false).huge_frames(false);
     let (pool, _) = faulty_pool(ByteCount::mib(2), config);
     let (absent, held) = nearly_full(&pool);
-    pool.manager().set_deadline(Duration::from_secs(30));
+    pool.manager().set_deadline(PATIENCE);
     let misses = pool.stats().misses;
     pool.prefetch(&absent);
     assert!(eventually(|| pool.stats().misses > misses), "{:?}", pool.stats());
-    let page = pool.fix_shared_within(absent[0], Duration::from_secs(10));
+    let page = pool.fix_shared_within(absent[0], PATIENCE);
     assert_eq!(page.expect("read, and let go").id(), absent[0]);
     drop(held);
 }
@@ -353,11 +361,14 @@ fn a_group_of_pages_waits_for_memory_once() {
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     assert_eq!(pool.manager().stats().failed, failed + 1);
     assert_eq!(pool.holders(), held.len() as u64);
-    pool.manager().set_deadline(Duration::from_secs(30));
+    pool.manager().set_deadline(PATIENCE);
     std::thread::scope(|scope| {
+        let claims = || pool.manager().stats().direct;
+        let before = claims();
         let group = scope.spawn(|| pool.fix_many(&absent).map(|guards| guards.len()));
-        std::thread::sleep(Duration::from_millis(20)); // For it to meet the lack of memory.
+        let has_met_the_lack_of_memory = eventually(|| claims() > before);
         drop(held);
+        assert!(has_met_the_lack_of_memory);
         assert_eq!(group.join().expect("no panic"), Ok(3));
     });
 }

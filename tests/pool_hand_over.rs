@@ -10,14 +10,14 @@ use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const PAGES: u64 = 7600;
 
 /// A pool of 32 MiB that is nearly full of pages that hold their numbers; nothing is dirty.
 fn full_pool(page: ByteCount, pages: u64) -> Arc<BufferPool> {
     let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative).expect("manager");
-    manager.set_deadline(Duration::from_secs(5));
+    manager.set_deadline(common::PATIENCE);
     let store = Arc::new(MemStore::new(ByteCount::mib(96)).expect("store"));
     let config = PoolConfig::new().page_size(page).cleaner(false);
     let pool = config.create_on(store, &manager).expect("pool");
@@ -137,7 +137,7 @@ fn readers_and_writers_never_see_a_page_that_is_moving() {
         }
         // Where the writers are quicker, too many pages are dirty for a run to change hands.
         let started = Instant::now();
-        let none = || pool.stats().handed_over == 0 && started.elapsed() < Duration::from_secs(30);
+        let none = || pool.stats().handed_over == 0 && started.elapsed() < common::PATIENCE;
         for round in (0..).take_while(|round| *round < 60_u64 || none()) {
             if round % 4 == 3 {
                 pool.flush().expect("written");

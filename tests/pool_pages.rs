@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::eventually;
+use common::{PATIENCE, eventually};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{FaultyStore, MemStore, Op};
@@ -11,15 +11,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+/// How long is waited for what must fail. What must not fail has [`PATIENCE`]: on a machine with many
+/// runnable processes a thread does nothing for much longer than this.
+const SHORT: Duration = Duration::from_secs(1);
+
 fn manager(limit: ByteCount) -> Arc<MemoryManager> {
     let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
-    manager.set_deadline(Duration::from_millis(100));
+    manager.set_deadline(PATIENCE);
     manager
 }
 
 fn small_pool(limit: ByteCount, config: PoolConfig) -> Arc<BufferPool> {
     let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
-    config.deadline(Duration::from_millis(50)).create_on(store, &manager(limit)).expect("pool")
+    config.deadline(PATIENCE).create_on(store, &manager(limit)).expect("pool")
 }
 
 /// Fills `count` fresh pages with their numbers.
@@ -316,7 +320,7 @@ fn a_buffer_of_another_order_is_refused_and_its_neighbours_stay() {
 fn a_page_of_a_buffer_that_was_taken_for_one_of_its_own_keeps_the_buffer_out() {
     let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
     let manager = manager(ByteCount::mib(4));
-    let config = || PoolConfig::new().checksum(false).deadline(Duration::from_millis(50));
+    let config = || PoolConfig::new().checksum(false).deadline(SHORT);
     let pool = config().create_on(Arc::clone(&store) as _, &manager).expect("pool");
     let (first, _) = buffer_between_pages(&pool);
     pool.flush().expect("flush");
@@ -412,6 +416,7 @@ fn pages_out_of_range_are_errors() {
 fn when_all_pages_are_fixed_the_error_counts_the_holders() {
     let pool = small_pool(ByteCount::mib(1), PoolConfig::new());
     let mut held = Vec::new();
+    pool.manager().set_deadline(SHORT);
     let error = loop {
         match pool.allocate() {
             Ok(page) => held.push(page),
@@ -421,6 +426,7 @@ fn when_all_pages_are_fixed_the_error_counts_the_holders() {
     let text = error.to_string();
     assert!(text.contains(&format!("fixed by {} holders", held.len())), "{text}");
     held.pop();
+    pool.manager().set_deadline(PATIENCE);
     drop(pool.allocate().expect("one is free now"));
     // A leaked guard keeps its page, and only that.
     std::mem::forget(held.pop());
@@ -450,6 +456,7 @@ fn a_latch_that_is_held_too_long_is_an_error_that_names_the_holder() {
 fn a_limit_below_what_is_fixed_is_refused() {
     let pool = small_pool(ByteCount::mib(8), PoolConfig::new());
     let held: Vec<_> = (0..1000).map(|_| pool.allocate().expect("page")).collect();
+    pool.manager().set_deadline(SHORT);
     let error = pool.manager().set_limit(ByteCount::mib(2)).expect_err("1,000 pages are fixed");
     assert!(error.to_string().contains("fixed by 1000 holders"), "{error}");
     assert_eq!(pool.manager().limit(), ByteCount::mib(8));

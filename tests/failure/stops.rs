@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Of a latch, a charge, a device request.
-const DEADLINE: Duration = Duration::from_secs(4);
+const DEADLINE: Duration = Duration::from_secs(10);
 const PAGES: usize = 96;
 
 /// Has the process stopped for longer than [`DEADLINE`]; returns when it goes on.
 fn stop() {
     let pid = std::process::id();
-    let script = format!("kill -STOP {pid}; sleep 5; kill -CONT {pid}");
+    let script = format!("kill -STOP {pid}; sleep 11; kill -CONT {pid}");
     let status = Command::new("sh").args(["-c", &script]).status();
     assert!(status.expect("there is a shell").success());
 }
