@@ -443,7 +443,7 @@ fn a_latch_that_is_held_too_long_is_an_error_that_names_the_holder() {
     let held = pool.fix_shared(id).expect("page");
     assert!(pool.try_fix_exclusive(id).is_none());
     let error = pool.fix_exclusive_within(id, Duration::from_millis(5)).expect_err("held");
-    assert!(error.to_string().contains("1 reader holds it"), "{error}");
+    assert!(error.to_string().contains("held by 1 reader"), "{error}");
     let held = held.try_upgrade().expect("the only one");
     assert!(pool.try_fix_shared(id).is_none());
     let held = held.downgrade();
