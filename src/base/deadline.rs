@@ -67,7 +67,7 @@ pub(crate) struct Term {
 
 impl Term {
     /// One that begins at what a stopwatch shows.
-    pub(crate) fn start(shown: Duration) -> Term {
+    pub(crate) const fn start(shown: Duration) -> Term {
         Term { since: shown, was_over: false }
     }
 

@@ -12,12 +12,9 @@
 //! changes of one word.
 
 use crate::base::deadline::{Stopwatch, Term, look_every};
-use crate::base::error::Error;
 use crate::paging::page::note::ReadTurn;
-use crate::paging::page::protocol::{self, Filled};
-use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
-use crate::sys;
 use crate::sys::thread;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,15 +95,11 @@ impl Pager {
         }
         // Of this read: it has not ended before it was revoked.
         let page = note.page();
-        let offset = note.slot().map_or(0, |slot| self.slot_offset(slot));
+        let slot = note.slot();
         // Without its slot, which stays the reader's as long as the device reads it.
-        match protocol::filled(self.word(page), frame, None) {
-            Filled::Moving { moving, .. } => {
-                self.counters().read_errors.bump();
-                let (len, errno) = (self.page_bytes() as u64, sys::ETIMEDOUT);
-                self.poison(page, moving, &Error::Io { op: "read", offset, len, errno });
-            }
-            Filled::Died(dead) => self.settle(page, dead, Word::EMPTY),
+        if let Some((moving, _)) = self.take_filled(frame, None) {
+            self.counters().read_errors.bump();
+            self.poison(page, moving, &self.timed_out(slot));
         }
     }
 }

@@ -1,56 +1,24 @@
 //! Faults that need no device: zeros, pages on their way out, first writes, lost races.
 //!
-//! Shared by the handlers and by threads that serve their own faults (`in_thread`). Takes no lock
+//! Shared by the handlers and by threads that serve their own faults (`sigbus`). Takes no lock
 //! that is held during I/O and allocates nothing, so that it can run in a signal handler.
 //!
 //! # Invariants
-//! 1. As for handlers: who made a page's word `Moving` installs it, nobody else.
+//! 1. A page is installed only by the thread that made its word `Moving`.
 #![expect(unsafe_code, reason = "maps the zero page into holes")]
 
 use crate::base::error::Error;
-use crate::base::sync::Ordering;
 use crate::base::units::PageId;
 use crate::paging::diagnostics;
 use crate::paging::evict::policy::Insert;
+use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::kernel_filled::Opening;
 use crate::paging::page::note::Fate;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::health::NO_SLOT;
-use crate::paging::starved::{Line, Starving};
 use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect, Wake};
-use std::time::{Duration, Instant};
-
-/// How long a fault on a page without content may wait for room after the evictor found nothing to
-/// evict, while the device takes writes: everything is pinned, or not far memory. A page with
-/// content is waited for; so long until that is said.
-pub(in crate::paging) const STARVED_MAX: Duration = Duration::from_secs(2);
-
-/// What became of a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::paging) enum Answer {
-    /// Resolved.
-    Done,
-    /// Will be resolved by a read in flight.
-    Reading,
-    /// Another thread is changing the page: try again soon.
-    Again,
-    /// The device has as many requests as it may have: try again when one has finished.
-    Busy,
-    /// No frame is to be had: try again when the evictor has freed some.
-    Starved,
-}
-
-/// Why a page is brought in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::paging) enum Asked {
-    /// A thread waits for it.
-    Fault,
-    /// It is read ahead.
-    Ahead,
-}
 
 impl Pager {
     /// Serves a fault on a page that is not `Stored`, as far as that goes without waiting.
@@ -60,58 +28,58 @@ impl Pager {
         page: PageId,
         word: Word,
         fault: &Fault,
-    ) -> Option<Answer> {
+    ) -> Option<FaultStatus> {
         match word.state() {
             State::Empty => self.fill_zeros(page),
-            State::Filling | State::Moving => Some(Answer::Again),
+            State::Filling | State::Moving => Some(FaultStatus::TryAgain),
             State::Resident => self.touch_resident(page, word, fault),
-            State::Cooling => self.take_back(page, word, Asked::Fault),
+            State::Cooling => self.take_back(page, word, Purpose::Fault),
             State::Writing => self.copy_out(page, word),
             State::Poisoned => {
                 self.wake(page);
-                Some(Answer::Done)
+                Some(FaultStatus::Resolved)
             }
             State::Stored => None,
         }
     }
 
     /// `Empty`: maps zeros. `None`: the word changed, look again.
-    fn fill_zeros(&self, page: PageId) -> Option<Answer> {
+    fn fill_zeros(&self, page: PageId) -> Option<FaultStatus> {
         let chunk = self.chunk_of(page);
         if self.chunks().is_open(chunk) {
             // Open since the fault was sent: the kernel fills the page now.
             self.wake(page);
-            return Some(Answer::Done);
+            return Some(FaultStatus::Resolved);
         }
         // Until the end, when the word keeps the tables.
-        let Some(_entered) = self.chunks().enter(chunk) else { return Some(Answer::Again) };
+        let Some(_entered) = self.chunks().enter(chunk) else { return Some(FaultStatus::TryAgain) };
         if !self.count_tables(chunk) {
-            return Some(Answer::Starved);
+            return Some(FaultStatus::NoRoom);
         }
         match self.try_open(page) {
             Opening::Opened => {
                 self.check_low();
-                return Some(Answer::Done);
+                return Some(FaultStatus::Resolved);
             }
-            Opening::Wait => return Some(Answer::Starved),
+            Opening::Wait => return Some(FaultStatus::NoRoom),
             Opening::Unfit => {}
         }
         let moving = Word::moving(None);
         self.word(page).try_change(Word::EMPTY, moving).ok()?;
         if !self.chunks().is_still_closed(chunk) {
             self.settle(page, moving, Word::EMPTY);
-            return Some(Answer::Again);
+            return Some(FaultStatus::TryAgain);
         }
         match self.install_zeros(page) {
             Ok(true) => {
                 self.settle_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
                 self.counters().faults_zero.bump();
                 self.check_low();
-                Some(Answer::Done)
+                Some(FaultStatus::Resolved)
             }
             Ok(false) => {
                 self.settle(page, moving, Word::EMPTY);
-                Some(Answer::Starved)
+                Some(FaultStatus::NoRoom)
             }
             Err(error) => Some(self.not_mapped(page, moving, Word::EMPTY, &error)),
         }
@@ -119,20 +87,20 @@ impl Pager {
 
     /// `Resident`: a first write to a protected page, a hole of a sparse one or one that the program
     /// made (`MADV_DONTNEED`), or a lost race.
-    fn touch_resident(&self, page: PageId, word: Word, fault: &Fault) -> Option<Answer> {
+    fn touch_resident(&self, page: PageId, word: Word, fault: &Fault) -> Option<FaultStatus> {
         if fault.protected {
             return self.open_for_writes(page, word);
         }
         if word.sparse() || self.is_hole(fault.address) {
-            return self.fill_hole(page, word, fault.address).then_some(Answer::Done);
+            return self.fill_hole(page, word, fault.address).then_some(FaultStatus::Resolved);
         }
         self.counters().faults_racing.bump();
         self.wake(page);
-        Some(Answer::Done)
+        Some(FaultStatus::Resolved)
     }
 
     /// `Resident`, and a write found it protected: lifts the protection.
-    fn open_for_writes(&self, page: PageId, word: Word) -> Option<Answer> {
+    fn open_for_writes(&self, page: PageId, word: Word) -> Option<FaultStatus> {
         let (moving, opened) = protocol::open_for_writes(self.word(page), word).ok()?;
         if let Err(error) = self.allow_own_writes(page) {
             diagnostics::fatal("a write-protected page could not be opened", &error);
@@ -147,19 +115,19 @@ impl Pager {
             self.readahead.was_written(page);
             self.counters().prefetch_hits.add(u64::from(word.prefetched()));
         }
-        Some(Answer::Done)
+        Some(FaultStatus::Resolved)
     }
 
-    /// `Cooling`: the page has not left yet; brings its frame back.
+    /// `Cooling`: the page has not left yet; brings its frame back, for a fault or ahead of one.
     pub(in crate::paging) fn take_back(
         &self,
         page: PageId,
         word: Word,
-        asked: Asked,
-    ) -> Option<Answer> {
+        purpose: Purpose,
+    ) -> Option<FaultStatus> {
         let frame = word.frame().expect("a cooling page has a frame");
         if !self.evict_by_move && !self.charge_page() {
-            return Some(Answer::Starved);
+            return Some(FaultStatus::NoRoom);
         }
         let note = self.frames.note_of(frame);
         let Ok(slot) = protocol::take_back(self.word(page), word, note) else {
@@ -170,15 +138,15 @@ impl Pager {
         let prefetched = note.prefetched();
         match self.return_frame(page, frame) {
             Ok(fate) => {
-                let unseen = prefetched && asked == Asked::Ahead;
+                let unseen = prefetched && purpose == Purpose::Prefetch;
                 let resident = Word::resident(slot).with_prefetched(unseen);
                 self.settle_mapped(page, moving, resident, None);
                 self.frames.decide(frame, fate);
-                if asked == Asked::Fault {
+                if purpose == Purpose::Fault {
                     self.counters().faults_cooling.bump();
                     self.counters().prefetch_hits.add(u64::from(prefetched));
                 }
-                Some(Answer::Done)
+                Some(FaultStatus::Resolved)
             }
             Err(error) => {
                 self.uncharge_copy();
@@ -193,10 +161,10 @@ impl Pager {
     }
 
     /// `Writing`: the device may still read the frame, so the page gets a copy of it.
-    fn copy_out(&self, page: PageId, word: Word) -> Option<Answer> {
+    fn copy_out(&self, page: PageId, word: Word) -> Option<FaultStatus> {
         let frame = word.frame().expect("a page being written has a frame");
         if !self.charge_page() {
-            return Some(Answer::Starved);
+            return Some(FaultStatus::NoRoom);
         }
         if protocol::copy_out(self.word(page), word).is_err() {
             self.budget.uncharge(self.page_size());
@@ -209,126 +177,7 @@ impl Pager {
         self.settle_mapped(page, moving, Word::resident(None), None);
         self.frames.decide(frame, Fate::Dropped);
         self.counters().faults_cooling.bump();
-        Some(Answer::Done)
-    }
-
-    // Want of room.
-
-    /// Notes that room was made: there is hope for those who wait for it.
-    pub(in crate::paging) fn note_room_made(&self) {
-        self.health().set_exhausted(false);
-        self.starved.note_room_made(self.health().write_errno() == 0);
-    }
-
-    /// Whether no room can be made for fresh pages at the moment.
-    pub(in crate::paging) fn is_stuck(&self) -> bool {
-        self.health().is_exhausted() || self.health().write_errno() != 0
-    }
-
-    /// The line in which a fault on a page waits for room; `None`: it needs none.
-    pub(in crate::paging) fn line_of(&self, page: PageId) -> Option<Line> {
-        match self.word(page).load().state() {
-            State::Empty if self.chunks().is_open(self.chunk_of(page)) => None,
-            State::Empty => Some(Line::Fresh),
-            State::Stored | State::Writing => Some(Line::Content),
-            State::Cooling if !self.evict_by_move => Some(Line::Content),
-            _ => None,
-        }
-    }
-
-    /// Lines up a fault for which there is no room, or that must not pass others.
-    pub(in crate::paging) fn starve(&self, page: PageId, fault: Fault, arrived: Instant) {
-        let line = self.line_of(page).unwrap_or(Line::Content);
-        self.counters().faults_starved.bump();
-        self.starving.fetch_add(1, Ordering::AcqRel);
-        self.starved.push(fault, arrived, line);
-        self.call_evictor();
-    }
-
-    /// A fault does not wait for room any more.
-    pub(in crate::paging) fn not_starving(&self, starving: &Starving) {
-        self.starved.done(starving);
-        self.starving.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// How long a fault may wait without progress. `None`: for ever. A page with
-    /// content is not lost for want of room alone: only when the device fails what is written too.
-    pub(in crate::paging) fn hopeless_after(&self, line: Line) -> Option<Duration> {
-        let errno = self.health().write_errno();
-        // While the device has a write there is hope for as long as it may take for that.
-        let exhausted = self.health().is_exhausted() && !self.starved.is_writing();
-        match line {
-            _ if errno != 0 && errno != NO_SLOT => Some(self.health().deadline()),
-            Line::Fresh if exhausted => Some(STARVED_MAX.min(self.health().deadline())),
-            Line::Fresh if errno != 0 => Some(self.health().deadline()),
-            _ => None,
-        }
-    }
-
-    /// Gives up on a fault that has waited for room for too long; says so of one that never is.
-    /// Returns whether it was given up.
-    pub(in crate::paging) fn give_up_hopeless(&self, starving: &mut Starving) -> bool {
-        let line = starving.line();
-        let limit = self.hopeless_after(line);
-        let progress = self.starved.progress(line);
-        let for_long = limit.unwrap_or(STARVED_MAX);
-        if !starving.hope().is_over(self.starved.shown(), progress, for_long) {
-            return false;
-        }
-        self.give_up_or_say(self.page_at(starving.fault.address), limit)
-    }
-
-    /// A fault has waited for room for `limit`, or for long. Returns whether it was given up.
-    pub(in crate::paging) fn give_up_or_say(&self, page: PageId, limit: Option<Duration>) -> bool {
-        let cause = Error::LimitExceeded { reason: String::new() };
-        if limit.is_none() {
-            diagnostics::warn("a thread waits for its page", &cause);
-            return false;
-        }
-        self.give_up(page, &cause);
-        true
-    }
-
-    /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.
-    pub(in crate::paging) fn give_up(&self, page: PageId, cause: &Error) {
-        let chunk = self.chunk_of(page);
-        let word = self.word(page).load();
-        let entered = match word.state() {
-            State::Empty => self.chunks().enter(chunk),
-            _ => None,
-        };
-        if word.state() == State::Empty {
-            if entered.is_none() {
-                return self.wake(page); // Opened, or about to be: the thread faults again if not.
-            }
-            self.count_tables_anyway(chunk);
-        }
-        let (slot, frame) = match word.state() {
-            State::Empty => (None, None),
-            State::Stored => (word.slot(), None),
-            // In a frame, but without room for it in the region.
-            State::Cooling | State::Writing => (None, word.frame()),
-            // The page is on its way in by other means; the thread faults again if it is not.
-            _ => return self.wake(page),
-        };
-        let moving = Word::moving(slot);
-        if self.word(page).try_change(word, moving).is_err() {
-            return self.wake(page);
-        }
-        if word.state() == State::Empty && !self.chunks().is_still_closed(chunk) {
-            // Opened since: the kernel fills the page.
-            self.settle(page, moving, word);
-            return self.wake(page);
-        }
-        if word.state() == State::Cooling {
-            // Not before the change: note, invariant 2. (A page being written leaves its slots to
-            // the evictor.)
-            self.put_slot(frame.and_then(|frame| self.frames.slot(frame)));
-        }
-        self.poison(page, moving, cause);
-        if let Some(frame) = frame {
-            self.frames.decide(frame, Fate::Dropped);
-        }
+        Some(FaultStatus::Resolved)
     }
 
     /// Whether nothing is mapped at an address. Without a page map that is found out by filling it.

@@ -1,10 +1,14 @@
 //! Faults: the threads and the signal handler that bring pages in.
 
+mod fill;
 pub(in crate::paging) mod handler;
-pub(in crate::paging) mod huge_reads;
-pub(in crate::paging) mod in_memory;
+mod huge_reads;
+mod in_memory;
+mod no_room;
 mod prefetch;
-pub(in crate::paging) mod reads;
+mod reads;
 pub(in crate::paging) mod sched;
 pub(in crate::paging) mod sigbus;
+pub(in crate::paging) mod status;
 pub(in crate::paging) mod supervisor;
+mod work;

@@ -1,450 +1,586 @@
-//! Reads: accepted, merged, handed to the device, installed when it answers, repeated when it fails.
+//! Reads: accepted, merged, handed to the device, and what is done with the pages that it has read.
+//!
+//! [`Reads`] is one handler's queue to the device, with what it knows of each frame that it reads
+//! into. A page goes through the steps of `fill`; this module decides which pages are read by one
+//! request, when a failed read is repeated and when a silent device is given up, and wakes threads.
+//!
+//! # Invariants
+//! 1. A frame under a read is touched by nobody until the read is reported.
+//! 2. The reads accepted and in flight together are no more than [`DEPTH`].
 
-use crate::base::deadline::{Term, look_every};
+use crate::base::deadline::{Stopwatch, Term, look_every};
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageId, SlotId};
 use crate::paging::evict::policy::Insert;
-use crate::paging::fault::handler::{DEPTH, Handler};
-use crate::paging::fault::in_memory::Answer;
+use crate::paging::fault::fill::NotBegun;
+use crate::paging::fault::sched::ThreadSched;
+use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::frames::push;
-use crate::paging::page::protocol::{self, Filled};
-use crate::paging::page::word::{FrameId, Word};
-use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
-use crate::sys;
+use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::pager::Pager;
+use crate::store::{Completion, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::Wake;
+use crate::sys::vm::KERNEL_PAGE;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Requests a handler keeps in flight.
+pub(in crate::paging) const DEPTH: u32 = 256;
 /// Bytes of one merged read: large enough for the device's full rate, small enough that the first
 /// pages of a window are installed while the rest is being read.
 const READ_BYTES_MAX: usize = 512 << 10;
 /// Bytes of one read into a huge page: what the device is fastest with.
 const CHUNK_READ_BYTES_MAX: usize = 1 << 20;
-/// Reads of one page ahead of faults.
-pub(in crate::paging) const AHEAD_ATTEMPTS_MAX: u32 = 3;
 /// Bytes installed for threads that wait before they are woken: bounds how long a page that is
 /// there is waited for.
-pub(in crate::paging) const WAKE_BYTES_MAX: usize = 64 << 10;
+const WAKE_BYTES_MAX: usize = 64 << 10;
 
-/// How long a failed read waits before it is repeated: not at all the first time, for a short read
-/// or a flipped bit is mostly over by then; then 1 ms, doubled up to an eighth of the deadline and
-/// 200 ms, which is no load for a device that fails for seconds.
-pub(in crate::paging) fn pause_before(attempt: u32, deadline: Duration) -> Duration {
-    const FIRST: Duration = Duration::from_millis(1);
-    const LONGEST: Duration = Duration::from_millis(200);
-    match attempt {
-        0 | 1 => Duration::ZERO,
-        _ => (FIRST * (1 << (attempt - 2).min(8))).min(LONGEST).min(deadline / 8),
-    }
-}
-
-/// What a page is read for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::paging) enum Access {
-    Read,
-    Write,
-    Ahead,
-}
-
-/// A fill that was accepted and not handed to the device yet.
+/// A fault that waits for a page which its own handler reads.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Fill {
-    pub(in crate::paging) slot: SlotId,
-    pub(in crate::paging) frame: FrameId,
-    pub(in crate::paging) ahead: bool,
+pub(super) struct Demand {
+    pub(super) write: bool,
+    /// When its event was read.
+    pub(super) arrived: Instant,
 }
 
-/// A fill whose read failed, and when it is repeated.
+/// The rest of the handler, to a thread that is about to be woken and may run in its place.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Retry {
+pub(super) struct Turn<'a> {
+    pub(super) sched: &'a ThreadSched,
+    /// There is more to do than reads and starved faults.
+    pub(super) has_other_work: bool,
+}
+
+/// A page that will be read and was not handed to the device yet.
+#[derive(Clone, Copy, Debug)]
+struct Accepted {
+    slot: SlotId,
+    frame: FrameId,
+    prefetch: bool,
+}
+
+/// A page whose read failed, and when it is read again.
+#[derive(Clone, Copy, Debug)]
+struct Repeat {
     frame: FrameId,
     due: Instant,
 }
 
 /// A read in flight.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Read {
+struct Read {
     frames: [FrameId; SEGMENTS_MAX],
     count: usize,
     started: Instant,
     /// Since the device got it.
     term: Term,
-    /// It was asked for ahead of faults.
-    ahead: bool,
-    /// Past its deadline: the pages are lost, the frames wait for the device to let go.
-    overdue: bool,
+    prefetch: bool,
+    /// The device does not have it after all.
+    is_refused: bool,
+    /// Its pages were given up; the frames wait for the device to let go.
+    is_abandoned: bool,
 }
 
-/// What a handler knows about the frames it reads into.
+/// A read that is over.
+#[derive(Debug)]
+pub(super) struct Finished {
+    frames: [FrameId; SEGMENTS_MAX],
+    count: usize,
+    pub(super) result: Result<()>,
+    pub(super) took: Duration,
+    pub(super) bytes: usize,
+}
+
+impl Finished {
+    /// The frames whose pages are still to be mapped.
+    pub(super) fn frames(&self) -> &[FrameId] {
+        &self.frames[..self.count]
+    }
+}
+
+/// What a handler knows about a frame that it reads into.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Intent {
-    pub(in crate::paging) access: Access,
+struct FrameRead {
+    /// The frame is this handler's.
+    is_pending: bool,
+    /// `None`: the page was only asked for ahead.
+    demand: Option<Demand>,
     /// Reads that failed.
-    pub(in crate::paging) attempts: u32,
+    attempts: u32,
     /// Since the device got the first of them.
     term: Term,
-    /// When the fault's event was read.
-    pub(in crate::paging) arrived: Instant,
-    /// The frame is this handler's.
-    pub(in crate::paging) pending: bool,
 }
 
-impl Intent {
-    pub(in crate::paging) fn idle() -> Intent {
-        Intent { pending: false, ..Intent::new(Access::Read, Instant::now()) }
-    }
+impl FrameRead {
+    const NONE: FrameRead = FrameRead {
+        is_pending: false,
+        demand: None,
+        attempts: 0,
+        term: Term::start(Duration::ZERO),
+    };
 
-    /// For a page that is about to be read.
-    pub(in crate::paging) fn new(access: Access, arrived: Instant) -> Intent {
-        Intent { access, attempts: 0, term: Term::start(Duration::ZERO), arrived, pending: true }
-    }
-
-    /// Whether the page was only asked for ahead. If so, it is wanted from now on.
-    pub(in crate::paging) fn is_wanted_now(&mut self, access: Access, arrived: Instant) -> bool {
-        let was_ahead = self.pending && self.access == Access::Ahead;
-        if was_ahead {
-            (self.access, self.arrived) = (access, arrived);
-        }
-        was_ahead
+    fn purpose(&self) -> Purpose {
+        if self.demand.is_some() { Purpose::Fault } else { Purpose::Prefetch }
     }
 }
 
-impl Handler {
-    /// `Stored`: accepts a read of the page's slot.
-    pub(in crate::paging) fn start_fill(
+/// One handler's reads; see [module](self).
+pub(super) struct Reads {
+    pager: Arc<Pager>,
+    /// The handler's.
+    index: usize,
+    queue: Box<dyn Queue>,
+    accepted: Vec<Accepted>,
+    repeats: Vec<Repeat>,
+    /// By token.
+    in_flight: Vec<Option<Read>>,
+    free_tokens: Vec<usize>,
+    /// Reads in flight that were asked for ahead of faults.
+    prefetches: usize,
+    finished: Vec<Completion>,
+    /// By frame.
+    frames: Vec<FrameRead>,
+    /// Pages that were mapped and whose waiters have not been woken yet.
+    to_wake: Vec<PageId>,
+    /// Tells how long the device has had a read.
+    watch: Stopwatch,
+    /// When deadlines were looked at last.
+    checked: Instant,
+}
+
+impl Reads {
+    /// Opens a queue, which also ends its waits for faults and for calls of the handler. Allocates all
+    /// the memory that it will ever use.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub(super) fn new(pager: Arc<Pager>, index: usize) -> Result<Reads> {
+        let mut queue = pager.store.open_queue(DEPTH)?;
+        queue.watch(pager.uffd.raw_fd())?;
+        queue.watch(pager.sched.bell_fd(index))?;
+        let frames = pager.frames.count();
+        let now = Instant::now();
+        Ok(Reads {
+            index,
+            queue,
+            accepted: Vec::with_capacity(frames),
+            repeats: Vec::with_capacity(frames),
+            in_flight: vec![None; DEPTH as usize],
+            free_tokens: (0..DEPTH as usize).collect(),
+            prefetches: 0,
+            finished: Vec::with_capacity(DEPTH as usize),
+            frames: vec![FrameRead::NONE; frames],
+            to_wake: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
+            watch: Stopwatch::start(pager.health().deadline(), now),
+            checked: now,
+            pager,
+        })
+    }
+
+    /// Whether nothing is accepted, at the device or back from it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.in_flight() == 0
+            && self.finished.is_empty()
+            && self.accepted.is_empty()
+            && self.repeats.is_empty()
+    }
+
+    /// Whether so many pages more may be read.
+    pub(super) fn has_room_for(&self, pages: u64) -> bool {
+        self.accepted.len() as u64 + u64::from(self.queue.in_flight()) + pages <= u64::from(DEPTH)
+    }
+
+    // Accepting.
+
+    /// `Stored`: accepts a read of the page, for a fault or ahead of one. `None`: the word changed.
+    pub(super) fn accept(
         &mut self,
         page: PageId,
-        word: Word,
-        access: Access,
-    ) -> Option<Answer> {
-        if self.fills.len() + self.queue.in_flight() as usize >= DEPTH as usize {
-            return Some(Answer::Busy);
+        stored: Word,
+        demand: Option<Demand>,
+    ) -> Option<FaultStatus> {
+        if !self.has_room_for(1) {
+            return Some(FaultStatus::QueueFull);
         }
-        if access == Access::Ahead && self.pager.starved.len() > 0 {
-            return Some(Answer::Starved); // Faults go first.
+        let purpose = if demand.is_some() { Purpose::Fault } else { Purpose::Prefetch };
+        if purpose == Purpose::Prefetch && self.pager.starved.len() > 0 {
+            return Some(FaultStatus::NoRoom); // Faults go first.
         }
-        let Some(frame) = self.pager.reserve_fill() else { return Some(Answer::Starved) };
-        let slot = word.slot().expect("a stored page has a slot");
-        self.pager.frames.note(frame, page, Some(slot));
-        let filling = Word::filling(frame).with_wanted(access != Access::Ahead);
-        if self.pager.word(page).try_change(word, filling).is_err() {
-            self.pager.cancel_fill(frame);
-            return None;
+        match self.pager.begin_fill(page, stored, purpose) {
+            Ok(frame) => {
+                self.push_accepted(frame, demand);
+                Some(FaultStatus::Reading)
+            }
+            Err(NotBegun::NoRoom) => Some(FaultStatus::NoRoom),
+            Err(NotBegun::Changed) => None,
         }
-        let arrived = self.arrived;
-        self.intents[frame.0 as usize] = Intent::new(access, arrived);
-        self.fills.push(Fill { slot, frame, ahead: access == Access::Ahead });
-        self.pager.check_low();
-        Some(Answer::Reading)
     }
 
-    /// Hands accepted fills to the device, neighbours on the device as one request.
-    pub(in crate::paging) fn start_reads(&mut self) -> Result<()> {
+    /// As [`accept`](Self::accept), ahead of faults and into a frame that the caller has reserved, and
+    /// that is given back if the page is not `Stored`. Returns whether it was accepted.
+    pub(super) fn accept_into(&mut self, frame: FrameId, page: PageId) -> bool {
+        let word = self.pager.word(page).load();
+        if word.state() != State::Stored {
+            self.pager.cancel_fill(frame);
+            return false;
+        }
+        let accepted = self.pager.begin_fill_into(frame, page, word, Purpose::Prefetch);
+        if accepted {
+            self.push_accepted(frame, None);
+        }
+        accepted
+    }
+
+    fn push_accepted(&mut self, frame: FrameId, demand: Option<Demand>) {
+        self.frames[frame.0 as usize] = FrameRead { is_pending: true, demand, ..FrameRead::NONE };
+        let slot = self.pager.slot_of_fill(frame);
+        self.accepted.push(Accepted { slot, frame, prefetch: demand.is_none() });
+    }
+
+    /// A fault waits for the page that is being read into `frame`. One that this handler reads ahead
+    /// is demanded from now on. (Where another handler reads it, that handler learns of it when the
+    /// read is over.)
+    pub(super) fn demand(&mut self, frame: FrameId, demand: Demand) {
+        let read = &mut self.frames[frame.0 as usize];
+        if read.is_pending && read.demand.is_none() {
+            read.demand = Some(demand);
+            self.pager.counters().prefetch_hits.bump();
+        }
+    }
+
+    // At the device.
+
+    /// Hands accepted reads to the device, neighbours there as one request. Returns a read in whose
+    /// request the store panicked, to be [given up](Self::abandon): call again for the rest.
+    pub(super) fn start(&mut self) -> Option<usize> {
         // What a thread waits for goes first, and alone where its neighbours are not urgent.
-        self.fills.sort_unstable_by_key(|fill| (fill.ahead, fill.slot));
-        let mut at = 0;
-        while at < self.fills.len() {
+        self.accepted.sort_unstable_by_key(|accepted| (accepted.prefetch, accepted.slot));
+        let (mut at, mut broken) = (0, None);
+        while at < self.accepted.len() && broken.is_none() {
             let count = self.mergeable(at);
-            self.push_read(at, count);
+            broken = self.push_read(at, count);
             at += count;
         }
-        self.fills.clear();
-        Ok(())
+        self.accepted.drain(..at);
+        broken
     }
 
-    /// How many fills from `at` on lie one after the other on the device. What has failed before
-    /// is read alone: a bad place costs nobody else's page.
+    /// How many accepted pages from `at` on lie one after the other on the device. What has failed
+    /// before is read alone: a bad place costs no other page.
     fn mergeable(&self, at: usize) -> usize {
-        let Fill { slot: first, ahead, frame } = self.fills[at];
+        let Accepted { slot: first, prefetch, frame } = self.accepted[at];
         let bytes = match self.pager.frames.run_of(frame) {
             Some(_) => CHUNK_READ_BYTES_MAX,
             None => READ_BYTES_MAX,
         };
         let most = (bytes / self.pager.page_bytes()).clamp(1, SEGMENTS_MAX);
-        let tried = |fill: &Fill| self.intents[fill.frame.0 as usize].attempts > 0;
-        if tried(&self.fills[at]) {
+        let failed = |of: &Accepted| self.frames[of.frame.0 as usize].attempts > 0;
+        if failed(&self.accepted[at]) {
             return 1;
         }
-        let follows = |(n, fill): &(usize, &Fill)| {
-            fill.slot.0 == first.0 + *n as u64 && fill.ahead == ahead && !tried(fill)
+        let follows = |(n, of): &(usize, &Accepted)| {
+            of.slot.0 == first.0 + *n as u64 && of.prefetch == prefetch && !failed(of)
         };
-        self.fills[at..].iter().take(most).enumerate().take_while(follows).count()
+        self.accepted[at..].iter().take(most).enumerate().take_while(follows).count()
     }
 
-    fn push_read(&mut self, at: usize, count: usize) {
-        let token = self.free_reads.pop().expect("fills are bounded by the queue's depth");
+    /// Hands one request to the device; returns its token if the store panicked.
+    fn push_read(&mut self, at: usize, count: usize) -> Option<usize> {
+        let token = self.free_tokens.pop().expect("reads are bounded by the queue's depth");
+        let page_bytes = self.pager.page_bytes();
         let empty = Segment { ptr: std::ptr::null_mut(), len: 0 };
         let mut segments = [empty; SEGMENTS_MAX];
         let mut frames = [FrameId(0); SEGMENTS_MAX];
         let mut last = 0;
-        for (n, fill) in self.fills[at..at + count].iter().enumerate() {
-            frames[n] = fill.frame;
-            let ptr = self.pager.frames.ptr(fill.frame);
+        for (n, accepted) in self.accepted[at..at + count].iter().enumerate() {
+            frames[n] = accepted.frame;
+            let ptr = self.pager.frames.ptr(accepted.frame);
             // Neighbours in memory are one segment: the virtual disk is paid by segment.
-            if n > 0 && frames[n - 1].0 + 1 == fill.frame.0 {
-                segments[last].len += self.pager.page_bytes();
+            if n > 0 && frames[n - 1].0 + 1 == accepted.frame.0 {
+                segments[last].len += page_bytes;
                 continue;
             }
             last += usize::from(n > 0);
-            segments[last] = Segment { ptr, len: self.pager.page_bytes() };
+            segments[last] = Segment { ptr, len: page_bytes };
         }
         let request = Request {
             token: token as u64,
             op: Op::Read,
-            offset: self.pager.slot_offset(self.fills[at].slot),
+            offset: self.pager.slot_offset(self.accepted[at].slot),
             segments: &segments[..=last],
         };
-        let ahead = self.fills[at].ahead;
-        self.reads_ahead += usize::from(ahead);
+        let prefetch = self.accepted[at].prefetch;
         let started = Instant::now();
         let term = Term::start(self.watch.look(started));
-        self.reads[token] = Some(Read { frames, count, started, term, ahead, overdue: false });
         for frame in &frames[..count] {
-            let intent = &mut self.intents[frame.0 as usize];
-            if intent.attempts == 0 {
-                intent.term = term;
+            let read = &mut self.frames[frame.0 as usize];
+            if read.attempts == 0 {
+                read.term = term;
             }
         }
+        self.prefetches += usize::from(prefetch);
         self.pager.counters().reads_in_flight.up();
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
-        let Some(pushed) = self.pager.guarded(|| push(queue, request)) else {
-            self.abandon_read(token, &Error::Os { call: "the store", errno: sys::EIO });
-            // Whether the device has the request is unknown, as if it never answered, unless the
-            // store says that it took nothing.
-            if self.queue.in_flight() == before {
-                self.reads[token] = None;
-                self.pager.counters().reads_in_flight.down();
-                self.reads_ahead -= usize::from(ahead);
-                self.free_reads.push(token);
-                frames[..count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
-            }
-            return;
-        };
-        assert!(pushed, "fills are bounded by the queue's depth");
+        let pushed = self.pager.guarded(|| push(queue, request));
+        assert!(pushed.unwrap_or(true), "reads are bounded by the queue's depth");
+        // After a panic it is unknown whether the device has the request, as if it never answered,
+        // unless the store says that it took nothing.
+        let is_refused = pushed.is_none() && self.queue.in_flight() == before;
+        let is_abandoned = false;
+        let read = Read { frames, count, started, term, prefetch, is_refused, is_abandoned };
+        self.in_flight[token] = Some(read);
+        pushed.is_none().then_some(token)
     }
 
-    pub(in crate::paging) fn finish_read(&mut self, completion: Completion) {
-        let token = completion.token as usize;
-        let read = self.reads[token].take().expect("a completion has its read");
-        self.free_reads.push(token);
-        self.reads_ahead -= usize::from(read.ahead);
-        self.pager.counters().reads_in_flight.down();
-        let took = read.started.elapsed();
-        self.pager.counters().read_times[self.index].add(took);
-        self.sched.device_answered(took, read.count * self.pager.page_bytes());
-        for (n, &frame) in read.frames[..read.count].iter().enumerate() {
-            if read.overdue {
-                self.pager.cancel_fill(frame);
-                continue;
-            }
-            match self.check_content(frame, &completion.result) {
-                Ok(()) if self.is_of_chunk(frame) => self.chunk_page_read(frame),
-                Ok(()) => self.install(frame, read.count - 1 - n),
-                Err(error) => {
-                    self.break_chunk(frame);
-                    self.read_failed(frame, &error);
-                }
-            }
+    /// How long to wait for the device at most, where there is no other reason to wake.
+    pub(super) fn wait_max(&self, idle: bool) -> Duration {
+        const LOOK: Duration = Duration::from_millis(100);
+        match self.queue.in_flight() > 0 {
+            true => LOOK.min(look_every(self.pager.health().deadline())),
+            false if idle => LOOK,
+            false => Duration::ZERO,
         }
     }
 
-    /// Wakes the threads that wait for pages installed since the last time; `more` pages follow.
-    pub(in crate::paging) fn wake_all(&mut self, more: usize) {
-        while let Some(page) = self.wakes.pop() {
-            self.rest_if_last(more + self.wakes.len());
-            self.pager.wake(page);
-        }
-    }
-
-    fn check_content(&self, frame: FrameId, result: &Result<()>) -> Result<()> {
-        if let Err(error) = result {
+    /// Waits for news of the device, for faults and for calls of the handler.
+    ///
+    /// # Errors
+    /// When the queue is of no use any more.
+    pub(super) fn wait(&mut self, timeout: Duration, polling: Polling) -> Result<Polled> {
+        self.queue.poll_by(polling);
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
+        let polled = self.queue.polled();
+        if polled.waits > 0 {
             let counters = self.pager.counters();
-            match error {
-                Error::Corrupt { .. } => counters.checksum_errors.bump(),
-                _ => counters.read_errors.bump(),
-            }
-            return Err(error.clone());
+            counters.polls.add(polled.waits.into());
+            counters.poll_hits.add(polled.hits.into());
+            counters.poll_yields.add(polled.yields.into());
         }
-        let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
-        if self.pager.verify && self.pager.hash_frame(frame) != self.pager.sum(slot) {
-            self.pager.counters().checksum_errors.bump();
-            return Err(Error::Corrupt { slot: slot.0 });
-        }
-        Ok(())
+        Ok(polled)
     }
 
-    /// Whether who waits for a page is woken by mapping it, which saves a call. Not while pages
-    /// are on their way that were asked for ahead: a thread that reads several of them goes on
-    /// when all are there that can be. Nor by a handler that gives way: who is woken runs in its
-    /// place at once, and must not find the page in its hands.
-    fn wakes_at_once(&self) -> bool {
-        self.reads_ahead == 0 && !self.sched.gives_way()
+    /// Whether the device has reported something that was not looked at yet.
+    pub(super) fn has_finished(&self) -> bool {
+        !self.finished.is_empty()
     }
 
-    /// Installs a page whose slot has been read into `frame`. Who waits for it is woken by that,
-    /// or later together with others. `more` pages follow.
-    pub(in crate::paging) fn install(&mut self, frame: FrameId, more: usize) {
-        if let Some((moving, wanted)) = self.fill_ended(frame) {
-            self.map_filled(frame, moving, wanted, more);
+    /// The next read that is over. Frames of one that was given up are given back.
+    pub(super) fn next_finished(&mut self) -> Option<Finished> {
+        let completion = self.finished.pop()?;
+        let read = self.release(completion.token as usize);
+        let took = read.started.elapsed();
+        let counters = self.pager.counters();
+        counters.read_times[self.index].add(took);
+        let bytes = read.count * self.pager.page_bytes();
+        let mut count = read.count;
+        if read.is_abandoned {
+            read.frames[..count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
+            count = 0;
+        }
+        Some(Finished { frames: read.frames, count, result: completion.result, took, bytes })
+    }
+
+    /// The device does not have a read any more.
+    fn release(&mut self, token: usize) -> Read {
+        let read = self.in_flight[token].take().expect("a token belongs to a read");
+        self.free_tokens.push(token);
+        self.prefetches -= usize::from(read.prefetch);
+        self.pager.counters().reads_in_flight.down();
+        read
+    }
+
+    // What was read.
+
+    /// When the fault arrived that waits for the page being read into `frame`; `None`: it was not read
+    /// for a fault that this handler has seen.
+    pub(super) fn demanded_at(&self, frame: FrameId) -> Option<Instant> {
+        self.frames[frame.0 as usize].demand.map(|demand| demand.arrived)
+    }
+
+    /// The page that was read into `frame` becomes `Moving`; says whether a thread waits for it, too.
+    /// `None`: it was discarded.
+    pub(super) fn end_fill(&mut self, frame: FrameId) -> Option<(Word, bool)> {
+        self.frames[frame.0 as usize].is_pending = false;
+        self.pager.end_fill(frame)
+    }
+
+    /// Maps the page that was read into `frame`. Threads that wait for it are woken by that, or later
+    /// together with others. `more` pages follow.
+    pub(super) fn map(&mut self, frame: FrameId, more: usize, turn: Turn<'_>) {
+        if let Some((moving, wanted)) = self.end_fill(frame) {
+            self.map_moving(frame, moving, wanted, more, turn);
         }
     }
 
-    /// Maps the page that was read into `frame`, which this thread has just made `Moving`.
-    pub(in crate::paging) fn map_filled(
+    /// As [`map`](Self::map), for a page that is `moving` already, and `wanted` if a thread waits for
+    /// it.
+    pub(super) fn map_moving(
         &mut self,
         frame: FrameId,
         moving: Word,
         wanted: bool,
         more: usize,
+        turn: Turn<'_>,
     ) {
-        let pager = &self.pager;
-        let page = pager.frames.page(frame);
-        let slot = moving.slot();
-        let Intent { access, arrived, .. } = self.intents[frame.0 as usize];
-        let guard = pager.guard(page, frame, access == Access::Write);
-        let wake = if wanted && self.wakes_at_once() { Wake::Yes } else { Wake::No };
-        match pager.install(page, frame, guard.protect(), wake) {
-            Ok(()) => {
-                let word = guard.mark(Word::resident(slot)).with_prefetched(!wanted);
-                let how = if wanted { Insert::Filled } else { Insert::Prefetched };
-                pager.settle_resident(page, moving, word, Some(how));
-                pager.counters().pages_in.bump();
-                if wanted {
-                    pager.counters().faults_read.bump();
-                    match access {
-                        // It is another handler's fault.
-                        Access::Ahead => pager.counters().prefetch_hits.bump(),
-                        _ => pager.counters().fault_times[self.index].add(arrived.elapsed()),
-                    }
-                    if wake == Wake::Yes {
-                        return;
-                    }
-                    self.wakes.push(page);
-                    if self.wakes.len() * pager.page_bytes() >= WAKE_BYTES_MAX {
-                        self.wake_all(more);
-                    }
-                }
-            }
-            Err(error) => {
-                let stored = Word::stored(slot.expect("a fill has a slot"));
-                pager.not_mapped(page, moving, stored, &error);
-                pager.cancel_fill(frame);
-                pager.wake(page);
-            }
+        let page = self.pager.frames.page(frame);
+        let demand = self.frames[frame.0 as usize].demand;
+        let write = demand.is_some_and(|demand| demand.write);
+        let insert = if wanted { Insert::Filled } else { Insert::Prefetched };
+        let wake = if wanted && self.wakes_at_once(turn) { Wake::Yes } else { Wake::No };
+        if self.pager.map_fill(frame, moving, write, insert, wake).is_err() || !wanted {
+            return;
+        }
+        self.count_served(demand.map(|demand| demand.arrived));
+        if wake == Wake::Yes {
+            return;
+        }
+        self.to_wake.push(page);
+        if self.to_wake.len() * self.pager.page_bytes() >= WAKE_BYTES_MAX {
+            self.wake_all(more, turn);
         }
     }
 
-    /// Ends a page that was discarded while its slot was being read; the frame stays the caller's.
-    pub(in crate::paging) fn bury(&self, page: PageId, dead: Word, slot: Option<SlotId>) {
-        let pager = &self.pager;
-        pager.put_slot(slot);
-        pager.settle(page, dead, Word::EMPTY);
-        pager.wake(page);
+    /// Counts a fault that a read has served. `None`: another handler's.
+    pub(super) fn count_served(&self, arrived: Option<Instant>) {
+        let counters = self.pager.counters();
+        counters.faults_read.bump();
+        match arrived {
+            Some(arrived) => counters.fault_times[self.index].add(arrived.elapsed()),
+            None => counters.prefetch_hits.bump(),
+        }
     }
 
-    /// A read failed. It is repeated, alone, at growing intervals, until the deadline has passed
-    /// since the device first got it; then the page is lost. One that nobody waits for is repeated
-    /// a few times only: it stays on the device.
-    fn read_failed(&mut self, frame: FrameId, error: &Error) {
-        let word = self.pager.word(self.pager.frames.page(frame)).load();
+    /// Whether threads are woken by mapping their page, which saves a call. Not while pages are on
+    /// their way that were asked for ahead: a thread that reads several of them goes on when all are
+    /// there that can be. Nor by a handler that gives way: a thread that it wakes runs in its place at
+    /// once, and must not find the page in its hands.
+    fn wakes_at_once(&self, turn: Turn<'_>) -> bool {
+        self.prefetches == 0 && !turn.sched.gives_way()
+    }
+
+    /// Wakes the threads that wait for pages mapped since the last time; `more` pages follow.
+    pub(super) fn wake_all(&mut self, more: usize, turn: Turn<'_>) {
+        while let Some(page) = self.to_wake.pop() {
+            self.rest_if_last(more + self.to_wake.len(), turn);
+            self.pager.wake(page);
+        }
+    }
+
+    /// Notes that the handler has nothing to do but what it does now, if that is so and `more` is
+    /// zero: the thread that it wakes next may run in its place for long.
+    pub(super) fn rest_if_last(&self, more: usize, turn: Turn<'_>) -> bool {
+        let is_last =
+            more == 0 && self.is_idle() && self.pager.starved.len() == 0 && !turn.has_other_work;
+        turn.sched.rest(is_last);
+        is_last
+    }
+
+    // Failure.
+
+    /// A read failed. It is repeated, alone, at growing intervals, or its page is given up.
+    pub(super) fn read_failed(&mut self, frame: FrameId, error: &Error) {
         let now = Instant::now();
-        let shown = self.watch.look(now);
-        let intent = &mut self.intents[frame.0 as usize];
-        intent.attempts += 1;
-        let attempts = intent.attempts;
-        let is_over = match intent.access {
-            Access::Ahead => attempts >= AHEAD_ATTEMPTS_MAX,
-            Access::Read | Access::Write => intent.term.is_over(shown, self.deadline),
-        };
-        if !is_over && !word.dead() {
-            let due = now + pause_before(attempts, self.deadline);
-            return self.retries.push(Retry { frame, due });
+        let (shown, deadline) = (self.watch.look(now), self.pager.health().deadline());
+        let read = &mut self.frames[frame.0 as usize];
+        read.attempts += 1;
+        let (purpose, attempts) = (read.purpose(), read.attempts);
+        let is_over = || read.term.is_over(shown, deadline);
+        if let Some(pause) = self.pager.retry_after(frame, purpose, attempts, is_over) {
+            return self.repeats.push(Repeat { frame, due: now + pause });
         }
-        self.lose(frame, error);
+        self.fail(frame, error);
         self.pager.cancel_fill(frame);
     }
 
-    /// How long it is until a read that failed is to be repeated.
-    pub(in crate::paging) fn next_retry(&self) -> Duration {
-        let due = self.retries.iter().map(|retry| retry.due).min();
-        due.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()))
+    /// The page being read into `frame` is given up; the frame stays the device's.
+    pub(super) fn fail(&mut self, frame: FrameId, cause: &Error) {
+        let read = &mut self.frames[frame.0 as usize];
+        read.is_pending = false;
+        self.pager.fail_fill(frame, read.purpose(), cause);
+    }
+
+    /// How long it is until a read that failed is to be repeated, if the device has room for it.
+    pub(super) fn next_repeat(&self) -> Option<Duration> {
+        let due = self.repeats.iter().map(|repeat| repeat.due).min();
+        let due = due.filter(|_| self.queue.in_flight() < DEPTH)?;
+        Some(due.saturating_duration_since(Instant::now()))
     }
 
     /// Accepts the reads that are to be repeated by now, as far as the device takes them.
-    pub(in crate::paging) fn start_retries(&mut self) {
-        if self.retries.is_empty() {
+    pub(super) fn accept_repeats(&mut self) {
+        if self.repeats.is_empty() {
             return;
         }
         let now = Instant::now();
         let mut at = 0;
-        while at < self.retries.len() {
-            let Retry { frame, due } = self.retries[at];
-            let asked = self.fills.len() + self.queue.in_flight() as usize;
-            if due > now || asked >= DEPTH as usize {
+        while at < self.repeats.len() {
+            let Repeat { frame, due } = self.repeats[at];
+            if due > now || !self.has_room_for(1) {
                 at += 1;
                 continue;
             }
-            self.retries.swap_remove(at);
-            let slot = self.pager.frames.slot(frame).expect("a fill has a slot");
-            self.fills.push(Fill { slot, frame, ahead: false });
+            self.repeats.swap_remove(at);
+            let slot = self.pager.slot_of_fill(frame);
+            self.accepted.push(Accepted { slot, frame, prefetch: false });
         }
     }
 
-    /// The page that `frame` was for cannot be brought in; the frame stays the caller's. The page
-    /// is lost if somebody faulted on it. One that was only asked for ahead stays on the device.
-    fn lose(&mut self, frame: FrameId, error: &Error) {
-        self.intents[frame.0 as usize].pending = false;
-        let pager = &self.pager;
-        let page = pager.frames.page(frame);
-        let slot = pager.frames.slot(frame);
-        if self.intents[frame.0 as usize].access == Access::Ahead {
-            let stored = Word::stored(slot.expect("a fill has a slot"));
-            let mut filling = pager.word(page).load();
-            while !filling.dead() {
-                match pager.word(page).try_change(filling, stored) {
-                    // A thread that faulted on it meanwhile waits for this read, and faults again.
-                    Ok(()) => return pager.wake(page),
-                    Err(now) => filling = now,
-                }
-            }
-        }
-        match protocol::filled(pager.word(page), frame, slot) {
-            Filled::Moving { moving, .. } => pager.poison(page, moving, error),
-            Filled::Died(dead) => self.bury(page, dead, slot),
-        }
-    }
-
-    /// Fails reads that the device has not answered in time. Their frames stay with the device.
-    pub(in crate::paging) fn check_deadlines(&mut self) {
+    /// A read that the device has not answered in time, to be [given up](Self::abandon). Looks from
+    /// time to time only.
+    pub(super) fn next_overdue(&mut self, from: &mut usize) -> Option<usize> {
         const INTERVAL: Duration = Duration::from_millis(50);
-        let now = Instant::now();
-        if now - self.checked < INTERVAL.min(look_every(self.deadline)) {
-            return;
-        }
-        self.checked = now;
-        let shown = self.watch.look(now);
-        for at in 0..self.reads.len() {
-            let Some(read) = &mut self.reads[at] else { continue };
-            if read.overdue || !read.term.is_over(shown, self.deadline) {
-                continue;
+        let (now, deadline) = (Instant::now(), self.pager.health().deadline());
+        if *from == 0 {
+            if now - self.checked < INTERVAL.min(look_every(deadline)) {
+                return None;
             }
-            let slot = self.pager.frames.slot(read.frames[0]).expect("a fill has a slot");
-            self.abandon_read(at, &self.timed_out(Word::stored(slot)));
+            self.checked = now;
+        }
+        let shown = self.watch.look(now);
+        let is_overdue = |read: &mut Read| !read.is_abandoned && read.term.is_over(shown, deadline);
+        let found = self.in_flight[*from..]
+            .iter_mut()
+            .position(|read| read.as_mut().is_some_and(is_overdue));
+        let token = *from + found?;
+        *from = token + 1;
+        Some(token)
+    }
+
+    /// The error of a read that the device has had for too long.
+    pub(super) fn overdue_error(&self, token: usize) -> Error {
+        let read = self.in_flight[token].as_ref().expect("a token belongs to a read");
+        self.pager.timed_out(Some(self.pager.slot_of_fill(read.frames[0])))
+    }
+
+    /// Gives a read up: its pages are to [fail](Self::fail), and its frames stay with the device until
+    /// it answers. Returns the frames and their number.
+    pub(super) fn abandon(&mut self, token: usize) -> ([FrameId; SEGMENTS_MAX], usize) {
+        let read = self.in_flight[token].as_mut().expect("a token belongs to a read");
+        read.is_abandoned = true;
+        let (frames, count) = (read.frames, read.count);
+        self.pager.counters().read_errors.bump();
+        (frames, count)
+    }
+
+    /// Frees the frames of a read that was given up, if the device does not have them.
+    pub(super) fn free_if_refused(&mut self, token: usize) {
+        let refused = |read: &Read| read.is_refused && read.is_abandoned;
+        if self.in_flight[token].as_ref().is_some_and(refused) {
+            let read = self.release(token);
+            read.frames[..read.count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
         }
     }
 
-    /// Whether everything that the device was asked for has passed its deadline.
-    pub(in crate::paging) fn is_device_silent(&self) -> bool {
-        self.fills.is_empty() && self.reads.iter().flatten().all(|read| read.overdue)
+    /// Whether all that the device was asked for has passed its deadline.
+    pub(super) fn is_device_silent(&self) -> bool {
+        self.accepted.is_empty() && self.in_flight.iter().flatten().all(|read| read.is_abandoned)
     }
 
-    /// Fails the pages of a read. The frames stay with the device until it answers.
-    fn abandon_read(&mut self, token: usize, cause: &Error) {
-        let read = self.reads[token].as_mut().expect("an abandoned read is in flight");
-        read.overdue = true;
-        let read = *read;
-        self.pager.counters().read_errors.bump();
-        read.frames[..read.count].iter().for_each(|frame| self.break_chunk(*frame));
-        read.frames[..read.count].iter().for_each(|frame| self.lose(*frame, cause));
+    /// The time that counts for deadlines.
+    pub(super) fn shown(&mut self) -> Duration {
+        self.watch.look(Instant::now())
     }
 }

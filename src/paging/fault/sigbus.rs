@@ -19,14 +19,15 @@
 use crate::base::deadline::{Deadline, Stopwatch};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicUsize, Interrupted, Ordering};
-use crate::base::units::{PageCount, PageId, SlotId};
+use crate::base::units::{PageCount, PageId};
 use crate::base::visited::Visited;
 use crate::paging::diagnostics;
 use crate::paging::evict::policy::Insert;
-use crate::paging::fault::in_memory::{Answer, Asked, STARVED_MAX};
-use crate::paging::fault::reads::{AHEAD_ATTEMPTS_MAX, pause_before};
+use crate::paging::fault::fill::NotBegun;
+use crate::paging::fault::no_room::STARVED_MAX;
+use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::backoff;
-use crate::paging::page::protocol::{self, Filled};
+use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun};
@@ -129,17 +130,17 @@ impl Pager {
             let fault = Fault { address, write: bus.write, protected, thread: 0 };
             let answer = match word.state() {
                 State::Poisoned => return false,
-                State::Stored => self.read_in_thread(page, word, bus.write, Asked::Fault),
+                State::Stored => self.read_in_thread(page, word, bus.write, Purpose::Fault),
                 // For the watchdog: this thread waits for the read, too.
                 State::Filling if !word.dead() => {
-                    protocol::want(self.word(page), word).then_some(Answer::Again)
+                    protocol::want(self.word(page), word).then_some(FaultStatus::TryAgain)
                 }
                 _ => self.resolve_in_memory(page, word, &fault),
             };
             match answer {
-                Some(Answer::Done | Answer::Reading) => return true,
-                Some(Answer::Again | Answer::Busy) => backoff(&mut spins),
-                Some(Answer::Starved) => self.starve_in_thread(page, &mut starved),
+                Some(FaultStatus::Resolved | FaultStatus::Reading) => return true,
+                Some(FaultStatus::TryAgain | FaultStatus::QueueFull) => backoff(&mut spins),
+                Some(FaultStatus::NoRoom) => self.starve_in_thread(page, &mut starved),
                 None => {}
             }
         }
@@ -172,137 +173,91 @@ impl Pager {
     pub(in crate::paging) fn fetch(&self, page: PageId) {
         let word = self.word(page).load();
         if word.state() == State::Stored {
-            self.read_in_thread(page, word, false, Asked::Ahead);
+            self.read_in_thread(page, word, false, Purpose::Prefetch);
         }
     }
 
-    /// `Stored`: reads the page's slot and installs it.
+    /// `Stored`: reads the page and maps it.
     fn read_in_thread(
         &self,
         page: PageId,
-        word: Word,
+        stored: Word,
         write: bool,
-        asked: Asked,
-    ) -> Option<Answer> {
-        let Some(frame) = self.reserve_fill() else { return Some(Answer::Starved) };
-        let slot = word.slot().expect("a stored page has a slot");
-        self.frames.note(frame, page, Some(slot));
-        let filling = Word::filling(frame).with_wanted(asked == Asked::Fault);
-        if self.word(page).try_change(word, filling).is_err() {
-            self.cancel_fill(frame);
-            return None;
-        }
-        self.check_low();
-        if asked == Asked::Fault {
-            self.ask_ahead(page);
-        }
-        let read = match self.read_frame(page, frame, asked) {
-            Ok(()) => Ok(()),
-            Err(NotRead::Failed(error)) => Err(error),
-            Err(NotRead::Revoked) => {
-                self.clear_up(page, frame, slot);
-                return None;
-            }
+        purpose: Purpose,
+    ) -> Option<FaultStatus> {
+        let frame = match self.begin_fill(page, stored, purpose) {
+            Ok(frame) => frame,
+            Err(NotBegun::NoRoom) => return Some(FaultStatus::NoRoom),
+            Err(NotBegun::Changed) => return None,
         };
-        let moving = match protocol::filled(self.word(page), frame, Some(slot)) {
-            Filled::Moving { moving, .. } => moving,
-            Filled::Died(dead) => {
-                self.put_slot(Some(slot));
-                self.settle(page, dead, Word::EMPTY);
+        if purpose == Purpose::Fault {
+            self.request_window(page);
+        }
+        match self.read_frame(frame, purpose) {
+            Ok(()) => {}
+            Err(NotRead::Failed(error)) => {
+                self.fail_fill(frame, purpose, &error);
                 self.cancel_fill(frame);
                 return None;
             }
-        };
-        if let Err(error) = read {
-            self.cancel_fill(frame);
-            match asked {
-                Asked::Fault => self.poison(page, moving, &error),
-                // Nobody needs it yet.
-                Asked::Ahead => self.settle(page, moving, Word::stored(slot)),
+            Err(NotRead::Revoked) => {
+                self.clear_up(page, frame);
+                return None;
             }
-            return None;
         }
-        let guard = self.guard(page, frame, write);
-        if let Err(error) = self.install(page, frame, guard.protect(), Wake::No) {
-            let answer = self.not_mapped(page, moving, Word::stored(slot), &error);
-            self.cancel_fill(frame);
-            return Some(answer);
+        let (moving, _) = self.end_fill(frame)?;
+        // A page that was asked for ahead is touched next by the thread that asked.
+        if let Err(status) = self.map_fill(frame, moving, write, Insert::Filled, Wake::No) {
+            return Some(status);
         }
-        let resident = guard.mark(Word::resident(Some(slot)));
-        self.settle_resident(page, moving, resident, Some(Insert::Filled));
-        self.counters().pages_in.bump();
-        match asked {
-            Asked::Fault => self.counters().faults_read.bump(),
-            Asked::Ahead => self.counters().pages_prefetched.bump(),
+        match purpose {
+            Purpose::Fault => self.counters().faults_read.bump(),
+            Purpose::Prefetch => self.counters().pages_prefetched.bump(),
         }
-        Some(Answer::Done)
+        Some(FaultStatus::Resolved)
     }
 
     /// A read that was revoked has returned: nobody uses frame and slot any more.
-    fn clear_up(&self, page: PageId, frame: FrameId, slot: SlotId) {
+    fn clear_up(&self, page: PageId, frame: FrameId) {
         let mut spins = 0;
         // Not before the watchdog has changed the word that names the frame.
         while self.word(page).load().is_filling(frame) {
             backoff(&mut spins);
         }
-        self.put_slot(Some(slot));
+        self.put_slot(self.frames.slot(frame));
         self.cancel_fill(frame);
     }
 
-    /// Reads a frame's slot and verifies it. What fails is repeated at growing intervals until the
-    /// deadline has passed, as by a handler; a page that nobody waits for, a few times.
-    fn read_frame(
-        &self,
-        page: PageId,
-        frame: FrameId,
-        asked: Asked,
-    ) -> std::result::Result<(), NotRead> {
+    /// Reads a frame's slot and verifies it, again and again while that may help.
+    fn read_frame(&self, frame: FrameId, purpose: Purpose) -> std::result::Result<(), NotRead> {
         let mut deadline = Deadline::new(self.health().deadline());
         let mut attempts = 0;
         loop {
-            let error = match self.read_once(frame) {
-                Err(NotRead::Failed(error)) => error,
-                other => return other,
-            };
+            let Err(error) = self.check_read(frame, &self.read_once(frame)?) else { return Ok(()) };
             attempts += 1;
-            let is_over = match asked {
-                Asked::Ahead => attempts >= AHEAD_ATTEMPTS_MAX,
-                Asked::Fault => deadline.is_over(),
-            };
-            let is_needed = !self.word(page).load().dead() && !self.health().is_stopping();
-            if is_over || !is_needed {
-                return Err(NotRead::Failed(error));
+            let is_over = || deadline.is_over();
+            match self.retry_after(frame, purpose, attempts, is_over) {
+                // nanosleep(2) is async-signal-safe in Linux.
+                Some(pause) if !self.health().is_stopping() => std::thread::sleep(pause),
+                _ => return Err(NotRead::Failed(error)),
             }
-            // nanosleep(2) is async-signal-safe in Linux.
-            std::thread::sleep(pause_before(attempts, self.health().deadline()));
         }
     }
 
-    fn read_once(&self, frame: FrameId) -> std::result::Result<(), NotRead> {
-        let slot = self.frames.slot(frame).expect("a fill has a slot");
-        let offset = self.slot_offset(slot);
+    /// Reads a frame's slot once; returns what the store said.
+    fn read_once(&self, frame: FrameId) -> std::result::Result<Result<()>, NotRead> {
+        let offset = self.slot_offset(self.slot_of_fill(frame));
         let note = self.frames.note_of(frame);
         note.begin_read(thread::current_noted());
         // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
         // the slot: both stay this thread's if the read is revoked.
         let read =
             unsafe { self.store.read_now(offset, self.frames.ptr(frame), self.page_bytes()) };
-        if !note.end_read() {
-            return Err(NotRead::Revoked);
-        }
-        if let Err(error) = read {
-            self.counters().read_errors.bump();
-            return Err(NotRead::Failed(error));
-        }
-        if self.verify && self.hash_frame(frame) != self.sum(slot) {
-            self.counters().checksum_errors.bump();
-            return Err(NotRead::Failed(Error::Corrupt { slot: slot.0 }));
-        }
-        Ok(())
+        if note.end_read() { Ok(read) } else { Err(NotRead::Revoked) }
     }
 
     /// Passes what a stream of faults leads to on to a handler.
-    fn ask_ahead(&self, page: PageId) {
+    fn request_window(&self, page: PageId) {
         let Some(window) = self.next_window(page, FaultOn::StoredPage) else { return };
         let mut asked = false;
         for page in window.pages(self.page_count().0) {

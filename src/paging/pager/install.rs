@@ -6,7 +6,7 @@ use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
 use crate::paging::diagnostics;
 use crate::paging::evict::content::is_copied_then;
-use crate::paging::fault::in_memory::Answer;
+use crate::paging::fault::status::FaultStatus;
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::errno_of;
@@ -268,23 +268,23 @@ impl Pager {
         moving: Word,
         before: Word,
         error: &Error,
-    ) -> Answer {
+    ) -> FaultStatus {
         match errno_of(error) {
             // The program has unmapped the range: who touches it gets what that costs.
             sys::ENOENT => {
                 self.settle(page, moving, before);
                 self.wake(page);
-                Answer::Done
+                FaultStatus::Resolved
             }
             sys::ENOMEM | sys::EAGAIN | sys::EBUSY | sys::EEXIST if !self.fails_too_long() => {
                 diagnostics::warn("a page could not be mapped, trying again", error);
                 self.settle(page, moving, before);
-                Answer::Again
+                FaultStatus::TryAgain
             }
             // It would fail for ever: the program has forbidden the call (seccomp).
             _ => {
                 self.poison(page, moving, error);
-                Answer::Done
+                FaultStatus::Resolved
             }
         }
     }

@@ -1,0 +1,199 @@
+//! Fills: a page whose content is on the store is brought in, from the first change of its word to
+//! the last.
+//!
+//! Handlers and threads that serve their own faults (`sigbus`) fill pages by the same steps and the
+//! same rules. Only the read in the middle differs: a handler hands it to the device's queue and does
+//! something else meanwhile, a thread calls the store and waits.
+//!
+//! ```text
+//!   Stored --begin_fill--> Filling --read, check_read--> end_fill --> Moving --map_fill--> Resident
+//!                             |  ^ |                        |            '--kernel refuses--> Stored
+//!                             |  | '--discarded-------------+--> Empty
+//!                             |  '--retry_after: read again
+//!                             '--fail_fill--> Poisoned, or Stored when no thread waits for it
+//! ```
+//! # Invariants
+//! 1. The caller of `begin_fill` has frame and slot to itself until it ends the fill.
+//! 2. A page that a thread waits for is lost only when reads of it failed for a whole deadline; a page
+//!    that no thread waits for is never lost, and is read a few times only.
+
+use crate::base::error::{Error, Result};
+use crate::base::units::{PageId, SlotId};
+use crate::paging::evict::policy::Insert;
+use crate::paging::fault::status::{FaultStatus, Purpose};
+use crate::paging::page::protocol::{self, Filled};
+use crate::paging::page::word::{FrameId, Word};
+use crate::paging::pager::Pager;
+use crate::sys::uffd::Wake;
+use std::time::Duration;
+
+/// Why a fill was not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotBegun {
+    NoRoom,
+    /// The word is not what it was: look again.
+    Changed,
+}
+
+impl Pager {
+    /// `Stored` -> `Filling`: reserves a frame to read a page into.
+    pub(super) fn begin_fill(
+        &self,
+        page: PageId,
+        stored: Word,
+        purpose: Purpose,
+    ) -> std::result::Result<FrameId, NotBegun> {
+        let frame = self.reserve_fill().ok_or(NotBegun::NoRoom)?;
+        if !self.begin_fill_into(frame, page, stored, purpose) {
+            return Err(NotBegun::Changed);
+        }
+        self.check_low();
+        Ok(frame)
+    }
+
+    /// `Stored` -> `Filling`, into a frame that was reserved before. `false`: the word changed; the
+    /// frame is given back.
+    pub(super) fn begin_fill_into(
+        &self,
+        frame: FrameId,
+        page: PageId,
+        stored: Word,
+        purpose: Purpose,
+    ) -> bool {
+        self.frames.note(frame, page, stored.slot());
+        let filling = Word::filling(frame).with_wanted(purpose == Purpose::Fault);
+        let begun = self.word(page).try_change(stored, filling).is_ok();
+        if !begun {
+            self.cancel_fill(frame);
+        }
+        begun
+    }
+
+    /// The slot that is read into a frame.
+    pub(super) fn slot_of_fill(&self, frame: FrameId) -> SlotId {
+        self.frames.slot(frame).expect("a fill has a slot")
+    }
+
+    /// The read of a frame's slot is over, with `result`: counts what failed, and compares the content
+    /// with the hash of what was written.
+    pub(super) fn check_read(&self, frame: FrameId, result: &Result<()>) -> Result<()> {
+        let counters = self.counters();
+        if let Err(error) = result {
+            match error {
+                Error::Corrupt { .. } => counters.checksum_errors.bump(),
+                _ => counters.read_errors.bump(),
+            }
+            return Err(error.clone());
+        }
+        let slot = self.slot_of_fill(frame);
+        if self.verify && self.hash_frame(frame) != self.sum(slot) {
+            counters.checksum_errors.bump();
+            return Err(Error::Corrupt { slot: slot.0 });
+        }
+        Ok(())
+    }
+
+    /// After how long a read that failed is repeated; `None`: not at all. `is_over` says whether the
+    /// deadline has passed.
+    pub(super) fn retry_after(
+        &self,
+        frame: FrameId,
+        purpose: Purpose,
+        attempts: u32,
+        is_over: impl FnOnce() -> bool,
+    ) -> Option<Duration> {
+        const PREFETCH_ATTEMPTS_MAX: u32 = 3;
+        let gives_up = match purpose {
+            Purpose::Fault => is_over(),
+            Purpose::Prefetch => attempts >= PREFETCH_ATTEMPTS_MAX,
+        };
+        let is_discarded = self.word(self.frames.page(frame)).load().dead();
+        (!gives_up && !is_discarded).then(|| pause_before(attempts, self.health().deadline()))
+    }
+
+    /// `Filling` -> `Moving`: the page whose slot was read into `frame` is the caller's, to be mapped.
+    /// Says as well whether a thread waits for it. `None`: it was discarded; the frame is given back.
+    pub(super) fn end_fill(&self, frame: FrameId) -> Option<(Word, bool)> {
+        let ended = self.take_filled(frame, self.frames.slot(frame));
+        if ended.is_none() {
+            self.cancel_fill(frame);
+        }
+        ended
+    }
+
+    /// As [`end_fill`](Self::end_fill), but the frame stays the caller's, and so does the page's slot
+    /// where `slot` does not name it.
+    pub(in crate::paging) fn take_filled(
+        &self,
+        frame: FrameId,
+        slot: Option<SlotId>,
+    ) -> Option<(Word, bool)> {
+        let page = self.frames.page(frame);
+        match protocol::filled(self.word(page), frame, slot) {
+            Filled::Moving { moving, wanted } => Some((moving, wanted)),
+            Filled::Died(dead) => {
+                self.put_slot(slot);
+                self.settle(page, dead, Word::EMPTY);
+                self.wake(page);
+                None
+            }
+        }
+    }
+
+    /// `Moving` -> `Resident`: maps the page that was read into `frame`, for a write or not. `insert`
+    /// tells the policy whether the page is used.
+    ///
+    /// # Errors
+    /// What became of the fault when the kernel refused: the page is on the store again, or lost.
+    pub(super) fn map_fill(
+        &self,
+        frame: FrameId,
+        moving: Word,
+        write: bool,
+        insert: Insert,
+        wake: Wake,
+    ) -> std::result::Result<(), FaultStatus> {
+        let page = self.frames.page(frame);
+        let guard = self.guard(page, frame, write);
+        if let Err(error) = self.install(page, frame, guard.protect(), wake) {
+            let stored = Word::stored(moving.slot().expect("a fill has a slot"));
+            let status = self.not_mapped(page, moving, stored, &error);
+            self.cancel_fill(frame);
+            self.wake(page);
+            return Err(status);
+        }
+        let resident = guard.mark(Word::resident(moving.slot()));
+        let resident = resident.with_prefetched(insert == Insert::Prefetched);
+        self.settle_resident(page, moving, resident, Some(insert));
+        self.counters().pages_in.bump();
+        Ok(())
+    }
+
+    /// The page that `frame` was for cannot be read. It is lost if a thread waits for it, else it stays
+    /// on the store. The frame stays the caller's: the device may still have it.
+    pub(super) fn fail_fill(&self, frame: FrameId, purpose: Purpose, cause: &Error) {
+        let page = self.frames.page(frame);
+        let slot = self.frames.slot(frame);
+        let Some((moving, _)) = self.take_filled(frame, slot) else { return };
+        match purpose {
+            Purpose::Fault => self.poison(page, moving, cause),
+            Purpose::Prefetch => {
+                self.settle(page, moving, Word::stored(slot.expect("a fill has a slot")));
+                // A thread that faulted on it meanwhile waits for this read, and faults again.
+                self.wake(page);
+            }
+        }
+    }
+}
+
+/// How long a failed read waits before it is repeated: not at all the first time, for a short read
+/// or a flipped bit is mostly over by then; then 1 ms, doubled up to an eighth of the deadline and
+/// 200 ms, which is no load for a device that fails for seconds.
+fn pause_before(attempt: u32, deadline: Duration) -> Duration {
+    const FIRST: Duration = Duration::from_millis(1);
+    const LONGEST: Duration = Duration::from_millis(200);
+    match attempt {
+        0 | 1 => Duration::ZERO,
+        _ => (FIRST * (1 << (attempt - 2).min(8))).min(LONGEST).min(deadline / 8),
+    }
+}

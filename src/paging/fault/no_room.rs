@@ -1,0 +1,146 @@
+//! No room: faults that wait until the evictor has made some, and those that are given up.
+//!
+//! The waiting faults themselves, and their order, are in [`starved`](crate::paging::starved).
+
+use crate::base::error::Error;
+use crate::base::sync::Ordering;
+use crate::base::units::{PageId, SlotId};
+use crate::paging::diagnostics;
+use crate::paging::page::note::Fate;
+use crate::paging::page::word::{State, Word};
+use crate::paging::pager::Pager;
+use crate::paging::pager::health::NO_SLOT;
+use crate::paging::starved::{Line, Starving};
+use crate::sys;
+use crate::sys::uffd::Fault;
+use std::time::{Duration, Instant};
+
+/// How long a fault on a page without content may wait for room after the evictor found nothing to
+/// evict, while the device takes writes: everything is pinned, or not far memory. A fault on a page
+/// with content waits on; after this time that is reported.
+pub(super) const STARVED_MAX: Duration = Duration::from_secs(2);
+
+impl Pager {
+    /// Notes that room was made: there is hope for those who wait for it.
+    pub(in crate::paging) fn note_room_made(&self) {
+        self.health().set_exhausted(false);
+        self.starved.note_room_made(self.health().write_errno() == 0);
+    }
+
+    /// Whether no room can be made for fresh pages at the moment.
+    pub(in crate::paging) fn is_stuck(&self) -> bool {
+        self.health().is_exhausted() || self.health().write_errno() != 0
+    }
+
+    /// The line in which a fault on a page waits for room; `None`: it needs none.
+    pub(in crate::paging) fn line_of(&self, page: PageId) -> Option<Line> {
+        match self.word(page).load().state() {
+            State::Empty if self.chunks().is_open(self.chunk_of(page)) => None,
+            State::Empty => Some(Line::Fresh),
+            State::Stored | State::Writing => Some(Line::Content),
+            State::Cooling if !self.evict_by_move => Some(Line::Content),
+            _ => None,
+        }
+    }
+
+    /// Lines up a fault for which there is no room, or that must not pass others.
+    pub(in crate::paging) fn starve(&self, page: PageId, fault: Fault, arrived: Instant) {
+        let line = self.line_of(page).unwrap_or(Line::Content);
+        self.counters().faults_starved.bump();
+        self.starving.fetch_add(1, Ordering::AcqRel);
+        self.starved.push(fault, arrived, line);
+        self.call_evictor();
+    }
+
+    /// A fault does not wait for room any more.
+    pub(in crate::paging) fn not_starving(&self, starving: &Starving) {
+        self.starved.done(starving);
+        self.starving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// How long a fault may wait without progress. `None`: for ever. A page with
+    /// content is not lost for want of room alone: only when the device fails what is written too.
+    pub(in crate::paging) fn hopeless_after(&self, line: Line) -> Option<Duration> {
+        let errno = self.health().write_errno();
+        // While the device has a write there is hope for as long as it may take for that.
+        let exhausted = self.health().is_exhausted() && !self.starved.is_writing();
+        match line {
+            _ if errno != 0 && errno != NO_SLOT => Some(self.health().deadline()),
+            Line::Fresh if exhausted => Some(STARVED_MAX.min(self.health().deadline())),
+            Line::Fresh if errno != 0 => Some(self.health().deadline()),
+            _ => None,
+        }
+    }
+
+    /// Gives up on a fault that has waited for room for too long; says so of one that never is.
+    /// Returns whether it was given up.
+    pub(in crate::paging) fn give_up_hopeless(&self, starving: &mut Starving) -> bool {
+        let line = starving.line();
+        let limit = self.hopeless_after(line);
+        let progress = self.starved.progress(line);
+        let for_long = limit.unwrap_or(STARVED_MAX);
+        if !starving.hope().is_over(self.starved.shown(), progress, for_long) {
+            return false;
+        }
+        self.give_up_or_say(self.page_at(starving.fault.address), limit)
+    }
+
+    /// A fault has waited for room for `limit`, or for long. Returns whether it was given up.
+    pub(in crate::paging) fn give_up_or_say(&self, page: PageId, limit: Option<Duration>) -> bool {
+        let cause = Error::LimitExceeded { reason: String::new() };
+        if limit.is_none() {
+            diagnostics::warn("a thread waits for its page", &cause);
+            return false;
+        }
+        self.give_up(page, &cause);
+        true
+    }
+
+    /// The error of a read that took too long, or of one that the device did not even take.
+    pub(in crate::paging) fn timed_out(&self, slot: Option<SlotId>) -> Error {
+        let offset = slot.map_or(0, |slot| self.slot_offset(slot));
+        Error::Io { op: "read", offset, len: self.page_bytes() as u64, errno: sys::ETIMEDOUT }
+    }
+
+    /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.
+    pub(in crate::paging) fn give_up(&self, page: PageId, cause: &Error) {
+        let chunk = self.chunk_of(page);
+        let word = self.word(page).load();
+        let entered = match word.state() {
+            State::Empty => self.chunks().enter(chunk),
+            _ => None,
+        };
+        if word.state() == State::Empty {
+            if entered.is_none() {
+                return self.wake(page); // Opened, or about to be: the thread faults again if not.
+            }
+            self.count_tables_anyway(chunk);
+        }
+        let (slot, frame) = match word.state() {
+            State::Empty => (None, None),
+            State::Stored => (word.slot(), None),
+            // In a frame, but without room for it in the region.
+            State::Cooling | State::Writing => (None, word.frame()),
+            // The page is on its way in by other means; the thread faults again if it is not.
+            _ => return self.wake(page),
+        };
+        let moving = Word::moving(slot);
+        if self.word(page).try_change(word, moving).is_err() {
+            return self.wake(page);
+        }
+        if word.state() == State::Empty && !self.chunks().is_still_closed(chunk) {
+            // Opened since: the kernel fills the page.
+            self.settle(page, moving, word);
+            return self.wake(page);
+        }
+        if word.state() == State::Cooling {
+            // Not before the change: note, invariant 2. (A page being written leaves its slots to
+            // the evictor.)
+            self.put_slot(frame.and_then(|frame| self.frames.slot(frame)));
+        }
+        self.poison(page, moving, cause);
+        if let Some(frame) = frame {
+            self.frames.decide(frame, Fate::Dropped);
+        }
+    }
+}
