@@ -19,7 +19,7 @@
 //! # Invariants
 //! 1. An inner node's first key is not looked at: its first child takes all smaller keys.
 //! 2. A node that is locked on the way down has room for one more separator.
-//! 3. A node's stamp is the one its parent notes, as seen by the holder of the parent.
+//! 3. A node's stamp is the one its parent notes, as seen by the parent's holder.
 //! 4. What was read optimistically is used only after validation, and bounds are checked before.
 
 mod node;
@@ -133,7 +133,7 @@ impl BTree {
         Ok(node.find(key).ok().map(|slot| node.value(slot).to_vec()))
     }
 
-    /// The leaf for `key`, reached optimistically; `None` when somebody interfered.
+    /// The leaf for `key`, reached optimistically; `None` when another thread interfered.
     fn descend(&self, key: &[u8]) -> Result<Option<OptimisticGuard<'_>>> {
         let mut guard = self.pool.fix_optimistic(self.root)?;
         for _ in 0..DEPTH_MAX {
@@ -237,7 +237,7 @@ impl BTree {
         Scan::of(Cow::Borrowed(self), from)
     }
 
-    /// As [`scan`](BTree::scan), for who cannot borrow the tree meanwhile.
+    /// As [`scan`](BTree::scan), for a caller that cannot borrow the tree meanwhile.
     #[must_use]
     pub fn into_scan(self, from: &[u8]) -> Scan<'static> {
         Scan::of(Cow::Owned(self), from)

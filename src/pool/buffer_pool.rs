@@ -210,7 +210,7 @@ impl BufferPool {
         self.evict(want, Dirty::Skip)
     }
 
-    /// Evicts all pages that nobody holds; dirty ones are written.
+    /// Evicts all pages without a holder; dirty ones are written.
     ///
     /// # Errors
     /// As for [`flush`](Self::flush); with [`Error::WriteRefused`] all other pages are evicted.

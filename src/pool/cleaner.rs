@@ -1,7 +1,7 @@
 //! The cleaner: writes dirty pages ahead of their eviction.
 //!
-//! It goes over the resident pages in address order, a batch at a time: what is dirty and held by
-//! nobody is written, neighbours in one request, so that a reclaim finds clean pages and a page that
+//! It goes over the resident pages in address order, a batch at a time: what is dirty and has no holder
+//! is written, neighbours in one request, so that a reclaim finds clean pages and a page that
 //! stays unchanged is written once. What the hand has cooled goes at once, for it leaves next; the rest
 //! more slowly, because a page that is changed all the time would be written all the time
 //! (`docs/measurements/cooperative.md`, the cleaner).

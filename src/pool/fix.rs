@@ -14,20 +14,20 @@ const OPTIMISTIC_MAX: u32 = 8;
 
 /// A way to hold a page.
 pub(super) trait Hold {
-    /// Takes a page that is resident; fails when somebody is in the way.
+    /// Takes a page that is resident; fails when another holder is in the way.
     fn take(latch: &Latch, seen: LatchWord) -> bool;
 
-    /// As `take`, for the page that hits mostly meet: touched since the hand passed, and nobody in
-    /// the way.
+    /// As `take`, for the page that hits mostly meet: touched since the hand passed, and no
+    /// holder is in the way.
     fn take_ready(latch: &Latch, seen: LatchWord) -> bool;
 
-    /// Turns the latch of a page that this thread has just brought in, and has locked, into this.
+    /// Turns the latch of a page that this thread has just loaded, and holds locked, into this hold.
     fn after_load(latch: &Latch);
 
     /// What the guard keeps of the word of a page that is held so.
     fn held_word(latch: &Latch) -> HeldWord;
 
-    /// Whether it is somebody else's hold that is in the way of taking a resident page.
+    /// Whether another hold is in the way of taking a resident page.
     fn is_blocked(seen: LatchWord) -> bool;
 }
 
@@ -230,7 +230,7 @@ impl BufferPool {
             return None;
         }
         if !seen.is_ready() {
-            // Who changes the word at the moment has touched the page, or takes it away.
+            // A thread that changes the word at the moment touches the page, or takes it away.
             latch.try_touch(seen);
         }
         Some(OptimisticGuard { frames: &self.frames, latch, seen })
@@ -259,7 +259,7 @@ impl BufferPool {
         }
     }
 
-    /// Reads from a page optimistically: calls `read` again until nobody changed the page
+    /// Reads from a page optimistically: calls `read` again until the page did not change
     /// meanwhile; after a few attempts under a shared latch.
     ///
     /// # Errors

@@ -118,14 +118,14 @@ macro_rules! of_a_held_page {
     };
 }
 
-/// Holds a page with others who read it.
+/// Holds a page together with other readers.
 #[must_use = "dropping the guard gives the page up"]
 pub struct SharedGuard<'p>(pub(super) Held<'p>);
 
 of_a_held_page!(SharedGuard, 0);
 
 impl<'p> SharedGuard<'p> {
-    /// Becomes exclusive if nobody else holds the page; the guard comes back otherwise.
+    /// Becomes exclusive if there is no other holder; the guard comes back otherwise.
     ///
     /// # Errors
     /// The guard itself, when there are other holders.
@@ -230,7 +230,7 @@ impl<'p> OptimisticGuard<'p> {
         self.held().page()
     }
 
-    /// Whether nobody changed or evicted the page since the guard was made.
+    /// Whether the page was neither changed nor evicted since the guard was made.
     #[inline]
     #[must_use]
     pub fn validate(&self) -> bool {
@@ -292,7 +292,7 @@ impl<'p> OptimisticGuard<'p> {
     }
 
     /// Copies bytes from `at` on; `None` when they are not all within the payload, or when `into` is a
-    /// part of the page. Then somebody holds the page exclusively, and this guard is not valid any more.
+    /// part of the page. Then the page is held exclusively, and this guard is not valid any more.
     #[inline]
     pub fn copy_to(&self, at: usize, into: &mut [u8]) -> Option<()> {
         let len = self.len();
@@ -327,7 +327,7 @@ impl<'p> OptimisticGuard<'p> {
         Some(len.cmp(&key.len()))
     }
 
-    /// Becomes exclusive if the page is as it was and nobody holds it.
+    /// Becomes exclusive if the page is as it was and has no holder.
     #[must_use]
     pub fn try_upgrade(self) -> Option<ExclusiveGuard<'p>> {
         loop {

@@ -8,17 +8,17 @@
 //!      ^                   |  ^      lock           share/unshare    |
 //!      '------ evicted ----'  '---------- upgrade/downgrade (1) -----'
 //! ```
-//! | latch | memory | who may change the word |
+//! | latch | memory | threads that may change the word |
 //! |---|---|---|
-//! | `Absent` (0) | none; an optimistic reader that comes too late sees zeros and fails to validate | who enters `Locked`; who allocates the page |
-//! | `Free` (1) | the page's content | anybody, by compare-and-swap |
-//! | `Shared(n)` (n + 1) | the page's content, which nobody changes | anybody, by compare-and-swap; each holder takes its own count back |
+//! | `Absent` (0) | none; an optimistic reader that comes too late sees zeros and fails to validate | the one that enters `Locked`, or allocates the page |
+//! | `Free` (1) | the page's content | all, by compare-and-swap |
+//! | `Shared(n)` (n + 1) | the page's content, which does not change | all, by compare-and-swap; each holder takes its own count back |
 //! | `Locked` (255) | the holder's alone | the holder |
 //!
-//! `ready`: the latch is `Free` or `Shared` and the page is not `cool`: it can be looked at without
-//! more ado, which is one test of a sign. `dirty`: the content is newer than the device's. `writing`: one of the shared holders
-//! writes the page back, or holds it still. `cool`: nobody touched the page since the hand passed. `heat`: laps of the hand
-//! the page has left; in an absent page, [`HEAT_UNUSED`] says that the page is not allocated.
+//! `ready`: the latch is `Free` or `Shared` and the page is not `cool`: a hit is decided by one test of
+//! a sign. `dirty`: the content is newer than the device's. `writing`: one of the shared holders writes
+//! the page back, or holds it still. `cool`: the page was not touched since the hand passed. `heat`:
+//! laps of the hand the page has left; in an absent page, [`HEAT_UNUSED`] says that the page is not allocated.
 //! `order`: the page is the first of 2^order that are one buffer; in an absent page, if it was
 //! evicted. The others of a buffer are not allocated by themselves. `stamp`: when the page was
 //! evicted, 0 for never. `version`: grows with every change of the content and every eviction.
@@ -92,7 +92,7 @@ impl LatchWord {
         }
     }
 
-    /// Whether the content can be read optimistically, and nobody need note that it is.
+    /// Whether the content can be read optimistically, without a note that it is touched.
     #[inline]
     pub(crate) fn is_ready(self) -> bool {
         (self.0 as i64) < 0
@@ -232,8 +232,8 @@ impl fmt::Debug for LatchWord {
 /// In a note: the holder changed the content. Words of free pages do not have this bit of the latch.
 const CHANGED: u64 = 1 << 62;
 
-/// What a guard keeps of its page's word: the order, and for the only holder of the page, what the
-/// word becomes again. Nobody else changes the word meanwhile, and reading it again would wait for
+/// What a guard keeps of its page's word: the order, and for an exclusive holder, what the
+/// word becomes again. No other thread changes the word meanwhile, and reading it again would wait for
 /// the processor to be done with locking it (`docs/design/pool.md`, hits).
 #[derive(Clone, Copy)]
 pub(crate) struct HeldWord(u64);
@@ -269,7 +269,7 @@ impl HeldWord {
 }
 
 /// The word of one page. Methods named `try_` take the word as last seen and fail when it is
-/// another by now; the others are for the holder of the page.
+/// another by now; the others are for the page's holder.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Latch(AtomicU64);
@@ -352,7 +352,7 @@ impl Latch {
     /// One shared holder less.
     #[inline]
     pub(crate) fn unshare(&self) {
-        // Release: the holder's reads are over before somebody locks the page.
+        // Release: the holder's reads are over before another thread locks the page.
         let before = LatchWord(self.0.fetch_sub(1 << LATCH_SHIFT, Ordering::Release));
         strict_assert!(matches!(before.holder(), Holder::Shared(_)), "unshare of {before:?}");
     }
@@ -403,7 +403,7 @@ impl Latch {
     }
 
     /// The holder moved the content away and back: the page is free again, as dirty as before,
-    /// and who looked at it meanwhile fails to validate.
+    /// and a reader that looked at it meanwhile fails to validate.
     pub(crate) fn returned(&self) {
         self.0.store(self.locked().changed().with_latch(FREE).0, Ordering::Release);
     }
@@ -422,7 +422,7 @@ impl Latch {
         if note.is_changed() {
             word = LatchWord(LatchWord(note.0 ^ CHANGED).changed().0 | DIRTY);
         }
-        // Pairs with the acquire of the next holder, which sees the content.
+        // Pairs with the acquire of the next holder or reader: it sees the content.
         self.0.store(word.0, Ordering::Release);
     }
 
@@ -443,7 +443,7 @@ impl Latch {
         let ready = !word.0 << COOL.leading_zeros() & READY;
         let released = LatchWord((word.0 - ((LOCKED - latch) << LATCH_SHIFT)) | ready);
         strict_assert!(released == word.with_latch(latch), "{released:?} from {word:?}");
-        // Pairs with the acquire of the next holder, which sees the content.
+        // Pairs with the acquire of the next holder or reader: it sees the content.
         self.0.store(released.0, Ordering::Release);
     }
 
@@ -461,7 +461,7 @@ impl Latch {
         self.0.store(kept.with_latch(ABSENT).with_heat(HEAT_UNUSED).0, Ordering::Release);
     }
 
-    /// Marks a page that nobody uses yet as not allocated.
+    /// Marks a page that is not in use yet as not allocated.
     pub(crate) fn mark_unused(&self) {
         let word = self.load();
         assert!(word.is_absent(), "{word:?}");
@@ -483,7 +483,7 @@ impl Latch {
     }
 
     /// One shared holder more, that only wants the content to stay as it is and is no fix: as for a
-    /// write, which nobody begins meanwhile. Ends by [`end_write`](Self::end_write). No touch.
+    /// write, which does not begin meanwhile. Ends by [`end_write`](Self::end_write). No touch.
     pub(crate) fn try_hold_still(&self, seen: LatchWord) -> bool {
         let latch = seen.latch();
         let is_open = seen.is_readable() && latch <= SHARED_MAX && !seen.dirty() && !seen.writing();

@@ -36,7 +36,7 @@ pub trait Replacement: Send + Sync + Debug {
     fn passes_touched(&self, laps: u8) -> u8;
 }
 
-/// Second chance: a page leaves when the hand passes twice and nobody touched it in between.
+/// Second chance: a page leaves when the hand passes twice and it was not touched in between.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Clock;
 
