@@ -41,6 +41,16 @@ impl Backoff {
         !deadline.is_over()
     }
 
+    /// Waits until `get` returns something; `None` when the deadline passed first.
+    pub(super) fn until<T>(&mut self, mut get: impl FnMut() -> Option<T>) -> Option<T> {
+        loop {
+            let got = get();
+            if got.is_some() || !self.wait() {
+                return got;
+            }
+        }
+    }
+
     pub(super) fn waited(&self) -> Duration {
         self.deadline.map(|deadline| deadline.waited()).unwrap_or_default()
     }

@@ -6,9 +6,10 @@
 #![expect(unsafe_code, reason = "tells the processor what will be read")]
 
 use super::buffer_pool::BufferPool;
+use super::fixed_vec::FixedVec;
 use super::guard::{Held, OptimisticGuard, SharedGuard};
 use super::latch::HeldWord;
-use super::load::{Full, GROUP_MAX};
+use super::load::GROUP_MAX;
 use crate::base::error::Result;
 use crate::base::units::PageId;
 
@@ -110,38 +111,24 @@ impl BufferPool {
         pages: &[PageId],
         guards: &mut [Option<SharedGuard<'p>>],
     ) -> Result<()> {
-        let (mut absent, mut count) = ([0; GROUP_MAX], 0);
+        let mut absent: FixedVec<_, GROUP_MAX> = FixedVec::new((0, PageId(0)));
         for (index, page) in pages.iter().enumerate() {
             guards[index] = self.try_fix_shared(*page);
             if guards[index].is_none() {
-                absent[count] = index;
-                count += 1;
+                absent.push((index, *page));
             }
         }
-        let absent = &absent[..count];
-        let (frames, loader) = (&self.frames, &self.loader);
-        let (mut failed, mut is_full) = (None, false);
-        loader.read_group(
-            frames,
-            count,
-            &mut |i| {
-                let page = Some(pages[absent[i]]).filter(|_| !is_full)?;
-                loader.begin(frames, page).unwrap_or_else(|Full| {
-                    is_full = true;
-                    None
-                })
-            },
-            &mut |i, loading, result| match loader.finish(frames, loading, 0, false, result) {
-                Ok(()) => {
-                    let latch = frames.table.word(loading.page);
-                    latch.downgrade(false);
-                    let word = HeldWord::seen(latch.load());
-                    guards[absent[i]] = Some(SharedGuard(Held::new(frames, latch, word)));
-                }
-                Err(error) => failed = Some(error),
-            },
-        )?;
-        failed.map_or(Ok(()), Err)
+        if absent.is_empty() {
+            return Ok(());
+        }
+        let (frames, absent) = (&self.frames, absent.iter().copied());
+        let group = self.loader.load_group(frames, absent, GROUP_MAX, false, |index, page| {
+            let latch = frames.table.word(page);
+            latch.downgrade(false);
+            let word = HeldWord::seen(latch.load());
+            guards[index] = Some(SharedGuard(Held::new(frames, latch, word)));
+        })?;
+        group.failed.map_or(Ok(()), Err)
     }
 
     /// Asks for pages to be read ahead, in the background. Pages that cannot be queued, or for
@@ -170,26 +157,21 @@ impl BufferPool {
         read: &mut impl FnMut(OptimisticGuard<'_>) -> T,
         each: &mut impl FnMut(usize, T),
     ) -> Result<()> {
-        let mut absent = [(0, PageId(0)); AHEAD];
-        let mut count = 0;
+        let mut absent: FixedVec<_, AHEAD> = FixedVec::new((0, PageId(0)));
         for (index, page) in pages.iter().enumerate() {
-            if let Some(latch) = self.frames.table.get(*page) {
-                let seen = latch.load();
-                if seen.is_absent() {
-                    absent[count] = (first + index, *page);
-                    count += 1;
-                    continue;
-                }
+            if self.frames.table.get(*page).is_some_and(|latch| latch.load().is_absent()) {
+                absent.push((first + index, *page));
+            } else {
+                each(first + index, self.read_optimistic(*page, &mut *read)?);
             }
-            each(first + index, self.read_optimistic(*page, &mut *read)?);
         }
-        if count == 0 {
+        if absent.is_empty() {
             return Ok(());
         }
-        let wanted = absent.map(|(_, page)| page);
+        let wanted: Vec<PageId> = absent.iter().map(|(_, page)| *page).collect();
         // Held until all of them were read.
-        let guards = self.fix_many(&wanted[..count])?;
-        for (index, page) in &absent[..count] {
+        let guards = self.fix_many(&wanted)?;
+        for (index, page) in &*absent {
             each(*index, self.read_optimistic(*page, &mut *read)?);
         }
         drop(guards);

@@ -6,6 +6,7 @@
 //! more slowly, because a page that is changed all the time would be written all the time
 //! (`docs/measurements/cooperative.md`, the cleaner).
 
+use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
 use super::latch::LatchWord;
 use super::write_back::WriteBack;
@@ -51,26 +52,24 @@ fn clean_some(
     due: impl Fn(LatchWord) -> bool,
 ) -> bool {
     let steps = frames.table.steps();
-    let mut batch = [PageId(0); BATCH_MAX];
-    let mut len = 0;
+    let mut batch: FixedVec<PageId, BATCH_MAX> = FixedVec::new(PageId(0));
     for _ in 0..steps.min(STEPS_MAX) {
         if *at >= steps {
             *at = 0;
         }
         let pages = frames.resident.pages(*at);
-        if len + pages.len() > BATCH_MAX {
+        if batch.len() + pages.len() > BATCH_MAX {
             break;
         }
         for page in pages {
             let latch = frames.table.word(page);
             let seen = latch.load();
             if seen.dirty() && seen.is_free() && due(seen) && latch.try_begin_write(seen) {
-                batch[len] = page;
-                len += 1;
+                batch.push(page);
             }
         }
         *at += 1;
     }
-    batch[..len].sort_unstable();
-    write_back.clean(frames, &batch[..len]) > 0
+    batch.sort_unstable();
+    write_back.clean(frames, &batch) > 0
 }

@@ -10,8 +10,9 @@
 //!    buffer of several pages, whose word may lie elsewhere, reaches into its chunk, which is frozen.
 
 use super::chunk::CHUNK_PAGES;
+use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
-use crate::base::units::PageId;
+use super::latch::Latch;
 
 /// Maximum number of absent pages between two victims of one range.
 const GAP_MAX: usize = 32;
@@ -21,59 +22,52 @@ const CHUNKS_MAX: usize = 64;
 
 /// The locked gaps of a batch.
 pub(super) struct Gaps {
-    gaps: [(usize, usize); BATCH_MAX],
-    gap_count: usize,
-    chunks: [usize; CHUNKS_MAX],
-    chunk_count: usize,
+    gaps: FixedVec<(usize, usize), BATCH_MAX>,
+    /// The chunks of the gaps, frozen.
+    chunks: FixedVec<usize, CHUNKS_MAX>,
 }
 
 impl Gaps {
     pub(super) fn new() -> Gaps {
-        Gaps { gaps: [(0, 0); BATCH_MAX], gap_count: 0, chunks: [0; CHUNKS_MAX], chunk_count: 0 }
+        Gaps { gaps: FixedVec::new((0, 0)), chunks: FixedVec::new(0) }
     }
 
     /// Locks the pages from `from` up to `to`, if there are few and all are absent.
     pub(super) fn lock(&mut self, frames: &Frames, from: usize, to: usize) -> bool {
         let chunk = from / CHUNK_PAGES;
         let is_short = from < to && to - from <= GAP_MAX && to / CHUNK_PAGES == chunk;
-        if !is_short || !self.begin(frames, chunk) {
+        if !is_short || self.gaps.is_full() || !self.freeze(frames, chunk) {
             return false;
         }
-        for index in from..to {
-            let latch = frames.table.word(PageId(index as u64));
-            let seen = latch.load();
-            if !seen.is_absent() || !latch.try_begin_load(seen) {
-                frames.table.words(from..index).iter().for_each(|latch| latch.abort_load());
-                return false;
-            }
+        let latches = frames.table.words(from..to);
+        let locks = |latch: &&Latch| latch.try_begin_load(latch.load());
+        let locked = latches.iter().take_while(locks).count();
+        if locked < latches.len() {
+            latches[..locked].iter().for_each(Latch::abort_load);
+            return false;
         }
-        self.gaps[self.gap_count] = (from, to);
-        self.gap_count += 1;
+        self.gaps.push((from, to));
         true
     }
 
-    fn begin(&mut self, frames: &Frames, chunk: usize) -> bool {
-        if self.gap_count == BATCH_MAX || self.chunk_count == CHUNKS_MAX {
-            return false;
-        }
+    fn freeze(&mut self, frames: &Frames, chunk: usize) -> bool {
         // Victims come in the order of their addresses.
-        let is_begun = self.chunks[..self.chunk_count].last() == Some(&chunk);
-        if !is_begun {
-            if !frames.chunks.try_freeze(chunk) {
-                return false;
-            }
-            self.chunks[self.chunk_count] = chunk;
-            self.chunk_count += 1;
+        if self.chunks.last() == Some(&chunk) {
+            return true;
         }
-        true
+        let is_frozen = !self.chunks.is_full() && frames.chunks.try_freeze(chunk);
+        if is_frozen {
+            self.chunks.push(chunk);
+        }
+        is_frozen
     }
 
     /// Unlocks all of them.
     pub(super) fn unlock(self, frames: &Frames) {
-        for (from, to) in &self.gaps[..self.gap_count] {
-            frames.table.words(*from..*to).iter().for_each(|latch| latch.abort_load());
+        for (from, to) in &*self.gaps {
+            frames.table.words(*from..*to).iter().for_each(Latch::abort_load);
         }
-        for chunk in &self.chunks[..self.chunk_count] {
+        for chunk in &*self.chunks {
             frames.chunks.unfreeze(*chunk);
         }
     }

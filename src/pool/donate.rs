@@ -12,11 +12,12 @@
 #![expect(unsafe_code, reason = "moves the memory of locked pages")]
 
 use super::chunk::CHUNK_PAGES;
+use super::fixed_vec::FixedVec;
 use super::frames::Frames;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::limit::manager::HandOver;
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
+use crate::sys::vm::{HUGE_PAGE, Piece};
 
 /// Runs that move together: one call for neighbours.
 const GROUP_MAX: usize = 16;
@@ -32,42 +33,8 @@ const KEPT_MAX: usize = 64;
 struct Group {
     start: usize,
     end: usize,
-    leaving: Leaving,
-}
-
-/// Which pages of a group leave, as bits: what was seen when they were locked stays true.
-struct Leaving {
-    /// A multiple of 64, so that words are those of the resident set.
-    base: usize,
-    words: [u64; GROUP_WORDS],
-}
-
-/// Bits of a group of the smallest pages.
-const GROUP_WORDS: usize = GROUP_MAX * (HUGE_PAGE / KERNEL_PAGE) / 64;
-
-impl Leaving {
-    fn from(start: usize) -> Leaving {
-        Leaving { base: start / 64 * 64, words: [0; GROUP_WORDS] }
-    }
-
-    fn add(&mut self, index: usize) {
-        let bit = index - self.base;
-        self.words[bit / 64] |= 1 << (bit % 64);
-    }
-
-    fn remove(&mut self, index: usize) {
-        let bit = index - self.base;
-        self.words[bit / 64] &= !(1 << (bit % 64));
-    }
-
-    /// The bits of 64 pages, of which `index` is one.
-    fn word_of(&self, index: usize) -> u64 {
-        self.words[(index - self.base) / 64]
-    }
-
-    fn count(&self) -> usize {
-        self.words.iter().map(|word| word.count_ones() as usize).sum()
-    }
+    /// How many pages leave; the others are absent or copied back.
+    leaving: usize,
 }
 
 /// Donates runs of a pool.
@@ -120,22 +87,20 @@ fn run_pages(frames: &Frames) -> usize {
 fn lock_group(frames: &Frames, run: usize, most: usize, kept_max: usize) -> Option<Group> {
     let per_run = run_pages(frames);
     let first = run * per_run;
-    let mut group = Group { start: first, end: first, leaving: Leaving::from(first) };
-    while group.end < first + most * per_run {
-        let start = group.end;
-        let is_begun = start > first && !start.is_multiple_of(CHUNK_PAGES);
-        if !qualifies(frames, start, kept_max) {
+    let mut group = Group { start: first, end: first, leaving: 0 };
+    while group.end < first + most * per_run && qualifies(frames, group.end, kept_max) {
+        let (start, chunk) = (group.end, group.end / CHUNK_PAGES);
+        let is_frozen = start > first && !start.is_multiple_of(CHUNK_PAGES);
+        if !is_frozen && !frames.chunks.try_freeze(chunk) {
             break;
         }
-        if !is_begun && !frames.chunks.try_freeze(start / CHUNK_PAGES) {
-            break;
-        }
-        if !lock_run(frames, start, &mut group.leaving) {
-            if !is_begun {
-                frames.chunks.unfreeze(start / CHUNK_PAGES);
+        let Some(leaving) = lock_run(frames, start) else {
+            if !is_frozen {
+                frames.chunks.unfreeze(chunk);
             }
             break;
-        }
+        };
+        group.leaving += leaving;
         group.end += per_run;
     }
     (group.end > first).then_some(group)
@@ -161,9 +126,11 @@ fn qualifies(frames: &Frames, start: usize, kept_max: usize) -> bool {
     is_worth_it && (kept == 0 || frames.split_around(PageId(start as u64)))
 }
 
-fn lock_run(frames: &Frames, start: usize, leaving: &mut Leaving) -> bool {
+/// Locks all pages of a run; returns how many of them leave.
+fn lock_run(frames: &Frames, start: usize) -> Option<usize> {
     let end = start + run_pages(frames);
     let is_huge = frames.chunks.is_huge(PageId(start as u64));
+    let mut leaving = 0;
     for (index, latch) in (start..end).zip(frames.table.words(start..end)) {
         let seen = latch.load();
         let is_locked = if seen.is_absent() {
@@ -174,14 +141,11 @@ fn lock_run(frames: &Frames, start: usize, leaving: &mut Leaving) -> bool {
         };
         if !is_locked {
             unlock_unmoved(frames, start, index, false);
-            (start..index).for_each(|index| leaving.remove(index));
-            return false;
+            return None;
         }
-        if seen.is_idle() {
-            leaving.add(index);
-        }
+        leaving += usize::from(seen.is_idle());
     }
-    true
+    Some(leaving)
 }
 
 /// Lets go of locked pages whose memory is where it was; `was_away`: it may have been moved and
@@ -201,9 +165,8 @@ fn unlock_unmoved(frames: &Frames, start: usize, end: usize, was_away: bool) {
 /// is no use in trying again.
 fn donate_group(frames: &Frames, room: &mut HandOver<'_>, group: &Group) -> Option<usize> {
     let (start, end) = (group.start, group.end);
-    let leaving = group.leaving.count();
     let page_bytes = frames.table.page_bytes();
-    let bytes = ByteCount((leaving * page_bytes) as u64);
+    let bytes = ByteCount((group.leaving * page_bytes) as u64);
     let (offset, len) = (start * page_bytes, (end - start) * page_bytes);
     let (mapping, giver) = (frames.table.mapping(), frames.account.account().budget());
     // SAFETY:
@@ -231,7 +194,7 @@ fn donate_group(frames: &Frames, room: &mut HandOver<'_>, group: &Group) -> Opti
     for chunk in start / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES) {
         frames.chunks.unfreeze(chunk);
     }
-    is_moved.then_some(leaving)
+    is_moved.then_some(group.leaving)
 }
 
 /// Unlocks pages whose memory is at `place` now: copies back what stays and drops its other
@@ -240,18 +203,17 @@ fn unlock_moved(frames: &Frames, group: &Group, place: *mut u8) {
     let page_bytes = frames.table.page_bytes();
     let (start, end) = (group.start, group.end);
     let stamp = frames.stamp();
-    let mut copied = Copied { pieces: [Piece::new(0, 0); KEPT_MAX], count: 0 };
+    let mut copied: FixedVec<Piece, KEPT_MAX> = FixedVec::new(Piece::new(0, 0));
     let mut at = start;
     while at < end {
         let until = end.min((at / 64 + 1) * 64);
         // A page that is unlocked may come back at once: its bit must be gone before.
-        let gone = group.leaving.word_of(at);
-        let before = frames.resident.remove_all(at / 64, gone, page_bytes);
+        let leaves = |page| frames.table.word(page).load().is_worthless();
+        let gone = frames.resident.remove_where(at..until, page_bytes, leaves);
         for (index, latch) in (at..until).zip(frames.table.words(at..until)) {
-            let bit = 1 << (index % 64);
-            if gone & bit != 0 {
+            if gone & 1 << (index % 64) != 0 {
                 latch.evicted(stamp);
-            } else if before & bit == 0 {
+            } else if !frames.resident.contains(index) {
                 latch.abort_load();
             } else {
                 let from = place.wrapping_add((index - start) * page_bytes);
@@ -259,36 +221,24 @@ fn unlock_moved(frames: &Frames, group: &Group, place: *mut u8) {
                 // SAFETY: both are whole pages of different mappings; this thread holds the page
                 // locked, and its content lies at `from` since the move.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, page_bytes) };
-                copied.push(frames, from);
+                if copied.is_full() {
+                    drop_copied(frames, &mut copied);
+                }
+                copied.push(Piece::new(from.addr(), page_bytes));
                 latch.returned();
             }
         }
         at = until;
     }
-    copied.drop_all(frames);
+    drop_copied(frames, &mut copied);
 }
 
-/// Pages that were copied back; their other copies have no memory that is charged.
-struct Copied {
-    pieces: [Piece; KEPT_MAX],
-    count: usize,
-}
-
-impl Copied {
-    fn push(&mut self, frames: &Frames, from: *mut u8) {
-        if self.count == KEPT_MAX {
-            self.drop_all(frames);
-        }
-        self.pieces[self.count] = Piece::new(from.addr(), frames.table.page_bytes());
-        self.count += 1;
-    }
-
-    fn drop_all(&mut self, frames: &Frames) {
-        if self.count > 0 {
-            // SAFETY: the pieces were copied from, and nobody uses the taker's room yet.
-            unsafe { frames.table.discard_all(&self.pieces[..self.count]) };
-            self.count = 0;
-        }
+/// Drops the other copies of pages that were copied back: their memory is not charged.
+fn drop_copied(frames: &Frames, copied: &mut FixedVec<Piece, KEPT_MAX>) {
+    if !copied.is_empty() {
+        // SAFETY: the pieces were copied from, and nobody uses the taker's room yet.
+        unsafe { frames.table.discard_all(copied) };
+        copied.clear();
     }
 }
 

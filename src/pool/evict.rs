@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "drops the memory of victims")]
 
 use super::coalescing::Gaps;
+use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
 use super::write_back::WriteBack;
 use crate::base::sync::{AtomicU64, Ordering};
@@ -27,21 +28,14 @@ pub(super) enum Dirty {
 /// Victims of a batch.
 struct Batch {
     /// Locked.
-    clean: [PageId; BATCH_MAX],
-    clean_len: usize,
+    clean: FixedVec<PageId, BATCH_MAX>,
     /// Held for writing.
-    dirty: [PageId; BATCH_MAX],
-    dirty_len: usize,
+    dirty: FixedVec<PageId, BATCH_MAX>,
 }
 
 impl Batch {
-    fn new() -> Batch {
-        let none = [PageId(0); BATCH_MAX];
-        Batch { clean: none, clean_len: 0, dirty: none, dirty_len: 0 }
-    }
-
     fn len(&self) -> usize {
-        self.clean_len + self.dirty_len
+        self.clean.len() + self.dirty.len()
     }
 }
 
@@ -79,7 +73,8 @@ impl Evictor {
         while freed < want.0 && left > 0 {
             let pages = (want.0 - freed).div_ceil(frames.table.page_size().0);
             let target = (pages as usize).min(self.batch);
-            let mut batch = Batch::new();
+            let none = PageId(0);
+            let mut batch = Batch { clean: FixedVec::new(none), dirty: FixedVec::new(none) };
             while batch.len() < target && left > 0 {
                 left -= 1;
                 let step = self.hand.fetch_add(1, Ordering::Relaxed) % steps;
@@ -98,23 +93,21 @@ impl Evictor {
     /// Writes the dirty victims and drops what is clean then.
     fn finish(&self, frames: &Frames, write_back: &WriteBack, batch: &mut Batch) -> u64 {
         // The clean ones go first: a thread that waits for one of them need not wait for the device.
-        let mut freed = self.drop_locked(frames, &batch.clean[..batch.clean_len]);
-        if batch.dirty_len > 0 {
-            let dirty = &mut batch.dirty[..batch.dirty_len];
-            dirty.sort_unstable();
-            write_back.write(frames, dirty);
-            let mut count = 0;
-            for page in dirty {
-                let seen = frames.table.word(*page).load();
-                let unwanted = seen.is_free() && !seen.dirty() && seen.cool();
-                if unwanted && frames.lock_victim(*page, seen) {
-                    batch.clean[count] = *page;
-                    count += 1;
-                }
-            }
-            freed += self.drop_locked(frames, &batch.clean[..count]);
+        let freed = self.drop_locked(frames, &batch.clean);
+        if batch.dirty.is_empty() {
+            return freed;
         }
-        freed
+        batch.clean.clear();
+        batch.dirty.sort_unstable();
+        write_back.write(frames, &batch.dirty);
+        for page in &*batch.dirty {
+            let seen = frames.table.word(*page).load();
+            let is_unwanted = seen.is_free() && !seen.dirty() && seen.cool();
+            if is_unwanted && frames.lock_victim(*page, seen) {
+                batch.clean.push(*page);
+            }
+        }
+        freed + self.drop_locked(frames, &batch.clean)
     }
 
     /// Drops pages that this thread locked; returns their bytes.
@@ -122,8 +115,8 @@ impl Evictor {
         if pages.is_empty() {
             return 0;
         }
-        let mut pieces = [Piece::new(0, 0); BATCH_MAX];
-        let (mut count, mut bytes) = (0, 0);
+        let mut pieces: FixedVec<Piece, BATCH_MAX> = FixedVec::new(Piece::new(0, 0));
+        let mut bytes = 0;
         let mut gaps = Gaps::new();
         // One past the page before.
         let mut after = usize::MAX;
@@ -132,21 +125,18 @@ impl Evictor {
             frames.leave(*page, order);
             let (start, len) = (frames.table.ptr(*page).addr(), frames.table.buffer_bytes(order));
             bytes += len as u64;
-            match pieces[..count].last_mut() {
+            match pieces.last_mut() {
                 Some(last) if last.start() + last.len() == start => last.grow(len),
                 Some(last) if self.batches() && gaps.lock(frames, after, page.as_usize()) => {
                     last.grow(start + len - last.start() - last.len());
                 }
-                _ => {
-                    pieces[count] = Piece::new(start, len);
-                    count += 1;
-                }
+                _ => pieces.push(Piece::new(start, len)),
             }
             after = page.as_usize() + (1 << order);
         }
         // SAFETY: this thread holds the pages locked and their contents are on the device; what lies
         // between them within a range is absent and locked, too (`coalescing`).
-        unsafe { frames.table.discard_all(&pieces[..count]) };
+        unsafe { frames.table.discard_all(&pieces) };
         let stamp = frames.stamp();
         for page in pages {
             frames.table.word(*page).evicted(stamp);
@@ -175,11 +165,9 @@ fn sweep_page(frames: &Frames, page: PageId, dirty: Dirty, batch: &mut Batch) {
         // Its neighbours are written at the moment.
     } else if !seen.dirty() {
         if frames.lock_victim(page, seen) {
-            batch.clean[batch.clean_len] = page;
-            batch.clean_len += 1;
+            batch.clean.push(page);
         }
     } else if latch.try_begin_write(seen) {
-        batch.dirty[batch.dirty_len] = page;
-        batch.dirty_len += 1;
+        batch.dirty.push(page);
     }
 }

@@ -103,14 +103,18 @@ impl Frames {
     /// all that must be before it is locked in order to have memory.
     ///
     /// # Errors
-    /// As for [`MemoryManager::charge`]; nothing is charged but metadata then.
-    pub(super) fn charge_all(&self, page: PageId, order: u8) -> Result<()> {
-        self.charge(order)?;
+    /// That of `charge`; nothing is charged but metadata then.
+    pub(super) fn charge_all<E>(
+        &self,
+        page: PageId,
+        order: u8,
+        charge: impl Fn(ByteCount) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        charge(self.bytes(order))?;
         let last = PageId(page.0 + (1 << order) - 1);
-        if let Err(error) = self.charge_metadata(page).and_then(|()| self.charge_metadata(last)) {
-            self.uncharge(order);
-            return Err(error);
-        }
+        let metadata = self.chunks.charge(page, &charge);
+        let metadata = metadata.and_then(|()| self.chunks.charge(last, &charge));
+        metadata.inspect_err(|_| self.uncharge(order))?;
         self.chunks.note_multi_page(page, order);
         Ok(())
     }

@@ -85,15 +85,11 @@ impl Header {
     /// The turn to write the header, one thread at a time.
     fn take_turn(&self, frames: &Frames) -> Result<Taken<'_>> {
         let mut backoff = frames.backoff();
-        loop {
-            if let Some(turn) = self.turn.take() {
-                return Ok(turn);
-            }
-            if !backoff.wait() {
-                let (holder, waited) = ("another flush".to_owned(), backoff.waited());
-                return Err(Error::LatchTimeout { page: PageId(0), holder, waited });
-            }
-        }
+        backoff.until(|| self.turn.take()).ok_or_else(|| Error::LatchTimeout {
+            page: PageId(0),
+            holder: "another flush".to_owned(),
+            waited: backoff.waited(),
+        })
     }
 
     /// Reads header and free list.

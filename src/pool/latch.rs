@@ -123,7 +123,13 @@ impl LatchWord {
     /// Whether the page is free, clean and without heat: nothing keeps it.
     #[inline]
     pub(crate) fn is_idle(self) -> bool {
-        self.0 & (LATCH_MASK | DIRTY | HEAT_MASK) == FREE << LATCH_SHIFT
+        self.is_free() && self.is_worthless()
+    }
+
+    /// Whether a resident page is clean and without heat, whatever its holders.
+    #[inline]
+    pub(crate) fn is_worthless(self) -> bool {
+        self.0 & (DIRTY | HEAT_MASK) == 0
     }
 
     #[inline]

@@ -2,10 +2,11 @@
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
 use super::file::{DEPTH, TableFile, WAIT};
+use super::fixed_vec::FixedVec;
 use super::frames::Frames;
 use super::latch::LatchWord;
 use super::multi_page::Inside;
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::PageId;
 use crate::store::{Op, Queue, Request, Segment};
@@ -25,14 +26,24 @@ pub(super) const GROUP_MAX: usize = 256;
 const SUBMIT_EVERY: usize = 8;
 
 /// A page with the word it had: locked in order to be read.
-#[derive(Clone, Copy)]
-pub(super) struct Loading {
-    pub(super) page: PageId,
+#[derive(Clone, Copy, Default)]
+struct Loading {
+    page: PageId,
     was: LatchWord,
 }
 
 /// There was no memory.
-pub(super) struct Full;
+struct Full;
+
+/// What became of a group of pages.
+pub(super) struct Group {
+    /// Reads that were started.
+    pages: usize,
+    /// Whether the rest was left out because there was no memory.
+    is_full: bool,
+    /// The last read that failed.
+    pub(super) failed: Option<Error>,
+}
 
 /// Reads pages of one table file.
 pub(super) struct Loader {
@@ -75,7 +86,7 @@ impl Loader {
         if !table.contains(page, order) || seen.is_unused() {
             return Err(table.no_such_page(page));
         }
-        frames.charge_all(page, order)?;
+        frames.charge_all(page, order, |bytes| frames.account.charge(bytes))?;
         let latch = table.word(page);
         if !latch.try_begin_load(seen) {
             frames.uncharge(order);
@@ -98,7 +109,7 @@ impl Loader {
     ///
     /// # Errors
     /// That of the read.
-    pub(super) fn finish(
+    fn finish(
         &self,
         frames: &Frames,
         Loading { page, was }: Loading,
@@ -124,82 +135,89 @@ impl Loader {
     ///
     /// # Errors
     /// When there is no memory for it after a moment.
-    pub(super) fn begin(
-        &self,
-        frames: &Frames,
-        page: PageId,
-    ) -> std::result::Result<Option<Loading>, Full> {
+    fn begin(&self, frames: &Frames, page: PageId) -> std::result::Result<Option<Loading>, Full> {
         let Some(latch) = frames.table.get(page) else { return Ok(None) };
         let was = latch.load();
         let is_page = was.known_order().unwrap_or(0) == 0 && !was.is_unused();
         if !frames.table.contains(page, 0) || !was.is_absent() || !is_page {
             return Ok(None);
         }
-        let charge = |bytes| {
-            let is_charged = frames.account.charge_briefly(bytes);
-            if is_charged { Ok(()) } else { Err(Full) }
-        };
-        charge(frames.table.page_size())?;
-        let charged = frames.chunks.charge(page, charge);
-        if charged.is_err() || !latch.try_begin_load(was) {
+        let charge = |bytes| frames.account.charge_briefly(bytes).then_some(()).ok_or(Full);
+        frames.charge_all(page, 0, charge)?;
+        if !latch.try_begin_load(was) {
             frames.uncharge(0);
-            return charged.map(|()| None);
+            return Ok(None);
         }
         self.misses.fetch_add(1, Ordering::Relaxed);
         Ok(Some(Loading { page, was }))
     }
 
-    /// Reads up to `count` pages, many at a time: those that `begin` locks, which makes room for
-    /// the next while the device reads the ones before. Calls `each` once for every one. Returns
-    /// how many there were.
-    pub(super) fn read_group(
+    /// Reads up to `count` of those `pages` that are absent, many at a time, up to the first for which
+    /// there is no memory: room is made for the next while the device reads the ones before. Calls
+    /// `loaded` once for every page that was read, with the number beside it; the page is locked.
+    ///
+    /// # Errors
+    /// When there is no queue.
+    pub(super) fn load_group(
         &self,
         frames: &Frames,
+        mut pages: impl Iterator<Item = (usize, PageId)>,
         count: usize,
-        begin: &mut dyn FnMut(usize) -> Option<Loading>,
-        each: &mut dyn FnMut(usize, Loading, Result<()>),
-    ) -> Result<usize> {
-        if count == 0 {
-            return Ok(0);
-        }
+        prefetched: bool,
+        mut loaded: impl FnMut(usize, PageId),
+    ) -> Result<Group> {
         let table = &frames.table;
-        let mut loads = [Loading { page: PageId(0), was: LatchWord::default() }; GROUP_MAX];
+        let mut loads: FixedVec<(usize, Loading), GROUP_MAX> = FixedVec::new(Default::default());
         let mut queue = self.file.take_queue(&frames.account)?;
-        let (mut started, done) = (0, Cell::new(0));
-        let mut wait = |queue: &mut dyn Queue, loads: &[Loading]| {
+        let mut group = Group { pages: 0, is_full: false, failed: None };
+        let done = Cell::new(0);
+        let mut wait = |queue: &mut dyn Queue, loads: &[(usize, Loading)]| {
             let waited = queue.wait(WAIT, &mut |completion| {
                 done.set(done.get() + 1);
-                let i = completion.token as usize;
-                let check = || self.file.check(table, loads[i].page, 0);
-                each(i, loads[i], completion.result.and_then(|()| check()));
+                let (number, loading) = loads[completion.token as usize];
+                let read = completion.result;
+                let read = read.and_then(|()| self.file.check(table, loading.page, 0));
+                match self.finish(frames, loading, 0, prefetched, read) {
+                    Ok(()) => loaded(number, loading.page),
+                    Err(error) => group.failed = Some(error),
+                }
             });
             // The kernel refuses to wait only when it is out of memory for it: try again.
             if waited.is_err() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };
-        for i in 0..count {
-            let Some(loading) = begin(i) else { continue };
-            loads[i] = loading;
-            let segments = [Segment { ptr: table.ptr(loading.page), len: table.page_bytes() }];
-            let offset = table.offset(loading.page);
-            let request = Request { token: i as u64, op: Op::Read, offset, segments: &segments };
+        while loads.len() < count
+            && let Some((number, page)) = pages.next()
+        {
+            let loading = match self.begin(frames, page) {
+                Ok(Some(loading)) => loading,
+                Ok(None) => continue,
+                Err(Full) => {
+                    group.is_full = true;
+                    break;
+                }
+            };
+            let (token, offset) = (loads.len() as u64, table.offset(page));
+            loads.push((number, loading));
+            let segments = [Segment { ptr: table.ptr(page), len: table.page_bytes() }];
+            let request = Request { token, op: Op::Read, offset, segments: &segments };
             // SAFETY: the page is locked by this thread until its completion is reported; nobody
             // else reads into its memory or writes its place in the file.
             while !unsafe { queue.push(request) } {
                 wait(&mut *queue, &loads);
             }
-            started += 1;
-            if started % SUBMIT_EVERY == 0 {
+            if loads.len() % SUBMIT_EVERY == 0 {
                 // What is not taken now is submitted with the next ones, or by the wait.
                 let _ = queue.submit();
             }
         }
-        while done.get() < started {
+        group.pages = loads.len();
+        while done.get() < loads.len() {
             wait(&mut *queue, &loads);
         }
         self.file.give_queue(queue, &frames.account);
-        Ok(started)
+        Ok(group)
     }
 
     /// Queues absent pages to be read ahead. Returns whether any wait.
@@ -218,27 +236,16 @@ impl Loader {
         if self.prefetches.is_empty() {
             return false;
         }
-        let mut is_full = false;
-        let mut begin = || {
-            while !is_full {
-                match self.begin(frames, self.prefetches.pop()?) {
-                    Ok(None) => {}
-                    Ok(loading) => return loading,
-                    Err(Full) => is_full = true,
-                }
-            }
-            None
-        };
-        let read = self.read_group(frames, DEPTH, &mut |_| begin(), &mut |_, loading, result| {
-            // An error shows again when the page is fixed.
-            if self.finish(frames, loading, 0, true, result).is_ok() {
-                frames.table.word(loading.page).unlock(false);
-            }
+        let pages = std::iter::from_fn(|| self.prefetches.pop().map(|page| (0, page)));
+        let group = self.load_group(frames, pages, DEPTH, true, |_, page| {
+            frames.table.word(page).unlock(false);
         });
-        if is_full {
+        // An error shows again when the page is fixed.
+        let Ok(group) = group else { return false };
+        if group.is_full {
             // For the others there is no memory either.
             (0..PREFETCH_MAX).map_while(|_| self.prefetches.pop()).for_each(drop);
         }
-        read.is_ok_and(|pages| pages > 0)
+        group.pages > 0
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! | files | hold |
 //! |---|---|
-//! | `latch`, `backoff` | the word of one page; waiting for it |
+//! | `latch`, `backoff`, `fixed_vec` | the word of one page; waiting for it; lists of pages |
 //! | `page_table`, `chunk`, `resident` (with `replacement`), `account`, `free_list` | the parts: words and memory, notes of 512 pages, what is in memory, the share of the limit, free numbers |
 //! | `frames` | the parts together: memory is charged, split, dropped |
 //! | `file`, `checksum` | the store and its queues |
@@ -43,6 +43,7 @@ mod donate;
 mod evict;
 mod file;
 mod fix;
+mod fixed_vec;
 mod frames;
 mod free_list;
 mod guard;

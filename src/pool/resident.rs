@@ -56,12 +56,23 @@ impl ResidentSet {
         self.bits[page.as_usize() / 64].fetch_and(!(1 << (page.0 % 64)), Ordering::Relaxed);
     }
 
-    /// Removes the locked pages of `gone` from the 64 pages of `step`, all single pages of
-    /// `page_bytes`; returns what was resident before.
-    pub(super) fn remove_all(&self, step: usize, gone: u64, page_bytes: usize) -> u64 {
+    /// Removes from a range within one step the locked pages that `leaves` picks, all single pages
+    /// of `page_bytes`. Returns them as bits of the step.
+    pub(super) fn remove_where(
+        &self,
+        range: Range<usize>,
+        page_bytes: usize,
+        leaves: impl Fn(PageId) -> bool,
+    ) -> u64 {
+        let step = range.start / 64;
+        let gone = self
+            .pages(step)
+            .filter(|page| range.contains(&page.as_usize()) && leaves(*page))
+            .fold(0u64, |bits, page| bits | 1 << (page.0 % 64));
         let bytes = u64::from(gone.count_ones()) * page_bytes as u64;
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.bits[step].fetch_and(!gone, Ordering::Relaxed)
+        self.bits[step].fetch_and(!gone, Ordering::Relaxed);
+        gone
     }
 
     pub(super) fn contains(&self, index: usize) -> bool {

@@ -3,6 +3,7 @@
 
 use super::checksum;
 use super::file::{TableFile, WAIT, survived};
+use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
 use super::page_table::TRAILER;
 use super::write_result::WriteResult;
@@ -73,8 +74,7 @@ impl WriteBack {
     /// one request; ends each write.
     pub(super) fn write(&self, frames: &Frames, pages: &[PageId]) -> WriteResult {
         let table = &frames.table;
-        let mut runs = [Run::default(); BATCH_MAX];
-        let mut run_count = 0;
+        let mut runs: FixedVec<Run, BATCH_MAX> = FixedVec::new(Run::default());
         let mut result = WriteResult::default();
         for (index, page) in pages.iter().enumerate() {
             let latch = table.word(*page);
@@ -86,18 +86,17 @@ impl WriteBack {
                 continue;
             }
             let bytes = table.buffer_bytes(order);
-            if let Some(run) = runs[..run_count].last_mut()
+            if let Some(run) = runs.last_mut()
                 && run.first + run.count == index
                 && table.offset(pages[run.first]) + run.bytes as u64 == table.offset(*page)
             {
                 run.count += 1;
                 run.bytes += bytes;
             } else {
-                runs[run_count] = Run { first: index, count: 1, bytes };
-                run_count += 1;
+                runs.push(Run { first: index, count: 1, bytes });
             }
         }
-        self.write_runs(frames, pages, &runs[..run_count], &mut result);
+        self.write_runs(frames, pages, &runs, &mut result);
         result
     }
 
@@ -176,28 +175,26 @@ impl WriteBack {
     /// [`Error::LatchTimeout`] when a page is held exclusively for too long.
     pub(super) fn write_all(&self, frames: &Frames) -> Result<WriteResult> {
         let mut result = WriteResult::default();
-        let mut batch = [PageId(0); BATCH_MAX];
-        let mut len = 0;
+        let mut batch: FixedVec<PageId, BATCH_MAX> = FixedVec::new(PageId(0));
         for page in (0..frames.table.steps()).flat_map(|step| frames.resident.pages(step)) {
             let is_held = match try_hold(frames, page) {
                 Some(is_held) => is_held,
                 None => {
                     // The page's holder may itself wait for one of the pages held here.
-                    result.add(self.write(frames, &batch[..len]));
-                    len = 0;
+                    result.add(self.write(frames, &batch));
+                    batch.clear();
                     hold(frames, page)?
                 }
             };
             if is_held {
-                batch[len] = page;
-                len += 1;
+                batch.push(page);
             }
-            if len == BATCH_MAX {
+            if batch.is_full() {
                 result.add(self.write(frames, &batch));
-                len = 0;
+                batch.clear();
             }
         }
-        result.add(self.write(frames, &batch[..len]));
+        result.add(self.write(frames, &batch));
         Ok(result)
     }
 }
@@ -205,14 +202,8 @@ impl WriteBack {
 /// Holds a dirty page for writing; `false` when it is clean or gone.
 fn hold(frames: &Frames, page: PageId) -> Result<bool> {
     let mut backoff = frames.backoff();
-    loop {
-        if let Some(is_held) = try_hold(frames, page) {
-            return Ok(is_held);
-        }
-        if !backoff.wait() {
-            return Err(frames.table.timeout(page, &backoff));
-        }
-    }
+    let held = backoff.until(|| try_hold(frames, page));
+    held.ok_or_else(|| frames.table.timeout(page, &backoff))
 }
 
 /// The same without waiting. `None`: another holder is in the way.
