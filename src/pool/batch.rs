@@ -7,9 +7,9 @@
 
 use super::buffer_pool::BufferPool;
 use super::fixed_vec::FixedVec;
+use super::frames::BATCH_MAX;
 use super::guard::{Held, OptimisticGuard, SharedGuard};
 use super::latch::HeldWord;
-use super::load::GROUP_MAX;
 use crate::base::error::Result;
 use crate::base::units::PageId;
 
@@ -93,7 +93,7 @@ impl BufferPool {
     pub fn fix_many(&self, pages: &[PageId]) -> Result<Vec<SharedGuard<'_>>> {
         let mut guards: Vec<Option<SharedGuard<'_>>> = Vec::with_capacity(pages.len());
         guards.resize_with(pages.len(), || None);
-        for (pages, guards) in pages.chunks(GROUP_MAX).zip(guards.chunks_mut(GROUP_MAX)) {
+        for (pages, guards) in pages.chunks(BATCH_MAX).zip(guards.chunks_mut(BATCH_MAX)) {
             self.fix_group(pages, guards)?;
         }
         for (page, guard) in pages.iter().zip(&mut guards) {
@@ -111,7 +111,7 @@ impl BufferPool {
         pages: &[PageId],
         guards: &mut [Option<SharedGuard<'p>>],
     ) -> Result<()> {
-        let mut absent: FixedVec<_, GROUP_MAX> = FixedVec::new((0, PageId(0)));
+        let mut absent: FixedVec<_, BATCH_MAX> = FixedVec::new((0, PageId(0)));
         for (index, page) in pages.iter().enumerate() {
             guards[index] = self.try_fix_shared(*page);
             if guards[index].is_none() {
@@ -122,7 +122,7 @@ impl BufferPool {
             return Ok(());
         }
         let (frames, absent) = (&self.frames, absent.iter().copied());
-        let group = self.loader.load_group(frames, absent, GROUP_MAX, false, |index, page| {
+        let group = self.loader.load_group(frames, absent, BATCH_MAX, false, |index, page| {
             let latch = frames.table.word(page);
             latch.downgrade(false);
             let word = HeldWord::seen(latch.load());

@@ -14,11 +14,12 @@ use super::page_table::TRAILER;
 use super::worker::Worker;
 use super::write_back::WriteBack;
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::units::{ByteCount, PageCount};
 use crate::limit::manager::{Account, Effort, HandOver, MemoryManager, Reclaim};
-use crate::store::Store;
+use crate::store::{BlockStore, Store};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -80,7 +81,7 @@ impl fmt::Debug for BufferPool {
 }
 
 impl BufferPool {
-    pub(super) fn start(
+    fn start(
         config: PoolConfig,
         path: PathBuf,
         store: Arc<dyn Store>,
@@ -242,6 +243,70 @@ impl BufferPool {
         }
         self.header.write(&self.frames)?;
         result.into_refusal().map_or(Ok(()), Err)
+    }
+}
+
+impl PoolConfig {
+    /// Creates a table file, or takes a raw block device, of at most `capacity` bytes at `path`.
+    /// What exists there has to be free, as [`BlockStore::create`] says, unless
+    /// [`overwrite`](PoolConfig::overwrite) allows it to be lost. A file becomes its owner's only.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the path cannot be used, or with the data that it holds;
+    /// [`Error::Config`] for a bad page size.
+    pub fn create(
+        self,
+        path: impl AsRef<Path>,
+        capacity: ByteCount,
+        manager: &Arc<MemoryManager>,
+    ) -> Result<Arc<BufferPool>> {
+        let _ours = keep_local();
+        let path = path.as_ref();
+        self.check()?; // Before anything is overwritten.
+        let store = BlockStore::create(path, Some(capacity), self.overwrite)?;
+        BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, true)
+    }
+
+    /// Opens an existing table file or device.
+    ///
+    /// # Errors
+    /// [`Error::Device`] naming what is wrong: missing, read-only, no table file, shorter than
+    /// its header says, or created with another page size.
+    pub fn open(
+        self,
+        path: impl AsRef<Path>,
+        manager: &Arc<MemoryManager>,
+    ) -> Result<Arc<BufferPool>> {
+        let _ours = keep_local();
+        let path = path.as_ref();
+        let store = BlockStore::open(path, None)?;
+        BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, false)
+    }
+
+    /// Creates a table on a store; what that holds is lost.
+    ///
+    /// # Errors
+    /// As for [`PoolConfig::create`].
+    pub fn create_on(
+        self,
+        store: Arc<dyn Store>,
+        manager: &Arc<MemoryManager>,
+    ) -> Result<Arc<BufferPool>> {
+        let _ours = keep_local();
+        BufferPool::start(self, PathBuf::from("(store)"), store, manager, true)
+    }
+
+    /// Opens the table on a store.
+    ///
+    /// # Errors
+    /// As for [`PoolConfig::open`].
+    pub fn open_on(
+        self,
+        store: Arc<dyn Store>,
+        manager: &Arc<MemoryManager>,
+    ) -> Result<Arc<BufferPool>> {
+        let _ours = keep_local();
+        BufferPool::start(self, PathBuf::from("(store)"), store, manager, false)
     }
 }
 

@@ -3,12 +3,15 @@
 
 use super::account::PoolAccount;
 use super::checksum;
+use super::fixed_vec::FixedVec;
+use super::frames::BATCH_MAX;
 use super::page_table::PageTable;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
-use crate::store::{Queue, Store};
+use crate::store::{Op, Queue, Request, Segment, Store};
+use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +21,10 @@ use std::time::Duration;
 pub(super) const DEPTH: usize = 64;
 
 /// Longest wait for the device at a time.
-pub(super) const WAIT: Duration = Duration::from_secs(1);
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Reads that are submitted together.
+const SUBMIT_EVERY: usize = 8;
 
 /// Bytes of a device queue, charged when one is opened: a thread that reads or writes a group of
 /// pages uses one.
@@ -54,11 +60,59 @@ impl TableFile {
         Error::Device { path: self.path.clone(), reason: reason.into() }
     }
 
-    /// A queue of the caller's own, idle.
+    /// Reads or writes what `next` gives, many requests at a time, and calls `done` once for each, with
+    /// what `next` gave beside it. Returns how many there were, at most [`BATCH_MAX`].
     ///
     /// # Errors
-    /// As for [`Store::open_queue`].
-    pub(super) fn take_queue(&self, account: &PoolAccount) -> Result<Box<dyn Queue>> {
+    /// As for [`Store::open_queue`]; `next` was not called then.
+    ///
+    /// # Safety
+    /// Until `done` is called for it, nobody else uses the memory of a read or changes that of a write,
+    /// and no other request touches its bytes of the file.
+    pub(super) unsafe fn transfer<T: Copy + Default>(
+        &self,
+        account: &PoolAccount,
+        op: Op,
+        mut next: impl FnMut() -> Option<(T, Segment, u64)>,
+        mut done: impl FnMut(T, Result<()>),
+    ) -> Result<usize> {
+        let mut queue = self.take_queue(account)?;
+        let mut tags: FixedVec<T, BATCH_MAX> = FixedVec::new(T::default());
+        let done_count = Cell::new(0);
+        let mut wait = |queue: &mut dyn Queue, tags: &[T]| {
+            let waited = queue.wait(WAIT, &mut |completion| {
+                done_count.set(done_count.get() + 1);
+                done(tags[completion.token as usize], completion.result);
+            });
+            // The kernel refuses to wait only when it is out of memory for it: try again.
+            if waited.is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        while !tags.is_full()
+            && let Some((tag, segment, offset)) = next()
+        {
+            let token = tags.len() as u64;
+            tags.push(tag);
+            let request = Request { token, op, offset, segments: &[segment] };
+            // SAFETY: the caller's promise.
+            while !unsafe { queue.push(request) } {
+                wait(&mut *queue, &tags);
+            }
+            // `next` makes room for a page that is read: meanwhile the device has work.
+            if op == Op::Read && tags.len().is_multiple_of(SUBMIT_EVERY) {
+                // What is not taken now is submitted with the next ones, or by the wait.
+                let _ = queue.submit();
+            }
+        }
+        while done_count.get() < tags.len() {
+            wait(&mut *queue, &tags);
+        }
+        self.give_queue(queue, account);
+        Ok(tags.len())
+    }
+
+    fn take_queue(&self, account: &PoolAccount) -> Result<Box<dyn Queue>> {
         let _ours = keep_local();
         let idle = self.idle.lock().pop();
         if let Some(queue) = idle {
@@ -80,12 +134,10 @@ impl TableFile {
         }
     }
 
-    /// Keeps a queue for the next user. One that failed is not given back.
-    pub(super) fn give_queue(&self, queue: Box<dyn Queue>, account: &PoolAccount) {
-        if queue.in_flight() == 0 {
-            let _ours = keep_local();
-            self.idle.lock().push(queue);
-        }
+    /// Keeps a queue for the next user.
+    fn give_queue(&self, queue: Box<dyn Queue>, account: &PoolAccount) {
+        let _ours = keep_local();
+        self.idle.lock().push(queue);
         if self.uncharged.load(Ordering::Relaxed) > 0 {
             self.charge_queue(account);
         }

@@ -11,14 +11,14 @@
 //! which costs space only.
 #![expect(unsafe_code, reason = "reads and writes the header")]
 
-use super::file::{TableFile, WAIT};
+use super::file::TableFile;
 use super::frames::Frames;
 use super::free_list::FreeBuffer;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::PageId;
 use crate::limit::admission::{Taken, Turn};
-use crate::store::{Op, Request, Segment};
+use crate::store::{Op, Segment};
 use crate::sys::vm::{Huge, Mapping};
 use std::sync::Arc;
 
@@ -145,19 +145,13 @@ impl Header {
         page: PageId,
         buffer: &mut PageBuffer,
     ) -> Result<()> {
-        let mut queue = self.file.take_queue(&frames.account)?;
-        let segments = [Segment { ptr: buffer.1.as_ptr(), len: frames.table.page_bytes() }];
-        let offset = frames.table.offset(page);
-        // SAFETY: the buffer is this function's until the completion below; the header and free
-        // pages are read and written by this module only, under no overlapping request.
-        let pushed = unsafe { queue.push(Request { token: 0, op, offset, segments: &segments }) };
-        assert!(pushed, "an idle queue takes a request");
-        let mut result = None;
-        while result.is_none() {
-            queue.wait(WAIT, &mut |done| result = Some(done.result))?;
-        }
-        self.file.give_queue(queue, &frames.account);
-        result.expect("set above")
+        let segment = Segment { ptr: buffer.1.as_ptr(), len: frames.table.page_bytes() };
+        let mut only = Some(((), segment, frames.table.offset(page)));
+        let (mut result, account) = (Ok(()), &frames.account);
+        // SAFETY: the buffer is the caller's; the header and free pages are read and written by this
+        // module only, under no overlapping request.
+        unsafe { self.file.transfer(account, op, || only.take(), |(), done| result = done) }?;
+        result
     }
 }
 

@@ -1,29 +1,20 @@
 //! Loading: absent pages are read from the table file, alone and in groups.
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
-use super::file::{DEPTH, TableFile, WAIT};
-use super::fixed_vec::FixedVec;
+use super::file::{DEPTH, TableFile};
 use super::frames::Frames;
 use super::latch::LatchWord;
 use super::multi_page::Inside;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::PageId;
-use crate::store::{Op, Queue, Request, Segment};
+use crate::store::Op;
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
-use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Maximum number of pages that wait to be prefetched; more are forgotten.
 const PREFETCH_MAX: usize = 4096;
-
-/// Maximum number of pages of one group: a bigger request is served in several.
-pub(super) const GROUP_MAX: usize = 256;
-
-/// Reads of a group that are submitted together.
-const SUBMIT_EVERY: usize = 8;
 
 /// A page with the word it had: locked in order to be read.
 #[derive(Clone, Copy, Default)]
@@ -166,58 +157,34 @@ impl Loader {
         prefetched: bool,
         mut loaded: impl FnMut(usize, PageId),
     ) -> Result<Group> {
-        let table = &frames.table;
-        let mut loads: FixedVec<(usize, Loading), GROUP_MAX> = FixedVec::new(Default::default());
-        let mut queue = self.file.take_queue(&frames.account)?;
-        let mut group = Group { pages: 0, is_full: false, failed: None };
-        let done = Cell::new(0);
-        let mut wait = |queue: &mut dyn Queue, loads: &[(usize, Loading)]| {
-            let waited = queue.wait(WAIT, &mut |completion| {
-                done.set(done.get() + 1);
-                let (number, loading) = loads[completion.token as usize];
-                let read = completion.result;
-                let read = read.and_then(|()| self.file.check(table, loading.page, 0));
-                match self.finish(frames, loading, 0, prefetched, read) {
-                    Ok(()) => loaded(number, loading.page),
-                    Err(error) => group.failed = Some(error),
+        let (table, account) = (&frames.table, &frames.account);
+        let (mut left, mut is_full, mut failed) = (count, false, None);
+        let next = || {
+            while left > 0 && !is_full {
+                let (number, page) = pages.next()?;
+                match self.begin(frames, page) {
+                    Ok(None) => {}
+                    Ok(Some(loading)) => {
+                        left -= 1;
+                        let segment = table.segment(page, table.page_bytes());
+                        return Some(((number, loading), segment, table.offset(page)));
+                    }
+                    Err(Full) => is_full = true,
                 }
-            });
-            // The kernel refuses to wait only when it is out of memory for it: try again.
-            if waited.is_err() {
-                std::thread::sleep(Duration::from_millis(1));
+            }
+            None
+        };
+        let done = |(number, loading): (usize, Loading), read: Result<()>| {
+            let read = read.and_then(|()| self.file.check(table, loading.page, 0));
+            match self.finish(frames, loading, 0, prefetched, read) {
+                Ok(()) => loaded(number, loading.page),
+                Err(error) => failed = Some(error),
             }
         };
-        while loads.len() < count
-            && let Some((number, page)) = pages.next()
-        {
-            let loading = match self.begin(frames, page) {
-                Ok(Some(loading)) => loading,
-                Ok(None) => continue,
-                Err(Full) => {
-                    group.is_full = true;
-                    break;
-                }
-            };
-            let (token, offset) = (loads.len() as u64, table.offset(page));
-            loads.push((number, loading));
-            let segments = [Segment { ptr: table.ptr(page), len: table.page_bytes() }];
-            let request = Request { token, op: Op::Read, offset, segments: &segments };
-            // SAFETY: the page is locked by this thread until its completion is reported; nobody
-            // else reads into its memory or writes its place in the file.
-            while !unsafe { queue.push(request) } {
-                wait(&mut *queue, &loads);
-            }
-            if loads.len() % SUBMIT_EVERY == 0 {
-                // What is not taken now is submitted with the next ones, or by the wait.
-                let _ = queue.submit();
-            }
-        }
-        group.pages = loads.len();
-        while done.get() < loads.len() {
-            wait(&mut *queue, &loads);
-        }
-        self.file.give_queue(queue, &frames.account);
-        Ok(group)
+        // SAFETY: the pages are locked by this thread until `done`; nobody else reads into their
+        // memory or writes their places in the file.
+        let pages = unsafe { self.file.transfer(account, Op::Read, next, done) }?;
+        Ok(Group { pages, is_full, failed })
     }
 
     /// Queues absent pages to be read ahead. Returns whether any wait.

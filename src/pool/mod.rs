@@ -19,7 +19,7 @@
 //! | `file`, `checksum` | the store and its queues |
 //! | `multi_page`, `allocate`, `header`, `load`, `write_back` | what happens to pages |
 //! | `coalescing`, `evict`, `donate`, `huge`, `cleaner`, `worker` | what makes room, on demand and ahead |
-//! | `guard`, `config`, `buffer_pool`, `open`, `fix`, `batch`, `btree` | what a user of the pool sees |
+//! | `guard`, `config`, `buffer_pool`, `fix`, `batch`, `btree` | what a user of the pool sees |
 //!
 //! # Invariants
 //! 1. A page's memory is changed, read in or dropped only by the holder of its latch in state `Locked`,
@@ -52,7 +52,6 @@ mod huge;
 mod latch;
 mod load;
 mod multi_page;
-mod open;
 mod page_table;
 mod replacement;
 mod resident;

@@ -15,6 +15,7 @@ use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
+use crate::store::Segment;
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, Mapping, Piece};
 use crossbeam_utils::CachePadded;
 use std::ops::Range;
@@ -143,6 +144,11 @@ impl PageTable {
     /// Where a page is in the table file, which is where it is in the mapping.
     pub(super) fn offset(&self, page: PageId) -> u64 {
         page.0 << self.page_shift
+    }
+
+    /// `bytes` of memory from a page on, for the device.
+    pub(super) fn segment(&self, page: PageId, bytes: usize) -> Segment {
+        Segment { ptr: self.ptr(page), len: bytes }
     }
 
     pub(super) fn mapping(&self) -> &Mapping {

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
 use super::checksum;
-use super::file::{TableFile, WAIT, survived};
+use super::file::{TableFile, survived};
 use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
 use super::page_table::TRAILER;
@@ -10,10 +10,9 @@ use super::write_result::WriteResult;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::PageId;
-use crate::store::{Op, Request, Segment};
+use crate::store::Op;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Asked before a page is written back: the write-ahead log must hold record `lsn` first.
 pub type BeforeWrite = dyn Fn(PageId, u64) -> Result<()> + Send + Sync;
@@ -120,33 +119,17 @@ impl WriteBack {
             counter.fetch_add(run.count as u64, Ordering::Relaxed);
             *sum += run.count as u64;
         };
-        let Ok(mut queue) = self.file.take_queue(&frames.account) else {
-            return runs.iter().for_each(|run| finish(*run, false));
-        };
-        let (mut next, mut done) = (0, 0);
-        while done < runs.len() {
-            while next < runs.len() {
-                let first = pages[runs[next].first];
-                let segments = [Segment { ptr: table.ptr(first), len: runs[next].bytes }];
-                let offset = table.offset(first);
-                let request =
-                    Request { token: next as u64, op: Op::Write, offset, segments: &segments };
-                // SAFETY: this thread is a shared holder of the pages until the completion, so
-                // nobody changes them, and their only writer.
-                if !unsafe { queue.push(request) } {
-                    break;
-                }
-                next += 1;
-            }
-            let waited = queue.wait(WAIT, &mut |completion| {
-                done += 1;
-                finish(runs[completion.token as usize], completion.result.is_ok());
-            });
-            if waited.is_err() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+        let mut next = runs.iter().map(|run| {
+            let first = pages[run.first];
+            (*run, table.segment(first, run.bytes), table.offset(first))
+        });
+        let (account, next) = (&frames.account, || next.next());
+        let done = |run, written: Result<()>| finish(run, written.is_ok());
+        // SAFETY: this thread is a shared holder of the pages until `done`, so nobody changes them,
+        // and their only writer.
+        if unsafe { self.file.transfer(account, Op::Write, next, done) }.is_err() {
+            runs.iter().for_each(|run| finish(*run, false));
         }
-        self.file.give_queue(queue, &frames.account);
     }
 
     /// Asks the log and sets the checksum.
