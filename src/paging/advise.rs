@@ -48,12 +48,12 @@ impl Region {
 
     /// Whether pages can be filled without evicting others, now and for a while.
     pub(crate) fn has_room(&self) -> bool {
-        self.pager.available() > self.pager.high_bytes.load(Ordering::Relaxed)
+        self.pager.pool().available() > self.pager.pool().high_bytes()
     }
 
     /// The most that may be resident.
     pub(crate) fn limit(&self) -> ByteCount {
-        self.pager.budget.limit()
+        self.pager.budget().limit()
     }
 
     /// Starts to bring the range's pages in, and returns at once. Pages for which there is no
@@ -137,13 +137,13 @@ impl Region {
     }
 
     fn evict_pages(&self, first: PageId, count: PageCount) -> Result<()> {
-        if !self.requests.evict(first, count, || self.pager.call_evictor()) {
+        if !self.requests.evict(first, count, || self.pager.pool().call_evictor()) {
             return Err(Error::NotRunning);
         }
         match self.pager.health().write_errno() {
             0 => Ok(()),
             pager::health::NO_SLOT => {
-                Err(Error::StoreFull { pages: PageCount(self.pager.slots.slots().0) })
+                Err(Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) })
             }
             errno => Err(Error::Os { call: "write-back", errno: errno as i32 }),
         }
@@ -163,7 +163,7 @@ impl Region {
         // One at a time: the sum of the pins stays below the bound.
         let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let pinned = self.pager.table().pinned();
-        let room = self.pager.budget.limit().0 / self.pager.page_bytes() as u64 * 3 / 4;
+        let room = self.pager.budget().limit().0 / self.pager.page_bytes() as u64 * 3 / 4;
         // Pages that are pinned already cost nothing more; a range of more than can be pinned is not
         // looked through.
         let new = if count.0 > room { count.0 } else { self.unpinned_pages(first, count) };
@@ -302,11 +302,11 @@ impl Region {
             return Err(Error::LimitTooSmall { limit, minimum });
         }
         self.pager.set_limit(limit);
-        let (mut last, mut stall) = (self.pager.budget.charged(), Deadline::new(STALL_MAX));
-        while self.pager.excess() > 0 {
-            self.pager.call_evictor();
+        let (mut last, mut stall) = (self.pager.budget().charged(), Deadline::new(STALL_MAX));
+        while self.pager.pool().excess() > 0 {
+            self.pager.pool().call_evictor();
             std::thread::sleep(Duration::from_micros(200)); // The evictor has no one to tell.
-            let now = self.pager.budget.charged();
+            let now = self.pager.budget().charged();
             if now < last {
                 last = now;
                 stall.restart();

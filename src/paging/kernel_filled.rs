@@ -26,7 +26,6 @@
 //!    was loaded and has not been latched since (`page::opening`).
 #![expect(unsafe_code, reason = "drops pages of open chunks")]
 
-use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
 use crate::paging::evict::policy::Insert;
 use crate::paging::page::backoff;
@@ -93,9 +92,9 @@ impl Pager {
         }
         // Room comes with the next write that ends. A page of its own now would leave a chunk of
         // small pages, which the kernel fills one by one and gives back one by one.
-        let room = self.reserve_for_fresh().0 + CHUNK as u64;
-        let is_aimed_at = self.high_bytes.load(Ordering::Relaxed) >= room;
-        let writing = is_aimed_at && self.starved.is_writing();
+        let room = self.pool().reserve_for_fresh().0 + CHUNK as u64;
+        let is_aimed_at = self.pool().high_bytes() >= room;
+        let writing = is_aimed_at && self.starved().is_writing();
         let healthy = self.health().write_errno() == 0;
         let is_fresh = |page: PageId| self.word(page).load().state() == State::Empty;
         if writing && healthy && self.table().pages_of_chunk(chunk).all(is_fresh) {
@@ -115,44 +114,46 @@ impl Pager {
             }
         }
         let page = self.page_size().0;
-        let reserve = self.reserve_for_fresh();
+        let reserve = self.pool().reserve_for_fresh();
         if absent == self.pages_per_chunk()
-            && self.available() >= reserve.0 + CHUNK as u64
+            && self.pool().available() >= reserve.0 + CHUNK as u64
             && let Some(opened) = self.open_with_run(chunk)
         {
             return opened;
         }
-        if !self.charge_leaving(ByteCount(absent * page), reserve) {
+        if !self.pool().charge_leaving(ByteCount(absent * page), reserve) {
             return false;
         }
         let (count, really_absent) = self.adopt_pages(chunk);
         let whole = count == self.pages_per_chunk();
         // Pages that came or went since they were counted.
         let more = ByteCount(really_absent.saturating_sub(absent) * page);
-        if whole && self.budget.try_charge_leaving(more, ByteCount::ZERO) {
+        if whole && self.budget().try_charge_leaving(more, ByteCount::ZERO) {
             if self.leave_to_kernel(chunk) {
-                self.budget.uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
+                self.budget().uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
                 return true;
             }
             // The kernel has no mapping left (max_map_count).
-            self.budget.uncharge(more);
+            self.budget().uncharge(more);
         }
         let first = chunk.0 as u64 * self.pages_per_chunk();
         self.hand_over(chunk, &mut (first..first + count).map(PageId));
-        self.budget.uncharge(ByteCount(absent * page));
+        self.budget().uncharge(ByteCount(absent * page));
         false
     }
 
     /// Opens a chunk without content, latched, with the memory of a spare run, which is zero and
     /// charged: no fault waits for the kernel to clear some. `None`: there is none that can be used.
     fn open_with_run(&self, chunk: ChunkId) -> Option<bool> {
-        let first = self.frames.take_spare_run()?;
+        let first = self.frames().take_spare_run()?;
         if !self.move_run_in(chunk, first) {
             // A part of it may have been mapped for a moment.
-            self.free_run(first);
+            self.pool().free_run(first);
             return None;
         }
-        (first.0..).take(self.frames.run_frames()).for_each(|n| self.frames.put_empty(FrameId(n)));
+        (first.0..)
+            .take(self.frames().run_frames())
+            .for_each(|n| self.frames().put_empty(FrameId(n)));
         self.counters().chunks_reused.bump();
         let opened = self.leave_to_kernel(chunk);
         // Before anybody looks at the words: the chunk is latched.
@@ -172,7 +173,7 @@ impl Pager {
         let claims =
             |page: &PageId| self.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
         let claimed = self.table().pages_of_chunk(chunk).take_while(claims).count();
-        let (dst, src) = (self.table().chunk_addr(chunk), self.frames.addr(first));
+        let (dst, src) = (self.table().chunk_addr(chunk), self.frames().addr(first));
         let is_alone = claimed as u64 == self.pages_per_chunk();
         let moved = if is_alone { self.move_or_stop(dst, src, CHUNK).bytes } else { 0 };
         if moved == CHUNK {
@@ -269,8 +270,8 @@ impl Pager {
     /// Makes the pages of a chunk, latched and registered, ordinary ones, and unlatches it.
     fn end_close(&self, chunk: ChunkId) {
         let absent = self.hand_over(chunk, &mut self.table().pages_of_chunk(chunk));
-        self.budget.uncharge(ByteCount(absent * self.page_size().0));
-        self.gave_back(absent * self.page_size().0);
+        self.budget().uncharge(ByteCount(absent * self.page_size().0));
+        self.managed().gave_back(absent * self.page_size().0);
         self.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
         self.counters().chunks_closed.bump();
     }
@@ -351,7 +352,7 @@ impl Pager {
     /// Moves all of a chunk, latched and registered, to a run of frames; `false` and nothing has
     /// changed when the kernel uses a page of it.
     fn move_chunk(&self, chunk: ChunkId, first: FrameId) -> bool {
-        let (dst, src) = (self.frames.addr(first), self.table().chunk_addr(chunk));
+        let (dst, src) = (self.frames().addr(first), self.table().chunk_addr(chunk));
         let moved = self.move_or_stop(dst, src, CHUNK).bytes;
         if moved < CHUNK {
             if moved > 0 {
@@ -364,9 +365,9 @@ impl Pager {
         let mut policy = self.policy().lock();
         for (page, frame) in self.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
             policy.bypassed(page);
-            self.frames.note(frame, page, None);
-            self.frames.note_of(frame).set_prefetched(false);
-            self.frames.note_of(frame).set_guessed(false);
+            self.frames().note(frame, page, None);
+            self.frames().note_of(frame).set_prefetched(false);
+            self.frames().note_of(frame).set_guessed(false);
             let moving = self.claim_empty(page);
             self.settle(page, moving, Word::cooling(frame));
         }
@@ -425,7 +426,7 @@ impl Pager {
         unsafe { self.discarder.discard(&[piece]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         if whole {
-            self.budget.uncharge(ByteCount(CHUNK as u64));
+            self.budget().uncharge(ByteCount(CHUNK as u64));
         }
         self.chunks().unlatch(chunk, Phase::Open, if whole { Phase::Closed } else { Phase::Open });
         Ok(())

@@ -118,8 +118,8 @@ impl Pager {
             0 => {
                 self.put_slot(moving.slot());
                 self.settle(page, moving, Word::poisoned(None));
-                self.budget.uncharge(self.page_size());
-                self.gave_back(self.page_bytes() as u64);
+                self.budget().uncharge(self.page_size());
+                self.managed().gave_back(self.page_bytes() as u64);
             }
             far if far < self.page_bytes() => {
                 // Counted first, as by `Region::pin`.

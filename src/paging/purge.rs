@@ -12,7 +12,6 @@
 
 use crate::base::deadline::Deadline;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank};
-use crate::paging::region::Region;
 use crate::sys::signals::{FaultLock, SignalsBlocked};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ pub(crate) const REST: Duration = Duration::from_millis(50);
 
 /// Calls and answers.
 #[derive(Debug)]
-pub(in crate::paging) struct Care {
+pub(in crate::paging) struct Purge {
     thread: FaultLock<Option<Thread>>,
     is_there: AtomicBool,
     called: AtomicBool,
@@ -35,9 +34,9 @@ pub(in crate::paging) struct Care {
     epoch: Instant,
 }
 
-impl Care {
-    pub(in crate::paging) fn new() -> Care {
-        Care {
+impl Purge {
+    pub(in crate::paging) fn new() -> Purge {
+        Purge {
             thread: FaultLock::new(Rank::Leaf, None),
             is_there: AtomicBool::new(false),
             called: AtomicBool::new(false),
@@ -78,39 +77,31 @@ impl Care {
         let answered = Duration::from_micros(self.answered_us.load(Ordering::Relaxed));
         answers == 0 || self.epoch.elapsed().saturating_sub(answered) >= REST
     }
-}
 
-/// For the care thread.
-impl Region {
-    /// Says who takes care; `None`: nobody any more.
-    pub(crate) fn set_care(&self, thread: Option<Thread>) {
-        let care = &self.pager.care;
-        care.is_there.store(thread.is_some(), Ordering::Release);
-        *care.thread.lock() = thread;
+    // For the maintenance thread.
+
+    /// Says who purges; `None`: nobody any more.
+    pub(in crate::paging) fn set_thread(&self, thread: Option<Thread>) {
+        self.is_there.store(thread.is_some(), Ordering::Release);
+        *self.thread.lock() = thread;
     }
 
-    /// Whether the care thread was called and has not answered.
-    pub(crate) fn calls_for_care(&self) -> bool {
-        self.pager.care.called.load(Ordering::Acquire)
+    /// Whether the thread was called and has not answered.
+    pub(in crate::paging) fn is_called(&self) -> bool {
+        self.called.load(Ordering::Acquire)
     }
 
-    /// The same, and it is time for an answer, which [`has_cared`](Self::has_cared) ends.
-    pub(crate) fn wants_care(&self) -> bool {
-        self.calls_for_care() && self.pager.care.has_rested()
+    /// The same, and it is time for an answer, which [`answer`](Self::answer) ends.
+    pub(in crate::paging) fn is_due(&self) -> bool {
+        self.is_called() && self.has_rested()
     }
 
-    /// The care thread has answered.
-    pub(crate) fn has_cared(&self) {
-        let care = &self.pager.care;
-        let now = care.epoch.elapsed().as_micros() as u64;
-        care.answered_us.store(now, Ordering::Relaxed);
-        care.called.store(false, Ordering::Release);
+    /// The thread has purged.
+    pub(in crate::paging) fn answer(&self) {
+        let now = self.epoch.elapsed().as_micros() as u64;
+        self.answered_us.store(now, Ordering::Relaxed);
+        self.called.store(false, Ordering::Release);
         // Pairs with the acquire in `call_and_wait`: what was purged is uncharged.
-        care.answers.fetch_add(1, Ordering::Release);
-    }
-
-    /// Has free memory given back, for who reclaims: returns soon.
-    pub(crate) fn ask_for_care(&self) {
-        self.pager.care.call_and_wait();
+        self.answers.fetch_add(1, Ordering::Release);
     }
 }

@@ -17,7 +17,7 @@
 //! 1. Resident bytes (mapped pages and staging frames) never exceed the limit.
 //! 2. No thread of a region touches far memory of its own region.
 
-#![expect(unsafe_code, reason = "wipes the store at the end")]
+#![expect(unsafe_code, reason = "wipes the store at the end, promises that far memory is memory")]
 
 pub use crate::paging::config::{Install, Mode, PAGE_MAX, PAGE_MIN, RegionConfig};
 // For the simulation of policies, a benchmark.
@@ -32,6 +32,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::limit::manager::{Account, MemoryManager};
+use crate::manager::Spill;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::requests::Requests;
 use crate::paging::fault::handler::Handler;
@@ -45,7 +46,7 @@ use crate::sys::probe::{Limits, Memory};
 use crate::sys::signals::SignalsBlocked;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 
 /// Far memory: addresses whose cold pages are kept on a store, under one limit.
@@ -167,12 +168,13 @@ impl Region {
         let pager = Pager::new(&config, store, account, user)
             .map_err(|error| name_span(error, config.span))?;
         let pager = Arc::new(pager);
-        if let Some(account) = &pager.joined.account {
+        if let Some(account) = pager.managed().account() {
             let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
             account.set_reclaimer(reclaimer);
         }
         if let Some(manager) = manager {
-            pager.charge_fixed(manager)?;
+            let fixed = pager.pool().fixed_bytes(config.handlers);
+            pager.managed().charge_fixed(manager, fixed)?;
         }
         let requests = Arc::new(Requests::new());
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;
@@ -319,24 +321,24 @@ impl Region {
             return PageCount(0);
         }
         // What the device has taken is all that can be said while it takes no more.
-        let stored = if failing { pager.slots.in_use() } else { self.slots_with_space() };
-        let resident = pager.guaranteed().0.saturating_sub(pager.reserve().0);
+        let stored = if failing { pager.slots().map().in_use() } else { self.slots_with_space() };
+        let resident = pager.pool().guaranteed().0.saturating_sub(pager.pool().reserve().0);
         PageCount(stored.0.saturating_add(resident / pager.page_bytes() as u64))
     }
 
     /// Slots that the store has space for now: others may fill its file system.
     fn slots_with_space(&self) -> SlotCount {
         let pager = &self.pager;
-        let room = SlotCount(pager.store.room().0 / pager.page_bytes() as u64);
-        pager.slots.slots().min(room)
+        let room = SlotCount(pager.slots().store().room().0 / pager.page_bytes() as u64);
+        pager.slots().map().slots().min(room)
     }
 
     /// Why nothing more can be mapped.
     fn full(&self) -> Error {
-        let store = &self.pager.store;
+        let store = self.pager.slots().store();
         let (room, capacity) = (store.room(), store.capacity());
         if room >= capacity {
-            return Error::StoreFull { pages: PageCount(self.pager.slots.slots().0) };
+            return Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) };
         }
         let what_to_do = "free space there, or have it reserved at the start: `reserve:on`";
         let reason =
@@ -350,11 +352,11 @@ impl Region {
     /// [`Error::StoreFull`], [`Error::LimitExceeded`].
     pub(in crate::paging) fn fits(&self, committed: &Committed, capacity: PageCount) -> Result<()> {
         if committed.pages > capacity.0 {
-            return Err(Error::StoreFull { pages: PageCount(self.pager.slots.slots().0) });
+            return Err(Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) });
         }
-        let limit = self.pager.budget.limit();
+        let limit = self.pager.budget().limit();
         let resident = PageCount(limit.0 / self.pager.page_bytes() as u64);
-        let most = tables_max(committed, resident, self.pager.slots.slots());
+        let most = tables_max(committed, resident, self.pager.slots().map().slots());
         let allowed = tables_allowed(limit);
         if most > allowed {
             let far = ByteCount(committed.pages * self.pager.page_bytes() as u64);
@@ -394,7 +396,7 @@ impl Region {
     /// The region's account at its memory manager, to set its floor.
     #[must_use]
     pub fn account(&self) -> Option<&Account> {
-        self.pager.joined.account.as_ref()
+        self.pager.managed().account()
     }
 
     /// A snapshot of the region's statistics.
@@ -426,6 +428,48 @@ impl Region {
     }
 }
 
+/// For the heap's maintenance thread.
+impl Region {
+    /// Says who purges free memory; `None`: nobody any more.
+    pub(crate) fn set_care(&self, thread: Option<Thread>) {
+        self.pager.pool().purge().set_thread(thread);
+    }
+
+    /// Whether that thread was called and has not answered.
+    pub(crate) fn calls_for_care(&self) -> bool {
+        self.pager.pool().purge().is_called()
+    }
+
+    /// The same, and it is time for an answer, which [`has_cared`](Self::has_cared) ends.
+    pub(crate) fn wants_care(&self) -> bool {
+        self.pager.pool().purge().is_due()
+    }
+
+    /// The thread has purged.
+    pub(crate) fn has_cared(&self) {
+        self.pager.pool().purge().answer();
+    }
+
+    /// Has free memory given back, for who reclaims: returns soon.
+    pub(crate) fn ask_for_care(&self) {
+        self.pager.pool().purge().call_and_wait();
+    }
+}
+
+// SAFETY: `map` hands out a range that nobody else has until it is unmapped, readable and writable
+// for as long as the region exists, which whoever holds the memory holds too; its pages are
+// multiples of 4,096.
+unsafe impl Spill for Region {
+    fn allocate(&self, len: ByteCount) -> Result<NonNull<u8>> {
+        self.map(len)
+    }
+
+    unsafe fn free(&self, ptr: NonNull<u8>, len: ByteCount) {
+        // SAFETY: `allocate` mapped the range, and the caller gives it back.
+        unsafe { self.unmap(ptr, len) }.expect("the range was mapped for this memory");
+    }
+}
+
 impl Drop for Region {
     /// Stops the threads, wipes the store if asked to, and unmaps the address space, whatever the
     /// device does: what is stuck there is waited for a bounded time, and the memory that it uses then
@@ -440,7 +484,7 @@ impl Drop for Region {
         }
         self.pager.health().stop();
         self.requests.close();
-        self.pager.evictor_bell.ring_again();
+        self.pager.pool().evictor_bell().ring_again();
         self.pager.sched.call_all();
         self.pager.sched.idle_policies().call_supervisor();
         if self.pager.in_thread {
@@ -456,9 +500,9 @@ impl Drop for Region {
                 drop(thread.join());
             }
         }
-        let used = ByteCount(self.pager.slots.touched().0 * self.pager.page_bytes() as u64);
+        let used = ByteCount(self.pager.slots().map().touched().0 * self.pager.page_bytes() as u64);
         // SAFETY: the region is at its end, and nobody else keeps pages on its store.
-        let wiped = unsafe { crate::store::wipe(&*self.pager.store, self.wipe, used) };
+        let wiped = unsafe { crate::store::wipe(&**self.pager.slots().store(), self.wipe, used) };
         if let Err(error) = wiped {
             crate::paging::diagnostics::warn("the store could not be wiped", &error);
         }

@@ -114,15 +114,15 @@ impl Stats {
         let counters = pager.counters();
         let page = pager.page_bytes() as u64;
         // Charged, and no memory.
-        let absent = pager.open_but_absent().0 + pager.copy_charge();
+        let absent = pager.open_but_absent().0 + pager.pool().copy_charge();
         Stats {
-            limit_bytes: pager.budget.limit().0,
-            resident_bytes: pager.budget.charged().0.saturating_sub(absent),
-            charged_bytes: pager.budget.charged().0,
-            metadata_bytes: pager.tables.bytes().0,
-            resident_bytes_max: pager.budget.charged_max().0,
+            limit_bytes: pager.budget().limit().0,
+            resident_bytes: pager.budget().charged().0.saturating_sub(absent),
+            charged_bytes: pager.budget().charged().0,
+            metadata_bytes: pager.tables().bytes().0,
+            resident_bytes_max: pager.budget().charged_max().0,
             committed_bytes: committed.0 * page,
-            stored_bytes: pager.slots.in_use().0 * page,
+            stored_bytes: pager.slots().map().in_use().0 * page,
             page_bytes: page,
             faults_zero: counters.faults_zero.get(),
             faults_read: counters.faults_read.get(),

@@ -174,11 +174,11 @@ impl Pager {
     /// Charges the tables that describe a chunk, once. `false`: the limit leaves no room. The
     /// caller has entered the chunk, so that the tables stay until it leaves.
     pub(in crate::paging) fn count_tables(&self, chunk: ChunkId) -> bool {
-        let needs = ByteCount(self.tables.needs(chunk));
+        let needs = ByteCount(self.tables().needs(chunk));
         if needs == ByteCount::ZERO {
             return true;
         }
-        if !self.charge_leaving(needs, ByteCount::ZERO) {
+        if !self.pool().charge_leaving(needs, ByteCount::ZERO) {
             return false;
         }
         self.note_tables(chunk, needs);
@@ -187,15 +187,15 @@ impl Pager {
 
     /// The same whatever the limit, for a page that is to be marked as lost.
     pub(in crate::paging) fn count_tables_anyway(&self, chunk: ChunkId) {
-        let needs = ByteCount(self.tables.needs(chunk));
-        self.budget.charge(needs);
+        let needs = ByteCount(self.tables().needs(chunk));
+        self.budget().charge(needs);
         self.note_tables(chunk, needs);
     }
 
     fn note_tables(&self, chunk: ChunkId, charged: ByteCount) {
-        let noted = self.tables.note(chunk);
+        let noted = self.tables().note(chunk);
         // Another thread counted the rest; a bit that was looked at stays set meanwhile.
-        self.budget.uncharge(ByteCount(charged.0 - noted));
+        self.budget().uncharge(ByteCount(charged.0 - noted));
     }
 
     /// Charges what a region has from its start on, before there is anything to evict.
@@ -208,47 +208,47 @@ impl Pager {
     /// was lowered needs no more. What the policy has ever listed stays charged. For the evictor.
     pub(in crate::paging) fn count_tables_of_limit(&self) {
         let listed = self.policy().lock().resident().0;
-        let listed_max = self.tables.listed_max.fetch_max(listed, Ordering::Relaxed).max(listed);
-        let pages = (self.budget.limit().0 / self.page_bytes() as u64).max(listed_max);
+        let listed_max = self.tables().listed_max.fetch_max(listed, Ordering::Relaxed).max(listed);
+        let pages = (self.budget().limit().0 / self.page_bytes() as u64).max(listed_max);
         let pages = pages.min(self.page_count().0);
         let bytes = (pages * RESIDENT_TABLES).next_multiple_of(KERNEL_PAGE as u64);
-        let counted = self.tables.of_limit.load(Ordering::Relaxed);
-        if bytes > counted && self.budget.try_charge(ByteCount(bytes - counted)) {
-            self.tables.of_limit.store(bytes, Ordering::Relaxed);
+        let counted = self.tables().of_limit.load(Ordering::Relaxed);
+        if bytes > counted && self.budget().try_charge(ByteCount(bytes - counted)) {
+            self.tables().of_limit.store(bytes, Ordering::Relaxed);
         } else if bytes < counted {
-            self.tables.of_limit.store(bytes, Ordering::Relaxed);
-            self.budget.uncharge(ByteCount(counted - bytes));
-            self.gave_back(counted - bytes);
+            self.tables().of_limit.store(bytes, Ordering::Relaxed);
+            self.budget().uncharge(ByteCount(counted - bytes));
+            self.managed().gave_back(counted - bytes);
         }
     }
 
     /// Gives back tables of chunks that hold nothing any more; returns how many bytes that were.
     pub(in crate::paging) fn release_tables(&self) -> u64 {
         // Acquire: pairs with the release in `note_emptied`.
-        if !self.tables.any_emptied.swap(false, Ordering::AcqRel) {
+        if !self.tables().any_emptied.swap(false, Ordering::AcqRel) {
             return 0;
         }
         // No handler of a signal may need a chunk that its thread has latched.
         let _blocked = SignalsBlocked::new();
         let mut freed = 0;
-        let words = self.tables.emptied_words.load(Ordering::Relaxed);
+        let words = self.tables().emptied_words.load(Ordering::Relaxed);
         for at in 0..words {
-            if self.tables.emptied[at].load(Ordering::Relaxed) == 0 {
+            if self.tables().emptied[at].load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            let mut bits = self.tables.emptied[at].swap(0, Ordering::Relaxed);
+            let mut bits = self.tables().emptied[at].swap(0, Ordering::Relaxed);
             while bits != 0 {
                 freed += self.release_spans_of(ChunkId(at * 64 + bits.trailing_zeros() as usize));
                 bits &= bits - 1;
             }
         }
-        self.gave_back(freed);
+        self.managed().gave_back(freed);
         freed
     }
 
     /// Gives back the tables of a chunk, and of the group and the block that it is the last of.
     fn release_spans_of(&self, chunk: ChunkId) -> u64 {
-        let tables = &self.tables;
+        let tables = self.tables();
         let mut freed = 0;
         if tables.frees_page_tables && has_bit(&tables.chunks, chunk.0) {
             freed += self.release_span(chunk, chunk.0, 1, || {
@@ -298,20 +298,20 @@ impl Pager {
         count: usize,
         release: impl FnOnce() -> u64,
     ) -> u64 {
-        let end = (first + count).min(self.tables.spans.chunks);
+        let end = (first + count).min(self.tables().spans.chunks);
         let latched =
             (first..end).take_while(|at| self.chunks().latch_unentered(ChunkId(*at))).count();
         let is_whole = first + latched == end;
-        let per_chunk = self.tables.spans.pages_per_chunk;
+        let per_chunk = self.tables().spans.pages_per_chunk;
         let mut pages = first as u64 * per_chunk..end as u64 * per_chunk;
         let is_empty = |page: u64| self.word(PageId(page)).load() == Word::EMPTY;
         let bytes = if is_whole && pages.all(is_empty) { release() } else { 0 };
         (first..first + latched).for_each(|at| self.chunks().unlatch_closed(ChunkId(at)));
         if !is_whole && self.chunks().is_busy(ChunkId(first + latched)) {
-            self.tables.note_emptied(because);
+            self.tables().note_emptied(because);
         }
-        self.tables.of_pages.fetch_sub(bytes, Ordering::Relaxed);
-        self.budget.uncharge(ByteCount(bytes));
+        self.tables().of_pages.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget().uncharge(ByteCount(bytes));
         bytes
     }
 
@@ -319,13 +319,13 @@ impl Pager {
 
     /// Sees to it that there are slots to give out whose tables are charged. For the evictor.
     pub(in crate::paging) fn ready_slots(&self, want: SlotCount) {
-        let part = self.budget.limit().0 / SLOTS_PART;
+        let part = self.budget().limit().0 / SLOTS_PART;
         loop {
-            let (free, used) = self.slots.awake();
-            let of_slots = self.tables.of_slots.load(Ordering::Relaxed);
+            let (free, used) = self.slots().map().awake();
+            let of_slots = self.tables().of_slots.load(Ordering::Relaxed);
             let enough = free.0 >= SLOTS_READY + used.0 / 4;
-            let roomy = of_slots >= part || self.slots.has_run(want);
-            if enough && roomy || !self.slots.has_asleep() {
+            let roomy = of_slots >= part || self.slots().map().has_run(want);
+            if enough && roomy || !self.slots().map().has_asleep() {
                 return;
             }
             // The evictor has spare memory, or makes some: this is the last resort.
@@ -333,19 +333,19 @@ impl Pager {
             if !self.charge_slot_group(must) {
                 return;
             }
-            self.tables.of_slots.fetch_add(SLOT_GROUP_TABLES, Ordering::Relaxed);
-            let woken = self.slots.wake();
+            self.tables().of_slots.fetch_add(SLOT_GROUP_TABLES, Ordering::Relaxed);
+            let woken = self.slots().map().wake();
             debug_assert!(woken, "looked at above, and nobody else wakes");
         }
     }
 
     fn charge_slot_group(&self, must: bool) -> bool {
         let bytes = ByteCount(SLOT_GROUP_TABLES);
-        while !self.charge_leaving(bytes, ByteCount::ZERO) {
-            match self.frames.take_spare() {
-                Some(frame) => self.free_frame(frame),
+        while !self.pool().charge_leaving(bytes, ByteCount::ZERO) {
+            match self.frames().take_spare() {
+                Some(frame) => self.pool().free_frame(frame),
                 None if must => {
-                    self.budget.charge(bytes);
+                    self.budget().charge(bytes);
                     return true;
                 }
                 None => return false,
@@ -358,17 +358,17 @@ impl Pager {
     /// evictor, which alone gives slots out.
     pub(in crate::paging) fn sleep_slots(&self) -> bool {
         for _ in 0..ASLEEP_MAX {
-            let (free, used) = self.slots.awake();
+            let (free, used) = self.slots().map().awake();
             if free.0 < 2 * (SLOTS_READY + used.0 / 4) {
                 return false;
             }
-            let Some(first) = self.slots.sleep() else { return false };
+            let Some(first) = self.slots().map().sleep() else { return false };
             let range = first.as_usize()..first.as_usize() + GROUP_SLOTS as usize;
-            // SAFETY: a hash is read of a slot in use only, and written by this thread only.
-            if unsafe { self.sums.give_back_shared(range) }.is_ok() {
-                self.tables.of_slots.fetch_sub(SLOT_GROUP_TABLES, Ordering::Relaxed);
-                self.budget.uncharge(ByteCount(SLOT_GROUP_TABLES));
-                self.gave_back(SLOT_GROUP_TABLES);
+            // SAFETY: the slots sleep, so none is in use, and only this thread gives slots out.
+            if unsafe { self.slots().drop_hashes(range) }.is_ok() {
+                self.tables().of_slots.fetch_sub(SLOT_GROUP_TABLES, Ordering::Relaxed);
+                self.budget().uncharge(ByteCount(SLOT_GROUP_TABLES));
+                self.managed().gave_back(SLOT_GROUP_TABLES);
             }
         }
         true

@@ -38,7 +38,7 @@ pub(in crate::paging) struct Watchdog {
 
 impl Watchdog {
     pub(in crate::paging) fn new(pager: Arc<Pager>) -> Watchdog {
-        let frames = if pager.in_thread { pager.frames.count() } else { 0 };
+        let frames = if pager.in_thread { pager.frames().count() } else { 0 };
         let now = Instant::now();
         let watch = Stopwatch::start(pager.health().deadline(), now);
         Watchdog { pager, watch, seen: vec![None; frames], next: now }
@@ -65,7 +65,7 @@ impl Watchdog {
         let mut any = false;
         for (at, seen) in self.seen.iter_mut().enumerate() {
             let frame = FrameId(at as u32);
-            let turn = self.pager.frames.note_of(frame).read_under_way();
+            let turn = self.pager.frames().note_of(frame).read_under_way();
             any |= turn.is_some();
             match (turn, seen.as_mut()) {
                 (Some(turn), Some((known, term))) if turn == *known => {
@@ -87,7 +87,7 @@ impl Watchdog {
 impl Pager {
     /// Takes the page from a read that has passed its deadline, if anybody waits for it.
     fn revoke(&self, frame: FrameId, turn: ReadTurn) {
-        let note = self.frames.note_of(frame);
+        let note = self.frames().note_of(frame);
         let word = self.word(note.page()).load();
         let is_waited_for = word.state() == State::Filling && (word.wanted() || word.dead());
         if !is_waited_for || !note.revoke_read(turn) {

@@ -2,8 +2,7 @@
 #![expect(unsafe_code, reason = "unmaps pages of the region")]
 
 use crate::base::error::Result;
-use crate::base::sync::Ordering;
-use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::base::units::{PageCount, PageId};
 use crate::paging::diagnostics;
 use crate::paging::evict::policy::EvictionPolicy;
 use crate::paging::page::BATCH_MAX;
@@ -65,46 +64,22 @@ impl Pager {
     pub(super) fn frames_for_run(&self, first: PageId, count: usize) -> Option<(FrameId, usize)> {
         let chunk = self.chunk_of(first);
         if !self.chunks().is_whole(chunk) {
-            return self.frames_for_eviction(count);
+            return self.pool().frames_for_eviction(count);
         }
         self.chunks().set_whole(chunk, false);
         if count as u64 == self.pages_per_chunk()
-            && let Some(run) = self.frames.take_run()
+            && let Some(run) = self.frames().take_run()
         {
             return Some((run, count));
         }
-        self.frames_for_eviction(count)
-    }
-
-    /// Neighbouring frames to take the content of at most `most` pages out to: the first, and how
-    /// many.
-    pub(super) fn frames_for_eviction(&self, most: usize) -> Option<(FrameId, usize)> {
-        if self.evict_by_move {
-            self.frames.take_empties(most).or_else(|| {
-                // All are spare: after an eviction that nobody needed the room of.
-                self.free_frame(self.frames.take_spare()?);
-                self.frames.take_empties(most)
-            })
-        } else {
-            self.frame_for_copy().map(|frame| (frame, 1))
-        }
-    }
-
-    /// A frame to copy a page to, for the next `take_by_copy`: where the limit leaves no room for
-    /// one, with the charge that is kept for this ([`Pager::keep_copy_charge`]).
-    fn frame_for_copy(&self) -> Option<FrameId> {
-        self.charged_frame(ByteCount::ZERO).or_else(|| {
-            let frame = self.frames.take_empty()?;
-            self.copy_charge_lent.store(true, Ordering::Relaxed);
-            Some(frame)
-        })
+        self.pool().frames_for_eviction(count)
     }
 
     /// Takes the contents of `count` `Moving` pages from `first` into neighbouring frames and
     /// unmaps them from the region; returns what it took. The next one is in use by the kernel, or
     /// refused, and stays as it was; the frames that are left are given back.
     pub(super) fn take_contents(&self, first: PageId, frame: FrameId, count: usize) -> Moved {
-        if self.evict_by_move {
+        if self.pool().evicts_by_move() {
             self.take_by_move(first, frame, count)
         } else {
             let taken = self.take_by_copy(first, frame);
@@ -114,14 +89,14 @@ impl Pager {
 
     fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> Moved {
         let len = count * self.page_bytes();
-        self.clear_way(self.frames.addr(frame), len);
+        self.clear_way(self.frames().addr(frame), len);
         let moved = match self.owns(self.addr(first), len) {
-            true => self.move_or_stop(self.frames.addr(frame), self.addr(first), len),
+            true => self.move_or_stop(self.frames().addr(frame), self.addr(first), len),
             false => Moved { bytes: 0, refused: true },
         };
         let whole = moved.bytes / self.page_bytes();
         let end = frame.0 + count as u32;
-        (frame.0 + whole as u32..end).for_each(|frame| drop(self.frames.release(FrameId(frame))));
+        (frame.0 + whole as u32..end).for_each(|frame| drop(self.frames().release(FrameId(frame))));
         moved
     }
 
@@ -129,7 +104,7 @@ impl Pager {
     /// the application in flight is not seen: such I/O began before the program took the right to
     /// write there away.)
     pub(super) fn copy_refused(&self, page: PageId) -> Option<FrameId> {
-        let frame = self.frame_for_copy()?;
+        let frame = self.pool().frame_for_copy()?;
         self.take_by_copy(page, frame).then_some(frame)
     }
 
@@ -161,9 +136,9 @@ impl Pager {
     /// Ends all memory locks of region and frames if one is on either range; says whether.
     fn take_locks_off(&self, dst: usize, src: usize, len: usize) -> bool {
         let (far, staged) = if self.table().contains(dst) { (dst, src) } else { (src, dst) };
-        let locked = self.table().is_locked(far, len) || self.frames.is_locked(staged, len);
+        let locked = self.table().is_locked(far, len) || self.frames().is_locked(staged, len);
         if locked {
-            self.frames.unlock();
+            self.frames().unlock();
             self.table().unlock();
             diagnostics::unlocked();
         }
@@ -203,17 +178,11 @@ impl Pager {
     /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
     pub(super) fn fill_frame_holes(&self, frame: FrameId) {
         for at in (0..self.page_bytes()).step_by(KERNEL_PAGE) {
-            let unit = (self.frames.addr(frame) + at) as *const u8;
+            let unit = (self.frames().addr(frame) + at) as *const u8;
             // SAFETY: the frame is this thread's and readable; a hole of staging memory is filled
             // by the kernel.
             let _ = unsafe { unit.read_volatile() };
         }
-    }
-
-    /// Has the kernel give memory to a frame, or to the run of frames that begins with it.
-    pub(in crate::paging) fn touch_frame(&self, frame: FrameId) {
-        // SAFETY: the frame is this thread's and holds nothing.
-        unsafe { self.frames.ptr(frame).write_volatile(0) };
     }
 
     /// For kernels without MOVE, and pages that it refuses: nobody can write the page while it is
@@ -224,21 +193,14 @@ impl Pager {
         let copied = protected && self.fill_holes(page) && self.copy_to_frame(page, frame);
         if !copied || !self.owns_page(page) {
             // Where it stays protected although its word does not say so, a write lifts that.
-            if self.copy_charge_lent.swap(false, Ordering::Relaxed) {
-                drop(self.frames.release(frame));
-            } else {
-                self.recycle(frame);
-            }
+            self.pool().give_copy_frame_back(frame);
             return false;
         }
         let piece = Piece::new(self.addr(page), self.page_bytes());
         // SAFETY: the page is `Moving` by this thread and its content is in the frame.
         unsafe { self.discarder.discard(&[piece]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
-        // A frame without a charge of its own has the page's from now on, and what was lent is back.
-        if !self.copy_charge_lent.swap(false, Ordering::Relaxed) {
-            self.budget.uncharge(self.page_size());
-        }
+        self.pool().charge_copied();
         true
     }
 
@@ -246,7 +208,7 @@ impl Pager {
     /// protected it against reading.
     fn copy_to_frame(&self, page: PageId, frame: FrameId) -> bool {
         // SAFETY: the frame is this thread's and `page_bytes` long.
-        unsafe { copy_checked(self.addr(page), self.frames.ptr(frame), self.page_bytes()) }
+        unsafe { copy_checked(self.addr(page), self.frames().ptr(frame), self.page_bytes()) }
     }
 
     /// Maps zeros where a page, `Moving` by this thread, has holes: the program has dropped parts of
@@ -269,10 +231,10 @@ impl Pager {
     /// Maps a cooling frame's content back as `page`, which is `Moving` by this thread. Returns
     /// what that leaves of the frame.
     pub(in crate::paging) fn return_frame(&self, page: PageId, frame: FrameId) -> Result<Fate> {
-        if !self.evict_by_move {
+        if !self.pool().evicts_by_move() {
             return self.copy_rest(page, frame, 0, Protect::No).map(|()| Fate::Dropped);
         }
-        let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        let (dst, src) = (self.addr(page), self.frames().addr(frame));
         self.clear_way(dst, self.page_bytes());
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content and nobody else moves it.
@@ -296,7 +258,7 @@ impl Pager {
     /// still be reading: what the device gets then is nobody's. `false`: the kernel holds on to
     /// the frame, which is as it was.
     pub(super) fn try_return(&self, page: PageId, frame: FrameId) -> bool {
-        let (dst, src) = (self.addr(page), self.frames.addr(frame));
+        let (dst, src) = (self.addr(page), self.frames().addr(frame));
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content.
         let bytes = match unsafe { self.move_memory(dst, src, self.page_bytes(), Wake::No) } {
@@ -308,13 +270,6 @@ impl Pager {
             self.move_back(dst, src, bytes);
         }
         false
-    }
-
-    /// Returns the charge that a copy would have needed.
-    pub(in crate::paging) fn uncharge_copy(&self) {
-        if !self.evict_by_move {
-            self.budget.uncharge(self.page_size());
-        }
     }
 }
 

@@ -30,7 +30,7 @@ impl Evictor {
         }
         let freed = self.freed.len();
         self.renew_huge();
-        self.pager.give_back(&mut self.freed);
+        self.pager.pool().give_back(&mut self.freed);
         self.made_room(freed);
     }
 
@@ -38,14 +38,18 @@ impl Evictor {
     /// chunk that is read takes it, or a fresh one. The kernel has to clear new memory, and here no
     /// fault waits for that. Other fills cannot use it, and other consumers may want the memory.
     fn renew_huge(&mut self) {
-        let frames = &self.pager.frames;
+        let frames = self.pager.frames();
         let per_run = frames.run_frames();
-        let is_wanted = self.pager.owed() == 0 && self.pager.excess() == 0;
+        let is_wanted = self.pager.managed().deficit() == 0 && self.pager.pool().excess() == 0;
         let is_huge = self.pager.page_bytes() >= HUGE_PAGE;
         // What was read by runs leaves by runs, and more is being read.
         let is_used =
             is_huge || self.arrivals.fresh_prevail() || self.pager.chunks().has_had_whole();
-        if !self.pager.evict_by_move || self.freed.len() < per_run || !is_wanted || !is_used {
+        if !self.pager.pool().evicts_by_move()
+            || self.freed.len() < per_run
+            || !is_wanted
+            || !is_used
+        {
             return;
         }
         self.freed.sort_unstable();
@@ -56,7 +60,7 @@ impl Evictor {
                 frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(per_run);
             let is_run =
                 begins && self.freed[at + per_run - 1].0 as usize == first.0 as usize + per_run - 1;
-            if (is_huge || is_run) && self.pager.renew(first) {
+            if (is_huge || is_run) && self.pager.pool().renew(first) {
                 self.freed.drain(at..at + per_run);
             } else {
                 at += 1;
@@ -67,30 +71,30 @@ impl Evictor {
     /// Finds out what a cooled page needs.
     fn settle_frame(&mut self, frame: FrameId) {
         let pager = &self.pager;
-        let page = pager.frames.page(frame);
-        let slot = pager.frames.slot(frame);
+        let page = pager.frames().page(frame);
+        let slot = pager.frames().slot(frame);
         if pager.word(page).load() != Word::cooling(frame) {
             self.lingering.push_back(Linger { page, frame, written: None });
             return;
         }
-        let sum = pager.hash_frame(frame);
-        let content = match slot.filter(|slot| pager.sum(*slot) == sum) {
+        let hash = pager.slots().hash_frame(pager.frames(), frame);
+        let content = match slot.filter(|slot| pager.slots().hash(*slot) == hash) {
             Some(slot) => Content::Clean(slot),
-            None if sum == pager.zero_sum() => Content::Zero,
+            None if hash == pager.slots().hash_of_zeros() => Content::Zero,
             None => Content::Dirty,
         };
         if !protocol::cooled(pager.word(page), frame, content) {
             self.lingering.push_back(Linger { page, frame, written: None });
             return;
         }
-        if pager.frames.note_of(frame).prefetched() {
+        if pager.frames().note_of(frame).prefetched() {
             match content {
                 Content::Clean(_) => pager.counters().prefetch_unseen.bump(),
                 // Somebody has written it.
                 Content::Zero | Content::Dirty => pager.counters().prefetch_hits.bump(),
             }
         }
-        if pager.frames.note_of(frame).guessed() {
+        if pager.frames().note_of(frame).guessed() {
             match content {
                 Content::Clean(_) => pager.readahead.was_not_written(page),
                 Content::Zero | Content::Dirty => pager.readahead.was_written(page),
@@ -99,7 +103,7 @@ impl Evictor {
         match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
             Content::Dirty => {
-                self.dirty.push(Dirty { page, frame, sum, slot: SlotId(0) });
+                self.dirty.push(Dirty { page, frame, hash, slot: SlotId(0) });
                 return;
             }
             Content::Clean(_) => pager.counters().evicted_clean.bump(),
@@ -118,7 +122,7 @@ impl Evictor {
         for _ in 0..self.lingering.len() {
             let linger = self.lingering.pop_front().expect("counted above");
             let Linger { page, frame, .. } = linger;
-            let note = self.pager.frames.note_of(frame);
+            let note = self.pager.frames().note_of(frame);
             match protocol::linger(self.pager.word(page), frame, note) {
                 protocol::Linger::Wait => {
                     self.lingering.push_back(linger);
@@ -128,7 +132,7 @@ impl Evictor {
                     self.cooling.push_back(frame);
                     continue;
                 }
-                protocol::Linger::Over(false) => drop(self.pager.frames.release(frame)),
+                protocol::Linger::Over(false) => drop(self.pager.frames().release(frame)),
                 protocol::Linger::Over(true) => self.freed.push(frame),
             }
             self.pager.put_slot(linger.written);

@@ -42,7 +42,6 @@ pub(in crate::paging) mod write_back;
 
 use crate::base::deadline::{Stopwatch, look_every};
 use crate::base::error::Result;
-use crate::base::sync::Ordering;
 use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::evict::probe::Probe;
@@ -51,7 +50,8 @@ use crate::paging::evict::victims::{Arrivals, Chunkwise};
 use crate::paging::evict::write_back::{DEPTH, PAUSE_MIN, Write};
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::FrameId;
-use crate::paging::pager::{Pager, Sum};
+use crate::paging::pager::Pager;
+use crate::paging::pager::slot_store::ContentHash;
 use crate::store::{Completion, Queue};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ use std::time::{Duration, Instant};
 struct Dirty {
     page: PageId,
     frame: FrameId,
-    sum: Sum,
+    hash: ContentHash,
     slot: SlotId,
 }
 
@@ -119,9 +119,9 @@ impl Evictor {
         requests: Arc<Requests>,
         deadline: Duration,
     ) -> Result<Evictor> {
-        let mut queue = pager.store.open_queue(DEPTH + 1)?; // With a test write.
-        queue.watch(pager.evictor_bell.raw_fd())?;
-        let frames = pager.frames.count();
+        let mut queue = pager.slots().store().open_queue(DEPTH + 1)?; // With a test write.
+        queue.watch(pager.pool().evictor_bell().raw_fd())?;
+        let frames = pager.frames().count();
         Ok(Evictor {
             queue,
             requests,
@@ -157,7 +157,7 @@ impl Evictor {
     }
 
     fn turn(&mut self) -> Result<()> {
-        self.pager.evictor_bell.answer();
+        self.pager.pool().evictor_bell().answer();
         diagnostics::flush();
         self.pager.count_tables_of_limit();
         if self.pager.discarder.met_locks() {
@@ -214,17 +214,17 @@ impl Evictor {
     /// Pages to evict: down from the limit to the high watermark, less what is on its way out.
     fn wanted(&self) -> usize {
         let pager = &self.pager;
-        let available = pager.available();
-        let starving = pager.starving.load(Ordering::Acquire) > 0;
-        let owed = pager.owed();
-        let enough = available >= pager.low_bytes.load(Ordering::Relaxed) && !starving;
+        let available = pager.pool().available();
+        let starving = pager.pool().is_starving();
+        let owed = pager.managed().deficit();
+        let enough = available >= pager.pool().low_bytes() && !starving;
         if enough && owed == 0 && self.idle() {
             return 0;
         }
-        let high = pager.high_bytes.load(Ordering::Relaxed);
-        let over = pager.excess();
+        let high = pager.pool().high_bytes();
+        let over = pager.pool().excess();
         let missing = (high + over).saturating_sub(available);
-        if owed == 0 && pager.others_may_give(missing) {
+        if owed == 0 && pager.pool().others_may_give(missing, pager.health().is_exhausted()) {
             return 0;
         }
         let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes());
@@ -247,13 +247,13 @@ impl Evictor {
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
-        if self.pager.excess() > 0 {
-            if self.pager.free_spare_run() > 0 {
+        if self.pager.pool().excess() > 0 {
+            if self.pager.pool().free_spare_run() > 0 {
                 self.made_room(1);
                 return true;
             }
-            if let Some(frame) = self.pager.frames.take_spare() {
-                self.pager.free_frame(frame);
+            if let Some(frame) = self.pager.frames().take_spare() {
+                self.pager.pool().free_frame(frame);
                 self.made_room(1);
                 return true;
             }
@@ -264,7 +264,7 @@ impl Evictor {
             let released = self.pager.release_tables() as usize;
             self.made_room(released);
             // What the heap keeps of freed memory need not be written.
-            self.pager.care.call();
+            self.pager.pool().purge().call();
             freed = match self.evict_chunk(wanted.min(BATCH_MAX)) {
                 Chunkwise::Went => true,
                 Chunkwise::Wait => false,
@@ -288,7 +288,7 @@ impl Evictor {
         if pages > 0 {
             self.fruitless = 0;
             self.pager.note_room_made();
-            self.pager.feed_handlers();
+            self.pager.pool().feed_handlers();
         }
     }
 }

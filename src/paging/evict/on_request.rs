@@ -13,16 +13,18 @@ use std::time::Duration;
 impl Evictor {
     /// Returns device space of freed slots, a run at a time, when there is nothing else to do.
     pub(super) fn discard_slots(&mut self) -> bool {
-        let Some((first, count)) = self.pager.slots.next_discardable() else { return false };
+        let Some((first, count)) = self.pager.slots().map().next_discardable() else {
+            return false;
+        };
         let len = count.0 * self.pager.page_bytes() as u64;
-        let (store, offset) = (&self.pager.store, self.pager.slot_offset(first));
+        let (store, offset) = (self.pager.slots().store(), self.pager.slot_offset(first));
         // SAFETY: the slots are free, and stay so until `discarded`.
         let result = self.pager.guarded(|| unsafe { store.discard(offset, len) });
         let result = result.unwrap_or(Ok(()));
         if let Err(error) = result {
             diagnostics::warn("device space could not be returned", &error);
         }
-        self.pager.slots.discarded((first, count));
+        self.pager.slots().map().discarded((first, count));
         true
     }
 
@@ -34,7 +36,7 @@ impl Evictor {
         let end = request.first.0 + request.count.0;
         // Half of the frames for what is on its way out, half for the next batch: a page that
         // finds no frame would stay.
-        let half = self.pager.frames.singles() / 2;
+        let half = self.pager.frames().singles() / 2;
         while next < end {
             let count = BATCH_MAX.min(half).min((end - next) as usize);
             self.settle_until(half);

@@ -4,7 +4,6 @@
 //! of it was freed nothing needs to be written, and no write could tell that the device has
 //! recovered. Then the evictor writes a frame of zeros to a free slot now and then.
 
-use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, SlotCount, SlotId};
 use crate::paging::evict::Evictor;
 use crate::paging::evict::write_back::{DEPTH, PROBE};
@@ -28,7 +27,7 @@ impl Evictor {
     pub(super) fn recover(&mut self) {
         let pager = &self.pager;
         // Below the low watermark pages are on their way out, or would be.
-        let has_room = pager.available() >= pager.low_bytes.load(Ordering::Relaxed);
+        let has_room = pager.pool().available() >= pager.pool().low_bytes();
         let writes = !self.dirty.is_empty() || self.free_writes.len() < DEPTH as usize;
         if !has_room || writes || self.probe.is_some() {
             return;
@@ -39,7 +38,7 @@ impl Evictor {
         }
         match self.pager.health().write_errno() {
             0 => {}
-            NO_SLOT if self.pager.slots.in_use() < self.pager.slots.slots() => {
+            NO_SLOT if self.pager.slots().map().in_use() < self.pager.slots().map().slots() => {
                 self.writes_work();
             }
             NO_SLOT => {}
@@ -50,12 +49,12 @@ impl Evictor {
 
     fn start_probe(&mut self) {
         let pager = &self.pager;
-        let Some((slot, _)) = pager.slots.take_run(SlotCount(1)) else { return };
-        let Some(frame) = pager.charged_frame(ByteCount::ZERO) else {
+        let Some((slot, _)) = pager.slots().map().take_run(SlotCount(1)) else { return };
+        let Some(frame) = pager.pool().charged_frame(ByteCount::ZERO) else {
             return pager.put_slot(Some(slot));
         };
-        pager.clear_frame(frame);
-        let segments = [Segment { ptr: pager.frames.ptr(frame), len: pager.page_bytes() }];
+        pager.pool().clear_frame(frame);
+        let segments = [Segment { ptr: pager.frames().ptr(frame), len: pager.page_bytes() }];
         let request = Request {
             token: PROBE,
             op: Op::Write,
@@ -83,7 +82,7 @@ impl Evictor {
             self.writes_work();
         }
         self.pager.put_slot(Some(slot));
-        self.pager.recycle(frame);
+        self.pager.pool().recycle(frame);
         if let Err(errno) = errno {
             self.writes_pause(errno);
         }

@@ -227,8 +227,8 @@ impl Evictor {
             pager.settle(page, word, Word::stored(slot));
         }
         let bytes = (clean.len() * pager.page_bytes()) as u64;
-        pager.budget.uncharge(ByteCount(bytes));
-        pager.gave_back(bytes);
+        pager.budget().uncharge(ByteCount(bytes));
+        pager.managed().gave_back(bytes);
         pager.counters().evicted_clean.add(clean.len() as u64);
         let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
         pager.counters().prefetch_unseen.add(unseen as u64);
@@ -279,8 +279,8 @@ impl Evictor {
         if word.sparse() {
             self.pager.fill_frame_holes(frame);
         }
-        self.pager.frames.note(frame, page, word.slot());
-        let note = self.pager.frames.note_of(frame);
+        self.pager.frames().note(frame, page, word.slot());
+        let note = self.pager.frames().note_of(frame);
         note.set_prefetched(word.prefetched());
         note.set_guessed(word.guessed());
         self.chosen[frame.0 as usize] = chosen;
@@ -301,7 +301,7 @@ impl Evictor {
         };
         self.arrivals.look(arrived, chunk);
         let listed = listed.0 * self.pager.page_bytes() as u64;
-        listed * OPEN_PART > self.pager.budget.limit().0
+        listed * OPEN_PART > self.pager.budget().limit().0
             && self.fruitless <= FRUITLESS_MAX
             && self.arrivals.filled_make_room(want as u64, chunk)
     }
@@ -314,23 +314,23 @@ impl Evictor {
         let share = ByteCount(pager.chunks().open_bytes().0 * OPEN_PART);
         // Slots for all of it, or pages must be able to come back one by one.
         let healthy = pager.health().write_errno() == 0 && !self.is_paused();
-        let able = pager.evict_by_move && pager.frames.has_runs();
-        if !able || !healthy || share < pager.budget.limit() {
+        let able = pager.pool().evicts_by_move() && pager.frames().has_runs();
+        if !able || !healthy || share < pager.budget().limit() {
             return Chunkwise::Unfit;
         }
         if self.policy_goes_first(want) {
             return Chunkwise::Later;
         }
         let pager = &self.pager;
-        let run = pager.frames.take_run().or_else(|| {
+        let run = pager.frames().take_run().or_else(|| {
             // All that are not in use are spare.
-            pager.free_spare_run();
-            pager.frames.take_run()
+            pager.pool().free_spare_run();
+            pager.frames().take_run()
         });
         let Some(first) = run else {
             return if self.leaving() > 0 { Chunkwise::Wait } else { Chunkwise::Unfit };
         };
-        let frames = (first.0..).take(pager.frames.run_frames()).map(FrameId);
+        let frames = (first.0..).take(pager.frames().run_frames()).map(FrameId);
         let chosen = Instant::now();
         match pager.close_into(first) {
             Closed::Taken => {
@@ -341,7 +341,7 @@ impl Evictor {
                 Chunkwise::Went
             }
             outcome => {
-                frames.for_each(|frame| pager.frames.put_empty(frame));
+                frames.for_each(|frame| pager.frames().put_empty(frame));
                 if outcome == Closed::Listed { Chunkwise::Closed } else { Chunkwise::Unfit }
             }
         }

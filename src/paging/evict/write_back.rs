@@ -1,7 +1,6 @@
 //! Write-back: dirty pages get runs of slots and leave in large writes; what fails comes back.
 
 use crate::base::deadline::Term;
-use crate::base::sync::Ordering;
 use crate::base::units::{SlotCount, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::evict::{Dirty, Evictor, Linger};
@@ -70,7 +69,7 @@ impl Evictor {
             let full = self.device_is_full();
             let mut at = 0;
             while at < dirty.len() {
-                if full && self.pager.frames.slot(dirty[at].frame).is_some() {
+                if full && self.pager.frames().slot(dirty[at].frame).is_some() {
                     at += 1;
                 } else {
                     self.put_back(dirty.swap_remove(at));
@@ -97,20 +96,20 @@ impl Evictor {
     fn write_some(&mut self, dirty: &mut [Dirty]) -> usize {
         let Dirty { frame, .. } = dirty[0];
         if self.device_is_full()
-            && let Some(slot) = self.pager.frames.slot(frame)
+            && let Some(slot) = self.pager.frames().slot(frame)
         {
             // Its old slot, whose content is out of date, takes no space. If the write fails, the
             // page stays in memory without a slot.
-            self.pager.frames.forget_slot(frame);
+            self.pager.frames().forget_slot(frame);
             dirty[0].slot = slot;
             self.start_write(&dirty[..1], true);
             return 1;
         }
         let want = self.count_for_write(dirty);
         self.pager.ready_slots(SlotCount(want as u64));
-        let Some((first, got)) = self.pager.slots.take_run(SlotCount(want as u64)) else {
+        let Some((first, got)) = self.pager.slots().map().take_run(SlotCount(want as u64)) else {
             self.writes_fail(NO_SLOT);
-            if self.pager.frames.slot(frame).is_some() {
+            if self.pager.frames().slot(frame).is_some() {
                 return 0; // Over its old slot, now that the device counts as full.
             }
             self.put_back(dirty[0]);
@@ -125,7 +124,7 @@ impl Evictor {
 
     /// How many of the first pages one write takes. A run of frames leaves alone and whole.
     fn count_for_write(&self, dirty: &[Dirty]) -> usize {
-        let frames = &self.pager.frames;
+        let frames = self.pager.frames();
         let run = frames.run_of(dirty[0].frame);
         let most = if run.is_some() { frames.run_frames() } else { self.pages_per_write() };
         let (mut count, mut segments) = (1, 1);
@@ -149,7 +148,7 @@ impl Evictor {
                 segments[count - 1].len += self.pager.page_bytes();
                 continue;
             }
-            let ptr = self.pager.frames.ptr(dirty.frame);
+            let ptr = self.pager.frames().ptr(dirty.frame);
             segments[count] = Segment { ptr, len: self.pager.page_bytes() };
             count += 1;
         }
@@ -165,7 +164,7 @@ impl Evictor {
         write.pages.extend_from_slice(run);
         (write.started, write.term) = (started, term);
         (write.overdue, write.in_place) = (false, in_place);
-        self.pager.starved.set_writing(true);
+        self.pager.starved().set_writing(true);
         self.pager.counters().writes_in_flight.up();
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
@@ -202,13 +201,17 @@ impl Evictor {
                 self.let_go();
             }
             Err(error) => {
-                diagnostics::write_failed(&error, &self.pager.place, self.pager.store.room());
+                diagnostics::write_failed(
+                    &error,
+                    self.pager.slots().description(),
+                    self.pager.slots().store().room(),
+                );
                 self.writes_fail(errno_of(&error) as u32);
                 run.iter().for_each(|dirty| {
-                    self.pager.slots.put(dirty.slot);
-                    if self.pager.frames.slot(dirty.frame) == Some(dirty.slot) {
+                    self.pager.slots().map().put(dirty.slot);
+                    if self.pager.frames().slot(dirty.frame) == Some(dirty.slot) {
                         // Half written: not the page's any more.
-                        self.pager.frames.forget_slot(dirty.frame);
+                        self.pager.frames().forget_slot(dirty.frame);
                     }
                     self.put_back(*dirty);
                 });
@@ -217,16 +220,16 @@ impl Evictor {
         run.clear();
         self.writes[token].pages = run;
         self.free_writes.push(token);
-        self.pager.starved.set_writing(self.is_writing());
+        self.pager.starved().set_writing(self.is_writing());
     }
 
     /// A page's write is done.
     fn written(&mut self, dirty: &Dirty) {
         let pager = &self.pager;
         // Invariant 2: published by the change of the word.
-        pager.set_sum(dirty.slot, dirty.sum);
+        pager.slots().set_hash(dirty.slot, dirty.hash);
         pager.counters().pages_out.bump();
-        let old = pager.frames.slot(dirty.frame);
+        let old = pager.frames().slot(dirty.frame);
         let outcome = protocol::written(pager.word(dirty.page), dirty.frame, dirty.slot);
         pager.put_slot(old);
         match outcome {
@@ -248,7 +251,7 @@ impl Evictor {
     fn put_back(&mut self, dirty: Dirty) {
         let pager = &self.pager;
         let Dirty { page, frame, .. } = dirty;
-        let slot = pager.frames.slot(frame);
+        let slot = pager.frames().slot(frame);
         match protocol::unwritten(pager.word(page), frame, slot) {
             Written::Won => {}
             Written::Taken => {
@@ -260,19 +263,19 @@ impl Evictor {
             }
         }
         let moving = Word::moving(slot);
-        if !pager.evict_by_move {
+        if !pager.pool().evicts_by_move() {
             // The frame's charge moves to the page; the frame's memory goes right after.
             if let Err(error) = pager.copy_rest(page, frame, 0, Protect::No) {
                 diagnostics::fatal("a page could not be returned after a failed write", &error);
             }
             pager.settle_mapped(page, moving, Word::resident(slot), None);
-            drop(pager.frames.release(frame));
+            drop(pager.frames().release(frame));
             return;
         }
         match pager.return_frame(page, frame) {
             Ok(_) => {
                 pager.settle_mapped(page, moving, Word::resident(slot), None);
-                drop(pager.frames.release(frame));
+                drop(pager.frames().release(frame));
             }
             Err(error) => {
                 diagnostics::fatal("a page could not be returned after a failed write", &error)
@@ -308,7 +311,7 @@ impl Evictor {
         if self.free_writes.len() == self.writes.len() {
             return;
         }
-        let starving = self.pager.starving.load(Ordering::Acquire) > 0;
+        let starving = self.pager.pool().is_starving();
         let shown = self.watch.look(Instant::now());
         for token in 0..self.writes.len() {
             let write = &mut self.writes[token];
@@ -337,7 +340,7 @@ impl Evictor {
     /// need no more room there, and are out of the device's hands; frames and slots are not.
     fn rescue(&self, token: usize) {
         let pager = &self.pager;
-        if !pager.evict_by_move {
+        if !pager.pool().evicts_by_move() {
             return;
         }
         for &Dirty { page, frame, .. } in &self.writes[token].pages {
@@ -349,16 +352,16 @@ impl Evictor {
                 // So it is with the others, most probably: the device has pinned them.
                 return;
             }
-            let slot = pager.frames.slot(frame);
-            pager.frames.forget_slot(frame);
+            let slot = pager.frames().slot(frame);
+            pager.frames().forget_slot(frame);
             pager.settle_mapped(page, Word::moving(None), Word::resident(slot), None);
-            pager.frames.decide(frame, Fate::MovedBack);
+            pager.frames().decide(frame, Fate::MovedBack);
         }
     }
 
     fn abandon_write(&mut self, token: usize, errno: i32) {
         self.writes[token].overdue = true;
-        self.pager.starved.set_writing(self.is_writing());
+        self.pager.starved().set_writing(self.is_writing());
         self.pager.counters().write_errors.bump();
         self.pager.health().note_write_failed(errno as u32);
         self.pager.health().set_exhausted(true);

@@ -43,11 +43,11 @@ impl Pager {
         stored: Word,
         purpose: Purpose,
     ) -> std::result::Result<FrameId, NotBegun> {
-        let frame = self.reserve_fill().ok_or(NotBegun::NoRoom)?;
+        let frame = self.pool().reserve_fill().ok_or(NotBegun::NoRoom)?;
         if !self.begin_fill_into(frame, page, stored, purpose) {
             return Err(NotBegun::Changed);
         }
-        self.check_low();
+        self.pool().check_low();
         Ok(frame)
     }
 
@@ -60,18 +60,18 @@ impl Pager {
         stored: Word,
         purpose: Purpose,
     ) -> bool {
-        self.frames.note(frame, page, stored.slot());
+        self.frames().note(frame, page, stored.slot());
         let filling = Word::filling(frame).with_wanted(purpose == Purpose::Fault);
         let begun = self.word(page).try_change(stored, filling).is_ok();
         if !begun {
-            self.cancel_fill(frame);
+            self.pool().cancel_fill(frame);
         }
         begun
     }
 
     /// The slot that is read into a frame.
     pub(super) fn slot_of_fill(&self, frame: FrameId) -> SlotId {
-        self.frames.slot(frame).expect("a fill has a slot")
+        self.frames().slot(frame).expect("a fill has a slot")
     }
 
     /// The read of a frame's slot is over, with `result`: counts what failed, and compares the content
@@ -86,11 +86,9 @@ impl Pager {
             return Err(error.clone());
         }
         let slot = self.slot_of_fill(frame);
-        if self.verify && self.hash_frame(frame) != self.sum(slot) {
-            counters.checksum_errors.bump();
-            return Err(Error::Corrupt { slot: slot.0 });
-        }
-        Ok(())
+        let verified = self.slots().verify(self.frames(), frame, slot);
+        counters.checksum_errors.add(u64::from(verified.is_err()));
+        verified
     }
 
     /// After how long a read that failed is repeated; `None`: not at all. `is_over` says whether the
@@ -107,16 +105,16 @@ impl Pager {
             Purpose::Fault => is_over(),
             Purpose::Prefetch => attempts >= PREFETCH_ATTEMPTS_MAX,
         };
-        let is_discarded = self.word(self.frames.page(frame)).load().dead();
+        let is_discarded = self.word(self.frames().page(frame)).load().dead();
         (!gives_up && !is_discarded).then(|| pause_before(attempts, self.health().deadline()))
     }
 
     /// `Filling` -> `Moving`: the page whose slot was read into `frame` is the caller's, to be mapped.
     /// Says as well whether a thread waits for it. `None`: it was discarded; the frame is given back.
     pub(super) fn end_fill(&self, frame: FrameId) -> Option<(Word, bool)> {
-        let ended = self.take_filled(frame, self.frames.slot(frame));
+        let ended = self.take_filled(frame, self.frames().slot(frame));
         if ended.is_none() {
-            self.cancel_fill(frame);
+            self.pool().cancel_fill(frame);
         }
         ended
     }
@@ -128,7 +126,7 @@ impl Pager {
         frame: FrameId,
         slot: Option<SlotId>,
     ) -> Option<(Word, bool)> {
-        let page = self.frames.page(frame);
+        let page = self.frames().page(frame);
         match protocol::filled(self.word(page), frame, slot) {
             Filled::Moving { moving, wanted } => Some((moving, wanted)),
             Filled::Died(dead) => {
@@ -153,12 +151,12 @@ impl Pager {
         insert: Insert,
         wake: Wake,
     ) -> std::result::Result<(), FaultStatus> {
-        let page = self.frames.page(frame);
+        let page = self.frames().page(frame);
         let guard = self.guard(page, frame, write);
         if let Err(error) = self.install(page, frame, guard.protect(), wake) {
             let stored = Word::stored(moving.slot().expect("a fill has a slot"));
             let status = self.not_mapped(page, moving, stored, &error);
-            self.cancel_fill(frame);
+            self.pool().cancel_fill(frame);
             self.wake(page);
             return Err(status);
         }
@@ -172,8 +170,8 @@ impl Pager {
     /// The page that `frame` was for cannot be read. It is lost if a thread waits for it, else it stays
     /// on the store. The frame stays the caller's: the device may still have it.
     pub(super) fn fail_fill(&self, frame: FrameId, purpose: Purpose, cause: &Error) {
-        let page = self.frames.page(frame);
-        let slot = self.frames.slot(frame);
+        let page = self.frames().page(frame);
+        let slot = self.frames().slot(frame);
         let Some((moving, _)) = self.take_filled(frame, slot) else { return };
         match purpose {
             Purpose::Fault => self.poison(page, moving, cause),

@@ -18,13 +18,12 @@
 //!    mapped at their addresses.
 //! 2. A chunk ends by being mapped or broken up; its pages are then like any others.
 
-use crate::base::sync::Ordering;
 use crate::base::units::PageId;
 use crate::paging::fault::reads::{Reads, Turn};
 use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::room::NoRun;
+use crate::paging::pager::frame_pool::NoRun;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -66,7 +65,7 @@ pub(super) struct HugeReads {
 
 impl HugeReads {
     pub(super) fn new(pager: Arc<Pager>) -> HugeReads {
-        HugeReads { chunks: vec![None; pager.frames.runs()], open: 0, pager }
+        HugeReads { chunks: vec![None; pager.frames().runs()], open: 0, pager }
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -90,10 +89,10 @@ impl HugeReads {
         if !reads.has_room_for(per_chunk) {
             return ChunkStart::Wait;
         }
-        if self.pager.starved.len() > 0 {
+        if self.pager.starved().len() > 0 {
             return ChunkStart::NoRoom; // Faults go first.
         }
-        let frame = match self.pager.charged_run() {
+        let frame = match self.pager.pool().charged_run() {
             Ok(frame) => frame,
             Err(NoRun::Starved) => return ChunkStart::NoRoom,
             // Other threads may have them for long; this handler's own come back.
@@ -106,24 +105,24 @@ impl HugeReads {
         }
         // Else what was accepted comes page by page.
         if accepted == per_chunk {
-            let run = self.pager.frames.run_of(frame).expect("a frame of a run");
+            let run = self.pager.frames().run_of(frame).expect("a frame of a run");
             let hold = for_stream.then(|| Instant::now() + HOLD_MAX);
             self.chunks[run] = Some(Chunk { page: first, frame, read: 0, hold });
             self.open += 1;
         }
-        self.pager.check_low();
+        self.pager.pool().check_low();
         ChunkStart::Started
     }
 
     /// Whether a frame that is being read is of an open chunk of this handler's.
     pub(super) fn contains(&self, frame: FrameId) -> bool {
-        self.pager.frames.run_of(frame).is_some_and(|run| self.chunks[run].is_some())
+        self.pager.frames().run_of(frame).is_some_and(|run| self.chunks[run].is_some())
     }
 
     /// A page has been read and checked. Returns whether it is of an open chunk, and so is not to be
     /// mapped alone.
     pub(super) fn page_read(&mut self, frame: FrameId) -> bool {
-        let Some(run) = self.pager.frames.run_of(frame) else { return false };
+        let Some(run) = self.pager.frames().run_of(frame) else { return false };
         let Some(chunk) = &mut self.chunks[run] else { return false };
         chunk.read |= 1 << (frame.0 - chunk.frame.0);
         true
@@ -134,7 +133,7 @@ impl HugeReads {
         if self.open == 0 {
             return;
         }
-        let starving = self.pager.starving.load(Ordering::Acquire) > 0;
+        let starving = self.pager.pool().is_starving();
         for run in 0..self.chunks.len() {
             let Some(chunk) = self.chunks[run] else { continue };
             let is_read = chunk.read.count_ones() == self.pager.pages_per_chunk() as u32;
@@ -164,7 +163,7 @@ impl HugeReads {
     /// Ends the chunk that a frame is of, if there is one: a page of it could not be read. What has
     /// been read is mapped page by page, and so is the rest when it comes.
     pub(super) fn break_up(&mut self, frame: FrameId, reads: &mut Reads, turn: Turn<'_>) {
-        let Some(run) = self.pager.frames.run_of(frame) else { return };
+        let Some(run) = self.pager.frames().run_of(frame) else { return };
         let Some(chunk) = self.chunks[run] else { return };
         self.end(run);
         let is_read = |n: &u32| chunk.read & 1 << n != 0;

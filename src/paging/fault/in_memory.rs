@@ -58,7 +58,7 @@ impl Pager {
         }
         match self.try_open(page) {
             Opening::Opened => {
-                self.check_low();
+                self.pool().check_low();
                 return Some(FaultStatus::Resolved);
             }
             Opening::Wait => return Some(FaultStatus::NoRoom),
@@ -74,7 +74,7 @@ impl Pager {
             Ok(true) => {
                 self.settle_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
                 self.counters().faults_zero.bump();
-                self.check_low();
+                self.pool().check_low();
                 Some(FaultStatus::Resolved)
             }
             Ok(false) => {
@@ -106,7 +106,7 @@ impl Pager {
             diagnostics::fatal("a write-protected page could not be opened", &error);
         }
         self.settle(page, moving, opened);
-        if !self.evict_by_move {
+        if !self.pool().evicts_by_move() {
             // Who was woken before that and faulted again finds it open.
             self.wake(page);
         }
@@ -126,12 +126,12 @@ impl Pager {
         purpose: Purpose,
     ) -> Option<FaultStatus> {
         let frame = word.frame().expect("a cooling page has a frame");
-        if !self.evict_by_move && !self.charge_page() {
+        if !self.pool().evicts_by_move() && !self.pool().charge_page() {
             return Some(FaultStatus::NoRoom);
         }
-        let note = self.frames.note_of(frame);
+        let note = self.frames().note_of(frame);
         let Ok(slot) = protocol::take_back(self.word(page), word, note) else {
-            self.uncharge_copy();
+            self.pool().uncharge_copy();
             return None;
         };
         let moving = Word::moving(None);
@@ -141,7 +141,7 @@ impl Pager {
                 let unseen = prefetched && purpose == Purpose::Prefetch;
                 let resident = Word::resident(slot).with_prefetched(unseen);
                 self.settle_mapped(page, moving, resident, None);
-                self.frames.decide(frame, fate);
+                self.frames().decide(frame, fate);
                 if purpose == Purpose::Fault {
                     self.counters().faults_cooling.bump();
                     self.counters().prefetch_hits.add(u64::from(prefetched));
@@ -149,11 +149,11 @@ impl Pager {
                 Some(FaultStatus::Resolved)
             }
             Err(error) => {
-                self.uncharge_copy();
+                self.pool().uncharge_copy();
                 let answer = self.not_mapped(page, moving, Word::cooling(frame), &error);
                 if self.word(page).load().state() == State::Poisoned {
                     self.put_slot(slot);
-                    self.frames.decide(frame, Fate::Dropped);
+                    self.frames().decide(frame, Fate::Dropped);
                 }
                 Some(answer)
             }
@@ -163,11 +163,11 @@ impl Pager {
     /// `Writing`: the device may still read the frame, so the page gets a copy of it.
     fn copy_out(&self, page: PageId, word: Word) -> Option<FaultStatus> {
         let frame = word.frame().expect("a page being written has a frame");
-        if !self.charge_page() {
+        if !self.pool().charge_page() {
             return Some(FaultStatus::NoRoom);
         }
         if protocol::copy_out(self.word(page), word).is_err() {
-            self.budget.uncharge(self.page_size());
+            self.budget().uncharge(self.page_size());
             return None;
         }
         let moving = Word::moving(None);
@@ -175,7 +175,7 @@ impl Pager {
             diagnostics::fatal("a page being written could not be mapped", &error);
         }
         self.settle_mapped(page, moving, Word::resident(None), None);
-        self.frames.decide(frame, Fate::Dropped);
+        self.frames().decide(frame, Fate::Dropped);
         self.counters().faults_cooling.bump();
         Some(FaultStatus::Resolved)
     }

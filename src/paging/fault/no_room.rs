@@ -3,7 +3,6 @@
 //! The waiting faults themselves, and their order, are in [`starved`](crate::paging::starved).
 
 use crate::base::error::Error;
-use crate::base::sync::Ordering;
 use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::page::note::Fate;
@@ -24,7 +23,7 @@ impl Pager {
     /// Notes that room was made: there is hope for those who wait for it.
     pub(in crate::paging) fn note_room_made(&self) {
         self.health().set_exhausted(false);
-        self.starved.note_room_made(self.health().write_errno() == 0);
+        self.starved().note_room_made(self.health().write_errno() == 0);
     }
 
     /// Whether no room can be made for fresh pages at the moment.
@@ -38,7 +37,7 @@ impl Pager {
             State::Empty if self.chunks().is_open(self.chunk_of(page)) => None,
             State::Empty => Some(Line::Fresh),
             State::Stored | State::Writing => Some(Line::Content),
-            State::Cooling if !self.evict_by_move => Some(Line::Content),
+            State::Cooling if !self.pool().evicts_by_move() => Some(Line::Content),
             _ => None,
         }
     }
@@ -47,15 +46,15 @@ impl Pager {
     pub(in crate::paging) fn starve(&self, page: PageId, fault: Fault, arrived: Instant) {
         let line = self.line_of(page).unwrap_or(Line::Content);
         self.counters().faults_starved.bump();
-        self.starving.fetch_add(1, Ordering::AcqRel);
-        self.starved.push(fault, arrived, line);
-        self.call_evictor();
+        self.pool().begin_starving();
+        self.starved().push(fault, arrived, line);
+        self.pool().call_evictor();
     }
 
     /// A fault does not wait for room any more.
     pub(in crate::paging) fn not_starving(&self, starving: &Starving) {
-        self.starved.done(starving);
-        self.starving.fetch_sub(1, Ordering::AcqRel);
+        self.starved().done(starving);
+        self.pool().end_starving();
     }
 
     /// How long a fault may wait without progress. `None`: for ever. A page with
@@ -63,7 +62,7 @@ impl Pager {
     pub(in crate::paging) fn hopeless_after(&self, line: Line) -> Option<Duration> {
         let errno = self.health().write_errno();
         // While the device has a write there is hope for as long as it may take for that.
-        let exhausted = self.health().is_exhausted() && !self.starved.is_writing();
+        let exhausted = self.health().is_exhausted() && !self.starved().is_writing();
         match line {
             _ if errno != 0 && errno != NO_SLOT => Some(self.health().deadline()),
             Line::Fresh if exhausted => Some(STARVED_MAX.min(self.health().deadline())),
@@ -77,9 +76,9 @@ impl Pager {
     pub(in crate::paging) fn give_up_hopeless(&self, starving: &mut Starving) -> bool {
         let line = starving.line();
         let limit = self.hopeless_after(line);
-        let progress = self.starved.progress(line);
+        let progress = self.starved().progress(line);
         let for_long = limit.unwrap_or(STARVED_MAX);
-        if !starving.hope().is_over(self.starved.shown(), progress, for_long) {
+        if !starving.hope().is_over(self.starved().shown(), progress, for_long) {
             return false;
         }
         self.give_up_or_say(self.page_at(starving.fault.address), limit)
@@ -136,11 +135,11 @@ impl Pager {
         if word.state() == State::Cooling {
             // Not before the change: note, invariant 2. (A page being written leaves its slots to
             // the evictor.)
-            self.put_slot(frame.and_then(|frame| self.frames.slot(frame)));
+            self.put_slot(frame.and_then(|frame| self.frames().slot(frame)));
         }
         self.poison(page, moving, cause);
         if let Some(frame) = frame {
-            self.frames.decide(frame, Fate::Dropped);
+            self.frames().decide(frame, Fate::Dropped);
         }
     }
 }

@@ -3,7 +3,6 @@
 //! A stream's window is read at once, as far as there is room; the rest, and what programs ask for,
 //! waits in the region's queue of requests (`readahead`), from which each handler takes runs of pages.
 
-use crate::base::sync::Ordering;
 use crate::base::units::{PageCount, PageId};
 use crate::paging::fault::huge_reads::{ChunkStart, HugeReads};
 use crate::paging::fault::reads::Reads;
@@ -20,7 +19,7 @@ impl Pager {
         let is_stored = |page: u64| {
             page < self.page_count().0 && self.word(PageId(page)).load().state() == State::Stored
         };
-        self.readahead.after_fault(page, on, self.budget.limit(), chunk, &is_stored)
+        self.readahead.after_fault(page, on, self.budget().limit(), chunk, &is_stored)
     }
 }
 
@@ -185,13 +184,13 @@ impl Prefetch {
         if is_starving != self.is_starving {
             self.is_starving = is_starving;
             if is_starving {
-                self.pager.starving.fetch_add(1, Ordering::AcqRel);
+                self.pager.pool().begin_starving();
             } else {
-                self.pager.starving.fetch_sub(1, Ordering::AcqRel);
+                self.pager.pool().end_starving();
             }
         }
         if is_starving {
-            self.pager.call_evictor();
+            self.pager.pool().call_evictor();
         }
     }
 }

@@ -155,10 +155,10 @@ impl Reads {
     /// # Errors
     /// What the store says.
     pub(super) fn new(pager: Arc<Pager>, index: usize) -> Result<Reads> {
-        let mut queue = pager.store.open_queue(DEPTH)?;
+        let mut queue = pager.slots().store().open_queue(DEPTH)?;
         queue.watch(pager.uffd.raw_fd())?;
         queue.watch(pager.sched.bell_fd(index))?;
-        let frames = pager.frames.count();
+        let frames = pager.frames().count();
         let now = Instant::now();
         Ok(Reads {
             index,
@@ -203,7 +203,7 @@ impl Reads {
             return Some(FaultStatus::QueueFull);
         }
         let purpose = if demand.is_some() { Purpose::Fault } else { Purpose::Prefetch };
-        if purpose == Purpose::Prefetch && self.pager.starved.len() > 0 {
+        if purpose == Purpose::Prefetch && self.pager.starved().len() > 0 {
             return Some(FaultStatus::NoRoom); // Faults go first.
         }
         match self.pager.begin_fill(page, stored, purpose) {
@@ -221,7 +221,7 @@ impl Reads {
     pub(super) fn accept_into(&mut self, frame: FrameId, page: PageId) -> bool {
         let word = self.pager.word(page).load();
         if word.state() != State::Stored {
-            self.pager.cancel_fill(frame);
+            self.pager.pool().cancel_fill(frame);
             return false;
         }
         let accepted = self.pager.begin_fill_into(frame, page, word, Purpose::Prefetch);
@@ -269,7 +269,7 @@ impl Reads {
     /// before is read alone: a bad place costs no other page.
     fn mergeable(&self, at: usize) -> usize {
         let Accepted { slot: first, prefetch, frame } = self.accepted[at];
-        let bytes = match self.pager.frames.run_of(frame) {
+        let bytes = match self.pager.frames().run_of(frame) {
             Some(_) => CHUNK_READ_BYTES_MAX,
             None => READ_BYTES_MAX,
         };
@@ -294,7 +294,7 @@ impl Reads {
         let mut last = 0;
         for (n, accepted) in self.accepted[at..at + count].iter().enumerate() {
             frames[n] = accepted.frame;
-            let ptr = self.pager.frames.ptr(accepted.frame);
+            let ptr = self.pager.frames().ptr(accepted.frame);
             // Neighbours in memory are one segment: the virtual disk is paid by segment.
             if n > 0 && frames[n - 1].0 + 1 == accepted.frame.0 {
                 segments[last].len += page_bytes;
@@ -377,7 +377,7 @@ impl Reads {
         let bytes = read.count * self.pager.page_bytes();
         let mut count = read.count;
         if read.is_abandoned {
-            read.frames[..count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
+            read.frames[..count].iter().for_each(|frame| self.pager.pool().cancel_fill(*frame));
             count = 0;
         }
         Some(Finished { frames: read.frames, count, result: completion.result, took, bytes })
@@ -425,7 +425,7 @@ impl Reads {
         more: usize,
         turn: Turn<'_>,
     ) {
-        let page = self.pager.frames.page(frame);
+        let page = self.pager.frames().page(frame);
         let demand = self.frames[frame.0 as usize].demand;
         let write = demand.is_some_and(|demand| demand.write);
         let insert = if wanted { Insert::Filled } else { Insert::Prefetched };
@@ -473,7 +473,7 @@ impl Reads {
     /// zero: the thread that it wakes next may run in its place for long.
     pub(super) fn rest_if_last(&self, more: usize, turn: Turn<'_>) -> bool {
         let is_last =
-            more == 0 && self.is_idle() && self.pager.starved.len() == 0 && !turn.has_other_work;
+            more == 0 && self.is_idle() && self.pager.starved().len() == 0 && !turn.has_other_work;
         turn.sched.rest(is_last);
         is_last
     }
@@ -492,7 +492,7 @@ impl Reads {
             return self.repeats.push(Repeat { frame, due: now + pause });
         }
         self.fail(frame, error);
-        self.pager.cancel_fill(frame);
+        self.pager.pool().cancel_fill(frame);
     }
 
     /// The page being read into `frame` is given up; the frame stays the device's.
@@ -570,7 +570,9 @@ impl Reads {
         let refused = |read: &Read| read.is_refused && read.is_abandoned;
         if self.in_flight[token].as_ref().is_some_and(refused) {
             let read = self.release(token);
-            read.frames[..read.count].iter().for_each(|frame| self.pager.cancel_fill(*frame));
+            read.frames[..read.count]
+                .iter()
+                .for_each(|frame| self.pager.pool().cancel_fill(*frame));
         }
     }
 

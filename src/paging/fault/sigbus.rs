@@ -151,7 +151,7 @@ impl Pager {
         const PAUSE: Duration = Duration::from_micros(50);
         let now = Instant::now();
         let line = self.line_of(page).unwrap_or(Line::Content);
-        let progress = self.starved.progress(line);
+        let progress = self.starved().progress(line);
         let (watch, hope) = since.get_or_insert_with(|| {
             self.counters().faults_starved.bump();
             (Stopwatch::start(self.health().deadline(), now), Hope::new(Duration::ZERO, progress))
@@ -162,10 +162,10 @@ impl Pager {
         {
             return;
         }
-        self.starving.fetch_add(1, Ordering::AcqRel);
-        self.call_evictor();
+        self.pool().begin_starving();
+        self.pool().call_evictor();
         std::thread::sleep(PAUSE); // nanosleep(2) is async-signal-safe in Linux.
-        self.starving.fetch_sub(1, Ordering::AcqRel);
+        self.pool().end_starving();
     }
 
     /// Reads and installs a page before it is touched, if it is on the store and there is a frame.
@@ -197,7 +197,7 @@ impl Pager {
             Ok(()) => {}
             Err(NotRead::Failed(error)) => {
                 self.fail_fill(frame, purpose, &error);
-                self.cancel_fill(frame);
+                self.pool().cancel_fill(frame);
                 return None;
             }
             Err(NotRead::Revoked) => {
@@ -224,8 +224,8 @@ impl Pager {
         while self.word(page).load().is_filling(frame) {
             backoff(&mut spins);
         }
-        self.put_slot(self.frames.slot(frame));
-        self.cancel_fill(frame);
+        self.put_slot(self.frames().slot(frame));
+        self.pool().cancel_fill(frame);
     }
 
     /// Reads a frame's slot and verifies it, again and again while that may help.
@@ -247,12 +247,13 @@ impl Pager {
     /// Reads a frame's slot once; returns what the store said.
     fn read_once(&self, frame: FrameId) -> std::result::Result<Result<()>, NotRead> {
         let offset = self.slot_offset(self.slot_of_fill(frame));
-        let note = self.frames.note_of(frame);
+        let note = self.frames().note_of(frame);
         note.begin_read(thread::current_noted());
         // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
         // the slot: both stay this thread's if the read is revoked.
-        let read =
-            unsafe { self.store.read_now(offset, self.frames.ptr(frame), self.page_bytes()) };
+        let read = unsafe {
+            self.slots().store().read_now(offset, self.frames().ptr(frame), self.page_bytes())
+        };
         if note.end_read() { Ok(read) } else { Err(NotRead::Revoked) }
     }
 

@@ -80,7 +80,7 @@ impl Work {
 
     /// Whether so many faults wait that no more may be read.
     pub(super) fn is_full(&self) -> bool {
-        self.waiting.len() + self.pager.starved.len() >= WAITING_MAX
+        self.waiting.len() + self.pager.starved().len() >= WAITING_MAX
     }
 
     /// Notes that the handler has nothing to do but what it does now, if that is so and `more` is
@@ -112,7 +112,7 @@ impl Work {
     fn answer_again(&mut self, fault: Fault, arrived: Instant, before: Option<Waiting>) {
         let page = self.pager.page_at(fault.address);
         let line = self.pager.line_of(page);
-        if line.is_some_and(|line| self.pager.starved.bars(line, self.pager.is_stuck())) {
+        if line.is_some_and(|line| self.pager.starved().bars(line, self.pager.is_stuck())) {
             return self.pager.starve(page, fault, arrived);
         }
         match self.resolve(page, fault, arrived) {
@@ -149,18 +149,18 @@ impl Work {
 
     /// Serves the region's faults that wait for room, the oldest first, as far as there is some.
     pub(super) fn serve_starved(&mut self) {
-        if self.pager.starved.len() == 0 {
+        if self.pager.starved().len() == 0 {
             return;
         }
-        let mut round = self.pager.starved.begin(self.pager.is_stuck());
-        while let Some(mut starving) = self.pager.starved.take(&mut round) {
+        let mut round = self.pager.starved().begin(self.pager.is_stuck());
+        while let Some(mut starving) = self.pager.starved().take(&mut round) {
             let (fault, arrived) = (starving.fault, starving.arrived);
             match self.resolve(self.pager.page_at(fault.address), fault, arrived) {
                 FaultStatus::Resolved => self.count_resolved(arrived),
                 FaultStatus::Reading => {}
                 FaultStatus::NoRoom if self.pager.give_up_hopeless(&mut starving) => {}
                 FaultStatus::NoRoom => {
-                    if self.pager.starved.put_back(starving, &mut round) {
+                    if self.pager.starved().put_back(starving, &mut round) {
                         continue;
                     }
                     break;
@@ -171,8 +171,8 @@ impl Work {
             }
             self.pager.not_starving(&starving);
         }
-        if self.pager.starved.len() > 0 {
-            self.pager.call_evictor();
+        if self.pager.starved().len() > 0 {
+            self.pager.pool().call_evictor();
         }
     }
 
@@ -209,7 +209,7 @@ impl Work {
         }
         let frame = filling.frame().expect("a page being read has a frame");
         self.reads.demand(frame, demand);
-        if self.pager.frames.run_of(frame).is_some() && !filling.wanted() {
+        if self.pager.frames().run_of(frame).is_some() && !filling.wanted() {
             // The first fault on a chunk that may be held: the stream has got there.
             if !self.huge_reads.contains(frame) {
                 self.pager.sched.call_all();
@@ -256,7 +256,7 @@ impl Work {
             return OTHER_THREAD;
         }
         let waits = !self.waiting.is_empty() || self.prefetch.is_waiting();
-        let max = match waits || self.pager.starved.len() > 0 {
+        let max = match waits || self.pager.starved().len() > 0 {
             true => ROOM,
             false => self.reads.wait_max(idle),
         };

@@ -30,6 +30,7 @@ use crate::base::strict_assert;
 use crate::base::sync::{AtomicUsize, Ordering, Rank};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
+use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::note::{Fate, Note};
 use crate::paging::page::word::FrameId;
 use crate::store::{Queue, Request};
@@ -182,6 +183,11 @@ impl Frames {
 
     pub(crate) fn has_runs(&self) -> bool {
         self.in_runs > 0
+    }
+
+    /// Whether there are runs that chunks can be read into.
+    pub(crate) fn has_small_runs(&self) -> bool {
+        self.has_runs() && self.run_frames <= CHUNK_PAGES_MAX
     }
 
     /// All runs.

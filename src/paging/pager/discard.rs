@@ -1,7 +1,7 @@
 //! Discarding: pages whose content nobody needs give up frames, slots and pending writes.
 #![expect(unsafe_code, reason = "drops pages of the region")]
 
-use crate::base::units::{ByteCount, PageCount, PageId, SlotId};
+use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::backoff;
 use crate::paging::page::chunks::CHUNK;
@@ -38,7 +38,7 @@ impl Pager {
             if !owned {
                 self.take_over(next, part_end.0 - next.0);
             }
-            self.tables.note_emptied(chunk);
+            self.tables().note_emptied(chunk);
             next = part_end;
         }
     }
@@ -63,7 +63,7 @@ impl Pager {
     fn discard_start(&self, page: PageId) -> Option<Word> {
         let mut spins = 0u32;
         loop {
-            match protocol::discard(self.word(page), |frame| self.frames.note_of(frame)) {
+            match protocol::discard(self.word(page), |frame| self.frames().note_of(frame)) {
                 Discard::Done => return None,
                 Discard::Mapped(word) => return Some(word),
                 Discard::Freed(slot) => {
@@ -73,13 +73,13 @@ impl Pager {
                 Discard::Dropped(frame, slot) => {
                     self.put_slot(slot);
                     self.counters().died_before_write.bump();
-                    self.frames.decide(frame, Fate::Dropped);
+                    self.frames().decide(frame, Fate::Dropped);
                     return None;
                 }
                 Discard::Abandoned(frame) => {
                     // The evictor frees the old slot, and the frame when the device lets go of it.
                     self.counters().died_during_write.bump();
-                    self.frames.decide(frame, Fate::Dropped);
+                    self.frames().decide(frame, Fate::Dropped);
                     return None;
                 }
                 Discard::Mend(slot) => {
@@ -123,7 +123,7 @@ impl Pager {
             self.table().count_unpinned(u64::from(word.pins() > 0));
             self.settle(page, word, Word::EMPTY);
         }
-        self.budget.uncharge(ByteCount((taken.len() * self.page_bytes()) as u64));
+        self.budget().uncharge(ByteCount((taken.len() * self.page_bytes()) as u64));
     }
 
     /// Takes a page seen `Resident` for unmapping; discards it otherwise when it moved on.
@@ -146,12 +146,5 @@ impl Pager {
         }
         pieces[*count] = Piece::new(start, self.page_bytes());
         *count += 1;
-    }
-
-    /// Frees a page's slot.
-    pub(crate) fn put_slot(&self, slot: Option<SlotId>) {
-        if let Some(slot) = slot {
-            self.slots.put(slot);
-        }
     }
 }

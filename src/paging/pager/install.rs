@@ -50,8 +50,8 @@ impl Pager {
         protect: Protect,
         wake: Wake,
     ) -> Result<()> {
-        let (dst, src) = (self.addr(page), self.frames.addr(frame));
-        let by_move = self.moves_in(frame);
+        let (dst, src) = (self.addr(page), self.frames().addr(frame));
+        let by_move = self.pool().moves_in(frame);
         let outcome = if by_move {
             self.clear_way(dst, self.page_bytes());
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
@@ -65,8 +65,8 @@ impl Pager {
             Outcome::Done => {
                 self.has_mapped();
                 match by_move {
-                    true => self.frames.put_empty(frame),
-                    false => self.recycle(frame),
+                    true => self.frames().put_empty(frame),
+                    false => self.pool().recycle(frame),
                 }
                 return Ok(());
             }
@@ -93,9 +93,9 @@ impl Pager {
         }
         if by_move {
             // The page is mapped, whatever becomes of the frame's memory.
-            drop(self.frames.release(frame));
+            drop(self.frames().release(frame));
         } else {
-            self.recycle(frame);
+            self.pool().recycle(frame);
         }
         Ok(())
     }
@@ -112,9 +112,9 @@ impl Pager {
         }
         // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
         drop(unsafe { self.discarder.discard(&[chunk]) });
-        let moved = self.move_or_stop(self.addr(first), self.frames.addr(frame), HUGE_PAGE).bytes;
+        let moved = self.move_or_stop(self.addr(first), self.frames().addr(frame), HUGE_PAGE).bytes;
         let pages = moved / self.page_bytes();
-        (frame.0..).take(pages).for_each(|n| self.frames.put_empty(FrameId(n)));
+        (frame.0..).take(pages).for_each(|n| self.frames().put_empty(FrameId(n)));
         if moved == HUGE_PAGE {
             self.chunks().set_whole(self.chunk_of(first), true);
         }
@@ -145,15 +145,15 @@ impl Pager {
                 self.addr(page),
                 self.word(page).load(),
                 self.in_thread,
-                self.fill_by_move,
-                self.evict_by_move,
+                self.pool().fills_by_move(),
+                self.pool().evicts_by_move(),
             ));
         }
     }
 
     /// How a page read from the store into `frame` is to be mapped, for a write or not.
     pub(crate) fn guard(&self, page: PageId, frame: FrameId, write: bool) -> Guard {
-        if self.moves_in(frame) || write {
+        if self.pool().moves_in(frame) || write {
             return Guard::Open;
         }
         if self.readahead.expects_write(page) {
@@ -175,7 +175,7 @@ impl Pager {
         protect: Protect,
     ) -> Result<()> {
         // SAFETY: the page is `Moving` by this thread, and the frame holds its content.
-        unsafe { self.copy_in(page, self.frames.ptr(frame), mapped, protect) }
+        unsafe { self.copy_in(page, self.frames().ptr(frame), mapped, protect) }
     }
 
     /// Copies what of a page is not mapped yet from `content`.
@@ -228,32 +228,32 @@ impl Pager {
     /// # Errors
     /// When the kernel is out of memory: the page is still missing.
     pub(crate) fn install_zeros(&self, page: PageId) -> Result<bool> {
-        if !self.has_room_for_fresh() {
+        if !self.pool().has_room_for_fresh() {
             return Ok(false);
         }
         // COPY would build small pages.
-        let only_huge = self.fill_by_move && self.page_bytes() >= HUGE_PAGE;
-        if only_huge && let Some(frame) = self.charged_frame(self.headroom()) {
+        let only_huge = self.pool().fills_by_move() && self.page_bytes() >= HUGE_PAGE;
+        if only_huge && let Some(frame) = self.pool().charged_frame(self.pool().headroom()) {
             // Fresh memory, for spare frames of this size are and empty ones get some.
-            if let Err(error) = self.frames.populate(frame) {
-                self.recycle(frame);
+            if let Err(error) = self.frames().populate(frame) {
+                self.pool().recycle(frame);
                 return Err(error);
             }
             return match self.install(page, frame, Protect::No, Wake::No) {
                 Ok(()) => Ok(true),
                 Err(error) => {
-                    self.recycle(frame);
+                    self.pool().recycle(frame);
                     Err(error)
                 }
             };
         }
-        if only_huge || !self.charge_page() {
+        if only_huge || !self.pool().charge_page() {
             return Ok(false);
         }
         // SAFETY: the page is missing and `Moving` by this thread; `zeros` is never written.
         let copied = unsafe { self.copy_in(page, self.zeros.as_ptr(), 0, Protect::No) };
         if copied.is_err() {
-            self.budget.uncharge(self.page_size());
+            self.budget().uncharge(self.page_size());
         }
         copied.map(|()| true)
     }
@@ -312,8 +312,8 @@ impl Pager {
     pub(crate) fn poison(&self, page: PageId, from: Word, cause: &Error) {
         self.counters().poisoned.bump();
         let room = diagnostics::NoRoom {
-            limit: self.budget.limit(),
-            tables: self.tables.bytes(),
+            limit: self.budget().limit(),
+            tables: self.tables().bytes(),
             pinned: ByteCount(self.table().pinned() * self.page_size().0),
             errno: self.health().write_errno(),
         };

@@ -1,0 +1,595 @@
+//! The frame pool: the limit, its watermarks, frames with their charge, and who is woken for want of them.
+//!
+//! A fill takes a frame and its charge here, the evictor brings freed ones back. What a thread cannot
+//! get it waits for in a line ([`Starved`]); the evictor is called to make room, and calls the handlers
+//! when there is some.
+//!
+//! # Invariants
+//! 1. Every frame with memory is charged, before it has memory; the page that a fill by COPY maps is
+//!    charged beside it.
+#![expect(unsafe_code, reason = "drops the memory of frames")]
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::base::units::ByteCount;
+use crate::paging::bell::Bell;
+use crate::paging::page::BATCH_MAX;
+use crate::paging::page::word::FrameId;
+use crate::paging::pager::Account;
+use crate::paging::pager::Arc;
+use crate::paging::pager::Budget;
+use crate::paging::pager::Frames;
+use crate::paging::pager::HandlerSched;
+use crate::paging::pager::Managed;
+use crate::paging::pager::RegionConfig;
+use crate::paging::purge::Purge;
+use crate::paging::starved::FAULTS_HELD_MAX;
+use crate::paging::starved::Starved;
+use crate::sys::vm::Discarder;
+use crate::sys::vm::Huge;
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
+use crossbeam_utils::CachePadded;
+
+/// Why there is no run of frames to read into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::paging) enum NoRun {
+    /// The limit leaves no room at the moment.
+    Starved,
+    /// All are in use, or there are none.
+    AllInUse,
+}
+
+/// Bytes that a region keeps for itself whatever it holds: threads' stacks, histograms, lists of the
+/// evictor, upper page tables ...
+const FIXED: u64 = 384 << 10;
+/// ... for each handler its queue of requests (256 KiB of buffers' addresses) and its lists ...
+const FIXED_PER_HANDLER: u64 = 512 << 10;
+/// ... and for each frame what threads know of it. Measured: `docs/design/memory.md`.
+const FIXED_PER_FRAME: u64 = 128;
+
+/// How pages come and go, as the kernel and the page size allow.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::paging) struct Moves {
+    /// Fills install single frames by MOVE, else by COPY. (Runs of them always go by MOVE.)
+    pub(in crate::paging) fill: bool,
+    /// Evictions take pages out by MOVE, else by write-protect, copy and DONTNEED.
+    pub(in crate::paging) evict: bool,
+}
+
+/// Frames, what they are charged to, and the threads that wait for them.
+#[derive(Debug)]
+pub(in crate::paging) struct FramePool {
+    page_bytes: usize,
+    staging: Frames,
+    discarder: Arc<Discarder>,
+    budget: Arc<Budget>,
+    /// The region's place under a memory manager.
+    managed: Managed,
+    /// Gives back what the heap keeps of freed memory.
+    purge: Purge,
+    moves: Moves,
+    /// Bytes that are still available when background eviction starts, and when it stops.
+    low_bytes: AtomicU64,
+    high_bytes: AtomicU64,
+    evictor_bell: Bell,
+    sched: Arc<HandlerSched>,
+    /// Faults that wait for room.
+    starved: Starved,
+    /// How many of them there are, where threads serve themselves too, and handlers that wait for
+    /// room to read ahead.
+    starving: CachePadded<AtomicU32>,
+    /// A frame without a charge of its own uses the one that is kept for copies. Only the evictor
+    /// lends it, and has it back before it takes the next page out.
+    copy_charge_lent: AtomicBool,
+}
+
+impl FramePool {
+    /// Frames for pages of `config.page` under `budget`, all empty.
+    ///
+    /// # Errors
+    /// When the address space cannot be reserved.
+    pub(super) fn new(
+        config: &RegionConfig,
+        moves: Moves,
+        account: Option<Account>,
+        discarder: Arc<Discarder>,
+        sched: Arc<HandlerSched>,
+    ) -> Result<FramePool> {
+        let own = || Arc::new(Budget::new(config.limit));
+        let budget = account.as_ref().map_or_else(own, |account| Arc::clone(account.budget()));
+        let page_bytes = config.page.as_usize();
+        // Open chunks use huge pages; staging frames only where a page is one.
+        let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
+        let (singles, runs) = (frame_count(config.page, budget.limit()), run_count(budget.limit()));
+        Ok(FramePool {
+            page_bytes,
+            staging: Frames::new(singles, runs, page_bytes, huge)?,
+            discarder,
+            budget,
+            managed: Managed::new(account),
+            purge: Purge::new(),
+            moves,
+            low_bytes: AtomicU64::new(0),
+            high_bytes: AtomicU64::new(0),
+            evictor_bell: Bell::new()?,
+            sched,
+            starved: Starved::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
+            starving: CachePadded::new(AtomicU32::new(0)),
+            copy_charge_lent: AtomicBool::new(false),
+        })
+    }
+
+    // Parts.
+
+    /// The frames.
+    pub(in crate::paging) fn staging(&self) -> &Frames {
+        &self.staging
+    }
+
+    /// What is charged, and may be.
+    pub(in crate::paging) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    pub(in crate::paging) fn managed(&self) -> &Managed {
+        &self.managed
+    }
+
+    pub(in crate::paging) fn purge(&self) -> &Purge {
+        &self.purge
+    }
+
+    /// Faults that wait for room.
+    pub(in crate::paging) fn starved(&self) -> &Starved {
+        &self.starved
+    }
+
+    pub(in crate::paging) fn evictor_bell(&self) -> &Bell {
+        &self.evictor_bell
+    }
+
+    pub(in crate::paging) fn fills_by_move(&self) -> bool {
+        self.moves.fill
+    }
+
+    pub(in crate::paging) fn evicts_by_move(&self) -> bool {
+        self.moves.evict
+    }
+
+    /// Bytes that the region keeps for itself whatever it holds.
+    pub(in crate::paging) fn fixed_bytes(&self, handlers: usize) -> ByteCount {
+        let frames = self.staging.count() as u64 * FIXED_PER_FRAME;
+        ByteCount(FIXED + handlers as u64 * FIXED_PER_HANDLER + frames + self.page_size().0)
+    }
+
+    fn page_size(&self) -> ByteCount {
+        ByteCount(self.page_bytes as u64)
+    }
+
+    /// Bytes still available below which background eviction starts.
+    pub(in crate::paging) fn low_bytes(&self) -> u64 {
+        self.low_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes still available at which background eviction stops.
+    pub(in crate::paging) fn high_bytes(&self) -> u64 {
+        self.high_bytes.load(Ordering::Relaxed)
+    }
+
+    // Waiting for room.
+
+    /// One thread more waits for room.
+    pub(in crate::paging) fn begin_starving(&self) {
+        self.starving.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One thread fewer waits for room.
+    pub(in crate::paging) fn end_starving(&self) {
+        self.starving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(in crate::paging) fn is_starving(&self) -> bool {
+        self.starving.load(Ordering::Acquire) > 0
+    }
+
+    /// Sets the watermarks that follow from the limit.
+    pub(in crate::paging) fn set_watermarks(&self, limit: ByteCount) {
+        const RESERVE_MAX: u64 = 16 << 20;
+        let page = self.page_bytes as u64;
+        let high = (limit.0 / 16).min(RESERVE_MAX.max(8 * page)).max(2 * page);
+        self.low_bytes.store(high / 2, Ordering::Relaxed);
+        self.high_bytes.store(high, Ordering::Relaxed);
+    }
+
+    /// Bytes that fills can take without evicting: unused budget and spare frames.
+    pub(in crate::paging) fn available(&self) -> u64 {
+        self.budget.free().0 + self.staging.spare_bytes() as u64
+    }
+
+    /// Calls the evictor when less than the low watermark is available.
+    pub(in crate::paging) fn check_low(&self) {
+        if self.available() < self.low_bytes() {
+            self.call_evictor();
+        }
+    }
+
+    // Bells.
+
+    /// Wakes the evictor, once until it has looked.
+    pub(in crate::paging) fn call_evictor(&self) {
+        self.evictor_bell.ring();
+    }
+
+    /// Wakes the handlers that wait for frames.
+    pub(in crate::paging) fn feed_handlers(&self) {
+        if self.is_starving() {
+            self.sched.call_all();
+        }
+    }
+
+    // Frames with their charge.
+
+    /// What fills leave of the limit. Evicting by copy needs a frame before it frees a page.
+    pub(in crate::paging) fn headroom(&self) -> ByteCount {
+        const PAGES: u64 = 8;
+        if self.moves.evict { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
+    }
+
+    /// Charges one page more than there is, for as long as the region exists. A page that cannot be
+    /// moved out is copied, and is in memory twice for a moment; without this, a full region would
+    /// exceed its limit then (by all of its tables with pages of 2 MiB), or could evict nothing.
+    /// Under a manager it is part of what the region keeps for itself, which others make room for.
+    ///
+    /// # Errors
+    /// [`Error::LimitTooSmall`] when the limit has no room for it.
+    pub(in crate::paging) fn keep_copy_charge(&self) -> Result<()> {
+        if self.managed.account().is_some() || self.budget.try_charge(self.page_size()) {
+            return Ok(());
+        }
+        let minimum = ByteCount(self.budget.charged().0 + self.page_size().0);
+        Err(Error::LimitTooSmall { limit: self.budget.limit(), minimum })
+    }
+
+    /// Of what is charged, what is kept for a copy and not in use at the moment.
+    pub(in crate::paging) fn copy_charge(&self) -> u64 {
+        if self.copy_charge_lent.load(Ordering::Relaxed) { 0 } else { self.page_size().0 }
+    }
+
+    /// Bytes above what the limit allows while nothing is under way.
+    pub(in crate::paging) fn excess(&self) -> u64 {
+        let allowed = self.budget.limit().0.saturating_sub(self.headroom().0 / 2);
+        self.budget.charged().0.saturating_sub(allowed)
+    }
+
+    /// A frame with memory: a spare one, or an empty one that is charged.
+    pub(in crate::paging) fn charged_frame(&self, headroom: ByteCount) -> Option<FrameId> {
+        if let Some(frame) = self.staging.take_spare() {
+            return Some(frame);
+        }
+        if !self.charge_leaving(self.page_size(), headroom) {
+            return None;
+        }
+        let frame = self.staging.take_empty();
+        if frame.is_none() {
+            self.budget.uncharge(self.page_size());
+        }
+        frame
+    }
+
+    /// Charges `bytes` if the limit has room for them and `headroom` more; spare runs give way if
+    /// that is enough.
+    pub(in crate::paging) fn charge_leaving(&self, bytes: ByteCount, headroom: ByteCount) -> bool {
+        loop {
+            if self.budget.try_charge_leaving(bytes, headroom) {
+                return true;
+            }
+            let most = self.budget.free().0 + self.staging.spare_run_bytes() as u64;
+            if most < bytes.0.saturating_add(headroom.0) || self.free_spare_run() == 0 {
+                return false;
+            }
+        }
+    }
+
+    /// Whether a frame's memory becomes the page's, by MOVE, when it is installed. Runs of frames
+    /// are huge pages, which COPY cannot build.
+    pub(in crate::paging) fn moves_in(&self, frame: FrameId) -> bool {
+        self.moves.fill || self.staging.run_of(frame).is_some()
+    }
+
+    /// Takes what a fill needs: a frame, and with COPY a charge for the page as well.
+    pub(in crate::paging) fn reserve_fill(&self) -> Option<FrameId> {
+        let frame = self.charged_frame(self.headroom())?;
+        if !self.moves.fill && !self.charge_page() {
+            self.recycle(frame);
+            return None;
+        }
+        Some(frame)
+    }
+
+    /// What of the limit pages without a slot cannot have.
+    pub(in crate::paging) fn reserve(&self) -> ByteCount {
+        let high = self.high_bytes();
+        ByteCount(high.max(self.headroom().0 + 2 * self.page_size().0))
+    }
+
+    /// Whether fresh pages may still be mapped. They leave some room, because they cannot be
+    /// evicted while the device is full: pages that have a slot come and go through it, so that
+    /// what was written stays readable.
+    pub(in crate::paging) fn has_room_for_fresh(&self) -> bool {
+        self.available() >= self.reserve_for_fresh().0 + self.page_size().0
+    }
+
+    /// What fresh pages leave of the limit.
+    pub(in crate::paging) fn reserve_for_fresh(&self) -> ByteCount {
+        ByteCount(self.low_bytes() / 2).max(self.page_size())
+    }
+
+    /// Charges one page; spare frames give way when the limit is reached.
+    pub(in crate::paging) fn charge_page(&self) -> bool {
+        let headroom = self.headroom();
+        if self.charge_leaving(self.page_size(), headroom) {
+            return true;
+        }
+        let Some(frame) = self.staging.take_spare() else { return false };
+        self.free_frame(frame);
+        self.budget.try_charge_leaving(self.page_size(), headroom)
+    }
+
+    /// Returns what [`reserve_fill`](Self::reserve_fill) took, unused.
+    pub(in crate::paging) fn cancel_fill(&self, frame: FrameId) {
+        if !self.moves_in(frame) {
+            self.budget.uncharge(self.page_size());
+        }
+        self.recycle(frame);
+    }
+
+    /// Spare frames that are worth keeping: none while others wait for their memory, or where
+    /// fills carry it off into the region.
+    fn spare_max(&self) -> usize {
+        if self.moves.fill || self.managed.deficit() > 0 {
+            return 0;
+        }
+        let bytes = self.low_bytes() as usize;
+        let most = BATCH_MAX.min(self.staging.singles() / 2);
+        (bytes / self.page_bytes).clamp(1, most)
+    }
+
+    /// Lists a frame whose memory was never mapped in the region as spare, or frees its memory when
+    /// there are plenty or others wait for it.
+    pub(in crate::paging) fn recycle(&self, frame: FrameId) {
+        if self.staging.run_of(frame).is_none() && self.staging.spare_len() < self.spare_max() {
+            self.staging.put_spare(frame);
+        } else {
+            self.free_frame(frame);
+        }
+    }
+
+    /// Frees the memory of all of `frames`, through which pages have left, and empties the list.
+    /// The kernel may still be reading it, so nobody may write it again (`page::frames`). One call
+    /// frees many frames, neighbours as one range: a run that comes back whole is still the huge
+    /// page that it was. Frames that the pages were copied to are recycled.
+    pub(in crate::paging) fn give_back(&self, frames: &mut Vec<FrameId>) {
+        if !self.moves.evict {
+            return frames.drain(..).for_each(|frame| self.recycle(frame));
+        }
+        frames.sort_unstable();
+        let mut pieces = [Piece::new(0, 0); BATCH_MAX];
+        let (mut from, mut count) = (0, 0);
+        for at in 0..frames.len() {
+            let follows = at > from && frames[at - 1].0 + 1 == frames[at].0;
+            if follows {
+                pieces[count - 1].grow(self.page_bytes);
+                continue;
+            }
+            if count == BATCH_MAX {
+                self.free_frames(&frames[from..at], &pieces);
+                (from, count) = (at, 0);
+            }
+            pieces[count] = Piece::new(self.staging.addr(frames[at]), self.page_bytes);
+            count += 1;
+        }
+        self.free_frames(&frames[from..], &pieces[..count]);
+        frames.clear();
+    }
+
+    /// Frees the memory of frames, which lie at `pieces`, and their charge.
+    fn free_frames(&self, frames: &[FrameId], pieces: &[Piece]) {
+        if frames.is_empty() {
+            return;
+        }
+        // SAFETY: the caller took the frames off the lists and gives them up.
+        let freed = unsafe { self.discarder.discard(pieces) };
+        // Else they are lost to the lists, charge and all, which is safe.
+        if freed.is_ok() {
+            let bytes = (frames.len() * self.page_bytes) as u64;
+            self.staging.put_empties(frames);
+            self.budget.uncharge(ByteCount(bytes));
+            self.managed.gave_back(bytes);
+        }
+    }
+
+    /// Clears a frame of this thread's.
+    pub(in crate::paging) fn clear_frame(&self, frame: FrameId) {
+        // SAFETY: the frame is `page_bytes` long, and this thread's.
+        unsafe { std::ptr::write_bytes(self.staging.ptr(frame), 0, self.page_bytes) };
+    }
+
+    /// Exchanges the memory of a whole run of frames, or of a frame that is huge itself, for a fresh
+    /// huge page, and lists it as spare. `false`: the kernel refused, and nothing has changed. To
+    /// write over the old memory would be cheaper (the kernel clears the new), but see `page::frames`.
+    pub(in crate::paging) fn renew(&self, first: FrameId) -> bool {
+        let piece = Piece::new(self.staging.addr(first), HUGE_PAGE);
+        // SAFETY: the caller's frames, whose pages have left, are a huge page long.
+        if unsafe { self.discarder.discard(&[piece]) }.is_err() {
+            return false;
+        }
+        self.touch_frame(first);
+        match self.staging.run_of(first) {
+            Some(_) => self.staging.put_spare_run(first),
+            None => self.staging.put_spare(first),
+        }
+        true
+    }
+
+    /// A run of frames to read a chunk into, charged: a spare one, or an empty one.
+    pub(in crate::paging) fn charged_run(&self) -> std::result::Result<FrameId, NoRun> {
+        if let Some(first) = self.staging.take_spare_run() {
+            return Ok(first);
+        }
+        let first = self.staging.take_run().ok_or(NoRun::AllInUse)?;
+        if self.charge_run() {
+            // All of its memory comes with the first touch. That has to be before frames of it may
+            // be given back, and with them their share of the charge.
+            self.touch_frame(first);
+            return Ok(first);
+        }
+        (first.0..)
+            .take(self.staging.run_frames())
+            .for_each(|n| self.staging.put_empty(FrameId(n)));
+        Err(NoRun::Starved)
+    }
+
+    /// Charges a run of frames; single spare frames give way if that is enough.
+    fn charge_run(&self) -> bool {
+        let bytes = ByteCount(HUGE_PAGE as u64);
+        loop {
+            if self.charge_leaving(bytes, self.headroom()) {
+                return true;
+            }
+            if self.available() < bytes.0 + self.headroom().0 {
+                return false;
+            }
+            let Some(frame) = self.staging.take_spare() else { return false };
+            self.free_frame(frame);
+        }
+    }
+
+    /// Frees the memory and the charge of a spare run; returns how many bytes that were.
+    pub(in crate::paging) fn free_spare_run(&self) -> u64 {
+        let Some(first) = self.staging.take_spare_run() else { return 0 };
+        self.free_run(first);
+        HUGE_PAGE as u64
+    }
+
+    /// Frees the memory and the charge of a whole run.
+    pub(in crate::paging) fn free_run(&self, first: FrameId) {
+        let piece = Piece::new(self.staging.addr(first), HUGE_PAGE);
+        let mut frames = [first; HUGE_PAGE / KERNEL_PAGE];
+        let count = self.staging.run_frames();
+        frames.iter_mut().zip(first.0..).for_each(|(frame, n)| *frame = FrameId(n));
+        self.free_frames(&frames[..count], &[piece]);
+    }
+
+    /// Frees the memory of a frame and its charge.
+    pub(in crate::paging) fn free_frame(&self, frame: FrameId) {
+        if self.staging.release(frame).is_ok() {
+            self.budget.uncharge(self.page_size());
+            self.managed.gave_back(self.page_bytes as u64);
+        }
+    }
+
+    /// Has the kernel give memory to a frame, or to the run of frames that begins with it.
+    pub(in crate::paging) fn touch_frame(&self, frame: FrameId) {
+        // SAFETY: the frame is this thread's and holds nothing.
+        unsafe { self.staging.ptr(frame).write_volatile(0) };
+    }
+
+    /// Neighbouring frames to take the content of at most `most` pages out to: the first, and how
+    /// many.
+    pub(in crate::paging) fn frames_for_eviction(&self, most: usize) -> Option<(FrameId, usize)> {
+        if self.moves.evict {
+            self.staging.take_empties(most).or_else(|| {
+                // All are spare: after an eviction that nobody needed the room of.
+                self.free_frame(self.staging.take_spare()?);
+                self.staging.take_empties(most)
+            })
+        } else {
+            self.frame_for_copy().map(|frame| (frame, 1))
+        }
+    }
+
+    /// A frame to copy a page to, for the next `take_by_copy`: where the limit leaves no room for
+    /// one, with the charge that is kept for this ([`FramePool::keep_copy_charge`]).
+    pub(in crate::paging) fn frame_for_copy(&self) -> Option<FrameId> {
+        self.charged_frame(ByteCount::ZERO).or_else(|| {
+            let frame = self.staging.take_empty()?;
+            self.copy_charge_lent.store(true, Ordering::Relaxed);
+            Some(frame)
+        })
+    }
+
+    /// Returns the charge that a copy would have needed.
+    pub(in crate::paging) fn uncharge_copy(&self) {
+        if !self.moves.evict {
+            self.budget.uncharge(self.page_size());
+        }
+    }
+    /// Frees spare frames, down to `keep` bytes of them.
+    pub(in crate::paging) fn free_spares(&self, want: u64, keep: u64) -> u64 {
+        let page = self.page_bytes as u64;
+        let mut freed = 0;
+        while freed < want && self.staging.spare_bytes() as u64 > keep {
+            if let Some(frame) = self.staging.take_spare() {
+                self.free_frame(frame);
+                freed += page;
+                continue;
+            }
+            match self.free_spare_run() {
+                0 => break,
+                bytes => freed += bytes,
+            }
+        }
+        freed
+    }
+
+    /// Whether what is missing may come from others, who are asked for it. The evictor leaves its
+    /// own pages alone meanwhile.
+    pub(in crate::paging) fn others_may_give(&self, missing: u64, exhausted: bool) -> bool {
+        let spares = self.staging.spare_bytes() as u64;
+        let own = self.budget.own_free().0 + spares;
+        if missing == 0 || own < self.high_bytes() {
+            return false; // Short of its own ceiling.
+        }
+        self.managed.others_may_give(missing, exhausted)
+    }
+
+    /// What the limit guarantees to this region's pages: all of it, or its floor under a manager.
+    pub(in crate::paging) fn guaranteed(&self) -> ByteCount {
+        let limit = self.budget.limit();
+        self.managed.floor(limit).unwrap_or(limit)
+    }
+
+    /// Takes the frame of [`frame_for_copy`](Self::frame_for_copy) back, unused.
+    pub(in crate::paging) fn give_copy_frame_back(&self, frame: FrameId) {
+        if self.copy_charge_lent.swap(false, Ordering::Relaxed) {
+            drop(self.staging.release(frame));
+        } else {
+            self.recycle(frame);
+        }
+    }
+
+    /// A page was copied to that frame and unmapped. A frame without a charge of its own has the
+    /// page's from now on, and what was lent is back.
+    pub(in crate::paging) fn charge_copied(&self) {
+        if !self.copy_charge_lent.swap(false, Ordering::Relaxed) {
+            self.budget.uncharge(self.page_size());
+        }
+    }
+}
+
+/// Staging frames of a region: a quarter of the limit, within bounds.
+fn frame_count(page: ByteCount, limit: ByteCount) -> usize {
+    const FRAMES_MIN: usize = 16;
+    const FRAMES_MAX: usize = 1024;
+    const BYTES_MAX: usize = 256 << 20;
+    let page = page.as_usize();
+    let quarter = limit.as_usize() / 4 / page;
+    quarter.clamp(FRAMES_MIN, FRAMES_MAX).min((BYTES_MAX / page).max(FRAMES_MIN))
+}
+
+/// Runs of frames that fresh chunks are evicted to and chunks are read into: an eighth of the limit,
+/// within bounds.
+fn run_count(limit: ByteCount) -> usize {
+    const RUNS_MAX: usize = 8;
+    (limit.as_usize() / 8 / HUGE_PAGE).min(RUNS_MAX)
+}

@@ -1,0 +1,115 @@
+//! Reclaim: what a region gives up when others under its memory manager are short.
+//!
+//! The manager calls this from the threads of those who are short. What can be freed at once is; the
+//! rest the evictor takes out, and the caller waits for it as long as pages keep leaving.
+
+use crate::base::deadline::Deadline;
+use crate::base::units::{ByteCount, PageCount};
+use crate::limit::manager::{Effort, Reclaim};
+use crate::paging::pager::Pager;
+use std::time::Duration;
+
+/// How long who reclaims waits for the next page to leave.
+const STALL_MAX: Duration = Duration::from_millis(100);
+
+impl Pager {
+    /// Frees `want` bytes by evicting; returns how many were freed before nothing more went.
+    fn evict_for_others(&self, want: u64) -> u64 {
+        let managed = self.managed();
+        let before = managed.covered();
+        managed.add_deficit(want);
+        self.pool().call_evictor();
+        let (mut seen, mut stall) = (0, Deadline::new(STALL_MAX));
+        loop {
+            let covered = managed.covered() - before;
+            if covered > seen {
+                seen = covered;
+                stall.restart();
+            }
+            let stopped = self.health().is_stopping();
+            let stalled = stall.is_over();
+            if covered >= want || stopped || stalled || self.health().is_exhausted() {
+                managed.reduce_deficit(want.saturating_sub(covered));
+                return covered.min(want);
+            }
+            // The evictor has no one to tell.
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Sets the limit, which is a ceiling under a manager.
+    pub(crate) fn set_limit(&self, limit: ByteCount) {
+        match self.managed().account() {
+            // Tells `ceiling_changed` if it has; watermarks follow in any case.
+            Some(account) => account.set_ceiling(limit),
+            None => self.budget().set_limit(limit),
+        }
+        self.follow_limit();
+    }
+
+    /// Sets the watermarks and the policy's sizes that follow from the limit.
+    fn follow_limit(&self) {
+        let limit = self.budget().limit();
+        self.pool().set_watermarks(limit);
+        self.policy().lock().resize(PageCount(limit.0 / self.page_bytes() as u64));
+        self.pool().call_evictor();
+    }
+}
+
+impl Reclaim for Pager {
+    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
+        let high = self.pool().high_bytes();
+        match effort {
+            Effort::Spare => {
+                let spares = self.pool().free_spares(want.0, high) + self.release_tables();
+                let charged = self.budget().charged();
+                self.pool().purge().call_and_wait();
+                let purged = charged.0.saturating_sub(self.budget().charged().0);
+                ByteCount(spares + purged)
+            }
+            // Whether a page is clean shows when it has left.
+            Effort::Clean => ByteCount::ZERO,
+            Effort::Write => {
+                let spares = self.pool().free_spares(want.0, 0);
+                ByteCount(
+                    spares
+                        + if spares < want.0 { self.evict_for_others(want.0 - spares) } else { 0 },
+                )
+            }
+        }
+    }
+
+    fn cost(&self, effort: Effort) -> u32 {
+        // Cold far pages that are clean after all go without a write: before dirty table pages.
+        if effort == Effort::Write { 50 } else { 20 }
+    }
+
+    fn describe_held(&self) -> String {
+        let mut held = Vec::new();
+        let pinned = self.table().pinned() * self.page_bytes() as u64;
+        if pinned > 0 {
+            held.push(format!("{} pinned", ByteCount(pinned)));
+        }
+        if self.health().write_errno() != 0 {
+            held.push("write-back fails".to_owned());
+        }
+        if held.is_empty() { String::new() } else { format!(" ({})", held.join(", ")) }
+    }
+
+    fn metadata(&self) -> ByteCount {
+        self.tables().bytes()
+    }
+
+    fn ceiling_changed(&self, _ceiling: ByteCount) {
+        self.follow_limit();
+    }
+
+    fn room_made(&self, freed: ByteCount) {
+        if freed.0 > 0 {
+            self.note_room_made();
+        }
+        self.managed().others_gave(freed.0);
+        self.pool().feed_handlers();
+        self.pool().call_evictor();
+    }
+}

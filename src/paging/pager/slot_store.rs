@@ -1,0 +1,164 @@
+//! The slot store: where evicted pages are kept, and what was written there.
+//!
+//! # Invariants
+//! 1. A slot's hash is stored before a page word names the slot, and read only through such a word.
+#![expect(unsafe_code, reason = "sees frames as bytes")]
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::units::{SlotCount, SlotId};
+use crate::meta::LazyArray;
+use crate::paging::config::RegionConfig;
+use crate::paging::page::frames::Frames;
+use crate::paging::page::word::FrameId;
+use crate::store::slots::SlotMap;
+use crate::store::{OnlyUser, Store};
+use std::ops::Range;
+use std::sync::Arc;
+use twox_hash::XxHash3_128;
+
+/// A 128-bit hash of a page's content.
+pub(in crate::paging) type ContentHash = [u64; 2];
+
+/// A region's store, its slots, and the hashes of their contents.
+#[derive(Debug)]
+pub(in crate::paging) struct SlotStore {
+    store: Arc<dyn Store>,
+    /// As long as a thread may write to the store.
+    _user: OnlyUser,
+    /// What the store is, for messages.
+    description: Box<str>,
+    map: SlotMap,
+    page_shift: u32,
+    /// Per slot: hash of what was written there.
+    hashes: LazyArray<[AtomicU64; 2]>,
+    hash_seed: u64,
+    zeros_hash: ContentHash,
+    verifies: bool,
+}
+
+impl SlotStore {
+    /// `user` says that nobody else writes to the store.
+    ///
+    /// # Errors
+    /// When no page fits into the store, or the kernel refuses the mappings.
+    pub(super) fn new(
+        config: &RegionConfig,
+        store: Arc<dyn Store>,
+        user: OnlyUser,
+    ) -> Result<SlotStore> {
+        let count = slot_count(config, &*store)?;
+        // Random, so that content cannot be made to collide ahead of time.
+        let hash_seed = crate::sys::random_u64()?;
+        let zeros = vec![0; config.page.as_usize()];
+        Ok(SlotStore {
+            description: store.describe().into(),
+            store,
+            _user: user,
+            map: SlotMap::new(SlotCount(count as u64))?,
+            page_shift: config.page.0.trailing_zeros(),
+            hashes: LazyArray::new(count)?,
+            hash_seed,
+            zeros_hash: split(XxHash3_128::oneshot_with_seed(hash_seed, &zeros)),
+            verifies: config.checksum,
+        })
+    }
+
+    pub(in crate::paging) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// What the store is, for messages.
+    pub(in crate::paging) fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// Which slots are in use.
+    pub(in crate::paging) fn map(&self) -> &SlotMap {
+        &self.map
+    }
+
+    /// Where a slot lies on the store.
+    pub(in crate::paging) fn offset(&self, slot: SlotId) -> u64 {
+        slot.0 << self.page_shift
+    }
+
+    /// Frees a page's slot.
+    pub(in crate::paging) fn put(&self, slot: Option<SlotId>) {
+        if let Some(slot) = slot {
+            self.map.put(slot);
+        }
+    }
+
+    // Content.
+
+    /// Hash of a frame's bytes. The frame may be taken away meanwhile; then the value is
+    /// meaningless and the caller's next change of the page word fails.
+    pub(in crate::paging) fn hash_frame(&self, frames: &Frames, frame: FrameId) -> ContentHash {
+        let len = 1 << self.page_shift;
+        // SAFETY: a frame is a page of readable memory for ever; the kernel may replace its
+        // pages meanwhile, which changes what is read but not that it can be read.
+        let bytes = unsafe { std::slice::from_raw_parts(frames.ptr(frame), len) };
+        split(XxHash3_128::oneshot_with_seed(self.hash_seed, bytes))
+    }
+
+    /// Hash of a page of zeros.
+    pub(in crate::paging) fn hash_of_zeros(&self) -> ContentHash {
+        self.zeros_hash
+    }
+
+    /// Hash of what was written to a slot.
+    pub(in crate::paging) fn hash(&self, slot: SlotId) -> ContentHash {
+        let [a, b] = &self.hashes[slot.as_usize()];
+        // Relaxed: published by the word change that named the slot.
+        [a.load(Ordering::Relaxed), b.load(Ordering::Relaxed)]
+    }
+
+    pub(in crate::paging) fn set_hash(&self, slot: SlotId, hash: ContentHash) {
+        let [a, b] = &self.hashes[slot.as_usize()];
+        a.store(hash[0], Ordering::Relaxed);
+        b.store(hash[1], Ordering::Relaxed);
+    }
+
+    /// Whether a slot was read into a frame as it was written; without checks it counts as that.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub(in crate::paging) fn verify(
+        &self,
+        frames: &Frames,
+        frame: FrameId,
+        slot: SlotId,
+    ) -> Result<()> {
+        match self.verifies && self.hash_frame(frames, frame) != self.hash(slot) {
+            true => Err(Error::Corrupt { slot: slot.0 }),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives the memory of hashes back.
+    ///
+    /// # Safety
+    /// None of the slots is in use, and nobody gives one out meanwhile.
+    pub(in crate::paging) unsafe fn drop_hashes(&self, slots: Range<usize>) -> Result<()> {
+        // SAFETY: a hash is read of a slot in use only, and written by the thread that gives it out.
+        unsafe { self.hashes.give_back_shared(slots) }
+    }
+}
+
+/// Pages that fit into a store.
+///
+/// # Errors
+/// When none does.
+fn slot_count(config: &RegionConfig, store: &dyn Store) -> Result<usize> {
+    let count = store.capacity().as_usize() / config.page.as_usize();
+    if count == 0 {
+        let reason = format!("no page of {} fits into {}", config.page, store.describe());
+        return Err(Error::Config { key: "page".to_owned(), reason });
+    }
+    Ok(count)
+}
+
+fn split(hash: u128) -> ContentHash {
+    [hash as u64, (hash >> 64) as u64]
+}
