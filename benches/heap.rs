@@ -299,7 +299,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let figures: Vec<Figure> =
         works().into_iter().filter(chosen).map(|work| measure(work, rounds, count)).collect();
     let stats = heap.stats();
-    assert_eq!(stats.bytes_written + stats.bytes_read, 0, "everything fits");
+    assert_eq!(stats.bytes_written.0 + stats.bytes_read.0, 0, "everything fits");
     // Also the check that nothing was lost.
     heap.shutdown()?;
     if test {

@@ -224,8 +224,8 @@ fn spill(options: &Options) -> Result<Vec<Row>, Failure> {
         let now = region.stats();
         // A page that is written once and read once was not read in vain, nor pushed out twice.
         let mib = |now: u64, before: u64| (now - before) >> 20;
-        let written = mib(now.bytes_written, before.bytes_written);
-        let read = mib(now.bytes_read, before.bytes_read);
+        let written = mib(now.bytes_written.0, before.bytes_written.0);
+        let read = mib(now.bytes_read.0, before.bytes_read.0);
         println!("round {round}: {written} MiB written, {read} MiB read of {len}");
         before = now;
         if round > 0 {

@@ -143,13 +143,17 @@ fn main() -> Result<(), Error> {
     assert!(numbers.iter().copied().eq(0..count), "count is a power of two: a permutation, sorted");
 
     let stats = heap.stats();
-    assert!(stats.resident_bytes_max <= LIMIT.get(), "resident: {}", stats.resident_bytes_max);
+    assert!(stats.resident_bytes_max <= LIMIT, "resident: {}", stats.resident_bytes_max);
     drop(numbers);
     heap.shutdown()?;
     let (read, written) = (counts.read.load(Relaxed), counts.written.load(Relaxed));
     assert!(written >= (DATA.get() - LIMIT.get()), "{written} bytes written");
-    assert!(read >= stats.bytes_read, "{read} of {} bytes read", stats.bytes_read);
-    assert!(written >= stats.bytes_written, "{written} of {} bytes written", stats.bytes_written);
+    assert!(ByteCount(read) >= stats.bytes_read, "{read} of {} read", stats.bytes_read);
+    assert!(
+        ByteCount(written) >= stats.bytes_written,
+        "{written} of {} written",
+        stats.bytes_written
+    );
     println!("{DATA} sorted in {LIMIT}: {} read, {} written", ByteCount(read), ByteCount(written));
     Ok(())
 }

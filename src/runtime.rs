@@ -65,7 +65,7 @@ static RUNNING: Ranked<Option<Running>> = Ranked::new(Rank::Heap, None);
 /// let mut column: Vec<u64, Far> = Vec::new_in(Far);
 /// column.extend(0..8 << 20); // 64 MiB, four times the limit.
 /// assert_eq!(column.iter().sum::<u64>(), (8 << 20) * ((8 << 20) - 1) / 2);
-/// assert!(heap.stats().resident_bytes_max <= 16 << 20);
+/// assert!(heap.stats().resident_bytes_max <= ByteCount::mib(16));
 /// drop(column);
 /// heap.shutdown()?;
 /// # Ok::<(), farheap::Error>(())

@@ -114,7 +114,7 @@ fn forking_while_threads_fault_harms_nobody() {
                 });
             }
             let mut forks = 0;
-            while forks < 100 || heap.stats().bytes_read < 16 << 20 {
+            while forks < 100 || heap.stats().bytes_read.0 < 16 << 20 {
                 forks += 1;
                 let local = vec![1_u8; 30_000];
                 assert_eq!(fork(|| local.iter().all(|byte| *byte == 1)), End::Exit(0));

@@ -212,7 +212,7 @@ fn explicit_placement_is_far_without_faults_of_kernel_mode() {
             })
             .collect();
         assert!(blocks.iter().all(|block| Far::contains(block.as_ptr())));
-        assert!(heap.stats().bytes_written > 0 && heap.stats().resident_bytes_max <= 16 << 20);
+        assert!(heap.stats().bytes_written.0 > 0 && heap.stats().resident_bytes_max.0 <= 16 << 20);
         let mut dice = Dice::new(seed);
         assert!(blocks.iter().all(|block| *block == random(MIB, &mut dice)), "other bytes");
         return;

@@ -316,7 +316,7 @@ fn play(page: &str, limit_mib: usize, threads: usize, steps: usize) {
     heap.purge();
     let stats = heap.stats();
     println!("{page}, {threads} threads: {stats:?}");
-    assert!(stats.resident_bytes_max <= stats.limit_bytes, "above the limit");
+    assert!(stats.resident_bytes_max.0 <= stats.limit_bytes.0, "above the limit");
     assert!(stats.pages_out > 0 && stats.pages_in > 0, "the limit had no effect: {stats:?}");
     assert_eq!((stats.poisoned, stats.panics, stats.checksum_errors), (0, 0, 0));
     heap.shutdown().expect("everything was freed");

@@ -71,7 +71,7 @@ fn data_beside_holes(heap: &Heap, size: usize, count: usize) -> Vec<NonNull<u8>>
 
 fn came_in(before: &Stats, after: &Stats) -> [u64; 3] {
     [
-        after.bytes_read - before.bytes_read,
+        after.bytes_read.0 - before.bytes_read.0,
         after.faults_read - before.faults_read,
         after.faults_cooling - before.faults_cooling,
     ]
@@ -136,7 +136,7 @@ fn zeroed_memory_is_not_read_from_the_device_to_be_cleared() {
         free(vec![block], size);
         let zeroed = Far.allocate_zeroed(layout(size)).expect("room").cast::<u8>();
         // At most the pages that it shares with others at its ends.
-        let read = heap.stats().bytes_read - before.bytes_read;
+        let read = heap.stats().bytes_read.0 - before.bytes_read.0;
         assert!(read <= 2 * (64 << 10), "{read} bytes were read");
         assert!(holds(zeroed, size, 0));
         free(vec![zeroed], size);

@@ -159,7 +159,7 @@ fn temporary_memory_of_twice_the_limit_spills_and_completes() {
     assert_eq!(stats.spilled, ByteCount::ZERO);
     assert!(stats.used_max <= stats.limit, "{stats:?}");
     // A write that was under way ends first.
-    let freed = || region.stats().stored_bytes == 0;
+    let freed = || region.stats().stored_bytes.0 == 0;
     assert!(eventually(freed), "freed on the device too: {:?}", region.stats());
     assert_pool_holds(&pool, &ids);
 }
@@ -372,7 +372,7 @@ fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
     let sparse = tables();
     let more = ByteCount(sparse.get() - start.get());
     assert!(more >= ByteCount::kib(8 * count) && more <= ByteCount::kib(16 * count + 64));
-    assert_eq!(region.stats().metadata_bytes, sparse.get());
+    assert_eq!(region.stats().metadata_bytes.0, sparse.get());
     // SAFETY: mapped by this case, which is done with it.
     unsafe { region.unmap(last.expect("mapped"), each) }.expect("mapped above");
     let again = region.map(each).expect("mapped");

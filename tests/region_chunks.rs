@@ -81,7 +81,7 @@ impl Data {
 
     fn expect_within_limit(&self) {
         let stats = self.region.stats();
-        assert!(stats.resident_bytes_max <= LIMIT.0, "{stats:?}");
+        assert!(stats.resident_bytes_max.0 <= LIMIT.0, "{stats:?}");
         assert_eq!((stats.poisoned, stats.checksum_errors), (0, 0), "{stats:?}");
     }
 }
@@ -146,7 +146,7 @@ fn a_lowered_limit_is_reached_although_chunks_were_held() {
         let end = stop * CHUNK / UNIT + 1;
         (0..end).for_each(|unit| data.check(unit));
         data.region.set_limit(limit).expect("above the minimum");
-        let reached = eventually(|| data.region.stats().charged_bytes <= limit.0);
+        let reached = eventually(|| data.region.stats().charged_bytes.0 <= limit.0);
         assert!(reached, "{:?}", data.region.stats());
         data.check(end);
         data.region.set_limit(LIMIT).expect("as before");

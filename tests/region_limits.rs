@@ -125,7 +125,7 @@ fn pages_that_cannot_be_moved_leave_within_the_limit() {
     });
     let stats = region.stats();
     assert!(stats.pages_out > 0 && stats.poisoned == 0, "{stats}");
-    assert!(stats.resident_bytes_max <= stats.limit_bytes, "{stats:?}");
+    assert!(stats.resident_bytes_max.0 <= stats.limit_bytes.0, "{stats:?}");
 }
 
 /// Writes one word of each page, or checks it.
@@ -148,7 +148,7 @@ fn check_pages(data: NonNull<u8>, pages: usize, seed: u64) {
 fn tables_come_back_when_what_they_describe_is_freed() {
     let _watch = watchdog("tables come back", HANG);
     let Some(region) = region(small_pages(), ByteCount::mib(96)) else { return };
-    let tables = || ByteCount(region.stats().metadata_bytes);
+    let tables = || ByteCount(region.stats().metadata_bytes.0);
     let start = tables();
     let len = ByteCount::mib(64);
     let pages = len.as_usize() / PAGE;
@@ -165,8 +165,8 @@ fn tables_come_back_when_what_they_describe_is_freed() {
         assert!(eventually(back), "{} of {full} are still charged\n{}", tables(), region.stats());
     }
     let stats = region.stats();
-    assert!(stats.resident_bytes_max <= 8 << 20, "{stats}");
-    assert!(eventually(|| region.stats().stored_bytes == 0), "{stats}");
+    assert!(stats.resident_bytes_max.0 <= 8 << 20, "{stats}");
+    assert!(eventually(|| region.stats().stored_bytes.0 == 0), "{stats}");
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn tables_of_a_part_stay_while_another_part_is_in_use() {
             check_pages(*data, pages, round << 32 | (n as u64) << 24);
         }
     }
-    assert!(region.stats().resident_bytes_max <= 8 << 20, "{}", region.stats());
+    assert!(region.stats().resident_bytes_max.0 <= 8 << 20, "{}", region.stats());
 }
 
 #[test]
@@ -237,8 +237,8 @@ fn memory_whose_tables_do_not_fit_is_refused_and_what_is_granted_can_be_used() {
     }
     let stats = region.stats();
     assert_eq!(stats.poisoned, 0, "{stats}");
-    assert!(stats.resident_bytes_max <= stats.limit_bytes, "{stats}");
-    assert!(stats.metadata_bytes <= stats.limit_bytes * 5 / 8, "{}", stats.metadata_bytes);
+    assert!(stats.resident_bytes_max.0 <= stats.limit_bytes.0, "{stats}");
+    assert!(stats.metadata_bytes.0 <= stats.limit_bytes.0 * 5 / 8, "{}", stats.metadata_bytes.0);
     // With some given back, as much is granted again.
     let given = parts.pop().expect("several");
     // SAFETY: nobody uses it any more.
@@ -314,9 +314,9 @@ fn a_limit_above_the_control_groups_is_warned_of_at_the_start() {
 fn what_a_high_limit_takes_comes_back_when_it_is_lowered() {
     let _watch = watchdog("a limit that was high", HANG);
     let Some(region) = region(small_pages(), ByteCount::mib(32)) else { return };
-    let before = region.stats().metadata_bytes;
+    let before = region.stats().metadata_bytes.0;
     region.set_limit(ByteCount(u64::MAX)).expect("higher");
-    assert!(eventually(|| region.stats().metadata_bytes > before), "no tables were charged");
+    assert!(eventually(|| region.stats().metadata_bytes.0 > before), "no tables were charged");
     region.set_limit(ByteCount::mib(8)).expect("it holds nothing");
-    assert!(eventually(|| region.stats().metadata_bytes <= before), "they stay charged");
+    assert!(eventually(|| region.stats().metadata_bytes.0 <= before), "they stay charged");
 }

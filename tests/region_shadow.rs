@@ -145,13 +145,13 @@ fn hammer_after(
     });
     let stats = region.stats();
     println!("{name}: {stats:?}");
-    assert!(stats.resident_bytes_max <= limit.0, "{} above {limit}", stats.resident_bytes_max);
+    assert!(stats.resident_bytes_max.0 <= limit.0, "{} above {limit}", stats.resident_bytes_max.0);
     assert!(stats.pages_out > 0 && stats.pages_in > 0, "the limit had no effect");
     assert_eq!((stats.poisoned, stats.panics), (0, 0));
     // SAFETY: mapped by this case, which is done with it.
     unsafe { region.unmap(base, ByteCount(part.0 * threads as u64)) }.expect("mapped above");
     // Slots of pages that were being read or written are freed when the device has answered.
-    let left = || (region.stats().committed_bytes, region.stats().stored_bytes);
+    let left = || (region.stats().committed_bytes.0, region.stats().stored_bytes.0);
     let in_time = (0..1_000).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
         left() == (0, 0)
@@ -341,5 +341,5 @@ fn fresh_memory_in_the_huge_pages_of_chunks_that_left_reads_as_zero() {
     println!("{} of {} chunks reused", stats.chunks_reused, stats.chunks_opened);
     // Where chunks leave whole at all.
     assert!(stats.chunks_evicted < 16 || stats.chunks_reused > 0, "{stats:?}");
-    assert!(stats.resident_bytes_max <= stats.limit_bytes, "{stats:?}");
+    assert!(stats.resident_bytes_max.0 <= stats.limit_bytes.0, "{stats:?}");
 }

@@ -163,16 +163,16 @@ fn soak(config: RegionConfig, seed: u64, duration: Duration) -> Option<u64> {
     println!("{stats:?}");
     assert!(stats.pages_in > 0 && stats.pages_out > 0);
     assert_eq!((stats.poisoned, stats.panics), (0, 0));
-    assert!(stats.resident_bytes <= limit.0);
-    assert!(stats.resident_bytes_max <= limit.0 * 3 / 2);
+    assert!(stats.resident_bytes.0 <= limit.0);
+    assert!(stats.resident_bytes_max.0 <= limit.0 * 3 / 2);
     // SAFETY: mapped by this case, which is done with it.
     unsafe { region.unmap(base, all) }.expect("mapped above");
     let started = Instant::now();
-    while region.stats().stored_bytes > 0 {
+    while region.stats().stored_bytes.0 > 0 {
         assert!(started.elapsed() < common::PATIENCE, "slots outlive their pages");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(region.stats().committed_bytes, 0);
+    assert_eq!(region.stats().committed_bytes.0, 0);
     Some(control.injected())
 }
 

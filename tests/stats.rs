@@ -102,7 +102,7 @@ fn faults_count_by_kind() {
     assert_eq!(arena.read(0), 1);
     let stats = arena.stats_when(|stats| stats.faults_read == 1);
     assert_eq!((stats.faults_zero, stats.faults_read, stats.pages_in), (2, 1, 1));
-    assert_eq!(stats.bytes_read, PAGE as u64);
+    assert_eq!(stats.bytes_read.0, PAGE as u64);
     // A page that was read in is write-protected with COPY: the first write is a fault.
     assert_eq!(stats.faults_protect, 0);
     arena.write(0, 2);
@@ -118,7 +118,7 @@ fn evictions_count_by_what_they_needed() {
     arena.evict(0);
     let stats = arena.stats();
     assert_eq!((stats.pages_out, stats.evicted_clean, stats.evicted_zero), (1, 0, 0));
-    assert_eq!((stats.bytes_written, stats.stored_bytes), (PAGE as u64, PAGE as u64));
+    assert_eq!((stats.bytes_written.0, stats.stored_bytes.0), (PAGE as u64, PAGE as u64));
     assert_eq!(arena.read(0), 1);
     arena.evict(0);
     let stats = arena.stats();
@@ -171,7 +171,7 @@ fn a_page_freed_while_it_is_being_written_is_a_write_in_vain() {
         evicting.join().expect("no panic").expect("the store has room");
     });
     let stats = region.stats();
-    assert_eq!((stats.died_during_write, stats.pages_out, stats.stored_bytes), (1, 1, 0));
+    assert_eq!((stats.died_during_write, stats.pages_out, stats.stored_bytes.0), (1, 1, 0));
     assert_eq!((stats.writes_in_flight, stats.writes_in_flight_max), (0, 1));
 }
 
@@ -237,19 +237,19 @@ fn fresh_data_that_is_read_back_in_order_is_not_pushed_out_before_it_is_reached(
     let words = || (0..data / 8).step_by(4096 / 8);
     // SAFETY: as above.
     words().for_each(|at| unsafe { word(at).write_volatile(at + 1) });
-    let written = region.stats().bytes_written;
+    let written = region.stats().bytes_written.0;
     assert!(written >= (data - limit) as u64, "{written} of {data} are out");
     // SAFETY: as above.
     words().for_each(|at| assert_eq!(unsafe { word(at).read_volatile() }, at + 1));
     let stats = region.stats();
     println!(
         "{written} bytes written first, {} in all, {} read",
-        stats.bytes_written, stats.bytes_read
+        stats.bytes_written.0, stats.bytes_read.0
     );
     if stats.chunks_opened > 0 {
         // Of what came last, a part is still in memory when the reader arrives there: most of it, or
         // less where the evictor seldom runs. Without maintenance nothing is.
         let most = (data - limit) as u64 + limit as u64 * 3 / 4;
-        assert!(stats.bytes_written <= most, "{stats}");
+        assert!(stats.bytes_written.0 <= most, "{stats}");
     }
 }

@@ -195,7 +195,7 @@ fn an_empty_page_is_used_again_as_it_is_while_there_is_room() {
     for ptr in &objects {
         free(&collective, *ptr, layout(4096, 8));
     }
-    let before = collective.stats().resident_bytes;
+    let before = collective.stats().resident_bytes.0;
     let byte = |ptr: &NonNull<u8>| {
         // SAFETY: 4,096 bytes were allocated, in a page that was written to before.
         unsafe { ptr.as_ptr().read_volatile() }
@@ -203,7 +203,7 @@ fn an_empty_page_is_used_again_as_it_is_while_there_is_room() {
     let page = layout(4096, 8);
     let again = (0..100).map(|_| collective.swappable().allocate(page).expect("room"));
     assert!(again.collect::<Vec<_>>().iter().all(|ptr| byte(ptr) == 7));
-    assert_eq!(collective.stats().resident_bytes, before);
+    assert_eq!(collective.stats().resident_bytes.0, before);
 }
 
 #[test]
@@ -231,10 +231,10 @@ fn empty_pages_are_given_back_when_others_need_their_room() {
     let before = collective.stats();
     collective.region().evict_all().expect("the store has room");
     let after = collective.stats();
-    let kept_max = before.limit_bytes / 8 / 4096;
+    let kept_max = before.limit_bytes.0 / 8 / 4096;
     let written = after.pages_out - before.pages_out;
     assert!(written <= kept_max + 1, "{written} dead pages were written, of {kept_max} kept");
-    assert!(after.stored_bytes <= (kept_max + 1) * 4096, "{after:?}");
+    assert!(after.stored_bytes.0 <= (kept_max + 1) * 4096, "{after:?}");
 }
 
 /// An object of the random test: its layout and what its bytes are.

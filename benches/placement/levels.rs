@@ -157,7 +157,7 @@ fn measure(
         load.control.delay(Duration::ZERO);
         region.set_limit(ample(load.mix.n))?;
         region.evict_all()?;
-        region.set_limit(ByteCount(plan.cache.get() + region.stats().metadata_bytes))?;
+        region.set_limit(ByteCount(plan.cache.get() + region.stats().metadata_bytes.0))?;
         // The plan is for a cache that is full of what was asked for before.
         let others = Mix { seed: load.mix.seed + 1, count: load.mix.count * WARM, ..load.mix };
         ask(map, &others.queries(round as u64), load.scan);

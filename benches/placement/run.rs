@@ -372,7 +372,7 @@ impl Built {
         let region = self.collective.region();
         region.evict_all()?;
         // The region counts its tables too, which the artifact's page cache does not.
-        let tables = region.stats().metadata_bytes;
+        let tables = region.stats().metadata_bytes.0;
         region.set_limit(ByteCount(ByteCount(cache).max(minimum).get() + tables))?;
         region.evict_all()?;
         let before = region.stats();
@@ -380,7 +380,7 @@ impl Built {
         let sum = self.run(&queries);
         let took = began.elapsed();
         let after = self.collective.region().stats();
-        assert!(after.resident_bytes_max <= ample(self.n).get(), "the limit holds");
+        assert!(after.resident_bytes_max.0 <= ample(self.n).get(), "the limit holds");
         let pages = |pages: u64| pages * self.collective.page_size().get() / 4096;
         Ok(Point {
             local_pct,

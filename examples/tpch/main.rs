@@ -89,7 +89,7 @@ fn run(args: &Args) -> Result<Report, Failure> {
         device: args.device.clone(),
         page: args.page,
     })?;
-    let limit = ByteCount(tier.stats().limit_bytes);
+    let limit = tier.stats().limit_bytes;
     print_job(args, &plan, limit);
 
     let before_local = sampler.now()?;
@@ -115,7 +115,7 @@ fn run(args: &Args) -> Result<Report, Failure> {
         resident: Resident {
             process_bytes_max: sampler.max().get(),
             local_bytes: local_bytes.get(),
-            library_bytes_max: tier.stats().resident_bytes_max,
+            library_bytes_max: tier.stats().resident_bytes_max.get(),
             samples: sampler.samples(),
         },
         answers: answer_texts(&args.queries, &reference),
@@ -196,8 +196,8 @@ impl Job<'_> {
     fn load_far(&self, plan: &Plan) -> Result<(Table<Far>, Reference, Phase), Failure> {
         let note = || {
             let stats = self.tier.stats();
-            let (resident, limit) = (ByteCount(stats.resident_bytes), ByteCount(stats.limit_bytes));
-            let written = ByteCount(stats.bytes_written);
+            let (resident, limit) = (stats.resident_bytes, stats.limit_bytes);
+            let written = stats.bytes_written;
             format!(", far {resident} of {limit}, written {written}")
         };
         let progress = progress(self.args, "far  ", plan, &note);
@@ -268,11 +268,11 @@ impl Job<'_> {
 
     /// Adds the traffic since `before` and the resident size since the last look to `phase`.
     fn account(&self, phase: &mut Phase, before: Stats) {
-        let now = self.tier.stats();
-        phase.io.pages_in += now.pages_in - before.pages_in;
-        phase.io.pages_out += now.pages_out - before.pages_out;
-        phase.io.bytes_read += now.bytes_read - before.bytes_read;
-        phase.io.bytes_written += now.bytes_written - before.bytes_written;
+        let since = self.tier.stats().since(&before);
+        phase.io.pages_in += since.pages_in;
+        phase.io.pages_out += since.pages_out;
+        phase.io.bytes_read += since.bytes_read.get();
+        phase.io.bytes_written += since.bytes_written.get();
         let far = self.sampler.take_phase_max().get().saturating_sub(self.local_bytes.get());
         phase.far_resident_bytes_max = phase.far_resident_bytes_max.max(far);
     }

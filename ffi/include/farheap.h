@@ -319,49 +319,109 @@ farheap_status farheap_serves_kernel_faults(farheap_heap *heap, bool *out) FARHE
 
 /* Counts grow from the start on; sizes are of the moment. Set `size` first. */
 typedef struct farheap_stats {
+    /* sizeof(farheap_stats) */
     size_t size;
-    uint64_t limit_bytes;
+    /* Bytes that are allocated, as callers asked for them. */
+    uint64_t allocated_bytes;
+    /* Bytes resident now: mapped pages, staging frames, and the tables that describe them. */
     uint64_t resident_bytes;
-    uint64_t charged_bytes;      /* resident, and the untouched rest of open chunks */
-    uint64_t resident_bytes_max; /* most that was ever charged */
-    uint64_t committed_bytes;    /* of pages that hold live data */
-    uint64_t stored_bytes;       /* of the device */
+    /* The maximum number of bytes that may be resident. */
+    uint64_t limit_bytes;
+    /* Bytes charged against the limit now: resident, the untouched rest of open chunks, and one
+     * page that is kept for copies. */
+    uint64_t charged_bytes;
+    /* Largest number of charged bytes there ever was; resident bytes never exceeded it. */
+    uint64_t resident_bytes_max;
+    /* Of the resident bytes, those of tables: page words, the policy's lists, slot hashes, page
+     * tables. In proportion to the pages and slots in use; what is left of others is given back
+     * within a second or when memory is short. */
+    uint64_t metadata_bytes;
+    /* Bytes of one page. */
     uint64_t page_bytes;
-    uint64_t allocated_bytes;    /* as callers asked for them */
+    /* Bytes of the pages that hold live data, resident or not. */
+    uint64_t committed_bytes;
+    /* Bytes of device space in use. */
+    uint64_t stored_bytes;
+    /* Faults answered with zeros, without I/O. */
     uint64_t faults_zero;
+    /* Faults answered by reading the device. */
     uint64_t faults_read;
+    /* Faults on pages on their way out that came back without reading the device. */
     uint64_t faults_cooling;
+    /* First writes to pages installed write-protected. */
     uint64_t faults_protect;
+    /* Faults that another thread's fault had answered already. */
     uint64_t faults_racing;
+    /* Faults that waited because the limit left no frame. */
     uint64_t faults_starved;
+    /* Pages read from the device. */
     uint64_t pages_in;
-    uint64_t pages_prefetched;
-    uint64_t pages_read_ahead;
-    uint64_t pages_out;
+    /* Bytes read from the device. */
     uint64_t bytes_read;
-    uint64_t bytes_written;
-    uint64_t evicted_clean;
-    uint64_t evicted_zero;
-    uint64_t evict_busy;
-    uint64_t install_busy;
-    uint64_t freed_unwritten;
-    uint64_t died_before_write;
-    uint64_t died_during_write;
-    uint64_t prefetch_hits;
-    uint64_t prefetch_unseen;
+    /* Read requests at the device now. */
     uint64_t reads_in_flight;
+    /* The maximum number of read requests that were at the device at once. */
     uint64_t reads_in_flight_max;
+    /* Pages written to the device. */
+    uint64_t pages_out;
+    /* Bytes written to the device. */
+    uint64_t bytes_written;
+    /* Write requests at the device now. */
     uint64_t writes_in_flight;
+    /* The maximum number of write requests that were at the device at once. */
     uint64_t writes_in_flight_max;
-    uint64_t read_errors;
-    uint64_t write_errors;
-    uint64_t checksum_errors;
-    uint64_t poisoned;
+    /* Pages evicted without a write because the device had their content. */
+    uint64_t evicted_clean;
+    /* Pages evicted without a write because they were all zero. */
+    uint64_t evicted_zero;
+    /* Pages freed while they were mapped and the device had no copy of them: their data never cost
+     * a write. */
+    uint64_t freed_unwritten;
+    /* Pages freed on their way out, before a write was started; of some the device had a copy. */
+    uint64_t died_before_write;
+    /* Pages freed while they were being written: a write in vain, counted in pages_out too. */
+    uint64_t died_during_write;
+    /* Pages read because prefetch or fetch_many asked for them. */
+    uint64_t pages_prefetched;
+    /* Pages read because a stream of faults led to them. */
+    uint64_t pages_read_ahead;
+    /* Pages read ahead that were then seen to be used: touched while still being read, written, or
+     * touched on their way out. A page that is only read while it is mapped leaves no trace, so
+     * this is a lower bound of the useful ones. */
+    uint64_t prefetch_hits;
+    /* Pages read ahead and evicted without a trace of use: an upper bound of the useless ones. What
+     * is neither here nor in prefetch_hits is still resident, or was freed. */
+    uint64_t prefetch_unseen;
+    /* Times a handler looked for the device's answer instead of sleeping at once. */
+    uint64_t polls;
+    /* Of the polls, those that had something to do before the handler gave up. */
+    uint64_t poll_hits;
+    /* Times that handlers offered their processor to other threads between two looks. */
+    uint64_t poll_yields;
+    /* Chunks of 2 MiB handed to the kernel to fill. */
     uint64_t chunks_opened;
+    /* Chunks taken back under pressure. */
     uint64_t chunks_closed;
+    /* Of the chunks closed, those that left memory whole. */
+    uint64_t chunks_evicted;
+    /* Of the chunks opened, those that took memory which the evictor had ready. */
+    uint64_t chunks_reused;
+    /* Chunks of 2 MiB that were read ahead and mapped as one. */
+    uint64_t chunks_read;
+    /* Evictions refused because the kernel was using the page. */
+    uint64_t evict_busy;
+    /* Installs that fell back to a copy because the kernel was using the frame. */
+    uint64_t install_busy;
+    /* Device reads that failed or came too late. */
+    uint64_t read_errors;
+    /* Device writes that failed or came too late. */
+    uint64_t write_errors;
+    /* Pages whose content was not what had been written. */
+    uint64_t checksum_errors;
+    /* Pages lost: touching them is SIGBUS. */
+    uint64_t poisoned;
+    /* Panics that a handler thread survived. */
     uint64_t panics;
-    uint64_t metadata_bytes; /* of the resident bytes, those of tables */
-    uint64_t chunks_evicted; /* of chunks_closed, those that left memory whole */
 } farheap_stats;
 
 /* The heap's statistics, as many fields as `out->size` has room for. */

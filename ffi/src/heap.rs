@@ -10,6 +10,7 @@ use crate::manager::farheap_manager;
 use farheap::region::{Advice, Latencies, Latency};
 use farheap::{ByteCount, Config, Heap, Stats};
 use std::ffi::{c_char, c_void};
+use std::mem::offset_of;
 
 opaque! {
     /// A handle of the far heap.
@@ -33,54 +34,45 @@ pub struct farheap_range {
     pub len: usize,
 }
 
-/// Statistics of a heap or a collective.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct farheap_stats {
-    pub size: usize,
-    pub limit_bytes: u64,
-    pub resident_bytes: u64,
-    pub charged_bytes: u64,
-    pub resident_bytes_max: u64,
-    pub committed_bytes: u64,
-    pub stored_bytes: u64,
-    pub page_bytes: u64,
-    pub allocated_bytes: u64,
-    pub faults_zero: u64,
-    pub faults_read: u64,
-    pub faults_cooling: u64,
-    pub faults_protect: u64,
-    pub faults_racing: u64,
-    pub faults_starved: u64,
-    pub pages_in: u64,
-    pub pages_prefetched: u64,
-    pub pages_read_ahead: u64,
-    pub pages_out: u64,
-    pub bytes_read: u64,
-    pub bytes_written: u64,
-    pub evicted_clean: u64,
-    pub evicted_zero: u64,
-    pub evict_busy: u64,
-    pub install_busy: u64,
-    pub freed_unwritten: u64,
-    pub died_before_write: u64,
-    pub died_during_write: u64,
-    pub prefetch_hits: u64,
-    pub prefetch_unseen: u64,
-    pub reads_in_flight: u64,
-    pub reads_in_flight_max: u64,
-    pub writes_in_flight: u64,
-    pub writes_in_flight_max: u64,
-    pub read_errors: u64,
-    pub write_errors: u64,
-    pub checksum_errors: u64,
-    pub poisoned: u64,
-    pub chunks_opened: u64,
-    pub chunks_closed: u64,
-    pub panics: u64,
-    pub metadata_bytes: u64,
-    pub chunks_evicted: u64,
+macro_rules! statistics {
+    ($($label:literal {
+        $($(#[doc = $doc:literal])* $name:ident: $kind:ident $words:literal;)*
+    })*) => {
+        /// Statistics of a heap or a collective.
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct farheap_stats {
+            pub size: usize,
+            pub allocated_bytes: u64,
+            $($(pub $name: u64,)*)*
+        }
+
+        /// Statistics as C sees them.
+        pub(crate) fn stats(stats: &Stats, allocated: u64) -> farheap_stats {
+            farheap_stats {
+                size: size_of::<farheap_stats>(),
+                allocated_bytes: allocated,
+                $($($name: stats.$name.into(),)*)*
+            }
+        }
+
+        /// The fields that follow from the library's table: name, offset, and documentation.
+        #[doc(hidden)]
+        #[must_use]
+        pub fn stats_fields() -> Vec<(&'static str, usize, &'static str)> {
+            vec![$($((
+                stringify!($name),
+                offset_of!(farheap_stats, $name),
+                concat!($($doc),*),
+            )),*),*]
+        }
+    };
 }
+
+farheap::for_region_stats!(statistics);
+
+/// Bytes that every caller's structure has: fields that it lacks at the end are not written.
+const STATS_MIN: usize = offset_of!(farheap_stats, resident_bytes) + 8;
 
 /// How long events of one kind have taken.
 #[repr(C)]
@@ -103,58 +95,6 @@ pub struct farheap_latencies {
     pub read: farheap_latency,
     pub write: farheap_latency,
     pub evict: farheap_latency,
-}
-
-/// Least room for statistics: the fields up to `allocated_bytes`.
-const STATS_MIN: usize = 9 * 8;
-
-/// Statistics as C sees them.
-pub(crate) fn stats(stats: &Stats, allocated: u64) -> farheap_stats {
-    farheap_stats {
-        size: size_of::<farheap_stats>(),
-        limit_bytes: stats.limit_bytes,
-        resident_bytes: stats.resident_bytes,
-        charged_bytes: stats.charged_bytes,
-        resident_bytes_max: stats.resident_bytes_max,
-        committed_bytes: stats.committed_bytes,
-        stored_bytes: stats.stored_bytes,
-        page_bytes: stats.page_bytes,
-        allocated_bytes: allocated,
-        faults_zero: stats.faults_zero,
-        faults_read: stats.faults_read,
-        faults_cooling: stats.faults_cooling,
-        faults_protect: stats.faults_protect,
-        faults_racing: stats.faults_racing,
-        faults_starved: stats.faults_starved,
-        pages_in: stats.pages_in,
-        pages_prefetched: stats.pages_prefetched,
-        pages_read_ahead: stats.pages_read_ahead,
-        pages_out: stats.pages_out,
-        bytes_read: stats.bytes_read,
-        bytes_written: stats.bytes_written,
-        evicted_clean: stats.evicted_clean,
-        evicted_zero: stats.evicted_zero,
-        evict_busy: stats.evict_busy,
-        install_busy: stats.install_busy,
-        freed_unwritten: stats.freed_unwritten,
-        died_before_write: stats.died_before_write,
-        died_during_write: stats.died_during_write,
-        prefetch_hits: stats.prefetch_hits,
-        prefetch_unseen: stats.prefetch_unseen,
-        reads_in_flight: stats.reads_in_flight,
-        reads_in_flight_max: stats.reads_in_flight_max,
-        writes_in_flight: stats.writes_in_flight,
-        writes_in_flight_max: stats.writes_in_flight_max,
-        read_errors: stats.read_errors,
-        write_errors: stats.write_errors,
-        checksum_errors: stats.checksum_errors,
-        poisoned: stats.poisoned,
-        chunks_opened: stats.chunks_opened,
-        chunks_closed: stats.chunks_closed,
-        panics: stats.panics,
-        metadata_bytes: stats.metadata_bytes,
-        chunks_evicted: stats.chunks_evicted,
-    }
 }
 
 /// Latencies as C sees them.

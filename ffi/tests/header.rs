@@ -5,7 +5,7 @@ mod common;
 use common::{
     C, build_dir, crate_dir, declared, installed, library, sources_are_readable, succeed,
 };
-use farheap_ffi::config;
+use farheap_ffi::{config, heap};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
@@ -112,8 +112,8 @@ fn structures(code: &str) -> Vec<(String, Vec<(String, String)>)> {
     for (at, _) in code.match_indices("pub struct farheap_") {
         let rest = &code[at + "pub struct ".len()..];
         let (name, rest) = rest.split_once(" {").expect("a structure has fields");
-        if name == "farheap_config" {
-            continue; // It follows from the table of options, see `config_structure`.
+        if ["farheap_config", "farheap_stats"].contains(&name) {
+            continue; // They follow from tables, see below.
         }
         let body = rest.split_once("\n}").expect("the structure ends").0;
         let fields = body.lines().filter_map(|line| line.trim().strip_prefix("pub "));
@@ -216,6 +216,11 @@ fn types_and_values_are_the_same_on_both_sides() {
         writeln!(check, "_Static_assert({here} == {offset}, \"farheap_config.{name}\");")
             .expect("a string takes any text");
     }
+    for (name, offset, _) in heap::stats_fields() {
+        let here = format!("offsetof(farheap_stats, {name})");
+        writeln!(check, "_Static_assert({here} == {offset}, \"farheap_stats.{name}\");")
+            .expect("a string takes any text");
+    }
     let size = size_of::<config::farheap_config>();
     writeln!(check, "_Static_assert(sizeof(farheap_config) == {size}, \"farheap_config\");")
         .expect("a string takes any text");
@@ -280,24 +285,42 @@ fn config_structure() -> String {
     text
 }
 
-/// `FARHEAP_WRITE=1 cargo test -p farheap-ffi --test header` writes the structure into the header.
+/// The structure of statistics as the header should have it.
+fn stats_structure() -> String {
+    let mut text = "typedef struct farheap_stats {\n".to_owned();
+    text += "    /* sizeof(farheap_stats) */\n    size_t size;\n";
+    text += "    /* Bytes that are allocated, as callers asked for them. */\n";
+    text += "    uint64_t allocated_bytes;\n";
+    for (name, _, documentation) in heap::stats_fields() {
+        text += &comment_lines(documentation.replace('`', "").trim());
+        writeln!(text, "    uint64_t {name};").expect("a string takes any text");
+    }
+    text + "} farheap_stats;\n"
+}
+
+/// `FARHEAP_WRITE=1 cargo test -p farheap-ffi --test header` writes the structures into the header.
 #[test]
-fn the_header_has_the_structure_that_the_table_of_options_says() {
+fn the_header_has_the_structures_that_the_tables_of_the_library_say() {
     if !sources_are_readable() {
         return;
     }
     let path = crate_dir().join("include/farheap.h");
     let header = fs::read_to_string(&path).expect("the header");
-    let begin = header.find("typedef struct farheap_config {").expect("the structure");
-    let init =
-        begin + header[begin..].find("#define FARHEAP_CONFIG_INIT").expect("the initializer");
-    let end = init + header[init..].find("}\n").expect("the initializer ends") + 2;
-    let expected = config_structure();
+    let mut expected = header.clone();
+    let structures = [
+        ("typedef struct farheap_config {", "FARHEAP_DEFAULT }\n", config_structure()),
+        ("typedef struct farheap_stats {", "} farheap_stats;\n", stats_structure()),
+    ];
+    for (first, last, structure) in structures {
+        let begin = expected.find(first).expect("the structure");
+        let end = begin + expected[begin..].find(last).expect("the structure ends") + last.len();
+        expected.replace_range(begin..end, &structure);
+    }
     if std::env::var_os("FARHEAP_WRITE").is_some() {
-        let new = [&header[..begin], &expected, &header[end..]].concat();
-        fs::write(&path, new).expect("the header can be written");
+        fs::write(&path, expected).expect("the header can be written");
     } else {
-        assert_eq!(&header[begin..end], expected, "farheap.h should have:\n{expected}");
+        let hint = "FARHEAP_WRITE=1 cargo test -p farheap-ffi --test header the_header_has";
+        assert!(header == expected, "`{hint}` writes what farheap.h should have");
     }
 }
 

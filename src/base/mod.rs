@@ -6,6 +6,8 @@ pub(crate) mod local;
 #[cfg(not(loom))]
 pub(crate) mod settings;
 mod size;
+#[cfg(not(loom))]
+pub(crate) mod statistics;
 pub(crate) mod sync;
 pub(crate) mod units;
 pub(crate) mod visited;

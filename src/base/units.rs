@@ -18,6 +18,7 @@ use std::fmt;
 /// # Ok::<(), farheap::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ByteCount(pub u64);
 
 impl ByteCount {
@@ -67,6 +68,12 @@ impl ByteCount {
     #[must_use]
     pub const fn is_power_of_two(self) -> bool {
         self.0.is_power_of_two()
+    }
+}
+
+impl From<ByteCount> for u64 {
+    fn from(bytes: ByteCount) -> u64 {
+        bytes.0
     }
 }
 

@@ -275,7 +275,7 @@ impl Ground {
         println!("{} pages out, {} busy", stats.pages_out, stats.evict_busy);
         assert!(stats.pages_out > 0, "there was no pressure");
         assert_eq!((stats.poisoned, stats.panics), (0, 0));
-        assert!(stats.resident_bytes_max <= self.limit as u64, "{stats:?}");
+        assert!(stats.resident_bytes_max.0 <= self.limit as u64, "{stats:?}");
         if self.spoiled.load(Ordering::Relaxed) {
             return;
         }

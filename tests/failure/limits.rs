@@ -89,7 +89,7 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_wait() {
         assert!(!thread.is_finished());
         far.region.unpin(far.ptr(0), far.len(pinned)).expect("was pinned");
         far.region.set_limit(lowered).expect("nothing is pinned");
-        assert!(far.stats().resident_bytes <= lowered.0);
+        assert!(far.stats().resident_bytes.0 <= lowered.0);
         assert_eq!(thread.join().expect("there is room"), stamp(pages - 1));
         far.check(0..pages);
         far.region.set_limit(config.limit).expect("raising needs nothing");
@@ -112,11 +112,11 @@ fn a_lowered_limit_is_reached_with_every_page_dirty() {
         for _ in 0..3 {
             far.fill(0..pages);
             far.region.set_limit(lowered).expect("everything can be written back");
-            assert!(far.stats().resident_bytes <= lowered.0);
+            assert!(far.stats().resident_bytes.0 <= lowered.0);
             far.check(0..pages);
             far.region.set_limit(config.limit).expect("raising needs nothing");
         }
-        assert!(far.stats().resident_bytes_max <= config.limit.0);
+        assert!(far.stats().resident_bytes_max.0 <= config.limit.0);
     }
 }
 
@@ -241,7 +241,7 @@ fn a_limit_of_a_few_pages_is_refused_and_the_smallest_works() {
                 });
             }
         });
-        assert!(far.stats().resident_bytes_max <= config.limit.0);
+        assert!(far.stats().resident_bytes_max.0 <= config.limit.0);
     }
 }
 
@@ -407,7 +407,7 @@ fn bad_arguments_are_errors() {
     unsafe { region.unmap(twice, far.len(4)) }.expect("just mapped");
     // SAFETY: as above.
     bad(unsafe { region.unmap(twice, far.len(4)) }, "unmapped already");
-    assert_eq!(far.stats().committed_bytes, far.len(16).0);
+    assert_eq!(far.stats().committed_bytes.0, far.len(16).0);
     far.expect_healthy();
 }
 
@@ -478,7 +478,7 @@ fn thousands_of_mappings_in_one_region() {
         // SAFETY: mapped by this case, which is done with it.
         unsafe { region.unmap(ptr, len) }.expect("mapped above");
     }
-    assert_eq!(region.stats().committed_bytes, 0);
+    assert_eq!(region.stats().committed_bytes.0, 0);
 }
 
 #[test]

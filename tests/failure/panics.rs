@@ -92,7 +92,7 @@ fn a_panic_while_the_evictor_asks_the_device_costs_no_page() {
             wait_until("write-back works again", || far.region.evict_all().is_ok());
             assert_eq!(far.stats().writes_in_flight, 0);
             far.discard(0..PAGES);
-            wait_until("slots come back", || far.stats().stored_bytes == 0);
+            wait_until("slots come back", || far.stats().stored_bytes.0 == 0);
         }
     });
 }
@@ -104,7 +104,7 @@ fn frames_of_requests_that_panicked_are_used_again() {
         // 16 frames; no readahead, so that every read is one page.
         let config = config(2048, Install::Auto).readahead(false);
         let Some(far) = Far::new(config, 16, 1) else { return };
-        let frames = far.stats().limit_bytes / far.page as u64 / 4;
+        let frames = far.stats().limit_bytes.0 / far.page as u64 / 4;
         const PANICS: u64 = 16;
         assert!(frames <= PANICS, "{frames} frames");
         far.store(0..16);

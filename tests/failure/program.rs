@@ -34,7 +34,7 @@ fn for_each_way(body: impl Fn(&Far)) {
         body(&far);
         let stats = far.stats();
         assert_eq!((stats.poisoned, stats.panics), (0, 0), "{} {:?}", config.page, config.install);
-        assert!(stats.resident_bytes_max <= config.limit.0, "{stats:?}");
+        assert!(stats.resident_bytes_max.0 <= config.limit.0, "{stats:?}");
     }
 }
 
@@ -206,8 +206,8 @@ fn far_memory_that_the_program_drops_reads_as_zero() {
             drops(far);
             expect_all_there(far);
             far.discard(0..far.pages);
-            let left = far.stats().resident_bytes;
-            assert!(left <= far.stats().limit_bytes / 8, "{left} bytes are charged for nothing");
+            let left = far.stats().resident_bytes.0;
+            assert!(left <= far.stats().limit_bytes.0 / 8, "{left} bytes are charged for nothing");
         });
         for page_kib in [4, 64] {
             let config = config(page_kib, Install::Auto).mode(Mode::InThread);

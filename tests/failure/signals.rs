@@ -117,7 +117,7 @@ fn ask(region: &Region, own: usize, page: usize, round: usize) {
         region.fetch_many(&[(ptr, len)]).expect("in it");
     }
     region.advise(ptr, len, Advice::WillNeed).expect("in it");
-    assert!(region.stats().page_bytes > 0);
+    assert!(region.stats().page_bytes > ByteCount::ZERO);
 }
 
 fn cases(page_kib: u64, mode: Mode) {

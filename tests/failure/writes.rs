@@ -46,7 +46,10 @@ fn no_write_back(page_kib: u64, install: Install, damage: impl Fn(&Far)) {
         let refused = far.region.map(far.len(1)).expect_err("there is no room");
         assert!(matches!(refused, Error::StoreFull { .. }), "{refused}");
         let stats = far.stats();
-        assert!(stats.resident_bytes_max <= config.limit.0 && stats.write_errors > 0, "{stats:?}");
+        assert!(
+            stats.resident_bytes_max.0 <= config.limit.0 && stats.write_errors > 0,
+            "{stats:?}"
+        );
         far.control.heal();
         wait_until("write-back works again", || far.region.evict_all().is_ok());
         far.check(0..done);
@@ -58,7 +61,7 @@ fn no_write_back(page_kib: u64, install: Install, damage: impl Fn(&Far)) {
     far.expect_healthy();
     assert_eq!((sigbus_count(), far.stats().poisoned), (1, 1));
     let stats = far.stats();
-    assert!(stats.resident_bytes_max <= config.limit.0, "{stats:?}");
+    assert!(stats.resident_bytes_max.0 <= config.limit.0, "{stats:?}");
 }
 
 fn expect_no_room(ended: Option<Ended>) {
@@ -215,9 +218,9 @@ fn pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy() {
             far.expect_healthy();
             let stats = far.stats();
             assert_eq!(stats.poisoned, 1);
-            assert!(stats.resident_bytes_max <= config.limit.0, "{stats:?}");
+            assert!(stats.resident_bytes_max.0 <= config.limit.0, "{stats:?}");
             far.discard(0..far.pages);
-            wait_until("slots come back", || far.stats().stored_bytes == 0);
+            wait_until("slots come back", || far.stats().stored_bytes.0 == 0);
         }
     };
     let Some(ended) = in_child(name, body) else { return };
@@ -241,7 +244,7 @@ fn a_discarded_page_can_be_used_while_its_write_is_stuck() {
     });
     far.expect_healthy();
     far.discard(0..64);
-    wait_until("slots come back", || far.stats().stored_bytes == 0);
+    wait_until("slots come back", || far.stats().stored_bytes.0 == 0);
 }
 
 #[test]

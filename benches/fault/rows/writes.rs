@@ -91,7 +91,7 @@ pub(crate) fn short_lived(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         (0..words.len()).step_by(64).for_each(|at| check(at, words.read(at)));
         words.unmap(&far.region)?;
     }
-    written_row(rows, "mapped", TURNS, far.region.stats().bytes_written);
+    written_row(rows, "mapped", TURNS, far.region.stats().bytes_written.0);
     drop(far);
     let heap = start_heap(plan)?;
     for turn in 0..TURNS {
@@ -100,7 +100,7 @@ pub(crate) fn short_lived(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         values.extend((0..size / 8).map(|at| stamped(at, turn as u64)));
         (0..values.len()).step_by(64).for_each(|at| check(at, values[at]));
     }
-    let written = heap.stats().bytes_written;
+    let written = heap.stats().bytes_written.0;
     heap.shutdown().map_err(Failure::of)?;
     written_row(rows, "allocated", TURNS, written);
     Ok(())
@@ -141,8 +141,8 @@ pub(crate) fn spill(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
             write_all(far.words);
             let sample = clock.stop(data as u64);
             let stats = far.region.stats();
-            let spilled = data as u64 - stats.resident_bytes;
-            worst = worst.max(stats.bytes_written as f64 / spilled as f64);
+            let spilled = data as u64 - stats.resident_bytes.0;
+            worst = worst.max(stats.bytes_written.0 as f64 / spilled as f64);
             Ok(sample)
         }),
         Box::new(|_| raw::write_once(target.file(), data, UNIT, SCAN_DEPTH)),

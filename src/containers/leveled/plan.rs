@@ -106,7 +106,7 @@ fn fault_ns(collective: Arc<Collective>) -> Result<f64, AllocError> {
     region.evict_all()?;
     // While there is room a fault takes fresh memory for the page, and no page leaves.
     let cache = RegionConfig::limit_min(page).max(ByteCount((FOOTPRINT / 8) as u64));
-    region.set_limit(ByteCount(cache.get() + collective.stats().metadata_bytes))?;
+    region.set_limit(ByteCount(cache.get() + collective.stats().metadata_bytes.get()))?;
     // An odd step visits other leaves each time, far apart: nothing is read ahead.
     let keys = (0..leaves).map(|probe| (probe * 389 % leaves * capacity) as u64);
     let mut keys = keys.cycle();
