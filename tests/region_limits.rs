@@ -33,7 +33,7 @@ fn region(config: RegionConfig, store: ByteCount) -> Option<Region> {
 #[test]
 fn a_store_has_one_region_at_a_time() {
     let store = mem_store(ByteCount::mib(16));
-    let config = || RegionConfig { span: ByteCount::gib(1), ..small_pages() };
+    let config = || small_pages().span(ByteCount::gib(1));
     let first = match Region::create(config(), store.clone()) {
         Ok(first) => first,
         Err(Error::UffdUnavailable { reasons }) => {
@@ -42,7 +42,7 @@ fn a_store_has_one_region_at_a_time() {
         }
         Err(error) => panic!("region: {error}"),
     };
-    let sealed = RegionConfig { encrypt: true, ..config() };
+    let sealed = config().encrypt(true);
     for config in [config(), sealed] {
         match Region::create(config, store.clone()) {
             Err(Error::Device { reason, .. }) => assert!(reason.contains("another region")),
