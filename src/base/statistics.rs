@@ -121,7 +121,7 @@ mod tests {
                 requests: count "requests";
                 /// Requests now.
                 in_flight: gauge "in flight";
-                /// Most requests.
+                /// Maximum number of requests at once.
                 in_flight_max: most "at once";
             }
         }
