@@ -102,7 +102,7 @@ impl Region {
     /// # Errors
     /// [`Error::BadRange`] when a range is not in this region; those before it were brought in.
     pub fn fetch_many(&self, ranges: &[(*const u8, ByteCount)]) -> Result<()> {
-        if !self.pager.in_thread {
+        if !self.pager.mapper().is_in_thread() {
             return self.prefetch_many(ranges);
         }
         let mut batch = Batch::new();

@@ -75,7 +75,7 @@ impl Pager {
     pub(in crate::paging) fn try_open(&self, page: PageId) -> Opening {
         let chunk = self.chunk_of(page);
         let may_open = self.chunks().pagemap().is_some() && self.chunks().may_open(chunk);
-        let is_own = || self.owns(self.table().chunk_addr(chunk), CHUNK);
+        let is_own = || self.mapper().owns(self.table().chunk_addr(chunk), CHUNK);
         if !may_open || !self.is_dense(page, chunk) || !is_own() {
             return Opening::Unfit;
         }
@@ -180,7 +180,7 @@ impl Pager {
             return true;
         }
         if moved > 0 {
-            self.move_back(dst, src, moved);
+            self.mapper().move_back(dst, src, moved);
         }
         let claimed = self.table().pages_of_chunk(chunk).take(claimed);
         claimed.for_each(|page| self.settle(page, Word::moving(None), Word::EMPTY));
@@ -301,7 +301,7 @@ impl Pager {
                 end += 1;
             }
             let (addr, len) = (self.table().chunk_addr(ChunkId(first)), (end - first) * CHUNK);
-            refused = self.register_own(addr, len);
+            refused = self.mapper().register_own(addr, len);
             if refused.is_ok() {
                 (first..end).for_each(|at| self.end_close(ChunkId(at)));
                 return true;
@@ -330,7 +330,7 @@ impl Pager {
             self.chunks().unlatch(chunk, Phase::Open, Phase::Open);
             return if self.close_run(chunk) { Closed::Listed } else { Closed::None };
         }
-        let is_own = self.owns(self.table().chunk_addr(chunk), CHUNK);
+        let is_own = self.mapper().owns(self.table().chunk_addr(chunk), CHUNK);
         let taken = is_own && self.is_whole(chunk) && self.move_chunk(chunk, first);
         if !taken {
             self.end_close(chunk);
@@ -356,7 +356,7 @@ impl Pager {
         let moved = self.move_or_stop(dst, src, CHUNK).bytes;
         if moved < CHUNK {
             if moved > 0 {
-                self.move_back(dst, src, moved);
+                self.mapper().move_back(dst, src, moved);
             }
             self.counters().evict_busy.bump();
             return false;
@@ -380,10 +380,10 @@ impl Pager {
     fn leave_to_kernel(&self, chunk: ChunkId) -> bool {
         let addr = self.table().chunk_addr(chunk);
         // The kernel takes no mode away from a registration: it has to end first.
-        if self.uffd.unregister(addr, CHUNK).is_err() {
+        if self.mapper().unregister(addr, CHUNK).is_err() {
             return false;
         }
-        if let Err(error) = self.uffd.register_unwatched(addr, CHUNK) {
+        if let Err(error) = self.mapper().register_unwatched(addr, CHUNK) {
             super::diagnostics::fatal("an open chunk could not be registered", &error);
         }
         true
@@ -393,7 +393,7 @@ impl Pager {
     /// and nothing has changed.
     fn register_alone(&self, chunk: ChunkId) -> bool {
         !self.chunks().cuts_too_many(chunk)
-            && self.register_own(self.table().chunk_addr(chunk), CHUNK).is_ok()
+            && self.mapper().register_own(self.table().chunk_addr(chunk), CHUNK).is_ok()
     }
 
     /// Closes the chunk of a page, so that the page's word speaks for it. `false`: the process has
@@ -423,7 +423,7 @@ impl Pager {
         let piece = Piece::new(self.addr(first), pages as usize * self.page_bytes());
         // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
         // caller gave the pages' contents up.
-        unsafe { self.discarder.discard(&[piece]) }
+        unsafe { self.mapper().discard(&[piece]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         if whole {
             self.budget().uncharge(ByteCount(CHUNK as u64));

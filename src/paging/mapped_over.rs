@@ -25,95 +25,17 @@ use crate::base::units::PageId;
 use crate::paging::diagnostics as report;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
-use crate::sys::vm::{KERNEL_PAGE, Piece};
 
 impl Pager {
-    /// Whether all of a range of addresses is far memory, in one of the kernel's mappings or several.
-    pub(in crate::paging) fn owns(&self, start: usize, len: usize) -> bool {
-        self.is_far(start, len) || self.far_bytes(start, len) == len
-    }
-
-    /// Whether all of the pieces, in ascending order, are far memory.
-    pub(in crate::paging) fn owns_all(&self, pieces: &[Piece]) -> bool {
-        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return true };
-        let span = last.start() + last.len() - first.start();
-        self.is_far(first.start(), span)
-            || pieces.iter().all(|piece| self.owns(piece.start(), piece.len()))
-    }
-
     /// Whether a page is far memory, all of it.
     pub(in crate::paging) fn owns_page(&self, page: PageId) -> bool {
-        self.owns(self.addr(page), self.page_bytes())
-    }
-
-    /// Whether a range is one mapping of far memory. Where that cannot be told, it is taken for one.
-    fn is_far(&self, start: usize, len: usize) -> bool {
-        self.uffd.is_registered(start, len) != Some(false)
-    }
-
-    /// How many bytes of a range are far memory.
-    fn far_bytes(&self, start: usize, len: usize) -> usize {
-        let mut bytes = 0;
-        let count = |_, len| {
-            bytes += len;
-            Ok(())
-        };
-        drop(self.each_far(start, len, count));
-        bytes
-    }
-
-    /// Calls `act` with the parts of a range that are far memory.
-    fn each_far(
-        &self,
-        start: usize,
-        len: usize,
-        mut act: impl FnMut(usize, usize) -> Result<()>,
-    ) -> Result<()> {
-        // By halves: mostly all of it is, or the program has a few mappings there.
-        const DEPTH_MAX: usize = usize::BITS as usize;
-        let mut parts = [(0, 0); DEPTH_MAX];
-        parts[0] = (start, len);
-        let mut count = 1;
-        while count > 0 {
-            count -= 1;
-            let (start, len) = parts[count];
-            if self.is_far(start, len) {
-                act(start, len)?;
-            } else if len > KERNEL_PAGE {
-                let half = (len / 2).next_multiple_of(KERNEL_PAGE);
-                parts[count] = (start + half, len - half);
-                parts[count + 1] = (start, half);
-                count += 2;
-            }
-        }
-        Ok(())
-    }
-
-    /// Registers a chunk, or several, for faults, as far as it is far memory.
-    ///
-    /// # Errors
-    /// When the process has too many mappings; nothing has changed.
-    pub(in crate::paging) fn register_own(&self, start: usize, len: usize) -> Result<()> {
-        if self.is_far(start, len) {
-            return self.uffd.register_faults(start, len);
-        }
-        let mut any = false;
-        self.each_far(start, len, |start, len| {
-            let registered = self.uffd.register_faults(start, len);
-            match registered {
-                Err(error) if any => {
-                    report::fatal("a part of a chunk could not be registered again", &error)
-                }
-                _ => any = true,
-            }
-            registered
-        })
+        self.mapper().owns(self.addr(page), self.page_bytes())
     }
 
     /// Gives up a page, `Moving` by this thread and mapped, of which a part is not far memory any more.
     /// Says whether that was so. The page is on none of the policy's lists.
     pub(in crate::paging) fn disown(&self, page: PageId, moving: Word) -> bool {
-        match self.far_bytes(self.addr(page), self.page_bytes()) {
+        match self.mapper().far_bytes(self.addr(page), self.page_bytes()) {
             // Its charge is what the program's mapping does not need of us.
             0 => {
                 self.put_slot(moving.slot());
@@ -158,16 +80,6 @@ impl Pager {
     /// Maps far memory without content where a page is.
     pub(in crate::paging) fn map_anew(&self, page: PageId) -> Result<()> {
         self.table()
-            .map_anew(page, || self.uffd.register_faults(self.addr(page), self.page_bytes()))
-    }
-
-    /// Lifts the write protection of a page, as far as it is far memory.
-    pub(in crate::paging) fn allow_own_writes(&self, page: PageId) -> Result<()> {
-        let (start, len) = (self.addr(page), self.page_bytes());
-        let lifted = self.uffd.allow_writes(start, len);
-        if lifted.is_ok() {
-            return lifted;
-        }
-        self.each_far(start, len, |start, len| self.uffd.allow_writes(start, len))
+            .map_anew(page, || self.mapper().register_faults(self.addr(page), self.page_bytes()))
     }
 }

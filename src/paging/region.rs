@@ -487,7 +487,7 @@ impl Drop for Region {
         self.pager.pool().evictor_bell().ring_again();
         self.pager.sched.call_all();
         self.pager.sched.idle_policies().call_supervisor();
-        if self.pager.in_thread {
+        if self.pager.mapper().is_in_thread() {
             crate::paging::fault::sigbus::unlist(&self.pager);
         }
         for thread in self.threads.drain(..) {

@@ -253,12 +253,12 @@ impl Pager {
         if tables.frees_page_tables && has_bit(&tables.chunks, chunk.0) {
             freed += self.release_span(chunk, chunk.0, 1, || {
                 let piece = Piece::new(self.table().chunk_addr(chunk), CHUNK);
-                if !self.owns(piece.start(), CHUNK) {
+                if !self.mapper().owns(piece.start(), CHUNK) {
                     return 0;
                 }
                 // SAFETY: nothing is mapped in the chunk: all its words are `Empty`, it is closed,
                 // and nobody can change that while it is latched.
-                let dropped = unsafe { self.discarder.discard(&[piece]) }.is_ok();
+                let dropped = unsafe { self.mapper().discard(&[piece]) }.is_ok();
                 if dropped && clear_bit(&tables.chunks, chunk.0) { CHUNK_TABLE } else { 0 }
             });
         }

@@ -38,7 +38,7 @@ pub(in crate::paging) struct Watchdog {
 
 impl Watchdog {
     pub(in crate::paging) fn new(pager: Arc<Pager>) -> Watchdog {
-        let frames = if pager.in_thread { pager.frames().count() } else { 0 };
+        let frames = if pager.mapper().is_in_thread() { pager.frames().count() } else { 0 };
         let now = Instant::now();
         let watch = Stopwatch::start(pager.health().deadline(), now);
         Watchdog { pager, watch, seen: vec![None; frames], next: now }

@@ -9,20 +9,10 @@ use crate::paging::page::BATCH_MAX;
 use crate::paging::page::note::Fate;
 use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
-use crate::paging::pager::install::install_error;
+use crate::paging::pager::mapper::{Moved, install_error, is_copied_then};
 use crate::sys;
 use crate::sys::uffd::{Outcome, Protect, Wake};
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece, copy_checked};
-
-/// How far memory was moved.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Moved {
-    /// Of whole pages.
-    pub(in crate::paging) bytes: usize,
-    /// The kernel moves nothing there, used or not, because the program has protected a part of it,
-    /// where COPY works all the same, or has mapped something over it.
-    pub(in crate::paging) refused: bool,
-}
+use crate::sys::vm::{KERNEL_PAGE, Piece, copy_checked};
 
 impl Pager {
     /// Takes up to `want` victims, at least one, off the policy's lists. One of a chunk that came in
@@ -89,8 +79,8 @@ impl Pager {
 
     fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> Moved {
         let len = count * self.page_bytes();
-        self.clear_way(self.frames().addr(frame), len);
-        let moved = match self.owns(self.addr(first), len) {
+        self.mapper().clear_way(self.frames().addr(frame), len);
+        let moved = match self.mapper().owns(self.addr(first), len) {
             true => self.move_or_stop(self.frames().addr(frame), self.addr(first), len),
             false => Moved { bytes: 0, refused: true },
         };
@@ -108,9 +98,9 @@ impl Pager {
         self.take_by_copy(page, frame).then_some(frame)
     }
 
-    /// Moves memory between the region and frames. Where a memory lock (`mlock`) is in the way, it
-    /// is taken off, and the program is told: what is locked could never leave, and a limit that
-    /// cannot be kept helps nobody.
+    /// Moves memory between the region and frames, see [`Mapper::move_memory`]: memory locks that are in
+    /// the way are taken off, and the program is told, because what is locked could never leave, and a
+    /// limit that cannot be kept helps nobody.
     ///
     /// # Safety
     /// As for `Uffd::move_pages`.
@@ -121,16 +111,9 @@ impl Pager {
         len: usize,
         wake: Wake,
     ) -> Outcome {
+        let unlock = || self.take_locks_off(dst, src, len);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.uffd.move_pages(dst, src, len, wake) };
-        match outcome {
-            Outcome::Failed { bytes, errno: sys::EINVAL } if self.take_locks_off(dst, src, len) => {
-                let (dst, src, len) = (dst + bytes, src + bytes, len - bytes);
-                // SAFETY: the caller's promise holds for what is left.
-                unsafe { self.uffd.move_pages(dst, src, len, wake) }.after(bytes)
-            }
-            _ => outcome,
-        }
+        unsafe { self.mapper().move_memory(dst, src, len, wake, unlock) }
     }
 
     /// Ends all memory locks of region and frames if one is on either range; says whether.
@@ -160,19 +143,9 @@ impl Pager {
         let refused = matches!(outcome, Outcome::Failed { errno: sys::EINVAL, .. });
         let whole = moved - moved % self.page_bytes();
         if moved > whole {
-            self.move_back(dst + whole, src + whole, moved - whole);
+            self.mapper().move_back(dst + whole, src + whole, moved - whole);
         }
         Moved { bytes: whole, refused }
-    }
-
-    /// Moves memory that was just moved out back to where it came from, which is missing.
-    pub(in crate::paging) fn move_back(&self, from: usize, to: usize, len: usize) {
-        // SAFETY: the memory goes back to where it was, for which this thread still answers.
-        let back = unsafe { self.uffd.move_pages(to, from, len, Wake::Yes) };
-        if back != Outcome::Done {
-            let error = crate::Error::Os { call: "UFFDIO_MOVE", errno: crate::sys::EIO };
-            diagnostics::fatal("half of a page could not be moved back", &error);
-        }
     }
 
     /// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
@@ -189,8 +162,10 @@ impl Pager {
     /// copied, because writes fault first and wait for its word. (A device request of the application
     /// in flight is not seen: such kernels need a pin around direct I/O into far memory.)
     fn take_by_copy(&self, page: PageId, frame: FrameId) -> bool {
-        let protected = self.uffd.forbid_writes(self.addr(page), self.page_bytes()).is_ok();
-        let copied = protected && self.fill_holes(page) && self.copy_to_frame(page, frame);
+        let protected = self.mapper().forbid_writes(self.addr(page)).is_ok();
+        let copied = protected
+            && self.mapper().fill_holes(self.addr(page))
+            && self.copy_to_frame(page, frame);
         if !copied || !self.owns_page(page) {
             // Where it stays protected although its word does not say so, a write lifts that.
             self.pool().give_copy_frame_back(frame);
@@ -198,7 +173,7 @@ impl Pager {
         }
         let piece = Piece::new(self.addr(page), self.page_bytes());
         // SAFETY: the page is `Moving` by this thread and its content is in the frame.
-        unsafe { self.discarder.discard(&[piece]) }
+        unsafe { self.mapper().discard(&[piece]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         self.pool().charge_copied();
         true
@@ -211,23 +186,6 @@ impl Pager {
         unsafe { copy_checked(self.addr(page), self.frames().ptr(frame), self.page_bytes()) }
     }
 
-    /// Maps zeros where a page, `Moving` by this thread, has holes: the program has dropped parts of
-    /// it (`MADV_DONTNEED`). To read one would be to wait for a handler, which waits for the page.
-    fn fill_holes(&self, page: PageId) -> bool {
-        let mut there = [false; HUGE_PAGE / KERNEL_PAGE];
-        let there = &mut there[..self.page_bytes() / KERNEL_PAGE];
-        // Without a page map all parts count as holes; what is there stays.
-        if self.uffd.pagemap().is_some_and(|map| map.scan(self.addr(page), there).is_err()) {
-            return false;
-        }
-        there.iter().enumerate().filter(|(_, there)| !**there).all(|(unit, _)| {
-            let start = self.addr(page) + unit * KERNEL_PAGE;
-            // SAFETY: what the program has dropped reads as zero.
-            let filled = unsafe { self.uffd.zeropage(start, KERNEL_PAGE, Wake::No) };
-            matches!(filled, Outcome::Done | Outcome::Present { .. })
-        })
-    }
-
     /// Maps a cooling frame's content back as `page`, which is `Moving` by this thread. Returns
     /// what that leaves of the frame.
     pub(in crate::paging) fn return_frame(&self, page: PageId, frame: FrameId) -> Result<Fate> {
@@ -235,7 +193,7 @@ impl Pager {
             return self.copy_rest(page, frame, 0, Protect::No).map(|()| Fate::Dropped);
         }
         let (dst, src) = (self.addr(page), self.frames().addr(frame));
-        self.clear_way(dst, self.page_bytes());
+        self.mapper().clear_way(dst, self.page_bytes());
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content and nobody else moves it.
         let outcome = unsafe { self.move_memory(dst, src, self.page_bytes(), Wake::No) };
@@ -267,17 +225,8 @@ impl Pager {
             Outcome::Failed { bytes, .. } => bytes,
         };
         if bytes > 0 {
-            self.move_back(dst, src, bytes);
+            self.mapper().move_back(dst, src, bytes);
         }
         false
     }
-}
-
-/// Whether what MOVE did not move can be copied: the kernel uses the frame, or the program has
-/// protected a part of the page, mapped something over it, or unmapped it.
-pub(in crate::paging) fn is_copied_then(outcome: Outcome) -> bool {
-    matches!(
-        outcome,
-        Outcome::Busy { .. } | Outcome::Failed { errno: sys::EINVAL | sys::ENOENT, .. }
-    )
 }

@@ -160,7 +160,7 @@ impl Evictor {
         self.pager.pool().evictor_bell().answer();
         diagnostics::flush();
         self.pager.count_tables_of_limit();
-        if self.pager.discarder.met_locks() {
+        if self.pager.mapper().met_locks() {
             diagnostics::unlocked();
         }
         let asked = self.serve_requests();

@@ -150,7 +150,7 @@ impl Evictor {
             }
         }
         moved += self.move_out(&run[..run_len], chosen);
-        if !self.pager.owns_all(&pieces[..piece_count]) {
+        if !self.pager.mapper().owns_all(&pieces[..piece_count]) {
             (clean_count, piece_count) = self.leave_others(&mut clean[..clean_count], &mut pieces);
         }
         self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
@@ -216,7 +216,7 @@ impl Evictor {
         // SAFETY: each page is `Moving` by this thread and equals its slot: it was installed
         // write-protected and no write was let through (that clears the flag first), so neither
         // a thread nor a device request of the application can have changed it.
-        unsafe { pager.discarder.discard(pieces) }
+        unsafe { pager.mapper().discard(pieces) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         {
             let mut policy = pager.policy().lock();

@@ -89,7 +89,7 @@ impl Handler {
         let mut seen = 0;
         let spin_until = self.sched.spin_until();
         loop {
-            let count = self.pager.uffd.read(&mut self.messages)?;
+            let count = self.pager.mapper().read(&mut self.messages)?;
             if count > 0 {
                 self.answer_messages(count, Instant::now());
             }

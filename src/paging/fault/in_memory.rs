@@ -18,7 +18,7 @@ use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::sys;
-use crate::sys::uffd::{Fault, Outcome, Protect, Wake};
+use crate::sys::uffd::{Fault, Outcome, Protect};
 
 impl Pager {
     /// Serves a fault on a page that is not `Stored`, as far as that goes without waiting.
@@ -102,7 +102,7 @@ impl Pager {
     /// `Resident`, and a write found it protected: lifts the protection.
     fn open_for_writes(&self, page: PageId, word: Word) -> Option<FaultStatus> {
         let (moving, opened) = protocol::open_for_writes(self.word(page), word).ok()?;
-        if let Err(error) = self.allow_own_writes(page) {
+        if let Err(error) = self.mapper().allow_writes(self.addr(page)) {
             diagnostics::fatal("a write-protected page could not be opened", &error);
         }
         self.settle(page, moving, opened);
@@ -182,7 +182,7 @@ impl Pager {
 
     /// Whether nothing is mapped at an address. Without a page map that is found out by filling it.
     fn is_hole(&self, addr: usize) -> bool {
-        let Some(map) = self.uffd.pagemap() else { return true };
+        let Some(map) = self.mapper().pagemap() else { return true };
         let mut there = [true];
         map.scan(addr, &mut there).is_ok() && !there[0]
     }
@@ -197,7 +197,7 @@ impl Pager {
         }
         // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
         // mapping now.
-        let outcome = unsafe { self.uffd.zeropage(addr, crate::sys::vm::KERNEL_PAGE, Wake::Yes) };
+        let outcome = unsafe { self.mapper().map_zero_page(addr) };
         let filled = outcome == Outcome::Done;
         let sparse = word.with_sparse(true).with_protected(false);
         self.settle(page, moving, if filled { sparse } else { word });

@@ -156,7 +156,7 @@ impl Reads {
     /// What the store says.
     pub(super) fn new(pager: Arc<Pager>, index: usize) -> Result<Reads> {
         let mut queue = pager.slots().store().open_queue(DEPTH)?;
-        queue.watch(pager.uffd.raw_fd())?;
+        queue.watch(pager.mapper().raw_fd())?;
         queue.watch(pager.sched.bell_fd(index))?;
         let frames = pager.frames().count();
         let now = Instant::now();

@@ -26,7 +26,7 @@ impl Supervisor {
 
     /// Looks until the region stops.
     pub(in crate::paging) fn run(&mut self) {
-        let uffd = self.pager.uffd.raw_fd();
+        let uffd = self.pager.mapper().raw_fd();
         let has_faults = || poll_readable(&[uffd], Duration::ZERO) == Ok(true);
         let idle_policies = self.pager.sched.idle_policies();
         while !self.pager.health().is_stopping() {

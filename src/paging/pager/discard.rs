@@ -23,7 +23,7 @@ impl Pager {
             let chunk = self.chunk_of(next);
             let _blocked = SignalsBlocked::new();
             let len = (part_end.0 - next.0) as usize * self.page_bytes();
-            let owned = self.owns(self.addr(next), len);
+            let owned = self.mapper().owns(self.addr(next), len);
             if !owned {
                 // Where it is open, the kernel fills what the program has mapped there.
                 let _ = self.close(chunk);
@@ -114,7 +114,7 @@ impl Pager {
             taken.iter().for_each(|(page, _)| policy.removed(*page));
         }
         // SAFETY: each page is `Moving` by this thread, and its owner gave its content up.
-        unsafe { self.discarder.discard(&pieces[..piece_count]) }
+        unsafe { self.mapper().discard(&pieces[..piece_count]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
         let unwritten = taken.iter().filter(|(_, word)| word.slot().is_none()).count();
         self.counters().freed_unwritten.add(unwritten as u64);

@@ -2,17 +2,16 @@
 #![expect(unsafe_code, reason = "installs pages of the region")]
 
 use crate::base::error::{Error, Result};
-use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageId};
 use crate::paging::diagnostics;
-use crate::paging::evict::content::is_copied_then;
 use crate::paging::fault::status::FaultStatus;
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::errno_of;
+use crate::paging::pager::mapper::{install_error, is_copied_then};
 use crate::sys;
-use crate::sys::uffd::{Outcome, Protect, Wake, feature};
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
+use crate::sys::uffd::{Outcome, Protect, Wake};
+use crate::sys::vm::{HUGE_PAGE, Piece};
 
 /// How a page that was read is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,17 +52,17 @@ impl Pager {
         let (dst, src) = (self.addr(page), self.frames().addr(frame));
         let by_move = self.pool().moves_in(frame);
         let outcome = if by_move {
-            self.clear_way(dst, self.page_bytes());
+            self.mapper().clear_way(dst, self.page_bytes());
             // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
             // frame is this thread's and holds the page's content.
             unsafe { self.move_memory(dst, src, self.page_bytes(), wake) }
         } else {
             // SAFETY: as above.
-            unsafe { self.uffd.copy(dst, src as *const u8, self.page_bytes(), protect, wake) }
+            unsafe { self.mapper().copy(dst, src as *const u8, protect, wake) }
         };
         let mapped = match outcome {
             Outcome::Done => {
-                self.has_mapped();
+                self.mapper().note_mapped();
                 match by_move {
                     true => self.frames().put_empty(frame),
                     false => self.pool().recycle(frame),
@@ -107,11 +106,11 @@ impl Pager {
         let chunk = Piece::new(self.addr(first), HUGE_PAGE);
         // A huge page can be moved whole to where there is no page table. One that small pages have
         // left behind goes with them (Linux 6.14); before that, MOVE takes the huge page apart.
-        if !self.owns(chunk.start(), HUGE_PAGE) {
+        if !self.mapper().owns(chunk.start(), HUGE_PAGE) {
             return 0;
         }
         // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
-        drop(unsafe { self.discarder.discard(&[chunk]) });
+        drop(unsafe { self.mapper().discard(&[chunk]) });
         let moved = self.move_or_stop(self.addr(first), self.frames().addr(frame), HUGE_PAGE).bytes;
         let pages = moved / self.page_bytes();
         (frame.0..).take(pages).for_each(|n| self.frames().put_empty(FrameId(n)));
@@ -121,30 +120,19 @@ impl Pager {
         pages
     }
 
-    /// Removes the page tables that small pages have left where huge ones are to be mapped, which
-    /// this thread alone may do: MOVE would take those apart, and leave page tables where they
-    /// were. (The kernel frees them from Linux 6.14 on.)
-    pub(in crate::paging) fn clear_way(&self, start: usize, len: usize) {
-        if self.page_bytes() >= HUGE_PAGE && self.owns(start, len) {
-            // SAFETY: nothing is mapped there: the page is missing, or the frame is empty, and
-            // this thread's.
-            drop(unsafe { self.discarder.discard(&[Piece::new(start, len)]) });
-        }
-    }
-
     /// Ends the process when a page that this thread alone may fill is mapped from a byte on.
     /// Nobody knows what it holds, and it would be tried for ever.
     fn check_missing(&self, page: PageId, bytes: usize) {
         let mut there = [false];
         let start = self.addr(page) + bytes;
-        let Some(map) = self.uffd.pagemap() else { return };
+        let Some(map) = self.mapper().pagemap() else { return };
         if map.scan(start, &mut there).is_ok() && there[0] {
             diagnostics::broken(format_args!(
                 "{page} at {:#x}, {:?}, is mapped from byte {bytes} on although it was missing \
                  (in-thread: {}, by move: {} in, {} out)",
                 self.addr(page),
                 self.word(page).load(),
-                self.in_thread,
+                self.mapper().is_in_thread(),
                 self.pool().fills_by_move(),
                 self.pool().evicts_by_move(),
             ));
@@ -175,50 +163,8 @@ impl Pager {
         protect: Protect,
     ) -> Result<()> {
         // SAFETY: the page is `Moving` by this thread, and the frame holds its content.
-        unsafe { self.copy_in(page, self.frames().ptr(frame), mapped, protect) }
-    }
-
-    /// Copies what of a page is not mapped yet from `content`.
-    ///
-    /// # Errors
-    /// When nothing of the page is mapped, because the kernel is out of memory or the program has
-    /// unmapped the range.
-    ///
-    /// # Safety
-    /// The page is `Moving` by this thread, and missing but for the first `mapped` bytes; `content`
-    /// is what it holds, and `page_bytes` long.
-    unsafe fn copy_in(
-        &self,
-        page: PageId,
-        content: *const u8,
-        mapped: usize,
-        protect: Protect,
-    ) -> Result<()> {
-        let copy = |from: usize, len: usize| {
-            let (dst, src) = (self.addr(page) + from, content.wrapping_add(from));
-            // SAFETY: the caller's promise holds for a part of what is missing.
-            unsafe { self.uffd.copy(dst, src, len, protect, Wake::No) }
-        };
-        let mut outcome = copy(mapped, self.page_bytes() - mapped).after(mapped);
-        if let Outcome::Failed { bytes, errno: sys::ENOENT } = outcome {
-            // The kernel copies within one of its areas only, and the program has split them
-            // (`mprotect`, `mlock`), or unmapped a part.
-            let mut there = bytes;
-            for from in (bytes..self.page_bytes()).step_by(KERNEL_PAGE) {
-                match copy(from, KERNEL_PAGE) {
-                    Outcome::Done | Outcome::Present { .. } => there += KERNEL_PAGE,
-                    Outcome::Failed { errno: sys::ENOENT, .. } => {}
-                    other => {
-                        diagnostics::fatal("a page was left half mapped", &install_error(other))
-                    }
-                }
-            }
-            outcome = if there > 0 { Outcome::Done } else { outcome };
-        }
-        match outcome {
-            Outcome::Done => Ok(()),
-            Outcome::Failed { bytes: 0, .. } => Err(install_error(outcome)),
-            outcome => diagnostics::fatal("a page was left half mapped", &install_error(outcome)),
+        unsafe {
+            self.mapper().copy_rest(self.addr(page), self.frames().ptr(frame), mapped, protect)
         }
     }
 
@@ -251,7 +197,7 @@ impl Pager {
             return Ok(false);
         }
         // SAFETY: the page is missing and `Moving` by this thread; `zeros` is never written.
-        let copied = unsafe { self.copy_in(page, self.zeros.as_ptr(), 0, Protect::No) };
+        let copied = unsafe { self.mapper().copy_zeros(self.addr(page)) };
         if copied.is_err() {
             self.budget().uncharge(self.page_size());
         }
@@ -276,7 +222,9 @@ impl Pager {
                 self.wake(page);
                 FaultStatus::Resolved
             }
-            sys::ENOMEM | sys::EAGAIN | sys::EBUSY | sys::EEXIST if !self.fails_too_long() => {
+            sys::ENOMEM | sys::EAGAIN | sys::EBUSY | sys::EEXIST
+                if !self.mapper().fails_too_long(self.health().deadline()) =>
+            {
                 diagnostics::warn("a page could not be mapped, trying again", error);
                 self.settle(page, moving, before);
                 FaultStatus::TryAgain
@@ -286,24 +234,6 @@ impl Pager {
                 self.poison(page, moving, error);
                 FaultStatus::Resolved
             }
-        }
-    }
-
-    /// Notes that a page could not be mapped; whether none could for as long as the device may take.
-    fn fails_too_long(&self) -> bool {
-        let now = self.began.elapsed().as_millis() as u64 + 1;
-        let since = self.map_fails_since.load(Ordering::Relaxed);
-        if since == 0 {
-            self.map_fails_since.store(now, Ordering::Relaxed);
-            return false;
-        }
-        now.saturating_sub(since) > self.health().deadline().as_millis() as u64
-    }
-
-    /// Notes that a page was mapped.
-    fn has_mapped(&self) {
-        if self.map_fails_since.load(Ordering::Relaxed) != 0 {
-            self.map_fails_since.store(0, Ordering::Relaxed);
         }
     }
 
@@ -318,22 +248,9 @@ impl Pager {
             errno: self.health().write_errno(),
         };
         diagnostics::lost_page(self.addr(page), self.page_bytes(), cause, room);
-        if self.uffd.has(feature::POISON) {
+        if self.mapper().can_poison() {
             // SAFETY: the page is missing and its content is lost.
-            let mut outcome = unsafe { self.uffd.poison(self.addr(page), self.page_bytes()) };
-            if let Outcome::Failed { bytes: 0, errno: sys::ENOENT } = outcome {
-                // As in `copy_in`: in parts, those that the program has unmapped left out.
-                for start in (self.addr(page)..).step_by(KERNEL_PAGE).take(self.table().units()) {
-                    // SAFETY: as above.
-                    outcome = match unsafe { self.uffd.poison(start, KERNEL_PAGE) } {
-                        Outcome::Failed { errno: sys::ENOENT, .. } => Outcome::Done,
-                        other => other,
-                    };
-                    if outcome != Outcome::Done {
-                        break;
-                    }
-                }
-            }
+            let outcome = unsafe { self.mapper().poison(self.addr(page)) };
             if outcome != Outcome::Done {
                 diagnostics::fatal("a lost page could not be poisoned", &install_error(outcome));
             }
@@ -346,10 +263,10 @@ impl Pager {
 
     /// Makes a poisoned page that was discarded usable again.
     pub(super) fn unpoison(&self, page: PageId) {
-        let mended = if self.uffd.has(feature::POISON) && self.owns_page(page) {
+        let mended = if self.mapper().can_poison() && self.owns_page(page) {
             let piece = Piece::new(self.addr(page), self.page_bytes());
             // SAFETY: the page's content is lost already; this clears the marker.
-            unsafe { self.discarder.discard(&[piece]) }
+            unsafe { self.mapper().discard(&[piece]) }
         } else {
             self.map_anew(page)
         };
@@ -357,14 +274,4 @@ impl Pager {
             diagnostics::fatal("a lost page could not be made usable again", &error);
         }
     }
-}
-
-pub(in crate::paging) fn install_error(outcome: Outcome) -> Error {
-    let errno = match outcome {
-        Outcome::Done => 0,
-        Outcome::Present { .. } => sys::EEXIST,
-        Outcome::Busy { .. } => sys::EBUSY,
-        Outcome::Failed { errno, .. } => errno,
-    };
-    Error::Os { call: "installing a page", errno }
 }

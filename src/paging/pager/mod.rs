@@ -9,6 +9,7 @@
 //! | this one | state, geometry, hashes, changes of a page's word |
 //! | `table` | addresses and words of pages |
 //! | `frame_pool` | limit, watermarks, frames with their charge, who is woken |
+//! | `mapper` | what is mapped: installs pages, takes them out |
 //! | `slot_store` | the store, its slots, content hashes |
 //! | `health` | what fails at the moment |
 //! | `reclaim` | what a region gives up for others |
@@ -26,16 +27,17 @@ pub(in crate::paging) mod discard;
 pub(in crate::paging) mod frame_pool;
 pub(in crate::paging) mod health;
 pub(super) mod install;
+pub(in crate::paging) mod mapper;
 mod reclaim;
 pub(in crate::paging) mod slot_store;
 pub(in crate::paging) mod table;
 
 use crate::base::error::Result;
-use crate::base::sync::{AtomicU64, Rank};
+use crate::base::sync::Rank;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotId};
 use crate::limit::budget::Budget;
 use crate::limit::manager::Account;
-use crate::paging::config::{Install, Mode, RegionConfig};
+use crate::paging::config::RegionConfig;
 use crate::paging::counters::Counters;
 use crate::paging::evict::arrivals::Residents;
 use crate::paging::evict::policy::Insert;
@@ -44,8 +46,9 @@ use crate::paging::managed::Managed;
 use crate::paging::page::chunks::{ChunkId, Chunks};
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::{PageWord, Word};
-use crate::paging::pager::frame_pool::{FramePool, Moves};
+use crate::paging::pager::frame_pool::FramePool;
 use crate::paging::pager::health::Health;
+use crate::paging::pager::mapper::Mapper;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::pager::table::PageTable;
 use crate::paging::readahead::Readahead;
@@ -53,10 +56,8 @@ use crate::paging::starved::Starved;
 use crate::paging::tables::Tables;
 use crate::store::{OnlyUser, Store};
 use crate::sys::signals::FaultLock;
-use crate::sys::uffd::{Uffd, feature};
-use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
+use crate::sys::vm::KERNEL_PAGE;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What the threads of one region share.
 #[derive(Debug)]
@@ -67,20 +68,13 @@ pub(crate) struct Pager {
     policy: FaultLock<Residents>,
     pool: FramePool,
     slots: SlotStore,
-    pub(in crate::paging) uffd: Uffd,
-    pub(in crate::paging) discarder: Arc<Discarder>,
+    mapper: Mapper,
     /// Chunks that a stream leads to are read whole, into runs of frames.
     pub(in crate::paging) reads_chunks: bool,
-    /// Reads as zero, never written: the source of zero fills by COPY.
-    zeros: Mapping,
     counters: Counters,
     pub(in crate::paging) readahead: Readahead,
-    pub(in crate::paging) in_thread: bool,
     pub(in crate::paging) sched: Arc<HandlerSched>,
     health: Health,
-    /// Since when no page could be mapped, in milliseconds from `began` on; 0: the last one could.
-    map_fails_since: AtomicU64,
-    began: Instant,
 }
 
 impl Pager {
@@ -94,51 +88,34 @@ impl Pager {
     ) -> Result<Pager> {
         let page_bytes = config.page.as_usize();
         let pages = config.span.as_usize() / page_bytes;
-        let in_thread = config.mode == Mode::InThread;
-        let required = if in_thread { feature::SIGBUS } else { 0 };
-        let copies = config.install == Install::Copy;
-        let newer = if copies { 0 } else { feature::MOVE | feature::POISON };
-        let uffd = Uffd::open(
-            feature::PAGEFAULT_FLAG_WP | required,
-            feature::THREAD_ID | feature::EVENT_REMAP | newer,
-            config.kernel_faults_required,
-        )?;
-        let (fill, evict) = config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
-        let discarder = Arc::new(Discarder::new());
+        let (mapper, moves) = Mapper::new(config)?;
         let sched = Arc::new(HandlerSched::new(config.handlers)?);
-        let shared = (Arc::clone(&discarder), Arc::clone(&sched));
-        let pool = FramePool::new(config, Moves { fill, evict }, account, shared.0, shared.1)?;
+        let pool = FramePool::new(config, moves, account, mapper.discarder(), Arc::clone(&sched))?;
         let frames = pool.staging();
         let table = PageTable::new(config.span.as_usize(), page_bytes)?;
-        let reads_chunks = evict && !in_thread && frames.has_small_runs();
-        uffd.register_faults(table.start(), table.len())?;
+        let reads_chunks = moves.evict && !mapper.is_in_thread() && frames.has_small_runs();
+        mapper.register_faults(table.start(), table.len())?;
         let (staging, staging_len) = frames.range();
-        uffd.register_unwatched(staging, staging_len)?;
+        mapper.register_unwatched(staging, staging_len)?;
         if config.dump {
             table.include_in_dumps()?;
             frames.include_in_dumps()?;
         }
         let limit = PageCount(config.limit.0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit)?;
-        let zeros = Mapping::reserve(page_bytes, page_bytes, Huge::No)?;
         let pager = Pager {
-            chunks: Chunks::new(config.span.as_usize(), evict)?,
+            chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
             tables: Tables::new(config.span.as_usize(), page_bytes)?,
             policy: FaultLock::new(Rank::Policy, Residents::new(policy)),
             slots: SlotStore::new(config, store, user)?,
             table,
             pool,
-            uffd,
-            discarder,
+            mapper,
             reads_chunks,
-            zeros,
             counters: Counters::new(config.handlers)?,
             readahead: Readahead::new(config.span, config.page, config.readahead)?,
-            in_thread,
             sched,
             health: Health::new(config.deadline),
-            map_fails_since: AtomicU64::new(0),
-            began: Instant::now(),
         };
         pager.set_limit(config.limit);
         pager.start_tables();
@@ -190,6 +167,11 @@ impl Pager {
         self.pool.starved()
     }
 
+    /// What is mapped.
+    pub(in crate::paging) fn mapper(&self) -> &Mapper {
+        &self.mapper
+    }
+
     /// Where evicted pages are kept.
     pub(in crate::paging) fn slots(&self) -> &SlotStore {
         &self.slots
@@ -213,7 +195,7 @@ impl Pager {
 
     /// Whether faults of the kernel on far memory are served.
     pub(in crate::paging) fn serves_kernel_faults(&self) -> bool {
-        self.uffd.route().has_kernel_faults() && !self.in_thread
+        self.mapper.serves_kernel_faults()
     }
 
     // Geometry.
@@ -310,16 +292,12 @@ impl Pager {
 
     /// Wakes the threads that wait for a page, to fault again.
     pub(crate) fn wake(&self, page: PageId) {
-        if self.in_thread {
-            return; // Faults are signals there: nobody waits.
-        }
-        // A failed wake means the range is not registered any more: nobody can wait there.
-        drop(self.uffd.wake(self.addr(page), self.page_bytes()));
+        self.mapper.wake(self.addr(page));
     }
 
     /// As [`wake`](Self::wake), for the chunk that begins with a page.
     pub(in crate::paging) fn wake_chunk(&self, first: PageId) {
-        drop(self.uffd.wake(self.addr(first), HUGE_PAGE));
+        self.mapper.wake_chunk(self.addr(first));
     }
 }
 

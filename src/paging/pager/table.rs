@@ -12,7 +12,7 @@ use crate::meta::LazyArray;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{PageWord, State, Word};
 use crate::sys::signals;
-use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
+use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 use std::ops::Range;
 
 /// Addresses and words of one region's pages.
@@ -102,11 +102,6 @@ impl PageTable {
 
     pub(in crate::paging) fn page_size(&self) -> ByteCount {
         ByteCount(self.page_bytes as u64)
-    }
-
-    /// Pages of the kernel's that a page has.
-    pub(in crate::paging) fn units(&self) -> usize {
-        self.page_bytes / KERNEL_PAGE
     }
 
     pub(in crate::paging) fn page_count(&self) -> PageCount {

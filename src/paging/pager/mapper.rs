@@ -1,0 +1,478 @@
+//! The mapper: installs pages in the region and takes them out. Nothing else tells the kernel what is
+//! mapped there.
+//!
+//! It knows addresses, not words or frames: the caller has made the page `Moving`, or latched the chunk,
+//! before it asks for a change, and charged what is mapped.
+//!
+//! # Invariants
+//! 1. Memory of the region is dropped, moved or protected only where `owns` said that it is far memory,
+//!    or where the call does nothing to what is not registered.
+#![expect(unsafe_code, reason = "maps and unmaps pages of the region")]
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::paging::config::{Install, Mode, RegionConfig};
+use crate::paging::diagnostics;
+use crate::paging::pager::frame_pool::Moves;
+use crate::sys;
+use crate::sys::pagemap::Pagemap;
+use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake, feature};
+use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How far memory was moved.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::paging) struct Moved {
+    /// Of whole pages.
+    pub(in crate::paging) bytes: usize,
+    /// The kernel moves nothing there, used or not, because the program has protected a part of it,
+    /// where COPY works all the same, or has mapped something over it.
+    pub(in crate::paging) refused: bool,
+}
+
+/// A region's userfaultfd, and what changes its mappings.
+#[derive(Debug)]
+pub(in crate::paging) struct Mapper {
+    uffd: Uffd,
+    discarder: Arc<Discarder>,
+    page_bytes: usize,
+    in_thread: bool,
+    /// Reads as zero, never written: the source of zero fills by COPY.
+    zeros: Mapping,
+    /// Since when no page could be mapped, in milliseconds from `began` on; 0: the last one could.
+    map_fails_since: AtomicU64,
+    began: Instant,
+}
+
+impl Mapper {
+    /// Opens a userfaultfd; says how pages are to come and go by it.
+    ///
+    /// # Errors
+    /// Without permission for userfaultfd, or where the kernel cannot do what is asked for.
+    pub(super) fn new(config: &RegionConfig) -> Result<(Mapper, Moves)> {
+        let page_bytes = config.page.as_usize();
+        let in_thread = config.mode == Mode::InThread;
+        let required = if in_thread { feature::SIGBUS } else { 0 };
+        let copies = config.install == Install::Copy;
+        let newer = if copies { 0 } else { feature::MOVE | feature::POISON };
+        let uffd = Uffd::open(
+            feature::PAGEFAULT_FLAG_WP | required,
+            feature::THREAD_ID | feature::EVENT_REMAP | newer,
+            config.kernel_faults_required,
+        )?;
+        let (fill, evict) = config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
+        let mapper = Mapper {
+            uffd,
+            discarder: Arc::new(Discarder::new()),
+            page_bytes,
+            in_thread,
+            zeros: Mapping::reserve(page_bytes, page_bytes, Huge::No)?,
+            map_fails_since: AtomicU64::new(0),
+            began: Instant::now(),
+        };
+        Ok((mapper, Moves { fill, evict }))
+    }
+
+    /// What drops memory, for others who have some to drop.
+    pub(super) fn discarder(&self) -> Arc<Discarder> {
+        Arc::clone(&self.discarder)
+    }
+
+    // Faults.
+
+    /// The userfaultfd, to wait for.
+    pub(in crate::paging) fn raw_fd(&self) -> RawFd {
+        self.uffd.raw_fd()
+    }
+
+    /// Reads the messages that wait; returns how many.
+    ///
+    /// # Errors
+    /// When the userfaultfd cannot be read.
+    pub(in crate::paging) fn read(&self, messages: &mut [Message]) -> Result<usize> {
+        self.uffd.read(messages)
+    }
+
+    /// Whether threads serve their own faults, in a SIGBUS handler.
+    pub(in crate::paging) fn is_in_thread(&self) -> bool {
+        self.in_thread
+    }
+
+    /// Whether faults of the kernel on far memory are served.
+    pub(in crate::paging) fn serves_kernel_faults(&self) -> bool {
+        self.uffd.route().has_kernel_faults() && !self.in_thread
+    }
+
+    /// Wakes the threads that wait for the page at `start`, to fault again.
+    pub(in crate::paging) fn wake(&self, start: usize) {
+        if self.in_thread {
+            return; // Faults are signals there: nobody waits.
+        }
+        // A failed wake means the range is not registered any more: nobody can wait there.
+        drop(self.uffd.wake(start, self.page_bytes));
+    }
+
+    /// As [`wake`](Self::wake), for the chunk at `start`.
+    pub(in crate::paging) fn wake_chunk(&self, start: usize) {
+        drop(self.uffd.wake(start, HUGE_PAGE));
+    }
+
+    // What is far memory.
+
+    /// Sends faults of a range to the handlers.
+    ///
+    /// # Errors
+    /// When the process has too many mappings.
+    pub(in crate::paging) fn register_faults(&self, start: usize, len: usize) -> Result<()> {
+        self.uffd.register_faults(start, len)
+    }
+
+    /// Registers a range without asking for its faults.
+    ///
+    /// # Errors
+    /// When the process has too many mappings.
+    pub(in crate::paging) fn register_unwatched(&self, start: usize, len: usize) -> Result<()> {
+        self.uffd.register_unwatched(start, len)
+    }
+
+    /// Ends the registration of a range.
+    ///
+    /// # Errors
+    /// When the process has too many mappings.
+    pub(in crate::paging) fn unregister(&self, start: usize, len: usize) -> Result<()> {
+        self.uffd.unregister(start, len)
+    }
+
+    /// The page map of the process, where there is one.
+    pub(in crate::paging) fn pagemap(&self) -> Option<&Pagemap> {
+        self.uffd.pagemap()
+    }
+
+    /// Whether all of a range of addresses is far memory, in one of the kernel's mappings or several.
+    pub(in crate::paging) fn owns(&self, start: usize, len: usize) -> bool {
+        self.is_far(start, len) || self.far_bytes(start, len) == len
+    }
+
+    /// Whether all of the pieces, in ascending order, are far memory.
+    pub(in crate::paging) fn owns_all(&self, pieces: &[Piece]) -> bool {
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return true };
+        let span = last.start() + last.len() - first.start();
+        self.is_far(first.start(), span)
+            || pieces.iter().all(|piece| self.owns(piece.start(), piece.len()))
+    }
+
+    /// Whether a range is one mapping of far memory. Where that cannot be told, it is taken for one.
+    fn is_far(&self, start: usize, len: usize) -> bool {
+        self.uffd.is_registered(start, len) != Some(false)
+    }
+
+    /// How many bytes of a range are far memory.
+    pub(in crate::paging) fn far_bytes(&self, start: usize, len: usize) -> usize {
+        let mut bytes = 0;
+        let count = |_, len| {
+            bytes += len;
+            Ok(())
+        };
+        drop(self.each_far(start, len, count));
+        bytes
+    }
+
+    /// Calls `act` with the parts of a range that are far memory.
+    fn each_far(
+        &self,
+        start: usize,
+        len: usize,
+        mut act: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        // By halves: mostly all of it is, or the program has a few mappings there.
+        const DEPTH_MAX: usize = usize::BITS as usize;
+        let mut parts = [(0, 0); DEPTH_MAX];
+        parts[0] = (start, len);
+        let mut count = 1;
+        while count > 0 {
+            count -= 1;
+            let (start, len) = parts[count];
+            if self.is_far(start, len) {
+                act(start, len)?;
+            } else if len > KERNEL_PAGE {
+                let half = (len / 2).next_multiple_of(KERNEL_PAGE);
+                parts[count] = (start + half, len - half);
+                parts[count + 1] = (start, half);
+                count += 2;
+            }
+        }
+        Ok(())
+    }
+
+    /// Registers a chunk, or several, for faults, as far as it is far memory.
+    ///
+    /// # Errors
+    /// When the process has too many mappings; nothing has changed.
+    pub(in crate::paging) fn register_own(&self, start: usize, len: usize) -> Result<()> {
+        if self.is_far(start, len) {
+            return self.uffd.register_faults(start, len);
+        }
+        let mut any = false;
+        self.each_far(start, len, |start, len| {
+            let registered = self.uffd.register_faults(start, len);
+            match registered {
+                Err(error) if any => {
+                    diagnostics::fatal("a part of a chunk could not be registered again", &error)
+                }
+                _ => any = true,
+            }
+            registered
+        })
+    }
+
+    // Installing.
+
+    /// Copies `content` to the missing page at `start`.
+    ///
+    /// # Safety
+    /// The page is `Moving` by this thread; `content` is what it holds, and a page long.
+    pub(in crate::paging) unsafe fn copy(
+        &self,
+        start: usize,
+        content: *const u8,
+        protect: Protect,
+        wake: Wake,
+    ) -> Outcome {
+        // SAFETY: the caller's promise.
+        unsafe { self.uffd.copy(start, content, self.page_bytes, protect, wake) }
+    }
+
+    /// Copies what of the page at `start` is not mapped yet from `content`.
+    ///
+    /// # Errors
+    /// When nothing of the page is mapped, because the kernel is out of memory or the program has
+    /// unmapped the range.
+    ///
+    /// # Safety
+    /// The page is `Moving` by this thread, and missing but for the first `mapped` bytes; `content`
+    /// is what it holds, and `page_bytes` long.
+    pub(in crate::paging) unsafe fn copy_rest(
+        &self,
+        start: usize,
+        content: *const u8,
+        mapped: usize,
+        protect: Protect,
+    ) -> Result<()> {
+        let copy = |from: usize, len: usize| {
+            let (dst, src) = (start + from, content.wrapping_add(from));
+            // SAFETY: the caller's promise holds for a part of what is missing.
+            unsafe { self.uffd.copy(dst, src, len, protect, Wake::No) }
+        };
+        let mut outcome = copy(mapped, self.page_bytes - mapped).after(mapped);
+        if let Outcome::Failed { bytes, errno: sys::ENOENT } = outcome {
+            // The kernel copies within one of its areas only, and the program has split them
+            // (`mprotect`, `mlock`), or unmapped a part.
+            let mut there = bytes;
+            for from in (bytes..self.page_bytes).step_by(KERNEL_PAGE) {
+                match copy(from, KERNEL_PAGE) {
+                    Outcome::Done | Outcome::Present { .. } => there += KERNEL_PAGE,
+                    Outcome::Failed { errno: sys::ENOENT, .. } => {}
+                    other => {
+                        diagnostics::fatal("a page was left half mapped", &install_error(other))
+                    }
+                }
+            }
+            outcome = if there > 0 { Outcome::Done } else { outcome };
+        }
+        match outcome {
+            Outcome::Done => Ok(()),
+            Outcome::Failed { bytes: 0, .. } => Err(install_error(outcome)),
+            outcome => diagnostics::fatal("a page was left half mapped", &install_error(outcome)),
+        }
+    }
+
+    /// Copies zeros to the missing page at `start`.
+    ///
+    /// # Errors
+    /// As [`copy_rest`](Self::copy_rest).
+    ///
+    /// # Safety
+    /// The page is `Moving` by this thread.
+    pub(in crate::paging) unsafe fn copy_zeros(&self, start: usize) -> Result<()> {
+        // SAFETY: the caller's promise; `zeros` is never written.
+        unsafe { self.copy_rest(start, self.zeros.as_ptr(), 0, Protect::No) }
+    }
+
+    /// Maps the zero page at an address and wakes who waits for it.
+    ///
+    /// # Safety
+    /// A page that is missing there reads as zero.
+    pub(in crate::paging) unsafe fn map_zero_page(&self, addr: usize) -> Outcome {
+        // SAFETY: the caller's promise.
+        unsafe { self.uffd.zeropage(addr, KERNEL_PAGE, Wake::Yes) }
+    }
+
+    /// Notes that a page could not be mapped; whether none could for `deadline`.
+    pub(in crate::paging) fn fails_too_long(&self, deadline: Duration) -> bool {
+        let now = self.began.elapsed().as_millis() as u64 + 1;
+        let since = self.map_fails_since.load(Ordering::Relaxed);
+        if since == 0 {
+            self.map_fails_since.store(now, Ordering::Relaxed);
+            return false;
+        }
+        now.saturating_sub(since) > deadline.as_millis() as u64
+    }
+
+    /// Notes that a page was mapped.
+    pub(in crate::paging) fn note_mapped(&self) {
+        if self.map_fails_since.load(Ordering::Relaxed) != 0 {
+            self.map_fails_since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes the page tables that small pages have left where huge ones are to be mapped, which
+    /// this thread alone may do: MOVE would take those apart, and leave page tables where they
+    /// were. (The kernel frees them from Linux 6.14 on.)
+    pub(in crate::paging) fn clear_way(&self, start: usize, len: usize) {
+        if self.page_bytes >= HUGE_PAGE && self.owns(start, len) {
+            // SAFETY: nothing is mapped there: the page is missing, or the frame is empty, and
+            // this thread's.
+            drop(unsafe { self.discarder.discard(&[Piece::new(start, len)]) });
+        }
+    }
+
+    // Taking out.
+
+    /// Moves memory between the region and frames; once more after a refusal if `take_locks_off` has
+    /// found a memory lock in the way.
+    ///
+    /// # Safety
+    /// As for `Uffd::move_pages`.
+    pub(in crate::paging) unsafe fn move_memory(
+        &self,
+        dst: usize,
+        src: usize,
+        len: usize,
+        wake: Wake,
+        take_locks_off: impl FnOnce() -> bool,
+    ) -> Outcome {
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.uffd.move_pages(dst, src, len, wake) };
+        match outcome {
+            Outcome::Failed { bytes, errno: sys::EINVAL } if take_locks_off() => {
+                let (dst, src, len) = (dst + bytes, src + bytes, len - bytes);
+                // SAFETY: the caller's promise holds for what is left.
+                unsafe { self.uffd.move_pages(dst, src, len, wake) }.after(bytes)
+            }
+            _ => outcome,
+        }
+    }
+
+    /// Moves memory that was just moved out back to where it came from, which is missing.
+    pub(in crate::paging) fn move_back(&self, from: usize, to: usize, len: usize) {
+        // SAFETY: the memory goes back to where it was, for which this thread still answers.
+        let back = unsafe { self.uffd.move_pages(to, from, len, Wake::Yes) };
+        if back != Outcome::Done {
+            let error = crate::Error::Os { call: "UFFDIO_MOVE", errno: crate::sys::EIO };
+            diagnostics::fatal("half of a page could not be moved back", &error);
+        }
+    }
+
+    /// Drops the pages of all `pieces`.
+    ///
+    /// # Errors
+    /// When the kernel refuses a piece; those before it are dropped.
+    ///
+    /// # Safety
+    /// Nobody needs what they hold, and nobody else changes their mappings.
+    pub(in crate::paging) unsafe fn discard(&self, pieces: &[Piece]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.discarder.discard(pieces) }
+    }
+
+    /// Whether memory was locked (`mlock`) that was dropped since this was asked last.
+    pub(in crate::paging) fn met_locks(&self) -> bool {
+        self.discarder.met_locks()
+    }
+
+    /// Write-protects the page at `start`.
+    ///
+    /// # Errors
+    /// When the program has unmapped a part of it.
+    pub(in crate::paging) fn forbid_writes(&self, start: usize) -> Result<()> {
+        self.uffd.forbid_writes(start, self.page_bytes)
+    }
+
+    /// Lifts the write protection of the page at `start`, as far as it is far memory.
+    pub(in crate::paging) fn allow_writes(&self, start: usize) -> Result<()> {
+        let len = self.page_bytes;
+        let lifted = self.uffd.allow_writes(start, len);
+        if lifted.is_ok() {
+            return lifted;
+        }
+        self.each_far(start, len, |start, len| self.uffd.allow_writes(start, len))
+    }
+
+    /// Maps zeros where the page at `start`, `Moving` by this thread, has holes: the program has dropped parts of
+    /// it (`MADV_DONTNEED`). To read one would be to wait for a handler, which waits for the page.
+    pub(in crate::paging) fn fill_holes(&self, start: usize) -> bool {
+        let mut there = [false; HUGE_PAGE / KERNEL_PAGE];
+        let there = &mut there[..self.page_bytes / KERNEL_PAGE];
+        // Without a page map all parts count as holes; what is there stays.
+        if self.uffd.pagemap().is_some_and(|map| map.scan(start, there).is_err()) {
+            return false;
+        }
+        there.iter().enumerate().filter(|(_, there)| !**there).all(|(unit, _)| {
+            let unit = start + unit * KERNEL_PAGE;
+            // SAFETY: what the program has dropped reads as zero.
+            let filled = unsafe { self.uffd.zeropage(unit, KERNEL_PAGE, Wake::No) };
+            matches!(filled, Outcome::Done | Outcome::Present { .. })
+        })
+    }
+
+    // Lost pages.
+
+    /// Whether lost pages can be poisoned; else they are fenced off.
+    pub(in crate::paging) fn can_poison(&self) -> bool {
+        self.uffd.has(feature::POISON)
+    }
+
+    /// Makes a touch of the page at `start` SIGBUS.
+    ///
+    /// # Safety
+    /// The page is missing and its content is lost.
+    pub(in crate::paging) unsafe fn poison(&self, start: usize) -> Outcome {
+        // SAFETY: the caller's promise.
+        let mut outcome = unsafe { self.uffd.poison(start, self.page_bytes) };
+        if let Outcome::Failed { bytes: 0, errno: sys::ENOENT } = outcome {
+            // As in `copy_rest`: in parts, those that the program has unmapped left out.
+            for unit in (start..start + self.page_bytes).step_by(KERNEL_PAGE) {
+                // SAFETY: as above.
+                outcome = match unsafe { self.uffd.poison(unit, KERNEL_PAGE) } {
+                    Outcome::Failed { errno: sys::ENOENT, .. } => Outcome::Done,
+                    other => other,
+                };
+                if outcome != Outcome::Done {
+                    break;
+                }
+            }
+        }
+        outcome
+    }
+}
+
+/// Whether what MOVE did not move can be copied: the kernel uses the frame, or the program has
+/// protected a part of the page, mapped something over it, or unmapped it.
+pub(in crate::paging) fn is_copied_then(outcome: Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Busy { .. } | Outcome::Failed { errno: sys::EINVAL | sys::ENOENT, .. }
+    )
+}
+
+pub(in crate::paging) fn install_error(outcome: Outcome) -> Error {
+    let errno = match outcome {
+        Outcome::Done => 0,
+        Outcome::Present { .. } => sys::EEXIST,
+        Outcome::Busy { .. } => sys::EBUSY,
+        Outcome::Failed { errno, .. } => errno,
+    };
+    Error::Os { call: "installing a page", errno }
+}
