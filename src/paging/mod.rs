@@ -36,12 +36,8 @@ mod readahead;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
-mod starved;
-#[cfg(not(loom))]
 mod stats;
 #[cfg(not(loom))]
 mod table_sizes;
 #[cfg(not(loom))]
 mod tables;
-#[cfg(not(loom))]
-mod watchdog;

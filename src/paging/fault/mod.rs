@@ -9,6 +9,8 @@ mod prefetch;
 mod reads;
 pub(in crate::paging) mod sched;
 pub(in crate::paging) mod sigbus;
+pub(in crate::paging) mod starved;
 pub(in crate::paging) mod status;
 pub(in crate::paging) mod supervisor;
+mod watchdog;
 mod work;

@@ -1,15 +1,15 @@
 //! No room: faults that wait until the evictor has made some, and those that are given up.
 //!
-//! The waiting faults themselves, and their order, are in [`starved`](crate::paging::starved).
+//! The waiting faults themselves, and their order, are in [`starved`](crate::paging::fault::starved).
 
 use crate::base::error::Error;
 use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
+use crate::paging::fault::starved::{Line, Starving};
 use crate::paging::page::note::Fate;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
-use crate::paging::starved::{Line, Starving};
 use crate::sys;
 use crate::sys::uffd::Fault;
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@
 //! The handler finds the region by address, looks at the page's word as a handler does, and reads
 //! the device synchronously. Prefetch and read-ahead stay with a handler thread; `fetch_many` reads
 //! here, before there is a signal. A read that the device does not answer is revoked by the region's
-//! [watchdog](crate::paging::watchdog): its page is lost, and the other threads that touch it get SIGBUS.
+//! [watchdog](crate::paging::fault::watchdog): its page is lost, and the other threads that touch it get SIGBUS.
 //!
 //! # Invariants
 //! 1. A region is listed from before its first address is handed out until its threads stopped.
@@ -25,13 +25,13 @@ use crate::paging::diagnostics;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::fill::NotBegun;
 use crate::paging::fault::no_room::STARVED_MAX;
+use crate::paging::fault::starved::{Hope, Line};
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::backoff;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun};
-use crate::paging::starved::{Hope, Line};
 use crate::sys::signal::{self, BusCause, BusFault};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;

@@ -4,8 +4,8 @@
 //! reads that the device does not answer (`watchdog`). It waits for no device and for no page.
 
 use crate::paging::fault::sched::PolicySupervisor;
+use crate::paging::fault::watchdog::Watchdog;
 use crate::paging::pager::Pager;
-use crate::paging::watchdog::Watchdog;
 use crate::sys::event::poll_readable;
 use std::sync::Arc;
 use std::time::Duration;
