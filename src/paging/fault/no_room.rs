@@ -5,7 +5,7 @@
 use crate::base::error::Error;
 use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
-use crate::paging::fault::starved::{Line, Starving};
+use crate::paging::fault::starved::{RoomClass, StarvedFault};
 use crate::paging::page::note::Fate;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(super) const STARVED_MAX: Duration = Duration::from_secs(2);
 
 impl Pager {
-    /// Notes that room was made: there is hope for those who wait for it.
+    /// Notes that room was made, which is progress for the faults that wait for it.
     pub(in crate::paging) fn note_room_made(&self) {
         self.health().set_exhausted(false);
         self.starved().note_room_made(self.health().write_errno() == 0);
@@ -31,61 +31,67 @@ impl Pager {
         self.health().is_exhausted() || self.health().write_errno() != 0
     }
 
-    /// The line in which a fault on a page waits for room; `None`: it needs none.
-    pub(in crate::paging) fn line_of(&self, page: PageId) -> Option<Line> {
+    /// The class in which a fault on a page waits for room; `None`: it needs none.
+    pub(in crate::paging) fn room_class(&self, page: PageId) -> Option<RoomClass> {
         match self.word(page).load().state() {
             State::Empty if self.chunks().is_open(self.chunk_of(page)) => None,
-            State::Empty => Some(Line::Fresh),
-            State::Stored | State::Writing => Some(Line::Content),
-            State::Cooling if !self.pool().evicts_by_move() => Some(Line::Content),
+            State::Empty => Some(RoomClass::Fresh),
+            State::Stored | State::Writing => Some(RoomClass::Content),
+            State::Cooling if !self.pool().evicts_by_move() => Some(RoomClass::Content),
             _ => None,
         }
     }
 
-    /// Lines up a fault for which there is no room, or that must not pass others.
-    pub(in crate::paging) fn starve(&self, page: PageId, fault: Fault, arrived: Instant) {
-        let line = self.line_of(page).unwrap_or(Line::Content);
+    /// Whether a fault on a page must not be served before those that wait for room.
+    pub(in crate::paging) fn must_wait(&self, page: PageId) -> bool {
+        let class = self.room_class(page);
+        class.is_some_and(|class| self.starved().must_wait(class, self.is_stuck()))
+    }
+
+    /// Keeps a fault for which there is no room, or that must not pass others.
+    pub(in crate::paging) fn wait_for_room(&self, page: PageId, fault: Fault, arrived: Instant) {
+        let class = self.room_class(page).unwrap_or(RoomClass::Content);
         self.counters().faults_starved.bump();
         self.pool().begin_starving();
-        self.starved().push(fault, arrived, line);
+        self.starved().push(fault, arrived, class);
         self.pool().call_evictor();
     }
 
     /// A fault does not wait for room any more.
-    pub(in crate::paging) fn not_starving(&self, starving: &Starving) {
-        self.starved().done(starving);
+    pub(in crate::paging) fn stop_waiting(&self, starved: &StarvedFault) {
+        self.starved().done(starved);
         self.pool().end_starving();
     }
 
-    /// How long a fault may wait without progress. `None`: for ever. A page with
+    /// How long a fault may wait for room without progress; `None`: for ever. A page with
     /// content is not lost for want of room alone: only when the device fails what is written too.
-    pub(in crate::paging) fn hopeless_after(&self, line: Line) -> Option<Duration> {
+    pub(in crate::paging) fn give_up_after(&self, class: RoomClass) -> Option<Duration> {
         let errno = self.health().write_errno();
-        // While the device has a write there is hope for as long as it may take for that.
+        // A write that the device has may make room, for as long as it may take.
         let exhausted = self.health().is_exhausted() && !self.starved().is_writing();
-        match line {
+        match class {
             _ if errno != 0 && errno != NO_SLOT => Some(self.health().deadline()),
-            Line::Fresh if exhausted => Some(STARVED_MAX.min(self.health().deadline())),
-            Line::Fresh if errno != 0 => Some(self.health().deadline()),
+            RoomClass::Fresh if exhausted => Some(STARVED_MAX.min(self.health().deadline())),
+            RoomClass::Fresh if errno != 0 => Some(self.health().deadline()),
             _ => None,
         }
     }
 
-    /// Gives up on a fault that has waited for room for too long; says so of one that never is.
+    /// Gives up on a fault that has waited for room for too long, or warns where it waits on.
     /// Returns whether it was given up.
-    pub(in crate::paging) fn give_up_hopeless(&self, starving: &mut Starving) -> bool {
-        let line = starving.line();
-        let limit = self.hopeless_after(line);
-        let progress = self.starved().progress(line);
+    pub(in crate::paging) fn give_up_stalled(&self, starved: &mut StarvedFault) -> bool {
+        let class = starved.class();
+        let limit = self.give_up_after(class);
+        let progress = self.starved().progress(class);
         let for_long = limit.unwrap_or(STARVED_MAX);
-        if !starving.hope().is_over(self.starved().shown(), progress, for_long) {
+        if !starved.stall().has_lasted(self.starved().shown(), progress, for_long) {
             return false;
         }
-        self.give_up_or_say(self.page_at(starving.fault.address), limit)
+        self.give_up_or_warn(self.page_at(starved.fault.address), limit)
     }
 
     /// A fault has waited for room for `limit`, or for long. Returns whether it was given up.
-    pub(in crate::paging) fn give_up_or_say(&self, page: PageId, limit: Option<Duration>) -> bool {
+    pub(in crate::paging) fn give_up_or_warn(&self, page: PageId, limit: Option<Duration>) -> bool {
         let cause = Error::LimitExceeded { reason: String::new() };
         if limit.is_none() {
             diagnostics::warn("a thread waits for its page", &cause);

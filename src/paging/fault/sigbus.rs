@@ -25,7 +25,7 @@ use crate::paging::diagnostics;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::fill::NotBegun;
 use crate::paging::fault::no_room::STARVED_MAX;
-use crate::paging::fault::starved::{Hope, Line};
+use crate::paging::fault::starved::{RoomClass, Stall};
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::backoff;
 use crate::paging::page::protocol;
@@ -114,7 +114,7 @@ impl Pager {
         let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
         let page = self.page_at(address);
         let mut spins = 0;
-        let mut starved: Option<(Stopwatch, Hope)> = None;
+        let mut starved: Option<(Stopwatch, Stall)> = None;
         loop {
             let word = self.word(page).load();
             // (A page that the kernel was told to poison faults in the same way.)
@@ -146,19 +146,19 @@ impl Pager {
         }
     }
 
-    /// Waits a little for the evictor; gives up on the page when there is no hope.
-    fn starve_in_thread(&self, page: PageId, since: &mut Option<(Stopwatch, Hope)>) {
+    /// Waits a little for the evictor; gives up on the page when it stalls.
+    fn starve_in_thread(&self, page: PageId, since: &mut Option<(Stopwatch, Stall)>) {
         const PAUSE: Duration = Duration::from_micros(50);
         let now = Instant::now();
-        let line = self.line_of(page).unwrap_or(Line::Content);
-        let progress = self.starved().progress(line);
-        let (watch, hope) = since.get_or_insert_with(|| {
+        let class = self.room_class(page).unwrap_or(RoomClass::Content);
+        let progress = self.starved().progress(class);
+        let (watch, stall) = since.get_or_insert_with(|| {
             self.counters().faults_starved.bump();
-            (Stopwatch::start(self.health().deadline(), now), Hope::new(Duration::ZERO, progress))
+            (Stopwatch::start(self.health().deadline(), now), Stall::new(Duration::ZERO, progress))
         });
-        let limit = self.hopeless_after(line);
-        if hope.is_over(watch.look(now), progress, limit.unwrap_or(STARVED_MAX))
-            && self.give_up_or_say(page, limit)
+        let limit = self.give_up_after(class);
+        if stall.has_lasted(watch.look(now), progress, limit.unwrap_or(STARVED_MAX))
+            && self.give_up_or_warn(page, limit)
         {
             return;
         }

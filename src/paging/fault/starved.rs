@@ -1,15 +1,15 @@
 //! Faults that wait for room: all of a region's, served in the order in which they arrived.
 //!
 //! A fault for which there is no frame, or no memory within the limit, waits here, whichever handler
-//! has read its event, until one of them finds room for it. They wait in two lines, because what
-//! they need differs: a page with *content* needs room for itself, a *fresh* one must leave some
-//! (`Pager::has_room_for_fresh`), or needs a whole chunk. Within a line the first is served first.
-//! Content may pass what is fresh, but nothing that has waited for [`PASSED_MAX`]; while nothing
-//! fresh can be served at all, because the device takes no writes, it always may.
+//! has read its event, until one of them finds room for it. There are two classes, because what the
+//! faults need differs: a page with *content* needs room for itself, a *fresh* one must leave some
+//! (`FramePool::has_room_for_fresh`), or needs a whole chunk. Each class has a queue, whose first is
+//! served first. Content may pass what is fresh, but nothing that has waited for [`PASSED_MAX`]; while
+//! nothing fresh can be served at all, because the device takes no writes, it always may.
 //!
 //! # Invariants
-//! 1. Both lines are sorted by arrival.
-//! 2. Room is taken for a fault, or ahead of one, only if that passes nobody who may not be passed.
+//! 1. Both queues are sorted by arrival.
+//! 2. Room is taken for a fault, or ahead of one, only if that passes no fault that may not be passed.
 //! 3. The lock is a leaf: no fault is served under it.
 
 use crate::base::deadline::{Stopwatch, Term};
@@ -29,9 +29,9 @@ pub(in crate::paging) const WAITING_MAX: usize = 4096;
 /// Faults of one handler that wait, and those that it has just read.
 pub(in crate::paging) const FAULTS_HELD_MAX: usize = WAITING_MAX + FAULTS_MAX;
 
-/// What a fault needs.
+/// What kind of room a fault needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::paging) enum Line {
+pub(in crate::paging) enum RoomClass {
     /// Room for a page that the device or a frame holds.
     Content,
     /// Room for a page of zeros.
@@ -40,63 +40,63 @@ pub(in crate::paging) enum Line {
 
 /// A fault that waits for room.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Starving {
+pub(in crate::paging) struct StarvedFault {
     pub(in crate::paging) fault: Fault,
     /// When its event was read.
     pub(in crate::paging) arrived: Instant,
-    line: Line,
-    hope: Hope,
+    class: RoomClass,
+    stall: Stall,
 }
 
-/// What somebody who waits for room knows of how it goes.
+/// For how long a wait for room has seen no progress.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Hope {
+pub(in crate::paging) struct Stall {
     /// Since it waits without progress.
     term: Term,
-    /// What has changed since, if it goes on.
+    /// The count of progress then.
     progress: u64,
 }
 
-impl Hope {
-    pub(in crate::paging) fn new(shown: Duration, progress: u64) -> Hope {
-        Hope { term: Term::start(shown), progress }
+impl Stall {
+    pub(in crate::paging) fn new(shown: Duration, progress: u64) -> Stall {
+        Stall { term: Term::start(shown), progress }
     }
 
-    /// Whether there was no progress for `limit`, since this was so last.
-    pub(in crate::paging) fn is_over(
+    /// Whether there was no progress for `limit`, since it was begun or this was so last.
+    pub(in crate::paging) fn has_lasted(
         &mut self,
         shown: Duration,
         progress: u64,
         limit: Duration,
     ) -> bool {
         if self.progress != progress {
-            *self = Hope::new(shown, progress);
+            *self = Stall::new(shown, progress);
         }
         let is_over = self.term.is_over(shown, limit);
         if is_over {
-            *self = Hope::new(shown, progress);
+            *self = Stall::new(shown, progress);
         }
         is_over
     }
 }
 
-/// The lines; see [module](self).
+/// See [module](self).
 #[derive(Debug)]
-pub(in crate::paging) struct Starved {
-    lines: Ranked<Lines>,
-    /// Faults of each line, those that are being served included.
+pub(in crate::paging) struct StarvedFaults {
+    queues: Ranked<Queues>,
+    /// Faults of each class, those that are being served included.
     counts: [AtomicUsize; 2],
     /// The first fresh fault may not be passed any longer.
     is_due: AtomicBool,
-    /// Times that room was made, for each line.
+    /// Times that room was made, for each class.
     progress: [AtomicU64; 2],
     /// The device has a write, whose deadline has not passed: room may be made by that.
     is_writing: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Lines {
-    waiting: [VecDeque<Starving>; 2],
+struct Queues {
+    waiting: [VecDeque<StarvedFault>; 2],
     watch: Stopwatch,
 }
 
@@ -110,15 +110,15 @@ pub(in crate::paging) struct Round {
     left: usize,
 }
 
-impl Starved {
-    /// Lines for at most `most` faults, under a time limit.
-    pub(in crate::paging) fn new(most: usize, limit: Duration) -> Starved {
-        let lines = Lines {
+impl StarvedFaults {
+    /// Queues for at most `most` faults, under a time limit.
+    pub(in crate::paging) fn new(most: usize, limit: Duration) -> StarvedFaults {
+        let queues = Queues {
             waiting: [VecDeque::with_capacity(most), VecDeque::with_capacity(most)],
             watch: Stopwatch::start(limit, Instant::now()),
         };
-        Starved {
-            lines: Ranked::new(Rank::Leaf, lines),
+        StarvedFaults {
+            queues: Ranked::new(Rank::Leaf, queues),
             counts: [AtomicUsize::new(0), AtomicUsize::new(0)],
             is_due: AtomicBool::new(false),
             progress: [AtomicU64::new(0), AtomicU64::new(0)],
@@ -129,15 +129,15 @@ impl Starved {
     /// Notes that room was made. What others leave of it fresh pages cannot have while the device
     /// takes no writes, so for them it is no progress then.
     pub(in crate::paging) fn note_room_made(&self, healthy: bool) {
-        self.progress[Line::Content as usize].fetch_add(1, Ordering::Relaxed);
+        self.progress[RoomClass::Content as usize].fetch_add(1, Ordering::Relaxed);
         if healthy {
-            self.progress[Line::Fresh as usize].fetch_add(1, Ordering::Relaxed);
+            self.progress[RoomClass::Fresh as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// What changes when there is hope for a line.
-    pub(in crate::paging) fn progress(&self, line: Line) -> u64 {
-        self.progress[line as usize].load(Ordering::Relaxed)
+    /// A count that changes when room was made for a class.
+    pub(in crate::paging) fn progress(&self, class: RoomClass) -> u64 {
+        self.progress[class as usize].load(Ordering::Relaxed)
     }
 
     pub(in crate::paging) fn set_writing(&self, is_writing: bool) {
@@ -148,32 +148,32 @@ impl Starved {
         self.is_writing.load(Ordering::Acquire)
     }
 
-    /// Faults in both lines.
+    /// Faults of both classes.
     pub(in crate::paging) fn len(&self) -> usize {
-        self.count(Line::Content) + self.count(Line::Fresh)
+        self.count(RoomClass::Content) + self.count(RoomClass::Fresh)
     }
 
-    fn count(&self, line: Line) -> usize {
-        self.counts[line as usize].load(Ordering::Acquire)
+    fn count(&self, class: RoomClass) -> usize {
+        self.counts[class as usize].load(Ordering::Acquire)
     }
 
     /// Whether a fault that comes now must not be served before those that wait.
-    pub(in crate::paging) fn bars(&self, line: Line, stuck: bool) -> bool {
-        match line {
-            Line::Fresh => self.len() > 0,
-            Line::Content => {
-                self.count(Line::Content) > 0 || !stuck && self.is_due.load(Ordering::Relaxed)
+    pub(in crate::paging) fn must_wait(&self, class: RoomClass, stuck: bool) -> bool {
+        match class {
+            RoomClass::Fresh => self.len() > 0,
+            RoomClass::Content => {
+                self.count(RoomClass::Content) > 0 || !stuck && self.is_due.load(Ordering::Relaxed)
             }
         }
     }
 
-    /// Lines a fault up.
-    pub(in crate::paging) fn push(&self, fault: Fault, arrived: Instant, line: Line) {
-        let progress = self.progress(line);
-        let mut lines = self.lines.lock();
-        let shown = lines.watch.look(Instant::now());
-        lines.insert(Starving { fault, arrived, line, hope: Hope::new(shown, progress) });
-        self.counts[line as usize].fetch_add(1, Ordering::AcqRel);
+    /// Adds a fault.
+    pub(in crate::paging) fn push(&self, fault: Fault, arrived: Instant, class: RoomClass) {
+        let progress = self.progress(class);
+        let mut queues = self.queues.lock();
+        let shown = queues.watch.look(Instant::now());
+        queues.insert(StarvedFault { fault, arrived, class, stall: Stall::new(shown, progress) });
+        self.counts[class as usize].fetch_add(1, Ordering::AcqRel);
     }
 
     /// Begins a round of serving.
@@ -183,62 +183,62 @@ impl Starved {
 
     /// The next fault to serve. It is still counted; follow with [`put_back`](Self::put_back) or
     /// [`done`](Self::done).
-    pub(in crate::paging) fn take(&self, round: &mut Round) -> Option<Starving> {
+    pub(in crate::paging) fn take(&self, round: &mut Round) -> Option<StarvedFault> {
         self.take_at(round, Instant::now())
     }
 
-    fn take_at(&self, round: &mut Round, now: Instant) -> Option<Starving> {
+    fn take_at(&self, round: &mut Round, now: Instant) -> Option<StarvedFault> {
         round.left = round.left.checked_sub(1)?;
-        let mut lines = self.lines.lock();
-        let shown = lines.watch.look(now);
-        let first = lines.waiting[Line::Fresh as usize].front();
-        let is_due = first.is_some_and(|first| first.hope.term.age(shown) >= PASSED_MAX);
+        let mut queues = self.queues.lock();
+        let shown = queues.watch.look(now);
+        let first = queues.waiting[RoomClass::Fresh as usize].front();
+        let is_due = first.is_some_and(|first| first.stall.term.age(shown) >= PASSED_MAX);
         self.is_due.store(is_due, Ordering::Relaxed);
         let order = match is_due && !round.stuck {
-            true => [Line::Fresh, Line::Content],
-            false => [Line::Content, Line::Fresh],
+            true => [RoomClass::Fresh, RoomClass::Content],
+            false => [RoomClass::Content, RoomClass::Fresh],
         };
         order
             .into_iter()
-            .filter(|line| !round.blocked[*line as usize])
-            .find_map(|line| lines.waiting[line as usize].pop_front())
+            .filter(|class| !round.blocked[*class as usize])
+            .find_map(|class| queues.waiting[class as usize].pop_front())
     }
 
     /// There is no room for a fault. Returns `false` when the round is over: others would pass it.
-    pub(in crate::paging) fn put_back(&self, starving: Starving, round: &mut Round) -> bool {
-        self.lines.lock().insert(starving);
-        round.blocked[starving.line as usize] = true;
+    pub(in crate::paging) fn put_back(&self, starving: StarvedFault, round: &mut Round) -> bool {
+        self.queues.lock().insert(starving);
+        round.blocked[starving.class as usize] = true;
         round.stuck
     }
 
     /// A fault does not wait for room any more.
-    pub(in crate::paging) fn done(&self, starving: &Starving) {
-        self.counts[starving.line as usize].fetch_sub(1, Ordering::AcqRel);
-        if starving.line == Line::Fresh {
+    pub(in crate::paging) fn done(&self, starving: &StarvedFault) {
+        self.counts[starving.class as usize].fetch_sub(1, Ordering::AcqRel);
+        if starving.class == RoomClass::Fresh {
             self.is_due.store(false, Ordering::Relaxed);
         }
     }
 
-    /// The time that counts for [`Hope`].
+    /// The time that counts for [`Stall`].
     pub(in crate::paging) fn shown(&self) -> Duration {
-        self.lines.lock().watch.look(Instant::now())
+        self.queues.lock().watch.look(Instant::now())
     }
 }
 
-impl Starving {
-    pub(in crate::paging) fn line(&self) -> Line {
-        self.line
+impl StarvedFault {
+    pub(in crate::paging) fn class(&self) -> RoomClass {
+        self.class
     }
 
-    pub(in crate::paging) fn hope(&mut self) -> &mut Hope {
-        &mut self.hope
+    pub(in crate::paging) fn stall(&mut self) -> &mut Stall {
+        &mut self.stall
     }
 }
 
-impl Lines {
+impl Queues {
     /// Invariant 1. Mostly at the end, or, put back, at the beginning.
-    fn insert(&mut self, starving: Starving) {
-        let waiting = &mut self.waiting[starving.line as usize];
+    fn insert(&mut self, starving: StarvedFault) {
+        let waiting = &mut self.waiting[starving.class as usize];
         if waiting.front().is_some_and(|first| first.arrived > starving.arrived) {
             return waiting.push_front(starving);
         }
@@ -258,19 +258,19 @@ mod tests {
         Fault { address, write: false, protected: false, thread: 0 }
     }
 
-    /// Lines with faults that arrived in the order of their addresses.
-    fn lines(of: &[(usize, Line)]) -> (Starved, Instant) {
-        let (starved, start) = (Starved::new(64, LIMIT), Instant::now());
-        for &(address, line) in of {
+    /// Faults that arrived in the order of their addresses.
+    fn waiting(of: &[(usize, RoomClass)]) -> (StarvedFaults, Instant) {
+        let (starved, start) = (StarvedFaults::new(64, LIMIT), Instant::now());
+        for &(address, class) in of {
             let arrived = start + Duration::from_nanos(address as u64);
-            starved.push(fault(address), arrived, line);
+            starved.push(fault(address), arrived, class);
         }
         (starved, start)
     }
 
     /// The addresses that a round serves at `now`, where `served` says whether there is room.
     fn round_at(
-        starved: &Starved,
+        starved: &StarvedFaults,
         now: Instant,
         stuck: bool,
         served: impl Fn(usize) -> bool,
@@ -288,26 +288,32 @@ mod tests {
         order
     }
 
-    fn round(starved: &Starved, stuck: bool, served: impl Fn(usize) -> bool) -> Vec<usize> {
+    fn round(starved: &StarvedFaults, stuck: bool, served: impl Fn(usize) -> bool) -> Vec<usize> {
         round_at(starved, Instant::now(), stuck, served)
     }
 
     #[test]
     fn faults_are_served_in_the_order_of_their_arrival() {
         let order = [3, 1, 4, 15, 9, 2, 6];
-        let (starved, _) = lines(&order.map(|address| (address, Line::Content)));
-        assert!(starved.bars(Line::Content, false) && starved.bars(Line::Fresh, false));
+        let (starved, _) = waiting(&order.map(|address| (address, RoomClass::Content)));
+        assert!(
+            starved.must_wait(RoomClass::Content, false)
+                && starved.must_wait(RoomClass::Fresh, false)
+        );
         assert_eq!(round(&starved, false, |address| address <= 4), [1, 2, 3, 4]);
         // The first that finds no room keeps its place, and those behind it theirs.
         assert_eq!(round(&starved, false, |address| address != 6), [] as [usize; 0]);
         assert_eq!(round(&starved, false, |_| true), [6, 9, 15]);
         assert_eq!(starved.len(), 0);
-        assert!(!starved.bars(Line::Content, false) && !starved.bars(Line::Fresh, false));
+        assert!(
+            !starved.must_wait(RoomClass::Content, false)
+                && !starved.must_wait(RoomClass::Fresh, false)
+        );
     }
 
     #[test]
     fn every_fault_is_reached_however_many_wait_before_it() {
-        let (starved, _) = lines(&(1..=64).map(|n| (n, Line::Content)).collect::<Vec<_>>());
+        let (starved, _) = waiting(&(1..=64).map(|n| (n, RoomClass::Content)).collect::<Vec<_>>());
         // Room for one at a time.
         for expected in 1..=64 {
             let served = round(&starved, false, |address| address == expected);
@@ -317,26 +323,30 @@ mod tests {
 
     #[test]
     fn content_passes_fresh_pages_for_a_while() {
-        let (starved, _) = lines(&[(1, Line::Fresh), (2, Line::Content), (3, Line::Content)]);
+        let (starved, _) =
+            waiting(&[(1, RoomClass::Fresh), (2, RoomClass::Content), (3, RoomClass::Content)]);
         let start = Instant::now();
         let first = |address| move |other| other == address;
         assert_eq!(round_at(&starved, start - LIMIT, false, first(2)), [2]);
         let due = Instant::now() + PASSED_MAX;
         assert_eq!(round_at(&starved, due, false, first(3)), [] as [usize; 0]);
-        assert!(starved.bars(Line::Content, false));
+        assert!(starved.must_wait(RoomClass::Content, false));
         // Where fresh pages cannot be served at all, nobody waits for them.
         assert_eq!(round_at(&starved, due, true, first(3)), [3]);
-        assert!(starved.bars(Line::Content, false) && !starved.bars(Line::Content, true));
+        assert!(
+            starved.must_wait(RoomClass::Content, false)
+                && !starved.must_wait(RoomClass::Content, true)
+        );
         assert_eq!(round_at(&starved, due, false, |_| true), [1]);
-        assert!(!starved.bars(Line::Content, false));
+        assert!(!starved.must_wait(RoomClass::Content, false));
     }
 
     #[test]
-    fn hope_ends_after_a_time_without_progress() {
+    fn a_stall_lasts_for_a_time_without_progress() {
         let limit = Duration::from_secs(2);
-        let mut hope = Hope::new(Duration::ZERO, 7);
+        let mut stall = Stall::new(Duration::ZERO, 7);
         let mut over =
-            |seconds, progress| hope.is_over(Duration::from_secs(seconds), progress, limit);
+            |seconds, progress| stall.has_lasted(Duration::from_secs(seconds), progress, limit);
         assert!(!over(1, 7) && !over(2, 8), "there was progress");
         assert!(!over(3, 8) && !over(4, 8), "not at the first look");
         assert!(over(4, 8));

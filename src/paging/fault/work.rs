@@ -111,14 +111,13 @@ impl Work {
 
     fn answer_again(&mut self, fault: Fault, arrived: Instant, before: Option<Waiting>) {
         let page = self.pager.page_at(fault.address);
-        let line = self.pager.line_of(page);
-        if line.is_some_and(|line| self.pager.starved().bars(line, self.pager.is_stuck())) {
-            return self.pager.starve(page, fault, arrived);
+        if self.pager.starved().len() > 0 && self.pager.must_wait(page) {
+            return self.pager.wait_for_room(page, fault, arrived);
         }
         match self.resolve(page, fault, arrived) {
             FaultStatus::Resolved => self.count_resolved(arrived),
             FaultStatus::Reading => {}
-            FaultStatus::NoRoom => self.pager.starve(page, fault, arrived),
+            FaultStatus::NoRoom => self.pager.wait_for_room(page, fault, arrived),
             why @ (FaultStatus::TryAgain | FaultStatus::QueueFull) => {
                 self.keep(fault, arrived, why, before);
             }
@@ -153,14 +152,14 @@ impl Work {
             return;
         }
         let mut round = self.pager.starved().begin(self.pager.is_stuck());
-        while let Some(mut starving) = self.pager.starved().take(&mut round) {
-            let (fault, arrived) = (starving.fault, starving.arrived);
+        while let Some(mut starved) = self.pager.starved().take(&mut round) {
+            let (fault, arrived) = (starved.fault, starved.arrived);
             match self.resolve(self.pager.page_at(fault.address), fault, arrived) {
                 FaultStatus::Resolved => self.count_resolved(arrived),
                 FaultStatus::Reading => {}
-                FaultStatus::NoRoom if self.pager.give_up_hopeless(&mut starving) => {}
+                FaultStatus::NoRoom if self.pager.give_up_stalled(&mut starved) => {}
                 FaultStatus::NoRoom => {
-                    if self.pager.starved().put_back(starving, &mut round) {
+                    if self.pager.starved().put_back(starved, &mut round) {
                         continue;
                     }
                     break;
@@ -169,7 +168,7 @@ impl Work {
                     self.keep(fault, arrived, why, None);
                 }
             }
-            self.pager.not_starving(&starving);
+            self.pager.stop_waiting(&starved);
         }
         if self.pager.starved().len() > 0 {
             self.pager.pool().call_evictor();

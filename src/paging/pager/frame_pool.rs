@@ -1,7 +1,7 @@
 //! The frame pool: the limit, its watermarks, frames with their charge, and who is woken for want of them.
 //!
 //! A fill takes a frame and its charge here, the evictor brings freed ones back. What a thread cannot
-//! get it waits for in a line ([`Starved`]); the evictor is called to make room, and calls the handlers
+//! get it waits for ([`StarvedFaults`]); the evictor is called to make room, and calls the handlers
 //! when there is some.
 //!
 //! # Invariants
@@ -13,6 +13,8 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::paging::bell::Bell;
+use crate::paging::fault::starved::FAULTS_HELD_MAX;
+use crate::paging::fault::starved::StarvedFaults;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::FrameId;
 use crate::paging::pager::Account;
@@ -23,8 +25,6 @@ use crate::paging::pager::HandlerSched;
 use crate::paging::pager::Managed;
 use crate::paging::pager::RegionConfig;
 use crate::paging::purge::Purge;
-use crate::paging::fault::starved::FAULTS_HELD_MAX;
-use crate::paging::fault::starved::Starved;
 use crate::sys::vm::Discarder;
 use crate::sys::vm::Huge;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
@@ -74,7 +74,7 @@ pub(in crate::paging) struct FramePool {
     evictor_bell: Bell,
     sched: Arc<HandlerSched>,
     /// Faults that wait for room.
-    starved: Starved,
+    starved: StarvedFaults,
     /// How many of them there are, where threads serve themselves too, and handlers that wait for
     /// room to read ahead.
     starving: CachePadded<AtomicU32>,
@@ -113,7 +113,7 @@ impl FramePool {
             high_bytes: AtomicU64::new(0),
             evictor_bell: Bell::new()?,
             sched,
-            starved: Starved::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
+            starved: StarvedFaults::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
             starving: CachePadded::new(AtomicU32::new(0)),
             copy_charge_lent: AtomicBool::new(false),
         })
@@ -140,7 +140,7 @@ impl FramePool {
     }
 
     /// Faults that wait for room.
-    pub(in crate::paging) fn starved(&self) -> &Starved {
+    pub(in crate::paging) fn starved(&self) -> &StarvedFaults {
         &self.starved
     }
 

@@ -42,7 +42,7 @@ use crate::paging::counters::Counters;
 use crate::paging::evict::arrivals::Residents;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::sched::HandlerSched;
-use crate::paging::fault::starved::Starved;
+use crate::paging::fault::starved::StarvedFaults;
 use crate::paging::managed::Managed;
 use crate::paging::page::chunks::{ChunkId, Chunks};
 use crate::paging::page::frames::Frames;
@@ -163,7 +163,7 @@ impl Pager {
     }
 
     /// Faults that wait for room.
-    pub(in crate::paging) fn starved(&self) -> &Starved {
+    pub(in crate::paging) fn starved(&self) -> &StarvedFaults {
         self.pool.starved()
     }
 
