@@ -9,10 +9,10 @@
 
 #![expect(unsafe_code, reason = "allocates")]
 
+use super::far_arenas::Fill;
 use super::global;
 use super::jemalloc::{self, Flags};
 use super::placement::Placement;
-use super::thread_cache::Fill;
 use super::thread_cache::magazine::{self, SmallClass};
 use std::alloc::Layout;
 use std::ptr::NonNull;

@@ -23,12 +23,11 @@
 #![expect(unsafe_code, reason = "allocates")]
 
 use super::counts::{self, Counts};
-use super::hooks::Hooks;
+use super::hooks::{self, ExtentSource, Hooks};
 use super::jemalloc::{self, Arena, Flags};
 use super::placement;
-use super::source::ExtentSource;
 use super::thread_cache::magazine::{self, SmallClass};
-use super::thread_cache::{self, Access, Fill, Revoked, ThreadCache, ThreadCaches};
+use super::thread_cache::{self, Access, Revoked, ThreadCache, ThreadCaches};
 use crate::base::error::{Error, Result};
 use crate::base::strict_assert;
 use crate::base::sync::{
@@ -39,6 +38,7 @@ use crate::base::sync::{
 use crate::base::units::ByteCount;
 use crate::sys::membarrier;
 use std::alloc::Layout;
+use std::cell::Cell;
 use std::num::NonZero;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -114,6 +114,27 @@ pub(crate) struct FarArenasStats {
 /// No far memory is available: the tier is shut down, or the thread has ended for jemalloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Closed;
+
+/// Whether new memory must be zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// Contents do not matter.
+    Any,
+    /// All bytes are zero.
+    Zero,
+}
+
+thread_local! {
+    /// How the calling thread's last attempt to give everything free back ended: whether memory was
+    /// refused even then. Constant and without a destructor, as in `placement`.
+    static REFUSED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether giving everything free back again is in vain: it just was, and this thread panics. A
+/// backtrace in a far scope allocates thousands of times, and each attempt takes milliseconds.
+fn gives_up() -> bool {
+    REFUSED.get() && placement::reports_failure()
+}
 
 /// An arena and the hooks that serve it.
 struct FarArena {
@@ -212,7 +233,7 @@ impl FarArenas {
         layout: Layout,
         fill: Fill,
     ) -> std::result::Result<*mut u8, Closed> {
-        let Some(mut access) = placement::access(self) else {
+        let Some(mut access) = self.access() else {
             // SAFETY: the size is not zero.
             return unsafe { self.allocate_shared(layout, fill) };
         };
@@ -247,7 +268,7 @@ impl FarArenas {
     /// The block has `size` bytes, is nobody else's, and was allocated by this thread, which has
     /// forgotten before what was committed earlier.
     unsafe fn clear_new(&self, ptr: *mut u8, size: usize) {
-        let committed = placement::take_committed();
+        let committed = hooks::take_committed();
         // Above the sizes that share extents: other threads may have used, and freed, a small block
         // of an extent that was committed for this one.
         let large = size > magazine::SMALL_MAX;
@@ -269,7 +290,7 @@ impl FarArenas {
     #[inline]
     pub(super) unsafe fn free(&'static self, ptr: *mut u8, layout: Layout) {
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
-        let Some(mut access) = placement::access(self) else {
+        let Some(mut access) = self.access() else {
             // SAFETY: as the caller promises.
             return unsafe { self.free_shared(ptr, layout) };
         };
@@ -285,7 +306,7 @@ impl FarArenas {
     /// [`allocate`](Self::allocate).
     #[inline]
     pub(super) fn take_small(&'static self, class: SmallClass) -> Option<NonNull<u8>> {
-        let ptr = placement::access_own(self)?.take_small(class)?;
+        let ptr = thread_cache::access_own(&self.caches)?.take_small(class)?;
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
         NonNull::new(ptr)
     }
@@ -299,7 +320,7 @@ impl FarArenas {
     pub(super) unsafe fn put_small(&'static self, ptr: *mut u8, class: SmallClass) -> bool {
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
         // SAFETY: as the caller promises.
-        placement::access_own(self)
+        thread_cache::access_own(&self.caches)
             .is_some_and(|mut access| unsafe { access.put_small(ptr, class) })
     }
 
@@ -314,7 +335,7 @@ impl FarArenas {
         new: Layout,
     ) -> *mut u8 {
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
-        if let Some(mut access) = placement::access(self) {
+        if let Some(mut access) = self.access() {
             // SAFETY: as the caller promises.
             let moved = unsafe { access.reallocate(ptr, old, new) };
             if !moved.is_null() {
@@ -397,6 +418,12 @@ impl FarArenas {
     /// Gives back all that is free now.
     pub(crate) fn purge(&self) {
         self.arenas.iter().for_each(|far| far.arena.purge());
+    }
+
+    /// Opens the calling thread's cache; `None`: take the shared path.
+    #[inline]
+    fn access(&'static self) -> Option<Access<'static>> {
+        thread_cache::access(&self.caches, || self.claim_cache())
     }
 
     /// Claims a cache for the calling thread; `None`: all are taken.
@@ -497,13 +524,13 @@ impl FarArenas {
 
     /// Gives back what can be had for an allocation that has just failed.
     fn reclaim(&'static self) {
-        if let Some(mut access) = placement::access(self) {
+        if let Some(mut access) = self.access() {
             access.flush();
         }
         self.flush_caches(|_| true);
         self.purge();
         // A refusal before the purge says nothing about now.
-        placement::take_commit_refused();
+        hooks::take_commit_refused();
     }
 
     /// Allocates past the magazines. Out of line: the registers that it needs saved would cost
@@ -516,7 +543,7 @@ impl FarArenas {
         fill: Fill,
     ) -> std::result::Result<*mut u8, Closed> {
         if fill == Fill::Zero {
-            placement::take_committed();
+            hooks::take_committed();
         }
         // SAFETY: the caller passes no empty layout.
         let ptr = self.only_far(unsafe { access.allocate(layout) })?;
@@ -566,7 +593,7 @@ impl FarArenas {
         let flags = self.shared_flags().aligned(size, layout.align());
         let inside = self.enter_shared()?;
         if fill == Fill::Zero {
-            placement::take_committed();
+            hooks::take_committed();
         }
         // SAFETY: the caller passes no empty layout; the flags name no cache.
         let ptr = self.only_far(self.with_retry(|| unsafe { jemalloc::allocate(size, flags) }))?;
@@ -613,12 +640,12 @@ impl FarArenas {
         if !first.is_null() {
             return first;
         }
-        if placement::gives_up() {
+        if gives_up() {
             return first;
         }
         self.reclaim();
         let second = attempt();
-        placement::set_refused(second.is_null());
+        REFUSED.set(second.is_null());
         if second.is_null() {
             self.out_of_memory.fetch_add(1, Relaxed);
         }

@@ -23,10 +23,9 @@
 
 #![expect(unsafe_code, reason = "implements a global allocator")]
 
-use super::far_arenas::FarArenas;
+use super::far_arenas::{FarArenas, Fill};
 use super::jemalloc::{self, Flags};
 use super::placement::{self, Placement};
-use super::thread_cache::Fill;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{
     AtomicUsize,

@@ -1,7 +1,8 @@
-//! Extent hooks: jemalloc's requests for address space, passed to an [`ExtentSource`].
+//! Extent hooks: jemalloc's requests for address space, passed to an [`ExtentSource`], which is what
+//! the heap asks of a region.
 //!
 //! An [`Hooks`] value is one arena's table plus its context; jemalloc hands the table's address
-//! to every call. Uses `jemalloc`, `thread`, [`ExtentSource`]; owned by `FarArenas`.
+//! to every call. Uses `jemalloc`, `placement`; owned by `FarArenas`.
 //!
 //! An extent's life: `alloc` (address only) -> `commit` (charged, zero inside) -> used, freed,
 //! kept dirty by jemalloc -> `decommit` (contents dropped) -> `commit` again, ... -> `destroy`
@@ -18,18 +19,64 @@
 //!    arena with these hooks: it would rely on that, or clear pages under its locks. What `commit`
 //!    leaves to be cleared is noted for the allocation under way ([`Committed`]).
 
-#![expect(unsafe_code, reason = "is called by jemalloc with raw pointers")]
+#![expect(unsafe_code, reason = "is called by jemalloc; declares the unsafe call that clears")]
 
 use super::jemalloc::extent_hooks_t;
-use super::placement::{self, Committed};
-use super::source::ExtentSource;
+use super::placement;
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering::Relaxed};
 use crate::base::units::ByteCount;
 use crate::sys::fork::Born;
+use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+
+/// The parts of a committed range that may hold bytes of an earlier use, because their pages are
+/// shared with other extents: its first `head` and its last `tail` bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Edges {
+    pub(crate) head: usize,
+    pub(crate) tail: usize,
+}
+
+/// A source of far address space for one arena set.
+///
+/// Called from extent hooks, that is with jemalloc's arena locks held: nothing here may allocate
+/// from the heap it serves or wait for a device.
+///
+/// All addresses and lengths are multiples of 4 KiB (jemalloc's page), not of the tier's page
+/// size; the implementation keeps track of pages that are only partly given back.
+pub(crate) trait ExtentSource: Send + Sync {
+    /// First address of the reservation; "is this pointer far?" is one compare.
+    fn base(&self) -> usize;
+
+    /// Bytes of the reservation.
+    fn span(&self) -> usize;
+
+    /// Hands out an unused, uncommitted range. `None`: no address range of this size and alignment
+    /// is left.
+    fn reserve(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>>;
+
+    /// Charges `[ptr, ptr + len)` against the tier's capacity, before its first use. It reads as
+    /// zero afterwards, but for its [`Edges`]: to clear those would bring shared pages in. Returns
+    /// `None`, changing nothing, when limit and device together could not keep it.
+    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<Edges>;
+
+    /// Makes `[ptr, ptr + len)`, which is committed, read as zero. This may wait for a device: not
+    /// to be called from a hook.
+    ///
+    /// # Safety
+    /// The caller alone uses the range, and needs nothing of what it holds.
+    unsafe fn clear(&self, ptr: NonNull<u8>, len: ByteCount);
+
+    /// Drops the contents of `[ptr, ptr + len)`, which is committed: frames, slots and pending
+    /// writes go; the range must be committed again before use.
+    fn decommit(&self, ptr: NonNull<u8>, len: ByteCount);
+
+    /// Returns an uncommitted range for ever: it may be handed out by a later `reserve`.
+    fn release(&self, ptr: NonNull<u8>, len: ByteCount);
+}
 
 /// One arena's hooks. The table comes first: jemalloc's pointer to it is a pointer to all.
 #[repr(C)]
@@ -104,7 +151,7 @@ impl Hooks {
             return false;
         };
         self.committed.fetch_add(len as u64, Relaxed);
-        placement::note_committed(Committed { start: ptr.addr().get(), len, edges });
+        note_committed(Committed { start: ptr.addr().get(), len, edges });
         true
     }
 
@@ -123,6 +170,66 @@ impl Hooks {
         let before = self.committed.fetch_sub(len as u64, Relaxed);
         strict_assert!(before >= len as u64, "decommit of {len} bytes with {before} committed");
     }
+}
+
+/// A range that a source has committed: it reads as zero, but for its edges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Committed {
+    start: usize,
+    len: usize,
+    edges: Edges,
+}
+
+impl Committed {
+    const NOTHING: Committed = Committed { start: 0, len: 0, edges: Edges { head: 0, tail: 0 } };
+
+    /// The parts of `[start, start + len)` that may hold old bytes: address and length, empty ones
+    /// too. `None`: not all of it was committed.
+    pub(super) fn old_parts(self, start: usize, len: usize) -> Option<[(usize, usize); 2]> {
+        let (end, all_end) = (start + len, self.start + self.len);
+        if start < self.start || end > all_end {
+            return None;
+        }
+        let head_end = (self.start + self.edges.head).clamp(start, end);
+        let tail_start = (all_end - self.edges.tail).clamp(head_end, end);
+        Some([(start, head_end - start), (tail_start, end - tail_start)])
+    }
+}
+
+/// What hooks have noted for the allocation under way on this thread. Constant and without a
+/// destructor, as in `placement`.
+struct Notes {
+    /// See [`take_commit_refused`].
+    commit_refused: Cell<bool>,
+    /// See [`take_committed`].
+    committed: Cell<Committed>,
+}
+
+thread_local! {
+    static NOTES: Notes = const {
+        Notes { commit_refused: Cell::new(false), committed: Cell::new(Committed::NOTHING) }
+    };
+}
+
+/// Remembers that a source refused to commit during the allocation under way.
+fn note_commit_refused() {
+    NOTES.with(|notes| notes.commit_refused.set(true));
+}
+
+/// Whether a source has refused to commit since the last call.
+pub(super) fn take_commit_refused() -> bool {
+    NOTES.with(|notes| notes.commit_refused.take())
+}
+
+/// Remembers what a source has committed for the allocation under way.
+fn note_committed(committed: Committed) {
+    NOTES.with(|notes| notes.committed.set(committed));
+}
+
+/// What sources have committed on this thread since the last call, the last of it if anything.
+pub(super) fn take_committed() -> Option<Committed> {
+    let committed = NOTES.with(|notes| notes.committed.replace(Committed::NOTHING));
+    (committed != Committed::NOTHING).then_some(committed)
 }
 
 /// The context of a hook call.
@@ -155,7 +262,7 @@ unsafe extern "C" fn alloc(
     let this = unsafe { context(hooks) };
     // A wish for a certain address is a wish for growth in place, which the arena's retained
     // extents serve; invariant 3 for the second condition.
-    if !new_addr.is_null() || placement::take_commit_refused() || !this.is_here() {
+    if !new_addr.is_null() || take_commit_refused() || !this.is_here() {
         return ptr::null_mut();
     }
     let (len, align) = (ByteCount(size as u64), ByteCount(align as u64));
@@ -217,7 +324,7 @@ unsafe extern "C" fn commit(
     let this = unsafe { context(hooks) };
     let done = this.is_here() && this.commit(at(addr, offset), len);
     if !done {
-        placement::note_commit_refused();
+        note_commit_refused();
     }
     !done
 }
@@ -264,4 +371,25 @@ unsafe extern "C" fn merge(
     _arena: c_uint,
 ) -> bool {
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_parts_of_a_block_are_what_it_has_of_the_edges() {
+        let edges = Edges { head: 10, tail: 20 };
+        let committed = Committed { start: 1000, len: 100, edges };
+        assert_eq!(committed.old_parts(1000, 100), Some([(1000, 10), (1080, 20)]));
+        assert_eq!(committed.old_parts(1005, 80), Some([(1005, 5), (1080, 5)]));
+        assert_eq!(committed.old_parts(1010, 70), Some([(1010, 0), (1080, 0)]));
+        assert_eq!(committed.old_parts(1085, 15), Some([(1085, 0), (1085, 15)]));
+        assert_eq!(committed.old_parts(990, 20), None);
+        assert_eq!(committed.old_parts(1050, 51), None);
+        let all = Committed { edges: Edges { head: 100, tail: 0 }, ..committed };
+        assert_eq!(all.old_parts(1000, 100), Some([(1000, 100), (1100, 0)]));
+        note_committed(all);
+        assert_eq!((take_committed(), take_committed()), (Some(all), None));
+    }
 }

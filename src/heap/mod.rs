@@ -1,10 +1,10 @@
 //! The heap: jemalloc arenas whose extents come from a region. Layer 6.
 //!
 //! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`] and
-//! [`Local`] decide by type (`handle`); [`scope`] decides for a thread (`placement`); [`c_malloc`] is
+//! [`Local`] decide by type (`handle`); [`scope()`] decides for a thread (`scope`, `placement`); [`c_malloc`] is
 //! for callers that free without a size. Far memory comes from the installed [`FarArenas`]
-//! (`far_arenas`): arenas, what threads keep of them (`thread_cache`), extent hooks (`hooks`) onto an
-//! [`ExtentSource`] (`source`), and all of jemalloc's controls (`jemalloc`).
+//! (`far_arenas`): arenas, what threads keep of them (`thread_cache`), extent hooks onto an [`ExtentSource`]
+//! (`hooks`), and all of jemalloc's controls (`jemalloc`).
 //!
 //! # Invariants
 //! 1. A far pointer never enters an automatic cache, a local one never a far cache: the address
@@ -22,7 +22,7 @@ mod handle;
 mod hooks;
 mod jemalloc;
 mod placement;
-pub(crate) mod source;
+mod scope;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -33,6 +33,7 @@ pub(crate) use far_arenas::{FarArenas, FarArenasOptions};
 pub use global::FarHeap;
 pub(crate) use global::{install, installed, is_left_to_parent, leave_to_parent, uninstall};
 pub use handle::{Far, Local};
-pub use placement::{Placement, Scope, scope};
+pub(crate) use hooks::{Edges, ExtentSource};
+pub use placement::Placement;
 pub(crate) use placement::{keep_own_allocations_local, pin_thread_local};
-pub(crate) use source::{Edges, ExtentSource};
+pub use scope::{Scope, scope};

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "maps memory")]
 #![expect(clippy::disallowed_methods, reason = "the memory of tests is not the library's")]
 
-use super::source::{Edges, ExtentSource};
+use super::hooks::{Edges, ExtentSource};
 use crate::base::sync::{
     AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},

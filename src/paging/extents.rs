@@ -1,7 +1,7 @@
 //! Extents: what the heap asks of a region.
 //!
 //! Addresses and lengths are multiples of 4 KiB, whatever the page size; `space` knows which
-//! parts are in use. See `heap::source` for the contract.
+//! parts are in use. See `heap::ExtentSource` for the contract.
 #![expect(unsafe_code, reason = "clears memory of the region")]
 
 use crate::base::error::Error;

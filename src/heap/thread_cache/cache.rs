@@ -31,15 +31,6 @@ use std::sync::OnceLock;
 /// Maximum number of caches of a tier: as many as jemalloc has explicit caches, about.
 pub(in crate::heap) const CACHES_MAX: usize = 4096;
 
-/// Whether new memory must be zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fill {
-    /// Contents do not matter.
-    Any,
-    /// All bytes are zero.
-    Zero,
-}
-
 /// One thread's share of a tier.
 #[repr(align(128))] // Two lines: neighbours are prefetched in pairs.
 pub(in crate::heap) struct ThreadCache {

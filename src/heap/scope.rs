@@ -1,0 +1,131 @@
+//! Scopes: what a thread allocates while a guard lives goes to one tier. Uses `placement`, and
+//! `thread_cache` for the thread's destructor.
+
+use super::placement::{Placement, set_scope};
+use super::thread_cache::register_exit;
+use std::marker::PhantomData;
+
+/// Sends this thread's allocations to one tier while it lives; see [`scope`].
+#[derive(Debug)]
+#[must_use = "the scope ends when this is dropped"]
+pub struct Scope {
+    outer: Option<Placement>,
+    /// Scopes belong to their thread.
+    not_send: PhantomData<*const ()>,
+}
+
+/// Sends the allocations that this thread makes through [`FarHeap`](crate::FarHeap) to
+/// `placement` until the returned guard is dropped. Scopes nest; guards are to be dropped in
+/// reverse order.
+///
+/// A scope is stronger than the size threshold and weaker than the handles [`Far`](crate::Far)
+/// and [`Local`](crate::Local). It also catches what a library allocates on first use, such as
+/// the buffer of the standard output. While no far heap is running, everything is local.
+///
+/// It also catches the buffers of `std::fs::read` and its like: where the kernel's own faults are
+/// not served they fail with `EFAULT` as the handle [`Far`](crate::Far) explains, so leave them out
+/// of a far scope there, or in a local scope within it.
+///
+/// # Examples
+/// ```
+/// use farheap::{Placement, scope};
+/// let cold = {
+///     let _scope = scope(Placement::Far);
+///     vec![0_u64; 1024]
+/// };
+/// assert_eq!(cold.len(), 1024);
+/// ```
+pub fn scope(placement: Placement) -> Scope {
+    // Not inside an allocator: the best moment to register the destructor. Compilers before
+    // 1.93 abort when an allocator registers one while the list of them grows.
+    register_exit();
+    Scope { outer: set_scope(Some(placement)), not_send: PhantomData }
+}
+
+impl Scope {
+    /// Leaves the scope in force until the thread ends.
+    ///
+    /// A scope concerns its own thread only: what it hands to other threads is allocated by their
+    /// rules. This gives the threads of a pool one each, where they start.
+    ///
+    /// # Examples
+    /// ```
+    /// use farheap::{Placement, scope};
+    /// use rayon::prelude::*;
+    ///
+    /// let pool = rayon::ThreadPoolBuilder::new()
+    ///     .num_threads(2)
+    ///     .start_handler(|_| scope(Placement::Far).keep())
+    ///     .build()
+    ///     .expect("threads");
+    /// // What the workers allocate is far, once a heap runs.
+    /// let rows: Vec<String> = pool.install(|| (0..1000).into_par_iter().map(|n| n.to_string()).collect());
+    /// assert_eq!(rows[999], "999");
+    /// ```
+    /// With tokio: `runtime::Builder::on_thread_start(|| scope(Placement::Far).keep())`. A guard
+    /// must not live across an `.await`, after which the task may be on another thread; it is not
+    /// [`Send`], so that a task which holds one cannot be spawned.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        set_scope(self.outer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::placement::{pin, pin_thread_local, placement};
+    use super::*;
+
+    #[test]
+    fn scopes_nest_and_restore_the_outer_placement() {
+        assert_eq!(placement(), None);
+        let outer = scope(Placement::Far);
+        assert_eq!(placement(), Some(Placement::Far));
+        {
+            let _inner = scope(Placement::Local);
+            assert_eq!(placement(), Some(Placement::Local));
+        }
+        assert_eq!(placement(), Some(Placement::Far));
+        drop(outer);
+        assert_eq!(placement(), None);
+    }
+
+    #[test]
+    fn a_pin_is_stronger_than_a_scope() {
+        let _far = scope(Placement::Far);
+        {
+            let _pin = pin();
+            let _inner = scope(Placement::Far);
+            assert_eq!(placement(), Some(Placement::Local));
+        }
+        assert_eq!(placement(), Some(Placement::Far));
+    }
+
+    #[test]
+    fn a_kept_scope_lasts_as_long_as_its_thread() {
+        std::thread::spawn(|| {
+            scope(Placement::Far).keep();
+            drop(scope(Placement::Local));
+            assert_eq!(placement(), Some(Placement::Far));
+        })
+        .join()
+        .expect("the thread asserts nothing false");
+        assert_eq!(placement(), None);
+    }
+
+    #[test]
+    fn a_thread_pinned_for_life_stays_local() {
+        std::thread::spawn(|| {
+            pin_thread_local();
+            let _far = scope(Placement::Far);
+            assert_eq!(placement(), Some(Placement::Local));
+        })
+        .join()
+        .expect("the thread asserts nothing false");
+    }
+}
