@@ -5,8 +5,8 @@
 //! `base`, `sys`, `meta`.
 //!
 //! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;
-//! [`EncryptedStore`] wraps a store and encrypts what it keeps; [`FaultyStore`] wraps one and breaks it
-//! on demand, for tests.
+//! [`EncryptedStore`] wraps a store and encrypts what it keeps; `FaultyStore` (feature `test-util`)
+//! wraps one and breaks it on demand, for tests.
 //!
 //! # Invariants
 //! 1. A request is reported exactly once: done or failed. A short transfer is a failure (`EIO`).
@@ -20,6 +20,7 @@ mod block;
 mod cipher;
 mod device;
 mod encrypted;
+#[cfg(any(test, feature = "test-util"))]
 mod faulty;
 mod inline_queue;
 mod mem;
@@ -31,6 +32,7 @@ mod wipe;
 
 pub use block::{BlockStore, IoEngine};
 pub use encrypted::EncryptedStore;
+#[cfg(any(test, feature = "test-util"))]
 pub use faulty::{FaultControl, FaultyStore};
 pub use mem::MemStore;
 pub(crate) use uring_queue::has_given_up;
