@@ -7,6 +7,16 @@
 // Under loom there is only what its models run; the rest needs a kernel.
 #![cfg_attr(loom, allow(unfulfilled_lint_expectations, reason = "some unsafe code is left out"))]
 #![cfg_attr(loom, allow(dead_code, reason = "most users of these modules are left out"))]
+// README and pages of this crate link to what features build; CI documents all of them.
+#![cfg_attr(
+    not(all(feature = "heap", feature = "pool", feature = "containers", feature = "encrypt")),
+    allow(rustdoc::broken_intra_doc_links, reason = "some links lead to what is left out")
+)]
+// Some of what the lower layers can do has one user.
+#![cfg_attr(
+    not(all(feature = "heap", feature = "pool", feature = "sub")),
+    allow(dead_code, reason = "a user of these modules is left out")
+)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!(
@@ -19,9 +29,9 @@ compile_error!(
 mod base;
 #[cfg(not(loom))]
 pub mod config;
-#[cfg(not(loom))]
+#[cfg(all(feature = "containers", not(loom)))]
 pub mod containers;
-#[cfg(not(loom))]
+#[cfg(all(feature = "heap", not(loom)))]
 mod heap;
 // The protocols of the heap's thread caches, for their models.
 #[cfg(loom)]
@@ -34,17 +44,17 @@ mod limit;
 #[cfg(not(loom))]
 mod meta;
 mod paging;
-#[cfg(not(loom))]
+#[cfg(all(feature = "pool", not(loom)))]
 pub mod pool;
 // The protocol of the pool's page words, for its models.
 #[cfg(loom)]
 #[path = "pool/latch.rs"]
 mod pool_latch;
-#[cfg(not(loom))]
+#[cfg(all(feature = "heap", not(loom)))]
 mod runtime;
 #[cfg(not(loom))]
 pub mod store;
-#[cfg(not(loom))]
+#[cfg(all(feature = "sub", not(loom)))]
 pub mod sub;
 #[cfg(not(loom))]
 mod sys;
@@ -67,10 +77,10 @@ pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageCount, PageId};
 #[cfg(not(loom))]
 pub use config::Config;
-#[cfg(not(loom))]
+#[cfg(all(feature = "heap", not(loom)))]
 pub use heap::{Far, FarHeap, Local, Placement, Scope, scope};
 // For the interface for C, which is a crate of its own.
-#[cfg(not(loom))]
+#[cfg(all(feature = "heap", not(loom)))]
 #[doc(hidden)]
 pub use heap::c_malloc as malloc;
 #[cfg(not(loom))]
@@ -81,7 +91,7 @@ pub use limit::manager::{MemoryManager, Temporary};
 pub use paging::region;
 #[cfg(not(loom))]
 pub use paging::region::Stats;
-#[cfg(not(loom))]
+#[cfg(all(feature = "heap", not(loom)))]
 pub use runtime::Heap;
 // For the command, which is a crate of its own.
 #[cfg(not(loom))]

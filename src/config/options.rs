@@ -194,10 +194,11 @@ macro_rules! for_options {
         /// is wrong.
         ///
         /// Default: off. Set it when others can read the device, now or later: it costs a core
-        /// about 7 us for 64 KiB each way, and 24 bytes of memory for each page on the device.
+        /// about 7 us for 64 KiB each way, and 24 bytes of memory for each page on the device. Without
+        /// the crate's feature `encrypt` start-up then fails.
         encrypt: value(bool) = false,
             "whether pages are encrypted before they reach the device",
-            { region c switch encrypt, "", "", "the device is not trusted" };
+            { region c switch encrypt, "", "", "the device is not trusted (feature `encrypt`)" };
 
         /// Default: [`Wipe::Off`]. Change it when a device or a named file is used by others
         /// afterwards. A process that is killed wipes nothing: [`encrypt`](Builder::encrypt) then.

@@ -25,7 +25,7 @@
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::inherited;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 use tikv_jemalloc_sys as ffi;
@@ -50,7 +50,7 @@ static CONF: ConfPointer =
 /// A C string pointer in a static.
 #[cfg(feature = "jemalloc-conf")]
 #[repr(transparent)]
-struct ConfPointer(*const c_char);
+struct ConfPointer(*const std::ffi::c_char);
 
 // SAFETY: points to a constant string that nobody writes.
 #[cfg(feature = "jemalloc-conf")]

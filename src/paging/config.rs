@@ -141,7 +141,7 @@ settings! {
         /// Default: no.
         dump: value(bool) = false,
         /// Sets whether pages are encrypted before they reach the store, under a key that only this
-        /// process knows.
+        /// process knows. Needs the crate's feature `encrypt`.
         ///
         /// Default: no.
         encrypt: value(bool) = false,

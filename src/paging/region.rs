@@ -24,6 +24,7 @@ pub use crate::paging::config::{Install, Mode, PAGE_MAX, PAGE_MIN, RegionConfig}
 #[doc(hidden)]
 pub use crate::paging::evict::policy;
 pub use crate::paging::latency::{Latencies, Latency};
+#[cfg(feature = "heap")]
 pub(crate) use crate::paging::purge::REST;
 pub use crate::paging::readahead::Advice;
 pub use crate::paging::stats::Stats;
@@ -41,7 +42,7 @@ use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::ranges::Space;
 use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
-use crate::store::{EncryptedStore, OnlyUser, Store, Wipe};
+use crate::store::{OnlyUser, Store, Wipe};
 use crate::sys::probe::{Limits, Memory};
 use crate::sys::signals::SignalsBlocked;
 use std::ptr::NonNull;
@@ -90,6 +91,21 @@ fn join(manager: &MemoryManager, config: &RegionConfig) -> Result<Account> {
     account.need(RegionConfig::limit_min(config.page))?;
     account.set_ceiling(config.limit);
     Ok(account)
+}
+
+/// `store`, with blocks of `block` encrypted before they reach it.
+///
+/// # Errors
+/// [`Error::Config`] without the feature `encrypt`; else as `EncryptedStore::new`.
+fn encrypted(store: Arc<dyn Store>, block: ByteCount) -> Result<Arc<dyn Store>> {
+    #[cfg(feature = "encrypt")]
+    return Ok(Arc::new(crate::store::EncryptedStore::new(store, block)?));
+    #[cfg(not(feature = "encrypt"))]
+    {
+        let _ = (store, block);
+        let reason = "farheap was built without its feature `encrypt`".to_owned();
+        Err(Error::Config { key: "encrypt".to_owned(), reason })
+    }
 }
 
 /// Names the span, and what limits the address space, when that is what a start failed for.
@@ -161,7 +177,7 @@ impl Region {
         let user = OnlyUser::of(&store)?;
         let account = manager.map(|manager| join(manager, &config)).transpose()?;
         let store = match config.encrypt {
-            true => Arc::new(EncryptedStore::new(store, config.page)?),
+            true => encrypted(store, config.page)?,
             false => store,
         };
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;

@@ -5,8 +5,8 @@
 //! `base`, `sys`, `meta`.
 //!
 //! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;
-//! [`EncryptedStore`] wraps a store and encrypts what it keeps; `FaultyStore` (feature `test-util`)
-//! wraps one and breaks it on demand, for tests.
+//! `EncryptedStore` (feature `encrypt`) wraps a store and encrypts what it keeps; `FaultyStore` (feature
+//! `test-util`) wraps one and breaks it on demand, for tests.
 //!
 //! # Invariants
 //! 1. A request is reported exactly once: done or failed. A short transfer is a failure (`EIO`).
@@ -17,8 +17,10 @@
 
 mod bits;
 mod block;
+#[cfg(feature = "encrypt")]
 mod cipher;
 mod device;
+#[cfg(feature = "encrypt")]
 mod encrypted;
 #[cfg(any(test, feature = "test-util"))]
 mod faulty;
@@ -31,6 +33,7 @@ mod user;
 mod wipe;
 
 pub use block::{BlockStore, IoEngine};
+#[cfg(feature = "encrypt")]
 pub use encrypted::EncryptedStore;
 #[cfg(any(test, feature = "test-util"))]
 pub use faulty::{FaultControl, FaultyStore};

@@ -11,8 +11,10 @@ use crate::base::sync::{AtomicBool, AtomicUsize, Ordering};
 use linux_raw_sys::general as kernel;
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+#[cfg(feature = "encrypt")]
+use nix::sys::mman::mlock;
 use nix::sys::mman::{
-    MRemapFlags, MapFlags, ProtFlags, mlock, mmap, mmap_anonymous, mprotect, mremap, munlock,
+    MRemapFlags, MapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, mremap, munlock,
 };
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -127,6 +129,7 @@ impl Mapping {
     ///
     /// # Errors
     /// [`Error::Os`] where the process may not lock so much.
+    #[cfg(feature = "encrypt")]
     pub(crate) fn lock_in_ram(&self) -> Result<()> {
         // SAFETY: the range is this mapping's own; its contents stay.
         unsafe { mlock(self.base.cast(), self.len) }.map_err(refused("mlock"))
