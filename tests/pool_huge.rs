@@ -107,7 +107,7 @@ fn temporary_memory_takes_huge_frames_over() {
     let manager = Arc::clone(pool.manager());
     let before = pool.stats();
     let memory = manager.allocate_temporary(ByteCount::mib(32)).expect("fits");
-    let given = pool.stats().handed_over - before.handed_over;
+    let given = pool.stats().donated - before.donated;
     assert!(given >= 8 * 512, "{given} pages");
     let start = memory.as_ptr().as_ptr().addr();
     let there = huge_between(start, start + (32 << 20));

@@ -784,7 +784,7 @@ typedef struct farheap_pool_stats {
     uint64_t write_errors;
     uint64_t holders; /* fixes at the moment */
     uint64_t write_refusals; /* times that `before_write` refused a page */
-    uint64_t handed_over; /* of the evicted ones, those whose memory temporary memory took over */
+    uint64_t donated; /* of the evicted ones, those donated to temporary memory, frames and all */
 } farheap_pool_stats;
 
 /* Creates a table file, or takes a raw device, of at most `capacity` bytes. What exists has to hold

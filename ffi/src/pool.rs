@@ -90,7 +90,7 @@ pub struct farheap_pool_stats {
     pub write_errors: u64,
     pub holders: u64,
     pub write_refusals: u64,
-    pub handed_over: u64,
+    pub donated: u64,
 }
 
 /// Size of the first version of the structure, to which fields were added.
@@ -270,7 +270,7 @@ methods! { farheap_pool: Arc<BufferPool>;
             write_errors: stats.write_errors,
             holders: object.holders(),
             write_refusals: stats.write_refusals,
-            handed_over: stats.handed_over,
+            donated: stats.donated,
         };
         // SAFETY: NULL or sized, as the caller promises.
         unsafe { write_sized(out, &stats, POOL_STATS_MIN) }

@@ -21,9 +21,9 @@ use std::ops::Range;
 /// 65,530 of them.
 const MOVES_MAX: usize = 8192;
 
-/// Room for memory that changes hands; see [`Reclaim::hand_over`](crate::limit::manager::Reclaim).
+/// Room for memory that changes hands; see [`Reclaim::donate`](crate::limit::manager::Reclaim).
 #[derive(Debug)]
-pub struct HandOver<'a> {
+pub struct Donation<'a> {
     room: &'a Mapping,
     to: &'a Budget,
     filled: usize,
@@ -35,9 +35,9 @@ pub struct HandOver<'a> {
     lost: Option<Range<usize>>,
 }
 
-impl<'a> HandOver<'a> {
-    pub(crate) fn new(room: &'a Mapping, to: &'a Budget) -> HandOver<'a> {
-        HandOver { room, to, filled: 0, charged: 0, allowed: 0, moves: 0, lost: None }
+impl<'a> Donation<'a> {
+    pub(crate) fn new(room: &'a Mapping, to: &'a Budget) -> Donation<'a> {
+        Donation { room, to, filled: 0, charged: 0, allowed: 0, moves: 0, lost: None }
     }
 
     /// Says how many bytes the next consumer may lose.
@@ -130,11 +130,11 @@ mod tests {
                 is_charged_again.store(true, Ordering::Relaxed);
             });
             while !is_charged_again.load(Ordering::Relaxed) {
-                let mut hand_over = HandOver::new(&room, &taker);
-                hand_over.allow(HUGE);
+                let mut donation = Donation::new(&room, &taker);
+                donation.allow(HUGE);
                 // The kernel refuses ranges that overlap (EINVAL), after the bytes were passed on.
                 // SAFETY: nobody uses the range, and it holds nothing.
-                let taken = unsafe { hand_over.take(&room, 0, HUGE_PAGE, &giver, HUGE) };
+                let taken = unsafe { donation.take(&room, 0, HUGE_PAGE, &giver, HUGE) };
                 assert!(taken.is_err(), "{taken:?}");
             }
         });

@@ -16,7 +16,7 @@ use super::write_back::WriteBack;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::{ByteCount, PageCount};
-use crate::limit::manager::{Account, Effort, HandOver, MemoryManager, Reclaim};
+use crate::limit::manager::{Account, Donation, Effort, MemoryManager, Reclaim};
 use crate::store::{BlockStore, Store};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ pub struct PoolStats {
     /// Pages evicted.
     pub evicted: u64,
     /// Of these, donated to temporary memory with their frames.
-    pub handed_over: u64,
+    pub donated: u64,
     /// Writes that failed.
     pub write_errors: u64,
     /// Times that [`PoolConfig::before_write`] refused a page.
@@ -179,7 +179,7 @@ impl BufferPool {
             pages_written: self.write_back.written(),
             pages_cleaned: self.write_back.cleaned(),
             evicted: resident.departed(),
-            handed_over: self.donor.donated(),
+            donated: self.donor.donated(),
             write_errors: self.write_back.failed(),
             write_refusals: self.write_back.refused(),
         }
@@ -319,7 +319,7 @@ impl Reclaim for BufferPool {
         }
     }
 
-    fn hand_over(&self, room: &mut HandOver<'_>) {
+    fn donate(&self, room: &mut Donation<'_>) {
         // A pool that is told to evict one page at a time donates none together either.
         if self.evictor.batches() {
             self.donor.donate_runs(&self.frames, room);

@@ -16,7 +16,7 @@ use super::fixed_vec::FixedVec;
 use super::frames::Frames;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
-use crate::limit::manager::HandOver;
+use crate::limit::manager::Donation;
 use crate::sys::vm::{HUGE_PAGE, Piece};
 
 /// Runs that move together: one call for neighbours.
@@ -55,7 +55,7 @@ impl Donor {
     }
 
     /// Fills `room` with runs: first of those from which nothing has to be copied back.
-    pub(super) fn donate_runs(&self, frames: &Frames, room: &mut HandOver<'_>) {
+    pub(super) fn donate_runs(&self, frames: &Frames, room: &mut Donation<'_>) {
         let per_run = run_pages(frames);
         let used = (frames.table.end() as usize).div_ceil(per_run);
         let runs = used.min(frames.table.capacity() / per_run);
@@ -163,7 +163,7 @@ fn unlock_unmoved(frames: &Frames, start: usize, end: usize, was_away: bool) {
 
 /// Moves a group's memory into `room` and unlocks its pages. Returns how many left; `None` when there
 /// is no use in trying again.
-fn donate_group(frames: &Frames, room: &mut HandOver<'_>, group: &Group) -> Option<usize> {
+fn donate_group(frames: &Frames, room: &mut Donation<'_>, group: &Group) -> Option<usize> {
     let (start, end) = (group.start, group.end);
     let page_bytes = frames.table.page_bytes();
     let bytes = ByteCount((group.leaving * page_bytes) as u64);
@@ -266,7 +266,7 @@ mod tests {
         let used = pool.account().used();
         let seen = pool.fix_optimistic(PageId(9)).expect("page");
         // There is one run, and the kernel refuses to move it onto itself (EINVAL).
-        let mut room = HandOver::new(pool.frames.table.mapping(), manager.temporary().budget());
+        let mut room = Donation::new(pool.frames.table.mapping(), manager.temporary().budget());
         room.allow(ByteCount(HUGE_PAGE as u64));
         pool.donor.donate_runs(&pool.frames, &mut room);
         assert_eq!((room.charged(), pool.account().used()), (ByteCount::ZERO, used));

@@ -1,7 +1,7 @@
 //! What the manager asks of consumers: to give their memory back.
 
 use crate::base::units::ByteCount;
-use crate::limit::donation::HandOver;
+use crate::limit::donation::Donation;
 
 /// What freeing bytes may cost, cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,7 +73,7 @@ pub trait Reclaim: Send + Sync {
     /// temporary allocation is made of then needs neither be dropped nor faulted in and zeroed.
     /// For consumers of this crate; a host's cache keeps the default, which gives nothing.
     #[doc(hidden)]
-    fn hand_over(&self, _room: &mut HandOver<'_>) {}
+    fn donate(&self, _room: &mut Donation<'_>) {}
 
     /// Describes the holders of what cannot be reclaimed, for messages.
     fn describe_held(&self) -> String {

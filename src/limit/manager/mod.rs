@@ -38,7 +38,7 @@ mod temporary;
 mod tests;
 
 #[doc(hidden)]
-pub use crate::limit::donation::HandOver;
+pub use crate::limit::donation::Donation;
 pub use crate::limit::manager::account::Account;
 pub use crate::limit::manager::arena::Temporary;
 pub use crate::limit::manager::consumer::{Effort, Reclaim};

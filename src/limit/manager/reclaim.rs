@@ -5,7 +5,7 @@ use crate::base::error::Result;
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::admission;
-use crate::limit::donation::HandOver;
+use crate::limit::donation::Donation;
 use crate::limit::manager::consumer::{Effort, Reclaim};
 use crate::limit::manager::member::Member;
 use crate::limit::manager::report::{Mode, Pressure};
@@ -242,7 +242,7 @@ impl Shared {
 
     /// Lets consumers fill `room` with memory of theirs; returns the bytes that `account` has been
     /// charged for, and the part of the room that was lost over it. Floors are kept.
-    pub(super) fn hand_over(
+    pub(super) fn gather_donations(
         &self,
         room: &Mapping,
         account: &Arc<Member>,
@@ -252,21 +252,21 @@ impl Shared {
         if RECLAIMING.get() || !is_possible {
             return (ByteCount::ZERO, None);
         }
-        let mut hand_over = HandOver::new(room, &account.budget);
+        let mut donation = Donation::new(room, &account.budget);
         for member in self.each_member().filter(|member| !Arc::ptr_eq(member, account)) {
             let Some(reclaimer) = member.reclaimer() else { continue };
-            hand_over.allow(ByteCount(member.budget.charged().0.saturating_sub(member.floor().0)));
-            let before = hand_over.charged();
-            self.guarded(&member, || reclaimer.hand_over(&mut hand_over));
-            let got = hand_over.charged().0 - before.0;
+            donation.allow(ByteCount(member.budget.charged().0.saturating_sub(member.floor().0)));
+            let before = donation.charged();
+            self.guarded(&member, || reclaimer.donate(&mut donation));
+            let got = donation.charged().0 - before.0;
             self.reclaimed[Effort::Clean as usize].fetch_add(got, Ordering::Relaxed);
             member.gave.fetch_add(got, Ordering::Relaxed);
         }
-        let lost = hand_over.lost();
+        let lost = donation.lost();
         if lost.is_some() {
             self.moves_fail.store(true, Ordering::Relaxed);
         }
-        (hand_over.charged(), lost)
+        (donation.charged(), lost)
     }
 
     fn call_reclaimer(

@@ -119,7 +119,7 @@ impl MemoryManager {
     /// the rest they are reclaimed.
     fn taken_over(&self, len: ByteCount, stall: Option<Duration>) -> Result<TemporaryMemory> {
         let (shared, account) = (&self.shared, self.temporary());
-        let (mapping, given) = self.handed_over(len)?;
+        let (mapping, given) = self.donated(len)?;
         let rest = ByteCount(len.0 - given.0);
         let is_charged = rest == ByteCount::ZERO || shared.try_charge_temporary(rest);
         if !is_charged && let Err(error) = shared.charge_slowly(account.member(), rest, stall) {
@@ -130,14 +130,14 @@ impl MemoryManager {
         Ok(self.local(len, mapping))
     }
 
-    /// A mapping with what others handed over in it, and how many bytes that is, which are charged.
-    fn handed_over(&self, len: ByteCount) -> Result<(Mapping, ByteCount)> {
+    /// A mapping with what others donated in it, and how many bytes that is, which are charged.
+    fn donated(&self, len: ByteCount) -> Result<(Mapping, ByteCount)> {
         let (shared, account) = (&self.shared, self.temporary());
         let mapping = self.mapped(len)?;
         if len.as_usize() < HUGE_PAGE {
             return Ok((mapping, ByteCount::ZERO));
         }
-        let (given, lost) = shared.hand_over(&mapping, account.member());
+        let (given, lost) = shared.gather_donations(&mapping, account.member());
         let Some(lost) = lost else { return Ok((mapping, given)) };
         // Nobody may touch that part, so the rest is no use either: all anew, without frames.
         mapping.unmap_around(lost.start, lost.len());

@@ -5,7 +5,7 @@
 mod common;
 
 use common::numbered::{add_pages, await_given_back, fill, holds};
-use farheap::manager::{Effort, HandOver, MemoryManager, Mode, Reclaim};
+use farheap::manager::{Donation, Effort, MemoryManager, Mode, Reclaim};
 use farheap::pool::PoolConfig;
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};
@@ -22,7 +22,7 @@ impl Reclaim for Limits {
         ByteCount::ZERO
     }
 
-    fn hand_over(&self, _room: &mut HandOver<'_>) {
+    fn donate(&self, _room: &mut Donation<'_>) {
         let limit = libc::rlimit { rlim_cur: self.0, rlim_max: libc::RLIM_INFINITY };
         // SAFETY: setrlimit(2) reads the structure.
         let rc = unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
@@ -46,7 +46,7 @@ fn memory_is_whole_although_the_kernel_fails_to_move_pages() {
     add_pages(&pool, PAGES);
 
     let memory = manager.allocate_temporary(ByteCount(LEN as u64)).expect("pages are dropped");
-    assert_eq!(pool.stats().handed_over, 0, "the kernel refused");
+    assert_eq!(pool.stats().donated, 0, "the kernel refused");
     let start = memory.as_ptr().as_ptr();
     let mut seen = vec![0_u8; LEN / 4096];
     // SAFETY: mincore(2) writes a byte a page of the range; it fails where nothing is mapped.
@@ -62,7 +62,7 @@ fn memory_is_whole_although_the_kernel_fails_to_move_pages() {
     assert!(holds(bytes, 77));
     drop(memory);
     let more = manager.allocate_temporary(ByteCount::mib(24)).expect("without the kernel's help");
-    assert_eq!(pool.stats().handed_over, 0, "it is not asked again");
+    assert_eq!(pool.stats().donated, 0, "it is not asked again");
     drop((more, pool, first, last));
     await_given_back(&manager);
 }

@@ -52,10 +52,10 @@ fn clean_pages_hand_their_frames_over_and_are_read_again() {
     let manager = Arc::clone(pool.manager());
     let memory = manager.allocate_temporary(ByteCount::mib(16)).expect("fits");
     let stats = pool.stats();
-    assert!(stats.handed_over >= 3000, "{stats:?}");
+    assert!(stats.donated >= 3000, "{stats:?}");
     let start = memory.as_ptr().as_ptr().addr();
     let there = resident_between(start, start + (16 << 20));
-    assert!(there >= stats.handed_over * 4096, "{there} bytes of {stats:?}");
+    assert!(there >= stats.donated * 4096, "{there} bytes of {stats:?}");
     assert!(manager.stats().used_max <= manager.limit(), "{:?}", manager.stats());
     for page in (1..=PAGES).rev() {
         assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), page), "{page}");
@@ -77,7 +77,7 @@ fn dirty_pages_stay_in_memory_unwritten_and_whole() {
     let written = pool.stats().pages_written;
     let _memory = manager.allocate_temporary(ByteCount::mib(8)).expect("fits");
     let stats = pool.stats();
-    assert!(stats.handed_over >= 1500, "{stats:?}");
+    assert!(stats.donated >= 1500, "{stats:?}");
     assert_eq!(stats.pages_written, written, "nothing had to be written");
     assert!(manager.stats().used_max <= manager.limit(), "{:?}", manager.stats());
     for page in dirty {
@@ -95,7 +95,7 @@ fn runs_with_a_page_that_is_held_or_a_large_buffer_stay() {
     let held: Vec<_> =
         (0..13).map(|run| pool.fix_shared(PageId(run * 512 + 9)).expect("page")).collect();
     let memory = pool.manager().allocate_temporary(ByteCount::mib(16)).expect("one by one");
-    assert_eq!(pool.stats().handed_over, 0, "every run has a page that is held");
+    assert_eq!(pool.stats().donated, 0, "every run has a page that is held");
     for guard in &held {
         assert!(holds(guard, guard.id().0));
     }
@@ -105,10 +105,10 @@ fn runs_with_a_page_that_is_held_or_a_large_buffer_stay() {
 }
 
 #[test]
-fn larger_pages_are_handed_over_too() {
+fn larger_pages_are_donated_too() {
     let pool = full_pool(ByteCount::kib(64), 480);
     let _memory = pool.manager().allocate_temporary(ByteCount::mib(12)).expect("fits");
-    assert!(pool.stats().handed_over >= 100, "{:?}", pool.stats());
+    assert!(pool.stats().donated >= 100, "{:?}", pool.stats());
     for page in 1..=480 {
         assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), page), "{page}");
     }
@@ -137,7 +137,7 @@ fn readers_and_writers_never_see_a_page_that_is_moving() {
         }
         // Where the writers are quicker, too many pages are dirty for a run to change hands.
         let started = Instant::now();
-        let none = || pool.stats().handed_over == 0 && started.elapsed() < common::PATIENCE;
+        let none = || pool.stats().donated == 0 && started.elapsed() < common::PATIENCE;
         for round in (0..).take_while(|round| *round < 60_u64 || none()) {
             if round % 4 == 3 {
                 pool.flush().expect("written");
@@ -154,7 +154,7 @@ fn readers_and_writers_never_see_a_page_that_is_moving() {
         let expected = versions[page as usize].load(Ordering::Relaxed);
         assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), expected), "{page}");
     }
-    assert!(pool.stats().handed_over > 0, "{:?}", pool.stats());
+    assert!(pool.stats().donated > 0, "{:?}", pool.stats());
     let stats = pool.manager().stats();
     assert!(stats.used_max <= stats.limit, "{stats:?}");
     assert_eq!(pool.holders(), 0);
