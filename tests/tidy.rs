@@ -225,6 +225,23 @@ fn a_field_is_named_in_its_own_folder_only() {
 }
 
 #[test]
+fn a_count_is_read_only_where_it_is_shown() {
+    let mut violations = Vec::new();
+    for source in library().iter().filter(|source| !is_test(&source.name)) {
+        let functions = source.functions();
+        for (at, _) in source.code.match_indices(".reading()") {
+            let line = source.line_of(at);
+            let around = functions.iter().filter(|f| (f.line..f.line + f.lines).contains(&line));
+            let inner = around.min_by_key(|function| function.lines);
+            if !inner.is_some_and(|function| function.name == "show") {
+                violations.push(format!("{}:{line}", source.name));
+            }
+        }
+    }
+    report("`Counter::reading` is called by functions named `show` only", &violations);
+}
+
+#[test]
 fn open_fields_are_told_from_plain_data() {
     let code = "pub(crate) struct Data { pub(crate) a: u8, pub(crate) b: u8 }".replace(", ", ",\n")
         + "\nstruct Owner {\n    pub(super) a: u8,\n    pub(in crate::a) b: u8,\n    c: u8,\n}\n"

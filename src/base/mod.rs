@@ -1,5 +1,6 @@
 //! Foundations: units, errors, locks. Layer 0; uses nothing of the crate.
 
+pub(crate) mod counter;
 pub(crate) mod deadline;
 pub(crate) mod error;
 pub(crate) mod local;

@@ -11,6 +11,7 @@ use super::huge::Collapser;
 use super::latch::Holder;
 use super::load::Loader;
 use super::page_table::TRAILER;
+use super::stats::PoolStats;
 use super::worker::Worker;
 use super::write_back::WriteBack;
 use crate::base::error::{Error, Result};
@@ -31,36 +32,6 @@ const IDLE: Duration = Duration::from_millis(20);
 
 /// Pause between runs that are put into huge pages: an eighth of a processor's time.
 const BETWEEN_RUNS: Duration = Duration::from_millis(5);
-
-/// A pool's figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolStats {
-    /// Bytes of resident pages.
-    pub resident: ByteCount,
-    /// Of these, in huge pages; see [`PoolConfig::huge_frames`].
-    pub huge: ByteCount,
-    /// Bytes of page words, resident set and page tables, which are within the limit too.
-    pub metadata: ByteCount,
-    /// Bytes that the pool keeps for itself whatever it holds: queues to the device, lists, its
-    /// thread's stack. Within the limit as well.
-    pub fixed: ByteCount,
-    /// Fixes that found their page absent.
-    pub misses: u64,
-    /// Pages read.
-    pub pages_read: u64,
-    /// Pages written.
-    pub pages_written: u64,
-    /// Of these, by the background cleaner.
-    pub pages_cleaned: u64,
-    /// Pages evicted.
-    pub evicted: u64,
-    /// Of these, donated to temporary memory with their frames.
-    pub donated: u64,
-    /// Writes that failed.
-    pub write_errors: u64,
-    /// Times that [`PoolConfig::before_write`] refused a page.
-    pub write_refusals: u64,
-}
 
 /// A buffer pool; see the module's documentation.
 pub struct BufferPool {
@@ -169,20 +140,18 @@ impl BufferPool {
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         let Frames { chunks, resident, account, .. } = &self.frames;
-        PoolStats {
+        let mut stats = PoolStats {
             resident: resident.bytes(),
             huge: chunks.huge_bytes(),
             metadata: chunks.metadata(),
             fixed: account.fixed(),
-            misses: self.loader.misses(),
-            pages_read: self.loader.pages_read(),
-            pages_written: self.write_back.written(),
-            pages_cleaned: self.write_back.cleaned(),
             evicted: resident.departed(),
-            donated: self.donor.donated(),
-            write_errors: self.write_back.failed(),
-            write_refusals: self.write_back.refused(),
-        }
+            ..PoolStats::default()
+        };
+        self.loader.show(&mut stats);
+        self.write_back.show(&mut stats);
+        self.donor.show(&mut stats);
+        stats
     }
 
     /// Fixes at the moment: shared holders and exclusive ones of all pages.

@@ -14,6 +14,8 @@
 use super::chunk::CHUNK_PAGES;
 use super::fixed_vec::FixedVec;
 use super::frames::Frames;
+use super::stats::PoolStats;
+use crate::base::counter::Counter;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::limit::manager::Donation;
@@ -41,17 +43,17 @@ struct Group {
 pub(super) struct Donor {
     /// The run at which the next search begins.
     hand: AtomicU64,
-    donated: AtomicU64,
+    donated: Counter,
 }
 
 impl Donor {
     pub(super) fn new() -> Donor {
-        Donor { hand: AtomicU64::new(0), donated: AtomicU64::new(0) }
+        Donor { hand: AtomicU64::new(0), donated: Counter::default() }
     }
 
-    /// Pages donated.
-    pub(super) fn donated(&self) -> u64 {
-        self.donated.load(Ordering::Relaxed)
+    /// Adds this part's statistics.
+    pub(super) fn show(&self, stats: &mut PoolStats) {
+        stats.donated = self.donated.reading();
     }
 
     /// Fills `room` with runs: first of those from which nothing has to be copied back.
@@ -72,7 +74,7 @@ impl Donor {
                 passed += (group.end - group.start) / per_run;
                 let Some(pages) = donate_group(frames, room, &group) else { return };
                 frames.resident.depart(pages);
-                self.donated.fetch_add(pages as u64, Ordering::Relaxed);
+                self.donated.add(pages as u64);
             }
             self.hand.store((start + passed) as u64, Ordering::Relaxed);
         }

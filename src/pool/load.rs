@@ -5,12 +5,12 @@ use super::file::{DEPTH, TableFile};
 use super::frames::Frames;
 use super::latch::LatchWord;
 use super::multi_page::Inside;
+use super::stats::PoolStats;
+use crate::base::counter::Counter;
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::PageId;
 use crate::store::Op;
 use crossbeam_queue::ArrayQueue;
-use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 
 /// Maximum number of pages that wait to be prefetched; more are forgotten.
@@ -41,24 +41,20 @@ pub(super) struct Loader {
     file: Arc<TableFile>,
     /// Pages to be read ahead.
     prefetches: ArrayQueue<PageId>,
-    misses: CachePadded<AtomicU64>,
-    read: AtomicU64,
+    misses: Counter,
+    read: Counter,
 }
 
 impl Loader {
     pub(super) fn new(file: Arc<TableFile>) -> Loader {
         let prefetches = ArrayQueue::new(PREFETCH_MAX);
-        Loader { file, prefetches, misses: CachePadded::default(), read: AtomicU64::new(0) }
+        Loader { file, prefetches, misses: Counter::default(), read: Counter::default() }
     }
 
-    /// Fixes that found their page absent.
-    pub(super) fn misses(&self) -> u64 {
-        self.misses.load(Ordering::Relaxed)
-    }
-
-    /// Pages read.
-    pub(super) fn pages_read(&self) -> u64 {
-        self.read.load(Ordering::Relaxed)
+    /// Adds this part's statistics.
+    pub(super) fn show(&self, stats: &mut PoolStats) {
+        stats.misses = self.misses.reading();
+        stats.pages_read = self.read.reading();
     }
 
     /// Brings an absent page in. `true`: it is resident and this thread holds it locked; `false`:
@@ -88,7 +84,7 @@ impl Loader {
                 latch.abort_load();
                 frames.uncharge(order);
             })?;
-        self.misses.fetch_add(1, Ordering::Relaxed);
+        self.misses.add(1);
         let read = self.file.read_now(table, page, order);
         if read.is_ok() {
             inside.become_parts();
@@ -112,7 +108,7 @@ impl Loader {
         if read.is_ok() {
             let worth = frames.resident.worth(was, frames.pool_pages(), prefetched);
             latch.loaded(!worth.touched, worth.laps, order);
-            self.read.fetch_add(1 << order, Ordering::Relaxed);
+            self.read.add(1 << order);
             frames.arrive(page, order);
         } else {
             frames.table.discard(page, order);
@@ -139,7 +135,7 @@ impl Loader {
             frames.uncharge(0);
             return Ok(None);
         }
-        self.misses.fetch_add(1, Ordering::Relaxed);
+        self.misses.add(1);
         Ok(Some(Loading { page, was }))
     }
 

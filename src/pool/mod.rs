@@ -13,7 +13,7 @@
 //!
 //! | files | hold |
 //! |---|---|
-//! | `latch`, `backoff`, `fixed_vec` | the word of one page; waiting for it; lists of pages |
+//! | `latch`, `backoff`, `fixed_vec`, `stats` | the word of one page; waiting for it; lists of pages; figures |
 //! | `page_table`, `chunk`, `resident` (with `replacement`), `account`, `free_list` | the parts: words and memory, notes of 512 pages, what is in memory, the share of the limit, free numbers |
 //! | `frames` | the parts together: memory is charged, split, dropped |
 //! | `file`, `checksum` | the store and its queues |
@@ -55,14 +55,16 @@ mod multi_page;
 mod page_table;
 mod replacement;
 mod resident;
+mod stats;
 mod worker;
 mod write_back;
 mod write_result;
 
 pub use btree::{BTree, ENTRY_MAX_DIVISOR, Scan};
-pub use buffer_pool::{BufferPool, PoolStats};
+pub use buffer_pool::BufferPool;
 pub use config::PoolConfig;
 pub use guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 pub use page_table::TRAILER;
 pub use replacement::{Arrival, Clock, Proven, Replacement, Worth};
+pub use stats::PoolStats;
 pub use write_back::BeforeWrite;

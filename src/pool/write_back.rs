@@ -6,12 +6,12 @@ use super::file::{TableFile, survived};
 use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
 use super::page_table::TRAILER;
+use super::stats::PoolStats;
 use super::write_result::WriteResult;
+use crate::base::counter::Counter;
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::PageId;
 use crate::store::Op;
-use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 
 /// Asked before a page is written back: the write-ahead log must hold record `lsn` first.
@@ -30,42 +30,30 @@ struct Run {
 pub(super) struct WriteBack {
     file: Arc<TableFile>,
     before_write: Option<Box<BeforeWrite>>,
-    written: CachePadded<AtomicU64>,
-    cleaned: AtomicU64,
-    failed: AtomicU64,
-    refused: AtomicU64,
+    written: Counter,
+    cleaned: Counter,
+    failed: Counter,
+    refused: Counter,
 }
 
 impl WriteBack {
     pub(super) fn new(file: Arc<TableFile>, before_write: Option<Box<BeforeWrite>>) -> WriteBack {
-        let [cleaned, failed, refused] = [(); 3].map(|()| AtomicU64::new(0));
-        WriteBack { file, before_write, written: CachePadded::default(), cleaned, failed, refused }
+        let [written, cleaned, failed, refused] = [(); 4].map(|()| Counter::default());
+        WriteBack { file, before_write, written, cleaned, failed, refused }
     }
 
-    /// Pages written.
-    pub(super) fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
-    }
-
-    /// Pages written by [`clean`](Self::clean).
-    pub(super) fn cleaned(&self) -> u64 {
-        self.cleaned.load(Ordering::Relaxed)
-    }
-
-    /// Pages that the device failed to write.
-    pub(super) fn failed(&self) -> u64 {
-        self.failed.load(Ordering::Relaxed)
-    }
-
-    /// Pages that the log refused.
-    pub(super) fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
+    /// Adds this part's statistics.
+    pub(super) fn show(&self, stats: &mut PoolStats) {
+        stats.pages_written = self.written.reading();
+        stats.pages_cleaned = self.cleaned.reading();
+        stats.write_errors = self.failed.reading();
+        stats.write_refusals = self.refused.reading();
     }
 
     /// As [`write`](Self::write), ahead of eviction; returns how many pages were written.
     pub(super) fn clean(&self, frames: &Frames, pages: &[PageId]) -> u64 {
         let written = self.write(frames, pages).written;
-        self.cleaned.fetch_add(written, Ordering::Relaxed);
+        self.cleaned.add(written);
         written
     }
 
@@ -80,7 +68,7 @@ impl WriteBack {
             let order = latch.load().order();
             if let Err(reason) = self.prepare(frames, *page, order) {
                 latch.end_write(false);
-                self.refused.fetch_add(1, Ordering::Relaxed);
+                self.refused.add(1);
                 result.refuse(*page, reason);
                 continue;
             }
@@ -112,11 +100,11 @@ impl WriteBack {
                 table.word(*page).end_write(is_written);
             }
             let (counter, sum) = if is_written {
-                (&*self.written, &mut result.written)
+                (&self.written, &mut result.written)
             } else {
                 (&self.failed, &mut result.failed)
             };
-            counter.fetch_add(run.count as u64, Ordering::Relaxed);
+            counter.add(run.count as u64);
             *sum += run.count as u64;
         };
         let mut next = runs.iter().map(|run| {
