@@ -79,7 +79,7 @@ impl Region {
             match self.pages_of(*ptr, *len) {
                 Ok((first, count)) => {
                     let run = PrefetchRun { first, count, for_stream: false };
-                    asked |= self.pager.readahead.request(run);
+                    asked |= self.pager.readahead().request(run);
                 }
                 Err(error) => {
                     outcome = Err(error);
@@ -88,7 +88,7 @@ impl Region {
             }
         }
         if asked {
-            self.pager.sched.call(0);
+            self.pager.sched().call(0);
         }
         outcome
     }
@@ -267,7 +267,7 @@ impl Region {
         let pages = (first.0..first.0 + count.0).map(PageId);
         let hint = match advice {
             Advice::Normal | Advice::Random | Advice::Sequential => {
-                pages.for_each(|page| self.pager.readahead.advise(page, advice));
+                pages.for_each(|page| self.pager.readahead().advise(page, advice));
                 return Ok(());
             }
             Advice::WillNeed => Hint::WillNeed,

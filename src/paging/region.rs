@@ -501,8 +501,8 @@ impl Drop for Region {
         self.pager.health().stop();
         self.requests.close();
         self.pager.pool().evictor_bell().ring_again();
-        self.pager.sched.call_all();
-        self.pager.sched.idle_policies().call_supervisor();
+        self.pager.sched().call_all();
+        self.pager.sched().idle_policies().call_supervisor();
         if self.pager.mapper().is_in_thread() {
             crate::paging::fault::sigbus::unlist(&self.pager);
         }

@@ -96,8 +96,8 @@ impl Evictor {
         }
         if pager.frames().note_of(frame).guessed() {
             match content {
-                Content::Clean(_) => pager.readahead.was_not_written(page),
-                Content::Zero | Content::Dirty => pager.readahead.was_written(page),
+                Content::Clean(_) => pager.readahead().was_not_written(page),
+                Content::Zero | Content::Dirty => pager.readahead().was_written(page),
             }
         }
         match content {

@@ -48,7 +48,7 @@ impl Handler {
         config: &RegionConfig,
     ) -> Result<Handler> {
         let (spin, poll) = (config.spin, config.poll.unwrap_or_default());
-        let sched = ThreadSched::new(Arc::clone(&pager.sched), index, spin, poll);
+        let sched = ThreadSched::new(Arc::clone(pager.sched()), index, spin, poll);
         let work = Work::new(Arc::clone(&pager), index)?;
         Ok(Handler { pager, sched, work, messages: [Message::EMPTY; FAULTS_MAX] })
     }

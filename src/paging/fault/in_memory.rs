@@ -112,7 +112,7 @@ impl Pager {
         }
         if word.protected() {
             self.counters().faults_protect.bump();
-            self.readahead.was_written(page);
+            self.readahead().was_written(page);
             self.counters().prefetch_hits.add(u64::from(word.prefetched()));
         }
         Some(FaultStatus::Resolved)

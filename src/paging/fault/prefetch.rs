@@ -15,11 +15,11 @@ use std::sync::Arc;
 impl Pager {
     /// What to read ahead after a fault on a page.
     pub(super) fn next_window(&self, page: PageId, on: FaultOn) -> Option<Window> {
-        let chunk = if self.reads_chunks { self.pages_per_chunk() } else { 1 };
+        let chunk = if self.reads_chunks() { self.pages_per_chunk() } else { 1 };
         let is_stored = |page: u64| {
             page < self.page_count().0 && self.word(PageId(page)).load().state() == State::Stored
         };
-        self.readahead.after_fault(page, on, self.budget().limit(), chunk, &is_stored)
+        self.readahead().after_fault(page, on, self.budget().limit(), chunk, &is_stored)
     }
 }
 
@@ -110,14 +110,15 @@ impl Prefetch {
     /// Asks for pages that a stream leads to when the evictor has made room.
     fn ask_later(&self, first: PageId, count: u64) {
         let count = PageCount(count);
-        self.pager.readahead.request(PrefetchRun { first, count, for_stream: true });
+        self.pager.readahead().request(PrefetchRun { first, count, for_stream: true });
     }
 
     // On request.
 
     /// Accepts pages that were requested, as long as there are frames.
     pub(super) fn accept_requests(&mut self, reads: &mut Reads, huge_reads: &mut HugeReads) {
-        while let Some(mut run) = self.run.take().or_else(|| self.pager.readahead.next_request()) {
+        while let Some(mut run) = self.run.take().or_else(|| self.pager.readahead().next_request())
+        {
             while run.count.0 > 0 {
                 let Some(accepted) = self.accept(run, reads, huge_reads) else {
                     // Requests are not worth waiting for when nothing can be evicted.

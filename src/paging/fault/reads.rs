@@ -157,7 +157,7 @@ impl Reads {
     pub(super) fn new(pager: Arc<Pager>, index: usize) -> Result<Reads> {
         let mut queue = pager.slots().store().open_queue(DEPTH)?;
         queue.watch(pager.mapper().raw_fd())?;
-        queue.watch(pager.sched.bell_fd(index))?;
+        queue.watch(pager.sched().bell_fd(index))?;
         let frames = pager.frames().count();
         let now = Instant::now();
         Ok(Reads {

@@ -263,10 +263,10 @@ impl Pager {
         let mut asked = false;
         for page in window.pages(self.page_count().0) {
             let run = PrefetchRun { first: page, count: PageCount(1), for_stream: false };
-            asked |= self.readahead.request(run);
+            asked |= self.readahead().request(run);
         }
         if asked {
-            self.sched.call(0);
+            self.sched().call(0);
         }
     }
 }

@@ -20,7 +20,7 @@ pub(in crate::paging) struct Supervisor {
 
 impl Supervisor {
     pub(in crate::paging) fn new(pager: Arc<Pager>) -> Supervisor {
-        let policies = PolicySupervisor::new(pager.sched.handlers());
+        let policies = PolicySupervisor::new(pager.sched().handlers());
         Supervisor { policies, watchdog: Watchdog::new(pager.clone()), pager }
     }
 
@@ -28,7 +28,7 @@ impl Supervisor {
     pub(in crate::paging) fn run(&mut self) {
         let uffd = self.pager.mapper().raw_fd();
         let has_faults = || poll_readable(&[uffd], Duration::ZERO) == Ok(true);
-        let idle_policies = self.pager.sched.idle_policies();
+        let idle_policies = self.pager.sched().idle_policies();
         while !self.pager.health().is_stopping() {
             let timeout = self.policies.look(idle_policies, has_faults);
             let timeout = self.watchdog.look().map_or(timeout, |next| next.min(timeout));

@@ -211,7 +211,7 @@ impl Work {
         if self.pager.frames().run_of(frame).is_some() && !filling.wanted() {
             // The first fault on a chunk that may be held: the stream has got there.
             if !self.huge_reads.contains(frame) {
-                self.pager.sched.call_all();
+                self.pager.sched().call_all();
             }
             let (reads, huge_reads) = (&mut self.reads, &mut self.huge_reads);
             self.prefetch.follow(page, FaultOn::PageReadAhead, reads, huge_reads);

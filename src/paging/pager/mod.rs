@@ -70,10 +70,10 @@ pub(crate) struct Pager {
     slots: SlotStore,
     mapper: Mapper,
     /// Chunks that a stream leads to are read whole, into runs of frames.
-    pub(in crate::paging) reads_chunks: bool,
+    reads_chunks: bool,
     counters: Counters,
-    pub(in crate::paging) readahead: Readahead,
-    pub(in crate::paging) sched: Arc<HandlerSched>,
+    readahead: Readahead,
+    sched: Arc<HandlerSched>,
     health: Health,
 }
 
@@ -132,6 +132,21 @@ impl Pager {
     /// Which chunks the kernel fills.
     pub(in crate::paging) fn chunks(&self) -> &Chunks {
         &self.chunks
+    }
+
+    /// What will be touched next.
+    pub(in crate::paging) fn readahead(&self) -> &Readahead {
+        &self.readahead
+    }
+
+    /// When and where handlers run.
+    pub(in crate::paging) fn sched(&self) -> &Arc<HandlerSched> {
+        &self.sched
+    }
+
+    /// Whether chunks that a stream leads to are read whole.
+    pub(in crate::paging) fn reads_chunks(&self) -> bool {
+        self.reads_chunks
     }
 
     /// What the policy knows.
