@@ -39,7 +39,7 @@ fn memory_is_whole_although_the_kernel_fails_to_move_pages() {
     let first = manager.join("before the pool").expect("room");
     first.set_reclaimer(Arc::downgrade(&too_little) as Weak<dyn Reclaim>);
     let store = Arc::new(MemStore::new(ByteCount::mib(96)).expect("store"));
-    let config = PoolConfig::new().page_size(ByteCount::kib(4)).cleaner(false);
+    let config = PoolConfig::new().page(ByteCount::kib(4)).cleaner(false);
     let pool = config.create_on(store, &manager).expect("pool");
     let last = manager.join("after the pool").expect("room");
     last.set_reclaimer(Arc::downgrade(&enough) as Weak<dyn Reclaim>);

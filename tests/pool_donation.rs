@@ -19,7 +19,7 @@ fn full_pool(page: ByteCount, pages: u64) -> Arc<BufferPool> {
     let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative).expect("manager");
     manager.set_deadline(common::PATIENCE);
     let store = Arc::new(MemStore::new(ByteCount::mib(96)).expect("store"));
-    let config = PoolConfig::new().page_size(page).cleaner(false);
+    let config = PoolConfig::new().page(page).cleaner(false);
     let pool = config.create_on(store, &manager).expect("pool");
     add_pages(&pool, pages);
     pool

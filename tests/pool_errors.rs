@@ -395,7 +395,7 @@ fn a_new_table_takes_the_place_of_nothing_that_anybody_would_miss() {
     drop(pool);
     refused(PoolConfig::new(), "holds a table of a buffer pool");
     // A mistake in the settings costs no data either.
-    let wrong = || PoolConfig::new().overwrite(true).page_size(ByteCount(5000));
+    let wrong = || PoolConfig::new().overwrite(true).page(ByteCount(5000));
     create(wrong()).expect_err("page size");
     let pool = PoolConfig::new().open(&path, &manager).expect("as it was");
     ids.iter().for_each(|id| assert_holds(&pool, *id));

@@ -365,7 +365,7 @@ fn errors_name_what_is_wrong_with_a_table_file() {
     fill(&pool, 1000);
     pool.flush().expect("flush");
     drop(pool);
-    let other = open(PoolConfig::new().page_size(ByteCount::kib(16)));
+    let other = open(PoolConfig::new().page(ByteCount::kib(16)));
     assert!(other.contains("pages of 4096 bytes"), "{other}");
     let file = std::fs::OpenOptions::new().write(true).open(&path).expect("file");
     file.set_len(2 << 20).expect("truncated");
@@ -374,7 +374,7 @@ fn errors_name_what_is_wrong_with_a_table_file() {
     std::fs::write(&path, vec![1; 2 << 20]).expect("overwritten");
     let other = open(PoolConfig::new());
     assert!(other.contains("no table file"), "{other}");
-    let odd = PoolConfig::new().page_size(ByteCount(5000)).open(&path, &manager);
+    let odd = PoolConfig::new().page(ByteCount(5000)).open(&path, &manager);
     assert!(matches!(odd, Err(Error::Config { .. }) | Err(Error::Device { .. })));
 }
 

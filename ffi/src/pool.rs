@@ -127,7 +127,7 @@ unsafe fn settings(config: *const farheap_pool_config) -> Result<PoolConfig> {
         other => return Err(Failure::argument(format!("replacement: {other} is no policy"))),
     }
     if config.page != 0 {
-        settings = settings.page_size(ByteCount(config.page));
+        settings = settings.page(ByteCount(config.page));
     }
     if config.deadline_ms != 0 {
         settings = settings.deadline(Duration::from_millis(config.deadline_ms));

@@ -69,25 +69,26 @@ impl PoolConfig {
         }
     }
 
-    /// Page size, 4 KiB to 64 KiB, a power of two; 4 KiB unless set. Fixed when a file is created.
-    pub fn page_size(mut self, page: ByteCount) -> PoolConfig {
+    /// Sets the page size, 4 KiB to 64 KiB, a power of two; 4 KiB unless set. Fixed when a file is
+    /// created.
+    pub fn page(mut self, page: ByteCount) -> PoolConfig {
         self.page = page;
         self
     }
 
-    /// Whether pages carry checksums that are compared when they are read; on unless set.
+    /// Sets whether pages carry checksums that are compared when they are read; on unless set.
     pub fn checksum(mut self, on: bool) -> PoolConfig {
         self.checksum = on;
         self
     }
 
-    /// Whether a background thread writes dirty pages ahead of eviction; on unless set.
+    /// Sets whether a background thread writes dirty pages ahead of eviction; on unless set.
     pub fn cleaner(mut self, on: bool) -> PoolConfig {
         self.cleaner = on;
         self
     }
 
-    /// Whether the background thread puts runs of 2 MiB into huge pages while nothing leaves the
+    /// Sets whether the background thread puts runs of 2 MiB into huge pages while nothing leaves the
     /// pool; on unless set. Only pages of 4 KiB are, and only where the kernel can (6.1). It costs
     /// 0.6 ms of processor time a run, during which its pages cannot be changed; the first page to
     /// leave the run costs 0.2 to 0.4 ms more.
@@ -96,14 +97,14 @@ impl PoolConfig {
         self
     }
 
-    /// How long a fix waits for a latch; 30 seconds unless set. Time in which the process is stopped
+    /// Sets how long a fix waits for a latch; 30 seconds unless set. Time in which the process is stopped
     /// does not count.
     pub fn deadline(mut self, deadline: Duration) -> PoolConfig {
         self.deadline = deadline;
         self
     }
 
-    /// Which pages leave first; [`Proven`] unless set.
+    /// Sets which pages leave first; [`Proven`] unless set.
     pub fn replacement(mut self, policy: impl Replacement + 'static) -> PoolConfig {
         self.replacement = Box::new(policy);
         self
@@ -121,13 +122,13 @@ impl PoolConfig {
         self
     }
 
-    /// Pages evicted at a time, 1 to 256; 256 unless set. For measurements.
+    /// Sets the number of pages evicted at a time, 1 to 256; 256 unless set. For measurements.
     pub fn evict_batch(mut self, pages: usize) -> PoolConfig {
         self.batch = pages.clamp(1, BATCH_MAX);
         self
     }
 
-    /// Whether [`create`](PoolConfig::create) may take the place of data, of an older table too;
+    /// Sets whether [`create`](PoolConfig::create) may take the place of data, of an older table too;
     /// off unless set.
     pub fn overwrite(mut self, on: bool) -> PoolConfig {
         self.overwrite = on;
@@ -142,7 +143,7 @@ impl PoolConfig {
             return Ok(());
         }
         Err(Error::Config {
-            key: "page_size".to_owned(),
+            key: "page".to_owned(),
             reason: format!("{page} is not a power of two from 4 KiB to 64 KiB"),
         })
     }

@@ -1,33 +1,40 @@
 //! A pool's statistics.
 
-use crate::base::units::ByteCount;
+use crate::base::statistics::statistics;
 
-/// A pool's figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolStats {
-    /// Bytes of resident pages.
-    pub resident: ByteCount,
-    /// Of these, in huge pages; see [`PoolConfig::huge_frames`](super::PoolConfig::huge_frames).
-    pub huge: ByteCount,
-    /// Bytes of page words, resident set and page tables, which are within the limit too.
-    pub metadata: ByteCount,
-    /// Bytes that the pool keeps for itself whatever it holds: queues to the device, lists, its
-    /// thread's stack. Within the limit as well.
-    pub fixed: ByteCount,
-    /// Fixes that found their page absent.
-    pub misses: u64,
-    /// Pages read.
-    pub pages_read: u64,
-    /// Pages written.
-    pub pages_written: u64,
-    /// Of these, by the background cleaner.
-    pub pages_cleaned: u64,
-    /// Pages evicted.
-    pub evicted: u64,
-    /// Of these, donated to temporary memory with their frames.
-    pub donated: u64,
-    /// Writes that failed.
-    pub write_errors: u64,
-    /// Times that [`PoolConfig::before_write`](super::PoolConfig::before_write) refused a page.
-    pub write_refusals: u64,
+statistics! {
+    /// Statistics of a pool since its start. Counts only grow; sizes are of the moment.
+    pub struct PoolStats {
+        "memory" {
+            /// Bytes of resident pages.
+            resident: bytes "resident";
+            /// Of these, in huge pages; see [`PoolConfig::huge_frames`](super::PoolConfig::huge_frames).
+            huge: bytes "huge";
+            /// Bytes of page words, resident set and page tables, which are within the limit too.
+            metadata: bytes "of tables";
+            /// Bytes that the pool keeps for itself whatever it holds: queues to the device, lists,
+            /// its thread's stack. Within the limit as well.
+            fixed: bytes "of queues and lists";
+        }
+        "pages" {
+            /// Fixes that found their page absent.
+            misses: count "misses";
+            /// Pages read.
+            pages_read: count "read";
+            /// Pages written.
+            pages_written: count "written";
+            /// Of these, by the background cleaner.
+            pages_cleaned: count "by the cleaner";
+            /// Pages evicted.
+            evicted: count "evicted";
+            /// Of these, donated to temporary memory with their frames.
+            donated: count "donated";
+        }
+        "trouble" {
+            /// Writes that failed.
+            write_errors: count "failed writes";
+            /// Times that [`PoolConfig::before_write`](super::PoolConfig::before_write) refused a page.
+            write_refusals: count "refused writes";
+        }
+    }
 }
