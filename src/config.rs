@@ -25,12 +25,11 @@ mod text;
 mod value;
 
 pub use crate::paging::region::policy::PolicyKind;
-pub use crate::paging::region::{Install, Mode, PAGE_MAX, PAGE_MIN};
+#[doc(no_inline)]
+pub use crate::paging::region::{Install, Mode};
+#[doc(no_inline)]
 pub use crate::store::Wipe;
 pub use builder::{Builder, Config};
 #[doc(hidden)]
 pub use options::documentation;
-pub use value::{
-    CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, HANDLERS_MAX, Io, LIMIT_MIN, LIMIT_PAGES_MIN,
-    POLL_MAX, SPAN_MAX, UserMode,
-};
+pub use value::{ENV, Io, UserMode};

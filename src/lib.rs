@@ -86,10 +86,12 @@ pub use heap::c_malloc as malloc;
 #[cfg(not(loom))]
 pub use limit::manager;
 #[cfg(not(loom))]
+#[doc(no_inline)]
 pub use limit::manager::{MemoryManager, Temporary};
 #[cfg(not(loom))]
 pub use paging::region;
 #[cfg(not(loom))]
+#[doc(no_inline)]
 pub use paging::region::Stats;
 #[cfg(all(feature = "heap", not(loom)))]
 pub use runtime::Heap;

@@ -262,8 +262,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::Config`] names the first option whose value is out of range or conflicts with
-    /// another; [`Error::LimitTooSmall`] when the limit cannot hold [`LIMIT_PAGES_MIN`] pages or
-    /// is below [`LIMIT_MIN`].
+    /// another; [`Error::LimitTooSmall`] when the limit cannot hold 64 pages or is below 8 MiB.
     pub fn build(self) -> Result<Config> {
         self.build_on(|| probe::Memory::detect().available())
     }

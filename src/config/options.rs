@@ -31,8 +31,7 @@ use std::time::Duration;
 #[macro_export]
 macro_rules! for_options {
     ($callback:ident) => { $callback! {
-        /// It is at least the larger of [`LIMIT_MIN`](crate::config::LIMIT_MIN) and
-        /// [`LIMIT_PAGES_MIN`](crate::config::LIMIT_PAGES_MIN) pages.
+        /// It is at least 8 MiB, and at least 64 pages.
         ///
         /// Default: 50 % of the memory available. Set it to what this process may have when others
         /// share the machine. Of this and [`limit_percent`](Builder::limit_percent), the last call
@@ -89,8 +88,7 @@ macro_rules! for_options {
             { store c switch reserve, "", "",
               "others may fill the file system: take the space at start-up" };
 
-        /// A power of two from [`PAGE_MIN`](crate::config::PAGE_MIN) to
-        /// [`PAGE_MAX`](crate::config::PAGE_MAX).
+        /// A power of two from 4 KiB to 2 MiB.
         ///
         /// Default: 64 KiB. Larger for scans, smaller (4 KiB) for pointer-rich structures that
         /// touch a few bytes per page.
@@ -107,7 +105,7 @@ macro_rules! for_options {
             "the size in bytes from which the global allocator places allocations in far memory",
             { heap c bytes threshold, "size or `off`", "", "smaller objects are to go far, or none" };
 
-        /// From 1 to [`HANDLERS_MAX`](crate::config::HANDLERS_MAX).
+        /// From 1 to 64.
         ///
         /// Default: `None`, chosen by the runtime. Set it when faults wait for a handler while
         /// processors idle, or to bound the threads.
@@ -115,7 +113,7 @@ macro_rules! for_options {
             "the number of handler threads",
             { heap c count handlers, "`auto` or 1 to 64", "", "faults wait while processors idle" };
 
-        /// Up to [`SPAN_MAX`](crate::config::SPAN_MAX). It costs no memory.
+        /// Up to 64 TiB. It costs no memory.
         ///
         /// Default: 1 TiB. Lower it where the address space is limited (`ulimit -v`), raise it when
         /// more data than that is alive at once.
@@ -146,8 +144,7 @@ macro_rules! for_options {
             "whether every page read from the store is checked against its checksum",
             { region c switch checksum, "", "", "the device checks end to end" };
 
-        /// From [`DEADLINE_MIN`](crate::config::DEADLINE_MIN) to
-        /// [`DEADLINE_MAX`](crate::config::DEADLINE_MAX). A read that fails is repeated for as long
+        /// From 1 ms to a day. A read that fails is repeated for as long
         /// before its page counts as lost. Time in which the process is stopped does not count.
         ///
         /// Default: 30 s. Raise it for network devices that recover slowly, lower it where failing
@@ -156,7 +153,7 @@ macro_rules! for_options {
             "how long one device request may take before it counts as failed",
             { region c millis deadline_ms, "`1ms` to `1day`", "", "a network device recovers slowly" };
 
-        /// At most [`POLL_MAX`](crate::config::POLL_MAX); `None` (`off` in text): not at all. It
+        /// At most 500 us; `None` (`off` in text): not at all. It
         /// looks only while no other thread wants its processor and while the device usually
         /// answers within that time.
         ///

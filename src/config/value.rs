@@ -18,22 +18,22 @@ const LIKENESS_MIN: f64 = 0.75;
 pub const ENV: &str = "FARHEAP_CONF";
 
 /// The smallest limit, whatever the page size.
-pub const LIMIT_MIN: ByteCount = ByteCount::mib(8);
+pub(super) const LIMIT_MIN: ByteCount = ByteCount::mib(8);
 /// The minimum number of pages that must fit under a limit: one batch of evictions.
-pub const LIMIT_PAGES_MIN: u64 = 64;
+pub(super) const LIMIT_PAGES_MIN: u64 = 64;
 /// The maximum number of handler threads.
-pub const HANDLERS_MAX: u16 = 64;
+pub(super) const HANDLERS_MAX: u16 = 64;
 /// The largest reservation: half of the 47-bit address space, so that the rest stays usable.
-pub const SPAN_MAX: ByteCount = ByteCount::gib(64 << 10);
+pub(super) const SPAN_MAX: ByteCount = ByteCount::gib(64 << 10);
 /// The largest device size: the kernel's file offsets are signed.
-pub const CAPACITY_MAX: ByteCount = ByteCount(i64::MAX as u64);
+pub(super) const CAPACITY_MAX: ByteCount = ByteCount(i64::MAX as u64);
 /// The shortest deadline of a device request.
-pub const DEADLINE_MIN: Duration = Duration::from_millis(1);
+pub(super) const DEADLINE_MIN: Duration = Duration::from_millis(1);
 /// The longest deadline of a device request.
-pub const DEADLINE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const DEADLINE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest polling: half of the time after which a handler that runs only while its
 /// processor is idle counts as starved.
-pub const POLL_MAX: Duration = Duration::from_micros(500);
+pub(super) const POLL_MAX: Duration = Duration::from_micros(500);
 
 /// How the store is read and written.
 #[non_exhaustive]

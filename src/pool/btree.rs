@@ -36,7 +36,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 /// An entry, key and value together, may take a page's payload divided by this, less 8 bytes.
-pub const ENTRY_MAX_DIVISOR: usize = 4;
+pub(super) const ENTRY_MAX_DIVISOR: usize = 4;
 
 /// Optimistic descents before one takes shared latches.
 const RESTARTS_MAX: u32 = 64;

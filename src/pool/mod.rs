@@ -60,7 +60,7 @@ mod worker;
 mod write_back;
 mod write_result;
 
-pub use btree::{BTree, ENTRY_MAX_DIVISOR, Scan};
+pub use btree::{BTree, Scan};
 pub use buffer_pool::BufferPool;
 pub use config::PoolConfig;
 pub use guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};

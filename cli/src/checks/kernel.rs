@@ -227,7 +227,7 @@ pub(super) fn huge_pages(limits: &Limits) -> Check {
 /// The span of the default configuration.
 fn default_span() -> ByteCount {
     // A limit in bytes needs no knowledge of the machine.
-    let config = Config::builder().limit(farheap::config::LIMIT_MIN).build();
+    let config = Config::builder().limit(ByteCount::mib(8)).build();
     config.expect("the defaults are valid").span()
 }
 

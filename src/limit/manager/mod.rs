@@ -43,7 +43,6 @@ pub use crate::limit::manager::account::Account;
 pub use crate::limit::manager::arena::Temporary;
 pub use crate::limit::manager::consumer::{Effort, Reclaim};
 pub use crate::limit::manager::report::{ConsumerStats, ManagerStats, Mode, Pressure};
-pub use crate::limit::manager::shared::{CONSUMERS_MAX, LIMIT_MIN};
 pub use crate::limit::manager::spill::Spill;
 pub use crate::limit::manager::temporary::TemporaryMemory;
 
@@ -55,7 +54,9 @@ use crate::base::units::ByteCount;
 use crate::limit::admission::{self, Turn};
 use crate::limit::budget::Budget;
 use crate::limit::manager::member::Member;
-use crate::limit::manager::shared::{BRIEFLY, RETRY_AFTER, Shared, part_of};
+use crate::limit::manager::shared::{
+    BRIEFLY, CONSUMERS_MAX, LIMIT_MIN, RETRY_AFTER, Shared, part_of,
+};
 use crate::sys::fork::Born;
 use crate::sys::probe::Memory;
 use crate::sys::signals::SignalsBlocked;
@@ -95,7 +96,7 @@ impl MemoryManager {
     /// Starts a manager of `limit` bytes, with its background thread.
     ///
     /// # Errors
-    /// [`Error::LimitTooSmall`] below [`LIMIT_MIN`]; [`Error::Config`] for a part of more than
+    /// [`Error::LimitTooSmall`] below 1 MiB; [`Error::Config`] for a part of more than
     /// 100 %; [`Error::Os`] when no thread can be started.
     pub fn start(limit: ByteCount, mode: Mode) -> Result<Arc<MemoryManager>> {
         let _ours = keep_local();
@@ -158,7 +159,7 @@ impl MemoryManager {
     /// Opens an account for a consumer. The name is for messages and statistics.
     ///
     /// # Errors
-    /// [`Error::TooManyConsumers`] when there are [`CONSUMERS_MAX`] already.
+    /// [`Error::TooManyConsumers`] when there are 16 already.
     pub fn join(&self, name: &str) -> Result<Account> {
         let _ours = keep_local();
         let shared = &self.shared;
@@ -241,7 +242,7 @@ impl MemoryManager {
     /// # Errors
     /// [`Error::OutOfMemory`] naming the holders when the consumers cannot come below it before
     /// the deadline, because too much is pinned or protected; [`Error::LimitTooSmall`] below
-    /// [`LIMIT_MIN`] or the floors. The old limit is then in force.
+    /// 1 MiB or the floors. The old limit is then in force.
     pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
         let shared = &self.shared;
         let began = Instant::now();

@@ -15,10 +15,10 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Maximum number of consumers of one manager.
-pub const CONSUMERS_MAX: usize = 16;
+pub(super) const CONSUMERS_MAX: usize = 16;
 
 /// Smallest limit of a manager.
-pub const LIMIT_MIN: ByteCount = ByteCount::mib(1);
+pub(super) const LIMIT_MIN: ByteCount = ByteCount::mib(1);
 
 /// How often the background thread looks without being called.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
