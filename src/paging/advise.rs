@@ -10,9 +10,13 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::policy::Hint;
+use crate::paging::kernel_filled;
+use crate::paging::mapped_over;
 use crate::paging::page::backoff;
 use crate::paging::page::word::State;
 use crate::paging::pager;
+use crate::paging::pager::discard;
+use crate::paging::pager::reclaim;
 use crate::paging::readahead::PrefetchRun;
 use crate::paging::region::{Advice, Region, RegionConfig};
 use crate::sys::signals::SignalsBlocked;
@@ -35,7 +39,7 @@ impl Region {
         let first = offset.div_ceil(self.pager.page_bytes());
         let end = (offset + len.as_usize()) / self.pager.page_bytes();
         if first < end {
-            self.pager.discard(PageId(first as u64), PageCount((end - first) as u64));
+            discard::discard(&self.pager, PageId(first as u64), PageCount((end - first) as u64));
         }
         Ok(())
     }
@@ -207,11 +211,11 @@ impl Region {
         loop {
             let word = self.pager.word(page).load();
             if word.state() != State::Resident {
-                if !self.pager.close_around(page) {
+                if !kernel_filled::close_around(&self.pager, page) {
                     let reason = "the process has too many mappings (vm.max_map_count)".to_owned();
                     return Err(Error::LimitExceeded { reason });
                 }
-                if !self.pager.owns_page(page) {
+                if !mapped_over::owns_page(&self.pager, page) {
                     let reason = "the program has mapped or unmapped memory there";
                     return Err(Error::BadRange { reason });
                 }
@@ -280,7 +284,7 @@ impl Region {
         for page in pages {
             batch.step();
             // One that is open and stays so has no place in the policy.
-            let _ = self.pager.close_around(page);
+            let _ = kernel_filled::close_around(&self.pager, page);
             if self.pager.word(page).load().state() == State::Resident {
                 self.pager.policy().lock().advise(page, hint);
             }
@@ -301,7 +305,7 @@ impl Region {
         if limit < minimum {
             return Err(Error::LimitTooSmall { limit, minimum });
         }
-        self.pager.set_limit(limit);
+        reclaim::set_limit(&self.pager, limit);
         let (mut last, mut stall) = (self.pager.budget().charged(), Deadline::new(STALL_MAX));
         while self.pager.pool().excess() > 0 {
             self.pager.pool().call_evictor();

@@ -32,19 +32,26 @@ pub enum Install {
     Move,
 }
 
+/// How pages come and go, as the kernel and the page size allow.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::paging) struct Moves {
+    /// Fills install single frames by MOVE, else by COPY. (Runs of them always go by MOVE.)
+    pub(in crate::paging) fill: bool,
+    /// Evictions take pages out by MOVE, else by write-protect, copy and DONTNEED.
+    pub(in crate::paging) evict: bool,
+}
+
 impl Install {
     /// Whether fills and evictions use MOVE.
-    pub(in crate::paging) fn resolve(
-        self,
-        page_bytes: usize,
-        kernel_moves: bool,
-    ) -> Result<(bool, bool)> {
+    pub(in crate::paging) fn resolve(self, page_bytes: usize, kernel_moves: bool) -> Result<Moves> {
         match self {
             // The kernel clears what a frame that is moved in gets as new memory, which costs more
             // than copying, but for huge pages (docs/design/faults.md).
-            Install::Auto => Ok((kernel_moves && page_bytes >= HUGE_PAGE, kernel_moves)),
-            Install::Copy => Ok((false, false)),
-            Install::Move if kernel_moves => Ok((true, true)),
+            Install::Auto => {
+                Ok(Moves { fill: kernel_moves && page_bytes >= HUGE_PAGE, evict: kernel_moves })
+            }
+            Install::Copy => Ok(Moves { fill: false, evict: false }),
+            Install::Move if kernel_moves => Ok(Moves { fill: true, evict: true }),
             Install::Move => Err(Error::Unsupported {
                 feature: "UFFDIO_MOVE (Linux 6.8)",
                 why: "`install:move` was asked for; use `install:auto`",

@@ -7,7 +7,9 @@
 use crate::base::error::Error;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::diagnostics;
+use crate::paging::kernel_filled;
 use crate::paging::page::word::State;
+use crate::paging::pager::discard;
 use crate::paging::region::Region;
 use crate::paging::table_sizes::Committed;
 use std::ptr::NonNull;
@@ -43,7 +45,7 @@ impl Region {
         let (mut head, mut tail) = (0, 0);
         for page in self.space.partly_covered(offset, len) {
             // What holds nothing now reads as zero in this range until the caller writes there.
-            if self.pager.holds_nothing(page) {
+            if kernel_filled::holds_nothing(&self.pager, page) {
                 continue;
             }
             let start = page.as_usize() * page_bytes;
@@ -69,8 +71,8 @@ impl Region {
             let part_end = ((start / page_bytes + 1) * page_bytes).min(end);
             let whole = part_end - start == page_bytes;
             if whole && self.is_away(page) {
-                self.pager.discard(page, PageCount(1));
-            } else if !self.pager.holds_nothing(page) {
+                discard::discard(&self.pager, page, PageCount(1));
+            } else if !kernel_filled::holds_nothing(&self.pager, page) {
                 let part = (self.base() + start) as *mut u8;
                 // SAFETY: the part lies in the caller's range.
                 unsafe { part.write_bytes(0, part_end - start) };
@@ -88,7 +90,7 @@ impl Region {
 
     pub(crate) fn decommit_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();
-        let discard = |first, count| self.pager.discard(first, count);
+        let discard = |first, count| discard::discard(&self.pager, first, count);
         self.space.decommit(offset, len.as_usize(), discard);
     }
 

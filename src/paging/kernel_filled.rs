@@ -34,6 +34,7 @@ use crate::paging::page::chunks::CHUNK;
 use crate::paging::page::chunks::ChunkId;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
+use crate::paging::pager::transfer;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{KERNEL_PAGE, Piece};
 
@@ -58,398 +59,391 @@ pub(in crate::paging) enum Closed {
     None,
 }
 
-impl Pager {
-    /// Whether memory around an `Empty` page is being used densely, so that the chunk is worth
-    /// opening: a neighbouring page or chunk is in use.
-    fn is_dense(&self, page: PageId, chunk: ChunkId) -> bool {
-        let resident = |page: u64| self.table().is_resident(page);
-        let before = page.0.checked_sub(1).is_some_and(resident);
-        let chunk_before = chunk.0.checked_sub(1).map(ChunkId);
-        before
-            || resident(page.0 + 1)
-            || chunk_before.is_some_and(|chunk| self.chunks().is_open(chunk))
-            || self.chunks().is_open(ChunkId(chunk.0 + 1))
-    }
+/// Whether memory around an `Empty` page is being used densely, so that the chunk is worth
+/// opening: a neighbouring page or chunk is in use.
+fn is_dense(pager: &Pager, page: PageId, chunk: ChunkId) -> bool {
+    let resident = |page: u64| pager.table().is_resident(page);
+    let before = page.0.checked_sub(1).is_some_and(resident);
+    let chunk_before = chunk.0.checked_sub(1).map(ChunkId);
+    before
+        || resident(page.0 + 1)
+        || chunk_before.is_some_and(|chunk| pager.chunks().is_open(chunk))
+        || pager.chunks().is_open(ChunkId(chunk.0 + 1))
+}
 
-    /// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
-    pub(in crate::paging) fn try_open(&self, page: PageId) -> Opening {
-        let chunk = self.chunk_of(page);
-        let may_open = self.chunks().pagemap().is_some() && self.chunks().may_open(chunk);
-        let is_own = || self.mapper().owns(self.table().chunk_addr(chunk), CHUNK);
-        if !may_open || !self.is_dense(page, chunk) || !is_own() {
-            return Opening::Unfit;
-        }
-        if !self.chunks().latch(chunk, Phase::Closed) {
-            return Opening::Unfit;
-        }
-        let opened = self.open_latched(chunk);
-        let now = if opened { Phase::Open } else { Phase::Closed };
-        self.chunks().unlatch(chunk, Phase::Closed, now);
-        if opened {
-            self.counters().chunks_opened.bump();
-            self.policy().lock().opened(self.pages_per_chunk());
-            return Opening::Opened;
-        }
-        // Room comes with the next write that ends. A page of its own now would leave a chunk of
-        // small pages, which the kernel fills one by one and gives back one by one.
-        let room = self.pool().reserve_for_fresh().0 + CHUNK as u64;
-        let is_aimed_at = self.pool().high_bytes() >= room;
-        let writing = is_aimed_at && self.starved().is_writing();
-        let healthy = self.health().write_errno() == 0;
-        let is_fresh = |page: PageId| self.word(page).load().state() == State::Empty;
-        if writing && healthy && self.table().pages_of_chunk(chunk).all(is_fresh) {
-            return Opening::Wait;
-        }
-        Opening::Unfit
+/// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
+pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> Opening {
+    let chunk = pager.chunk_of(page);
+    let may_open = pager.chunks().pagemap().is_some() && pager.chunks().may_open(chunk);
+    let is_own = || pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
+    if !may_open || !is_dense(pager, page, chunk) || !is_own() {
+        return Opening::Unfit;
     }
-
-    fn open_latched(&self, chunk: ChunkId) -> bool {
-        let mut absent = 0;
-        for page in self.table().pages_of_chunk(chunk) {
-            let word = self.word(page).load();
-            match word.state() {
-                State::Empty => absent += 1,
-                State::Resident if word.slot().is_none() && word.pins() == 0 => {}
-                _ => return false,
-            }
-        }
-        let page = self.page_size().0;
-        let reserve = self.pool().reserve_for_fresh();
-        if absent == self.pages_per_chunk()
-            && self.pool().available() >= reserve.0 + CHUNK as u64
-            && let Some(opened) = self.open_with_run(chunk)
-        {
-            return opened;
-        }
-        if !self.pool().charge_leaving(ByteCount(absent * page), reserve) {
-            return false;
-        }
-        let (count, really_absent) = self.adopt_pages(chunk);
-        let whole = count == self.pages_per_chunk();
-        // Pages that came or went since they were counted.
-        let more = ByteCount(really_absent.saturating_sub(absent) * page);
-        if whole && self.budget().try_charge_leaving(more, ByteCount::ZERO) {
-            if self.leave_to_kernel(chunk) {
-                self.budget().uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
-                return true;
-            }
-            // The kernel has no mapping left (max_map_count).
-            self.budget().uncharge(more);
-        }
-        let first = chunk.0 as u64 * self.pages_per_chunk();
-        self.hand_over(chunk, &mut (first..first + count).map(PageId));
-        self.budget().uncharge(ByteCount(absent * page));
-        false
+    if !pager.chunks().latch(chunk, Phase::Closed) {
+        return Opening::Unfit;
     }
-
-    /// Opens a chunk without content, latched, with the memory of a spare run, which is zero and
-    /// charged: no fault waits for the kernel to clear some. `None`: there is none that can be used.
-    fn open_with_run(&self, chunk: ChunkId) -> Option<bool> {
-        let first = self.frames().take_spare_run()?;
-        if !self.move_run_in(chunk, first) {
-            // A part of it may have been mapped for a moment.
-            self.pool().free_run(first);
-            return None;
-        }
-        (first.0..)
-            .take(self.frames().run_frames())
-            .for_each(|n| self.frames().put_empty(FrameId(n)));
-        self.counters().chunks_reused.bump();
-        let opened = self.leave_to_kernel(chunk);
-        // Before anybody looks at the words: the chunk is latched.
-        self.table()
-            .pages_of_chunk(chunk)
-            .for_each(|page| self.settle(page, Word::moving(None), Word::EMPTY));
-        if !opened {
-            // The kernel has no mapping left (max_map_count).
-            self.hand_over(chunk, &mut self.table().pages_of_chunk(chunk));
-        }
-        Some(opened)
+    let opened = open_latched(pager, chunk);
+    let now = if opened { Phase::Open } else { Phase::Closed };
+    pager.chunks().unlatch(chunk, Phase::Closed, now);
+    if opened {
+        pager.counters().chunks_opened.bump();
+        pager.policy().lock().opened(pager.pages_per_chunk());
+        return Opening::Opened;
     }
+    // Room comes with the next write that ends. A page of its own now would leave a chunk of
+    // small pages, which the kernel fills one by one and gives back one by one.
+    let room = pager.pool().reserve_for_fresh().0 + CHUNK as u64;
+    let is_aimed_at = pager.pool().high_bytes() >= room;
+    let writing = is_aimed_at && pager.starved().is_writing();
+    let healthy = pager.health().write_errno() == 0;
+    let is_fresh = |page: PageId| pager.word(page).load().state() == State::Empty;
+    if writing && healthy && pager.table().pages_of_chunk(chunk).all(is_fresh) {
+        return Opening::Wait;
+    }
+    Opening::Unfit
+}
 
-    /// Moves a run of frames to an empty chunk; its words are `Moving` then. `false`: nothing has
-    /// changed, because another handler is at one of the pages, or the kernel still holds the run.
-    fn move_run_in(&self, chunk: ChunkId, first: FrameId) -> bool {
-        let claims =
-            |page: &PageId| self.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
-        let claimed = self.table().pages_of_chunk(chunk).take_while(claims).count();
-        let (dst, src) = (self.table().chunk_addr(chunk), self.frames().addr(first));
-        let is_alone = claimed as u64 == self.pages_per_chunk();
-        let moved = if is_alone { self.move_or_stop(dst, src, CHUNK).bytes } else { 0 };
-        if moved == CHUNK {
+fn open_latched(pager: &Pager, chunk: ChunkId) -> bool {
+    let mut absent = 0;
+    for page in pager.table().pages_of_chunk(chunk) {
+        let word = pager.word(page).load();
+        match word.state() {
+            State::Empty => absent += 1,
+            State::Resident if word.slot().is_none() && word.pins() == 0 => {}
+            _ => return false,
+        }
+    }
+    let page = pager.page_size().0;
+    let reserve = pager.pool().reserve_for_fresh();
+    if absent == pager.pages_per_chunk()
+        && pager.pool().available() >= reserve.0 + CHUNK as u64
+        && let Some(opened) = open_with_run(pager, chunk)
+    {
+        return opened;
+    }
+    if !pager.pool().charge_leaving(ByteCount(absent * page), reserve) {
+        return false;
+    }
+    let (count, really_absent) = adopt_pages(pager, chunk);
+    let whole = count == pager.pages_per_chunk();
+    // Pages that came or went since they were counted.
+    let more = ByteCount(really_absent.saturating_sub(absent) * page);
+    if whole && pager.budget().try_charge_leaving(more, ByteCount::ZERO) {
+        if leave_to_kernel(pager, chunk) {
+            pager.budget().uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
             return true;
         }
-        if moved > 0 {
-            self.mapper().move_back(dst, src, moved);
-        }
-        let claimed = self.table().pages_of_chunk(chunk).take(claimed);
-        claimed.for_each(|page| self.settle(page, Word::moving(None), Word::EMPTY));
-        false
+        // The kernel has no mapping left (max_map_count).
+        pager.budget().uncharge(more);
     }
+    let first = chunk.0 as u64 * pager.pages_per_chunk();
+    hand_over(pager, chunk, &mut (first..first + count).map(PageId));
+    pager.budget().uncharge(ByteCount(absent * page));
+    false
+}
 
-    /// Takes pages under the chunk's charge, in order, until one is in another thread's hands;
-    /// returns how many it took, and how many of them are not mapped.
-    fn adopt_pages(&self, chunk: ChunkId) -> (u64, u64) {
-        let (mut count, mut absent) = (0, 0);
-        for page in self.table().pages_of_chunk(chunk) {
-            let word = self.word(page).load();
-            match word.state() {
-                State::Empty => absent += 1,
-                State::Resident if word.slot().is_none() && word.pins() == 0 => {
-                    let leaving = word.leaving();
-                    if self.word(page).try_change(word, leaving).is_err() {
-                        break;
-                    }
-                    self.policy().lock().removed(page);
-                    self.settle(page, leaving, Word::EMPTY);
+/// Opens a chunk without content, latched, with the memory of a spare run, which is zero and
+/// charged: no fault waits for the kernel to clear some. `None`: there is none that can be used.
+fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
+    let first = pager.frames().take_spare_run()?;
+    if !move_run_in(pager, chunk, first) {
+        // A part of it may have been mapped for a moment.
+        pager.pool().free_run(first);
+        return None;
+    }
+    (first.0..)
+        .take(pager.frames().run_frames())
+        .for_each(|n| pager.frames().put_empty(FrameId(n)));
+    pager.counters().chunks_reused.bump();
+    let opened = leave_to_kernel(pager, chunk);
+    // Before anybody looks at the words: the chunk is latched.
+    pager
+        .table()
+        .pages_of_chunk(chunk)
+        .for_each(|page| pager.settle(page, Word::moving(None), Word::EMPTY));
+    if !opened {
+        // The kernel has no mapping left (max_map_count).
+        hand_over(pager, chunk, &mut pager.table().pages_of_chunk(chunk));
+    }
+    Some(opened)
+}
+
+/// Moves a run of frames to an empty chunk; its words are `Moving` then. `false`: nothing has
+/// changed, because another handler is at one of the pages, or the kernel still holds the run.
+fn move_run_in(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
+    let claims =
+        |page: &PageId| pager.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
+    let claimed = pager.table().pages_of_chunk(chunk).take_while(claims).count();
+    let (dst, src) = (pager.table().chunk_addr(chunk), pager.frames().addr(first));
+    let is_alone = claimed as u64 == pager.pages_per_chunk();
+    let moved = if is_alone { transfer::move_or_stop(pager, dst, src, CHUNK).bytes } else { 0 };
+    if moved == CHUNK {
+        return true;
+    }
+    if moved > 0 {
+        pager.mapper().move_back(dst, src, moved);
+    }
+    let claimed = pager.table().pages_of_chunk(chunk).take(claimed);
+    claimed.for_each(|page| pager.settle(page, Word::moving(None), Word::EMPTY));
+    false
+}
+
+/// Takes pages under the chunk's charge, in order, until one is in another thread's hands;
+/// returns how many it took, and how many of them are not mapped.
+fn adopt_pages(pager: &Pager, chunk: ChunkId) -> (u64, u64) {
+    let (mut count, mut absent) = (0, 0);
+    for page in pager.table().pages_of_chunk(chunk) {
+        let word = pager.word(page).load();
+        match word.state() {
+            State::Empty => absent += 1,
+            State::Resident if word.slot().is_none() && word.pins() == 0 => {
+                let leaving = word.leaving();
+                if pager.word(page).try_change(word, leaving).is_err() {
+                    break;
                 }
-                _ => break,
+                pager.policy().lock().removed(page);
+                pager.settle(page, leaving, Word::EMPTY);
             }
-            count += 1;
+            _ => break,
         }
-        (count, absent)
+        count += 1;
     }
+    (count, absent)
+}
 
-    /// Makes those of the given pages that are mapped ordinary resident pages; returns how many
-    /// are not. The chunk is latched and registered.
-    fn hand_over(&self, chunk: ChunkId, pages: &mut dyn Iterator<Item = PageId>) -> u64 {
-        const UNITS: usize = CHUNK / KERNEL_PAGE;
-        let mut there = [false; UNITS];
-        let pagemap = self.chunks().pagemap().expect("chunks are opened only with a pagemap");
-        if let Err(error) = pagemap.scan(self.table().chunk_addr(chunk), &mut there) {
-            crate::paging::diagnostics::fatal(
-                "the pages of a chunk could not be looked up",
-                &error,
-            );
-        }
-        let units = self.page_bytes() / KERNEL_PAGE;
-        let first = chunk.0 as u64 * self.pages_per_chunk();
-        let mut absent = 0;
-        for page in pages {
-            let at = (page.0 - first) as usize * units;
-            let count = there[at..at + units].iter().filter(|there| **there).count();
-            if count == 0 {
-                absent += 1;
-                continue;
-            }
-            let moving = self.claim_empty(page);
-            let resident = Word::resident(None).with_sparse(count < units);
-            // No arrival: the page came when its chunk was opened.
-            self.policy().lock().inserted(page, Insert::Fresh);
-            self.settle(page, moving, resident);
-        }
-        absent
+/// Makes those of the given pages that are mapped ordinary resident pages; returns how many
+/// are not. The chunk is latched and registered.
+fn hand_over(pager: &Pager, chunk: ChunkId, pages: &mut dyn Iterator<Item = PageId>) -> u64 {
+    const UNITS: usize = CHUNK / KERNEL_PAGE;
+    let mut there = [false; UNITS];
+    let pagemap = pager.chunks().pagemap().expect("chunks are opened only with a pagemap");
+    if let Err(error) = pagemap.scan(pager.table().chunk_addr(chunk), &mut there) {
+        crate::paging::diagnostics::fatal("the pages of a chunk could not be looked up", &error);
     }
-
-    /// Makes an `Empty` page of a latched chunk `Moving`. A handler that began with the page before
-    /// the chunk was opened may hold it for a moment, until it looks at the chunk.
-    fn claim_empty(&self, page: PageId) -> Word {
-        let moving = Word::moving(None);
-        let mut spins = 0;
-        while let Err(now) = self.word(page).try_change(Word::EMPTY, moving) {
-            assert_eq!(now, moving, "{page} of a latched chunk");
-            backoff(&mut spins);
+    let units = pager.page_bytes() / KERNEL_PAGE;
+    let first = chunk.0 as u64 * pager.pages_per_chunk();
+    let mut absent = 0;
+    for page in pages {
+        let at = (page.0 - first) as usize * units;
+        let count = there[at..at + units].iter().filter(|there| **there).count();
+        if count == 0 {
+            absent += 1;
+            continue;
         }
-        moving
+        let moving = claim_empty(pager, page);
+        let resident = Word::resident(None).with_sparse(count < units);
+        // No arrival: the page came when its chunk was opened.
+        pager.policy().lock().inserted(page, Insert::Fresh);
+        pager.settle(page, moving, resident);
     }
+    absent
+}
 
-    /// Closes an open chunk: its pages become ordinary pages. Returns whether it was open.
-    pub(in crate::paging) fn close(&self, chunk: ChunkId) -> bool {
-        let _blocked = SignalsBlocked::new();
-        if self.chunks().latch_open(chunk).is_err() {
-            return false;
+/// Makes an `Empty` page of a latched chunk `Moving`. A handler that began with the page before
+/// the chunk was opened may hold it for a moment, until it looks at the chunk.
+fn claim_empty(pager: &Pager, page: PageId) -> Word {
+    let moving = Word::moving(None);
+    let mut spins = 0;
+    while let Err(now) = pager.word(page).try_change(Word::EMPTY, moving) {
+        assert_eq!(now, moving, "{page} of a latched chunk");
+        backoff(&mut spins);
+    }
+    moving
+}
+
+/// Closes an open chunk: its pages become ordinary pages. Returns whether it was open.
+pub(in crate::paging) fn close(pager: &Pager, chunk: ChunkId) -> bool {
+    let _blocked = SignalsBlocked::new();
+    if pager.chunks().latch_open(chunk).is_err() {
+        return false;
+    }
+    if register_alone(pager, chunk) {
+        end_close(pager, chunk);
+        return true;
+    }
+    pager.chunks().unlatch(chunk, Phase::Open, Phase::Open);
+    close_run(pager, chunk)
+}
+
+/// Makes the pages of a chunk, latched and registered, ordinary ones, and unlatches it.
+fn end_close(pager: &Pager, chunk: ChunkId) {
+    let absent = hand_over(pager, chunk, &mut pager.table().pages_of_chunk(chunk));
+    pager.budget().uncharge(ByteCount(absent * pager.page_size().0));
+    pager.managed().gave_back(absent * pager.page_size().0);
+    pager.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
+    pager.counters().chunks_closed.bump();
+}
+
+/// Closes the whole run of open chunks that a chunk lies in, which needs no mapping: the run is
+/// one, or several that are whole. Returns whether the chunk was open and is closed; where the
+/// kernel refuses even that, all stays as it is.
+fn close_run(pager: &Pager, chunk: ChunkId) -> bool {
+    /// Chunks that are opened beside the run meanwhile make it longer: then once more.
+    const TRIES: u32 = 16;
+    // One at a time, and nobody waits for this with a chunk latched: two that each hold what
+    // the other needs would wait for ever.
+    let _one = pager.chunks().lock_closing_run();
+    let mut refused = Ok(());
+    for _ in 0..TRIES {
+        if pager.chunks().latch_open(chunk).is_err() {
+            return refused.is_ok(); // Somebody has closed it.
         }
-        if self.register_alone(chunk) {
-            self.end_close(chunk);
+        let (mut first, mut end) = (chunk.0, chunk.0 + 1);
+        let is_in_run = |at: usize| {
+            at < pager.chunks().count() && pager.chunks().latch_open(ChunkId(at)).is_ok()
+        };
+        while first > 0 && is_in_run(first - 1) {
+            first -= 1;
+        }
+        while is_in_run(end) {
+            end += 1;
+        }
+        let (addr, len) = (pager.table().chunk_addr(ChunkId(first)), (end - first) * CHUNK);
+        refused = pager.mapper().register_own(addr, len);
+        if refused.is_ok() {
+            (first..end).for_each(|at| end_close(pager, ChunkId(at)));
             return true;
         }
-        self.chunks().unlatch(chunk, Phase::Open, Phase::Open);
-        self.close_run(chunk)
+        let (open, run) = (Phase::Open, first..end);
+        run.for_each(|at| pager.chunks().unlatch(ChunkId(at), open, open));
     }
-
-    /// Makes the pages of a chunk, latched and registered, ordinary ones, and unlatches it.
-    fn end_close(&self, chunk: ChunkId) {
-        let absent = self.hand_over(chunk, &mut self.table().pages_of_chunk(chunk));
-        self.budget().uncharge(ByteCount(absent * self.page_size().0));
-        self.managed().gave_back(absent * self.page_size().0);
-        self.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
-        self.counters().chunks_closed.bump();
+    if let Err(error) = refused {
+        crate::paging::diagnostics::warn("chunks could not be registered again, and stay", &error);
     }
+    false
+}
 
-    /// Closes the whole run of open chunks that a chunk lies in, which needs no mapping: the run is
-    /// one, or several that are whole. Returns whether the chunk was open and is closed; where the
-    /// kernel refuses even that, all stays as it is.
-    fn close_run(&self, chunk: ChunkId) -> bool {
-        /// Chunks that are opened beside the run meanwhile make it longer: then once more.
-        const TRIES: u32 = 16;
-        // One at a time, and nobody waits for this with a chunk latched: two that each hold what
-        // the other needs would wait for ever.
-        let _one = self.chunks().lock_closing_run();
-        let mut refused = Ok(());
-        for _ in 0..TRIES {
-            if self.chunks().latch_open(chunk).is_err() {
-                return refused.is_ok(); // Somebody has closed it.
-            }
-            let (mut first, mut end) = (chunk.0, chunk.0 + 1);
-            let is_in_run = |at: usize| {
-                at < self.chunks().count() && self.chunks().latch_open(ChunkId(at)).is_ok()
-            };
-            while first > 0 && is_in_run(first - 1) {
-                first -= 1;
-            }
-            while is_in_run(end) {
-                end += 1;
-            }
-            let (addr, len) = (self.table().chunk_addr(ChunkId(first)), (end - first) * CHUNK);
-            refused = self.mapper().register_own(addr, len);
-            if refused.is_ok() {
-                (first..end).for_each(|at| self.end_close(ChunkId(at)));
-                return true;
-            }
-            let (open, run) = (Phase::Open, first..end);
-            run.for_each(|at| self.chunks().unlatch(ChunkId(at), open, open));
+/// Closes the next open chunk by taking its memory out to the run of frames that begins with
+/// `first`, where its pages cool. The frames' charge is the chunk's. A chunk of which the
+/// kernel uses a page, or that has holes, is closed as usual, and the frames stay empty.
+pub(in crate::paging) fn close_into(pager: &Pager, first: FrameId) -> Closed {
+    let Some(chunk) = pager.chunks().next_open() else { return Closed::None };
+    if pager.chunks().latch_open(chunk).is_err() {
+        return Closed::None;
+    }
+    if !register_alone(pager, chunk) {
+        pager.chunks().unlatch(chunk, Phase::Open, Phase::Open);
+        return if close_run(pager, chunk) { Closed::Listed } else { Closed::None };
+    }
+    let is_own = pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
+    let taken = is_own && is_whole(pager, chunk) && move_chunk(pager, chunk, first);
+    if !taken {
+        end_close(pager, chunk);
+        return Closed::Listed;
+    }
+    pager.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
+    pager.counters().chunks_closed.bump();
+    Closed::Taken
+}
+
+/// Whether all pages of a chunk, latched and registered, are there.
+fn is_whole(pager: &Pager, chunk: ChunkId) -> bool {
+    let mut there = [false; CHUNK / KERNEL_PAGE];
+    let pagemap = pager.chunks().pagemap().expect("chunks are opened only with a pagemap");
+    pagemap.scan(pager.table().chunk_addr(chunk), &mut there).is_ok()
+        && there.iter().all(|there| *there)
+}
+
+/// Moves all of a chunk, latched and registered, to a run of frames; `false` and nothing has
+/// changed when the kernel uses a page of it.
+fn move_chunk(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
+    let (dst, src) = (pager.frames().addr(first), pager.table().chunk_addr(chunk));
+    let moved = transfer::move_or_stop(pager, dst, src, CHUNK).bytes;
+    if moved < CHUNK {
+        if moved > 0 {
+            pager.mapper().move_back(dst, src, moved);
         }
-        if let Err(error) = refused {
-            crate::paging::diagnostics::warn(
-                "chunks could not be registered again, and stay",
-                &error,
-            );
-        }
-        false
+        pager.counters().evict_busy.bump();
+        return false;
     }
+    pager.counters().chunks_evicted.bump();
+    let mut policy = pager.policy().lock();
+    for (page, frame) in pager.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
+        policy.bypassed(page);
+        pager.frames().note(frame, page, None);
+        pager.frames().note_of(frame).set_prefetched(false);
+        pager.frames().note_of(frame).set_guessed(false);
+        let moving = claim_empty(pager, page);
+        pager.settle(page, moving, Word::cooling(frame));
+    }
+    true
+}
 
-    /// Closes the next open chunk by taking its memory out to the run of frames that begins with
-    /// `first`, where its pages cool. The frames' charge is the chunk's. A chunk of which the
-    /// kernel uses a page, or that has holes, is closed as usual, and the frames stay empty.
-    pub(in crate::paging) fn close_into(&self, first: FrameId) -> Closed {
-        let Some(chunk) = self.chunks().next_open() else { return Closed::None };
-        if self.chunks().latch_open(chunk).is_err() {
-            return Closed::None;
-        }
-        if !self.register_alone(chunk) {
-            self.chunks().unlatch(chunk, Phase::Open, Phase::Open);
-            return if self.close_run(chunk) { Closed::Listed } else { Closed::None };
-        }
-        let is_own = self.mapper().owns(self.table().chunk_addr(chunk), CHUNK);
-        let taken = is_own && self.is_whole(chunk) && self.move_chunk(chunk, first);
-        if !taken {
-            self.end_close(chunk);
-            return Closed::Listed;
-        }
-        self.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
-        self.counters().chunks_closed.bump();
-        Closed::Taken
+/// Has the kernel fill a latched chunk without asking. It stays registered, so that far memory is
+/// told from what the program maps over it. `false`: the process has too many mappings, and
+/// nothing has changed.
+fn leave_to_kernel(pager: &Pager, chunk: ChunkId) -> bool {
+    let addr = pager.table().chunk_addr(chunk);
+    // The kernel takes no mode away from a registration: it has to end first.
+    if pager.mapper().unregister(addr, CHUNK).is_err() {
+        return false;
     }
+    if let Err(error) = pager.mapper().register_unwatched(addr, CHUNK) {
+        super::diagnostics::fatal("an open chunk could not be registered", &error);
+    }
+    true
+}
 
-    /// Whether all pages of a chunk, latched and registered, are there.
-    fn is_whole(&self, chunk: ChunkId) -> bool {
-        let mut there = [false; CHUNK / KERNEL_PAGE];
-        let pagemap = self.chunks().pagemap().expect("chunks are opened only with a pagemap");
-        pagemap.scan(self.table().chunk_addr(chunk), &mut there).is_ok()
-            && there.iter().all(|there| *there)
-    }
+/// Registers a latched chunk by itself. `false`: the process has too many mappings for that,
+/// and nothing has changed.
+fn register_alone(pager: &Pager, chunk: ChunkId) -> bool {
+    !pager.chunks().cuts_too_many(chunk)
+        && pager.mapper().register_own(pager.table().chunk_addr(chunk), CHUNK).is_ok()
+}
 
-    /// Moves all of a chunk, latched and registered, to a run of frames; `false` and nothing has
-    /// changed when the kernel uses a page of it.
-    fn move_chunk(&self, chunk: ChunkId, first: FrameId) -> bool {
-        let (dst, src) = (self.frames().addr(first), self.table().chunk_addr(chunk));
-        let moved = self.move_or_stop(dst, src, CHUNK).bytes;
-        if moved < CHUNK {
-            if moved > 0 {
-                self.mapper().move_back(dst, src, moved);
-            }
-            self.counters().evict_busy.bump();
-            return false;
+/// Closes the chunk of a page, so that the page's word speaks for it. `false`: the process has
+/// too many mappings.
+pub(in crate::paging) fn close_around(pager: &Pager, page: PageId) -> bool {
+    let chunk = pager.chunk_of(page);
+    pager.chunks().is_closed(chunk) || close(pager, chunk) || !pager.chunks().is_open(chunk)
+}
+
+/// Closes one open chunk, going round; `false` when there is none.
+pub(in crate::paging) fn close_next(pager: &Pager) -> bool {
+    pager.chunks().next_open().is_some_and(|chunk| close(pager, chunk))
+}
+
+/// Discards pages `first..end` of one chunk if it is open; else as what it was seen closed.
+pub(in crate::paging) fn discard_in_open(
+    pager: &Pager,
+    chunk: ChunkId,
+    first: PageId,
+    end: PageId,
+) -> std::result::Result<(), Seen> {
+    pager.chunks().latch_open(chunk)?;
+    let pages = end.0 - first.0;
+    // Where the process has too many mappings it stays open, empty and charged, until it can
+    // be closed with its run.
+    let whole = pages == pager.pages_per_chunk() && register_alone(pager, chunk);
+    let piece = Piece::new(pager.addr(first), pages as usize * pager.page_bytes());
+    // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
+    // caller gave the pages' contents up.
+    unsafe { pager.mapper().discard(&[piece]) }
+        .expect("MADV_DONTNEED of own anonymous pages succeeds");
+    if whole {
+        pager.budget().uncharge(ByteCount(CHUNK as u64));
+    }
+    pager.chunks().unlatch(chunk, Phase::Open, if whole { Phase::Closed } else { Phase::Open });
+    Ok(())
+}
+
+/// Whether a page reads as zero: nothing is mapped there, and nothing is stored.
+pub(in crate::paging) fn holds_nothing(pager: &Pager, page: PageId) -> bool {
+    let chunk = pager.chunk_of(page);
+    let seen = pager.chunks().look(chunk);
+    let empty = pager.word(page).load().state() == State::Empty;
+    empty && seen.phase() == Phase::Closed && pager.chunks().is_as_seen(chunk, seen)
+}
+
+/// Bytes that are charged for open chunks and not resident, by looking.
+pub(in crate::paging) fn open_but_absent(pager: &Pager) -> ByteCount {
+    let Some(pagemap) = pager.chunks().pagemap() else { return ByteCount::ZERO };
+    let mut there = [false; CHUNK / KERNEL_PAGE];
+    let mut absent = 0;
+    for chunk in pager.chunks().all_open() {
+        if pagemap.scan(pager.table().chunk_addr(chunk), &mut there).is_ok() {
+            absent += there.iter().filter(|there| !**there).count() * KERNEL_PAGE;
         }
-        self.counters().chunks_evicted.bump();
-        let mut policy = self.policy().lock();
-        for (page, frame) in self.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
-            policy.bypassed(page);
-            self.frames().note(frame, page, None);
-            self.frames().note_of(frame).set_prefetched(false);
-            self.frames().note_of(frame).set_guessed(false);
-            let moving = self.claim_empty(page);
-            self.settle(page, moving, Word::cooling(frame));
-        }
-        true
     }
-
-    /// Has the kernel fill a latched chunk without asking. It stays registered, so that far memory is
-    /// told from what the program maps over it. `false`: the process has too many mappings, and
-    /// nothing has changed.
-    fn leave_to_kernel(&self, chunk: ChunkId) -> bool {
-        let addr = self.table().chunk_addr(chunk);
-        // The kernel takes no mode away from a registration: it has to end first.
-        if self.mapper().unregister(addr, CHUNK).is_err() {
-            return false;
-        }
-        if let Err(error) = self.mapper().register_unwatched(addr, CHUNK) {
-            super::diagnostics::fatal("an open chunk could not be registered", &error);
-        }
-        true
-    }
-
-    /// Registers a latched chunk by itself. `false`: the process has too many mappings for that,
-    /// and nothing has changed.
-    fn register_alone(&self, chunk: ChunkId) -> bool {
-        !self.chunks().cuts_too_many(chunk)
-            && self.mapper().register_own(self.table().chunk_addr(chunk), CHUNK).is_ok()
-    }
-
-    /// Closes the chunk of a page, so that the page's word speaks for it. `false`: the process has
-    /// too many mappings.
-    pub(in crate::paging) fn close_around(&self, page: PageId) -> bool {
-        let chunk = self.chunk_of(page);
-        self.chunks().is_closed(chunk) || self.close(chunk) || !self.chunks().is_open(chunk)
-    }
-
-    /// Closes one open chunk, going round; `false` when there is none.
-    pub(in crate::paging) fn close_next(&self) -> bool {
-        self.chunks().next_open().is_some_and(|chunk| self.close(chunk))
-    }
-
-    /// Discards pages `first..end` of one chunk if it is open; else as what it was seen closed.
-    pub(in crate::paging) fn discard_in_open(
-        &self,
-        chunk: ChunkId,
-        first: PageId,
-        end: PageId,
-    ) -> std::result::Result<(), Seen> {
-        self.chunks().latch_open(chunk)?;
-        let pages = end.0 - first.0;
-        // Where the process has too many mappings it stays open, empty and charged, until it can
-        // be closed with its run.
-        let whole = pages == self.pages_per_chunk() && self.register_alone(chunk);
-        let piece = Piece::new(self.addr(first), pages as usize * self.page_bytes());
-        // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
-        // caller gave the pages' contents up.
-        unsafe { self.mapper().discard(&[piece]) }
-            .expect("MADV_DONTNEED of own anonymous pages succeeds");
-        if whole {
-            self.budget().uncharge(ByteCount(CHUNK as u64));
-        }
-        self.chunks().unlatch(chunk, Phase::Open, if whole { Phase::Closed } else { Phase::Open });
-        Ok(())
-    }
-
-    /// Whether a page reads as zero: nothing is mapped there, and nothing is stored.
-    pub(in crate::paging) fn holds_nothing(&self, page: PageId) -> bool {
-        let chunk = self.chunk_of(page);
-        let seen = self.chunks().look(chunk);
-        let empty = self.word(page).load().state() == State::Empty;
-        empty && seen.phase() == Phase::Closed && self.chunks().is_as_seen(chunk, seen)
-    }
-
-    /// Bytes that are charged for open chunks and not resident, by looking.
-    pub(in crate::paging) fn open_but_absent(&self) -> ByteCount {
-        let Some(pagemap) = self.chunks().pagemap() else { return ByteCount::ZERO };
-        let mut there = [false; CHUNK / KERNEL_PAGE];
-        let mut absent = 0;
-        for chunk in self.chunks().all_open() {
-            if pagemap.scan(self.table().chunk_addr(chunk), &mut there).is_ok() {
-                absent += there.iter().filter(|there| !**there).count() * KERNEL_PAGE;
-            }
-        }
-        ByteCount(absent as u64)
-    }
+    ByteCount(absent as u64)
 }

@@ -26,60 +26,59 @@ use crate::paging::diagnostics as report;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 
-impl Pager {
-    /// Whether a page is far memory, all of it.
-    pub(in crate::paging) fn owns_page(&self, page: PageId) -> bool {
-        self.mapper().owns(self.addr(page), self.page_bytes())
-    }
+/// Whether a page is far memory, all of it.
+pub(in crate::paging) fn owns_page(pager: &Pager, page: PageId) -> bool {
+    pager.mapper().owns(pager.addr(page), pager.page_bytes())
+}
 
-    /// Gives up a page, `Moving` by this thread and mapped, of which a part is not far memory any more.
-    /// Says whether that was so. The page is on none of the policy's lists.
-    pub(in crate::paging) fn disown(&self, page: PageId, moving: Word) -> bool {
-        match self.mapper().far_bytes(self.addr(page), self.page_bytes()) {
-            // Its charge is what the program's mapping does not need of us.
-            0 => {
-                self.put_slot(moving.slot());
-                self.settle(page, moving, Word::poisoned(None));
-                self.budget().uncharge(self.page_size());
-                self.managed().gave_back(self.page_bytes() as u64);
-            }
-            far if far < self.page_bytes() => {
-                // Counted first, as by `Region::pin`.
-                self.table().count_pinned(u64::from(moving.pins() == 0));
-                let kept = moving.kept();
-                let pinned = kept.pinned().unwrap_or(kept);
-                self.settle_resident(page, moving, pinned, None);
-            }
-            _ => return false,
+/// Gives up a page, `Moving` by this thread and mapped, of which a part is not far memory any more.
+/// Says whether that was so. The page is on none of the policy's lists.
+pub(in crate::paging) fn disown(pager: &Pager, page: PageId, moving: Word) -> bool {
+    match pager.mapper().far_bytes(pager.addr(page), pager.page_bytes()) {
+        // Its charge is what the program's mapping does not need of us.
+        0 => {
+            pager.put_slot(moving.slot());
+            pager.settle(page, moving, Word::poisoned(None));
+            pager.budget().uncharge(pager.page_size());
+            pager.managed().gave_back(pager.page_bytes() as u64);
         }
-        true
+        far if far < pager.page_bytes() => {
+            // Counted first, as by `Region::pin`.
+            pager.table().count_pinned(u64::from(moving.pins() == 0));
+            let kept = moving.kept();
+            let pinned = kept.pinned().unwrap_or(kept);
+            pager.settle_resident(page, moving, pinned, None);
+        }
+        _ => return false,
     }
+    true
+}
 
-    /// Makes those of `count` pages of one chunk, from `first` on, far memory again that the program had mapped
-    /// something over and has freed.
-    pub(in crate::paging) fn take_over(&self, first: PageId, count: u64) {
-        // Where the kernel fills the chunk, the process having too many mappings to close it, nobody
-        // would serve faults.
-        let Some(_entered) = self.chunks().enter(self.chunk_of(first)) else { return };
-        let moving = Word::moving(None);
-        for page in (first.0..first.0 + count).map(PageId) {
-            // (A page that is in use again is not free.)
-            let is_free = self.word(page).load().state() == State::Empty;
-            if !is_free || self.owns_page(page) {
-                continue;
+/// Makes those of `count` pages of one chunk, from `first` on, far memory again that the program had mapped
+/// something over and has freed.
+pub(in crate::paging) fn take_over(pager: &Pager, first: PageId, count: u64) {
+    // Where the kernel fills the chunk, the process having too many mappings to close it, nobody
+    // would serve faults.
+    let Some(_entered) = pager.chunks().enter(pager.chunk_of(first)) else { return };
+    let moving = Word::moving(None);
+    for page in (first.0..first.0 + count).map(PageId) {
+        // (A page that is in use again is not free.)
+        let is_free = pager.word(page).load().state() == State::Empty;
+        if !is_free || owns_page(pager, page) {
+            continue;
+        }
+        if pager.word(page).try_change(Word::EMPTY, moving).is_ok() {
+            if let Err(error) = map_anew(pager, page) {
+                report::warn("memory that was mapped over stays the program's", &error);
             }
-            if self.word(page).try_change(Word::EMPTY, moving).is_ok() {
-                if let Err(error) = self.map_anew(page) {
-                    report::warn("memory that was mapped over stays the program's", &error);
-                }
-                self.settle(page, moving, Word::EMPTY);
-            }
+            pager.settle(page, moving, Word::EMPTY);
         }
     }
+}
 
-    /// Maps far memory without content where a page is.
-    pub(in crate::paging) fn map_anew(&self, page: PageId) -> Result<()> {
-        self.table()
-            .map_anew(page, || self.mapper().register_faults(self.addr(page), self.page_bytes()))
-    }
+/// Maps far memory without content where a page is.
+pub(in crate::paging) fn map_anew(pager: &Pager, page: PageId) -> Result<()> {
+    pager
+        .table()
+        .map_anew(page, || pager.mapper().register_faults(pager.addr(page), pager.page_bytes()))
 }

@@ -38,10 +38,12 @@ use crate::paging::evict::Evictor;
 use crate::paging::evict::requests::Requests;
 use crate::paging::fault::handler::Handler;
 use crate::paging::fault::supervisor::Supervisor;
-use crate::paging::pager::Pager;
+use crate::paging::pager::discard;
 use crate::paging::pager::health::NO_SLOT;
+use crate::paging::pager::{Pager, reclaim};
 use crate::paging::ranges::Space;
 use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
+use crate::paging::tables::charge;
 use crate::store::{OnlyUser, Store, Wipe};
 use crate::sys::probe::{Limits, Memory};
 use crate::sys::signals::SignalsBlocked;
@@ -183,6 +185,9 @@ impl Region {
         let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
         let pager = Pager::new(&config, store, account, user)
             .map_err(|error| name_span(error, config.span))?;
+        reclaim::set_limit(&pager, config.limit);
+        charge::start_tables(&pager);
+        pager.pool().keep_copy_charge()?;
         let pager = Arc::new(pager);
         if let Some(account) = pager.managed().account() {
             let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
@@ -291,7 +296,8 @@ impl Region {
         if !self.space.is_live(offset, len) {
             return Err(Error::BadRange { reason: "is not mapped" });
         }
-        self.space.decommit(offset, len, |first, count| self.pager.discard(first, count));
+        self.space
+            .decommit(offset, len, |first, count| discard::discard(&self.pager, first, count));
         self.space.release(offset, len);
         Ok(())
     }

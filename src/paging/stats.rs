@@ -4,6 +4,7 @@ use crate::base::statistics::statistics;
 use crate::base::units::{ByteCount, PageCount};
 use crate::for_region_stats;
 use crate::paging::counters::Counters;
+use crate::paging::kernel_filled;
 use crate::paging::pager::Pager;
 
 /// The value of a counter, by the kind of its row.
@@ -42,7 +43,7 @@ impl Stats {
         let counters = pager.counters();
         let page = pager.page_bytes() as u64;
         // Charged, and no memory.
-        let absent = pager.open_but_absent().0 + pager.pool().copy_charge();
+        let absent = kernel_filled::open_but_absent(pager).0 + pager.pool().copy_charge();
         Stats {
             limit_bytes: pager.budget().limit(),
             resident_bytes: ByteCount(pager.budget().charged().0.saturating_sub(absent)),

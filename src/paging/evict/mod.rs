@@ -48,10 +48,12 @@ use crate::paging::evict::probe::Probe;
 use crate::paging::evict::requests::Requests;
 use crate::paging::evict::victims::{Arrivals, Chunkwise};
 use crate::paging::evict::write_back::{DEPTH, PAUSE_MIN, Write};
+use crate::paging::kernel_filled;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::FrameId;
 use crate::paging::pager::Pager;
 use crate::paging::pager::slot_store::ContentHash;
+use crate::paging::tables::charge;
 use crate::store::{Completion, Queue};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -159,7 +161,7 @@ impl Evictor {
     fn turn(&mut self) -> Result<()> {
         self.pager.pool().evictor_bell().answer();
         diagnostics::flush();
-        self.pager.count_tables_of_limit();
+        charge::count_tables_of_limit(&self.pager);
         if self.pager.mapper().met_locks() {
             diagnostics::unlocked();
         }
@@ -169,9 +171,9 @@ impl Evictor {
         self.recover();
         let discarded = !worked && self.discard_slots();
         if !asked && !worked && !discarded {
-            self.pager.release_tables();
+            charge::release_tables(&self.pager);
         }
-        let discarded = discarded || !worked && self.pager.sleep_slots();
+        let discarded = discarded || !worked && charge::sleep_slots(&self.pager);
         // While writes fail, what was found dirty goes back: looking for clean pages all the time
         // would be all this thread does.
         let hopeless = self.is_paused() && self.pager.health().is_exhausted();
@@ -261,7 +263,7 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            let released = self.pager.release_tables() as usize;
+            let released = charge::release_tables(&self.pager) as usize;
             self.made_room(released);
             // What the heap keeps of freed memory need not be written.
             self.pager.pool().purge().call();
@@ -274,7 +276,8 @@ impl Evictor {
                     true
                 }
                 Chunkwise::Unfit => {
-                    let closed = self.pager.chunks().any_open() && self.pager.close_next();
+                    let closed =
+                        self.pager.chunks().any_open() && kernel_filled::close_next(&self.pager);
                     self.evict(wanted.min(BATCH_MAX)) || closed
                 }
             };

@@ -7,6 +7,7 @@ use crate::base::units::PageId;
 use crate::paging::diagnostics;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::victims::Listed;
+use crate::paging::kernel_filled;
 use crate::paging::page::BATCH_MAX;
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ impl Evictor {
             batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
             // Where the process has too many mappings to close a chunk, its pages stay.
             for page in &batch[..count] {
-                let _ = self.pager.close_around(*page);
+                let _ = kernel_filled::close_around(&self.pager, *page);
             }
             self.take_out(&mut batch[..count], Listed::Yes);
             self.settle_cooling(0);

@@ -4,10 +4,14 @@
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::Evictor;
 use crate::paging::evict::arrivals::Arrived;
+use crate::paging::evict::content;
+use crate::paging::kernel_filled;
 use crate::paging::kernel_filled::Closed;
+use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::backoff;
 use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::pager::discard;
 use crate::sys::vm::{HUGE_PAGE, Piece};
 use std::time::Instant;
 
@@ -101,7 +105,7 @@ impl Evictor {
             victims.clear();
             {
                 let mut policy = self.pager.policy().lock();
-                self.pager.choose(&mut **policy, want, &mut victims);
+                content::choose(&self.pager, &mut **policy, want, &mut victims);
                 resident = policy.resident();
             }
             went = self.take_out(&mut victims, Listed::No);
@@ -134,7 +138,7 @@ impl Evictor {
             if word.protected() && word.slot().is_some() {
                 clean[clean_count] = (page, word);
                 clean_count += 1;
-                self.pager.push_piece(&mut pieces, &mut piece_count, page);
+                discard::push_piece(&self.pager, &mut pieces, &mut piece_count, page);
             } else if pause && word.slot().is_none() {
                 self.keep(page, word);
             } else {
@@ -198,10 +202,10 @@ impl Evictor {
         let (mut left, mut piece_count) = (0, 0);
         for at in 0..clean.len() {
             let (page, word) = clean[at];
-            if !self.pager.disown(page, word) {
+            if !mapped_over::disown(&self.pager, page, word) {
                 clean[left] = (page, word);
                 left += 1;
-                self.pager.push_piece(pieces, &mut piece_count, page);
+                discard::push_piece(&self.pager, pieces, &mut piece_count, page);
             }
         }
         (left, piece_count)
@@ -242,11 +246,12 @@ impl Evictor {
         let mut most = run.len();
         while done < run.len() {
             let rest = &run[done..run.len().min(done + most)];
-            let Some((first, got)) = self.pager.frames_for_run(rest[0].0, rest.len()) else {
+            let Some((first, got)) = content::frames_for_run(&self.pager, rest[0].0, rest.len())
+            else {
                 run[done..].iter().for_each(|(page, word)| self.keep(*page, *word));
                 break;
             };
-            let taken = self.pager.take_contents(rest[0].0, first, got);
+            let taken = content::take_contents(&self.pager, rest[0].0, first, got);
             let whole = taken.bytes / self.pager.page_bytes();
             for (victim, frame) in rest[..whole].iter().zip((first.0..).map(FrameId)) {
                 self.cool(*victim, frame, chosen);
@@ -260,10 +265,10 @@ impl Evictor {
                 continue;
             }
             let (page, word) = rest[whole];
-            let copied = taken.refused.then(|| self.pager.copy_refused(page)).flatten();
+            let copied = taken.refused.then(|| content::copy_refused(&self.pager, page)).flatten();
             match copied {
                 Some(frame) => self.cool((page, word), frame, chosen),
-                None if self.pager.disown(page, word) => {}
+                None if mapped_over::disown(&self.pager, page, word) => {}
                 None => {
                     self.keep(page, word);
                     self.pager.counters().evict_busy.bump();
@@ -277,7 +282,7 @@ impl Evictor {
     /// The content of a victim, `Moving` by this thread, is in `frame` now.
     fn cool(&mut self, (page, word): (PageId, Word), frame: FrameId, chosen: Instant) {
         if word.sparse() {
-            self.pager.fill_frame_holes(frame);
+            content::fill_frame_holes(&self.pager, frame);
         }
         self.pager.frames().note(frame, page, word.slot());
         let note = self.pager.frames().note_of(frame);
@@ -332,7 +337,7 @@ impl Evictor {
         };
         let frames = (first.0..).take(pager.frames().run_frames()).map(FrameId);
         let chosen = Instant::now();
-        match pager.close_into(first) {
+        match kernel_filled::close_into(pager, first) {
             Closed::Taken => {
                 for frame in frames {
                     self.chosen[frame.0 as usize] = chosen;

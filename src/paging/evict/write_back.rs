@@ -3,6 +3,7 @@
 use crate::base::deadline::Term;
 use crate::base::units::{SlotCount, SlotId};
 use crate::paging::diagnostics;
+use crate::paging::evict::content;
 use crate::paging::evict::{Dirty, Evictor, Linger};
 use crate::paging::page::frames::push;
 use crate::paging::page::note::Fate;
@@ -10,6 +11,8 @@ use crate::paging::page::protocol::{self, Written};
 use crate::paging::page::word::Word;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
+use crate::paging::pager::transfer;
+use crate::paging::tables::charge;
 use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::Protect;
 use crate::sys::vm::HUGE_PAGE;
@@ -106,7 +109,7 @@ impl Evictor {
             return 1;
         }
         let want = self.count_for_write(dirty);
-        self.pager.ready_slots(SlotCount(want as u64));
+        charge::ready_slots(&self.pager, SlotCount(want as u64));
         let Some((first, got)) = self.pager.slots().map().take_run(SlotCount(want as u64)) else {
             self.writes_fail(NO_SLOT);
             if self.pager.frames().slot(frame).is_some() {
@@ -265,14 +268,14 @@ impl Evictor {
         let moving = Word::moving(slot);
         if !pager.pool().evicts_by_move() {
             // The frame's charge moves to the page; the frame's memory goes right after.
-            if let Err(error) = pager.copy_rest(page, frame, 0, Protect::No) {
+            if let Err(error) = transfer::copy_rest(pager, page, frame, 0, Protect::No) {
                 diagnostics::fatal("a page could not be returned after a failed write", &error);
             }
             pager.settle_mapped(page, moving, Word::resident(slot), None);
             drop(pager.frames().release(frame));
             return;
         }
-        match pager.return_frame(page, frame) {
+        match content::return_frame(pager, page, frame) {
             Ok(_) => {
                 pager.settle_mapped(page, moving, Word::resident(slot), None);
                 drop(pager.frames().release(frame));
@@ -347,7 +350,7 @@ impl Evictor {
             if !protocol::rescue(pager.word(page), frame) {
                 continue;
             }
-            if !pager.try_return(page, frame) {
+            if !content::try_return(pager, page, frame) {
                 protocol::not_rescued(pager.word(page), frame);
                 // So it is with the others, most probably: the device has pinned them.
                 return;

@@ -24,6 +24,7 @@ use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
+use crate::paging::pager::install;
 use crate::sys::uffd::Wake;
 use std::time::Duration;
 
@@ -154,10 +155,10 @@ impl Pager {
         wake: Wake,
     ) -> std::result::Result<(), FaultStatus> {
         let page = self.frames().page(frame);
-        let guard = self.guard(page, frame, write);
-        if let Err(error) = self.install(page, frame, guard.protect(), wake) {
+        let guard = install::guard(self, page, frame, write);
+        if let Err(error) = install::install(self, page, frame, guard.protect(), wake) {
             let stored = Word::stored(moving.slot().expect("a fill has a slot"));
-            let status = self.not_mapped(page, moving, stored, &error);
+            let status = install::not_mapped(self, page, moving, stored, &error);
             self.pool().cancel_fill(frame);
             self.wake(page);
             return Err(status);
@@ -176,7 +177,7 @@ impl Pager {
         let slot = self.frames().slot(frame);
         let Some((moving, _)) = self.take_filled(frame, slot) else { return };
         match purpose {
-            Purpose::Fault => self.poison(page, moving, cause),
+            Purpose::Fault => install::poison(self, page, moving, cause),
             Purpose::Prefetch => {
                 self.settle(page, moving, Word::stored(slot.expect("a fill has a slot")));
                 // A thread that faulted on it meanwhile waits for this read, and faults again.

@@ -24,6 +24,7 @@ use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::NoRun;
+use crate::paging::pager::install;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -183,7 +184,8 @@ impl HugeReads {
         let alive = filled[..count].iter().flatten().zip(&mut moving);
         let alive = alive.map(|(from, to)| *to = *from).count();
         let whole = alive == count;
-        let mapped = if whole { self.pager.map_chunk(chunk.page, chunk.frame) } else { 0 };
+        let mapped =
+            if whole { install::map_chunk(&self.pager, chunk.page, chunk.frame) } else { 0 };
         self.pager.settle_read(chunk.page, &moving[..mapped]);
         self.note_mapped(chunk, &moving[..mapped], reads, turn);
         for (n, filled) in filled[..count].iter().enumerate().skip(mapped) {

@@ -10,13 +10,18 @@
 use crate::base::error::Error;
 use crate::base::units::PageId;
 use crate::paging::diagnostics;
+use crate::paging::evict::content;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::status::{FaultStatus, Purpose};
+use crate::paging::kernel_filled;
 use crate::paging::kernel_filled::Opening;
 use crate::paging::page::note::Fate;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
+use crate::paging::pager::install;
+use crate::paging::pager::transfer;
+use crate::paging::tables::charge;
 use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect};
 
@@ -53,10 +58,10 @@ impl Pager {
         }
         // Until the end, when the word keeps the tables.
         let Some(_entered) = self.chunks().enter(chunk) else { return Some(FaultStatus::TryAgain) };
-        if !self.count_tables(chunk) {
+        if !charge::count_tables(self, chunk) {
             return Some(FaultStatus::NoRoom);
         }
-        match self.try_open(page) {
+        match kernel_filled::try_open(self, page) {
             Opening::Opened => {
                 self.pool().check_low();
                 return Some(FaultStatus::Resolved);
@@ -70,7 +75,7 @@ impl Pager {
             self.settle(page, moving, Word::EMPTY);
             return Some(FaultStatus::TryAgain);
         }
-        match self.install_zeros(page) {
+        match install::install_zeros(self, page) {
             Ok(true) => {
                 self.settle_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
                 self.counters().faults_zero.bump();
@@ -81,7 +86,7 @@ impl Pager {
                 self.settle(page, moving, Word::EMPTY);
                 Some(FaultStatus::NoRoom)
             }
-            Err(error) => Some(self.not_mapped(page, moving, Word::EMPTY, &error)),
+            Err(error) => Some(install::not_mapped(self, page, moving, Word::EMPTY, &error)),
         }
     }
 
@@ -136,7 +141,7 @@ impl Pager {
         };
         let moving = Word::moving(None);
         let prefetched = note.prefetched();
-        match self.return_frame(page, frame) {
+        match content::return_frame(self, page, frame) {
             Ok(fate) => {
                 let unseen = prefetched && purpose == Purpose::Prefetch;
                 let resident = Word::resident(slot).with_prefetched(unseen);
@@ -150,7 +155,7 @@ impl Pager {
             }
             Err(error) => {
                 self.pool().uncharge_copy();
-                let answer = self.not_mapped(page, moving, Word::cooling(frame), &error);
+                let answer = install::not_mapped(self, page, moving, Word::cooling(frame), &error);
                 if self.word(page).load().state() == State::Poisoned {
                     self.put_slot(slot);
                     self.frames().decide(frame, Fate::Dropped);
@@ -171,7 +176,7 @@ impl Pager {
             return None;
         }
         let moving = Word::moving(None);
-        if let Err(error) = self.copy_rest(page, frame, 0, Protect::No) {
+        if let Err(error) = transfer::copy_rest(self, page, frame, 0, Protect::No) {
             diagnostics::fatal("a page being written could not be mapped", &error);
         }
         self.settle_mapped(page, moving, Word::resident(None), None);

@@ -10,6 +10,8 @@ use crate::paging::page::note::Fate;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
+use crate::paging::pager::install;
+use crate::paging::tables::charge;
 use crate::sys;
 use crate::sys::uffd::Fault;
 use std::time::{Duration, Instant};
@@ -119,7 +121,7 @@ impl Pager {
             if entered.is_none() {
                 return self.wake(page); // Opened, or about to be: the thread faults again if not.
             }
-            self.count_tables_anyway(chunk);
+            charge::count_tables_anyway(self, chunk);
         }
         let (slot, frame) = match word.state() {
             State::Empty => (None, None),
@@ -143,7 +145,7 @@ impl Pager {
             // the evictor.)
             self.put_slot(frame.and_then(|frame| self.frames().slot(frame)));
         }
-        self.poison(page, moving, cause);
+        install::poison(self, page, moving, cause);
         if let Some(frame) = frame {
             self.frames().decide(frame, Fate::Dropped);
         }

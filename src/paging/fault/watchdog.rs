@@ -15,6 +15,7 @@ use crate::base::deadline::{Stopwatch, Term, look_every};
 use crate::paging::page::note::ReadTurn;
 use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
+use crate::paging::pager::install;
 use crate::sys::thread;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -99,7 +100,7 @@ impl Pager {
         // Without its slot, which stays the reader's as long as the device reads it.
         if let Some((moving, _)) = self.take_filled(frame, None) {
             self.counters().read_errors.bump();
-            self.poison(page, moving, &self.timed_out(slot));
+            install::poison(self, page, moving, &self.timed_out(slot));
         }
     }
 }

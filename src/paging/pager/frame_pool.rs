@@ -12,23 +12,23 @@
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
+use crate::limit::budget::Budget;
+use crate::limit::manager::Account;
 use crate::paging::bell::Bell;
+use crate::paging::config::{Moves, RegionConfig};
+use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::FAULTS_HELD_MAX;
 use crate::paging::fault::starved::StarvedFaults;
+use crate::paging::managed::Managed;
 use crate::paging::page::BATCH_MAX;
+use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
-use crate::paging::pager::Account;
-use crate::paging::pager::Arc;
-use crate::paging::pager::Budget;
-use crate::paging::pager::Frames;
-use crate::paging::pager::HandlerSched;
-use crate::paging::pager::Managed;
-use crate::paging::pager::RegionConfig;
 use crate::paging::purge::Purge;
 use crate::sys::vm::Discarder;
 use crate::sys::vm::Huge;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
 use crossbeam_utils::CachePadded;
+use std::sync::Arc;
 
 /// Why there is no run of frames to read into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,15 +46,6 @@ const FIXED: u64 = 384 << 10;
 const FIXED_PER_HANDLER: u64 = 512 << 10;
 /// ... and for each frame what threads know of it. Measured: `docs/design/memory.md`.
 const FIXED_PER_FRAME: u64 = 128;
-
-/// How pages come and go, as the kernel and the page size allow.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Moves {
-    /// Fills install single frames by MOVE, else by COPY. (Runs of them always go by MOVE.)
-    pub(in crate::paging) fill: bool,
-    /// Evictions take pages out by MOVE, else by write-protect, copy and DONTNEED.
-    pub(in crate::paging) evict: bool,
-}
 
 /// Frames, what they are charged to, and the threads that wait for them.
 #[derive(Debug)]

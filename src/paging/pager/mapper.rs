@@ -11,9 +11,8 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
-use crate::paging::config::{Install, Mode, RegionConfig};
+use crate::paging::config::{Install, Mode, Moves, RegionConfig};
 use crate::paging::diagnostics;
-use crate::paging::pager::frame_pool::Moves;
 use crate::sys;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake, feature};
@@ -62,7 +61,7 @@ impl Mapper {
             feature::THREAD_ID | feature::EVENT_REMAP | newer,
             config.kernel_faults_required,
         )?;
-        let (fill, evict) = config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
+        let moves = config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
         let mapper = Mapper {
             uffd,
             discarder: Arc::new(Discarder::new()),
@@ -72,7 +71,7 @@ impl Mapper {
             map_fails_since: AtomicU64::new(0),
             began: Instant::now(),
         };
-        Ok((mapper, Moves { fill, evict }))
+        Ok((mapper, moves))
     }
 
     /// What drops memory, for others who have some to drop.

@@ -28,9 +28,10 @@ pub(in crate::paging) mod frame_pool;
 pub(in crate::paging) mod health;
 pub(super) mod install;
 pub(in crate::paging) mod mapper;
-mod reclaim;
+pub(in crate::paging) mod reclaim;
 pub(in crate::paging) mod slot_store;
 pub(in crate::paging) mod table;
+pub(in crate::paging) mod transfer;
 
 use crate::base::error::Result;
 use crate::base::sync::Rank;
@@ -103,7 +104,7 @@ impl Pager {
         }
         let limit = PageCount(config.limit.0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit)?;
-        let pager = Pager {
+        Ok(Pager {
             chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
             tables: Tables::new(config.span.as_usize(), page_bytes)?,
             policy: FaultLock::new(Rank::Policy, Residents::new(policy)),
@@ -116,10 +117,7 @@ impl Pager {
             readahead: Readahead::new(config.span, config.page, config.readahead)?,
             sched,
             health: Health::new(config.deadline),
-        };
-        pager.set_limit(config.limit);
-        pager.start_tables();
-        pager.pool.keep_copy_charge().map(|()| pager)
+        })
     }
 
     // Parts.

@@ -7,53 +7,52 @@ use crate::base::deadline::Deadline;
 use crate::base::units::{ByteCount, PageCount};
 use crate::limit::manager::{Effort, Reclaim};
 use crate::paging::pager::Pager;
+use crate::paging::tables::charge;
 use std::time::Duration;
 
 /// How long who reclaims waits for the next page to leave.
 const STALL_MAX: Duration = Duration::from_millis(100);
 
-impl Pager {
-    /// Frees `want` bytes by evicting; returns how many were freed before nothing more went.
-    fn evict_for_others(&self, want: u64) -> u64 {
-        let managed = self.managed();
-        let before = managed.covered();
-        managed.add_deficit(want);
-        self.pool().call_evictor();
-        let (mut seen, mut stall) = (0, Deadline::new(STALL_MAX));
-        loop {
-            let covered = managed.covered() - before;
-            if covered > seen {
-                seen = covered;
-                stall.restart();
-            }
-            let stopped = self.health().is_stopping();
-            let stalled = stall.is_over();
-            if covered >= want || stopped || stalled || self.health().is_exhausted() {
-                managed.reduce_deficit(want.saturating_sub(covered));
-                return covered.min(want);
-            }
-            // The evictor has no one to tell.
-            std::thread::sleep(Duration::from_micros(100));
+/// Frees `want` bytes by evicting; returns how many were freed before nothing more went.
+fn evict_for_others(pager: &Pager, want: u64) -> u64 {
+    let managed = pager.managed();
+    let before = managed.covered();
+    managed.add_deficit(want);
+    pager.pool().call_evictor();
+    let (mut seen, mut stall) = (0, Deadline::new(STALL_MAX));
+    loop {
+        let covered = managed.covered() - before;
+        if covered > seen {
+            seen = covered;
+            stall.restart();
         }
-    }
-
-    /// Sets the limit, which is a ceiling under a manager.
-    pub(crate) fn set_limit(&self, limit: ByteCount) {
-        match self.managed().account() {
-            // Tells `ceiling_changed` if it has; watermarks follow in any case.
-            Some(account) => account.set_ceiling(limit),
-            None => self.budget().set_limit(limit),
+        let stopped = pager.health().is_stopping();
+        let stalled = stall.is_over();
+        if covered >= want || stopped || stalled || pager.health().is_exhausted() {
+            managed.reduce_deficit(want.saturating_sub(covered));
+            return covered.min(want);
         }
-        self.follow_limit();
+        // The evictor has no one to tell.
+        std::thread::sleep(Duration::from_micros(100));
     }
+}
 
-    /// Sets the watermarks and the policy's sizes that follow from the limit.
-    fn follow_limit(&self) {
-        let limit = self.budget().limit();
-        self.pool().set_watermarks(limit);
-        self.policy().lock().resize(PageCount(limit.0 / self.page_bytes() as u64));
-        self.pool().call_evictor();
+/// Sets the limit, which is a ceiling under a manager.
+pub(in crate::paging) fn set_limit(pager: &Pager, limit: ByteCount) {
+    match pager.managed().account() {
+        // Tells `ceiling_changed` if it has; watermarks follow in any case.
+        Some(account) => account.set_ceiling(limit),
+        None => pager.budget().set_limit(limit),
     }
+    follow_limit(pager);
+}
+
+/// Sets the watermarks and the policy's sizes that follow from the limit.
+fn follow_limit(pager: &Pager) {
+    let limit = pager.budget().limit();
+    pager.pool().set_watermarks(limit);
+    pager.policy().lock().resize(PageCount(limit.0 / pager.page_bytes() as u64));
+    pager.pool().call_evictor();
 }
 
 impl Reclaim for Pager {
@@ -61,7 +60,7 @@ impl Reclaim for Pager {
         let high = self.pool().high_bytes();
         match effort {
             Effort::Spare => {
-                let spares = self.pool().free_spares(want.0, high) + self.release_tables();
+                let spares = self.pool().free_spares(want.0, high) + charge::release_tables(self);
                 let charged = self.budget().charged();
                 self.pool().purge().call_and_wait();
                 let purged = charged.0.saturating_sub(self.budget().charged().0);
@@ -73,7 +72,7 @@ impl Reclaim for Pager {
                 let spares = self.pool().free_spares(want.0, 0);
                 ByteCount(
                     spares
-                        + if spares < want.0 { self.evict_for_others(want.0 - spares) } else { 0 },
+                        + if spares < want.0 { evict_for_others(self, want.0 - spares) } else { 0 },
                 )
             }
         }
@@ -101,7 +100,7 @@ impl Reclaim for Pager {
     }
 
     fn ceiling_changed(&self, _ceiling: ByteCount) {
-        self.follow_limit();
+        follow_limit(self);
     }
 
     fn room_made(&self, freed: ByteCount) {
