@@ -1,7 +1,7 @@
 //! The policy's lists, and how many pages have ever come in.
 //!
 //! Pages are counted where the policy is told of them, under its lock, because the evictor decides
-//! by what arrives which kind of memory makes room ([`Arrivals`](crate::paging::evict::victims)).
+//! by what arrives which kind of memory makes room ([`Arrivals`]).
 
 use crate::base::units::PageId;
 use crate::paging::evict::policy::{EvictionPolicy, Insert};
@@ -60,5 +60,91 @@ impl Deref for Residents {
 impl DerefMut for Residents {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut *self.policy
+    }
+}
+
+/// While what arrives is mostly read from the device, so many times the bytes of a chunk leave by
+/// the policy before a chunk does: fresh data is given up as well, only slowly.
+const AGEING: u64 = 8;
+
+/// Which pages arrive: read from the device, or fresh.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Arrivals {
+    /// What had come in at the last look.
+    before: Arrived,
+    /// Pages that arrived lately.
+    filled: u64,
+    fresh: u64,
+    /// Pages that left by the policy since a chunk left.
+    since_chunk: u64,
+}
+
+impl Arrivals {
+    /// Whether most of what arrived lately is fresh.
+    pub(super) fn fresh_prevail(&self) -> bool {
+        self.fresh > self.filled
+    }
+
+    /// Notes how many pages have ever arrived; what came before the last few chunks of `chunk`
+    /// pages is forgotten.
+    pub(super) fn look(&mut self, arrived: Arrived, chunk: u64) {
+        const MEMORY_CHUNKS: u64 = 4;
+        self.filled += arrived.filled - self.before.filled;
+        self.fresh += arrived.fresh - self.before.fresh;
+        self.before = arrived;
+        while self.filled + self.fresh > MEMORY_CHUNKS * chunk {
+            (self.filled, self.fresh) = (self.filled / 2, self.fresh / 2);
+        }
+    }
+
+    /// Whether room is needed for pages read from the device, and `want` of their likes should
+    /// make it, not a chunk of `chunk` pages.
+    pub(super) fn filled_make_room(&mut self, want: u64, chunk: u64) -> bool {
+        if self.since_chunk >= AGEING * chunk {
+            self.since_chunk = 0;
+            return false;
+        }
+        let prevail = self.filled > self.fresh;
+        self.since_chunk += if prevail { want } else { 0 };
+        prevail
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages of a chunk.
+    const CHUNK: u64 = 32;
+
+    #[test]
+    fn fresh_pages_are_answered_by_chunks() {
+        let mut arrivals = Arrivals::default();
+        (1..100).for_each(|turn| {
+            arrivals.look(Arrived { filled: turn, fresh: 2 * turn }, CHUNK);
+            assert!(!arrivals.filled_make_room(1, CHUNK));
+        });
+    }
+
+    #[test]
+    fn pages_read_make_room_for_their_likes_and_a_chunk_goes_now_and_then() {
+        let mut arrivals = Arrivals::default();
+        arrivals.look(Arrived { filled: 10_000, fresh: 20_000 }, CHUNK);
+        let mut chunks = 0;
+        for turn in 0..10 * AGEING * CHUNK {
+            arrivals.look(Arrived { filled: 20_000 + turn, fresh: 20_000 }, CHUNK);
+            chunks += u64::from(!arrivals.filled_make_room(1, CHUNK));
+        }
+        assert_eq!(chunks, 9, "one for {} pages", AGEING * CHUNK);
+    }
+
+    #[test]
+    fn what_arrived_long_ago_is_forgotten() {
+        let mut arrivals = Arrivals::default();
+        arrivals.look(Arrived { filled: 0, fresh: 1 << 40 }, CHUNK);
+        (1..8).for_each(|turn| {
+            arrivals.look(Arrived { filled: turn * CHUNK, fresh: 1 << 40 }, CHUNK)
+        });
+        assert!(arrivals.filled_make_room(1, CHUNK));
     }
 }

@@ -1,7 +1,8 @@
 //! What becomes of frames that have cooled, and of those that another hand took the page from.
 
 use crate::base::units::SlotId;
-use crate::paging::evict::{Dirty, Evictor, Linger};
+use crate::paging::evict::Evictor;
+use crate::paging::evict::state::{Dirty, Linger};
 use crate::paging::page::protocol::{self, Content};
 use crate::paging::page::word::{FrameId, Word};
 use crate::sys::vm::HUGE_PAGE;

@@ -14,11 +14,13 @@
 //! | module | does |
 //! |---|---|
 //! | this one | decides when and how much; collects what the device has finished |
-//! | `take` | takes victims out of the region |
-//! | `cool` | decides about frames that have cooled, frees those that lingered |
+//! | `state` | what is on its way out |
+//! | `arrivals` | what has come in lately |
+//! | `victims` | takes victims out of the region |
+//! | `cooling` | decides about frames that have cooled, frees those that lingered |
 //! | `write_back` | slots, writes, and what becomes of writes that fail |
 //! | `probe` | finds out that a device which failed can be written again |
-//! | `serve` | ranges that somebody wants out; device space of freed slots |
+//! | `on_request` | ranges that somebody wants out; device space of freed slots |
 //! | `content` | the memory operations under all of it, on the pager |
 //!
 //! # Invariants
@@ -37,118 +39,23 @@ pub(in crate::paging) mod on_request;
 pub mod policy;
 pub(in crate::paging) mod probe;
 pub(in crate::paging) mod requests;
+mod state;
 pub(in crate::paging) mod victims;
 pub(in crate::paging) mod write_back;
 
-use crate::base::deadline::{Stopwatch, look_every};
+pub(in crate::paging) use state::Evictor;
+
+use crate::base::deadline::look_every;
 use crate::base::error::Result;
-use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
-use crate::paging::evict::probe::Probe;
-use crate::paging::evict::requests::Requests;
-use crate::paging::evict::victims::{Arrivals, Chunkwise};
-use crate::paging::evict::write_back::{DEPTH, PAUSE_MIN, Write};
+use crate::paging::evict::state::{DEPTH, PAUSE_MIN};
+use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
 use crate::paging::page::BATCH_MAX;
-use crate::paging::page::word::FrameId;
-use crate::paging::pager::Pager;
-use crate::paging::pager::slot_store::ContentHash;
 use crate::paging::tables::charge;
-use crate::store::{Completion, Queue};
-use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A page on its way to the device.
-#[derive(Clone, Copy, Debug)]
-struct Dirty {
-    page: PageId,
-    frame: FrameId,
-    hash: ContentHash,
-    slot: SlotId,
-}
-
-impl Dirty {
-    /// Whether the page's frame follows that of `before` in memory.
-    fn is_beside(&self, before: &Dirty) -> bool {
-        before.frame.0 + 1 == self.frame.0
-    }
-}
-
-/// The evictor thread's state.
-pub(in crate::paging) struct Evictor {
-    pager: Arc<Pager>,
-    requests: Arc<Requests>,
-    queue: Box<dyn Queue>,
-    victims: Vec<PageId>,
-    /// Frames whose pages cool, oldest first.
-    cooling: VecDeque<FrameId>,
-    /// Frames whose pages left by another hand that is not finished with them.
-    lingering: VecDeque<Linger>,
-    dirty: Vec<Dirty>,
-    /// Pages that have left, and frames that nobody uses any more: until the next `let_go`.
-    left: Vec<PageId>,
-    freed: Vec<FrameId>,
-    writes: Vec<Write>,
-    free_writes: Vec<usize>,
-    finished: Vec<Completion>,
-    cooling_max: usize,
-    write_pause: Duration,
-    write_again: Option<Instant>,
-    probe: Option<Probe>,
-    deadline: Duration,
-    /// Tells how long the device has had a write.
-    watch: Stopwatch,
-    /// Per frame: when its page was chosen.
-    chosen: Vec<Instant>,
-    /// Victims looked at since something was freed.
-    fruitless: usize,
-    arrivals: Arrivals,
-}
-
-/// A frame that another thread took the page from.
-#[derive(Clone, Copy, Debug)]
-struct Linger {
-    page: PageId,
-    frame: FrameId,
-    /// The slot the page was being written to.
-    written: Option<SlotId>,
-}
-
 impl Evictor {
-    pub(in crate::paging) fn new(
-        pager: Arc<Pager>,
-        requests: Arc<Requests>,
-        deadline: Duration,
-    ) -> Result<Evictor> {
-        let mut queue = pager.slots().store().open_queue(DEPTH + 1)?; // With a test write.
-        queue.watch(pager.pool().evictor_bell().raw_fd())?;
-        let frames = pager.frames().count();
-        Ok(Evictor {
-            queue,
-            requests,
-            victims: Vec::with_capacity(BATCH_MAX),
-            cooling: VecDeque::with_capacity(frames),
-            lingering: VecDeque::with_capacity(frames),
-            dirty: Vec::with_capacity(frames),
-            left: Vec::with_capacity(frames),
-            freed: Vec::with_capacity(frames),
-            writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes())).collect(),
-            free_writes: (0..DEPTH as usize).collect(),
-            finished: Vec::with_capacity(DEPTH as usize),
-            cooling_max: 0,
-            write_pause: PAUSE_MIN,
-            write_again: None,
-            probe: None,
-            deadline,
-            watch: Stopwatch::start(deadline, Instant::now()),
-            chosen: vec![Instant::now(); frames],
-            fruitless: 0,
-            arrivals: Arrivals::default(),
-            pager,
-        })
-    }
-
     /// Keeps the region between its watermarks until it stops.
     pub(in crate::paging) fn run(&mut self) {
         while !self.pager.health().is_stopping() {

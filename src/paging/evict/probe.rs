@@ -4,21 +4,13 @@
 //! of it was freed nothing needs to be written, and no write could tell that the device has
 //! recovered. Then the evictor writes a frame of zeros to a free slot now and then.
 
-use crate::base::units::{ByteCount, SlotCount, SlotId};
+use crate::base::units::{ByteCount, SlotCount};
 use crate::paging::evict::Evictor;
-use crate::paging::evict::write_back::{DEPTH, PROBE};
+use crate::paging::evict::state::{DEPTH, PROBE, Probe};
 use crate::paging::page::frames::push;
-use crate::paging::page::word::FrameId;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
 use crate::store::{Completion, Op, Request, Segment};
-
-/// A test write on its way.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Probe {
-    slot: SlotId,
-    frame: FrameId,
-}
 
 impl Evictor {
     /// While there is room, and nothing is being written that would tell: takes back what was said

@@ -3,8 +3,9 @@
 use crate::base::deadline::Term;
 use crate::base::units::{SlotCount, SlotId};
 use crate::paging::diagnostics;
+use crate::paging::evict::Evictor;
 use crate::paging::evict::content;
-use crate::paging::evict::{Dirty, Evictor, Linger};
+use crate::paging::evict::state::{Dirty, Linger, PAUSE_MIN, PROBE, Write};
 use crate::paging::page::frames::push;
 use crate::paging::page::note::Fate;
 use crate::paging::page::protocol::{self, Written};
@@ -15,39 +16,11 @@ use crate::paging::pager::transfer;
 use crate::paging::tables::charge;
 use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
 use crate::sys::uffd::Protect;
-use crate::sys::vm::HUGE_PAGE;
 use std::time::{Duration, Instant};
 
-/// Write requests in flight.
-pub(super) const DEPTH: u32 = 32;
-/// The token of a test write, beyond those of other writes.
-pub(super) const PROBE: u64 = DEPTH as u64;
 /// Bytes of one merged write.
 const WRITE_BYTES_MAX: usize = 1 << 20;
-/// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
-pub(super) const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
-
-/// A write: pages in consecutive slots. Without pages it is free.
-#[derive(Debug)]
-pub(super) struct Write {
-    pub(super) pages: Vec<Dirty>,
-    started: Instant,
-    /// Since the device got it.
-    term: Term,
-    pub(super) overdue: bool,
-    /// Over the page's old slot: says nothing about space for others.
-    in_place: bool,
-}
-
-impl Write {
-    /// A free one, for as many pages as a write ever has.
-    pub(super) fn new(page_bytes: usize) -> Write {
-        let pages = Vec::with_capacity((HUGE_PAGE / page_bytes).max(SEGMENTS_MAX));
-        let term = Term::start(Duration::ZERO);
-        Write { pages, started: Instant::now(), term, overdue: false, in_place: false }
-    }
-}
 
 impl Evictor {
     /// Whether write-back waits after a failure: only pages that need no write can go, or those

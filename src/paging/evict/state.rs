@@ -1,0 +1,142 @@
+//! The evictor's state: what is on its way out, and what the device has been given.
+
+use crate::base::deadline::{Stopwatch, Term};
+use crate::base::error::Result;
+use crate::base::units::{PageId, SlotId};
+use crate::paging::evict::arrivals::Arrivals;
+use crate::paging::evict::requests::Requests;
+use crate::paging::page::BATCH_MAX;
+use crate::paging::page::word::FrameId;
+use crate::paging::pager::Pager;
+use crate::paging::pager::slot_store::ContentHash;
+use crate::store::{Completion, Queue, SEGMENTS_MAX};
+use crate::sys::vm::HUGE_PAGE;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Write requests in flight.
+pub(super) const DEPTH: u32 = 32;
+/// The token of a test write, beyond those of other writes.
+pub(super) const PROBE: u64 = DEPTH as u64;
+/// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
+pub(super) const PAUSE_MIN: Duration = Duration::from_millis(10);
+
+/// A page on its way to the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dirty {
+    pub(super) page: PageId,
+    pub(super) frame: FrameId,
+    pub(super) hash: ContentHash,
+    pub(super) slot: SlotId,
+}
+
+impl Dirty {
+    /// Whether the page's frame follows that of `before` in memory.
+    pub(super) fn is_beside(&self, before: &Dirty) -> bool {
+        before.frame.0 + 1 == self.frame.0
+    }
+}
+
+/// A write: pages in consecutive slots. Without pages it is free.
+#[derive(Debug)]
+pub(super) struct Write {
+    pub(super) pages: Vec<Dirty>,
+    pub(super) started: Instant,
+    /// Since the device got it.
+    pub(super) term: Term,
+    pub(super) overdue: bool,
+    /// Over the page's old slot: says nothing about space for others.
+    pub(super) in_place: bool,
+}
+
+impl Write {
+    /// A free one, for as many pages as a write ever has.
+    pub(super) fn new(page_bytes: usize) -> Write {
+        let pages = Vec::with_capacity((HUGE_PAGE / page_bytes).max(SEGMENTS_MAX));
+        let term = Term::start(Duration::ZERO);
+        Write { pages, started: Instant::now(), term, overdue: false, in_place: false }
+    }
+}
+
+/// A test write on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    pub(super) slot: SlotId,
+    pub(super) frame: FrameId,
+}
+
+/// The evictor thread's state.
+pub(in crate::paging) struct Evictor {
+    pub(super) pager: Arc<Pager>,
+    pub(super) requests: Arc<Requests>,
+    pub(super) queue: Box<dyn Queue>,
+    pub(super) victims: Vec<PageId>,
+    /// Frames whose pages cool, oldest first.
+    pub(super) cooling: VecDeque<FrameId>,
+    /// Frames whose pages left by another hand that is not finished with them.
+    pub(super) lingering: VecDeque<Linger>,
+    pub(super) dirty: Vec<Dirty>,
+    /// Pages that have left, and frames that nobody uses any more: until the next `let_go`.
+    pub(super) left: Vec<PageId>,
+    pub(super) freed: Vec<FrameId>,
+    pub(super) writes: Vec<Write>,
+    pub(super) free_writes: Vec<usize>,
+    pub(super) finished: Vec<Completion>,
+    pub(super) cooling_max: usize,
+    pub(super) write_pause: Duration,
+    pub(super) write_again: Option<Instant>,
+    pub(super) probe: Option<Probe>,
+    pub(super) deadline: Duration,
+    /// Tells how long the device has had a write.
+    pub(super) watch: Stopwatch,
+    /// Per frame: when its page was chosen.
+    pub(super) chosen: Vec<Instant>,
+    /// Victims looked at since something was freed.
+    pub(super) fruitless: usize,
+    pub(super) arrivals: Arrivals,
+}
+
+/// A frame that another thread took the page from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Linger {
+    pub(super) page: PageId,
+    pub(super) frame: FrameId,
+    /// The slot the page was being written to.
+    pub(super) written: Option<SlotId>,
+}
+
+impl Evictor {
+    pub(in crate::paging) fn new(
+        pager: Arc<Pager>,
+        requests: Arc<Requests>,
+        deadline: Duration,
+    ) -> Result<Evictor> {
+        let mut queue = pager.slots().store().open_queue(DEPTH + 1)?; // With a test write.
+        queue.watch(pager.pool().evictor_bell().raw_fd())?;
+        let frames = pager.frames().count();
+        Ok(Evictor {
+            queue,
+            requests,
+            victims: Vec::with_capacity(BATCH_MAX),
+            cooling: VecDeque::with_capacity(frames),
+            lingering: VecDeque::with_capacity(frames),
+            dirty: Vec::with_capacity(frames),
+            left: Vec::with_capacity(frames),
+            freed: Vec::with_capacity(frames),
+            writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes())).collect(),
+            free_writes: (0..DEPTH as usize).collect(),
+            finished: Vec::with_capacity(DEPTH as usize),
+            cooling_max: 0,
+            write_pause: PAUSE_MIN,
+            write_again: None,
+            probe: None,
+            deadline,
+            watch: Stopwatch::start(deadline, Instant::now()),
+            chosen: vec![Instant::now(); frames],
+            fruitless: 0,
+            arrivals: Arrivals::default(),
+            pager,
+        })
+    }
+}
