@@ -5,7 +5,7 @@
 //! request, when a failed read is repeated and when a silent device is given up, and wakes threads.
 //!
 //! # Invariants
-//! 1. A frame under a read is touched by nobody until the read is reported.
+//! 1. No thread touches a frame under a read until the read is reported.
 //! 2. The reads accepted and in flight together are no more than [`DEPTH`].
 
 use crate::base::deadline::{Stopwatch, Term, look_every};
@@ -185,7 +185,7 @@ impl Reads {
             && self.repeats.is_empty()
     }
 
-    /// Whether so many pages more may be read.
+    /// Whether this many pages more may be read.
     pub(super) fn has_room_for(&self, pages: u64) -> bool {
         self.accepted.len() as u64 + u64::from(self.queue.in_flight()) + pages <= u64::from(DEPTH)
     }

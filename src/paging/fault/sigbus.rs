@@ -1,6 +1,6 @@
 //! In-thread mode: the faulting thread serves its own fault, in a SIGBUS handler.
 //!
-//! userfaultfd's SIGBUS feature turns a fault into a signal, so that nobody is woken and no
+//! userfaultfd's SIGBUS feature turns a fault into a signal, so that no thread is woken and no
 //! second processor takes part: the lowest latency, without privileges. The price: system calls
 //! on pages that are not resident fail with `EFAULT`, because there is no instruction to signal.
 //!
@@ -217,7 +217,7 @@ impl Pager {
         Some(FaultStatus::Resolved)
     }
 
-    /// A read that was revoked has returned: nobody uses frame and slot any more.
+    /// A read that was revoked has returned: frame and slot are this thread's again, to be given back.
     fn clear_up(&self, page: PageId, frame: FrameId) {
         let mut spins = 0;
         // Not before the watchdog has changed the word that names the frame.

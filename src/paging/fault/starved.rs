@@ -331,7 +331,7 @@ mod tests {
         let due = Instant::now() + PASSED_MAX;
         assert_eq!(round_at(&starved, due, false, first(3)), [] as [usize; 0]);
         assert!(starved.must_wait(RoomClass::Content, false));
-        // Where fresh pages cannot be served at all, nobody waits for them.
+        // Where fresh pages cannot be served at all, no other fault waits for them.
         assert_eq!(round_at(&starved, due, true, first(3)), [3]);
         assert!(
             starved.must_wait(RoomClass::Content, false)

@@ -1,4 +1,4 @@
-//! What is said of a fault between those who serve it.
+//! What became of a fault, and for what a page is brought in: words that all of `fault` uses.
 
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

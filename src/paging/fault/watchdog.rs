@@ -1,11 +1,11 @@
 //! The watchdog: a deadline for reads that threads wait for themselves.
 //!
-//! In in-thread mode a thread reads the device by a call that nobody can call off. While it waits,
+//! In in-thread mode a thread reads the device by a call that cannot be cancelled. While it waits,
 //! its page is `Filling`, and every other thread that touches the page waits, too. The watchdog
 //! revokes a read that the device has had for a whole deadline (`page::note`) and gives the page up:
 //! the other threads get SIGBUS, with the cause on standard error. The reader finds out when its call
 //! returns, and gets SIGBUS as well; until then it keeps frame and slot, so nothing is read into memory
-//! that others use. A page that was only asked for ahead is left alone until somebody waits for it.
+//! that others use. A page that was only asked for ahead is left alone until a thread waits for it.
 //!
 //! Runs in the supervisor's thread, which waits for no device and for no page. Each read is known by its
 //! turn in the frame's note, so that nothing is listed anywhere, and a read costs its thread two
@@ -86,7 +86,7 @@ impl Watchdog {
 }
 
 impl Pager {
-    /// Takes the page from a read that has passed its deadline, if anybody waits for it.
+    /// Takes the page from a read that has passed its deadline, if a thread waits for it.
     fn revoke(&self, frame: FrameId, turn: ReadTurn) {
         let note = self.frames().note_of(frame);
         let word = self.word(note.page()).load();

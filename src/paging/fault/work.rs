@@ -78,7 +78,7 @@ impl Work {
             || !self.huge_reads.is_idle()
     }
 
-    /// Whether so many faults wait that no more may be read.
+    /// Whether the maximum number of faults waits, and no more may be read.
     pub(super) fn is_full(&self) -> bool {
         self.waiting.len() + self.pager.starved().len() >= WAITING_MAX
     }

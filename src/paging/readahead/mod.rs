@@ -87,7 +87,7 @@ pub(in crate::paging) struct Readahead {
 
 impl Readahead {
     /// For `span` bytes of pages of `page` bytes. With `detects_streams` pages are asked for that
-    /// nobody has requested.
+    /// the program has not requested.
     ///
     /// # Errors
     /// When the kernel refuses the mappings.
@@ -131,7 +131,7 @@ impl Readahead {
         const WINDOW_BYTES_MAX: u64 = 8 << 20;
         const WINDOW_PAGES_MAX: u64 = 192;
         /// What all streams together may have read ahead, as a part of the limit: less than the
-        /// policy keeps of pages that nobody is known to have used (`evict::policy::tenure`).
+        /// policy keeps of pages that were not seen used (`evict::policy::tenure`).
         const LIMIT_PART: u64 = 12;
         let streams = self.streams.as_ref()?;
         let advice = Advice::decode(self.advice[self.chunk_of(page)].load(Ordering::Relaxed));

@@ -1,7 +1,7 @@
 //! The write predictor: whether pages that were read in are written before they leave.
 //!
 //! A small page that is read is mapped write-protected, so that it can be dropped without a look
-//! when nobody wrote it. Its first write then is a fault, some 9 us. Mapped writable, it costs
+//! when no thread wrote it. Its first write then is a fault, some 9 us. Mapped writable, it costs
 //! nothing to write, but has to be moved out and hashed when it leaves, some 4 us. Which is
 //! cheaper depends on how many of such pages are written, and [`WritePredictor`] estimates that share: for
 //! each chunk, and for all of them as long as nothing is known of one. The threads that install

@@ -93,7 +93,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// Notes a fault; returns the two threads once both have faulted often and nobody else has.
+    /// Notes a fault; returns the two threads once both have faulted often and no other thread has.
     pub(super) fn note(&mut self, thread: u32) -> Option<[u32; 2]> {
         const FAULTS: u32 = 64;
         const SHARE_MIN: u32 = 16;

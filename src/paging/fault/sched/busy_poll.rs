@@ -55,7 +55,7 @@ impl BusyPoll {
         }
     }
 
-    /// The device has answered a request for so many bytes.
+    /// The device has answered a request for `bytes` bytes.
     pub(super) fn answered(&mut self, after: Duration, bytes: usize) {
         self.usual = self.usual * (WEIGHT - 1) / WEIGHT + after.min(ANSWER_MAX) / WEIGHT;
         let copying = Duration::from_micros((bytes / COPIED_PER_US) as u64);

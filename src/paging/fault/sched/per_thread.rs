@@ -134,7 +134,7 @@ impl ThreadSched {
         self.was_idle = idle;
     }
 
-    /// The device has answered a request for so many bytes.
+    /// The device has answered a request for `bytes` bytes.
     pub(in crate::paging) fn device_answered(&mut self, after: Duration, bytes: usize) {
         self.busy_poll.answered(after, bytes);
     }
