@@ -28,8 +28,6 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["runtime"],
 ];
-/// Layers with structs whose fields are named outside their folder. No layer may be added.
-const LAYERS_WITH_OPEN_FIELDS: &[&str] = &["paging"];
 /// What `config` uses, though its layer is high: it only describes.
 const CONFIG_USES: &[&str] = &["base", "sys", "store", "limit", "paging", "config"];
 
@@ -198,21 +196,11 @@ fn files_of_a_layer_use_each_other_in_one_direction() {
 fn a_field_is_named_in_its_own_folder_only() {
     let library = library();
     let mut violations = Vec::new();
-    for layer in LAYERS.iter().copied().flatten() {
-        let mut found = 0;
-        let of_layer = |source: &&Source| module_of(&source.name) == Some(layer);
-        for source in library.iter().filter(|source| !is_test(&source.name)).filter(of_layer) {
-            let fields = open_fields(source);
-            found += fields.len();
-            if !LAYERS_WITH_OPEN_FIELDS.contains(layer) {
-                let name = &source.name;
-                violations
-                    .extend(fields.iter().map(|(line, field)| format!("{name}:{line}: {field}")));
-            }
-        }
-        if found == 0 && LAYERS_WITH_OPEN_FIELDS.contains(layer) {
-            violations.push(format!("{layer}: has no open field any more, take it off the list"));
-        }
+    for source in library.iter().filter(|source| !is_test(&source.name)) {
+        let name = &source.name;
+        violations.extend(
+            open_fields(source).iter().map(|(line, field)| format!("{name}:{line}: {field}")),
+        );
     }
     let rule = "a field is named in the folder of its struct only, but for plain data";
     report(rule, &violations);

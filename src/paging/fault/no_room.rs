@@ -89,7 +89,7 @@ impl Pager {
         if !starved.stall().has_lasted(self.starved().shown(), progress, for_long) {
             return false;
         }
-        self.give_up_or_warn(self.page_at(starved.fault.address), limit)
+        self.give_up_or_warn(self.page_at(starved.fault().address), limit)
     }
 
     /// A fault has waited for room for `limit`, or for long. Returns whether it was given up.

@@ -41,9 +41,9 @@ pub(in crate::paging) enum RoomClass {
 /// A fault that waits for room.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::paging) struct StarvedFault {
-    pub(in crate::paging) fault: Fault,
+    fault: Fault,
     /// When its event was read.
-    pub(in crate::paging) arrived: Instant,
+    arrived: Instant,
     class: RoomClass,
     stall: Stall,
 }
@@ -226,6 +226,15 @@ impl StarvedFaults {
 }
 
 impl StarvedFault {
+    pub(in crate::paging) fn fault(&self) -> Fault {
+        self.fault
+    }
+
+    /// When its event was read.
+    pub(in crate::paging) fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
     pub(in crate::paging) fn class(&self) -> RoomClass {
         self.class
     }

@@ -153,7 +153,7 @@ impl Work {
         }
         let mut round = self.pager.starved().begin(self.pager.is_stuck());
         while let Some(mut starved) = self.pager.starved().take(&mut round) {
-            let (fault, arrived) = (starved.fault, starved.arrived);
+            let (fault, arrived) = (starved.fault(), starved.arrived());
             match self.resolve(self.pager.page_at(fault.address), fault, arrived) {
                 FaultStatus::Resolved => self.count_resolved(arrived),
                 FaultStatus::Reading => {}
