@@ -170,3 +170,66 @@ impl Chunks {
         was
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: PageId = PageId(CHUNK_PAGES as u64 + 3);
+
+    fn chunks(huge_words: bool) -> Chunks {
+        Chunks::new(1000 * CHUNK_PAGES, KERNEL_PAGE, huge_words).expect("mapped")
+    }
+
+    #[test]
+    fn a_charge_that_fails_leaves_nothing_charged_and_is_tried_again() {
+        for huge_words in [false, true] {
+            let chunks = chunks(huge_words);
+            assert_eq!(chunks.charge(PAGE, |_| Err(7)), Err(7));
+            assert!(!chunks.is_charged(PAGE) && chunks.metadata() == ByteCount::ZERO);
+            let mut asked = ByteCount::ZERO;
+            let mut take = |bytes| {
+                asked = bytes;
+                Ok::<(), ()>(())
+            };
+            assert_eq!(chunks.charge(PAGE, &mut take), Ok(()));
+            assert_eq!(chunks.charge(PageId(PAGE.0 + 1), |_| Err(())), Ok(()), "charged before");
+            assert_eq!(chunks.metadata(), asked);
+            let words = if huge_words { HUGE_PAGE } else { KERNEL_PAGE };
+            assert_eq!(asked, ByteCount((words + KERNEL_PAGE) as u64));
+        }
+    }
+
+    #[test]
+    fn a_huge_page_of_words_is_charged_once_for_all_its_chunks() {
+        let chunks = chunks(true);
+        let last = PageId((HUGE_WORDS_CHUNKS * CHUNK_PAGES - 1) as u64);
+        for page in [PAGE, last] {
+            assert_eq!(chunks.charge(page, |_| Ok::<(), ()>(())), Ok(()));
+        }
+        assert_eq!(chunks.metadata(), ByteCount((HUGE_PAGE + 2 * KERNEL_PAGE) as u64));
+    }
+
+    #[test]
+    fn a_chunk_is_frozen_by_one_thread_and_never_with_a_buffer_of_several_pages() {
+        let chunks = chunks(false);
+        assert!(chunks.try_freeze(1) && !chunks.try_freeze(1) && chunks.try_freeze(2));
+        chunks.unfreeze(1);
+        // Two chunks that a buffer of eight pages reaches into.
+        chunks.unfreeze(2);
+        chunks.note_multi_page(PageId(2 * CHUNK_PAGES as u64 - 4), 3);
+        assert!(!chunks.try_freeze(1) && !chunks.try_freeze(2) && chunks.try_freeze(3));
+        chunks.note_multi_page(PageId(4 * CHUNK_PAGES as u64), 0);
+        assert!(chunks.try_freeze(4), "a single page is said by its word");
+    }
+
+    #[test]
+    fn huge_chunks_are_counted_until_they_are_split() {
+        let chunks = chunks(false);
+        chunks.set_huge(1);
+        assert!(chunks.is_huge(PAGE) && !chunks.is_plain(1) && chunks.is_plain(0));
+        assert_eq!(chunks.huge_bytes(), ByteCount(HUGE_PAGE as u64));
+        assert!(chunks.end_huge(1) && !chunks.end_huge(1) && !chunks.is_huge(PAGE));
+        assert_eq!(chunks.huge_bytes(), ByteCount::ZERO);
+    }
+}

@@ -287,7 +287,7 @@ const _: () = assert!(size_of::<Latch>() == 8);
 
 impl Latch {
     #[cfg(any(test, loom))]
-    fn absent() -> Latch {
+    pub(super) fn absent() -> Latch {
         Latch(AtomicU64::new(0))
     }
 

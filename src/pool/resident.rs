@@ -146,3 +146,54 @@ impl Iterator for Pages {
 }
 
 impl ExactSizeIterator for Pages {}
+
+#[cfg(test)]
+mod tests {
+    use super::super::latch::Latch;
+    use super::super::replacement::Proven;
+    use super::*;
+
+    const BYTES: usize = 4096;
+
+    fn set() -> ResidentSet {
+        ResidentSet::new(1000, Box::new(Proven)).expect("mapped")
+    }
+
+    #[test]
+    fn pages_come_in_address_order_and_their_bytes_are_counted() {
+        let set = set();
+        for (page, bytes) in [(130, BYTES), (128, 8 * BYTES), (64, BYTES), (191, BYTES)] {
+            set.insert(PageId(page), bytes);
+        }
+        assert_eq!(set.pages(2).map(|page| page.0).collect::<Vec<_>>(), [128, 130, 191]);
+        assert_eq!((set.pages(2).len(), set.pages(0).len()), (3, 0));
+        set.remove(PageId(128), 8 * BYTES);
+        assert!(!set.contains(128) && set.contains(64));
+        assert_eq!(set.bytes(), ByteCount(3 * BYTES as u64));
+    }
+
+    #[test]
+    fn only_pages_of_the_range_that_leave_are_removed_together() {
+        let set = set();
+        (64..128).for_each(|page| set.insert(PageId(page), BYTES));
+        assert!(set.is_full(1..2) && !set.is_full(1..3));
+        let gone = set.remove_where(96..112, BYTES, |page| page.0 % 2 == 0);
+        assert_eq!(gone, 0x5555 << 32);
+        assert_eq!((set.pages(1).len(), set.bytes()), (56, ByteCount(56 * BYTES as u64)));
+    }
+
+    #[test]
+    fn what_was_away_for_less_than_a_pool_is_worth_more_than_what_is_new() {
+        let (set, pool_pages) = (set(), 6400);
+        let latch = Latch::absent();
+        let new = set.worth(latch.load(), pool_pages, false);
+        assert!(latch.try_begin_load(latch.load()));
+        latch.evicted(set.stamp(pool_pages));
+        set.depart(3200);
+        let back = set.worth(latch.load(), pool_pages, false);
+        assert!(back.laps > new.laps, "away for half a pool");
+        assert_eq!(set.worth(latch.load(), pool_pages, true), new, "nobody asked for it");
+        set.depart(6400);
+        assert_eq!(set.worth(latch.load(), pool_pages, false), new, "away for too long");
+    }
+}
