@@ -396,16 +396,11 @@ const WORDINGS: &[(&str, &str)] = &[
     ("who waits", "a thread that waits"),
     ("who holds", "the holder"),
 ];
-/// Layers whose wording is still to be gone through. No layer may be added.
-const LAYERS_WITH_WORDINGS: &[&str] = &["paging"];
 
 #[test]
 fn english_is_plain() {
     let mut violations = Vec::new();
     for source in everything().iter().filter(|source| !source.name.starts_with("tests/tidy")) {
-        if module_of(&source.name).is_some_and(|layer| LAYERS_WITH_WORDINGS.contains(&layer)) {
-            continue;
-        }
         for (number, line) in source.text.lines().enumerate() {
             for (wording, better) in WORDINGS.iter().filter(|(wording, _)| line.contains(wording)) {
                 let place = format!("{}:{}", source.name, number + 1);

@@ -60,7 +60,7 @@ impl Install {
     }
 }
 
-/// Who serves a fault.
+/// Which thread serves a fault.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {

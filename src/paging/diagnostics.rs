@@ -300,7 +300,7 @@ impl std::fmt::Display for NoRoom {
     }
 }
 
-/// A page's content is lost; whoever touches it gets SIGBUS.
+/// A page's content is lost; a thread that touches it gets SIGBUS.
 pub(in crate::paging) fn lost_page(addr: usize, len: usize, cause: &Error, room: NoRoom) {
     if let Error::LimitExceeded { .. } = cause {
         lost_page_to(addr, len, format_args!("{room}"));

@@ -2,8 +2,8 @@
 //! the program's: it is not evicted, not dropped, and not registered.
 //!
 //! Nobody reports such a mapping. userfaultfd has an event for it, but a handler could read one while
-//! the evictor drops pages, and the event holds up every call meanwhile. So whoever takes memory away
-//! asks first: one call tells for any range whether all of it is one registered mapping
+//! the evictor drops pages, and the event holds up every call meanwhile. So a thread that takes memory
+//! away asks first: one call tells for any range whether all of it is one registered mapping
 //! ([`Uffd::is_registered`](crate::sys::uffd::Uffd::is_registered), 0.3 us for a whole batch). A
 //! mapping that is made between that question and the call that follows it at once is not seen; a
 //! pinned page is never taken away, so a program that pins the range first excludes that.

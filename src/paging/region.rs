@@ -225,7 +225,7 @@ impl Region {
     }
 
     /// Starts a handler thread. A panic of its own code is a broken invariant: the process ends
-    /// loudly, because pages that the thread was changing would hang whoever touches them. (A
+    /// loudly, because pages that the thread was changing would hang the threads that touch them. (A
     /// panic of the store's code is survived, see `Pager::guarded`.)
     fn spawn<T: Send + 'static>(&mut self, name: &str, mut work: Work<T>) -> Result<()> {
         let _blocked = SignalsBlocked::new();
@@ -479,7 +479,7 @@ impl Region {
 }
 
 // SAFETY: `map` hands out a range that nobody else has until it is unmapped, readable and writable
-// for as long as the region exists, which whoever holds the memory holds too; its pages are
+// for as long as the region exists, which the holder of the memory holds too; its pages are
 // multiples of 4,096.
 unsafe impl Spill for Region {
     fn allocate(&self, len: ByteCount) -> Result<NonNull<u8>> {

@@ -63,7 +63,7 @@ impl DerefMut for Residents {
     }
 }
 
-/// While what arrives is mostly read from the device, so many times the bytes of a chunk leave by
+/// While what arrives is mostly read from the device, this many times the bytes of a chunk leave by
 /// the policy before a chunk does: fresh data is given up as well, only slowly.
 const AGEING: u64 = 8;
 

@@ -22,7 +22,7 @@ impl Evictor {
         count > 0
     }
 
-    /// Tells the policy which pages left, and gives their frames to whoever needs them: all at
+    /// Tells the policy which pages left, and gives their frames to the threads that need them: all at
     /// once, which costs one release of memory.
     pub(super) fn let_go(&mut self) {
         if !self.left.is_empty() {

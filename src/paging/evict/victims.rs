@@ -21,10 +21,10 @@ pub(super) enum Listed {
     No,
 }
 
-/// Most bytes that one call moves: bounds how long faults on them wait.
+/// Maximum number of bytes that one call moves: bounds how long faults on them wait.
 const RUN_BYTES_MAX: usize = HUGE_PAGE;
 
-/// Open chunks are evicted whole while they are at least this part of the limit, one in so many:
+/// Open chunks are evicted whole while they are at least 1/OPEN_PART of the limit:
 /// then what they hold is most probably older than what the policy knows.
 const OPEN_PART: u64 = 8;
 

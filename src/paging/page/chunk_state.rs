@@ -242,7 +242,7 @@ mod model {
     /// A page that a discard finds `Empty` while another thread takes it over for its chunk, which
     /// is opened, or closed again at once: the page's memory is gone when the discard is over.
     #[test]
-    fn loom_a_page_is_discarded_whoever_has_it() {
+    fn loom_a_page_is_discarded_whatever_thread_has_it() {
         for opens in [true, false] {
             loom::model(move || discard_beside_opening(opens));
         }

@@ -19,7 +19,7 @@
 //! a *spare* run of zeros for the next chunk that is read whole or is fresh.
 //!
 //! # Invariants
-//! 1. A frame is on at most one list; whoever took it off owns its memory.
+//! 1. A frame is on at most one list; the thread that took it off owns its memory.
 //! 2. A frame on the empty list has no page mapped.
 //! 3. A frame of a run is on no list: it is in use, or counted as back in `Run::out`.
 //! 4. Memory of a spare frame or run was never mapped in the region. A spare run holds zeros.
@@ -134,7 +134,7 @@ impl Frames {
     /// are no runs of pages that are huge themselves.
     ///
     /// # Errors
-    /// When the address space is not to be had.
+    /// When there is no address space for them.
     pub(crate) fn new(
         singles: usize,
         runs: usize,

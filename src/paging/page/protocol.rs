@@ -65,7 +65,7 @@ pub(crate) enum Filled {
 ///
 /// Without `wanted` nobody needs to be woken: a thread that has faulted has been seen by a handler
 /// or will be. One that was seen while the page was `Filling` left its mark; one seen later finds
-/// the page `Moving`, which it looks at again, or mapped, and is woken by whoever sees it.
+/// the page `Moving`, which it looks at again, or mapped, and is woken by the handler that sees it.
 pub(crate) fn filled(word: &PageWord, frame: FrameId, slot: Option<SlotId>) -> Filled {
     let moving = Word::moving(slot);
     let mut filling = Word::filling(frame);

@@ -30,7 +30,7 @@
 //!
 //! `protected`: the mapping is write-protected and the content is the slot's; a write faults
 //! first. `dead`: discarded while being read; who finishes the read makes the page `Empty`.
-//! `wanted`: a fault waits for the read, and whoever ends it wakes. `guessed`: mapped writable for
+//! `wanted`: a fault waits for the read, and the thread that ends it wakes. `guessed`: mapped writable for
 //! a read, because pages here are mostly written.
 //! `sparse`: parts of the mapping may be holes that read as zero. `prefetched`: nobody asked for
 //! the page by a fault yet. `pins`: the page must not be evicted while it is not zero.
@@ -67,7 +67,7 @@ const WANTED: u64 = 1 << 47;
 const GUESSED: u64 = 1 << 46;
 const PAYLOAD_MASK: u64 = (1 << 46) - 1;
 
-/// Most pins of one page.
+/// Maximum number of pins of one page.
 pub(crate) const PINS_MAX: u64 = 0xFF;
 
 /// A staging frame: its index in the staging area.
@@ -270,7 +270,7 @@ impl fmt::Debug for Word {
     }
 }
 
-/// The word of one page, shared by handlers, evictors and whoever discards.
+/// The word of one page, shared by handlers, evictors and threads that discard.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub(crate) struct PageWord(AtomicU64);
@@ -283,7 +283,7 @@ const _: () = assert!(size_of::<PageWord>() == 8);
 impl PageWord {
     /// The word now.
     pub(crate) fn load(&self) -> Word {
-        // Pairs with the release in `try_change`: whoever sees a state sees what was done before
+        // Pairs with the release in `try_change`: a thread that sees a state sees what was done before
         // it was entered (the slot's checksum, the frame's bytes).
         Word(self.0.load(Ordering::Acquire))
     }

@@ -223,7 +223,7 @@ pub(in crate::paging) fn not_mapped(
     }
 }
 
-/// Makes a `Moving`, missing page lost: a touch is SIGBUS from now on, and who waits gets it.
+/// Makes a `Moving`, missing page lost: a touch is SIGBUS from now on, as for the threads that wait.
 /// Says so on standard error.
 pub(crate) fn poison(pager: &Pager, page: PageId, from: Word, cause: &Error) {
     pager.counters().poisoned.bump();

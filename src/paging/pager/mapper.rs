@@ -299,7 +299,7 @@ impl Mapper {
         unsafe { self.copy_rest(start, self.zeros.as_ptr(), 0, Protect::No) }
     }
 
-    /// Maps the zero page at an address and wakes who waits for it.
+    /// Maps the zero page at an address and wakes the threads that wait for it.
     ///
     /// # Safety
     /// A page that is missing there reads as zero.

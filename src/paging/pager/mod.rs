@@ -274,8 +274,8 @@ impl Pager {
         self.settle(page, from, to);
     }
 
-    /// As [`settle_resident`](Self::settle_resident), for a page that was missing: wakes who waits
-    /// for it, as the last thing, because a thread that is woken may run at once in place of this
+    /// As [`settle_resident`](Self::settle_resident), for a page that was missing: wakes the threads that
+    /// wait for it, as the last thing, because a thread that is woken may run at once in place of this
     /// one and must not find the page in its hands.
     pub(crate) fn settle_mapped(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
         self.settle_resident(page, from, to, how);

@@ -18,7 +18,7 @@ use std::fmt;
 /// No page: the end of a list.
 const NONE: u32 = u32::MAX;
 
-/// Most pages a region may have: all that 32 bits name, but for [`NONE`].
+/// Maximum number of pages of a region: all that 32 bits name, but for [`NONE`].
 const PAGES_MAX: u64 = u32::MAX as u64;
 
 /// Where a page is in a policy's eyes.

@@ -32,7 +32,7 @@ fn reading_ahead() -> Thread {
 }
 
 #[test]
-fn loom_a_page_read_ahead_wakes_whoever_faults_on_it() {
+fn loom_a_page_read_ahead_wakes_the_thread_that_faults_on_it() {
     let make = || Model::stored(true);
     explore(2, make, vec![reading_ahead(), reading(1, &[1])], &[1]);
     explore(2, make, vec![reading_ahead(), writing(1, 2, &[2])], &[2]);
