@@ -8,7 +8,7 @@
 //! parent: scan UNIT MICROSECONDS                    child: BYTES SECONDS CPU_SECONDS
 //! ```
 
-use crate::device::MemoryGroup;
+use crate::group::MemoryGroup;
 use crate::os::{Memory, open_direct};
 use crate::work::{Look, Mix, Order, Scan, look};
 use crate::{Failure, Result, Sample};

@@ -1,33 +1,13 @@
-//! Files, loop devices, swap and memory groups that exist for the length of a row.
+//! Files, loop devices and swap that exist for the length of a row.
 //!
 //! Every guard undoes what it did when it is dropped: after an error, a failed check, or an
-//! interrupt, which ends the round that runs (see [`catch_interrupts`](crate::os)).
+//! interrupt, which ends the round that runs (see [`catch_interrupts`](crate::process)).
 
+use crate::group::{SwapSpace, fresh_name, tool};
 use crate::os::{self, write_pattern};
-use crate::{Failure, Result};
+use crate::{Failure, Result, process};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
-
-/// A name that no other run uses.
-fn fresh_name() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("farheap-fault-{}-{next}", std::process::id())
-}
-
-/// Runs a tool to its end; its output without the newline.
-fn tool(name: &str, args: &[&str]) -> Result<String> {
-    let output = Command::new(name).args(args).output();
-    let output = output.map_err(|error| Failure::Skipped(format!("{name}: {error}")))?;
-    if !output.status.success() {
-        let why = String::from_utf8_lossy(&output.stderr);
-        return Err(Failure::Skipped(format!("{name} {}: {}", args.join(" "), why.trim())));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
 
 /// A file with the pattern in the directory for temporary files, removed when dropped.
 #[derive(Debug)]
@@ -97,7 +77,7 @@ pub(crate) struct LoopDevice {
 impl LoopDevice {
     /// Needs root.
     pub(crate) fn create(bytes: usize) -> Result<LoopDevice> {
-        if !os::is_root() {
+        if !process::is_root() {
             return Err(Failure::Skipped("loop devices need root".to_owned()));
         }
         let dir = MemoryDir::mount()?;
@@ -164,10 +144,12 @@ enum SwapOn {
     File(PatternFile),
 }
 
-/// Swap space, in use until dropped. The whole machine may swap to it.
+/// Swap on something of its own. The whole machine may swap to it.
 #[derive(Debug)]
 pub(crate) struct Swap {
-    on: SwapOn,
+    /// Before what it is on: it is off when that goes.
+    _space: SwapSpace,
+    _on: SwapOn,
 }
 
 impl Swap {
@@ -176,93 +158,17 @@ impl Swap {
     }
 
     pub(crate) fn on_file(dir: &Path, bytes: usize) -> Result<Swap> {
-        if !os::is_root() {
+        if !process::is_root() {
             return Err(Failure::Skipped("swap needs root".to_owned()));
         }
         Swap::start(SwapOn::File(PatternFile::create(dir, bytes)?))
     }
 
     fn start(on: SwapOn) -> Result<Swap> {
-        let swap = Swap { on };
-        tool("chmod", &["600", swap.path()])?;
-        tool("mkswap", &[swap.path()])?;
-        tool("swapon", &[swap.path()])?;
-        Ok(swap)
-    }
-
-    fn path(&self) -> &str {
-        let path = match &self.on {
+        let path = match &on {
             SwapOn::Loop(device) => &device.path,
             SwapOn::File(file) => &file.path,
         };
-        path.to_str().expect("the name is ASCII")
-    }
-}
-
-impl Drop for Swap {
-    fn drop(&mut self) {
-        // Fails when it never came on, which `start` has said.
-        drop(tool("swapoff", &[self.path()]));
-    }
-}
-
-/// A memory group with a limit, for one child process.
-#[derive(Debug)]
-pub(crate) struct MemoryGroup {
-    dir: PathBuf,
-}
-
-impl MemoryGroup {
-    /// A group whose processes may use `limit` bytes of memory, and swap or not. Needs root.
-    pub(crate) fn create(limit: usize, may_swap: bool) -> Result<MemoryGroup> {
-        let v1 = Path::new("/sys/fs/cgroup/memory");
-        let (parent, limit_file, no_swap_file) = if v1.join("memory.limit_in_bytes").exists() {
-            (v1.to_owned(), "memory.limit_in_bytes", "memory.swappiness")
-        } else {
-            (unified()?, "memory.max", "memory.swap.max")
-        };
-        let dir = parent.join(fresh_name());
-        let why = |error| Failure::Skipped(format!("{}: {error}", dir.display()));
-        fs::create_dir(&dir).map_err(why)?;
-        let group = MemoryGroup { dir: dir.clone() };
-        fs::write(dir.join(limit_file), limit.to_string()).map_err(why)?;
-        if !may_swap {
-            fs::write(dir.join(no_swap_file), "0").map_err(why)?;
-        }
-        Ok(group)
-    }
-
-    pub(crate) fn add(&self, process: u32) -> Result<()> {
-        let file = self.dir.join("cgroup.procs");
-        fs::write(file, process.to_string()).map_err(Failure::io)
-    }
-}
-
-/// The root of the unified hierarchy, with the memory controller on for its groups.
-fn unified() -> Result<PathBuf> {
-    for dir in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(PathBuf::from) {
-        let controllers = fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
-        if controllers.split_whitespace().any(|name| name == "memory") {
-            let on = fs::write(dir.join("cgroup.subtree_control"), "+memory");
-            on.map_err(|error| Failure::Skipped(format!("memory groups: {error}")))?;
-            return Ok(dir);
-        }
-    }
-    Err(Failure::Skipped("no memory controller of control groups".to_owned()))
-}
-
-impl Drop for MemoryGroup {
-    fn drop(&mut self) {
-        // The child has been waited for, but the kernel may take a moment to notice.
-        const TRIES: u32 = 50;
-        const RETRY: Duration = Duration::from_millis(20);
-        for _ in 0..TRIES {
-            match fs::remove_dir(&self.dir) {
-                Ok(()) => return,
-                // Busy as long as the kernel counts the child in, and it tells nobody when it ceases.
-                Err(_) => std::thread::sleep(RETRY),
-            }
-        }
-        eprintln!("fault: {} could not be removed", self.dir.display());
+        Ok(Swap { _space: SwapSpace::start(path)?, _on: on })
     }
 }

@@ -1,6 +1,7 @@
 //! A region with the pattern on its store.
 
-use crate::os::{Words, check_interrupt};
+use crate::os::Words;
+use crate::process::check_interrupt;
 use crate::{Failure, Result};
 use farheap::ByteCount;
 use farheap::region::{Region, RegionConfig};

@@ -18,57 +18,30 @@
 mod bare;
 mod child;
 mod device;
+#[path = "../common/failure.rs"]
+mod failure;
 mod far;
+#[path = "../common/group.rs"]
+mod group;
 mod os;
+#[path = "../common/process.rs"]
+mod process;
 mod profile;
 mod raw;
 mod report;
 mod rows;
+#[path = "../common/table.rs"]
+mod table;
 mod tune;
 mod work;
 
 use clap::Parser;
+use failure::{Failure, Result};
 use farheap::ByteCount;
-use report::Row;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-
-/// Why a row has no figures.
-#[derive(Clone, Debug)]
-pub(crate) enum Failure {
-    /// The machine or the user's rights do not allow it.
-    Skipped(String),
-    /// It should have worked.
-    Broken(String),
-    /// The user wants to stop.
-    Interrupted,
-}
-
-impl Failure {
-    fn io(error: std::io::Error) -> Failure {
-        Failure::Broken(error.to_string())
-    }
-
-    /// What an error of the library means here.
-    fn of(error: farheap::Error) -> Failure {
-        match error {
-            farheap::Error::UffdUnavailable { .. } => Failure::Skipped(error.to_string()),
-            error => Failure::Broken(error.to_string()),
-        }
-    }
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Failure::Skipped(why) | Failure::Broken(why) => f.write_str(why),
-            Failure::Interrupted => f.write_str("interrupted"),
-        }
-    }
-}
-
-pub(crate) type Result<T> = std::result::Result<T, Failure>;
+use table::Row;
 
 /// What one round did.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +61,7 @@ pub(crate) struct Clock {
 
 impl Sample {
     pub(crate) fn start() -> Clock {
-        Clock { cpu: os::cpu_time(), began: Instant::now() }
+        Clock { cpu: process::cpu_time(), began: Instant::now() }
     }
 
     pub(crate) fn rate(&self) -> f64 {
@@ -99,7 +72,7 @@ impl Sample {
 impl Clock {
     pub(crate) fn stop(self, count: u64) -> Sample {
         let secs = self.began.elapsed().as_secs_f64();
-        let cpu_secs = (os::cpu_time() - self.cpu).as_secs_f64();
+        let cpu_secs = (process::cpu_time() - self.cpu).as_secs_f64();
         Sample { count: count as f64, secs, cpu_secs }
     }
 }
@@ -228,7 +201,7 @@ pub(crate) fn take_turns(plan: &Plan, sides: &mut [Side<'_>]) -> Result<Vec<Vec<
     for round in 0..=plan.rounds {
         for (side, samples) in sides.iter_mut().zip(&mut samples) {
             let sample = side(plan.round)?;
-            os::check_interrupt()?;
+            process::check_interrupt()?;
             if round > 0 {
                 samples.push(sample);
             }
@@ -254,7 +227,7 @@ fn main() -> ExitCode {
         println!("{:14} what each thread does in a fault", "profile");
         return ExitCode::SUCCESS;
     }
-    os::catch_interrupts();
+    process::catch_interrupts();
     let plan = Plan::of(&args);
     if args.filters.iter().any(|word| word == "tune") {
         return finish(tune::run(&plan));
@@ -289,7 +262,7 @@ fn run_rows(args: &Args, plan: &Plan) -> Result<()> {
     for group in rows::ALL.iter().filter(|group| wanted(group.name)) {
         let before = rows.len();
         let outcome = (group.run)(plan, &mut rows);
-        report::print_group(group.name, &rows[before..]);
+        table::print_group(group.name, &rows[before..]);
         match outcome {
             Ok(()) => {}
             Err(Failure::Skipped(why)) => println!("  skipped: {why}"),
@@ -300,8 +273,10 @@ fn run_rows(args: &Args, plan: &Plan) -> Result<()> {
             }
         }
     }
-    if let Err(why) = report::write(&rows, plan) {
-        println!("\nno figures were written: {why}");
+    match table::write("fault", &rows, plan.test) {
+        Ok(folder) => println!("\nwritten: fault.csv, fault.svg in {}", folder.display()),
+        Err(why) => println!("\nno figures were written: {why}"),
     }
+    table::print_goals(&rows);
     broken.map_or(Ok(()), Err)
 }
