@@ -1,0 +1,374 @@
+//! Whole programs on more data than memory: farheap as it comes, against the kernel's own paging.
+//!
+//! ```text
+//! cargo bench --bench programs                          # 32 MiB of data each, some minutes
+//! cargo bench --bench programs -- --program hash_map --paper     # 1 Mi values of 100 bytes
+//! cargo bench --bench programs -- --size 1GiB --times 4 --rounds 1
+//! cargo bench --bench programs -- --conf page:4KiB      # with a configuration of one's own
+//! cargo bench --bench programs -- --test                # does it work? seconds
+//! ```
+//! Every side runs the same program in a process of its own, in turns: with a heap in farheap's
+//! default configuration on the default temporary file; without a heap (then `FarHeap` is
+//! jemalloc) in a memory control group with a swap file; and, where all data is in arrays, with the
+//! arrays in a mapped file in a group that may not swap. A group may use as much memory as the
+//! farheap process of the same round did at its peak, which is the limit and what the process needs
+//! besides, and a little more. Every answer is compared with that of a run in memory.
+
+mod child;
+mod os;
+mod work;
+
+#[path = "../common/failure.rs"]
+mod failure;
+#[path = "../common/group.rs"]
+mod group;
+#[path = "../common/process.rs"]
+mod process;
+#[path = "../common/table.rs"]
+mod table;
+
+// The queries, the columns and the right answers; the example has more in these files.
+#[expect(dead_code, unused_imports, reason = "the example uses the rest, and its tests do")]
+#[path = "../../examples/tpch/answers.rs"]
+mod answers;
+#[expect(dead_code, unused_imports, reason = "the example uses the rest, and its tests do")]
+#[path = "../../examples/tpch/lineitem.rs"]
+mod lineitem;
+#[expect(dead_code, unused_imports, reason = "the example uses the rest, and its tests do")]
+#[path = "../../examples/tpch/progress.rs"]
+mod progress;
+#[expect(dead_code, unused_imports, reason = "the example uses the rest, and its tests do")]
+#[path = "../../examples/tpch/queries.rs"]
+mod queries;
+
+use child::{Outcome, Side, Task};
+use clap::Parser;
+use failure::{Failure, Result};
+use farheap::{ByteCount, FarHeap};
+use group::{SwapSpace, fresh_name};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use table::Row;
+use work::Program;
+
+#[global_allocator]
+static ALLOC: FarHeap = FarHeap::new();
+
+/// What groups are charged for and resident sizes leave out: page tables, stacks of the kernel, and
+/// what each processor has in stock. With none of it the kernel kills processes in small groups.
+const GROUP_SLACK: usize = 2 << 20;
+
+/// The least limit that farheap takes, in bytes.
+const LIMIT_MIN: u64 = 8 << 20;
+
+/// The least that any phase of a program, and any program, may reach of its baseline's speed.
+const GOAL: f64 = 0.8;
+/// What the phases of the hash map, and the geometric mean of all programs, have to reach.
+const GOAL_LEVEL: f64 = 1.0;
+
+const ABOUT: &str = "Whole programs on more data than memory, against the kernel's own paging";
+const NOTES: &str = "\
+Baselines need root and memory control groups (version 1 or 2); what cannot run says why. The swap \
+file serves the whole machine as long as the benchmark runs. Columns of target/figures/programs.csv: \
+work, value, unit, baseline, baseline_value, ratio (more is better), goal.
+
+UMap is not run: its programs are C++ and built apart; `fault` names its published figures.";
+
+#[derive(Clone, Debug, Parser)]
+#[command(name = "programs", about = ABOUT, after_help = NOTES)]
+struct Args {
+    /// Programs to run, by name: all that --list shows
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    program: Vec<String>,
+    /// Lists the programs
+    #[arg(long)]
+    list: bool,
+    /// How many times the limit the data is: 2,4, with --test 2; the limit is at least 8 MiB
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    times: Vec<u64>,
+    /// Data of each program: 32MiB, with --test 8.5MiB
+    #[arg(long, value_name = "SIZE")]
+    size: Option<ByteCount>,
+    /// As --size 228MiB: a hash map of 1 Mi values of 100 bytes
+    #[arg(long, conflicts_with_all = ["size", "test"])]
+    paper: bool,
+    /// Rounds of each side: 3, with --test 1
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// What to compare with
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Side::Swap, Side::Mmap])]
+    baseline: Vec<Side>,
+    /// Keys of farheap's configuration besides the limit, instead of the defaults
+    #[arg(long, value_name = "KEY:VALUE,...", default_value = "")]
+    conf: String,
+    /// Busy threads of the idle scheduling class beside every run
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    neighbours: usize,
+    /// Directory of all temporary files, instead of farheap's default
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Gives up a run after this time
+    #[arg(long, value_name = "S", default_value_t = 600)]
+    deadline: u64,
+    /// A smoke run of seconds
+    #[arg(long)]
+    test: bool,
+    /// Passed by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// What a child process runs, as text
+    #[arg(long, hide = true, value_name = "TASK")]
+    child: Option<String>,
+}
+
+impl Args {
+    fn size(&self) -> usize {
+        let size = match self.size {
+            Some(size) => size,
+            None if self.paper => ByteCount::mib(228),
+            // Hardly more than the least limit: small tables on large pages take long.
+            None if self.test => ByteCount(17 << 19),
+            None => ByteCount::mib(32),
+        };
+        size.as_usize()
+    }
+
+    /// Where files of the baselines go: where farheap's own does.
+    fn dir(&self) -> PathBuf {
+        if let Some(dir) = &self.dir {
+            return dir.clone();
+        }
+        let dir = std::env::temp_dir();
+        if os::is_in_memory(&dir) { PathBuf::from("/var/tmp") } else { dir }
+    }
+}
+
+/// A swap file, in use until dropped.
+struct SwapFile {
+    /// Before the file: swap is off when that goes.
+    space: Option<SwapSpace>,
+    path: PathBuf,
+}
+
+impl SwapFile {
+    fn create(dir: &Path, bytes: usize) -> Result<SwapFile> {
+        const CHUNK: usize = 1 << 20;
+        if !process::is_root() {
+            return Err(Failure::Skipped("swap needs root".to_owned()));
+        }
+        // Swap on a file in memory would page the file itself out to it.
+        if os::is_in_memory(dir) {
+            return Err(Failure::Skipped(format!("swap: {} is in memory", dir.display())));
+        }
+        let mut swap = SwapFile { space: None, path: dir.join(fresh_name()) };
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(&swap.path);
+        let mut file = file.map_err(Failure::io)?;
+        let zeros = vec![0_u8; CHUNK];
+        for _ in 0..bytes.div_ceil(CHUNK) {
+            process::check_interrupt()?;
+            file.write_all(&zeros).map_err(Failure::io)?;
+        }
+        file.sync_all().map_err(Failure::io)?;
+        swap.space = Some(SwapSpace::start(&swap.path)?);
+        Ok(swap)
+    }
+}
+
+impl Drop for SwapFile {
+    fn drop(&mut self) {
+        self.space = None;
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+fn main() -> ExitCode {
+    let mut args = Args::parse();
+    if let Some(task) = &args.child {
+        return child::serve(task);
+    }
+    // `cargo test --benches` passes nothing and wants to be quick.
+    args.test |= !args.bench && !args.paper && args.size.is_none();
+    if args.times.is_empty() {
+        args.times.extend([2].into_iter().chain((!args.test).then_some(4)));
+    }
+    args.times.retain(|times| *times > 0);
+    if args.list {
+        work::ALL.iter().for_each(|program| println!("{:10} {}", program.name, program.about));
+        return ExitCode::SUCCESS;
+    }
+    process::catch_interrupts();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Skipped(why)) => {
+            println!("skipped: {why}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("programs: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let known = |name: &String| work::ALL.iter().any(|program| program.name == name);
+    if let Some(name) = args.program.iter().find(|name| !known(name)) {
+        return Err(Failure::Broken(format!("there is no program `{name}`; --list shows all")));
+    }
+    let wanted = |program: &&Program| {
+        args.program.is_empty() || args.program.iter().any(|name| name == program.name)
+    };
+    let programs: Vec<&Program> = work::ALL.iter().filter(wanted).collect();
+    let largest = programs.iter().map(|program| (program.data)(args.size())).max().unwrap_or(0);
+    let mut sides = args.baseline.clone();
+    sides.retain(|side| matches!(side, Side::Swap | Side::Mmap));
+    // A hash map that grows is there twice for a moment, the smaller half the size.
+    let _swap = if sides.contains(&Side::Swap) {
+        keep_or_say(
+            SwapFile::create(&args.dir(), 2 * largest + (64 << 20)),
+            Side::Swap,
+            &mut sides,
+        )?
+    } else {
+        None
+    };
+    let _neighbours = os::Neighbours::start(args.neighbours);
+    println!("temporary files in {}, {} idle neighbours", args.dir().display(), args.neighbours);
+    table::print_heading();
+    let (mut rows, mut broken) = (Vec::new(), None);
+    for program in programs {
+        match run_program(args, program, &mut sides, &mut rows) {
+            Ok(()) => {}
+            Err(Failure::Broken(why)) => {
+                println!("  failed: {why}");
+                broken = Some(Failure::Broken(format!("{}: {why}", program.name)));
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    let means: Vec<Row> = sides.iter().filter_map(|side| mean(&rows, *side)).collect();
+    table::print_group("all programs", &means);
+    rows.extend(means);
+    let folder = table::write("programs", &rows, args.test)?;
+    println!("\nwritten: programs.csv, programs.svg in {}", folder.display());
+    table::print_goals(&rows);
+    broken.map_or(Ok(()), Err)
+}
+
+/// What a baseline needs; when it is not permitted, says so and leaves the baseline out.
+fn keep_or_say<T>(made: Result<T>, side: Side, sides: &mut Vec<Side>) -> Result<Option<T>> {
+    match made {
+        Ok(made) => Ok(Some(made)),
+        Err(Failure::Skipped(why)) => {
+            println!("skipped: baseline {}: {why}", side.name());
+            sides.retain(|other| *other != side);
+            Ok(None)
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+fn run_program(
+    args: &Args,
+    program: &Program,
+    sides: &mut Vec<Side>,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let data = (program.data)(args.size());
+    let deadline = Duration::from_secs(args.deadline);
+    let mut task = Task::new(program.name, args.size(), args.dir(), args.dir.is_some());
+    let in_memory = task.run(Side::Memory, None, deadline)?;
+    println!("{}: {} MiB of data; in memory {in_memory}", program.name, data >> 20);
+    for times in &args.times {
+        let limit = (data as u64 / times).max(LIMIT_MIN);
+        task.conf = format!("limit:{limit},{}", args.conf).trim_end_matches(',').to_owned();
+        let mut far: Vec<Outcome> = Vec::new();
+        let mut bases: Vec<(Side, Vec<Outcome>)> =
+            sides.iter().map(|side| (*side, Vec::new())).collect();
+        bases.retain(|(side, _)| *side != Side::Mmap || program.maps);
+        for _ in 0..args.rounds.unwrap_or(if args.test { 1 } else { 3 }).max(1) {
+            let outcome = task.run(Side::Far, None, deadline)?;
+            outcome.check(&in_memory)?;
+            let memory = outcome.peak;
+            far.push(outcome);
+            let mut dropped = Vec::new();
+            for (side, outcomes) in &mut bases {
+                match task.run(*side, Some(memory + GROUP_SLACK), deadline) {
+                    Ok(outcome) => {
+                        outcome.check(&in_memory)?;
+                        outcomes.push(outcome);
+                    }
+                    Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+                    Err(failure) => {
+                        println!("skipped: baseline {}: {failure}", side.name());
+                        // What is not permitted once is not tried again.
+                        if matches!(failure, Failure::Skipped(_)) {
+                            sides.retain(|other| other != side);
+                        }
+                        dropped.push(*side);
+                    }
+                }
+            }
+            bases.retain(|(side, _)| !dropped.contains(side));
+        }
+        let peak = far.iter().map(|outcome| outcome.peak).max().unwrap_or(0);
+        let name = format!("{} {times}x", program.name);
+        let new: Vec<Row> =
+            bases.iter().flat_map(|(side, base)| compare(&name, &far, *side, base)).collect();
+        let text = far.iter().map(Outcome::to_string).collect::<Vec<_>>().join(" | ");
+        let title = format!("{name}: limit {} MiB, peak {} MiB: {text}", limit >> 20, peak >> 20);
+        table::print_group(&title, &new);
+        rows.extend(new);
+        table::write("programs", rows, args.test)?;
+    }
+    Ok(())
+}
+
+/// The rows of a program at one limit against one baseline.
+fn compare(name: &str, far: &[Outcome], side: Side, base: &[Outcome]) -> Vec<Row> {
+    let goal_of_phases = match side {
+        Side::Swap if name.starts_with("hash_map") => GOAL_LEVEL,
+        _ => GOAL,
+    };
+    let row = |work: &str, unit, figure: &dyn Fn(&Outcome) -> f64, goal| {
+        let values = |outcomes: &[Outcome]| outcomes.iter().map(figure).collect();
+        let less = |value: f64, base: f64| if value == base { 1.0 } else { base / value };
+        let base = (side.name().to_owned(), values(base));
+        Row::of_rounds((format!("{name} {work}"), unit), values(far), base, less, goal)
+    };
+    let phases = far[0].phases.iter().enumerate().filter(|(_, phase)| phase.name != work::FREE);
+    let mut rows: Vec<Row> = phases
+        .map(|(at, phase)| {
+            row(&phase.name, "s", &move |outcome| outcome.phases[at].secs, Some(goal_of_phases))
+        })
+        .collect();
+    rows.push(row(WHOLE, "s", &|outcome| outcome.sum(|phase| phase.secs), Some(GOAL)));
+    rows.push(row("processor time", "s CPU", &|outcome| outcome.sum(|phase| phase.cpu_secs), None));
+    rows.push(row("read", "MB", &|outcome| outcome.sum(|phase| phase.read) / 1e6, None));
+    rows.push(row("written", "MB", &|outcome| outcome.sum(|phase| phase.written) / 1e6, None));
+    rows
+}
+
+/// The row of a program from its start to its end.
+const WHOLE: &str = "whole";
+
+/// The geometric mean over whole programs.
+fn mean(rows: &[Row], side: Side) -> Option<Row> {
+    let ratios: Vec<f64> = rows
+        .iter()
+        .filter(|row| row.work.ends_with(WHOLE) && row.baseline == side.name())
+        .map(|row| row.ratio)
+        .collect();
+    if ratios.is_empty() {
+        return None;
+    }
+    let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+    let work = (format!("geometric mean of {} whole programs", ratios.len()), "times");
+    let base = (side.name().to_owned(), vec![1.0]);
+    Some(Row::of_rounds(work, vec![mean], base, |value, base| value / base, Some(GOAL_LEVEL)))
+}

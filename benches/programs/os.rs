@@ -1,0 +1,135 @@
+//! Arrays in files, busy neighbours, and what the kernel says of this process.
+#![expect(unsafe_code, reason = "maps files and sets the scheduling class")]
+#![expect(clippy::disallowed_methods, reason = "baselines do without the library's wrappers")]
+
+use crate::{Failure, Result};
+use std::fs;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Numbers.
+///
+/// # Safety
+/// All bits zero are a value, and so are all other bits.
+pub(crate) unsafe trait Plain: Copy + Default {}
+
+// SAFETY: any bits are a number.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
+unsafe impl Plain for f64 {}
+
+/// Numbers in memory of the global allocator, or in a mapped file.
+pub(crate) enum Array<T: Plain> {
+    Owned(Vec<T>),
+    Mapped(Mapped<T>),
+}
+
+/// A mapping of a file that has no name and no other user.
+pub(crate) struct Mapped<T> {
+    ptr: *mut T,
+    len: usize,
+}
+
+// SAFETY: owns what it points to, as a vector does.
+unsafe impl<T: Plain + Send> Send for Mapped<T> {}
+// SAFETY: as above.
+unsafe impl<T: Plain + Sync> Sync for Mapped<T> {}
+
+impl<T: Plain> Array<T> {
+    /// Zeros in a new file in this directory.
+    pub(crate) fn mapped(dir: &Path, len: usize) -> Result<Array<T>> {
+        let file = tempfile::tempfile_in(dir).map_err(Failure::io)?;
+        let bytes = (len * size_of::<T>()).max(1);
+        file.set_len(bytes as u64).map_err(Failure::io)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let (null, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let ptr = unsafe { libc::mmap(null, bytes, access, libc::MAP_SHARED, fd, 0) };
+        if ptr == libc::MAP_FAILED {
+            return Err(Failure::io(std::io::Error::last_os_error()));
+        }
+        Ok(Array::Mapped(Mapped { ptr: ptr.cast(), len }))
+    }
+}
+
+impl<T: Plain> Deref for Array<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Array::Owned(numbers) => numbers,
+            // SAFETY: as many numbers are mapped at page-aligned memory that this borrows; a file
+            // without a name changes by this mapping alone.
+            Array::Mapped(Mapped { ptr, len }) => unsafe { std::slice::from_raw_parts(*ptr, *len) },
+        }
+    }
+}
+
+impl<T: Plain> DerefMut for Array<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Array::Owned(numbers) => numbers,
+            // SAFETY: as in `deref`, and borrowed for writing.
+            Array::Mapped(Mapped { ptr, len }) => unsafe {
+                std::slice::from_raw_parts_mut(*ptr, *len)
+            },
+        }
+    }
+}
+
+impl<T> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        let bytes = (self.len * size_of::<T>()).max(1);
+        // SAFETY: mapped by `Array::mapped` with this length, and nobody borrows it any more.
+        unsafe { libc::munmap(self.ptr.cast(), bytes) };
+    }
+}
+
+/// The number after a name in a file of `/proc`; 0 when it is not there.
+pub(crate) fn proc_field(file: &str, name: &str) -> u64 {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let mut lines = text.lines().map(str::split_whitespace);
+    let mut line = lines.find_map(|mut words| (words.next() == Some(name)).then_some(words));
+    line.as_mut().and_then(Iterator::next).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Whether a directory is on a file system in memory.
+pub(crate) fn is_in_memory(dir: &Path) -> bool {
+    use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+    statfs(dir).is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC)
+}
+
+/// Threads that are always busy, in the scheduling class of idle work.
+pub(crate) struct Neighbours {
+    stop: Arc<AtomicBool>,
+}
+
+impl Neighbours {
+    pub(crate) fn start(count: usize) -> Neighbours {
+        let stop = Arc::new(AtomicBool::new(false));
+        for _ in 0..count {
+            let stop = stop.clone();
+            std::thread::spawn(move || {
+                let param = libc::sched_param { sched_priority: 0 };
+                // SAFETY: changes this thread alone.
+                let failed = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) } != 0;
+                assert!(!failed, "{}", std::io::Error::last_os_error());
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        Neighbours { stop }
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
