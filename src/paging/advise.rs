@@ -136,7 +136,7 @@ impl Region {
     /// # Errors
     /// As [`evict`](Region::evict).
     pub fn evict_all(&self) -> Result<()> {
-        let end = self.space.fresh_pages(self.pager.page_bytes());
+        let end = self.ranges.fresh_pages(self.pager.page_bytes());
         if end.0 == 0 { Ok(()) } else { self.evict_pages(PageId(0), end) }
     }
 

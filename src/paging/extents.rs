@@ -24,7 +24,7 @@ impl Region {
     }
 
     pub(crate) fn reserve_extent(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
-        let offset = self.space.reserve(len.as_usize(), align.as_usize()).ok()?;
+        let offset = self.ranges.reserve(len.as_usize(), align.as_usize()).ok()?;
         NonNull::new((self.base() + offset) as *mut u8)
     }
 
@@ -35,7 +35,7 @@ impl Region {
         let (offset, len) = (ptr.as_ptr() as usize - self.base(), len.as_usize());
         let capacity = self.capacity();
         let fits = |after: &Committed| self.fits(after, capacity);
-        if let Err(error) = self.space.commit(offset, len, fits) {
+        if let Err(error) = self.ranges.commit(offset, len, fits) {
             if let Error::LimitExceeded { .. } = error {
                 diagnostics::warn("far memory is refused", &error);
             }
@@ -43,7 +43,7 @@ impl Region {
         }
         let page_bytes = self.pager.page_bytes();
         let (mut head, mut tail) = (0, 0);
-        for page in self.space.partly_covered(offset, len) {
+        for page in self.ranges.partly_covered(offset, len) {
             // What holds nothing now reads as zero in this range until the caller writes there.
             if kernel_filled::holds_nothing(&self.pager, page) {
                 continue;
@@ -91,10 +91,10 @@ impl Region {
     pub(crate) fn decommit_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();
         let discard = |first, count| discard::discard(&self.pager, first, count);
-        self.space.decommit(offset, len.as_usize(), discard);
+        self.ranges.decommit(offset, len.as_usize(), discard);
     }
 
     pub(crate) fn release_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
-        self.space.release(ptr.as_ptr() as usize - self.base(), len.as_usize());
+        self.ranges.release(ptr.as_ptr() as usize - self.base(), len.as_usize());
     }
 }

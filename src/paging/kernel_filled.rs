@@ -9,7 +9,7 @@
 //! sparse memory open nothing and cost a page each.
 //!
 //! ```text
-//!   Closed --latch--> Busy --let go--> Open --latch--> Busy --register, scan--> Closed
+//!   Closed --latch--> Busy --let go--> Open --latch--> Busy --register, scan--> CloseOutcome
 //! ```
 //! | state | page words | who fills holes |
 //! |---|---|---|
@@ -23,13 +23,13 @@
 //! 3. Holes of a page that a closed chunk left partly filled read as zero: such pages are
 //!    `sparse`.
 //! 4. An `Empty` word says that a page holds nothing only of a chunk that was closed before the word
-//!    was loaded and has not been latched since (`page::opening`).
+//!    was loaded and has not been latched since (`page::chunk_state`).
 #![expect(unsafe_code, reason = "drops pages of open chunks")]
 
 use crate::base::units::{ByteCount, PageId};
 use crate::paging::evict::policy::Insert;
 use crate::paging::page::backoff;
-use crate::paging::page::chunk_state::{Phase, Seen};
+use crate::paging::page::chunk_state::{ChunkView, Phase};
 use crate::paging::page::chunks::CHUNK;
 use crate::paging::page::chunks::ChunkId;
 use crate::paging::page::word::{FrameId, State, Word};
@@ -40,7 +40,7 @@ use crate::sys::vm::{KERNEL_PAGE, Piece};
 
 /// What became of a chunk that was to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::paging) enum Opening {
+pub(in crate::paging) enum OpenOutcome {
     Opened,
     /// There is no room for it at the moment; some is on its way.
     Wait,
@@ -50,7 +50,7 @@ pub(in crate::paging) enum Opening {
 
 /// What became of a chunk that was to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::paging) enum Closed {
+pub(in crate::paging) enum CloseOutcome {
     /// All of its pages cool in frames.
     Taken,
     /// Its pages are ordinary resident ones.
@@ -72,15 +72,15 @@ fn is_dense(pager: &Pager, page: PageId, chunk: ChunkId) -> bool {
 }
 
 /// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
-pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> Opening {
+pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> OpenOutcome {
     let chunk = pager.chunk_of(page);
     let may_open = pager.chunks().pagemap().is_some() && pager.chunks().may_open(chunk);
     let is_own = || pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
     if !may_open || !is_dense(pager, page, chunk) || !is_own() {
-        return Opening::Unfit;
+        return OpenOutcome::Unfit;
     }
     if !pager.chunks().latch(chunk, Phase::Closed) {
-        return Opening::Unfit;
+        return OpenOutcome::Unfit;
     }
     let opened = open_latched(pager, chunk);
     let now = if opened { Phase::Open } else { Phase::Closed };
@@ -88,7 +88,7 @@ pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> Opening {
     if opened {
         pager.counters().chunks_opened.bump();
         pager.policy().lock().opened(pager.pages_per_chunk());
-        return Opening::Opened;
+        return OpenOutcome::Opened;
     }
     // Room comes with the next write that ends. A page of its own now would leave a chunk of
     // small pages, which the kernel fills one by one and gives back one by one.
@@ -98,9 +98,9 @@ pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> Opening {
     let healthy = pager.health().write_errno() == 0;
     let is_fresh = |page: PageId| pager.word(page).load().state() == State::Empty;
     if writing && healthy && pager.table().pages_of_chunk(chunk).all(is_fresh) {
-        return Opening::Wait;
+        return OpenOutcome::Wait;
     }
-    Opening::Unfit
+    OpenOutcome::Unfit
 }
 
 fn open_latched(pager: &Pager, chunk: ChunkId) -> bool {
@@ -160,7 +160,7 @@ fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
     pager
         .table()
         .pages_of_chunk(chunk)
-        .for_each(|page| pager.settle(page, Word::moving(None), Word::EMPTY));
+        .for_each(|page| pager.publish(page, Word::moving(None), Word::EMPTY));
     if !opened {
         // The kernel has no mapping left (max_map_count).
         hand_over(pager, chunk, &mut pager.table().pages_of_chunk(chunk));
@@ -184,7 +184,7 @@ fn move_run_in(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
         pager.mapper().move_back(dst, src, moved);
     }
     let claimed = pager.table().pages_of_chunk(chunk).take(claimed);
-    claimed.for_each(|page| pager.settle(page, Word::moving(None), Word::EMPTY));
+    claimed.for_each(|page| pager.publish(page, Word::moving(None), Word::EMPTY));
     false
 }
 
@@ -202,7 +202,7 @@ fn adopt_pages(pager: &Pager, chunk: ChunkId) -> (u64, u64) {
                     break;
                 }
                 pager.policy().lock().removed(page);
-                pager.settle(page, leaving, Word::EMPTY);
+                pager.publish(page, leaving, Word::EMPTY);
             }
             _ => break,
         }
@@ -234,7 +234,7 @@ fn hand_over(pager: &Pager, chunk: ChunkId, pages: &mut dyn Iterator<Item = Page
         let resident = Word::resident(None).with_sparse(count < units);
         // No arrival: the page came when its chunk was opened.
         pager.policy().lock().inserted(page, Insert::Fresh);
-        pager.settle(page, moving, resident);
+        pager.publish(page, moving, resident);
     }
     absent
 }
@@ -316,24 +316,24 @@ fn close_run(pager: &Pager, chunk: ChunkId) -> bool {
 /// Closes the next open chunk by taking its memory out to the run of frames that begins with
 /// `first`, where its pages cool. The frames' charge is the chunk's. A chunk of which the
 /// kernel uses a page, or that has holes, is closed as usual, and the frames stay empty.
-pub(in crate::paging) fn close_into(pager: &Pager, first: FrameId) -> Closed {
-    let Some(chunk) = pager.chunks().next_open() else { return Closed::None };
+pub(in crate::paging) fn close_into(pager: &Pager, first: FrameId) -> CloseOutcome {
+    let Some(chunk) = pager.chunks().next_open() else { return CloseOutcome::None };
     if pager.chunks().latch_open(chunk).is_err() {
-        return Closed::None;
+        return CloseOutcome::None;
     }
     if !register_alone(pager, chunk) {
         pager.chunks().unlatch(chunk, Phase::Open, Phase::Open);
-        return if close_run(pager, chunk) { Closed::Listed } else { Closed::None };
+        return if close_run(pager, chunk) { CloseOutcome::Listed } else { CloseOutcome::None };
     }
     let is_own = pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
     let taken = is_own && is_whole(pager, chunk) && move_chunk(pager, chunk, first);
     if !taken {
         end_close(pager, chunk);
-        return Closed::Listed;
+        return CloseOutcome::Listed;
     }
     pager.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
     pager.counters().chunks_closed.bump();
-    Closed::Taken
+    CloseOutcome::Taken
 }
 
 /// Whether all pages of a chunk, latched and registered, are there.
@@ -361,10 +361,10 @@ fn move_chunk(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
     for (page, frame) in pager.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
         policy.bypassed(page);
         pager.frames().note(frame, page, None);
-        pager.frames().note_of(frame).set_prefetched(false);
-        pager.frames().note_of(frame).set_guessed(false);
+        pager.frames().meta_of(frame).set_prefetched(false);
+        pager.frames().meta_of(frame).set_guessed(false);
         let moving = claim_empty(pager, page);
-        pager.settle(page, moving, Word::cooling(frame));
+        pager.publish(page, moving, Word::cooling(frame));
     }
     true
 }
@@ -409,7 +409,7 @@ pub(in crate::paging) fn discard_in_open(
     chunk: ChunkId,
     first: PageId,
     end: PageId,
-) -> std::result::Result<(), Seen> {
+) -> std::result::Result<(), ChunkView> {
     pager.chunks().latch_open(chunk)?;
     let pages = end.0 - first.0;
     // Where the process has too many mappings it stays open, empty and charged, until it can

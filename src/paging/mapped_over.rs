@@ -38,7 +38,7 @@ pub(in crate::paging) fn disown(pager: &Pager, page: PageId, moving: Word) -> bo
         // Its charge is what the program's mapping does not need of us.
         0 => {
             pager.put_slot(moving.slot());
-            pager.settle(page, moving, Word::poisoned(None));
+            pager.publish(page, moving, Word::poisoned(None));
             pager.budget().uncharge(pager.page_size());
             pager.managed().gave_back(pager.page_bytes() as u64);
         }
@@ -47,7 +47,7 @@ pub(in crate::paging) fn disown(pager: &Pager, page: PageId, moving: Word) -> bo
             pager.table().count_pinned(u64::from(moving.pins() == 0));
             let kept = moving.kept();
             let pinned = kept.pinned().unwrap_or(kept);
-            pager.settle_resident(page, moving, pinned, None);
+            pager.publish_resident(page, moving, pinned, None);
         }
         _ => return false,
     }
@@ -71,7 +71,7 @@ pub(in crate::paging) fn take_over(pager: &Pager, first: PageId, count: u64) {
             if let Err(error) = map_anew(pager, page) {
                 report::warn("memory that was mapped over stays the program's", &error);
             }
-            pager.settle(page, moving, Word::EMPTY);
+            pager.publish(page, moving, Word::EMPTY);
         }
     }
 }

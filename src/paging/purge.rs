@@ -1,14 +1,14 @@
-//! Care: how a region tells the heap above it that free memory should come back.
+//! Purge: how a region has the heap above it give free memory back.
 //!
 //! Freed far memory stays with jemalloc for a while, contents and all. To a region it looks like
 //! any other, and short of memory the evictor would write it to the device. So a region that is
-//! short calls the heap's care thread, which purges the arenas (`runtime::care`). A region without
-//! a heap has none, and a call does nothing.
+//! short calls the heap's maintenance thread, which purges the arenas. A region without a heap has
+//! none, and a call does nothing.
 //!
 //! # Invariants
-//! 1. Handlers, the evictor and threads that fault wait for nobody here; who reclaims waits for
-//!    [`ANSWER_MAX`] at most.
-//! 2. The care thread purges at most once in [`REST`], however often it is called.
+//! 1. Handlers, the evictor and threads that fault do not wait here; a thread that reclaims memory
+//!    waits for [`ANSWER_MAX`] at most.
+//! 2. The maintenance thread purges at most once in [`REST`], however often it is called.
 
 use crate::base::deadline::Deadline;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank};
@@ -16,7 +16,7 @@ use crate::sys::signals::{FaultLock, SignalsBlocked};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// How long who reclaims waits for the care thread.
+/// How long a reclaiming thread waits for the maintenance thread.
 const ANSWER_MAX: Duration = Duration::from_millis(5);
 
 /// Least time between two answers: data that dies young is reused meanwhile.
@@ -46,7 +46,7 @@ impl Purge {
         }
     }
 
-    /// Calls the care thread, once until it has answered.
+    /// Calls the maintenance thread, once until it has answered.
     pub(in crate::paging) fn call(&self) {
         // Interrupted between flag and call, this thread would keep all others from calling.
         let _blocked = SignalsBlocked::new();
@@ -67,7 +67,7 @@ impl Purge {
         self.call();
         let mut deadline = Deadline::new(ANSWER_MAX);
         while self.answers.load(Ordering::Acquire) == before && !deadline.is_over() {
-            // The care thread has no one to tell: callers come and go.
+            // The maintenance thread has nobody to tell: callers come and go.
             std::thread::sleep(Duration::from_micros(50));
         }
     }

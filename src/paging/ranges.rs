@@ -34,7 +34,7 @@ impl Units {
 
 /// The address ranges of one region.
 #[derive(Debug)]
-pub(in crate::paging) struct Space {
+pub(in crate::paging) struct RangeAllocator {
     state: Ranked<State>,
     total: usize,
     units_per_page: usize,
@@ -51,8 +51,8 @@ struct State {
     committed: Committed,
 }
 
-impl Space {
-    pub(in crate::paging) fn new(span: usize, page_bytes: usize) -> Result<Space> {
+impl RangeAllocator {
+    pub(in crate::paging) fn new(span: usize, page_bytes: usize) -> Result<RangeAllocator> {
         let total = span / KERNEL_PAGE;
         let state = State {
             fresh: 0,
@@ -61,7 +61,7 @@ impl Space {
             committed: Committed::default(),
         };
         let units_per_page = page_bytes / KERNEL_PAGE;
-        Ok(Space { state: Ranked::new(Rank::Space, state), total, units_per_page })
+        Ok(RangeAllocator { state: Ranked::new(Rank::Space, state), total, units_per_page })
     }
 
     /// Pages with at least one live unit.
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn ranges_are_aligned_disjoint_and_reused_after_release() {
-        let space = Space::new(64 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(64 * PAGE, PAGE).expect("a small space");
         let a = space.reserve(3 * KERNEL_PAGE, KERNEL_PAGE).expect("fresh space");
         let b = space.reserve(PAGE, 4 * PAGE).expect("fresh space");
         assert_eq!((a, b), (0, 4 * PAGE));
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_full_space_says_so() {
-        let space = Space::new(4 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(4 * PAGE, PAGE).expect("a small space");
         space.reserve(3 * PAGE, PAGE).expect("fresh space");
         let error = space.reserve(2 * PAGE, PAGE).expect_err("one page is left");
         assert_eq!(error, Error::AddressSpace { len: ByteCount(2 * PAGE as u64) });
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn committing_counts_each_page_once_and_stops_at_the_capacity() {
-        let space = Space::new(64 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(64 * PAGE, PAGE).expect("a small space");
         space.reserve(8 * PAGE, PAGE).expect("fresh space");
         let half = PAGE / 2;
         let commit = |offset, len| {
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn spans_are_counted_by_the_live_units_in_them() {
-        let space = Space::new(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("a small space");
         space.reserve(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("fresh space");
         let mut seen = Committed::default();
         let mut commit = |offset, len| {

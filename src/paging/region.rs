@@ -41,7 +41,7 @@ use crate::paging::fault::supervisor::Supervisor;
 use crate::paging::pager::discard;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::{Pager, reclaim};
-use crate::paging::ranges::Space;
+use crate::paging::ranges::RangeAllocator;
 use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
 use crate::paging::tables::charge;
 use crate::store::{OnlyUser, Store, Wipe};
@@ -78,7 +78,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Region {
     pub(in crate::paging) pager: Arc<Pager>,
-    pub(in crate::paging) space: Space,
+    pub(in crate::paging) ranges: RangeAllocator,
     pub(in crate::paging) requests: Arc<Requests>,
     threads: Vec<JoinHandle<()>>,
     /// Held while pins are added or ended.
@@ -182,7 +182,7 @@ impl Region {
             true => encrypted(store, config.page)?,
             false => store,
         };
-        let space = Space::new(config.span.as_usize(), config.page.as_usize())?;
+        let ranges = RangeAllocator::new(config.span.as_usize(), config.page.as_usize())?;
         let pager = Pager::new(&config, store, account, user)
             .map_err(|error| name_span(error, config.span))?;
         reclaim::set_limit(&pager, config.limit);
@@ -203,7 +203,7 @@ impl Region {
             (0..config.handlers).map(|n| Handler::new(pager.clone(), n, &config)).collect();
         let mut region = Region {
             pager,
-            space,
+            ranges,
             requests,
             threads: Vec::with_capacity(config.handlers + 2),
             pin_lock: std::sync::Mutex::new(()),
@@ -263,10 +263,10 @@ impl Region {
             return Err(Error::Forked { what: "a region" });
         }
         let len = self.whole_pages(len)?;
-        let offset = self.space.reserve(len, self.pager.page_bytes())?;
+        let offset = self.ranges.reserve(len, self.pager.page_bytes())?;
         let capacity = self.capacity();
-        if let Err(error) = self.space.commit(offset, len, |after| self.fits(after, capacity)) {
-            self.space.release(offset, len);
+        if let Err(error) = self.ranges.commit(offset, len, |after| self.fits(after, capacity)) {
+            self.ranges.release(offset, len);
             return Err(if let Error::StoreFull { .. } = error { self.full() } else { error });
         }
         let addr = self.pager.table().start() + offset;
@@ -293,12 +293,12 @@ impl Region {
         if !self.is_here() {
             return Ok(());
         }
-        if !self.space.is_live(offset, len) {
+        if !self.ranges.is_live(offset, len) {
             return Err(Error::BadRange { reason: "is not mapped" });
         }
-        self.space
+        self.ranges
             .decommit(offset, len, |first, count| discard::discard(&self.pager, first, count));
-        self.space.release(offset, len);
+        self.ranges.release(offset, len);
         Ok(())
     }
 
@@ -424,7 +424,7 @@ impl Region {
     /// A snapshot of the region's statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats::of(&self.pager, self.space.committed())
+        Stats::of(&self.pager, self.ranges.committed())
     }
 
     /// How long faults, device requests and evictions have taken since the region's start.

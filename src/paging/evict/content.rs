@@ -6,7 +6,7 @@ use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::EvictionPolicy;
 use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
-use crate::paging::page::note::Fate;
+use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
 use crate::paging::pager::mapper::{Moved, install_error, is_copied_then};
@@ -146,9 +146,14 @@ fn copy_to_frame(pager: &Pager, page: PageId, frame: FrameId) -> bool {
 
 /// Maps a cooling frame's content back as `page`, which is `Moving` by this thread. Returns
 /// what that leaves of the frame.
-pub(in crate::paging) fn return_frame(pager: &Pager, page: PageId, frame: FrameId) -> Result<Fate> {
+pub(in crate::paging) fn return_frame(
+    pager: &Pager,
+    page: PageId,
+    frame: FrameId,
+) -> Result<FrameOutcome> {
     if !pager.pool().evicts_by_move() {
-        return transfer::copy_rest(pager, page, frame, 0, Protect::No).map(|()| Fate::Dropped);
+        return transfer::copy_rest(pager, page, frame, 0, Protect::No)
+            .map(|()| FrameOutcome::Dropped);
     }
     let (dst, src) = (pager.addr(page), pager.frames().addr(frame));
     pager.mapper().clear_way(dst, pager.page_bytes());
@@ -156,13 +161,13 @@ pub(in crate::paging) fn return_frame(pager: &Pager, page: PageId, frame: FrameI
     // content and nobody else moves it.
     let outcome = unsafe { transfer::move_memory(pager, dst, src, pager.page_bytes(), Wake::No) };
     match outcome {
-        Outcome::Done => Ok(Fate::MovedBack),
+        Outcome::Done => Ok(FrameOutcome::MovedBack),
         // A page half of which is mapped cannot cool on: threads may write to that half.
         Outcome::Busy { bytes } | Outcome::Present { bytes } | Outcome::Failed { bytes, .. }
             if bytes > 0 || is_copied_then(outcome) =>
         {
             transfer::copy_rest(pager, page, frame, bytes, Protect::No)?;
-            Ok(Fate::MovedBack)
+            Ok(FrameOutcome::MovedBack)
         }
         _ => Err(install_error(outcome)),
     }

@@ -88,14 +88,14 @@ impl Evictor {
             self.lingering.push_back(Linger { page, frame, written: None });
             return;
         }
-        if pager.frames().note_of(frame).prefetched() {
+        if pager.frames().meta_of(frame).prefetched() {
             match content {
                 Content::Clean(_) => pager.counters().prefetch_unseen.bump(),
                 // Somebody has written it.
                 Content::Zero | Content::Dirty => pager.counters().prefetch_hits.bump(),
             }
         }
-        if pager.frames().note_of(frame).guessed() {
+        if pager.frames().meta_of(frame).guessed() {
             match content {
                 Content::Clean(_) => pager.readahead().was_not_written(page),
                 Content::Zero | Content::Dirty => pager.readahead().was_written(page),
@@ -123,7 +123,7 @@ impl Evictor {
         for _ in 0..self.lingering.len() {
             let linger = self.lingering.pop_front().expect("counted above");
             let Linger { page, frame, .. } = linger;
-            let note = self.pager.frames().note_of(frame);
+            let note = self.pager.frames().meta_of(frame);
             match protocol::linger(self.pager.word(page), frame, note) {
                 protocol::Linger::Wait => {
                     self.lingering.push_back(linger);

@@ -5,7 +5,7 @@ use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::Evictor;
 use crate::paging::evict::content;
 use crate::paging::kernel_filled;
-use crate::paging::kernel_filled::Closed;
+use crate::paging::kernel_filled::CloseOutcome;
 use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::backoff;
@@ -145,7 +145,7 @@ impl Evictor {
 
     /// Leaves a victim where it is.
     fn keep(&self, page: PageId, word: Word) {
-        self.pager.settle_resident(page, word, word.kept(), None);
+        self.pager.publish_resident(page, word, word.kept(), None);
     }
 
     /// Takes the pages that the program has mapped something over off a list of clean ones; returns
@@ -180,7 +180,7 @@ impl Evictor {
         }
         for &(page, word) in clean {
             let slot = word.slot().expect("a clean page has a slot");
-            pager.settle(page, word, Word::stored(slot));
+            pager.publish(page, word, Word::stored(slot));
         }
         let bytes = (clean.len() * pager.page_bytes()) as u64;
         pager.budget().uncharge(ByteCount(bytes));
@@ -237,11 +237,11 @@ impl Evictor {
             content::fill_frame_holes(&self.pager, frame);
         }
         self.pager.frames().note(frame, page, word.slot());
-        let note = self.pager.frames().note_of(frame);
+        let note = self.pager.frames().meta_of(frame);
         note.set_prefetched(word.prefetched());
         note.set_guessed(word.guessed());
         self.chosen[frame.0 as usize] = chosen;
-        self.pager.settle(page, word, Word::cooling(frame));
+        self.pager.publish(page, word, Word::cooling(frame));
         self.cooling.push_back(frame);
     }
 
@@ -290,7 +290,7 @@ impl Evictor {
         let frames = (first.0..).take(pager.frames().run_frames()).map(FrameId);
         let chosen = Instant::now();
         match kernel_filled::close_into(pager, first) {
-            Closed::Taken => {
+            CloseOutcome::Taken => {
                 for frame in frames {
                     self.chosen[frame.0 as usize] = chosen;
                     self.cooling.push_back(frame);
@@ -299,7 +299,7 @@ impl Evictor {
             }
             outcome => {
                 frames.for_each(|frame| pager.frames().put_empty(frame));
-                if outcome == Closed::Listed { Chunkwise::Closed } else { Chunkwise::Unfit }
+                if outcome == CloseOutcome::Listed { Chunkwise::Closed } else { Chunkwise::Unfit }
             }
         }
     }

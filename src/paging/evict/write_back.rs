@@ -6,8 +6,8 @@ use crate::paging::diagnostics;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::content;
 use crate::paging::evict::state::{Dirty, Linger, PAUSE_MIN, PROBE, Write};
+use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::frames::push;
-use crate::paging::page::note::Fate;
 use crate::paging::page::protocol::{self, Written};
 use crate::paging::page::word::Word;
 use crate::paging::pager::health::NO_SLOT;
@@ -244,13 +244,13 @@ impl Evictor {
             if let Err(error) = transfer::copy_rest(pager, page, frame, 0, Protect::No) {
                 diagnostics::fatal("a page could not be returned after a failed write", &error);
             }
-            pager.settle_mapped(page, moving, Word::resident(slot), None);
+            pager.publish_mapped(page, moving, Word::resident(slot), None);
             drop(pager.frames().release(frame));
             return;
         }
         match content::return_frame(pager, page, frame) {
             Ok(_) => {
-                pager.settle_mapped(page, moving, Word::resident(slot), None);
+                pager.publish_mapped(page, moving, Word::resident(slot), None);
                 drop(pager.frames().release(frame));
             }
             Err(error) => {
@@ -330,8 +330,8 @@ impl Evictor {
             }
             let slot = pager.frames().slot(frame);
             pager.frames().forget_slot(frame);
-            pager.settle_mapped(page, Word::moving(None), Word::resident(slot), None);
-            pager.frames().decide(frame, Fate::MovedBack);
+            pager.publish_mapped(page, Word::moving(None), Word::resident(slot), None);
+            pager.frames().decide(frame, FrameOutcome::MovedBack);
         }
     }
 

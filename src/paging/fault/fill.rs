@@ -134,7 +134,7 @@ impl Pager {
             Filled::Moving { moving, wanted } => Some((moving, wanted)),
             Filled::Died(dead) => {
                 self.put_slot(slot);
-                self.settle(page, dead, Word::EMPTY);
+                self.publish(page, dead, Word::EMPTY);
                 self.wake(page);
                 None
             }
@@ -155,7 +155,7 @@ impl Pager {
         wake: Wake,
     ) -> std::result::Result<(), FaultStatus> {
         let page = self.frames().page(frame);
-        let guard = install::guard(self, page, frame, write);
+        let guard = install::write_tracking(self, page, frame, write);
         if let Err(error) = install::install(self, page, frame, guard.protect(), wake) {
             let stored = Word::stored(moving.slot().expect("a fill has a slot"));
             let status = install::not_mapped(self, page, moving, stored, &error);
@@ -165,7 +165,7 @@ impl Pager {
         }
         let resident = guard.mark(Word::resident(moving.slot()));
         let resident = resident.with_prefetched(insert == Insert::Prefetched);
-        self.settle_resident(page, moving, resident, Some(insert));
+        self.publish_resident(page, moving, resident, Some(insert));
         self.counters().pages_in.bump();
         Ok(())
     }
@@ -179,7 +179,7 @@ impl Pager {
         match purpose {
             Purpose::Fault => install::poison(self, page, moving, cause),
             Purpose::Prefetch => {
-                self.settle(page, moving, Word::stored(slot.expect("a fill has a slot")));
+                self.publish(page, moving, Word::stored(slot.expect("a fill has a slot")));
                 // A thread that faulted on it meanwhile waits for this read, and faults again.
                 self.wake(page);
             }

@@ -186,7 +186,7 @@ impl HugeReads {
         let whole = alive == count;
         let mapped =
             if whole { install::map_chunk(&self.pager, chunk.page, chunk.frame) } else { 0 };
-        self.pager.settle_read(chunk.page, &moving[..mapped]);
+        self.pager.publish_read(chunk.page, &moving[..mapped]);
         self.note_mapped(chunk, &moving[..mapped], reads, turn);
         for (n, filled) in filled[..count].iter().enumerate().skip(mapped) {
             if let Some((moving, wanted)) = *filled {

@@ -14,8 +14,8 @@ use crate::paging::evict::content;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::kernel_filled;
-use crate::paging::kernel_filled::Opening;
-use crate::paging::page::note::Fate;
+use crate::paging::kernel_filled::OpenOutcome;
+use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
@@ -62,28 +62,28 @@ impl Pager {
             return Some(FaultStatus::NoRoom);
         }
         match kernel_filled::try_open(self, page) {
-            Opening::Opened => {
+            OpenOutcome::Opened => {
                 self.pool().check_low();
                 return Some(FaultStatus::Resolved);
             }
-            Opening::Wait => return Some(FaultStatus::NoRoom),
-            Opening::Unfit => {}
+            OpenOutcome::Wait => return Some(FaultStatus::NoRoom),
+            OpenOutcome::Unfit => {}
         }
         let moving = Word::moving(None);
         self.word(page).try_change(Word::EMPTY, moving).ok()?;
         if !self.chunks().is_still_closed(chunk) {
-            self.settle(page, moving, Word::EMPTY);
+            self.publish(page, moving, Word::EMPTY);
             return Some(FaultStatus::TryAgain);
         }
         match install::install_zeros(self, page) {
             Ok(true) => {
-                self.settle_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
+                self.publish_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
                 self.counters().faults_zero.bump();
                 self.pool().check_low();
                 Some(FaultStatus::Resolved)
             }
             Ok(false) => {
-                self.settle(page, moving, Word::EMPTY);
+                self.publish(page, moving, Word::EMPTY);
                 Some(FaultStatus::NoRoom)
             }
             Err(error) => Some(install::not_mapped(self, page, moving, Word::EMPTY, &error)),
@@ -110,7 +110,7 @@ impl Pager {
         if let Err(error) = self.mapper().allow_writes(self.addr(page)) {
             diagnostics::fatal("a write-protected page could not be opened", &error);
         }
-        self.settle(page, moving, opened);
+        self.publish(page, moving, opened);
         if !self.pool().evicts_by_move() {
             // Who was woken before that and faulted again finds it open.
             self.wake(page);
@@ -134,7 +134,7 @@ impl Pager {
         if !self.pool().evicts_by_move() && !self.pool().charge_page() {
             return Some(FaultStatus::NoRoom);
         }
-        let note = self.frames().note_of(frame);
+        let note = self.frames().meta_of(frame);
         let Ok(slot) = protocol::take_back(self.word(page), word, note) else {
             self.pool().uncharge_copy();
             return None;
@@ -142,11 +142,11 @@ impl Pager {
         let moving = Word::moving(None);
         let prefetched = note.prefetched();
         match content::return_frame(self, page, frame) {
-            Ok(fate) => {
+            Ok(outcome) => {
                 let unseen = prefetched && purpose == Purpose::Prefetch;
                 let resident = Word::resident(slot).with_prefetched(unseen);
-                self.settle_mapped(page, moving, resident, None);
-                self.frames().decide(frame, fate);
+                self.publish_mapped(page, moving, resident, None);
+                self.frames().decide(frame, outcome);
                 if purpose == Purpose::Fault {
                     self.counters().faults_cooling.bump();
                     self.counters().prefetch_hits.add(u64::from(prefetched));
@@ -158,7 +158,7 @@ impl Pager {
                 let answer = install::not_mapped(self, page, moving, Word::cooling(frame), &error);
                 if self.word(page).load().state() == State::Poisoned {
                     self.put_slot(slot);
-                    self.frames().decide(frame, Fate::Dropped);
+                    self.frames().decide(frame, FrameOutcome::Dropped);
                 }
                 Some(answer)
             }
@@ -179,8 +179,8 @@ impl Pager {
         if let Err(error) = transfer::copy_rest(self, page, frame, 0, Protect::No) {
             diagnostics::fatal("a page being written could not be mapped", &error);
         }
-        self.settle_mapped(page, moving, Word::resident(None), None);
-        self.frames().decide(frame, Fate::Dropped);
+        self.publish_mapped(page, moving, Word::resident(None), None);
+        self.frames().decide(frame, FrameOutcome::Dropped);
         self.counters().faults_cooling.bump();
         Some(FaultStatus::Resolved)
     }
@@ -205,7 +205,7 @@ impl Pager {
         let outcome = unsafe { self.mapper().map_zero_page(addr) };
         let filled = outcome == Outcome::Done;
         let sparse = word.with_sparse(true).with_protected(false);
-        self.settle(page, moving, if filled { sparse } else { word });
+        self.publish(page, moving, if filled { sparse } else { word });
         match outcome {
             Outcome::Done => self.counters().faults_zero.bump(),
             Outcome::Failed { errno: errno @ sys::EPERM, .. } => {

@@ -6,7 +6,7 @@ use crate::base::error::Error;
 use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::fault::starved::{RoomClass, StarvedFault};
-use crate::paging::page::note::Fate;
+use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
@@ -137,17 +137,17 @@ impl Pager {
         }
         if word.state() == State::Empty && !self.chunks().is_still_closed(chunk) {
             // Opened since: the kernel fills the page.
-            self.settle(page, moving, word);
+            self.publish(page, moving, word);
             return self.wake(page);
         }
         if word.state() == State::Cooling {
-            // Not before the change: note, invariant 2. (A page being written leaves its slots to
+            // Not before the change: frame metadata, invariant 2. (A page being written leaves its slots to
             // the evictor.)
             self.put_slot(frame.and_then(|frame| self.frames().slot(frame)));
         }
         install::poison(self, page, moving, cause);
         if let Some(frame) = frame {
-            self.frames().decide(frame, Fate::Dropped);
+            self.frames().decide(frame, FrameOutcome::Dropped);
         }
     }
 }

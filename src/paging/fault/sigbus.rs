@@ -247,7 +247,7 @@ impl Pager {
     /// Reads a frame's slot once; returns what the store said.
     fn read_once(&self, frame: FrameId) -> std::result::Result<Result<()>, NotRead> {
         let offset = self.slot_offset(self.slot_of_fill(frame));
-        let note = self.frames().note_of(frame);
+        let note = self.frames().meta_of(frame);
         note.begin_read(thread::current_noted());
         // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
         // the slot: both stay this thread's if the read is revoked.

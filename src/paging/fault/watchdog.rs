@@ -2,7 +2,7 @@
 //!
 //! In in-thread mode a thread reads the device by a call that cannot be cancelled. While it waits,
 //! its page is `Filling`, and every other thread that touches the page waits, too. The watchdog
-//! revokes a read that the device has had for a whole deadline (`page::note`) and gives the page up:
+//! revokes a read that the device has had for a whole deadline (`page::frame_meta`) and gives the page up:
 //! the other threads get SIGBUS, with the cause on standard error. The reader finds out when its call
 //! returns, and gets SIGBUS as well; until then it keeps frame and slot, so nothing is read into memory
 //! that others use. A page that was only asked for ahead is left alone until a thread waits for it.
@@ -12,7 +12,7 @@
 //! changes of one word.
 
 use crate::base::deadline::{Stopwatch, Term, look_every};
-use crate::paging::page::note::ReadTurn;
+use crate::paging::page::frame_meta::ReadTurn;
 use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
 use crate::paging::pager::install;
@@ -66,7 +66,7 @@ impl Watchdog {
         let mut any = false;
         for (at, seen) in self.seen.iter_mut().enumerate() {
             let frame = FrameId(at as u32);
-            let turn = self.pager.frames().note_of(frame).read_under_way();
+            let turn = self.pager.frames().meta_of(frame).read_under_way();
             any |= turn.is_some();
             match (turn, seen.as_mut()) {
                 (Some(turn), Some((known, term))) if turn == *known => {
@@ -88,7 +88,7 @@ impl Watchdog {
 impl Pager {
     /// Takes the page from a read that has passed its deadline, if a thread waits for it.
     fn revoke(&self, frame: FrameId, turn: ReadTurn) {
-        let note = self.frames().note_of(frame);
+        let note = self.frames().meta_of(frame);
         let word = self.word(note.page()).load();
         let is_waited_for = word.state() == State::Filling && (word.wanted() || word.dead());
         if !is_waited_for || !note.revoke_read(turn) {

@@ -1,4 +1,4 @@
-//! Whose a chunk's pages are: the handlers' or the kernel's (`region::chunk`).
+//! Whose a chunk's pages are: the handlers' or the kernel's (`kernel_filled`).
 //!
 //! A chunk is opened by a thread that latches it and then looks whether all its pages are in order;
 //! a page is filled by a thread that makes it `Moving` and then looks whether the chunk is still
@@ -8,7 +8,7 @@
 //! Who takes an `Empty` word for a page without content looks at the chunk before *and* after, and
 //! counts the word only when nobody has latched the chunk meanwhile ([`ChunkState::is_as_seen`]).
 //!
-//! The tables of a chunk whose words are all `Empty` can be dropped (`region::tables`). A thread that
+//! The tables of a chunk whose words are all `Empty` can be dropped (`tables`). A thread that
 //! charges them and then changes a word has *entered* the chunk, and a thread that drops them has
 //! latched it while nobody was within:
 //!
@@ -52,9 +52,9 @@ fn phase_of(bits: u64) -> Phase {
 
 /// A chunk's phase, and how often it has been latched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen(u64);
+pub(crate) struct ChunkView(u64);
 
-impl Seen {
+impl ChunkView {
     pub(crate) fn phase(self) -> Phase {
         phase_of(self.0)
     }
@@ -84,9 +84,9 @@ impl Drop for Entered<'_> {
 }
 
 impl ChunkState {
-    pub(crate) fn look(&self) -> Seen {
+    pub(crate) fn look(&self) -> ChunkView {
         // Acquire: pairs with the release of who gave the latch back.
-        Seen(self.0.load(Ordering::Acquire) & !ENTERED_MASK)
+        ChunkView(self.0.load(Ordering::Acquire) & !ENTERED_MASK)
     }
 
     /// Enters a closed chunk: its tables are not dropped before the thread leaves. A page's word
@@ -154,7 +154,7 @@ impl ChunkState {
     /// Whether nobody has latched the chunk since it looked like `seen`. Then the words that were
     /// loaded in between, from a closed chunk, say what the pages hold: a thread that changes a
     /// word for the chunk latches it before, and who loads that word sees the latch as well.
-    pub(crate) fn is_as_seen(&self, seen: Seen) -> bool {
+    pub(crate) fn is_as_seen(&self, seen: ChunkView) -> bool {
         self.look() == seen
     }
 }

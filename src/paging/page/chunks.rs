@@ -12,7 +12,7 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank};
 use crate::base::units::ByteCount;
 use crate::meta::LazyArray;
-use crate::paging::page::chunk_state::{ChunkState, Entered, Phase, Seen};
+use crate::paging::page::chunk_state::{ChunkState, ChunkView, Entered, Phase};
 use crate::paging::page::{BATCH_MAX, backoff};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::signals::FaultLock;
@@ -110,7 +110,7 @@ impl Chunks {
     }
 
     /// How the chunk looks now, for [`is_as_seen`](Self::is_as_seen).
-    pub(in crate::paging) fn look(&self, chunk: ChunkId) -> Seen {
+    pub(in crate::paging) fn look(&self, chunk: ChunkId) -> ChunkView {
         self.states[chunk.0].look()
     }
 
@@ -212,12 +212,15 @@ impl Chunks {
     }
 
     /// Whether nobody has latched the chunk since it was seen closed.
-    pub(in crate::paging) fn is_as_seen(&self, chunk: ChunkId, seen: Seen) -> bool {
+    pub(in crate::paging) fn is_as_seen(&self, chunk: ChunkId, seen: ChunkView) -> bool {
         self.states[chunk.0].is_as_seen(seen)
     }
 
     /// Latches an open chunk; waits while another thread is at it. Else as what it was seen closed.
-    pub(in crate::paging) fn latch_open(&self, chunk: ChunkId) -> std::result::Result<(), Seen> {
+    pub(in crate::paging) fn latch_open(
+        &self,
+        chunk: ChunkId,
+    ) -> std::result::Result<(), ChunkView> {
         let mut spins = 0;
         loop {
             let seen = self.states[chunk.0].look();

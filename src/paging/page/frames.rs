@@ -31,7 +31,7 @@ use crate::base::sync::{AtomicUsize, Ordering, Rank};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::page::chunks::CHUNK_PAGES_MAX;
-use crate::paging::page::note::{Fate, Note};
+use crate::paging::page::frame_meta::{FrameMeta, FrameOutcome};
 use crate::paging::page::word::FrameId;
 use crate::store::{Queue, Request};
 use crate::sys::signals::FaultLock;
@@ -47,7 +47,7 @@ pub(crate) struct Frames {
     spare_len: AtomicUsize,
     /// As many spare runs, readable without the lock.
     spare_run_len: AtomicUsize,
-    notes: LazyArray<Note>,
+    notes: LazyArray<FrameMeta>,
     /// Frames of runs: the first ones.
     in_runs: usize,
     run_frames: usize,
@@ -352,23 +352,23 @@ impl Frames {
     }
 
     /// The frame's note.
-    pub(crate) fn note_of(&self, frame: FrameId) -> &Note {
+    pub(crate) fn meta_of(&self, frame: FrameId) -> &FrameMeta {
         &self.notes[frame.0 as usize]
     }
 
     /// Notes what a frame holds before its page's word names it.
     pub(crate) fn note(&self, frame: FrameId, page: PageId, slot: Option<SlotId>) {
-        self.note_of(frame).write(page, slot);
+        self.meta_of(frame).write(page, slot);
     }
 
     /// The page a frame was noted with. Pairs with the word change that published the frame.
     pub(crate) fn page(&self, frame: FrameId) -> PageId {
-        self.note_of(frame).page()
+        self.meta_of(frame).page()
     }
 
     /// The slot a frame was noted with; for its owner.
     pub(crate) fn slot(&self, frame: FrameId) -> Option<SlotId> {
-        self.note_of(frame).slot()
+        self.meta_of(frame).slot()
     }
 
     /// Makes the slot the caller's: the frame's page has none any more.
@@ -377,8 +377,8 @@ impl Frames {
     }
 
     /// Tells the evictor what became of the content; the last thing a taker does with a frame.
-    pub(crate) fn decide(&self, frame: FrameId, fate: Fate) {
-        self.note_of(frame).decide(fate);
+    pub(crate) fn decide(&self, frame: FrameId, outcome: FrameOutcome) {
+        self.meta_of(frame).decide(outcome);
     }
 }
 

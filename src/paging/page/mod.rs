@@ -4,11 +4,11 @@
 pub(crate) mod chunk_state;
 #[cfg(not(loom))]
 pub(in crate::paging) mod chunks;
+pub(crate) mod frame_meta;
 #[cfg(not(loom))]
 pub(crate) mod frames;
 #[cfg(all(test, loom))]
 mod models;
-pub(crate) mod note;
 pub(crate) mod protocol;
 pub(crate) mod word;
 

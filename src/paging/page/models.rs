@@ -1,6 +1,6 @@
 //! The page protocol under loom: one page, a few frames and slots, every interleaving.
 //!
-//! [`PageWord`], [`Note`] and all of [`protocol`](crate::paging::page::protocol) are the code that runs. The
+//! [`PageWord`], [`FrameMeta`] and all of [`protocol`](crate::paging::page::protocol) are the code that runs. The
 //! functions here are the callers' other half, in the order in which `region::{handler, evictor,
 //! pager, control}` do it; each names the function it mirrors. A page's content is a version
 //! number, 0 for zeros. The kernel and the device are plain values under a lock that loom does
@@ -15,7 +15,7 @@ mod cases;
 
 use crate::base::sync::{AtomicUsize, Ordering};
 use crate::base::units::{PageId, SlotId};
-use crate::paging::page::note::{Fate, Note};
+use crate::paging::page::frame_meta::{FrameMeta, FrameOutcome};
 use crate::paging::page::protocol::{self, Content, Discard, Filled, Linger, Written};
 use crate::paging::page::word::{FrameId, PageWord, State, Word};
 use loom::thread;
@@ -54,7 +54,7 @@ struct Machine {
 
 struct Model {
     word: PageWord,
-    notes: [Note; FRAMES],
+    notes: [FrameMeta; FRAMES],
     machine: Mutex<Machine>,
     /// The kernel's lock on the mapping: who faults has seen everything that was done before the
     /// page was unmapped. Also where loom may switch threads in an access.
@@ -140,7 +140,7 @@ impl Model {
         self.machine.lock().expect("no thread of a model survives a panic")
     }
 
-    fn note(&self, frame: FrameId) -> &Note {
+    fn note(&self, frame: FrameId) -> &FrameMeta {
         &self.notes[frame.0 as usize]
     }
 
@@ -348,7 +348,7 @@ impl Model {
         let content = self.machine().frames[frame.0 as usize].take();
         self.map(Mapped { version: content.expect("not taken yet"), protected: false });
         self.change(moving, Word::resident(slot));
-        self.note(frame).decide(Fate::MovedBack);
+        self.note(frame).decide(FrameOutcome::MovedBack);
         true
     }
 
@@ -360,7 +360,7 @@ impl Model {
         let content = self.machine().frames[frame.0 as usize];
         self.map(Mapped { version: content.expect("being written"), protected: false });
         self.change(Word::moving(None), Word::resident(None));
-        self.note(frame).decide(Fate::Dropped);
+        self.note(frame).decide(FrameOutcome::Dropped);
         true
     }
 
@@ -474,7 +474,7 @@ impl Model {
         let slot = self.note(frame).slot();
         self.note(frame).forget_slot();
         self.change(Word::moving(None), Word::resident(slot));
-        self.note(frame).decide(Fate::MovedBack);
+        self.note(frame).decide(FrameOutcome::MovedBack);
         true
     }
 
@@ -522,9 +522,9 @@ impl Model {
                 Discard::Freed(slot) => return self.free_slot(slot),
                 Discard::Dropped(frame, slot) => {
                     self.free_slot(slot);
-                    return self.note(frame).decide(Fate::Dropped);
+                    return self.note(frame).decide(FrameOutcome::Dropped);
                 }
-                Discard::Abandoned(frame) => return self.note(frame).decide(Fate::Dropped),
+                Discard::Abandoned(frame) => return self.note(frame).decide(FrameOutcome::Dropped),
                 Discard::Mapped(word) => {
                     if self.word.try_change(word, word.leaving()).is_ok() {
                         let word = word.leaving();

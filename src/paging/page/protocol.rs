@@ -3,16 +3,16 @@
 //! Handlers, the evictor and discarding threads change a page's word only as these functions do.
 //! Each tries one change and says what came of it; mapping, reading, writing and freeing are the
 //! caller's. That keeps what must be right under every interleaving in one place, which the model
-//! in `loom_model.rs` runs through all of them.
+//! in `models.rs` runs through all of them.
 //!
 //! ```text
-//!                 frame            old slot (note)    new slot
+//!                 frame            old slot (metadata)    new slot
 //!  filled         handler           the page's         -
 //!  revoked        reader, later    reader, later      -            (then `filled` by the revoker)
 //!  take_back      taker, decides   taker: the page's  -
-//!  copy_out       taker, decides   evictor frees      evictor frees, when fate is decided
+//!  copy_out       taker, decides   evictor frees      evictor frees, when outcome is decided
 //!  discard        taker, decides   taker frees        -            (Cooling)
-//!  discard        caller, decides  evictor frees      evictor frees, when fate is decided (Writing)
+//!  discard        caller, decides  evictor frees      evictor frees, when outcome is decided (Writing)
 //!  cooled: Clean  evictor          the page's         -
 //!  cooled: Zero   evictor          evictor frees      -
 //!  written        evictor          evictor frees      the page's
@@ -21,14 +21,18 @@
 //! ```
 
 use crate::base::units::SlotId;
-use crate::paging::page::note::{Fate, Note};
+use crate::paging::page::frame_meta::{FrameMeta, FrameOutcome};
 use crate::paging::page::word::{FrameId, PageWord, State, Word};
 
 /// A handler takes a `Cooling` page's content back. Won: the page is `Moving` without a slot in its
 /// word, and the slot that it has is returned.
-pub(crate) fn take_back(word: &PageWord, seen: Word, note: &Note) -> Result<Option<SlotId>, Word> {
+pub(crate) fn take_back(
+    word: &PageWord,
+    seen: Word,
+    note: &FrameMeta,
+) -> Result<Option<SlotId>, Word> {
     word.try_change(seen, Word::moving(None))?;
-    // Not before the change: note, invariant 2.
+    // Not before the change: frame metadata, invariant 2.
     Ok(note.slot())
 }
 
@@ -90,9 +94,9 @@ pub(crate) enum Discard {
     Done,
     /// The page is empty; its slot is the caller's to free.
     Freed(Option<SlotId>),
-    /// The page is empty; free the slot, then decide the frame's fate.
+    /// The page is empty; free the slot, then decide the frame's outcome.
     Dropped(FrameId, Option<SlotId>),
-    /// The page is empty and was being written: decide the frame's fate; the evictor frees the
+    /// The page is empty and was being written: decide the frame's outcome; the evictor frees the
     /// slots, and the frame once the device has let go of it.
     Abandoned(FrameId),
     /// The page was poisoned and is `Moving` without a slot: free the slot, mend the mapping, make
@@ -107,7 +111,10 @@ pub(crate) enum Discard {
 }
 
 /// Tries once to discard a page.
-pub(crate) fn discard<'a>(word: &PageWord, notes: impl FnOnce(FrameId) -> &'a Note) -> Discard {
+pub(crate) fn discard<'a>(
+    word: &PageWord,
+    notes: impl FnOnce(FrameId) -> &'a FrameMeta,
+) -> Discard {
     let seen = word.load();
     let change = |to| word.try_change(seen, to).is_ok();
     match seen.state() {
@@ -123,7 +130,7 @@ pub(crate) fn discard<'a>(word: &PageWord, notes: impl FnOnce(FrameId) -> &'a No
         State::Poisoned if change(Word::moving(None)) => Discard::Mend(seen.slot()),
         State::Cooling if change(Word::EMPTY) => {
             let frame = seen.frame().expect("a cooling page has a frame");
-            // Not before the change: note, invariant 2.
+            // Not before the change: frame metadata, invariant 2.
             Discard::Dropped(frame, notes(frame).slot())
         }
         _ => Discard::Changed,
@@ -140,7 +147,7 @@ pub(crate) enum Content {
 }
 
 /// The evictor is done with cooling `frame`. `false`: another hand took the page; the frame
-/// lingers until its fate is decided.
+/// lingers until its outcome is decided.
 pub(crate) fn cooled(word: &PageWord, frame: FrameId, content: Content) -> bool {
     let to = match content {
         Content::Clean(slot) => Word::stored(slot),
@@ -203,12 +210,12 @@ pub(crate) enum Linger {
 }
 
 /// Looks at a frame that another hand took the page from.
-pub(crate) fn linger(word: &PageWord, frame: FrameId, note: &Note) -> Linger {
-    match note.fate() {
-        Fate::MovedBack => Linger::Over(false),
-        Fate::Dropped => Linger::Over(true),
-        Fate::Open if word.load() == Word::cooling(frame) => Linger::Cooling,
-        Fate::Open => Linger::Wait,
+pub(crate) fn linger(word: &PageWord, frame: FrameId, note: &FrameMeta) -> Linger {
+    match note.outcome() {
+        FrameOutcome::MovedBack => Linger::Over(false),
+        FrameOutcome::Dropped => Linger::Over(true),
+        FrameOutcome::Open if word.load() == Word::cooling(frame) => Linger::Cooling,
+        FrameOutcome::Open => Linger::Wait,
     }
 }
 

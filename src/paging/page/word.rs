@@ -20,7 +20,7 @@
 //! | state | memory | payload | who may leave it |
 //! |---|---|---|---|
 //! | `Empty` | none; reads as zero | - | a handler |
-//! | `Filling` | a staging frame being read into | frame | the handler that entered it, or who revoked its read (`page::note`); discard marks it dead |
+//! | `Filling` | a staging frame being read into | frame | the handler that entered it, or who revoked its read (`page::frame_meta`); discard marks it dead |
 //! | `Moving` | the mapping is being changed: microseconds, no I/O | slot or none | the thread that entered it |
 //! | `Resident` | mapped in the region | slot or none | evictor, discard; a handler clears `protected` |
 //! | `Cooling` | in a staging frame | frame | a handler (back), discard, the evictor |

@@ -7,7 +7,7 @@ use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::backoff;
 use crate::paging::page::chunks::CHUNK;
-use crate::paging::page::note::Fate;
+use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol::{self, Discard};
 use crate::paging::page::word::Word;
 use crate::paging::pager::Pager;
@@ -65,7 +65,7 @@ fn discard_in_closed(pager: &Pager, first: PageId, end: PageId) {
 fn discard_start(pager: &Pager, page: PageId) -> Option<Word> {
     let mut spins = 0u32;
     loop {
-        match protocol::discard(pager.word(page), |frame| pager.frames().note_of(frame)) {
+        match protocol::discard(pager.word(page), |frame| pager.frames().meta_of(frame)) {
             Discard::Done => return None,
             Discard::Mapped(word) => return Some(word),
             Discard::Freed(slot) => {
@@ -75,19 +75,19 @@ fn discard_start(pager: &Pager, page: PageId) -> Option<Word> {
             Discard::Dropped(frame, slot) => {
                 pager.put_slot(slot);
                 pager.counters().died_before_write.bump();
-                pager.frames().decide(frame, Fate::Dropped);
+                pager.frames().decide(frame, FrameOutcome::Dropped);
                 return None;
             }
             Discard::Abandoned(frame) => {
                 // The evictor frees the old slot, and the frame when the device lets go of it.
                 pager.counters().died_during_write.bump();
-                pager.frames().decide(frame, Fate::Dropped);
+                pager.frames().decide(frame, FrameOutcome::Dropped);
                 return None;
             }
             Discard::Mend(slot) => {
                 pager.put_slot(slot);
                 install::unpoison(pager, page);
-                pager.settle(page, Word::moving(None), Word::EMPTY);
+                pager.publish(page, Word::moving(None), Word::EMPTY);
                 return None;
             }
             Discard::Busy => backoff(&mut spins),
@@ -123,7 +123,7 @@ fn discard_resident_run(pager: &Pager, batch: &[(PageId, Word)]) {
     for &(page, word) in taken {
         pager.put_slot(word.slot());
         pager.table().count_unpinned(u64::from(word.pins() > 0));
-        pager.settle(page, word, Word::EMPTY);
+        pager.publish(page, word, Word::EMPTY);
     }
     pager.budget().uncharge(ByteCount((taken.len() * pager.page_bytes()) as u64));
 }

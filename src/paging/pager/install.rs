@@ -17,7 +17,7 @@ use crate::sys::vm::{HUGE_PAGE, Piece};
 
 /// How a page that was read is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Guard {
+pub(crate) enum WriteTracking {
     /// Writable: it is being written, or cannot be protected.
     Open,
     /// Write-protected, so that the first write is seen.
@@ -26,20 +26,21 @@ pub(crate) enum Guard {
     Guessed,
 }
 
-impl Guard {
+impl WriteTracking {
     pub(crate) fn protect(self) -> Protect {
-        if self == Guard::Protected { Protect::Yes } else { Protect::No }
+        if self == WriteTracking::Protected { Protect::Yes } else { Protect::No }
     }
 
     /// Marks the word of the page accordingly.
     pub(crate) fn mark(self, word: Word) -> Word {
-        word.with_protected(self == Guard::Protected).with_guessed(self == Guard::Guessed)
+        word.with_protected(self == WriteTracking::Protected)
+            .with_guessed(self == WriteTracking::Guessed)
     }
 }
 
 /// Maps a frame's content as `page`, which is `Moving` by this thread. The frame is consumed,
 /// its memory or the charge of the fill now the page's. Who waits is woken by that, if asked
-/// for, or by [`settle_mapped`](Pager::settle_mapped).
+/// for, or by [`publish_mapped`](Pager::publish_mapped).
 ///
 /// # Errors
 /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
@@ -143,15 +144,20 @@ fn check_missing(pager: &Pager, page: PageId, bytes: usize) {
 }
 
 /// How a page read from the store into `frame` is to be mapped, for a write or not.
-pub(crate) fn guard(pager: &Pager, page: PageId, frame: FrameId, write: bool) -> Guard {
+pub(crate) fn write_tracking(
+    pager: &Pager,
+    page: PageId,
+    frame: FrameId,
+    write: bool,
+) -> WriteTracking {
     if pager.pool().moves_in(frame) || write {
-        return Guard::Open;
+        return WriteTracking::Open;
     }
     if pager.readahead.expects_write(page) {
-        return Guard::Guessed;
+        return WriteTracking::Guessed;
     }
     pager.readahead.was_not_written(page);
-    Guard::Protected
+    WriteTracking::Protected
 }
 
 /// Maps zeros as `page`, which is `Moving` by this thread. Returns `false` when the limit
@@ -204,7 +210,7 @@ pub(in crate::paging) fn not_mapped(
     match errno_of(error) {
         // The program has unmapped the range: who touches it gets what that costs.
         sys::ENOENT => {
-            pager.settle(page, moving, before);
+            pager.publish(page, moving, before);
             pager.wake(page);
             FaultStatus::Resolved
         }
@@ -212,7 +218,7 @@ pub(in crate::paging) fn not_mapped(
             if !pager.mapper().fails_too_long(pager.health().deadline()) =>
         {
             diagnostics::warn("a page could not be mapped, trying again", error);
-            pager.settle(page, moving, before);
+            pager.publish(page, moving, before);
             FaultStatus::TryAgain
         }
         // It would fail for ever: the program has forbidden the call (seccomp).
@@ -243,7 +249,7 @@ pub(crate) fn poison(pager: &Pager, page: PageId, from: Word, cause: &Error) {
     } else if let Err(error) = pager.table().fence(page) {
         diagnostics::fatal("a lost page could not be fenced off", &error);
     }
-    pager.settle(page, from, Word::poisoned(from.slot()));
+    pager.publish(page, from, Word::poisoned(from.slot()));
     pager.wake(page);
 }
 

@@ -21,7 +21,7 @@
 //! 2. A page is in the policy's lists from just before it becomes `Resident` until a victim is
 //!    taken or it is discarded.
 //! 3. Every mapped page and every frame with memory is charged, before it has memory.
-//! 4. A slot belongs to one page word or one frame note, never to both.
+//! 4. A slot belongs to one page word or one frame's metadata, never to both.
 
 pub(in crate::paging) mod discard;
 pub(in crate::paging) mod frame_pool;
@@ -259,7 +259,7 @@ impl Pager {
     // Words.
 
     /// Makes a mapped `Moving` page resident. The policy hears of it first (invariant 2).
-    pub(crate) fn settle_resident(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
+    pub(crate) fn publish_resident(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
         {
             let mut policy = self.policy().lock();
             match how {
@@ -271,20 +271,20 @@ impl Pager {
                 }
             }
         }
-        self.settle(page, from, to);
+        self.publish(page, from, to);
     }
 
-    /// As [`settle_resident`](Self::settle_resident), for a page that was missing: wakes the threads that
+    /// As [`publish_resident`](Self::publish_resident), for a page that was missing: wakes the threads that
     /// wait for it, as the last thing, because a thread that is woken may run at once in place of this
     /// one and must not find the page in its hands.
-    pub(crate) fn settle_mapped(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
-        self.settle_resident(page, from, to, how);
+    pub(crate) fn publish_mapped(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
+        self.publish_resident(page, from, to, how);
         self.wake(page);
     }
 
-    /// As [`settle_resident`](Self::settle_resident), for the pages of a chunk that were read
+    /// As [`publish_resident`](Self::publish_resident), for the pages of a chunk that were read
     /// together: `from` says of each what its word is, and whether somebody waits for it.
-    pub(in crate::paging) fn settle_read(&self, first: PageId, from: &[(Word, bool)]) {
+    pub(in crate::paging) fn publish_read(&self, first: PageId, from: &[(Word, bool)]) {
         let pages = || (first.0..).map(PageId).zip(from);
         {
             let mut policy = self.policy().lock();
@@ -294,13 +294,13 @@ impl Pager {
         }
         for (page, &(moving, wanted)) in pages() {
             let resident = Word::resident(moving.slot()).with_prefetched(!wanted);
-            self.settle(page, moving, resident);
+            self.publish(page, moving, resident);
         }
     }
 
-    /// Ends this thread's `Moving`, see [`PageTable::settle`].
-    pub(crate) fn settle(&self, page: PageId, from: Word, to: Word) {
-        self.table.settle(page, from, to);
+    /// Ends this thread's `Moving`, see [`PageTable::publish`].
+    pub(crate) fn publish(&self, page: PageId, from: Word, to: Word) {
+        self.table.publish(page, from, to);
     }
 
     /// Wakes the threads that wait for a page, to fault again.

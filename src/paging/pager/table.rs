@@ -156,7 +156,7 @@ impl PageTable {
 
     /// Ends this thread's `Moving`, during which no signal handler may have run on it: one that
     /// touched this page, or waited for a thread that waits for it, would wait for ever.
-    pub(in crate::paging) fn settle(&self, page: PageId, from: Word, to: Word) {
+    pub(in crate::paging) fn publish(&self, page: PageId, from: Word, to: Word) {
         strict_assert!(signals::are_blocked(), "{page} was moved with signals let in");
         if let Err(now) = self.word(page).try_change(from, to) {
             panic!("{page} changed from {from:?} to {now:?} while being moved");

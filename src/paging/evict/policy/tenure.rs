@@ -107,7 +107,7 @@ impl Tenure {
 
     /// Moves the oldest page on probation to the main set if there is room (rule 1). Every
     /// arrival moves one at most, which is enough to keep up.
-    fn settle(&mut self) {
+    fn publish(&mut self) {
         if self.small.len() > self.small_target() && self.main.len() < self.main_target() {
             let page = self.small.oldest().expect("longer than its target, which is not negative");
             self.pages.unlink(&mut self.small, page);
@@ -153,7 +153,7 @@ impl Order for Tenure {
             self.main.insert(&mut self.pages, page);
         } else {
             self.pages.push_newest(&mut self.small, page, Place::Small);
-            self.settle();
+            self.publish();
         }
     }
 

@@ -1,12 +1,12 @@
 //! What is known of the content of a staging frame while a page word names the frame.
 //!
-//! A page's word has room for the frame only; page and slot stand in the frame's [`Note`], and so
-//! does the [`Fate`] by which one hand tells another that it is done with the frame.
+//! A page's word has room for the frame only; page and slot stand in the frame's [`FrameMeta`], and so
+//! does the [`FrameOutcome`] by which one hand tells another that it is done with the frame.
 //!
 //! # Invariants
-//! 1. A note is written by the frame's owner before a word names the frame, and not again before
+//! 1. It is written by the frame's owner before a word names the frame, and not again before
 //!    the frame is the owner's once more.
-//! 2. Who reads a note owns the frame or has just won the change of the word that names it. A note
+//! 2. A reader owns the frame or has just won the change of the word that names it. What was
 //!    read *before* that change may be of an earlier round of the same frame.
 //! 3. A read that was revoked leaves the page to the revoker. Frame and slot stay the reader's, for
 //!    the device uses them: it frees them when the read has returned and the revoker has changed the
@@ -20,7 +20,7 @@
 //!      +------------------------------ revoked, the page is the watchdog's
 //! ```
 
-#![expect(unsafe_code, reason = "a note of atomics is valid when zero")]
+#![expect(unsafe_code, reason = "a struct of atomics is valid when zero")]
 
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::{PageId, SlotId};
@@ -29,7 +29,7 @@ use crate::base::units::{PageId, SlotId};
 /// than the evictor's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Fate {
+pub(crate) enum FrameOutcome {
     /// Nobody took it, or the taker is still at work.
     Open = 0,
     /// A handler moved the memory back into the region; the frame has none.
@@ -38,13 +38,13 @@ pub(crate) enum Fate {
     Dropped = 2,
 }
 
-/// A frame's note.
+/// What is known of a frame's content.
 #[derive(Debug, Default)]
-pub(crate) struct Note {
+pub(crate) struct FrameMeta {
     page: AtomicU64,
     /// The page's slot, plus 1; 0 for none.
     slot: AtomicU64,
-    fate: AtomicU32,
+    outcome: AtomicU32,
     /// 1: nobody has been seen to use the page since it was read ahead.
     prefetched: AtomicU32,
     /// 1: the page was mapped writable on the guess that it will be written.
@@ -73,15 +73,15 @@ impl ReadTurn {
 
 // SAFETY: six atomic integers, for which zero is valid.
 #[cfg(not(loom))]
-unsafe impl crate::meta::Zeroed for Note {}
+unsafe impl crate::meta::Zeroed for FrameMeta {}
 
-impl Note {
+impl FrameMeta {
     /// Notes what the frame holds before the page's word names it.
     pub(crate) fn write(&self, page: PageId, slot: Option<SlotId>) {
         // Relaxed: published by the change of the word.
         self.page.store(page.0, Ordering::Relaxed);
         self.slot.store(slot.map_or(0, |slot| slot.0 + 1), Ordering::Relaxed);
-        self.fate.store(Fate::Open as u32, Ordering::Relaxed);
+        self.outcome.store(FrameOutcome::Open as u32, Ordering::Relaxed);
     }
 
     /// The page whose content the frame holds.
@@ -157,16 +157,16 @@ impl Note {
     }
 
     /// Tells the frame's owner what became of the content; the last thing a taker does with it.
-    pub(crate) fn decide(&self, fate: Fate) {
-        // Pairs with the acquire in `fate`: the owner reuses the frame after the taker's work.
-        self.fate.store(fate as u32, Ordering::Release);
+    pub(crate) fn decide(&self, outcome: FrameOutcome) {
+        // Pairs with the acquire in `outcome`: the owner reuses the frame after the taker's work.
+        self.outcome.store(outcome as u32, Ordering::Release);
     }
 
-    pub(crate) fn fate(&self) -> Fate {
-        match self.fate.load(Ordering::Acquire) {
-            1 => Fate::MovedBack,
-            2 => Fate::Dropped,
-            _ => Fate::Open,
+    pub(crate) fn outcome(&self) -> FrameOutcome {
+        match self.outcome.load(Ordering::Acquire) {
+            1 => FrameOutcome::MovedBack,
+            2 => FrameOutcome::Dropped,
+            _ => FrameOutcome::Open,
         }
     }
 }
