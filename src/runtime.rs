@@ -234,7 +234,8 @@ impl Heap {
         heap::installed().map_or(ByteCount::ZERO, |arenas| arenas.local_resident())
     }
 
-    /// Gives freed far memory that is kept for reuse back now: frames, device space and all.
+    /// Gives freed far memory that is kept for reuse back now, frames and all, and has its device space
+    /// given back [soon](Region::return_space).
     pub fn purge(&self) {
         if heap::is_left_to_parent() {
             return;
@@ -245,6 +246,7 @@ impl Heap {
             && let Some(arenas) = heap::installed()
         {
             arenas.purge();
+            self.region.return_space();
         }
     }
 

@@ -9,8 +9,12 @@ use common::child::{case, run};
 use common::{eventually, mem_store, watchdog};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::region::{Region, RegionConfig};
+use farheap::store::BlockStore;
 use farheap::{ByteCount, Error};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Duration;
 
 const HANG: Duration = Duration::from_secs(900);
@@ -53,6 +57,65 @@ fn a_store_has_one_region_at_a_time() {
     let _other = Region::create(config(), mem_store(ByteCount::mib(16))).expect("another store");
     drop(first);
     drop(Region::create(config(), store).expect("the store is free"));
+}
+
+/// 32 MiB on a device, of which every other MiB is freed then: bytes of the file before and after, as
+/// soon as they are few.
+fn free_every_other_mib(free: impl Fn(&Region)) -> Option<(u64, u64)> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("store");
+    let store = BlockStore::create(&path, Some(ByteCount::mib(64)), false).expect("a new file");
+    let config = small_pages().span(ByteCount::gib(1));
+    let region = common::region(config, Arc::new(store))?;
+    let base = region.map(ByteCount::mib(32)).expect("the span has room").as_ptr();
+    for at in (0..32 << 20).step_by(PAGE) {
+        // SAFETY: within the mapping, which this test alone uses.
+        unsafe { base.add(at).cast::<usize>().write_volatile(at + 1) };
+    }
+    region.evict_all().expect("the store has room");
+    let occupied = || fs::metadata(&path).expect("the file").blocks() * 512;
+    let before = occupied();
+    for at in (0..32 << 20).step_by(2 << 20) {
+        // SAFETY: nobody needs what is there.
+        unsafe { region.discard(base.wrapping_add(at), ByteCount::mib(1)) }.expect("inside");
+    }
+    free(&region);
+    eventually(|| occupied() <= 17 << 20);
+    for at in (1 << 20..2 << 20).step_by(PAGE) {
+        // SAFETY: within the mapping.
+        assert_eq!(unsafe { base.add(at).cast::<usize>().read_volatile() }, at + 1);
+    }
+    Some((before, occupied()))
+}
+
+#[test]
+fn freed_space_of_a_file_comes_back_when_it_is_asked_for_or_nothing_moves() {
+    let _watchdog = watchdog("freed space", HANG);
+    for free in [Region::return_space, |_: &Region| ()] {
+        let Some((before, after)) = free_every_other_mib(free) else { return };
+        assert!(before >= 32 << 20, "{before} bytes");
+        assert!(after <= 17 << 20, "{after} bytes are left");
+    }
+}
+
+/// Those of a device that others use again.
+#[test]
+fn a_region_that_ends_empty_leaves_its_file_empty() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("store");
+    let store = BlockStore::create(&path, Some(ByteCount::mib(64)), false).expect("a new file");
+    let config = small_pages().span(ByteCount::gib(1)).encrypt(true);
+    let Some(region) = common::region(config, Arc::new(store)) else { return };
+    let base = region.map(ByteCount::mib(32)).expect("the span has room");
+    // SAFETY: the mapping, which this test alone uses.
+    unsafe { base.as_ptr().write_bytes(7, 32 << 20) };
+    region.evict_all().expect("the store has room");
+    let occupied = || fs::metadata(&path).expect("the file").blocks() * 512;
+    assert!(occupied() >= 32 << 20, "{} bytes", occupied());
+    // SAFETY: nobody uses it any more.
+    unsafe { region.unmap(base, ByteCount::mib(32)) }.expect("mapped");
+    drop(region);
+    assert!(occupied() <= 64 << 10, "{} bytes are left", occupied());
 }
 
 fn small_pages() -> RegionConfig {

@@ -140,6 +140,14 @@ impl Region {
         if end.0 == 0 { Ok(()) } else { self.evict_pages(PageId(0), end) }
     }
 
+    /// Has the device space of all freed pages given back soon, by the evictor. By itself it waits until
+    /// the device has been quiet for half a second, because giving space back holds up reads, or until
+    /// more has been freed than is stored.
+    pub fn return_space(&self) {
+        self.requests.discard();
+        self.pager.pool().call_evictor();
+    }
+
     fn evict_pages(&self, first: PageId, count: PageCount) -> Result<()> {
         if !self.requests.evict(first, count, || self.pager.pool().call_evictor()) {
             return Err(Error::NotRunning);

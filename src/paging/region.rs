@@ -522,6 +522,9 @@ impl Drop for Region {
                 drop(thread.join());
             }
         }
+        if self.wipe == Wipe::Off {
+            self.pager.discard_freed_last();
+        }
         let used = ByteCount(self.pager.slots().map().touched().0 * self.pager.page_bytes() as u64);
         // SAFETY: the region is at its end, and nobody else keeps pages on its store.
         let wiped = unsafe { crate::store::wipe(&**self.pager.slots().store(), self.wipe, used) };

@@ -315,6 +315,10 @@ unsafe impl Store for BlockStore {
         file::info(self.device.as_fd()).ok().map(|info| ByteCount(info.occupied))
     }
 
+    fn outlives_process(&self) -> bool {
+        self.device.is_named()
+    }
+
     fn room(&self) -> ByteCount {
         self.device.room()
     }

@@ -96,6 +96,10 @@ impl Device {
         &self.path
     }
 
+    pub(super) fn is_named(&self) -> bool {
+        self.named == Named::Yes
+    }
+
     /// The kernel is known to have no way to return space.
     pub(super) fn forbid_discard(&self) {
         self.no_discard.store(true, Ordering::Relaxed);

@@ -146,6 +146,10 @@ unsafe impl Store for EncryptedStore {
         self.inner.occupied()
     }
 
+    fn outlives_process(&self) -> bool {
+        self.inner.outlives_process()
+    }
+
     fn room(&self) -> ByteCount {
         self.inner.room().min(self.capacity())
     }

@@ -285,6 +285,10 @@ unsafe impl Store for FaultyStore {
         self.inner.occupied()
     }
 
+    fn outlives_process(&self) -> bool {
+        self.inner.outlives_process()
+    }
+
     fn room(&self) -> ByteCount {
         self.inner.room()
     }

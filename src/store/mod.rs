@@ -193,6 +193,11 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// Bytes the store occupies at the moment where that is known (blocks of a sparse file).
     fn occupied(&self) -> Option<ByteCount>;
 
+    /// Whether the store's bytes, and the space that they take, outlive the process.
+    fn outlives_process(&self) -> bool {
+        false
+    }
+
     /// Bytes that there is space for at the moment, at most [`capacity`](Store::capacity): less
     /// where the store grows on a file system that others fill.
     fn room(&self) -> ByteCount {

@@ -12,7 +12,9 @@ use crate::base::units::ByteCount;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wipe {
-    /// Nothing. An unlinked temporary file is gone anyway; a device keeps what was written last.
+    /// Nothing but that the space of pages which were freed is given back, if it has not been yet and
+    /// but for runs below 1 MiB. An unlinked temporary file is gone anyway; a device keeps what was
+    /// written last of pages that were not freed.
     #[default]
     Off,
     /// The space is given back (`BLKDISCARD`, a hole in a file). Fast; whether the bytes can still

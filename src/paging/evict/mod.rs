@@ -21,6 +21,7 @@
 //! | `write_back` | slots, writes, and what becomes of writes that fail |
 //! | `probe` | finds out that a device which failed can be written again |
 //! | `on_request` | ranges that somebody wants out; device space of freed slots |
+//! | `device_space` | what the evictor knows of that space, and one discard |
 //! | `content` | the memory operations under all of it, on the pager |
 //!
 //! # Invariants
@@ -34,6 +35,7 @@
 pub(in crate::paging) mod arrivals;
 pub(in crate::paging) mod content;
 pub(in crate::paging) mod cooling;
+mod device_space;
 pub(in crate::paging) mod on_request;
 #[cfg(not(loom))]
 pub mod policy;

@@ -1,32 +1,34 @@
 //! What others ask of the evictor, and what it does when nobody does.
 
-#![expect(unsafe_code, reason = "discards slots that nobody uses")]
-
 use crate::base::deadline::Deadline;
 use crate::base::units::PageId;
 use crate::paging::diagnostics;
 use crate::paging::evict::Evictor;
+use crate::paging::evict::device_space::LONG_BYTES;
 use crate::paging::evict::victims::Listed;
 use crate::paging::kernel_filled;
 use crate::paging::page::BATCH_MAX;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Evictor {
-    /// Returns device space of freed slots, a run at a time, when there is nothing else to do.
+    /// Gives the device space of a run of freed slots back: any run when somebody has asked, while the
+    /// device is quiet, or when it is full; a long one when more slots are stale than in use. Returns
+    /// whether there was one.
     pub(super) fn discard_slots(&mut self) -> bool {
-        let Some((first, count)) = self.pager.slots().map().next_discardable() else {
+        // Before the count, so that what was freed before somebody asked is counted.
+        self.space.is_asked |= self.requests.take_discard();
+        let counters = self.pager.counters();
+        let transfers = counters.pages_in.get() + counters.pages_out.get();
+        let is_quiet = self.space.is_quiet(transfers, Instant::now());
+        let (stale, used) = self.pager.slots().map().stale();
+        if stale.0 == 0 {
+            self.space.is_asked = false;
             return false;
-        };
-        let len = count.0 * self.pager.page_bytes() as u64;
-        let (store, offset) = (self.pager.slots().store(), self.pager.slot_offset(first));
-        // SAFETY: the slots are free, and stay so until `discarded`.
-        let result = self.pager.guarded(|| unsafe { store.discard(offset, len) });
-        let result = result.unwrap_or(Ok(()));
-        if let Err(error) = result {
-            diagnostics::warn("device space could not be returned", &error);
         }
-        self.pager.slots().map().discarded((first, count));
-        true
+        if self.space.is_asked || is_quiet || self.device_is_full() {
+            return self.pager.discard_freed(0);
+        }
+        stale > used && self.pager.discard_freed(LONG_BYTES)
     }
 
     /// Evicts ranges that somebody asked to be evicted; answers when they are out.

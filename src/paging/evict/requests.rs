@@ -25,6 +25,8 @@ struct State {
     queue: Vec<EvictRequest>,
     answered: Vec<u64>,
     next_id: u64,
+    /// The space of all freed slots is wanted back.
+    discard: bool,
     closed: bool,
 }
 
@@ -41,6 +43,7 @@ impl Requests {
             queue: Vec::with_capacity(REQUESTS_MAX),
             answered: Vec::with_capacity(REQUESTS_MAX),
             next_id: 0,
+            discard: false,
             closed: false,
         };
         Requests { state: Mutex::new(state), changed: Condvar::new() }
@@ -95,6 +98,17 @@ impl Requests {
             }
             if state.closed { Break(false) } else { Continue(()) }
         })
+    }
+
+    /// Asks for the device space of all freed slots to be given back. The caller rings.
+    pub(in crate::paging) fn discard(&self) {
+        let _blocked = SignalsBlocked::new();
+        self.lock().discard = true;
+    }
+
+    /// Whether somebody has asked for the device space of freed slots since the last call.
+    pub(in crate::paging) fn take_discard(&self) -> bool {
+        std::mem::take(&mut self.lock().discard)
     }
 
     /// The oldest request, if any.

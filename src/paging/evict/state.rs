@@ -4,6 +4,7 @@ use crate::base::deadline::{Stopwatch, Term};
 use crate::base::error::Result;
 use crate::base::units::{PageId, SlotId};
 use crate::paging::evict::arrivals::Arrivals;
+use crate::paging::evict::device_space::DeviceSpace;
 use crate::paging::evict::requests::Requests;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::FrameId;
@@ -95,6 +96,7 @@ pub(in crate::paging) struct Evictor {
     /// Victims looked at since something was freed.
     pub(super) fruitless: usize,
     pub(super) arrivals: Arrivals,
+    pub(super) space: DeviceSpace,
 }
 
 /// A frame that another thread took the page from.
@@ -136,6 +138,7 @@ impl Evictor {
             chosen: vec![Instant::now(); frames],
             fruitless: 0,
             arrivals: Arrivals::default(),
+            space: DeviceSpace::new(),
             pager,
         })
     }

@@ -62,7 +62,7 @@ impl Evictor {
     }
 
     /// Whether write-back fails because the device has no space left.
-    fn device_is_full(&self) -> bool {
+    pub(super) fn device_is_full(&self) -> bool {
         let errno = self.pager.health().write_errno();
         errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT
     }

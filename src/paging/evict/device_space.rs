@@ -1,0 +1,93 @@
+//! When the device space of freed slots is given back.
+//!
+//! Freed slots are written again before others ([`slots`](crate::store::slots)), so most of them need not
+//! be given back. Giving back holds up reads: of a file, `fallocate(2)` keeps them out and waits for
+//! those that are under way, and io_uring hands reads that find the file busy to worker threads; later
+//! writes to the hole have to allocate. With 4 KiB pages, half of the accesses writes, eight threads, it
+//! cost half of the rate (docs/design/write_back.md, *Freed slots*).
+
+#![expect(unsafe_code, reason = "discards slots that nobody uses")]
+
+use crate::base::units::SlotCount;
+use crate::paging::diagnostics;
+use crate::paging::pager::Pager;
+use std::time::{Duration, Instant};
+
+/// After this long without a transfer of pages the device counts as quiet.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// Maximum number of bytes of one discard: faults that come meanwhile wait for it, some 0.7 ms.
+const DISCARD_BYTES_MAX: usize = 4 << 20;
+
+/// Minimum number of bytes of one discard beside faults and at the end: 64 KiB take 0.16 ms, 4 MiB 0.7.
+pub(super) const LONG_BYTES: usize = 1 << 20;
+
+/// What the evictor knows of freed space.
+#[derive(Debug)]
+pub(super) struct DeviceSpace {
+    /// Pages that had been read and written when it looked last.
+    transfers: u64,
+    /// Since when there were no more.
+    quiet_since: Instant,
+    /// All of it is to be given back, because somebody has asked.
+    pub(super) is_asked: bool,
+}
+
+impl Pager {
+    /// Gives the device space of a run of freed slots back, of `bytes_min` or more; returns whether
+    /// there was one. For the evictor, or when the region's threads have ended.
+    pub(super) fn discard_freed(&self, bytes_min: usize) -> bool {
+        let slots_of = |bytes: usize| SlotCount((bytes / self.page_bytes()).max(1) as u64);
+        let (least, most) = (slots_of(bytes_min), slots_of(DISCARD_BYTES_MAX));
+        let Some(run) = self.slots().map().next_discardable(least, most) else { return false };
+        let (offset, len) = (self.slot_offset(run.0), run.1.0 * self.page_bytes() as u64);
+        // SAFETY: the slots are free, and stay so until `discarded`.
+        let result = self.guarded(|| unsafe { self.slots().store().discard(offset, len) });
+        if let Err(error) = result.unwrap_or(Ok(())) {
+            diagnostics::warn("device space could not be returned", &error);
+        }
+        self.slots().map().discarded(run);
+        true
+    }
+
+    /// At the region's end: gives back what was freed last, unless that goes with the store. Short runs
+    /// stay, for there may be very many.
+    pub(in crate::paging) fn discard_freed_last(&self) {
+        let is_healthy = self.health().write_errno() == 0 && !crate::store::has_given_up();
+        let is_wanted = is_healthy && self.slots().store().outlives_process();
+        while is_wanted && self.discard_freed(LONG_BYTES) {}
+    }
+}
+
+impl DeviceSpace {
+    pub(super) fn new() -> DeviceSpace {
+        DeviceSpace { transfers: 0, quiet_since: Instant::now(), is_asked: false }
+    }
+
+    /// Whether no page has come or gone for a while, of which there were `transfers` up to `now`.
+    pub(super) fn is_quiet(&mut self, transfers: u64, now: Instant) -> bool {
+        if transfers != self.transfers {
+            self.transfers = transfers;
+            self.quiet_since = now;
+        }
+        now.saturating_duration_since(self.quiet_since) >= QUIET
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_is_quiet_half_a_second_after_the_last_transfer() {
+        let began = Instant::now();
+        let after = |ms| began + Duration::from_millis(ms);
+        let mut space = DeviceSpace { quiet_since: began, ..DeviceSpace::new() };
+        assert!(!space.is_quiet(7, after(10)));
+        assert!(!space.is_quiet(8, after(509)), "one more has come");
+        assert!(!space.is_quiet(8, after(1008)));
+        assert!(space.is_quiet(8, after(1009)));
+        assert!(space.is_quiet(8, after(2000)));
+        assert!(!space.is_quiet(9, after(2001)));
+    }
+}
