@@ -155,15 +155,15 @@ impl Pager {
         wake: Wake,
     ) -> std::result::Result<(), FaultStatus> {
         let page = self.frames().page(frame);
-        let guard = install::write_tracking(self, page, frame, write);
-        if let Err(error) = install::install(self, page, frame, guard.protect(), wake) {
+        let tracking = install::write_tracking(self, page, frame, write);
+        if let Err(error) = install::install(self, page, frame, tracking.protect(), wake) {
             let stored = Word::stored(moving.slot().expect("a fill has a slot"));
             let status = install::not_mapped(self, page, moving, stored, &error);
             self.pool().cancel_fill(frame);
             self.wake(page);
             return Err(status);
         }
-        let resident = guard.mark(Word::resident(moving.slot()));
+        let resident = tracking.mark(Word::resident(moving.slot()));
         let resident = resident.with_prefetched(insert == Insert::Prefetched);
         self.publish_resident(page, moving, resident, Some(insert));
         self.counters().pages_in.bump();
