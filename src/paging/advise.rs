@@ -10,6 +10,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::policy::Hint;
+use crate::paging::fault::sigbus;
 use crate::paging::kernel_filled;
 use crate::paging::mapped_over;
 use crate::paging::page::backoff;
@@ -114,7 +115,7 @@ impl Region {
             let (first, count) = self.pages_of(*ptr, *len)?;
             for page in (first.0..first.0 + count.0).map(PageId) {
                 batch.step();
-                self.pager.fetch(page);
+                sigbus::fetch(&self.pager, page);
             }
         }
         Ok(())

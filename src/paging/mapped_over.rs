@@ -13,7 +13,7 @@
 //!                         '-----a part of it is--------------> Resident with a pin for good
 //! ```
 //! When the range is freed, what is left of the program's mapping there is replaced by far memory
-//! ([`Pager::take_over`]).
+//! ([`take_over`]).
 //!
 //! # Invariants
 //! 1. Memory is taken out of the region, or dropped there while its contents count, only after

@@ -36,153 +36,155 @@ pub(super) enum NotBegun {
     Changed,
 }
 
-impl Pager {
-    /// `Stored` -> `Filling`: reserves a frame to read a page into.
-    pub(super) fn begin_fill(
-        &self,
-        page: PageId,
-        stored: Word,
-        purpose: Purpose,
-    ) -> std::result::Result<FrameId, NotBegun> {
-        let frame = self.pool().reserve_fill().ok_or(NotBegun::NoRoom)?;
-        if !self.begin_fill_into(frame, page, stored, purpose) {
-            return Err(NotBegun::Changed);
+/// `Stored` -> `Filling`: reserves a frame to read a page into.
+pub(in crate::paging) fn begin_fill(
+    pager: &Pager,
+    page: PageId,
+    stored: Word,
+    purpose: Purpose,
+) -> std::result::Result<FrameId, NotBegun> {
+    let frame = pager.pool().reserve_fill().ok_or(NotBegun::NoRoom)?;
+    if !begin_fill_into(pager, frame, page, stored, purpose) {
+        return Err(NotBegun::Changed);
+    }
+    pager.pool().check_low();
+    Ok(frame)
+}
+
+/// `Stored` -> `Filling`, into a frame that was reserved before. `false`: the word changed; the
+/// frame is given back.
+pub(in crate::paging) fn begin_fill_into(
+    pager: &Pager,
+    frame: FrameId,
+    page: PageId,
+    stored: Word,
+    purpose: Purpose,
+) -> bool {
+    pager.frames().note(frame, page, stored.slot());
+    let filling = Word::filling(frame).with_wanted(purpose == Purpose::Fault);
+    let begun = pager.word(page).try_change(stored, filling).is_ok();
+    if !begun {
+        pager.pool().cancel_fill(frame);
+    }
+    begun
+}
+
+/// The slot that is read into a frame.
+pub(in crate::paging) fn slot_of_fill(pager: &Pager, frame: FrameId) -> SlotId {
+    pager.frames().slot(frame).expect("a fill has a slot")
+}
+
+/// The read of a frame's slot is over, with `result`: counts what failed, and compares the content
+/// with the hash of what was written.
+pub(in crate::paging) fn check_read(
+    pager: &Pager,
+    frame: FrameId,
+    result: &Result<()>,
+) -> Result<()> {
+    let counters = pager.counters();
+    if let Err(error) = result {
+        match error {
+            Error::Corrupt { .. } => counters.checksum_errors.bump(),
+            _ => counters.read_errors.bump(),
         }
-        self.pool().check_low();
-        Ok(frame)
+        return Err(error.clone());
     }
-
-    /// `Stored` -> `Filling`, into a frame that was reserved before. `false`: the word changed; the
-    /// frame is given back.
-    pub(super) fn begin_fill_into(
-        &self,
-        frame: FrameId,
-        page: PageId,
-        stored: Word,
-        purpose: Purpose,
-    ) -> bool {
-        self.frames().note(frame, page, stored.slot());
-        let filling = Word::filling(frame).with_wanted(purpose == Purpose::Fault);
-        let begun = self.word(page).try_change(stored, filling).is_ok();
-        if !begun {
-            self.pool().cancel_fill(frame);
-        }
-        begun
+    let slot = slot_of_fill(pager, frame);
+    let verified = pager.slots().verify(pager.frames(), frame, slot);
+    if verified.is_err() {
+        counters.checksum_errors.bump();
     }
+    verified
+}
 
-    /// The slot that is read into a frame.
-    pub(super) fn slot_of_fill(&self, frame: FrameId) -> SlotId {
-        self.frames().slot(frame).expect("a fill has a slot")
+/// After how long a read that failed is repeated; `None`: not at all. `is_over` says whether the
+/// deadline has passed.
+pub(in crate::paging) fn retry_after(
+    pager: &Pager,
+    frame: FrameId,
+    purpose: Purpose,
+    attempts: u32,
+    is_over: impl FnOnce() -> bool,
+) -> Option<Duration> {
+    const PREFETCH_ATTEMPTS_MAX: u32 = 3;
+    let gives_up = match purpose {
+        Purpose::Fault => is_over(),
+        Purpose::Prefetch => attempts >= PREFETCH_ATTEMPTS_MAX,
+    };
+    let is_discarded = pager.word(pager.frames().page(frame)).load().dead();
+    (!gives_up && !is_discarded).then(|| pause_before(attempts, pager.health().deadline()))
+}
+
+/// `Filling` -> `Moving`: the page whose slot was read into `frame` is the caller's, to be mapped.
+/// Says as well whether a thread waits for it. `None`: it was discarded; the frame is given back.
+pub(in crate::paging) fn end_fill(pager: &Pager, frame: FrameId) -> Option<(Word, bool)> {
+    let ended = take_filled(pager, frame, pager.frames().slot(frame));
+    if ended.is_none() {
+        pager.pool().cancel_fill(frame);
     }
+    ended
+}
 
-    /// The read of a frame's slot is over, with `result`: counts what failed, and compares the content
-    /// with the hash of what was written.
-    pub(super) fn check_read(&self, frame: FrameId, result: &Result<()>) -> Result<()> {
-        let counters = self.counters();
-        if let Err(error) = result {
-            match error {
-                Error::Corrupt { .. } => counters.checksum_errors.bump(),
-                _ => counters.read_errors.bump(),
-            }
-            return Err(error.clone());
-        }
-        let slot = self.slot_of_fill(frame);
-        let verified = self.slots().verify(self.frames(), frame, slot);
-        if verified.is_err() {
-            counters.checksum_errors.bump();
-        }
-        verified
-    }
-
-    /// After how long a read that failed is repeated; `None`: not at all. `is_over` says whether the
-    /// deadline has passed.
-    pub(super) fn retry_after(
-        &self,
-        frame: FrameId,
-        purpose: Purpose,
-        attempts: u32,
-        is_over: impl FnOnce() -> bool,
-    ) -> Option<Duration> {
-        const PREFETCH_ATTEMPTS_MAX: u32 = 3;
-        let gives_up = match purpose {
-            Purpose::Fault => is_over(),
-            Purpose::Prefetch => attempts >= PREFETCH_ATTEMPTS_MAX,
-        };
-        let is_discarded = self.word(self.frames().page(frame)).load().dead();
-        (!gives_up && !is_discarded).then(|| pause_before(attempts, self.health().deadline()))
-    }
-
-    /// `Filling` -> `Moving`: the page whose slot was read into `frame` is the caller's, to be mapped.
-    /// Says as well whether a thread waits for it. `None`: it was discarded; the frame is given back.
-    pub(super) fn end_fill(&self, frame: FrameId) -> Option<(Word, bool)> {
-        let ended = self.take_filled(frame, self.frames().slot(frame));
-        if ended.is_none() {
-            self.pool().cancel_fill(frame);
-        }
-        ended
-    }
-
-    /// As [`end_fill`](Self::end_fill), but the frame stays the caller's, and so does the page's slot
-    /// where `slot` does not name it.
-    pub(in crate::paging) fn take_filled(
-        &self,
-        frame: FrameId,
-        slot: Option<SlotId>,
-    ) -> Option<(Word, bool)> {
-        let page = self.frames().page(frame);
-        match protocol::filled(self.word(page), frame, slot) {
-            Filled::Moving { moving, wanted } => Some((moving, wanted)),
-            Filled::Died(dead) => {
-                self.put_slot(slot);
-                self.publish(page, dead, Word::EMPTY);
-                self.wake(page);
-                None
-            }
+/// As [`end_fill`](end_fill), but the frame stays the caller's, and so does the page's slot
+/// where `slot` does not name it.
+pub(in crate::paging) fn take_filled(
+    pager: &Pager,
+    frame: FrameId,
+    slot: Option<SlotId>,
+) -> Option<(Word, bool)> {
+    let page = pager.frames().page(frame);
+    match protocol::filled(pager.word(page), frame, slot) {
+        Filled::Moving { moving, wanted } => Some((moving, wanted)),
+        Filled::Died(dead) => {
+            pager.put_slot(slot);
+            pager.publish(page, dead, Word::EMPTY);
+            pager.wake(page);
+            None
         }
     }
+}
 
-    /// `Moving` -> `Resident`: maps the page that was read into `frame`, for a write or not. `insert`
-    /// tells the policy whether the page is used.
-    ///
-    /// # Errors
-    /// What became of the fault when the kernel refused: the page is on the store again, or lost.
-    pub(super) fn map_fill(
-        &self,
-        frame: FrameId,
-        moving: Word,
-        write: bool,
-        insert: Insert,
-        wake: Wake,
-    ) -> std::result::Result<(), FaultStatus> {
-        let page = self.frames().page(frame);
-        let tracking = install::write_tracking(self, page, frame, write);
-        if let Err(error) = install::install(self, page, frame, tracking.protect(), wake) {
-            let stored = Word::stored(moving.slot().expect("a fill has a slot"));
-            let status = install::not_mapped(self, page, moving, stored, &error);
-            self.pool().cancel_fill(frame);
-            self.wake(page);
-            return Err(status);
-        }
-        let resident = tracking.mark(Word::resident(moving.slot()));
-        let resident = resident.with_prefetched(insert == Insert::Prefetched);
-        self.publish_resident(page, moving, resident, Some(insert));
-        self.counters().pages_in.bump();
-        Ok(())
+/// `Moving` -> `Resident`: maps the page that was read into `frame`, for a write or not. `insert`
+/// tells the policy whether the page is used.
+///
+/// # Errors
+/// What became of the fault when the kernel refused: the page is on the store again, or lost.
+pub(in crate::paging) fn map_fill(
+    pager: &Pager,
+    frame: FrameId,
+    moving: Word,
+    write: bool,
+    insert: Insert,
+    wake: Wake,
+) -> std::result::Result<(), FaultStatus> {
+    let page = pager.frames().page(frame);
+    let tracking = install::write_tracking(pager, page, frame, write);
+    if let Err(error) = install::install(pager, page, frame, tracking.protect(), wake) {
+        let stored = Word::stored(moving.slot().expect("a fill has a slot"));
+        let status = install::not_mapped(pager, page, moving, stored, &error);
+        pager.pool().cancel_fill(frame);
+        pager.wake(page);
+        return Err(status);
     }
+    let resident = tracking.mark(Word::resident(moving.slot()));
+    let resident = resident.with_prefetched(insert == Insert::Prefetched);
+    pager.publish_resident(page, moving, resident, Some(insert));
+    pager.counters().pages_in.bump();
+    Ok(())
+}
 
-    /// The page that `frame` was for cannot be read. It is lost if a thread waits for it, else it stays
-    /// on the store. The frame stays the caller's: the device may still have it.
-    pub(super) fn fail_fill(&self, frame: FrameId, purpose: Purpose, cause: &Error) {
-        let page = self.frames().page(frame);
-        let slot = self.frames().slot(frame);
-        let Some((moving, _)) = self.take_filled(frame, slot) else { return };
-        match purpose {
-            Purpose::Fault => install::poison(self, page, moving, cause),
-            Purpose::Prefetch => {
-                self.publish(page, moving, Word::stored(slot.expect("a fill has a slot")));
-                // A thread that faulted on it meanwhile waits for this read, and faults again.
-                self.wake(page);
-            }
+/// The page that `frame` was for cannot be read. It is lost if a thread waits for it, else it stays
+/// on the store. The frame stays the caller's: the device may still have it.
+pub(in crate::paging) fn fail_fill(pager: &Pager, frame: FrameId, purpose: Purpose, cause: &Error) {
+    let page = pager.frames().page(frame);
+    let slot = pager.frames().slot(frame);
+    let Some((moving, _)) = take_filled(pager, frame, slot) else { return };
+    match purpose {
+        Purpose::Fault => install::poison(pager, page, moving, cause),
+        Purpose::Prefetch => {
+            pager.publish(page, moving, Word::stored(slot.expect("a fill has a slot")));
+            // A thread that faulted on it meanwhile waits for this read, and faults again.
+            pager.wake(page);
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::base::units::{PageCount, PageId};
 use crate::paging::fault::huge_reads::{ChunkStart, HugeReads};
+use crate::paging::fault::in_memory;
 use crate::paging::fault::reads::Reads;
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::word::State;
@@ -12,15 +13,13 @@ use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
 use std::sync::Arc;
 
-impl Pager {
-    /// What to read ahead after a fault on a page.
-    pub(super) fn next_window(&self, page: PageId, on: FaultOn) -> Option<Window> {
-        let chunk = if self.reads_chunks() { self.pages_per_chunk() } else { 1 };
-        let is_stored = |page: u64| {
-            page < self.page_count().0 && self.word(PageId(page)).load().state() == State::Stored
-        };
-        self.readahead().after_fault(page, on, self.budget().limit(), chunk, &is_stored)
-    }
+/// What to read ahead after a fault on a page.
+pub(in crate::paging) fn next_window(pager: &Pager, page: PageId, on: FaultOn) -> Option<Window> {
+    let chunk = if pager.reads_chunks() { pager.pages_per_chunk() } else { 1 };
+    let is_stored = |page: u64| {
+        page < pager.page_count().0 && pager.word(PageId(page)).load().state() == State::Stored
+    };
+    pager.readahead().after_fault(page, on, pager.budget().limit(), chunk, &is_stored)
 }
 
 /// What one handler prefetches.
@@ -59,7 +58,7 @@ impl Prefetch {
         reads: &mut Reads,
         huge_reads: &mut HugeReads,
     ) {
-        let Some(mut window) = self.pager.next_window(page, on) else { return };
+        let Some(mut window) = next_window(&self.pager, page, on) else { return };
         let end = self.pager.page_count().0;
         let per_chunk = self.pager.pages_per_chunk();
         let chunks = window.split_chunks(per_chunk, end);
@@ -172,7 +171,7 @@ impl Prefetch {
                 None => true,
             },
             State::Cooling => {
-                let status = self.pager.take_back(page, word, Purpose::Prefetch);
+                let status = in_memory::take_back(&self.pager, page, word, Purpose::Prefetch);
                 status != Some(FaultStatus::NoRoom)
             }
             _ => true,

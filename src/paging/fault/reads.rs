@@ -12,7 +12,9 @@ use crate::base::deadline::{Stopwatch, Term, look_every};
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageId, SlotId};
 use crate::paging::evict::policy::Insert;
+use crate::paging::fault::fill;
 use crate::paging::fault::fill::NotBegun;
+use crate::paging::fault::no_room;
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::frames::push;
@@ -206,7 +208,7 @@ impl Reads {
         if purpose == Purpose::Prefetch && self.pager.starved().len() > 0 {
             return Some(FaultStatus::NoRoom); // Faults go first.
         }
-        match self.pager.begin_fill(page, stored, purpose) {
+        match fill::begin_fill(&self.pager, page, stored, purpose) {
             Ok(frame) => {
                 self.push_accepted(frame, demand);
                 Some(FaultStatus::Reading)
@@ -224,7 +226,7 @@ impl Reads {
             self.pager.pool().cancel_fill(frame);
             return false;
         }
-        let accepted = self.pager.begin_fill_into(frame, page, word, Purpose::Prefetch);
+        let accepted = fill::begin_fill_into(&self.pager, frame, page, word, Purpose::Prefetch);
         if accepted {
             self.push_accepted(frame, None);
         }
@@ -233,7 +235,7 @@ impl Reads {
 
     fn push_accepted(&mut self, frame: FrameId, demand: Option<Demand>) {
         self.frames[frame.0 as usize] = FrameRead { is_pending: true, demand, ..FrameRead::NONE };
-        let slot = self.pager.slot_of_fill(frame);
+        let slot = fill::slot_of_fill(&self.pager, frame);
         self.accepted.push(Accepted { slot, frame, prefetch: demand.is_none() });
     }
 
@@ -404,7 +406,7 @@ impl Reads {
     /// `None`: it was discarded.
     pub(super) fn end_fill(&mut self, frame: FrameId) -> Option<(Word, bool)> {
         self.frames[frame.0 as usize].is_pending = false;
-        self.pager.end_fill(frame)
+        fill::end_fill(&self.pager, frame)
     }
 
     /// Maps the page that was read into `frame`. Threads that wait for it are woken by that, or later
@@ -430,7 +432,7 @@ impl Reads {
         let write = demand.is_some_and(|demand| demand.write);
         let insert = if wanted { Insert::Filled } else { Insert::Prefetched };
         let wake = if wanted && self.wakes_at_once(turn) { Wake::Yes } else { Wake::No };
-        if self.pager.map_fill(frame, moving, write, insert, wake).is_err() || !wanted {
+        if fill::map_fill(&self.pager, frame, moving, write, insert, wake).is_err() || !wanted {
             return;
         }
         self.count_served(demand.map(|demand| demand.arrived));
@@ -488,7 +490,7 @@ impl Reads {
         read.attempts += 1;
         let (purpose, attempts) = (read.purpose(), read.attempts);
         let is_over = || read.term.is_over(shown, deadline);
-        if let Some(pause) = self.pager.retry_after(frame, purpose, attempts, is_over) {
+        if let Some(pause) = fill::retry_after(&self.pager, frame, purpose, attempts, is_over) {
             return self.repeats.push(Repeat { frame, due: now + pause });
         }
         self.fail(frame, error);
@@ -499,7 +501,7 @@ impl Reads {
     pub(super) fn fail(&mut self, frame: FrameId, cause: &Error) {
         let read = &mut self.frames[frame.0 as usize];
         read.is_pending = false;
-        self.pager.fail_fill(frame, read.purpose(), cause);
+        fill::fail_fill(&self.pager, frame, read.purpose(), cause);
     }
 
     /// How long it is until a read that failed is to be repeated, if the device has room for it.
@@ -523,7 +525,7 @@ impl Reads {
                 continue;
             }
             self.repeats.swap_remove(at);
-            let slot = self.pager.slot_of_fill(frame);
+            let slot = fill::slot_of_fill(&self.pager, frame);
             self.accepted.push(Accepted { slot, frame, prefetch: false });
         }
     }
@@ -552,7 +554,7 @@ impl Reads {
     /// The error of a read that the device has had for too long.
     pub(super) fn overdue_error(&self, token: usize) -> Error {
         let read = self.in_flight[token].as_ref().expect("a token belongs to a read");
-        self.pager.timed_out(Some(self.pager.slot_of_fill(read.frames[0])))
+        no_room::timed_out(&self.pager, Some(fill::slot_of_fill(&self.pager, read.frames[0])))
     }
 
     /// Gives a read up: its pages are to [fail](Self::fail), and its frames stay with the device until

@@ -23,8 +23,12 @@ use crate::base::units::{PageCount, PageId};
 use crate::base::visited::Visited;
 use crate::paging::diagnostics;
 use crate::paging::evict::policy::Insert;
+use crate::paging::fault::fill;
 use crate::paging::fault::fill::NotBegun;
+use crate::paging::fault::in_memory;
+use crate::paging::fault::no_room;
 use crate::paging::fault::no_room::STARVED_MAX;
+use crate::paging::fault::prefetch;
 use crate::paging::fault::starved::{RoomClass, Stall};
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::backoff;
@@ -97,7 +101,7 @@ fn serve(fault: BusFault) -> bool {
         // SAFETY: a pager lives until `unlist` has withdrawn it, which waits for this visit.
         let pager = unsafe { &*visit.what() };
         let inside = fault.addr.wrapping_sub(pager.table().start()) < pager.table().len();
-        inside && pager.serve_in_thread(fault)
+        inside && serve_in_thread(pager, fault)
     })
 }
 
@@ -108,165 +112,165 @@ enum NotRead {
     Revoked,
 }
 
-impl Pager {
-    /// Serves a fault of the calling thread; `false` when the page is lost, or the region stops.
-    fn serve_in_thread(&self, bus: BusFault) -> bool {
-        let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
-        let page = self.page_at(address);
-        let mut spins = 0;
-        let mut starved: Option<(Stopwatch, Stall)> = None;
-        loop {
-            let word = self.word(page).load();
-            // (A page that the kernel was told to poison faults in the same way.)
-            if bus.cause != BusCause::Missing && word.state() == State::Resident {
-                diagnostics::hardware_error(bus.addr);
-                return false;
-            }
-            if self.health().is_stopping() {
-                return false; // What it might wait for will not come any more.
-            }
-            // The signal does not say whether the page is missing or protected; the word does.
-            let protected = word.state() == State::Resident && word.protected() && bus.write;
-            let fault = Fault { address, write: bus.write, protected, thread: 0 };
-            let answer = match word.state() {
-                State::Poisoned => return false,
-                State::Stored => self.read_in_thread(page, word, bus.write, Purpose::Fault),
-                // For the watchdog: this thread waits for the read, too.
-                State::Filling if !word.dead() => {
-                    protocol::want(self.word(page), word).then_some(FaultStatus::TryAgain)
-                }
-                _ => self.resolve_in_memory(page, word, &fault),
-            };
-            match answer {
-                Some(FaultStatus::Resolved | FaultStatus::Reading) => return true,
-                Some(FaultStatus::TryAgain | FaultStatus::QueueFull) => backoff(&mut spins),
-                Some(FaultStatus::NoRoom) => self.starve_in_thread(page, &mut starved),
-                None => {}
-            }
+/// Serves a fault of the calling thread; `false` when the page is lost, or the region stops.
+fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
+    let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
+    let page = pager.page_at(address);
+    let mut spins = 0;
+    let mut starved: Option<(Stopwatch, Stall)> = None;
+    loop {
+        let word = pager.word(page).load();
+        // (A page that the kernel was told to poison faults in the same way.)
+        if bus.cause != BusCause::Missing && word.state() == State::Resident {
+            diagnostics::hardware_error(bus.addr);
+            return false;
         }
-    }
-
-    /// Waits a little for the evictor; gives up on the page when it stalls.
-    fn starve_in_thread(&self, page: PageId, since: &mut Option<(Stopwatch, Stall)>) {
-        const PAUSE: Duration = Duration::from_micros(50);
-        let now = Instant::now();
-        let class = self.room_class(page).unwrap_or(RoomClass::Content);
-        let progress = self.starved().progress(class);
-        let (watch, stall) = since.get_or_insert_with(|| {
-            self.counters().faults_starved.bump();
-            (Stopwatch::start(self.health().deadline(), now), Stall::new(Duration::ZERO, progress))
-        });
-        let limit = self.give_up_after(class);
-        if stall.has_lasted(watch.look(now), progress, limit.unwrap_or(STARVED_MAX))
-            && self.give_up_or_warn(page, limit)
-        {
-            return;
+        if pager.health().is_stopping() {
+            return false; // What it might wait for will not come any more.
         }
-        self.pool().begin_starving();
-        self.pool().call_evictor();
-        std::thread::sleep(PAUSE); // nanosleep(2) is async-signal-safe in Linux.
-        self.pool().end_starving();
-    }
-
-    /// Reads and installs a page before it is touched, if it is on the store and there is a frame.
-    /// What is in the way shows itself at the touch.
-    pub(in crate::paging) fn fetch(&self, page: PageId) {
-        let word = self.word(page).load();
-        if word.state() == State::Stored {
-            self.read_in_thread(page, word, false, Purpose::Prefetch);
-        }
-    }
-
-    /// `Stored`: reads the page and maps it.
-    fn read_in_thread(
-        &self,
-        page: PageId,
-        stored: Word,
-        write: bool,
-        purpose: Purpose,
-    ) -> Option<FaultStatus> {
-        let frame = match self.begin_fill(page, stored, purpose) {
-            Ok(frame) => frame,
-            Err(NotBegun::NoRoom) => return Some(FaultStatus::NoRoom),
-            Err(NotBegun::Changed) => return None,
+        // The signal does not say whether the page is missing or protected; the word does.
+        let protected = word.state() == State::Resident && word.protected() && bus.write;
+        let fault = Fault { address, write: bus.write, protected, thread: 0 };
+        let answer = match word.state() {
+            State::Poisoned => return false,
+            State::Stored => read_in_thread(pager, page, word, bus.write, Purpose::Fault),
+            // For the watchdog: this thread waits for the read, too.
+            State::Filling if !word.dead() => {
+                protocol::want(pager.word(page), word).then_some(FaultStatus::TryAgain)
+            }
+            _ => in_memory::resolve_in_memory(pager, page, word, &fault),
         };
-        if purpose == Purpose::Fault {
-            self.request_window(page);
-        }
-        match self.read_frame(frame, purpose) {
-            Ok(()) => {}
-            Err(NotRead::Failed(error)) => {
-                self.fail_fill(frame, purpose, &error);
-                self.pool().cancel_fill(frame);
-                return None;
-            }
-            Err(NotRead::Revoked) => {
-                self.clear_up(page, frame);
-                return None;
-            }
-        }
-        let (moving, _) = self.end_fill(frame)?;
-        // A page that was asked for ahead is touched next by the thread that asked.
-        if let Err(status) = self.map_fill(frame, moving, write, Insert::Filled, Wake::No) {
-            return Some(status);
-        }
-        match purpose {
-            Purpose::Fault => self.counters().faults_read.bump(),
-            Purpose::Prefetch => self.counters().pages_prefetched.bump(),
-        }
-        Some(FaultStatus::Resolved)
-    }
-
-    /// A read that was revoked has returned: frame and slot are this thread's again, to be given back.
-    fn clear_up(&self, page: PageId, frame: FrameId) {
-        let mut spins = 0;
-        // Not before the watchdog has changed the word that names the frame.
-        while self.word(page).load().is_filling(frame) {
-            backoff(&mut spins);
-        }
-        self.put_slot(self.frames().slot(frame));
-        self.pool().cancel_fill(frame);
-    }
-
-    /// Reads a frame's slot and verifies it, again and again while that may help.
-    fn read_frame(&self, frame: FrameId, purpose: Purpose) -> std::result::Result<(), NotRead> {
-        let mut deadline = Deadline::new(self.health().deadline());
-        let mut attempts = 0;
-        loop {
-            let Err(error) = self.check_read(frame, &self.read_once(frame)?) else { return Ok(()) };
-            attempts += 1;
-            let is_over = || deadline.is_over();
-            match self.retry_after(frame, purpose, attempts, is_over) {
-                // nanosleep(2) is async-signal-safe in Linux.
-                Some(pause) if !self.health().is_stopping() => std::thread::sleep(pause),
-                _ => return Err(NotRead::Failed(error)),
-            }
+        match answer {
+            Some(FaultStatus::Resolved | FaultStatus::Reading) => return true,
+            Some(FaultStatus::TryAgain | FaultStatus::QueueFull) => backoff(&mut spins),
+            Some(FaultStatus::NoRoom) => starve_in_thread(pager, page, &mut starved),
+            None => {}
         }
     }
+}
 
-    /// Reads a frame's slot once; returns what the store said.
-    fn read_once(&self, frame: FrameId) -> std::result::Result<Result<()>, NotRead> {
-        let offset = self.slot_offset(self.slot_of_fill(frame));
-        let note = self.frames().meta_of(frame);
-        note.begin_read(thread::current_noted());
-        // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
-        // the slot: both stay this thread's if the read is revoked.
-        let read = unsafe {
-            self.slots().store().read_now(offset, self.frames().ptr(frame), self.page_bytes())
+/// Waits a little for the evictor; gives up on the page when it stalls.
+fn starve_in_thread(pager: &Pager, page: PageId, since: &mut Option<(Stopwatch, Stall)>) {
+    const PAUSE: Duration = Duration::from_micros(50);
+    let now = Instant::now();
+    let class = no_room::room_class(pager, page).unwrap_or(RoomClass::Content);
+    let progress = pager.starved().progress(class);
+    let (watch, stall) = since.get_or_insert_with(|| {
+        pager.counters().faults_starved.bump();
+        (Stopwatch::start(pager.health().deadline(), now), Stall::new(Duration::ZERO, progress))
+    });
+    let limit = no_room::give_up_after(pager, class);
+    if stall.has_lasted(watch.look(now), progress, limit.unwrap_or(STARVED_MAX))
+        && no_room::give_up_or_warn(pager, page, limit)
+    {
+        return;
+    }
+    pager.pool().begin_starving();
+    pager.pool().call_evictor();
+    std::thread::sleep(PAUSE); // nanosleep(2) is async-signal-safe in Linux.
+    pager.pool().end_starving();
+}
+
+/// Reads and installs a page before it is touched, if it is on the store and there is a frame.
+/// What is in the way shows itself at the touch.
+pub(in crate::paging) fn fetch(pager: &Pager, page: PageId) {
+    let word = pager.word(page).load();
+    if word.state() == State::Stored {
+        read_in_thread(pager, page, word, false, Purpose::Prefetch);
+    }
+}
+
+/// `Stored`: reads the page and maps it.
+fn read_in_thread(
+    pager: &Pager,
+    page: PageId,
+    stored: Word,
+    write: bool,
+    purpose: Purpose,
+) -> Option<FaultStatus> {
+    let frame = match fill::begin_fill(pager, page, stored, purpose) {
+        Ok(frame) => frame,
+        Err(NotBegun::NoRoom) => return Some(FaultStatus::NoRoom),
+        Err(NotBegun::Changed) => return None,
+    };
+    if purpose == Purpose::Fault {
+        request_window(pager, page);
+    }
+    match read_frame(pager, frame, purpose) {
+        Ok(()) => {}
+        Err(NotRead::Failed(error)) => {
+            fill::fail_fill(pager, frame, purpose, &error);
+            pager.pool().cancel_fill(frame);
+            return None;
+        }
+        Err(NotRead::Revoked) => {
+            clear_up(pager, page, frame);
+            return None;
+        }
+    }
+    let (moving, _) = fill::end_fill(pager, frame)?;
+    // A page that was asked for ahead is touched next by the thread that asked.
+    if let Err(status) = fill::map_fill(pager, frame, moving, write, Insert::Filled, Wake::No) {
+        return Some(status);
+    }
+    match purpose {
+        Purpose::Fault => pager.counters().faults_read.bump(),
+        Purpose::Prefetch => pager.counters().pages_prefetched.bump(),
+    }
+    Some(FaultStatus::Resolved)
+}
+
+/// A read that was revoked has returned: frame and slot are this thread's again, to be given back.
+fn clear_up(pager: &Pager, page: PageId, frame: FrameId) {
+    let mut spins = 0;
+    // Not before the watchdog has changed the word that names the frame.
+    while pager.word(page).load().is_filling(frame) {
+        backoff(&mut spins);
+    }
+    pager.put_slot(pager.frames().slot(frame));
+    pager.pool().cancel_fill(frame);
+}
+
+/// Reads a frame's slot and verifies it, again and again while that may help.
+fn read_frame(pager: &Pager, frame: FrameId, purpose: Purpose) -> std::result::Result<(), NotRead> {
+    let mut deadline = Deadline::new(pager.health().deadline());
+    let mut attempts = 0;
+    loop {
+        let Err(error) = fill::check_read(pager, frame, &read_once(pager, frame)?) else {
+            return Ok(());
         };
-        if note.end_read() { Ok(read) } else { Err(NotRead::Revoked) }
+        attempts += 1;
+        let is_over = || deadline.is_over();
+        match fill::retry_after(pager, frame, purpose, attempts, is_over) {
+            // nanosleep(2) is async-signal-safe in Linux.
+            Some(pause) if !pager.health().is_stopping() => std::thread::sleep(pause),
+            _ => return Err(NotRead::Failed(error)),
+        }
     }
+}
 
-    /// Passes what a stream of faults leads to on to a handler.
-    fn request_window(&self, page: PageId) {
-        let Some(window) = self.next_window(page, FaultOn::StoredPage) else { return };
-        let mut asked = false;
-        for page in window.pages(self.page_count().0) {
-            let run = PrefetchRun { first: page, count: PageCount(1), for_stream: false };
-            asked |= self.readahead().request(run);
-        }
-        if asked {
-            self.sched().call(0);
-        }
+/// Reads a frame's slot once; returns what the store said.
+fn read_once(pager: &Pager, frame: FrameId) -> std::result::Result<Result<()>, NotRead> {
+    let offset = pager.slot_offset(fill::slot_of_fill(pager, frame));
+    let note = pager.frames().meta_of(frame);
+    note.begin_read(thread::current_noted());
+    // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
+    // the slot: both stay this thread's if the read is revoked.
+    let read = unsafe {
+        pager.slots().store().read_now(offset, pager.frames().ptr(frame), pager.page_bytes())
+    };
+    if note.end_read() { Ok(read) } else { Err(NotRead::Revoked) }
+}
+
+/// Passes what a stream of faults leads to on to a handler.
+fn request_window(pager: &Pager, page: PageId) {
+    let Some(window) = prefetch::next_window(pager, page, FaultOn::StoredPage) else { return };
+    let mut asked = false;
+    for page in window.pages(pager.page_count().0) {
+        let run = PrefetchRun { first: page, count: PageCount(1), for_stream: false };
+        asked |= pager.readahead().request(run);
+    }
+    if asked {
+        pager.sched().call(0);
     }
 }

@@ -12,6 +12,8 @@
 //! changes of one word.
 
 use crate::base::deadline::{Stopwatch, Term, look_every};
+use crate::paging::fault::fill;
+use crate::paging::fault::no_room;
 use crate::paging::page::frame_meta::ReadTurn;
 use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
@@ -75,7 +77,7 @@ impl Watchdog {
                     }
                     let is_long = term.age(shown) >= deadline.saturating_mul(RUNNING_DEADLINES);
                     if is_long || thread::wants_processor(turn.thread()) != Some(true) {
-                        self.pager.revoke(frame, turn);
+                        revoke(&self.pager, frame, turn);
                     }
                 }
                 (turn, _) => *seen = turn.map(|turn| (turn, Term::start(shown))),
@@ -85,22 +87,20 @@ impl Watchdog {
     }
 }
 
-impl Pager {
-    /// Takes the page from a read that has passed its deadline, if a thread waits for it.
-    fn revoke(&self, frame: FrameId, turn: ReadTurn) {
-        let note = self.frames().meta_of(frame);
-        let word = self.word(note.page()).load();
-        let is_waited_for = word.state() == State::Filling && (word.wanted() || word.dead());
-        if !is_waited_for || !note.revoke_read(turn) {
-            return;
-        }
-        // Of this read: it has not ended before it was revoked.
-        let page = note.page();
-        let slot = note.slot();
-        // Without its slot, which stays the reader's as long as the device reads it.
-        if let Some((moving, _)) = self.take_filled(frame, None) {
-            self.counters().read_errors.bump();
-            install::poison(self, page, moving, &self.timed_out(slot));
-        }
+/// Takes the page from a read that has passed its deadline, if a thread waits for it.
+fn revoke(pager: &Pager, frame: FrameId, turn: ReadTurn) {
+    let note = pager.frames().meta_of(frame);
+    let word = pager.word(note.page()).load();
+    let is_waited_for = word.state() == State::Filling && (word.wanted() || word.dead());
+    if !is_waited_for || !note.revoke_read(turn) {
+        return;
+    }
+    // Of this read: it has not ended before it was revoked.
+    let page = note.page();
+    let slot = note.slot();
+    // Without its slot, which stays the reader's as long as the device reads it.
+    if let Some((moving, _)) = fill::take_filled(pager, frame, None) {
+        pager.counters().read_errors.bump();
+        install::poison(pager, page, moving, &no_room::timed_out(pager, slot));
     }
 }

@@ -15,7 +15,10 @@
 use crate::base::deadline::Term;
 use crate::base::error::{Error, Result};
 use crate::base::units::PageId;
+use crate::paging::fault::fill;
 use crate::paging::fault::huge_reads::HugeReads;
+use crate::paging::fault::in_memory;
+use crate::paging::fault::no_room;
 use crate::paging::fault::prefetch::Prefetch;
 use crate::paging::fault::reads::{Demand, Reads, Turn};
 use crate::paging::fault::sched::ThreadSched;
@@ -111,13 +114,13 @@ impl Work {
 
     fn answer_again(&mut self, fault: Fault, arrived: Instant, before: Option<Waiting>) {
         let page = self.pager.page_at(fault.address);
-        if self.pager.starved().len() > 0 && self.pager.must_wait(page) {
-            return self.pager.wait_for_room(page, fault, arrived);
+        if self.pager.starved().len() > 0 && no_room::must_wait(&self.pager, page) {
+            return no_room::wait_for_room(&self.pager, page, fault, arrived);
         }
         match self.resolve(page, fault, arrived) {
             FaultStatus::Resolved => self.count_resolved(arrived),
             FaultStatus::Reading => {}
-            FaultStatus::NoRoom => self.pager.wait_for_room(page, fault, arrived),
+            FaultStatus::NoRoom => no_room::wait_for_room(&self.pager, page, fault, arrived),
             why @ (FaultStatus::TryAgain | FaultStatus::QueueFull) => {
                 self.keep(fault, arrived, why, before);
             }
@@ -141,7 +144,7 @@ impl Work {
         {
             let page = self.pager.page_at(fault.address);
             let slot = self.pager.word(page).load().slot();
-            return self.pager.give_up(page, &self.pager.timed_out(slot));
+            return no_room::give_up(&self.pager, page, &no_room::timed_out(&self.pager, slot));
         }
         self.waiting.push_back(Waiting { fault, arrived, why, term });
     }
@@ -151,13 +154,13 @@ impl Work {
         if self.pager.starved().len() == 0 {
             return;
         }
-        let mut round = self.pager.starved().begin(self.pager.is_stuck());
+        let mut round = self.pager.starved().begin(no_room::is_stuck(&self.pager));
         while let Some(mut starved) = self.pager.starved().take(&mut round) {
             let (fault, arrived) = (starved.fault(), starved.arrived());
             match self.resolve(self.pager.page_at(fault.address), fault, arrived) {
                 FaultStatus::Resolved => self.count_resolved(arrived),
                 FaultStatus::Reading => {}
-                FaultStatus::NoRoom if self.pager.give_up_stalled(&mut starved) => {}
+                FaultStatus::NoRoom if no_room::give_up_stalled(&self.pager, &mut starved) => {}
                 FaultStatus::NoRoom => {
                     if self.pager.starved().put_back(starved, &mut round) {
                         continue;
@@ -168,7 +171,7 @@ impl Work {
                     self.keep(fault, arrived, why, None);
                 }
             }
-            self.pager.stop_waiting(&starved);
+            no_room::stop_waiting(&self.pager, &starved);
         }
         if self.pager.starved().len() > 0 {
             self.pager.pool().call_evictor();
@@ -183,7 +186,7 @@ impl Work {
             let status = match word.state() {
                 State::Stored => self.start_read(page, word, demand),
                 State::Filling if !word.dead() => self.join_read(page, word, demand),
-                _ => self.pager.resolve_in_memory(page, word, &fault),
+                _ => in_memory::resolve_in_memory(&self.pager, page, word, &fault),
             };
             if let Some(status) = status {
                 return status;
@@ -269,7 +272,7 @@ impl Work {
             let turn = self.turn(sched);
             let frames = finished.frames();
             for (n, &frame) in frames.iter().enumerate() {
-                match self.pager.check_read(frame, &finished.result) {
+                match fill::check_read(&self.pager, frame, &finished.result) {
                     Ok(()) if self.huge_reads.page_read(frame) => {}
                     Ok(()) => self.reads.map(frame, frames.len() - 1 - n, turn),
                     Err(error) => {

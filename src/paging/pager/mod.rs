@@ -206,6 +206,12 @@ impl Pager {
         result
     }
 
+    /// Notes that room was made, which is progress for the faults that wait for it.
+    pub(in crate::paging) fn note_room_made(&self) {
+        self.health().set_exhausted(false);
+        self.starved().note_room_made(self.health().write_errno() == 0);
+    }
+
     /// Whether faults of the kernel on far memory are served.
     pub(in crate::paging) fn serves_kernel_faults(&self) -> bool {
         self.mapper.serves_kernel_faults()
