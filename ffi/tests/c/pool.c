@@ -381,8 +381,10 @@ static void one_limit_for_all(void) {
     farheap_account *account = NULL;
     OK(farheap_heap_account(heap, &account));
     CHECK(farheap_account_used(account) > 0);
-    OK(farheap_account_set_floor(account, MIB));
-    CHECK(farheap_account_floor(account) == MIB);
+    OK(farheap_account_set_floor(account, 9 * MIB));
+    CHECK(farheap_account_floor(account) == 9 * MIB);
+    OK(farheap_account_set_floor(account, MIB)); /* a far heap keeps what it needs to serve faults */
+    CHECK(farheap_account_floor(account) == 8 * MIB);
     FAILS(FARHEAP_E_ARGUMENT, farheap_account_uncharge(account, 1));
     OK(farheap_account_free(account));
     OK(farheap_manager_free(manager)); /* the handle; the limit holds on */
