@@ -111,7 +111,7 @@ struct Args {
     /// Directory of all temporary files, instead of farheap's default
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Gives up a run after this time
+    /// Stops a run after this time; it counts as having taken that long
     #[arg(long, value_name = "S", default_value_t = 600)]
     deadline: u64,
     /// A smoke run of seconds
@@ -284,6 +284,9 @@ fn run_program(
     let mut task = Task::new(program.name, args.size(), args.dir(), args.dir.is_some());
     let in_memory = task.run(Side::Memory, None, deadline)?;
     println!("{}: {} MiB of data; in memory {in_memory}", program.name, data >> 20);
+    if in_memory.stopped {
+        return Err(Failure::Broken("it takes longer than the deadline in memory".to_owned()));
+    }
     for times in &args.times {
         let limit = (data as u64 / times).max(LIMIT_MIN);
         task.conf = format!("limit:{limit},{}", args.conf).trim_end_matches(',').to_owned();
@@ -294,7 +297,8 @@ fn run_program(
         for _ in 0..args.rounds.unwrap_or(if args.test { 1 } else { 3 }).max(1) {
             let outcome = task.run(Side::Far, None, deadline)?;
             outcome.check(&in_memory)?;
-            let memory = outcome.peak;
+            // What was stopped has not said its peak.
+            let memory = outcome.peak.max(limit as usize);
             far.push(outcome);
             let mut dropped = Vec::new();
             for (side, outcomes) in &mut bases {
@@ -315,6 +319,9 @@ fn run_program(
                 }
             }
             bases.retain(|(side, _)| !dropped.contains(side));
+            if far.iter().any(|outcome| outcome.stopped) {
+                break;
+            }
         }
         let peak = far.iter().map(|outcome| outcome.peak).max().unwrap_or(0);
         let name = format!("{} {times}x", program.name);
@@ -325,6 +332,9 @@ fn run_program(
         table::print_group(&title, &new);
         rows.extend(new);
         table::write("programs", rows, args.test)?;
+        if far.iter().any(|outcome| outcome.stopped) {
+            return Err(Failure::Broken(format!("{name} was stopped after {} s", args.deadline)));
+        }
     }
     Ok(())
 }
@@ -335,6 +345,18 @@ fn compare(name: &str, far: &[Outcome], side: Side, base: &[Outcome]) -> Vec<Row
         Side::Swap if name.starts_with("hash_map") => GOAL_LEVEL,
         _ => GOAL,
     };
+    let whole = |outcomes: &[Outcome]| outcomes.iter().all(|outcome| !outcome.stopped);
+    if !whole(far) && !whole(base) {
+        println!("  {name}: stopped on both sides, there is no ratio to {}", side.name());
+        return Vec::new();
+    }
+    if !(whole(far) && whole(base)) {
+        // At least as long as this.
+        let secs = |outcomes: &[Outcome]| outcomes.iter().map(|run| run.sum(|p| p.secs)).collect();
+        let work = (format!("{name} stopped at the deadline, {WHOLE}"), "s");
+        let base = (side.name().to_owned(), secs(base));
+        return vec![Row::of_rounds(work, secs(far), base, |value, base| base / value, Some(GOAL))];
+    }
     let row = |work: &str, unit, figure: &dyn Fn(&Outcome) -> f64, goal| {
         let values = |outcomes: &[Outcome]| outcomes.iter().map(figure).collect();
         let less = |value: f64, base: f64| if value == base { 1.0 } else { base / value };
