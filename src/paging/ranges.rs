@@ -257,52 +257,52 @@ mod tests {
     #[test]
     fn ranges_are_aligned_disjoint_and_reused_after_release() {
         let ranges = RangeAllocator::new(64 * PAGE, PAGE).expect("a small space");
-        let a = space.reserve(3 * KERNEL_PAGE, KERNEL_PAGE).expect("fresh space");
-        let b = space.reserve(PAGE, 4 * PAGE).expect("fresh space");
+        let a = ranges.reserve(3 * KERNEL_PAGE, KERNEL_PAGE).expect("fresh space");
+        let b = ranges.reserve(PAGE, 4 * PAGE).expect("fresh space");
         assert_eq!((a, b), (0, 4 * PAGE));
-        let c = space.reserve(PAGE, PAGE).expect("the gap left by the alignment");
+        let c = ranges.reserve(PAGE, PAGE).expect("the gap left by the alignment");
         assert_eq!(c, PAGE);
-        space.release(b, PAGE);
-        assert_eq!(space.reserve(PAGE, 4 * PAGE).expect("just released"), b);
+        ranges.release(b, PAGE);
+        assert_eq!(ranges.reserve(PAGE, 4 * PAGE).expect("just released"), b);
     }
 
     #[test]
     fn a_full_space_says_so() {
         let ranges = RangeAllocator::new(4 * PAGE, PAGE).expect("a small space");
-        space.reserve(3 * PAGE, PAGE).expect("fresh space");
-        let error = space.reserve(2 * PAGE, PAGE).expect_err("one page is left");
+        ranges.reserve(3 * PAGE, PAGE).expect("fresh space");
+        let error = ranges.reserve(2 * PAGE, PAGE).expect_err("one page is left");
         assert_eq!(error, Error::AddressSpace { len: ByteCount(2 * PAGE as u64) });
-        space.reserve(PAGE, PAGE).expect("the last page");
+        ranges.reserve(PAGE, PAGE).expect("the last page");
     }
 
     #[test]
     fn committing_counts_each_page_once_and_stops_at_the_capacity() {
         let ranges = RangeAllocator::new(64 * PAGE, PAGE).expect("a small space");
-        space.reserve(8 * PAGE, PAGE).expect("fresh space");
+        ranges.reserve(8 * PAGE, PAGE).expect("fresh space");
         let half = PAGE / 2;
         let commit = |offset, len| {
             let full = Error::BadRange { reason: "full" };
-            space.commit(offset, len, |after| if after.pages > 2 { Err(full) } else { Ok(()) })
+            ranges.commit(offset, len, |after| if after.pages > 2 { Err(full) } else { Ok(()) })
         };
         commit(0, half).expect("the first page");
         commit(half, half).expect("the same page's other half is free");
-        assert_eq!(space.committed(), PageCount(1));
+        assert_eq!(ranges.committed(), PageCount(1));
         commit(PAGE, 2 * PAGE).expect_err("three pages");
         commit(PAGE + half, half).expect("the second page");
-        assert_eq!(space.committed(), PageCount(2));
+        assert_eq!(ranges.committed(), PageCount(2));
     }
 
     #[test]
     fn spans_are_counted_by_the_live_units_in_them() {
         let ranges = RangeAllocator::new(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("a small space");
-        space.reserve(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("fresh space");
+        ranges.reserve(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("fresh space");
         let mut seen = Committed::default();
         let mut commit = |offset, len| {
             let look = |after: &Committed| {
                 seen = *after;
                 Ok(())
             };
-            space.commit(offset, len, look).expect("nothing is refused");
+            ranges.commit(offset, len, look).expect("nothing is refused");
             (seen.pages, seen.chunks, seen.groups, seen.blocks)
         };
         assert_eq!(commit(0, KERNEL_PAGE), (1, 1, 1, 1));
