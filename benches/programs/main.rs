@@ -254,10 +254,17 @@ fn run(args: &Args) -> Result<()> {
     let means: Vec<Row> = sides.iter().filter_map(|side| mean(&rows, *side)).collect();
     table::print_group("all programs", &means);
     rows.extend(means);
-    let folder = table::write("programs", &rows, args.test)?;
-    println!("\nwritten: programs.csv, programs.svg in {}", folder.display());
+    if let Some(folder) = write(&rows, args) {
+        println!("\nwritten: programs.csv, programs.svg in {}", folder.display());
+    }
     table::print_goals(&rows);
     broken.map_or(Ok(()), Err)
+}
+
+/// Writes all rows so far; where it may not, says so and goes on.
+fn write(rows: &[Row], args: &Args) -> Option<PathBuf> {
+    let folder = table::write("programs", rows, args.test);
+    folder.inspect_err(|why| println!("no figures were written: {why}")).ok()
 }
 
 /// What a baseline needs; when it is not permitted, says so and leaves the baseline out.
@@ -331,7 +338,7 @@ fn run_program(
         let title = format!("{name}: limit {} MiB, peak {} MiB: {text}", limit >> 20, peak >> 20);
         table::print_group(&title, &new);
         rows.extend(new);
-        table::write("programs", rows, args.test)?;
+        write(rows, args);
         if far.iter().any(|outcome| outcome.stopped) {
             return Err(Failure::Broken(format!("{name} was stopped after {} s", args.deadline)));
         }
