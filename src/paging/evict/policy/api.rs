@@ -1,7 +1,6 @@
 //! What a policy is told and asked: [`EvictionPolicy`], and the bounds that all policies keep.
 
 use crate::base::units::{PageCount, PageId};
-use crate::paging::evict::policy::kind::PolicyKind;
 use std::fmt::Debug;
 
 /// Turns a page can earn, at most, by being touched while it cools.
@@ -59,9 +58,6 @@ pub enum Hint {
 /// # Ok::<(), farheap::Error>(())
 /// ```
 pub trait EvictionPolicy: Send + Debug {
-    /// Which policy this is.
-    fn kind(&self) -> PolicyKind;
-
     /// Pages on the lists: inserted, and neither removed nor named as victims.
     fn resident(&self) -> PageCount;
 

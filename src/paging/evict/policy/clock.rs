@@ -5,9 +5,9 @@
 //! behind the hand, and earns turns: laps of the hand during which it is not tried again, one
 //! more with every return in a row (a generalised clock). Turns save minor faults of hot pages.
 
-use crate::base::units::PageId;
+use crate::base::error::Result;
+use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::api::{Hint, Insert, TURNS_MAX};
-use crate::paging::evict::policy::kind::PolicyKind;
 use crate::paging::evict::policy::order::Order;
 use crate::paging::evict::policy::pages::{List, Pages, Place};
 
@@ -26,7 +26,9 @@ impl Clock {
 }
 
 impl Order for Clock {
-    const KIND: PolicyKind = PolicyKind::Clock;
+    fn create(pages: Pages, _resident: PageCount) -> Result<Clock> {
+        Ok(Clock::new(pages))
+    }
 
     fn pages(&self) -> &Pages {
         &self.pages

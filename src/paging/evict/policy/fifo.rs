@@ -3,9 +3,9 @@
 //! A page touched while it cools starts anew at the new end ("segmented FIFO", as in VMS);
 //! with a cooling share of zero this is UMap's order exactly.
 
-use crate::base::units::PageId;
+use crate::base::error::Result;
+use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::api::{Hint, Insert};
-use crate::paging::evict::policy::kind::PolicyKind;
 use crate::paging::evict::policy::order::Order;
 use crate::paging::evict::policy::pages::{List, Pages, Place};
 
@@ -23,7 +23,9 @@ impl Fifo {
 }
 
 impl Order for Fifo {
-    const KIND: PolicyKind = PolicyKind::Fifo;
+    fn create(pages: Pages, _resident: PageCount) -> Result<Fifo> {
+        Ok(Fifo::new(pages))
+    }
 
     fn pages(&self) -> &Pages {
         &self.pages

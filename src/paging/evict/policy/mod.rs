@@ -13,7 +13,8 @@
 //!                             ^----------------------'  |
 //!                                    retouched          '-- removed from any state: forgotten
 //! ```
-//! Uses `base` and `meta`; owned by the pager, under its policy lock.
+//! Uses `base` and `meta`; owned by the pager, under its policy lock. A new policy is a file with an
+//! [`Order`](order::Order), and a row of the table below.
 //!
 //! # Invariants
 //! 1. A page is on at most one list; [`victims`](EvictionPolicy::victims) takes what it names
@@ -22,10 +23,8 @@
 
 pub(in crate::paging) mod api;
 pub(in crate::paging) mod bag;
-pub(in crate::paging) mod build;
 pub(in crate::paging) mod clock;
 pub(in crate::paging) mod fifo;
-pub(in crate::paging) mod kind;
 pub(in crate::paging) mod order;
 pub(in crate::paging) mod pages;
 pub(in crate::paging) mod s3fifo;
@@ -35,4 +34,96 @@ pub(in crate::paging) mod tenure;
 mod tests;
 
 pub use crate::paging::evict::policy::api::{EvictionPolicy, Hint, Insert};
-pub use crate::paging::evict::policy::kind::PolicyKind;
+
+use crate::base::error::{Error, Result};
+use crate::base::units::PageCount;
+use crate::paging::evict::policy::order::{Order, Ordered};
+use crate::paging::evict::policy::pages::Pages;
+use std::fmt;
+use std::str::FromStr;
+
+/// Makes [`PolicyKind`] of the table of policies: `Kind = "name in text", type;`.
+macro_rules! policies {
+    ($($(#[$meta:meta])* $kind:ident = $name:literal, $order:ty;)*) => {
+        /// The policies to choose from.
+        ///
+        /// # Examples
+        /// ```
+        /// use farheap::region::policy::PolicyKind;
+        /// assert_eq!("s3fifo".parse::<PolicyKind>()?, PolicyKind::S3Fifo);
+        /// assert_eq!(PolicyKind::Sieve.to_string(), "sieve");
+        /// # Ok::<(), farheap::Error>(())
+        /// ```
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        pub enum PolicyKind {
+            $($(#[$meta])* $kind,)*
+        }
+
+        impl PolicyKind {
+            /// All policies.
+            pub const ALL: [PolicyKind; [$($name),*].len()] = [$(PolicyKind::$kind),*];
+
+            /// The name of the key `policy` in the text form of a configuration.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(PolicyKind::$kind => $name,)*
+                }
+            }
+
+            /// Builds a policy for a region of `pages` pages of which about `resident` fit into RAM.
+            ///
+            /// Its memory is mappings of up to 13 bytes a page that take RAM only for pages ever
+            /// inserted.
+            ///
+            /// # Errors
+            /// [`BadRange`](Error::BadRange) for 2^32 pages or more, [`Os`](Error::Os) when the
+            /// kernel refuses the mapping.
+            pub fn build(
+                self,
+                pages: PageCount,
+                resident: PageCount,
+            ) -> Result<Box<dyn EvictionPolicy>> {
+                let pages = Pages::new(pages)?;
+                Ok(match self {
+                    $(PolicyKind::$kind => Box::new(Ordered(<$order>::create(pages, resident)?)),)*
+                })
+            }
+        }
+    };
+}
+
+policies! {
+    /// `fifo`: first in, first out, as in UMap; a page touched while it cools starts anew.
+    Fifo = "fifo", fifo::Fifo;
+    /// `clock`: second chance; a page touched while it cools earns turns.
+    Clock = "clock", clock::Clock;
+    /// `s3fifo`: probation, main and ghost queues; resists scans.
+    S3Fifo = "s3fifo", s3fifo::S3Fifo;
+    /// `sieve`: survivors keep their place, and the hand moves on to newer pages.
+    Sieve = "sieve", sieve::Sieve;
+    /// `tenure`: probation, then a main set that only short refault distances open and that
+    /// gives up pages at random; keeps a part of a scan larger than RAM. The default.
+    #[default]
+    Tenure = "tenure", tenure::Tenure;
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for PolicyKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<PolicyKind> {
+        PolicyKind::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| Error::Config {
+            key: "policy".to_owned(),
+            reason: format!(
+                "`{text}` is no policy; choose one of {}",
+                PolicyKind::ALL.map(PolicyKind::name).join(", ")
+            ),
+        })
+    }
+}

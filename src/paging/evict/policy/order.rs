@@ -4,15 +4,21 @@
 //! goes next. [`Ordered`] turns it into an [`EvictionPolicy`]: it looks at the page's place first,
 //! so that a call that does not fit does nothing, and an order is never asked for nonsense.
 
+use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::api::{EvictionPolicy, Hint, Insert};
-use crate::paging::evict::policy::kind::PolicyKind;
 use crate::paging::evict::policy::pages::{Pages, Place};
 use std::fmt::Debug;
 
 /// The order in which pages go.
 pub(super) trait Order: Send + Debug {
-    const KIND: PolicyKind;
+    /// The order of no pages yet, of which about `resident` will fit into RAM.
+    ///
+    /// # Errors
+    /// When the kernel refuses a mapping.
+    fn create(pages: Pages, resident: PageCount) -> Result<Self>
+    where
+        Self: Sized;
 
     fn pages(&self) -> &Pages;
 
@@ -51,10 +57,6 @@ pub(super) trait Order: Send + Debug {
 pub(super) struct Ordered<T>(pub(super) T);
 
 impl<T: Order> EvictionPolicy for Ordered<T> {
-    fn kind(&self) -> PolicyKind {
-        T::KIND
-    }
-
     fn resident(&self) -> PageCount {
         PageCount(self.0.len())
     }

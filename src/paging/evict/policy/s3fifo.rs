@@ -8,9 +8,9 @@
 //! Ghosts need neither queue nor hash: a page's word holds the time it left, counted in pages
 //! that left, and a ghost older than the ghost queue would be long counts as forgotten.
 
+use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::api::{Hint, Insert, TURNS_MAX};
-use crate::paging::evict::policy::kind::PolicyKind;
 use crate::paging::evict::policy::order::Order;
 use crate::paging::evict::policy::pages::{List, Pages, Place};
 
@@ -56,7 +56,9 @@ impl S3Fifo {
 }
 
 impl Order for S3Fifo {
-    const KIND: PolicyKind = PolicyKind::S3Fifo;
+    fn create(pages: Pages, resident: PageCount) -> Result<S3Fifo> {
+        Ok(S3Fifo::new(pages, resident))
+    }
 
     fn pages(&self) -> &Pages {
         &self.pages

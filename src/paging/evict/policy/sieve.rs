@@ -5,9 +5,9 @@
 //! whole lap later is it tried again. New pages arrive ahead of the hand, so that what is
 //! touched once leaves soon. Turns, as in the clock, let a page skip laps.
 
-use crate::base::units::PageId;
+use crate::base::error::Result;
+use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::api::{Hint, Insert, SKIPS_MAX, TURNS_MAX};
-use crate::paging::evict::policy::kind::PolicyKind;
 use crate::paging::evict::policy::order::Order;
 use crate::paging::evict::policy::pages::{List, Pages, Place};
 
@@ -32,7 +32,9 @@ impl Sieve {
 }
 
 impl Order for Sieve {
-    const KIND: PolicyKind = PolicyKind::Sieve;
+    fn create(pages: Pages, _resident: PageCount) -> Result<Sieve> {
+        Ok(Sieve::new(pages))
+    }
 
     fn pages(&self) -> &Pages {
         &self.pages

@@ -23,7 +23,6 @@ use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::api::{Hint, Insert, SKIPS_MAX, TURNS_MAX};
 use crate::paging::evict::policy::bag::Bag;
-use crate::paging::evict::policy::kind::PolicyKind;
 use crate::paging::evict::policy::order::Order;
 use crate::paging::evict::policy::pages::{List, Pages, Place};
 
@@ -67,7 +66,8 @@ const REFUSED_MAX: u64 = 256;
 impl Tenure {
     /// # Errors
     /// When the kernel refuses the mapping.
-    pub(super) fn new(pages: Pages, count: PageCount, resident: PageCount) -> Result<Tenure> {
+    pub(super) fn new(pages: Pages, resident: PageCount) -> Result<Tenure> {
+        let count = pages.count();
         let mut policy = Tenure {
             pages,
             small: List::new(),
@@ -128,7 +128,9 @@ impl Tenure {
 }
 
 impl Order for Tenure {
-    const KIND: PolicyKind = PolicyKind::Tenure;
+    fn create(pages: Pages, resident: PageCount) -> Result<Tenure> {
+        Tenure::new(pages, resident)
+    }
 
     fn pages(&self) -> &Pages {
         &self.pages

@@ -10,7 +10,6 @@ fn for_each_policy(check: impl Fn(&mut dyn EvictionPolicy)) {
     for kind in PolicyKind::ALL {
         println!("policy {kind}");
         let mut policy = kind.build(PageCount(PAGES), PageCount(100)).expect("9 kB can be mapped");
-        assert_eq!(policy.kind(), kind);
         check(policy.as_mut());
     }
 }
