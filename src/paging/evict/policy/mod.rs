@@ -25,7 +25,6 @@ pub(in crate::paging) mod api;
 pub(in crate::paging) mod bag;
 pub(in crate::paging) mod clock;
 pub(in crate::paging) mod fifo;
-pub(in crate::paging) mod lifo;
 pub(in crate::paging) mod order;
 pub(in crate::paging) mod pages;
 pub(in crate::paging) mod s3fifo;
@@ -99,8 +98,6 @@ policies! {
     Fifo = "fifo", fifo::Fifo;
     /// `clock`: second chance; a page touched while it cools earns turns.
     Clock = "clock", clock::Clock;
-    /// `lifo`: last in, first out.
-    Lifo = "lifo", lifo::Lifo;
     /// `s3fifo`: probation, main and ghost queues; resists scans.
     S3Fifo = "s3fifo", s3fifo::S3Fifo;
     /// `sieve`: survivors keep their place, and the hand moves on to newer pages.
