@@ -383,6 +383,8 @@ typedef struct farheap_stats {
     uint64_t died_during_write;
     /* Pages read because prefetch or fetch_many asked for them. */
     uint64_t pages_prefetched;
+    /* Ranges that prefetch asked for and that were dropped, because 1,024 waited. */
+    uint64_t prefetches_dropped;
     /* Pages read because a stream of faults led to them. */
     uint64_t pages_read_ahead;
     /* Pages read ahead that were then seen to be used: touched while still being read, written, or

@@ -84,7 +84,11 @@ impl Region {
             match self.pages_of(*ptr, *len) {
                 Ok((first, count)) => {
                     let run = PrefetchRun { first, count, for_stream: false };
-                    asked |= self.pager.readahead().request(run);
+                    let is_accepted = self.pager.readahead().request(run);
+                    if !is_accepted {
+                        self.pager.counters().prefetches_dropped.bump();
+                    }
+                    asked |= is_accepted;
                 }
                 Err(error) => {
                     outcome = Err(error);

@@ -143,6 +143,8 @@ macro_rules! for_region_stats {
             "read ahead" {
                 /// Pages read because `prefetch` or `fetch_many` asked for them.
                 pages_prefetched: count "pages asked for";
+                /// Ranges that `prefetch` asked for and that were dropped, because 1,024 waited.
+                prefetches_dropped: count "ranges dropped";
                 /// Pages read because a stream of faults led to them.
                 pages_read_ahead: count "pages by streams";
                 /// Pages read ahead that were then seen to be used: touched while still being read,
