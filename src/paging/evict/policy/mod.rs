@@ -14,7 +14,7 @@
 //!                                    retouched          '-- removed from any state: forgotten
 //! ```
 //! Uses `base` and `meta`; owned by the pager, under its policy lock. A new policy is a file with an
-//! [`Order`](order::Order), and a row of the table below.
+//! `order::Order`, and a row of the table below.
 //!
 //! # Invariants
 //! 1. A page is on at most one list; [`victims`](EvictionPolicy::victims) takes what it names
