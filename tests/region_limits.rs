@@ -70,7 +70,7 @@ fn free_every_other_mib(free: impl Fn(&Region)) -> Option<(u64, u64)> {
     let base = region.map(ByteCount::mib(32)).expect("the span has room").as_ptr();
     for at in (0..32 << 20).step_by(PAGE) {
         // SAFETY: within the mapping, which this test alone uses.
-        unsafe { base.add(at).cast::<usize>().write_volatile(at + 1) };
+        unsafe { base.wrapping_add(at).cast::<usize>().write_volatile(at + 1) };
     }
     region.evict_all().expect("the store has room");
     let occupied = || fs::metadata(&path).expect("the file").blocks() * 512;
@@ -83,7 +83,7 @@ fn free_every_other_mib(free: impl Fn(&Region)) -> Option<(u64, u64)> {
     eventually(|| occupied() <= 17 << 20);
     for at in (1 << 20..2 << 20).step_by(PAGE) {
         // SAFETY: within the mapping.
-        assert_eq!(unsafe { base.add(at).cast::<usize>().read_volatile() }, at + 1);
+        assert_eq!(unsafe { base.wrapping_add(at).cast::<usize>().read_volatile() }, at + 1);
     }
     Some((before, occupied()))
 }

@@ -215,7 +215,7 @@ fn a_count_is_read_only_where_it_is_shown() {
             let line = source.line_of(at);
             let around = functions.iter().filter(|f| (f.line..f.line + f.lines).contains(&line));
             let inner = around.min_by_key(|function| function.lines);
-            if !inner.is_some_and(|function| function.name == "show") {
+            if inner.is_none_or(|function| function.name != "show") {
                 violations.push(format!("{}:{line}", source.name));
             }
         }
