@@ -86,8 +86,8 @@ pub(crate) fn keep_own_allocations_local() {
     set_pins(Pins { pin: pin_thread_local, unpin });
 }
 
-/// Keeps this thread's allocations local for ever: for handlers, evictors and all other threads that would
-/// wait for itself if its own memory were evicted.
+/// Keeps this thread's allocations local for ever: for handlers, evictors and all other threads that
+/// would wait for themselves if their own memory were evicted.
 pub(crate) fn pin_thread_local() {
     std::mem::forget(pin());
 }
