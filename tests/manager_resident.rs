@@ -346,7 +346,7 @@ fn freed_far_memory_makes_room_without_being_written() {
             use_all(&memory);
             heap.stats().pages_out == before
         };
-        // Who reclaims waits a few milliseconds for the heap: too little on a busy machine, once.
+        // A thread that reclaims waits a few milliseconds for the heap: too little on a busy machine, once.
         assert!((0..50).any(|_| writes_nothing()), "{}", heap.stats());
         heap.shutdown().expect("nothing is in use");
     });

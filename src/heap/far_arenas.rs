@@ -474,7 +474,7 @@ impl FarArenas {
     /// Revokes all caches and waits until no thread is inside the tier; returns what is inside the
     /// caches then. `None`: a thread does not leave.
     fn wait_until_alone(&self) -> Option<Vec<Revoked<'static>>> {
-        // Who claims a cache is counted in the shared path: once it is empty, `caches` is complete.
+        // A thread that claims a cache is counted in the shared path: once that is empty, `caches` is complete.
         if !wait(|| self.shared_inside.load(SeqCst) == 0) {
             return None;
         }

@@ -80,7 +80,7 @@ pub(crate) fn install(arenas: &'static FarArenas) -> Result<()> {
     FAR.span.store(arenas.span(), Release);
     FAR.threshold.store(arenas.threshold().map_or(usize::MAX, ByteCount::as_usize), Relaxed);
     FAR.arenas.store(ptr::from_ref(arenas).cast_mut(), Relaxed);
-    // Who allocates from the tier has seen all of this; who frees has the pointer from there.
+    // A thread that allocates far has seen all of this; one that frees has the pointer from there.
     FAR.serving.store(ptr::from_ref(arenas).cast_mut(), Release);
     FAR.control.store(TAKEN, Release);
     Ok(())
@@ -147,7 +147,7 @@ pub(super) fn serving() -> Option<&'static FarArenas> {
 /// Whether `ptr` points into far memory.
 #[inline]
 pub(super) fn is_far(ptr: *const u8) -> bool {
-    // Who has a far pointer has seen both, and they stay while it is allocated. Who has a local one
+    // A holder of a far pointer has seen both, and they stay while it is allocated. That of a local one
     // may come in the middle of a start: the span first, or it might be the new heap's beside the
     // base of one that has ended, where local memory is now. (A span of one that ended beside a new
     // base would take a thread that is stopped here while that happens, and a smaller heap; to ask

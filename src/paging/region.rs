@@ -452,28 +452,28 @@ impl Region {
 
 /// For the heap's maintenance thread.
 impl Region {
-    /// Says who purges free memory; `None`: nobody any more.
-    pub(crate) fn set_care(&self, thread: Option<Thread>) {
+    /// Sets the thread that purges free memory; `None`: no thread does any more.
+    pub(crate) fn set_maintainer(&self, thread: Option<Thread>) {
         self.pager.pool().purge().set_thread(thread);
     }
 
     /// Whether that thread was called and has not answered.
-    pub(crate) fn calls_for_care(&self) -> bool {
+    pub(crate) fn calls_for_purge(&self) -> bool {
         self.pager.pool().purge().is_called()
     }
 
-    /// The same, and it is time for an answer, which [`has_cared`](Self::has_cared) ends.
-    pub(crate) fn wants_care(&self) -> bool {
+    /// The same, and it is time for an answer, which [`has_purged`](Self::has_purged) ends.
+    pub(crate) fn wants_purge(&self) -> bool {
         self.pager.pool().purge().is_due()
     }
 
     /// The thread has purged.
-    pub(crate) fn has_cared(&self) {
+    pub(crate) fn has_purged(&self) {
         self.pager.pool().purge().answer();
     }
 
-    /// Has free memory given back, for who reclaims: returns soon.
-    pub(crate) fn ask_for_care(&self) {
+    /// Has free memory given back, for a thread that reclaims: returns soon.
+    pub(crate) fn ask_for_purge(&self) {
         self.pager.pool().purge().call_and_wait();
     }
 }

@@ -57,7 +57,7 @@ impl Reclaim for LocalMemory {
             return ByteCount::ZERO; // What is in use stays.
         }
         let before = self.account.used();
-        self.region.ask_for_care();
+        self.region.ask_for_purge();
         ByteCount(before.0.saturating_sub(self.account.used().0))
     }
 
@@ -89,7 +89,7 @@ impl Maintenance {
             let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
             Error::Os { call: "starting the maintenance thread", errno }
         })?;
-        region.set_care(Some(thread.thread().clone()));
+        region.set_maintainer(Some(thread.thread().clone()));
         Ok(Maintenance { region: Arc::clone(region), stop, thread: Some(thread) })
     }
 }
@@ -100,7 +100,7 @@ impl Drop for Maintenance {
             std::mem::forget(self.thread.take()); // The parent's.
             return;
         }
-        self.region.set_care(None);
+        self.region.set_maintainer(None);
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
@@ -121,11 +121,11 @@ fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &
     count();
     let mut maintained = Instant::now();
     while !stop.load(Ordering::Acquire) {
-        std::thread::park_timeout(if region.calls_for_care() { REST } else { LOOK_EVERY });
-        if region.wants_care() {
+        std::thread::park_timeout(if region.calls_for_purge() { REST } else { LOOK_EVERY });
+        if region.wants_purge() {
             arenas.give_back(PURGE_MIN);
             count();
-            region.has_cared();
+            region.has_purged();
         }
         if maintained.elapsed() >= LOOK_EVERY {
             arenas.maintain();

@@ -128,7 +128,7 @@ fn fail_a_helpers_read(far: &Far) {
             });
         }
         wait_until("a helper reads", || far.injector.has_held());
-        // Who faults alone sends the helper off duty.
+        // A thread that faults alone sends the helper off duty.
         (crowded..far.pages).cycle().take(LONELY).for_each(|page| far.check(page..page + 1));
         far.injector.fail_what_is_held();
     });

@@ -111,7 +111,7 @@ fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatu
     }
     pager.publish(page, moving, opened);
     if !pager.pool().evicts_by_move() {
-        // Who was woken before that and faulted again finds it open.
+        // A thread that was woken before that and faulted again finds it open.
         pager.wake(page);
     }
     if word.protected() {

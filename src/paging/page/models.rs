@@ -512,7 +512,7 @@ impl Model {
         }
     }
 
-    // Who discards and pins.
+    // The thread that discards and pins.
 
     /// `Pager::discard` of one page.
     fn discard(&self) {
