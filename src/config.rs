@@ -32,4 +32,4 @@ pub use crate::store::Wipe;
 pub use builder::{Builder, Config};
 #[doc(hidden)]
 pub use options::documentation;
-pub use value::{ENV, Io, UserMode};
+pub use value::{ENV, Io, Place, UserMode};

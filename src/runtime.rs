@@ -10,7 +10,7 @@ mod maintenance;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::config::{Config, Io, UserMode};
+use crate::config::{Config, Io, Place, UserMode};
 use crate::heap::{self, Edges, ExtentSource, FarArenas, FarArenasOptions};
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats};
@@ -170,17 +170,22 @@ impl Heap {
         };
         let threshold = threshold(&config, &region);
         if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
-            let by_size = if threshold == config.threshold() { "" } else { LOCAL_BY_SIZE };
+            let by_size = if threshold == wanted_threshold(&config) { "" } else { LOCAL_BY_SIZE };
             eprintln!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}");
         }
         let local = manager.map(|manager| LocalMemory::join(manager, &region)).transpose()?;
         let options = FarArenasOptions { threshold, ..tier_options(&config) };
         let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
-        heap::install(arenas)?;
-        let maintenance = match Maintenance::start(arenas, &region, local.clone()) {
+        // Before the tier serves: what a new thread allocates until it has begun is not kept local.
+        let maintenance = Maintenance::start(arenas, &region, local.clone());
+        let installed = maintenance.and_then(|maintenance| {
+            heap::install(arenas)?;
+            Ok(maintenance)
+        });
+        let maintenance = match installed {
             Ok(maintenance) => maintenance,
             Err(error) => {
-                heap::uninstall()?;
+                arenas.close()?;
                 return Err(error);
             }
         };
@@ -212,8 +217,8 @@ impl Heap {
         &self.region
     }
 
-    /// The size from which the global allocator places allocations far now; `None`: no size does,
-    /// because the configuration says `threshold:off`, because only faults of user mode are
+    /// The size from which the global allocator places allocations far now, zero with
+    /// [`Place::All`]; `None`: no size does, because the configuration says `threshold:off`, because only faults of user mode are
     /// permitted here (see [`UserMode::Auto`]), or because the heap has been shut down.
     #[must_use]
     pub fn threshold(&self) -> Option<ByteCount> {
@@ -351,7 +356,19 @@ impl Config {
 fn threshold(config: &Config, region: &Region) -> Option<ByteCount> {
     let never_in_system_calls =
         config.mode() == Mode::InThread || config.user_mode() == UserMode::Far;
-    if region.serves_kernel_faults() || never_in_system_calls { config.threshold() } else { None }
+    if region.serves_kernel_faults() || never_in_system_calls {
+        wanted_threshold(config)
+    } else {
+        None
+    }
+}
+
+/// The size from which allocations go far by themselves where nothing speaks against it.
+fn wanted_threshold(config: &Config) -> Option<ByteCount> {
+    match config.place() {
+        Place::All => Some(ByteCount::ZERO),
+        Place::BySize => config.threshold(),
+    }
 }
 
 /// Memory that the heap keeps for reuse is charged: a share of the limit, not more.

@@ -1,6 +1,6 @@
 //! The configuration as its users see it: text, environment variable, errors.
 
-use farheap::config::{self, Builder, Install, Io, Mode, PolicyKind, UserMode, Wipe};
+use farheap::config::{self, Builder, Install, Io, Mode, Place, PolicyKind, UserMode, Wipe};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ fn refusal(text: &str) -> String {
 fn every_key_is_read() {
     let config = Config::parse(
         "limit:512MiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
-         handlers:3, threshold:off, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
+         handlers:3, threshold:off, place:all, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
          poll:50us, policy:sieve, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
@@ -31,6 +31,7 @@ fn every_key_is_read() {
     assert_eq!(config.page(), ByteCount::kib(256));
     assert_eq!(config.handlers(), Some(3));
     assert_eq!(config.threshold(), None);
+    assert_eq!(config.place(), Place::All);
     assert_eq!(config.span(), ByteCount::gib(2048));
     assert_eq!(config.io(), Io::Uring);
     assert_eq!(config.install(), Install::Copy);
@@ -51,7 +52,7 @@ fn defaults_are_as_documented() {
     assert_eq!(config.limit_percent(), Some(50));
     assert_eq!(
         config.to_string(),
-        "limit:50%,overwrite:off,reserve:off,page:64KiB,threshold:64KiB,handlers:auto,span:1TiB,io:auto,\
+        "limit:50%,overwrite:off,reserve:off,page:64KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
          install:auto,policy:tenure,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
          mode:handler,encrypt:off,wipe:off,dump:off"
     );

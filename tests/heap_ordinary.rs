@@ -152,27 +152,35 @@ fn program(blocks: usize) {
     }
 }
 
-/// What a heap says of large allocations agrees with where one goes.
-fn assert_large_are_far(heap: &Heap, far: bool) {
-    assert_eq!(heap.threshold(), far.then_some(ByteCount::kib(64)));
-    assert_eq!(Far::contains(vec![0_u8; MIB].as_ptr()), far);
-    let mut grown = vec![0_u8; 100];
-    grown.resize(MIB, 1);
-    assert_eq!(Far::contains(grown.as_ptr()), far);
-    let block = farheap::malloc::allocate(MIB, 16, None, false).expect("memory");
-    assert_eq!(farheap::malloc::is_far(block.as_ptr()), far);
-    // SAFETY: allocated above and not used any more.
-    unsafe { farheap::malloc::free(block) };
+/// The threshold of a heap that nothing else was said to.
+const BY_SIZE: Option<ByteCount> = Some(ByteCount::kib(64));
+
+/// What a heap says of sizes that go far agrees with where they go.
+fn assert_far_from(heap: &Heap, threshold: Option<ByteCount>) {
+    assert_eq!(heap.threshold(), threshold);
+    let is_far = |size| threshold.is_some_and(|from| size as u64 >= from.0);
+    for size in [1, 16, 100, 4096, 40_000, MIB] {
+        let far = is_far(size);
+        assert_eq!(Far::contains(vec![0_u8; size].as_ptr()), far, "{size}");
+        let mut grown = vec![0_u8; size / 2 + 1];
+        grown.reserve_exact(size);
+        assert_eq!(Far::contains(grown.as_ptr()), is_far(grown.capacity()), "grown to {size}");
+        let block = farheap::malloc::allocate(size, 16, None, false).expect("memory");
+        assert_eq!(farheap::malloc::is_far(block.as_ptr()), far, "{size}");
+        // SAFETY: allocated above and not used any more.
+        unsafe { farheap::malloc::free(block) };
+    }
 }
 
 #[test]
 fn a_program_that_works_on_ordinary_memory_works_with_a_heap() {
     let name = "a_program_that_works_on_ordinary_memory_works_with_a_heap";
-    let limits = [("limit:2GiB", 16), ("limit:16MiB", 32)];
+    let limits = [("limit:2GiB", 16), ("limit:16MiB", 32), ("limit:16MiB,place:all", 32)];
     if let Some(limit) = case(name) {
         let (conf, blocks) = limits.into_iter().find(|(conf, _)| *conf == limit).expect("a case");
         let Some(heap) = heap(conf) else { return };
-        assert_large_are_far(&heap, heap.serves_kernel_faults());
+        let wanted = if conf.contains("place:all") { Some(ByteCount::ZERO) } else { BY_SIZE };
+        assert_far_from(&heap, wanted.filter(|_| heap.serves_kernel_faults()));
         program(blocks);
         println!("{}", heap.stats());
         return;
@@ -196,7 +204,7 @@ fn explicit_placement_is_far_without_faults_of_kernel_mode() {
     let name = "explicit_placement_is_far_without_faults_of_kernel_mode";
     if case(name).is_some() {
         let Some(heap) = heap("limit:16MiB,capacity:256MiB") else { return };
-        assert_large_are_far(&heap, false);
+        assert_far_from(&heap, None);
         let seed = seed("explicit");
         let mut dice = Dice::new(seed);
         let small = {
@@ -225,7 +233,7 @@ fn user_mode_far_sends_sizes_far_and_system_calls_fail_as_it_says() {
     let name = "user_mode_far_sends_sizes_far_and_system_calls_fail_as_it_says";
     if case(name).is_some() {
         let Some(heap) = heap("limit:16MiB,capacity:256MiB,user_mode:far") else { return };
-        assert_large_are_far(&heap, true);
+        assert_far_from(&heap, BY_SIZE);
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("file");
         let written = vec![5_u8; MIB];

@@ -151,6 +151,8 @@ typedef struct farheap_config {
     /* the size in bytes from which the global allocator places allocations in far memory; size or
      * off; default 64KiB */
     uint64_t threshold;
+    /* which allocations the global allocator places in far memory; by_size, all; default by_size */
+    const char *place;
     /* the number of handler threads; auto or 1 to 64; default auto */
     uint64_t handlers;
     /* how much address space is reserved for far memory, in bytes; size; default 1TiB */
@@ -186,7 +188,7 @@ typedef struct farheap_config {
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, 0, \
-      0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, \
+      0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, \
       FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */

@@ -4,7 +4,7 @@ use super::options::{Options, invalid};
 use super::text;
 use super::value::{
     CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, HANDLERS_MAX, Io, LIMIT_MIN, LIMIT_PAGES_MIN,
-    Limit, POLL_MAX, SPAN_MAX, UserMode,
+    Limit, POLL_MAX, Place, SPAN_MAX, UserMode,
 };
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;

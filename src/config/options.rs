@@ -5,7 +5,7 @@
 //! the table in README, and the structure `farheap_config` in C. A new option is a row here, and
 //! the line that uses it.
 
-use super::value::{Io, Limit, UserMode, Value, suggest};
+use super::value::{Io, Limit, Place, UserMode, Value, suggest};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::paging::region::policy::PolicyKind;
@@ -104,6 +104,16 @@ macro_rules! for_options {
         threshold: maybe(ByteCount) or "off" = Some(ByteCount::kib(64)),
             "the size in bytes from which the global allocator places allocations in far memory",
             { heap c bytes threshold, "size or `off`", "", "smaller objects are to go far, or none" };
+
+        /// Under [`Place::All`] small objects are far as well, and the threshold does not matter. What
+        /// farheap and jemalloc keep about memory stays local, as does all that was allocated before
+        /// the heap started.
+        ///
+        /// Default: [`Place::BySize`]. Set it for data of small objects, where hardly a block reaches
+        /// the threshold. Pages of 4 to 16 KiB suit small objects better than the default.
+        place: value(Place) = Place::BySize,
+            "which allocations the global allocator places in far memory",
+            { heap c text place, "", "", "the data is small objects: `all` sends everything far" };
 
         /// From 1 to 64.
         ///

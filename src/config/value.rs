@@ -48,6 +48,18 @@ pub enum Io {
     Sync,
 }
 
+/// What the global allocator places in far memory without being asked to by a type or a
+/// [`scope`](crate::scope()).
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// What is at least as large as the threshold.
+    #[default]
+    BySize,
+    /// Everything, from one byte up.
+    All,
+}
+
 /// What happens where only faults from user mode are permitted: far memory works there, except that
 /// a system call fails with `EFAULT` when it reads or writes far memory that is not resident.
 #[non_exhaustive]
@@ -110,6 +122,7 @@ names! {
     UserMode {
         "auto" UserMode::Auto, "far" UserMode::Far, "require_kernel" UserMode::RequireKernel
     }
+    Place { "by_size" Place::BySize, "all" Place::All }
     Mode { "handler" Mode::Handler, "in_thread" Mode::InThread }
     Wipe { "off" Wipe::Off, "discard" Wipe::Discard, "zero" Wipe::Zero }
 }

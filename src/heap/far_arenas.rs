@@ -442,7 +442,7 @@ impl FarArenas {
     /// # Errors
     /// [`Error::InUse`] when allocations exist, or a thread does not leave for five seconds; the
     /// tier then goes on as before. [`Error::Jemalloc`] when jemalloc keeps an arena.
-    pub(super) fn close(&self) -> Result<()> {
+    pub(crate) fn close(&self) -> Result<()> {
         let mut control = None;
         let _ = wait(|| {
             control = self.take_control();

@@ -8,7 +8,7 @@
 //! 1. The handles [`Far`](crate::Far) and [`Local`](crate::Local): what they say.
 //! 2. A pinned thread: local.
 //! 3. The innermost [`scope`](crate::scope()): what it says.
-//! 4. The tier's size threshold, which is off where system calls cannot be given far memory
+//! 4. The tier's size threshold, which is zero where everything is to be far, and off where system calls cannot be given far memory
 //!    (`runtime::threshold`).
 //!
 //! `realloc` stays in its tier, with one exception: a local allocation moves when it grows and

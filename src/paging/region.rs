@@ -47,7 +47,9 @@ use crate::paging::tables::charge;
 use crate::store::{OnlyUser, Store, Wipe};
 use crate::sys::probe::{Limits, Memory};
 use crate::sys::signals::SignalsBlocked;
+use crate::sys::thread;
 use std::ptr::NonNull;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
@@ -176,6 +178,8 @@ impl Region {
         if manager.is_none() {
             Memory::warn_of(config.limit);
         }
+        // Asked of a thread that ends. Later its start might wait for the handlers that it is for.
+        thread::may_give_way();
         let user = OnlyUser::of(&store)?;
         let account = manager.map(|manager| join(manager, &config)).transpose()?;
         let store = match config.encrypt {
@@ -214,26 +218,42 @@ impl Region {
         if config.mode == Mode::InThread {
             crate::paging::fault::sigbus::list(&region.pager)?;
         }
-        region.spawn("farheap-evict", evict)?;
+        let (begun, all_begun) = std::sync::mpsc::channel();
+        region.spawn("farheap-evict", evict, begun.clone())?;
         let watch = Work { state: Supervisor::new(region.pager.clone()), run: Supervisor::run };
-        region.spawn("farheap-watch", watch)?;
+        region.spawn("farheap-watch", watch, begun.clone())?;
         for handler in handlers? {
             let serve = Work { state: handler, run: Handler::run };
-            region.spawn("farheap-handle", serve)?;
+            region.spawn("farheap-handle", serve, begun.clone())?;
+        }
+        // What std allocates when a thread starts is not kept local yet. Far, where a heap over this
+        // region has everything far, these threads would wait for themselves.
+        drop(begun);
+        for _ in &region.threads {
+            all_begun.recv().expect("a thread says that it has begun before it ends");
         }
         Ok(region)
     }
 
     /// Starts a handler thread. A panic of its own code is a broken invariant: the process ends
     /// loudly, because pages that the thread was changing would hang the threads that touch them. (A
-    /// panic of the store's code is survived, see `Pager::guarded`.)
-    fn spawn<T: Send + 'static>(&mut self, name: &str, mut work: Work<T>) -> Result<()> {
+    /// panic of the store's code is survived, see `Pager::guarded`.) It says when it has begun, and
+    /// allocates locally from then on.
+    fn spawn<T: Send + 'static>(
+        &mut self,
+        name: &str,
+        mut work: Work<T>,
+        begun: Sender<()>,
+    ) -> Result<()> {
         let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
                 let _ours = keep_local();
                 SignalsBlocked::for_good();
+                // Refused where the start of another thread failed: then this one is ended soon.
+                let _ = begun.send(());
+                drop(begun);
                 let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
                 if std::panic::catch_unwind(run).is_err() {
                     let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };

@@ -9,6 +9,7 @@
 //! 1. It touches no far memory, and nobody who serves a fault waits for it.
 
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::heap::{self, FarArenas};
@@ -75,20 +76,31 @@ pub(super) struct Maintenance {
 }
 
 impl Maintenance {
+    /// Starts the thread; it has begun, and allocates locally, when this returns.
     pub(super) fn start(
         arenas: &'static FarArenas,
         region: &Arc<Region>,
         local: Option<Arc<LocalMemory>>,
     ) -> Result<Maintenance> {
+        // Where the tier serves already, the thread's handle, which the evictor unparks it by, would
+        // be far in a far scope, or where everything is.
+        let _ours = keep_local();
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, cared) = (Arc::clone(&stop), Arc::clone(region));
-        let run = move || run(arenas, &cared, local.as_deref(), &stopped);
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let run = move || {
+            heap::pin_thread_local();
+            begun.send(()).expect("the starting thread waits");
+            drop(begun);
+            run(arenas, &cared, local.as_deref(), &stopped);
+        };
         let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new().name("farheap-maintain".to_owned()).spawn(run);
         let thread = thread.map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
             Error::Os { call: "starting the maintenance thread", errno }
         })?;
+        has_begun.recv().expect("the thread says that it has begun before it ends");
         region.set_maintainer(Some(thread.thread().clone()));
         Ok(Maintenance { region: Arc::clone(region), stop, thread: Some(thread) })
     }
@@ -112,7 +124,6 @@ impl Drop for Maintenance {
 
 fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &AtomicBool) {
     SignalsBlocked::for_good();
-    heap::pin_thread_local();
     let count = || {
         if let Some(local) = local {
             local.count(arenas);
