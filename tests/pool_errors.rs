@@ -6,7 +6,7 @@ use common::hooked::Hooked;
 use common::{PATIENCE, eventually, place};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
-use farheap::store::{BlockStore, FaultControl, FaultyStore, MemStore, Op};
+use farheap::store::{BlockStore, FaultControl, FaultyStore, MemStore, Op, Store};
 use farheap::{ByteCount, Error, PageCount, PageId};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -407,6 +407,32 @@ fn a_new_table_takes_the_place_of_nothing_that_anybody_would_miss() {
     BlockStore::scratch(&path, None, false).expect_err("a table");
     drop(BlockStore::scratch(&path, None, true).expect("allowed"));
     drop(create(PoolConfig::new()).expect("free"));
+}
+
+/// Each of two pools would overwrite the other's pages.
+#[test]
+fn a_table_has_one_pool_at_a_time() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("table");
+    let (manager, capacity) = (manager(ByteCount::mib(8)), ByteCount::mib(8));
+    let refused = |second: farheap::Result<Arc<BufferPool>>| match second {
+        Err(Error::Device { reason, .. }) => assert!(reason.contains("another"), "{reason}"),
+        other => panic!("a second pool on one table: {other:?}"),
+    };
+    let store: Arc<dyn Store> = Arc::new(MemStore::new(capacity).expect("store"));
+    let pool = PoolConfig::new().create_on(Arc::clone(&store), &manager).expect("pool");
+    let ids = fill(&pool, 100);
+    refused(PoolConfig::new().create_on(Arc::clone(&store), &manager));
+    pool.evict_all().expect("the store takes all");
+    refused(PoolConfig::new().open_on(Arc::clone(&store), &manager));
+    ids.iter().for_each(|id| assert_holds(&pool, *id));
+    drop(pool);
+    let pool = PoolConfig::new().open_on(store, &manager).expect("the store is free");
+    ids.iter().for_each(|id| assert_holds(&pool, *id));
+
+    let _named = PoolConfig::new().create(&path, capacity, &manager).expect("pool");
+    refused(PoolConfig::new().overwrite(true).create(&path, capacity, &manager));
+    refused(PoolConfig::new().open(&path, &manager));
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod common;
 use common::child::{case, run};
 use common::{eventually, mem_store, watchdog};
 use farheap::manager::{MemoryManager, Mode};
+use farheap::pool::PoolConfig;
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;
 use farheap::{ByteCount, Error};
@@ -33,9 +34,9 @@ fn region(config: RegionConfig, store: ByteCount) -> Option<Region> {
     }
 }
 
-/// Two regions would write the same slots.
+/// Each of two regions or pools would overwrite the other's pages.
 #[test]
-fn a_store_has_one_region_at_a_time() {
+fn a_store_has_one_user_at_a_time() {
     let store = mem_store(ByteCount::mib(16));
     let config = || small_pages().span(ByteCount::gib(1));
     let first = match Region::create(config(), store.clone()) {
@@ -53,6 +54,11 @@ fn a_store_has_one_region_at_a_time() {
             Err(error) => panic!("{error}"),
             Ok(_) => panic!("a second region on one store"),
         }
+    }
+    let manager = MemoryManager::start(ByteCount::mib(8), Mode::Cooperative).expect("a manager");
+    match PoolConfig::new().create_on(store.clone(), &manager) {
+        Err(Error::Device { reason, .. }) => assert!(reason.contains("another region or pool")),
+        other => panic!("a pool on the store of a region: {other:?}"),
     }
     let _other = Region::create(config(), mem_store(ByteCount::mib(16))).expect("another store");
     drop(first);

@@ -180,15 +180,15 @@ impl Region {
         }
         // Asked of a thread that ends. Later its start might wait for the handlers that it is for.
         thread::may_give_way();
-        let user = OnlyUser::of(&store)?;
         let account = manager.map(|manager| join(manager, &config)).transpose()?;
         let store = match config.encrypt {
             true => encrypted(store, config.page)?,
             false => store,
         };
+        let store = OnlyUser::of(store)?;
         let ranges = RangeAllocator::new(config.span.as_usize(), config.page.as_usize())?;
-        let pager = Pager::new(&config, store, account, user)
-            .map_err(|error| name_span(error, config.span))?;
+        let pager =
+            Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
         reclaim::set_limit(&pager, config.limit);
         charge::start_tables(&pager);
         pager.pool().keep_copy_charge()?;
@@ -547,7 +547,7 @@ impl Drop for Region {
         }
         let used = ByteCount(self.pager.slots().map().touched().0 * self.pager.page_bytes() as u64);
         // SAFETY: the region is at its end, and nobody else keeps pages on its store.
-        let wiped = unsafe { crate::store::wipe(&**self.pager.slots().store(), self.wipe, used) };
+        let wiped = unsafe { crate::store::wipe(self.pager.slots().store(), self.wipe, used) };
         if let Err(error) = wiped {
             crate::paging::diagnostics::warn("the store could not be wiped", &error);
         }

@@ -18,7 +18,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::{ByteCount, PageCount};
 use crate::limit::manager::{Account, Donation, Effort, MemoryManager, Reclaim};
-use crate::store::{BlockStore, Store};
+use crate::store::{BlockStore, OnlyUser, Store};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -60,6 +60,7 @@ impl BufferPool {
         create: bool,
     ) -> Result<Arc<BufferPool>> {
         config.check()?;
+        let store = OnlyUser::of(store)?;
         let (capacity, policy) = (store.capacity(), config.replacement);
         let frames = Frames::new(config.page, capacity, config.deadline, policy, manager)?;
         let file = Arc::new(TableFile::new(store, path, config.checksum));
@@ -255,7 +256,7 @@ impl PoolConfig {
     /// Creates a table on a store; what that holds is lost.
     ///
     /// # Errors
-    /// As for [`PoolConfig::create`].
+    /// As for [`PoolConfig::create`]; [`Error::Device`] while another pool or region uses the store.
     pub fn create_on(
         self,
         store: Arc<dyn Store>,
@@ -268,7 +269,7 @@ impl PoolConfig {
     /// Opens the table on a store.
     ///
     /// # Errors
-    /// As for [`PoolConfig::open`].
+    /// As for [`PoolConfig::open`]; [`Error::Device`] while another pool or region uses the store.
     pub fn open_on(
         self,
         store: Arc<dyn Store>,

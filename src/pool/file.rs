@@ -10,11 +10,10 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
-use crate::store::{Op, Queue, Request, Segment, Store};
+use crate::store::{OnlyUser, Op, Queue, Request, Segment};
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Requests in flight of one group.
@@ -32,7 +31,7 @@ const QUEUE: ByteCount = ByteCount::kib(96);
 
 /// One store with pages. Page `n` lies `n` page sizes from its beginning.
 pub(super) struct TableFile {
-    store: Arc<dyn Store>,
+    store: OnlyUser,
     path: PathBuf,
     /// Whether pages carry checksums.
     checksum: bool,
@@ -42,7 +41,7 @@ pub(super) struct TableFile {
 }
 
 impl TableFile {
-    pub(super) fn new(store: Arc<dyn Store>, path: PathBuf, checksum: bool) -> TableFile {
+    pub(super) fn new(store: OnlyUser, path: PathBuf, checksum: bool) -> TableFile {
         let idle = Ranked::new(Rank::Leaf, Vec::new());
         TableFile { store, path, checksum, idle, uncharged: AtomicU64::new(0) }
     }

@@ -42,7 +42,7 @@ const HALVINGS_MAX: u32 = 16;
 /// killed: the kernel takes its ring apart behind its back, and until then the ring keeps the file
 /// open. Of 40 starts right after `kill -9` of a process that was writing 33 met `EBUSY`, for up to
 /// 65 ms.
-const RELEASE_WAIT_MAX: Duration = Duration::from_secs(2);
+pub(super) const RELEASE_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Pauses between two attempts; each is twice as long as the one before.
 const RELEASE_PAUSE_MIN: Duration = Duration::from_millis(1);

@@ -19,8 +19,8 @@
 
 use super::cipher::{Cipher, Seal};
 use super::{
-    Completion, DEPTH_MAX, IO_ALIGN, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, Segment,
-    Store, check_range,
+    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX,
+    Segment, Store, check_range,
 };
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
@@ -57,7 +57,7 @@ const TOKEN_WRITE: u64 = 1 << 32;
 /// ```
 #[derive(Debug)]
 pub struct EncryptedStore {
-    inner: Arc<dyn Store>,
+    inner: OnlyUser,
     vault: Arc<Vault>,
 }
 
@@ -76,12 +76,14 @@ impl EncryptedStore {
     ///
     /// # Errors
     /// [`Error::BadRange`] when `block` is not a positive multiple of [`IO_ALIGN`], [`Error::Os`]
-    /// without random numbers or memory.
+    /// without random numbers or memory, [`Error::Device`] when a region, a pool or another encrypted
+    /// store uses `inner`.
     pub fn new(inner: Arc<dyn Store>, block: ByteCount) -> Result<EncryptedStore> {
         let block = block.as_usize();
         if block == 0 || !block.is_multiple_of(IO_ALIGN) {
             return Err(Error::BadRange { reason: "block is not a multiple of 4,096 bytes" });
         }
+        let inner = OnlyUser::of(inner)?;
         let blocks = inner.capacity().as_usize() / block;
         let vault = Vault { cipher: Cipher::new()?, block, seals: LazyArray::new(blocks)? };
         Ok(EncryptedStore { inner, vault: Arc::new(vault) })

@@ -55,7 +55,7 @@ use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::pager::table::PageTable;
 use crate::paging::readahead::Readahead;
 use crate::paging::tables::Tables;
-use crate::store::{OnlyUser, Store};
+use crate::store::OnlyUser;
 use crate::sys::signals::FaultLock;
 use crate::sys::vm::KERNEL_PAGE;
 use std::sync::Arc;
@@ -79,13 +79,11 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
-    /// `account` is the region's at a memory manager, where it has one; `user` says that nobody else
-    /// writes to the store.
+    /// `account` is the region's at a memory manager, where it has one.
     pub(crate) fn new(
         config: &RegionConfig,
-        store: Arc<dyn Store>,
+        store: OnlyUser,
         account: Option<Account>,
-        user: OnlyUser,
     ) -> Result<Pager> {
         let page_bytes = config.page.as_usize();
         let pages = config.span.as_usize() / page_bytes;
@@ -108,7 +106,7 @@ impl Pager {
             chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
             tables: Tables::new(config.span.as_usize(), page_bytes)?,
             policy: FaultLock::new(Rank::Policy, Residents::new(policy)),
-            slots: SlotStore::new(config, store, user)?,
+            slots: SlotStore::new(config, store)?,
             table,
             pool,
             mapper,

@@ -14,7 +14,6 @@ use crate::paging::page::word::FrameId;
 use crate::store::slots::SlotMap;
 use crate::store::{OnlyUser, Store};
 use std::ops::Range;
-use std::sync::Arc;
 use twox_hash::XxHash3_128;
 
 /// A 128-bit hash of a page's content.
@@ -23,9 +22,8 @@ pub(in crate::paging) type ContentHash = [u64; 2];
 /// A region's store, its slots, and the hashes of their contents.
 #[derive(Debug)]
 pub(in crate::paging) struct SlotStore {
-    store: Arc<dyn Store>,
-    /// As long as a thread may write to the store.
-    _user: OnlyUser,
+    /// Used by nobody else as long as a thread may write to it.
+    store: OnlyUser,
     /// What the store is, for messages.
     description: Box<str>,
     map: SlotMap,
@@ -38,15 +36,9 @@ pub(in crate::paging) struct SlotStore {
 }
 
 impl SlotStore {
-    /// `user` says that nobody else writes to the store.
-    ///
     /// # Errors
     /// When no page fits into the store, or the kernel refuses the mappings.
-    pub(super) fn new(
-        config: &RegionConfig,
-        store: Arc<dyn Store>,
-        user: OnlyUser,
-    ) -> Result<SlotStore> {
+    pub(super) fn new(config: &RegionConfig, store: OnlyUser) -> Result<SlotStore> {
         let count = slot_count(config, &*store)?;
         // Random, so that content cannot be made to collide ahead of time.
         let hash_seed = crate::sys::random_u64()?;
@@ -54,7 +46,6 @@ impl SlotStore {
         Ok(SlotStore {
             description: store.describe().into(),
             store,
-            _user: user,
             map: SlotMap::new(SlotCount(count as u64))?,
             page_shift: config.page.0.trailing_zeros(),
             hashes: LazyArray::new(count)?,
@@ -64,8 +55,8 @@ impl SlotStore {
         })
     }
 
-    pub(in crate::paging) fn store(&self) -> &Arc<dyn Store> {
-        &self.store
+    pub(in crate::paging) fn store(&self) -> &dyn Store {
+        &*self.store
     }
 
     /// What the store is, for messages.
