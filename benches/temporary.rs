@@ -345,7 +345,7 @@ fn warm(
 }
 
 fn dirty(pool: &BufferPool, pages: u64, percent: u64) -> Result<(), Failure> {
-    for page in 1..=pages {
+    for page in 2..pages + 2 {
         // Brought in again, and made dirty in part.
         if page % 10 < percent / 10 {
             pool.fix_exclusive(PageId(page))?[8] += 1;

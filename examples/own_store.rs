@@ -65,6 +65,10 @@ unsafe impl<S: Store> Store for Counting<S> {
         unsafe { self.inner.read_now(offset, into, len) }
     }
 
+    fn sync(&self) -> Result<(), Error> {
+        self.inner.sync()
+    }
+
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<(), Error> {
         // SAFETY: passed on, as the caller promises.
         unsafe { self.inner.discard(offset, len) }

@@ -164,7 +164,7 @@ fn resident_memory_never_exceeds_a_limit_that_moves_while_everything_runs() {
                 let pages = fill(&pool, 32_000);
                 let mut dice = Dice::new(seed);
                 while running() {
-                    let id = PageId(1 + dice.below(pages));
+                    let id = PageId(2 + dice.below(pages));
                     let word = match dice.below(4) {
                         0 => pool.fix_exclusive(id).map(|mut page| {
                             page[8] ^= 1;
@@ -231,7 +231,7 @@ fn most_resident(limit: u64, before: u64, work: impl FnOnce()) -> u64 {
 fn fix_at_random(pool: &BufferPool, pages: u64, seed: u64, fixes: u64) {
     let mut dice = Dice::new(seed);
     for _ in 0..fixes {
-        let id = PageId(1 + dice.below(pages - 32));
+        let id = PageId(2 + dice.below(pages - 32));
         match dice.below(8) {
             0 => {
                 let group: Vec<PageId> = (0..32).map(|n| PageId(id.0 + n)).collect();

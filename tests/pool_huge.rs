@@ -31,7 +31,7 @@ fn pool(config: PoolConfig) -> Arc<BufferPool> {
 }
 
 fn assert_whole(pool: &BufferPool) {
-    for page in 1..=PAGES {
+    for page in 2..PAGES + 2 {
         assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), page), "{page}");
     }
 }
@@ -72,7 +72,7 @@ fn huge_between(start: usize, end: usize) -> u64 {
 #[test]
 fn a_pool_at_rest_moves_to_huge_frames_and_pages_leave_them_singly() {
     let pool = pool(PoolConfig::new());
-    let base = pool.fix_shared(PageId(1)).expect("page").as_ptr().addr() - 4096;
+    let base = pool.fix_shared(PageId(2)).expect("page").as_ptr().addr() - 2 * 4096;
     let end = base + (PAGES as usize + 1) * 4096;
     if !becomes_huge(&pool, ALL_HUGE) {
         return;
@@ -121,7 +121,7 @@ fn temporary_memory_takes_huge_frames_over() {
 #[test]
 fn without_huge_frames_there_are_none() {
     let pool = pool(PoolConfig::new().huge_frames(false));
-    let base = pool.fix_shared(PageId(1)).expect("page").as_ptr().addr() - 4096;
+    let base = pool.fix_shared(PageId(2)).expect("page").as_ptr().addr() - 2 * 4096;
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(pool.stats().huge, ByteCount::ZERO);
     assert_eq!(huge_between(base, base + (PAGES as usize) * 4096), 0);
@@ -130,7 +130,7 @@ fn without_huge_frames_there_are_none() {
 #[test]
 fn readers_writers_and_eviction_keep_pages_whole_while_frames_come_and_go() {
     let pool = pool(PoolConfig::new());
-    let versions: Vec<AtomicU64> = (0..=PAGES).map(AtomicU64::new).collect();
+    let versions: Vec<AtomicU64> = (0..PAGES + 2).map(AtomicU64::new).collect();
     let stop = AtomicBool::new(false);
     let seed = 0x5EED_u64;
     println!("seed {seed:#x}");
@@ -143,7 +143,7 @@ fn readers_writers_and_eviction_keep_pages_whole_while_frames_come_and_go() {
                     state ^= state << 13;
                     state ^= state >> 7;
                     state ^= state << 17;
-                    let page = 1 + state % PAGES;
+                    let page = 2 + state % PAGES;
                     visit(pool, PageId(page), &versions[page as usize], state >> 40);
                 }
             });
@@ -157,7 +157,7 @@ fn readers_writers_and_eviction_keep_pages_whole_while_frames_come_and_go() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    for page in 1..=PAGES {
+    for page in 2..PAGES + 2 {
         let expected = versions[page as usize].load(Ordering::Relaxed);
         assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), expected), "{page}");
     }

@@ -240,7 +240,7 @@ fn opened(options: &Options, path: &std::path::Path) -> Result<Arc<BufferPool>, 
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
     let pool = PoolConfig::new().open(path, &manager)?;
     // Full from the start: every read evicts.
-    let warm: Vec<PageId> = (1..=options.pool_mib * 256).map(PageId).collect();
+    let warm: Vec<PageId> = (2..=options.pool_mib * 256).map(PageId).collect();
     for group in warm.chunks(64) {
         drop(pool.fix_many(group)?);
     }
@@ -259,7 +259,7 @@ fn pool_reads(
     let began = Instant::now();
     rate(options, threads, |random, stop| {
         while !stop.load(Ordering::Relaxed) {
-            let page = PageId(1 + random.below(pages));
+            let page = PageId(2 + random.below(pages));
             let guard = pool.fix_shared(page).expect("page");
             assert_eq!(guard[..8], page.0.to_le_bytes());
         }
@@ -278,7 +278,7 @@ fn pool_groups(options: &Options, path: &std::path::Path, pages: u64) -> Result<
             // One of every 32nd part, so that none comes twice.
             let part = pages / 32;
             let group: Vec<PageId> =
-                (0..32).map(|i| PageId(1 + i * part + random.below(part))).collect();
+                (0..32).map(|i| PageId(2 + i * part + random.below(part))).collect();
             for guard in pool.fix_many(&group).expect("group") {
                 assert_eq!(guard[..8], guard.id().0.to_le_bytes());
             }
@@ -337,11 +337,11 @@ fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
         let mut group = [PageId(0); 32];
         for _ in 0..options.pool_mib * 256 / 16 {
             let part = pages / 32;
-            (0..32).for_each(|i| group[i as usize] = PageId(1 + i * part + random.below(part)));
+            (0..32).for_each(|i| group[i as usize] = PageId(2 + i * part + random.below(part)));
             drop(pool.fix_many(&group)?);
         }
     }
-    for page in (1..=pages).filter(|page| page % 10 < warm.dirty_pct / 10) {
+    for page in (2..pages + 2).filter(|page| page % 10 < warm.dirty_pct / 10) {
         pool.fix_exclusive(PageId(page))?[8] += 1;
     }
     if warm.cleaner {
@@ -458,7 +458,7 @@ pub(crate) fn writes_of_reads(options: &Options) -> Result<Vec<Row>, Failure> {
     let before = pool.stats();
     rate(options, 2, |random, stop| {
         while !stop.load(Ordering::Relaxed) {
-            let page = PageId(1 + random.below(pages));
+            let page = PageId(2 + random.below(pages));
             assert_eq!(pool.fix_shared(page).expect("page")[..8], page.0.to_le_bytes());
         }
         0

@@ -27,7 +27,7 @@ enum Walk {
 fn ns(options: &Options, threads: u64, walk: Walk, call: impl Fn(PageId) -> u64 + Sync) -> f64 {
     let pages = if walk == Walk::Hot { 1 } else { options.hit_pages };
     let turn = |random: &mut Random| {
-        let page = PageId(1 + random.below(pages));
+        let page = PageId(2 + random.below(pages));
         let read = call(page);
         if walk == Walk::Chained {
             // The compiler must not know that this is the page's number.
@@ -88,7 +88,7 @@ fn many_ns(options: &Options, pool: &BufferPool, threads: u64) -> f64 {
         let mut calls = 0;
         let mut pages = [PageId(0); 256];
         while !stop.load(Ordering::Relaxed) {
-            pages.fill_with(|| PageId(1 + random.below(options.hit_pages)));
+            pages.fill_with(|| PageId(2 + random.below(options.hit_pages)));
             let check = |i: usize, value: Option<u64>| {
                 assert_eq!(worked(value.expect("within the page")), pages[i].0);
             };
@@ -237,7 +237,7 @@ fn rows_of(
 
 /// A plain load of what [`filled`] wrote, from where the pool keeps it.
 fn raw_load(pool: &BufferPool) -> Result<impl Fn(PageId) -> u64 + Sync + use<>, Failure> {
-    let base = pool.fix_shared(PageId(1))?.as_ptr().expose_provenance() - PAGE as usize;
+    let base = pool.fix_shared(PageId(2))?.as_ptr().expose_provenance() - 2 * PAGE as usize;
     Ok(move |page: PageId| {
         let first = std::ptr::with_exposed_provenance::<u64>(base);
         let at = first.wrapping_byte_add((page.0 * PAGE) as usize);

@@ -27,7 +27,7 @@ fn skewed(random: &mut Random, pages: u64) -> u64 {
 /// Point accesses only.
 fn points(pages: u64, len: u64) -> Trace {
     let mut random = Random(0x5EED_0001);
-    (0..len).map(|_| 1 + skewed(&mut random, pages)).collect()
+    (0..len).map(|_| 2 + skewed(&mut random, pages)).collect()
 }
 
 /// Point accesses, and a scan of a third of the table that goes on beside them.
@@ -37,9 +37,9 @@ fn points_and_scan(pages: u64, len: u64) -> Trace {
     let mut next = |turn: u64| {
         if turn.is_multiple_of(2) {
             at = (at + 1) % pages;
-            return 1 + at;
+            return 2 + at;
         }
-        1 + skewed(&mut random, pages)
+        2 + skewed(&mut random, pages)
     };
     (0..len).map(&mut next).collect()
 }
@@ -50,7 +50,7 @@ fn recent(pages: u64, len: u64) -> Trace {
     let next = |turn: u64| {
         let end = pages / 2 + turn * (pages / 2 - 1) / len;
         let window = if random.below(10) < 8 { pages / 16 } else { end };
-        1 + end - random.below(window.min(end))
+        2 + end - random.below(window.min(end))
     };
     (0..len).map(next).collect()
 }

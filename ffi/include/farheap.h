@@ -803,11 +803,14 @@ farheap_status farheap_pool_open(farheap_manager *manager, const farheap_pool_co
 /* Closes a pool. What has not been written is lost: farheap_pool_flush first. FARHEAP_E_IN_USE while
  * pages are fixed, and while handles of its trees and cursors exist. NULL does nothing. */
 farheap_status farheap_pool_free(farheap_pool *pool) FARHEAP_NOEXCEPT;
-/* Checkpoint: writes all changed pages. After a failure keep the log from where the last checkpoint
- * began. FARHEAP_E_WRITE_REFUSED when `before_write` refused pages, which the message counts: they stay
+/* Checkpoint: writes all changed pages and makes the table durable: after a power cut each page that was
+ * allocated before the call is in use, with its content at the call or a later one. After a failure keep
+ * the log from where the last checkpoint began. FARHEAP_E_DEVICE when the device cannot be synced: then no
+ * checkpoint of this pool succeeds any more, and the table is to be opened again. FARHEAP_E_WRITE_REFUSED when `before_write` refused pages, which the message counts: they stay
  * in memory, changed; all others are written. FARHEAP_E_IO when the device did: the same. */
 farheap_status farheap_pool_flush(farheap_pool *pool) FARHEAP_NOEXCEPT;
-/* Evicts all pages that nobody holds, changed ones written; fails as farheap_pool_flush. */
+/* Evicts all pages that nobody holds, changed ones written, which is no checkpoint; fails as
+ * farheap_pool_flush, but does not sync. */
 farheap_status farheap_pool_evict_all(farheap_pool *pool) FARHEAP_NOEXCEPT;
 /* Evicts about `want` bytes of unchanged pages; writes how many those were. */
 farheap_status farheap_pool_evict_clean(farheap_pool *pool, uint64_t want,

@@ -14,9 +14,9 @@ use super::page_table::TRAILER;
 use super::stats::PoolStats;
 use super::worker::Worker;
 use super::write_back::WriteBack;
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::local::keep_local;
-use crate::base::units::{ByteCount, PageCount};
+use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::limit::manager::{Account, Donation, Effort, MemoryManager, Reclaim};
 use crate::store::{BlockStore, OnlyUser, Store};
 use std::fmt;
@@ -77,9 +77,9 @@ impl BufferPool {
         let frames = &pool.frames;
         frames.account.charge_fixed()?;
         if create {
-            pool.header.write(frames)?
+            pool.header.create(frames)?;
         } else {
-            pool.header.read(frames)?
+            pool.header.read(frames)?;
         }
         let weak = Arc::downgrade(&pool);
         frames.account.account().set_reclaimer(Weak::<BufferPool>::clone(&weak));
@@ -119,7 +119,7 @@ impl BufferPool {
         self.frames.table.page_size()
     }
 
-    /// Pages of the table, used and free, page 0 (the header) included.
+    /// Pages of the table, used and free, pages 0 and 1 (copies of the header) included.
     #[must_use]
     pub fn pages(&self) -> PageCount {
         PageCount(self.frames.table.end())
@@ -181,38 +181,70 @@ impl BufferPool {
         self.evict(want, Dirty::Skip)
     }
 
-    /// Evicts all pages without a holder; dirty ones are written.
+    /// Evicts all pages without a holder; dirty ones are written, which is no [`flush`](Self::flush).
     ///
     /// # Errors
-    /// As for [`flush`](Self::flush); with [`Error::WriteRefused`] all other pages are evicted.
+    /// [`Error::Io`] and [`Error::LatchTimeout`] as for `flush`; with [`Error::WriteRefused`] all other
+    /// pages are evicted.
     pub fn evict_all(&self) -> Result<()> {
-        let flushed = self.flush();
-        if matches!(flushed, Ok(()) | Err(Error::WriteRefused { .. })) {
-            self.evict(self.frames.resident.bytes(), Dirty::Write);
-        }
-        flushed
+        let refusal = self.write_back.write_all(&self.frames)?;
+        self.evict(self.frames.resident.bytes(), Dirty::Write);
+        refusal.map_or(Ok(()), Err)
     }
 
-    /// Checkpoint: writes all dirty pages and the header. Pages that are changed meanwhile may
-    /// or may not be written in their newest state; pages held exclusively are waited for, with
-    /// no other page held.
+    /// Checkpoint: makes the table as it is now durable. All dirty pages are written and the device
+    /// synced, then the header is written and the device synced again.
     ///
-    /// After an error the log must be kept from where the last checkpoint began.
+    /// When this returns `Ok`, all pages that were allocated before the call are in use after a power
+    /// cut, and each has the content that it had at the call, or a later one. Pages that are changed
+    /// meanwhile may or may not be written in their newest state; pages held exclusively are waited
+    /// for, with no other page held. So a log is not needed any more up to the record that was its
+    /// last when the call began, if each change is logged while its page is held.
+    ///
+    /// What a power cut can leave of pages that were changed, freed or allocated after the last
+    /// flush: their content of that flush or any later one that was evicted; nothing whole, which is
+    /// [`Error::CorruptPage`]; and of pages allocated since, [`Error::NoSuchPage`]. Never the bytes
+    /// of another page or of an older table. Without
+    /// [`checksum`](super::PoolConfig::checksum) a page that is not whole cannot be told.
     ///
     /// # Errors
+    /// After an error the last flush that succeeded counts, and the log must be kept from there.
     /// [`Error::Io`] when pages could not be written (they stay dirty in memory),
     /// [`Error::WriteRefused`] when [`before_write`](super::PoolConfig::before_write) refused pages
-    /// (the same; all others and the header are written),
+    /// (the same; all others and the header are durable, and a refused page that was never written is
+    /// a [`Error::CorruptPage`] after a crash),
     /// [`Error::LatchTimeout`] when a page is held exclusively for too long, or another flush takes
-    /// too long to write the header, which is page 0.
+    /// too long to write the header,
+    /// [`Error::Device`] when the device could not be synced. What was written since the last flush
+    /// is in doubt then, and no later sync tells: this pool's flushes fail from then on.
     pub fn flush(&self) -> Result<()> {
-        let result = self.write_back.write_all(&self.frames)?;
-        if result.failed > 0 {
-            let len = result.failed * self.page_size().0;
-            return Err(Error::Io { op: "write", offset: 0, len, errno: crate::sys::EIO });
+        // Before the pages: what the header names is written then.
+        let snapshot = self.header.snapshot(&self.frames);
+        let refusal = self.write_back.write_all(&self.frames)?;
+        self.header.write(&self.frames, &snapshot)?;
+        refusal.map_or(Ok(()), Err)
+    }
+
+    /// Makes the present content of `pages`, or a later one, durable. The others may or may not be
+    /// written, and the header is not: a page that was allocated since the last
+    /// [`flush`](Self::flush) is not in use after a power cut.
+    ///
+    /// # Errors
+    /// As for [`flush`](Self::flush), for these pages; [`Error::NoSuchPage`].
+    pub fn flush_pages(&self, pages: &[PageId]) -> Result<()> {
+        let _ours = keep_local();
+        let table = &self.frames.table;
+        let mut sorted = pages.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let is_page =
+            |page: &PageId| table.contains(*page, 0) && !table.word(*page).load().is_unused();
+        if let Some(page) = sorted.iter().find(|page| !is_page(page)) {
+            return Err(table.no_such_page(*page));
         }
-        self.header.write(&self.frames)?;
-        result.into_refusal().map_or(Ok(()), Err)
+        let refusal = self.write_back.write_those(&self.frames, sorted.into_iter())?;
+        self.file.sync()?;
+        refusal.map_or(Ok(()), Err)
     }
 }
 

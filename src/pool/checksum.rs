@@ -1,4 +1,4 @@
-//! Checksums of pages: in the last 8 bytes of each, over all else of it and its number.
+//! Checksums of pages: in the last 8 bytes of each, over all else of it, its number and its table.
 #![expect(unsafe_code, reason = "reads and writes the trailers of held pages")]
 
 use super::page_table::PageTable;
@@ -7,38 +7,32 @@ use crate::base::units::PageId;
 /// Bytes of a checksum.
 const SUM: usize = 8;
 
-/// Whether a page that was read, and that the caller holds locked, has its checksum.
-pub(super) fn matches(table: &PageTable, page: PageId, order: u8) -> bool {
+/// Whether a page that was read, and that the caller holds locked, has its checksum in the table of
+/// this `identity`. A page of zeros has none: the header names no page that was never written.
+pub(super) fn matches(table: &PageTable, page: PageId, order: u8, identity: u64) -> bool {
     // SAFETY: within a page that the caller holds locked; aligned to 8.
     let stored = unsafe { place(table, page, order).read() };
-    stored == sum(table, page, order) || stored == 0 && is_zero(table, page, order)
+    stored == sum(table, page, order, identity)
 }
 
 /// Sets the checksum of a page that the caller is about to write.
-pub(super) fn set(table: &PageTable, page: PageId, order: u8) {
-    let sum = sum(table, page, order);
+pub(super) fn set(table: &PageTable, page: PageId, order: u8, identity: u64) {
+    let sum = sum(table, page, order, identity);
     // SAFETY: the sum belongs to the page's only writer, the caller; nobody reads it while the page
     // is resident.
     unsafe { place(table, page, order).write(sum) };
 }
 
-fn sum(table: &PageTable, page: PageId, order: u8) -> u64 {
+fn sum(table: &PageTable, page: PageId, order: u8, identity: u64) -> u64 {
     let len = table.buffer_bytes(order) - SUM;
     // SAFETY: the caller holds the page, so that its payload does not change; the sum itself,
     // which the writer changes, lies behind `len`.
     let bytes = unsafe { std::slice::from_raw_parts(table.ptr(page), len) };
-    let sum = twox_hash::XxHash3_128::oneshot_with_seed(page.0, bytes) as u64;
-    // 0 stands for a page that was never written.
+    let sum = twox_hash::XxHash3_128::oneshot_with_seed(identity ^ page.0, bytes) as u64;
+    // 0 is what a page that was never written has there.
     sum.max(1)
 }
 
 fn place(table: &PageTable, page: PageId, order: u8) -> *mut u64 {
     table.ptr(page).wrapping_add(table.buffer_bytes(order) - SUM).cast()
-}
-
-/// A page that was allocated and lost in a crash before it was ever written reads as zeros.
-fn is_zero(table: &PageTable, page: PageId, order: u8) -> bool {
-    // SAFETY: the caller holds the page locked.
-    let bytes = unsafe { std::slice::from_raw_parts(table.ptr(page), table.buffer_bytes(order)) };
-    bytes.iter().all(|byte| *byte == 0)
 }

@@ -8,7 +8,7 @@ use super::frames::BATCH_MAX;
 use super::page_table::PageTable;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
-use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
 use crate::store::{OnlyUser, Op, Queue, Request, Segment};
 use std::cell::Cell;
@@ -35,6 +35,12 @@ pub(super) struct TableFile {
     path: PathBuf,
     /// Whether pages carry checksums.
     checksum: bool,
+    /// Random, in the header and in the checksum of every page: a page of an older table on the same
+    /// device is not taken for one of this. Set before the first page is read or written.
+    identity: AtomicU64,
+    /// A sync failed. What it covers is not known to be on the device, and a later sync that succeeds
+    /// would not say so: the kernel tells of a write that it lost once.
+    is_sync_lost: AtomicBool,
     idle: Ranked<Vec<Box<dyn Queue>>>,
     /// Queues that the limit had no room for when they were opened.
     uncharged: AtomicU64,
@@ -43,7 +49,41 @@ pub(super) struct TableFile {
 impl TableFile {
     pub(super) fn new(store: OnlyUser, path: PathBuf, checksum: bool) -> TableFile {
         let idle = Ranked::new(Rank::Leaf, Vec::new());
-        TableFile { store, path, checksum, idle, uncharged: AtomicU64::new(0) }
+        TableFile {
+            store,
+            path,
+            checksum,
+            identity: AtomicU64::new(0),
+            is_sync_lost: AtomicBool::new(false),
+            idle,
+            uncharged: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn identity(&self) -> u64 {
+        self.identity.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_identity(&self, identity: u64) {
+        self.identity.store(identity, Ordering::Relaxed);
+    }
+
+    /// Waits until the device keeps what was written so far.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when it does not say so, and from then on.
+    pub(super) fn sync(&self) -> Result<()> {
+        const REMEDY: &str = "what was written since the last flush may not outlive a power cut, and \
+            this pool flushes no more: open the table again, and repeat the changes from a log";
+        if self.is_sync_lost.load(Ordering::Relaxed) {
+            return Err(self.refused(format!("could not be synced before; {REMEDY}")));
+        }
+        let panicked = Error::Os { call: "sync (it panicked)", errno: crate::sys::EIO };
+        let synced = survived(|| self.store.sync()).unwrap_or(Err(panicked));
+        synced.map_err(|error| {
+            self.is_sync_lost.store(true, Ordering::Relaxed);
+            self.refused(format!("cannot be synced: {error}; {REMEDY}"))
+        })
     }
 
     pub(super) fn has_checksums(&self) -> bool {
@@ -162,8 +202,15 @@ impl TableFile {
     /// # Errors
     /// [`Error::CorruptPage`].
     pub(super) fn check(&self, table: &PageTable, page: PageId, order: u8) -> Result<()> {
-        let is_whole = !self.checksum || checksum::matches(table, page, order);
+        let is_whole = !self.checksum || checksum::matches(table, page, order, self.identity());
         if is_whole { Ok(()) } else { Err(Error::CorruptPage { page }) }
+    }
+
+    /// Sets the checksum of a page that the caller is about to write, if pages have one.
+    pub(super) fn seal(&self, table: &PageTable, page: PageId, order: u8) {
+        if self.checksum {
+            checksum::set(table, page, order, self.identity());
+        }
     }
 }
 

@@ -17,7 +17,7 @@
 //! | `page_table`, `chunk`, `resident` (with `replacement`), `account`, `free_list` | the parts: words and memory, notes of 512 pages, what is in memory, the share of the limit, free numbers |
 //! | `frames` | the parts together: memory is charged, split, dropped |
 //! | `file`, `checksum` | the store and its queues |
-//! | `multi_page`, `allocate`, `header`, `load`, `write_back` | what happens to pages |
+//! | `multi_page`, `allocate`, `free_chain`, `header`, `load`, `write_back` | what happens to pages |
 //! | `coalescing`, `evict`, `donate`, `huge`, `cleaner`, `worker` | what makes room, on demand and ahead |
 //! | `guard`, `config`, `buffer_pool`, `fix`, `batch`, `btree` | what a user of the pool sees |
 //!
@@ -45,6 +45,7 @@ mod file;
 mod fix;
 mod fixed_vec;
 mod frames;
+mod free_chain;
 mod free_list;
 mod guard;
 mod header;

@@ -23,6 +23,9 @@ use std::ops::Range;
 /// Bytes at the end of each page (or of each buffer of several pages) that belong to the pool.
 pub const TRAILER: usize = 16;
 
+/// The first page that is not a copy of the header.
+pub(super) const FIRST: PageId = PageId(2);
+
 /// Words and memory of all pages that the table file has room for.
 pub(super) struct PageTable {
     page_shift: u32,
@@ -58,7 +61,7 @@ impl PageTable {
             words,
             mapping,
             discarder: Discarder::new(),
-            end: CachePadded::new(AtomicU64::new(1)),
+            end: CachePadded::new(AtomicU64::new(FIRST.0)),
         })
     }
 
@@ -82,9 +85,9 @@ impl PageTable {
         (self.end() as usize).div_ceil(64)
     }
 
-    /// Whether all pages of a buffer are pages of the table. Page 0 is the header.
+    /// Whether all pages of a buffer are pages of the table, and none of the header.
     pub(super) fn contains(&self, page: PageId, order: u8) -> bool {
-        page.0 > 0 && page.0.checked_add(1 << order).is_some_and(|after| after <= self.end())
+        page >= FIRST && page.0.checked_add(1 << order).is_some_and(|after| after <= self.end())
     }
 
     #[inline]

@@ -1,7 +1,6 @@
 //! Write-back: dirty pages are written to the table file, neighbours in one request.
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
-use super::checksum;
 use super::file::{TableFile, survived};
 use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
@@ -134,20 +133,33 @@ impl WriteBack {
             let panicked = Error::Os { call: "before_write (it panicked)", errno: crate::sys::EIO };
             survived(|| hook(page, lsn)).unwrap_or(Err(panicked))?;
         }
-        if self.file.has_checksums() {
-            checksum::set(table, page, order);
-        }
+        self.file.seal(table, page, order);
         Ok(())
     }
 
     /// Writes all dirty pages, as [`BufferPool::flush`](super::BufferPool::flush) says.
     ///
     /// # Errors
-    /// [`Error::LatchTimeout`] when a page is held exclusively for too long.
-    pub(super) fn write_all(&self, frames: &Frames) -> Result<WriteResult> {
+    /// As for [`write_those`](Self::write_those).
+    pub(super) fn write_all(&self, frames: &Frames) -> Result<Option<Error>> {
+        let steps = 0..frames.table.steps();
+        self.write_those(frames, steps.flat_map(|step| frames.resident.pages(step)))
+    }
+
+    /// Writes those of `pages`, in address order, that are dirty. Returns the error of pages that the
+    /// log refused, if there were any.
+    ///
+    /// # Errors
+    /// [`Error::LatchTimeout`] when a page is held exclusively for too long; [`Error::Io`] when the
+    /// device did not take all.
+    pub(super) fn write_those(
+        &self,
+        frames: &Frames,
+        pages: impl Iterator<Item = PageId>,
+    ) -> Result<Option<Error>> {
         let mut result = WriteResult::default();
         let mut batch: FixedVec<PageId, BATCH_MAX> = FixedVec::new(PageId(0));
-        for page in (0..frames.table.steps()).flat_map(|step| frames.resident.pages(step)) {
+        for page in pages {
             let is_held = match try_hold(frames, page) {
                 Some(is_held) => is_held,
                 None => {
@@ -166,7 +178,11 @@ impl WriteBack {
             }
         }
         result.add(self.write(frames, &batch));
-        Ok(result)
+        if result.failed > 0 {
+            let len = result.failed * frames.table.page_size().0;
+            return Err(Error::Io { op: "write", offset: 0, len, errno: crate::sys::EIO });
+        }
+        Ok(result.into_refusal())
     }
 }
 

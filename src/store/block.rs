@@ -345,6 +345,10 @@ unsafe impl Store for BlockStore {
             .map_err(|errno| Op::Read.failed(offset, len as u64, errno))
     }
 
+    fn sync(&self) -> Result<()> {
+        self.device.sync().map_err(|errno| Error::Os { call: "fdatasync", errno: errno.0 })
+    }
+
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         check_range(offset, len, self.device.capacity());
         self.device.discard(offset, len).map_err(|errno| Error::Io {

@@ -50,6 +50,8 @@ pub(super) struct Device {
     room: AtomicU64,
     room_asked: AtomicU64,
     opened: Instant,
+    /// The file's name is known to be on the device.
+    is_name_durable: AtomicBool,
 }
 
 impl Device {
@@ -75,6 +77,7 @@ impl Device {
             room: AtomicU64::new(0),
             room_asked: AtomicU64::new(0),
             opened: Instant::now(),
+            is_name_durable: AtomicBool::new(kind != FileKind::Regular || named == Named::No),
         }
     }
 
@@ -149,6 +152,17 @@ impl Device {
             self.room_asked.store(now, Ordering::Relaxed);
         }
         ByteCount(self.room.load(Ordering::Relaxed)).min(self.capacity)
+    }
+
+    /// Waits until the device has what was written, and the name of the file. The name is made
+    /// durable once, also of a file that exists: the process that made it may have been killed before.
+    pub(super) fn sync(&self) -> std::result::Result<(), Errno> {
+        file::sync_data(self.as_fd())?;
+        if !self.is_name_durable.load(Ordering::Relaxed) {
+            file::sync_name(self.as_fd(), &self.path)?;
+            self.is_name_durable.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Where byte `offset` of the store is in the file.

@@ -193,6 +193,10 @@ unsafe impl Store for EncryptedStore {
         self.vault.open(offset, bytes)
     }
 
+    fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.vault.check(offset, len);
         self.forget(offset, len);

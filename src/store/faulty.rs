@@ -56,6 +56,8 @@ pub struct FaultControl {
 struct Plan {
     reads: Failures,
     writes: Failures,
+    sync_left: AtomicU64,
+    sync_errno: AtomicU32,
     short_left: AtomicU64,
     corrupt_left: AtomicU64,
     corrupt_per_million: AtomicU32,
@@ -118,6 +120,13 @@ impl FaultControl {
         failures.per_million.store(per_million, Ordering::Release);
     }
 
+    /// Fails the next `count` calls of [`Store::sync`] with `errno`; what was written stays.
+    pub fn fail_syncs(&self, count: u64, errno: i32) {
+        self.plan.sync_errno.store(errno.unsigned_abs(), Ordering::Relaxed);
+        // Pairs with the Acquire in `take_one`.
+        self.plan.sync_left.store(count, Ordering::Release);
+    }
+
     /// Cuts the next `count` reads short: half of the first buffer is filled, the result is `EIO`.
     pub fn shorten_reads(&self, count: u64) {
         self.plan.short_left.store(count, Ordering::Relaxed);
@@ -167,6 +176,7 @@ impl FaultControl {
             failures.next_left.store(0, Ordering::Relaxed);
             failures.per_million.store(0, Ordering::Relaxed);
         }
+        self.plan.sync_left.store(0, Ordering::Relaxed);
         self.shorten_reads(0);
         self.plan.corrupt_left.store(0, Ordering::Relaxed);
         self.plan.corrupt_per_million.store(0, Ordering::Relaxed);
@@ -223,6 +233,15 @@ impl Plan {
             && (take_one(&self.corrupt_left)
                 || self.hits(self.corrupt_per_million.load(Ordering::Relaxed)));
         if corrupt { Verdict::Corrupt } else { Verdict::Pass }
+    }
+
+    /// What a call of `sync` fails with.
+    fn sync_failure(&self) -> Option<Errno> {
+        let failure = self
+            .gone()
+            .or_else(|| take_one(&self.sync_left).then(|| load_errno(&self.sync_errno)))?;
+        self.injected.fetch_add(1, Ordering::Relaxed);
+        Some(failure)
     }
 
     fn gone(&self) -> Option<Errno> {
@@ -325,6 +344,13 @@ unsafe impl Store for FaultyStore {
                 unsafe { self.plan.flip_bit(Segment { ptr: into, len }) };
                 Ok(())
             }
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        match self.plan.sync_failure() {
+            Some(errno) => Err(crate::Error::Os { call: "sync", errno: errno.0 }),
+            None => self.inner.sync(),
         }
     }
 
@@ -669,6 +695,18 @@ mod tests {
         assert!(unsafe { bench.store.discard(0, PAGE as u64) }.is_err());
         bench.control.heal();
         assert_eq!(bench.run(Op::Write), Ok(()));
+    }
+
+    #[test]
+    fn the_next_syncs_fail_and_then_no_more() {
+        let bench = Bench::new();
+        bench.control.fail_syncs(1, libc::EIO);
+        assert_eq!(bench.store.sync(), Err(crate::Error::Os { call: "sync", errno: libc::EIO }));
+        assert_eq!(bench.store.sync(), Ok(()));
+        bench.control.vanish(libc::ENODEV);
+        assert!(bench.store.sync().is_err());
+        bench.control.heal();
+        assert_eq!((bench.store.sync(), bench.control.injected()), (Ok(()), 2));
     }
 
     #[test]

@@ -62,6 +62,10 @@ unsafe impl Store for MemStore {
             .map_err(|errno| Op::Read.failed(offset, len as u64, errno))
     }
 
+    fn sync(&self) -> Result<()> {
+        Ok(()) // Memory ends with the process.
+    }
+
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         check_range(offset, len, self.capacity());
         // SAFETY: who discards a range of the store gives its contents up, and nobody but the

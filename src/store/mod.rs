@@ -222,6 +222,17 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// writes the store's range during the call.
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()>;
 
+    /// Makes durable what was written so far: after a power cut it is still there. Waits until the
+    /// device says so. What it covers are the writes whose completion was reported before the call.
+    ///
+    /// Without this call a write that succeeded may be lost or be kept in part, and the later of two
+    /// writes may survive the earlier. A store whose bytes end with the process returns `Ok`.
+    ///
+    /// # Errors
+    /// When the device cannot tell. Writes since the last success may be lost then, and a later
+    /// success does not bring them back: the kernel forgets what it could not write.
+    fn sync(&self) -> Result<()>;
+
     /// Gives the device space of a range back. Afterwards its bytes are unspecified.
     /// A store that cannot do this returns `Ok`.
     ///

@@ -13,7 +13,7 @@ use nix::sys::stat::{self, Mode};
 use nix::sys::statfs::{FsType, TMPFS_MAGIC, fstatfs};
 use nix::sys::statvfs::fstatvfs;
 use nix::sys::uio::pread;
-use nix::unistd::{AccessFlags, Whence, faccessat, ftruncate, lseek64};
+use nix::unistd::{AccessFlags, Whence, faccessat, fdatasync, fsync, ftruncate, lseek64, syncfs};
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -275,6 +275,26 @@ pub(crate) fn can_discard(device: (u32, u32)) -> Option<bool> {
         let text = std::fs::read_to_string(path).ok()?;
         Some(text.trim().parse::<u64>().ok()? > 0)
     })
+}
+
+/// Waits until the device has what was written to the file, and of the file what it takes to read that
+/// back: its length and where its blocks are. See `fdatasync(2)`.
+pub(crate) fn sync_data(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    retry(|| fdatasync(fd))
+}
+
+/// Waits until the device has the directory entry of the file at `path`, which `fd` has open.
+pub(crate) fn sync_name(fd: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
+    // The entry of the file that a symbolic link leads to.
+    let path = std::fs::canonicalize(path).map_err(|error| error.raw_os_error());
+    let path = path.map_err(|errno| Errno(errno.unwrap_or(libc::EIO)))?;
+    let Some(dir) = path.parent() else { return Ok(()) };
+    match open_with(dir, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
+        Ok(dir) => retry(|| fsync(dir.as_fd())),
+        // A directory that may be entered but not listed: all of its file system then.
+        Err(Errno(libc::EACCES | libc::EPERM)) => retry(|| syncfs(fd)),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Frees the blocks of a range of a regular file or device, which reads as zero afterwards.

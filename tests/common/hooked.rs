@@ -57,6 +57,10 @@ unsafe impl Store for Hooked {
         unsafe { self.inner.read_now(offset, into, len) }
     }
 
+    fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         // SAFETY: the caller's promise, passed on.
         unsafe { self.inner.discard(offset, len) }

@@ -5,6 +5,7 @@ pub(crate) mod child;
 pub(crate) mod hooked;
 pub(crate) mod numbered;
 pub(crate) mod place;
+pub(crate) mod power;
 pub(crate) mod refuse;
 
 use farheap::region::{Region, RegionConfig};

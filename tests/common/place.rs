@@ -69,3 +69,45 @@ impl Drop for LoopDevice {
         assert_eq!(result.err(), None, "{:?} stays attached", self.0);
     }
 }
+
+/// A mounted file system; unmounted when dropped.
+#[derive(Debug)]
+pub(crate) struct FileSystem {
+    place: tempfile::TempDir,
+    _device: LoopDevice,
+}
+
+impl FileSystem {
+    /// Makes an ext4 in the file, and mounts it. `None`, with the reason printed, where that is impossible.
+    pub(crate) fn ext4(backing: &Path) -> Option<FileSystem> {
+        if let Err(why) = run(Command::new("mkfs.ext4").arg("-qF").arg(backing)) {
+            println!("skipped: no ext4 can be made: {why}");
+            return None;
+        }
+        FileSystem::mount(backing)
+    }
+
+    /// Mounts what is in the file. `None` as above.
+    pub(crate) fn mount(backing: &Path) -> Option<FileSystem> {
+        let device = LoopDevice::attach(backing, &[])?;
+        let place = tempfile::tempdir().expect("a directory");
+        match run(Command::new("mount").arg(device.path()).arg(place.path())) {
+            Ok(_) => Some(FileSystem { place, _device: device }),
+            Err(why) => {
+                println!("skipped: it cannot be mounted: {why}");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.place.path()
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        let result = run(Command::new("umount").arg(self.place.path()));
+        assert_eq!(result.err(), None, "{:?} stays mounted", self.place);
+    }
+}

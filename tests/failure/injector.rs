@@ -149,6 +149,10 @@ unsafe impl Store for Injector {
         unsafe { self.inner.read_now(offset, into, len) }
     }
 
+    fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         assert!(!take_one(&self.plan.discard_panics), "injected panic in discard");
         // SAFETY: the caller's promise, passed on.

@@ -458,7 +458,7 @@ int main(void) {
     OK(farheap_pool_free(pool));
     config.overwrite = FARHEAP_ON;
     OK(farheap_pool_create(manager, &config, path, 64 * MIB, &pool));
-    CHECK(farheap_pool_pages(pool) == 1);
+    CHECK(farheap_pool_pages(pool) == 2);
     OK(farheap_pool_free(pool));
     config.size = 3;
     FAILS(FARHEAP_E_ARGUMENT, farheap_pool_create(manager, &config, path, 64 * MIB, &pool));

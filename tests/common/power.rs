@@ -1,0 +1,249 @@
+//! A device in memory that remembers every write and every sync, and what a power cut leaves of it.
+#![expect(unsafe_code, reason = "copies between buffers of requests and the device")]
+
+use super::Dice;
+use farheap::store::{Completion, Op, Queue, Request, Store};
+use farheap::{ByteCount, Error, Result};
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// What a device writes whole or not at all.
+const SECTOR: usize = 512;
+
+/// What was asked of the device.
+#[derive(Clone)]
+pub(crate) enum Event {
+    Write { offset: usize, bytes: Vec<u8> },
+    Sync,
+}
+
+#[derive(Default)]
+struct Disk {
+    bytes: Vec<u8>,
+    events: Vec<Event>,
+    /// Calls so far: reads, writes, syncs, queues opened.
+    calls: u64,
+    fails_at: Option<u64>,
+}
+
+impl Disk {
+    /// Whether this call is the one to fail.
+    fn fails(&mut self) -> bool {
+        self.calls += 1;
+        self.fails_at == Some(self.calls - 1)
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
+        self.events.push(Event::Write { offset, bytes: bytes.to_vec() });
+    }
+}
+
+/// The device.
+#[derive(Clone)]
+pub(crate) struct PowerStore(Arc<Mutex<Disk>>);
+
+impl PowerStore {
+    pub(crate) fn new(bytes: Vec<u8>) -> PowerStore {
+        PowerStore(Arc::new(Mutex::new(Disk { bytes, ..Disk::default() })))
+    }
+
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.0.lock().expect("no panic")
+    }
+
+    /// Events so far: the moment.
+    pub(crate) fn now(&self) -> usize {
+        self.disk().events.len()
+    }
+
+    pub(crate) fn events(&self) -> Vec<Event> {
+        self.disk().events.clone()
+    }
+
+    /// Fails the call of this number, counted from the start, with `EIO`. A write is done in part then.
+    pub(crate) fn fail_at(&self, call: Option<u64>) {
+        self.disk().fails_at = call;
+    }
+
+    pub(crate) fn calls(&self) -> u64 {
+        self.disk().calls
+    }
+
+    /// Bytes now, as a process that is killed leaves them.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.disk().bytes.clone()
+    }
+}
+
+/// What the device holds for sure, event by event.
+pub(crate) struct Replay {
+    pub(crate) durable: Vec<u8>,
+    /// Events up to the last sync are in `durable`.
+    pub(crate) synced: usize,
+}
+
+impl Replay {
+    pub(crate) fn new(len: usize) -> Replay {
+        Replay { durable: vec![0; len], synced: 0 }
+    }
+
+    /// Goes on to the moment `at`: all before the last sync by then is durable.
+    pub(crate) fn go_to(&mut self, events: &[Event], at: usize) {
+        let Some(last) = (self.synced..at).rev().find(|n| matches!(events[*n], Event::Sync)) else {
+            return;
+        };
+        for event in &events[self.synced..last] {
+            if let Event::Write { offset, bytes } = event {
+                self.durable[*offset..offset + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        self.synced = last + 1;
+    }
+
+    /// What a cut at the moment `at` can leave: each write since the last sync whole, in part or not
+    /// at all.
+    pub(crate) fn cut(&self, events: &[Event], at: usize, dice: &mut Dice) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        let likely = dice.below(101);
+        for event in &events[self.synced..at] {
+            let Event::Write { offset, bytes } = event else { continue };
+            let is_torn = dice.below(4) == 0;
+            let is_kept = dice.below(100) < likely;
+            for (n, sector) in bytes.chunks(SECTOR).enumerate() {
+                if if is_torn { dice.below(2) == 0 } else { is_kept } {
+                    let start = offset + n * SECTOR;
+                    image[start..start + sector.len()].copy_from_slice(sector);
+                }
+            }
+        }
+        image
+    }
+
+    /// Whether a write since the last sync touches a range.
+    pub(crate) fn is_in_doubt(
+        &self,
+        events: &[Event],
+        at: usize,
+        start: usize,
+        len: usize,
+    ) -> bool {
+        events[self.synced..at].iter().any(|event| match event {
+            Event::Write { offset, bytes } => *offset < start + len && start < offset + bytes.len(),
+            Event::Sync => false,
+        })
+    }
+}
+
+impl fmt::Debug for PowerStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PowerStore")
+    }
+}
+
+fn failed(op: Op, offset: u64, len: u64) -> Error {
+    let op = if op == Op::Read { "read" } else { "write" };
+    Error::Io { op, offset, len, errno: libc::EIO }
+}
+
+// SAFETY: reads fill their buffers from the bytes that were written; a transfer that fails says so.
+unsafe impl Store for PowerStore {
+    fn capacity(&self) -> ByteCount {
+        ByteCount(self.disk().bytes.len() as u64)
+    }
+
+    fn occupied(&self) -> Option<ByteCount> {
+        None
+    }
+
+    fn open_queue(&self, _: u32) -> Result<Box<dyn Queue>> {
+        if self.disk().fails() {
+            return Err(Error::Os { call: "io_uring_setup", errno: libc::ENOMEM });
+        }
+        Ok(Box::new(PowerQueue { store: self.clone(), done: Vec::new() }))
+    }
+
+    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+        let mut disk = self.disk();
+        if disk.fails() {
+            return Err(failed(Op::Read, offset, len as u64));
+        }
+        let from = &disk.bytes[offset as usize..offset as usize + len];
+        // SAFETY: the caller's buffer is as long; it is none of the device's bytes.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, len) };
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        let mut disk = self.disk();
+        if disk.fails() {
+            return Err(Error::Os { call: "fdatasync", errno: libc::EIO });
+        }
+        disk.events.push(Event::Sync);
+        Ok(())
+    }
+
+    unsafe fn discard(&self, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "a device that remembers".to_owned()
+    }
+}
+
+struct PowerQueue {
+    store: PowerStore,
+    done: Vec<Completion>,
+}
+
+// SAFETY: a request is done by the time that `push` returns, and reported once.
+unsafe impl Queue for PowerQueue {
+    unsafe fn push(&mut self, request: Request<'_>) -> bool {
+        let fails = self.store.disk().fails();
+        let mut at = request.offset;
+        for segment in request.segments {
+            match request.op {
+                Op::Read if fails => {}
+                Op::Read => {
+                    let disk = self.store.disk();
+                    let from = &disk.bytes[at as usize..at as usize + segment.len];
+                    // SAFETY: the caller's buffer is as long; it is none of the device's bytes.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(from.as_ptr(), segment.ptr, segment.len)
+                    };
+                }
+                Op::Write => {
+                    let len = if fails { segment.len / 2 } else { segment.len };
+                    // SAFETY: the caller's buffer, which nobody changes before it is reported.
+                    let bytes = unsafe { std::slice::from_raw_parts(segment.ptr, len) };
+                    self.store.disk().write(at as usize, bytes);
+                }
+            }
+            at += segment.len as u64;
+        }
+        let (op, len) = (request.op, request.len());
+        let result = if fails { Err(failed(op, request.offset, len)) } else { Ok(()) };
+        self.done.push(Completion { token: request.token, result });
+        true
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn watch(&mut self, _: RawFd) -> Result<()> {
+        Ok(())
+    }
+
+    fn wait(&mut self, _: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+        self.done.drain(..).for_each(done);
+        Ok(())
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.done.len() as u32
+    }
+}
