@@ -250,7 +250,7 @@ impl Heap {
         if running.is_some()
             && let Some(arenas) = heap::installed()
         {
-            arenas.purge();
+            arenas.give_all_back();
             self.region.return_space();
         }
     }
@@ -371,16 +371,12 @@ fn wanted_threshold(config: &Config) -> Option<ByteCount> {
     }
 }
 
-/// Memory that the heap keeps for reuse is charged: a share of the limit, not more.
+/// Memory that the heap keeps for reuse is charged: a share of the limit, not more. Caches follow the
+/// limit when it changes, see `maintenance`.
 fn tier_options(config: &Config) -> FarArenasOptions {
     let defaults = FarArenasOptions::default();
     let share = |part: u64| ByteCount(config.limit().0 / part);
-    FarArenasOptions {
-        dirty_max: defaults.dirty_max.min(share(8)),
-        large_cache_max: defaults.large_cache_max.min(share(32)),
-        cache_max: defaults.cache_max.min(share(8)),
-        ..defaults
-    }
+    FarArenasOptions { dirty_max: defaults.dirty_max.min(share(8)), ..defaults }
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {

@@ -12,7 +12,8 @@
 //! empties the caches of threads that did nothing since the last call, and purges everything once
 //! more than [`dirty_max`](FarArenasOptions::dirty_max) is dirty. Thread caches keep at most
 //! [`cache_max`](FarArenasOptions::cache_max) together; those that have more than their share while
-//! others want some are emptied.
+//! others want some are emptied. When memory is short ([`give_back`](FarArenas::give_back)) all large
+//! blocks of caches go, too: they would be evicted, and written.
 //!
 //! # Invariants
 //! 1. A tier is never freed, and its address never reused for another one; threads keep it.
@@ -25,21 +26,21 @@
 use super::counts::{self, Counts};
 use super::hooks::{self, ExtentSource, Hooks};
 use super::jemalloc::{self, Arena, Flags};
-use super::placement;
+use super::local;
+use super::placement::{self, Fill};
 use super::thread_cache::magazine::{self, SmallClass};
-use super::thread_cache::{self, Access, Revoked, ThreadCache, ThreadCaches};
+use super::thread_cache::{self, Access, Allowance, Flush, Revoked, ThreadCache, ThreadCaches};
 use crate::base::error::{Error, Result};
 use crate::base::strict_assert;
 use crate::base::sync::{
     AtomicBool, AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    Ordering::{Relaxed, SeqCst},
     Rank, Ranked,
 };
 use crate::base::units::ByteCount;
 use crate::sys::membarrier;
 use std::alloc::Layout;
 use std::cell::Cell;
-use std::num::NonZero;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,10 +60,13 @@ const GROW_MIN: usize = 2 << 20;
 /// Maximum number of arenas that [`FarArenasOptions::default`] asks for.
 const ARENAS_MAX: u32 = 16;
 
-fn processors() -> u32 {
-    let found = std::thread::available_parallelism().map_or(1, NonZero::get);
-    u32::try_from(found).unwrap_or(ARENAS_MAX)
-}
+/// What all caches of far memory keep at most: what a few threads need for their working sets, and
+/// CACHE_MAX_MORE for each processor where there are many ([`thread_cache::suited`]). With what those of local memory
+/// keep (`local`) that is less than 64 MiB on 8 processors, however many threads there are.
+const CACHE_MAX: ByteCount = ByteCount::mib(36);
+const CACHE_MAX_MORE: ByteCount = ByteCount::mib(4);
+/// Caches keep at most 1/CACHE_SHARE of the limit.
+const CACHE_SHARE: u64 = 8;
 
 /// How a tier behaves.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +81,6 @@ pub(crate) struct FarArenasOptions {
     pub(crate) decay: Duration,
     /// Dirty bytes above which [`FarArenas::maintain`] gives all of them back.
     pub(crate) dirty_max: ByteCount,
-    /// Bytes that a thread's magazines may hold in objects above 32 KiB.
-    pub(crate) large_cache_max: ByteCount,
     /// Bytes that all threads together may keep of freed objects.
     pub(crate) cache_max: ByteCount,
 }
@@ -86,12 +88,11 @@ pub(crate) struct FarArenasOptions {
 impl Default for FarArenasOptions {
     fn default() -> FarArenasOptions {
         FarArenasOptions {
-            arenas: processors().min(ARENAS_MAX),
+            arenas: thread_cache::processors().min(ARENAS_MAX),
             threshold: Some(ByteCount::kib(64)),
             decay: Duration::from_secs(1),
             dirty_max: ByteCount::gib(1),
-            large_cache_max: ByteCount::mib(4),
-            cache_max: ByteCount::gib(1),
+            cache_max: thread_cache::suited(CACHE_MAX, CACHE_MAX_MORE),
         }
     }
 }
@@ -114,15 +115,6 @@ pub(crate) struct FarArenasStats {
 /// No far memory is available: the tier is shut down, or the thread has ended for jemalloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Closed;
-
-/// Whether new memory must be zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fill {
-    /// Contents do not matter.
-    Any,
-    /// All bytes are zero.
-    Zero,
-}
 
 thread_local! {
     /// How the calling thread's last attempt to give everything free back ended: whether memory was
@@ -156,8 +148,6 @@ pub(crate) struct FarArenas {
     /// Bytes through the shared path.
     shared_counts: Counts,
     closed: AtomicBool,
-    /// Held by the one thread that revokes caches.
-    control: AtomicBool,
     out_of_memory: AtomicU64,
     purges: AtomicU64,
 }
@@ -181,20 +171,17 @@ impl FarArenas {
         let arenas = (0..options.arenas)
             .map(|_| FarArena::create(&source, &options))
             .collect::<Result<Box<[FarArena]>>>()?;
+        let allowance = Box::leak(Box::new(Allowance::new(options.cache_max.as_usize())));
         Ok(Box::leak(Box::new(FarArenas {
             base,
             span,
             options,
             arenas,
             source: Ranked::new(Rank::Leaf, Some(source)),
-            caches: ThreadCaches::new(
-                options.large_cache_max.as_usize(),
-                options.cache_max.as_usize(),
-            ),
+            caches: ThreadCaches::new(allowance),
             shared_inside: AtomicUsize::new(0),
             shared_counts: Counts::new(),
             closed: AtomicBool::new(false),
-            control: AtomicBool::new(false),
             out_of_memory: AtomicU64::new(0),
             purges: AtomicU64::new(0),
         })))
@@ -244,7 +231,11 @@ impl FarArenas {
         access.count_allocated(layout.size());
         drop(access);
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
-        if fill == Fill::Zero {
+        if fill == Fill::Zero && layout.size() > magazine::SMALL_MAX {
+            // Pages of it may have been evicted: those are not brought back to be cleared.
+            // SAFETY: the block has `size` bytes and is nobody else's.
+            unsafe { self.clear(ptr, layout.size()) };
+        } else if fill == Fill::Zero {
             // SAFETY: the block has `size` bytes and is nobody else's.
             unsafe { ptr.write_bytes(0, layout.size()) };
         }
@@ -366,11 +357,13 @@ impl FarArenas {
         if self.closed.load(Relaxed) {
             return;
         }
-        let some_have_too_much = self.caches.take_refused();
+        let some_have_too_much = self.caches.some_have_too_much();
         // Both are asked: idleness is told by comparing with the last time.
-        self.flush_caches(|cache| {
+        let choose = |cache: &ThreadCache| {
             cache.has_become_idle() | (some_have_too_much && cache.has_too_much())
-        });
+        };
+        self.flush_caches(choose, Flush::All);
+        local::maintain();
         self.arenas.iter().for_each(|far| far.arena.decay());
         // What is committed and not in use bounds what is dirty, without asking jemalloc.
         let stats = self.stats();
@@ -383,13 +376,22 @@ impl FarArenas {
         }
     }
 
-    /// For a source that is short of memory: gives back what is free, if that is more than `least`,
-    /// and the free memory of local arenas too. To be called from the thread that
-    /// [maintains](Self::maintain).
+    /// Follows a limit on resident memory that may have changed: caches keep an eighth of it at most.
+    pub(crate) fn follow_limit(&self, limit: ByteCount) {
+        self.caches.set_max(self.options.cache_max.min(ByteCount(limit.0 / CACHE_SHARE)));
+    }
+
+    /// For a source that is short of memory: gives back what is free, large blocks of caches included,
+    /// if that is more than `least`, and the free memory of local arenas too. To be called from the
+    /// thread that [maintains](Self::maintain).
     pub(crate) fn give_back(&self, least: ByteCount) {
         if self.closed.load(Relaxed) {
             return;
         }
+        if self.caches.room() > least {
+            self.flush_caches(|_| true, Flush::Large);
+        }
+        local::give_back(least);
         jemalloc::advance_epoch();
         let dirty = |arena: Arena| arena.pages().map_or(0, |pages| pages.dirty * jemalloc::PAGE);
         let far: usize = self.arenas.iter().map(|far| dirty(far.arena)).sum();
@@ -415,7 +417,15 @@ impl FarArenas {
         ByteCount(all.0.saturating_sub(far as u64))
     }
 
-    /// Gives back all that is free now.
+    /// Gives back all that is free now, what caches keep included.
+    pub(crate) fn give_all_back(&self) {
+        if !self.closed.load(Relaxed) {
+            self.flush_caches(|_| true, Flush::All);
+            self.purge();
+        }
+    }
+
+    /// Gives back all that is free in the arenas now.
     pub(crate) fn purge(&self) {
         self.arenas.iter().for_each(|far| far.arena.purge());
     }
@@ -434,7 +444,9 @@ impl FarArenas {
         &'static self,
     ) -> std::result::Result<Option<&'static ThreadCache>, Closed> {
         let _inside = self.enter_shared()?;
-        Ok(self.caches.claim(|index| self.arena_of(index).arena.index()))
+        let make =
+            |index, allowance| ThreadCache::of_arena(self.arena_of(index).arena.index(), allowance);
+        Ok(self.caches.claim(make))
     }
 
     /// Ends the tier: destroys its arenas, so that the source gets all its ranges back.
@@ -445,7 +457,7 @@ impl FarArenas {
     pub(crate) fn close(&self) -> Result<()> {
         let mut control = None;
         let _ = wait(|| {
-            control = self.take_control();
+            control = self.caches.take_control();
             control.is_some()
         });
         let Some(_control) = control else {
@@ -502,32 +514,22 @@ impl FarArenas {
 
     /// Empties the caches that `choose` selects, unless their owners are inside or somebody else
     /// is at it.
-    fn flush_caches(&self, choose: impl Fn(&ThreadCache) -> bool) {
-        let Some(_control) = self.take_control() else {
+    fn flush_caches(&self, choose: impl Fn(&ThreadCache) -> bool, what: Flush) {
+        let Some(control) = self.caches.take_control() else {
             return;
         };
-        if self.closed.load(SeqCst) {
-            return; // This thread slept meanwhile; the caches are empty, and revoked for good.
+        // Else this thread slept meanwhile; the caches are empty, and revoked for good.
+        if !self.closed.load(SeqCst) {
+            control.flush(choose, what);
         }
-        let chosen = |cache: &&ThreadCache| cache.is_revoked();
-        self.caches.iter().filter(|cache| choose(cache)).for_each(ThreadCache::revoke);
-        if self.caches.iter().any(ThreadCache::is_revoked) && membarrier::on_all_threads() {
-            for cache in self.caches.iter().filter(chosen) {
-                // SAFETY: revoked, with a barrier since; used here only, before the cache is restored.
-                if let Some(mut revoked) = unsafe { cache.access_revoked() } {
-                    revoked.flush();
-                }
-            }
-        }
-        self.caches.iter().filter(chosen).for_each(ThreadCache::restore);
     }
 
     /// Gives back what can be had for an allocation that has just failed.
     fn reclaim(&'static self) {
         if let Some(mut access) = self.access() {
-            access.flush();
+            access.flush(Flush::All);
         }
-        self.flush_caches(|_| true);
+        self.flush_caches(|_| true, Flush::All);
         self.purge();
         // A refusal before the purge says nothing about now.
         hooks::take_commit_refused();
@@ -663,12 +665,22 @@ impl FarArenas {
         if self.closed.load(SeqCst) { Err(Closed) } else { Ok(inside) }
     }
 
+    /// What caches have room for.
+    #[cfg(test)]
+    pub(super) fn cache_room(&self) -> ByteCount {
+        self.caches.room()
+    }
+
+    /// What the calling thread's cache keeps of large blocks.
+    #[cfg(test)]
+    pub(super) fn large_bytes(&'static self) -> usize {
+        self.access().map_or(0, |mut access| access.large_bytes())
+    }
+
     /// Becomes the thread that may revoke caches; `None` while another one is.
-    pub(super) fn take_control(&self) -> Option<Control<'_>> {
-        // Pairs with the Release in `Control::drop`.
-        let free = self.control.compare_exchange(false, true, Acquire, Relaxed).is_ok();
-        // Not `then_some`: a `Control` that is made is dropped, and frees the holder's.
-        free.then(|| Control { flag: &self.control })
+    #[cfg(test)]
+    pub(super) fn take_control(&self) -> Option<thread_cache::Control<'_>> {
+        self.caches.take_control()
     }
 
     /// Bytes allocated and not freed.
@@ -731,17 +743,6 @@ impl SharedInside<'_> {
 impl Drop for SharedInside<'_> {
     fn drop(&mut self) {
         self.count.fetch_sub(1, SeqCst);
-    }
-}
-
-/// The right to revoke caches.
-pub(super) struct Control<'a> {
-    flag: &'a AtomicBool,
-}
-
-impl Drop for Control<'_> {
-    fn drop(&mut self) {
-        self.flag.store(false, Release);
     }
 }
 

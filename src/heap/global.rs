@@ -1,7 +1,7 @@
 //! The process's far tier and the global allocator in front of it.
 //!
 //! [`FarHeap`] decides for each allocation whether it is local or far: [`install`] names the tier
-//! that far ones come from, [`uninstall`] takes it away. Uses `tier`, `thread`, `jemalloc`;
+//! that far ones come from, [`uninstall`] takes it away. Uses `far_arenas`, `local`, `placement`;
 //! `handle` uses it.
 //!
 //! # Policy
@@ -23,9 +23,9 @@
 
 #![expect(unsafe_code, reason = "implements a global allocator")]
 
-use super::far_arenas::{FarArenas, Fill};
-use super::jemalloc::{self, Flags};
-use super::placement::{self, Placement};
+use super::far_arenas::FarArenas;
+use super::local;
+use super::placement::{self, Fill, Placement};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{
     AtomicUsize,
@@ -172,10 +172,8 @@ pub(super) fn arenas_for(size: usize) -> Option<&'static FarArenas> {
 /// The layout's size is not zero.
 #[inline]
 pub(super) unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
-    let flags = Flags::LOCAL.aligned(layout.size(), layout.align());
-    let flags = if fill == Fill::Zero { flags.zeroed() } else { flags };
-    // SAFETY: the size is not zero; automatic caches belong to their threads.
-    unsafe { jemalloc::allocate(layout.size(), flags) }
+    // SAFETY: the size is not zero.
+    unsafe { local::allocate(layout, fill) }
 }
 
 /// Allocates far memory; null when no tier serves, or it has none left.
@@ -227,9 +225,8 @@ pub(super) unsafe fn free(ptr: *mut u8, layout: Layout) {
             unsafe { arenas.free(ptr, layout) }
         }
     } else {
-        let flags = Flags::LOCAL.aligned(layout.size(), layout.align());
-        // SAFETY: not far, so allocated by `allocate_local`.
-        unsafe { jemalloc::free(ptr, layout.size(), flags) }
+        // SAFETY: not far, so allocated by `local`.
+        unsafe { local::free(ptr, layout) }
     }
 }
 
@@ -262,9 +259,8 @@ pub(super) unsafe fn reallocate_in_tier(ptr: *mut u8, old: Layout, new: Layout) 
             None => ptr::null_mut(),
         }
     } else {
-        let flags = Flags::LOCAL.aligned(new.size(), new.align());
-        // SAFETY: not far, so allocated by `allocate_local`; the size is not zero.
-        unsafe { jemalloc::reallocate(ptr, new.size(), flags) }
+        // SAFETY: not far, so allocated by `local`; the size is not zero.
+        unsafe { local::reallocate(ptr, old, new) }
     }
 }
 

@@ -10,8 +10,8 @@
 
 #![expect(unsafe_code, reason = "implements allocators")]
 
-use super::far_arenas::Fill;
 use super::global;
+use super::placement::Fill;
 use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
 use std::ptr::{self, NonNull};

@@ -2,7 +2,8 @@
 //!
 //! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`] and
 //! [`Local`] decide by type (`handle`); [`scope()`] decides for a thread (`scope`, `placement`); [`c_malloc`] is
-//! for callers that free without a size. Far memory comes from the installed [`FarArenas`]
+//! for callers that free without a size. Local memory is jemalloc's, with a cache of large blocks in
+//! front of it (`local`). Far memory comes from the installed [`FarArenas`]
 //! (`far_arenas`): arenas, what threads keep of them (`thread_cache`), extent hooks onto an [`ExtentSource`]
 //! (`hooks`), and all of jemalloc's controls (`jemalloc`).
 //!
@@ -21,6 +22,7 @@ mod global;
 mod handle;
 mod hooks;
 mod jemalloc;
+mod local;
 mod placement;
 mod scope;
 #[cfg(test)]
@@ -34,6 +36,7 @@ pub use global::FarHeap;
 pub(crate) use global::{install, installed, is_left_to_parent, leave_to_parent, uninstall};
 pub use handle::{Far, Local};
 pub(crate) use hooks::{Edges, ExtentSource};
+pub(crate) use local::set_cache_max as set_local_cache_max;
 pub use placement::Placement;
 pub(crate) use placement::{keep_own_allocations_local, pin_thread_local};
 pub use scope::{Scope, scope};

@@ -1,4 +1,4 @@
-//! Where a thread's allocations go: its scope's placement, unless the thread is pinned local.
+//! What is asked for, and where a thread's allocations go: its scope's placement, unless the thread is pinned local.
 //!
 //! Kept in constant thread-local cells without a destructor, so that it works inside allocators,
 //! before `main` and while a thread exits. Used by everything of the heap.
@@ -18,6 +18,15 @@ pub enum Placement {
     Local,
     /// The far tier: pages that can live on its store.
     Far,
+}
+
+/// Whether new memory must be zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// Contents do not matter.
+    Any,
+    /// All bytes are zero.
+    Zero,
 }
 
 /// A thread's state; see the module's documentation.

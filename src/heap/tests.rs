@@ -18,6 +18,8 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 use std::{slice, thread};
 
+mod large;
+
 const HEAP: FarHeap = FarHeap::new();
 
 /// A running heap, this test's alone; shut down when dropped.
@@ -522,7 +524,8 @@ fn maintenance_caps_dirty_bytes() {
     let decay = Duration::from_secs(1000);
     let options = FarArenasOptions { dirty_max, decay, ..FarArenasOptions::default() };
     let running = start(ByteCount::gib(1), options);
-    drop((0..64).map(|_| block(2 << 20)).collect::<Vec<_>>());
+    // Too large for caches, which have a bound of their own.
+    drop((0..16).map(|_| block(9 << 20)).collect::<Vec<_>>());
     assert!(running.arenas.stats().committed >= ByteCount::mib(128));
     running.arenas.maintain();
     assert!(running.arenas.stats().committed <= dirty_max, "{:?}", running.arenas.stats());

@@ -1,6 +1,6 @@
 //! The maintenance thread: gives freed memory back, and counts local memory.
 //!
-//! Every [`LOOK_EVERY`] it maintains the tier; when the region calls, because it is short of
+//! Every [`LOOK_EVERY`] it maintains the tier and has caches follow the limit; when the region calls, because it is short of
 //! memory, it purges far and local arenas at once. Under a memory manager it counts what jemalloc
 //! holds for local memory to an account (`docs/design/memory.md`, local memory). Uses `heap` and
 //! `region`.
@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 
 /// How often freed memory is looked after.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Under a manager, what threads keep of large local blocks is at most 1/LOCAL_SHARE of the limit.
+const LOCAL_SHARE: u64 = 8;
 
 /// Free memory that is not worth a purge.
 const PURGE_MIN: ByteCount = ByteCount::mib(1);
@@ -129,6 +132,13 @@ fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &
             local.count(arenas);
         }
     };
+    let follow_limit = || {
+        arenas.follow_limit(region.limit());
+        // Local memory is outside of the limit of a heap that stands alone.
+        let local_max = if local.is_some() { region.limit().0 / LOCAL_SHARE } else { u64::MAX };
+        heap::set_local_cache_max(ByteCount(local_max));
+    };
+    follow_limit();
     count();
     let mut maintained = Instant::now();
     while !stop.load(Ordering::Acquire) {
@@ -139,6 +149,7 @@ fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &
             region.has_purged();
         }
         if maintained.elapsed() >= LOOK_EVERY {
+            follow_limit();
             arenas.maintain();
             count();
             maintained = Instant::now();

@@ -1,12 +1,13 @@
-//! Thread caches: one thread's magazines, its explicit cache of jemalloc, and its counters.
+//! A thread cache: one thread's magazines of a tier, its explicit cache of jemalloc, and its counters.
 //!
-//! A thread claims a cache of the tier's [`ThreadCaches`] at its first far allocation and gives it
-//! back when it exits; the next thread takes it over with what it holds. Its contents are protected by
-//! a [`BiasedLock`]. Uses `allowance`, `biased_lock`, `magazine`, `jemalloc`; owned by `FarArenas`.
+//! A thread claims a cache (`caches`) at its first far allocation, or its first free of a large local
+//! block, and gives it back when it exits; the next thread takes it over. Its contents are protected by
+//! a [`BiasedLock`]. A cache of local memory keeps large blocks only: for others jemalloc's own caches
+//! are as fast. Uses `allowance`, `biased_lock`, `magazine`, `large`, `jemalloc`; owned by `caches`.
 //!
 //! # Invariants
 //! 1. At most one [`Access`] or [`Revoked`] of a cache exists.
-//! 2. Caches are revoked by one thread at a time, the holder of the tier's control flag.
+//! 2. Caches are revoked by one thread at a time, the holder of their [`Control`](super::caches::Control).
 //! 3. `counts` are written through an `Access` only.
 //! 4. A cache is never freed: a sleeping thread may hold a reference into a tier that is gone.
 
@@ -14,9 +15,10 @@
 
 use super::allowance::{Allowance, Part};
 use super::biased_lock::BiasedLock;
-use super::magazine::{self, Magazines, SmallClass};
+use super::large::LargeMagazines;
+use super::magazine::{self, Magazines, SMALL_LAST, SmallClass};
 use crate::base::sync::{
-    AtomicBool, AtomicU64, AtomicUsize,
+    AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use crate::heap::counts::Counts;
@@ -26,10 +28,6 @@ use crate::sys::fork::Born;
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
-use std::sync::OnceLock;
-
-/// Maximum number of caches of a tier: as many as jemalloc has explicit caches, about.
-pub(in crate::heap) const CACHES_MAX: usize = 4096;
 
 /// One thread's share of a tier.
 #[repr(align(128))] // Two lines: neighbours are prefetched in pairs.
@@ -45,7 +43,8 @@ pub(in crate::heap) struct ThreadCache {
     /// What all caches may keep, and what this one may.
     allowance: &'static Allowance,
     part: Part,
-    born: Born,
+    /// The process whose memory the cache keeps; `None`: a forked child has that memory, too.
+    born: Option<Born>,
     contents: UnsafeCell<Contents>,
 }
 
@@ -59,6 +58,7 @@ unsafe impl Send for ThreadCache {}
 struct Contents {
     /// Dropped when the tier closes, 29 KiB a cache. The cache stays, see invariant 4.
     magazines: ManuallyDrop<Magazines>,
+    large: ManuallyDrop<LargeMagazines>,
     /// `None` when jemalloc had no cache left, or after the tier has closed.
     explicit: Option<Cache>,
     /// What goes through `explicit` at present.
@@ -82,9 +82,21 @@ enum Cached {
 const CACHE_BYTES: usize = 5 << 20;
 const CACHE_BYTES_SMALL: usize = 512 << 10;
 
+/// A cache keeps at most 1/LARGE_SHARE of the allowance in large blocks: with two threads, each can
+/// keep the largest.
+const LARGE_SHARE: usize = 2;
+
 /// What goes through jemalloc's cache where there is no allowance for more, in bytes: for small
 /// objects the arena's locks are most of the price.
 const CACHED_SIZE: usize = 1 << 10;
+
+/// What a cache returns when it is flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::heap) enum Flush {
+    All,
+    /// Blocks above [`magazine::SMALL_MAX`]: whole pages. Small ones share theirs with live data.
+    Large,
+}
 
 /// The owner's exclusive use of a cache's contents. Ends when dropped.
 pub(in crate::heap) struct Access<'a> {
@@ -97,14 +109,34 @@ pub(in crate::heap) struct Revoked<'a> {
 }
 
 impl ThreadCache {
-    /// A cache that belongs to its creator, with an explicit one of jemalloc if there is one left.
-    fn new(arena: u32, large_max: usize, allowance: &'static Allowance) -> ThreadCache {
+    /// A cache of an arena, with an explicit one of jemalloc if there is one left. It belongs to its
+    /// creator.
+    pub(in crate::heap) fn of_arena(arena: u32, allowance: &'static Allowance) -> ThreadCache {
         let explicit = Cache::create();
         let uncached = Flags::uncached(arena);
         let flags =
             explicit.as_ref().map_or(uncached, |explicit| Flags::cached(arena, explicit.index()));
-        let magazines = ManuallyDrop::new(Magazines::new(large_max));
-        let contents = Contents { magazines, explicit, cached: Cached::None, flags, uncached };
+        let magazines = Magazines::new();
+        ThreadCache::new(magazines, explicit, (flags, uncached), allowance, Some(Born::here()))
+    }
+
+    /// A cache of large local blocks. It belongs to its creator.
+    pub(in crate::heap) fn of_local(allowance: &'static Allowance) -> ThreadCache {
+        let flags = (Flags::LOCAL, Flags::LOCAL);
+        ThreadCache::new(Magazines::none(), None, flags, allowance, None)
+    }
+
+    fn new(
+        magazines: Magazines,
+        explicit: Option<Cache>,
+        (flags, uncached): (Flags, Flags),
+        allowance: &'static Allowance,
+        born: Option<Born>,
+    ) -> ThreadCache {
+        let magazines = ManuallyDrop::new(magazines);
+        let large = ManuallyDrop::new(LargeMagazines::new());
+        let contents =
+            Contents { magazines, large, explicit, cached: Cached::None, flags, uncached };
         ThreadCache {
             lock: BiasedLock::new(),
             owned: AtomicBool::new(true),
@@ -113,9 +145,16 @@ impl ThreadCache {
             flushed: AtomicU64::new(0),
             allowance,
             part: Part::new(),
-            born: Born::here(),
+            born,
             contents: UnsafeCell::new(contents),
         }
+    }
+
+    /// Makes the cache the caller's if another thread has given it back.
+    pub(super) fn try_own(&self) -> bool {
+        !self.owned.load(Relaxed)
+            // Pairs with the Release in `give_back`.
+            && self.owned.compare_exchange(false, true, Acquire, Relaxed).is_ok()
     }
 
     /// Opens the cache for its owner; `None` while it is revoked.
@@ -146,12 +185,12 @@ impl ThreadCache {
 
     /// Ends the ownership of the calling thread, after emptying the cache.
     pub(in crate::heap) fn give_back(&self) {
-        if !self.born.is_here() {
+        if self.born.is_some_and(|born| !born.is_here()) {
             return; // What is in the cache is the parent's of this forked child.
         }
         // When the cache is revoked, the revoker empties it now or at the next round.
         if let Some(mut access) = self.access() {
-            access.flush();
+            access.flush(Flush::All);
         }
         self.owned.store(false, Release);
     }
@@ -187,12 +226,12 @@ impl Access<'_> {
     /// Takes a block from the magazines, with whatever it contains.
     #[inline]
     pub(in crate::heap) fn take(&mut self, layout: Layout) -> Option<*mut u8> {
-        let magazines = &mut self.contents().magazines;
         let class = magazine::class_of(layout)?;
-        let object = magazines.take(class)?;
+        let contents = self.contents();
+        let object = contents.take(class)?;
         if object.addr() & (layout.align() - 1) != 0 {
             // Possible with `cache_oblivious`, which moves large objects off page borders.
-            magazines.put(class, object);
+            contents.put(class, object);
             return None;
         }
         Some(object)
@@ -204,7 +243,7 @@ impl Access<'_> {
     /// `ptr` is an allocation of the cache's tier with this layout and is not used again.
     #[inline]
     pub(in crate::heap) unsafe fn put(&mut self, ptr: *mut u8, layout: Layout) -> bool {
-        magazine::class_of(layout).is_some_and(|class| self.contents().magazines.put(class, ptr))
+        magazine::class_of(layout).is_some_and(|class| self.contents().put(class, ptr))
     }
 
     /// Takes a block of a small class from the magazines, and counts it.
@@ -229,17 +268,29 @@ impl Access<'_> {
         is_kept
     }
 
-    /// Makes room for a block of this layout in the magazines, if they are allowed more.
+    /// Makes room for a block of this layout in the magazines: they get more if they are allowed
+    /// more, else large blocks that are used less make place for a large one.
     pub(in crate::heap) fn make_room(&mut self, layout: Layout) -> bool {
-        let cache = self.cache;
-        let magazines = &mut self.contents().magazines;
         let Some(class) = magazine::class_of(layout) else { return false };
-        let Some(bytes) = magazines.next_room(class) else { return false };
-        let is_allowed = cache.part.take(cache.allowance, bytes);
-        if is_allowed {
-            magazines.add_room(class, bytes);
+        let cache = self.cache;
+        let contents = self.contents();
+        if class <= SMALL_LAST {
+            let bytes = contents.magazines.next_room(class);
+            let Some(bytes) = bytes.filter(|bytes| cache.part.take(cache.allowance, *bytes)) else {
+                return false;
+            };
+            contents.magazines.add_room(class, bytes);
+            return true;
         }
-        is_allowed
+        let bytes = contents.large.next_room(class, cache.allowance.total() / LARGE_SHARE);
+        if let Some(bytes) = bytes.filter(|bytes| cache.part.take(cache.allowance, *bytes)) {
+            contents.large.add_room(bytes);
+            return true;
+        }
+        let uncached = contents.uncached;
+        // SAFETY: the magazines own the block, whose class has this size.
+        let free = |block, size| unsafe { jemalloc::free(block, size, uncached) };
+        contents.large.make_place(class, free)
     }
 
     /// Where an object that the magazines do not serve comes from or goes.
@@ -308,10 +359,16 @@ impl Access<'_> {
         self.cache.counts.freed_alone(bytes);
     }
 
-    /// Returns all it holds to the arenas.
-    pub(in crate::heap) fn flush(&mut self) {
-        self.contents().flush();
-        self.cache.part.give_back(self.cache.allowance);
+    /// Returns what it holds to the arenas.
+    pub(in crate::heap) fn flush(&mut self, what: Flush) {
+        let bytes = self.contents().flush(what);
+        self.cache.part.give_back(self.cache.allowance, bytes);
+    }
+
+    /// Bytes of large blocks that it keeps.
+    #[cfg(test)]
+    pub(in crate::heap) fn large_bytes(&mut self) -> usize {
+        self.contents().large.bytes()
     }
 }
 
@@ -321,10 +378,10 @@ impl Revoked<'_> {
         unsafe { &mut *self.cache.contents.get() }
     }
 
-    /// Returns all it holds to the arenas.
-    pub(in crate::heap) fn flush(&mut self) {
-        self.contents().flush();
-        self.cache.part.give_back(self.cache.allowance);
+    /// Returns what it holds to the arenas.
+    pub(in crate::heap) fn flush(&mut self, what: Flush) {
+        let bytes = self.contents().flush(what);
+        self.cache.part.give_back(self.cache.allowance, bytes);
     }
 
     /// Flushes, and gives the explicit cache back to jemalloc and the magazines' memory back for
@@ -333,7 +390,7 @@ impl Revoked<'_> {
     /// # Safety
     /// The cache is never restored.
     pub(in crate::heap) unsafe fn close(mut self) {
-        self.flush();
+        self.flush(Flush::All);
         let contents = self.contents();
         contents.flags = contents.uncached;
         if let Some(explicit) = contents.explicit.take() {
@@ -343,20 +400,41 @@ impl Revoked<'_> {
         // SAFETY: the contents are used by the owner or by the revoker; the owner stays out, as
         // the caller promises, and this is consumed.
         unsafe { ManuallyDrop::drop(&mut contents.magazines) };
+        // SAFETY: as above.
+        unsafe { ManuallyDrop::drop(&mut contents.large) };
     }
 }
 
 impl Contents {
-    fn flush(&mut self) {
+    #[inline]
+    fn take(&mut self, class: usize) -> Option<*mut u8> {
+        if class <= SMALL_LAST { self.magazines.take(class) } else { self.large.take(class) }
+    }
+
+    #[inline]
+    fn put(&mut self, class: usize, object: *mut u8) -> bool {
+        if class <= SMALL_LAST {
+            self.magazines.put(class, object)
+        } else {
+            self.large.put(class, object)
+        }
+    }
+
+    /// Returns blocks to the arenas; yields how much of its part the cache needs no more.
+    fn flush(&mut self, what: Flush) -> usize {
         let uncached = self.uncached;
-        self.magazines.drain(|object, size| {
-            // SAFETY: the magazines own the object, whose class has this size.
-            unsafe { jemalloc::free(object, size, uncached) };
-        });
+        // SAFETY: the magazines own the object, whose class has this size.
+        let free = |object, size| unsafe { jemalloc::free(object, size, uncached) };
+        let room = self.large.drain(free);
+        if what == Flush::Large {
+            return room;
+        }
+        self.magazines.drain(free);
         if let Some(explicit) = self.explicit.as_ref().filter(|_| self.cached != Cached::None) {
             explicit.flush();
         }
         self.cached = Cached::None;
+        usize::MAX
     }
 }
 
@@ -389,82 +467,19 @@ pub(in crate::heap) unsafe fn reallocate_with(
     unsafe { jemalloc::reallocate(ptr, size, flags) }
 }
 
-/// Caches whose places are allocated together. A tier is never freed: places for all that it could
-/// have would leak 64 KiB with each.
-const SEGMENT: usize = 64;
-
-/// Places of caches.
-type Segment = [OnceLock<&'static ThreadCache>; SEGMENT];
-
-/// The caches of a tier.
-pub(in crate::heap) struct ThreadCaches {
-    segments: [OnceLock<Box<Segment>>; CACHES_MAX / SEGMENT],
-    /// ThreadCaches that exist: all below this index, but for one that is just being made.
-    len: AtomicUsize,
-    large_max: usize,
-    allowance: &'static Allowance,
-}
-
-impl ThreadCaches {
-    /// `large_max` bounds what one cache keeps of large objects, `cache_max` what all caches keep.
-    pub(in crate::heap) fn new(large_max: usize, cache_max: usize) -> ThreadCaches {
-        let segments = [const { OnceLock::new() }; CACHES_MAX / SEGMENT];
-        let allowance = Box::leak(Box::new(Allowance::new(cache_max)));
-        ThreadCaches { segments, len: AtomicUsize::new(0), large_max, allowance }
-    }
-
-    /// Whether a cache was refused its fair share since the last call: others have more than theirs.
-    pub(in crate::heap) fn take_refused(&self) -> bool {
-        self.allowance.take_refused()
-    }
-
-    /// Claims a cache for the calling thread: one that another thread has given back, else a new
-    /// one on the arena that `arena_of` names for its index. `None`: all are taken.
-    pub(in crate::heap) fn claim(
-        &self,
-        arena_of: impl Fn(usize) -> u32,
-    ) -> Option<&'static ThreadCache> {
-        let free = self.iter().find(|cache| {
-            !cache.owned.load(Relaxed)
-                // Pairs with the Release in `give_back`.
-                && cache.owned.compare_exchange(false, true, Acquire, Relaxed).is_ok()
-        });
-        if free.is_some() {
-            return free;
-        }
-        let next = |len| (len < CACHES_MAX).then_some(len + 1);
-        let index = self.len.fetch_update(Relaxed, Relaxed, next).ok()?;
-        let _pinned = placement::pin();
-        let cache = ThreadCache::new(arena_of(index), self.large_max, self.allowance);
-        let cache: &'static ThreadCache = Box::leak(Box::new(cache));
-        let segment = self.segments[index / SEGMENT]
-            .get_or_init(|| Box::new([const { OnceLock::new() }; SEGMENT]));
-        segment[index % SEGMENT].set(cache).ok().expect("the index was claimed above, once");
-        Some(cache)
-    }
-
-    /// All caches that exist.
-    pub(in crate::heap) fn iter(&self) -> impl Iterator<Item = &'static ThreadCache> {
-        let len = self.len.load(Relaxed);
-        (0..len).filter_map(|index| {
-            self.segments[index / SEGMENT].get()?[index % SEGMENT].get().copied()
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn an_owner_on_the_way_in_is_seen_though_somebody_was_inside_meanwhile() {
-        let cache = ThreadCache::new(0, 0, Box::leak(Box::new(Allowance::new(0))));
+        let cache = ThreadCache::of_arena(0, Box::leak(Box::new(Allowance::new(0))));
         cache.revoke();
         {
             // SAFETY: revoked; there is no other thread that a barrier would have to reach.
             let mut revoked = unsafe { cache.access_revoked() }.expect("nobody is inside");
             cache.lock.announce(); // A processor may stop the owner here, before it looks.
-            revoked.flush();
+            revoked.flush(Flush::All);
         }
         cache.restore();
         // The owner goes on and finds the cache restored. The next round comes before it has left.

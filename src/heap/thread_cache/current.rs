@@ -1,13 +1,15 @@
-//! The calling thread's cache: claimed at its first far allocation, given back when it exits.
+//! The calling thread's caches: the one of far memory is claimed at its first far allocation, that of
+//! local memory at its first free of a large local block. Both are given back when the thread exits.
 //!
 //! Kept in constant thread-local cells without a destructor, as in `placement`; a second thread-local
-//! value has the destructor. Uses `cache`.
+//! value has the destructor. Uses `cache`, `caches`.
 //!
 //! # Invariants
-//! 1. A thread that has given its cache back takes no other; what still allocates then (later
+//! 1. A thread that has given its caches back takes no others; what still allocates then (later
 //!    destructors) takes the shared path.
 
-use super::cache::{Access, ThreadCache, ThreadCaches};
+use super::cache::{Access, ThreadCache};
+use super::caches::ThreadCaches;
 use std::cell::Cell;
 use std::ptr;
 
@@ -16,6 +18,9 @@ struct Current {
     /// The caches that `cache` is one of; they are never freed, so the address names them.
     caches: Cell<*const ThreadCaches>,
     cache: Cell<Option<&'static ThreadCache>>,
+    /// The cache of local memory, and whether one has been claimed, in vain perhaps.
+    local: Cell<Option<&'static ThreadCache>>,
+    local_claimed: Cell<bool>,
     life: Cell<Life>,
 }
 
@@ -32,7 +37,7 @@ enum Life {
     Exiting,
 }
 
-/// Gives the cache back when the thread exits.
+/// Gives the caches back when the thread exits.
 struct ExitGuard;
 
 thread_local! {
@@ -40,6 +45,8 @@ thread_local! {
         Current {
             caches: Cell::new(ptr::null()),
             cache: Cell::new(None),
+            local: Cell::new(None),
+            local_claimed: Cell::new(false),
             life: Cell::new(Life::Fresh),
         }
     };
@@ -50,9 +57,8 @@ impl Drop for ExitGuard {
     fn drop(&mut self) {
         CURRENT.with(|current| {
             current.life.set(Life::Exiting);
-            if let Some(cache) = current.cache.take() {
-                cache.give_back();
-            }
+            let both = [current.cache.take(), current.local.take()];
+            both.into_iter().flatten().for_each(ThreadCache::give_back);
         });
     }
 }
@@ -81,6 +87,23 @@ pub(in crate::heap) fn access_own(caches: &'static ThreadCaches) -> Option<Acces
         let cache = current.cache.get().filter(|_| ptr::eq(current.caches.get(), caches));
         cache.and_then(ThreadCache::access)
     })
+}
+
+/// Opens the calling thread's cache of local memory, if it has one and its bias is not revoked.
+#[inline]
+pub(in crate::heap) fn access_local() -> Option<Access<'static>> {
+    CURRENT.with(|current| current.local.get().and_then(ThreadCache::access))
+}
+
+/// Claims a cache of local memory for the calling thread if it has never done so.
+#[cold]
+pub(in crate::heap) fn claim_local(claim: impl FnOnce() -> Option<&'static ThreadCache>) {
+    CURRENT.with(|current| {
+        if !current.local_claimed.get() && register_exit() {
+            current.local_claimed.set(true);
+            current.local.set(claim());
+        }
+    });
 }
 
 #[cold]

@@ -2,40 +2,42 @@
 //!
 //! In front of jemalloc's explicit cache, which costs twice what its automatic one does for small
 //! sizes, and does not serve sizes above 32 KiB at all: there a pair of allocate and free takes
-//! the arena's locks, half a microsecond. Used by `thread_cache`.
+//! the arena's locks, half a microsecond. Those sizes have magazines of their own (`large`), for
+//! local memory too. Used by `thread_cache`.
 //!
 //! jemalloc has no classes above 32 KiB since 5.3.1, it rounds to pages (and its own caches end
-//! there, whatever `tcache_max` says). Here the classes go on, four to a doubling, and far memory
+//! there, whatever `tcache_max` says). Here the classes go on, four to a doubling, and memory
 //! is asked for in [`fitting_size`]s, so that objects of a class can replace each other. What the
-//! rounding adds at the end is never touched, and so costs capacity but no frame.
+//! rounding adds at the end of a fresh block is not touched, and so costs capacity but no frame.
 //!
 //! # Invariants
 //! 1. Every object in stack `c` has the size of class `c`: up to [`SMALL_MAX`] because
-//!    [`class_of`] agrees with jemalloc for every layout that it accepts, above because far
+//!    [`class_of`] agrees with jemalloc for every layout that it accepts, above because
 //!    memory is allocated, resized and freed with its [`fitting_size`].
-//! 2. Classes above [`SMALL_MAX`] hold at most `large_max` bytes together, each other class at
-//!    most [`SMALL_CLASS_MAX`]; all of them only what they were given room for
-//!    ([`add_room`](Magazines::add_room)).
+//! 2. Each class up to [`SMALL_MAX`] holds at most [`SMALL_CLASS_MAX`] bytes, and only what it was
+//!    given room for ([`add_room`](Magazines::add_room)).
 
 use std::alloc::Layout;
 use std::ptr;
 
 /// Largest size that magazines keep, in bytes.
-pub(in crate::heap) const SIZE_MAX: usize = 1 << 20;
+pub(in crate::heap) const SIZE_MAX: usize = 8 << 20;
 
 /// Largest size that jemalloc's own caches keep, in bytes.
 pub(in crate::heap) const SMALL_MAX: usize = 32 << 10;
 
 /// Size classes up to [`SIZE_MAX`].
-const CLASSES: usize = class_of_size(SIZE_MAX) + 1;
+pub(super) const CLASSES: usize = class_of_size(SIZE_MAX) + 1;
 
 /// The last class up to [`SMALL_MAX`].
-const SMALL_LAST: usize = class_of_size(SMALL_MAX);
+pub(super) const SMALL_LAST: usize = class_of_size(SMALL_MAX);
+
+/// Size classes up to [`SMALL_MAX`].
+const SMALL_CLASSES: usize = SMALL_LAST + 1;
 
 /// Maximum number of objects of a class: few enough for a bound in bytes, many enough to be of use.
 const SMALL_DEPTH_MAX: usize = 128;
 const SMALL_DEPTH_MIN: usize = 8;
-const LARGE_DEPTH: usize = 32;
 
 /// Maximum number of bytes of one class up to [`SMALL_MAX`], unless that were less than [`SMALL_DEPTH_MIN`].
 const SMALL_CLASS_MAX: usize = 64 << 10;
@@ -158,7 +160,7 @@ const fn size_of_class(class: usize) -> usize {
 }
 
 /// Sizes of all classes.
-const SIZES: [usize; CLASSES] = {
+pub(super) const SIZES: [usize; CLASSES] = {
     let mut sizes = [0; CLASSES];
     let mut class = 0;
     while class < CLASSES {
@@ -177,21 +179,15 @@ struct Stack {
     depth: u32,
 }
 
-/// A thread's magazines of one tier.
+/// A thread's magazines of one tier, for sizes up to [`SMALL_MAX`].
 pub(in crate::heap) struct Magazines {
-    /// Bytes in classes above [`SMALL_MAX`], the bound at present, and the bound of that.
-    large: usize,
-    large_room: usize,
-    large_max: usize,
-    stacks: [Stack; CLASSES],
-    objects: Box<[*mut u8; ENTRIES]>,
+    stacks: [Stack; SMALL_CLASSES],
+    /// Empty where small objects are left to jemalloc's own caches.
+    objects: Box<[*mut u8]>,
 }
 
 /// Maximum number of objects of a class.
 const fn depth_of_class(class: usize) -> usize {
-    if class > SMALL_LAST {
-        return LARGE_DEPTH;
-    }
     let fit = SMALL_CLASS_MAX / SIZES[class];
     if fit > SMALL_DEPTH_MAX {
         SMALL_DEPTH_MAX
@@ -203,26 +199,22 @@ const fn depth_of_class(class: usize) -> usize {
 }
 
 /// Maximum number of objects, by class.
-const DEPTHS: [u32; CLASSES] = {
-    let mut depths = [0; CLASSES];
+const DEPTHS: [u32; SMALL_CLASSES] = {
+    let mut depths = [0; SMALL_CLASSES];
     let mut class = 0;
-    while class < CLASSES {
+    while class < SMALL_CLASSES {
         depths[class] = depth_of_class(class) as u32;
         class += 1;
     }
     depths
 };
 
-/// Bytes of room that classes above [`SMALL_MAX`] get at once.
-const LARGE_STEP: usize = 64 << 10;
-
-/// The empty stacks, those up to [`SMALL_MAX`] without room.
-const EMPTY: [Stack; CLASSES] = {
-    let mut stacks = [Stack { first: 0, len: 0, depth: 0 }; CLASSES];
+/// The empty stacks, without room.
+const EMPTY: [Stack; SMALL_CLASSES] = {
+    let mut stacks = [Stack { first: 0, len: 0, depth: 0 }; SMALL_CLASSES];
     let (mut class, mut first) = (0, 0);
-    while class < CLASSES {
-        let depth = if class > SMALL_LAST { DEPTHS[class] } else { 0 };
-        stacks[class] = Stack { first, len: 0, depth };
+    while class < SMALL_CLASSES {
+        stacks[class] = Stack { first, len: 0, depth: 0 };
         first += DEPTHS[class];
         class += 1;
     }
@@ -230,37 +222,33 @@ const EMPTY: [Stack; CLASSES] = {
 };
 
 /// Objects that all stacks hold together at most.
-const ENTRIES: usize = (EMPTY[CLASSES - 1].first + DEPTHS[CLASSES - 1]) as usize;
+const ENTRIES: usize = (EMPTY[SMALL_LAST].first + DEPTHS[SMALL_LAST]) as usize;
 
 impl Magazines {
-    /// Empty magazines without room, that keep at most `large_max` bytes in objects above
-    /// [`SMALL_MAX`].
-    pub(in crate::heap) fn new(large_max: usize) -> Magazines {
-        let objects = vec![ptr::null_mut(); ENTRIES].into_boxed_slice();
-        let objects = objects.try_into().expect("has the length of the array");
-        Magazines { large: 0, large_room: 0, large_max, stacks: EMPTY, objects }
+    /// Empty magazines without room.
+    pub(in crate::heap) fn new() -> Magazines {
+        Magazines { stacks: EMPTY, objects: vec![ptr::null_mut(); ENTRIES].into_boxed_slice() }
+    }
+
+    /// Magazines that never have room.
+    pub(in crate::heap) fn none() -> Magazines {
+        Magazines { stacks: EMPTY, objects: Box::default() }
     }
 
     /// Bytes of room that a class which is full gets next; `None`: it has all that it may have.
     pub(in crate::heap) fn next_room(&self, class: usize) -> Option<usize> {
-        let Stack { len, depth, .. } = self.stacks[class];
-        if class <= SMALL_LAST {
-            // Twice as much each time, so that a class that is used little takes little.
-            let more = depth.max(SMALL_DEPTH_MIN as u32).min(DEPTHS[class] - depth);
-            return (more > 0).then(|| more as usize * SIZES[class]);
+        if self.objects.is_empty() {
+            return None;
         }
-        let most = self.large_max - self.large_room;
-        let missing = (self.large + SIZES[class]).saturating_sub(self.large_room);
-        (len < depth && missing <= most).then(|| missing.max(LARGE_STEP.min(most)))
+        let depth = self.stacks[class].depth;
+        // Twice as much each time, so that a class that is used little takes little.
+        let more = depth.max(SMALL_DEPTH_MIN as u32).min(DEPTHS[class] - depth);
+        (more > 0).then(|| more as usize * SIZES[class])
     }
 
     /// Gives a class the room that it [gets next](Self::next_room).
     pub(in crate::heap) fn add_room(&mut self, class: usize, bytes: usize) {
-        if class <= SMALL_LAST {
-            self.stacks[class].depth += (bytes / SIZES[class]) as u32;
-        } else {
-            self.large_room += bytes;
-        }
+        self.stacks[class].depth += (bytes / SIZES[class]) as u32;
     }
 
     /// Takes an object of `class`, the last one put.
@@ -268,9 +256,6 @@ impl Magazines {
     pub(in crate::heap) fn take(&mut self, class: usize) -> Option<*mut u8> {
         let stack = &mut self.stacks[class];
         stack.len = stack.len.checked_sub(1)?;
-        if class > SMALL_LAST {
-            self.large -= SIZES[class];
-        }
         Some(self.objects[(stack.first + stack.len) as usize])
     }
 
@@ -280,13 +265,6 @@ impl Magazines {
         let stack = &mut self.stacks[class];
         if stack.len >= stack.depth {
             return false;
-        }
-        if class > SMALL_LAST {
-            let large = self.large + SIZES[class];
-            if large > self.large_room {
-                return false;
-            }
-            self.large = large;
         }
         self.objects[(stack.first + stack.len) as usize] = object;
         stack.len += 1;
@@ -316,11 +294,12 @@ impl Magazines {
     /// Empties all magazines into `free`, which gets each object with its class's size, and takes
     /// their room.
     pub(in crate::heap) fn drain(&mut self, mut free: impl FnMut(*mut u8, usize)) {
-        for (stack, &size) in self.stacks.iter().zip(&SIZES) {
+        let stacks = self.stacks.iter().zip(&SIZES);
+        for (stack, &size) in stacks.filter(|(stack, _)| stack.len > 0) {
             let (first, len) = (stack.first as usize, stack.len as usize);
             self.objects[first..][..len].iter().for_each(|&object| free(object, size));
         }
-        (self.stacks, self.large, self.large_room) = (EMPTY, 0, 0);
+        self.stacks = EMPTY;
     }
 }
 
@@ -371,7 +350,7 @@ mod tests {
 
     #[test]
     fn the_last_object_put_is_the_first_taken() {
-        let mut magazines = Magazines::new(0);
+        let mut magazines = Magazines::new();
         let objects = [16, 32, 48].map(ptr::without_provenance_mut);
         assert!(objects.iter().all(|&object| put(&mut magazines, 3, object)));
         assert_eq!(magazines.take(3), Some(objects[2]));
@@ -380,28 +359,16 @@ mod tests {
     }
 
     #[test]
-    fn large_objects_share_one_bound_in_bytes() {
-        let mut magazines = Magazines::new(200 << 10);
-        let object = ptr::without_provenance_mut(1 << 20);
-        let (small, large) = (class_of_size(64 << 10), class_of_size(128 << 10));
-        assert!(put(&mut magazines, small, object));
-        assert!(put(&mut magazines, large, object));
-        assert!(!put(&mut magazines, small, object));
-        assert_eq!(magazines.take(large), Some(object));
-        assert!(put(&mut magazines, small, object));
-    }
-
-    #[test]
     fn room_is_given_in_steps_up_to_the_bounds_and_taken_when_drained() {
-        let mut magazines = Magazines::new(1 << 20);
+        let mut magazines = Magazines::new();
         let object = ptr::without_provenance_mut(4096);
         assert!(!magazines.put(3, object), "there is no room yet");
         let mut taken = 0;
-        for class in 0..CLASSES {
+        for class in 0..SMALL_CLASSES {
             let objects = (0..).take_while(|_| magazines.put(class, object)).count();
             assert_eq!(objects, 0, "class {class} has no room yet");
         }
-        for class in (0..CLASSES).rev() {
+        for class in (0..SMALL_CLASSES).rev() {
             while let Some(bytes) = magazines.next_room(class) {
                 assert!(bytes > 0);
                 magazines.add_room(class, bytes);
@@ -412,18 +379,24 @@ mod tests {
         let mut held = 0;
         magazines.drain(|_, size| held += size);
         assert!(held <= taken, "{held} bytes in room for {taken}");
-        assert!(!magazines.put(3, object) && !magazines.put(CLASSES - 1, object));
+        assert!(!magazines.put(3, object) && !magazines.put(SMALL_LAST, object));
+    }
+
+    #[test]
+    fn magazines_for_nothing_never_have_room() {
+        let magazines = Magazines::none();
+        assert!((0..SMALL_CLASSES).all(|class| magazines.next_room(class).is_none()));
     }
 
     #[test]
     fn draining_returns_each_object_once_with_its_size() {
-        let mut magazines = Magazines::new(1 << 20);
+        let mut magazines = Magazines::new();
         let object = ptr::without_provenance_mut(4096);
         assert!(put(&mut magazines, class_of_size(100), object));
-        assert!(put(&mut magazines, class_of_size(100_000), object));
+        assert!(put(&mut magazines, class_of_size(10_000), object));
         let mut drained = Vec::new();
         magazines.drain(|object, size| drained.push((object, size)));
-        assert_eq!(drained, [(object, 112), (object, 112 << 10)]);
+        assert_eq!(drained, [(object, 112), (object, 10 << 10)]);
         magazines.drain(|_, _| panic!("nothing is left"));
     }
 }

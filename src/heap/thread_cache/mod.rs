@@ -1,16 +1,21 @@
-//! What one thread keeps of far memory for its next allocations: a [`ThreadCache`].
+//! What one thread keeps of freed memory for its next allocations: a [`ThreadCache`], one of far memory
+//! and one of large local blocks.
 //!
-//! `current` knows the calling thread's cache. `cache` is one thread's cache, and all of them; `magazine` its free objects by size class,
-//! `allowance` the bound on what all caches keep together, `biased_lock` the lock that its owner
-//! takes for two stores and a load.
+//! `current` knows the calling thread's caches. `cache` is one thread's cache, `caches` all of a tier;
+//! `magazine` its free objects by size class, `large` those above 32 KiB, `allowance` the bound on what
+//! all caches keep together, `biased_lock` the lock that its owner takes for two stores and a load.
 
 mod allowance;
 mod biased_lock;
 mod cache;
+mod caches;
 mod current;
+mod large;
 pub(super) mod magazine;
 
+pub(super) use allowance::Allowance;
+pub(super) use cache::{Access, Flush, Revoked, ThreadCache, reallocate_with};
 #[cfg(test)]
-pub(super) use cache::CACHES_MAX;
-pub(super) use cache::{Access, Revoked, ThreadCache, ThreadCaches, reallocate_with};
-pub(super) use current::{access, access_own, register_exit};
+pub(super) use caches::{CACHES_MAX, Control};
+pub(super) use caches::{ThreadCaches, processors, suited};
+pub(super) use current::{access, access_local, access_own, claim_local, register_exit};
