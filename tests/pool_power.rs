@@ -203,6 +203,48 @@ impl Workload {
         }
     }
 
+    /// What a page was at a moment.
+    fn state(&self, page: u64, at: usize) -> Option<u64> {
+        let life: &[_] = self.lives.get(&page).map_or(&[], |life| life);
+        life[..life.partition_point(|(when, _)| *when <= at)].last().and_then(|last| last.1)
+    }
+
+    /// Recovers as from a log with all changes up to the moment `at`.
+    fn redo(&self, pool: &BufferPool, at: usize) {
+        let in_use: Vec<u64> = pool.pages_in_use().map(|page| page.0).collect();
+        for page in self.lives.keys() {
+            match self.state(*page, at) {
+                Some(newest) => {
+                    let found = pool.fix_shared(PageId(*page));
+                    if found.is_ok_and(|guard| version(&guard, self.table, *page) == newest) {
+                        continue;
+                    }
+                    let mut guard = pool.fix_to_overwrite(PageId(*page)).expect("any page");
+                    assert!(guard.lsn() == 0 && guard.iter().all(|byte| *byte == 0), "page {page}");
+                    fill(&mut guard, self.table, *page, newest);
+                }
+                None if in_use.contains(page) => {
+                    pool.fix_to_overwrite(PageId(*page)).expect("any page").free();
+                }
+                None => {}
+            }
+        }
+        pool.flush().expect("flush");
+        self.check_at(pool, at);
+    }
+
+    /// All is as it was at the moment `at`.
+    fn check_at(&self, pool: &BufferPool, at: usize) {
+        for page in self.lives.keys() {
+            let Some(newest) = self.state(*page, at) else { continue };
+            let guard = pool.fix_shared(PageId(*page)).expect("in use");
+            assert_eq!(version(&guard, self.table, *page), newest, "page {page}");
+        }
+        let live = self.lives.keys().filter(|page| self.state(**page, at).is_some());
+        let in_use = pool.pages_in_use().map(|page| page.0);
+        assert!(in_use.eq(live.copied()), "cut at {at}");
+    }
+
     /// Looks at what a cut at the moment `at` left. Returns the number of pages that were torn.
     fn check_cut(&self, image: &PowerStore, at: usize, is_torn: impl Fn(u64) -> bool) -> u64 {
         let pool = config().open_on(Arc::new(image.clone()), &manager()).expect("opens");
@@ -246,6 +288,13 @@ impl Workload {
                 is_right,
                 "cut at {at}: page {page} is {found:?}, flushed {acknowledged:?}, {life:?}"
             );
+        }
+        if at.is_multiple_of(4) {
+            self.redo(&pool, at);
+            drop(pool);
+            let pool = config().open_on(Arc::new(image.clone()), &manager()).expect("flushed");
+            self.check_at(&pool, at);
+            return torn;
         }
         // What is in use is not given out, and the table goes on.
         let in_use = |page: u64| {

@@ -1,8 +1,9 @@
 //! Allocating and freeing pages: their numbers, and memory that is zero.
 
+use super::chunk::CHUNK_PAGES;
 use super::frames::Frames;
 use super::latch::HeldWord;
-use super::multi_page::make_parts;
+use super::multi_page::{make_parts, make_unused};
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
 
@@ -14,12 +15,67 @@ pub(super) fn allocate(frames: &Frames, order: u8) -> Result<(PageId, HeldWord)>
     frames.charge(order)?;
     let taken = take_page(frames, order);
     let page = taken.inspect_err(|_| frames.uncharge(order))?;
+    Ok((page, begin_use(frames, page, order)))
+}
+
+/// Brings a buffer of this number into use, zeroed; it is locked, and its word noted.
+///
+/// # Errors
+/// As for [`allocate`], and [`Error::BadRange`] when one of its pages is in use.
+pub(super) fn claim(frames: &Frames, first: PageId, order: u8) -> Result<HeldWord> {
+    let room = frames.table.capacity() as u64;
+    let after = first.0.checked_add(1 << order).filter(|after| *after <= room);
+    let after = after.ok_or(Error::StoreFull { pages: PageCount(room) })?;
+    frames.charge(order)?;
+    let taken = take_number(frames, first, order, after);
+    taken.inspect_err(|_| frames.uncharge(order))?;
+    Ok(begin_use(frames, first, order))
+}
+
+/// Takes a buffer of this number, which ends before `after`, and locks it. What lies between the
+/// table's end and it becomes free.
+fn take_number(frames: &Frames, first: PageId, order: u8, after: u64) -> Result<()> {
+    let table = &frames.table;
+    loop {
+        // Words are charged before they are written.
+        let mut at = first.0.min(table.end());
+        while at < after {
+            frames.charge_metadata(PageId(at))?;
+            at = (at / CHUNK_PAGES as u64 + 1) * CHUNK_PAGES as u64;
+        }
+        let mut free = frames.free.lock();
+        let end = table.end();
+        let known = first.0.min(end)..after.min(end);
+        let gap = end..first.0.max(end);
+        if !known.is_empty() && !free.take_range(known.clone()) {
+            return Err(Error::BadRange {
+                reason: "a page of it is in use, or a part of a buffer",
+            });
+        }
+        let gap_words = table.words(gap.start as usize..gap.end as usize);
+        let is_taken =
+            make_unused(gap_words) && make_parts(table, first, order) && lock_absent(frames, first);
+        if is_taken {
+            // The lowest is to be taken first, when it is allocated.
+            gap.rev().for_each(|page| free.put(0, PageId(page)));
+            // Last: a thread that sees the page within the table finds its word locked.
+            table.set_end(after.max(end));
+            return Ok(());
+        }
+        free.put_range(known);
+        drop(free);
+        std::thread::yield_now();
+    }
+}
+
+/// A buffer that was taken and locked, and whose memory is charged, is in use.
+fn begin_use(frames: &Frames, page: PageId, order: u8) -> HeldWord {
     frames.chunks.note_multi_page(page, order);
     let latch = frames.table.word(page);
     // Memory that was dropped, or never touched, is zero.
-    latch.loaded(false, 0, order);
     frames.arrive(page, order);
-    Ok((page, HeldWord::locked(latch.load()).changed()))
+    latch.loaded(false, 0, order);
+    HeldWord::locked(latch.load()).changed()
 }
 
 /// Drops a buffer that is locked and makes its number free.

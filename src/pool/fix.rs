@@ -349,9 +349,9 @@ impl BufferPool {
     }
 }
 
-const WRONG_ORDER: Error = Error::BadRange { reason: "the buffer has another order" };
+pub(super) const WRONG_ORDER: Error = Error::BadRange { reason: "the buffer has another order" };
 
-fn check_order(order: u8) -> Result<()> {
+pub(super) fn check_order(order: u8) -> Result<()> {
     if order <= ORDER_MAX {
         Ok(())
     } else {

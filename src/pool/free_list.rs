@@ -3,6 +3,7 @@
 use super::latch::ORDER_MAX;
 use crate::base::local::keep_local;
 use crate::base::units::PageId;
+use std::ops::Range;
 
 /// Bits of a page number in an entry of the table file; the order lies above.
 const ORDER_SHIFT: u32 = 56;
@@ -19,6 +20,53 @@ impl FreeLists {
     pub(super) fn put(&mut self, order: u8, page: PageId) {
         let _ours = keep_local();
         self.0[usize::from(order)].push(page);
+    }
+
+    /// Takes the pages of a range. `false`, and takes none, when one of them is not free.
+    ///
+    /// A log brings pages into use in the order in which they were taken: mostly the last is it. Else
+    /// all free buffers are looked at.
+    pub(super) fn take_range(&mut self, range: Range<u64>) -> bool {
+        let _ours = keep_local();
+        if range.end - range.start == 1 {
+            let singles = &mut self.0[0];
+            if let Some(at) = singles.iter().rposition(|page| page.0 == range.start) {
+                singles.remove(at);
+                return true;
+            }
+        }
+        let (mut met, mut covered) = (Vec::new(), 0);
+        for (order, pages) in self.0.iter_mut().enumerate() {
+            pages.retain(|page| {
+                let end = page.0 + (1 << order);
+                let common = range.end.min(end).saturating_sub(range.start.max(page.0));
+                covered += common;
+                if common > 0 {
+                    met.push(page.0..end);
+                }
+                common == 0
+            });
+        }
+        let is_free = covered == range.end - range.start;
+        for buffer in met {
+            if is_free {
+                self.put_range(buffer.start..range.start.max(buffer.start));
+                self.put_range(range.end.min(buffer.end)..buffer.end);
+            } else {
+                self.put_range(buffer);
+            }
+        }
+        is_free
+    }
+
+    /// Puts the pages of a range as buffers as large as can be.
+    pub(super) fn put_range(&mut self, range: Range<u64>) {
+        let mut at = range.start;
+        while at < range.end {
+            let order = (range.end - at).ilog2().min(ORDER_MAX.into()) as u8;
+            self.put(order, PageId(at));
+            at += 1 << order;
+        }
     }
 
     /// All free buffers as the table file names them.
@@ -52,6 +100,32 @@ impl FreeBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn free_pages(lists: &FreeLists) -> Vec<u64> {
+        let pages = lists.entries().into_iter().flat_map(|entry| {
+            let first = entry.page().0;
+            first..first + (1 << entry.order().expect("an order"))
+        });
+        let mut pages: Vec<u64> = pages.collect();
+        pages.sort_unstable();
+        pages
+    }
+
+    #[test]
+    fn a_range_is_taken_out_of_whatever_buffers_it_lies_in_or_not_at_all() {
+        let mut lists = FreeLists::default();
+        lists.put(3, PageId(16));
+        lists.put(0, PageId(24));
+        lists.put(2, PageId(25));
+        let all: Vec<u64> = (16..29).collect();
+        assert!(!lists.take_range(15..17) && !lists.take_range(28..30) && !lists.take_range(2..3));
+        assert_eq!(free_pages(&lists), all);
+        // The end of one buffer, a page, and the start of another.
+        assert!(lists.take_range(22..26) && !lists.take_range(22..23));
+        assert_eq!(free_pages(&lists), [16, 17, 18, 19, 20, 21, 26, 27, 28]);
+        assert!(lists.take_range(18..19) && lists.take_range(28..29));
+        assert_eq!(free_pages(&lists), [16, 17, 19, 20, 21, 26, 27]);
+    }
 
     #[test]
     fn an_entry_names_page_and_order() {

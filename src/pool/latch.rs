@@ -174,6 +174,11 @@ impl LatchWord {
         self.is_absent() && self.heat() == HEAT_UNUSED
     }
 
+    /// The same, also of a page that somebody has locked for a moment; of one that is not resident.
+    pub(crate) fn is_unused_when_locked(self) -> bool {
+        self.heat() == HEAT_UNUSED
+    }
+
     /// The order of an absent page that was resident before; what was not may be of any.
     pub(crate) fn known_order(self) -> Option<u8> {
         (self.stamp() > 0).then_some(self.order())

@@ -73,23 +73,29 @@ impl Loader {
         if !table.contains(page, order) || seen.is_unused() {
             return Err(table.no_such_page(page));
         }
-        frames.charge_all(page, order, |bytes| frames.account.charge(bytes))?;
-        let latch = table.word(page);
-        if !latch.try_begin_load(seen) {
-            frames.uncharge(order);
-            return Ok(false);
-        }
-        let inside =
-            Inside::lock(table, page, seen, order, frames.backoff()).inspect_err(|_| {
-                latch.abort_load();
-                frames.uncharge(order);
-            })?;
+        let Some(inside) = lock_absent(frames, page, seen, order)? else { return Ok(false) };
         self.misses.add(1);
         let read = self.file.read_now(table, page, order);
         if read.is_ok() {
             inside.become_parts();
         }
         self.finish(frames, Loading { page, was: seen }, order, false, read).map(|()| true)
+    }
+
+    /// As [`load`](Self::load), without looking at the table file: the page is zeros.
+    pub(super) fn load_blank(
+        &self,
+        frames: &Frames,
+        page: PageId,
+        seen: LatchWord,
+        order: u8,
+    ) -> Result<bool> {
+        let Some(inside) = lock_absent(frames, page, seen, order)? else { return Ok(false) };
+        inside.become_parts();
+        // Memory that was dropped, or never touched, is zero.
+        frames.arrive(page, order);
+        frames.table.word(page).loaded(false, 0, order);
+        Ok(true)
     }
 
     /// Ends the load of a locked page: it is resident now, and still locked, or absent as before.
@@ -107,9 +113,9 @@ impl Loader {
         let latch = frames.table.word(page);
         if read.is_ok() {
             let worth = frames.resident.worth(was, frames.pool_pages(), prefetched);
+            frames.arrive(page, order);
             latch.loaded(!worth.touched, worth.laps, order);
             self.read.add(1 << order);
-            frames.arrive(page, order);
         } else {
             frames.table.discard(page, order);
             latch.abort_load();
@@ -211,4 +217,25 @@ impl Loader {
         }
         group.pages > 0
     }
+}
+
+/// Charges and locks an absent page of the table, and the words inside if it is a buffer. `None`:
+/// another thread was faster.
+fn lock_absent(
+    frames: &Frames,
+    page: PageId,
+    seen: LatchWord,
+    order: u8,
+) -> Result<Option<Inside<'_>>> {
+    frames.charge_all(page, order, |bytes| frames.account.charge(bytes))?;
+    let latch = frames.table.word(page);
+    if !latch.try_begin_load(seen) {
+        frames.uncharge(order);
+        return Ok(None);
+    }
+    let inside = Inside::lock(&frames.table, page, seen, order, frames.backoff());
+    inside.map(Some).inspect_err(|_| {
+        latch.abort_load();
+        frames.uncharge(order);
+    })
 }

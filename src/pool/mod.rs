@@ -19,7 +19,7 @@
 //! | `file`, `checksum` | the store and its queues |
 //! | `multi_page`, `allocate`, `free_chain`, `header`, `load`, `write_back` | what happens to pages |
 //! | `coalescing`, `evict`, `donate`, `huge`, `cleaner`, `worker` | what makes room, on demand and ahead |
-//! | `guard`, `config`, `buffer_pool`, `fix`, `batch`, `btree` | what a user of the pool sees |
+//! | `guard`, `config`, `buffer_pool`, `fix`, `redo`, `batch`, `btree` | what a user of the pool sees |
 //!
 //! # Invariants
 //! 1. A page's memory is changed, read in or dropped only by the holder of its latch in state `Locked`,
@@ -54,6 +54,7 @@ mod latch;
 mod load;
 mod multi_page;
 mod page_table;
+mod redo;
 mod replacement;
 mod resident;
 mod stats;

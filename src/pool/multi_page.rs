@@ -71,11 +71,17 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Makes the words inside of a buffer unused that is about to be a part of the table. `false`: one of
-/// them is locked, for the chunk is frozen, which takes microseconds.
+/// Makes the words inside of a buffer unused that is about to be a part of the table. `false`: as for
+/// [`make_unused`].
 pub(super) fn make_parts(table: &PageTable, first: PageId, order: u8) -> bool {
     let start = first.as_usize();
-    table.words(start + 1..start + (1 << order)).iter().all(|latch| {
+    make_unused(table.words(start + 1..start + (1 << order)))
+}
+
+/// Makes words unused that are behind the table's end. `false`: one of them is locked, for the chunk
+/// is frozen, which takes microseconds.
+pub(super) fn make_unused(words: &[Latch]) -> bool {
+    words.iter().all(|latch| {
         let seen = latch.load();
         let is_locked = !seen.is_unused() && latch.try_begin_load(seen);
         if is_locked {

@@ -4,8 +4,8 @@
 //! left: an absent page's stamp says how much the pool has replaced since it was evicted.
 //!
 //! # Invariants
-//! 1. A page's bit is set from before its word leaves `Locked` after a load until after it is locked
-//!    for eviction.
+//! 1. A page's bit is set from before its word says that it was loaded, while it is locked, until after it
+//!    is locked for eviction.
 
 use super::latch::{HEAT_MAX, LatchWord, STAMPS};
 use super::replacement::{Arrival, Replacement, Worth};

@@ -1,0 +1,119 @@
+//! Redo: what recovery from a log needs beside fixing pages.
+//!
+//! After a crash a page may be torn, or be in use for the log and not for the table, or the other way
+//! round (`docs/design/pool.md`, durability). A log that has the whole page, or all its changes since it
+//! was allocated, makes each of them right by [`BufferPool::fix_to_overwrite`].
+
+use super::allocate;
+use super::buffer_pool::BufferPool;
+use super::fix::{Exclusive, Hold, WRONG_ORDER, check_order};
+use super::guard::{ExclusiveGuard, Held};
+use super::latch::HeldWord;
+use super::page_table::FIRST;
+use crate::base::error::{Error, Result};
+use crate::base::units::{PageCount, PageId};
+
+impl BufferPool {
+    /// Fixes a page for overwriting all of it, whatever it is: resident, absent, damaged, free, or
+    /// beyond the end of the table. It is in use then, zeroed, with 0 for the log record that changed
+    /// it last, and dirty. What the table file has of it is not read. Pages between the table's end and
+    /// a page beyond become free.
+    ///
+    /// For redo from a log; a program that runs takes the page that [`allocate`](Self::allocate)
+    /// gives. No other thread should allocate pages meanwhile: it may be given the same number.
+    ///
+    /// # Errors
+    /// [`Error::LatchTimeout`],
+    /// [`Error::OutOfMemory`],
+    /// [`Error::StoreFull`] for a page that the store has no room for,
+    /// [`Error::NoSuchPage`] for the header's,
+    /// [`Error::BadRange`] for a page of a larger buffer.
+    ///
+    /// # Examples
+    /// ```
+    /// # use farheap::{ByteCount, Error, PageId, pool::PoolConfig, store::MemStore};
+    /// # use farheap::manager::{MemoryManager, Mode};
+    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
+    /// # let pool = PoolConfig::new().create_on(store, &manager)?;
+    /// // A record of the log: the page, and what it was after the change.
+    /// let (id, lsn, image) = (PageId(7), 41, b"what it was");
+    /// let is_newer = match pool.fix_shared(id) {
+    ///     Ok(page) => page.lsn() >= lsn,
+    ///     Err(Error::CorruptPage { .. } | Error::NoSuchPage { .. }) => false,
+    ///     Err(error) => return Err(error),
+    /// };
+    /// if !is_newer {
+    ///     let mut page = pool.fix_to_overwrite(id)?;
+    ///     page[..image.len()].copy_from_slice(image);
+    ///     page.set_lsn(lsn);
+    /// }
+    /// assert_eq!(pool.pages_in_use().collect::<Vec<_>>(), [id]);
+    /// assert!(pool.allocate()?.id() < id, "what lies before is free");
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub fn fix_to_overwrite(&self, page: PageId) -> Result<ExclusiveGuard<'_>> {
+        self.fix_buffer_to_overwrite(page, 0)
+    }
+
+    /// As [`fix_to_overwrite`](Self::fix_to_overwrite), for a buffer of 2^`order` pages.
+    ///
+    /// # Errors
+    /// As there; [`Error::BadRange`] when it has another order, or when one of
+    /// its pages is in use by itself.
+    pub fn fix_buffer_to_overwrite(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
+        check_order(order)?;
+        let frames = &self.frames;
+        let table = &frames.table;
+        if first < FIRST {
+            return Err(table.no_such_page(first));
+        }
+        let full = Error::StoreFull { pages: PageCount(table.capacity() as u64) };
+        let latch = table.get(first).ok_or(full)?;
+        let mut backoff = frames.backoff();
+        loop {
+            let seen = latch.load();
+            if first.0 >= table.end() || seen.is_unused() {
+                let word = allocate::claim(frames, first, order)?;
+                return Ok(ExclusiveGuard(Held::new(frames, latch, word)));
+            }
+            if seen.is_absent() {
+                let is_other = seen.known_order().is_some_and(|known| known != order);
+                if is_other || !table.contains(first, order) {
+                    return Err(WRONG_ORDER);
+                }
+                if self.loader.load_blank(frames, first, seen, order)? {
+                    let word = HeldWord::locked(latch.load()).changed();
+                    return Ok(ExclusiveGuard(Held::new(frames, latch, word)));
+                }
+            } else if Exclusive::take(latch, seen) {
+                let mut guard =
+                    ExclusiveGuard(Held::new(frames, latch, Exclusive::held_word(latch)));
+                if guard.0.order() != order {
+                    return Err(WRONG_ORDER);
+                }
+                guard.fill(0);
+                guard.set_lsn(0);
+                return Ok(guard);
+            } else if Exclusive::is_blocked(seen) && !backoff.wait() {
+                return Err(table.timeout(first, &backoff));
+            }
+        }
+    }
+
+    /// The pages that are in use, in ascending order: a page that is allocated or freed meanwhile may
+    /// or may not be among them. After a crash these are the pages that the last header names, some
+    /// of which a log may have to [free](ExclusiveGuard::free) again.
+    ///
+    /// A buffer of several pages is named by its first page once the pool has had it resident; before,
+    /// all its pages are, because the table file does not know buffers.
+    pub fn pages_in_use(&self) -> impl Iterator<Item = PageId> + '_ {
+        let frames = &self.frames;
+        let is_free = |page: &PageId| {
+            // Free pages are locked while the list of them is written.
+            let word = frames.table.word(*page).load();
+            word.is_unused_when_locked() && !frames.resident.contains(page.as_usize())
+        };
+        (FIRST.0..frames.table.end()).map(PageId).filter(move |page| !is_free(page))
+    }
+}
