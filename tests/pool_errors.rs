@@ -423,7 +423,8 @@ fn a_table_has_one_pool_at_a_time() {
     let pool = PoolConfig::new().create_on(Arc::clone(&store), &manager).expect("pool");
     let ids = fill(&pool, 100);
     refused(PoolConfig::new().create_on(Arc::clone(&store), &manager));
-    pool.evict_all().expect("the store takes all");
+    pool.flush().expect("the store takes all");
+    pool.evict_all().expect("nothing is dirty");
     refused(PoolConfig::new().open_on(Arc::clone(&store), &manager));
     ids.iter().for_each(|id| assert_holds(&pool, *id));
     drop(pool);
