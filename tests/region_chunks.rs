@@ -89,7 +89,7 @@ impl Data {
 #[test]
 fn a_scan_reads_whole_chunks_and_every_byte_is_right() {
     let _watch = watchdog("a scan reads whole chunks", Duration::from_secs(240));
-    for page in [64, 256].map(ByteCount::kib) {
+    for page in [16, 64, 256].map(ByteCount::kib) {
         let Some(data) = Data::stored(page) else { return };
         (0..3).for_each(|_| data.check_all());
         let stats = data.region.stats();
@@ -106,7 +106,7 @@ fn a_scan_reads_whole_chunks_and_every_byte_is_right() {
 fn chunks_that_change_ahead_of_their_reader_are_right() {
     let _watch = watchdog("chunks change ahead of their reader", Duration::from_secs(400));
     let mut dice = Dice::new(seed("chunks change ahead of their reader"));
-    for page in [64, 256].map(ByteCount::kib) {
+    for page in [16, 64, 256].map(ByteCount::kib) {
         let Some(mut data) = Data::stored(page) else { return };
         let units = data.stamps.len();
         let ahead = 4 * CHUNK / UNIT;

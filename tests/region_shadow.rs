@@ -178,6 +178,7 @@ fn small_pages_keep_their_content_under_four_threads_and_two_handlers() {
 
 #[test]
 fn middle_pages_keep_their_content() {
+    hammer("16k auto", config(ByteCount::kib(16), Install::Auto), 1, 8_000);
     hammer("64k auto", config(ByteCount::kib(64), Install::Auto), 1, 8_000);
 }
 

@@ -53,7 +53,6 @@ use crate::paging::diagnostics;
 use crate::paging::evict::state::{DEPTH, PAUSE_MIN};
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
-use crate::paging::page::BATCH_MAX;
 use crate::paging::tables::charge;
 use std::time::{Duration, Instant};
 
@@ -158,6 +157,9 @@ impl Evictor {
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
+        /// Victims of one turn, but for the rest of a chunk that goes whole: 16 are enough for the full
+        /// rate, and what is chosen later is chosen better.
+        const TURN_MAX: usize = 64;
         if self.pager.pool().excess() > 0 {
             if self.pager.pool().free_spare_run() > 0 {
                 self.made_room(1);
@@ -176,18 +178,18 @@ impl Evictor {
             self.made_room(released);
             // What the heap keeps of freed memory need not be written.
             self.pager.pool().purge().call();
-            freed = match self.evict_chunk(wanted.min(BATCH_MAX)) {
+            freed = match self.evict_chunk(wanted.min(TURN_MAX)) {
                 Chunkwise::Went => true,
                 Chunkwise::Wait => false,
-                Chunkwise::Later => self.evict(wanted.min(BATCH_MAX)),
+                Chunkwise::Later => self.evict(wanted.min(TURN_MAX)),
                 Chunkwise::Closed => {
-                    self.evict(wanted.min(BATCH_MAX));
+                    self.evict(wanted.min(TURN_MAX));
                     true
                 }
                 Chunkwise::Unfit => {
                     let closed =
                         self.pager.chunks().any_open() && kernel_filled::close_next(&self.pager);
-                    self.evict(wanted.min(BATCH_MAX)) || closed
+                    self.evict(wanted.min(TURN_MAX)) || closed
                 }
             };
         }

@@ -32,13 +32,15 @@ use std::time::{Duration, Instant};
 /// evicted.
 const HOLD_MAX: Duration = Duration::from_millis(50);
 
+const _: () = assert!(CHUNK_PAGES_MAX <= u128::BITS as usize);
+
 /// A chunk that is being read, or held.
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     page: PageId,
     frame: FrameId,
     /// A bit for each page that has been read and checked.
-    read: u64,
+    read: u128,
     /// Until when it is held once it has been read; `None`: it is not.
     hold: Option<Instant>,
 }

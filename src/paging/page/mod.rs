@@ -12,9 +12,10 @@ mod models;
 pub(crate) mod protocol;
 pub(crate) mod word;
 
-/// Maximum number of pages handled by one batch of installs, evictions or discards.
+/// Maximum number of pages handled by one batch of installs, evictions or discards: two chunks of pages
+/// of 16 KiB.
 #[cfg(not(loom))]
-pub(in crate::paging) const BATCH_MAX: usize = 64;
+pub(in crate::paging) const BATCH_MAX: usize = 256;
 
 /// Spins shortly, then yields: for states of words that last microseconds.
 #[cfg(not(loom))]

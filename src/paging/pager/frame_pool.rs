@@ -337,11 +337,12 @@ impl FramePool {
     /// Spare frames that are worth keeping: none while others wait for their memory, or where
     /// fills carry it off into the region.
     fn spare_max(&self) -> usize {
+        const SPARE_MAX: usize = 64;
         if self.moves.fill || self.managed.deficit() > 0 {
             return 0;
         }
         let bytes = self.low_bytes() as usize;
-        let most = BATCH_MAX.min(self.staging.singles() / 2);
+        let most = SPARE_MAX.min(self.staging.singles() / 2);
         (bytes / self.page_bytes).clamp(1, most)
     }
 

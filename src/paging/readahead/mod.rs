@@ -129,7 +129,10 @@ impl Readahead {
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
         const WINDOW_BYTES_MAX: u64 = 8 << 20;
+        /// Page by page: what is asked for must leave the device room for faults.
         const WINDOW_PAGES_MAX: u64 = 192;
+        /// Chunks are a request or two each, however many pages they have.
+        const CHUNKS_MAX: u64 = 4;
         /// What all streams together may have read ahead, as a part of the limit: less than the
         /// policy keeps of pages that were not seen used (`evict::policy::tenure`).
         const LIMIT_PART: u64 = 12;
@@ -138,8 +141,9 @@ impl Readahead {
         if advice == Advice::Random {
             return None;
         }
+        let pages_max = WINDOW_PAGES_MAX.max(CHUNKS_MAX * chunk);
         let limits = WindowLimits {
-            per_stream: (WINDOW_BYTES_MAX >> self.page_shift).clamp(2, WINDOW_PAGES_MAX),
+            per_stream: (WINDOW_BYTES_MAX >> self.page_shift).clamp(2, pages_max),
             in_total: (limit.0 / LIMIT_PART) >> self.page_shift,
             chunk,
         };
