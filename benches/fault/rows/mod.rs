@@ -48,7 +48,7 @@ pub(crate) const ALL: &[Group] = &[
     },
     Group {
         name: "scan-file",
-        about: "sequential reads, 64 and 256 KiB pages, temporary file; raw reads, mmap",
+        about: "sequential reads, 16 to 256 KiB pages, temporary file; raw reads, mmap",
         run: scan::on_file,
     },
     Group { name: "scan-loop", about: "the same on a loop device over tmpfs", run: scan::on_loop },

@@ -10,7 +10,7 @@ use crate::{Failure, Plan, Result, Side, take_turns};
 use farheap::store::Store;
 use std::sync::Arc;
 
-const PAGES: [usize; 2] = [64 << 10, 256 << 10];
+const PAGES: [usize; 3] = [16 << 10, 64 << 10, 256 << 10];
 
 pub(crate) fn on_file(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let target = Target::File(PatternFile::create(&plan.dir, plan.data)?);
