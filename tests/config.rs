@@ -52,7 +52,7 @@ fn defaults_are_as_documented() {
     assert_eq!(config.limit_percent(), Some(50));
     assert_eq!(
         config.to_string(),
-        "limit:50%,overwrite:off,reserve:off,page:64KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
+        "limit:50%,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
          install:auto,policy:tenure,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
          mode:handler,encrypt:off,wipe:off,dump:off"
     );

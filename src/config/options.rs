@@ -90,9 +90,9 @@ macro_rules! for_options {
 
         /// A power of two from 4 KiB to 2 MiB.
         ///
-        /// Default: 64 KiB. Larger for scans, smaller (4 KiB) for pointer-rich structures that
+        /// Default: 16 KiB. Larger for scans, smaller (4 KiB) for pointer-rich structures that
         /// touch a few bytes per page.
-        page: value(ByteCount) = ByteCount::kib(64),
+        page: value(ByteCount) = ByteCount::kib(16),
             "the page size in bytes",
             { region c bytes page, "power of two, `4KiB` to `2MiB`", "",
               "small for pointers, large for scans" };

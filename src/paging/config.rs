@@ -93,8 +93,8 @@ settings! {
         /// Sets the size of the pages that come and go, a power of two from [`PAGE_MIN`] to
         /// [`PAGE_MAX`].
         ///
-        /// Default: 64 KiB.
-        page: value(ByteCount) = ByteCount::kib(64),
+        /// Default: 16 KiB.
+        page: value(ByteCount) = ByteCount::kib(16),
         /// Sets the address space to reserve, which is rounded up to 2 MiB.
         ///
         /// Default: 1 TiB.

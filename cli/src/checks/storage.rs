@@ -6,7 +6,7 @@ use farheap::{ByteCount, Config};
 use std::path::Path;
 
 /// The default page size.
-const PAGE_DEFAULT: ByteCount = ByteCount::kib(64);
+const PAGE_DEFAULT: ByteCount = ByteCount::kib(16);
 /// The smallest store.
 const STORE_MIN: ByteCount = ByteCount::mib(1);
 /// Every request of the store is a multiple of this.
