@@ -174,7 +174,7 @@ impl Heap {
             eprintln!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}");
         }
         let local = manager.map(|manager| LocalMemory::join(manager, &region)).transpose()?;
-        let options = FarArenasOptions { threshold, ..tier_options(&config) };
+        let options = FarArenasOptions { threshold, ..FarArenasOptions::default() };
         let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
         // Before the tier serves: what a new thread allocates until it has begun is not kept local.
         let maintenance = Maintenance::start(arenas, &region, local.clone());
@@ -369,14 +369,6 @@ fn wanted_threshold(config: &Config) -> Option<ByteCount> {
         Place::All => Some(ByteCount::ZERO),
         Place::BySize => config.threshold(),
     }
-}
-
-/// Memory that the heap keeps for reuse is charged: a share of the limit, not more. Caches follow the
-/// limit when it changes, see `maintenance`.
-fn tier_options(config: &Config) -> FarArenasOptions {
-    let defaults = FarArenasOptions::default();
-    let share = |part: u64| ByteCount(config.limit().0 / part);
-    FarArenasOptions { dirty_max: defaults.dirty_max.min(share(8)), ..defaults }
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {

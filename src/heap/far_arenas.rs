@@ -65,8 +65,8 @@ const ARENAS_MAX: u32 = 16;
 /// keep (`local`) that is less than 64 MiB on 8 processors, however many threads there are.
 const CACHE_MAX: ByteCount = ByteCount::mib(36);
 const CACHE_MAX_MORE: ByteCount = ByteCount::mib(4);
-/// Caches keep at most 1/CACHE_SHARE of the limit.
-const CACHE_SHARE: u64 = 8;
+/// Caches keep at most 1/KEPT_SHARE of the limit, and as much may be dirty.
+const KEPT_SHARE: u64 = 8;
 
 /// How a tier behaves.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,7 @@ pub(crate) struct FarArenasOptions {
     pub(crate) threshold: Option<ByteCount>,
     /// How long freed extents keep their contents for reuse.
     pub(crate) decay: Duration,
-    /// Dirty bytes above which [`FarArenas::maintain`] gives all of them back.
+    /// Dirty bytes above which [`FarArenas::maintain`] gives all of them back; less under a small limit.
     pub(crate) dirty_max: ByteCount,
     /// Bytes that all threads together may keep of freed objects.
     pub(crate) cache_max: ByteCount,
@@ -143,6 +143,8 @@ pub(crate) struct FarArenas {
     /// Keeps the source alive for the hooks; gone once the arenas are.
     source: Ranked<Option<Arc<dyn ExtentSource>>>,
     caches: ThreadCaches,
+    /// See [`FarArenasOptions::dirty_max`].
+    dirty_max: AtomicU64,
     /// Threads inside the shared path.
     shared_inside: AtomicUsize,
     /// Bytes through the shared path.
@@ -179,6 +181,7 @@ impl FarArenas {
             arenas,
             source: Ranked::new(Rank::Leaf, Some(source)),
             caches: ThreadCaches::new(allowance),
+            dirty_max: AtomicU64::new(options.dirty_max.0),
             shared_inside: AtomicUsize::new(0),
             shared_counts: Counts::new(),
             closed: AtomicBool::new(false),
@@ -367,18 +370,21 @@ impl FarArenas {
         self.arenas.iter().for_each(|far| far.arena.decay());
         // What is committed and not in use bounds what is dirty, without asking jemalloc.
         let stats = self.stats();
-        if stats.committed.get().saturating_sub(stats.allocated.get())
-            > self.options.dirty_max.get()
-            && self.dirty() > self.options.dirty_max
+        let dirty_max = self.dirty_max.load(Relaxed);
+        if stats.committed.get().saturating_sub(stats.allocated.get()) > dirty_max
+            && self.dirty().get() > dirty_max
         {
             self.purge();
             self.purges.fetch_add(1, Relaxed);
         }
     }
 
-    /// Follows a limit on resident memory that may have changed: caches keep an eighth of it at most.
+    /// Follows a limit on resident memory that may have changed: caches keep an eighth of it at most, and
+    /// as much may be dirty.
     pub(crate) fn follow_limit(&self, limit: ByteCount) {
-        self.caches.set_max(self.options.cache_max.min(ByteCount(limit.0 / CACHE_SHARE)));
+        let share = ByteCount(limit.0 / KEPT_SHARE);
+        self.caches.set_max(self.options.cache_max.min(share));
+        self.dirty_max.store(self.options.dirty_max.min(share).0, Relaxed);
     }
 
     /// For a source that is short of memory: gives back what is free, large blocks of caches included,

@@ -522,8 +522,9 @@ fn data_that_dies_young_is_reused_without_calls_to_the_source() {
 fn maintenance_caps_dirty_bytes() {
     let dirty_max = ByteCount::mib(8);
     let decay = Duration::from_secs(1000);
-    let options = FarArenasOptions { dirty_max, decay, ..FarArenasOptions::default() };
-    let running = start(ByteCount::gib(1), options);
+    let running =
+        start(ByteCount::gib(1), FarArenasOptions { decay, ..FarArenasOptions::default() });
+    running.arenas.follow_limit(ByteCount(dirty_max.0 * 8));
     // Too large for caches, which have a bound of their own.
     drop((0..16).map(|_| block(9 << 20)).collect::<Vec<_>>());
     assert!(running.arenas.stats().committed >= ByteCount::mib(128));
