@@ -1,6 +1,7 @@
 // README's links to other pages, for its reader here: the first definition of a link counts.
 #![doc = "[docs/architecture.md]: crate::guide::architecture"]
 #![doc = "[docs/ffi.md]: crate::guide::ffi"]
+#![doc = "[docs/run.md]: crate::guide::run"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(feature = "nightly", feature(allocator_api))]
@@ -66,6 +67,8 @@ pub mod guide {
     pub mod architecture {}
     #[doc = include_str!("../docs/ffi.md")]
     pub mod ffi {}
+    #[doc = include_str!("../docs/run.md")]
+    pub mod run {}
 }
 
 /// The version of `allocator-api2` (0.2) whose `Allocator` the handles [`Far`] and [`Local`]

@@ -79,7 +79,7 @@ fn library() -> Vec<Source> {
 
 /// All sources of the workspace.
 fn everything() -> Vec<Source> {
-    sources(&["src", "cli", "ffi", "tests", "examples", "benches"])
+    sources(&["src", "cli", "ffi", "preload", "tests", "examples", "benches"])
 }
 
 /// Fails with all violations of a rule.
@@ -101,7 +101,7 @@ fn module_of(name: &str) -> Option<&str> {
 /// Whether a source is compiled for tests only: modules with these names are, see
 /// [`test_modules_are_compiled_for_tests_only`].
 fn is_test(name: &str) -> bool {
-    let dirs = ["tests/", "examples/", "benches/", "cli/tests/", "ffi/tests/"];
+    let dirs = ["tests/", "examples/", "benches/", "cli/tests/", "ffi/tests/", "preload/tests/"];
     dirs.iter().any(|dir| name.starts_with(dir))
         || TEST_MODULES.iter().any(|module| name.ends_with(&format!("/{module}.rs")))
 }
@@ -430,7 +430,7 @@ fn nothing_is_left_unfinished() {
 #[test]
 fn the_library_never_unwraps_without_a_reason() {
     let mut violations = Vec::new();
-    for source in sources(&["src", "cli/src", "ffi/src"]) {
+    for source in sources(&["src", "cli/src", "ffi/src", "preload/src"]) {
         for (at, _) in source.code.match_indices(".unwrap()") {
             violations.push(format!("{}:{}", source.name, source.line_of(at)));
         }

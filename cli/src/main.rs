@@ -1,10 +1,13 @@
 //! `farheap`: command-line companion of the crate.
 //!
 //! `doctor` asks the crate's probe what this machine allows and says what it means. The checks
-//! are in [`checks`], their output in [`report`].
+//! are in [`checks`], their output in [`report`]. `run` runs a program under a limit ([`run`]), after a
+//! look at what kind of file it is ([`program`]).
 
 mod checks;
+mod program;
 mod report;
+mod run;
 
 use clap::{Parser, Subcommand};
 use std::io::{IsTerminal, Write};
@@ -25,6 +28,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Doctor(Doctor),
+    Run(run::Run),
 }
 
 /// Says what this machine allows farheap to do, and which commands repair what is missing.
@@ -61,7 +65,10 @@ struct Doctor {
 }
 
 fn main() -> ExitCode {
-    let Command::Doctor(options) = Cli::parse().command;
+    let options = match Cli::parse().command {
+        Command::Doctor(options) => options,
+        Command::Run(options) => return run::run(&options),
+    };
     match doctor(&options) {
         Ok(code) => code,
         // The reader of a pipe may stop early (`farheap doctor | head`).

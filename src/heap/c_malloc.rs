@@ -13,6 +13,7 @@ use super::global;
 use super::jemalloc::{self, Flags};
 use super::placement::{Fill, Placement};
 use super::thread_cache::magazine::{self, SmallClass};
+use crate::base::units::ByteCount;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -217,6 +218,16 @@ pub fn is_far(ptr: *const u8) -> bool {
 #[must_use]
 pub fn serves_far() -> bool {
     global::serving().is_some()
+}
+
+/// Bytes of RAM that the allocator has for what is not far; also where no far heap runs.
+#[must_use]
+pub fn local_resident() -> ByteCount {
+    if let Some(arenas) = global::installed() {
+        return arenas.local_resident();
+    }
+    jemalloc::advance_epoch();
+    jemalloc::resident().unwrap_or_default()
 }
 
 #[cfg(test)]

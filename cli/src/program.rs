@@ -1,0 +1,118 @@
+//! What kind of file a program is: whether the loader will preload a library into it.
+//!
+//! Uses nothing of the crate.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// A script's interpreter may be a script: the kernel follows as many.
+const SCRIPTS_MAX: usize = 5;
+/// Bytes of the line that names an interpreter, as the kernel reads it.
+const LINE_MAX: usize = 256;
+
+/// Why a program cannot be run with a preloaded library.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// No such file.
+    Missing,
+    /// The kernel would not run it.
+    NoProgram(String),
+    /// It would run, but without the library.
+    Unsuitable(String),
+}
+
+/// Finds a program as `execvp(3)` does, and looks at it.
+pub(crate) fn check(name: &Path) -> Result<PathBuf, Refusal> {
+    let path = find(name).ok_or(Refusal::Missing)?;
+    let mut file = path.clone();
+    for _ in 0..SCRIPTS_MAX {
+        match interpreter_of(&file)? {
+            Some(interpreter) => file = interpreter,
+            None => return Ok(path),
+        }
+    }
+    Err(Refusal::NoProgram("scripts that run scripts without end".to_owned()))
+}
+
+fn find(name: &Path) -> Option<PathBuf> {
+    if name.as_os_str().as_bytes().contains(&b'/') {
+        return name.exists().then(|| name.to_path_buf());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let found: Vec<_> = std::env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .filter(|path| path.is_file())
+        .collect();
+    let runs = |path: &&PathBuf| fs::metadata(path).is_ok_and(|data| is_executable(&data));
+    found.iter().find(runs).or(found.first()).cloned()
+}
+
+fn is_executable(data: &Metadata) -> bool {
+    data.is_file() && data.permissions().mode() & 0o111 != 0
+}
+
+/// The interpreter of a script; `None` for a program that the library can be preloaded into.
+fn interpreter_of(path: &Path) -> Result<Option<PathBuf>, Refusal> {
+    let refuse = |error: io::Error| Refusal::NoProgram(format!("{}: {error}", path.display()));
+    let data = fs::metadata(path).map_err(refuse)?;
+    if !is_executable(&data) {
+        return Err(Refusal::NoProgram(format!("{} is not executable", path.display())));
+    }
+    // A program that can be run and not read is not looked at.
+    let Ok(file) = File::open(path) else { return Ok(None) };
+    let mut head = Vec::new();
+    (&file).take(LINE_MAX as u64).read_to_end(&mut head).map_err(refuse)?;
+    if let Some(line) = head.strip_prefix(b"#!") {
+        let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
+        let name = words.next().unwrap_or_default();
+        return Ok(Some(PathBuf::from(std::ffi::OsStr::from_bytes(name))));
+    }
+    let refusal = match elf(&file, &head) {
+        Some(kind) => kind,
+        None if raises_privileges(&data) => {
+            "it is set-user-ID or set-group-ID, and the loader ignores LD_PRELOAD there"
+        }
+        None => return Ok(None),
+    };
+    Err(Refusal::Unsuitable(format!("{}: {refusal}", path.display())))
+}
+
+/// Whether the loader treats the program as one with more privileges than its caller has.
+fn raises_privileges(data: &Metadata) -> bool {
+    let mode = data.permissions().mode();
+    let own = fs::metadata("/proc/self").ok();
+    let (user, group) = own.map_or((u32::MAX, u32::MAX), |own| (own.uid(), own.gid()));
+    (mode & 0o4000 != 0 && data.uid() != user) || (mode & 0o2000 != 0 && data.gid() != group)
+}
+
+/// Why an ELF file is not for the library; `None`: it is, or it is no ELF file.
+fn elf(file: &File, head: &[u8]) -> Option<&'static str> {
+    const INTERP: u32 = 3;
+    let number = |bytes: &[u8], at: usize, len: usize| {
+        let mut word = [0_u8; 8];
+        word[..len].copy_from_slice(bytes.get(at..at + len)?);
+        Some(u64::from_le_bytes(word))
+    };
+    if !head.starts_with(b"\x7fELF") {
+        return None;
+    }
+    if head.get(4) != Some(&2) || number(head, 18, 2) != Some(62) {
+        return Some("it is not a program for x86-64");
+    }
+    let (start, size, count) =
+        (number(head, 32, 8)?, number(head, 54, 2)? as usize, number(head, 56, 2)? as usize);
+    let mut parts = vec![0; size * count];
+    file.read_exact_at(&mut parts, start).ok()?;
+    let interp = parts.chunks(size).find(|part| number(part, 0, 4) == Some(INTERP.into()));
+    let Some(interp) = interp else {
+        return Some("it is linked statically, so that nothing can be preloaded into it");
+    };
+    let mut loader = vec![0; (number(interp, 32, 8)? as usize).min(4096)];
+    file.read_exact_at(&mut loader, number(interp, 8, 8)?).ok()?;
+    let is_musl = loader.windows(7).any(|part| part == b"ld-musl");
+    is_musl.then_some("it uses another C library than GNU's")
+}

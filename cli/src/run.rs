@@ -1,0 +1,154 @@
+//! `farheap run`: runs a program with the malloc family of `libfarheap_preload.so`.
+//!
+//! The options become `FARHEAP_CONF`, the library goes into `LD_PRELOAD`, and the program takes this
+//! process's place, so that its exit status and signals are its own. Uses `program`.
+
+use crate::program::{self, Refusal};
+use farheap::config::{self, Place};
+use farheap::{ByteCount, Config, Heap};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Exit statuses, as `env(1)` and `timeout(1)` have them.
+const EXIT_REFUSED: u8 = 125;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+
+/// The page size unless another one is asked for: a page of the default size has hundreds of small
+/// objects, of which a fault wants one.
+const PAGE: ByteCount = ByteCount::kib(16);
+
+const LIBRARY: &str = "libfarheap_preload.so";
+/// The library's path, for one that is in no usual place.
+const LIBRARY_VARIABLE: &str = "FARHEAP_PRELOAD_LIBRARY";
+/// How `farheap run` tells the library what it is to do.
+const RUN_VARIABLE: &str = "FARHEAP_RUN";
+
+/// Runs a program whose heap is far memory, under a limit on what of it is resident.
+///
+/// The program is not changed or recompiled: its malloc is farheap's. Once it has 6 MiB in use, what
+/// it allocates goes to far memory, whose cold pages leave for the device. Code, stacks and memory
+/// that the program maps itself are not in the limit. A child of fork(2) cannot use far memory that it
+/// inherits: it may start another program, and allocate memory of its own.
+#[derive(clap::Args)]
+#[command(after_help = "Exit status:
+  125  farheap cannot do this: the configuration, permissions, or the kind of program
+  126  the program cannot be executed
+  127  the program is not found
+  else the program's own; a signal that ends it ends this command
+
+FARHEAP_CONF and --config set every option of farheap; the other options of this command come last.
+The defaults here are `place:all` and `page:16KiB`.")]
+pub(crate) struct Run {
+    /// Maximum far memory that may be resident, such as 1GiB or 25%
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<String>,
+    /// Block device or file that keeps evicted pages; its contents are lost
+    #[arg(long, value_name = "PATH")]
+    device: Option<String>,
+    /// Page size, from 4KiB to 2MiB
+    #[arg(long, value_name = "SIZE")]
+    page: Option<String>,
+    /// More options, such as `dir:/var/tmp,threshold:64KiB,place:by_size`
+    #[arg(long, value_name = "TEXT")]
+    config: Option<String>,
+    /// Print at the end what was far, faults, bytes, and the peak against the limit
+    #[arg(long)]
+    stats: bool,
+    /// Leave the programs that this one starts on their own memory
+    #[arg(long)]
+    alone: bool,
+    /// Program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Runs the program in place of this one; returns only if that is not possible.
+pub(crate) fn run(options: &Run) -> ExitCode {
+    let name = Path::new(&options.program[0]);
+    let fail = |status: u8, reason: &str| {
+        eprintln!("farheap: {reason}");
+        ExitCode::from(status)
+    };
+    let path = match program::check(name) {
+        Ok(path) => path,
+        Err(Refusal::Missing) => {
+            return fail(EXIT_NOT_FOUND, &format!("{}: not found", name.display()));
+        }
+        Err(Refusal::NoProgram(reason)) => return fail(EXIT_NOT_EXECUTABLE, &reason),
+        Err(Refusal::Unsuitable(reason)) => return fail(EXIT_REFUSED, &reason),
+    };
+    let prepared = library().and_then(|library| Ok((library, configuration(options)?)));
+    let (library, config) = match prepared {
+        Ok(prepared) => prepared,
+        Err(reason) => return fail(EXIT_REFUSED, &reason),
+    };
+    // The program has this process's number: of those that it starts, only some are worth a report.
+    let mut words = vec![format!("first={}", std::process::id())];
+    words.extend(options.stats.then(|| "stats".to_owned()));
+    words.extend(options.alone.then(|| "alone".to_owned()));
+    let mut preload = library.into_os_string();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let error = Command::new(&path)
+        .arg0(&options.program[0])
+        .args(&options.program[1..])
+        .env(config::ENV, config.to_string())
+        .env(RUN_VARIABLE, words.join(","))
+        .env("LD_PRELOAD", preload)
+        .exec();
+    fail(EXIT_NOT_EXECUTABLE, &format!("{}: {error}", path.display()))
+}
+
+/// The configuration, with which a heap was started and ended here.
+fn configuration(options: &Run) -> Result<Config, String> {
+    let read = || {
+        let mut builder = Config::builder().place(Place::All).page(PAGE).from_env()?;
+        if let Some(text) = &options.config {
+            builder = builder.parse(text)?;
+        }
+        let flags =
+            [("limit", &options.limit), ("device", &options.device), ("page", &options.page)];
+        for (key, value) in flags {
+            if let Some(value) = value {
+                // As text, so that a device takes the place of a directory that was named before.
+                let quoted = value.replace('"', "\"\"");
+                builder = builder.parse(&format!("{key}:\"{quoted}\""))?;
+            }
+        }
+        builder.build()
+    };
+    let config = read().map_err(|error| error.to_string())?;
+    // The program would find out in the middle of its work, where it can only go on without far memory.
+    let heap = Heap::start(config.clone()).map_err(|error| error.to_string())?;
+    let has_far = heap.threshold().is_some() || config.threshold().is_none();
+    heap.shutdown().map_err(|error| error.to_string())?;
+    if has_far { Ok(config) } else { Err("nothing of the program would be far memory".to_owned()) }
+}
+
+/// Finds the library: where the variable says, beside this program, or in `../lib`.
+fn library() -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE) {
+        let path = PathBuf::from(path);
+        return match path.canonicalize() {
+            Ok(path) => Ok(path),
+            Err(error) => Err(format!("{LIBRARY_VARIABLE}: {}: {error}", path.display())),
+        };
+    }
+    let own = std::env::current_exe().map_err(|error| format!("this program's path: {error}"))?;
+    let dir = own.parent().unwrap_or(Path::new("/"));
+    let places = [dir.join(LIBRARY), dir.join("../lib").join(LIBRARY)];
+    let found = places.iter().find_map(|place| place.canonicalize().ok());
+    found.ok_or_else(|| {
+        format!(
+            "{LIBRARY} is neither in {dir} nor in {dir}/../lib; `cargo build --release -p \
+             farheap-preload` in farheap's repository builds it, {LIBRARY_VARIABLE} names it in \
+             another place",
+            dir = dir.display()
+        )
+    })
+}

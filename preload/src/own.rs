@@ -1,0 +1,138 @@
+//! What a thread is doing: whether it is inside of the allocator, or one of farheap's own.
+//!
+//! The variable is of the initial-exec kind, which no access allocates for. `thread_local!` makes
+//! variables of the general-dynamic kind: the first access of a thread may ask the loader for memory,
+//! which comes back to `malloc`, and so on for ever (C library 2.36, after a program has loaded more
+//! than 14 libraries with such variables).
+
+#![expect(unsafe_code, reason = "has a thread-local variable in assembler, starts threads")]
+
+use libc::{c_int, c_void, pthread_attr_t, pthread_t};
+use std::arch::{asm, global_asm};
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+
+global_asm!(
+    ".pushsection .tbss.farheap_preload_thread,\"awT\",@nobits",
+    ".globl farheap_preload_thread",
+    ".hidden farheap_preload_thread",
+    ".type farheap_preload_thread, @object",
+    ".size farheap_preload_thread, 16",
+    ".p2align 4",
+    "farheap_preload_thread:",
+    ".zero 16",
+    ".popsection",
+);
+
+/// A thread's state: zero when it starts. Has the size that is reserved above.
+#[repr(C)]
+struct Thread {
+    /// How many calls it is inside of; a thread of farheap's is inside for life.
+    depth: Cell<u64>,
+    /// Bytes that it has allocated since it was last asked about.
+    allocated: Cell<u64>,
+}
+
+const _: () = assert!(size_of::<Thread>() == 16);
+
+fn with<R>(use_it: impl FnOnce(&Thread) -> R) -> R {
+    let thread: *const Thread;
+    // SAFETY: computes the address of the variable above for this thread: the thread's pointer plus
+    // the offset that the loader has written into the table.
+    unsafe {
+        asm!(
+            "mov {thread}, qword ptr fs:[0]",
+            "add {thread}, qword ptr [rip + farheap_preload_thread@GOTTPOFF]",
+            thread = out(reg) thread,
+            options(pure, readonly, nostack),
+        );
+    }
+    // SAFETY: the variable has this type, is zero at first, which is a value of it, lives as long as
+    // the thread, and is used by it alone.
+    use_it(unsafe { &*thread })
+}
+
+/// Being inside of the allocator; ends when dropped.
+pub(crate) struct Inside(());
+
+/// Enters the allocator; `None` when the thread is inside already.
+pub(crate) fn enter() -> Option<Inside> {
+    with(|thread| {
+        if thread.depth.get() > 0 {
+            return None;
+        }
+        thread.depth.set(1);
+        Some(Inside(()))
+    })
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        with(|thread| thread.depth.set(thread.depth.get() - 1));
+    }
+}
+
+/// Counts bytes that the thread allocates; whether it has allocated `step` since that was last so.
+pub(crate) fn count(bytes: usize, step: u64) -> bool {
+    with(|thread| {
+        let sum = thread.allocated.get().saturating_add(bytes as u64);
+        thread.allocated.set(if sum >= step { 0 } else { sum });
+        sum >= step
+    })
+}
+
+/// What a thread is to run.
+struct Start {
+    run: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+}
+
+unsafe extern "C" {
+    /// `pthread_create(3)`.
+    fn __real_pthread_create(
+        thread: *mut pthread_t,
+        attributes: *const pthread_attr_t,
+        run: extern "C" fn(*mut c_void) -> *mut c_void,
+        argument: *mut c_void,
+    ) -> c_int;
+}
+
+/// `pthread_create` for the code of this library, by the linker (`build.rs`): each such thread is
+/// farheap's own. It is inside of the allocator for life, so that whatever the C library allocates
+/// for it is local, and takes no signals of the program.
+///
+/// # Safety
+/// As for `pthread_create(3)`.
+#[unsafe(export_name = "__wrap_pthread_create")]
+unsafe extern "C" fn start_thread(
+    thread: *mut pthread_t,
+    attributes: *const pthread_attr_t,
+    run: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
+    let start = Box::into_raw(Box::new(Start { run, argument }));
+    let mut all = MaybeUninit::uninit();
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: writes a set of signals.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: reads the set just written, and writes the other one.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    // SAFETY: as the caller promises; the argument is what `begin` takes.
+    let failure = unsafe { __real_pthread_create(thread, attributes, begin, start.cast()) };
+    // SAFETY: reads the set that was written above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    if failure != 0 {
+        // SAFETY: made above; no thread has it.
+        drop(unsafe { Box::from_raw(start) });
+    }
+    failure
+}
+
+extern "C" fn begin(start: *mut c_void) -> *mut c_void {
+    std::mem::forget(enter());
+    // SAFETY: made by `start_thread` for this thread alone.
+    let start = unsafe { Box::from_raw(start.cast::<Start>()) };
+    let (run, argument) = (start.run, start.argument);
+    drop(start);
+    run(argument)
+}

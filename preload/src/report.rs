@@ -1,0 +1,88 @@
+//! What the library tells the user: failures, and statistics at the end.
+
+#![expect(unsafe_code, reason = "has a destructor, exports _exit")]
+
+use crate::own::enter;
+use crate::start::settings;
+use farheap::Heap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Standard error as it was at the start: many programs close theirs before the end.
+static ERRORS: OnceLock<File> = OnceLock::new();
+
+/// Keeps standard error for [`say`].
+pub(crate) fn keep_standard_error() {
+    let kept: std::io::Result<OwnedFd> = std::io::stderr().as_fd().try_clone_to_owned();
+    // Without a standard error nothing can be said. Not set before: called once.
+    let _ = kept.map(|kept| ERRORS.set(File::from(kept)));
+}
+
+/// Says something on standard error, with the name of the program.
+pub(crate) fn say(text: &str) {
+    let program = std::env::current_exe().unwrap_or_default();
+    let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let line = format!("farheap: {name} ({}): {text}\n", std::process::id());
+    // Nobody could be told that telling failed.
+    let _ = match ERRORS.get() {
+        Some(mut errors) => errors.write_all(line.as_bytes()),
+        None => std::io::stderr().write_all(line.as_bytes()),
+    };
+}
+
+/// Runs after `main` and the destructors of the program.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_THE_END: extern "C" fn() = at_the_end;
+
+extern "C" fn at_the_end() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let Some(_inside) = enter() else { return };
+    // A forked child is another program to the user, and knows nothing of the parent's far memory.
+    let wanted = settings().is_some_and(|settings| settings.stats) && is_first_process();
+    if !wanted || TOLD.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let local = farheap::malloc::local_resident();
+    let Some(heap) = Heap::running() else {
+        if settings().is_some_and(|settings| settings.first) {
+            say(&format!("nothing far, local {local}"));
+        }
+        return;
+    };
+    let stats = heap.stats();
+    say(&format!(
+        "far {}, resident {} of at most {}, peak {}; faults {} read, {} zero; \
+         {} read, {} written; local {local}",
+        heap.allocated(),
+        stats.resident_bytes,
+        stats.limit_bytes,
+        stats.resident_bytes_max,
+        stats.faults_read,
+        stats.faults_zero,
+        stats.bytes_read,
+        stats.bytes_written,
+    ));
+}
+
+/// `_exit(2)`, which runs no destructors: statistics are printed all the same.
+///
+/// A child of `vfork(2)` ends like this too. It shares its parent's memory, but has a process of its
+/// own: nothing is printed there.
+#[unsafe(no_mangle)]
+extern "C" fn _exit(status: libc::c_int) -> ! {
+    at_the_end();
+    #[expect(clippy::disallowed_methods, reason = "the C library's function is this one")]
+    loop {
+        // SAFETY: ends the process; takes no pointers.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}
+
+/// Whether this process is the one that the library was loaded in, not a child that it forked.
+fn is_first_process() -> bool {
+    settings().is_some_and(|settings| settings.process == std::process::id())
+}

@@ -1,0 +1,210 @@
+//! Start of the far heap: late, so that a program that uses little memory pays nothing for it.
+//!
+//! The program's environment is read before `main` ([`VARIABLE`], and `FARHEAP_CONF`). The heap starts when
+//! local memory has grown to [`START`]; everything from before stays local. A start that fails says so
+//! on standard error, and the program goes on with local memory. Uses `own`, `inner`, `report`.
+
+#![expect(unsafe_code, reason = "has a constructor, changes the environment before main")]
+
+use crate::own::{self, enter};
+use crate::{inner, report};
+use farheap::config::{self, Place};
+use farheap::{ByteCount, Config, Heap};
+use std::alloc::{GlobalAlloc, Layout};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Words separated by commas: `stats` prints statistics at the end; `alone` keeps the library out of
+/// the programs that this one starts; `first=PID` names the process that `farheap run` became.
+const VARIABLE: &str = "FARHEAP_RUN";
+
+/// Local memory from which the heap is started: more than the tools of a shell script use.
+const START: ByteCount = ByteCount::mib(6);
+/// Bytes that a thread allocates between two looks at local memory, which take some microseconds.
+const LOOK_EVERY: u64 = 256 << 10;
+/// How long the allocation that starts the heap waits for it. Not for ever: its thread may hold a lock
+/// of the loader that the start wants.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const WAITING: u8 = 0;
+const STARTING: u8 = 1;
+const OVER: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(WAITING);
+static STARTED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// What the environment says.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    conf: Option<String>,
+    pub(crate) stats: bool,
+    /// Whether statistics are printed also when nothing was far.
+    pub(crate) first: bool,
+    /// The process that the library was loaded in.
+    pub(crate) process: u32,
+}
+
+pub(crate) fn settings() -> Option<&'static Settings> {
+    SETTINGS.get()
+}
+
+/// Memory of this library's own Rust code: never far (invariant 1 of the library).
+struct Own;
+
+#[global_allocator]
+static OWN: Own = Own;
+
+// SAFETY: blocks come from farheap, which hands out disjoint ones that fit the layout.
+unsafe impl GlobalAlloc for Own {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let local = Some(farheap::Placement::Local);
+        let block = farheap::malloc::allocate(layout.size(), layout.align(), local, false);
+        block.map_or(ptr::null_mut(), NonNull::as_ptr)
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, _layout: Layout) {
+        if let Some(block) = NonNull::new(block) {
+            // SAFETY: allocated above, freed once.
+            unsafe { farheap::malloc::free(block) }
+        }
+    }
+}
+
+/// Runs before the constructors of the program and `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static PREPARE: extern "C" fn() = prepare;
+
+extern "C" fn prepare() {
+    let _inside = enter();
+    let words = std::env::var(VARIABLE).unwrap_or_default();
+    let has = |word: &str| words.split(',').any(|found| found == word);
+    if has("alone") {
+        leave_children_alone();
+    }
+    let conf = std::env::var(config::ENV).ok();
+    if has("stats") {
+        report::keep_standard_error();
+    }
+    // Not set before: this runs once.
+    let process = std::process::id();
+    let first = has(&format!("first={process}"));
+    let _ = SETTINGS.set(Settings { conf, stats: has("stats"), first, process });
+    let (before, after) = (inner::before_fork, inner::after_fork);
+    // SAFETY: registers functions that live as long as the program.
+    unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
+}
+
+extern "C" fn in_child() {
+    inner::after_fork();
+    // The thread that was starting the heap is the parent's.
+    let _ = STATE.compare_exchange(STARTING, OVER, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Takes this library out of `LD_PRELOAD`.
+fn leave_children_alone() {
+    const PRELOAD: &str = "LD_PRELOAD";
+    let Ok(libraries) = std::env::var(PRELOAD) else { return };
+    let is_other = |path: &&str| !path.ends_with("/libfarheap_preload.so") && !path.is_empty();
+    let others: Vec<&str> = libraries.split([':', ' ']).filter(is_other).collect();
+    match others.is_empty() {
+        // SAFETY: before `main`, with one thread.
+        true => unsafe { std::env::remove_var(PRELOAD) },
+        // SAFETY: before `main`, with one thread.
+        false => unsafe { std::env::set_var(PRELOAD, others.join(":")) },
+    }
+}
+
+/// Is told of an allocation that the program asks for; starts the heap when it is time.
+#[inline]
+pub(crate) fn notice(bytes: usize) {
+    if STATE.load(Ordering::Relaxed) == WAITING && own::count(bytes, LOOK_EVERY) {
+        look(bytes);
+    }
+}
+
+#[cold]
+fn look(bytes: usize) {
+    // The constructor comes first, so that what is allocated before it does not start anything.
+    if SETTINGS.get().is_none() {
+        return;
+    }
+    let used = farheap::malloc::local_resident();
+    if used.0.saturating_add(bytes as u64) < START.0 {
+        return;
+    }
+    let (from, to) = (WAITING, STARTING);
+    if STATE.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        return;
+    }
+    // A thread of its own: it holds none of the locks that this one may hold.
+    let start = std::thread::Builder::new().name("farheap-start".to_owned()).spawn(|| {
+        if let Err(error) = start() {
+            report::say(&format!("the far heap does not start, all memory is local: {error}"));
+        }
+        over();
+    });
+    if let Err(error) = start {
+        report::say(&format!("the far heap does not start, all memory is local: {error}"));
+        return over();
+    }
+    let (is_over, bell) = &STARTED;
+    let held = is_over.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(bell.wait_timeout_while(held, PATIENCE, |is_over| !*is_over));
+}
+
+fn over() {
+    STATE.store(OVER, Ordering::Release);
+    let (is_over, bell) = &STARTED;
+    *is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    bell.notify_all();
+}
+
+fn start() -> Result<(), farheap::Error> {
+    // As `farheap run` has it, for a library that is preloaded without it.
+    let builder = Config::builder().place(Place::All).page(ByteCount::kib(16));
+    let conf = SETTINGS.get().and_then(|settings| settings.conf.as_deref());
+    let builder = conf.map_or(Ok(builder.clone()), |conf| builder.parse(conf))?;
+    Heap::start(builder.build()?).map(drop)
+}
+
+/// Start and end of the loader's code; 0 where it is not known.
+static LOADER: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+
+/// Whether code at an address is the loader's. What it allocates, all threads may touch: farheap's
+/// own follow its lists when a library was loaded meanwhile.
+#[inline]
+pub(crate) fn is_loader(code: usize) -> bool {
+    let [start, end] = [0, 1].map(|at: usize| LOADER[at].load(Ordering::Relaxed));
+    if end == 0 {
+        find_loader();
+        return is_loader(code);
+    }
+    (start..end).contains(&code)
+}
+
+/// Finds where the kernel has mapped the loader, by the headers that it begins with.
+#[cold]
+fn find_loader() {
+    // SAFETY: takes no pointers.
+    let base = unsafe { libc::getauxval(libc::AT_BASE) } as usize;
+    let mut end = base;
+    // 0: the loader was called as a program, with this one as its argument.
+    if base != 0 {
+        // SAFETY: the kernel has mapped the loader there, which begins with this header.
+        let header = unsafe { (base as *const libc::Elf64_Ehdr).read() };
+        for n in 0..usize::from(header.e_phnum) {
+            let at = base + header.e_phoff as usize + n * size_of::<libc::Elf64_Phdr>();
+            // SAFETY: the headers follow, in the part that is mapped first.
+            let part = unsafe { (at as *const libc::Elf64_Phdr).read() };
+            if part.p_type == libc::PT_LOAD {
+                end = end.max(base + (part.p_vaddr + part.p_memsz) as usize);
+            }
+        }
+    }
+    LOADER[0].store(base, Ordering::Relaxed);
+    LOADER[1].store(end.max(1), Ordering::Relaxed);
+}

@@ -1,0 +1,53 @@
+//! The functions of the malloc family, called by programs in C and C++.
+
+mod common;
+
+use common::{compile, end, permitted, run};
+use std::path::Path;
+
+/// Runs a compiled program under a limit that it exceeds; it says that all was right.
+fn expect_right(program: &Path, argument: Option<&Path>, dir: &Path) {
+    let mut command = run(&["--limit", "8MiB", "--stats"]);
+    let ended = end(command.arg(program).args(argument), dir);
+    assert_eq!((ended.status.code(), ended.out.as_str()), (Some(0), "right\n"), "{}", ended.errors);
+    assert!(ended.errors.contains(" far "), "nothing was far: {}", ended.errors);
+    assert!(!ended.errors.contains(" 0 B written"), "nothing left: {}", ended.errors);
+}
+
+#[test]
+fn the_malloc_family_is_as_the_c_library_documents_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("family");
+    let options = ["-fno-builtin", "-Wno-error"];
+    if permitted() && compile("gcc", &options, include_str!("c/family.c"), &program) {
+        expect_right(&program, None, dir.path());
+    }
+}
+
+#[test]
+fn the_operators_of_cpp_are_served() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("operators");
+    let options = ["-std=c++17", "-fsized-deallocation", "-Wno-error"];
+    if permitted() && compile("g++", &options, include_str!("c/operators.cpp"), &program) {
+        expect_right(&program, None, dir.path());
+    }
+}
+
+#[test]
+fn libraries_with_thread_local_variables_are_loaded_while_threads_run() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (program, library) = (dir.path().join("variables"), dir.path().join("variable0.so"));
+    let text = "static __thread int variable = 5; int *place(void) { return &variable; }";
+    if !permitted()
+        || !compile("gcc", &[], include_str!("c/variables.c"), &program)
+        || !compile("gcc", &["-shared", "-fPIC"], text, &library)
+    {
+        return;
+    }
+    for n in 1..60 {
+        let copy = dir.path().join(format!("variable{n}.so"));
+        std::fs::copy(&library, copy).expect("room");
+    }
+    expect_right(&program, Some(dir.path()), dir.path());
+}

@@ -1,0 +1,99 @@
+//! Programs that nobody recompiles: the same answers as on their own memory, with less of it.
+
+mod common;
+
+use common::{end, installed, permitted, run};
+use std::path::Path;
+use std::process::Command;
+
+const MIB: u64 = 1 << 20;
+
+/// What a program may have resident beside far memory: its code, this library built for debugging,
+/// what it allocates before the heap starts, metadata.
+const LOCAL_MAX: u64 = 24 * MIB;
+
+/// Runs a program plain and under a limit; the answers must be equal. Returns what `--stats` says of it.
+fn compare(limit: u64, program: &str, arguments: &[&str], dir: &Path) -> String {
+    let plain = end(Command::new(program).args(arguments).current_dir(dir), dir);
+    assert!(plain.status.success(), "{program}: {plain:?}");
+    let text = format!("{limit}MiB");
+    let mut command = run(&["--limit", &text, "--stats"]);
+    let far = end(command.arg(program).args(arguments).current_dir(dir), dir);
+    assert!(far.status.success(), "{program}: {} {}", far.status, far.errors);
+    assert!(far.out == plain.out, "{program}: another answer than plain\n{}", far.errors);
+    let bound = limit * MIB + LOCAL_MAX;
+    assert!(far.resident_max <= bound, "{program}: {} of {bound}", far.resident_max);
+    far.errors
+}
+
+/// Fails unless the program had data on the device.
+fn assert_stored(stats: &str) {
+    assert!(stats.contains(" far "), "nothing was far: {stats}");
+    assert!(!stats.contains(" 0 B written"), "nothing left: {stats}");
+}
+
+#[test]
+fn sqlite3_has_a_database_in_memory_larger_than_the_limit() {
+    if !installed("sqlite3") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = "create table t(a integer primary key, b text);
+        with recursive c(x) as (select 1 union all select x + 1 from c where x < 400000)
+            insert into t select x, hex(x * 7919) || '-' || x from c;
+        create index i on t(b);
+        select count(*), sum(length(b)), min(b), max(b) from t;
+        select sum(a) from t where b > '5';";
+    assert_stored(&compare(12, "sqlite3", &[":memory:", text], dir.path()));
+}
+
+#[test]
+fn sort_sorts_more_than_the_limit() {
+    if !installed("sort") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let scattered = |n: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let lines: Vec<String> =
+        (0..150_000_u64).map(|n| format!("{:016x} {n}", scattered(n))).collect();
+    std::fs::write(dir.path().join("lines"), lines.join("\n")).expect("room");
+    let stats = compare(16, "sort", &["-S", "100M", "--parallel=2", "lines"], dir.path());
+    assert!(stats.contains(" far "), "nothing was far: {stats}");
+}
+
+#[test]
+fn python_has_objects_and_starts_programs() {
+    if !installed("python3") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = "
+import subprocess, os, threading
+d = {i: str(i) * 3 for i in range(60000)}
+l = [[i, i + 1] for i in range(40000)]
+b = [bytes([i % 251]) * 40000 for i in range(800)]
+def total(): s.append(sum(len(v) for v in d.values()))
+s = []
+t = [threading.Thread(target=total) for _ in range(4)]
+[x.start() for x in t]; [x.join() for x in t]
+print(s, sum(map(sum, l)), sum(x[7] for x in b))
+print(subprocess.run(['echo', 'run'], capture_output=True).stdout)
+print(os.popen('echo popen').read(), os.system('exit 3') >> 8)";
+    // Its own allocator maps memory past malloc.
+    let arguments = ["PYTHONMALLOC=malloc", "python3", "-c", text];
+    assert_stored(&compare(24, "env", &arguments, dir.path()));
+}
+
+#[test]
+fn git_and_the_programs_that_it_starts_have_the_library() {
+    if !installed("git") || !installed("sh") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let text =
+        "export GIT_CONFIG_GLOBAL=/dev/null GIT_AUTHOR_DATE='1000000000 +0000' GIT_COMMITTER_DATE='1000000000 +0000'
+rm -rf repo && git init -q repo && cd repo && git config user.name a && git config user.email a@b
+for n in 1 2 3 4 5 6 7 8 9 10; do echo $n >>file; git add file; git commit -qm \"$n\"; done
+git gc -q && git fsck --full 2>&1 && git rev-list --objects --all && git log -p";
+    compare(16, "sh", &["-c", text], dir.path());
+}

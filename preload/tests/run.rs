@@ -1,0 +1,90 @@
+//! `farheap run` as a command: what it passes on, what it refuses.
+
+mod common;
+
+use common::{REFUSED, compile, end, installed, permitted, run};
+use std::os::unix::process::ExitStatusExt;
+
+#[test]
+fn exit_status_and_signal_of_the_program_are_passed_on() {
+    if !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let ended = |text| end(run(&["--limit", "8MiB"]).args(["sh", "-c", text]), dir.path());
+    assert_eq!(ended("exit 7").status.code(), Some(7));
+    assert_eq!(ended("kill -TERM $$").status.signal(), Some(15));
+    let said = ended("echo out; echo errors >&2");
+    assert_eq!((said.out.as_str(), said.errors.as_str()), ("out\n", "errors\n"));
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let refused = |options: &[&str], program: &str| {
+        let ended = end(run(options).arg(program), dir.path());
+        assert_eq!(ended.out, "", "it ran: {ended:?}");
+        (ended.status.code().expect("an exit status"), ended.errors)
+    };
+    let (status, text) = refused(&[], "no-such-program-anywhere");
+    assert!(status == 127 && text.contains("no-such-program-anywhere: not found"), "{text}");
+    let plain = dir.path().join("plain");
+    std::fs::write(&plain, "text").expect("room");
+    let (status, text) = refused(&[], plain.to_str().expect("UTF-8"));
+    assert!(status == 126 && text.contains("is not executable"), "{text}");
+    let (status, text) = refused(&["--limit", "lots"], "true");
+    assert!(status == REFUSED && text.contains("limit: `lots` is not a size"), "{text}");
+    let (status, text) = refused(&["--config", "pgae:4KiB"], "true");
+    assert!(status == REFUSED && text.contains("did you mean `page`?"), "{text}");
+    let program = dir.path().join("static");
+    let source = "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 0; }";
+    if compile("gcc", &["-static"], source, &program) {
+        let (status, text) = refused(&[], program.to_str().expect("UTF-8"));
+        assert!(status == REFUSED && text.contains("linked statically"), "{text}");
+        let script = dir.path().join("script");
+        std::fs::write(&script, format!("#!{}\n", program.display())).expect("room");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&script, mode).expect("its mode");
+        let (status, text) = refused(&[], script.to_str().expect("UTF-8"));
+        assert!(status == REFUSED && text.contains("linked statically"), "{text}");
+    }
+}
+
+#[test]
+fn a_library_that_is_not_there_is_named_with_the_way_to_build_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = dir.path().join("farheap");
+    std::fs::copy(common::farheap(), &copy).expect("room");
+    let mut command = std::process::Command::new(copy);
+    let ended =
+        end(command.args(["run", "true"]).env_remove("FARHEAP_PRELOAD_LIBRARY"), dir.path());
+    assert_eq!(ended.status.code(), Some(REFUSED));
+    assert!(ended.errors.contains("cargo build --release -p farheap-preload"), "{}", ended.errors);
+}
+
+#[test]
+fn programs_that_are_started_have_the_library_unless_it_is_alone() {
+    if !installed("sh") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = "cat /proc/self/maps; echo; echo LD_PRELOAD=$LD_PRELOAD";
+    let maps = |options: &[&str]| end(run(options).args(["sh", "-c", text]), dir.path()).out;
+    assert!(maps(&["--limit", "8MiB"]).contains("libfarheap_preload.so\n"));
+    let alone = maps(&["--limit", "8MiB", "--alone"]);
+    assert!(!alone.contains("libfarheap_preload.so"), "{alone}");
+    assert!(alone.ends_with("LD_PRELOAD=\n"), "{alone}");
+}
+
+#[test]
+fn a_program_that_uses_little_memory_has_no_far_heap_and_no_threads() {
+    if !installed("sh") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = run(&["--limit", "8MiB", "--stats"]);
+    let text = "ls /proc/$$/task | wc -l; grep -c anon_inode /proc/$$/maps; exit 0";
+    let ended = end(command.args(["sh", "-c", text]), dir.path());
+    assert_eq!(ended.out, "1\n0\n");
+    assert!(ended.errors.contains("nothing far"), "{}", ended.errors);
+}
