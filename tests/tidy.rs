@@ -211,16 +211,21 @@ fn a_count_is_read_only_where_it_is_shown() {
     let mut violations = Vec::new();
     for source in library().iter().filter(|source| !is_test(&source.name)) {
         let functions = source.functions();
-        for (at, _) in source.code.match_indices(".reading()") {
+        for (at, _) in source.code.match_indices(".reading") {
             let line = source.line_of(at);
             let around = functions.iter().filter(|f| (f.line..f.line + f.lines).contains(&line));
             let inner = around.min_by_key(|function| function.lines);
-            if inner.is_none_or(|function| function.name != "show") {
+            let is_shown = source.name.ends_with("/stats.rs")
+                || inner.is_some_and(|function| function.name == "show");
+            if !is_shown {
                 violations.push(format!("{}:{line}", source.name));
             }
         }
     }
-    report("`Counter::reading` is called by functions named `show` only", &violations);
+    report(
+        "`Counter::reading` is called by functions named `show` and in `stats.rs` only",
+        &violations,
+    );
 }
 
 #[test]

@@ -5,58 +5,9 @@
 //! [`Counters`], [`Stats`](crate::region::Stats) with its documentation, difference and `Display`, and
 //! `farheap_stats` in C. A new counter is a row here, and the line that counts.
 
+use crate::base::counter::{Counter, Gauge};
 use crate::base::error::Result;
-use crate::base::sync::{AtomicU64, Ordering};
 use crate::paging::latency::Recorder;
-use crossbeam_utils::CachePadded;
-
-/// A monotone event count.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(CachePadded<AtomicU64>);
-
-impl Counter {
-    pub(crate) fn bump(&self) {
-        self.add(1);
-    }
-
-    pub(crate) fn add(&self, n: u64) {
-        // Relaxed: statistics order nothing.
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// How many of something there are now, and the most there ever were.
-#[derive(Debug, Default)]
-pub(crate) struct Gauge {
-    now: CachePadded<AtomicU64>,
-    max: AtomicU64,
-}
-
-impl Gauge {
-    pub(crate) fn up(&self) {
-        // Relaxed: statistics order nothing.
-        let now = self.now.fetch_add(1, Ordering::Relaxed) + 1;
-        if now > self.max.load(Ordering::Relaxed) {
-            self.max.fetch_max(now, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn down(&self) {
-        self.now.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.now.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn max(&self) -> u64 {
-        self.max.load(Ordering::Relaxed)
-    }
-}
 
 /// Passes the table of a region's statistics to a macro; `statistics!` of `base` says what a row is.
 ///

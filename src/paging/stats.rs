@@ -10,10 +10,10 @@ use crate::paging::pager::Pager;
 /// The value of a counter, by the kind of its row.
 macro_rules! counted {
     (count $counter:expr) => {
-        $counter.get()
+        $counter.reading()
     };
     (gauge $counter:expr) => {
-        $counter.get()
+        $counter.reading()
     };
     ($kind:ident $counter:expr) => {
         Default::default()
@@ -41,6 +41,7 @@ for_region_stats!(snapshot);
 impl Stats {
     pub(in crate::paging) fn of(pager: &Pager, committed: PageCount) -> Stats {
         let counters = pager.counters();
+        let counted = snapshot_of(counters);
         let page = pager.page_bytes() as u64;
         // Charged, and no memory.
         let absent = kernel_filled::open_but_absent(pager).0 + pager.pool().copy_charge();
@@ -53,11 +54,11 @@ impl Stats {
             committed_bytes: ByteCount(committed.0 * page),
             stored_bytes: ByteCount(pager.slots().map().in_use().0 * page),
             page_bytes: ByteCount(page),
-            bytes_read: ByteCount(counters.pages_in.get() * page),
-            bytes_written: ByteCount(counters.pages_out.get() * page),
-            reads_in_flight_max: counters.reads_in_flight.max(),
-            writes_in_flight_max: counters.writes_in_flight.max(),
-            ..snapshot_of(counters)
+            bytes_read: ByteCount(counted.pages_in * page),
+            bytes_written: ByteCount(counted.pages_out * page),
+            reads_in_flight_max: counters.reads_in_flight.reading_max(),
+            writes_in_flight_max: counters.writes_in_flight.reading_max(),
+            ..counted
         }
     }
 }

@@ -17,9 +17,7 @@ impl Evictor {
     pub(super) fn discard_slots(&mut self) -> bool {
         // Before the count, so that what was freed before somebody asked is counted.
         self.space.is_asked |= self.requests.take_discard();
-        let counters = self.pager.counters();
-        let transfers = counters.pages_in.get() + counters.pages_out.get();
-        let is_quiet = self.space.is_quiet(transfers, Instant::now());
+        let is_quiet = self.space.is_quiet(self.pager.slots().transfers(), Instant::now());
         let (stale, used) = self.pager.slots().map().stale();
         if stale.0 == 0 {
             self.space.is_asked = false;

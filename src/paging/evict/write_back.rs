@@ -205,6 +205,7 @@ impl Evictor {
         // Invariant 2: published by the change of the word.
         pager.slots().set_hash(dirty.slot, dirty.hash);
         pager.counters().pages_out.bump();
+        pager.slots().note_transfer();
         let old = pager.frames().slot(dirty.frame);
         let outcome = protocol::written(pager.word(dirty.page), dirty.frame, dirty.slot);
         pager.put_slot(old);

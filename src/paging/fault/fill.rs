@@ -170,6 +170,7 @@ pub(in crate::paging) fn map_fill(
     let resident = resident.with_prefetched(insert == Insert::Prefetched);
     pager.publish_resident(page, moving, resident, Some(insert));
     pager.counters().pages_in.bump();
+    pager.slots().note_transfer();
     Ok(())
 }
 

@@ -201,6 +201,7 @@ impl HugeReads {
     fn note_mapped(&self, chunk: &Chunk, mapped: &[(Word, bool)], reads: &Reads, turn: Turn<'_>) {
         let counters = self.pager.counters();
         counters.pages_in.add(mapped.len() as u64);
+        self.pager.slots().note_transfer();
         counters.chunks_read.add(u64::from(mapped.len() as u64 == self.pager.pages_per_chunk()));
         let mut wanted = false;
         for (n, _) in mapped.iter().enumerate().filter(|(_, (_, wanted))| *wanted) {

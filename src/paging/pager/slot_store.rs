@@ -13,6 +13,7 @@ use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
 use crate::store::slots::SlotMap;
 use crate::store::{OnlyUser, Store};
+use crossbeam_utils::CachePadded;
 use std::ops::Range;
 use twox_hash::XxHash3_128;
 
@@ -33,6 +34,8 @@ pub(in crate::paging) struct SlotStore {
     hash_seed: u64,
     zeros_hash: ContentHash,
     verifies: bool,
+    /// See [`transfers`](Self::transfers).
+    transfers: CachePadded<AtomicU64>,
 }
 
 impl SlotStore {
@@ -52,11 +55,23 @@ impl SlotStore {
             hash_seed,
             zeros_hash: split(XxHash3_128::oneshot_with_seed(hash_seed, &zeros)),
             verifies: config.checksum,
+            transfers: CachePadded::new(AtomicU64::new(0)),
         })
     }
 
     pub(in crate::paging) fn store(&self) -> &dyn Store {
         &*self.store
+    }
+
+    /// Notes that pages have come from the store or gone there.
+    pub(in crate::paging) fn note_transfer(&self) {
+        // Relaxed: the evictor looks later whether it has changed, and that orders nothing.
+        self.transfers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Changes whenever pages come from the store or go there. No statistic: the evictor decides by it.
+    pub(in crate::paging) fn transfers(&self) -> u64 {
+        self.transfers.load(Ordering::Relaxed)
     }
 
     /// What the store is, for messages.
