@@ -5,7 +5,7 @@
 
 use crate::program::{self, Refusal};
 use farheap::config::{self, Place};
-use farheap::{ByteCount, Config, Heap};
+use farheap::{Config, Heap};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,6 @@ use std::process::{Command, ExitCode};
 const EXIT_REFUSED: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
-
-/// The page size unless another one is asked for: a page of the default size has hundreds of small
-/// objects, of which a fault wants one.
-const PAGE: ByteCount = ByteCount::kib(16);
 
 const LIBRARY: &str = "libfarheap_preload.so";
 /// The library's path, for one that is in no usual place.
@@ -40,7 +36,7 @@ const RUN_VARIABLE: &str = "FARHEAP_RUN";
   else the program's own; a signal that ends it ends this command
 
 FARHEAP_CONF and --config set every option of farheap; the other options of this command come last.
-The defaults here are `place:all` and `page:16KiB`.")]
+The default of `place` is `all` here.")]
 pub(crate) struct Run {
     /// Maximum far memory that may be resident, such as 1GiB or 25%
     #[arg(long, value_name = "SIZE")]
@@ -107,7 +103,7 @@ pub(crate) fn run(options: &Run) -> ExitCode {
 /// The configuration, with which a heap was started and ended here.
 fn configuration(options: &Run) -> Result<Config, String> {
     let read = || {
-        let mut builder = Config::builder().place(Place::All).page(PAGE).from_env()?;
+        let mut builder = Config::builder().place(Place::All).from_env()?;
         if let Some(text) = &options.config {
             builder = builder.parse(text)?;
         }

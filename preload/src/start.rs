@@ -165,7 +165,7 @@ fn over() {
 
 fn start() -> Result<(), farheap::Error> {
     // As `farheap run` has it, for a library that is preloaded without it.
-    let builder = Config::builder().place(Place::All).page(ByteCount::kib(16));
+    let builder = Config::builder().place(Place::All);
     let conf = SETTINGS.get().and_then(|settings| settings.conf.as_deref());
     let builder = conf.map_or(Ok(builder.clone()), |conf| builder.parse(conf))?;
     Heap::start(builder.build()?).map(drop)
