@@ -157,10 +157,14 @@ fn what_the_program_may_not_read_keeps_its_content() {
 /// Drops `[from, from + len)` and sees zeros there, and what was around it.
 fn drop_and_look(far: &Far, from: usize, len: usize) {
     let base = far.addr(0);
+    let pages = from / far.page..(from + len).div_ceil(far.page);
+    // A page that has left before it is dropped would come back as it was.
+    let (first, held) = (far.ptr(pages.start), far.len(pages.len()));
+    far.region.pin(first, held).expect("a few pages");
     // SAFETY: the case gives the content up.
     let rc = unsafe { libc::madvise((base + from) as *mut _, len, libc::MADV_DONTNEED) };
     assert_eq!(rc, 0, "{}", last_error());
-    let pages = from / far.page..(from + len).div_ceil(far.page);
+    far.region.unpin(first, held).expect("just pinned");
     for unit in (pages.start * far.page..pages.end * far.page).step_by(UNIT) {
         let (page, within) = (unit / far.page, (unit % far.page) as u64);
         let is_dropped = (from..from + len).contains(&unit);
