@@ -14,6 +14,8 @@ use super::page_table::TRAILER;
 use super::stats::PoolStats;
 use super::worker::Worker;
 use super::write_back::WriteBack;
+#[cfg(doc)]
+use crate::base::error::Error;
 use crate::base::error::Result;
 use crate::base::local::keep_local;
 use crate::base::units::{ByteCount, PageCount, PageId};
