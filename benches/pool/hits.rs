@@ -65,7 +65,7 @@ fn pinned_ns(
     walk: Walk,
     load: impl Fn(PageId) -> u64 + Sync,
 ) -> f64 {
-    let words: Vec<AtomicU64> = (0..=options.hit_pages).map(|_| AtomicU64::new(0)).collect();
+    let words: Vec<AtomicU64> = (0..options.hit_pages + 2).map(|_| AtomicU64::new(0)).collect();
     let swap = |word: &AtomicU64, by: u64| loop {
         let seen = word.load(Ordering::Relaxed);
         let new = seen.wrapping_add(by);
