@@ -491,6 +491,16 @@ fn a_raw_block_device_holds_a_table() {
     round_trip(device.path(), ByteCount::mib(32));
 }
 
+/// A program that wants no file to stay opens its table so.
+#[test]
+fn a_table_whose_file_has_no_name_can_be_flushed() {
+    let (file, capacity) =
+        (tempfile::tempfile().expect("a file without a name"), ByteCount::mib(16));
+    file.set_len(capacity.0).expect("an empty file");
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    round_trip(Path::new(&path), capacity);
+}
+
 #[test]
 fn a_read_only_device_is_refused() {
     let dir = tempfile::tempdir().expect("directory");

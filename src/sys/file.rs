@@ -285,15 +285,18 @@ pub(crate) fn sync_data(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 
 /// Waits until the device has the directory entry of the file at `path`, which `fd` has open.
 pub(crate) fn sync_name(fd: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
+    // A file that was unlinked, and is found by its descriptor in `/proc`, has no name to lose.
+    if stat::fstat(fd)?.st_nlink == 0 {
+        return Ok(());
+    }
     // The entry of the file that a symbolic link leads to.
-    let path = std::fs::canonicalize(path).map_err(|error| error.raw_os_error());
-    let path = path.map_err(|errno| Errno(errno.unwrap_or(libc::EIO)))?;
-    let Some(dir) = path.parent() else { return Ok(()) };
-    match open_with(dir, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
-        Ok(dir) => retry(|| fsync(dir.as_fd())),
-        // A directory that may be entered but not listed: all of its file system then.
-        Err(Errno(libc::EACCES | libc::EPERM)) => retry(|| syncfs(fd)),
-        Err(errno) => Err(errno),
+    let path = std::fs::canonicalize(path).ok();
+    let dir = path.as_deref().and_then(Path::parent);
+    match dir.map(|dir| open_with(dir, OFlag::O_RDONLY | OFlag::O_DIRECTORY)) {
+        Some(Ok(dir)) => retry(|| fsync(dir.as_fd())),
+        // A directory that may be entered but not listed, or one that the file was moved out of: all
+        // of its file system then.
+        _ => retry(|| syncfs(fd)),
     }
 }
 
