@@ -10,6 +10,10 @@
 
 #![expect(unsafe_code, reason = "allocates by hand")]
 
+#[path = "common/bare.rs"]
+mod bare;
+
+use bare::Bare;
 use farheap::{ByteCount, Config, Far, FarHeap, Heap, Placement, scope};
 use plotters::prelude::*;
 use std::alloc::{GlobalAlloc, Layout};
@@ -23,25 +27,6 @@ const ROUNDS: usize = 7;
 
 /// Speed against jemalloc that we want, as a ratio.
 const GOAL: f64 = 0.97;
-
-/// jemalloc as `tikv-jemallocator` calls it. Out of line, as a global allocator always is behind
-/// `__rust_alloc`; [`FarHeap`] is here, too.
-struct Bare;
-
-// SAFETY: jemalloc's functions keep the contract; layouts here need no alignment above 16.
-unsafe impl GlobalAlloc for Bare {
-    #[inline(never)]
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: any size is allowed.
-        unsafe { tikv_jemalloc_sys::malloc(layout.size()) }.cast()
-    }
-
-    #[inline(never)]
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: allocated above with this size.
-        unsafe { tikv_jemalloc_sys::sdallocx(ptr.cast(), layout.size(), 0) }
-    }
-}
 
 /// What is allocated and freed.
 #[derive(Clone, Copy)]

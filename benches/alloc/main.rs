@@ -14,6 +14,8 @@
 //! its own, allocators take turns, values are medians, and a ratio is the median of the rounds' own
 //! ratios. Prints a table and writes `target/figures/alloc.csv`, row by row, and `alloc.svg`.
 
+#[path = "../common/bare.rs"]
+mod bare;
 #[path = "../common/failure.rs"]
 #[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod failure;

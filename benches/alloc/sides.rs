@@ -2,6 +2,7 @@
 //! another one has left, and an allocator of a shared library can be loaded before the program.
 #![expect(unsafe_code, reason = "allocates by hand")]
 
+use crate::bare::Bare;
 use crate::work::Work;
 use crate::{Failure, Result};
 use farheap::{ByteCount, Config, FarHeap, Heap, Placement};
@@ -183,23 +184,5 @@ unsafe impl GlobalAlloc for OutOfLine {
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         // SAFETY: as the caller promises.
         unsafe { FarHeap::new().dealloc(ptr, layout) }
-    }
-}
-
-/// jemalloc as tikv-jemallocator calls it.
-struct Bare;
-
-// SAFETY: jemalloc's functions keep the contract; layouts here need no alignment above 16.
-unsafe impl GlobalAlloc for Bare {
-    #[inline(never)]
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: any size is allowed.
-        unsafe { tikv_jemalloc_sys::malloc(layout.size()) }.cast()
-    }
-
-    #[inline(never)]
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: allocated above with this size.
-        unsafe { tikv_jemalloc_sys::sdallocx(ptr.cast(), layout.size(), 0) }
     }
 }
