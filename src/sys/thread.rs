@@ -1,4 +1,5 @@
-//! Threads and processors: `sched_setaffinity(2)`, `sched_setscheduler(2)`, `/proc/self/task`.
+//! Threads and processors: `sched_setaffinity(2)`, `sched_setscheduler(2)`, `ioprio_set(2)`,
+//! `/proc/self/task`.
 #![expect(unsafe_code, reason = "sets the policy of this process's threads")]
 
 use super::refused;
@@ -115,6 +116,43 @@ pub(crate) fn set_share(thread: u32, share: Share) -> Result<()> {
     Errno::result(rc).map(drop).map_err(refused("sched_setscheduler"))
 }
 
+/// Keeps the priority of the calling thread's device requests as it is, whatever its scheduling
+/// policy becomes.
+///
+/// The kernel derives it from the policy where a thread has none of its own, and `SCHED_IDLE` gives
+/// the idle class. The I/O scheduler `mq-deadline`, the usual one for disks, starts no request of that
+/// class while another one is under way: a fault's read waited 7 ms for the evictor's writes, where it
+/// takes 0.1 ms. Being refused costs speed only.
+pub(crate) fn keep_io_priority() {
+    if io_priority() >> CLASS_SHIFT != 0 {
+        return; // The program has set one, and it stays.
+    }
+    // SAFETY: 0 is the calling thread; the call has no other argument that is used.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    // As the kernel derives it for an ordinary policy, see `ioprio_set(2)`.
+    let level = libc::c_long::from((nice.clamp(-20, 19) + 20) / 5);
+    // SAFETY: the call takes numbers only, and changes nothing but this thread's priority.
+    unsafe {
+        libc::syscall(
+            libc::SYS_ioprio_set,
+            WHO_THREAD,
+            0,
+            CLASS_BEST_EFFORT << CLASS_SHIFT | level,
+        );
+    }
+}
+
+/// Of `ioprio_set(2)`, for which the C library has no names.
+const WHO_THREAD: libc::c_long = 1;
+const CLASS_BEST_EFFORT: libc::c_long = 2;
+const CLASS_SHIFT: u32 = 13;
+
+/// The priority that was set for the calling thread's device requests; 0: none was.
+fn io_priority() -> libc::c_long {
+    // SAFETY: the call takes numbers only.
+    unsafe { libc::syscall(libc::SYS_ioprio_get, WHO_THREAD, 0) }.max(0)
+}
+
 /// Whether threads of this process may give way and come back: tried once, by a thread that ends,
 /// and looked up every time, because privileges can be dropped.
 pub(crate) fn may_give_way() -> bool {
@@ -221,5 +259,21 @@ mod tests {
         assert_eq!((gave, back), (allowed, allowed));
         assert_eq!(low == libc::SCHED_IDLE, allowed);
         assert!(!allowed || after == libc::SCHED_OTHER);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel")]
+    fn a_thread_that_gives_way_keeps_the_priority_of_its_device_requests() {
+        let allowed = may_give_way();
+        let seen = std::thread::spawn(move || {
+            keep_io_priority();
+            let before = io_priority();
+            let gave = allowed && set_share(current(), Share::GivesWay).is_ok();
+            (gave, before, io_priority())
+        });
+        let (gave, before, after) = seen.join().expect("no panic");
+        assert_eq!(gave, allowed);
+        assert_eq!(before >> CLASS_SHIFT, CLASS_BEST_EFFORT, "a class of its own");
+        assert_eq!(after, before);
     }
 }

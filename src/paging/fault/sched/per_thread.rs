@@ -6,6 +6,7 @@ use crate::paging::fault::sched::busy_poll::BusyPoll;
 use crate::paging::fault::sched::idle_policy::IdleState;
 use crate::paging::fault::sched::shared::HandlerSched;
 use crate::store::{Polled, Polling};
+use crate::sys::thread;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,8 @@ impl ThreadSched {
 
     /// The calling thread is the handler.
     pub(in crate::paging) fn adopt(&self) {
+        // Giving way is about processors: its reads are what threads wait for.
+        thread::keep_io_priority();
         self.shared.idle_policies.of(self.handler).adopt();
     }
 
