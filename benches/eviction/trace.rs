@@ -33,10 +33,11 @@ pub(crate) enum Kind {
     BTree,
     Phases,
     ShiftingScans,
+    TreeBuild,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 10] = [
+    pub(crate) const ALL: [Kind; 11] = [
         Kind::Zipf(0.8),
         Kind::Zipf(1.0),
         Kind::Zipf(1.3),
@@ -47,6 +48,7 @@ impl Kind {
         Kind::BTree,
         Kind::Phases,
         Kind::ShiftingScans,
+        Kind::TreeBuild,
     ];
 
     /// Makes the trace; only the cyclic ones depend on the `frames` it will be played against.
@@ -67,6 +69,7 @@ impl Kind {
             }
             Kind::ZipfAndScans => ("zipf + scans".to_owned(), zipf_and_scans(&mut rng, scale)),
             Kind::Columns => ("column scans".to_owned(), columns(&mut rng, scale)),
+            Kind::TreeBuild => ("tree build".to_owned(), tree_build(&mut rng, scale)),
             Kind::BTree => ("b-tree".to_owned(), btree(&mut rng, scale)),
             Kind::Phases => ("phases".to_owned(), phases(&mut rng, scale)),
             Kind::ShiftingScans => {
@@ -200,6 +203,23 @@ fn shifting_scans(rng: &mut StdRng, Scale { pages, touches, .. }: Scale, frames:
         let lap = rng.random_range(frames / 2..=frames * 2).clamp(1, pages);
         let start = rng.random_range(0..pages);
         trace.extend((0..lap * LAPS).map(|i| (start + i % lap) % pages));
+    }
+    trace.truncate(touches);
+    trace
+}
+
+/// A map of two levels that grows to all pages while entries are inserted in random order, then as
+/// many look-ups. An eighth of the pages are inner ones: far fewer than the leaves, and each is touched
+/// seven times as often.
+fn tree_build(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<u32> {
+    const FANOUT: u32 = 8;
+    let mut trace = Vec::with_capacity(touches);
+    while trace.len() < touches {
+        let grown = (trace.len() as u64 * 2 * u64::from(pages) / touches as u64) as u32;
+        let leaf = rng.random_range(0..grown.clamp(FANOUT, pages));
+        // Every eighth page is inner; its leaves are the pages between it and the next, wherever.
+        let leaf = if leaf % FANOUT == 0 { leaf + 1 } else { leaf };
+        trace.extend([leaf / FANOUT * FANOUT, leaf.min(pages - 1)]);
     }
     trace.truncate(touches);
     trace

@@ -21,6 +21,12 @@ const NONE: u32 = u32::MAX;
 /// Maximum number of pages of a region: all that 32 bits name, but for [`NONE`].
 const PAGES_MAX: u64 = u32::MAX as u64;
 
+/// Maximum number of rewards that are remembered of a page.
+const CREDIT_MAX: u8 = 3;
+
+/// Turns after the last of them, where they double.
+const REFAULT_TURNS_MAX: u8 = (1 << CREDIT_MAX) - 1;
+
 /// Where a page is in a policy's eyes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -57,7 +63,7 @@ impl Place {
 /// A page's place and credit.
 ///
 /// ```text
-/// 7..6 credit: turns earned by the last return | 5..4 turns left | 3..0 place
+/// 7..6 credit: returns that were rewarded | 5..3 turns left | 2..0 place
 /// ```
 /// All zero is `Unknown` without credit.
 #[derive(Clone, Copy)]
@@ -65,7 +71,7 @@ struct Tag(u8);
 
 impl Tag {
     fn place(self) -> Place {
-        match self.0 & 0xf {
+        match self.0 & 7 {
             0 => Place::Unknown,
             1 => Place::Ghost,
             2 => Place::Small,
@@ -89,11 +95,11 @@ impl Tag {
             Place::Cold => 6,
             Place::MainGhost => 7,
         };
-        Tag(self.0 & 0xf0 | number)
+        Tag(self.0 & !7 | number)
     }
 
     fn turns(self) -> u8 {
-        self.0 >> 4 & 3
+        self.0 >> 3 & 7
     }
 
     fn credit(self) -> u8 {
@@ -101,8 +107,9 @@ impl Tag {
     }
 
     fn with_credit(self, credit: u8, turns: u8) -> Tag {
-        assert!(credit <= 3 && turns <= 3, "credit {credit} and turns {turns} have two bits each");
-        Tag(credit << 6 | turns << 4 | self.0 & 0xf)
+        let fits = credit <= CREDIT_MAX && turns <= REFAULT_TURNS_MAX;
+        assert!(fits, "credit {credit} has two bits, turns {turns} have three");
+        Tag(credit << 6 | turns << 3 | self.0 & 7)
     }
 }
 
@@ -181,12 +188,26 @@ impl Pages {
         let _ = self.tags.give_back(range);
     }
 
-    /// Makes `page` a ghost that left at `time`; its credit is lost.
+    /// Makes `page` a ghost that left at `time`. It keeps its credit, and no turns.
     pub(super) fn set_ghost(&mut self, page: PageId, time: u64) {
         self.words[page.as_usize()] = time;
         let from_main = self.place(page) == Place::MainVictim;
         let ghost = if from_main { Place::MainGhost } else { Place::Ghost };
-        self.set_tag(page, Tag(0).with_place(ghost));
+        let tag = self.tag(page);
+        self.set_tag(page, tag.with_credit(tag.credit(), 0).with_place(ghost));
+    }
+
+    /// Rewards `page`, a ghost, for having been read again soon: 1 turn the first time, then 3, then
+    /// always [`REFAULT_TURNS_MAX`].
+    pub(super) fn reward_refault(&mut self, page: PageId) {
+        let tag = self.tag(page);
+        let credit = (tag.credit() + 1).min(CREDIT_MAX);
+        self.set_tag(page, tag.with_credit(credit, (1 << credit) - 1));
+    }
+
+    /// Forgets how often `page` came back.
+    pub(super) fn lose_credit(&mut self, page: PageId) {
+        self.set_tag(page, self.tag(page).with_credit(0, 0));
     }
 
     /// When `page` left, if it is a ghost.
@@ -385,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_grows_with_every_return_and_is_lost_on_eviction() {
+    fn credit_grows_with_every_return_and_outlives_the_eviction_without_turns() {
         let mut pages = Pages::new(PageCount(1)).expect("small");
         let page = PageId(0);
         let turns = |pages: &mut Pages| (0..9).take_while(|_| pages.take_turn(page)).count();
@@ -395,9 +416,16 @@ mod tests {
         pages.reward(page, 3);
         pages.reward(page, 3);
         assert_eq!(turns(&mut pages), 3);
+        pages.reward(page, 3);
         pages.set_ghost(page, 77);
         assert_eq!(pages.ghost_time(page), Some(77));
         assert_eq!(turns(&mut pages), 0);
+        pages.reward_refault(page);
+        assert_eq!(turns(&mut pages), 7);
+        assert_eq!(pages.ghost_time(page), Some(77));
+        pages.lose_credit(page);
+        pages.reward_refault(page);
+        assert_eq!(turns(&mut pages), 1);
     }
 
     #[test]

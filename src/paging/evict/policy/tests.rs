@@ -323,3 +323,22 @@ fn tenure_takes_up_a_working_set_that_fits_after_another_died() {
     let kept = (500..590).filter(|page| ram.contains(page)).count();
     assert!(kept >= 85, "{kept} of 90 pages in use are resident");
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "a simulation, too long for Miri")]
+fn tenure_keeps_pages_that_are_read_again_soon_longer_than_others() {
+    let mut policy = build(PolicyKind::Tenure, 100);
+    let (mut ram, mut state) = (BTreeSet::new(), 42);
+    let mut reads = [0, 0];
+    for _ in 0..20_000 {
+        // Each of 20 hot pages is touched twenty times as often as each of 400 others.
+        let random = next(&mut state);
+        let hot = random & 1 == 0;
+        let page = if hot { random / 2 % 20 } else { 500 + random / 2 % 400 };
+        reads[usize::from(hot)] += u32::from(!ram.contains(&page));
+        touch(policy.as_mut(), &mut ram, page, 100);
+    }
+    let [others, hot] = reads;
+    // 206, and 487 where a page earns no turns by being read again soon.
+    assert!(hot < 350, "{hot} reads of hot pages beside {others} of others");
+}
