@@ -1,17 +1,19 @@
-//! Start and stop of the process's far heap, in order. Layer 10.
+//! Start and stop of the process's far heap and its tiers, in order. Layer 10.
 //!
-//! Up: store, region (handler threads), tier (arenas), installation in front of the global
-//! allocator, maintenance. Down: the reverse, and only when no far memory is allocated.
+//! Up: store, region (handler threads), tier (arenas), maintenance, installation in front of the global
+//! allocator; then further tiers in the same way. Down: the reverse, and only when no far memory is
+//! allocated. The default tier ends last.
 
 #![expect(unsafe_code, reason = "passes the call that clears on; gives space back")]
 
 mod maintenance;
 
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::config::{Config, Io, Place, UserMode};
-use crate::heap::{self, Edges, ExtentSource, FarArenas, FarArenasOptions};
+use crate::heap::{self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier};
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats};
 use crate::store::{BlockStore, IoEngine, Store};
@@ -20,15 +22,20 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What runs.
+/// A tier that runs.
 #[derive(Debug)]
 struct Running {
-    region: Arc<Region>,
+    heap: Heap,
     /// `None`: it could not be started again after a shutdown that was refused.
     maintenance: Option<Maintenance>,
-    /// Under a memory manager.
+    /// Of the default tier under a memory manager.
     local: Option<Arc<LocalMemory>>,
 }
+
+/// The default tier's name.
+const DEFAULT: &str = "far";
+/// Maximum length of a tier's name, in bytes.
+const NAME_MAX: usize = 32;
 
 /// What start-up says where only faults of user mode can be served, in one line.
 const USER_MODE_ONLY: &str = "farheap: the kernel permits this process only faults of user mode: a \
@@ -39,12 +46,17 @@ const LOCAL_BY_SIZE: &str = "So no allocation goes far because of its size; the 
 const USER_MODE_REMEDY: &str = "`sudo sysctl vm.unprivileged_userfaultfd=1` permits all faults; \
      `farheap doctor` (from `cargo install farheap-cli`) names other ways";
 
-static RUNNING: Ranked<Option<Running>> = Ranked::new(Rank::Heap, None);
+/// All tiers that run, the default one first.
+static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
 
-/// The process's far heap.
+/// The process's far heap, or a further tier of it.
 ///
 /// A handle: dropping it stops nothing, because far allocations may live on;
 /// [`shutdown`](Heap::shutdown) does. [`Heap::running`] finds it again.
+///
+/// The heap that [`start`](Heap::start) starts is the default tier: [`Far`](crate::Far), far scopes and the
+/// global allocator allocate from it. [`add_tier`](Heap::add_tier) adds others, each with a device, page
+/// size, limit and policy of its own, which programs name ([`Tier`]).
 ///
 /// Everything a [`Region`] can do with a range of its memory (`prefetch`, `evict`, `pin`,
 /// `advise`, `stats`, `set_limit`) it can do here with far allocations.
@@ -73,6 +85,8 @@ static RUNNING: Ranked<Option<Running>> = Ranked::new(Rank::Heap, None);
 #[derive(Clone, Debug)]
 pub struct Heap {
     region: Arc<Region>,
+    arenas: &'static FarArenas,
+    name: Arc<str>,
 }
 
 impl Heap {
@@ -156,7 +170,7 @@ impl Heap {
             return Err(Error::Forked { what: "a far heap" });
         }
         let mut running = RUNNING.lock();
-        if running.is_some() {
+        if !running.is_empty() {
             return Err(Error::AlreadyRunning);
         }
         // A forked child has none of the far pages: what it allocates is local.
@@ -175,22 +189,68 @@ impl Heap {
         }
         let local = manager.map(|manager| LocalMemory::join(manager, &region)).transpose()?;
         let options = FarArenasOptions { threshold, ..FarArenasOptions::default() };
-        let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
-        // Before the tier serves: what a new thread allocates until it has begun is not kept local.
-        let maintenance = Maintenance::start(arenas, &region, local.clone());
-        let installed = maintenance.and_then(|maintenance| {
-            heap::install(arenas)?;
-            Ok(maintenance)
-        });
-        let maintenance = match installed {
-            Ok(maintenance) => maintenance,
-            Err(error) => {
-                arenas.close()?;
-                return Err(error);
-            }
+        start_tier(&mut running, DEFAULT, region, options, local)
+    }
+
+    /// Adds a far tier to the heap: its own device, page size, limit and policy, as the configuration
+    /// says, and its own threads. Nothing goes there by itself: programs name it, by [`tier`](Heap::tier).
+    ///
+    /// The name is for people and for [`tiers`](Heap::tiers): at most 32 letters, digits, `-` and `_`. The
+    /// configuration's limit is the tier's own; of a heap that was started [under a memory
+    /// manager](Heap::start_under) it is the tier's ceiling, and the manager's limit holds for all
+    /// tiers together.
+    ///
+    /// # Errors
+    /// As [`start`](Heap::start); [`Error::NotRunning`] when this heap was shut down;
+    /// [`Error::Config`] for a name that is taken or has other characters, for an eighth further
+    /// tier, and for the options `threshold` and `place`, which are the default tier's.
+    ///
+    /// # Examples
+    /// See [`Tier`].
+    pub fn add_tier(&self, name: &str, config: Config) -> Result<Heap> {
+        self.add_with(name, config, None)
+    }
+
+    /// [`add_tier`](Heap::add_tier) on a store of the program's own.
+    ///
+    /// # Errors
+    /// As [`add_tier`](Heap::add_tier) and [`start_on`](Heap::start_on).
+    pub fn add_tier_on(&self, name: &str, config: Config, store: Arc<dyn Store>) -> Result<Heap> {
+        config.check_opens_nothing()?;
+        self.add_with(name, config, Some(store))
+    }
+
+    fn add_with(&self, name: &str, config: Config, store: Option<Arc<dyn Store>>) -> Result<Heap> {
+        if !self.region.is_here() {
+            return Err(Error::Forked { what: "a far heap" });
+        }
+        let refused = |reason: String| Error::Config { key: format!("tier `{name}`"), reason };
+        config.check_places_nothing()?;
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(is_plain) {
+            let reason = format!("a name is 1 to {NAME_MAX} letters, digits, `-` and `_`");
+            return Err(refused(reason));
+        }
+        let mut running = RUNNING.lock();
+        if !running.iter().any(|tier| tier.heap.is_same(self)) {
+            return Err(Error::NotRunning);
+        }
+        if running.iter().any(|tier| *tier.heap.name == *name) {
+            return Err(refused("a tier of this name runs already".to_owned()));
+        }
+        let is_free = |slot: &usize| running.iter().all(|tier| tier.heap.tier().slot() != *slot);
+        let Some(slot) = (1..TIERS_MAX).find(is_free) else {
+            return Err(refused(format!("{TIERS_MAX} far tiers run already")));
         };
-        *running = Some(Running { region: region.clone(), maintenance: Some(maintenance), local });
-        Ok(Heap { region })
+        let store = store.map_or_else(|| open_store(&config), Ok)?;
+        let region = match running[0].heap.region.manager() {
+            Some(manager) => {
+                Region::join(manager, &format!("far tier {name}"), config.region(), store)?
+            }
+            None => Arc::new(Region::create(config.region(), store)?),
+        };
+        let options = FarArenasOptions { slot, threshold: None, ..FarArenasOptions::default() };
+        start_tier(&mut running, name, region, options, None)
     }
 
     /// Starts the far heap that `FARHEAP_CONF` describes.
@@ -208,7 +268,47 @@ impl Heap {
         if heap::is_left_to_parent() {
             return None; // Not even the lock: a thread of the parent's may have held it.
         }
-        RUNNING.lock().as_ref().map(|running| Heap { region: running.region.clone() })
+        RUNNING.lock().first().map(|default| default.heap.clone())
+    }
+
+    /// All far tiers that run in this process, the default one first; none in a forked child.
+    #[must_use]
+    pub fn tiers() -> Vec<Heap> {
+        if heap::is_left_to_parent() {
+            return Vec::new(); // As above.
+        }
+        let running = RUNNING.lock();
+        let _ours = keep_local(); // Else the list itself may keep a tier from being shut down.
+        running.iter().map(|tier| tier.heap.clone()).collect()
+    }
+
+    /// The statistics of all far tiers that run, in total. A sum of maxima is what all had at once at
+    /// most; the page size is zero unless all have the same.
+    #[must_use]
+    pub fn stats_of_all() -> Stats {
+        let all: Vec<Stats> = Heap::tiers().iter().map(Heap::stats).collect();
+        let mut total = all.iter().fold(Stats::default(), |sum, stats| sum.plus(stats));
+        let page = all.first().map(|first| first.page_bytes).unwrap_or_default();
+        let have_one = all.iter().all(|stats| stats.page_bytes == page);
+        total.page_bytes = if have_one { page } else { ByteCount::ZERO };
+        total
+    }
+
+    /// The tier that this is: a handle to allocate by, and what a [`Placement`](crate::Placement) names.
+    #[must_use]
+    pub fn tier(&self) -> Tier {
+        self.arenas.tier()
+    }
+
+    /// The tier's name: `far` is the default one's.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether two handles are of one tier.
+    fn is_same(&self, other: &Heap) -> bool {
+        self.tier() == other.tier()
     }
 
     /// The heap's memory and its device.
@@ -219,16 +319,18 @@ impl Heap {
 
     /// The size from which the global allocator places allocations far now, zero with
     /// [`Place::All`]; `None`: no size does, because the configuration says `threshold:off`, because only faults of user mode are
-    /// permitted here (see [`UserMode::Auto`]), or because the heap has been shut down.
+    /// permitted here (see [`UserMode::Auto`]), because the heap has been shut down, or because this is not
+    /// the default tier.
     #[must_use]
     pub fn threshold(&self) -> Option<ByteCount> {
-        heap::installed().and_then(FarArenas::threshold)
+        let default = heap::default_tier().filter(|arenas| arenas.tier() == self.tier());
+        default.and_then(FarArenas::threshold)
     }
 
-    /// Bytes that are allocated far, as callers asked for them.
+    /// Bytes that are allocated in this tier, as callers asked for them; zero in a forked child.
     #[must_use]
     pub fn allocated(&self) -> ByteCount {
-        heap::installed().map_or(ByteCount::ZERO, |arenas| arenas.stats().allocated)
+        if self.region.is_here() { self.arenas.stats().allocated } else { ByteCount::ZERO }
     }
 
     /// Bytes of RAM that the allocator has for everything that is not far: live, freed and kept for
@@ -236,7 +338,7 @@ impl Heap {
     /// [memory manager](crate::limit::manager) they count against its limit as "local memory".
     #[must_use]
     pub fn local(&self) -> ByteCount {
-        heap::installed().map_or(ByteCount::ZERO, |arenas| arenas.local_resident())
+        heap::local_resident()
     }
 
     /// Gives freed far memory that is kept for reuse back now, frames and all, and has its device space
@@ -247,10 +349,8 @@ impl Heap {
         }
         // The lock keeps the tier's arenas from being destroyed meanwhile.
         let running = RUNNING.lock();
-        if running.is_some()
-            && let Some(arenas) = heap::installed()
-        {
-            arenas.give_all_back();
+        if running.iter().any(|tier| tier.heap.is_same(self)) {
+            self.arenas.give_all_back();
             self.region.return_space();
         }
     }
@@ -261,40 +361,71 @@ impl Heap {
         self.region.stats()
     }
 
-    /// Stops the far heap: everything new is local. When the last handle is gone, this one too,
-    /// its threads end and the device is wiped, if asked for, and released; until then the
-    /// region's statistics are readable.
+    /// Stops the far heap: everything new is local. The default tier takes all others along; one of
+    /// these goes alone. When the last handle is gone, this one too, its threads end and the device is
+    /// wiped, if asked for, and released; until then the region's statistics are readable.
     ///
     /// # Errors
-    /// [`Error::InUse`] while far memory is allocated, or a thread does not leave the allocator for
-    /// five seconds: everything goes on as before. [`Error::NotRunning`] when it was shut down
-    /// already. [`Error::Forked`] in a child of the process that started it: nothing changes. [`Error::Jemalloc`] when jemalloc keeps an arena although nothing of it is
-    /// allocated: the far heap has ended then, everything new is local, and another can be
-    /// started; but the threads and the device of this one stay until the process ends, because
-    /// the arena still names its addresses.
+    /// [`Error::InUse`] while memory of a tier that is to end is allocated, or a thread does not leave the
+    /// allocator for five seconds: everything goes on as before. [`Error::NotRunning`] when it was
+    /// shut down already. [`Error::Forked`] in a child of the process that started it: nothing changes.
+    /// [`Error::Jemalloc`] when jemalloc keeps an arena although nothing of it is allocated: the far
+    /// heap has ended then, everything new is local, and another can be started; but the threads and
+    /// the device of this one stay until the process ends, because the arena still names its
+    /// addresses.
     pub fn shutdown(&self) -> Result<()> {
         if !self.region.is_here() {
             return Err(Error::Forked { what: "a far heap" });
         }
-        let mut slot = RUNNING.lock();
-        if !slot.as_ref().is_some_and(|running| Arc::ptr_eq(&running.region, &self.region)) {
+        let mut running = RUNNING.lock();
+        let Some(at) = running.iter().position(|tier| tier.heap.is_same(self)) else {
             return Err(Error::NotRunning);
-        }
-        let mut running = slot.take().expect("looked at above");
+        };
+        let _ours = keep_local(); // Else the lists below may keep a tier from being shut down.
+        let end = if at == 0 { running.len() } else { at + 1 };
+        let mut ending: Vec<Running> = running.drain(at..end).collect();
         // Nobody may look after arenas that are being destroyed.
-        drop(running.maintenance);
-        let result = heap::uninstall();
-        if result.is_err()
-            && let Some(arenas) = heap::installed()
-        {
-            // Without it, memory that is freed stays longer; the heap goes on all the same.
-            running.maintenance =
-                Maintenance::start(arenas, &running.region, running.local.clone()).ok();
-            *slot = Some(running);
+        ending.iter_mut().for_each(|tier| drop(tier.maintenance.take()));
+        let arenas: Vec<_> = ending.iter().rev().map(|tier| tier.heap.arenas).collect();
+        let result = heap::uninstall(&arenas);
+        if let Err(Error::InUse { .. }) = result {
+            for tier in &mut ending {
+                // Without it, memory that is freed stays longer; the heap goes on all the same.
+                let Heap { arenas, region, .. } = &tier.heap;
+                tier.maintenance = Maintenance::start(arenas, region, tier.local.clone()).ok();
+            }
+            drop(running.splice(at..at, ending));
         }
-        result?;
-        Ok(())
+        result
     }
+}
+
+/// Puts a tier onto a region, and in front of the global allocator.
+fn start_tier(
+    running: &mut Vec<Running>,
+    name: &str,
+    region: Arc<Region>,
+    options: FarArenasOptions,
+    local: Option<Arc<LocalMemory>>,
+) -> Result<Heap> {
+    let _ours = keep_local();
+    let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
+    // Before the tier serves: what a new thread allocates until it has begun is not kept local.
+    let maintenance = Maintenance::start(arenas, &region, local.clone());
+    let installed = maintenance.and_then(|maintenance| {
+        heap::install(arenas)?;
+        Ok(maintenance)
+    });
+    let maintenance = match installed {
+        Ok(maintenance) => Some(maintenance),
+        Err(error) => {
+            arenas.close()?.end()?;
+            return Err(error);
+        }
+    };
+    let tier = Heap { region, arenas, name: name.into() };
+    running.push(Running { heap: tier.clone(), maintenance, local });
+    Ok(tier)
 }
 
 impl Deref for Heap {

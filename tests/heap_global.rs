@@ -25,7 +25,7 @@ use base::error::{Error, Result};
 use base::units::ByteCount;
 use heap::testing::TestSource;
 use heap::{
-    ExtentSource, Far, FarArenas, FarArenasOptions, FarHeap, Placement, install, installed,
+    ExtentSource, Far, FarArenas, FarArenasOptions, FarHeap, Placement, default_tier, install,
     pin_thread_local, scope, uninstall,
 };
 use std::cell::RefCell;
@@ -49,7 +49,7 @@ fn main() {
     collections_live_in_far_memory_and_move_between_threads();
     threads_start_and_end_with_all_of_their_own_memory_far();
     a_pinned_thread_maintains_the_tier_while_others_work();
-    uninstall().expect("every far allocation has been freed");
+    uninstall(&[arenas]).expect("every far allocation has been freed");
     println!("heap_global: 4 steps passed");
 }
 
@@ -103,7 +103,7 @@ fn threads_start_and_end_with_all_of_their_own_memory_far() {
 }
 
 fn a_pinned_thread_maintains_the_tier_while_others_work() {
-    let arenas = installed().expect("the heap runs");
+    let arenas = default_tier().expect("the heap runs");
     let worker = thread::spawn(|| {
         let bytes = |n: usize| -> usize {
             vec![n as u8; n * 1_000].iter().map(|&byte| byte as usize).sum()

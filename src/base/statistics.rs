@@ -40,6 +40,17 @@ macro_rules! statistics {
                 }
             }
 
+            /// Returns the sums of this snapshot and another one's, of something beside it. A sum of
+            /// maxima is what both had at once at most.
+            #[must_use]
+            pub fn plus(&self, other: &$Stats) -> $Stats {
+                $Stats {
+                    $($($name: $crate::base::statistics::statistics!(
+                        @plus $kind self.$name, other.$name
+                    ),)*)*
+                }
+            }
+
             /// Returns the names and values of all fields, sizes in bytes.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$($((stringify!($name), u64::from(self.$name)),)*)*].into_iter()
@@ -64,6 +75,9 @@ macro_rules! statistics {
     };
     (@since count $later:expr, $earlier:expr) => { $later.saturating_sub($earlier) };
     (@since $kind:ident $later:expr, $earlier:expr) => { $later };
+    (@plus bytes $one:expr, $other:expr) => { $crate::base::units::ByteCount($one.0 + $other.0) };
+    (@plus total $one:expr, $other:expr) => { $crate::base::units::ByteCount($one.0 + $other.0) };
+    (@plus $kind:ident $one:expr, $other:expr) => { $one + $other };
 }
 
 pub(crate) use statistics;
@@ -146,6 +160,18 @@ mod tests {
     fn a_difference_has_what_was_added_and_what_is_now() {
         let expected = Example { read: ByteCount(200), requests: 2, ..LATER };
         assert_eq!(LATER.since(&EARLIER), expected);
+    }
+
+    #[test]
+    fn a_sum_has_what_both_have() {
+        let expected = Example {
+            resident: ByteCount(5120),
+            read: ByteCount(400),
+            requests: 16,
+            in_flight: 4,
+            in_flight_max: 11,
+        };
+        assert_eq!(EARLIER.plus(&LATER), expected);
     }
 
     #[test]

@@ -209,6 +209,22 @@ impl Config {
     }
 }
 
+impl Config {
+    /// Refuses options about what the global allocator places far, for a tier that only gets what is
+    /// asked for by its name.
+    pub(crate) fn check_places_nothing(&self) -> Result<()> {
+        let (said, by_default) = (&self.options, Options::default());
+        let reason = "is said of the default tier: what is in another one is asked for by its name";
+        if said.threshold != by_default.threshold {
+            return Err(invalid("threshold", reason));
+        }
+        if said.place != by_default.place {
+            return Err(invalid("place", reason));
+        }
+        Ok(())
+    }
+}
+
 /// Prints the text form, which reads back as an equal configuration.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,6 @@
 //! Memory as C asks for it: freed and resized without saying how large it was.
 //!
-//! Uses `global`; for hosts in other languages (`ffi`). A block is asked for in a size that
+//! Uses `global`, `tiers`; for hosts in other languages (`ffi`). A block is asked for in a size that
 //! jemalloc gives back exactly (`fitting`), so that the size found by asking jemalloc is the one
 //! that magazines file the block under and that counters count.
 //!
@@ -9,10 +9,12 @@
 
 #![expect(unsafe_code, reason = "allocates")]
 
+use super::far_arenas::FarArenas;
 use super::global;
 use super::jemalloc::{self, Flags};
 use super::placement::{Fill, Placement};
 use super::thread_cache::magazine::{self, SmallClass};
+use super::tiers::{self, Origin};
 use crate::base::units::ByteCount;
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -82,7 +84,7 @@ pub fn allocate(
 #[must_use]
 pub fn allocate_at_hand(size: usize, align: usize) -> Option<NonNull<u8>> {
     let class = SmallClass::of(size, align)?;
-    global::serving()?.take_small(class)
+    tiers::default_tier()?.take_small(class)
 }
 
 /// As [`allocate`], for any request.
@@ -98,6 +100,8 @@ fn allocate_any(
     let ptr = match placement {
         // SAFETY: the size is not zero.
         Some(Placement::Far) => unsafe { global::allocate_far(layout, fill) },
+        // SAFETY: the size is not zero.
+        Some(Placement::Tier(tier)) => unsafe { global::allocate_in(tier, layout, fill) },
         // SAFETY: the size is not zero.
         Some(Placement::Local) => unsafe { global::allocate_local(layout, fill) },
         None => {
@@ -130,19 +134,21 @@ pub unsafe fn reallocate(ptr: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
 /// `ptr` is a block from this module that has not been freed and is not used again.
 #[inline]
 pub unsafe fn free(ptr: NonNull<u8>) {
-    if !global::is_far(ptr.as_ptr()) {
+    let arenas = match tiers::origin(ptr.as_ptr()) {
+        Origin::Far(arenas) => arenas,
+        Origin::Parent => return,
         // A large block starts on a page border; to look up the size of every block would cost more.
-        if ptr.as_ptr().addr().is_multiple_of(jemalloc::PAGE) {
+        Origin::Local if ptr.as_ptr().addr().is_multiple_of(jemalloc::PAGE) => {
             // SAFETY: as the caller promises.
             return unsafe { free_local(ptr) };
         }
         // SAFETY: as the caller promises.
-        return unsafe { jemalloc::free_unsized(ptr.as_ptr()) };
-    }
+        Origin::Local => return unsafe { jemalloc::free_unsized(ptr.as_ptr()) },
+    };
     // SAFETY: as the caller promises.
     let size = unsafe { jemalloc::size_of_block(ptr.as_ptr()) };
     // SAFETY: as the caller promises; a block's usable size is its class's (invariant 1).
-    if !unsafe { put_small(ptr, size, 1) } {
+    if !unsafe { put_small(arenas, ptr, size, 1) } {
         // SAFETY: as the caller promises.
         unsafe { free_any(ptr, size, ALIGN) }
     }
@@ -166,22 +172,30 @@ unsafe fn free_local(ptr: NonNull<u8>) {
 /// As for [`free`], and the block was allocated with this size and alignment.
 #[inline]
 pub unsafe fn free_sized(ptr: NonNull<u8>, size: usize, align: usize) {
-    // SAFETY: as the caller promises.
-    if !(global::is_far(ptr.as_ptr()) && unsafe { put_small(ptr, size, align) }) {
+    if let Origin::Far(arenas) = tiers::origin(ptr.as_ptr())
         // SAFETY: as the caller promises.
-        unsafe { free_any(ptr, size, align) }
+        && unsafe { put_small(arenas, ptr, size, align) }
+    {
+        return;
     }
+    // SAFETY: as the caller promises.
+    unsafe { free_any(ptr, size, align) }
 }
 
 /// Frees a far block if it is small and the thread has room for it.
 ///
 /// # Safety
-/// As for [`free_sized`], and the block is far.
+/// As for [`free_sized`], and the block is of this tier.
 #[inline]
-unsafe fn put_small(ptr: NonNull<u8>, size: usize, align: usize) -> bool {
-    let Some(class) = SmallClass::of(size, align) else { return false };
-    // SAFETY: as the caller promises: a far block is the installed tier's.
-    global::installed().is_some_and(|arenas| unsafe { arenas.put_small(ptr.as_ptr(), class) })
+unsafe fn put_small(
+    arenas: &'static FarArenas,
+    ptr: NonNull<u8>,
+    size: usize,
+    align: usize,
+) -> bool {
+    // SAFETY: as the caller promises.
+    SmallClass::of(size, align)
+        .is_some_and(|class| unsafe { arenas.put_small(ptr.as_ptr(), class) })
 }
 
 /// As [`free_sized`], for any block.
@@ -211,23 +225,19 @@ pub unsafe fn usable_size(ptr: NonNull<u8>) -> usize {
 #[inline]
 #[must_use]
 pub fn is_far(ptr: *const u8) -> bool {
-    global::is_far(ptr)
+    tiers::is_far(ptr)
 }
 
 /// Whether far memory is being handed out: a heap runs, and this is not a forked child.
 #[must_use]
 pub fn serves_far() -> bool {
-    global::serving().is_some()
+    tiers::default_tier().is_some()
 }
 
 /// Bytes of RAM that the allocator has for what is not far; also where no far heap runs.
 #[must_use]
 pub fn local_resident() -> ByteCount {
-    if let Some(arenas) = global::installed() {
-        return arenas.local_resident();
-    }
-    jemalloc::advance_epoch();
-    jemalloc::resident().unwrap_or_default()
+    tiers::local_resident()
 }
 
 #[cfg(test)]

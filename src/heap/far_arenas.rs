@@ -1,10 +1,10 @@
-//! The far tier: arenas over one [`ExtentSource`], and what threads keep of them.
+//! A far tier: arenas over one [`ExtentSource`], and what threads keep of them.
 //!
 //! A [`FarArenas`] allocates, frees and resizes far memory. The common way is the calling thread's
 //! cache; the *shared path* (past all caches) serves threads that have none: beyond
 //! [`CACHES_MAX`](super::thread_cache::CACHES_MAX) threads, at thread exit, or while a cache is revoked.
 //! [`maintain`](FarArenas::maintain) gives memory back. Uses `jemalloc`, `hooks`, `placement`, `thread_cache`;
-//! used by `global` and `handle`.
+//! used by `tiers` and `global`.
 //!
 //! # Giving back
 //! Freed memory stays dirty in the arena for [`decay`](FarArenasOptions::decay) so that data that dies
@@ -24,12 +24,14 @@
 #![expect(unsafe_code, reason = "allocates")]
 
 use super::counts::{self, Counts};
+use super::far_options::{FarArenasOptions, FarArenasStats};
 use super::hooks::{self, ExtentSource, Hooks};
 use super::jemalloc::{self, Arena, Flags};
-use super::local;
-use super::placement::{self, Fill};
+use super::placement::{self, Fill, Tier};
 use super::thread_cache::magazine::{self, SmallClass};
-use super::thread_cache::{self, Access, Allowance, Flush, Revoked, ThreadCache, ThreadCaches};
+use super::thread_cache::{
+    self, Access, Allowance, Control, Flush, Revoked, ThreadCache, ThreadCaches,
+};
 use crate::base::error::{Error, Result};
 use crate::base::strict_assert;
 use crate::base::sync::{
@@ -41,6 +43,7 @@ use crate::base::units::ByteCount;
 use crate::sys::membarrier;
 use std::alloc::Layout;
 use std::cell::Cell;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,60 +60,8 @@ const STORES_SETTLE: Duration = Duration::from_millis(10);
 const GROW_MAX: usize = 64 << 20;
 const GROW_MIN: usize = 2 << 20;
 
-/// Maximum number of arenas that [`FarArenasOptions::default`] asks for.
-const ARENAS_MAX: u32 = 16;
-
-/// What all caches of far memory keep at most: what a few threads need for their working sets, and
-/// CACHE_MAX_MORE for each processor where there are many ([`thread_cache::suited`]). With what those of local memory
-/// keep (`local`) that is less than 64 MiB on 8 processors, however many threads there are.
-const CACHE_MAX: ByteCount = ByteCount::mib(36);
-const CACHE_MAX_MORE: ByteCount = ByteCount::mib(4);
 /// Caches keep at most 1/KEPT_SHARE of the limit, and as much may be dirty.
 const KEPT_SHARE: u64 = 8;
-
-/// How a tier behaves.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FarArenasOptions {
-    /// Arenas that threads are spread over, one a processor: with two threads that miss their
-    /// caches at once two arenas are 1.5 to 2.8 times as fast as one (`cargo bench --bench
-    /// heap`). Each keeps dirty extents of its own.
-    pub(crate) arenas: u32,
-    /// Sizes from here up go far without being asked to; `None`: no size does.
-    pub(crate) threshold: Option<ByteCount>,
-    /// How long freed extents keep their contents for reuse.
-    pub(crate) decay: Duration,
-    /// Dirty bytes above which [`FarArenas::maintain`] gives all of them back; less under a small limit.
-    pub(crate) dirty_max: ByteCount,
-    /// Bytes that all threads together may keep of freed objects.
-    pub(crate) cache_max: ByteCount,
-}
-
-impl Default for FarArenasOptions {
-    fn default() -> FarArenasOptions {
-        FarArenasOptions {
-            arenas: thread_cache::processors().min(ARENAS_MAX),
-            threshold: Some(ByteCount::kib(64)),
-            decay: Duration::from_secs(1),
-            dirty_max: ByteCount::gib(1),
-            cache_max: thread_cache::suited(CACHE_MAX, CACHE_MAX_MORE),
-        }
-    }
-}
-
-/// A far tier's numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FarArenasStats {
-    /// Bytes in use, as callers asked for them; what caches hold is not in use.
-    pub(crate) allocated: ByteCount,
-    /// Bytes charged to the source: in use, cached, dirty, and the unused rest of slabs.
-    pub(crate) committed: ByteCount,
-    /// Requests to commit that the source refused.
-    pub(crate) commits_refused: u64,
-    /// Allocations that failed even after everything free had been given back.
-    pub(crate) out_of_memory: u64,
-    /// Times that [`FarArenas::maintain`] found too many dirty bytes.
-    pub(crate) purges: u64,
-}
 
 /// No far memory is available: the tier is shut down, or the thread has ended for jemalloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,10 +85,17 @@ struct FarArena {
     hooks: Box<Hooks>,
 }
 
-/// The far tier; see the module's documentation.
-pub(crate) struct FarArenas {
+/// What frees ask of a tier: never changed, and in a cache line that nothing else changes.
+#[repr(align(64))]
+struct Place {
     base: usize,
     span: usize,
+    tier: Tier,
+}
+
+/// A far tier; see the module's documentation.
+pub(crate) struct FarArenas {
+    place: Place,
     options: FarArenasOptions,
     arenas: Box<[FarArena]>,
     /// Keeps the source alive for the hooks; gone once the arenas are.
@@ -169,18 +127,18 @@ impl FarArenas {
             return Err(Error::Config { key, reason });
         }
         let _pinned = placement::pin();
-        let (base, span) = (source.base(), source.span());
+        let tier = Tier::new(options.slot);
+        let place = Place { base: source.base(), span: source.span(), tier };
         let arenas = (0..options.arenas)
             .map(|_| FarArena::create(&source, &options))
             .collect::<Result<Box<[FarArena]>>>()?;
         let allowance = Box::leak(Box::new(Allowance::new(options.cache_max.as_usize())));
         Ok(Box::leak(Box::new(FarArenas {
-            base,
-            span,
+            place,
             options,
             arenas,
             source: Ranked::new(Rank::Leaf, Some(source)),
-            caches: ThreadCaches::new(allowance),
+            caches: ThreadCaches::new(allowance, options.slot),
             dirty_max: AtomicU64::new(options.dirty_max.0),
             shared_inside: AtomicUsize::new(0),
             shared_counts: Counts::new(),
@@ -190,12 +148,20 @@ impl FarArenas {
         })))
     }
 
-    pub(super) fn base(&self) -> usize {
-        self.base
+    /// First address of the tier's reservation, and the one behind its last.
+    pub(super) fn bounds(&self) -> (usize, usize) {
+        (self.place.base, self.place.base + self.place.span)
     }
 
-    pub(super) fn span(&self) -> usize {
-        self.span
+    /// The tier's name.
+    #[inline]
+    pub(crate) fn tier(&self) -> Tier {
+        self.place.tier
+    }
+
+    /// Whether it is the default tier, or made to become it.
+    pub(crate) fn is_default(&self) -> bool {
+        self.tier().slot() == 0
     }
 
     /// Smallest size that goes far by itself; `None`: no size does.
@@ -206,7 +172,7 @@ impl FarArenas {
     /// Whether `addr` lies in the tier's reservation.
     #[inline]
     pub(super) fn contains(&self, addr: usize) -> bool {
-        addr.wrapping_sub(self.base) < self.span
+        addr.wrapping_sub(self.place.base) < self.place.span
     }
 
     /// Allocates far memory; null when there is none left, even after giving back all that is
@@ -366,7 +332,6 @@ impl FarArenas {
             cache.has_become_idle() | (some_have_too_much && cache.has_too_much())
         };
         self.flush_caches(choose, Flush::All);
-        local::maintain();
         self.arenas.iter().for_each(|far| far.arena.decay());
         // What is committed and not in use bounds what is dirty, without asking jemalloc.
         let stats = self.stats();
@@ -380,16 +345,16 @@ impl FarArenas {
     }
 
     /// Follows a limit on resident memory that may have changed: caches keep an eighth of it at most, and
-    /// as much may be dirty.
-    pub(crate) fn follow_limit(&self, limit: ByteCount) {
+    /// as much may be dirty. What caches of all `tiers` keep together is bounded as that of one is.
+    pub(crate) fn follow_limit(&self, limit: ByteCount, tiers: usize) {
         let share = ByteCount(limit.0 / KEPT_SHARE);
-        self.caches.set_max(self.options.cache_max.min(share));
+        let of_tier = ByteCount(self.options.cache_max.0 / tiers.max(1) as u64);
+        self.caches.set_max(of_tier.min(share));
         self.dirty_max.store(self.options.dirty_max.min(share).0, Relaxed);
     }
 
     /// For a source that is short of memory: gives back what is free, large blocks of caches included,
-    /// if that is more than `least`, and the free memory of local arenas too. To be called from the
-    /// thread that [maintains](Self::maintain).
+    /// if that is more than `least`. To be called from the thread that [maintains](Self::maintain).
     pub(crate) fn give_back(&self, least: ByteCount) {
         if self.closed.load(Relaxed) {
             return;
@@ -397,30 +362,23 @@ impl FarArenas {
         if self.caches.room() > least {
             self.flush_caches(|_| true, Flush::Large);
         }
-        local::give_back(least);
-        jemalloc::advance_epoch();
-        let dirty = |arena: Arena| arena.pages().map_or(0, |pages| pages.dirty * jemalloc::PAGE);
-        let far: usize = self.arenas.iter().map(|far| dirty(far.arena)).sum();
-        if far > least.as_usize() {
+        if self.dirty() > least {
             self.purge();
             self.purges.fetch_add(1, Relaxed);
         }
-        let is_local = |arena: &Arena| self.arenas.iter().all(|far| far.arena != *arena);
-        let Ok(all) = jemalloc::arenas() else { return };
-        all.filter(is_local)
-            .filter(|arena| dirty(*arena) > least.as_usize())
-            .for_each(Arena::purge);
     }
 
-    /// Resident bytes that jemalloc holds for local memory, its metadata included.
-    pub(crate) fn local_resident(&self) -> ByteCount {
-        jemalloc::advance_epoch();
+    /// Whether an arena of jemalloc is one of the tier.
+    pub(super) fn owns(&self, arena: Arena) -> bool {
+        self.arenas.iter().any(|far| far.arena == arena)
+    }
+
+    /// Bytes of address space that jemalloc takes for resident in the tier, as of its last epoch.
+    pub(super) fn seems_resident(&self) -> ByteCount {
         let pages = |far: &FarArena| {
             far.arena.pages().map_or(0, |pages| (pages.active + pages.dirty) * jemalloc::PAGE)
         };
-        let far: usize = self.arenas.iter().map(pages).sum();
-        let all = jemalloc::resident().unwrap_or_default();
-        ByteCount(all.0.saturating_sub(far as u64))
+        ByteCount(self.arenas.iter().map(pages).sum::<usize>() as u64)
     }
 
     /// Gives back all that is free now, what caches keep included.
@@ -455,38 +413,30 @@ impl FarArenas {
         Ok(self.caches.claim(make))
     }
 
-    /// Ends the tier: destroys its arenas, so that the source gets all its ranges back.
+    /// Closes the tier: nobody allocates from it any more, unless what is returned is dropped.
     ///
     /// # Errors
     /// [`Error::InUse`] when allocations exist, or a thread does not leave for five seconds; the
-    /// tier then goes on as before. [`Error::Jemalloc`] when jemalloc keeps an arena.
-    pub(crate) fn close(&self) -> Result<()> {
+    /// tier then goes on as before.
+    pub(crate) fn close(&self) -> Result<ClosedArenas<'_>> {
         let mut control = None;
         let _ = wait(|| {
             control = self.caches.take_control();
             control.is_some()
         });
-        let Some(_control) = control else {
+        let Some(control) = control else {
             return Err(Error::InUse { bytes: self.in_use() });
         };
+        // From here on dropped, also on the way out.
+        let mut closed = ClosedArenas { arenas: self, caches: Vec::new(), _control: control };
         self.closed.store(true, SeqCst);
         let alone = self.wait_until_alone();
         let bytes = self.in_use();
         let (Some(caches), ByteCount::ZERO) = (alone, bytes) else {
-            self.closed.store(false, SeqCst);
-            self.caches.iter().for_each(ThreadCache::restore);
             return Err(Error::InUse { bytes });
         };
-        // SAFETY: the tier stays closed from here on, and nobody restores the caches of a closed one.
-        caches.into_iter().for_each(|cache| unsafe { cache.close() });
-        for far in &self.arenas {
-            // SAFETY: nothing is allocated, no thread is inside or can enter, and no cache is
-            // left.
-            unsafe { far.arena.destroy() }?;
-        }
-        let source = self.source.lock().take();
-        drop(source);
-        Ok(())
+        closed.caches = caches;
+        Ok(closed)
     }
 
     /// Revokes all caches and waits until no thread is inside the tier; returns what is inside the
@@ -685,7 +635,7 @@ impl FarArenas {
 
     /// Becomes the thread that may revoke caches; `None` while another one is.
     #[cfg(test)]
-    pub(super) fn take_control(&self) -> Option<thread_cache::Control<'_>> {
+    pub(super) fn take_control(&self) -> Option<Control<'_>> {
         self.caches.take_control()
     }
 
@@ -732,6 +682,50 @@ fn configure(arena: Arena, span: usize, options: &FarArenasOptions) -> Result<()
     // jemalloc gives back free extents of 8 MiB at once, merged ones too; `maintain` does it here.
     arena.set_oversize_threshold(usize::MAX)?;
     arena.set_grow_limit(ByteCount(GROW_MAX.min(span / 64).max(GROW_MIN) as u64))
+}
+
+impl fmt::Debug for FarArenas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tier().fmt(f)
+    }
+}
+
+/// A tier that is closed: nothing of it is allocated, and nobody is inside. Open again when this is
+/// dropped.
+pub(crate) struct ClosedArenas<'a> {
+    arenas: &'a FarArenas,
+    caches: Vec<Revoked<'static>>,
+    _control: Control<'a>,
+}
+
+impl ClosedArenas<'_> {
+    /// Ends the tier: destroys its arenas, so that the source gets all its ranges back.
+    ///
+    /// # Errors
+    /// [`Error::Jemalloc`] when jemalloc keeps an arena.
+    pub(crate) fn end(mut self) -> Result<()> {
+        let caches = std::mem::take(&mut self.caches);
+        let arenas = self.arenas;
+        std::mem::forget(self); // Never open again; nobody has to have the control any more.
+        // SAFETY: the tier stays closed from here on, and nobody restores the caches of a closed one.
+        caches.into_iter().for_each(|cache| unsafe { cache.close() });
+        for far in &arenas.arenas {
+            // SAFETY: nothing is allocated, no thread is inside or can enter, and no cache is
+            // left.
+            unsafe { far.arena.destroy() }?;
+        }
+        let source = arenas.source.lock().take();
+        drop(source);
+        Ok(())
+    }
+}
+
+impl Drop for ClosedArenas<'_> {
+    fn drop(&mut self) {
+        self.caches.clear();
+        self.arenas.closed.store(false, SeqCst);
+        self.arenas.caches.iter().for_each(ThreadCache::restore);
+    }
 }
 
 /// A thread inside the shared path.

@@ -1,7 +1,7 @@
-//! Handles that choose a tier by type: `Vec<T, Far>`, `Box<T, Local>`.
+//! Handles that choose a tier: `Vec<T, Far>` and `Box<T, Local>` by type, `Vec<T, Tier>` by value.
 //!
-//! Both implement [`Allocator`] of `allocator-api2`, and std's unstable one under the feature
-//! `nightly`. Uses `global`, `tier`.
+//! All implement [`Allocator`] of `allocator-api2`, and std's unstable one under the feature
+//! `nightly`. Uses `global`, `placement`, `tiers`.
 //!
 //! # Invariants
 //! 1. Empty layouts get a dangling pointer with the layout's alignment and no memory.
@@ -11,12 +11,13 @@
 #![expect(unsafe_code, reason = "implements allocators")]
 
 use super::global;
-use super::placement::Fill;
+use super::placement::{Fill, Tier};
+use super::tiers::{Origin, is_far, origin};
 use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
 use std::ptr::{self, NonNull};
 
-/// Allocates far memory, whatever scope and size say.
+/// Allocates far memory of the default tier, whatever scope and size say.
 ///
 /// A system call reads and writes it like other memory where the kernel's own faults are served
 /// ([`serves_kernel_faults`](crate::paging::region::Region::serves_kernel_faults)). Elsewhere, as in an
@@ -53,23 +54,65 @@ pub struct Far;
 pub struct Local;
 
 impl Far {
-    /// Whether `ptr` points into far memory.
+    /// Whether `ptr` points into far memory, of whichever tier.
     #[must_use]
     pub fn contains<T>(ptr: *const T) -> bool {
-        global::is_far(ptr.cast())
+        is_far(ptr.cast())
     }
 }
 
-/// Allocates in one tier, not zero bytes.
-type Allocate = unsafe fn(Layout, Fill) -> *mut u8;
+impl Tier {
+    /// The far tier that `ptr` points into; `None` for local memory, and in a forked child.
+    #[must_use]
+    pub fn of<T>(ptr: *const T) -> Option<Tier> {
+        match origin(ptr.cast()) {
+            Origin::Far(arenas) => Some(arenas.tier()),
+            Origin::Local | Origin::Parent => None,
+        }
+    }
+}
+
+/// What a handle asks for its memory.
+trait Handle: Copy {
+    /// Allocates; null when there is no such memory.
+    ///
+    /// # Safety
+    /// The layout's size is not zero.
+    unsafe fn take(self, layout: Layout, fill: Fill) -> *mut u8;
+}
+
+impl Handle for Far {
+    #[inline]
+    unsafe fn take(self, layout: Layout, fill: Fill) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        unsafe { global::allocate_far(layout, fill) }
+    }
+}
+
+impl Handle for Tier {
+    #[inline]
+    unsafe fn take(self, layout: Layout, fill: Fill) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        unsafe { global::allocate_in(self, layout, fill) }
+    }
+}
+
+impl Handle for Local {
+    #[inline]
+    unsafe fn take(self, layout: Layout, fill: Fill) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        unsafe { global::allocate_local(layout, fill) }
+    }
+}
 
 /// Allocates, empty layouts included.
-fn allocate(with: Allocate, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
+#[inline]
+fn allocate(from: impl Handle, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
     let ptr = if layout.size() == 0 {
         ptr::without_provenance_mut(layout.align())
     } else {
         // SAFETY: the layout is not empty.
-        unsafe { with(layout, fill) }
+        unsafe { from.take(layout, fill) }
     };
     let ptr = NonNull::new(ptr).ok_or(AllocError)?;
     Ok(NonNull::slice_from_raw_parts(ptr, layout.size()))
@@ -91,7 +134,7 @@ unsafe fn deallocate(ptr: NonNull<u8>, layout: Layout) {
 /// # Safety
 /// As for [`deallocate`].
 unsafe fn resize(
-    with: Allocate,
+    from: impl Handle,
     ptr: NonNull<u8>,
     old: Layout,
     new: Layout,
@@ -99,7 +142,7 @@ unsafe fn resize(
 ) -> Result<NonNull<[u8]>, AllocError> {
     if old.size() == 0 || new.size() == 0 || old.align() != new.align() {
         // SAFETY: as the caller promises.
-        return unsafe { move_between(with, ptr, old, new, fill) };
+        return unsafe { move_between(from, ptr, old, new, fill) };
     }
     // SAFETY: as the caller promises; the sizes are not zero and the alignments equal.
     let moved = unsafe { global::reallocate_in_tier(ptr.as_ptr(), old, new) };
@@ -118,13 +161,13 @@ unsafe fn resize(
 /// # Safety
 /// As for [`deallocate`].
 unsafe fn move_between(
-    with: Allocate,
+    from: impl Handle,
     ptr: NonNull<u8>,
     old: Layout,
     new: Layout,
     fill: Fill,
 ) -> Result<NonNull<[u8]>, AllocError> {
-    let moved = allocate(with, new, fill)?;
+    let moved = allocate(from, new, fill)?;
     let len = old.size().min(new.size());
     // SAFETY: both are valid for `len` bytes, and the new one overlaps nothing.
     unsafe { moved.cast::<u8>().copy_from_nonoverlapping(ptr, len) };
@@ -135,18 +178,18 @@ unsafe fn move_between(
 
 /// Implements one `Allocator` trait for one handle.
 macro_rules! allocator {
-    ($trait:path, $error:path, $handle:ty, $with:expr) => {
-        // SAFETY: memory stays valid until it is freed, wherever the handle moves; all values of
-        // the handle are the same allocator, and clones free each other's memory.
+    ($trait:path, $error:path, $handle:ty) => {
+        // SAFETY: memory stays valid until it is freed, wherever the handle moves; the address says
+        // where it goes back to, so that clones free each other's memory.
         unsafe impl $trait for $handle {
             #[inline]
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
-                allocate($with, layout, Fill::Any).map_err(|_| $error)
+                allocate(*self, layout, Fill::Any).map_err(|_| $error)
             }
 
             #[inline]
             fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
-                allocate($with, layout, Fill::Zero).map_err(|_| $error)
+                allocate(*self, layout, Fill::Zero).map_err(|_| $error)
             }
 
             #[inline]
@@ -163,7 +206,7 @@ macro_rules! allocator {
                 new: Layout,
             ) -> Result<NonNull<[u8]>, $error> {
                 // SAFETY: as the caller promises.
-                unsafe { resize($with, ptr, old, new, Fill::Any) }.map_err(|_| $error)
+                unsafe { resize(*self, ptr, old, new, Fill::Any) }.map_err(|_| $error)
             }
 
             #[inline]
@@ -174,7 +217,7 @@ macro_rules! allocator {
                 new: Layout,
             ) -> Result<NonNull<[u8]>, $error> {
                 // SAFETY: as the caller promises.
-                unsafe { resize($with, ptr, old, new, Fill::Zero) }.map_err(|_| $error)
+                unsafe { resize(*self, ptr, old, new, Fill::Zero) }.map_err(|_| $error)
             }
 
             #[inline]
@@ -185,15 +228,18 @@ macro_rules! allocator {
                 new: Layout,
             ) -> Result<NonNull<[u8]>, $error> {
                 // SAFETY: as the caller promises.
-                unsafe { resize($with, ptr, old, new, Fill::Any) }.map_err(|_| $error)
+                unsafe { resize(*self, ptr, old, new, Fill::Any) }.map_err(|_| $error)
             }
         }
     };
 }
 
-allocator!(Allocator, AllocError, Far, global::allocate_far);
-allocator!(Allocator, AllocError, Local, global::allocate_local);
+allocator!(Allocator, AllocError, Far);
+allocator!(Allocator, AllocError, Tier);
+allocator!(Allocator, AllocError, Local);
 #[cfg(feature = "nightly")]
-allocator!(std::alloc::Allocator, std::alloc::AllocError, Far, global::allocate_far);
+allocator!(std::alloc::Allocator, std::alloc::AllocError, Far);
 #[cfg(feature = "nightly")]
-allocator!(std::alloc::Allocator, std::alloc::AllocError, Local, global::allocate_local);
+allocator!(std::alloc::Allocator, std::alloc::AllocError, Tier);
+#[cfg(feature = "nightly")]
+allocator!(std::alloc::Allocator, std::alloc::AllocError, Local);

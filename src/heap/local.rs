@@ -26,7 +26,7 @@ const CACHE_MAX: ByteCount = ByteCount::mib(24);
 const CACHE_MAX_MORE: ByteCount = ByteCount::mib(2);
 
 static ALLOWANCE: Allowance = Allowance::new(CACHE_MAX.0 as usize);
-static CACHES: ThreadCaches = ThreadCaches::new(&ALLOWANCE);
+static CACHES: ThreadCaches = ThreadCaches::new(&ALLOWANCE, 0);
 
 /// Allocates; null when out of memory.
 ///

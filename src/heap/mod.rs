@@ -1,11 +1,11 @@
 //! The heap: jemalloc arenas whose extents come from a region. Layer 6.
 //!
-//! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`] and
-//! [`Local`] decide by type (`handle`); [`scope()`] decides for a thread (`scope`, `placement`); [`c_malloc`] is
-//! for callers that free without a size. Local memory is jemalloc's, with a cache of large blocks in
-//! front of it (`local`). Far memory comes from the installed [`FarArenas`]
-//! (`far_arenas`): arenas, what threads keep of them (`thread_cache`), extent hooks onto an [`ExtentSource`]
-//! (`hooks`), and all of jemalloc's controls (`jemalloc`).
+//! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`], [`Tier`]
+//! and [`Local`] decide by type (`handle`); [`scope()`] decides for a thread (`scope`, `placement`);
+//! [`c_malloc`] is for callers that free without a size. Local memory is jemalloc's, with a cache of large
+//! blocks in front of it (`local`). Far memory comes from the installed tiers (`tiers`), each a
+//! [`FarArenas`] (`far_arenas`): arenas, what threads keep of them (`thread_cache`), extent hooks onto an
+//! [`ExtentSource`] (`hooks`), and all of jemalloc's controls (`jemalloc`).
 //!
 //! # Invariants
 //! 1. A far pointer never enters an automatic cache, a local one never a far cache: the address
@@ -18,6 +18,7 @@
 pub mod c_malloc;
 mod counts;
 mod far_arenas;
+mod far_options;
 mod global;
 mod handle;
 mod hooks;
@@ -30,13 +31,18 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod thread_cache;
+mod tiers;
 
-pub(crate) use far_arenas::{FarArenas, FarArenasOptions};
+pub(crate) use far_arenas::FarArenas;
+pub(crate) use far_options::FarArenasOptions;
 pub use global::FarHeap;
-pub(crate) use global::{install, installed, is_left_to_parent, leave_to_parent, uninstall};
 pub use handle::{Far, Local};
 pub(crate) use hooks::{Edges, ExtentSource};
 pub(crate) use local::set_cache_max as set_local_cache_max;
-pub use placement::Placement;
-pub(crate) use placement::{keep_own_allocations_local, pin_thread_local};
+pub use placement::{Placement, Tier};
+pub(crate) use placement::{TIERS_MAX, keep_own_allocations_local, pin_thread_local};
 pub use scope::{Scope, scope};
+pub(crate) use tiers::{
+    count as tier_count, default_tier, give_local_back, install, is_left_to_parent,
+    leave_to_parent, local_resident, maintain_local, uninstall,
+};

@@ -8,6 +8,7 @@
 //!    pinned for life, every thread is inside a hook.
 
 use crate::base::local::{Pins, set_pins};
+use crate::base::sync::{AtomicU32, Ordering::Relaxed};
 use std::cell::Cell;
 use std::marker::PhantomData;
 
@@ -16,8 +17,77 @@ use std::marker::PhantomData;
 pub enum Placement {
     /// RAM that is never evicted.
     Local,
-    /// The far tier: pages that can live on its store.
+    /// The default far tier: pages that can live on its store.
     Far,
+    /// A certain far tier.
+    Tier(Tier),
+}
+
+/// Names a far tier of this process, and allocates from it: `Vec<T, Tier>`.
+///
+/// A small value to be copied, from [`Heap::tier`](crate::Heap::tier). It names this tier for ever: once
+/// that is shut down, allocations through it fail with `AllocError`, also if another tier has
+/// been started since. In a forked child they fail as well.
+///
+/// What it allocates goes back to this tier, freed by any thread and through any handle: the
+/// address tells. As with [`Far`](crate::Far), a system call may touch it only where the kernel's own
+/// faults are served.
+///
+/// # Examples
+/// ```
+/// use farheap::allocator_api2::vec::Vec;
+/// use farheap::{Config, Heap, Placement, Tier, scope};
+///
+/// let config = Config::parse("limit:16MiB,capacity:64MiB")?;
+/// let heap = match Heap::start(config) {
+///     Ok(heap) => heap,
+///     Err(error) => {
+///         println!("{error}"); // Says how to allow userfaultfd.
+///         return Ok(());
+///     }
+/// };
+/// // One string per tier: its device, page size, limit, policy.
+/// let cold = heap.add_tier("cold", Config::parse("limit:8MiB,capacity:64MiB,page:64KiB")?)?;
+///
+/// let mut column: Vec<u64, Tier> = Vec::new_in(cold.tier());
+/// column.extend(0..2 << 20); // 16 MiB, twice the tier's limit.
+/// assert_eq!(Tier::of(column.as_ptr()), Some(cold.tier()));
+/// assert!(cold.stats().resident_bytes_max.get() <= 8 << 20);
+/// assert_eq!(heap.stats().faults_zero, 0, "the default tier was not touched");
+/// drop(column);
+///
+/// let row = {
+///     let _cold = scope(Placement::Tier(cold.tier()));
+///     allocator_api2::boxed::Box::new_in([1_u8; 100], cold.tier())
+/// };
+/// drop(row);
+/// heap.shutdown()?; // Ends all tiers.
+/// # Ok::<(), farheap::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tier {
+    /// How many tiers had been started before it in this process.
+    number: u32,
+    /// Its place among the tiers that run now: another tier may have had it, or will.
+    slot: u8,
+}
+
+/// Maximum number of far tiers that run at the same time.
+pub(crate) const TIERS_MAX: usize = 8;
+
+impl Tier {
+    /// A name that no other tier has, for one in this slot; slot 0 is the default tier's.
+    pub(super) fn new(slot: usize) -> Tier {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        assert!(slot < TIERS_MAX, "there is no slot {slot}");
+        Tier { number: STARTED.fetch_add(1, Relaxed), slot: slot as u8 }
+    }
+
+    /// Its place among the tiers that run.
+    #[inline]
+    pub(crate) fn slot(self) -> usize {
+        usize::from(self.slot)
+    }
 }
 
 /// Whether new memory must be zero.

@@ -1,9 +1,10 @@
 //! Tests of the heap as a whole, over a source that checks its use.
 //!
-//! The far tier is one per process, so tests that install one take turns.
+//! There is one default tier per process, so tests that install one take turns.
 
 #![expect(unsafe_code, reason = "allocates by hand")]
 
+use super::far_arenas::ClosedArenas;
 use super::testing::TestSource;
 use super::*;
 use crate::Error;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use std::{slice, thread};
 
 mod large;
+mod tiers;
 
 const HEAP: FarHeap = FarHeap::new();
 
@@ -48,7 +50,7 @@ fn start_default() -> Running {
 
 impl Running {
     fn stop(self) {
-        uninstall().expect("all far memory has been freed");
+        uninstall(&[self.arenas]).expect("all far memory has been freed");
         assert_eq!(self.source.committed(), ByteCount::ZERO);
         assert_eq!(self.source.reserved(), ByteCount::ZERO);
         assert_eq!(Arc::strong_count(&self.source), 1);
@@ -57,9 +59,11 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // After `stop`: `NotRunning`. After a failed test: whatever is left stays behind, and the
-        // tests that follow fail too rather than crash.
-        let _ = uninstall();
+        // After a failed test: whatever is left stays behind, and the tests that follow fail too rather
+        // than crash.
+        if default_tier().is_some() {
+            let _ = uninstall(&[self.arenas]);
+        }
     }
 }
 
@@ -409,7 +413,6 @@ fn without_a_heap_everything_is_local_and_the_far_handle_fails() {
     let _scope = scope(Placement::Far);
     assert!(!block(1 << 20).is_far());
     assert!(Far.allocate(layout(8, 8)).is_err());
-    assert_eq!(uninstall(), Err(Error::NotRunning));
 }
 
 #[test]
@@ -419,7 +422,7 @@ fn a_second_heap_is_refused() {
     let second =
         FarArenas::create(source, FarArenasOptions::default()).expect("jemalloc has an arena left");
     assert_eq!(install(second), Err(Error::AlreadyRunning));
-    second.close().expect("nothing was allocated from it");
+    second.close().and_then(ClosedArenas::end).expect("nothing was allocated from it");
     running.stop();
 }
 
@@ -427,7 +430,7 @@ fn a_second_heap_is_refused() {
 fn shutting_down_with_far_memory_in_use_is_refused_and_changes_nothing() {
     let running = start_default();
     let held = block(100_000);
-    assert_eq!(uninstall(), Err(Error::InUse { bytes: ByteCount(100_000) }));
+    assert_eq!(uninstall(&[running.arenas]), Err(Error::InUse { bytes: ByteCount(100_000) }));
     assert!(block(100_000).is_far());
     drop(held);
     running.stop();
@@ -465,7 +468,7 @@ fn a_heap_ends_while_a_thread_asks_for_far_memory() {
                 thread::yield_now();
             }
             // The thread holds a block for moments only, but may be stopped in one of them.
-            while let Err(error) = uninstall() {
+            while let Err(error) = uninstall(&[arenas]) {
                 assert!(matches!(error, Error::InUse { .. }), "{error}");
                 thread::yield_now();
             }
@@ -524,7 +527,7 @@ fn maintenance_caps_dirty_bytes() {
     let decay = Duration::from_secs(1000);
     let running =
         start(ByteCount::gib(1), FarArenasOptions { decay, ..FarArenasOptions::default() });
-    running.arenas.follow_limit(ByteCount(dirty_max.0 * 8));
+    running.arenas.follow_limit(ByteCount(dirty_max.0 * 8), 1);
     // Too large for caches, which have a bound of their own.
     drop((0..16).map(|_| block(9 << 20)).collect::<Vec<_>>());
     assert!(running.arenas.stats().committed >= ByteCount::mib(128));
@@ -677,7 +680,7 @@ fn memory_moves_between_threads_under_all_operations_at_once() {
 }
 
 fn running_tier() -> &'static FarArenas {
-    installed().expect("a heap is running")
+    default_tier().expect("a heap is running")
 }
 
 /// Random operations on blocks that come from and go to other threads.

@@ -90,8 +90,8 @@ pub struct Region {
 }
 
 /// Opens a region's account: its ceiling, and what it cannot work without.
-fn join(manager: &MemoryManager, config: &RegionConfig) -> Result<Account> {
-    let account = manager.join("far heap")?;
+fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Account> {
+    let account = manager.join(name)?;
     account.need(RegionConfig::limit_min(config.page))?;
     account.set_ceiling(config.limit);
     Ok(account)
@@ -161,26 +161,38 @@ impl Region {
         config: RegionConfig,
         store: Arc<dyn Store>,
     ) -> Result<Arc<Region>> {
-        let region = Arc::new(Region::create_with(config, store, Some(manager))?);
+        let region = Region::join(manager, "far heap", config, store)?;
         let spill: Weak<Region> = Arc::downgrade(&region);
         manager.set_spill(spill);
         Ok(region)
     }
 
+    /// As [`create_under`](Region::create_under), with an account of this name, and temporary memory spills
+    /// where it did.
+    pub(crate) fn join(
+        manager: &Arc<MemoryManager>,
+        name: &str,
+        config: RegionConfig,
+        store: Arc<dyn Store>,
+    ) -> Result<Arc<Region>> {
+        Region::create_with(config, store, Some((manager, name))).map(Arc::new)
+    }
+
     fn create_with(
         config: RegionConfig,
         store: Arc<dyn Store>,
-        manager: Option<&Arc<MemoryManager>>,
+        under: Option<(&Arc<MemoryManager>, &str)>,
     ) -> Result<Region> {
         let _ours = keep_local();
         crate::paging::diagnostics::prepare();
         let config = config.check()?;
+        let manager = under.map(|(manager, _)| manager);
         if manager.is_none() {
             Memory::warn_of(config.limit);
         }
         // Asked of a thread that ends. Later its start might wait for the handlers that it is for.
         thread::may_give_way();
-        let account = manager.map(|manager| join(manager, &config)).transpose()?;
+        let account = under.map(|(manager, name)| join(manager, name, &config)).transpose()?;
         let store = match config.encrypt {
             true => encrypted(store, config.page)?,
             false => store,

@@ -1,9 +1,9 @@
 //! The maintenance thread: gives freed memory back, and counts local memory.
 //!
-//! Every [`LOOK_EVERY`] it maintains the tier and has caches follow the limit; when the region calls, because it is short of
-//! memory, it purges far and local arenas at once. Under a memory manager it counts what jemalloc
-//! holds for local memory to an account (`docs/design/memory.md`, local memory). Uses `heap` and
-//! `region`.
+//! There is one for each tier. Every [`LOOK_EVERY`] it maintains the tier and has caches follow the limit; when
+//! the region calls, because it is short of memory, it purges far and local arenas at once. That of the
+//! default tier looks after local memory too: under a memory manager it counts what jemalloc holds for
+//! it to an account (`docs/design/memory.md`, local memory). Uses `heap` and `region`.
 //!
 //! # Invariants
 //! 1. It touches no far memory, and nobody who serves a fault waits for it.
@@ -50,8 +50,8 @@ impl LocalMemory {
     }
 
     /// Counts what jemalloc holds.
-    fn count(&self, arenas: &FarArenas) {
-        self.account.set_used(arenas.local_resident());
+    fn count(&self) {
+        self.account.set_used(heap::local_resident());
     }
 }
 
@@ -129,14 +129,16 @@ fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &
     SignalsBlocked::for_good();
     let count = || {
         if let Some(local) = local {
-            local.count(arenas);
+            local.count();
         }
     };
     let follow_limit = || {
-        arenas.follow_limit(region.limit());
-        // Local memory is outside of the limit of a heap that stands alone.
-        let local_max = if local.is_some() { region.limit().0 / LOCAL_SHARE } else { u64::MAX };
-        heap::set_local_cache_max(ByteCount(local_max));
+        arenas.follow_limit(region.limit(), heap::tier_count());
+        if arenas.is_default() {
+            // Local memory is outside of the limit of a heap that stands alone.
+            let local_max = if local.is_some() { region.limit().0 / LOCAL_SHARE } else { u64::MAX };
+            heap::set_local_cache_max(ByteCount(local_max));
+        }
     };
     follow_limit();
     count();
@@ -145,12 +147,16 @@ fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &
         std::thread::park_timeout(if region.calls_for_purge() { REST } else { LOOK_EVERY });
         if region.wants_purge() {
             arenas.give_back(PURGE_MIN);
+            heap::give_local_back(PURGE_MIN);
             count();
             region.has_purged();
         }
         if maintained.elapsed() >= LOOK_EVERY {
             follow_limit();
             arenas.maintain();
+            if arenas.is_default() {
+                heap::maintain_local();
+            }
             count();
             maintained = Instant::now();
         }

@@ -3,6 +3,19 @@
 use super::*;
 use crate::heap::{local, thread_cache};
 
+impl Running {
+    /// As the maintenance thread of the default tier does.
+    fn maintain(&self) {
+        self.arenas.maintain();
+        maintain_local();
+    }
+
+    fn give_back(&self, least: ByteCount) {
+        self.arenas.give_back(least);
+        give_local_back(least);
+    }
+}
+
 /// What a block of `size` bytes takes in a cache.
 fn kept(size: usize) -> usize {
     thread_cache::magazine::class_size(layout(size, 8)).expect("caches keep this size")
@@ -13,6 +26,7 @@ fn large_bytes(running: &Running, placement: Placement) -> usize {
     match placement {
         Placement::Local => thread_cache::access_local().map_or(0, |mut cache| cache.large_bytes()),
         Placement::Far => running.arenas.large_bytes(),
+        Placement::Tier(tier) => panic!("{tier:?} is none of this test's"),
     }
 }
 
@@ -38,7 +52,7 @@ fn a_freed_large_block_is_kept_and_serves_the_next_allocation_of_its_class() {
                     block.check(size - 100);
                     drop(block);
                     while large_bytes(&running, placement) > 0 {
-                        running.arenas.give_back(ByteCount::ZERO);
+                        running.give_back(ByteCount::ZERO);
                     }
                 }
                 pair((8 << 20) + 1);
@@ -105,8 +119,8 @@ fn a_thousand_threads_keep_less_than_64_mib_and_nothing_once_they_sleep() {
         freed.wait();
         let kept = running.arenas.cache_room().0 + local::cache_room().0;
         // The first round notes what the threads have done, the second finds them idle.
-        running.arenas.maintain();
-        running.arenas.maintain();
+        running.maintain();
+        running.maintain();
         let later = (running.arenas.cache_room(), local::cache_room());
         woken.wait();
         assert!(kept > 1 << 20, "{kept}: nothing was kept");
@@ -131,7 +145,7 @@ fn what_busy_threads_keep_of_large_blocks_comes_back_when_memory_is_short() {
         drop(block(2 << 20));
         assert!(large_bytes(&running, placement) >= 2 << 20);
     }
-    running.arenas.give_back(ByteCount::mib(1));
+    running.give_back(ByteCount::mib(1));
     assert_eq!(large_bytes(&running, Placement::Far), 0);
     assert_eq!(large_bytes(&running, Placement::Local), 0);
     assert!(running.source.committed() < ByteCount::mib(1), "{}", running.source.committed());
@@ -145,13 +159,13 @@ fn caches_follow_a_limit_that_is_set_lower() {
         let _scope = scope(Placement::Far);
         drop(block(8 << 20));
         assert_eq!(large_bytes(&running, Placement::Far), 8 << 20);
-        running.arenas.follow_limit(ByteCount::mib(8));
+        running.arenas.follow_limit(ByteCount::mib(8), 1);
         drop(block(1 << 10)); // Not idle.
         running.arenas.maintain();
         assert!(running.arenas.cache_room() <= ByteCount::mib(1));
         drop(block(8 << 20));
         assert_eq!(large_bytes(&running, Placement::Far), 0, "it is larger than all may keep");
-        running.arenas.follow_limit(ByteCount::gib(8));
+        running.arenas.follow_limit(ByteCount::gib(8), 1);
         drop(block(8 << 20));
         assert_eq!(large_bytes(&running, Placement::Far), 8 << 20);
     }
@@ -173,8 +187,8 @@ fn large_local_blocks_move_between_threads_and_keep_their_bytes() {
             });
         });
         while !stop.load(SeqCst) {
-            running.arenas.maintain();
-            running.arenas.give_back(ByteCount::ZERO);
+            running.maintain();
+            running.give_back(ByteCount::ZERO);
             thread::yield_now();
         }
     });

@@ -55,17 +55,25 @@ pub(in crate::heap) struct ThreadCaches {
     allowance: &'static Allowance,
     /// Held by the one thread that revokes caches.
     control: AtomicBool,
+    /// Where threads look for their cache among these.
+    slot: usize,
 }
 
 impl ThreadCaches {
-    /// No caches yet; `allowance` bounds what all of them keep.
-    pub(in crate::heap) const fn new(allowance: &'static Allowance) -> ThreadCaches {
+    /// No caches yet, of the tier in this slot; `allowance` bounds what all of them keep.
+    pub(in crate::heap) const fn new(allowance: &'static Allowance, slot: usize) -> ThreadCaches {
         ThreadCaches {
             segments: [const { OnceLock::new() }; CACHES_MAX / SEGMENT],
             len: AtomicUsize::new(0),
             allowance,
             control: AtomicBool::new(false),
+            slot,
         }
+    }
+
+    /// The slot of the tier that they are of.
+    pub(super) fn slot(&self) -> usize {
+        self.slot
     }
 
     /// Changes what all caches together may keep.

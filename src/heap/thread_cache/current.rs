@@ -1,5 +1,5 @@
-//! The calling thread's caches: the one of far memory is claimed at its first far allocation, that of
-//! local memory at its first free of a large local block. Both are given back when the thread exits.
+//! The calling thread's caches: the one of a far tier is claimed at its first allocation there, that of
+//! local memory at its first free of a large local block. All are given back when the thread exits.
 //!
 //! Kept in constant thread-local cells without a destructor, as in `placement`; a second thread-local
 //! value has the destructor. Uses `cache`, `caches`.
@@ -10,14 +10,33 @@
 
 use super::cache::{Access, ThreadCache};
 use super::caches::ThreadCaches;
+use crate::heap::placement::TIERS_MAX;
 use std::cell::Cell;
 use std::ptr;
 
-/// What a thread knows of its cache; see the module's documentation.
-struct Current {
+/// A thread's cache of the far tier in one slot.
+struct OfTier {
     /// The caches that `cache` is one of; they are never freed, so the address names them.
     caches: Cell<*const ThreadCaches>,
     cache: Cell<Option<&'static ThreadCache>>,
+}
+
+impl OfTier {
+    const fn none() -> OfTier {
+        OfTier { caches: Cell::new(ptr::null()), cache: Cell::new(None) }
+    }
+
+    /// The cache, if it is one of `caches`.
+    #[inline]
+    fn among(&self, caches: &'static ThreadCaches) -> Option<&'static ThreadCache> {
+        self.cache.get().filter(|_| ptr::eq(self.caches.get(), caches))
+    }
+}
+
+/// What a thread knows of its caches; see the module's documentation.
+struct Current {
+    /// By the tier's slot.
+    far: [OfTier; TIERS_MAX],
     /// The cache of local memory, and whether one has been claimed, in vain perhaps.
     local: Cell<Option<&'static ThreadCache>>,
     local_claimed: Cell<bool>,
@@ -43,8 +62,7 @@ struct ExitGuard;
 thread_local! {
     static CURRENT: Current = const {
         Current {
-            caches: Cell::new(ptr::null()),
-            cache: Cell::new(None),
+            far: [const { OfTier::none() }; TIERS_MAX],
             local: Cell::new(None),
             local_claimed: Cell::new(false),
             life: Cell::new(Life::Fresh),
@@ -57,8 +75,8 @@ impl Drop for ExitGuard {
     fn drop(&mut self) {
         CURRENT.with(|current| {
             current.life.set(Life::Exiting);
-            let both = [current.cache.take(), current.local.take()];
-            both.into_iter().flatten().for_each(ThreadCache::give_back);
+            let far = current.far.iter().map(|of_tier| of_tier.cache.take());
+            far.chain([current.local.take()]).flatten().for_each(ThreadCache::give_back);
         });
     }
 }
@@ -70,13 +88,9 @@ pub(in crate::heap) fn access<E>(
     caches: &'static ThreadCaches,
     claim: impl FnOnce() -> Result<Option<&'static ThreadCache>, E>,
 ) -> Option<Access<'static>> {
-    CURRENT.with(|current| {
-        if ptr::eq(current.caches.get(), caches)
-            && let Some(cache) = current.cache.get()
-        {
-            return cache.access();
-        }
-        attach(current, caches, claim)
+    CURRENT.with(|current| match current.far[0].among(caches) {
+        Some(cache) => cache.access(),
+        None => access_elsewhere(current, caches, claim),
     })
 }
 
@@ -84,8 +98,9 @@ pub(in crate::heap) fn access<E>(
 #[inline]
 pub(in crate::heap) fn access_own(caches: &'static ThreadCaches) -> Option<Access<'static>> {
     CURRENT.with(|current| {
-        let cache = current.cache.get().filter(|_| ptr::eq(current.caches.get(), caches));
-        cache.and_then(ThreadCache::access)
+        // The default tier's is looked for first: for its slot nothing has to be read.
+        let cache = current.far[0].among(caches);
+        cache.or_else(|| current.far[caches.slot()].among(caches)).and_then(ThreadCache::access)
     })
 }
 
@@ -106,22 +121,34 @@ pub(in crate::heap) fn claim_local(claim: impl FnOnce() -> Option<&'static Threa
     });
 }
 
-#[cold]
-fn attach<E>(
+/// Opens the cache of a tier that is not the default one, or attaches the thread to its tier. Out of
+/// line: the default tier's common way needs no more than `access`.
+#[inline(never)]
+fn access_elsewhere<E>(
     current: &Current,
     caches: &'static ThreadCaches,
     claim: impl FnOnce() -> Result<Option<&'static ThreadCache>, E>,
 ) -> Option<Access<'static>> {
-    if ptr::eq(current.caches.get(), caches) && current.cache.get().is_none() {
-        return None;
+    let of_tier = &current.far[caches.slot()];
+    if ptr::eq(of_tier.caches.get(), caches) {
+        return of_tier.cache.get()?.access();
     }
+    attach(of_tier, caches, claim)
+}
+
+#[cold]
+fn attach<E>(
+    of_tier: &OfTier,
+    caches: &'static ThreadCaches,
+    claim: impl FnOnce() -> Result<Option<&'static ThreadCache>, E>,
+) -> Option<Access<'static>> {
     if !register_exit() {
         return None;
     }
     // That none was left is remembered too: asking again costs a search.
     let cache = claim().ok()?;
-    current.caches.set(caches);
-    current.cache.set(cache);
+    of_tier.caches.set(caches);
+    of_tier.cache.set(cache);
     cache?.access()
 }
 

@@ -16,6 +16,6 @@ pub(super) mod magazine;
 pub(super) use allowance::Allowance;
 pub(super) use cache::{Access, Flush, Revoked, ThreadCache, reallocate_with};
 #[cfg(test)]
-pub(super) use caches::{CACHES_MAX, Control};
-pub(super) use caches::{ThreadCaches, processors, suited};
+pub(super) use caches::CACHES_MAX;
+pub(super) use caches::{Control, ThreadCaches, processors, suited};
 pub(super) use current::{access, access_local, access_own, claim_local, register_exit};

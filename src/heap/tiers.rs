@@ -1,0 +1,236 @@
+//! The far tiers of this process: which there are, and which of them an address lies in.
+//!
+//! [`install`] adds a tier, [`uninstall`] ends some; [`origin`] tells a pointer's tier. Slot 0 is the
+//! *default tier's*: what is far by a scope, by its size or through [`Far`](crate::Far) comes from
+//! it. Others are asked for by their name ([`Tier`]). Uses `far_arenas`, `local`; used by `global` and
+//! the runtime.
+//!
+//! An address is looked up in two steps. All tiers lie within [`All::low`] and [`All::high`], so local
+//! pointers cost two compares, however many tiers there are: 0.8 ns, where a look into a table costs
+//! 28. Regions come to lie side by side mostly, but local memory may be mapped between two of them: what
+//! is within the bounds is compared with each tier, the default one first.
+//!
+//! # Invariants
+//! 1. While a tier may have allocations, both bounds include its reservation. They change one at a time,
+//!    but each of them alone includes all tiers that stay.
+//! 2. Tiers are installed and uninstalled by one thread at a time: the runtime's lock sees to it.
+//! 3. A tier in [`All::tiers`] is never freed (invariant 1 of `far_arenas`), and its place never changes.
+
+#![expect(unsafe_code, reason = "keeps references as atomic pointers")]
+
+use super::far_arenas::{ClosedArenas, FarArenas};
+use super::jemalloc::{self, Arena};
+use super::local;
+use super::placement::{self, TIERS_MAX, Tier};
+use crate::base::error::{Error, Result};
+use crate::base::sync::{
+    AtomicBool, AtomicPtr, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use crate::base::units::ByteCount;
+use std::ptr;
+
+/// What allocations and frees ask, in one cache line that only starting and stopping write.
+#[repr(C, align(64))]
+struct All {
+    /// The first address of any tier, and the one behind the last; without a tier nothing is between.
+    low: AtomicUsize,
+    high: AtomicUsize,
+    /// The default tier; null in a forked child.
+    default: AtomicPtr<FarArenas>,
+    /// Its size threshold.
+    threshold: AtomicUsize,
+    /// This process was forked from one with a far tier: far pointers may exist, which must not count as
+    /// local ones, so that it cannot have a tier of its own.
+    is_inherited: AtomicBool,
+    /// All tiers by their slots; the parent's in a forked child.
+    tiers: [AtomicPtr<FarArenas>; TIERS_MAX],
+}
+
+static ALL: All = All {
+    low: AtomicUsize::new(usize::MAX),
+    high: AtomicUsize::new(0),
+    default: AtomicPtr::new(ptr::null_mut()),
+    threshold: AtomicUsize::new(usize::MAX),
+    is_inherited: AtomicBool::new(false),
+    tiers: [const { AtomicPtr::new(ptr::null_mut()) }; TIERS_MAX],
+};
+
+/// Where a pointer is from.
+pub(super) enum Origin {
+    Local,
+    Far(&'static FarArenas),
+    /// A far tier of the process that this one was forked from: nothing can be done with it.
+    Parent,
+}
+
+/// Adds a tier in its slot.
+///
+/// # Errors
+/// [`Error::AlreadyRunning`] when there is one in this slot.
+pub(crate) fn install(arenas: &'static FarArenas) -> Result<()> {
+    let (slot, this) = (arenas.tier().slot(), ptr::from_ref(arenas).cast_mut());
+    if is_left_to_parent() || !ALL.tiers[slot].load(Relaxed).is_null() {
+        return Err(Error::AlreadyRunning);
+    }
+    // Whoever sees the bounds sees the tier.
+    ALL.tiers[slot].store(this, Release);
+    set_bounds();
+    if slot == 0 {
+        ALL.threshold.store(arenas.threshold().map_or(usize::MAX, ByteCount::as_usize), Relaxed);
+        // A thread that allocates far has seen all of this; one that frees has the pointer from there.
+        ALL.default.store(this, Release);
+    }
+    Ok(())
+}
+
+/// Ends tiers and takes them away, all or none of them.
+///
+/// # Errors
+/// [`Error::InUse`] when memory of one is allocated: then all stay. [`Error::Jemalloc`] when jemalloc
+/// keeps an arena; all have ended then.
+pub(crate) fn uninstall(tiers: &[&'static FarArenas]) -> Result<()> {
+    let _pinned = placement::pin(); // Else the list may keep one of the tiers from closing.
+    let closed: Vec<ClosedArenas> = tiers.iter().map(|tier| tier.close()).collect::<Result<_>>()?;
+    let ended = closed.into_iter().map(ClosedArenas::end).fold(Ok(()), Result::and);
+    for tier in tiers {
+        let slot = tier.tier().slot();
+        if slot == 0 {
+            ALL.default.store(ptr::null_mut(), Relaxed);
+            ALL.threshold.store(usize::MAX, Relaxed);
+        }
+        ALL.tiers[slot].store(ptr::null_mut(), Relaxed);
+    }
+    // No pointer into these tiers exists any more, so nobody can miss their ranges.
+    set_bounds();
+    ended
+}
+
+/// Has the bounds include all tiers, and no more.
+fn set_bounds() {
+    let (mut low, mut high) = (usize::MAX, 0);
+    for (first, end) in all_known().map(FarArenas::bounds) {
+        (low, high) = (low.min(first), high.max(end));
+    }
+    ALL.low.store(low, Relaxed);
+    // Pairs with the Acquire in `may_be_far`: for a caller that has seen nothing before.
+    ALL.high.store(high, Release);
+}
+
+/// Leaves all tiers to the parent, for a forked child, which has the allocator's state but neither
+/// the far pages nor their tables: everything new is local, and to free a far pointer does nothing.
+///
+/// Only stores to memory, so it may run right after the fork.
+pub(crate) extern "C" fn leave_to_parent() {
+    ALL.default.store(ptr::null_mut(), Relaxed);
+    if ALL.high.load(Relaxed) != 0 {
+        ALL.is_inherited.store(true, Relaxed);
+    }
+}
+
+/// Whether this process was forked from one with a far tier.
+pub(crate) fn is_left_to_parent() -> bool {
+    ALL.is_inherited.load(Relaxed)
+}
+
+/// The process's default tier; none in a forked child of the process that has it.
+#[inline]
+pub(crate) fn default_tier() -> Option<&'static FarArenas> {
+    // Pairs with the Release in `install`.
+    // SAFETY: null or a tier, which is never freed.
+    unsafe { ALL.default.load(Acquire).as_ref() }
+}
+
+/// The size from which the default tier gets what has no placement.
+#[inline]
+pub(super) fn threshold() -> usize {
+    ALL.threshold.load(Relaxed)
+}
+
+/// The tier of this name, if it runs in this process.
+#[inline]
+pub(super) fn find(tier: Tier) -> Option<&'static FarArenas> {
+    known(tier.slot()).filter(|arenas| arenas.tier() == tier && !is_left_to_parent())
+}
+
+/// How many tiers run.
+pub(crate) fn count() -> usize {
+    all_known().count()
+}
+
+/// The tier in a slot, the parent's in a forked child.
+#[inline]
+fn known(slot: usize) -> Option<&'static FarArenas> {
+    // Pairs with the Release in `install`.
+    // SAFETY: null or a tier, which is never freed.
+    unsafe { ALL.tiers[slot].load(Acquire).as_ref() }
+}
+
+fn all_known() -> impl Iterator<Item = &'static FarArenas> {
+    (0..TIERS_MAX).filter_map(known)
+}
+
+/// Whether an address is within the bounds of all tiers: a local one mostly is not.
+#[inline]
+fn may_be_far(addr: usize) -> bool {
+    // The holder of a far pointer has seen bounds that include it (invariant 1). That of a local one may
+    // see one bound of a tier that is starting, or has ended, beside another: then the tiers are asked.
+    let high = ALL.high.load(Acquire);
+    (addr >= ALL.low.load(Relaxed)) & (addr < high)
+}
+
+/// Where `ptr` is from.
+#[inline]
+pub(super) fn origin(ptr: *const u8) -> Origin {
+    if !may_be_far(ptr.addr()) {
+        return Origin::Local;
+    }
+    match default_tier() {
+        Some(arenas) if arenas.contains(ptr.addr()) => Origin::Far(arenas),
+        _ => origin_elsewhere(ptr.addr()),
+    }
+}
+
+/// The rest of [`origin`], out of line: the default tier and local memory outside of the bounds cost what
+/// they would without other tiers.
+#[inline(never)]
+fn origin_elsewhere(addr: usize) -> Origin {
+    match all_known().find(|arenas| arenas.contains(addr)) {
+        None => Origin::Local, // Between two tiers.
+        Some(_) if is_left_to_parent() => Origin::Parent,
+        Some(arenas) => Origin::Far(arenas),
+    }
+}
+
+/// Whether `ptr` points into far memory.
+#[inline]
+pub(super) fn is_far(ptr: *const u8) -> bool {
+    !matches!(origin(ptr), Origin::Local)
+}
+
+// Local memory is what is of no tier.
+
+/// Empties the caches of local memory of threads that did nothing since the last call. To be called
+/// from one thread, that of the default tier.
+pub(crate) fn maintain_local() {
+    local::maintain();
+}
+
+/// Gives back what is free of local memory, if it is more than `least`.
+pub(crate) fn give_local_back(least: ByteCount) {
+    local::give_back(least);
+    jemalloc::advance_epoch();
+    let dirty = |arena: &Arena| arena.pages().map_or(0, |pages| pages.dirty * jemalloc::PAGE);
+    let is_local = |arena: &Arena| !all_known().any(|tier| tier.owns(*arena));
+    let Ok(all) = jemalloc::arenas() else { return };
+    all.filter(is_local).filter(|arena| dirty(arena) > least.as_usize()).for_each(Arena::purge);
+}
+
+/// Resident bytes that jemalloc holds for local memory, its metadata included.
+pub(crate) fn local_resident() -> ByteCount {
+    jemalloc::advance_epoch();
+    let of_tiers =
+        if is_left_to_parent() { 0 } else { all_known().map(|t| t.seems_resident().0).sum() };
+    let all = jemalloc::resident().unwrap_or_default();
+    ByteCount(all.0.saturating_sub(of_tiers))
+}
