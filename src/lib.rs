@@ -10,7 +10,13 @@
 #![cfg_attr(loom, allow(dead_code, reason = "most users of these modules are left out"))]
 // README and pages of this crate link to what features build; CI documents all of them.
 #![cfg_attr(
-    not(all(feature = "heap", feature = "pool", feature = "containers", feature = "encrypt")),
+    not(all(
+        feature = "heap",
+        feature = "pool",
+        feature = "containers",
+        feature = "segment",
+        feature = "encrypt"
+    )),
     allow(rustdoc::broken_intra_doc_links, reason = "some links lead to what is left out")
 )]
 // Some of what the lower layers can do has one user.
@@ -53,6 +59,8 @@ pub mod pool;
 mod pool_latch;
 #[cfg(all(feature = "heap", not(loom)))]
 mod runtime;
+#[cfg(all(feature = "segment", not(loom)))]
+pub mod segment;
 #[cfg(not(loom))]
 pub mod store;
 #[cfg(all(feature = "sub", not(loom)))]

@@ -24,7 +24,7 @@ const LAYERS: &[&[&str]] = &[
     &["paging", "pool"],
     &["heap"],
     &["sub"],
-    &["containers"],
+    &["containers", "segment"],
     &["config"],
     &["runtime"],
 ];

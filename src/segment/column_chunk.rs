@@ -1,0 +1,179 @@
+//! A segment: its values, its readers, its migration.
+
+use super::error::SegmentError;
+use super::values::Values;
+use crate::base::local::keep_local;
+use crate::base::units::ByteCount;
+use crate::heap::Placement;
+use arc_swap::{ArcSwap, Guard};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One copy of a segment's values.
+pub(super) struct Chunk<T> {
+    values: Values<T>,
+    placement: Placement,
+}
+
+/// An immutable array that can move to another tier while others read it; see the [module's page](crate::segment).
+///
+/// Memory safety rests on `T: Copy`: values are copied by their bytes, and never dropped.
+///
+/// # Examples
+/// ```
+/// use farheap::segment::Segment;
+/// use farheap::{Config, Heap, Placement};
+///
+/// let heap = match Heap::start(Config::parse("limit:8MiB,capacity:64MiB")?) {
+///     Ok(heap) => heap,
+///     Err(error) => {
+///         println!("{error}"); // Says how to allow userfaultfd.
+///         return Ok(());
+///     }
+/// };
+/// let prices = Segment::collect(Placement::Local, (0..65_536).map(|row| row * 3))?;
+/// let before = prices.read();
+/// prices.migrate(Placement::Far)?;
+/// assert_eq!((before[7], prices.read()[7]), (21, 21));
+/// assert_eq!(prices.placement(), Placement::Far);
+/// drop((before, prices));
+/// heap.shutdown()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Segment<T> {
+    current: ArcSwap<Chunk<T>>,
+    /// Held by the thread that migrates it.
+    migrating: Mutex<()>,
+}
+
+impl<T: Copy> Segment<T> {
+    /// A segment of these values.
+    ///
+    /// # Errors
+    /// [`SegmentError::NoMemory`].
+    ///
+    /// # Panics
+    /// When the iterator yields more or fewer values than it said.
+    pub fn collect(
+        placement: Placement,
+        values: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator>,
+    ) -> Result<Segment<T>, SegmentError> {
+        let values = values.into_iter();
+        let len = values.len();
+        let mut copy = Values::with_capacity(placement, len)?;
+        values.for_each(|value| copy.push(value));
+        assert_eq!(copy.len(), len, "the iterator said how many values it yields");
+        Ok(Segment::of(copy, placement))
+    }
+
+    /// A segment of the same values as `values`.
+    ///
+    /// # Errors
+    /// [`SegmentError::NoMemory`].
+    pub fn copy_of(placement: Placement, values: &[T]) -> Result<Segment<T>, SegmentError> {
+        let mut copy = Values::with_capacity(placement, values.len())?;
+        copy.extend(values);
+        Ok(Segment::of(copy, placement))
+    }
+
+    fn of(values: Values<T>, placement: Placement) -> Segment<T> {
+        let _ours = keep_local(); // The value itself goes where it is asked for, what counts its readers is local.
+        let current = ArcSwap::from_pointee(Chunk { values, placement });
+        Segment { current, migrating: Mutex::new(()) }
+    }
+
+    /// The values, from where they lie at present. Never blocks; the copy that is read stays for as
+    /// long as the guard lives, also when the segment migrates meanwhile.
+    pub fn read(&self) -> Reading<T> {
+        Reading(self.current.load())
+    }
+
+    /// Where the values lie at present.
+    pub fn placement(&self) -> Placement {
+        self.current.load().placement
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.current.load().values.len()
+    }
+
+    /// Whether there are no values.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of the values.
+    pub fn bytes(&self) -> ByteCount {
+        ByteCount((self.len() * size_of::<T>()) as u64)
+    }
+
+    /// Moves the values to another tier, while others may read them. Returns when new readers read the
+    /// new copy; the old one is freed when its last reader leaves. Where the values lie there already,
+    /// nothing happens. A thread that migrates the same segment meanwhile is waited for.
+    ///
+    /// # Errors
+    /// [`SegmentError::NoMemory`]: the segment stays where it was.
+    pub fn migrate(&self, to: Placement) -> Result<(), SegmentError> {
+        self.move_to(to, &mut |_| true).map(drop)
+    }
+
+    /// Moves the values as long as `may_go_on`, which is told the bytes copied since the last time,
+    /// says so. Returns the old copy, unless the values lay there already.
+    pub(super) fn move_to(
+        &self,
+        to: Placement,
+        may_go_on: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Option<Arc<Chunk<T>>>, SegmentError> {
+        /// Bytes copied between two questions whether to go on.
+        const BLOCK_BYTES: usize = 1 << 20;
+        // A thread that panicked here has changed nothing: the switch is the last step.
+        let _turn = self.migrating.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = self.current.load_full();
+        if from.placement == to {
+            return Ok(None);
+        }
+        let mut copy = Values::with_capacity(to, from.values.len())?;
+        for block in from.values.chunks((BLOCK_BYTES / size_of::<T>().max(1)).max(1)) {
+            copy.extend(block);
+            if !may_go_on(size_of_val(block)) {
+                return Err(SegmentError::Cancelled);
+            }
+        }
+        drop(from);
+        let _ours = keep_local();
+        Ok(Some(self.current.swap(Arc::new(Chunk { values: copy, placement: to }))))
+    }
+}
+
+impl<T: Copy + fmt::Debug> fmt::Debug for Segment<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the values: they may be far, and many.
+        f.debug_struct("Segment")
+            .field("len", &self.len())
+            .field("placement", &self.placement())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The values of a [`Segment`], as a slice, from one copy of them.
+///
+/// Threads may share it. Held for long, it keeps the copy's memory, and a [`Migrator`] waiting that
+/// moves the segment.
+pub struct Reading<T>(Guard<Arc<Chunk<T>>>);
+
+impl<T> Deref for Reading<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        &self.0.values
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Reading<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&**self).finish()
+    }
+}

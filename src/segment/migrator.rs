@@ -1,0 +1,293 @@
+//! Moves many segments: with progress, at a bounded rate, until it is cancelled.
+
+use super::column_chunk::Segment;
+use super::error::SegmentError;
+use crate::base::units::ByteCount;
+use crate::heap::Placement;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a migrator sleeps at a time, at most: so late it notices that it was cancelled.
+const NAP_MAX: Duration = Duration::from_millis(5);
+const NAP_MIN: Duration = Duration::from_micros(20);
+
+/// What waits until no reader has the old copy any more, and frees it; `false`: it gave up waiting,
+/// because what it asks each time said so.
+type Release<'a> = Box<dyn FnOnce(&mut dyn FnMut() -> bool) -> bool + 'a>;
+
+/// A segment of values of whatever type.
+trait Moves: Sync {
+    fn bytes(&self) -> ByteCount;
+
+    /// As `Segment::move_to`.
+    fn move_while(
+        &self,
+        to: Placement,
+        may_go_on: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Option<Release<'_>>, SegmentError>;
+}
+
+impl<T: Copy + Send + Sync> Moves for Segment<T> {
+    fn bytes(&self) -> ByteCount {
+        Segment::bytes(self)
+    }
+
+    fn move_while(
+        &self,
+        to: Placement,
+        may_go_on: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Option<Release<'_>>, SegmentError> {
+        let old = self.move_to(to, may_go_on)?;
+        Ok(old.map(|old| {
+            let wait = move |may_wait: &mut dyn FnMut() -> bool| {
+                // No reader can come any more: the segment names another copy.
+                while Arc::strong_count(&old) > 1 {
+                    if !may_wait() {
+                        return false;
+                    }
+                }
+                true
+            };
+            Box::new(wait) as Release<'_>
+        }))
+    }
+}
+
+/// Moves many segments, one after the other; see [`Migrator::run`].
+///
+/// # Examples
+/// ```
+/// use farheap::segment::{Migrator, Segment};
+/// use farheap::{ByteCount, Config, Heap, Placement};
+///
+/// let heap = match Heap::start(Config::parse("limit:8MiB,capacity:64MiB")?) {
+///     Ok(heap) => heap,
+///     Err(error) => {
+///         println!("{error}"); // Says how to allow userfaultfd.
+///         return Ok(());
+///     }
+/// };
+/// let keys = Segment::collect(Placement::Local, 0..100_000_u32)?;
+/// let prices = Segment::collect(Placement::Local, (0..100_000).map(|row| row as f32))?;
+///
+/// let mut migrator = Migrator::new();
+/// migrator.add(&keys, Placement::Far).add(&prices, Placement::Far).rate(ByteCount::mib(512));
+/// let migration = migrator.run(|progress| println!("{progress}"));
+/// assert_eq!((migration.moved(), migration.error()), (2, None));
+/// drop((keys, prices));
+/// heap.shutdown()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Default)]
+pub struct Migrator<'a> {
+    moves: Vec<(&'a dyn Moves, Placement)>,
+    rate: Option<ByteCount>,
+    cancel: Option<&'a AtomicBool>,
+}
+
+impl<'a> Migrator<'a> {
+    /// A migrator with nothing to do yet.
+    #[must_use]
+    pub fn new() -> Migrator<'a> {
+        Migrator::default()
+    }
+
+    /// Adds a segment, and where it is to go.
+    pub fn add<T: Copy + Send + Sync>(
+        &mut self,
+        segment: &'a Segment<T>,
+        to: Placement,
+    ) -> &mut Migrator<'a> {
+        self.moves.push((segment, to));
+        self
+    }
+
+    /// Copies at most this many bytes a second on average; zero, the default, is no bound.
+    pub fn rate(&mut self, bytes_a_second: ByteCount) -> &mut Migrator<'a> {
+        self.rate = (bytes_a_second.0 > 0).then_some(bytes_a_second);
+        self
+    }
+
+    /// Stops soon after `cancel` is set: the segment under way stays where it was.
+    pub fn cancelled_by(&mut self, cancel: &'a AtomicBool) -> &mut Migrator<'a> {
+        self.cancel = Some(cancel);
+        self
+    }
+
+    /// Moves the segments in the order in which they were added, and tells `progress` after each.
+    ///
+    /// Before it goes on to the next it waits until the last reader of the old copy has left, so that
+    /// no more memory is taken twice than one segment's. The calling thread must hold none of
+    /// their [`Reading`](super::Reading)s: it would wait for itself, until it is cancelled.
+    ///
+    /// It stops at the first segment that cannot be moved; each segment is whole at any time.
+    pub fn run(&self, mut progress: impl FnMut(&Progress)) -> Migration {
+        let mut state = Progress {
+            segments: 0,
+            of_segments: self.moves.len(),
+            bytes: ByteCount::ZERO,
+            of_bytes: ByteCount(self.moves.iter().map(|(segment, _)| segment.bytes().0).sum()),
+            elapsed: Duration::ZERO,
+        };
+        let pace = Pace { begun: Instant::now(), rate: self.rate, cancel: self.cancel };
+        let (mut copied, mut reader_wait_max, mut error) = (0, Duration::ZERO, None);
+        for &(segment, to) in &self.moves {
+            let mut may_go_on = |bytes: usize| {
+                copied += bytes as u64;
+                pace.keep(copied)
+            };
+            let moved = match pace.is_cancelled() {
+                true => Err(SegmentError::Cancelled),
+                false => segment.move_while(to, &mut may_go_on),
+            };
+            match moved {
+                Ok(Some(release)) => reader_wait_max = reader_wait_max.max(pace.wait(release)),
+                Ok(None) => {}
+                Err(cause) => {
+                    error = Some(cause);
+                    break;
+                }
+            }
+            state.segments += 1;
+            state.bytes = ByteCount(state.bytes.0 + segment.bytes().0);
+            state.elapsed = pace.begun.elapsed();
+            progress(&state);
+        }
+        state.elapsed = pace.begun.elapsed();
+        Migration { progress: state, reader_wait_max, error }
+    }
+}
+
+impl fmt::Debug for Migrator<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Migrator")
+            .field("segments", &self.moves.len())
+            .field("rate", &self.rate)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How fast to copy, and until when.
+struct Pace<'a> {
+    begun: Instant,
+    rate: Option<ByteCount>,
+    cancel: Option<&'a AtomicBool>,
+}
+
+impl Pace<'_> {
+    fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+    }
+
+    /// Waits until `copied` bytes in all are no more than the rate allows; `false`: cancelled.
+    fn keep(&self, copied: u64) -> bool {
+        let due = self
+            .rate
+            .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(copied as f64 / rate.0 as f64));
+        while !self.is_cancelled() {
+            let early = due.saturating_sub(self.begun.elapsed());
+            if early.is_zero() {
+                return true;
+            }
+            std::thread::sleep(early.min(NAP_MAX));
+        }
+        false
+    }
+
+    /// Waits for the readers of an old copy; returns how long.
+    fn wait(&self, release: Release<'_>) -> Duration {
+        let begun = Instant::now();
+        let mut nap = NAP_MIN;
+        let all_left = release(&mut || {
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(NAP_MAX);
+            !self.is_cancelled()
+        });
+        // A cancelled migrator leaves it to the last reader to free the copy.
+        if all_left { begun.elapsed() } else { Duration::ZERO }
+    }
+}
+
+/// How far a [`Migrator`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    segments: usize,
+    of_segments: usize,
+    bytes: ByteCount,
+    of_bytes: ByteCount,
+    elapsed: Duration,
+}
+
+impl Progress {
+    /// Segments that are where they are to be.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.segments
+    }
+
+    /// Segments in all.
+    #[must_use]
+    pub fn of_segments(&self) -> usize {
+        self.of_segments
+    }
+
+    /// Bytes of the segments that are where they are to be.
+    #[must_use]
+    pub fn bytes(&self) -> ByteCount {
+        self.bytes
+    }
+
+    /// Bytes of all segments.
+    #[must_use]
+    pub fn of_bytes(&self) -> ByteCount {
+        self.of_bytes
+    }
+
+    /// Since the migrator began.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.elapsed
+    }
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Progress { segments, of_segments, bytes, of_bytes, elapsed } = self;
+        write!(f, "{segments} of {of_segments} segments, {bytes} of {of_bytes}")?;
+        let rate = bytes.0 as f64 / elapsed.as_secs_f64().max(1e-9);
+        write!(f, ", {}/s", ByteCount(rate as u64))
+    }
+}
+
+/// What became of a [`Migrator`]'s segments.
+#[must_use = "says what was not moved, and why"]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Migration {
+    progress: Progress,
+    reader_wait_max: Duration,
+    error: Option<SegmentError>,
+}
+
+impl Migration {
+    /// Number of segments that are where they are to be: the ones added first.
+    pub fn moved(&self) -> usize {
+        self.progress.segments
+    }
+
+    /// How far it came, and how long that took.
+    pub fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// The longest time for which it waited until the readers of an old copy had left.
+    pub fn reader_wait_max(&self) -> Duration {
+        self.reader_wait_max
+    }
+
+    /// Why the next segment was not moved; `None`: all were.
+    pub fn error(&self) -> Option<&SegmentError> {
+        self.error.as_ref()
+    }
+}

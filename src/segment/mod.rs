@@ -1,0 +1,29 @@
+//! Segments: immutable arrays that move from one tier to another while they are read.
+//!
+//! A column store cuts its columns into chunks that are never changed once they are full (Hyrise calls
+//! them segments), and decides for each where it lies. A [`Segment`] is such a chunk. It
+//! [migrates](Segment::migrate) in three steps: its values are copied with the destination's allocator,
+//! the segment is switched to the copy atomically, and the old copy is freed when its last reader leaves.
+//! Readers never wait, and never see half a segment. A [`Migrator`] moves many.
+//!
+//! ```text
+//!   readers:    read() ---- values ----> drop          always one copy, the whole time
+//!   migrate():  copy to `to` --> switch --> [readers of the old copy leave] --> free it
+//!                    '-- no memory, cancelled: the copy is freed, the segment stays where it was
+//! ```
+//! The switch is `arc-swap`'s, and not an epoch: an epoch frees the old copy when every reader of
+//! anything has moved on, at some later time, and migrations are done to make room. Counted readers
+//! free it with the last of them, and the migrator can wait for that, so that no more than one segment
+//! is there twice.
+//!
+//! The three steps are those of *Separating metadata from data in tiered memory allocation* for Hyrise.
+//! Layer 8; uses `heap`.
+
+mod column_chunk;
+mod error;
+mod migrator;
+mod values;
+
+pub use column_chunk::{Reading, Segment};
+pub use error::SegmentError;
+pub use migrator::{Migration, Migrator, Progress};

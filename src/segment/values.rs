@@ -1,0 +1,55 @@
+//! The values of one copy of a segment, in the memory of one tier.
+
+use super::error::SegmentError;
+use crate::base::units::ByteCount;
+use crate::heap::{Far, Local, Placement};
+use allocator_api2::vec::Vec;
+use std::ops::Deref;
+
+/// An array that does not grow beyond what it was made for.
+pub(super) enum Values<T> {
+    Local(Vec<T, Local>),
+    Far(Vec<T, Far>),
+}
+
+impl<T: Copy> Values<T> {
+    /// Room for `len` values.
+    ///
+    /// # Errors
+    /// [`SegmentError::NoMemory`].
+    pub(super) fn with_capacity(to: Placement, len: usize) -> Result<Values<T>, SegmentError> {
+        let (mut local, mut far) = (Vec::new_in(Local), Vec::new_in(Far));
+        let reserved = match to {
+            Placement::Local => local.try_reserve_exact(len).map(|()| Values::Local(local)),
+            Placement::Far => far.try_reserve_exact(len).map(|()| Values::Far(far)),
+        };
+        let bytes = ByteCount(len.saturating_mul(size_of::<T>()) as u64);
+        reserved.map_err(|_| SegmentError::NoMemory { bytes, to })
+    }
+
+    pub(super) fn push(&mut self, value: T) {
+        match self {
+            Values::Local(values) => values.push(value),
+            Values::Far(values) => values.push(value),
+        }
+    }
+
+    pub(super) fn extend(&mut self, more: &[T]) {
+        match self {
+            Values::Local(values) => values.extend_from_slice(more),
+            Values::Far(values) => values.extend_from_slice(more),
+        }
+    }
+}
+
+impl<T> Deref for Values<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        match self {
+            Values::Local(values) => values,
+            Values::Far(values) => values,
+        }
+    }
+}

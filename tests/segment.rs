@@ -1,0 +1,271 @@
+//! Segments: right values wherever they are and while they move, whatever the destination does.
+
+mod common;
+
+use common::{Dice, heap, seed, watchdog};
+use farheap::segment::{Migrator, Segment, SegmentError};
+use farheap::{ByteCount, Far, Heap, Placement};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+
+/// A process has one heap: tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+struct Alone {
+    heap: Heap,
+    _turn: MutexGuard<'static, ()>,
+}
+
+fn alone(conf: &str) -> Option<Alone> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(Alone { heap: heap(conf)?, _turn: turn })
+}
+
+impl Alone {
+    /// All far memory has been freed, or this fails.
+    fn end(self) {
+        assert_eq!(self.heap.allocated(), ByteCount::ZERO);
+        self.heap.shutdown().expect("nothing far is left");
+    }
+}
+
+fn value(salt: u64, at: u64) -> u64 {
+    (salt << 40 | at).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
+}
+
+fn segment(salt: u64, len: usize, placement: Placement) -> Segment<u64> {
+    Segment::collect(placement, (0..len).map(|at| value(salt, at as u64))).expect("memory")
+}
+
+fn wrong(salt: u64, values: &[u64]) -> usize {
+    values.iter().zip(0..).filter(|(seen, at)| **seen != value(salt, *at)).count()
+}
+
+fn add_all<'a>(migrator: &mut Migrator<'a>, segments: &'a [Segment<u64>], to: Placement) {
+    for segment in segments {
+        migrator.add(segment, to);
+    }
+}
+
+#[test]
+fn values_are_right_in_each_tier_and_the_limit_holds() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:8MiB,capacity:128MiB") else { return };
+    let segments: Vec<_> =
+        (0..12).map(|salt| segment(salt, 2 * MIB / 8, Placement::Local)).collect();
+    for to in [Placement::Far, Placement::Far, Placement::Local, Placement::Far] {
+        segments.iter().for_each(|segment| segment.migrate(to).expect("memory"));
+        for (segment, salt) in segments.iter().zip(0..) {
+            assert_eq!(segment.placement(), to);
+            assert_eq!(segment.bytes(), ByteCount(2 << 20));
+            let values = segment.read();
+            assert_eq!(Far::contains(values.as_ptr()), to == Placement::Far);
+            assert_eq!((values.len(), wrong(salt, &values)), (2 * MIB / 8, 0));
+        }
+    }
+    let stats = alone.heap.stats();
+    assert!(stats.resident_bytes_max <= ByteCount::mib(8), "{stats:?}");
+    assert!(stats.pages_out > 0, "24 MiB did not fit: {stats:?}");
+    drop(segments);
+    alone.end();
+}
+
+#[test]
+fn empty_segments_and_values_without_bytes_move_too() {
+    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let empty = Segment::<u64>::copy_of(Placement::Local, &[]).expect("no memory is needed");
+    let units = Segment::copy_of(Placement::Local, &[(); 1_000]).expect("no memory is needed");
+    empty.migrate(Placement::Far).expect("nothing to copy");
+    units.migrate(Placement::Far).expect("nothing to copy");
+    assert!(empty.is_empty() && empty.placement() == Placement::Far);
+    assert_eq!((units.len(), units.read().len(), units.bytes()), (1_000, 1_000, ByteCount::ZERO));
+    drop((empty, units));
+    alone.end();
+}
+
+#[test]
+fn readers_see_whole_segments_while_they_move_back_and_forth() {
+    const SEGMENTS: usize = 10;
+    const LEN: usize = MIB / 8;
+    let _watchdog = watchdog("segment", Duration::from_secs(240));
+    let seed = seed("segment");
+    let Some(alone) = alone("limit:8MiB,capacity:128MiB") else { return };
+    let segments: Vec<_> =
+        (0..SEGMENTS as u64).map(|salt| segment(salt, LEN, Placement::Local)).collect();
+    let (stop, read) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (segments, stop, read) = (&segments, &stop, &read);
+            scope.spawn(move || {
+                let mut dice = Dice::new(seed + thread);
+                while !stop.load(Ordering::Relaxed) {
+                    let salt = dice.below(SEGMENTS as u64);
+                    let values = segments[salt as usize].read();
+                    assert_eq!(wrong(salt, &values), 0, "segment {salt}");
+                    read.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        // Two migrators that want different things of the same segments.
+        scope.spawn(|| {
+            let mut dice = Dice::new(seed + 7);
+            while !stop.load(Ordering::Relaxed) {
+                let far = dice.below(2) == 0;
+                let to = if far { Placement::Far } else { Placement::Local };
+                segments[dice.below(SEGMENTS as u64) as usize].migrate(to).expect("memory");
+            }
+        });
+        for round in 0..12 {
+            let to = if round % 2 == 0 { Placement::Far } else { Placement::Local };
+            let mut migrator = Migrator::new();
+            add_all(&mut migrator, &segments, to);
+            let mut told = 0;
+            let migration = migrator.run(|progress| {
+                told += 1;
+                assert_eq!((progress.segments(), progress.of_segments()), (told, SEGMENTS));
+                assert_eq!(progress.bytes(), ByteCount((told * MIB) as u64));
+            });
+            assert_eq!((migration.moved(), migration.error()), (SEGMENTS, None));
+        }
+        while read.load(Ordering::Relaxed) < 20 {
+            std::thread::yield_now();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    drop(segments);
+    alone.end();
+}
+
+#[test]
+fn a_copy_stays_as_long_as_it_is_read_and_no_longer() {
+    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let moved = segment(3, MIB / 8, Placement::Far);
+    let (first, second) = (moved.read(), moved.read());
+    let old = first.as_ptr();
+    moved.migrate(Placement::Local).expect("memory");
+    assert_ne!(moved.read().as_ptr(), old);
+    assert!(alone.heap.allocated() >= ByteCount::mib(1), "it is still read");
+    drop(first);
+    assert_eq!((second.as_ptr(), wrong(3, &second)), (old, 0));
+    drop(second);
+    assert_eq!(alone.heap.allocated(), ByteCount::ZERO, "the last reader has freed it");
+    drop(moved);
+    alone.end();
+}
+
+#[test]
+fn a_migrator_waits_for_the_readers_of_what_it_has_moved() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let segments = [1, 2].map(|salt| segment(salt, MIB / 8, Placement::Local));
+    let [reading, begun] = [AtomicBool::new(true), AtomicBool::new(false)];
+    std::thread::scope(|scope| {
+        let values = segments[0].read();
+        let migrator = scope.spawn(|| {
+            let mut migrator = Migrator::new();
+            add_all(&mut migrator, &segments, Placement::Far);
+            begun.store(true, Ordering::Release);
+            migrator
+                .run(|_| assert!(!reading.load(Ordering::Acquire), "a reader was not waited for"))
+        });
+        while !begun.load(Ordering::Acquire) || segments[0].placement() == Placement::Local {
+            std::thread::yield_now();
+        }
+        assert_eq!(segments[1].placement(), Placement::Local);
+        assert_eq!(wrong(1, &values), 0);
+        reading.store(false, Ordering::Release);
+        drop(values);
+        assert_eq!(migrator.join().expect("no panic").moved(), 2);
+    });
+    drop(segments);
+    alone.end();
+}
+
+#[test]
+fn what_the_destination_has_no_room_for_stays_where_it_is() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:8MiB,capacity:16MiB,span:1GiB") else { return };
+    let segments: Vec<_> =
+        (0..5).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
+    let mut migrator = Migrator::new();
+    add_all(&mut migrator, &segments, Placement::Far);
+    let migration = migrator.run(|_| {});
+    let (moved, bytes) = (migration.moved(), ByteCount(8 << 20));
+    assert!((1..5).contains(&moved), "{migration:?}");
+    assert_eq!(migration.error(), Some(&SegmentError::NoMemory { bytes, to: Placement::Far }));
+    assert!(alone.heap.allocated() < ByteCount((moved as u64 + 1) * bytes.0), "the copy was freed");
+    for (segment, salt) in segments.iter().zip(0..) {
+        let is_far = segment.placement() == Placement::Far;
+        assert_eq!((is_far, wrong(salt, &segment.read())), (salt < moved as u64, 0));
+    }
+    drop(segments);
+    alone.end();
+}
+
+#[test]
+fn a_cancelled_migration_leaves_the_segment_whole_where_it_was() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let segments = [1, 2].map(|salt| segment(salt, 4 * MIB / 8, Placement::Local));
+    let cancel = AtomicBool::new(false);
+    let mut migrator = Migrator::new();
+    add_all(&mut migrator, &segments, Placement::Far);
+    migrator.cancelled_by(&cancel);
+    let migration = migrator.run(|_| cancel.store(true, Ordering::Relaxed));
+    assert_eq!((migration.moved(), migration.error()), (1, Some(&SegmentError::Cancelled)));
+    assert_eq!(segments.each_ref().map(Segment::placement), [Placement::Far, Placement::Local]);
+    assert_eq!(segments.each_ref().map(Segment::bytes), [ByteCount(4 << 20); 2]);
+    assert_eq!((wrong(1, &segments[0].read()), wrong(2, &segments[1].read())), (0, 0));
+
+    // In the middle of a segment, of which the rate allows a part in an hour.
+    cancel.store(false, Ordering::Relaxed);
+    let migration = std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let mut slow = Migrator::new();
+            slow.add(&segments[1], Placement::Far).rate(ByteCount::kib(1)).cancelled_by(&cancel);
+            slow.run(|_| {})
+        });
+        while alone.heap.allocated() < ByteCount::mib(8) {
+            std::thread::yield_now();
+        }
+        cancel.store(true, Ordering::Relaxed);
+        run.join().expect("no panic")
+    });
+    assert_eq!((migration.moved(), migration.error()), (0, Some(&SegmentError::Cancelled)));
+    assert_eq!((segments[1].placement(), wrong(2, &segments[1].read())), (Placement::Local, 0));
+    assert_eq!(alone.heap.allocated(), ByteCount::mib(4), "the unfinished copy was freed");
+    drop(segments);
+    alone.end();
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let segments = [1, 2].map(|salt| segment(salt, MIB / 8, Placement::Local));
+    let mut migrator = Migrator::new();
+    add_all(&mut migrator, &segments, Placement::Far);
+    let begun = Instant::now();
+    let migration = migrator.rate(ByteCount::mib(10)).run(|_| {});
+    assert!(
+        begun.elapsed() >= Duration::from_millis(200),
+        "2 MiB at 10 MiB a second: {migration:?}"
+    );
+    assert!(migration.progress().elapsed() >= Duration::from_millis(200));
+    drop(segments);
+    alone.end();
+}
+
+#[test]
+fn a_heap_does_not_end_under_a_segment() {
+    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let kept = segment(9, MIB / 8, Placement::Far);
+    alone.heap.shutdown().expect_err("a segment is there");
+    kept.migrate(Placement::Local).expect("memory");
+    alone.heap.shutdown().expect("nothing far is left");
+    let error = kept.migrate(Placement::Far).expect_err("there is no far memory");
+    assert_eq!(error, SegmentError::NoMemory { bytes: ByteCount::mib(1), to: Placement::Far });
+    assert_eq!((kept.placement(), wrong(9, &kept.read())), (Placement::Local, 0));
+}
