@@ -20,8 +20,25 @@ const HANG: Duration = Duration::from_secs(240);
 
 fn manager(mib: u64) -> Arc<MemoryManager> {
     let manager = MemoryManager::start(ByteCount::mib(mib), Mode::Cooperative).expect("manager");
-    manager.set_deadline(Duration::from_millis(300));
+    // What has to be done takes as long as the machine is busy.
+    manager.set_deadline(common::PATIENCE);
     manager
+}
+
+/// The deadline of what must fail.
+const SOON: Duration = Duration::from_millis(300);
+
+/// Temporary memory that has not spilled. What could spill does so soon after nothing more was reclaimed
+/// for it, as happens where the threads that reclaim have to wait for a processor.
+fn unspilled(manager: &Arc<MemoryManager>, len: ByteCount) -> TemporaryMemory {
+    let mut memory = None;
+    let fits = eventually(|| {
+        let taken = manager.allocate_temporary(len).expect("others give way");
+        memory = Some(taken).filter(|taken| !taken.is_spilled());
+        memory.is_some()
+    });
+    assert!(fits, "it fits: {:?}", manager.stats());
+    memory.expect("it fits")
 }
 
 /// A region under a manager, or `None` with the reason printed.
@@ -99,8 +116,7 @@ fn temporary_memory_takes_the_room_of_far_pages_and_their_data_survives() {
     let data = region.map(len).expect("mapped");
     write_numbers(data, len, 1);
     assert!(used(&manager, "far heap") > ByteCount::mib(30), "{:?}", manager.stats());
-    let memory = manager.allocate_temporary(ByteCount::mib(40)).expect("far pages give way");
-    assert!(!memory.is_spilled(), "it fits: {:?}", manager.stats());
+    let memory = unspilled(&manager, ByteCount::mib(40));
     write_numbers(memory.as_ptr(), memory.len(), 2);
     assert_numbers(memory.as_ptr(), memory.len(), 2);
     assert_numbers(data, len, 1);
@@ -236,13 +252,14 @@ fn a_limit_below_what_is_pinned_in_far_memory_is_refused_by_name() {
     write_numbers(data, len, 5);
     write_numbers(more, rest, 6);
     region.pin(data.as_ptr(), len).expect("pinned");
+    manager.set_deadline(SOON);
     let error = manager.set_limit(ByteCount::mib(20)).expect_err("24 MiB are pinned");
+    manager.set_deadline(common::PATIENCE);
     assert!(error.to_string().contains("24.0 MiB pinned"), "{error}");
     assert_eq!(manager.limit(), ByteCount::mib(64));
     manager.set_limit(ByteCount::mib(30)).expect("the rest can go");
     assert!(manager.stats().used <= ByteCount::mib(30));
     region.unpin(data.as_ptr(), len).expect("pinned above");
-    manager.set_deadline(HANG); // What has to be done takes as long as the machine is busy.
     manager.set_limit(ByteCount::mib(20)).expect("nothing is pinned");
     assert!(manager.stats().used <= ByteCount::mib(20));
     assert_numbers(data, len, 5);
@@ -262,9 +279,11 @@ fn when_everything_is_pinned_the_error_names_the_holders_after_the_deadline() {
     let ids = fill_pool(&pool, 2500);
     let fixed: Vec<_> = ids.iter().map(|id| pool.fix_shared(*id).expect("page")).collect();
     let account = manager.join("query").expect("room");
+    manager.set_deadline(SOON);
     let began = Instant::now();
     let error = manager.charge(&account, ByteCount::mib(30)).expect_err("all is held");
-    assert!(began.elapsed() >= Duration::from_millis(300), "not before the deadline");
+    assert!(began.elapsed() >= SOON, "not before the deadline");
+    manager.set_deadline(common::PATIENCE);
     let text = error.to_string();
     assert!(text.contains("far heap") && text.contains("36.0 MiB pinned"), "{text}");
     assert!(text.contains("fixed by 2500 holders"), "{text}");
@@ -287,8 +306,8 @@ fn floors_keep_what_they_promise() {
     let memory = manager.allocate_temporary(ByteCount::mib(40)).expect("spills");
     assert!(memory.is_spilled());
     drop(memory);
-    let memory = manager.allocate_temporary(ByteCount::mib(30)).expect("fits beside the floor");
-    assert!(!memory.is_spilled());
+    let memory = unspilled(&manager, ByteCount::mib(30));
+    assert_eq!(used(&manager, "temporary"), memory.len());
     assert!(used(&manager, "far heap") >= ByteCount::mib(28), "{:?}", manager.stats());
     assert_numbers(data, len, 8);
 }
@@ -344,10 +363,11 @@ fn a_device_that_refuses_writes_fails_claims_in_time_and_loses_nothing() {
     write_numbers(data, len, 13);
     control.fail_fraction(Op::Write, 1_000_000, libc::EIO);
     let account = manager.join("query").expect("room");
+    manager.set_deadline(SOON);
     let error = manager.charge(&account, ByteCount::mib(40)).expect_err("nothing can be written");
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     control.heal();
-    manager.set_deadline(HANG);
+    manager.set_deadline(common::PATIENCE);
     assert_numbers(data, len, 13);
     manager.charge(&account, ByteCount::mib(40)).expect("written now");
     assert_numbers(data, len, 13);
@@ -415,7 +435,6 @@ fn far_memory_lives_on_its_floor_beside_counted_memory(
     config: RegionConfig,
 ) {
     let manager = manager(limit.get() >> 20);
-    manager.set_deadline(common::PATIENCE);
     let floor = RegionConfig::limit_min(page);
     let config = config.page(page).limit(limit).span(ByteCount::gib(16));
     let len = ByteCount(2 * floor.get());
@@ -475,7 +494,6 @@ fn counted_memory_above_the_limit_leaves_far_memory_its_floor() {
 fn counted_memory_above_the_limit_leaves_a_pool_its_floor() {
     let _watch = watchdog("a pool beside counted memory", HANG);
     let manager = manager(32);
-    manager.set_deadline(common::PATIENCE);
     let pool = pool(&manager, 64);
     pool.account().set_floor(ByteCount::mib(4)).expect("below the limit");
     let library = manager.join("library").expect("room");
@@ -509,7 +527,6 @@ fn everything_at_once_stays_below_a_limit_that_moves() {
     let _watch = watchdog("everything at once", HANG);
     let seed = common::seed("everything at once");
     let manager = manager(48);
-    manager.set_deadline(common::PATIENCE);
     let Some(region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
     let pool = pool(&manager, 128);
     let ids = fill_pool(&pool, 10_000);
