@@ -4,7 +4,7 @@ mod common;
 
 use common::{Dice, heap, seed, watchdog};
 use farheap::segment::{Migrator, Segment, SegmentError};
-use farheap::{ByteCount, Far, Heap, Placement};
+use farheap::{ByteCount, Config, Far, Heap, Placement, Tier};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -70,6 +70,36 @@ fn values_are_right_in_each_tier_and_the_limit_holds() {
     assert!(stats.resident_bytes_max <= ByteCount::mib(8), "{stats:?}");
     assert!(stats.pages_out > 0, "24 MiB did not fit: {stats:?}");
     drop(segments);
+    alone.end();
+}
+
+#[test]
+fn segments_move_through_several_tiers() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let tier = |name, conf| {
+        let config = Config::parse(conf).expect("options");
+        alone.heap.add_tier(name, config).expect("a tier")
+    };
+    let small = tier("small", "limit:8MiB,capacity:64MiB,page:4KiB");
+    let large = tier("large", "limit:16MiB,capacity:64MiB,page:256KiB");
+    let segments: Vec<_> = (0..12).map(|salt| segment(salt, 2 * MIB / 8, Placement::Far)).collect();
+    for to in [&small, &large, &small] {
+        let placement = Placement::Tier(to.tier());
+        let mut migrator = Migrator::new();
+        add_all(&mut migrator, &segments, placement);
+        assert_eq!(migrator.run(|_| {}).error(), None);
+        for (segment, salt) in segments.iter().zip(0..) {
+            let values = segment.read();
+            assert_eq!((segment.placement(), wrong(salt, &values)), (placement, 0));
+            assert_eq!(Tier::of(values.as_ptr()), Some(to.tier()));
+        }
+        assert!(to.stats().resident_bytes_max <= to.stats().limit_bytes, "{:?}", to.stats());
+    }
+    assert_eq!(alone.heap.allocated(), ByteCount::ZERO);
+    assert_eq!(large.allocated(), ByteCount::ZERO);
+    drop(segments);
+    assert_eq!(small.allocated(), ByteCount::ZERO);
     alone.end();
 }
 

@@ -2,7 +2,9 @@
 
 use super::error::SegmentError;
 use crate::base::units::ByteCount;
-use crate::heap::{Far, Local, Placement};
+use crate::heap::{Far, Local, Placement, Tier};
+use allocator_api2::alloc::Allocator;
+use allocator_api2::collections::TryReserveError;
 use allocator_api2::vec::Vec;
 use std::ops::Deref;
 
@@ -10,6 +12,7 @@ use std::ops::Deref;
 pub(super) enum Values<T> {
     Local(Vec<T, Local>),
     Far(Vec<T, Far>),
+    Tier(Vec<T, Tier>),
 }
 
 impl<T: Copy> Values<T> {
@@ -18,10 +21,10 @@ impl<T: Copy> Values<T> {
     /// # Errors
     /// [`SegmentError::NoMemory`].
     pub(super) fn with_capacity(to: Placement, len: usize) -> Result<Values<T>, SegmentError> {
-        let (mut local, mut far) = (Vec::new_in(Local), Vec::new_in(Far));
         let reserved = match to {
-            Placement::Local => local.try_reserve_exact(len).map(|()| Values::Local(local)),
-            Placement::Far => far.try_reserve_exact(len).map(|()| Values::Far(far)),
+            Placement::Local => with_capacity_in(len, Local).map(Values::Local),
+            Placement::Far => with_capacity_in(len, Far).map(Values::Far),
+            Placement::Tier(tier) => with_capacity_in(len, tier).map(Values::Tier),
         };
         let bytes = ByteCount(len.saturating_mul(size_of::<T>()) as u64);
         reserved.map_err(|_| SegmentError::NoMemory { bytes, to })
@@ -31,6 +34,7 @@ impl<T: Copy> Values<T> {
         match self {
             Values::Local(values) => values.push(value),
             Values::Far(values) => values.push(value),
+            Values::Tier(values) => values.push(value),
         }
     }
 
@@ -38,8 +42,17 @@ impl<T: Copy> Values<T> {
         match self {
             Values::Local(values) => values.extend_from_slice(more),
             Values::Far(values) => values.extend_from_slice(more),
+            Values::Tier(values) => values.extend_from_slice(more),
         }
     }
+}
+
+fn with_capacity_in<T, A: Allocator>(
+    len: usize,
+    allocator: A,
+) -> Result<Vec<T, A>, TryReserveError> {
+    let mut values = Vec::new_in(allocator);
+    values.try_reserve_exact(len).map(|()| values)
 }
 
 impl<T> Deref for Values<T> {
@@ -50,6 +63,7 @@ impl<T> Deref for Values<T> {
         match self {
             Values::Local(values) => values,
             Values::Far(values) => values,
+            Values::Tier(values) => values,
         }
     }
 }
