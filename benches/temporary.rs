@@ -234,7 +234,7 @@ fn spill(options: &Options) -> Result<Vec<Row>, Failure> {
         }
     }
     let stats = manager.stats();
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
     println!("{}", region.stats());
     let parted = MemoryManager::start(limit, Mode::Partitioned { temporary_pct: 50 })?;
     let refused = parted.allocate_temporary(len).expect_err("more than there is");
@@ -393,7 +393,7 @@ fn beside_pool(
     let touched = ms(began);
     drop(memory);
     let stats = manager.stats();
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
     Ok((per_gib(allocated, len), per_gib(touched, len)))
 }
 

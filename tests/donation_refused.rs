@@ -55,7 +55,7 @@ fn memory_is_whole_although_the_kernel_fails_to_move_pages() {
     // SAFETY: `LEN` mapped bytes that are this test's.
     let bytes = unsafe { std::slice::from_raw_parts_mut(start, LEN) };
     fill(bytes, 77);
-    assert!(manager.stats().used <= manager.limit(), "{:?}", manager.stats());
+    assert!(manager.stats().used_bytes <= manager.limit(), "{:?}", manager.stats());
     for page in (2..PAGES + 2).rev() {
         assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), page), "{page}");
     }

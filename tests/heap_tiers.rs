@@ -164,9 +164,9 @@ fn one_limit_holds_for_all_tiers_under_a_manager() {
             assert!(columns.iter().all(are_right));
         }
         let stats = manager.stats();
-        assert!(stats.used_max <= manager.limit(), "{stats}");
+        assert!(stats.used_bytes_max <= manager.limit(), "{stats}");
         for name in ["far heap", "far tier cold"] {
-            let used = stats.consumer(name).expect("it has joined").used;
+            let used = manager.consumer(name).expect("it has joined").used_bytes;
             assert!(used >= ByteCount::mib(4), "{name} has {used}: {stats}");
         }
         assert!(cold.region().manager().is_some());
@@ -175,7 +175,7 @@ fn one_limit_holds_for_all_tiers_under_a_manager() {
         assert!(temporary.is_spilled() && default.contains(temporary.as_ptr().as_ptr()));
         drop((temporary, columns));
         default.shutdown().expect("all are empty");
-        assert!(manager.stats().consumer("far tier cold").is_none() || Heap::tiers().is_empty());
+        assert!(manager.consumer("far tier cold").is_none() || Heap::tiers().is_empty());
     });
 }
 

@@ -104,7 +104,7 @@ fn assert_numbers(ptr: NonNull<u8>, len: ByteCount, seed: u64) {
 }
 
 fn used(manager: &MemoryManager, consumer: &str) -> ByteCount {
-    manager.stats().consumer(consumer).expect("it has joined").used
+    manager.consumer(consumer).expect("it has joined").used_bytes
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn temporary_memory_takes_the_room_of_far_pages_and_their_data_survives() {
     assert_numbers(memory.as_ptr(), memory.len(), 2);
     assert_numbers(data, len, 1);
     let stats = manager.stats();
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
-    assert!(stats.consumer("far heap").expect("joined").reclaimed >= ByteCount::mib(20));
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
+    assert!(manager.consumer("far heap").expect("joined").reclaimed_bytes >= ByteCount::mib(20));
     drop(memory);
     assert_eq!(used(&manager, "temporary"), ByteCount::ZERO);
     // SAFETY: mapped by this case, which is done with it.
@@ -138,7 +138,7 @@ fn far_memory_takes_the_room_of_clean_table_pages_before_it_evicts_its_own() {
     let ids = fill_pool(&pool, 14_000);
     pool.flush().expect("written");
     assert_pool_holds(&pool, &ids);
-    let pool_full = pool.stats().resident;
+    let pool_full = pool.stats().resident_bytes;
     assert!(pool_full > ByteCount::mib(45), "{:?}", pool.stats());
     let len = ByteCount::mib(40);
     let data = region.map(len).expect("mapped");
@@ -148,13 +148,13 @@ fn far_memory_takes_the_room_of_clean_table_pages_before_it_evicts_its_own() {
     let left = ByteCount::mib(64).get() - pool_full.get();
     let far = used(&manager, "far heap");
     assert!(far.get() >= left + ByteCount::mib(8).get(), "{:?}", manager.stats());
-    assert!(pool.stats().resident <= ByteCount::mib(40), "{:?}", pool.stats());
+    assert!(pool.stats().resident_bytes <= ByteCount::mib(40), "{:?}", pool.stats());
     let written = region.stats().pages_out * region.page_size().get();
     assert!(written < len.get() / 2, "{written} bytes were written, though clean ones were there");
     assert_numbers(data, len, 3);
     assert_pool_holds(&pool, &ids);
     let stats = manager.stats();
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
 }
 
 #[test]
@@ -166,14 +166,14 @@ fn temporary_memory_of_twice_the_limit_spills_and_completes() {
     let ids = fill_pool(&pool, 6000);
     let memory = manager.allocate_temporary(ByteCount::mib(64)).expect("spills");
     assert!(memory.is_spilled());
-    assert_eq!(manager.stats().spilled, ByteCount::mib(64));
+    assert_eq!(manager.stats().spilled_bytes, ByteCount::mib(64));
     write_numbers(memory.as_ptr(), memory.len(), 4);
     assert_numbers(memory.as_ptr(), memory.len(), 4);
     assert!(region.stats().pages_out > 0, "half of it is on the device");
     drop(memory);
     let stats = manager.stats();
-    assert_eq!(stats.spilled, ByteCount::ZERO);
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert_eq!(stats.spilled_bytes, ByteCount::ZERO);
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
     // A write that was under way ends first.
     let freed = || region.stats().stored_bytes.0 == 0;
     assert!(eventually(freed), "freed on the device too: {:?}", region.stats());
@@ -219,7 +219,7 @@ fn temporary_memory_has_its_part_while_a_heap_and_a_pool_have_filled_the_limit()
         filling.join().expect("no page waits for the deadline");
     });
     assert_numbers(data, ByteCount::mib(64), 15);
-    assert!(manager.stats().used_max <= manager.limit(), "{:?}", manager.stats());
+    assert!(manager.stats().used_bytes_max <= manager.limit(), "{:?}", manager.stats());
 }
 
 #[test]
@@ -235,11 +235,11 @@ fn collections_in_temporary_memory_spill_too() {
         .collect();
     assert!(rows.iter().enumerate().all(|(at, row)| *row == at as u64));
     assert!(boxes.iter().enumerate().all(|(at, row)| row[24] == at as u64));
-    assert!(manager.stats().spilled >= ByteCount::mib(48), "{:?}", manager.stats());
+    assert!(manager.stats().spilled_bytes >= ByteCount::mib(48), "{:?}", manager.stats());
     drop((rows, boxes));
     let stats = manager.stats();
-    assert_eq!((stats.spilled, used(&manager, "temporary")), Default::default());
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert_eq!((stats.spilled_bytes, used(&manager, "temporary")), Default::default());
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
 }
 
 #[test]
@@ -258,10 +258,10 @@ fn a_limit_below_what_is_pinned_in_far_memory_is_refused_by_name() {
     assert!(error.to_string().contains("24.0 MiB pinned"), "{error}");
     assert_eq!(manager.limit(), ByteCount::mib(64));
     manager.set_limit(ByteCount::mib(30)).expect("the rest can go");
-    assert!(manager.stats().used <= ByteCount::mib(30));
+    assert!(manager.stats().used_bytes <= ByteCount::mib(30));
     region.unpin(data.as_ptr(), len).expect("pinned above");
     manager.set_limit(ByteCount::mib(20)).expect("nothing is pinned");
-    assert!(manager.stats().used <= ByteCount::mib(20));
+    assert!(manager.stats().used_bytes <= ByteCount::mib(20));
     assert_numbers(data, len, 5);
     assert_numbers(more, rest, 6);
 }
@@ -329,7 +329,7 @@ fn two_managers_know_nothing_of_each_other() {
     drop(memory);
     for manager in [one, other] {
         let stats = manager.stats();
-        assert!(stats.used_max <= stats.limit, "{stats:?}");
+        assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
     }
 }
 
@@ -379,7 +379,7 @@ fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
     let manager = manager(64);
     let config = RegionConfig::new().page(ByteCount::kib(4));
     let Some(region) = far_with(&manager, config, mem_store(ByteCount::mib(256))) else { return };
-    let tables = || manager.stats().consumer("far heap").expect("joined").metadata;
+    let tables = || manager.consumer("far heap").expect("joined").metadata_bytes;
     let start = tables();
     assert!(start <= ByteCount::kib(128), "1 TiB is reserved and nothing touched: {start}");
     let (count, each) = (64, ByteCount::mib(4));
@@ -424,7 +424,7 @@ fn far_memory_lives_on_its_floor_when_others_hold_the_rest() {
     write_numbers(data, len, 15);
     assert_numbers(data, len, 15);
     let stats = manager.stats();
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
 }
 
 /// Memory that was counted has taken all that floors leave: far memory goes on, and for each page that
@@ -449,8 +449,8 @@ fn far_memory_lives_on_its_floor_beside_counted_memory(
     let library = manager.join("library").expect("room");
     library.set_used(ByteCount(2 * limit.get()));
     let is_on_its_floor = || {
-        let far = manager.stats().consumer("far heap").expect("joined").clone();
-        far.used.get() <= floor.get() + far.metadata.get() + page.get()
+        let far = manager.consumer("far heap").expect("joined");
+        far.used_bytes.get() <= floor.get() + far.metadata_bytes.get() + page.get()
     };
     assert!(eventually(is_on_its_floor), "{}", manager.stats());
     assert!(library.used().get() <= limit.get() - floor.get(), "{}", manager.stats());
@@ -473,7 +473,7 @@ fn far_memory_lives_on_its_floor_beside_counted_memory(
     assert_numbers(data, len, 16);
     drop(temporary);
     assert_eq!(library.held(), ByteCount(2 * limit.get()));
-    assert!(manager.stats().used_max <= limit, "{}", manager.stats());
+    assert!(manager.stats().used_bytes_max <= limit, "{}", manager.stats());
     library.set_used(ByteCount::ZERO);
     write_numbers(data, len, 17);
     assert_numbers(data, len, 17);
@@ -504,7 +504,7 @@ fn counted_memory_above_the_limit_leaves_a_pool_its_floor() {
     assert!(eventually(has_taken), "{}", manager.stats());
     assert_pool_holds(&pool, &ids);
     assert!(library.used() <= ByteCount::mib(28), "{}", manager.stats());
-    assert!(manager.stats().used_max <= manager.limit(), "{}", manager.stats());
+    assert!(manager.stats().used_bytes_max <= manager.limit(), "{}", manager.stats());
 }
 
 #[test]

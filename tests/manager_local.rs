@@ -26,8 +26,8 @@ fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
     };
     manager.on_pressure(on_pressure).expect("the only one");
     let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:128MiB") else { return };
-    let local = || manager.stats().consumer("local memory").expect("joined").used;
-    let far = || manager.stats().consumer("far heap").expect("joined").used;
+    let local = || manager.consumer("local memory").expect("joined").used_bytes;
+    let far = || manager.consumer("far heap").expect("joined").used_bytes;
     let mut numbers: FarVec<u64, Far> = FarVec::new_in(Far);
     numbers.extend(0..6 << 20);
     let is_there = || {
@@ -43,7 +43,7 @@ fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
         "{:?}",
         manager.stats()
     );
-    assert!(eventually(|| manager.stats().used <= manager.limit()), "{:?}", manager.stats());
+    assert!(eventually(|| manager.stats().used_bytes <= manager.limit()), "{:?}", manager.stats());
     assert!(far() < full, "far memory gave way: {:?}", manager.stats());
     assert!(boxes.iter().enumerate().all(|(n, bytes)| bytes[999] == n as u8));
     drop(boxes);
@@ -56,7 +56,7 @@ fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
     drop(numbers);
     local_memory_beyond_the_limit_is_seen_and_told(&manager, &heap, &told);
     heap.shutdown().expect("nothing is in use");
-    assert!(manager.stats().consumer("local memory").is_none(), "{:?}", manager.stats());
+    assert!(manager.consumer("local memory").is_none(), "{:?}", manager.stats());
 }
 
 /// Many small objects of more than twice the limit: nobody can evict them, so the figures and a line
@@ -69,16 +69,16 @@ fn local_memory_beyond_the_limit_is_seen_and_told(
     let limit = manager.limit();
     let objects: Vec<Box<[u64; 12]>> = (0..1_500_000).map(|n| Box::new([n; 12])).collect();
     assert!(heap.local() > ByteCount(2 * limit.get()), "{}", heap.local());
-    let is_seen = || manager.stats().over() > limit;
+    let is_seen = || manager.stats().over_bytes > limit;
     assert!(eventually(is_seen), "{}", manager.stats());
-    assert!(manager.stats().consumer("local memory").expect("joined").held > limit);
+    assert!(manager.consumer("local memory").expect("joined").held_bytes > limit);
     assert!(eventually(|| told.load(Ordering::Relaxed) > 2 * limit.get()), "{}", manager.stats());
     assert!(manager.stats().to_string().contains("OVER the limit"), "{}", manager.stats());
     assert!(objects.iter().enumerate().all(|(n, object)| object[11] == n as u64));
     drop(objects);
     let is_over = || {
         drop(manager.allocate_temporary(ByteCount::mib(40)));
-        manager.stats().over() == ByteCount::ZERO
+        manager.stats().over_bytes == ByteCount::ZERO
     };
     assert!(eventually(is_over), "{}", manager.stats());
 }

@@ -99,12 +99,12 @@ fn what_is_reported_per_consumer_is_what_the_kernel_counts() {
         let Some(heap) = heap_under(&manager, "limit:256MiB,capacity:512MiB") else { return };
         let (_dir, pool) = table(&manager, 128);
         let grown = |consumer: &str, kernel: u64, reported: ByteCount| {
-            let now = manager.stats().consumer(consumer).expect("joined").used;
+            let now = manager.consumer(consumer).expect("joined").used_bytes;
             let (kernel, reported) = (resident() - kernel, now.get() - reported.get());
             println!("{consumer}: reported {reported}, counted {kernel}");
             reported.abs_diff(kernel) <= reported / 100
         };
-        let used = |consumer: &str| manager.stats().consumer(consumer).expect("joined").used;
+        let used = |consumer: &str| manager.consumer(consumer).expect("joined").used_bytes;
         let (kernel, before) = (resident(), used("pool"));
         fill(&pool, 15_000);
         assert!(eventually(|| grown("pool", kernel, before)));
@@ -324,9 +324,9 @@ fn a_heap_ends_before_its_manager_and_another_may_follow() {
             drop((numbers, spilled));
             heap.shutdown().expect("nothing is in use");
             drop(heap);
-            let gone = eventually(|| manager.stats().consumer("far heap").is_none());
+            let gone = eventually(|| manager.consumer("far heap").is_none());
             assert!(gone, "{:?}", manager.stats());
-            assert_eq!(manager.stats().used, ByteCount::ZERO);
+            assert_eq!(manager.stats().used_bytes, ByteCount::ZERO);
         }
         let error = manager.allocate_temporary(ByteCount::mib(128)).expect_err("nowhere to spill");
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
@@ -364,7 +364,10 @@ fn a_heap_outlives_the_hosts_handle_to_its_manager() {
         let stats = heap.manager().expect("it has joined one").stats();
         // Local memory is counted when it is there already.
         let counted = ByteCount::mib(1);
-        assert!(stats.used_max <= ByteCount(stats.limit.get() + counted.get()), "{stats:?}");
+        assert!(
+            stats.used_bytes_max <= ByteCount(stats.limit_bytes.get() + counted.get()),
+            "{stats:?}"
+        );
         drop(numbers);
         heap.shutdown().expect("nothing is in use");
     });

@@ -56,7 +56,7 @@ fn clean_pages_hand_their_frames_over_and_are_read_again() {
     let start = memory.as_ptr().as_ptr().addr();
     let there = resident_between(start, start + (16 << 20));
     assert!(there >= stats.donated * 4096, "{there} bytes of {stats:?}");
-    assert!(manager.stats().used_max <= manager.limit(), "{:?}", manager.stats());
+    assert!(manager.stats().used_bytes_max <= manager.limit(), "{:?}", manager.stats());
     for page in (2..PAGES + 2).rev() {
         assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), page), "{page}");
     }
@@ -79,7 +79,7 @@ fn dirty_pages_stay_in_memory_unwritten_and_whole() {
     let stats = pool.stats();
     assert!(stats.donated >= 1500, "{stats:?}");
     assert_eq!(stats.pages_written, written, "nothing had to be written");
-    assert!(manager.stats().used_max <= manager.limit(), "{:?}", manager.stats());
+    assert!(manager.stats().used_bytes_max <= manager.limit(), "{:?}", manager.stats());
     for page in dirty {
         assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), page + 1_000_000), "{page}");
     }
@@ -156,7 +156,7 @@ fn readers_and_writers_never_see_a_page_that_is_moving() {
     }
     assert!(pool.stats().donated > 0, "{:?}", pool.stats());
     let stats = pool.manager().stats();
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
     assert_eq!(pool.holders(), 0);
 }
 

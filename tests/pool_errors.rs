@@ -61,7 +61,7 @@ fn a_write_that_fails_leaves_the_page_dirty_and_a_later_flush_succeeds() {
     pool.flush().expect("the device is well again");
     assert!(pool.stats().pages_written > written, "what failed was written now");
     pool.evict_all().expect("clean");
-    assert_eq!(pool.stats().resident, ByteCount::ZERO);
+    assert_eq!(pool.stats().resident_bytes, ByteCount::ZERO);
     ids.iter().for_each(|id| assert_holds(&pool, *id));
 }
 
@@ -115,7 +115,7 @@ fn a_flush_that_waits_in_vain_has_written_what_came_before_and_holds_nothing() {
     drop(held);
     drop(pool.fix_exclusive(ids[0]).expect("nobody holds it"));
     pool.evict_all().expect("nothing is held");
-    assert_eq!((pool.stats().pages_written, pool.stats().resident), (2, ByteCount::ZERO));
+    assert_eq!((pool.stats().pages_written, pool.stats().resident_bytes), (2, ByteCount::ZERO));
 }
 
 #[test]
@@ -248,14 +248,14 @@ fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
     assert_eq!(refusal(pool.flush()), beyond.len() as u64);
     assert_eq!(refusal(pool.evict_all()), beyond.len() as u64);
     assert!(pool.stats().write_refusals >= 2 * beyond.len() as u64);
-    let resident = pool.stats().resident.get() / 4096;
+    let resident = pool.stats().resident_bytes.get() / 4096;
     assert_eq!(resident, beyond.len() as u64);
     let written = pool.stats().pages_written;
     assert!(written >= 199, "{written}");
     assert!(asked.lock().expect("no panic").iter().all(|(page, lsn)| page.0 == *lsn));
     durable.store(u64::MAX, Ordering::SeqCst);
     pool.evict_all().expect("nothing stays");
-    assert_eq!(pool.stats().resident, ByteCount::ZERO);
+    assert_eq!(pool.stats().resident_bytes, ByteCount::ZERO);
     assert_eq!(pool.fix_shared(ids[300]).expect("page").lsn(), ids[300].0);
 }
 
@@ -284,7 +284,7 @@ fn a_log_that_panics_refuses_that_page_only() {
     assert!(error.to_string().contains("panic"), "{error}");
     assert_eq!((pool.stats().pages_written, pool.stats().write_refusals), (9, 1));
     pool.evict_all().expect("it is well again, and nothing is held");
-    assert_eq!((pool.stats().pages_written, pool.stats().resident), (10, ByteCount::ZERO));
+    assert_eq!((pool.stats().pages_written, pool.stats().resident_bytes), (10, ByteCount::ZERO));
     ids.iter().for_each(|id| assert_holds(&pool, *id));
 }
 
@@ -335,7 +335,7 @@ fn nearly_full(pool: &BufferPool) -> (Vec<PageId>, Vec<SharedGuard<'_>>) {
     let mut held: Vec<_> = others.iter().map_while(|id| pool.fix_shared(*id).ok()).collect();
     held.pop();
     pool.evict_all().expect("nothing is dirty");
-    assert_eq!(pool.stats().resident.get(), held.len() as u64 * 4096);
+    assert_eq!(pool.stats().resident_bytes.get(), held.len() as u64 * 4096);
     (ids, held)
 }
 
@@ -521,19 +521,19 @@ fn metadata_grows_with_what_was_touched_and_lies_within_the_limit() {
     let path = dir.path().join("table");
     let manager = manager(ByteCount::mib(8));
     let pool = PoolConfig::new().create(&path, ByteCount::gib(64), &manager).expect("pool");
-    let untouched = pool.stats().metadata;
+    let untouched = pool.stats().metadata_bytes;
     assert!(untouched <= ByteCount::kib(64), "{untouched} for nothing");
     fill(&pool, 512);
-    let some = pool.stats().metadata.get() - untouched.get();
+    let some = pool.stats().metadata_bytes.get() - untouched.get();
     assert!(some > 0 && some <= 3 * 8192, "{some} for one 2 MiB");
     fill(&pool, 512 * 7);
-    let more = pool.stats().metadata.get() - untouched.get();
+    let more = pool.stats().metadata_bytes.get() - untouched.get();
     assert!(more >= 7 * some / 2 && more <= 9 * some, "{more} after {some}");
     // The pool's own thread still evicts: the two counts are not of one moment.
     let agree = || {
-        let (used, stats) = (manager.stats().used.get(), pool.stats());
-        used == stats.resident.get() + stats.metadata.get() + stats.fixed.get()
+        let (used, stats) = (manager.stats().used_bytes.get(), pool.stats());
+        used == stats.resident_bytes.get() + stats.metadata_bytes.get() + stats.fixed_bytes.get()
     };
-    assert!(eventually(agree), "{:?} in use, {:?}", manager.stats().used, pool.stats());
-    assert!(manager.stats().used_max <= manager.limit());
+    assert!(eventually(agree), "{:?} in use, {:?}", manager.stats().used_bytes, pool.stats());
+    assert!(manager.stats().used_bytes_max <= manager.limit());
 }

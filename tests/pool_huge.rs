@@ -39,9 +39,9 @@ fn assert_whole(pool: &BufferPool) {
 /// Waits for `bytes` in huge frames. `false` when the kernel makes none.
 fn becomes_huge(pool: &BufferPool, bytes: u64) -> bool {
     let began = Instant::now();
-    while pool.stats().huge.get() < bytes {
+    while pool.stats().huge_bytes.get() < bytes {
         if began.elapsed() > PATIENCE {
-            assert_eq!(pool.stats().huge, ByteCount::ZERO, "it began and did not end");
+            assert_eq!(pool.stats().huge_bytes, ByteCount::ZERO, "it began and did not end");
             println!("skipped: the kernel makes no huge pages");
             return false;
         }
@@ -78,22 +78,22 @@ fn a_pool_at_rest_moves_to_huge_frames_and_pages_leave_them_singly() {
         return;
     }
     assert_whole(&pool);
-    let huge = pool.stats().huge.get();
+    let huge = pool.stats().huge_bytes.get();
     assert!(huge_between(base, end) >= huge, "{huge} of {}", huge_between(base, end));
     let manager = Arc::clone(pool.manager());
-    assert!(manager.stats().used <= manager.limit(), "{:?}", manager.stats());
+    assert!(manager.stats().used_bytes <= manager.limit(), "{:?}", manager.stats());
     let before = pool.stats();
     while pool.stats().evicted - before.evicted < 3000 {
         pool.evict_clean(ByteCount::kib(64));
     }
     let after = pool.stats();
-    assert!(after.huge < before.huge, "{after:?}");
+    assert!(after.huge_bytes < before.huge_bytes, "{after:?}");
     assert!(huge_between(base, end) < huge, "{} of {huge}", huge_between(base, end));
     assert_whole(&pool);
     assert!(becomes_huge(&pool, ALL_HUGE), "once more");
     // A page that is freed leaves singly as well.
     pool.fix_exclusive(PageId(5000)).expect("page").free();
-    assert!(pool.stats().huge.get() < huge);
+    assert!(pool.stats().huge_bytes.get() < huge);
     drop(pool);
     await_given_back(&manager);
 }
@@ -112,7 +112,7 @@ fn temporary_memory_takes_huge_frames_over() {
     let start = memory.as_ptr().as_ptr().addr();
     let there = huge_between(start, start + (32 << 20));
     assert!(there >= (given - 512) * 4096, "{there} bytes of {given} pages");
-    assert!(manager.stats().used_max <= manager.limit(), "{:?}", manager.stats());
+    assert!(manager.stats().used_bytes_max <= manager.limit(), "{:?}", manager.stats());
     assert_whole(&pool);
     drop(memory);
     assert_eq!(manager.temporary().used(), ByteCount::ZERO);
@@ -123,7 +123,7 @@ fn without_huge_frames_there_are_none() {
     let pool = pool(PoolConfig::new().huge_frames(false));
     let base = pool.fix_shared(PageId(2)).expect("page").as_ptr().addr() - 2 * 4096;
     std::thread::sleep(Duration::from_millis(600));
-    assert_eq!(pool.stats().huge, ByteCount::ZERO);
+    assert_eq!(pool.stats().huge_bytes, ByteCount::ZERO);
     assert_eq!(huge_between(base, base + (PAGES as usize) * 4096), 0);
 }
 
@@ -151,7 +151,7 @@ fn readers_writers_and_eviction_keep_pages_whole_while_frames_come_and_go() {
         for round in 0..4u64 {
             // Nothing leaves meanwhile: runs are collapsed beside those who read and write.
             std::thread::sleep(Duration::from_millis(500));
-            println!("round {round}: {} in huge frames", pool.stats().huge);
+            println!("round {round}: {} in huge frames", pool.stats().huge_bytes);
             drop(pool.manager().allocate_temporary(ByteCount::mib(28 + 4 * round)).expect("fits"));
             pool.evict_clean(ByteCount::mib(4));
         }
@@ -162,7 +162,7 @@ fn readers_writers_and_eviction_keep_pages_whole_while_frames_come_and_go() {
         assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), expected), "{page}");
     }
     let stats = pool.manager().stats();
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
     assert_eq!(pool.holders(), 0);
 }
 

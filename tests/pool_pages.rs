@@ -52,7 +52,7 @@ fn pages_survive_eviction_within_the_limit() {
         assert_holds(&pool.fix_shared(*id).expect("page"), *id);
     }
     let stats = pool.manager().stats();
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
     assert!(pool.stats().evicted >= 4000, "{:?}", pool.stats());
 }
 
@@ -167,7 +167,7 @@ fn buffers_of_several_pages_are_one_range_under_one_latch() {
     let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
     let mut buffer = pool.allocate_buffer(4).expect("64 KiB");
     let first = buffer.id();
-    assert_eq!(buffer.len(), 16 * 4096 - farheap::pool::TRAILER);
+    assert_eq!(buffer.len(), 16 * 4096 - 16);
     buffer.fill(9);
     drop(buffer);
     fill(&pool, 3000);
@@ -207,7 +207,7 @@ fn pages_that_are_looked_at_before_they_are_allocated_belong_to_who_allocates_th
     // The threads of pool and manager may still be at it: the two counts are not of one moment.
     let agree = || {
         let (used, stats) = (pool.account().used().get(), pool.stats());
-        used == stats.resident.get() + stats.metadata.get() + stats.fixed.get()
+        used == stats.resident_bytes.get() + stats.metadata_bytes.get() + stats.fixed_bytes.get()
     };
     assert!(eventually(agree), "{:?} in use, {:?}", pool.account().used(), pool.stats());
 }
@@ -305,7 +305,7 @@ fn a_buffer_of_another_order_is_refused_and_its_neighbours_stay() {
     assert_nines(&pool, first);
     // A thread that asks for its first page gets all of it, as when it is resident.
     pool.evict_all().expect("written");
-    assert_eq!(pool.fix_shared(first).expect("buffer").len(), 8 * 4096 - farheap::pool::TRAILER);
+    assert_eq!(pool.fix_shared(first).expect("buffer").len(), 8 * 4096 - 16);
     pool.flush().expect("flush");
     drop(pool);
     let pool = config().open_on(store, &manager).expect("opens");
@@ -463,7 +463,7 @@ fn a_limit_below_what_is_fixed_is_refused() {
     assert_eq!(pool.manager().limit(), ByteCount::mib(8));
     drop(held);
     pool.manager().set_limit(ByteCount::mib(2)).expect("pages give way");
-    assert!(pool.manager().stats().used <= ByteCount::mib(2));
+    assert!(pool.manager().stats().used_bytes <= ByteCount::mib(2));
 }
 
 #[test]
@@ -497,11 +497,11 @@ fn table_pages_give_way_to_temporary_memory_and_come_back() {
     let manager = Arc::clone(pool.manager());
     let ids = fill(&pool, 3500);
     let memory = manager.allocate_temporary(ByteCount::mib(8)).expect("table pages give way");
-    assert!(pool.stats().resident <= ByteCount::mib(8));
+    assert!(pool.stats().resident_bytes <= ByteCount::mib(8));
     for id in &ids {
         assert_holds(&pool.fix_shared(*id).expect("page"), *id);
     }
-    assert!(manager.stats().used <= manager.limit());
+    assert!(manager.stats().used_bytes <= manager.limit());
     manager.free_temporary(memory);
     assert!(manager.allocate_temporary(ByteCount::mib(17)).is_err());
 }
@@ -561,7 +561,7 @@ fn readers_writers_and_eviction_keep_every_page_whole() {
     }
     assert_eq!(pool.holders(), 0);
     let stats = pool.manager().stats();
-    assert!(stats.used_max <= stats.limit, "{stats:?}");
+    assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
 }
 
 /// One reader's or writer's visit.

@@ -222,7 +222,7 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
         Ok(())
     })?;
     outcome.resident_max_pct = watch.stop();
-    let used_max = manager.stats().used_max.get();
+    let used_max = manager.stats().used_bytes_max.get();
     outcome.used_max_pct = 100.0 * used_max as f64 / options.limit.get() as f64;
     drop(far);
     progress("checking");
@@ -294,7 +294,7 @@ fn sample(
             written: now.1.pages_written - last.1.pages_written,
             pool_mib: mib(pool.account().used()),
             temporary_mib: mib(shared.manager.temporary().used()),
-            spilled_mib: mib(shared.manager.stats().spilled),
+            spilled_mib: mib(shared.manager.stats().spilled_bytes),
             beside_mib: beside.map_or(0.0, |beside| mib(beside.used())),
             during_query,
             is_quiet: !during_query && since > options.hold,
@@ -349,7 +349,7 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     let mut data: AllocVec<u8, _> = AllocVec::new_in(memory);
     let allocated = data.try_reserve_exact(bytes).is_ok();
     let allocate_ms = began.elapsed().as_secs_f64() * 1e3;
-    let spilled = shared.manager.stats().spilled > ByteCount::ZERO;
+    let spilled = shared.manager.stats().spilled_bytes > ByteCount::ZERO;
     let step = |began: &mut Instant| {
         let ms = began.elapsed().as_secs_f64() * 1e3;
         *began = Instant::now();
@@ -395,6 +395,6 @@ fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Optio
     if !loaded.iter().all(same) {
         return Err("query 9 gave another answer than before the run".to_owned());
     }
-    let spilled = shared.manager.stats().spilled > ByteCount::ZERO;
+    let spilled = shared.manager.stats().spilled_bytes > ByteCount::ZERO;
     Ok(Some(Asked { allocate_ms: NONE, touch_ms: NONE, read_ms: NONE, total_s, spilled }))
 }

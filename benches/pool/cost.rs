@@ -350,14 +350,14 @@ fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
         // pool in use is never that.
         std::thread::sleep(head_start);
         let mut huge = ByteCount(u64::MAX);
-        while huge != pool.stats().huge && !options.test {
-            huge = pool.stats().huge;
+        while huge != pool.stats().huge_bytes && !options.test {
+            huge = pool.stats().huge_bytes;
             // The pool's thread makes a huge frame in 5 ms and does not say when it has made the
             // last: it has when 60 times as long has brought none.
             std::thread::sleep(Duration::from_millis(300));
         }
     }
-    let huge_pct = pool.stats().huge.get() * 100 / pool.stats().resident.get();
+    let huge_pct = pool.stats().huge_bytes.get() * 100 / pool.stats().resident_bytes.get();
     let half = ByteCount::mib(options.pool_mib / 2);
     let began = Instant::now();
     let memory = manager.allocate_temporary(half)?;
@@ -475,7 +475,7 @@ pub(crate) fn writes_of_reads(options: &Options) -> Result<Vec<Row>, Failure> {
         },
         Row {
             work: "metadata of a pool".to_owned(),
-            value: after.metadata.get() as f64,
+            value: after.metadata_bytes.get() as f64,
             unit: "bytes",
             baseline: "bytes ever touched",
             baseline_value: (pages * PAGE) as f64,

@@ -134,12 +134,12 @@ pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, Failure> {
 /// Waits until the pool's thread has put so much into huge frames; says how much it was.
 fn await_huge(pool: &BufferPool, bytes: u64) {
     let mut waited = Duration::ZERO;
-    while pool.stats().huge.get() < bytes && waited < Duration::from_secs(10) {
+    while pool.stats().huge_bytes.get() < bytes && waited < Duration::from_secs(10) {
         // Nothing tells of huge frames but the statistics; some four are made meanwhile.
         std::thread::sleep(Duration::from_millis(20));
         waited += Duration::from_millis(20);
     }
-    println!("{} of the pool in huge frames after {waited:?}", pool.stats().huge);
+    println!("{} of the pool in huge frames after {waited:?}", pool.stats().huge_bytes);
 }
 
 /// What [`rows_of`] measures, in this order in each round.

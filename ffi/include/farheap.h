@@ -572,37 +572,67 @@ typedef enum farheap_pressure {
 typedef void (*farheap_on_pressure)(void *userdata, farheap_pressure event, uint64_t bytes);
 
 typedef struct farheap_manager_stats {
+    /* sizeof(farheap_manager_stats) */
     size_t size;
+    /* The limit. */
     uint64_t limit_bytes;
+    /* Bytes charged by all consumers. */
     uint64_t used_bytes;
+    /* Largest number of charged bytes there ever was. */
     uint64_t used_bytes_max;
-    uint64_t reclaimed_spare_bytes;
-    uint64_t reclaimed_clean_bytes;
-    uint64_t reclaimed_written_bytes;
-    uint64_t direct;     /* charges that had to reclaim themselves */
-    uint64_t background; /* rounds of background reclaim */
-    uint64_t spilled_bytes;
-    uint64_t temporary_bytes;
-    uint64_t consumers;
-    uint64_t failed; /* charges and allocations that got an error */
-    uint64_t held_bytes; /* used, and counted memory that there was no room to charge */
+    /* Bytes that all consumers have: those charged, and what of counted memory there was no room to
+     * charge. What of it is above the limit cannot be evicted. */
+    uint64_t held_bytes;
+    /* Largest number of held bytes that the manager's thread, which looks every 50 ms, has ever
+     * seen. */
     uint64_t held_bytes_max;
+    /* Bytes held above the limit: counted memory that nobody can evict, or a limit that was
+     * lowered. */
+    uint64_t over_bytes;
+    /* Bytes of temporary memory, within the limit. */
+    uint64_t temporary_bytes;
+    /* Bytes of temporary memory beyond the limit, at the moment. */
+    uint64_t spilled_bytes;
+    /* Bytes reclaimed that were spare. */
+    uint64_t reclaimed_spare_bytes;
+    /* Bytes reclaimed that were clean. */
+    uint64_t reclaimed_clean_bytes;
+    /* Bytes reclaimed that had to be written. */
+    uint64_t reclaimed_written_bytes;
+    /* Charges that had to reclaim themselves. */
+    uint64_t direct;
+    /* Rounds of background reclaim. */
+    uint64_t background;
+    /* Consumers that have joined and not left, temporary memory included. */
+    uint64_t consumers;
+    /* Charges and allocations that got an error. */
+    uint64_t failed;
 } farheap_manager_stats;
 
 /* Bytes of a name, with the zero at its end; what is longer is cut. */
 #define FARHEAP_NAME_MAX 64
 
 typedef struct farheap_consumer_stats {
+    /* sizeof(farheap_consumer_stats) */
     size_t size;
-    char name[FARHEAP_NAME_MAX]; /* "temporary", "pool", "far heap", or as an account was named */
+    /* "temporary", "pool", "far heap", or as an account was named. */
+    char name[FARHEAP_NAME_MAX];
+    /* Bytes charged. */
     uint64_t used_bytes;
+    /* Largest number of bytes it ever had charged. */
     uint64_t used_bytes_max;
-    uint64_t metadata_bytes; /* of the used ones, those of tables */
-    uint64_t reclaimed_bytes;
+    /* Of the bytes charged, those of page states and tables. */
+    uint64_t metadata_bytes;
+    /* Bytes it has: those charged, and what was counted without room to charge it. */
+    uint64_t held_bytes;
+    /* Bytes that others cannot take from it. */
     uint64_t floor_bytes;
+    /* Maximum number of bytes it may charge. */
     uint64_t ceiling_bytes;
-    uint64_t held_bytes;       /* used, and what was counted without room to charge it */
-    uint64_t miscounted_bytes; /* taken back without having been charged */
+    /* Bytes reclaimed from it. */
+    uint64_t reclaimed_bytes;
+    /* Bytes it has taken back without having charged them: a mistake of the consumer's. */
+    uint64_t miscounted_bytes;
 } farheap_consumer_stats;
 
 farheap_status farheap_manager_new_abi(uint32_t abi, uint64_t limit, farheap_manager_mode mode,
@@ -777,18 +807,35 @@ typedef struct farheap_pool_config {
       FARHEAP_REPLACEMENT_DEFAULT, FARHEAP_DEFAULT }
 
 typedef struct farheap_pool_stats {
+    /* sizeof(farheap_pool_stats) */
     size_t size;
+    /* Fixes at the moment. */
+    uint64_t holders;
+    /* Bytes of resident pages. */
     uint64_t resident_bytes;
+    /* Of the resident bytes, those in huge pages. */
+    uint64_t huge_bytes;
+    /* Bytes of page words, resident set and page tables, which are within the limit too. */
     uint64_t metadata_bytes;
+    /* Bytes that the pool keeps for itself whatever it holds: queues to the device, lists, its
+     * thread's stack. Within the limit as well. */
+    uint64_t fixed_bytes;
+    /* Fixes that found their page absent. */
     uint64_t misses;
+    /* Pages read. */
     uint64_t pages_read;
+    /* Pages written. */
     uint64_t pages_written;
+    /* Of the pages written, those by the background cleaner. */
     uint64_t pages_cleaned;
+    /* Pages evicted. */
     uint64_t evicted;
+    /* Of the pages evicted, those donated to temporary memory with their frames. */
+    uint64_t donated;
+    /* Writes that failed. */
     uint64_t write_errors;
-    uint64_t holders; /* fixes at the moment */
-    uint64_t write_refusals; /* times that `before_write` refused a page */
-    uint64_t donated; /* of the evicted ones, those donated to temporary memory, frames and all */
+    /* Times that before_write refused a page. */
+    uint64_t write_refusals;
 } farheap_pool_stats;
 
 /* Creates a table file, or takes a raw device, of at most `capacity` bytes. What exists has to hold

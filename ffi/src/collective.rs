@@ -12,10 +12,8 @@ use crate::error::{
     farheap_status, value, write, write_sized,
 };
 use crate::handle::{self, methods, opaque};
-use crate::heap::{
-    advice, farheap_advice, farheap_latencies, farheap_range, farheap_stats, latencies, ranges,
-    stats, write_stats,
-};
+use crate::heap::{advice, farheap_advice, farheap_latencies, farheap_range, latencies, ranges};
+use crate::stats::farheap_stats;
 use farheap::sub::{AnySub, Collective, CollectiveConfig, PerPage, SubAllocator};
 use farheap::{ByteCount, Config};
 use std::alloc::Layout;
@@ -383,7 +381,7 @@ methods! { farheap_collective: Collective;
     farheap_collective_stats(object, out: *mut farheap_stats) {
         let allocated = object.far_pages() * object.page_size().get() + object.local_used().get();
         // SAFETY: NULL or sized, as the caller promises.
-        unsafe { write_stats(out, &stats(&object.stats(), allocated)) }
+        unsafe { farheap_stats::new(allocated, &object.stats()).write(out) }
     }
 
     farheap_collective_latencies(object, out: *mut farheap_latencies) {

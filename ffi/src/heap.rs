@@ -7,10 +7,10 @@ use crate::config::{FARHEAP_NONE, farheap_config, overlay, parse};
 use crate::error::{Failure, Result, call, check_out, farheap_status, slice, write, write_sized};
 use crate::handle::{self, methods, opaque};
 use crate::manager::farheap_manager;
+use crate::stats::farheap_stats;
 use farheap::region::{Advice, Latencies, Latency};
-use farheap::{ByteCount, Config, Heap, Stats};
+use farheap::{ByteCount, Config, Heap};
 use std::ffi::{c_char, c_void};
-use std::mem::offset_of;
 
 opaque! {
     /// A handle of the far heap.
@@ -33,46 +33,6 @@ pub struct farheap_range {
     pub ptr: *const c_void,
     pub len: usize,
 }
-
-macro_rules! statistics {
-    ($($label:literal {
-        $($(#[doc = $doc:literal])* $name:ident: $kind:ident $words:literal;)*
-    })*) => {
-        /// Statistics of a heap or a collective.
-        #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default)]
-        pub struct farheap_stats {
-            pub size: usize,
-            pub allocated_bytes: u64,
-            $($(pub $name: u64,)*)*
-        }
-
-        /// Statistics as C sees them.
-        pub(crate) fn stats(stats: &Stats, allocated: u64) -> farheap_stats {
-            farheap_stats {
-                size: size_of::<farheap_stats>(),
-                allocated_bytes: allocated,
-                $($($name: stats.$name.into(),)*)*
-            }
-        }
-
-        /// The fields that follow from the library's table: name, offset, and documentation.
-        #[doc(hidden)]
-        #[must_use]
-        pub fn stats_fields() -> Vec<(&'static str, usize, &'static str)> {
-            vec![$($((
-                stringify!($name),
-                offset_of!(farheap_stats, $name),
-                concat!($($doc),*),
-            )),*),*]
-        }
-    };
-}
-
-farheap::for_region_stats!(statistics);
-
-/// Bytes that every caller's structure has: fields that it lacks at the end are not written.
-const STATS_MIN: usize = offset_of!(farheap_stats, resident_bytes) + 8;
 
 /// How long events of one kind have taken.
 #[repr(C)]
@@ -114,15 +74,6 @@ pub(crate) fn latencies(of: &Latencies) -> farheap_latencies {
         write: latency(&of.write),
         evict: latency(&of.evict),
     }
-}
-
-/// Writes statistics to the caller's structure.
-///
-/// # Safety
-/// As for [`write_sized`].
-pub(crate) unsafe fn write_stats(out: *mut farheap_stats, stats: &farheap_stats) -> Result<()> {
-    // SAFETY: as the caller promises.
-    unsafe { write_sized(out, stats, STATS_MIN) }
 }
 
 pub(crate) fn advice(advice: farheap_advice) -> Result<Advice> {
@@ -305,9 +256,9 @@ methods! { farheap_heap: Heap;
     }
 
     farheap_heap_stats(heap, out: *mut farheap_stats) {
-        let stats = stats(&heap.stats(), heap.allocated().get());
+        let stats = farheap_stats::new(heap.allocated().get(), &heap.stats());
         // SAFETY: NULL or sized, as the caller promises.
-        unsafe { write_stats(out, &stats) }
+        unsafe { stats.write(out) }
     }
 
     farheap_heap_latencies(heap, out: *mut farheap_latencies) {

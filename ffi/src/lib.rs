@@ -6,8 +6,8 @@
 //! explanation is in `docs/ffi.md`.
 //!
 //! Top down: `heap` (start, stop, hints, statistics), `memory` (`far_malloc` and kin), `scope`,
-//! `collective`, `manager`, `account`, `pool`, `page` (guards), `btree`, `config`, `abi` (version,
-//! features); below them `handle` (what an opaque pointer is) and `error`.
+//! `collective`, `manager`, `account`, `pool`, `page` (guards), `btree`, `stats`, `config`, `abi`
+//! (version, features); below them `handle` (what an opaque pointer is) and `error`.
 //!
 //! # Invariants
 //! 1. No panic leaves a function: each one runs inside [`error::call`] or does nothing that can
@@ -31,3 +31,4 @@ pub mod memory;
 pub mod page;
 pub mod pool;
 pub mod scope;
+pub mod stats;

@@ -5,14 +5,13 @@
 use crate::abi;
 use crate::error::{
     FARHEAP_E_BAD_RANGE, FARHEAP_E_IN_USE, FARHEAP_E_OUT_OF_MEMORY, FARHEAP_OK, Failure, call,
-    check_out, farheap_status, value, write, write_sized,
+    check_out, farheap_status, value, write,
 };
 use crate::handle::{self, methods, opaque};
+use crate::stats::{farheap_consumer_stats, farheap_manager_stats};
 use allocator_api2::alloc::Allocator;
 use farheap::ByteCount;
-use farheap::manager::{
-    ConsumerStats, ManagerStats, MemoryManager, Mode, Pressure, Temporary, TemporaryMemory,
-};
+use farheap::manager::{MemoryManager, Mode, Pressure, Temporary, TemporaryMemory};
 use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
@@ -60,51 +59,8 @@ pub const FARHEAP_PRESSURE_OVER: farheap_pressure = 7;
 pub type farheap_on_pressure =
     Option<unsafe extern "C" fn(userdata: *mut c_void, event: farheap_pressure, bytes: u64)>;
 
-/// A manager's figures.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct farheap_manager_stats {
-    pub size: usize,
-    pub limit_bytes: u64,
-    pub used_bytes: u64,
-    pub used_bytes_max: u64,
-    pub reclaimed_spare_bytes: u64,
-    pub reclaimed_clean_bytes: u64,
-    pub reclaimed_written_bytes: u64,
-    pub direct: u64,
-    pub background: u64,
-    pub spilled_bytes: u64,
-    pub temporary_bytes: u64,
-    pub consumers: u64,
-    pub failed: u64,
-    pub held_bytes: u64,
-    pub held_bytes_max: u64,
-}
-
-/// Size of the first version of the structure, to which fields were added.
-const MANAGER_STATS_MIN: usize = std::mem::offset_of!(farheap_manager_stats, failed);
-
 /// Maximum length of a consumer's name in C, in bytes with the zero at its end.
 pub const FARHEAP_NAME_MAX: usize = 64;
-
-/// A consumer's figures.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct farheap_consumer_stats {
-    pub size: usize,
-    pub name: [c_char; 64],
-    pub used_bytes: u64,
-    pub used_bytes_max: u64,
-    pub metadata_bytes: u64,
-    pub reclaimed_bytes: u64,
-    pub floor_bytes: u64,
-    pub ceiling_bytes: u64,
-    pub held_bytes: u64,
-    pub miscounted_bytes: u64,
-}
-
-/// Size of the first version of the structure, to which fields were added.
-const CONSUMER_STATS_MIN: usize = std::mem::offset_of!(farheap_consumer_stats, held_bytes);
 
 /// A name as C has it: as much of it as fits, to a whole character.
 fn c_name(name: &str) -> [c_char; FARHEAP_NAME_MAX] {
@@ -117,21 +73,6 @@ fn c_name(name: &str) -> [c_char; FARHEAP_NAME_MAX] {
         *to = byte as c_char;
     }
     out
-}
-
-fn consumer_figures(stats: &ConsumerStats) -> farheap_consumer_stats {
-    farheap_consumer_stats {
-        size: size_of::<farheap_consumer_stats>(),
-        name: c_name(&stats.name),
-        used_bytes: stats.used.0,
-        used_bytes_max: stats.used_max.0,
-        metadata_bytes: stats.metadata.0,
-        reclaimed_bytes: stats.reclaimed.0,
-        floor_bytes: stats.floor.0,
-        ceiling_bytes: stats.ceiling.0,
-        held_bytes: stats.held.0,
-        miscounted_bytes: stats.miscounted.0,
-    }
 }
 
 /// What the caller passes on to its own callback, from any thread.
@@ -149,27 +90,6 @@ impl Userdata {
     /// By a method, so that a closure holds the whole value and not its pointer.
     pub(crate) fn get(self) -> *mut c_void {
         self.0
-    }
-}
-
-fn figures(stats: &ManagerStats, temporary: u64) -> farheap_manager_stats {
-    let [spare, clean, written] = stats.reclaimed.map(|bytes| bytes.0);
-    farheap_manager_stats {
-        size: size_of::<farheap_manager_stats>(),
-        limit_bytes: stats.limit.0,
-        used_bytes: stats.used.0,
-        used_bytes_max: stats.used_max.0,
-        reclaimed_spare_bytes: spare,
-        reclaimed_clean_bytes: clean,
-        reclaimed_written_bytes: written,
-        direct: stats.direct,
-        background: stats.background,
-        spilled_bytes: stats.spilled.0,
-        temporary_bytes: temporary,
-        consumers: stats.consumers.len() as u64,
-        failed: stats.failed,
-        held_bytes: stats.held.0,
-        held_bytes_max: stats.held_max.0,
     }
 }
 
@@ -260,22 +180,21 @@ methods! { farheap_manager: Manager;
     }
 
     farheap_manager_stats_get(object, out: *mut farheap_manager_stats) {
-        let temporary = object.manager.temporary().used().0;
-        let stats = figures(&object.manager.stats(), temporary);
+        let stats = farheap_manager_stats::new(&object.manager.stats());
         // SAFETY: NULL or sized, as the caller promises.
-        unsafe { write_sized(out, &stats, MANAGER_STATS_MIN) }
+        unsafe { stats.write(out) }
     }
 
     farheap_manager_consumer(object, index: u64, out: *mut farheap_consumer_stats) {
-        let stats = object.manager.stats();
-        let consumer = usize::try_from(index).ok().and_then(|index| stats.consumers.get(index));
-        let consumer = consumer.ok_or_else(|| {
-            let count = stats.consumers.len();
+        let consumers = object.manager.consumers();
+        let consumer = usize::try_from(index).ok().and_then(|index| consumers.get(index));
+        let (name, stats) = consumer.ok_or_else(|| {
+            let count = consumers.len();
             Failure::new(FARHEAP_E_BAD_RANGE, format!("consumer {index} of {count}, from 0 on"))
         })?;
-        let figures = consumer_figures(consumer);
+        let stats = farheap_consumer_stats::new(c_name(name), stats);
         // SAFETY: NULL or sized, as the caller promises.
-        unsafe { write_sized(out, &figures, CONSUMER_STATS_MIN) }
+        unsafe { stats.write(out) }
     }
 
     farheap_manager_allocate_temporary(object, len: usize, out: *mut *mut c_void) {

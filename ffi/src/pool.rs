@@ -4,10 +4,11 @@
 
 use crate::error::{
     FARHEAP_E_IN_USE, FARHEAP_OK, Failure, Result, call, check_out, farheap_status, read_sized,
-    slice, text, value, write, write_sized,
+    slice, text, value, write,
 };
 use crate::handle::{self, methods, opaque};
 use crate::manager::{Userdata, farheap_manager};
+use crate::stats::farheap_pool_stats;
 use farheap::pool::{BufferPool, Clock, PoolConfig, Proven};
 use farheap::{ByteCount, Error, PageId};
 use std::ffi::{c_char, c_void};
@@ -74,27 +75,6 @@ pub type farheap_replacement = u32;
 pub const FARHEAP_REPLACEMENT_DEFAULT: farheap_replacement = 0;
 pub const FARHEAP_REPLACEMENT_PROVEN: farheap_replacement = 1;
 pub const FARHEAP_REPLACEMENT_CLOCK: farheap_replacement = 2;
-
-/// A pool's figures.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct farheap_pool_stats {
-    pub size: usize,
-    pub resident_bytes: u64,
-    pub metadata_bytes: u64,
-    pub misses: u64,
-    pub pages_read: u64,
-    pub pages_written: u64,
-    pub pages_cleaned: u64,
-    pub evicted: u64,
-    pub write_errors: u64,
-    pub holders: u64,
-    pub write_refusals: u64,
-    pub donated: u64,
-}
-
-/// Size of the first version of the structure, to which fields were added.
-const POOL_STATS_MIN: usize = std::mem::offset_of!(farheap_pool_stats, write_refusals);
 
 const DEFAULTS: farheap_pool_config = farheap_pool_config {
     size: size_of::<farheap_pool_config>(),
@@ -257,23 +237,9 @@ methods! { farheap_pool: Arc<BufferPool>;
     }
 
     farheap_pool_stats_get(object, out: *mut farheap_pool_stats) {
-        let stats = object.stats();
-        let stats = farheap_pool_stats {
-            size: size_of::<farheap_pool_stats>(),
-            resident_bytes: stats.resident.0,
-            metadata_bytes: stats.metadata.0,
-            misses: stats.misses,
-            pages_read: stats.pages_read,
-            pages_written: stats.pages_written,
-            pages_cleaned: stats.pages_cleaned,
-            evicted: stats.evicted,
-            write_errors: stats.write_errors,
-            holders: object.holders(),
-            write_refusals: stats.write_refusals,
-            donated: stats.donated,
-        };
+        let stats = farheap_pool_stats::new(object.holders(), &object.stats());
         // SAFETY: NULL or sized, as the caller promises.
-        unsafe { write_sized(out, &stats, POOL_STATS_MIN) }
+        unsafe { stats.write(out) }
     }
 }
 

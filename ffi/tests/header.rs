@@ -5,7 +5,7 @@ mod common;
 use common::{
     C, build_dir, crate_dir, declared, installed, library, sources_are_readable, succeed,
 };
-use farheap_ffi::{config, heap};
+use farheap_ffi::{config, stats};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
@@ -49,6 +49,11 @@ fn c_type(rust: &str) -> String {
         other => other.rsplit("::").next().expect("a name has a last part"),
     };
     plain.to_owned()
+}
+
+/// The element's type and the length of an array's.
+fn array(kind: &str) -> Option<(&str, &str)> {
+    kind.strip_prefix('[')?.strip_suffix(']')?.split_once("; ")
 }
 
 /// Parameters and result of each exported function, in C.
@@ -112,8 +117,8 @@ fn structures(code: &str) -> Vec<(String, Vec<(String, String)>)> {
     for (at, _) in code.match_indices("pub struct farheap_") {
         let rest = &code[at + "pub struct ".len()..];
         let (name, rest) = rest.split_once(" {").expect("a structure has fields");
-        if ["farheap_config", "farheap_stats"].contains(&name) {
-            continue; // They follow from tables, see below.
+        if name == "farheap_config" {
+            continue; // It follows from a table, see below.
         }
         let body = rest.split_once("\n}").expect("the structure ends").0;
         let fields = body.lines().filter_map(|line| line.trim().strip_prefix("pub "));
@@ -197,8 +202,7 @@ fn types_and_values_are_the_same_on_both_sides() {
     for (name, fields) in structures(&code) {
         line(format!("struct rust_{name} {{"));
         for (field, kind) in &fields {
-            let array = kind.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-            match array.and_then(|array| array.split_once("; ")) {
+            match array(kind) {
                 Some((of, count)) => line(format!("    {} {field}[{count}];", c_type(of))),
                 None => line(format!("    {} {field};", c_type(kind))),
             }
@@ -216,14 +220,19 @@ fn types_and_values_are_the_same_on_both_sides() {
         writeln!(check, "_Static_assert({here} == {offset}, \"farheap_config.{name}\");")
             .expect("a string takes any text");
     }
-    for (name, offset, _) in heap::stats_fields() {
-        let here = format!("offsetof(farheap_stats, {name})");
-        writeln!(check, "_Static_assert({here} == {offset}, \"farheap_stats.{name}\");")
+    let mut sizes = vec![("farheap_config", size_of::<config::farheap_config>())];
+    for stats::Structure { name: of, size, fields } in stats::structures() {
+        sizes.push((of, size));
+        for stats::Field { name, offset, .. } in fields {
+            let here = format!("offsetof({of}, {name})");
+            writeln!(check, "_Static_assert({here} == {offset}, \"{of}.{name}\");")
+                .expect("a string takes any text");
+        }
+    }
+    for (name, size) in sizes {
+        writeln!(check, "_Static_assert(sizeof({name}) == {size}, \"{name}\");")
             .expect("a string takes any text");
     }
-    let size = size_of::<config::farheap_config>();
-    writeln!(check, "_Static_assert(sizeof(farheap_config) == {size}, \"farheap_config\");")
-        .expect("a string takes any text");
     assert!(check.matches("check_far").count() > 100, "the sources were not understood");
     let dir = tempfile::tempdir().expect("a directory");
     let source = dir.path().join("check.c");
@@ -285,17 +294,18 @@ fn config_structure() -> String {
     text
 }
 
-/// The structure of statistics as the header should have it.
-fn stats_structure() -> String {
-    let mut text = "typedef struct farheap_stats {\n".to_owned();
-    text += "    /* sizeof(farheap_stats) */\n    size_t size;\n";
-    text += "    /* Bytes that are allocated, as callers asked for them. */\n";
-    text += "    uint64_t allocated_bytes;\n";
-    for (name, _, documentation) in heap::stats_fields() {
+/// A structure of statistics as the header should have it.
+fn stats_structure(stats::Structure { name: of, fields, .. }: &stats::Structure) -> String {
+    let mut text = format!("typedef struct {of} {{\n");
+    text += &format!("    /* sizeof({of}) */\n    size_t size;\n");
+    for stats::Field { name, kind, documentation, .. } in fields {
         text += &comment_lines(documentation.replace('`', "").trim());
-        writeln!(text, "    uint64_t {name};").expect("a string takes any text");
+        text += &match array(kind) {
+            Some((kind, count)) => format!("    {} {name}[{count}];\n", c_type(kind)),
+            None => format!("    {} {name};\n", c_type(kind)),
+        };
     }
-    text + "} farheap_stats;\n"
+    text + &format!("}} {of};\n")
 }
 
 /// `FARHEAP_WRITE=1 cargo test -p farheap-ffi --test header` writes the structures into the header.
@@ -307,13 +317,15 @@ fn the_header_has_the_structures_that_the_tables_of_the_library_say() {
     let path = crate_dir().join("include/farheap.h");
     let header = fs::read_to_string(&path).expect("the header");
     let mut expected = header.clone();
-    let structures = [
-        ("typedef struct farheap_config {", "FARHEAP_DEFAULT }\n", config_structure()),
-        ("typedef struct farheap_stats {", "} farheap_stats;\n", stats_structure()),
-    ];
-    for (first, last, structure) in structures {
-        let begin = expected.find(first).expect("the structure");
-        let end = begin + expected[begin..].find(last).expect("the structure ends") + last.len();
+    let mut structures =
+        vec![("farheap_config", "FARHEAP_DEFAULT }\n".to_owned(), config_structure())];
+    structures.extend(stats::structures().iter().map(|structure| {
+        (structure.name, format!("}} {};\n", structure.name), stats_structure(structure))
+    }));
+    for (name, last, structure) in structures {
+        let first = format!("typedef struct {name} {{");
+        let begin = expected.find(&first).expect("the structure");
+        let end = begin + expected[begin..].find(&last).expect("the structure ends") + last.len();
         expected.replace_range(begin..end, &structure);
     }
     if std::env::var_os("FARHEAP_WRITE").is_some() {

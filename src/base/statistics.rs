@@ -11,7 +11,13 @@ use std::fmt;
 ///   are those of the later snapshot.
 /// - `total` (bytes) and `count` only grow: a difference has what was added.
 /// - `gauge` is a `level` that a part counts up and down.
+///
+/// A table that C has too is written in a macro, which passes it on: to this one, behind the name of the
+/// snapshot in parentheses, and to the one that declares the structure for C (`ffi`).
 macro_rules! statistics {
+    (($(#[$doc:meta])* pub struct $Stats:ident;) $($table:tt)*) => {
+        $crate::base::statistics::statistics! { $(#[$doc])* pub struct $Stats { $($table)* } }
+    };
     (
         $(#[$doc:meta])*
         pub struct $Stats:ident {

@@ -9,14 +9,16 @@ use crate::base::counter::{Counter, Gauge};
 use crate::base::error::Result;
 use crate::paging::latency::Recorder;
 
-/// Passes the table of a region's statistics to a macro; `statistics!` of `base` says what a row is.
+/// Passes the table of a region's statistics to a macro, behind what else is for it; `statistics!` of
+/// `base` says what a row is.
 ///
 /// The order is that of the C structure.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_region_stats {
-    ($callback:ident) => {
+    ($callback:ident $($head:tt)*) => {
         $callback! {
+            $($head)*
             "memory" {
                 /// Bytes resident now: mapped pages, staging frames, and the tables that describe
                 /// them.

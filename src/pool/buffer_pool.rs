@@ -109,7 +109,8 @@ impl BufferPool {
         Some(if is_collapsing { BETWEEN_RUNS } else { IDLE })
     }
 
-    /// Bytes of a page that its user may use: the page size without the trailer.
+    /// Bytes of a page that its user may use: the page size without the trailer of 16
+    /// bytes.
     #[must_use]
     pub fn payload(&self) -> usize {
         self.frames.table.page_bytes() - TRAILER
@@ -144,10 +145,10 @@ impl BufferPool {
     pub fn stats(&self) -> PoolStats {
         let Frames { chunks, resident, account, .. } = &self.frames;
         let mut stats = PoolStats {
-            resident: resident.bytes(),
-            huge: chunks.huge_bytes(),
-            metadata: chunks.metadata(),
-            fixed: account.fixed(),
+            resident_bytes: resident.bytes(),
+            huge_bytes: chunks.huge_bytes(),
+            metadata_bytes: chunks.metadata(),
+            fixed_bytes: account.fixed(),
             evicted: resident.departed(),
             ..PoolStats::default()
         };

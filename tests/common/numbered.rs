@@ -31,7 +31,7 @@ pub(crate) fn holds(bytes: &[u8], number: u64) -> bool {
 /// let go of a pool that was dropped.
 pub(crate) fn await_given_back(manager: &MemoryManager) {
     let began = Instant::now();
-    while manager.stats().used > ByteCount::ZERO {
+    while manager.stats().used_bytes > ByteCount::ZERO {
         assert!(began.elapsed() < PATIENCE, "{:?}", manager.stats());
         std::thread::sleep(Duration::from_millis(1)); // Until the next look.
     }

@@ -121,13 +121,13 @@ fn model(way: &Way, seed: u64) {
         stats.pages_out,
         stats.pages_in,
         stats.evict_busy,
-        manager.stats().used_max,
+        manager.stats().used_bytes_max,
         way.limit
     );
     assert_eq!((stats.poisoned, stats.panics, stats.checksum_errors), (0, 0, 0));
     // Local memory is counted after the fact: it alone can exceed the limit, until others gave way.
     let most = ByteCount(way.limit.0 + COUNTED_LATE);
-    assert!(manager.stats().used_max <= most, "{:?}", manager.stats());
+    assert!(manager.stats().used_bytes_max <= most, "{:?}", manager.stats());
     drop(tables);
     heap.shutdown().expect("nothing is in use");
 }

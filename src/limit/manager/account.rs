@@ -55,12 +55,12 @@ impl Account {
     pub fn set_floor(&self, floor: ByteCount) -> Result<()> {
         let manager = self.manager.upgrade();
         let shares = manager.as_ref().map(|manager| manager.shares.lock());
-        let floor = floor.0.max(self.member.floor_min.load(Ordering::Relaxed));
-        let old = self.member.floor.swap(floor, Ordering::Relaxed);
+        let floor = floor.0.max(self.member.wishes.floor_min.load(Ordering::Relaxed));
+        let old = self.member.wishes.floor.swap(floor, Ordering::Relaxed);
         let Some(manager) = &manager else { return Ok(()) };
         let (floors, limit) = (manager.floors(), manager.budget.limit());
         if floors > limit {
-            self.member.floor.store(old, Ordering::Relaxed);
+            self.member.wishes.floor.store(old, Ordering::Relaxed);
             let reason = format!("floors of {floors} in all do not fit a limit of {limit}");
             return Err(Error::LimitExceeded { reason });
         }
@@ -74,16 +74,16 @@ impl Account {
     /// # Errors
     /// As [`set_floor`](Self::set_floor).
     pub(crate) fn need(&self, bytes: ByteCount) -> Result<()> {
-        self.member.floor_min.store(bytes.0, Ordering::Relaxed);
+        self.member.wishes.floor_min.store(bytes.0, Ordering::Relaxed);
         self.set_floor(bytes)
     }
 
     /// Bounds this consumer. What it holds above that is reclaimed in the background.
     pub fn set_ceiling(&self, ceiling: ByteCount) {
-        self.member.ceiling.store(ceiling.0, Ordering::Relaxed);
+        self.member.wishes.ceiling.store(ceiling.0, Ordering::Relaxed);
         if let Some(manager) = self.manager.upgrade() {
             manager.apply_shares();
-            manager.call();
+            manager.bell.ring();
         }
     }
 
@@ -104,15 +104,15 @@ impl Account {
             );
         }
         let shares = manager.shares.lock();
-        let old = self.member.part.swap(pct.map_or(NO_PART, u64::from), Ordering::Relaxed);
+        let old = self.member.wishes.part.swap(pct.map_or(NO_PART, u64::from), Ordering::Relaxed);
         let all = manager.parts();
         if all > 100 {
-            self.member.part.store(old, Ordering::Relaxed);
+            self.member.wishes.part.store(old, Ordering::Relaxed);
             return bad(format!("{all} % in all are more than there is"));
         }
         drop(shares);
         manager.apply_shares();
-        manager.call();
+        manager.bell.ring();
         Ok(())
     }
 
@@ -148,8 +148,8 @@ impl Account {
     }
 
     /// Takes a charge back. Of more than is charged, what is charged; the rest is a mistake of the
-    /// caller's, which is counted ([`ConsumerStats::miscounted`](crate::limit::manager::ConsumerStats)), told once
-    /// on standard error and each time as [`Pressure::Miscounted`](crate::limit::manager::Pressure), and takes
+    /// caller's, which is counted ([`ConsumerStats::miscounted_bytes`](crate::limit::manager::ConsumerStats)), told
+    /// once on standard error and each time as [`Pressure::Miscounted`](crate::limit::manager::Pressure), and takes
     /// nothing from other consumers.
     pub fn uncharge(&self, bytes: ByteCount) {
         let missing = bytes.0 - self.member.budget.uncharge_up_to(bytes).0;
@@ -167,7 +167,8 @@ impl Account {
     #[cold]
     fn miscounted(&self, bytes: ByteCount) {
         let _ours = keep_local();
-        if self.member.miscounted.fetch_add(bytes.0, Ordering::Relaxed) == 0 {
+        self.member.counts.miscounted.add(bytes.0);
+        if !self.member.counts.miscount_told.swap(true, Ordering::Relaxed) {
             let _ = crate::sys::stderr::send(
                 format!(
                     "farheap: consumer \"{}\" of a memory manager has taken back {bytes} more than \
@@ -190,7 +191,7 @@ impl Account {
     pub fn set_used(&self, bytes: ByteCount) {
         let Some(manager) = self.manager.upgrade() else { return };
         if manager.count(&self.member, Some(bytes)) > ByteCount::ZERO {
-            manager.call();
+            manager.bell.ring();
         }
         manager.call_if_low();
     }
@@ -211,7 +212,7 @@ impl Account {
         self.member.asks_for_writes.store(effort == Effort::Write, Ordering::Relaxed);
         self.member.asks.fetch_max(want.0, Ordering::Relaxed);
         match self.manager.upgrade() {
-            Some(manager) => manager.call(),
+            Some(manager) => manager.bell.ring(),
             None => self.member.asks.store(0, Ordering::Relaxed),
         }
     }

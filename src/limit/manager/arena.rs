@@ -48,10 +48,10 @@ const SLAB_ALIGN: usize = 4096;
 /// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
 /// let mut rows: Vec<u64, _> = Vec::new_in(manager.temporary_allocator());
 /// rows.extend(0..100_000);
-/// assert!(manager.stats().used >= ByteCount(800_000));
+/// assert!(manager.stats().used_bytes >= ByteCount(800_000));
 /// assert!(rows.try_reserve(1 << 32).is_err());
 /// drop(rows);
-/// assert_eq!(manager.stats().used, ByteCount::ZERO);
+/// assert_eq!(manager.stats().used_bytes, ByteCount::ZERO);
 /// # Ok::<(), farheap::Error>(())
 /// ```
 #[derive(Clone)]

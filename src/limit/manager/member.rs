@@ -4,6 +4,7 @@ use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::limit::budget::Budget;
 use crate::limit::manager::consumer::Reclaim;
+use crate::limit::manager::stats::ConsumerCounts;
 use std::fmt;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
@@ -12,13 +13,7 @@ use std::sync::{Arc, Weak};
 pub(super) struct Member {
     pub(super) name: Arc<str>,
     pub(super) budget: Arc<Budget>,
-    pub(super) floor: AtomicU64,
-    /// Its floor is never less: what it needs to work.
-    pub(super) floor_min: AtomicU64,
-    /// As set; what the mode allows may be less.
-    pub(super) ceiling: AtomicU64,
-    /// Percent of the limit in a partitioned manager; [`NO_PART`] for none of its own.
-    pub(super) part: AtomicU64,
+    pub(super) wishes: Wishes,
     pub(super) reclaimer: Ranked<Option<Weak<dyn Reclaim>>>,
     /// Held while what is charged follows what was counted.
     counting: Ranked<()>,
@@ -26,16 +21,24 @@ pub(super) struct Member {
     pub(super) is_counted: AtomicBool,
     /// Bytes that were counted and that there was no room to charge.
     pub(super) uncharged: AtomicU64,
-    /// Bytes taken back that were not charged.
-    pub(super) miscounted: AtomicU64,
     /// Its reclaimer panicked.
     pub(super) broken: AtomicBool,
     /// Bytes it asks others for without waiting.
     pub(super) asks: AtomicU64,
     /// These are worth writing others' data for.
     pub(super) asks_for_writes: AtomicBool,
-    /// Bytes reclaimed from it.
-    pub(super) gave: AtomicU64,
+    pub(super) counts: ConsumerCounts,
+}
+
+/// What a consumer's owner wants it to have, in bytes but for the part.
+pub(super) struct Wishes {
+    pub(super) floor: AtomicU64,
+    /// Its floor is never less: what it needs to work.
+    pub(super) floor_min: AtomicU64,
+    /// As set; what the mode allows may be less.
+    pub(super) ceiling: AtomicU64,
+    /// Percent of the limit in a partitioned manager; [`NO_PART`] for none of its own.
+    pub(super) part: AtomicU64,
 }
 
 /// A consumer that shares with others what nobody has a part of.
@@ -46,24 +49,25 @@ impl Member {
         Arc::new(Member {
             name: Arc::from(name),
             budget: Arc::new(Budget::under(Arc::clone(budget), share)),
-            floor: AtomicU64::new(0),
-            floor_min: AtomicU64::new(0),
-            ceiling: AtomicU64::new(u64::MAX),
-            part: AtomicU64::new(NO_PART),
+            wishes: Wishes {
+                floor: AtomicU64::new(0),
+                floor_min: AtomicU64::new(0),
+                ceiling: AtomicU64::new(u64::MAX),
+                part: AtomicU64::new(NO_PART),
+            },
             reclaimer: Ranked::new(Rank::Leaf, None),
             counting: Ranked::new(Rank::Leaf, ()),
             is_counted: AtomicBool::new(false),
             uncharged: AtomicU64::new(0),
-            miscounted: AtomicU64::new(0),
             broken: AtomicBool::new(false),
             asks: AtomicU64::new(0),
             asks_for_writes: AtomicBool::new(false),
-            gave: AtomicU64::new(0),
+            counts: ConsumerCounts::default(),
         })
     }
 
     pub(super) fn floor(&self) -> ByteCount {
-        ByteCount(self.floor.load(Ordering::Relaxed))
+        ByteCount(self.wishes.floor.load(Ordering::Relaxed))
     }
 
     /// Bytes that it has: charged, or counted without room to charge them.
@@ -93,7 +97,7 @@ impl Member {
 
     /// Percent of the limit that are its own in a partitioned manager.
     pub(super) fn part(&self) -> Option<u64> {
-        Some(self.part.load(Ordering::Relaxed)).filter(|part| *part != NO_PART)
+        Some(self.wishes.part.load(Ordering::Relaxed)).filter(|part| *part != NO_PART)
     }
 
     /// What gives its memory back, unless it has panicked before.
@@ -107,7 +111,7 @@ impl Member {
     /// Applies what the mode allows it; returns whether that is something else than before. The
     /// caller holds the lock on shares.
     pub(super) fn set_share(&self, share: ByteCount) -> bool {
-        let ceiling = ByteCount(self.ceiling.load(Ordering::Relaxed).min(share.0));
+        let ceiling = ByteCount(self.wishes.ceiling.load(Ordering::Relaxed).min(share.0));
         let is_other = self.budget.limit() != ceiling;
         if is_other {
             self.budget.set_limit(ceiling);

@@ -33,6 +33,7 @@ mod reclaim;
 mod report;
 mod shared;
 mod spill;
+mod stats;
 mod temporary;
 #[cfg(test)]
 mod tests;
@@ -42,8 +43,9 @@ pub use crate::limit::donation::Donation;
 pub use crate::limit::manager::account::Account;
 pub use crate::limit::manager::arena::Temporary;
 pub use crate::limit::manager::consumer::{Effort, Reclaim};
-pub use crate::limit::manager::report::{ConsumerStats, ManagerStats, Mode, Pressure};
+pub use crate::limit::manager::report::{Mode, Pressure};
 pub use crate::limit::manager::spill::Spill;
+pub use crate::limit::manager::stats::{ConsumerStats, ManagerStats};
 pub use crate::limit::manager::temporary::TemporaryMemory;
 
 use crate::base::deadline::Deadline;
@@ -55,14 +57,15 @@ use crate::limit::admission::{self, Turn};
 use crate::limit::budget::Budget;
 use crate::limit::manager::member::Member;
 use crate::limit::manager::shared::{
-    BRIEFLY, CONSUMERS_MAX, LIMIT_MIN, RETRY_AFTER, Shared, part_of,
+    BRIEFLY, Bell, CONSUMERS_MAX, Host, LIMIT_MIN, RETRY_AFTER, Shared, Turns, part_of,
 };
+use crate::limit::manager::stats::Counts;
 use crate::sys::fork::Born;
 use crate::sys::probe::Memory;
 use crate::sys::signals::SignalsBlocked;
 use std::fmt;
 use std::fmt::Debug;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -75,7 +78,7 @@ use std::time::{Duration, Instant};
 ///
 /// let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative)?;
 /// let sort_buffer = manager.allocate_temporary(ByteCount::mib(8))?;
-/// assert_eq!(manager.stats().used, ByteCount::mib(8));
+/// assert_eq!(manager.stats().used_bytes, ByteCount::mib(8));
 /// manager.free_temporary(sort_buffer);
 /// assert!(manager.allocate_temporary(ByteCount::mib(65)).is_err());
 /// # Ok::<(), farheap::Error>(())
@@ -122,22 +125,13 @@ impl MemoryManager {
             budget,
             mode,
             shares: Ranked::new(Rank::Shares, ()),
-            spill: Ranked::new(Rank::Leaf, None),
-            on_pressure: OnceLock::new(),
-            gathering: Turn::new(),
-            resizing: Turn::new(),
+            host: Host { spill: Ranked::new(Rank::Leaf, None), on_pressure: OnceLock::new() },
+            turns: Turns { gathering: Turn::new(), resizing: Turn::new() },
             moves_fail: AtomicBool::new(false),
-            reclaimed: [const { AtomicU64::new(0) }; 3],
-            direct: AtomicU64::new(0),
-            background: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            spilled: AtomicU64::new(0),
-            held_max: AtomicU64::new(0),
+            counts: Counts::default(),
             deadline_ms: AtomicU64::new(30_000),
             born: Born::here(),
-            stop: AtomicBool::new(false),
-            called: AtomicBool::new(false),
-            bell: (Mutex::new(()), Condvar::new()),
+            bell: Bell::default(),
         });
         let temporary = Account::new(Arc::clone(&shared.temporary), &shared);
         let seen = Arc::clone(&shared);
@@ -183,7 +177,7 @@ impl MemoryManager {
     /// # Errors
     /// [`Error::Config`] when there is a callback already.
     pub fn on_pressure(&self, told: impl Fn(Pressure) + Send + Sync + 'static) -> Result<()> {
-        self.shared.on_pressure.set(Box::new(told)).map_err(|_| Error::Config {
+        self.shared.host.on_pressure.set(Box::new(told)).map_err(|_| Error::Config {
             key: "on_pressure".to_owned(),
             reason: "a callback is registered already".to_owned(),
         })
@@ -248,7 +242,7 @@ impl MemoryManager {
         let began = Instant::now();
         let mut deadline = Deadline::new(shared.deadline());
         let turn = loop {
-            match shared.resizing.take() {
+            match shared.turns.resizing.take() {
                 Some(turn) => break turn,
                 None if deadline.is_over() || Shared::is_reclaiming() => {
                     return Err(shared.out_of_memory(limit, began.elapsed()));
@@ -275,37 +269,57 @@ impl MemoryManager {
         &self.temporary
     }
 
-    /// The figures at the moment.
+    /// The statistics at the moment.
     #[must_use]
     pub fn stats(&self) -> ManagerStats {
         let shared = &self.shared;
-        let consumers = shared.each_member().map(|member| ConsumerStats {
-            name: Arc::clone(&member.name),
-            used: member.budget.charged(),
-            used_max: member.budget.charged_max(),
-            held: member.held(),
-            miscounted: ByteCount(member.miscounted.load(Ordering::Relaxed)),
-            metadata: member
-                .reclaimer()
-                .and_then(|reclaimer| shared.guarded(&member, || reclaimer.metadata()))
-                .unwrap_or_default(),
-            reclaimed: ByteCount(member.gave.load(Ordering::Relaxed)),
-            floor: member.floor(),
-            ceiling: member.budget.limit(),
-        });
-        ManagerStats {
-            limit: shared.budget.limit(),
-            used: shared.budget.charged(),
-            used_max: shared.budget.charged_max(),
-            held: shared.held(),
-            held_max: ByteCount(shared.held_max.load(Ordering::Relaxed)).max(shared.held()),
-            reclaimed: [0, 1, 2].map(|i| ByteCount(shared.reclaimed[i].load(Ordering::Relaxed))),
-            direct: shared.direct.load(Ordering::Relaxed),
-            background: shared.background.load(Ordering::Relaxed),
-            failed: shared.failed.load(Ordering::Relaxed),
-            spilled: ByteCount(shared.spilled.load(Ordering::Relaxed)),
-            consumers: consumers.collect(),
-        }
+        let (limit, held) = (shared.budget.limit(), shared.held());
+        let mut stats = ManagerStats {
+            limit_bytes: limit,
+            used_bytes: shared.budget.charged(),
+            used_bytes_max: shared.budget.charged_max(),
+            held_bytes: held,
+            over_bytes: ByteCount(held.0.saturating_sub(limit.0)),
+            temporary_bytes: shared.temporary.budget.charged(),
+            consumers: shared.each_member().count() as u64,
+            ..ManagerStats::default()
+        };
+        shared.counts.show(&mut stats);
+        stats
+    }
+
+    /// The consumers' names and statistics, in the order in which they joined; temporary memory is
+    /// the first.
+    #[must_use]
+    pub fn consumers(&self) -> Vec<(Arc<str>, ConsumerStats)> {
+        let _ours = keep_local();
+        let members = self.shared.each_member();
+        members.map(|member| (Arc::clone(&member.name), self.stats_of(&member))).collect()
+    }
+
+    /// The statistics of the first consumer of this name.
+    #[must_use]
+    pub fn consumer(&self, name: &str) -> Option<ConsumerStats> {
+        let mut members = self.shared.each_member();
+        let member = members.find(|member| &*member.name == name)?;
+        Some(self.stats_of(&member))
+    }
+
+    fn stats_of(&self, member: &Arc<Member>) -> ConsumerStats {
+        let metadata = member
+            .reclaimer()
+            .and_then(|reclaimer| self.shared.guarded(member, || reclaimer.metadata()));
+        let mut stats = ConsumerStats {
+            used_bytes: member.budget.charged(),
+            used_bytes_max: member.budget.charged_max(),
+            metadata_bytes: metadata.unwrap_or_default(),
+            held_bytes: member.held(),
+            floor_bytes: member.floor(),
+            ceiling_bytes: member.budget.limit(),
+            ..ConsumerStats::default()
+        };
+        member.counts.show(&mut stats);
+        stats
     }
 }
 
@@ -316,8 +330,7 @@ impl Drop for MemoryManager {
             std::mem::forget(thread); // The parent's.
             return;
         }
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.call();
+        self.shared.bell.end();
         // The last owner may be the background thread's own call into a consumer.
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()

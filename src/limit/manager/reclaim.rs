@@ -85,7 +85,7 @@ impl Shared {
         if RECLAIMING.get() || bytes > budget.limit() {
             return false;
         }
-        self.direct.fetch_add(1, Ordering::Relaxed);
+        self.counts.direct.bump();
         self.tell(Pressure::Direct { wanted: bytes });
         let least = RECLAIM_MIN.min(self.budget.limit().0 / 16);
         let in_vain = Cell::new(false);
@@ -116,7 +116,7 @@ impl Shared {
         };
         let mut patient = self.patience(stall);
         let patient = |freed| !in_vain.get() && patient(freed);
-        admission::claim(budget, &self.gathering, bytes, room, reclaim, patient)
+        admission::claim(budget, &self.turns.gathering, bytes, room, reclaim, patient)
     }
 
     /// Whether a consumer has a part of a partitioned manager's limit to itself.
@@ -228,8 +228,8 @@ impl Shared {
                 let bytes = ask.room(member, tables).min(want.0.saturating_sub(freed));
                 if bytes > 0 {
                     let got = self.call_reclaimer(member, &**reclaimer, ByteCount(bytes), effort);
-                    self.reclaimed[effort as usize].fetch_add(got.0, Ordering::Relaxed);
-                    member.gave.fetch_add(got.0, Ordering::Relaxed);
+                    self.counts.reclaimed[effort as usize].add(got.0);
+                    member.counts.gave.add(got.0);
                     freed += got.0;
                 }
             }
@@ -259,8 +259,8 @@ impl Shared {
             let before = donation.charged();
             self.guarded(&member, || reclaimer.donate(&mut donation));
             let got = donation.charged().0 - before.0;
-            self.reclaimed[Effort::Clean as usize].fetch_add(got, Ordering::Relaxed);
-            member.gave.fetch_add(got, Ordering::Relaxed);
+            self.counts.reclaimed[Effort::Clean as usize].add(got);
+            member.counts.gave.add(got);
         }
         let lost = donation.lost();
         if lost.is_some() {

@@ -9,6 +9,7 @@ use crate::limit::budget::Budget;
 use crate::limit::manager::member::Member;
 use crate::limit::manager::report::{Mode, Pressure};
 use crate::limit::manager::spill::Spill;
+use crate::limit::manager::stats::Counts;
 use crate::sys::fork::Born;
 use crate::sys::signals::SignalsBlocked;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
@@ -41,25 +42,70 @@ pub(super) struct Shared {
     pub(super) shares: Ranked<()>,
     pub(super) members: Ranked<Vec<Weak<Member>>>,
     pub(super) temporary: Arc<Member>,
-    pub(super) spill: Ranked<Option<Weak<dyn Spill>>>,
-    pub(super) on_pressure: OnceLock<Box<OnPressure>>,
-    pub(super) gathering: Turn,
-    pub(super) resizing: Turn,
+    pub(super) host: Host,
+    pub(super) turns: Turns,
     /// The kernel has refused to move pages. Each try may cost address space, so there are no more:
     /// consumers drop their pages instead.
     pub(super) moves_fail: AtomicBool,
-    pub(super) reclaimed: [AtomicU64; 3],
-    pub(super) direct: AtomicU64,
-    pub(super) background: AtomicU64,
-    pub(super) failed: AtomicU64,
-    pub(super) spilled: AtomicU64,
-    /// The most that its thread has seen all consumers have.
-    pub(super) held_max: AtomicU64,
+    pub(super) counts: Counts,
     pub(super) deadline_ms: AtomicU64,
     pub(super) born: Born,
-    pub(super) stop: AtomicBool,
-    pub(super) called: AtomicBool,
-    pub(super) bell: (Mutex<()>, Condvar),
+    pub(super) bell: Bell,
+}
+
+/// What the host has registered.
+pub(super) struct Host {
+    pub(super) spill: Ranked<Option<Weak<dyn Spill>>>,
+    pub(super) on_pressure: OnceLock<Box<OnPressure>>,
+}
+
+/// What one thread does at a time.
+pub(super) struct Turns {
+    pub(super) gathering: Turn,
+    pub(super) resizing: Turn,
+}
+
+/// What the background thread waits for.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    is_over: AtomicBool,
+    is_rung: AtomicBool,
+    lock: Mutex<()>,
+    rung: Condvar,
+}
+
+impl Bell {
+    /// Calls the thread, once until it has looked.
+    pub(super) fn ring(&self) {
+        if self.is_rung.load(Ordering::Relaxed) {
+            return; // A call that is missed so is made up for within `LOOK_EVERY`.
+        }
+        // A region's evictor calls as well, and must find the bell free.
+        let _blocked = SignalsBlocked::new();
+        if !self.is_rung.swap(true, Ordering::AcqRel) {
+            let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            self.rung.notify_one();
+        }
+    }
+
+    /// Calls the thread to its end.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Waits for a call, for [`LOOK_EVERY`] at most.
+    fn wait(&self) {
+        let held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_rung.load(Ordering::Acquire) {
+            drop(self.rung.wait_timeout(held, LOOK_EVERY));
+        }
+        self.is_rung.store(false, Ordering::Release);
+    }
 }
 
 impl Shared {
@@ -170,14 +216,14 @@ impl Shared {
     }
 
     pub(super) fn tell(&self, event: Pressure) {
-        if let Some(told) = self.on_pressure.get() {
+        if let Some(told) = self.host.on_pressure.get() {
             told(event);
         }
     }
 
     /// A caller gets an error.
     pub(super) fn fail(&self, wanted: ByteCount) {
-        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.counts.failed.bump();
         self.tell(Pressure::Failed { wanted });
     }
 
@@ -209,21 +255,9 @@ impl Shared {
 
     // The background thread.
 
-    pub(super) fn call(&self) {
-        if self.called.load(Ordering::Relaxed) {
-            return; // A call that is missed so is made up for within `LOOK_EVERY`.
-        }
-        // A region's evictor calls as well, and must find the bell free.
-        let _blocked = SignalsBlocked::new();
-        if !self.called.swap(true, Ordering::AcqRel) {
-            let _held = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
-            self.bell.1.notify_one();
-        }
-    }
-
     pub(super) fn call_if_low(&self) {
         if self.budget.own_free().0 < self.low() {
-            self.call();
+            self.bell.ring();
         }
     }
 
@@ -231,15 +265,9 @@ impl Shared {
         SignalsBlocked::for_good();
         let mut pause_until = None;
         let mut over = Over::default();
-        while !self.stop.load(Ordering::Acquire) {
+        while !self.bell.is_over() {
             let _ours = keep_local(); // Anew each time: a heap may have started meanwhile.
-            {
-                let held = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
-                if !self.called.load(Ordering::Acquire) {
-                    drop(self.bell.1.wait_timeout(held, LOOK_EVERY));
-                }
-            }
-            self.called.store(false, Ordering::Release);
+            self.bell.wait();
             self.look_at_held(&mut over);
             self.enforce_ceilings();
             if self.mode == Mode::Cooperative {
@@ -263,7 +291,7 @@ impl Shared {
     /// Tells, once, that consumers have been above the limit for a while.
     pub(super) fn look_at_held(&self, over: &mut Over) {
         let (held, limit) = (self.held(), self.budget.limit());
-        self.held_max.fetch_max(held.0, Ordering::Relaxed);
+        self.counts.held_max.fetch_max(held.0, Ordering::Relaxed);
         if !over.look(held, limit, Instant::now()) {
             return;
         }
@@ -290,7 +318,7 @@ impl Shared {
         if free >= low || self.mode != Mode::Cooperative {
             return true;
         }
-        self.background.fetch_add(1, Ordering::Relaxed);
+        self.counts.background.bump();
         let (used, limit) = (self.budget.charged(), self.budget.limit());
         self.tell(Pressure::Low { used, limit });
         let over = used.0.saturating_sub(limit.0);

@@ -45,7 +45,7 @@ impl MemoryManager {
     /// Says where temporary memory goes that does not fit. A far heap that is
     /// [started under](crate::Heap::start_under) the manager does that by itself.
     pub fn set_spill(&self, spill: Weak<dyn Spill>) {
-        *self.shared.spill.lock() = Some(spill);
+        *self.shared.host.spill.lock() = Some(spill);
     }
 
     /// Allocates `len` bytes of temporary memory, rounded up to whole 4,096 and aligned to them;
@@ -68,7 +68,7 @@ impl MemoryManager {
         let len = ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows" })? as u64);
         let account = self.temporary();
         let spill = match shared.mode {
-            Mode::Cooperative => shared.spill.lock().as_ref().and_then(Weak::upgrade),
+            Mode::Cooperative => shared.host.spill.lock().as_ref().and_then(Weak::upgrade),
             Mode::Partitioned { .. } => None,
         };
         let memory = if self.can_never_fit(len) {
@@ -148,7 +148,7 @@ impl MemoryManager {
     fn spilled(&self, len: ByteCount, spill: Arc<dyn Spill>) -> Result<TemporaryMemory> {
         let shared = &self.shared;
         let ptr = spill.allocate(len).inspect_err(|_| shared.fail(len))?;
-        shared.spilled.fetch_add(len.0, Ordering::Relaxed);
+        shared.counts.spilled.fetch_add(len.0, Ordering::Relaxed);
         shared.tell(Pressure::Spilled { len });
         let addr = ptr.as_ptr().expose_provenance();
         let owner = Arc::clone(shared);
@@ -206,7 +206,7 @@ impl Drop for TemporaryMemory {
             Home::Spilled(spill) => {
                 // SAFETY: what this memory was given, once: it ends.
                 unsafe { spill.free(ptr, self.len) };
-                self.owner.spilled.fetch_sub(self.len.0, Ordering::Relaxed);
+                self.owner.counts.spilled.fetch_sub(self.len.0, Ordering::Relaxed);
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::limit::manager::shared::Over;
 use crate::limit::manager::*;
 use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
 use std::ptr::NonNull;
-use std::sync::Weak;
+use std::sync::{Mutex, Weak};
 
 /// A cache that gives all it has.
 struct Cache {
@@ -50,7 +50,7 @@ fn the_cheapest_consumer_gives_way_first() {
     let memory = manager.allocate_temporary(ByteCount::mib(24)).expect("cheap gives way");
     assert!(cheap.account.used() <= ByteCount::mib(10));
     assert_eq!(dear.account.used(), ByteCount::mib(30));
-    assert!(manager.stats().used <= manager.limit());
+    assert!(manager.stats().used_bytes <= manager.limit());
     manager.free_temporary(memory);
     assert_eq!(manager.temporary().used(), ByteCount::ZERO);
 }
@@ -122,7 +122,7 @@ fn a_part_that_others_have_borrowed_is_given_back() {
     let memory = manager.allocate_temporary(ByteCount::mib(19)).expect("its part");
     let left = one.account.used().0 + other.account.used().0;
     assert!(left >= ByteCount::mib(28).0, "no more than was borrowed: {}", manager.stats());
-    assert!(manager.stats().used <= manager.limit());
+    assert!(manager.stats().used_bytes <= manager.limit());
     drop(memory);
     let with_part = manager.join("with a part").expect("room");
     with_part.set_part(Some(30)).expect("60 % are left");
@@ -190,7 +190,7 @@ fn a_limit_below_what_is_pinned_is_refused_and_the_old_one_stays() {
     assert!(error.to_string().contains("pinned 20"), "{error}");
     assert_eq!(manager.limit(), ByteCount::mib(64));
     manager.set_limit(ByteCount::mib(30)).expect("the cache gives way");
-    assert!(manager.stats().used <= ByteCount::mib(30));
+    assert!(manager.stats().used_bytes <= ByteCount::mib(30));
 }
 
 /// Mappings that are not charged, as a region's would be evicted.
@@ -227,7 +227,7 @@ fn what_does_not_fit_spills_and_is_told() {
     let memory = manager.allocate_temporary(ByteCount::mib(32)).expect("spills");
     assert!(memory.is_spilled());
     assert_eq!(told.load(Ordering::Relaxed), 32 << 20);
-    assert_eq!(manager.stats().spilled, ByteCount::mib(32));
+    assert_eq!(manager.stats().spilled_bytes, ByteCount::mib(32));
     manager.free_temporary(memory);
     assert!(elsewhere.0.lock().expect("lock").is_empty());
 }
@@ -238,7 +238,7 @@ fn a_budget_of_a_consumer_is_part_of_the_limit() {
     let account = manager.join("region").expect("room");
     let budget = account.budget();
     assert!(budget.try_charge(ByteCount::mib(10)));
-    assert_eq!(manager.stats().used, ByteCount::mib(10));
+    assert_eq!(manager.stats().used_bytes, ByteCount::mib(10));
     assert!(!manager.temporary().try_charge(ByteCount::mib(7)));
 }
 
@@ -332,7 +332,7 @@ fn the_callback_may_use_the_manager_because_no_lock_is_held() {
     let calls = Arc::clone(&called);
     let on_pressure = move |_| {
         let Some(manager) = weak.upgrade() else { return };
-        assert!(manager.stats().used <= manager.limit());
+        assert!(manager.stats().used_bytes <= manager.limit());
         drop(manager.join("made under pressure").expect("room"));
         calls.fetch_add(1, Ordering::Relaxed);
     };
@@ -453,10 +453,10 @@ fn what_a_consumer_leaves_charged_is_free_when_it_has_left() {
     manager.charge(&account, ByteCount::mib(12)).expect("fits");
     let clone = account.clone();
     drop(account);
-    assert_eq!(manager.stats().used, ByteCount::mib(12));
+    assert_eq!(manager.stats().used_bytes, ByteCount::mib(12));
     drop(clone);
-    assert_eq!(manager.stats().used, ByteCount::ZERO);
-    assert!(manager.stats().consumer("leaves").is_none());
+    assert_eq!(manager.stats().used_bytes, ByteCount::ZERO);
+    assert!(manager.consumer("leaves").is_none());
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn memory_that_two_threads_count_at_once_is_counted_once() {
     });
     assert!(library.used() <= ByteCount::mib(2), "{}", library.used());
     library.set_used(ByteCount::ZERO);
-    assert_eq!(manager.stats().used, ByteCount::ZERO);
+    assert_eq!(manager.stats().used_bytes, ByteCount::ZERO);
 }
 
 #[test]
@@ -528,12 +528,12 @@ fn an_account_that_is_counted_and_charged_at_once_never_wraps_and_says_so() {
     });
     host.set_used(ByteCount(5));
     host.uncharge(ByteCount(8)); // The first that is certain.
-    let stats = manager.stats();
-    let miscounted = stats.consumer("host").expect("joined").miscounted;
+    let stats = manager.consumer("host").expect("joined");
+    let miscounted = stats.miscounted_bytes;
     assert!(miscounted >= ByteCount(3), "{stats}");
     assert_eq!(told.load(Ordering::Relaxed), miscounted.0);
     assert!(stats.to_string().contains("that it had not charged"), "{stats}");
-    assert_eq!((host.used(), stats.used), (ByteCount::ZERO, ByteCount::mib(1)));
+    assert_eq!((host.used(), manager.stats().used_bytes), (ByteCount::ZERO, ByteCount::mib(1)));
     assert!(!host.try_uncharge(ByteCount(1)));
     assert!(manager.charge(&host, ByteCount::mib(63)).is_ok(), "{}", manager.stats());
 }
@@ -555,20 +555,20 @@ fn what_is_counted_without_room_shows_as_held_and_is_told_once() {
     let library = manager.join("library").expect("room");
     library.set_used(ByteCount::mib(200));
     let stats = manager.stats();
-    assert_eq!(stats.used, ByteCount::mib(64));
-    assert_eq!((stats.held, stats.over()), (ByteCount::mib(200), ByteCount::mib(136)));
-    assert_eq!(stats.consumer("library").expect("joined").held, ByteCount::mib(200));
+    assert_eq!(stats.used_bytes, ByteCount::mib(64));
+    assert_eq!((stats.held_bytes, stats.over_bytes), (ByteCount::mib(200), ByteCount::mib(136)));
+    assert_eq!(manager.consumer("library").expect("joined").held_bytes, ByteCount::mib(200));
     assert!(stats.to_string().contains("136.0 MiB OVER the limit"), "{stats}");
     let began = Instant::now();
     while told.load(Ordering::Relaxed) == 0 {
         assert!(began.elapsed() < Duration::from_secs(60), "{:?}", manager.stats());
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(manager.stats().held_max >= ByteCount::mib(200));
+    assert!(manager.stats().held_bytes_max >= ByteCount::mib(200));
     library.set_used(ByteCount::mib(210));
-    assert_eq!(manager.stats().over(), ByteCount::mib(146));
+    assert_eq!(manager.stats().over_bytes, ByteCount::mib(146));
     library.set_used(ByteCount::ZERO);
-    assert_eq!((manager.stats().held, library.held()), (ByteCount::ZERO, ByteCount::ZERO));
+    assert_eq!((manager.stats().held_bytes, library.held()), (ByteCount::ZERO, ByteCount::ZERO));
     assert_eq!(told.load(Ordering::Relaxed), 1);
 }
 
@@ -613,5 +613,5 @@ fn a_large_claim_is_served_beside_small_ones_that_never_stop() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(manager.stats().used_max <= manager.limit());
+    assert!(manager.stats().used_bytes_max <= manager.limit());
 }
