@@ -2,7 +2,7 @@
 //!
 //! [`Config`] is a checked set of options, made by a [`Builder`], by [`Config::parse`] from text
 //! such as `limit:512MiB,device:/dev/nvme1n1`, or by [`Config::from_env`] from the variable
-//! [`ENV`]. Layer 9; uses only `base` and, for the size of the machine's memory, `sys`.
+//! `FARHEAP_CONF`. Layer 9; uses only `base` and, for the size of the machine's memory, `sys`.
 //! Parsing runs at start-up on the ordinary heap.
 //!
 //! Each option is explained at the [`Builder`]'s method of the same name; the
@@ -28,8 +28,8 @@ pub use crate::paging::region::policy::PolicyKind;
 #[doc(no_inline)]
 pub use crate::paging::region::{Install, Mode};
 #[doc(no_inline)]
-pub use crate::store::Wipe;
+pub use crate::store::{IoEngine, Wipe};
 pub use builder::{Builder, Config};
 #[doc(hidden)]
 pub use options::documentation;
-pub use value::{ENV, Io, Place, UserMode};
+pub use value::{Place, UserMode};

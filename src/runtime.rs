@@ -12,11 +12,11 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::config::{Config, Io, Place, UserMode};
+use crate::config::{Config, Place, UserMode};
 use crate::heap::{self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier};
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats};
-use crate::store::{BlockStore, IoEngine, Store};
+use crate::store::{BlockStore, Store};
 use maintenance::{LocalMemory, Maintenance};
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -523,10 +523,5 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
         let _ = unsafe { store.discard(0, store.capacity().0) };
         return Err(error);
     }
-    let engine = match config.io() {
-        Io::Auto => IoEngine::Auto,
-        Io::Uring => IoEngine::Uring,
-        Io::Sync => IoEngine::Sync,
-    };
-    Ok(Arc::new(store.with_engine(engine)?))
+    Ok(Arc::new(store.with_engine(config.io())?))
 }

@@ -1,6 +1,6 @@
 //! The configuration as its users see it: text, environment variable, errors.
 
-use farheap::config::{self, Builder, Install, Io, Mode, Place, PolicyKind, UserMode, Wipe};
+use farheap::config::{Builder, Install, IoEngine, Mode, Place, PolicyKind, UserMode, Wipe};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ fn every_key_is_read() {
     assert_eq!(config.threshold(), None);
     assert_eq!(config.place(), Place::All);
     assert_eq!(config.span(), ByteCount::gib(2048));
-    assert_eq!(config.io(), Io::Uring);
+    assert_eq!(config.io(), IoEngine::Uring);
     assert_eq!(config.install(), Install::Copy);
     assert!(!config.checksum());
     assert_eq!(config.deadline(), Duration::from_secs(90));
@@ -115,9 +115,9 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("device:/a,dir:/b", "dir", "conflicts with `device`"),
         ("limit", "limit", "has no value"),
         ("page:4KiB,page:4KiB", "page", "given twice"),
-        ("page:4KiB,,io:auto", config::ENV, "a comma too many"),
-        ("page:4KiB,", config::ENV, "a comma too many"),
-        (",", config::ENV, "a comma too many"),
+        ("page:4KiB,,io:auto", Config::ENV, "a comma too many"),
+        ("page:4KiB,", Config::ENV, "a comma too many"),
+        (",", Config::ENV, "a comma too many"),
     ] {
         let message = refusal(text);
         assert!(message.starts_with(&format!("configuration: {key}: ")), "{text}: {message}");
@@ -217,9 +217,9 @@ fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     // A process of its own per value: changing this one's environment would race other tests.
     let child = |value: Option<&str>| {
         let mut command = std::process::Command::new(std::env::current_exe().expect("own path"));
-        command.args(["--exact", "--nocapture"]).env(CHILD, "1").env_remove(config::ENV);
+        command.args(["--exact", "--nocapture"]).env(CHILD, "1").env_remove(Config::ENV);
         command.arg("the_environment_variable_is_read_and_its_absence_means_the_defaults");
-        command.envs(value.map(|value| (config::ENV, value)));
+        command.envs(value.map(|value| (Config::ENV, value)));
         let output = command.output().expect("the test binary runs");
         String::from_utf8(output.stdout).expect("text")
     };
@@ -253,7 +253,7 @@ prop_compose! {
         handlers in proptest::option::of(1u16..=64),
         threshold in proptest::option::of(1u64..1 << 62),
         span in 1u64 << 45..=1 << 46,
-        io in prop_oneof![Just(Io::Auto), Just(Io::Uring), Just(Io::Sync)],
+        io in prop_oneof![Just(IoEngine::Auto), Just(IoEngine::Uring), Just(IoEngine::Sync)],
         install in prop_oneof![Just(Install::Auto), Just(Install::Copy), Just(Install::Move)],
         deadline_ns in 1_000_000u64..=86_400_000_000_000,
         poll_ns in proptest::option::of(0u64..=500_000),

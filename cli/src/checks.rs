@@ -96,7 +96,7 @@ fn configuration(subject: &Subject) -> (Check, Option<Config>) {
     const NAME: &str = "configuration";
     let (source, read) = match &subject.config {
         Some(text) => ("--config", Config::parse(text)),
-        None => (farheap::config::ENV, Config::from_env()),
+        None => (Config::ENV, Config::from_env()),
     };
     match read {
         Ok(config) => {

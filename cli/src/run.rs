@@ -4,7 +4,7 @@
 //! process's place, so that its exit status and signals are its own. Uses `program`.
 
 use crate::program::{self, Refusal};
-use farheap::config::{self, Place};
+use farheap::config::Place;
 use farheap::{Config, Heap};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Run) -> ExitCode {
     let error = Command::new(&path)
         .arg0(&options.program[0])
         .args(&options.program[1..])
-        .env(config::ENV, config.to_string())
+        .env(Config::ENV, config.to_string())
         .env(RUN_VARIABLE, words.join(","))
         .env("LD_PRELOAD", preload)
         .exec();

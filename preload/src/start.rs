@@ -8,7 +8,7 @@
 
 use crate::own::{self, enter};
 use crate::{inner, report};
-use farheap::config::{self, Place};
+use farheap::config::Place;
 use farheap::{ByteCount, Config, Heap};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::{self, NonNull};
@@ -85,7 +85,7 @@ extern "C" fn prepare() {
     if has("alone") {
         leave_children_alone();
     }
-    let conf = std::env::var(config::ENV).ok();
+    let conf = std::env::var(Config::ENV).ok();
     if has("stats") {
         report::keep_standard_error();
     }

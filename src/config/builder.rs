@@ -3,15 +3,15 @@
 use super::options::{Options, invalid};
 use super::text;
 use super::value::{
-    CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, HANDLERS_MAX, Io, LIMIT_MIN, LIMIT_PAGES_MIN,
-    Limit, POLL_MAX, Place, SPAN_MAX, UserMode,
+    CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, HANDLERS_MAX, LIMIT_MIN, LIMIT_PAGES_MIN, Limit,
+    POLL_MAX, Place, SPAN_MAX, UserMode,
 };
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::for_options;
 use crate::paging::region::policy::PolicyKind;
 use crate::paging::region::{Install, Mode, PAGE_MAX, PAGE_MIN, RegionConfig};
-use crate::store::Wipe;
+use crate::store::{IoEngine, Wipe};
 use crate::sys::probe;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -148,12 +148,15 @@ macro_rules! setting {
 for_options!(methods);
 
 impl Config {
+    /// The environment variable that [`from_env`](Config::from_env) reads.
+    pub const ENV: &str = ENV;
+
     /// Returns a builder that holds the defaults.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Reads the environment variable [`ENV`]; the defaults, when it is absent.
+    /// Reads the environment variable [`ENV`](Config::ENV); the defaults, when it is absent.
     ///
     /// # Errors
     /// As [`Builder::from_env`] and [`Builder::build`].
@@ -200,7 +203,7 @@ impl Config {
             ("dir", dir.is_some()),
             ("capacity", capacity.is_some()),
             ("reserve", *reserve),
-            ("io", *io != Io::Auto),
+            ("io", *io != IoEngine::Auto),
         ];
         match said.iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) => Err(invalid(name, "conflicts with the program's own store")),
@@ -261,8 +264,8 @@ impl Builder {
         Ok(self)
     }
 
-    /// Overlays the environment variable [`ENV`], if it is present, as [`parse`](Builder::parse)
-    /// does. Called last, it lets the user of a program have the last word.
+    /// Overlays the environment variable [`ENV`](Config::ENV), if it is present, as
+    /// [`parse`](Builder::parse) does. Called last, it lets the user of a program have the last word.
     ///
     /// # Errors
     /// As [`parse`](Builder::parse); also when the variable is not UTF-8.

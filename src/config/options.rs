@@ -5,12 +5,12 @@
 //! the table in README, and the structure `farheap_config` in C. A new option is a row here, and
 //! the line that uses it.
 
-use super::value::{Io, Limit, Place, UserMode, Value, suggest};
+use super::value::{Limit, Place, UserMode, Value, suggest};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::paging::region::policy::PolicyKind;
 use crate::paging::region::{Install, Mode};
-use crate::store::Wipe;
+use crate::store::{IoEngine, Wipe};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -131,8 +131,8 @@ macro_rules! for_options {
             "how much address space is reserved for far memory, in bytes",
             { region c bytes span, "size", "", "the address space is limited (`ulimit -v`)" };
 
-        /// Default: [`Io::Auto`]. Change it to force a path while testing or measuring.
-        io: value(Io) = Io::Auto,
+        /// Default: [`IoEngine::Auto`]. Change it to force a path while testing or measuring.
+        io: value(IoEngine) = IoEngine::Auto,
             "how the store is read and written",
             { store c text io, "", "", "to force a path" };
 

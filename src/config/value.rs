@@ -6,7 +6,7 @@ use crate::base::error::Error;
 use crate::base::units::ByteCount;
 use crate::paging::region::policy::PolicyKind;
 use crate::paging::region::{Install, Mode};
-use crate::store::Wipe;
+use crate::store::{IoEngine, Wipe};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use std::time::Duration;
 /// `page` reach 0.93, `limit` and `dir` 0.51.
 const LIKENESS_MIN: f64 = 0.75;
 
-/// The environment variable that [`Config::from_env`](super::Config::from_env) reads.
-pub const ENV: &str = "FARHEAP_CONF";
+/// The environment variable of the configuration.
+pub(super) const ENV: &str = "FARHEAP_CONF";
 
 /// The smallest limit, whatever the page size.
 pub(super) const LIMIT_MIN: ByteCount = ByteCount::mib(8);
@@ -34,19 +34,6 @@ pub(super) const DEADLINE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest polling: half of the time after which a handler that runs only while its
 /// processor is idle counts as starved.
 pub(super) const POLL_MAX: Duration = Duration::from_micros(500);
-
-/// How the store is read and written.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Io {
-    /// io_uring where the kernel allows it, else system calls.
-    #[default]
-    Auto,
-    /// io_uring, or start-up fails.
-    Uring,
-    /// `preadv` and `pwritev`, one request at a time per thread.
-    Sync,
-}
 
 /// What the global allocator places in far memory without being asked to by a type or a
 /// [`scope`](crate::scope()).
@@ -117,7 +104,7 @@ macro_rules! names {
 
 names! {
     bool { "on" true, "off" false }
-    Io { "auto" Io::Auto, "uring" Io::Uring, "sync" Io::Sync }
+    IoEngine { "auto" IoEngine::Auto, "uring" IoEngine::Uring, "sync" IoEngine::Sync }
     Install { "auto" Install::Auto, "copy" Install::Copy, "move" Install::Move }
     UserMode {
         "auto" UserMode::Auto, "far" UserMode::Far, "require_kernel" UserMode::RequireKernel

@@ -10,9 +10,9 @@ use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use std::time::Duration;
 
 /// Smallest page size.
-pub const PAGE_MIN: ByteCount = ByteCount::kib(4);
+pub(crate) const PAGE_MIN: ByteCount = ByteCount::kib(4);
 /// Largest page size.
-pub const PAGE_MAX: ByteCount = ByteCount::mib(2);
+pub(crate) const PAGE_MAX: ByteCount = ByteCount::mib(2);
 
 /// How pages come and go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,8 +90,8 @@ settings! {
         ///
         /// Default: 1 GiB.
         limit: value(ByteCount) = ByteCount::gib(1),
-        /// Sets the size of the pages that come and go, a power of two from [`PAGE_MIN`] to
-        /// [`PAGE_MAX`].
+        /// Sets the size of the pages that come and go, a power of two from 4 KiB to
+        /// 2 MiB.
         ///
         /// Default: 16 KiB.
         page: value(ByteCount) = ByteCount::kib(16),

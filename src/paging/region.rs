@@ -19,7 +19,8 @@
 
 #![expect(unsafe_code, reason = "wipes the store at the end, promises that far memory is memory")]
 
-pub use crate::paging::config::{Install, Mode, PAGE_MAX, PAGE_MIN, RegionConfig};
+pub use crate::paging::config::{Install, Mode, RegionConfig};
+pub(crate) use crate::paging::config::{PAGE_MAX, PAGE_MIN};
 // For the simulation of policies, a benchmark.
 #[doc(hidden)]
 pub use crate::paging::evict::policy;

@@ -6,7 +6,7 @@
 //! manager makes room. [`BTree`] is an index on a pool. Sibling of `paging`: uses `store`, `meta`,
 //! `limit`.
 //!
-//! Every page ends in a trailer of [`TRAILER`] bytes that belongs to the pool: the number of the
+//! Every page ends in a trailer of 16 bytes that belongs to the pool: the number of the
 //! log record that changed the page last, and a checksum.
 //!
 //! From the ground up, each file uses only those before it:
@@ -66,7 +66,5 @@ pub use btree::{BTree, Scan};
 pub use buffer_pool::BufferPool;
 pub use config::PoolConfig;
 pub use guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
-pub use page_table::TRAILER;
 pub use replacement::{Arrival, Clock, Proven, Replacement, Worth};
 pub use stats::PoolStats;
-pub use write_back::BeforeWrite;

@@ -21,7 +21,7 @@ use crossbeam_utils::CachePadded;
 use std::ops::Range;
 
 /// Bytes at the end of each page (or of each buffer of several pages) that belong to the pool.
-pub const TRAILER: usize = 16;
+pub(super) const TRAILER: usize = 16;
 
 /// The first page that is not a copy of the header.
 pub(super) const FIRST: PageId = PageId(2);

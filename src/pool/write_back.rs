@@ -14,7 +14,7 @@ use crate::store::Op;
 use std::sync::Arc;
 
 /// Asked before a page is written back: the write-ahead log must hold record `lsn` first.
-pub type BeforeWrite = dyn Fn(PageId, u64) -> Result<()> + Send + Sync;
+pub(super) type BeforeWrite = dyn Fn(PageId, u64) -> Result<()> + Send + Sync;
 
 /// Pages next to each other in the file that are written by one request.
 #[derive(Clone, Copy, Default)]

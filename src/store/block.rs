@@ -52,6 +52,7 @@ const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(64);
 const RESERVE_LEN_MAX: u64 = 1 << 30;
 
 /// How a [`BlockStore`] talks to the kernel.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
     /// io_uring where this process may use it, else synchronous calls; these also for a file on

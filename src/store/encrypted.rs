@@ -75,7 +75,7 @@ impl EncryptedStore {
     /// is encrypted as one, and the unit of requests.
     ///
     /// # Errors
-    /// [`Error::BadRange`] when `block` is not a positive multiple of [`IO_ALIGN`], [`Error::Os`]
+    /// [`Error::BadRange`] when `block` is not a positive multiple of 4,096, [`Error::Os`]
     /// without random numbers or memory, [`Error::Device`] when a region, a pool or another encrypted
     /// store uses `inner`.
     pub fn new(inner: Arc<dyn Store>, block: ByteCount) -> Result<EncryptedStore> {

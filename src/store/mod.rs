@@ -10,7 +10,7 @@
 //!
 //! # Invariants
 //! 1. A request is reported exactly once: done or failed. A short transfer is a failure (`EIO`).
-//! 2. Offsets, lengths and addresses are multiples of [`IO_ALIGN`].
+//! 2. Offsets, lengths and addresses are multiples of 4,096 bytes.
 //! 3. After construction queues allocate nothing from the Rust heap.
 
 #![expect(unsafe_code, reason = "declares the unsafe calls that move bytes through raw buffers")]
@@ -52,16 +52,16 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// Alignment of every offset, length and buffer address, in bytes: what all block devices take.
-pub const IO_ALIGN: usize = 4096;
+pub(crate) const IO_ALIGN: usize = 4096;
 
 /// Maximum number of buffers of one vectored request.
-pub const SEGMENTS_MAX: usize = 64;
+pub(crate) const SEGMENTS_MAX: usize = 64;
 
 /// Maximum number of requests that a queue holds, whatever depth is asked for.
-pub const DEPTH_MAX: u32 = 4096;
+pub(crate) const DEPTH_MAX: u32 = 4096;
 
 /// Maximum number of descriptors that a queue watches.
-pub const WATCHES_MAX: usize = 4;
+pub(crate) const WATCHES_MAX: usize = 4;
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,9 +97,9 @@ impl Op {
 /// One buffer of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// Start of the buffer; a multiple of [`IO_ALIGN`].
+    /// Start of the buffer; a multiple of 4,096.
     pub ptr: *mut u8,
-    /// Bytes; a multiple of [`IO_ALIGN`].
+    /// Bytes; a multiple of 4,096.
     pub len: usize,
 }
 
@@ -112,7 +112,7 @@ pub struct Request<'a> {
     pub op: Op,
     /// First byte on the store.
     pub offset: u64,
-    /// The buffers, in store order; 1 to [`SEGMENTS_MAX`] of them.
+    /// The buffers, in store order; 1 to 64 of them.
     pub segments: &'a [Segment],
 }
 
@@ -204,7 +204,7 @@ pub unsafe trait Store: Send + Sync + Debug {
         self.capacity()
     }
 
-    /// Opens a queue that takes up to `depth` requests at once; 1 to [`DEPTH_MAX`], other values
+    /// Opens a queue that takes up to `depth` requests at once; 1 to 4,096, other values
     /// are brought into that range.
     ///
     /// # Errors
@@ -347,7 +347,7 @@ pub unsafe trait Queue: Send {
     /// queues, do not overlap on the store unless all of them are reads.
     ///
     /// # Panics
-    /// When an offset, length or address is not a multiple of [`IO_ALIGN`], the range does not lie
+    /// When an offset, length or address is not a multiple of 4,096, the range does not lie
     /// within the store, or the number of segments is wrong.
     unsafe fn push(&mut self, request: Request<'_>) -> bool;
 
@@ -358,7 +358,7 @@ pub unsafe trait Queue: Send {
     fn submit(&mut self) -> Result<()>;
 
     /// Makes [`wait`](Queue::wait) return also while `fd` is readable, as `poll(2)` does: what is
-    /// left unread ends the next wait too. At most [`WATCHES_MAX`]; the descriptor stays open as
+    /// left unread ends the next wait too. At most 4; the descriptor stays open as
     /// long as the queue.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! A store that breaks in ways a device does not: it panics, or one place of it is bad.
 #![expect(unsafe_code, reason = "passes buffers on")]
 
-use farheap::store::{Completion, IO_ALIGN, Op, Queue, Request, Store};
+use farheap::store::{Completion, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, Result};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -251,7 +251,7 @@ impl BadQueue {
         let stamp = self.plan.bad_stamp.load(Ordering::Relaxed);
         let mut offset = request.offset;
         for segment in request.segments {
-            for at in (0..segment.len).step_by(IO_ALIGN) {
+            for at in (0..segment.len).step_by(4096) {
                 let unit = segment.ptr.wrapping_add(at).cast::<u64>();
                 // SAFETY: the buffer of a write is readable until its completion.
                 if unsafe { unit.read_volatile() } == stamp {

@@ -1,7 +1,7 @@
 //! Judges the kernel: userfaultfd, io_uring, memory and limits.
 
 use super::{Check, Verdict};
-use farheap::config::{Install, Io, Mode, UserMode};
+use farheap::config::{Install, IoEngine, Mode, UserMode};
 use farheap::probe::{
     Features, Limits, Memory, Privileges, Probe, Refusal, Route, Uring, Userfaultfd,
 };
@@ -131,7 +131,7 @@ pub(super) fn uring(found: &Uring, config: Option<&Config>) -> Check {
     let Err(refusal) = &found.setup else {
         return Check::new(NAME, Verdict::Pass, "a ring can be set up");
     };
-    let required = config.is_some_and(|config| config.io() == Io::Uring);
+    let required = config.is_some_and(|config| config.io() == IoEngine::Uring);
     let verdict = if required { Verdict::Fail } else { Verdict::Warn };
     let check = Check::new(NAME, verdict, refusal.to_string()).meaning(if required {
         "`io:uring` asks for it"
