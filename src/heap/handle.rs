@@ -182,15 +182,7 @@ macro_rules! allocator {
         // SAFETY: memory stays valid until it is freed, wherever the handle moves; the address says
         // where it goes back to, so that clones free each other's memory.
         unsafe impl $trait for $handle {
-            #[inline]
-            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
-                allocate(*self, layout, Fill::Any).map_err(|_| $error)
-            }
-
-            #[inline]
-            fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
-                allocate(*self, layout, Fill::Zero).map_err(|_| $error)
-            }
+            allocator! { @allocate $error; allocate Any, allocate_zeroed Zero }
 
             #[inline]
             unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
@@ -198,40 +190,27 @@ macro_rules! allocator {
                 unsafe { deallocate(ptr, layout) }
             }
 
-            #[inline]
-            unsafe fn grow(
-                &self,
-                ptr: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, $error> {
-                // SAFETY: as the caller promises.
-                unsafe { resize(*self, ptr, old, new, Fill::Any) }.map_err(|_| $error)
-            }
-
-            #[inline]
-            unsafe fn grow_zeroed(
-                &self,
-                ptr: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, $error> {
-                // SAFETY: as the caller promises.
-                unsafe { resize(*self, ptr, old, new, Fill::Zero) }.map_err(|_| $error)
-            }
-
-            #[inline]
-            unsafe fn shrink(
-                &self,
-                ptr: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, $error> {
-                // SAFETY: as the caller promises.
-                unsafe { resize(*self, ptr, old, new, Fill::Any) }.map_err(|_| $error)
-            }
+            allocator! { @resize $error; grow Any, grow_zeroed Zero, shrink Any }
         }
     };
+    (@allocate $error:path; $($name:ident $fill:ident),*) => { $(
+        #[inline]
+        fn $name(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
+            allocate(*self, layout, Fill::$fill).map_err(|_| $error)
+        }
+    )* };
+    (@resize $error:path; $($name:ident $fill:ident),*) => { $(
+        #[inline]
+        unsafe fn $name(
+            &self,
+            ptr: NonNull<u8>,
+            old: Layout,
+            new: Layout,
+        ) -> Result<NonNull<[u8]>, $error> {
+            // SAFETY: as the caller promises.
+            unsafe { resize(*self, ptr, old, new, Fill::$fill) }.map_err(|_| $error)
+        }
+    )* };
 }
 
 allocator!(Allocator, AllocError, Far);
