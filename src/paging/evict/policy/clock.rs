@@ -14,58 +14,43 @@ use crate::paging::evict::policy::pages::{List, Pages, Place};
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Clock {
-    pages: Pages,
     /// From the hand (oldest) round to the page it passed last (newest).
     lap: List,
 }
 
-impl Clock {
-    pub(super) fn new(pages: Pages) -> Clock {
-        Clock { pages, lap: List::new() }
-    }
-}
-
 impl Order for Clock {
-    fn create(pages: Pages, _resident: PageCount) -> Result<Clock> {
-        Ok(Clock::new(pages))
-    }
-
-    fn pages(&self) -> &Pages {
-        &self.pages
-    }
-
-    fn pages_mut(&mut self) -> &mut Pages {
-        &mut self.pages
+    fn create(_pages: &Pages, _resident: PageCount) -> Result<Clock> {
+        Ok(Clock { lap: List::new() })
     }
 
     fn len(&self) -> u64 {
         self.lap.len()
     }
 
-    fn arrive(&mut self, page: PageId, _how: Insert) {
-        self.pages.push_newest(&mut self.lap, page, Place::Main);
+    fn arrive(&mut self, pages: &mut Pages, page: PageId, _how: Insert) {
+        pages.push_newest(&mut self.lap, page, Place::Main);
     }
 
-    fn come_back(&mut self, page: PageId, _victim: Place) {
-        self.pages.reward(page, TURNS_MAX);
-        self.pages.push_newest(&mut self.lap, page, Place::Main);
+    fn come_back(&mut self, pages: &mut Pages, page: PageId, _victim: Place) {
+        pages.reward(page, TURNS_MAX);
+        pages.push_newest(&mut self.lap, page, Place::Main);
     }
 
-    fn unlink(&mut self, page: PageId) {
-        self.pages.unlink(&mut self.lap, page);
+    fn unlink(&mut self, pages: &mut Pages, page: PageId) {
+        pages.unlink(&mut self.lap, page);
     }
 
-    fn next(&mut self) -> Option<(PageId, Place)> {
-        self.pages.pop_without_turns(&mut self.lap).map(|page| (page, Place::MainVictim))
+    fn next(&mut self, pages: &mut Pages) -> Option<(PageId, Place)> {
+        pages.pop_without_turns(&mut self.lap).map(|page| (page, Place::MainVictim))
     }
 
-    fn advise(&mut self, page: PageId, hint: Hint) {
+    fn advise(&mut self, pages: &mut Pages, page: PageId, hint: Hint) {
         match hint {
             Hint::Cold => {
-                self.pages.forget(page);
-                self.pages.push_oldest(&mut self.lap, page, Place::Main);
+                pages.forget(page);
+                pages.push_oldest(&mut self.lap, page, Place::Main);
             }
-            Hint::WillNeed => self.pages.push_newest(&mut self.lap, page, Place::Main),
+            Hint::WillNeed => pages.push_newest(&mut self.lap, page, Place::Main),
         }
     }
 }

@@ -12,53 +12,38 @@ use crate::paging::evict::policy::pages::{List, Pages, Place};
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Fifo {
-    pages: Pages,
     queue: List,
 }
 
-impl Fifo {
-    pub(super) fn new(pages: Pages) -> Fifo {
-        Fifo { pages, queue: List::new() }
-    }
-}
-
 impl Order for Fifo {
-    fn create(pages: Pages, _resident: PageCount) -> Result<Fifo> {
-        Ok(Fifo::new(pages))
-    }
-
-    fn pages(&self) -> &Pages {
-        &self.pages
-    }
-
-    fn pages_mut(&mut self) -> &mut Pages {
-        &mut self.pages
+    fn create(_pages: &Pages, _resident: PageCount) -> Result<Fifo> {
+        Ok(Fifo { queue: List::new() })
     }
 
     fn len(&self) -> u64 {
         self.queue.len()
     }
 
-    fn arrive(&mut self, page: PageId, _how: Insert) {
-        self.pages.push_newest(&mut self.queue, page, Place::Main);
+    fn arrive(&mut self, pages: &mut Pages, page: PageId, _how: Insert) {
+        pages.push_newest(&mut self.queue, page, Place::Main);
     }
 
-    fn come_back(&mut self, page: PageId, _victim: Place) {
-        self.pages.push_newest(&mut self.queue, page, Place::Main);
+    fn come_back(&mut self, pages: &mut Pages, page: PageId, _victim: Place) {
+        pages.push_newest(&mut self.queue, page, Place::Main);
     }
 
-    fn unlink(&mut self, page: PageId) {
-        self.pages.unlink(&mut self.queue, page);
+    fn unlink(&mut self, pages: &mut Pages, page: PageId) {
+        pages.unlink(&mut self.queue, page);
     }
 
-    fn next(&mut self) -> Option<(PageId, Place)> {
-        self.pages.pop_oldest(&mut self.queue).map(|page| (page, Place::MainVictim))
+    fn next(&mut self, pages: &mut Pages) -> Option<(PageId, Place)> {
+        pages.pop_oldest(&mut self.queue).map(|page| (page, Place::MainVictim))
     }
 
-    fn advise(&mut self, page: PageId, hint: Hint) {
+    fn advise(&mut self, pages: &mut Pages, page: PageId, hint: Hint) {
         match hint {
-            Hint::Cold => self.pages.push_oldest(&mut self.queue, page, Place::Main),
-            Hint::WillNeed => self.pages.push_newest(&mut self.queue, page, Place::Main),
+            Hint::Cold => pages.push_oldest(&mut self.queue, page, Place::Main),
+            Hint::WillNeed => pages.push_newest(&mut self.queue, page, Place::Main),
         }
     }
 }

@@ -37,7 +37,7 @@ pub use crate::paging::evict::policy::api::{EvictionPolicy, Hint, Insert};
 
 use crate::base::error::{Error, Result};
 use crate::base::units::PageCount;
-use crate::paging::evict::policy::order::{Order, Ordered};
+use crate::paging::evict::policy::order::Ordered;
 use crate::paging::evict::policy::pages::Pages;
 use std::fmt;
 use std::str::FromStr;
@@ -86,7 +86,7 @@ macro_rules! policies {
             ) -> Result<Box<dyn EvictionPolicy>> {
                 let pages = Pages::new(pages)?;
                 Ok(match self {
-                    $(PolicyKind::$kind => Box::new(Ordered(<$order>::create(pages, resident)?)),)*
+                    $(PolicyKind::$kind => Box::new(Ordered::<$order>::new(pages, resident)?),)*
                 })
             }
         }

@@ -10,43 +10,40 @@ use crate::paging::evict::policy::api::{EvictionPolicy, Hint, Insert};
 use crate::paging::evict::policy::pages::{Pages, Place};
 use std::fmt::Debug;
 
-/// The order in which pages go.
+/// The order in which pages go. It has lists; what is known of each page is in `pages`, which every
+/// call gets.
 pub(super) trait Order: Send + Debug {
     /// The order of no pages yet, of which about `resident` will fit into RAM.
     ///
     /// # Errors
     /// When the kernel refuses a mapping.
-    fn create(pages: Pages, resident: PageCount) -> Result<Self>
+    fn create(pages: &Pages, resident: PageCount) -> Result<Self>
     where
         Self: Sized;
-
-    fn pages(&self) -> &Pages;
-
-    fn pages_mut(&mut self) -> &mut Pages;
 
     /// Pages on the lists.
     fn len(&self) -> u64;
 
     /// Lists a page that is on no list and no victim; it may be a ghost.
-    fn arrive(&mut self, page: PageId, how: Insert);
+    fn arrive(&mut self, pages: &mut Pages, page: PageId, how: Insert);
 
     /// Lists a victim that was touched before it left.
-    fn come_back(&mut self, page: PageId, victim: Place);
+    fn come_back(&mut self, pages: &mut Pages, page: PageId, victim: Place);
 
     /// A victim left RAM.
-    fn leave(&mut self, page: PageId) {
-        self.pages_mut().forget(page);
+    fn leave(&mut self, pages: &mut Pages, page: PageId) {
+        pages.forget(page);
     }
 
     /// Takes a page off its list. Its place is `Unknown` then.
-    fn unlink(&mut self, page: PageId);
+    fn unlink(&mut self, pages: &mut Pages, page: PageId);
 
     /// Takes the next victim off its list and says which of the places of victims is its; `None`
     /// only when no page is listed.
-    fn next(&mut self) -> Option<(PageId, Place)>;
+    fn next(&mut self, pages: &mut Pages) -> Option<(PageId, Place)>;
 
     /// Lists a page, which was just unlinked, again, where a hint says.
-    fn advise(&mut self, page: PageId, hint: Hint);
+    fn advise(&mut self, pages: &mut Pages, page: PageId, hint: Hint);
 
     /// About `resident` pages fit into RAM from now on.
     fn resize(&mut self, _resident: PageCount) {}
@@ -54,71 +51,84 @@ pub(super) trait Order: Send + Debug {
 
 /// A policy that follows an [`Order`].
 #[derive(Debug)]
-pub(super) struct Ordered<T>(pub(super) T);
+pub(super) struct Ordered<T> {
+    pages: Pages,
+    order: T,
+}
+
+impl<T: Order> Ordered<T> {
+    /// # Errors
+    /// When the kernel refuses a mapping.
+    pub(super) fn new(pages: Pages, resident: PageCount) -> Result<Ordered<T>> {
+        let order = T::create(&pages, resident)?;
+        Ok(Ordered { pages, order })
+    }
+}
 
 impl<T: Order> EvictionPolicy for Ordered<T> {
     fn resident(&self) -> PageCount {
-        PageCount(self.0.len())
+        PageCount(self.order.len())
     }
 
     fn inserted(&mut self, page: PageId, how: Insert) {
-        if !self.0.pages().place(page).is_resident() {
-            self.0.arrive(page, how);
+        if !self.pages.place(page).is_resident() {
+            self.order.arrive(&mut self.pages, page, how);
         }
     }
 
     fn retouched(&mut self, page: PageId) {
-        let place = self.0.pages().place(page);
+        let place = self.pages.place(page);
         if place.is_victim() {
-            self.0.come_back(page, place);
+            self.order.come_back(&mut self.pages, page, place);
         }
     }
 
     fn evicted(&mut self, page: PageId) {
-        if self.0.pages().place(page).is_victim() {
-            self.0.leave(page);
+        if self.pages.place(page).is_victim() {
+            self.order.leave(&mut self.pages, page);
         }
     }
 
     fn bypassed(&mut self, page: PageId) {
-        if !self.0.pages().place(page).is_resident() {
-            self.0.pages_mut().set_place(page, Place::SmallVictim);
+        if !self.pages.place(page).is_resident() {
+            self.pages.set_place(page, Place::SmallVictim);
         }
     }
 
     fn removed(&mut self, page: PageId) {
-        if self.0.pages().place(page).is_resident() {
-            self.0.unlink(page);
+        if self.pages.place(page).is_resident() {
+            self.order.unlink(&mut self.pages, page);
         }
-        self.0.pages_mut().forget(page);
+        self.pages.forget(page);
     }
 
     fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount {
         let named = want.min(self.resident());
         for _ in 0..named.get() {
-            let (page, place) = self.0.next().expect("bounded by the pages listed above");
-            self.0.pages_mut().set_place(page, place);
+            let next = self.order.next(&mut self.pages);
+            let (page, place) = next.expect("bounded by the pages listed above");
+            self.pages.set_place(page, place);
             out(page);
         }
         named
     }
 
     fn released(&mut self, first: PageId, count: PageCount) {
-        let is_listed = |page| self.0.pages().place(PageId(page)).is_resident();
-        let end = (first.0 + count.0).min(self.0.pages().count().0);
+        let is_listed = |page| self.pages.place(PageId(page)).is_resident();
+        let end = (first.0 + count.0).min(self.pages.count().0);
         if !(first.0..end).any(is_listed) {
-            self.0.pages_mut().release(first, count);
+            self.pages.release(first, count);
         }
     }
 
     fn advise(&mut self, page: PageId, hint: Hint) {
-        if self.0.pages().place(page).is_resident() {
-            self.0.unlink(page);
-            self.0.advise(page, hint);
+        if self.pages.place(page).is_resident() {
+            self.order.unlink(&mut self.pages, page);
+            self.order.advise(&mut self.pages, page, hint);
         }
     }
 
     fn resize(&mut self, resident: PageCount) {
-        self.0.resize(resident);
+        self.order.resize(resident);
     }
 }

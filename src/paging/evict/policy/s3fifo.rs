@@ -23,7 +23,6 @@ const GHOSTS_PCT: u64 = 90;
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
-    pages: Pages,
     small: List,
     main: List,
     /// Pages that a hint gave up; they go before all others.
@@ -35,9 +34,15 @@ pub(super) struct S3Fifo {
 }
 
 impl S3Fifo {
-    pub(super) fn new(pages: Pages, resident: PageCount) -> S3Fifo {
-        let mut policy = S3Fifo {
-            pages,
+    /// Whether `page` left so lately that it should not have.
+    fn is_live_ghost(&self, pages: &Pages, page: PageId) -> bool {
+        pages.ghost_time(page).is_some_and(|left| self.time - left <= self.ghosts_max)
+    }
+}
+
+impl Order for S3Fifo {
+    fn create(_pages: &Pages, resident: PageCount) -> Result<S3Fifo> {
+        let mut order = S3Fifo {
             small: List::new(),
             main: List::new(),
             cold: List::new(),
@@ -45,81 +50,62 @@ impl S3Fifo {
             ghosts_max: 0,
             time: 0,
         };
-        policy.resize(resident);
-        policy
-    }
-
-    /// Whether `page` left so lately that it should not have.
-    fn is_live_ghost(&self, page: PageId) -> bool {
-        self.pages.ghost_time(page).is_some_and(|left| self.time - left <= self.ghosts_max)
-    }
-}
-
-impl Order for S3Fifo {
-    fn create(pages: Pages, resident: PageCount) -> Result<S3Fifo> {
-        Ok(S3Fifo::new(pages, resident))
-    }
-
-    fn pages(&self) -> &Pages {
-        &self.pages
-    }
-
-    fn pages_mut(&mut self) -> &mut Pages {
-        &mut self.pages
+        order.resize(resident);
+        Ok(order)
     }
 
     fn len(&self) -> u64 {
         self.small.len() + self.main.len() + self.cold.len()
     }
 
-    fn arrive(&mut self, page: PageId, how: Insert) {
+    fn arrive(&mut self, pages: &mut Pages, page: PageId, how: Insert) {
         // Readahead's guess is no proof of use: it starts on probation, ghost or not.
-        if how == Insert::Filled && self.is_live_ghost(page) {
-            self.pages.push_newest(&mut self.main, page, Place::Main);
+        if how == Insert::Filled && self.is_live_ghost(pages, page) {
+            pages.push_newest(&mut self.main, page, Place::Main);
         } else {
-            self.pages.push_newest(&mut self.small, page, Place::Small);
+            pages.push_newest(&mut self.small, page, Place::Small);
         }
     }
 
-    fn come_back(&mut self, page: PageId, victim: Place) {
+    fn come_back(&mut self, pages: &mut Pages, page: PageId, victim: Place) {
         if victim == Place::MainVictim {
-            self.pages.reward(page, TURNS_MAX);
+            pages.reward(page, TURNS_MAX);
         }
-        self.pages.push_newest(&mut self.main, page, Place::Main);
+        pages.push_newest(&mut self.main, page, Place::Main);
     }
 
-    fn leave(&mut self, page: PageId) {
-        self.pages.set_ghost(page, self.time);
+    fn leave(&mut self, pages: &mut Pages, page: PageId) {
+        pages.set_ghost(page, self.time);
         self.time += 1;
     }
 
-    fn unlink(&mut self, page: PageId) {
-        match self.pages.place(page) {
-            Place::Small => self.pages.unlink(&mut self.small, page),
-            Place::Main => self.pages.unlink(&mut self.main, page),
-            Place::Cold => self.pages.unlink(&mut self.cold, page),
+    fn unlink(&mut self, pages: &mut Pages, page: PageId) {
+        match pages.place(page) {
+            Place::Small => pages.unlink(&mut self.small, page),
+            Place::Main => pages.unlink(&mut self.main, page),
+            Place::Cold => pages.unlink(&mut self.cold, page),
             other => unreachable!("{page} is on no queue: {other:?}"),
         }
     }
 
-    fn next(&mut self) -> Option<(PageId, Place)> {
-        if let Some(page) = self.pages.pop_oldest(&mut self.cold) {
+    fn next(&mut self, pages: &mut Pages) -> Option<(PageId, Place)> {
+        if let Some(page) = pages.pop_oldest(&mut self.cold) {
             return Some((page, Place::SmallVictim));
         }
         let from_small = self.small.len() >= self.small_target && self.small.len() > 0;
         if from_small || self.main.len() == 0 {
-            return self.pages.pop_oldest(&mut self.small).map(|page| (page, Place::SmallVictim));
+            return pages.pop_oldest(&mut self.small).map(|page| (page, Place::SmallVictim));
         }
-        self.pages.pop_without_turns(&mut self.main).map(|page| (page, Place::MainVictim))
+        pages.pop_without_turns(&mut self.main).map(|page| (page, Place::MainVictim))
     }
 
-    fn advise(&mut self, page: PageId, hint: Hint) {
+    fn advise(&mut self, pages: &mut Pages, page: PageId, hint: Hint) {
         match hint {
             Hint::Cold => {
-                self.pages.forget(page);
-                self.pages.push_newest(&mut self.cold, page, Place::Cold);
+                pages.forget(page);
+                pages.push_newest(&mut self.cold, page, Place::Cold);
             }
-            Hint::WillNeed => self.pages.push_newest(&mut self.main, page, Place::Main),
+            Hint::WillNeed => pages.push_newest(&mut self.main, page, Place::Main),
         }
     }
 

@@ -14,85 +14,72 @@ use crate::paging::evict::policy::pages::{List, Pages, Place};
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Sieve {
-    pages: Pages,
     arrivals: List,
     /// The next page to try; `None`: start over at the oldest.
     hand: Option<PageId>,
 }
 
 impl Sieve {
-    pub(super) fn new(pages: Pages) -> Sieve {
-        Sieve { pages, arrivals: List::new(), hand: None }
-    }
-
     /// Lists a page just behind the hand.
-    fn push_behind(&mut self, hand: PageId, page: PageId) {
-        self.pages.push_older_than(&mut self.arrivals, hand, page, Place::Main);
+    fn push_behind(&mut self, pages: &mut Pages, hand: PageId, page: PageId) {
+        pages.push_older_than(&mut self.arrivals, hand, page, Place::Main);
     }
 }
 
 impl Order for Sieve {
-    fn create(pages: Pages, _resident: PageCount) -> Result<Sieve> {
-        Ok(Sieve::new(pages))
-    }
-
-    fn pages(&self) -> &Pages {
-        &self.pages
-    }
-
-    fn pages_mut(&mut self) -> &mut Pages {
-        &mut self.pages
+    fn create(_pages: &Pages, _resident: PageCount) -> Result<Sieve> {
+        Ok(Sieve { arrivals: List::new(), hand: None })
     }
 
     fn len(&self) -> u64 {
         self.arrivals.len()
     }
 
-    fn arrive(&mut self, page: PageId, _how: Insert) {
-        self.pages.push_newest(&mut self.arrivals, page, Place::Main);
+    fn arrive(&mut self, pages: &mut Pages, page: PageId, _how: Insert) {
+        pages.push_newest(&mut self.arrivals, page, Place::Main);
     }
 
-    fn come_back(&mut self, page: PageId, _victim: Place) {
-        self.pages.reward(page, TURNS_MAX);
+    fn come_back(&mut self, pages: &mut Pages, page: PageId, _victim: Place) {
+        pages.reward(page, TURNS_MAX);
         match self.hand {
-            Some(hand) => self.push_behind(hand, page),
-            None => self.pages.push_newest(&mut self.arrivals, page, Place::Main),
+            Some(hand) => self.push_behind(pages, hand, page),
+            None => pages.push_newest(&mut self.arrivals, page, Place::Main),
         }
     }
 
     /// A hand that points at the page moves on.
-    fn unlink(&mut self, page: PageId) {
+    fn unlink(&mut self, pages: &mut Pages, page: PageId) {
         if self.hand.or(self.arrivals.oldest()) == Some(page) {
-            self.hand = self.pages.newer_than(page);
+            self.hand = pages.newer_than(page);
         }
-        self.pages.unlink(&mut self.arrivals, page);
+        pages.unlink(&mut self.arrivals, page);
     }
 
     /// The next page without turns left, if one is near; the hand moves past it.
-    fn next(&mut self) -> Option<(PageId, Place)> {
+    fn next(&mut self, pages: &mut Pages) -> Option<(PageId, Place)> {
         let mut skips = 0;
         loop {
             let page = self.hand.or(self.arrivals.oldest())?;
-            if skips == SKIPS_MAX || !self.pages.take_turn(page) {
-                self.unlink(page);
+            if skips == SKIPS_MAX || !pages.take_turn(page) {
+                self.unlink(pages, page);
                 return Some((page, Place::MainVictim));
             }
-            self.hand = self.pages.newer_than(page);
+            self.hand = pages.newer_than(page);
             skips += 1;
         }
     }
 
-    fn advise(&mut self, page: PageId, hint: Hint) {
+    fn advise(&mut self, pages: &mut Pages, page: PageId, hint: Hint) {
         match hint {
             Hint::Cold => {
-                self.pages.forget(page);
+                pages.forget(page);
                 match self.hand {
-                    Some(hand) => self.push_behind(hand, page),
-                    None => self.pages.push_oldest(&mut self.arrivals, page, Place::Main),
+                    Some(hand) => self.push_behind(pages, hand, page),
+                    None => pages.push_oldest(&mut self.arrivals, page, Place::Main),
                 }
                 self.hand = Some(page);
             }
-            Hint::WillNeed => self.pages.push_newest(&mut self.arrivals, page, Place::Main),
+            Hint::WillNeed => pages.push_newest(&mut self.arrivals, page, Place::Main),
         }
     }
 }

@@ -50,7 +50,6 @@ const HOT_PART: u64 = 4;
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Tenure {
-    pages: Pages,
     small: List,
     main: Bag,
     /// Pages that a hint gave up; they go before all others.
@@ -71,31 +70,11 @@ pub(super) struct Tenure {
 const REFUSED_MAX: u64 = 256;
 
 impl Tenure {
-    /// # Errors
-    /// When the kernel refuses the mapping.
-    pub(super) fn new(pages: Pages, resident: PageCount) -> Result<Tenure> {
-        let count = pages.count();
-        let mut policy = Tenure {
-            pages,
-            small: List::new(),
-            main: Bag::new(count)?,
-            cold: List::new(),
-            small_target: 0,
-            resident_target: 0,
-            ahead_share: 0,
-            time: 0,
-            vitality: Vitality::new(),
-            refused: 0,
-        };
-        policy.resize(resident);
-        Ok(policy)
-    }
-
     /// The refault distance of `page`, which is about to come in from the store; also learns from its
     /// return whether the main set is alive.
-    fn refault_distance(&mut self, page: PageId) -> Option<u64> {
-        let distance = self.time - self.pages.ghost_time(page)?;
-        let from_main = self.pages.place(page) == Place::MainGhost;
+    fn refault_distance(&mut self, pages: &Pages, page: PageId) -> Option<u64> {
+        let distance = self.time - pages.ghost_time(page)?;
+        let from_main = pages.place(page) == Place::MainGhost;
         if from_main && distance <= self.main.len() * ALIVE_MAIN_SETS {
             self.vitality.returned();
         }
@@ -113,19 +92,19 @@ impl Tenure {
 
     /// Moves the oldest page on probation to the main set if there is room (rule 1). Every
     /// arrival moves one at most, which is enough to keep up.
-    fn publish(&mut self) {
+    fn publish(&mut self, pages: &mut Pages) {
         if self.small.len() > self.small_target() && self.main.len() < self.main_target() {
             let page = self.small.oldest().expect("longer than its target, which is not negative");
-            self.pages.unlink(&mut self.small, page);
-            self.main.insert(&mut self.pages, page);
+            pages.unlink(&mut self.small, page);
+            self.main.insert(pages, page);
         }
     }
 
     /// A page of the main set at random, without turns left if one is found soon (rule 3).
-    fn pick_main(&mut self) -> Option<PageId> {
+    fn pick_main(&mut self, pages: &mut Pages) -> Option<PageId> {
         for _ in 0..SKIPS_MAX {
             let page = self.main.pick()?;
-            if !self.pages.take_turn(page) {
+            if !pages.take_turn(page) {
                 return Some(page);
             }
         }
@@ -134,90 +113,94 @@ impl Tenure {
 }
 
 impl Order for Tenure {
-    fn create(pages: Pages, resident: PageCount) -> Result<Tenure> {
-        Tenure::new(pages, resident)
-    }
-
-    fn pages(&self) -> &Pages {
-        &self.pages
-    }
-
-    fn pages_mut(&mut self) -> &mut Pages {
-        &mut self.pages
+    fn create(pages: &Pages, resident: PageCount) -> Result<Tenure> {
+        let mut order = Tenure {
+            small: List::new(),
+            main: Bag::new(pages.count())?,
+            cold: List::new(),
+            small_target: 0,
+            resident_target: 0,
+            ahead_share: 0,
+            time: 0,
+            vitality: Vitality::new(),
+            refused: 0,
+        };
+        order.resize(resident);
+        Ok(order)
     }
 
     fn len(&self) -> u64 {
         self.small.len() + self.main.len() + self.cold.len()
     }
 
-    fn arrive(&mut self, page: PageId, how: Insert) {
+    fn arrive(&mut self, pages: &mut Pages, page: PageId, how: Insert) {
         let ahead = if how == Insert::Prefetched { 256 } else { 0 };
         // Rounded away from zero, so that the share reaches both ends.
         let change = ahead - self.ahead_share;
         self.ahead_share += change / AHEAD_MEMORY + change.signum();
         // Readahead's guess is no proof of use: it starts on probation, ghost or not.
-        let distance = self.refault_distance(page).filter(|_| how == Insert::Filled);
+        let distance = self.refault_distance(pages, page).filter(|_| how == Insert::Filled);
         if distance.is_some_and(|distance| distance <= self.main.len() / HOT_PART) {
-            self.pages.reward_refault(page);
+            pages.reward_refault(page);
         } else {
-            self.pages.lose_credit(page);
+            pages.lose_credit(page);
         }
         if distance.is_some_and(|distance| distance <= self.main.len()) {
-            self.main.insert(&mut self.pages, page);
+            self.main.insert(pages, page);
         } else {
-            self.pages.push_newest(&mut self.small, page, Place::Small);
-            self.publish();
+            pages.push_newest(&mut self.small, page, Place::Small);
+            self.publish(pages);
         }
     }
 
-    fn come_back(&mut self, page: PageId, victim: Place) {
+    fn come_back(&mut self, pages: &mut Pages, page: PageId, victim: Place) {
         self.refused += 1;
         if victim == Place::MainVictim {
             self.vitality.returned();
-            self.pages.reward(page, TURNS_MAX);
+            pages.reward(page, TURNS_MAX);
         }
-        self.main.insert(&mut self.pages, page);
+        self.main.insert(pages, page);
     }
 
-    fn leave(&mut self, page: PageId) {
+    fn leave(&mut self, pages: &mut Pages, page: PageId) {
         self.refused = 0;
-        self.pages.set_ghost(page, self.time);
+        pages.set_ghost(page, self.time);
         self.time += 1;
     }
 
-    fn unlink(&mut self, page: PageId) {
-        match self.pages.place(page) {
-            Place::Small => self.pages.unlink(&mut self.small, page),
-            Place::Cold => self.pages.unlink(&mut self.cold, page),
-            Place::Main => self.main.remove(&mut self.pages, page),
+    fn unlink(&mut self, pages: &mut Pages, page: PageId) {
+        match pages.place(page) {
+            Place::Small => pages.unlink(&mut self.small, page),
+            Place::Cold => pages.unlink(&mut self.cold, page),
+            Place::Main => self.main.remove(pages, page),
             other => unreachable!("{page} is not resident: {other:?}"),
         }
     }
 
-    fn next(&mut self) -> Option<(PageId, Place)> {
-        if let Some(page) = self.pages.pop_oldest(&mut self.cold) {
+    fn next(&mut self, pages: &mut Pages) -> Option<(PageId, Place)> {
+        if let Some(page) = pages.pop_oldest(&mut self.cold) {
             return Some((page, Place::SmallVictim));
         }
         let probe = self.vitality.is_probe_due();
         let full = self.main.len() > self.main_target() && self.refused < REFUSED_MAX;
         let from_main = probe || full || self.small.len() == 0;
-        if from_main && let Some(page) = self.pick_main() {
-            self.main.remove(&mut self.pages, page);
+        if from_main && let Some(page) = self.pick_main(pages) {
+            self.main.remove(pages, page);
             self.vitality.left();
             return Some((page, Place::MainVictim));
         }
-        self.pages.pop_oldest(&mut self.small).map(|page| (page, Place::SmallVictim))
+        pages.pop_oldest(&mut self.small).map(|page| (page, Place::SmallVictim))
     }
 
-    fn advise(&mut self, page: PageId, hint: Hint) {
+    fn advise(&mut self, pages: &mut Pages, page: PageId, hint: Hint) {
         match hint {
             Hint::Cold => {
-                self.pages.forget(page);
-                self.pages.push_newest(&mut self.cold, page, Place::Cold);
+                pages.forget(page);
+                pages.push_newest(&mut self.cold, page, Place::Cold);
             }
             Hint::WillNeed => {
-                self.pages.grant_turns(page, TURNS_MAX);
-                self.main.insert(&mut self.pages, page);
+                pages.grant_turns(page, TURNS_MAX);
+                self.main.insert(pages, page);
             }
         }
     }
