@@ -5,18 +5,13 @@
 
 use crate::common::{seed, watchdog};
 use crate::harness::{
-    DEADLINE, Ended, Far, HUNG, config, in_child, park_on_sigbus, resume, sigbus_addrs,
-    sigbus_count,
+    DEADLINE, Far, HUNG, config, in_child, park_on_sigbus, resume, sigbus_addrs, sigbus_count,
 };
+use crate::reads::{BAD, FOREVER, PAGES, expect_lost_page, give_up};
 use farheap::ByteCount;
 use farheap::region::{Install, Mode, RegionConfig};
 use farheap::store::Op;
 use std::time::{Duration, Instant};
-
-const PAGES: usize = 96;
-/// The page that is lost.
-const BAD: usize = 10;
-const FOREVER: u64 = u64::MAX;
 
 fn in_thread(page_kib: u64, install: Install) -> RegionConfig {
     config(page_kib, install).mode(Mode::InThread)
@@ -70,12 +65,7 @@ fn lose_one_page(config: RegionConfig, spoil: impl Fn(&Far, u64)) {
     far.check(0..BAD);
     far.check(BAD + 1..PAGES);
     assert_eq!(sigbus_count(), WAITING, "no other page is lost");
-    // Given up, the page is as good as new.
-    far.discard(BAD..BAD + 1);
-    resume();
-    for thread in threads {
-        assert_eq!(thread.join().expect("resumed"), 0);
-    }
+    give_up(&far, threads);
     far.expect_healthy();
     assert_eq!((sigbus_count(), far.stats().poisoned), (WAITING, 1));
 }
@@ -86,11 +76,6 @@ fn fail_reads(far: &Far, count: u64) {
 
 fn corrupt_reads(far: &Far, count: u64) {
     far.corrupt_reads(count);
-}
-
-fn expect_lost_page(ended: Option<Ended>, cause: &str) {
-    let Some(ended) = ended else { return };
-    ended.expect_success().expect_said(&["farheap: page at 0x", cause, "SIGBUS"]);
 }
 
 #[test]

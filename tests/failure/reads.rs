@@ -8,12 +8,13 @@ use crate::harness::{
 use farheap::ByteCount;
 use farheap::region::{Install, RegionConfig};
 use farheap::store::Op;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-const PAGES: usize = 96;
+pub(crate) const PAGES: usize = 96;
 /// The page that is lost.
-const BAD: usize = 10;
-const FOREVER: u64 = u64::MAX;
+pub(crate) const BAD: usize = 10;
+pub(crate) const FOREVER: u64 = u64::MAX;
 
 #[test]
 fn a_read_error_that_passes_is_not_seen_by_anybody() {
@@ -160,18 +161,22 @@ fn lose_one_page(config: RegionConfig) {
     far.check(0..BAD);
     far.check(BAD + 1..PAGES);
     assert_eq!(sigbus_count(), WAITING, "no other page is lost");
-    // Given up, the page is as good as new.
-    far.discard(BAD..BAD + 1);
-    resume();
-    for thread in threads {
-        assert_eq!(thread.join().expect("resumed"), 0);
-    }
+    give_up(&far, threads);
     far.injector.spoil(false);
     far.expect_healthy();
     assert_eq!((sigbus_count(), far.stats().poisoned), (WAITING, 1));
 }
 
-fn expect_lost_page(ended: Option<Ended>, cause: &str) {
+/// Threads wait for a page that is lost: given up, it is as good as new.
+pub(crate) fn give_up(far: &Far, threads: Vec<JoinHandle<u64>>) {
+    far.discard(BAD..BAD + 1);
+    resume();
+    for thread in threads {
+        assert_eq!(thread.join().expect("resumed"), 0);
+    }
+}
+
+pub(crate) fn expect_lost_page(ended: Option<Ended>, cause: &str) {
     let Some(ended) = ended else { return };
     ended.expect_success().expect_said(&["farheap: page at 0x", cause, "SIGBUS"]);
 }
