@@ -53,7 +53,7 @@ impl Region {
 
     /// Whether pages can be filled without evicting others, now and for a while.
     pub(crate) fn has_room(&self) -> bool {
-        self.pager.pool().available() > self.pager.pool().high_bytes()
+        self.pager.pool().available() > self.pager.pool().watermarks().high()
     }
 
     /// The most that may be resident.
@@ -150,11 +150,11 @@ impl Region {
     /// more has been freed than is stored.
     pub fn return_space(&self) {
         self.requests.discard();
-        self.pager.pool().call_evictor();
+        self.pager.pool().waiters().call_evictor();
     }
 
     fn evict_pages(&self, first: PageId, count: PageCount) -> Result<()> {
-        if !self.requests.evict(first, count, || self.pager.pool().call_evictor()) {
+        if !self.requests.evict(first, count, || self.pager.pool().waiters().call_evictor()) {
             return Err(Error::NotRunning);
         }
         match self.pager.health().write_errno() {
@@ -321,7 +321,7 @@ impl Region {
         reclaim::set_limit(&self.pager, limit);
         let (mut last, mut stall) = (self.pager.budget().charged(), Deadline::new(STALL_MAX));
         while self.pager.pool().excess() > 0 {
-            self.pager.pool().call_evictor();
+            self.pager.pool().waiters().call_evictor();
             std::thread::sleep(Duration::from_micros(200)); // The evictor has no one to tell.
             let now = self.pager.budget().charged();
             if now < last {

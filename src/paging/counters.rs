@@ -178,6 +178,11 @@ macro_rules! counters {
         }
 
         impl Counters {
+            /// Bytes of the durations of a region with this number of handlers.
+            pub(in crate::paging) fn bytes(handlers: usize) -> usize {
+                (2 * handlers + 2) * Recorder::BYTES
+            }
+
             pub(in crate::paging) fn new(handlers: usize) -> Result<Counters> {
                 let recorders = || (0..handlers).map(|_| Recorder::new()).collect::<Result<_>>();
                 Ok(Counters {

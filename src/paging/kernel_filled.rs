@@ -92,8 +92,8 @@ pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> OpenOutcome {
     }
     // Room comes with the next write that ends. A page of its own now would leave a chunk of
     // small pages, which the kernel fills one by one and gives back one by one.
-    let room = pager.pool().reserve_for_fresh().0 + CHUNK as u64;
-    let is_aimed_at = pager.pool().high_bytes() >= room;
+    let room = pager.pool().watermarks().for_fresh().0 + CHUNK as u64;
+    let is_aimed_at = pager.pool().watermarks().high() >= room;
     let writing = is_aimed_at && pager.starved().is_writing();
     let healthy = pager.health().write_errno() == 0;
     let is_fresh = |page: PageId| pager.word(page).load().state() == State::Empty;
@@ -114,7 +114,7 @@ fn open_latched(pager: &Pager, chunk: ChunkId) -> bool {
         }
     }
     let page = pager.page_size().0;
-    let reserve = pager.pool().reserve_for_fresh();
+    let reserve = pager.pool().watermarks().for_fresh();
     if absent == pager.pages_per_chunk()
         && pager.pool().available() >= reserve.0 + CHUNK as u64
         && let Some(opened) = open_with_run(pager, chunk)

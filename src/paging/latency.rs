@@ -39,6 +39,9 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
+    /// Bytes of one that has seen all durations.
+    pub(crate) const BYTES: usize = BUCKETS * size_of::<AtomicU64>();
+
     /// # Errors
     /// When there is no address space for the buckets.
     pub(crate) fn new() -> Result<Recorder> {

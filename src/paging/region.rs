@@ -35,6 +35,7 @@ use crate::base::local::keep_local;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::limit::manager::{Account, MemoryManager};
 use crate::manager::Spill;
+use crate::paging::counters::Counters;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::requests::Requests;
 use crate::paging::fault::handler::Handler;
@@ -96,6 +97,22 @@ fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Ac
     account.need(RegionConfig::limit_min(config.page))?;
     account.set_ceiling(config.limit);
     Ok(account)
+}
+
+/// Bytes that a region keeps for itself whatever it holds: what its parts say of themselves, the page
+/// that is kept for copies, and what no part knows of.
+fn fixed_bytes(pager: &Pager, handlers: usize) -> ByteCount {
+    /// Kernel page tables of sparse arrays, small objects. Measured: `docs/design/memory.md`.
+    const OTHERS: usize = 128 << 10;
+    let (frames, page) = (pager.frames().count(), pager.page_bytes());
+    let bytes = OTHERS
+        + handlers * Handler::bytes(frames)
+        + Evictor::bytes(frames, page)
+        + Counters::bytes(handlers)
+        + pager.frames().table_bytes()
+        + thread::THREAD_BYTES // the supervisor's
+        + page;
+    ByteCount(bytes as u64)
 }
 
 /// `store`, with blocks of `block` encrypted before they reach it.
@@ -211,7 +228,7 @@ impl Region {
             account.set_reclaimer(reclaimer);
         }
         if let Some(manager) = manager {
-            let fixed = pager.pool().fixed_bytes(config.handlers);
+            let fixed = fixed_bytes(&pager, config.handlers);
             pager.managed().charge_fixed(manager, fixed)?;
         }
         let requests = Arc::new(Requests::new());
@@ -539,7 +556,7 @@ impl Drop for Region {
         }
         self.pager.health().stop();
         self.requests.close();
-        self.pager.pool().evictor_bell().ring_again();
+        self.pager.pool().waiters().evictor_bell().ring_again();
         self.pager.sched().call_all();
         self.pager.sched().idle_policies().call_supervisor();
         if self.pager.mapper().is_in_thread() {

@@ -6,11 +6,6 @@ use crate::base::units::ByteCount;
 use crate::limit::manager::{Account, MemoryManager};
 use std::sync::Arc;
 
-/// What a pool keeps for itself however large it is, charged when it starts: the list of pages to
-/// be prefetched (64 KiB), its worker's stack, the manager's thread, upper page tables. Measured:
-/// `docs/design/memory.md`.
-const FIXED: ByteCount = ByteCount::kib(384);
-
 /// What is charged for a pool.
 pub(super) struct PoolAccount {
     manager: Arc<MemoryManager>,
@@ -33,9 +28,9 @@ impl PoolAccount {
     ///
     /// # Errors
     /// As for [`MemoryManager::charge`].
-    pub(super) fn charge_fixed(&self) -> Result<()> {
-        self.charge(FIXED)?;
-        self.fixed.store(FIXED.0, Ordering::Relaxed);
+    pub(super) fn charge_fixed(&self, bytes: ByteCount) -> Result<()> {
+        self.charge(bytes)?;
+        self.fixed.store(bytes.0, Ordering::Relaxed);
         Ok(())
     }
 

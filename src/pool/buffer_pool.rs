@@ -21,6 +21,7 @@ use crate::base::local::keep_local;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::limit::manager::{Account, Donation, Effort, MemoryManager, Reclaim};
 use crate::store::{BlockStore, OnlyUser, Store};
+use crate::sys::thread::THREAD_BYTES;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -34,6 +35,14 @@ const IDLE: Duration = Duration::from_millis(20);
 
 /// Pause between runs that are put into huge pages: an eighth of a processor's time.
 const BETWEEN_RUNS: Duration = Duration::from_millis(5);
+
+/// Bytes that a pool keeps for itself however large it is, charged when it starts: the list of pages
+/// to be read ahead, the worker's thread and the manager's, and what no part knows of.
+const FIXED: usize = {
+    /// Upper page tables, small objects. Measured: `docs/design/memory.md`.
+    const OTHERS: usize = 224 << 10;
+    Loader::BYTES + 2 * THREAD_BYTES + OTHERS
+};
 
 /// A buffer pool; see the module's documentation.
 pub struct BufferPool {
@@ -77,7 +86,7 @@ impl BufferPool {
             file,
         });
         let frames = &pool.frames;
-        frames.account.charge_fixed()?;
+        frames.account.charge_fixed(ByteCount(FIXED as u64))?;
         if create {
             pool.header.create(frames)?;
         } else {

@@ -10,7 +10,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
-use crate::store::{OnlyUser, Op, Queue, Request, Segment};
+use crate::store::{OnlyUser, Op, Queue, Request, Segment, queue_bytes};
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
@@ -25,9 +25,12 @@ const WAIT: Duration = Duration::from_secs(1);
 /// Reads that are submitted together.
 const SUBMIT_EVERY: usize = 8;
 
-/// Bytes of a device queue, charged when one is opened: a thread that reads or writes a group of
-/// pages uses one.
-const QUEUE: ByteCount = ByteCount::kib(96);
+/// Bytes that are charged when a device queue is opened: a thread that reads or writes a group of
+/// pages uses one, and lists of the group on its stack.
+fn queue_charge() -> ByteCount {
+    const LISTS: usize = 12 << 10;
+    ByteCount((queue_bytes(DEPTH as u32) + LISTS) as u64)
+}
 
 /// One store with pages. Page `n` lies `n` page sizes from its beginning.
 pub(super) struct TableFile {
@@ -168,7 +171,7 @@ impl TableFile {
     fn charge_queue(&self, account: &PoolAccount) {
         let take = |uncharged: u64| uncharged.checked_sub(1);
         let taken = self.uncharged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        if taken.is_ok() && !account.try_charge_fixed(QUEUE) {
+        if taken.is_ok() && !account.try_charge_fixed(queue_charge()) {
             self.uncharged.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -51,6 +51,9 @@ impl Loader {
         Loader { file, prefetches, misses: Counter::default(), read: Counter::default() }
     }
 
+    /// Bytes of the list of pages to be read ahead: of each its number and a stamp.
+    pub(super) const BYTES: usize = PREFETCH_MAX * (size_of::<PageId>() + size_of::<usize>());
+
     /// Adds this part's statistics.
     pub(super) fn show(&self, stats: &mut PoolStats) {
         stats.misses = self.misses.reading();

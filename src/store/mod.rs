@@ -38,7 +38,7 @@ pub use encrypted::EncryptedStore;
 #[cfg(any(test, feature = "test-util"))]
 pub use faulty::{FaultControl, FaultyStore};
 pub use mem::MemStore;
-pub(crate) use uring_queue::has_given_up;
+pub(crate) use uring_queue::{has_given_up, queue_bytes};
 pub(crate) use user::OnlyUser;
 pub use wipe::Wipe;
 pub(crate) use wipe::wipe;

@@ -90,6 +90,15 @@ pub(super) struct UringQueue {
     polled: Polled,
 }
 
+/// Bytes of a queue of this depth: of the kinds there are, of the largest.
+pub(crate) fn queue_bytes(depth: u32) -> usize {
+    /// Of a ring, for each entry: a submission, two completions and an index.
+    const RING_ENTRY: usize = 64 + 2 * 16 + 4;
+    let flight = size_of::<Flight>() + SEGMENTS_MAX * size_of::<IoVec>() + size_of::<u32>();
+    let entries = (depth as usize + WATCHES_MAX).next_power_of_two();
+    depth as usize * flight + entries * RING_ENTRY
+}
+
 impl UringQueue {
     pub(super) fn new(device: Arc<Device>, depth: u32) -> std::result::Result<UringQueue, Errno> {
         let depth = depth.clamp(1, DEPTH_MAX);

@@ -12,6 +12,9 @@ use std::cell::Cell;
 use std::io::Read;
 use std::sync::OnceLock;
 
+/// Bytes that a thread of the crate takes: what it touches of its stack, and its C library's part.
+pub(crate) const THREAD_BYTES: usize = 48 << 10;
+
 /// The processors this process was started with.
 static ALL: OnceLock<CpuSet> = OnceLock::new();
 

@@ -67,7 +67,7 @@ impl Evictor {
     }
 
     fn turn(&mut self) -> Result<()> {
-        self.pager.pool().evictor_bell().answer();
+        self.pager.pool().waiters().evictor_bell().answer();
         diagnostics::flush();
         charge::count_tables_of_limit(&self.pager);
         if self.pager.mapper().met_locks() {
@@ -125,13 +125,13 @@ impl Evictor {
     fn wanted(&self) -> usize {
         let pager = &self.pager;
         let available = pager.pool().available();
-        let starving = pager.pool().is_starving();
+        let starving = pager.pool().waiters().is_starving();
         let owed = pager.managed().deficit();
-        let enough = available >= pager.pool().low_bytes() && !starving;
+        let enough = available >= pager.pool().watermarks().low() && !starving;
         if enough && owed == 0 && self.idle() {
             return 0;
         }
-        let high = pager.pool().high_bytes();
+        let high = pager.pool().watermarks().high();
         let over = pager.pool().excess();
         let missing = (high + over).saturating_sub(available);
         if owed == 0 && pager.pool().others_may_give(missing, pager.health().is_exhausted()) {
@@ -202,7 +202,7 @@ impl Evictor {
         if pages > 0 {
             self.fruitless = 0;
             self.pager.note_room_made();
-            self.pager.pool().feed_handlers();
+            self.pager.pool().waiters().feed_handlers();
         }
     }
 }

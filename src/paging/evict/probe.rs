@@ -19,7 +19,7 @@ impl Evictor {
     pub(super) fn recover(&mut self) {
         let pager = &self.pager;
         // Below the low watermark pages are on their way out, or would be.
-        let has_room = pager.pool().available() >= pager.pool().low_bytes();
+        let has_room = pager.pool().available() >= pager.pool().watermarks().low();
         let writes = !self.dirty.is_empty() || self.free_writes.len() < DEPTH as usize;
         if !has_room || writes || self.probe.is_some() {
             return;

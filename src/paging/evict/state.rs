@@ -10,7 +10,8 @@ use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::FrameId;
 use crate::paging::pager::Pager;
 use crate::paging::pager::slot_store::ContentHash;
-use crate::store::{Completion, Queue, SEGMENTS_MAX};
+use crate::store::{Completion, Queue, SEGMENTS_MAX, queue_bytes};
+use crate::sys::thread::THREAD_BYTES;
 use crate::sys::vm::HUGE_PAGE;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -52,9 +53,14 @@ pub(super) struct Write {
 }
 
 impl Write {
+    /// Pages that one ever has at most.
+    fn pages_max(page_bytes: usize) -> usize {
+        (HUGE_PAGE / page_bytes).max(SEGMENTS_MAX)
+    }
+
     /// A free one, for as many pages as a write ever has.
     pub(super) fn new(page_bytes: usize) -> Write {
-        let pages = Vec::with_capacity((HUGE_PAGE / page_bytes).max(SEGMENTS_MAX));
+        let pages = Vec::with_capacity(Write::pages_max(page_bytes));
         let term = Term::start(Duration::ZERO);
         Write { pages, started: Instant::now(), term, overdue: false, in_place: false }
     }
@@ -109,13 +115,32 @@ pub(super) struct Linger {
 }
 
 impl Evictor {
+    /// Bytes of an evictor and its thread, for a region of this number of frames.
+    pub(in crate::paging) fn bytes(frames: usize, page_bytes: usize) -> usize {
+        let page = size_of::<FrameId>() // cooling
+            + size_of::<Linger>()
+            + size_of::<Dirty>()
+            + size_of::<PageId>() // left
+            + size_of::<FrameId>() // freed
+            + size_of::<Instant>(); // chosen
+        let write = size_of::<Write>()
+            + Write::pages_max(page_bytes) * size_of::<Dirty>()
+            + size_of::<Completion>();
+        size_of::<Evictor>()
+            + queue_bytes(DEPTH + 1)
+            + frames * page
+            + DEPTH as usize * write
+            + BATCH_MAX * size_of::<PageId>()
+            + THREAD_BYTES
+    }
+
     pub(in crate::paging) fn new(
         pager: Arc<Pager>,
         requests: Arc<Requests>,
         deadline: Duration,
     ) -> Result<Evictor> {
         let mut queue = pager.slots().store().open_queue(DEPTH + 1)?; // With a test write.
-        queue.watch(pager.pool().evictor_bell().raw_fd())?;
+        queue.watch(pager.pool().waiters().evictor_bell().raw_fd())?;
         let frames = pager.frames().count();
         Ok(Evictor {
             queue,

@@ -288,7 +288,7 @@ impl Evictor {
         if self.free_writes.len() == self.writes.len() {
             return;
         }
-        let starving = self.pager.pool().is_starving();
+        let starving = self.pager.pool().waiters().is_starving();
         let shown = self.watch.look(Instant::now());
         for token in 0..self.writes.len() {
             let write = &mut self.writes[token];

@@ -25,6 +25,7 @@ use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::FAULTS_MAX;
 use crate::paging::fault::work::Work;
 use crate::paging::pager::Pager;
+use crate::sys::thread::THREAD_BYTES;
 use crate::sys::uffd::Message;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,6 +52,11 @@ impl Handler {
         let sched = ThreadSched::new(Arc::clone(pager.sched()), index, spin, poll);
         let work = Work::new(Arc::clone(&pager), index)?;
         Ok(Handler { pager, sched, work, messages: [Message::EMPTY; FAULTS_MAX] })
+    }
+
+    /// Bytes of a handler and its thread, for a region of this number of frames.
+    pub(in crate::paging) fn bytes(frames: usize) -> usize {
+        size_of::<Handler>() + Work::bytes(frames) + THREAD_BYTES
     }
 
     /// Serves faults until the region stops.

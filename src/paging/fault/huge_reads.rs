@@ -136,7 +136,7 @@ impl HugeReads {
         if self.open == 0 {
             return;
         }
-        let starving = self.pager.pool().is_starving();
+        let starving = self.pager.pool().waiters().is_starving();
         for run in 0..self.chunks.len() {
             let Some(chunk) = self.chunks[run] else { continue };
             let is_read = chunk.read.count_ones() == self.pager.pages_per_chunk() as u32;

@@ -52,15 +52,15 @@ pub(in crate::paging) fn wait_for_room(
 ) {
     let class = room_class(pager, page).unwrap_or(RoomClass::Content);
     pager.counters().faults_starved.bump();
-    pager.pool().begin_starving();
+    pager.pool().waiters().begin_starving();
     pager.starved().push(fault, arrived, class);
-    pager.pool().call_evictor();
+    pager.pool().waiters().call_evictor();
 }
 
 /// A fault does not wait for room any more.
 pub(in crate::paging) fn stop_waiting(pager: &Pager, starved: &StarvedFault) {
     pager.starved().done(starved);
-    pager.pool().end_starving();
+    pager.pool().waiters().end_starving();
 }
 
 /// How long a fault may wait for room without progress; `None`: for ever. A page with

@@ -184,13 +184,13 @@ impl Prefetch {
         if is_starving != self.is_starving {
             self.is_starving = is_starving;
             if is_starving {
-                self.pager.pool().begin_starving();
+                self.pager.pool().waiters().begin_starving();
             } else {
-                self.pager.pool().end_starving();
+                self.pager.pool().waiters().end_starving();
             }
         }
         if is_starving {
-            self.pager.pool().call_evictor();
+            self.pager.pool().waiters().call_evictor();
         }
     }
 }

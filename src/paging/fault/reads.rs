@@ -20,7 +20,9 @@ use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::frames::push;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
-use crate::store::{Completion, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, Segment};
+use crate::store::{
+    Completion, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, Segment, queue_bytes,
+};
 use crate::sys::uffd::Wake;
 use crate::sys::vm::KERNEL_PAGE;
 use std::sync::Arc;
@@ -177,6 +179,14 @@ impl Reads {
             checked: now,
             pager,
         })
+    }
+
+    /// Bytes of all that, for a region of this number of frames.
+    pub(super) fn bytes(frames: usize) -> usize {
+        let request = size_of::<Option<Read>>() + size_of::<usize>() + size_of::<Completion>();
+        let frame = size_of::<Accepted>() + size_of::<Repeat>() + size_of::<FrameRead>();
+        let wakes = WAKE_BYTES_MAX / KERNEL_PAGE * size_of::<PageId>();
+        queue_bytes(DEPTH) + DEPTH as usize * request + frames * frame + wakes
     }
 
     /// Whether nothing is accepted, at the device or back from it.

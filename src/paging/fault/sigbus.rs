@@ -165,10 +165,10 @@ fn starve_in_thread(pager: &Pager, page: PageId, since: &mut Option<(Stopwatch, 
     {
         return;
     }
-    pager.pool().begin_starving();
-    pager.pool().call_evictor();
+    pager.pool().waiters().begin_starving();
+    pager.pool().waiters().call_evictor();
     std::thread::sleep(PAUSE); // nanosleep(2) is async-signal-safe in Linux.
-    pager.pool().end_starving();
+    pager.pool().waiters().end_starving();
 }
 
 /// Reads and installs a page before it is touched, if it is on the store and there is a frame.

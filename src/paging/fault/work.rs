@@ -58,6 +58,12 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// Bytes that one allocates, for a region of this number of frames. Room for thousands of faults that
+    /// wait is left out: it gets memory when they do.
+    pub(super) fn bytes(frames: usize) -> usize {
+        Reads::bytes(frames)
+    }
+
     /// Prepares all the memory that the handler will ever use.
     ///
     /// # Errors
@@ -174,7 +180,7 @@ impl Work {
             no_room::stop_waiting(&self.pager, &starved);
         }
         if self.pager.starved().len() > 0 {
-            self.pager.pool().call_evictor();
+            self.pager.pool().waiters().call_evictor();
         }
     }
 

@@ -70,6 +70,13 @@ struct Empty {
     count: usize,
 }
 
+impl Frames {
+    /// Bytes of what there is to know of the frames, their memory aside.
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.count() * (size_of::<FrameMeta>() + size_of::<FrameId>())
+    }
+}
+
 impl Empty {
     fn none(frames: usize) -> Empty {
         Empty { bits: vec![0; frames.div_ceil(64)], count: 0 }

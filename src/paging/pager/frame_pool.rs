@@ -1,7 +1,7 @@
-//! The frame pool: the limit, its watermarks, frames with their charge, and who is woken for want of them.
+//! The frame pool: the limit, and frames with their charge.
 //!
 //! A fill takes a frame and its charge here, the evictor brings freed ones back. What a thread cannot
-//! get it waits for ([`StarvedFaults`]); the evictor is called to make room, and calls the handlers
+//! get it waits for ([`RoomWaiters`]); the evictor is called to make room, and calls the handlers
 //! when there is some.
 //!
 //! # Invariants
@@ -10,24 +10,21 @@
 #![expect(unsafe_code, reason = "drops the memory of frames")]
 
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::limit::budget::Budget;
 use crate::limit::manager::Account;
-use crate::paging::bell::Bell;
 use crate::paging::config::{Moves, RegionConfig};
 use crate::paging::fault::sched::HandlerSched;
-use crate::paging::fault::starved::FAULTS_HELD_MAX;
-use crate::paging::fault::starved::StarvedFaults;
 use crate::paging::managed::Managed;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
+use crate::paging::pager::room::{RoomWaiters, Watermarks};
 use crate::paging::purge::Purge;
 use crate::sys::vm::Discarder;
 use crate::sys::vm::Huge;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
-use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 
 /// Why there is no run of frames to read into.
@@ -38,14 +35,6 @@ pub(in crate::paging) enum NoRun {
     /// All are in use, or there are none.
     AllInUse,
 }
-
-/// Bytes that a region keeps for itself whatever it holds: threads' stacks, histograms, lists of the
-/// evictor, upper page tables ...
-const FIXED: u64 = 384 << 10;
-/// ... for each handler its queue of requests (256 KiB of buffers' addresses) and its lists ...
-const FIXED_PER_HANDLER: u64 = 512 << 10;
-/// ... and for each frame what threads know of it. Measured: `docs/design/memory.md`.
-const FIXED_PER_FRAME: u64 = 128;
 
 /// Frames, what they are charged to, and the threads that wait for them.
 #[derive(Debug)]
@@ -59,16 +48,8 @@ pub(in crate::paging) struct FramePool {
     /// Gives back what the heap keeps of freed memory.
     purge: Purge,
     moves: Moves,
-    /// Bytes that are still available when background eviction starts, and when it stops.
-    low_bytes: AtomicU64,
-    high_bytes: AtomicU64,
-    evictor_bell: Bell,
-    sched: Arc<HandlerSched>,
-    /// Faults that wait for room.
-    starved: StarvedFaults,
-    /// How many of them there are, where threads serve themselves too, and handlers that wait for
-    /// room to read ahead.
-    starving: CachePadded<AtomicU32>,
+    watermarks: Watermarks,
+    waiters: RoomWaiters,
     /// A frame without a charge of its own uses the one that is kept for copies. Only the evictor
     /// lends it, and has it back before it takes the next page out.
     copy_charge_lent: AtomicBool,
@@ -100,12 +81,8 @@ impl FramePool {
             managed: Managed::new(account),
             purge: Purge::new(),
             moves,
-            low_bytes: AtomicU64::new(0),
-            high_bytes: AtomicU64::new(0),
-            evictor_bell: Bell::new()?,
-            sched,
-            starved: StarvedFaults::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
-            starving: CachePadded::new(AtomicU32::new(0)),
+            watermarks: Watermarks::new(config.page),
+            waiters: RoomWaiters::new(config, sched)?,
             copy_charge_lent: AtomicBool::new(false),
         })
     }
@@ -130,13 +107,14 @@ impl FramePool {
         &self.purge
     }
 
-    /// Faults that wait for room.
-    pub(in crate::paging) fn starved(&self) -> &StarvedFaults {
-        &self.starved
+    /// The threads that wait for frames.
+    pub(in crate::paging) fn waiters(&self) -> &RoomWaiters {
+        &self.waiters
     }
 
-    pub(in crate::paging) fn evictor_bell(&self) -> &Bell {
-        &self.evictor_bell
+    /// When there is too little room.
+    pub(in crate::paging) fn watermarks(&self) -> &Watermarks {
+        &self.watermarks
     }
 
     pub(in crate::paging) fn fills_by_move(&self) -> bool {
@@ -147,49 +125,8 @@ impl FramePool {
         self.moves.evict
     }
 
-    /// Bytes that the region keeps for itself whatever it holds.
-    pub(in crate::paging) fn fixed_bytes(&self, handlers: usize) -> ByteCount {
-        let frames = self.staging.count() as u64 * FIXED_PER_FRAME;
-        ByteCount(FIXED + handlers as u64 * FIXED_PER_HANDLER + frames + self.page_size().0)
-    }
-
     fn page_size(&self) -> ByteCount {
         ByteCount(self.page_bytes as u64)
-    }
-
-    /// Bytes still available below which background eviction starts.
-    pub(in crate::paging) fn low_bytes(&self) -> u64 {
-        self.low_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Bytes still available at which background eviction stops.
-    pub(in crate::paging) fn high_bytes(&self) -> u64 {
-        self.high_bytes.load(Ordering::Relaxed)
-    }
-
-    // Waiting for room.
-
-    /// One thread more waits for room.
-    pub(in crate::paging) fn begin_starving(&self) {
-        self.starving.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// One thread fewer waits for room.
-    pub(in crate::paging) fn end_starving(&self) {
-        self.starving.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    pub(in crate::paging) fn is_starving(&self) -> bool {
-        self.starving.load(Ordering::Acquire) > 0
-    }
-
-    /// Sets the watermarks that follow from the limit.
-    pub(in crate::paging) fn set_watermarks(&self, limit: ByteCount) {
-        const RESERVE_MAX: u64 = 16 << 20;
-        let page = self.page_bytes as u64;
-        let high = (limit.0 / 16).min(RESERVE_MAX.max(8 * page)).max(2 * page);
-        self.low_bytes.store(high / 2, Ordering::Relaxed);
-        self.high_bytes.store(high, Ordering::Relaxed);
     }
 
     /// Bytes that fills can take without evicting: unused budget and spare frames.
@@ -199,22 +136,8 @@ impl FramePool {
 
     /// Calls the evictor when less than the low watermark is available.
     pub(in crate::paging) fn check_low(&self) {
-        if self.available() < self.low_bytes() {
-            self.call_evictor();
-        }
-    }
-
-    // Bells.
-
-    /// Wakes the evictor, once until it has looked.
-    pub(in crate::paging) fn call_evictor(&self) {
-        self.evictor_bell.ring();
-    }
-
-    /// Wakes the handlers that wait for frames.
-    pub(in crate::paging) fn feed_handlers(&self) {
-        if self.is_starving() {
-            self.sched.call_all();
+        if self.available() < self.watermarks.low() {
+            self.waiters.call_evictor();
         }
     }
 
@@ -299,7 +222,7 @@ impl FramePool {
 
     /// What of the limit pages without a slot cannot have.
     pub(in crate::paging) fn reserve(&self) -> ByteCount {
-        let high = self.high_bytes();
+        let high = self.watermarks.high();
         ByteCount(high.max(self.headroom().0 + 2 * self.page_size().0))
     }
 
@@ -307,12 +230,7 @@ impl FramePool {
     /// evicted while the device is full: pages that have a slot come and go through it, so that
     /// what was written stays readable.
     pub(in crate::paging) fn has_room_for_fresh(&self) -> bool {
-        self.available() >= self.reserve_for_fresh().0 + self.page_size().0
-    }
-
-    /// What fresh pages leave of the limit.
-    pub(in crate::paging) fn reserve_for_fresh(&self) -> ByteCount {
-        ByteCount(self.low_bytes() / 2).max(self.page_size())
+        self.available() >= self.watermarks.for_fresh().0 + self.page_size().0
     }
 
     /// Charges one page; spare frames give way when the limit is reached.
@@ -341,7 +259,7 @@ impl FramePool {
         if self.moves.fill || self.managed.deficit() > 0 {
             return 0;
         }
-        let bytes = self.low_bytes() as usize;
+        let bytes = self.watermarks.low() as usize;
         let most = SPARE_MAX.min(self.staging.singles() / 2);
         (bytes / self.page_bytes).clamp(1, most)
     }
@@ -481,7 +399,7 @@ impl FramePool {
     }
 
     /// Has the kernel give memory to a frame, or to the run of frames that begins with it.
-    pub(in crate::paging) fn touch_frame(&self, frame: FrameId) {
+    fn touch_frame(&self, frame: FrameId) {
         // SAFETY: the frame is this thread's and holds nothing.
         unsafe { self.staging.ptr(frame).write_volatile(0) };
     }
@@ -516,6 +434,7 @@ impl FramePool {
             self.budget.uncharge(self.page_size());
         }
     }
+
     /// Frees spare frames, down to `keep` bytes of them.
     pub(in crate::paging) fn free_spares(&self, want: u64, keep: u64) -> u64 {
         let page = self.page_bytes as u64;
@@ -539,7 +458,7 @@ impl FramePool {
     pub(in crate::paging) fn others_may_give(&self, missing: u64, exhausted: bool) -> bool {
         let spares = self.staging.spare_bytes() as u64;
         let own = self.budget.own_free().0 + spares;
-        if missing == 0 || own < self.high_bytes() {
+        if missing == 0 || own < self.watermarks.high() {
             return false; // Short of its own ceiling.
         }
         self.managed.others_may_give(missing, exhausted)

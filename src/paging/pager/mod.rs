@@ -29,6 +29,7 @@ pub(in crate::paging) mod health;
 pub(super) mod install;
 pub(in crate::paging) mod mapper;
 pub(in crate::paging) mod reclaim;
+pub(in crate::paging) mod room;
 pub(in crate::paging) mod slot_store;
 pub(in crate::paging) mod table;
 pub(in crate::paging) mod transfer;
@@ -175,7 +176,7 @@ impl Pager {
 
     /// Faults that wait for room.
     pub(in crate::paging) fn starved(&self) -> &StarvedFaults {
-        self.pool.starved()
+        self.pool.waiters().starved()
     }
 
     /// What is mapped.

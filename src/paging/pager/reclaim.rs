@@ -18,7 +18,7 @@ fn evict_for_others(pager: &Pager, want: u64) -> u64 {
     let managed = pager.managed();
     let before = managed.covered();
     managed.add_deficit(want);
-    pager.pool().call_evictor();
+    pager.pool().waiters().call_evictor();
     let (mut seen, mut stall) = (0, Deadline::new(STALL_MAX));
     loop {
         let covered = managed.covered() - before;
@@ -50,14 +50,14 @@ pub(in crate::paging) fn set_limit(pager: &Pager, limit: ByteCount) {
 /// Sets the watermarks and the policy's sizes that follow from the limit.
 fn follow_limit(pager: &Pager) {
     let limit = pager.budget().limit();
-    pager.pool().set_watermarks(limit);
+    pager.pool().watermarks().set(limit);
     pager.policy().lock().resize(PageCount(limit.0 / pager.page_bytes() as u64));
-    pager.pool().call_evictor();
+    pager.pool().waiters().call_evictor();
 }
 
 impl Reclaim for Pager {
     fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
-        let high = self.pool().high_bytes();
+        let high = self.pool().watermarks().high();
         match effort {
             Effort::Spare => {
                 let spares = self.pool().free_spares(want.0, high) + charge::release_tables(self);
@@ -108,7 +108,7 @@ impl Reclaim for Pager {
             self.note_room_made();
         }
         self.managed().others_gave(freed.0);
-        self.pool().feed_handlers();
-        self.pool().call_evictor();
+        self.pool().waiters().feed_handlers();
+        self.pool().waiters().call_evictor();
     }
 }
