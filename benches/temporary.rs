@@ -12,6 +12,8 @@
 #![expect(unsafe_code, reason = "touches temporary memory")]
 
 mod common;
+#[path = "common/raw.rs"]
+mod raw;
 
 use clap::Parser;
 use common::Unnamed;
@@ -21,19 +23,15 @@ use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;
 use farheap::{ByteCount, PageId};
 use plotters::prelude::*;
+use raw::{BLOCK, check_block, fill_block};
 use std::fmt::Write;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 type Failure = Box<dyn std::error::Error>;
-
-const BLOCK: usize = 1 << 20;
-/// Threads that keep the device busy in the raw rows.
-const RAW_THREADS: usize = 4;
 
 /// Costs of temporary memory.
 #[derive(Clone, Debug, Parser)]
@@ -118,16 +116,6 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 // Twice the limit.
 
-/// Fills blocks with numbers and checks them, as a query that writes a run and reads it back.
-fn fill_block(block: &mut [u64], first: u64) {
-    block.iter_mut().zip(first..).for_each(|(word, n)| *word = n);
-}
-
-fn check_block(block: &[u64], first: u64) {
-    let wrong = block.iter().zip(first..).filter(|(word, n)| **word != *n).count();
-    assert_eq!(wrong, 0, "block at word {first}");
-}
-
 /// A block of temporary memory.
 fn block_of(memory: &mut TemporaryMemory, at: usize) -> &mut [u64] {
     assert!(at + BLOCK <= memory.len().as_usize());
@@ -163,47 +151,16 @@ fn through_memory(manager: &MemoryManager, len: ByteCount) -> Result<Round, Fail
     Ok(Round { write, read, whole: began.elapsed().as_secs_f64() })
 }
 
-fn direct(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true);
-    options.clone().custom_flags(libc::O_DIRECT).open(path).or_else(|_| options.open(path))
-}
-
 /// The same through a file: large blocks, several in flight, sequential.
 fn through_file(file: &File, len: usize) -> Result<Round, Failure> {
     let (began, mut times) = (Instant::now(), [0.0; 2]);
     for (write, time) in [true, false].into_iter().zip(&mut times) {
         let phase = Instant::now();
-        let result: Result<Vec<()>, std::io::Error> = std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                (0..RAW_THREADS).map(|n| scope.spawn(move || raw(file, len, n, write))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("no check failed")).collect()
-        });
-        result?;
+        raw::transfer(file, len, write)?;
         *time = phase.elapsed().as_secs_f64();
     }
     let [write, read] = times;
     Ok(Round { write, read, whole: began.elapsed().as_secs_f64() })
-}
-
-fn raw(file: &File, len: usize, thread: usize, write: bool) -> std::io::Result<()> {
-    let mut words = vec![0_u64; BLOCK / 8 + 512];
-    // O_DIRECT wants aligned buffers.
-    let skip = words.as_ptr().align_offset(4096);
-    let block = &mut words[skip..skip + BLOCK / 8];
-    for at in (thread * BLOCK..len).step_by(RAW_THREADS * BLOCK) {
-        // SAFETY: the words of the block, seen as bytes.
-        let bytes =
-            unsafe { std::slice::from_raw_parts_mut(block.as_mut_ptr().cast::<u8>(), BLOCK) };
-        if write {
-            fill_block(block, at as u64);
-            file.write_all_at(bytes, at as u64)?;
-        } else {
-            file.read_exact_at(bytes, at as u64)?;
-            check_block(block, at as u64);
-        }
-    }
-    Ok(())
 }
 
 fn spill(options: &Options) -> Result<Vec<Row>, Failure> {
@@ -214,7 +171,7 @@ fn spill(options: &Options) -> Result<Vec<Row>, Failure> {
     let manager = MemoryManager::start(limit, Mode::Cooperative)?;
     let config = RegionConfig::new().limit(limit);
     let region = Region::create_under(&manager, config, Arc::new(store))?;
-    let file = direct(&beside.path())?;
+    let file = raw::open(&beside.path())?;
     let (mut ours, mut raws) = (Vec::new(), Vec::new());
     // The first round finds blocks that the file system has not given out.
     let mut before = region.stats();
