@@ -10,11 +10,11 @@ use crate::sys::vm::HUGE_PAGE;
 impl Evictor {
     /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
     pub(super) fn settle_cooling(&mut self, keep: usize) -> bool {
-        let room =
-            (self.free_writes.len() * self.pages_per_write()).saturating_sub(self.dirty.len());
-        let count = self.cooling.len().saturating_sub(keep).min(room);
+        let room = (self.device.free_writes.len() * self.pages_per_write())
+            .saturating_sub(self.device.dirty.len());
+        let count = self.leaving.cooling.len().saturating_sub(keep).min(room);
         for _ in 0..count {
-            let frame = self.cooling.pop_front().expect("counted above");
+            let frame = self.leaving.cooling.pop_front().expect("counted above");
             self.settle_frame(frame);
         }
         self.let_go();
@@ -25,13 +25,13 @@ impl Evictor {
     /// Tells the policy which pages left, and gives their frames to the threads that need them: all at
     /// once, which costs one release of memory.
     pub(super) fn let_go(&mut self) {
-        if !self.left.is_empty() {
+        if !self.leaving.left.is_empty() {
             let mut policy = self.pager.policy().lock();
-            self.left.drain(..).for_each(|page| policy.evicted(page));
+            self.leaving.left.drain(..).for_each(|page| policy.evicted(page));
         }
-        let freed = self.freed.len();
+        let freed = self.leaving.freed.len();
         self.renew_huge();
-        self.pager.pool().give_back(&mut self.freed);
+        self.pager.pool().give_back(&mut self.leaving.freed);
         self.made_room(freed);
     }
 
@@ -47,22 +47,23 @@ impl Evictor {
         let is_used =
             is_huge || self.arrivals.fresh_prevail() || self.pager.chunks().has_had_whole();
         if !self.pager.pool().evicts_by_move()
-            || self.freed.len() < per_run
+            || self.leaving.freed.len() < per_run
             || !is_wanted
             || !is_used
         {
             return;
         }
-        self.freed.sort_unstable();
+        self.leaving.freed.sort_unstable();
         let mut at = 0;
-        while at + per_run <= self.freed.len() {
-            let first = self.freed[at];
+        while at + per_run <= self.leaving.freed.len() {
+            let first = self.leaving.freed[at];
             let begins =
                 frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(per_run);
-            let is_run =
-                begins && self.freed[at + per_run - 1].0 as usize == first.0 as usize + per_run - 1;
+            let is_run = begins
+                && self.leaving.freed[at + per_run - 1].0 as usize
+                    == first.0 as usize + per_run - 1;
             if (is_huge || is_run) && self.pager.pool().renew(first) {
-                self.freed.drain(at..at + per_run);
+                self.leaving.freed.drain(at..at + per_run);
             } else {
                 at += 1;
             }
@@ -75,7 +76,7 @@ impl Evictor {
         let page = pager.frames().page(frame);
         let slot = pager.frames().slot(frame);
         if pager.word(page).load() != Word::cooling(frame) {
-            self.lingering.push_back(Linger { page, frame, written: None });
+            self.leaving.lingering.push_back(Linger { page, frame, written: None });
             return;
         }
         let hash = pager.slots().hash_frame(pager.frames(), frame);
@@ -85,7 +86,7 @@ impl Evictor {
             None => Content::Dirty,
         };
         if !protocol::cooled(pager.word(page), frame, content) {
-            self.lingering.push_back(Linger { page, frame, written: None });
+            self.leaving.lingering.push_back(Linger { page, frame, written: None });
             return;
         }
         if pager.frames().meta_of(frame).prefetched() {
@@ -104,7 +105,7 @@ impl Evictor {
         match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
             Content::Dirty => {
-                self.dirty.push(Dirty { page, frame, hash, slot: SlotId(0) });
+                self.device.dirty.push(Dirty { page, frame, hash, slot: SlotId(0) });
                 return;
             }
             Content::Clean(_) => pager.counters().evicted_clean.bump(),
@@ -113,28 +114,28 @@ impl Evictor {
                 pager.counters().evicted_zero.bump();
             }
         }
-        pager.counters().evict_times.add(self.chosen[frame.0 as usize].elapsed());
-        self.left.push(page);
-        self.freed.push(frame);
+        pager.counters().evict_times.add(self.leaving.chosen[frame.0 as usize].elapsed());
+        self.leaving.left.push(page);
+        self.leaving.freed.push(frame);
     }
 
     /// Frees the frames whose takers have finished.
     pub(super) fn settle_lingering(&mut self) {
-        for _ in 0..self.lingering.len() {
-            let linger = self.lingering.pop_front().expect("counted above");
+        for _ in 0..self.leaving.lingering.len() {
+            let linger = self.leaving.lingering.pop_front().expect("counted above");
             let Linger { page, frame, .. } = linger;
             let note = self.pager.frames().meta_of(frame);
             match protocol::linger(self.pager.word(page), frame, note) {
                 protocol::Linger::Wait => {
-                    self.lingering.push_back(linger);
+                    self.leaving.lingering.push_back(linger);
                     continue;
                 }
                 protocol::Linger::Cooling => {
-                    self.cooling.push_back(frame);
+                    self.leaving.cooling.push_back(frame);
                     continue;
                 }
                 protocol::Linger::Over(false) => drop(self.pager.frames().release(frame)),
-                protocol::Linger::Over(true) => self.freed.push(frame),
+                protocol::Linger::Over(true) => self.leaving.freed.push(frame),
             }
             self.pager.put_slot(linger.written);
             self.made_room(1);

@@ -86,8 +86,11 @@ impl Evictor {
         // would be all this thread does.
         let hopeless = self.is_paused() && self.pager.health().is_exhausted();
         let busy = asked || discarded || (worked && !hopeless);
-        let timeout =
-            if busy && self.queue.in_flight() < DEPTH { Duration::ZERO } else { self.patience() };
+        let timeout = if busy && self.device.queue.in_flight() < DEPTH {
+            Duration::ZERO
+        } else {
+            self.patience()
+        };
         self.collect(timeout)
     }
 
@@ -96,23 +99,25 @@ impl Evictor {
         const LINGER: Duration = Duration::from_micros(100);
         const IDLE: Duration = Duration::from_millis(100);
         const WRITING: Duration = Duration::from_millis(20); // Deadlines are looked at.
-        if !self.lingering.is_empty() {
+        if !self.leaving.lingering.is_empty() {
             return LINGER;
         }
-        match self.write_again {
+        match self.device.write_again {
             Some(again) if self.wanted() > 0 => {
                 again.saturating_duration_since(Instant::now()).clamp(PAUSE_MIN / 10, IDLE)
             }
-            _ if self.free_writes.len() < DEPTH as usize => WRITING.min(look_every(self.deadline)),
+            _ if self.device.free_writes.len() < DEPTH as usize => {
+                WRITING.min(look_every(self.device.deadline))
+            }
             _ => IDLE,
         }
     }
 
     pub(in crate::paging) fn collect(&mut self, timeout: Duration) -> Result<()> {
-        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let (queue, finished) = (&mut self.device.queue, &mut self.device.finished);
         let mut done = |completion| finished.push(completion);
         self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
-        while let Some(completion) = self.finished.pop() {
+        while let Some(completion) = self.device.finished.pop() {
             self.finish_write(completion);
         }
         self.check_deadlines();
@@ -139,20 +144,25 @@ impl Evictor {
         }
         let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes());
         // What a device that does not answer holds on to makes no room.
-        let stuck = self.writes.iter().any(|write| !write.pages.is_empty() && write.overdue);
+        let stuck = self.device.writes.iter().any(|write| !write.pages.is_empty() && write.overdue);
         let leaving = if stuck { 0 } else { self.leaving() };
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
     }
 
     /// Whether nothing is on its way out.
     fn idle(&self) -> bool {
-        self.cooling.is_empty() && self.dirty.is_empty() && self.free_writes.len() == DEPTH as usize
+        self.leaving.cooling.is_empty()
+            && self.device.dirty.is_empty()
+            && self.device.free_writes.len() == DEPTH as usize
     }
 
     /// Pages on their way out.
     pub(in crate::paging) fn leaving(&self) -> usize {
-        let writing: usize = self.writes.iter().map(|write| write.pages.len()).sum();
-        self.cooling.len() + self.dirty.len() + writing + self.lingering.len()
+        let writing: usize = self.device.writes.iter().map(|write| write.pages.len()).sum();
+        self.leaving.cooling.len()
+            + self.device.dirty.len()
+            + writing
+            + self.leaving.lingering.len()
     }
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
@@ -193,7 +203,7 @@ impl Evictor {
                 }
             };
         }
-        let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.cooling_max });
+        let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.leaving.cooling_max });
         freed || settled
     }
 

@@ -60,13 +60,14 @@ impl Evictor {
 
     /// Whether anything is on its way out that the device has not failed to answer.
     fn has_hope(&self) -> bool {
-        let waiting = self.cooling.len() + self.dirty.len() + self.lingering.len();
+        let waiting =
+            self.leaving.cooling.len() + self.device.dirty.len() + self.leaving.lingering.len();
         self.is_writing() || waiting > 0
     }
 
     /// Whether the device has a write that it has not failed to answer.
     pub(super) fn is_writing(&self) -> bool {
-        self.writes.iter().any(|write| !write.pages.is_empty() && !write.overdue)
+        self.device.writes.iter().any(|write| !write.pages.is_empty() && !write.overdue)
     }
 
     /// Waits, for a bounded time, until all that is cooling or being written has settled.
@@ -76,7 +77,7 @@ impl Evictor {
 
     /// Waits, for a bounded time, until at most `most` pages are on their way out.
     fn settle_until(&mut self, most: usize) {
-        let mut deadline = Deadline::new(self.deadline);
+        let mut deadline = Deadline::new(self.device.deadline);
         while self.has_hope() && self.leaving() > most {
             self.settle_cooling(0);
             self.settle_lingering();

@@ -20,8 +20,9 @@ impl Evictor {
         let pager = &self.pager;
         // Below the low watermark pages are on their way out, or would be.
         let has_room = pager.pool().available() >= pager.pool().watermarks().low();
-        let writes = !self.dirty.is_empty() || self.free_writes.len() < DEPTH as usize;
-        if !has_room || writes || self.probe.is_some() {
+        let writes =
+            !self.device.dirty.is_empty() || self.device.free_writes.len() < DEPTH as usize;
+        if !has_room || writes || self.device.probe.is_some() {
             return;
         }
         if pager.health().is_exhausted() {
@@ -53,12 +54,12 @@ impl Evictor {
             offset: pager.slot_offset(slot),
             segments: &segments,
         };
-        self.probe = Some(Probe { slot, frame });
-        let before = self.queue.in_flight();
-        let queue = &mut *self.queue;
+        self.device.probe = Some(Probe { slot, frame });
+        let before = self.device.queue.in_flight();
+        let queue = &mut *self.device.queue;
         let pushed = self.pager.guarded(|| push(queue, request));
         // After a panic of a store that may have taken the request, its answer is waited for.
-        let is_taken = pushed.unwrap_or(self.queue.in_flight() != before);
+        let is_taken = pushed.unwrap_or(self.device.queue.in_flight() != before);
         if !is_taken {
             let errno = crate::sys::EIO;
             let (offset, len) = (self.pager.slot_offset(slot), self.pager.page_bytes() as u64);
@@ -68,7 +69,7 @@ impl Evictor {
     }
 
     pub(super) fn finish_probe(&mut self, completion: Completion) {
-        let Probe { slot, frame } = self.probe.take().expect("a completion has its write");
+        let Probe { slot, frame } = self.device.probe.take().expect("a completion has its write");
         let errno = completion.result.map_err(|error| errno_of(&error) as u32);
         if errno.is_ok() {
             self.writes_work();

@@ -73,34 +73,44 @@ pub(super) struct Probe {
     pub(super) frame: FrameId,
 }
 
-/// The evictor thread's state.
-pub(in crate::paging) struct Evictor {
-    pub(super) pager: Arc<Pager>,
-    pub(super) requests: Arc<Requests>,
-    pub(super) queue: Box<dyn Queue>,
-    pub(super) victims: Vec<PageId>,
+/// Pages on their way out.
+pub(super) struct Leaving {
     /// Frames whose pages cool, oldest first.
     pub(super) cooling: VecDeque<FrameId>,
+    pub(super) cooling_max: usize,
     /// Frames whose pages left by another hand that is not finished with them.
     pub(super) lingering: VecDeque<Linger>,
-    pub(super) dirty: Vec<Dirty>,
     /// Pages that have left, and frames that nobody uses any more: until the next `let_go`.
     pub(super) left: Vec<PageId>,
     pub(super) freed: Vec<FrameId>,
+    /// Per frame: when its page was chosen.
+    pub(super) chosen: Vec<Instant>,
+}
+
+/// What the device is given, and has been.
+pub(super) struct DeviceWrites {
+    pub(super) queue: Box<dyn Queue>,
+    pub(super) dirty: Vec<Dirty>,
     pub(super) writes: Vec<Write>,
     pub(super) free_writes: Vec<usize>,
     pub(super) finished: Vec<Completion>,
-    pub(super) cooling_max: usize,
     pub(super) write_pause: Duration,
     pub(super) write_again: Option<Instant>,
     pub(super) probe: Option<Probe>,
     pub(super) deadline: Duration,
     /// Tells how long the device has had a write.
     pub(super) watch: Stopwatch,
-    /// Per frame: when its page was chosen.
-    pub(super) chosen: Vec<Instant>,
+}
+
+/// The evictor thread's state.
+pub(in crate::paging) struct Evictor {
+    pub(super) pager: Arc<Pager>,
+    pub(super) requests: Arc<Requests>,
+    pub(super) victims: Vec<PageId>,
     /// Victims looked at since something was freed.
     pub(super) fruitless: usize,
+    pub(super) leaving: Leaving,
+    pub(super) device: DeviceWrites,
     pub(super) arrivals: Arrivals,
     pub(super) space: DeviceSpace,
 }
@@ -143,25 +153,29 @@ impl Evictor {
         queue.watch(pager.pool().waiters().evictor_bell().raw_fd())?;
         let frames = pager.frames().count();
         Ok(Evictor {
-            queue,
             requests,
             victims: Vec::with_capacity(BATCH_MAX),
-            cooling: VecDeque::with_capacity(frames),
-            lingering: VecDeque::with_capacity(frames),
-            dirty: Vec::with_capacity(frames),
-            left: Vec::with_capacity(frames),
-            freed: Vec::with_capacity(frames),
-            writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes())).collect(),
-            free_writes: (0..DEPTH as usize).collect(),
-            finished: Vec::with_capacity(DEPTH as usize),
-            cooling_max: 0,
-            write_pause: PAUSE_MIN,
-            write_again: None,
-            probe: None,
-            deadline,
-            watch: Stopwatch::start(deadline, Instant::now()),
-            chosen: vec![Instant::now(); frames],
             fruitless: 0,
+            leaving: Leaving {
+                cooling: VecDeque::with_capacity(frames),
+                cooling_max: 0,
+                lingering: VecDeque::with_capacity(frames),
+                left: Vec::with_capacity(frames),
+                freed: Vec::with_capacity(frames),
+                chosen: vec![Instant::now(); frames],
+            },
+            device: DeviceWrites {
+                queue,
+                dirty: Vec::with_capacity(frames),
+                writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes())).collect(),
+                free_writes: (0..DEPTH as usize).collect(),
+                finished: Vec::with_capacity(DEPTH as usize),
+                write_pause: PAUSE_MIN,
+                write_again: None,
+                probe: None,
+                deadline,
+                watch: Stopwatch::start(deadline, Instant::now()),
+            },
             arrivals: Arrivals::default(),
             space: DeviceSpace::new(),
             pager,

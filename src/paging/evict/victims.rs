@@ -240,9 +240,9 @@ impl Evictor {
         let note = self.pager.frames().meta_of(frame);
         note.set_prefetched(word.prefetched());
         note.set_guessed(word.guessed());
-        self.chosen[frame.0 as usize] = chosen;
+        self.leaving.chosen[frame.0 as usize] = chosen;
         self.pager.publish(page, word, Word::cooling(frame));
-        self.cooling.push_back(frame);
+        self.leaving.cooling.push_back(frame);
     }
 
     /// Whether the next to go is a page that the policy knows, although there are open chunks
@@ -292,8 +292,8 @@ impl Evictor {
         match kernel_filled::close_into(pager, first) {
             CloseOutcome::Taken => {
                 for frame in frames {
-                    self.chosen[frame.0 as usize] = chosen;
-                    self.cooling.push_back(frame);
+                    self.leaving.chosen[frame.0 as usize] = chosen;
+                    self.leaving.cooling.push_back(frame);
                 }
                 Chunkwise::Went
             }

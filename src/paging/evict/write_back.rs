@@ -26,7 +26,7 @@ impl Evictor {
     /// Whether write-back waits after a failure: only pages that need no write can go, or those
     /// that may be written over their old slots.
     pub(super) fn is_paused(&self) -> bool {
-        self.write_again.is_some_and(|again| Instant::now() < again)
+        self.device.write_again.is_some_and(|again| Instant::now() < again)
     }
 
     pub(super) fn pages_per_write(&self) -> usize {
@@ -36,10 +36,10 @@ impl Evictor {
     /// Gives all dirty pages slots, runs of them, and starts their writes, as far as there are
     /// free requests.
     pub(super) fn write_dirty(&mut self) {
-        if self.dirty.is_empty() {
+        if self.device.dirty.is_empty() {
             return;
         }
-        let mut dirty = std::mem::take(&mut self.dirty);
+        let mut dirty = std::mem::take(&mut self.device.dirty);
         if self.is_paused() {
             // Only what can be written over its old slot may go while the rest waits.
             let full = self.device_is_full();
@@ -54,11 +54,11 @@ impl Evictor {
         }
         dirty.sort_unstable_by_key(|dirty| dirty.page);
         let mut done = 0;
-        while done < dirty.len() && !self.free_writes.is_empty() {
+        while done < dirty.len() && !self.device.free_writes.is_empty() {
             done += self.write_some(&mut dirty[done..]);
         }
         dirty.drain(..done);
-        self.dirty = dirty;
+        self.device.dirty = dirty;
     }
 
     /// Whether write-back fails because the device has no space left.
@@ -116,7 +116,7 @@ impl Evictor {
 
     /// Starts writing a run of pages to their consecutive slots.
     fn start_write(&mut self, run: &[Dirty], in_place: bool) {
-        let token = self.free_writes.pop().expect("the caller looked");
+        let token = self.device.free_writes.pop().expect("the caller looked");
         let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
         let mut count = 0;
         for (n, dirty) in run.iter().enumerate() {
@@ -135,20 +135,20 @@ impl Evictor {
             segments: &segments[..count],
         };
         let started = Instant::now();
-        let term = Term::start(self.watch.look(started));
-        let write = &mut self.writes[token];
+        let term = Term::start(self.device.watch.look(started));
+        let write = &mut self.device.writes[token];
         write.pages.extend_from_slice(run);
         (write.started, write.term) = (started, term);
         (write.overdue, write.in_place) = (false, in_place);
         self.pager.starved().set_writing(true);
         self.pager.counters().writes_in_flight.up();
-        let before = self.queue.in_flight();
-        let queue = &mut *self.queue;
+        let before = self.device.queue.in_flight();
+        let queue = &mut *self.device.queue;
         match self.pager.guarded(|| push(queue, request)) {
             Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
             // A panic before the store took the request is a write that failed. Else whether the
             // device has it is unknown: as if it never answered.
-            None if self.queue.in_flight() == before => {
+            None if self.device.queue.in_flight() == before => {
                 let offset = self.pager.slot_offset(run[0].slot);
                 let len = (run.len() * self.pager.page_bytes()) as u64;
                 let error = crate::Error::Io { op: "write", offset, len, errno: crate::sys::EIO };
@@ -163,9 +163,9 @@ impl Evictor {
             return self.finish_probe(completion);
         }
         let token = completion.token as usize;
-        let mut run = std::mem::take(&mut self.writes[token].pages);
+        let mut run = std::mem::take(&mut self.device.writes[token].pages);
         assert!(!run.is_empty(), "a completion has its write");
-        let Write { started, in_place, .. } = self.writes[token];
+        let Write { started, in_place, .. } = self.device.writes[token];
         self.pager.counters().writes_in_flight.down();
         self.pager.counters().write_times.add(started.elapsed());
         match completion.result {
@@ -194,8 +194,8 @@ impl Evictor {
             }
         }
         run.clear();
-        self.writes[token].pages = run;
-        self.free_writes.push(token);
+        self.device.writes[token].pages = run;
+        self.device.free_writes.push(token);
         self.pager.starved().set_writing(self.is_writing());
     }
 
@@ -211,15 +211,18 @@ impl Evictor {
         pager.put_slot(old);
         match outcome {
             Written::Won => {
-                pager.counters().evict_times.add(self.chosen[dirty.frame.0 as usize].elapsed());
-                self.left.push(dirty.page);
-                self.freed.push(dirty.frame);
+                pager
+                    .counters()
+                    .evict_times
+                    .add(self.leaving.chosen[dirty.frame.0 as usize].elapsed());
+                self.leaving.left.push(dirty.page);
+                self.leaving.freed.push(dirty.frame);
             }
             Written::Taken => {
                 // A handler copied the page out, or it was discarded: neither slot is its any more.
                 let written = Some(dirty.slot);
                 let Dirty { page, frame, .. } = *dirty;
-                self.lingering.push_back(Linger { page, frame, written });
+                self.leaving.lingering.push_back(Linger { page, frame, written });
             }
         }
     }
@@ -235,7 +238,7 @@ impl Evictor {
                 // A handler copied the page out, or it was discarded: the old slot is this
                 // thread's.
                 pager.put_slot(slot);
-                self.lingering.push_back(Linger { page, frame, written: None });
+                self.leaving.lingering.push_back(Linger { page, frame, written: None });
                 return;
             }
         }
@@ -270,33 +273,33 @@ impl Evictor {
 
     pub(super) fn writes_pause(&mut self, errno: u32) {
         self.pager.health().note_write_failed(errno);
-        self.write_again = Some(Instant::now() + self.write_pause);
-        self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
+        self.device.write_again = Some(Instant::now() + self.device.write_pause);
+        self.device.write_pause = (self.device.write_pause * 2).min(PAUSE_MAX);
     }
 
     /// Notes a write that took new space: the device can be written.
     pub(super) fn writes_work(&mut self) {
         if self.pager.health().note_write_works() {
-            self.write_again = None;
-            self.write_pause = PAUSE_MIN;
+            self.device.write_again = None;
+            self.device.write_pause = PAUSE_MIN;
         }
     }
 
     /// Reports writes that the device has not answered in time, and rescues their pages, earlier
     /// where faults wait for room. Those that the kernel holds on to stay readable: a handler copies them out where there is room.
     pub(super) fn check_deadlines(&mut self) {
-        if self.free_writes.len() == self.writes.len() {
+        if self.device.free_writes.len() == self.device.writes.len() {
             return;
         }
         let starving = self.pager.pool().waiters().is_starving();
-        let shown = self.watch.look(Instant::now());
-        for token in 0..self.writes.len() {
-            let write = &mut self.writes[token];
+        let shown = self.device.watch.look(Instant::now());
+        for token in 0..self.device.writes.len() {
+            let write = &mut self.device.writes[token];
             if write.pages.is_empty() {
                 continue;
             }
             let age = write.term.age(shown);
-            if write.term.is_over(shown, self.deadline) && !write.overdue {
+            if write.term.is_over(shown, self.device.deadline) && !write.overdue {
                 let error = crate::Error::Io {
                     op: "write",
                     offset: self.pager.slot_offset(write.pages[0].slot),
@@ -307,7 +310,7 @@ impl Evictor {
                 self.abandon_write(token, crate::sys::ETIMEDOUT);
             }
             // A fault that waits for room is given up after the deadline: it must not come to that.
-            if self.writes[token].overdue || starving && age > self.deadline / 2 {
+            if self.device.writes[token].overdue || starving && age > self.device.deadline / 2 {
                 self.rescue(token);
             }
         }
@@ -320,7 +323,7 @@ impl Evictor {
         if !pager.pool().evicts_by_move() {
             return;
         }
-        for &Dirty { page, frame, .. } in &self.writes[token].pages {
+        for &Dirty { page, frame, .. } in &self.device.writes[token].pages {
             if !protocol::rescue(pager.word(page), frame) {
                 continue;
             }
@@ -337,7 +340,7 @@ impl Evictor {
     }
 
     fn abandon_write(&mut self, token: usize, errno: i32) {
-        self.writes[token].overdue = true;
+        self.device.writes[token].overdue = true;
         self.pager.starved().set_writing(self.is_writing());
         self.pager.counters().write_errors.bump();
         self.pager.health().note_write_failed(errno as u32);
