@@ -683,15 +683,20 @@ fn running_tier() -> &'static FarArenas {
     default_tier().expect("a heap is running")
 }
 
-/// Random operations on blocks that come from and go to other threads.
-fn hammer(seed: u64, next: &mpsc::SyncSender<Block>, previous: &mpsc::Receiver<Block>) {
+/// Numbers below a bound, from a seed (xorshift).
+fn dice(seed: u64) -> impl FnMut(usize) -> usize {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut random = move |bound: usize| {
+    move |bound| {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         state as usize % bound
-    };
+    }
+}
+
+/// Random operations on blocks that come from and go to other threads.
+fn hammer(seed: u64, next: &mpsc::SyncSender<Block>, previous: &mpsc::Receiver<Block>) {
+    let mut random = dice(seed);
     let mut kept: Vec<Block> = Vec::new();
     for round in 0..3000 {
         let _scope = (random(2) == 0).then(|| scope(Placement::Far));

@@ -198,13 +198,7 @@ fn large_local_blocks_move_between_threads_and_keep_their_bytes() {
 /// Random operations on local blocks up to 9 MiB, some of which come from and go to another thread.
 fn exchange(seed: u64, next: mpsc::SyncSender<Block>, previous: mpsc::Receiver<Block>) {
     let _scope = scope(Placement::Local);
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut random = move |bound: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as usize % bound
-    };
+    let mut random = dice(seed);
     let mut kept: Vec<Block> = Vec::new();
     for round in 0..600 {
         let shift = random(13);
