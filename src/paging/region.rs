@@ -103,7 +103,7 @@ fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Ac
 /// that is kept for copies, and what no part knows of.
 fn fixed_bytes(pager: &Pager, handlers: usize) -> ByteCount {
     /// Kernel page tables of sparse arrays, small objects. Measured: `docs/design/memory.md`.
-    const OTHERS: usize = 128 << 10;
+    const OTHERS: usize = 256 << 10;
     let (frames, page) = (pager.frames().count(), pager.page_bytes());
     let bytes = OTHERS
         + handlers * Handler::bytes(frames)
