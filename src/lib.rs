@@ -53,7 +53,10 @@ mod meta;
 mod paging;
 #[cfg(all(feature = "pool", not(loom)))]
 pub mod pool;
-// The protocol of the pool's page words, for its models.
+// The protocols of the pool's page words and chunks, for their models.
+#[cfg(loom)]
+#[path = "pool/chunk_note.rs"]
+mod pool_chunk_note;
 #[cfg(loom)]
 #[path = "pool/latch.rs"]
 mod pool_latch;

@@ -200,7 +200,13 @@ impl BufferPool {
     /// pages are evicted.
     pub fn evict_all(&self) -> Result<()> {
         let refusal = self.write_back.write_all(&self.frames)?;
-        self.evict(self.frames.resident.bytes(), Dirty::Write);
+        let Frames { resident, table, .. } = &self.frames;
+        // Pages that others bring in meanwhile may stay.
+        let end = resident.departed() + table.pages_in(resident.bytes());
+        // What is freed counts words and page tables, too: one call may leave pages.
+        while resident.departed() < end
+            && self.evict(resident.bytes(), Dirty::Write) > ByteCount::ZERO
+        {}
         refusal.map_or(Ok(()), Err)
     }
 

@@ -1,23 +1,21 @@
-//! Chunks: what is noted of 512 neighbouring pages, whose words share one kernel page.
+//! Chunks: what 512 neighbouring pages cost beside their memory, and when that comes back.
 //!
-//! ```text
-//! bit 4 huge | 3 frozen | 2 multi-page | 1 huge page of words charged | 0 charged
-//! ```
-//! `charged`: the chunk's words and page tables are within the limit. `multi-page`: a buffer of several
-//! pages reaches into the chunk, so that its words do not say which of its memory is in use. `frozen`:
-//! one thread changes the memory of the chunk as a whole: it moves it away, drops it together with
-//! absent neighbours, or collapses it. `huge`: all its memory lies in one huge page.
+//! | span | of it | bytes | charged |
+//! |---|---|---|---|
+//! | chunk, 512 pages | words; the kernel's page tables, one for each 2 MiB | 4 KiB; 4 KiB each | while one of its pages is resident or free, or a part of a larger buffer |
+//! | group, 64 chunks | bits of the resident set | 4 KiB | while one of its chunks is |
+//! | group | notes; the kernel's upper tables | [`KEPT_OF_GROUP`], and 512 for each 4 KiB of a page | once |
 //!
-//! # Invariants
-//! 1. A chunk is never `multi-page` and frozen by a thread that froze it later.
-//! 2. `huge` is set while all pages of the chunk are held still, after the kernel collapsed it, and all
-//!    its pages are resident as long as it is set.
+//! Where words come in huge pages, whose first touch costs 2 MiB of the limit, nothing of this comes
+//! back: there may not be many of them (`frames`). Nor do page tables where the kernel frees none.
 
+use super::chunk_note::{ChunkNote, Entered};
 use crate::base::error::Result;
-use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, frees_page_tables};
+use std::ops::Range;
 
 /// Pages of a chunk.
 pub(super) const CHUNK_PAGES: usize = KERNEL_PAGE / 8;
@@ -25,21 +23,26 @@ pub(super) const CHUNK_PAGES: usize = KERNEL_PAGE / 8;
 /// Chunks whose words share one huge page.
 const HUGE_WORDS_CHUNKS: usize = HUGE_PAGE / KERNEL_PAGE;
 
-const CHARGED: u64 = 1;
-/// In the first chunk of a huge page of words.
-const HUGE_WORDS_CHARGED: u64 = 2;
-const MULTI_PAGE: u64 = 4;
-const FROZEN: u64 = 8;
-const HUGE: u64 = 16;
+/// Chunks whose bits of the resident set share one kernel page.
+const GROUP_CHUNKS: usize = KERNEL_PAGE * 8 / CHUNK_PAGES;
+
+/// Bytes of a group's notes, and of the page table that maps its words.
+const KEPT_OF_GROUP: usize = 1024;
 
 /// The chunks of a pool.
 pub(super) struct Chunks {
-    notes: LazyArray<AtomicU64>,
+    notes: LazyArray<ChunkNote>,
     /// Bytes of page tables for each chunk: one table for each 2 MiB of pages.
     table_bytes: usize,
+    /// Bytes that stay charged for each group that was ever used.
+    kept_bytes: usize,
     /// Words come in huge pages: the first touch of one costs that much of the limit.
     huge_words: bool,
-    /// Bytes charged for words and page tables.
+    /// The kernel frees the page table of a range that is dropped.
+    frees_tables: bool,
+    /// Held while a chunk begins to be charged, or is given back.
+    changing: Ranked<()>,
+    /// Bytes charged for all of this.
     metadata: AtomicU64,
     /// How many chunks are `huge`. Nothing is decided by it.
     huge: AtomicU64,
@@ -51,67 +54,142 @@ impl Chunks {
         Ok(Chunks {
             notes: LazyArray::new(pages.div_ceil(CHUNK_PAGES))?,
             table_bytes: (CHUNK_PAGES * page_bytes).div_ceil(512 * KERNEL_PAGE) * KERNEL_PAGE,
+            // A table of tables for each GiB of pages, which are 8 groups of pages of 4 KiB.
+            kept_bytes: KEPT_OF_GROUP + page_bytes / 8,
             huge_words,
+            frees_tables: frees_page_tables(),
+            changing: Ranked::new(Rank::Leaf, ()),
             metadata: AtomicU64::new(0),
             huge: AtomicU64::new(0),
         })
     }
 
-    /// Bytes of words and page tables that are charged.
+    /// Bytes of words, resident set and page tables that are charged.
     pub(super) fn metadata(&self) -> ByteCount {
         ByteCount(self.metadata.load(Ordering::Relaxed))
     }
 
-    /// Bytes of pages in huge pages.
+    /// Bytes in huge pages.
     pub(super) fn huge_bytes(&self) -> ByteCount {
         ByteCount(self.huge.load(Ordering::Relaxed) * HUGE_PAGE as u64)
     }
 
-    fn of(&self, page: PageId) -> &AtomicU64 {
+    fn of(&self, page: PageId) -> &ChunkNote {
         &self.notes[page.as_usize() / CHUNK_PAGES]
     }
 
     /// Whether the metadata around a page is charged.
     pub(super) fn is_charged(&self, page: PageId) -> bool {
-        self.of(page).load(Ordering::Relaxed) & CHARGED != 0
+        self.of(page).is_charged()
     }
 
-    /// Charges the words, bitmap and page tables around a page at its first touch, by `charge`.
+    /// Enters the chunk of a page, so that its words stay, and charges its metadata before if need be,
+    /// by `charge`, which `uncharge` takes back. `begin` gives words of pages their first version.
     ///
     /// # Errors
     /// That of `charge`; nothing is noted then.
-    pub(super) fn charge<E>(
+    pub(super) fn enter<E>(
         &self,
         page: PageId,
-        charge: impl FnOnce(ByteCount) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
-        let chunk = self.of(page);
-        if self.is_charged(page) || chunk.fetch_or(CHARGED, Ordering::Relaxed) & CHARGED != 0 {
-            return Ok(());
-        }
-        let words = if self.huge_words { self.huge_words_due(page) } else { KERNEL_PAGE };
-        let bytes = ByteCount((words + self.table_bytes) as u64);
-        if let Err(error) = charge(bytes) {
-            chunk.fetch_and(!CHARGED, Ordering::Relaxed);
-            if words == HUGE_PAGE {
-                self.first_of_huge(page).fetch_and(!HUGE_WORDS_CHARGED, Ordering::Relaxed);
+        charge: impl Fn(ByteCount) -> std::result::Result<(), E>,
+        uncharge: impl Fn(ByteCount),
+        begin: impl Fn(Range<usize>, u64),
+    ) -> std::result::Result<Entered<'_>, E> {
+        let (chunk, note) = (page.as_usize() / CHUNK_PAGES, self.of(page));
+        loop {
+            if let Some(entered) = note.enter() {
+                return Ok(entered);
             }
-            return Err(error);
+            // Not under the lock: others may have to give chunks back first.
+            let charged = self.due(chunk);
+            charge(charged)?;
+            let changing = self.changing.lock();
+            let due = self.due(chunk);
+            if note.is_charged() || due > charged {
+                drop(changing);
+                uncharge(charged);
+                continue;
+            }
+            let first_version = note.first_version();
+            if first_version > 0 {
+                begin(chunk * CHUNK_PAGES..self.end_of(chunk), first_version);
+            }
+            if self.huge_words {
+                self.first_of_huge(chunk).charge_huge_words();
+            }
+            let entered = note.begin_use();
+            self.metadata.fetch_add(due.0, Ordering::Relaxed);
+            drop(changing);
+            uncharge(ByteCount(charged.0 - due.0));
+            return Ok(entered);
         }
-        self.metadata.fetch_add(bytes.0, Ordering::Relaxed);
-        Ok(())
     }
 
-    /// Bytes to charge for the huge page of words around `page`: all of it the first time.
-    fn huge_words_due(&self, page: PageId) -> usize {
-        let before = self.first_of_huge(page).fetch_or(HUGE_WORDS_CHARGED, Ordering::Relaxed);
-        if before & HUGE_WORDS_CHARGED == 0 { HUGE_PAGE } else { 0 }
+    /// Bytes to charge for a chunk that is not.
+    fn due(&self, chunk: usize) -> ByteCount {
+        let words = match self.huge_words {
+            false => KERNEL_PAGE,
+            true if self.first_of_huge(chunk).has_huge_words() => 0,
+            true => HUGE_PAGE,
+        };
+        let tables = if self.notes[chunk].has_tables() { 0 } else { self.table_bytes };
+        let group = self.group_of(chunk);
+        let is_kept = group.iter().any(ChunkNote::is_kept);
+        let kept = if is_kept { 0 } else { self.kept_bytes };
+        ByteCount((words + tables + self.bits_due(group) + kept) as u64)
     }
 
-    /// The chunk with which the huge page of words around `page` begins.
-    fn first_of_huge(&self, page: PageId) -> &AtomicU64 {
-        let chunk = page.as_usize() / CHUNK_PAGES;
+    /// Bytes to charge for a group's bits of the resident set.
+    fn bits_due(&self, group: &[ChunkNote]) -> usize {
+        if group.iter().any(ChunkNote::is_charged) { 0 } else { KERNEL_PAGE }
+    }
+
+    fn group_of(&self, chunk: usize) -> &[ChunkNote] {
+        let first = chunk / GROUP_CHUNKS * GROUP_CHUNKS;
+        &self.notes[first..self.notes.len().min(first + GROUP_CHUNKS)]
+    }
+
+    /// One past the last page of a chunk.
+    fn end_of(&self, chunk: usize) -> usize {
+        (chunk + 1) * CHUNK_PAGES
+    }
+
+    /// The chunk with which the huge page of words around `chunk` begins.
+    fn first_of_huge(&self, chunk: usize) -> &ChunkNote {
         &self.notes[chunk / HUGE_WORDS_CHUNKS * HUGE_WORDS_CHUNKS]
+    }
+
+    /// Gives back what a chunk costs, if it is charged and nobody is at it. `drop_words` looks whether
+    /// none of its words is in use any more and drops them with the page tables; it returns the version
+    /// with which they begin next. `drop_bits` drops the bits of pages none of which is resident.
+    /// Returns the bytes to uncharge.
+    pub(super) fn give_back(
+        &self,
+        chunk: usize,
+        drop_words: impl FnOnce(u64) -> Option<u64>,
+        drop_bits: impl FnOnce(Range<usize>) -> bool,
+    ) -> ByteCount {
+        let note = &self.notes[chunk];
+        if self.huge_words || !note.is_charged() {
+            return ByteCount::ZERO;
+        }
+        let _changing = self.changing.lock();
+        if !note.begin_drop() {
+            return ByteCount::ZERO;
+        }
+        let Some(first_version) = drop_words(note.first_version()) else {
+            note.undo_drop();
+            return ByteCount::ZERO;
+        };
+        note.end_drop(first_version, !self.frees_tables);
+        let tables = if self.frees_tables { self.table_bytes } else { 0 };
+        let first = chunk / GROUP_CHUNKS * GROUP_CHUNKS;
+        let pages = first * CHUNK_PAGES..(first + GROUP_CHUNKS) * CHUNK_PAGES;
+        let is_group = self.bits_due(self.group_of(chunk)) > 0 && drop_bits(pages);
+        let bits = if is_group { KERNEL_PAGE } else { 0 };
+        let bytes = (KERNEL_PAGE + tables + bits) as u64;
+        self.metadata.fetch_sub(bytes, Ordering::Relaxed);
+        ByteCount(bytes)
     }
 
     /// Keeps the chunks into which a buffer of several pages is about to reach from being frozen.
@@ -122,48 +200,40 @@ impl Chunks {
         let (first, last) = (page.as_usize(), page.as_usize() + (1 << order) - 1);
         for note in &self.notes[first / CHUNK_PAGES..=last / CHUNK_PAGES] {
             // What froze the chunk before is done in microseconds.
-            while note.fetch_or(MULTI_PAGE, Ordering::AcqRel) & FROZEN != 0 {
+            while !note.note_multi_page() {
                 std::thread::yield_now();
             }
         }
     }
 
-    /// Reserves a chunk's memory for one change of all of it; `false` while another thread does so,
-    /// or when a buffer of several pages reaches into it.
+    /// As [`ChunkNote::try_freeze`].
     pub(super) fn try_freeze(&self, chunk: usize) -> bool {
-        let note = &self.notes[chunk];
-        let seen = note.load(Ordering::Acquire);
-        // Pairs with `note_multi_page`: the second of the two sees the other's bit.
-        seen & (MULTI_PAGE | FROZEN) == 0
-            && note
-                .compare_exchange(seen, seen | FROZEN, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
+        self.notes[chunk].try_freeze()
     }
 
     pub(super) fn unfreeze(&self, chunk: usize) {
-        self.notes[chunk].fetch_and(!FROZEN, Ordering::Release);
+        self.notes[chunk].unfreeze();
     }
 
     /// Whether a chunk is neither huge nor frozen.
     pub(super) fn is_plain(&self, chunk: usize) -> bool {
-        self.notes[chunk].load(Ordering::Relaxed) & (HUGE | FROZEN) == 0
+        self.notes[chunk].is_plain()
     }
 
     /// Whether a page's memory lies in a huge page.
     pub(super) fn is_huge(&self, page: PageId) -> bool {
-        self.of(page).load(Ordering::Relaxed) & HUGE != 0
+        self.of(page).is_huge()
     }
 
     /// Notes that a chunk, whose pages the caller holds still, was collapsed.
     pub(super) fn set_huge(&self, chunk: usize) {
-        // Pairs with the acquire of the thread that locks one of the pages next.
-        self.notes[chunk].fetch_or(HUGE, Ordering::Release);
+        self.notes[chunk].set_huge();
         self.huge.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes that a chunk's memory does not lie in a huge page any more; `false` when it did not.
     pub(super) fn end_huge(&self, chunk: usize) -> bool {
-        let was = self.notes[chunk].fetch_and(!HUGE, Ordering::Relaxed) & HUGE != 0;
+        let was = self.notes[chunk].end_huge();
         if was {
             self.huge.fetch_sub(1, Ordering::Relaxed);
         }
@@ -174,6 +244,7 @@ impl Chunks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     const PAGE: PageId = PageId(CHUNK_PAGES as u64 + 3);
 
@@ -181,22 +252,35 @@ mod tests {
         Chunks::new(1000 * CHUNK_PAGES, KERNEL_PAGE, huge_words).expect("mapped")
     }
 
+    /// Enters the chunk of a page and leaves it; returns the bytes that were charged.
+    fn charge(chunks: &Chunks, page: PageId) -> u64 {
+        let charged = Cell::new(0);
+        let take = |bytes: ByteCount| {
+            charged.set(charged.get() + bytes.0);
+            Ok::<(), ()>(())
+        };
+        let give = |bytes: ByteCount| charged.set(charged.get() - bytes.0);
+        drop(chunks.enter(page, take, give, |_, _| ()).expect("charged"));
+        charged.get()
+    }
+
+    fn freezable(chunks: &Chunks, chunk: usize) -> bool {
+        charge(chunks, PageId((chunk * CHUNK_PAGES) as u64));
+        chunks.try_freeze(chunk)
+    }
+
     #[test]
     fn a_charge_that_fails_leaves_nothing_charged_and_is_tried_again() {
         for huge_words in [false, true] {
             let chunks = chunks(huge_words);
-            assert_eq!(chunks.charge(PAGE, |_| Err(7)), Err(7));
+            let refused = chunks.enter(PAGE, |_| Err(7), |_| (), |_, _| ());
+            assert_eq!(refused.map(drop), Err(7));
             assert!(!chunks.is_charged(PAGE) && chunks.metadata() == ByteCount::ZERO);
-            let mut asked = ByteCount::ZERO;
-            let mut take = |bytes| {
-                asked = bytes;
-                Ok::<(), ()>(())
-            };
-            assert_eq!(chunks.charge(PAGE, &mut take), Ok(()));
-            assert_eq!(chunks.charge(PageId(PAGE.0 + 1), |_| Err(())), Ok(()), "charged before");
-            assert_eq!(chunks.metadata(), asked);
             let words = if huge_words { HUGE_PAGE } else { KERNEL_PAGE };
-            assert_eq!(asked, ByteCount((words + KERNEL_PAGE) as u64));
+            let all = words + 2 * KERNEL_PAGE + KEPT_OF_GROUP + 512;
+            assert_eq!(charge(&chunks, PAGE), all as u64);
+            assert_eq!(charge(&chunks, PageId(PAGE.0 + 1)), 0, "charged before");
+            assert_eq!(chunks.metadata(), ByteCount(all as u64));
         }
     }
 
@@ -204,23 +288,44 @@ mod tests {
     fn a_huge_page_of_words_is_charged_once_for_all_its_chunks() {
         let chunks = chunks(true);
         let last = PageId((HUGE_WORDS_CHUNKS * CHUNK_PAGES - 1) as u64);
-        for page in [PAGE, last] {
-            assert_eq!(chunks.charge(page, |_| Ok::<(), ()>(())), Ok(()));
-        }
-        assert_eq!(chunks.metadata(), ByteCount((HUGE_PAGE + 2 * KERNEL_PAGE) as u64));
+        let groups = [PAGE, last].map(|page| charge(&chunks, page) as usize - KERNEL_PAGE);
+        let of_group = KERNEL_PAGE + KEPT_OF_GROUP + 512;
+        assert_eq!(groups, [HUGE_PAGE + of_group, of_group]);
+    }
+
+    #[test]
+    fn what_is_given_back_is_charged_again_and_words_begin_behind_the_versions_they_had() {
+        let chunks = chunks(false);
+        let other = PageId(2 * CHUNK_PAGES as u64);
+        let all = charge(&chunks, PAGE);
+        let second = charge(&chunks, other);
+        let tables = if chunks.frees_tables { KERNEL_PAGE as u64 } else { 0 };
+        let chunk_bytes = KERNEL_PAGE as u64 + tables;
+        let none = chunks.give_back(1, |_| None, |_| panic!("another chunk of the group is used"));
+        assert_eq!((none, chunks.is_charged(PAGE)), (ByteCount::ZERO, true), "a word is in use");
+        let given = chunks.give_back(1, |first| Some(first + 9), |_| panic!("as above"));
+        assert_eq!((given.0, chunks.is_charged(PAGE)), (chunk_bytes, false));
+        let given = chunks.give_back(2, |first| Some(first + 1), |pages| pages == (0..64 * 512));
+        assert_eq!(given.0, chunk_bytes + KERNEL_PAGE as u64);
+        assert_eq!(chunks.metadata().0, all + second - given.0 - chunk_bytes);
+        let begun = Cell::new((0..0, 0));
+        let begin = |pages: Range<usize>, version| begun.set((pages, version));
+        drop(chunks.enter(PAGE, |_| Ok::<(), ()>(()), |_| (), begin).expect("charged"));
+        assert_eq!(begun.take(), (512..1024, 9));
     }
 
     #[test]
     fn a_chunk_is_frozen_by_one_thread_and_never_with_a_buffer_of_several_pages() {
         let chunks = chunks(false);
-        assert!(chunks.try_freeze(1) && !chunks.try_freeze(1) && chunks.try_freeze(2));
+        assert!(!chunks.try_freeze(1), "without words");
+        assert!(freezable(&chunks, 1) && !chunks.try_freeze(1) && freezable(&chunks, 2));
         chunks.unfreeze(1);
         // Two chunks that a buffer of eight pages reaches into.
         chunks.unfreeze(2);
         chunks.note_multi_page(PageId(2 * CHUNK_PAGES as u64 - 4), 3);
-        assert!(!chunks.try_freeze(1) && !chunks.try_freeze(2) && chunks.try_freeze(3));
+        assert!(!freezable(&chunks, 1) && !freezable(&chunks, 2) && freezable(&chunks, 3));
         chunks.note_multi_page(PageId(4 * CHUNK_PAGES as u64), 0);
-        assert!(chunks.try_freeze(4), "a single page is said by its word");
+        assert!(freezable(&chunks, 4), "a single page is said by its word");
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl Gaps {
             frames.table.words(*from..*to).iter().for_each(Latch::abort_load);
         }
         for chunk in &*self.chunks {
-            frames.chunks.unfreeze(*chunk);
+            frames.unfreeze(*chunk);
         }
     }
 }

@@ -98,7 +98,7 @@ fn lock_group(frames: &Frames, run: usize, most: usize, kept_max: usize) -> Opti
         }
         let Some(leaving) = lock_run(frames, start) else {
             if !is_frozen {
-                frames.chunks.unfreeze(chunk);
+                frames.unfreeze(chunk);
             }
             break;
         };
@@ -194,7 +194,7 @@ fn donate_group(frames: &Frames, room: &mut Donation<'_>, group: &Group) -> Opti
         }
     };
     for chunk in start / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES) {
-        frames.chunks.unfreeze(chunk);
+        frames.unfreeze(chunk);
     }
     is_moved.then_some(group.leaving)
 }

@@ -5,6 +5,7 @@
 //! batch are dropped by one vectored call, neighbours as one range (`coalescing`).
 #![expect(unsafe_code, reason = "drops the memory of victims")]
 
+use super::chunk::CHUNK_PAGES;
 use super::coalescing::Gaps;
 use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
@@ -144,8 +145,16 @@ impl Evictor {
         gaps.unlock(frames);
         frames.resident.depart(pages.len());
         frames.account.uncharge(ByteCount(bytes));
-        bytes
+        bytes + give_back_around(frames, pages)
     }
+}
+
+/// Gives back what the chunks of pages that were dropped cost, if they were the last in them. Victims
+/// come in the order of their addresses, or nearly: looking at a chunk twice costs little.
+fn give_back_around(frames: &Frames, pages: &[PageId]) -> u64 {
+    let chunk = |page: &PageId| page.as_usize() / CHUNK_PAGES;
+    let runs = pages.chunk_by(|a, b| chunk(a) == chunk(b));
+    runs.map(|run| frames.give_back_around(run[0])).sum()
 }
 
 /// The hand passes one page. A lost race leaves it for the next lap.

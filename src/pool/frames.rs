@@ -7,12 +7,17 @@
 //! 1. A page is charged before it has memory and uncharged after it lost it.
 //! 2. A page leaves a chunk singly only with `huge` cleared after the page was locked: the kernel would
 //!    keep the memory of all 2 MiB otherwise, and the limit would not hold.
+//! 3. A page becomes resident only by a thread that has entered its chunk (`chunk_note`), or from a
+//!    word that keeps the chunk: unused, or behind the table's end. So the last page to leave a chunk
+//!    finds nobody, or a thread that brings the next page in, or that gives the chunk back itself.
+#![expect(unsafe_code, reason = "gives back words of which no page is resident")]
 
 use super::account::PoolAccount;
 use super::backoff::Backoff;
 use super::chunk::{CHUNK_PAGES, Chunks};
+use super::chunk_note::Entered;
 use super::free_list::FreeLists;
-use super::latch::LatchWord;
+use super::latch::{Latch, LatchWord};
 use super::page_table::PageTable;
 use super::replacement::Replacement;
 use super::resident::ResidentSet;
@@ -29,6 +34,10 @@ pub(super) const BATCH_MAX: usize = 256;
 
 /// Limit from which on page words are kept in huge pages: one of them is below 1 % then.
 const HUGE_WORDS_LIMIT: ByteCount = ByteCount::mib(256);
+
+/// Words come in huge pages if all of them take at most 1/HUGE_WORDS_PART of the limit: they are never
+/// given back. Page tables of pages of 4 KiB take as much again.
+const HUGE_WORDS_PART: u64 = 16;
 
 /// Time slices given up for writes to end before a huge page is split all the same. Then the kernel
 /// keeps the memory of what leaves the huge page until it needs it, or all of it has left.
@@ -57,7 +66,9 @@ impl Frames {
         policy: Box<dyn Replacement>,
         manager: &Arc<MemoryManager>,
     ) -> Result<Frames> {
-        let huge_words = manager.limit() >= HUGE_WORDS_LIMIT;
+        let words = capacity.0 / page.0 * size_of::<Latch>() as u64;
+        let limit = manager.limit();
+        let huge_words = limit >= HUGE_WORDS_LIMIT && words <= limit.0 / HUGE_WORDS_PART;
         let table = PageTable::new(page, capacity, huge_words)?;
         let pages = table.capacity();
         Ok(Frames {
@@ -91,16 +102,29 @@ impl Frames {
         self.account.uncharge(self.bytes(order));
     }
 
-    /// Charges the words and page tables around a page.
+    /// Charges the words and page tables around a page, whose word keeps them: it is behind the table's
+    /// end, or free.
     ///
     /// # Errors
     /// As for [`MemoryManager::charge`].
     pub(super) fn charge_metadata(&self, page: PageId) -> Result<()> {
-        self.chunks.charge(page, |bytes| self.account.charge(bytes))
+        self.enter(page, |bytes| self.account.charge(bytes)).map(drop)
+    }
+
+    fn enter<E>(
+        &self,
+        page: PageId,
+        charge: impl Fn(ByteCount) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Entered<'_>, E> {
+        let uncharge = |bytes| self.account.uncharge(bytes);
+        self.chunks.enter(page, charge, uncharge, |pages, version| {
+            self.table.words(pages).iter().for_each(|latch| latch.begin_at(version));
+        })
     }
 
     /// Charges a buffer and the metadata around its pages, and keeps its chunks from being frozen:
-    /// all that must be before it is locked in order to have memory.
+    /// all that must be before it is locked in order to have memory. Its words stay until the page is
+    /// locked and what is returned dropped.
     ///
     /// # Errors
     /// That of `charge`; nothing is charged but metadata then.
@@ -109,14 +133,53 @@ impl Frames {
         page: PageId,
         order: u8,
         charge: impl Fn(ByteCount) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
+    ) -> std::result::Result<Entered<'_>, E> {
         charge(self.bytes(order))?;
         let last = PageId(page.0 + (1 << order) - 1);
-        let metadata = self.chunks.charge(page, &charge);
-        let metadata = metadata.and_then(|()| self.chunks.charge(last, &charge));
-        metadata.inspect_err(|_| self.uncharge(order))?;
-        self.chunks.note_multi_page(page, order);
-        Ok(())
+        let entered = self.enter(page, &charge).and_then(|first| {
+            // Its chunk is never given back from here on, if it is another.
+            let _last = self.enter(last, &charge)?;
+            self.chunks.note_multi_page(page, order);
+            Ok(first)
+        });
+        entered.inspect_err(|_| {
+            self.uncharge(order);
+            self.give_back_around(page);
+        })
+    }
+
+    /// Gives back what the chunk of a page costs, if no page of it is resident, free, or a part of a
+    /// larger buffer. Returns how many bytes that were.
+    pub(super) fn give_back_around(&self, page: PageId) -> u64 {
+        let first = page.as_usize() / CHUNK_PAGES * CHUNK_PAGES;
+        let pages = first..first + CHUNK_PAGES;
+        // Pages are allocated behind the end, in words that are charged, and that nobody enters.
+        let is_inside = pages.end as u64 <= self.table.end();
+        if !is_inside || !self.resident.is_empty(pages.start / 64..pages.end / 64) {
+            return 0;
+        }
+        let drop_words = |first_version| {
+            let latches = self.table.words(pages.clone());
+            let words = || latches.iter().map(Latch::load);
+            let next = LatchWord::version_after(first_version, words());
+            let is_unused = words().all(LatchWord::is_droppable);
+            // SAFETY: all pages are absent, and nobody locks one: the chunk is frozen, and not charged.
+            (is_unused && unsafe { self.table.drop_tables(pages.clone()) }).then_some(next)
+        };
+        let chunk = first / CHUNK_PAGES;
+        // SAFETY: a thread enters the chunk of a page before it brings that in, and no chunk is charged
+        // while this runs.
+        let drop_bits = |pages| unsafe { self.resident.drop_bits(pages) };
+        let bytes = self.chunks.give_back(chunk, drop_words, drop_bits);
+        self.account.uncharge(bytes);
+        bytes.0
+    }
+
+    /// Ends what a chunk was frozen for.
+    pub(super) fn unfreeze(&self, chunk: usize) {
+        self.chunks.unfreeze(chunk);
+        // What another thread evicted meanwhile, it could not give back.
+        self.give_back_around(PageId((chunk * CHUNK_PAGES) as u64));
     }
 
     /// Adds a locked page, whose memory is charged, to the resident set.
@@ -182,5 +245,117 @@ impl Frames {
             let split = self.table.mapping().split(self.table.offset(page) as usize);
             assert!(split.is_ok(), "splitting the huge page around {page}: {split:?}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::manager::Mode;
+    use crate::pool::PoolConfig;
+    use crate::sys::vm::frees_page_tables;
+
+    /// GiB of table that are scanned; 1,024 are, too, in some seconds (`FARHEAP_TEST_SCAN_GIB`).
+    const SCANNED_GIB: u64 = 64;
+
+    /// KiB of a file in `/proc/self` from the lines that begin with `name`, behind the first that
+    /// `begins`.
+    fn kib_of(file: &str, begins: impl Fn(&str) -> bool, name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/self/{file}")).expect("proc");
+        let line = text.lines().skip_while(|line| !begins(line)).find_map(|l| l.strip_prefix(name));
+        let number = line.expect("the line is there").trim().trim_end_matches(" kB");
+        number.parse().expect("a number")
+    }
+
+    /// Bytes in RAM of the mapping that `addr` lies in.
+    fn resident_around(addr: usize) -> u64 {
+        let holds = |line: &str| {
+            let head = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            let number = |text| usize::from_str_radix(text, 16).ok();
+            head.and_then(|(from, to)| number(from).zip(number(to)))
+                .is_some_and(|(from, to)| (from..to).contains(&addr))
+        };
+        kib_of("smaps", holds, "Rss:") << 10
+    }
+
+    fn page_tables() -> u64 {
+        kib_of("status", |_| true, "VmPTE:") << 10
+    }
+
+    /// Reads a page of each chunk, in a table of zeros.
+    fn scan(frames: &Frames, pool: &crate::pool::BufferPool) {
+        for chunk in 1..frames.table.capacity() / CHUNK_PAGES {
+            let page = chunk * CHUNK_PAGES + chunk * 7919 % CHUNK_PAGES;
+            let guard = pool.fix_shared(PageId(page as u64)).expect("page");
+            assert!(guard.iter().all(|byte| *byte == 0), "{page}");
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads a file of many gigabytes")]
+    fn a_scan_of_a_table_of_any_size_leaves_the_pool_as_it_was() {
+        let gib = std::env::var("FARHEAP_TEST_SCAN_GIB").ok().and_then(|gib| gib.parse().ok());
+        let bytes = ByteCount(gib.unwrap_or(SCANNED_GIB) << 30);
+        let manager =
+            MemoryManager::start(ByteCount::mib(128), Mode::Cooperative).expect("manager");
+        let dir = tempfile::tempdir().expect("directory");
+        let config = PoolConfig::new().checksum(false).cleaner(false).huge_frames(false);
+        let pool = config.create(dir.path().join("table"), bytes, &manager).expect("pool");
+        let frames = &pool.frames;
+        for number in 2..CHUNK_PAGES as u64 {
+            pool.allocate().expect("page").fill(number as u8);
+        }
+        pool.flush().expect("flush");
+        let metadata = pool.stats().metadata_bytes;
+        // The rest of the file was never written: without sums its pages are zeros.
+        frames.table.set_end(frames.table.capacity() as u64);
+        let tables = page_tables();
+        for _ in 0..2 {
+            scan(frames, &pool);
+            assert!(manager.stats().used_bytes_max <= manager.limit(), "{:?}", manager.stats());
+        }
+        let added = page_tables().saturating_sub(tables);
+        // Of all that were scanned they would be 2 MiB a GiB. Other tests run beside this one.
+        let most = pool.stats().metadata_bytes.0 + (32 << 20);
+        assert!(!frees_page_tables() || added <= most, "{added} bytes of page tables");
+        // What is resident at once is as before: nearly all of the limit.
+        for page in 0..ByteCount::mib(128).0 / 4096 {
+            let guard = pool.fix_shared(PageId((1 << 20) + page)).expect("page");
+            assert_eq!(guard[0], 0);
+        }
+        let stats = pool.stats();
+        assert!(stats.resident_bytes >= ByteCount::mib(116), "{stats:?}");
+        pool.evict_all().expect("evicted");
+        let kept = pool.stats().metadata_bytes.0 - metadata.0;
+        assert!(!frees_page_tables() || kept <= (bytes.0 >> 30) * (12 << 10), "{kept} bytes stay");
+        let words = frames.table.words(0..1).as_ptr().addr();
+        assert!(resident_around(words) <= 1 << 20, "{} of words", resident_around(words));
+        for number in 2..CHUNK_PAGES as u64 {
+            let guard = pool.fix_shared(PageId(number)).expect("page");
+            assert!(guard.iter().all(|byte| *byte == number as u8), "{number}");
+        }
+        assert!(manager.stats().used_bytes_max <= manager.limit(), "{:?}", manager.stats());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "opens a file")]
+    fn free_pages_and_parts_of_buffers_keep_their_words() {
+        let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative).expect("manager");
+        let store = Arc::new(crate::store::MemStore::new(ByteCount::mib(16)).expect("store"));
+        let config = PoolConfig::new().cleaner(false).huge_frames(false);
+        let pool = config.create_on(store, &manager).expect("pool");
+        let pages: Vec<PageId> =
+            (0..4 * CHUNK_PAGES).map(|_| pool.allocate().expect("page").id()).collect();
+        let freed = pages[CHUNK_PAGES + 7];
+        pool.fix_exclusive(freed).expect("page").free();
+        let buffer = pool.allocate_buffer(3).expect("buffer").id();
+        pool.evict_all().expect("evicted");
+        let charged = |page: PageId| pool.frames.chunks.is_charged(page);
+        assert!(charged(freed) && charged(buffer));
+        assert!(!charged(pages[2 * CHUNK_PAGES + 7]), "all of its pages are single and in use");
+        assert!(pool.fix_shared(freed).is_err(), "free as before");
+        assert!(pool.fix_shared(PageId(buffer.0 + 1)).is_err(), "a part of a buffer");
+        assert_eq!(pool.fix_buffer_shared(buffer, 3).expect("buffer").id(), buffer);
+        assert_eq!(pool.allocate().expect("page").id(), freed);
     }
 }

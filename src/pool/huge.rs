@@ -95,7 +95,7 @@ fn collapse(frames: &Frames, chunk: usize) -> bool {
             }
         }
         latches[..held].iter().for_each(|latch| latch.end_write(false));
-        frames.chunks.unfreeze(chunk);
+        frames.unfreeze(chunk);
     }
     frames.account.uncharge(COPY);
     is_done

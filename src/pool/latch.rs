@@ -22,12 +22,13 @@
 //! `order`: the page is the first of 2^order that are one buffer; in an absent page, if it was
 //! evicted. The others of a buffer are not allocated by themselves. `stamp`: when the page was
 //! evicted, 0 for never. `version`: grows with every change of the content and every eviction.
+//! Words of which no page is resident may be given back, and begin anew then: `chunk_note`.
 //!
 //! # Invariants
 //! 1. A word whose version is the same before and after a read, and that was neither `Absent` nor
 //!    `Locked` at either time, saw no change of the content in between.
 //! 2. `Locked` is left only by the thread that entered it.
-//! 3. All bits zero is a page that was never touched.
+//! 3. All bits zero is a page that was never touched, or whose word was given back.
 //! 4. `ready` follows from latch and `cool`, in every value the word ever has.
 #![expect(unsafe_code, reason = "an atomic word is valid when zero")]
 
@@ -168,6 +169,17 @@ impl LatchWord {
         self.0 & VERSION_MASK
     }
 
+    /// Whether the word says nothing but that the page is absent, when it was evicted, and its version.
+    pub(crate) fn is_droppable(self) -> bool {
+        self.is_absent() && !self.is_unused() && self.order() == 0
+    }
+
+    /// The version after all of these words', which began with the version `first`.
+    pub(crate) fn version_after(first: u64, words: impl Iterator<Item = LatchWord>) -> u64 {
+        let passed = words.map(|word| word.version().wrapping_sub(first) & VERSION_MASK).max();
+        (first + passed.unwrap_or(0) + 1) & VERSION_MASK
+    }
+
     /// Whether the page is not allocated, or inside of a buffer.
     #[inline]
     pub(crate) fn is_unused(self) -> bool {
@@ -294,6 +306,18 @@ impl Latch {
     #[cfg(any(test, loom))]
     pub(super) fn absent() -> Latch {
         Latch(AtomicU64::new(0))
+    }
+
+    /// Gives a word that is zero, and that nobody changes meanwhile, its first version.
+    pub(crate) fn begin_at(&self, version: u64) {
+        strict_assert!(self.0.load(Ordering::Relaxed) == 0, "began as {:?}", self.load());
+        self.0.store(version & VERSION_MASK, Ordering::Relaxed);
+    }
+
+    /// What becomes of the word when its memory is given back.
+    #[cfg(loom)]
+    pub(crate) fn given_back(&self) {
+        self.0.store(0, Ordering::Relaxed);
     }
 
     /// The word now.

@@ -3,7 +3,7 @@
 
 use super::file::{DEPTH, TableFile};
 use super::frames::Frames;
-use super::latch::LatchWord;
+use super::latch::{Latch, LatchWord};
 use super::multi_page::Inside;
 use super::stats::PoolStats;
 use crate::base::counter::Counter;
@@ -76,7 +76,7 @@ impl Loader {
         if !table.contains(page, order) || seen.is_unused() {
             return Err(table.no_such_page(page));
         }
-        let Some(inside) = lock_absent(frames, page, seen, order)? else { return Ok(false) };
+        let Some(inside) = lock_absent(frames, page, order)? else { return Ok(false) };
         self.misses.add(1);
         let read = self.file.read_now(table, page, order);
         if read.is_ok() {
@@ -86,14 +86,8 @@ impl Loader {
     }
 
     /// As [`load`](Self::load), without looking at the table file: the page is zeros.
-    pub(super) fn load_blank(
-        &self,
-        frames: &Frames,
-        page: PageId,
-        seen: LatchWord,
-        order: u8,
-    ) -> Result<bool> {
-        let Some(inside) = lock_absent(frames, page, seen, order)? else { return Ok(false) };
+    pub(super) fn load_blank(&self, frames: &Frames, page: PageId, order: u8) -> Result<bool> {
+        let Some(inside) = lock_absent(frames, page, order)? else { return Ok(false) };
         inside.become_parts();
         // Memory that was dropped, or never touched, is zero.
         frames.arrive(page, order);
@@ -123,6 +117,7 @@ impl Loader {
             frames.table.discard(page, order);
             latch.abort_load();
             frames.uncharge(order);
+            frames.give_back_around(page);
         }
         read
     }
@@ -139,9 +134,12 @@ impl Loader {
             return Ok(None);
         }
         let charge = |bytes| frames.account.charge_briefly(bytes).then_some(()).ok_or(Full);
-        frames.charge_all(page, 0, charge)?;
-        if !latch.try_begin_load(was) {
+        let entered = frames.charge_all(page, 0, charge)?;
+        let locked = lock_within(latch, 0);
+        drop(entered);
+        if locked.is_none() {
             frames.uncharge(0);
+            frames.give_back_around(page);
             return Ok(None);
         }
         self.misses.add(1);
@@ -224,21 +222,29 @@ impl Loader {
 
 /// Charges and locks an absent page of the table, and the words inside if it is a buffer. `None`:
 /// another thread was faster.
-fn lock_absent(
-    frames: &Frames,
-    page: PageId,
-    seen: LatchWord,
-    order: u8,
-) -> Result<Option<Inside<'_>>> {
-    frames.charge_all(page, order, |bytes| frames.account.charge(bytes))?;
+fn lock_absent(frames: &Frames, page: PageId, order: u8) -> Result<Option<Inside<'_>>> {
+    let entered = frames.charge_all(page, order, |bytes| frames.account.charge(bytes))?;
     let latch = frames.table.word(page);
-    if !latch.try_begin_load(seen) {
+    let locked = lock_within(latch, order);
+    drop(entered);
+    let Some(was) = locked else {
         frames.uncharge(order);
+        frames.give_back_around(page);
         return Ok(None);
-    }
-    let inside = Inside::lock(&frames.table, page, seen, order, frames.backoff());
+    };
+    let inside = Inside::lock(&frames.table, page, was, order, frames.backoff());
     inside.map(Some).inspect_err(|_| {
         latch.abort_load();
         frames.uncharge(order);
     })
+}
+
+/// Locks an absent page whose chunk the caller has entered. What it was before may have been given back:
+/// the word may have begun anew. Returns the word; `None` when the page is not absent any more, or not
+/// of this order.
+fn lock_within(latch: &Latch, order: u8) -> Option<LatchWord> {
+    let was = latch.load();
+    let is_it = was.is_absent() && !was.is_unused();
+    let is_it = is_it && was.known_order().is_none_or(|known| known == order);
+    (is_it && latch.try_begin_load(was)).then_some(was)
 }

@@ -14,7 +14,7 @@
 //! | files | hold |
 //! |---|---|
 //! | `latch`, `backoff`, `fixed_vec`, `stats` | the word of one page; waiting for it; lists of pages; figures |
-//! | `page_table`, `chunk`, `resident` (with `replacement`), `account`, `free_list` | the parts: words and memory, notes of 512 pages, what is in memory, the share of the limit, free numbers |
+//! | `page_table`, `chunk` (of `chunk_note`s), `resident` (with `replacement`), `account`, `free_list` | the parts: words and memory, notes of 512 pages, what is in memory, the share of the limit, free numbers |
 //! | `frames` | the parts together: memory is charged, split, dropped |
 //! | `file`, `checksum` | the store and its queues |
 //! | `multi_page`, `allocate`, `free_chain`, `header`, `load`, `write_back` | what happens to pages |
@@ -36,6 +36,7 @@ mod btree;
 mod buffer_pool;
 mod checksum;
 mod chunk;
+mod chunk_note;
 mod cleaner;
 mod coalescing;
 mod config;

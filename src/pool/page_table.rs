@@ -175,6 +175,23 @@ impl PageTable {
         assert!(dropped.is_ok(), "dropping {} ranges: {dropped:?}", pieces.len());
     }
 
+    /// Gives back the words of a chunk of pages, and the kernel's page tables of their memory, if the
+    /// kernel frees any. `false` when it refuses; then all is as it was.
+    ///
+    /// # Safety
+    /// The pages are absent, and nobody locks one of them meanwhile.
+    pub(super) unsafe fn drop_tables(&self, pages: Range<usize>) -> bool {
+        let first = PageId(pages.start as u64);
+        let memory = [Piece::new(self.ptr(first).addr(), pages.len() << self.page_shift)];
+        // SAFETY: zero is what an absent word may always be, and nobody changes one.
+        let is_dropped = unsafe { self.words.give_back_shared(pages) }.is_ok();
+        if is_dropped {
+            // SAFETY: absent pages have no contents.
+            unsafe { self.discard_all(&memory) };
+        }
+        is_dropped
+    }
+
     pub(super) fn no_such_page(&self, page: PageId) -> Error {
         Error::NoSuchPage { page, pages: PageCount(self.end()) }
     }

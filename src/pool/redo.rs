@@ -82,7 +82,7 @@ impl BufferPool {
                 if is_other || !table.contains(first, order) {
                     return Err(WRONG_ORDER);
                 }
-                if self.loader.load_blank(frames, first, seen, order)? {
+                if self.loader.load_blank(frames, first, order)? {
                     let word = HeldWord::locked(latch.load()).changed();
                     return Ok(ExclusiveGuard(Held::new(frames, latch, word)));
                 }

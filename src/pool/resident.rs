@@ -6,6 +6,7 @@
 //! # Invariants
 //! 1. A page's bit is set from before its word says that it was loaded, while it is locked, until after it
 //!    is locked for eviction.
+#![expect(unsafe_code, reason = "gives back bits of which none is set")]
 
 use super::latch::{HEAT_MAX, LatchWord, STAMPS};
 use super::replacement::{Arrival, Replacement, Worth};
@@ -82,6 +83,22 @@ impl ResidentSet {
     /// Whether all 64 pages of each step are resident.
     pub(super) fn is_full(&self, steps: Range<usize>) -> bool {
         self.bits[steps].iter().all(|bits| bits.load(Ordering::Relaxed) == u64::MAX)
+    }
+
+    /// Whether no page of these steps is resident.
+    pub(super) fn is_empty(&self, steps: Range<usize>) -> bool {
+        self.bits[steps].iter().all(|bits| bits.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Gives back the memory of the bits of `pages`, none of which is resident or becomes so meanwhile.
+    /// `false` when the kernel refuses.
+    ///
+    /// # Safety
+    /// No page of these becomes resident meanwhile.
+    pub(super) unsafe fn drop_bits(&self, pages: Range<usize>) -> bool {
+        let steps = pages.start / 64..pages.end / 64;
+        // SAFETY: all of these bits are zero, and nobody sets one: the caller's promise.
+        unsafe { self.bits.give_back_shared(steps) }.is_ok()
     }
 
     /// The resident pages among the 64 of `step`, as they were at one moment.
