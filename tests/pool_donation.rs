@@ -4,12 +4,12 @@
 mod common;
 
 use common::numbered::{add_pages, await_given_back, fill, holds};
+use common::visits::{Visits, mapped_bytes};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 const PAGES: u64 = 7600;
@@ -27,23 +27,7 @@ fn full_pool(page: ByteCount, pages: u64) -> Arc<BufferPool> {
 
 /// Bytes of this process's memory in RAM between two addresses.
 fn resident_between(start: usize, end: usize) -> u64 {
-    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
-    let (mut inside, mut kib) = (false, 0);
-    for line in smaps.lines() {
-        let head = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
-        let range = head.and_then(|(from, to)| {
-            let number = |text| usize::from_str_radix(text, 16).ok();
-            Some((number(from)?, number(to)?))
-        });
-        if let Some((from, to)) = range {
-            inside = from >= start && to <= end;
-        } else if let Some(rest) = line.strip_prefix("Rss:")
-            && inside
-        {
-            kib += rest.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
-        }
-    }
-    kib << 10
+    mapped_bytes("Rss", |mapping| mapping.start >= start && mapping.end <= end)
 }
 
 #[test]
@@ -117,24 +101,8 @@ fn larger_pages_are_donated_too() {
 #[test]
 fn readers_and_writers_never_see_a_page_that_is_moving() {
     let pool = full_pool(ByteCount::kib(4), PAGES);
-    let versions: Vec<AtomicU64> = (0..PAGES + 2).map(AtomicU64::new).collect();
-    let stop = AtomicBool::new(false);
-    let seed = 0x5EED_u64;
-    println!("seed {seed:#x}");
-    std::thread::scope(|scope| {
-        for thread in 1..4u64 {
-            let (pool, versions, stop) = (&pool, &versions, &stop);
-            scope.spawn(move || {
-                let mut state = seed.wrapping_mul(thread) | 1;
-                while !stop.load(Ordering::Relaxed) {
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                    let page = 2 + state % PAGES;
-                    visit(pool, PageId(page), &versions[page as usize], state >> 40);
-                }
-            });
-        }
+    let pages = 2..PAGES + 2;
+    Visits::new(pages.clone(), pages).beside(&pool, 3, || {
         // Where the writers are quicker, too many pages are dirty for a run to change hands.
         let started = Instant::now();
         let none = || pool.stats().donated == 0 && started.elapsed() < common::PATIENCE;
@@ -148,38 +116,8 @@ fn readers_and_writers_never_see_a_page_that_is_moving() {
             assert!(first.is_multiple_of(4096));
             drop(memory);
         }
-        stop.store(true, Ordering::Relaxed);
     });
-    for page in 2..PAGES + 2 {
-        let expected = versions[page as usize].load(Ordering::Relaxed);
-        assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), expected), "{page}");
-    }
     assert!(pool.stats().donated > 0, "{:?}", pool.stats());
     let stats = pool.manager().stats();
     assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
-    assert_eq!(pool.holders(), 0);
-}
-
-/// Mostly looks at a page, now and then changes all of it.
-fn visit(pool: &BufferPool, page: PageId, version: &AtomicU64, dice: u64) {
-    match dice % 64 {
-        0 => {
-            let mut guard = pool.fix_exclusive(page).expect("page");
-            let next = version.load(Ordering::Relaxed) + 1;
-            version.store(next, Ordering::Relaxed);
-            fill(&mut guard, next);
-        }
-        1..20 => {
-            let guard = pool.fix_shared(page).expect("page");
-            assert!(holds(&guard, version.load(Ordering::Relaxed)), "{page}");
-        }
-        _ => {
-            let value = pool.read_optimistic(page, |look| {
-                let first = look.u64(0);
-                (1..look.len() / 8).all(|word| look.u64(word * 8) == first).then_some(first)
-            });
-            let value = value.expect("page").flatten();
-            assert!(value.is_some_and(|value| value >= page.0), "{page} reads as {value:?}");
-        }
-    }
 }

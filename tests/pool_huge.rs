@@ -2,13 +2,13 @@
 
 mod common;
 
-use common::numbered::{add_pages, await_given_back, fill, holds};
+use common::numbered::{add_pages, await_given_back, holds};
+use common::visits::{Visits, mapped_bytes};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// 40 MiB.
@@ -50,23 +50,9 @@ fn becomes_huge(pool: &BufferPool, bytes: u64) -> bool {
     true
 }
 
-/// Bytes in huge pages between two addresses, or in all of the process.
+/// Bytes in huge pages of the mappings that reach into a range of addresses.
 fn huge_between(start: usize, end: usize) -> u64 {
-    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
-    let (mut inside, mut kib) = (false, 0);
-    for line in smaps.lines() {
-        let head = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
-        let number = |text| usize::from_str_radix(text, 16).ok();
-        let range = head.and_then(|(from, to)| number(from).zip(number(to)));
-        if let Some((from, to)) = range {
-            inside = from < end && to > start;
-        } else if let Some(rest) = line.strip_prefix("AnonHugePages:")
-            && inside
-        {
-            kib += rest.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
-        }
-    }
-    kib << 10
+    mapped_bytes("AnonHugePages", |mapping| mapping.start < end && mapping.end > start)
 }
 
 #[test]
@@ -130,24 +116,8 @@ fn without_huge_frames_there_are_none() {
 #[test]
 fn readers_writers_and_eviction_keep_pages_whole_while_frames_come_and_go() {
     let pool = pool(PoolConfig::new());
-    let versions: Vec<AtomicU64> = (0..PAGES + 2).map(AtomicU64::new).collect();
-    let stop = AtomicBool::new(false);
-    let seed = 0x5EED_u64;
-    println!("seed {seed:#x}");
-    std::thread::scope(|scope| {
-        for thread in 1..3u64 {
-            let (pool, versions, stop) = (&pool, &versions, &stop);
-            scope.spawn(move || {
-                let mut state = seed.wrapping_mul(thread) | 1;
-                while !stop.load(Ordering::Relaxed) {
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                    let page = 2 + state % PAGES;
-                    visit(pool, PageId(page), &versions[page as usize], state >> 40);
-                }
-            });
-        }
+    // The first quarter of the table is changed: a run with dirty pages is not collapsed.
+    Visits::new(2..PAGES + 2, 2..PAGES / 4).beside(&pool, 2, || {
         for round in 0..4u64 {
             // Nothing leaves meanwhile: runs are collapsed beside those who read and write.
             std::thread::sleep(Duration::from_millis(500));
@@ -155,36 +125,7 @@ fn readers_writers_and_eviction_keep_pages_whole_while_frames_come_and_go() {
             drop(pool.manager().allocate_temporary(ByteCount::mib(28 + 4 * round)).expect("fits"));
             pool.evict_clean(ByteCount::mib(4));
         }
-        stop.store(true, Ordering::Relaxed);
     });
-    for page in 2..PAGES + 2 {
-        let expected = versions[page as usize].load(Ordering::Relaxed);
-        assert!(holds(&pool.fix_shared(PageId(page)).expect("page"), expected), "{page}");
-    }
     let stats = pool.manager().stats();
     assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
-    assert_eq!(pool.holders(), 0);
-}
-
-/// Mostly looks at a page, now and then changes all of it, in the first quarter of the table.
-fn visit(pool: &BufferPool, page: PageId, version: &AtomicU64, dice: u64) {
-    match dice % 64 {
-        0 if page.0 < PAGES / 4 => {
-            let mut guard = pool.fix_exclusive(page).expect("page");
-            let next = version.load(Ordering::Relaxed) + 1;
-            version.store(next, Ordering::Relaxed);
-            fill(&mut guard, next);
-        }
-        1..20 => {
-            let guard = pool.fix_shared(page).expect("page");
-            assert!(holds(&guard, version.load(Ordering::Relaxed)), "{page}");
-        }
-        _ => {
-            let whole = pool.read_optimistic(page, |look| {
-                let first = look.u64(0);
-                (1..look.len() / 8).all(|word| look.u64(word * 8) == first)
-            });
-            assert!(whole.expect("page"), "{page}");
-        }
-    }
 }

@@ -7,6 +7,7 @@ pub(crate) mod numbered;
 pub(crate) mod place;
 pub(crate) mod power;
 pub(crate) mod refuse;
+pub(crate) mod visits;
 
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Store};
