@@ -1,4 +1,4 @@
-//! What the buffer pool costs: hits, eviction, reads, temporary memory.
+//! What the buffer pool costs: hits, eviction, reads, temporary memory, and its B+-tree.
 //!
 //! ```text
 //! cargo bench --bench pool                    # a few minutes; needs 1.5 GiB of disk and RAM
@@ -14,6 +14,7 @@ mod cost;
 mod hits;
 mod policies;
 mod report;
+mod trees;
 
 use clap::Parser;
 use report::Row;
@@ -70,7 +71,7 @@ type Failure = Box<dyn std::error::Error>;
 fn run(options: &Options) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     type Part = fn(&Options) -> Result<Vec<Row>, Failure>;
-    let parts: [(&str, Part); 9] = [
+    let parts: [(&str, Part); 10] = [
         ("hit", hits::rows),
         ("evict", cost::evictions),
         ("read", cost::reads),
@@ -80,6 +81,7 @@ fn run(options: &Options) -> Result<Vec<Row>, Failure> {
         ("temporary scattered", |options| cost::temporary(options, 0, 4)),
         ("write", cost::writes_of_reads),
         ("policy", policies::rows),
+        ("tree", trees::rows),
     ];
     for (name, part) in parts {
         if options.only.as_ref().is_none_or(|only| name.contains(only.as_str())) {

@@ -1005,7 +1005,7 @@ farheap_status farheap_btree_scan(const farheap_btree *tree, const void *from, s
 /* The next entry, if there is one (`found`). Its bytes are the cursor's, until it moves on or is freed.
  * It holds no page: the tree may be changed meanwhile. Entries of one leaf are as they were when the
  * cursor came to it; changes of later ones are seen. Two threads at once: FARHEAP_E_IN_USE. After a
- * failure there are no more entries. */
+ * failure the cursor is where it was. */
 farheap_status farheap_cursor_next(farheap_cursor *cursor, farheap_entry *out,
                                    bool *found) FARHEAP_NOEXCEPT;
 /* NULL does nothing. */

@@ -9,7 +9,7 @@ use crate::error::{
 use crate::handle::{self, opaque};
 use crate::pool::farheap_pool;
 use farheap::PageId;
-use farheap::pool::{BTree, Scan};
+use farheap::pool::{self, BTree};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -33,15 +33,9 @@ pub struct Tree {
 
 /// What the handle of a cursor stands for: one thread at a time moves it.
 pub struct Cursor {
-    place: Mutex<Place>,
+    /// Has the last entry's bytes until the next one is asked for.
+    place: Mutex<pool::Cursor<'static>>,
     _pool: Arc<()>,
-}
-
-struct Place {
-    scan: Scan<'static>,
-    /// Where the last entry's bytes are until the next one is asked for.
-    key: Vec<u8>,
-    value: Vec<u8>,
 }
 
 /// A key with its value.
@@ -238,8 +232,7 @@ pub unsafe extern "C" fn farheap_btree_scan(
         let tree = unsafe { handle::get(tree) }?;
         // SAFETY: NULL or as many bytes, as the caller promises.
         let from = unsafe { bytes(from, from_len, "the key") }?;
-        let scan = tree.tree.clone().into_scan(from);
-        let place = Mutex::new(Place { scan, key: Vec::new(), value: Vec::new() });
+        let place = Mutex::new(tree.tree.clone().into_cursor(from));
         let cursor = Cursor { place, _pool: Arc::clone(&tree.pool) };
         // SAFETY: checked above.
         unsafe { write(out, handle::create::<farheap_cursor>(cursor)?) }
@@ -264,16 +257,15 @@ pub unsafe extern "C" fn farheap_cursor_next(
                 return Err(Failure::plain(FARHEAP_E_IN_USE, "another thread moves the cursor"));
             }
         };
-        let Some(entry) = place.scan.next() else {
+        let Some((key, value)) = place.next()? else {
             // SAFETY: checked above.
             return unsafe { write(found, false) };
         };
-        (place.key, place.value) = entry?;
         let entry = farheap_entry {
-            key: place.key.as_ptr(),
-            key_len: place.key.len(),
-            value: place.value.as_ptr(),
-            value_len: place.value.len(),
+            key: key.as_ptr(),
+            key_len: key.len(),
+            value: value.as_ptr(),
+            value_len: value.len(),
         };
         // SAFETY: checked above.
         unsafe { write(out, entry) }?;

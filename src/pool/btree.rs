@@ -1,7 +1,7 @@
 //! A B+-tree on a buffer pool: variable-length keys and values, in the order of the keys' bytes.
 //!
 //! ```text
-//! node:  leaf 1 | - 1 | count 2 | heap 2 | garbage 2 | stamp 8 | slots 2 each -> ... <- entries
+//! node:  leaf 1 | run 1 | count 2 | heap 2 | garbage 2 | stamp 8 | last 2 | slots 2 each -> ... <- entries
 //! entry: key length 2 | value length 2 | key | value     (inner nodes: value = page 8, stamp 8)
 //! ```
 //! Readers descend optimistically and validate each node after they read the number of its child
@@ -22,17 +22,21 @@
 //! 3. A node's stamp is the one its parent notes, as seen by the parent's holder.
 //! 4. What was read optimistically is used only after validation, and bounds are checked before.
 
+mod cursor;
+mod load;
 mod node;
 mod shape;
 
-use super::{BufferPool, ExclusiveGuard, OptimisticGuard};
+use super::{BufferPool, ExclusiveGuard, OptimisticGuard, SharedGuard};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::PageId;
-use node::{Child, Node, NodeMut, View};
-use std::borrow::Cow;
+pub use cursor::{Cursor, Scan};
+use node::{Child, Node, NodeMut, View, entry_bytes};
 use std::collections::hash_map::RandomState;
+use std::fmt;
 use std::hash::{BuildHasher, Hasher};
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// An entry, key and value together, may take a page's payload divided by this, less 8 bytes.
@@ -133,6 +137,30 @@ impl BTree {
         Ok(node.find(key).ok().map(|slot| node.value(slot).to_vec()))
     }
 
+    /// The value of a key, lent: its page is held together with other readers until the guard is dropped.
+    /// A thread that has the guard must not change the tree, or it waits for itself.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    pub fn get_ref(&self, key: &[u8]) -> Result<Option<ValueGuard<'_>>> {
+        let leaf = self.leaf_shared(key)?;
+        let node = Node(&leaf);
+        let range = node.find(key).ok().map(|slot| node.value_range(slot));
+        Ok(range.map(|range| ValueGuard { leaf, range }))
+    }
+
+    /// The leaf for `key`, held together with other readers.
+    fn leaf_shared(&self, key: &[u8]) -> Result<SharedGuard<'_>> {
+        for _ in 0..RESTARTS_MAX {
+            if let Some(leaf) = self.descend(key)?
+                && let Some(shared) = leaf.try_share()
+            {
+                return Ok(shared);
+            }
+        }
+        self.leaf_locked(key).map(ExclusiveGuard::downgrade)
+    }
+
     /// The leaf for `key`, reached optimistically; `None` when another thread interfered.
     fn descend(&self, key: &[u8]) -> Result<Option<OptimisticGuard<'_>>> {
         let mut guard = self.pool.fix_optimistic(self.root)?;
@@ -199,7 +227,7 @@ impl BTree {
             return Ok(is_new);
         }
         drop(leaf);
-        let mut leaf = self.leaf_with_room(key)?;
+        let mut leaf = self.leaf_with_room(key, entry_bytes(key, value))?;
         let is_new = NodeMut(&mut leaf).put(key, value);
         Ok(is_new.expect("a leaf that was split has room for an entry"))
     }
@@ -230,76 +258,30 @@ impl BTree {
         }
         Ok(true)
     }
-
-    /// Entries from `from` on, in order; see [`Scan`].
-    #[must_use]
-    pub fn scan(&self, from: &[u8]) -> Scan<'_> {
-        Scan::of(Cow::Borrowed(self), from)
-    }
-
-    /// As [`scan`](BTree::scan), for a caller that cannot borrow the tree meanwhile.
-    #[must_use]
-    pub fn into_scan(self, from: &[u8]) -> Scan<'static> {
-        Scan::of(Cow::Owned(self), from)
-    }
-
-    /// Copies the entries of `key`'s leaf from `key` on, and says where the next leaf begins.
-    fn leaf_entries(&self, key: &[u8]) -> Result<(Vec<Entry>, Option<Vec<u8>>)> {
-        let mut upper = None;
-        let mut guard = self.pool.fix_shared(self.root)?;
-        while !Node(&guard).is_leaf() {
-            let node = Node(&guard);
-            let slot = node.child_slot(key);
-            if slot + 1 < node.count() {
-                upper = Some(node.key(slot + 1).to_vec());
-            }
-            let child = node.child(slot);
-            let next = self.pool.fix_shared(PageId(child.page))?;
-            check_stamp(child, Node(&next).stamp())?;
-            guard = next;
-        }
-        let node = Node(&guard);
-        let first = node.find(key).unwrap_or_else(|slot| slot);
-        let entries = (first..node.count()).map(|s| (node.key(s).to_vec(), node.value(s).to_vec()));
-        Ok((entries.collect(), upper))
-    }
 }
 
 fn check_stamp(child: Child, stamp: u64) -> Result<()> {
     if child.stamp == stamp { Ok(()) } else { Err(Error::StalePage { page: PageId(child.page) }) }
 }
 
+/// A value in its page, which is held; see [`BTree::get_ref`].
+pub struct ValueGuard<'t> {
+    leaf: SharedGuard<'t>,
+    range: Range<usize>,
+}
+
+impl Deref for ValueGuard<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.leaf[self.range.clone()]
+    }
+}
+
+impl fmt::Debug for ValueGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ValueGuard({:?} of {:?})", self.range, self.leaf)
+    }
+}
+
 /// A key with its value.
 type Entry = (Vec<u8>, Vec<u8>);
-
-/// Entries in order, a leaf at a time: entries of a leaf are as they were at one moment; changes
-/// of later leaves are seen.
-#[derive(Debug)]
-pub struct Scan<'t> {
-    tree: Cow<'t, BTree>,
-    next: Option<Vec<u8>>,
-    batch: std::vec::IntoIter<Entry>,
-}
-
-impl<'t> Scan<'t> {
-    fn of(tree: Cow<'t, BTree>, from: &[u8]) -> Scan<'t> {
-        Scan { tree, next: Some(from.to_vec()), batch: Vec::new().into_iter() }
-    }
-}
-
-impl Iterator for Scan<'_> {
-    type Item = Result<Entry>;
-
-    fn next(&mut self) -> Option<Result<Entry>> {
-        loop {
-            if let Some(entry) = self.batch.next() {
-                return Some(Ok(entry));
-            }
-            let from = self.next.take()?;
-            match self.tree.leaf_entries(&from) {
-                Ok((entries, upper)) => (self.batch, self.next) = (entries.into_iter(), upper),
-                Err(error) => return Some(Err(error)),
-            }
-        }
-    }
-}

@@ -318,13 +318,38 @@ impl<'p> OptimisticGuard<'p> {
         if at.checked_add(len)? > self.len() {
             return None;
         }
-        for (i, b) in key.iter().enumerate().take(len) {
-            match self.byte(at + i)?.cmp(b) {
+        let common = len.min(key.len());
+        let (words, rest) = key[..common].as_chunks::<8>();
+        // Eight bytes in the order of their values: one by one a search took twice as long.
+        for (n, word) in words.iter().enumerate() {
+            let here = u64::from_be(self.read::<u64>(at + n * 8)?);
+            match here.cmp(&u64::from_be_bytes(*word)) {
+                std::cmp::Ordering::Equal => {}
+                other => return Some(other),
+            }
+        }
+        let first = at + common - rest.len();
+        for (n, byte) in rest.iter().enumerate() {
+            match self.byte(first + n)?.cmp(byte) {
                 std::cmp::Ordering::Equal => {}
                 other => return Some(other),
             }
         }
         Some(len.cmp(&key.len()))
+    }
+
+    /// Becomes shared if the page is as it was.
+    #[must_use]
+    pub fn try_share(self) -> Option<SharedGuard<'p>> {
+        loop {
+            let now = self.latch.load();
+            if !now.is_readable() || !now.has_room() || now.version() != self.seen.version() {
+                return None;
+            }
+            if self.latch.try_share(now) {
+                return Some(SharedGuard(Held::new(self.frames, self.latch, HeldWord::seen(now))));
+            }
+        }
     }
 
     /// Becomes exclusive if the page is as it was and has no holder.

@@ -63,7 +63,7 @@ mod worker;
 mod write_back;
 mod write_result;
 
-pub use btree::{BTree, Scan};
+pub use btree::{BTree, Cursor, Scan, ValueGuard};
 pub use buffer_pool::BufferPool;
 pub use config::PoolConfig;
 pub use guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};

@@ -1,13 +1,19 @@
 //! The layout of a node: slots grow up from the head, entries down from the end.
+//!
+//! A leaf remembers where the last new key went, and how many before it went each right behind the one
+//! before: keys that come in ascending order, in all of the tree or in a part of it, fill their leaves
+//! (`shape`).
 
 use crate::pool::OptimisticGuard;
 use std::cmp::Ordering;
 
+const RUN_AT: usize = 1;
 const COUNT_AT: usize = 2;
 const HEAP_AT: usize = 4;
 const GARBAGE_AT: usize = 6;
 const STAMP_AT: usize = 8;
-const HEAD: usize = 16;
+const LAST_AT: usize = 16;
+const HEAD: usize = 18;
 const SLOT: usize = 2;
 const LENGTHS: usize = 4;
 
@@ -38,6 +44,11 @@ impl Child {
     }
 }
 
+/// Bytes of an entry with its slot.
+pub(super) fn entry_bytes(key: &[u8], value: &[u8]) -> usize {
+    SLOT + LENGTHS + key.len() + value.len()
+}
+
 /// A node that is held.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'a>(pub(super) &'a [u8]);
@@ -60,7 +71,7 @@ impl<'a> Node<'a> {
         &self.0[at + LENGTHS..at + LENGTHS + read(self.0, at)]
     }
 
-    fn value_range(self, slot: usize) -> std::ops::Range<usize> {
+    pub(super) fn value_range(self, slot: usize) -> std::ops::Range<usize> {
         let at = self.entry(slot);
         let start = at + LENGTHS + read(self.0, at);
         start..start + read(self.0, at + 2)
@@ -75,7 +86,7 @@ impl<'a> Node<'a> {
     }
 
     pub(super) fn stamp(self) -> u64 {
-        let bytes = self.0[STAMP_AT..HEAD].try_into().expect("eight bytes");
+        let bytes = self.0[STAMP_AT..LAST_AT].try_into().expect("eight bytes");
         u64::from_le_bytes(bytes)
     }
 
@@ -105,15 +116,63 @@ impl<'a> Node<'a> {
         self.child(self.child_slot(key))
     }
 
+    /// The slot of the child with the largest keys below `key`.
+    pub(super) fn child_slot_below(self, key: &[u8]) -> usize {
+        self.lower_bound(key).saturating_sub(1)
+    }
+
+    /// The slot of the first entry from `key` on.
+    pub(super) fn lower_bound(self, key: &[u8]) -> usize {
+        self.find(key).unwrap_or_else(|slot| slot)
+    }
+
+    /// New keys in a row each of which went right behind the one before, and where the last of them is.
+    pub(super) fn run(self) -> Run {
+        Run { length: self.0[RUN_AT], last: read(self.0, LAST_AT) as u16 }
+    }
+
     /// Bytes of slots and entries.
     pub(super) fn used(self) -> usize {
         let heap = read(self.0, HEAP_AT);
         self.count() * SLOT + (self.0.len() - heap) - read(self.0, GARBAGE_AT)
     }
 
+    /// Of these, of the entries in `slots`.
+    pub(super) fn used_by(self, slots: std::ops::Range<usize>) -> usize {
+        slots.map(|slot| entry_bytes(self.key(slot), self.value(slot))).sum()
+    }
+
     /// Bytes that entries may take.
     pub(super) fn room(self) -> usize {
         self.0.len() - HEAD
+    }
+}
+
+/// Keys that come in ascending order: new ones that went into a leaf each right behind the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    length: u8,
+    last: u16,
+}
+
+/// From this length on a run is expected to go on.
+const RUN_MIN: u8 = 3;
+
+impl Run {
+    /// The run when a new key goes to `slot`.
+    fn with(self, slot: usize) -> Run {
+        let goes_on = slot as u16 == self.last.wrapping_add(1);
+        Run { length: if goes_on { self.length.saturating_add(1) } else { 0 }, last: slot as u16 }
+    }
+
+    /// Whether a key that goes to `slot` is one more of several.
+    pub(super) fn reaches(self, slot: usize) -> bool {
+        self.with(slot).length >= RUN_MIN
+    }
+
+    /// The run that goes on at `slot`.
+    pub(super) fn before(self, slot: usize) -> Run {
+        Run { last: (slot as u16).wrapping_sub(1), ..self }
     }
 }
 
@@ -128,13 +187,19 @@ impl NodeMut<'_> {
     /// Empties the node; it keeps its stamp.
     pub(super) fn clear(&mut self, leaf: bool) {
         self.0[..STAMP_AT].fill(0);
+        self.0[LAST_AT..HEAD].fill(0);
         self.0[0] = u8::from(leaf);
         let end = self.0.len();
         write(self.0, HEAP_AT, end);
     }
 
+    pub(super) fn set_run(&mut self, run: Run) {
+        self.0[RUN_AT] = run.length;
+        write(self.0, LAST_AT, usize::from(run.last));
+    }
+
     pub(super) fn set_stamp(&mut self, stamp: u64) {
-        self.0[STAMP_AT..HEAD].copy_from_slice(&stamp.to_le_bytes());
+        self.0[STAMP_AT..LAST_AT].copy_from_slice(&stamp.to_le_bytes());
     }
 
     /// Adds or replaces an entry; `None` when there is no room, else whether the key is new.
@@ -146,7 +211,7 @@ impl NodeMut<'_> {
             self.value_mut(slot).copy_from_slice(value);
             return Some(false);
         }
-        let need = LENGTHS + key.len() + value.len() + SLOT;
+        let need = entry_bytes(key, value);
         let old = found.map_or(0, |slot| self.entry_len(slot) + SLOT);
         if self.node().used() - old + need > self.node().room() {
             return None;
@@ -156,7 +221,10 @@ impl NodeMut<'_> {
                 self.remove(slot);
                 slot
             }
-            Err(slot) => slot,
+            Err(slot) => {
+                self.set_run(self.node().run().with(slot));
+                slot
+            }
         };
         let free = read(self.0, HEAP_AT) - HEAD - self.node().count() * SLOT;
         if free < need {
@@ -199,6 +267,7 @@ impl NodeMut<'_> {
     fn compact(&mut self) {
         let old = self.0.to_vec();
         self.clear(old[0] == 1);
+        self.set_run(Node(&old).run());
         self.append(Node(&old), 0..Node(&old).count());
     }
 
@@ -207,6 +276,15 @@ impl NodeMut<'_> {
         for slot in slots {
             self.push(from.key(slot), from.value(slot));
         }
+    }
+
+    /// As [`push`](Self::push), if it fits.
+    pub(super) fn try_push(&mut self, key: &[u8], value: &[u8]) -> bool {
+        let fits = self.node().used() + entry_bytes(key, value) <= self.node().room();
+        if fits {
+            self.push(key, value);
+        }
+        fits
     }
 
     /// Appends an entry greater than all here; it must fit.

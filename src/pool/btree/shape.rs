@@ -19,8 +19,9 @@ impl BTree {
         node.used() + self.pool.payload() / ENTRY_MAX_DIVISOR + 8 <= node.room()
     }
 
-    /// The leaf for `key`, locked, with room for an entry: splits all full nodes on the way.
-    pub(super) fn leaf_with_room(&self, key: &[u8]) -> Result<ExclusiveGuard<'_>> {
+    /// The leaf for `key`, locked, with room for an entry of `need` bytes: splits all full nodes on the
+    /// way.
+    pub(super) fn leaf_with_room(&self, key: &[u8], need: usize) -> Result<ExclusiveGuard<'_>> {
         let mut parent = self.pool.fix_exclusive(self.root)?;
         if !self.has_room(Node(&parent)) {
             self.grow(&mut parent)?;
@@ -30,7 +31,7 @@ impl BTree {
             if self.has_room(Node(&child)) {
                 parent = child;
             } else {
-                parent = self.split(&mut parent, child, key)?;
+                parent = self.split(&mut parent, child, key, need)?;
             }
         }
         Ok(parent)
@@ -48,7 +49,7 @@ impl BTree {
     }
 
     /// Gives a node a new stamp; returns what its parent has to note.
-    fn stamped(&self, node: &mut ExclusiveGuard<'_>) -> Child {
+    pub(super) fn stamped(&self, node: &mut ExclusiveGuard<'_>) -> Child {
         let child = Child { page: node.id().0, stamp: self.new_stamp() };
         NodeMut(node).set_stamp(child.stamp);
         child
@@ -60,18 +61,20 @@ impl BTree {
         parent: &mut ExclusiveGuard<'_>,
         mut child: ExclusiveGuard<'p>,
         key: &[u8],
+        need: usize,
     ) -> Result<ExclusiveGuard<'p>> {
         let mut right = self.pool.allocate()?;
         let old = child.to_vec();
         let old = Node(&old);
-        let middle = middle(old);
-        let separator = old.key(middle).to_vec();
+        let Cut { at, separator } = cut(old, key, need);
         let mut node = NodeMut(&mut right);
         node.clear(old.is_leaf());
-        node.append(old, middle..old.count());
+        node.append(old, at..old.count());
+        node.set_run(old.run().before(0));
         let mut node = NodeMut(&mut child);
         node.clear(old.is_leaf());
-        node.append(old, 0..middle);
+        node.append(old, 0..at);
+        node.set_run(old.run().before(at));
         let slot = Node(parent).child_slot(key);
         let left = self.stamped(&mut child).to_bytes();
         NodeMut(parent).value_mut(slot).copy_from_slice(&left);
@@ -150,6 +153,49 @@ impl BTree {
         }
         Ok(())
     }
+}
+
+/// Where a node is split.
+struct Cut {
+    /// The first slot of the right half.
+    at: usize,
+    /// Where the range of keys of the right half begins.
+    separator: Vec<u8>,
+}
+
+impl Cut {
+    /// A cut of a leaf before the entry at `at`.
+    fn between(node: Node<'_>, at: usize) -> Cut {
+        Cut { at, separator: separator(node.key(at - 1), node.key(at)) }
+    }
+}
+
+/// Where to split a full node so that an entry with `key`, of `need` bytes, can be added: in the middle, or
+/// where keys come in ascending order, so that what is behind them stays full. What lies between them and
+/// the node's end is left behind as soon as the entry fits before it: 10 ascending parts of a tree, each
+/// with a tail of the next to carry along, took 17 % more.
+fn cut(node: Node<'_>, key: &[u8], need: usize) -> Cut {
+    let count = node.count();
+    if !node.is_leaf() {
+        // The last child of a node is split again and again where keys ascend.
+        let is_last = node.child_slot(key) == count - 1;
+        let at = if is_last { count - 1 } else { middle(node) };
+        return Cut { at, separator: node.key(at).to_vec() };
+    }
+    let slot = node.find(key).err().filter(|slot| *slot > 0 && node.run().reaches(*slot));
+    match slot {
+        None => Cut::between(node, middle(node)),
+        Some(at) if at < count && node.used_by(0..at) + need <= node.room() => {
+            Cut { at, separator: separator(key, node.key(at)) }
+        }
+        Some(at) => Cut { at, separator: separator(node.key(at - 1), key) },
+    }
+}
+
+/// The shortest key above `below` and not above `from`: inner nodes have room for more of them.
+pub(super) fn separator(below: &[u8], from: &[u8]) -> Vec<u8> {
+    let common = below.iter().zip(from).take_while(|(a, b)| a == b).count();
+    from[..from.len().min(common + 1)].to_vec()
 }
 
 /// Where to split: half of the bytes on each side, at least one entry.
