@@ -1,5 +1,6 @@
 // README's links to other pages, for its reader here: the first definition of a link counts.
 #![doc = "[docs/architecture.md]: crate::guide::architecture"]
+#![doc = "[docs/engine.md]: crate::guide::engine"]
 #![doc = "[docs/ffi.md]: crate::guide::ffi"]
 #![doc = "[docs/run.md]: crate::guide::run"]
 #![doc = ""]
@@ -76,6 +77,8 @@ mod sys;
 pub mod guide {
     #[doc = include_str!("../docs/architecture.md")]
     pub mod architecture {}
+    #[doc = include_str!("../docs/engine.md")]
+    pub mod engine {}
     #[doc = include_str!("../docs/ffi.md")]
     pub mod ffi {}
     #[doc = include_str!("../docs/run.md")]

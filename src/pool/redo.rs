@@ -116,4 +116,13 @@ impl BufferPool {
         };
         (FIRST.0..frames.table.end()).map(PageId).filter(move |page| !is_free(page))
     }
+
+    /// The pages that were changed and not written since, in ascending order: what the next
+    /// [`flush`](Self::flush) writes, if nobody changes more. A page that is changed or written meanwhile
+    /// may or may not be among them.
+    pub fn dirty_pages(&self) -> impl Iterator<Item = PageId> + '_ {
+        let frames = &self.frames;
+        let resident = (0..frames.table.steps()).flat_map(|step| frames.resident.pages(step));
+        resident.filter(|page| frames.table.word(*page).load().dirty())
+    }
 }

@@ -6,6 +6,7 @@ use farheap::store::{Completion, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, Result};
 use std::fmt;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -23,6 +24,9 @@ pub(crate) enum Event {
 struct Disk {
     bytes: Vec<u8>,
     events: Vec<Event>,
+    /// When each was asked for, on a clock that devices side by side share.
+    times: Vec<usize>,
+    clock: Arc<AtomicUsize>,
     /// Calls so far: reads, writes, syncs, queues opened.
     calls: u64,
     fails_at: Option<u64>,
@@ -37,7 +41,20 @@ impl Disk {
 
     fn write(&mut self, offset: usize, bytes: &[u8]) {
         self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
-        self.events.push(Event::Write { offset, bytes: bytes.to_vec() });
+        self.note(Event::Write { offset, bytes: bytes.to_vec() });
+    }
+
+    fn note(&mut self, event: Event) {
+        self.events.push(event);
+        self.times.push(self.clock.fetch_add(1, Ordering::SeqCst));
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        if self.fails() {
+            return Err(Error::Os { call: "fdatasync", errno: libc::EIO });
+        }
+        self.note(Event::Sync);
+        Ok(())
     }
 }
 
@@ -48,6 +65,41 @@ pub(crate) struct PowerStore(Arc<Mutex<Disk>>);
 impl PowerStore {
     pub(crate) fn new(bytes: Vec<u8>) -> PowerStore {
         PowerStore(Arc::new(Mutex::new(Disk { bytes, ..Disk::default() })))
+    }
+
+    /// Another device of the same machine: the power of both is cut at one moment.
+    pub(crate) fn beside(&self, bytes: Vec<u8>) -> PowerStore {
+        let clock = Arc::clone(&self.disk().clock);
+        PowerStore(Arc::new(Mutex::new(Disk { bytes, clock, ..Disk::default() })))
+    }
+
+    /// The time on the clock of this machine.
+    pub(crate) fn time(&self) -> usize {
+        self.disk().clock.load(Ordering::SeqCst)
+    }
+
+    /// Events of this device before a time.
+    pub(crate) fn until(&self, time: usize) -> usize {
+        self.disk().times.partition_point(|then| *then < time)
+    }
+
+    /// Reads bytes, for a user that needs no queue; zeros behind the end.
+    pub(crate) fn get(&self, offset: usize, into: &mut [u8]) {
+        let disk = self.disk();
+        let from = disk.bytes.get(offset..).unwrap_or_default();
+        let there = from.len().min(into.len());
+        into[..there].copy_from_slice(&from[..there]);
+        into[there..].fill(0);
+    }
+
+    /// Writes bytes, for a user that needs no queue; `false` when there is no room.
+    pub(crate) fn put(&self, offset: usize, bytes: &[u8]) -> bool {
+        let mut disk = self.disk();
+        let has_room = offset + bytes.len() <= disk.bytes.len();
+        if has_room {
+            disk.write(offset, bytes);
+        }
+        has_room
     }
 
     fn disk(&self) -> MutexGuard<'_, Disk> {
@@ -177,12 +229,7 @@ unsafe impl Store for PowerStore {
     }
 
     fn sync(&self) -> Result<()> {
-        let mut disk = self.disk();
-        if disk.fails() {
-            return Err(Error::Os { call: "fdatasync", errno: libc::EIO });
-        }
-        disk.events.push(Event::Sync);
-        Ok(())
+        self.disk().sync()
     }
 
     unsafe fn discard(&self, _: u64, _: u64) -> Result<()> {
