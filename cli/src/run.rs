@@ -26,8 +26,8 @@ const RUN_VARIABLE: &str = "FARHEAP_RUN";
 ///
 /// The program is not changed or recompiled: its malloc is farheap's. Once it has 6 MiB in use, what
 /// it allocates goes to far memory, whose cold pages leave for the device. Code, stacks and memory
-/// that the program maps itself are not in the limit. A child of fork(2) cannot use far memory that it
-/// inherits: it may start another program, and allocate memory of its own.
+/// that the program maps itself are not in the limit. A child of fork(2) has the far memory of its parent;
+/// what it allocates itself is not in the limit.
 #[derive(clap::Args)]
 #[command(after_help = "Exit status:
   125  farheap cannot do this: the configuration, permissions, or the kind of program

@@ -96,6 +96,8 @@ extern "C" fn prepare() {
     let (before, after) = (inner::before_fork, inner::after_fork);
     // SAFETY: registers functions that live as long as the program.
     unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
+    // After that: what is done around a fork allocates, and there is no lock then that this would wait for.
+    farheap::region::watch_forks();
 }
 
 extern "C" fn in_child() {

@@ -85,6 +85,58 @@ print(os.popen('echo popen').read(), os.system('exit 3') >> 8)";
 }
 
 #[test]
+fn perl_starts_programs_and_has_its_data_in_children() {
+    if !installed("perl") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = r#"
+my @data = map { "word $_ " x 20 } 1 .. 150000;
+my $sum = 0;
+for my $n (1 .. 5) { my $out = `echo right $n`; $sum += length $out; }
+my @read = qw(sh -c);
+open(my $pipe, "-|", @read, "echo from a pipe") or die; print <$pipe>; close $pipe;
+my $child = fork;
+if (!$child) {
+    my $bad = grep { $data[$_ - 1] ne "word $_ " x 20 } 1 .. 150000;
+    $data[$_] = $_ for 0 .. 50000;
+    my $inner = `echo inner`;
+    exit($bad || $inner ne "inner\n" ? 1 : 0);
+}
+$data[$_] .= "!" for 0 .. 149999;
+waitpid $child, 0;
+print "$sum $? ", scalar(grep { /^word .* !$/ } @data), "\n";
+"#;
+    assert_stored(&compare(16, "perl", &["-e", text], dir.path()));
+}
+
+#[test]
+fn python_has_its_objects_in_processes_that_it_forks() {
+    if !installed("python3") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = "
+import multiprocessing, os
+d = {i: str(i) * 3 for i in range(15000)}
+b = [bytes([i % 251]) * 40000 for i in range(900)]
+def work(n):
+    for i in range(n, 15000, 3): assert d[i] == str(i) * 3
+    return sum(len(d[i]) for i in range(n, 15000, 3)) + sum(x[9] for x in b)
+context = multiprocessing.get_context('fork')
+with context.Pool(3) as pool:
+    for i in range(0, 15000, 7): d[i] = d[i] + ''
+    print(pool.map(work, range(3)))
+pid = os.fork()
+if pid == 0:
+    b[5] = b'new'
+    os._exit(0 if b[6] == bytes([6]) * 40000 and os.popen('echo x').read() == 'x\\n' else 1)
+print(os.waitpid(pid, 0)[1], len(b[5]))";
+    let arguments = ["PYTHONMALLOC=malloc", "python3", "-W", "ignore", "-c", text];
+    assert_stored(&compare(24, "env", &arguments, dir.path()));
+}
+
+#[test]
 fn git_and_the_programs_that_it_starts_have_the_library() {
     if !installed("git") || !installed("sh") || !permitted() {
         return;

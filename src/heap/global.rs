@@ -68,13 +68,18 @@ pub(super) unsafe fn allocate_in(tier: Tier, layout: Layout, fill: Fill) -> *mut
     unsafe { allocate_from(tiers::find(tier), layout, fill) }
 }
 
-/// Allocates far memory or none.
+/// Allocates far memory or none; in a forked child that has its parent's far memory, local memory.
 ///
 /// # Safety
 /// The layout's size is not zero.
 #[inline]
 unsafe fn allocate_from(arenas: Option<&'static FarArenas>, layout: Layout, fill: Fill) -> *mut u8 {
     let Some(arenas) = arenas else {
+        if tiers::inherits() {
+            // A child that has its parent's far memory gets what it asks for, though it is local.
+            // SAFETY: the size is not zero.
+            return unsafe { allocate_local(layout, fill) };
+        }
         return ptr::null_mut();
     };
     // SAFETY: the size is not zero. A tier that is just closing has no memory.
@@ -132,8 +137,8 @@ pub(super) unsafe fn clear(ptr: *mut u8, len: usize) {
     }
 }
 
-/// Resizes within the tier that `ptr` is in; null leaves the allocation as it was, as for whatever
-/// is to grow of a parent's far memory in a forked child.
+/// Resizes within the tier that `ptr` is in; null leaves the allocation as it was. What is to grow of a
+/// parent's far memory in a forked child becomes local, if the child can read it.
 ///
 /// # Safety
 /// As for [`free`], and `new` has the same alignment and a size above zero.
@@ -144,8 +149,9 @@ pub(super) unsafe fn reallocate_in_tier(ptr: *mut u8, old: Layout, new: Layout) 
         Origin::Local => unsafe { local::reallocate(ptr, old, new) },
         // SAFETY: `ptr` lies in the tier's reservation.
         Origin::Far(arenas) => unsafe { arenas.reallocate(ptr, old, new) },
-        // It cannot be copied in a forked child: it can only stay as it is.
         Origin::Parent if new.size() <= old.size() => ptr,
+        // SAFETY: as the caller promises.
+        Origin::Parent if tiers::inherits() => unsafe { move_to(None, ptr, old, new) },
         Origin::Parent => ptr::null_mut(),
     }
 }

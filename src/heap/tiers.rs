@@ -28,6 +28,7 @@ use crate::base::sync::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use crate::base::units::ByteCount;
+use crate::sys::fork;
 use std::ptr;
 
 /// What allocations and frees ask, in one cache line that only starting and stopping write.
@@ -131,6 +132,12 @@ pub(crate) extern "C" fn leave_to_parent() {
 /// Whether this process was forked from one with a far tier.
 pub(crate) fn is_left_to_parent() -> bool {
     ALL.is_inherited.load(Relaxed)
+}
+
+/// Whether this process was forked from one with far tiers, and can use what it has inherited: of all of
+/// them, for it cannot copy what it cannot read.
+pub(super) fn inherits() -> bool {
+    is_left_to_parent() && all_known().all(|tier| fork::is_inherited(tier.bounds().0))
 }
 
 /// The process's default tier; none in a forked child of the process that has it.

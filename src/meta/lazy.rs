@@ -63,6 +63,14 @@ impl<T: Zeroed> LazyArray<T> {
         Ok(LazyArray { mapping, len, _owns: PhantomData })
     }
 
+    /// Whether forked children have a copy of the array, as it is at the fork.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the process has too many mappings.
+    pub(crate) fn set_inherited(&self, inherited: bool) -> Result<()> {
+        self.mapping.set_inherited(inherited)
+    }
+
     /// Gives the memory of a range of elements back, as far as it is whole kernel pages: these read
     /// as zero afterwards. The others stay as they are.
     ///

@@ -323,6 +323,11 @@ fn lost_page_to(addr: usize, len: usize, cause: std::fmt::Arguments<'_>) {
     }
 }
 
+/// As [`lost_page`], of inherited memory.
+pub(in crate::paging) fn lost_inherited(addr: usize, len: usize, cause: &Error) {
+    lost_page_to(addr, len, format_args!("{}", Cause(cause)));
+}
+
 /// The machine's memory has failed under a page: the program hears of it as it would without us.
 pub(in crate::paging) fn hardware_error(addr: usize) {
     let is_sent = say(

@@ -17,6 +17,8 @@ mod extents;
 #[cfg(not(loom))]
 mod fault;
 #[cfg(not(loom))]
+mod fork;
+#[cfg(not(loom))]
 mod kernel_filled;
 #[cfg(not(loom))]
 mod latency;

@@ -40,6 +40,7 @@ use crate::paging::evict::Evictor;
 use crate::paging::evict::requests::Requests;
 use crate::paging::fault::handler::Handler;
 use crate::paging::fault::supervisor::Supervisor;
+use crate::paging::fork;
 use crate::paging::pager::discard;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::{Pager, reclaim};
@@ -262,6 +263,7 @@ impl Region {
         for _ in &region.threads {
             all_begun.recv().expect("a thread says that it has begun before it ends");
         }
+        fork::list(&region.pager);
         Ok(region)
     }
 
@@ -402,7 +404,8 @@ impl Region {
     fn slots_with_space(&self) -> SlotCount {
         let pager = &self.pager;
         let room = SlotCount(pager.slots().store().room().0 / pager.page_bytes() as u64);
-        pager.slots().map().slots().min(room)
+        let all = pager.slots().map().slots().min(room);
+        SlotCount(all.0.saturating_sub(pager.slots().map().in_limbo().0))
     }
 
     /// Why nothing more can be mapped.
@@ -554,6 +557,7 @@ impl Drop for Region {
             std::mem::forget((std::mem::take(&mut self.threads), Arc::clone(&self.pager)));
             return;
         }
+        fork::unlist(&self.pager);
         self.pager.health().stop();
         self.requests.close();
         self.pager.pool().waiters().evictor_bell().ring_again();
@@ -583,6 +587,12 @@ impl Drop for Region {
         }
         crate::paging::diagnostics::flush();
     }
+}
+
+/// Prepares for forks now, and not when the first region is created: what is registered later by
+/// `pthread_atfork(3)` may use far memory, what was registered before must not.
+pub fn watch_forks() {
+    fork::watch();
 }
 
 /// A handler thread's state and what it does with it.

@@ -16,7 +16,7 @@ use super::device::{Device, Named};
 use super::inline_queue::{InlineQueue, Transfer};
 use super::signature::{Candidate, Use, refused};
 use super::uring_queue::UringQueue;
-use super::{IO_ALIGN, Op, Queue, Store, check_range};
+use super::{IO_ALIGN, Inherited, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec};
@@ -112,18 +112,8 @@ impl BlockStore {
     /// [`Error::Device`] naming the directory: it cannot be written, has too little space, or the
     /// capacity is below 1 MiB or not a multiple of 4,096 bytes.
     pub fn temporary(dir: Option<&Path>, capacity: Option<ByteCount>) -> Result<BlockStore> {
-        let dir = dir.map_or_else(probe::temporary_dir, Path::to_path_buf);
-        check_capacity(&dir, capacity)?;
-        let (fd, caching) = open_caching(&dir, |caching| create_unlinked(&dir, caching))?;
-        let capacity = match capacity {
-            Some(capacity) => {
-                set_len(&dir, fd.as_fd(), capacity)?;
-                capacity
-            }
-            None => set_len_available(&dir, fd.as_fd())?,
-        };
-        let kind = FileKind::Regular;
-        Ok(BlockStore::new(Device::new(fd, kind, capacity, dir, caching, Named::No)))
+        let device = temporary_device(dir, capacity)?;
+        Ok(BlockStore::new(device))
     }
 
     /// Opens a store in the regular file or on the block device at `path`, whose contents stay
@@ -374,6 +364,35 @@ unsafe impl Store for BlockStore {
         };
         format!("{file}, {engine}{discard}")
     }
+
+    fn inherit(&self) -> Option<Inherited> {
+        Some(Inherited { descriptor: Some(self.device.share()) })
+    }
+
+    fn open_in_child(&self) -> Result<Arc<dyn Store>> {
+        // Synchronous: a ring would cost each child that is forked as much as the fork.
+        let dir = (!self.device.is_named()).then(|| self.device.path());
+        let device = temporary_device(dir, None)?;
+        device.share();
+        let engine = Engine::Sync { why: WhySync::Asked };
+        Ok(Arc::new(BlockStore { device: Arc::new(device), engine }))
+    }
+}
+
+/// A new file without a name, see [`BlockStore::temporary`].
+fn temporary_device(dir: Option<&Path>, capacity: Option<ByteCount>) -> Result<Device> {
+    let dir = dir.map_or_else(probe::temporary_dir, Path::to_path_buf);
+    check_capacity(&dir, capacity)?;
+    let (fd, caching) = open_caching(&dir, |caching| create_unlinked(&dir, caching))?;
+    let capacity = match capacity {
+        Some(capacity) => {
+            set_len(&dir, fd.as_fd(), capacity)?;
+            capacity
+        }
+        None => set_len_available(&dir, fd.as_fd())?,
+    };
+    let kind = FileKind::Regular;
+    Ok(Device::new(fd, kind, capacity, dir, caching, Named::No))
 }
 
 fn choose_engine(device: &Device) -> Engine {

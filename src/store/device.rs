@@ -8,7 +8,7 @@ use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Errno, FileKind, IoVec};
 use crate::sys::fork::Private;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,6 +85,13 @@ impl Device {
     pub(super) fn set_place(&mut self, base: u64, below: Vec<OwnedFd>) {
         self.base = base;
         self.below = below.into_iter().map(Private::new).collect();
+    }
+
+    /// Keeps the file open in forked children, and with it its lock and its claim.
+    pub(super) fn share(&self) -> RawFd {
+        self.fd.share();
+        self.below.iter().for_each(Private::share);
+        self.fd.as_raw_fd()
     }
 
     pub(super) fn capacity(&self) -> ByteCount {

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "copies between raw buffers")]
 
 use super::inline_queue::{InlineQueue, Transfer};
-use super::{IO_ALIGN, Op, Queue, Store, check_range};
+use super::{IO_ALIGN, Inherited, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::file::{Errno, IoVec};
@@ -75,6 +75,14 @@ unsafe impl Store for MemStore {
 
     fn describe(&self) -> String {
         format!("memory, {}", self.capacity())
+    }
+
+    fn inherit(&self) -> Option<Inherited> {
+        self.memory.set_inherited(true).ok().map(|()| Inherited { descriptor: None })
+    }
+
+    fn open_in_child(&self) -> Result<Arc<dyn Store>> {
+        Ok(Arc::new(MemStore::new(self.capacity())?))
     }
 }
 

@@ -49,6 +49,7 @@ use crate::sys::file::{Direction, Errno, IoVec};
 use crate::sys::vm::{Huge, Mapping};
 use std::fmt::Debug;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Alignment of every offset, length and buffer address, in bytes: what all block devices take.
@@ -256,6 +257,31 @@ pub unsafe trait Store: Send + Sync + Debug {
 
     /// One line for people: kind, path, size.
     fn describe(&self) -> String;
+
+    /// Makes [`read_now`](Store::read_now) work in children of `fork(2)` from now on, for as long as they
+    /// live, whatever becomes of this process; says what that takes. `None`, the default: it does not
+    /// work there, so that children have no far memory. Asked once, when a region begins to use the store.
+    fn inherit(&self) -> Option<Inherited> {
+        None
+    }
+
+    /// Opens a store for what a forked child takes out of its memory; called in the child.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], the default: what the child writes stays in its memory, limit or not.
+    fn open_in_child(&self) -> Result<Arc<dyn Store>> {
+        Err(Error::Unsupported {
+            feature: "a store for forked children",
+            why: "this store has none",
+        })
+    }
+}
+
+/// What a forked child needs of its parent's store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inherited {
+    /// The descriptor that the child reads by; it may close all others.
+    pub descriptor: Option<RawFd>,
 }
 
 /// Bytes of one write of zeros.

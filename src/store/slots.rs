@@ -8,7 +8,12 @@
 //!    ^                    ^               |                             |
 //!    |                    '---take_run----'                             |
 //!    '----------------------------discarded-----------------------------'
+//!
+//!   in use --put, and held--> limbo --the last hold of it ends--> stale
 //! ```
+//! A forked child reads the slots that were in use when it was forked. So the fork takes a *hold* of them
+//! ([`hold`](SlotMap::hold)): until it [ends](SlotMap::end_hold) such a slot stays what it is, also once it
+//! has been put back.
 //!
 //! A *stale* slot was put back and still takes space on the device. It is given out like any other that
 //! is free, and alone once more than a quarter as many slots are stale as are in use: so a file grows to
@@ -29,6 +34,7 @@
 //! 1. A slot is in at most one of `free` and `used`; in none while discarding or asleep.
 //! 2. What is in `stale` is in `free` too.
 //! 3. A group is asleep as a whole, and none of its slots is stale.
+//! 4. A slot in `limbo` is in a hold, and in no other set. A slot in a hold is in `used` or in `limbo`.
 
 use super::bits::BitSet;
 use crate::base::error::Result;
@@ -46,6 +52,13 @@ const CANDIDATES_MAX: u32 = 16;
 /// Stale runs that one search for a run to discard looks at, under the lock.
 const DISCARD_LOOKS_MAX: u32 = 64;
 
+/// Holds that there may be at once: children whose parent has far memory.
+pub(crate) const HOLDS_MAX: usize = 64;
+
+/// Names a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HoldId(usize);
+
 /// Slots in use for each that may be stale before stale ones alone are given out.
 const USED_PER_STALE: u64 = 4;
 
@@ -62,6 +75,10 @@ struct State {
     used: BitSet,
     /// Those of `free` that take space on the device.
     stale: BitSet,
+    /// Put back, and held.
+    limbo: BitSet,
+    /// What each hold began with.
+    holds: [Option<BitSet>; HOLDS_MAX],
     /// Groups that are asleep.
     asleep: BitSet,
     /// Where the next group that may go to sleep is looked for.
@@ -84,6 +101,8 @@ impl SlotMap {
             free: BitSet::empty(slots.get())?,
             used: BitSet::empty(slots.get())?,
             stale: BitSet::empty(slots.get())?,
+            limbo: BitSet::empty(slots.get())?,
+            holds: [const { None }; HOLDS_MAX],
             asleep: BitSet::full(slots.get().div_ceil(GROUP_SLOTS))?,
             sleep_cursor: 0,
             untouched: 0,
@@ -209,9 +228,60 @@ impl SlotMap {
             let known = *slot < SlotId(self.slots.get()) && state.used.run(slot.get(), 1) == 1;
             assert!(known, "{slot} is put back but not in use");
             state.used.remove(slot.get(), 1);
-            state.free.insert(slot.get(), 1);
-            state.stale.insert(slot.get(), 1);
+            if state.is_held(slot.get()) {
+                state.limbo.insert(slot.get(), 1);
+            } else {
+                state.free.insert(slot.get(), 1);
+                state.stale.insert(slot.get(), 1);
+            }
         }
+    }
+
+    /// Keeps the slots that are in use now as they are, until the hold [ends](SlotMap::end_hold). `None`:
+    /// there are [`HOLDS_MAX`] already.
+    ///
+    /// # Errors
+    /// [`Error::Os`](crate::Error::Os) when there is no address space for it.
+    pub(crate) fn hold(&self) -> Result<Option<HoldId>> {
+        let mut held = BitSet::empty(self.slots.get())?;
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(at) = state.holds.iter().position(Option::is_none) else { return Ok(None) };
+        let mut next = 0;
+        while let Some(first) = state.used.next(next) {
+            let count = state.used.run(first, u64::MAX);
+            held.insert(first, count);
+            next = first + count;
+        }
+        state.holds[at] = Some(held);
+        Ok(Some(HoldId(at)))
+    }
+
+    /// Nobody needs what the slots of a hold held at its beginning.
+    pub(crate) fn end_hold(&self, hold: HoldId) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let held = state.holds[hold.0].take();
+        let mut held = held.expect("a hold ends once");
+        let mut next = 0;
+        while let Some(slot) = state.limbo.next(next) {
+            next = slot + 1;
+            if held.run(slot, 1) == 1 && !state.is_held(slot) {
+                state.limbo.remove(slot, 1);
+                state.free.insert(slot, 1);
+                state.stale.insert(slot, 1);
+            }
+        }
+    }
+
+    /// Whether a slot has to stay as it is for a hold.
+    pub(crate) fn is_held(&self, slot: SlotId) -> bool {
+        self.state.lock().is_held(slot.get())
+    }
+
+    /// Slots that were put back, and cannot be given out because they are held.
+    pub(crate) fn in_limbo(&self) -> SlotCount {
+        SlotCount(self.state.lock().limbo.count())
     }
 
     /// Hands out a run of `least` to `most` stale slots for the caller to discard; nobody gets them
@@ -253,6 +323,10 @@ impl SlotMap {
 }
 
 impl State {
+    fn is_held(&mut self, slot: u64) -> bool {
+        self.holds.iter_mut().flatten().any(|held| held.run(slot, 1) == 1)
+    }
+
     /// Whether only slots that take space already are given out.
     fn reuses(&self) -> bool {
         self.stale.count() > self.used.count() / USED_PER_STALE
@@ -302,7 +376,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use proptest::test_runner::{Config, RngSeed, TestRunner};
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     /// A map all of whose slots are awake.
     fn map(slots: u64) -> SlotMap {
@@ -451,6 +525,8 @@ mod tests {
         Put(prop::sample::Index),
         BeginDiscard,
         EndDiscard(prop::sample::Index),
+        Hold,
+        EndHold(prop::sample::Index),
     }
 
     fn actions() -> impl Strategy<Value = Vec<Action>> {
@@ -459,6 +535,8 @@ mod tests {
             6 => any::<prop::sample::Index>().prop_map(Action::Put),
             1 => Just(Action::BeginDiscard),
             1 => any::<prop::sample::Index>().prop_map(Action::EndDiscard),
+            1 => Just(Action::Hold),
+            1 => any::<prop::sample::Index>().prop_map(Action::EndHold),
         ];
         prop::collection::vec(action, 1..400)
     }
@@ -470,9 +548,52 @@ mod tests {
         used: BTreeSet<u64>,
         stale: BTreeSet<u64>,
         discarding: Vec<(SlotId, SlotCount)>,
+        limbo: BTreeSet<u64>,
+        holds: Vec<(HoldId, BTreeMap<u64, u32>)>,
+        /// How often each slot was given out: what it holds is of that time.
+        given: BTreeMap<u64, u32>,
     }
 
     impl Model {
+        fn is_held(&self, slot: u64) -> bool {
+            self.holds.iter().any(|(_, held)| held.contains_key(&slot))
+        }
+
+        fn hold(&mut self, map: &SlotMap) {
+            match map.hold().expect("address space") {
+                None => assert_eq!(self.holds.len(), HOLDS_MAX),
+                Some(hold) => {
+                    let held = self.used.iter().map(|slot| (*slot, self.given[slot])).collect();
+                    self.holds.push((hold, held));
+                }
+            }
+        }
+
+        fn end_hold(&mut self, map: &SlotMap, which: prop::sample::Index) {
+            if self.holds.is_empty() {
+                return;
+            }
+            let (hold, _) = self.holds.remove(which.index(self.holds.len()));
+            map.end_hold(hold);
+            let ended: Vec<u64> =
+                self.limbo.iter().copied().filter(|slot| !self.is_held(*slot)).collect();
+            for slot in ended {
+                self.limbo.remove(&slot);
+                self.free.insert(slot);
+                self.stale.insert(slot);
+            }
+        }
+
+        /// What a hold began with is as it was, whatever has happened to it since.
+        fn check_holds(&self, map: &SlotMap) {
+            for (slot, given) in self.holds.iter().flat_map(|(_, held)| held) {
+                assert_eq!(self.given[slot], *given, "{slot} was given out again");
+                assert!(!self.discarding.iter().any(|run| numbers(*run).contains(slot)), "{slot}");
+                assert!(map.is_held(SlotId(*slot)));
+            }
+            assert_eq!(map.in_limbo().get(), self.limbo.len() as u64);
+        }
+
         fn apply(&mut self, map: &SlotMap, action: &Action) {
             match action {
                 Action::Take(want) => self.take(map, *want),
@@ -481,8 +602,12 @@ mod tests {
                         .then(|| *self.used.iter().nth(which.index(self.used.len())).expect("one"));
                     if let Some(slot) = slot {
                         self.used.remove(&slot);
-                        self.free.insert(slot);
-                        self.stale.insert(slot);
+                        if self.is_held(slot) {
+                            self.limbo.insert(slot);
+                        } else {
+                            self.free.insert(slot);
+                            self.stale.insert(slot);
+                        }
                         map.put(SlotId(slot));
                     }
                 }
@@ -502,7 +627,10 @@ mod tests {
                         self.free.extend(numbers(run));
                     }
                 }
+                Action::Hold => self.hold(map),
+                Action::EndHold(which) => self.end_hold(map, *which),
             }
+            self.check_holds(map);
             assert_eq!(map.in_use().get(), self.used.len() as u64);
             assert_eq!(map.stale().0.get(), self.stale.len() as u64);
         }
@@ -517,6 +645,7 @@ mod tests {
                 assert!(self.free.remove(&slot), "{slot} was not there to take");
                 assert!(self.stale.remove(&slot) || !reuses, "{slot} takes new space");
                 assert!(self.used.insert(slot));
+                *self.given.entry(slot).or_default() += 1;
             }
         }
     }

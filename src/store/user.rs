@@ -46,6 +46,12 @@ impl OnlyUser {
         drop(used);
         Ok(OnlyUser { store })
     }
+
+    /// A store that was just made in a forked child. Takes no lock: one that a thread of the parent's held
+    /// would never be free here. So it must never be dropped.
+    pub(crate) fn in_child(store: Arc<dyn Store>) -> OnlyUser {
+        OnlyUser { store }
+    }
 }
 
 impl Deref for OnlyUser {

@@ -3,8 +3,9 @@
 //! A child of `fork(2)` has all descriptors of its parent, and all of its memory but the mappings of
 //! `sys::vm`. Descriptors that it keeps would outlive the parent: with a
 //! device's go its lock, its claim and the space of a file without a name. So descriptors are
-//! [`Private`]: the child closes them before `fork` returns there. Far addresses stay reserved in the
-//! child, without access: else its own allocations would come to lie there, and look far.
+//! [`Private`]: the child closes them before `fork` returns there, but for those that it reads the
+//! parent's far memory by ([`Private::share`]). Far addresses that are not inherited stay reserved in
+//! the child, without access: else its own allocations would come to lie there, and look far.
 //!
 //! What cleans up when it is dropped asks [`Born`] first: a child inherits the value, but not what
 //! it stands for.
@@ -12,18 +13,21 @@
 //! # Invariants
 //! 1. What runs in the child before `fork` returns is async-signal-safe: atomics, `close(2)` and
 //!    `mmap(2)`.
-//! 2. A descriptor is marked for as long as a [`Private`] of this process owns it. (Between the
-//!    system call and the mark another thread may fork: that child keeps the descriptor.)
+//! 2. A descriptor is marked for as long as a [`Private`] of this process owns it, unless it is shared,
+//!    or of a thread with a table of its own. (Between the system call and the mark another thread may
+//!    fork: that child keeps the descriptor.)
 
 #![expect(unsafe_code, reason = "maps memory in forked children")]
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use std::cell::Cell;
+use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Once;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
 
 /// Descriptors from here on are not closed in children: the usual bound is 1,024, and few programs
 /// raise it so far.
@@ -86,6 +90,11 @@ impl<T: AsRawFd> Private<T> {
         Private { inner: ManuallyDrop::new(inner), born }
     }
 
+    /// Leaves the descriptor open in children that are forked from now on.
+    pub(crate) fn share(&self) {
+        mark(self.inner.as_raw_fd(), false);
+    }
+
     /// Whether this process opened it; else it is closed.
     pub(crate) fn is_here(&self) -> bool {
         self.born.is_here()
@@ -116,7 +125,39 @@ impl<T: AsRawFd> Drop for Private<T> {
     }
 }
 
+thread_local! {
+    /// The thread has a table of descriptors of its own, which children do not inherit.
+    static HAS_OWN_TABLE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Gives the calling thread a table of descriptors of its own, with none in it but `keep`: what the
+/// program opens and closes from now on is not there, nor is what the thread opens in the program's.
+/// See `unshare(2)` and `close_range(2)` (Linux 5.9).
+///
+/// # Errors
+/// When the kernel refuses; the thread is to end then.
+pub(crate) fn take_own_table(keep: &mut [RawFd]) -> nix::Result<()> {
+    // SAFETY: takes no pointers.
+    nix::errno::Errno::result(unsafe { libc::unshare(libc::CLONE_FILES) })?;
+    HAS_OWN_TABLE.set(true);
+    keep.sort_unstable();
+    let mut from = 0;
+    for end in keep.iter().map(|fd| *fd as libc::c_uint).chain([libc::c_uint::MAX]) {
+        if end > from {
+            // SAFETY: takes no pointers. The table is this thread's own, which uses no other
+            // descriptor than those that are kept.
+            let closed = unsafe { libc::syscall(libc::SYS_close_range, from, end - 1, 0) };
+            nix::errno::Errno::result(closed)?;
+        }
+        from = end.saturating_add(1);
+    }
+    Ok(())
+}
+
 fn mark(fd: RawFd, private: bool) {
+    if HAS_OWN_TABLE.get() {
+        return;
+    }
     let fd = usize::try_from(fd).expect("an open descriptor");
     let Some(word) = PRIVATE.get(fd / 64) else { return };
     let bit = 1 << (fd % 64);
@@ -148,11 +189,157 @@ pub(crate) fn give_up_place(start: usize) {
     }
 }
 
+/// Where ranges begin that this process has inherited and can use. (Of more than these, the rest counts as
+/// memory that it cannot use.)
+static INHERITED: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
+
+/// Notes what a child has inherited: nothing else from now on.
+pub(crate) fn note_inherited(starts: impl Iterator<Item = usize>) {
+    let mut starts = starts;
+    for place in &INHERITED {
+        place.store(starts.next().unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
+/// Whether this process has inherited the range that begins at an address, and can use it. Takes no lock:
+/// what runs around a fork may ask.
+pub(crate) fn is_inherited(start: usize) -> bool {
+    INHERITED.iter().any(|inherited| inherited.load(Ordering::Relaxed) == start)
+}
+
+/// A pipe whose ends are closed by `exec`: where it is read, and where it is written. See `pipe2(2)`.
+///
+/// # Errors
+/// For want of descriptors.
+pub(crate) fn pipe() -> nix::Result<[OwnedFd; 2]> {
+    let mut ends = [0; 2];
+    // SAFETY: there is room for two descriptors.
+    nix::errno::Errno::result(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
+    Ok(ends.map(|fd| {
+        // SAFETY: the descriptor was just made and nobody else owns it.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    }))
+}
+
+/// What file a descriptor is of; `None`: it is not open. See `fstat(2)`.
+pub(crate) fn file_of(fd: RawFd) -> Option<(u64, u64)> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: there is room for the answer.
+    let known = unsafe { libc::fstat(fd, stat.as_mut_ptr()) } == 0;
+    // SAFETY: zeroed is a valid value, and so is what the kernel has written.
+    let stat = unsafe { stat.assume_init() };
+    known.then_some((stat.st_dev, stat.st_ino))
+}
+
+/// Makes a descriptor the calling thread's standard error, in a table of its own, until it is dropped.
+pub(crate) fn as_standard_error(fd: RawFd) -> AsStandardError {
+    assert!(HAS_OWN_TABLE.get(), "standard error is the program's");
+    // SAFETY: takes no pointers; the table is the thread's own, and has no second descriptor.
+    unsafe { libc::dup2(fd, libc::STDERR_FILENO) };
+    AsStandardError(())
+}
+
+/// See [`as_standard_error`].
+#[must_use = "standard error is closed again when this is dropped"]
+pub(crate) struct AsStandardError(());
+
+impl Drop for AsStandardError {
+    fn drop(&mut self) {
+        let _ = nix::unistd::close(libc::STDERR_FILENO);
+    }
+}
+
+/// The C library's functions that go through its streams.
+#[derive(Clone, Copy)]
+struct Streams {
+    lock: unsafe extern "C" fn(),
+    unlock: unsafe extern "C" fn(),
+    begin: unsafe extern "C" fn() -> *const u8,
+    end: unsafe extern "C" fn() -> *const u8,
+    next: unsafe extern "C" fn(*const u8) -> *const u8,
+    file: unsafe extern "C" fn(*const u8) -> *const u8,
+}
+
+static STREAMS: OnceLock<Option<Streams>> = OnceLock::new();
+
+/// Where a stream (`struct _IO_FILE`) has the address of its lock.
+const STREAM_LOCK: usize = 0x88;
+
+impl Streams {
+    /// Finds them, where the C library has them (glibc).
+    fn find() -> Option<Streams> {
+        Some(Streams {
+            lock: function(c"_IO_list_lock")?,
+            unlock: function(c"_IO_list_unlock")?,
+            begin: function(c"_IO_iter_begin")?,
+            end: function(c"_IO_iter_end")?,
+            next: function(c"_IO_iter_next")?,
+            file: function(c"_IO_iter_file")?,
+        })
+    }
+
+    fn touch(self) {
+        let Streams { lock, unlock, begin, end, next, file } = self;
+        // SAFETY: takes the lock of the list, which no thread holds while it forks.
+        unsafe { lock() };
+        // SAFETY: asks for an address.
+        let (mut at, end) = (unsafe { begin() }, unsafe { end() });
+        while at != end {
+            // SAFETY: a stream of the list, which is alive under the lock.
+            let stream = unsafe { file(at) };
+            // SAFETY: a stream is longer than that.
+            let place = unsafe { stream.add(STREAM_LOCK) }.cast::<*const u8>();
+            // SAFETY: the stream's own field, which is set when it is on the list.
+            let its_lock = unsafe { place.read_volatile() };
+            if !its_lock.is_null() {
+                // SAFETY: the stream's lock lives as long as the stream.
+                let _ = unsafe { its_lock.read_volatile() };
+            }
+            // SAFETY: as above.
+            at = unsafe { next(at) };
+        }
+        // SAFETY: taken above.
+        unsafe { unlock() };
+    }
+}
+
+/// A function of the C library's by its name.
+fn function<F: Copy>(name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut libc::c_void>()) };
+    // SAFETY: the name is a string of C.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    // SAFETY: the callers name functions of this type, and the sizes are equal.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
+}
+
+/// Touches the locks of the C library's streams. It resets them in a child before anything else may run
+/// there, and where they are far memory, as in a preloaded program, there is nobody yet who would bring
+/// them in (`fork` in glibc, `sysdeps/nptl/fork.c`).
+pub(crate) fn touch_streams() {
+    if let Some(Some(streams)) = STREAMS.get() {
+        streams.touch();
+    }
+}
+
 /// Runs `child` in every child of a `fork` from now on, before `fork` returns there; see
 /// `pthread_atfork(3)`. It must be async-signal-safe.
 pub(crate) fn in_forked_children(child: extern "C" fn()) {
     // SAFETY: registers a function that lives as long as the program and takes no arguments.
     unsafe { libc::pthread_atfork(None, None, Some(child)) };
+}
+
+/// Runs the functions around every `fork` from now on, in the thread that forks: `before` it, and
+/// after it in the parent and in the child. See `pthread_atfork(3)`.
+pub(crate) fn around_forks(
+    before: extern "C" fn(),
+    parent: extern "C" fn(),
+    child: extern "C" fn(),
+) {
+    // Before it in the child: what was made before counts as the parent's from then on.
+    watch();
+    let _ = STREAMS.set(Streams::find());
+    // SAFETY: registers functions that live as long as the program and take no arguments.
+    unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
 }
 
 /// From now on children of this process are told apart and tidied.
@@ -183,6 +370,15 @@ extern "C" fn in_child() {
             reserve(start, place.len.load(Ordering::Relaxed));
         }
     }
+}
+
+/// Takes an inherited range of addresses away from a child: without access, and reserved.
+pub(crate) fn take_away(start: usize, len: usize) -> bool {
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED;
+    let (start, len) = (NonZeroUsize::new(start), NonZeroUsize::new(len));
+    let len = len.expect("a range has bytes");
+    // SAFETY: the range is the parent's, which the child can make no use of.
+    unsafe { mmap_anonymous(start, len, ProtFlags::PROT_NONE, flags) }.is_ok()
 }
 
 /// Maps a range of the child's that is not mapped, without access.

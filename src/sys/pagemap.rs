@@ -1,18 +1,27 @@
 //! Which pages of the process are there: `/proc/self/pagemap`.
 //!
 //! See `Documentation/admin-guide/mm/pagemap.rst`: one 64-bit entry per virtual page; bit 63
-//! present, bit 62 swapped. Open to unprivileged processes (frame numbers are hidden).
+//! present, bit 62 swapped, bit 56 mapped by this process only. Open to unprivileged processes (frame
+//! numbers are hidden).
+
+#![expect(unsafe_code, reason = "calls ioctl on the page map")]
 
 use super::fork::Private;
+use super::refused;
 use super::vm::KERNEL_PAGE;
 use crate::base::error::{Error, Result};
+use linux_raw_sys::general as kernel;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
+const EXCLUSIVE: u64 = 1 << 56;
 /// Entries read at once.
 const ENTRIES: usize = 512;
+
+nix::ioctl_readwrite!(scan_call, b'f', 16, kernel::pm_scan_arg);
 
 /// The page map of this process.
 #[derive(Debug)]
@@ -40,6 +49,45 @@ impl Pagemap {
     /// # Errors
     /// [`Error::Os`] when the map cannot be read.
     pub(crate) fn scan(&self, start: usize, there: &mut [bool]) -> Result<()> {
+        self.look(start, there, |entry| entry & (PRESENT | SWAPPED) != 0)
+    }
+
+    /// Tells for each page from `start` on whether it is in memory, and no other process maps it.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the map cannot be read.
+    pub(crate) fn owned(&self, start: usize, owned: &mut [bool]) -> Result<()> {
+        self.look(start, owned, |entry| entry & PRESENT != 0 && entry & EXCLUSIVE != 0)
+    }
+
+    /// The first part of `[start, end)` that is in memory, if there is one; costs little however much is
+    /// not. See `PAGEMAP_SCAN` (Linux 6.7).
+    ///
+    /// # Errors
+    /// [`Error::Os`] where the kernel does not know the call.
+    pub(crate) fn next_present(&self, start: usize, end: usize) -> Result<Option<(usize, usize)>> {
+        let mut found = kernel::page_region { start: 0, end: 0, categories: 0 };
+        let mut args = kernel::pm_scan_arg {
+            size: size_of::<kernel::pm_scan_arg>() as u64,
+            flags: 0,
+            start: start as u64,
+            end: end as u64,
+            walk_end: 0,
+            vec: (&raw mut found).addr() as u64,
+            vec_len: 1,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: u64::from(kernel::PAGE_IS_PRESENT),
+            category_anyof_mask: 0,
+            return_mask: u64::from(kernel::PAGE_IS_PRESENT),
+        };
+        // SAFETY: the argument is as the kernel defines it, with room for one range.
+        let count = unsafe { scan_call(self.0.as_raw_fd(), &raw mut args) };
+        let count = count.map_err(refused("PAGEMAP_SCAN"))?;
+        Ok((count > 0).then_some((found.start as usize, found.end as usize)))
+    }
+
+    fn look(&self, start: usize, there: &mut [bool], says: impl Fn(u64) -> bool) -> Result<()> {
         let mut bytes = [0_u8; ENTRIES * 8];
         let mut offset = (start / KERNEL_PAGE * 8) as u64;
         for part in there.chunks_mut(ENTRIES) {
@@ -50,7 +98,7 @@ impl Pagemap {
             })?;
             for (there, entry) in part.iter_mut().zip(bytes.chunks_exact(8)) {
                 let entry = u64::from_ne_bytes(entry.try_into().expect("chunks of 8 bytes"));
-                *there = entry & (PRESENT | SWAPPED) != 0;
+                *there = says(entry);
             }
             offset += bytes.len() as u64;
         }

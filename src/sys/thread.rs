@@ -32,12 +32,37 @@ pub(crate) fn wants_processor(thread: u32) -> Option<bool> {
     with_stat(thread, |stat| Some(field_in(stat, 3)? == "R"))
 }
 
+/// How many page faults a process has had, small and large; `None`: it is gone, or hidden.
+pub(crate) fn faults_of(process: u32) -> Option<u64> {
+    with_text(format_args!("/proc/{process}/stat"), |stat| {
+        let faults = |field| field_in(stat, field)?.parse::<u64>().ok();
+        Some(faults(10)? + faults(12)?)
+    })
+}
+
+/// Whether the calling thread is the only one of the process that has not ended.
+pub(crate) fn is_alone() -> bool {
+    let has_ended = |thread| with_stat(thread, |stat| Some(field_in(stat, 3)? == "Z"));
+    // The first thread stays as a zombie while there are others.
+    if has_ended(std::process::id()) != Some(true) {
+        return false;
+    }
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
+    let mut threads = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    threads.all(|thread: u32| thread == current() || has_ended(thread) == Some(true))
+}
+
 /// Reads the `stat` file of a thread of this process.
 fn with_stat<T>(thread: u32, take: impl FnOnce(&str) -> Option<T>) -> Option<T> {
+    with_text(format_args!("/proc/self/task/{thread}/stat"), take)
+}
+
+/// Reads a short file.
+fn with_text<T>(name: std::fmt::Arguments<'_>, take: impl FnOnce(&str) -> Option<T>) -> Option<T> {
     use std::io::Write;
     let mut path = [0_u8; 48];
     let mut rest = &mut path[..];
-    write!(rest, "/proc/self/task/{thread}/stat").ok()?;
+    write!(rest, "{name}").ok()?;
     let unused = rest.len();
     let len = path.len() - unused;
     let mut file = std::fs::File::open(std::str::from_utf8(&path[..len]).ok()?).ok()?;

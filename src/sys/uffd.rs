@@ -202,6 +202,18 @@ impl Uffd {
         Err(Error::UffdUnavailable { reasons: reasons.join("; ") })
     }
 
+    /// Opens another one by the same route, with the same features: for a forked child.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel refuses now.
+    pub(crate) fn open_again(&self) -> Result<Uffd> {
+        let refused = |errno| Error::Os { call: "userfaultfd", errno };
+        let fd = open_route(self.route).map_err(refused)?;
+        handshake(&fd, self.features)?;
+        let (features, route) = (self.features, self.route);
+        Ok(Uffd { fd: Private::new(fd), features, pagemap: Pagemap::open()?, route })
+    }
+
     /// Whether a feature is enabled.
     pub(crate) fn has(&self, feature: u64) -> bool {
         self.features & feature == feature
@@ -225,6 +237,11 @@ impl Uffd {
     /// Registers a range for missing faults and write-protection faults.
     pub(crate) fn register_faults(&self, start: usize, len: usize) -> Result<()> {
         self.register(start, len, REGISTER_MISSING | REGISTER_WP)
+    }
+
+    /// Registers a range for missing faults.
+    pub(crate) fn register_missing(&self, start: usize, len: usize) -> Result<()> {
+        self.register(start, len, REGISTER_MISSING)
     }
 
     /// Registers a range that is not, so that it can be told from others, and be the destination of

@@ -7,7 +7,7 @@
 use super::fork::{self, Born, Private};
 use super::{inherited, refused};
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicBool, AtomicUsize, Ordering};
+use crate::base::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as kernel;
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -102,6 +102,15 @@ impl Mapping {
     /// Whether this process mapped it: a forked child has no such mapping.
     pub(crate) fn is_here(&self) -> bool {
         self.born.is_here()
+    }
+
+    /// Whether children that are forked from now on have the range as it is then (copied when it is
+    /// written), or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the process has too many mappings.
+    pub(crate) fn set_inherited(&self, inherited: bool) -> Result<()> {
+        self.advise_all(if inherited { libc::MADV_DOFORK } else { libc::MADV_DONTFORK })
     }
 
     /// Keeps the range reserved in forked children, without access.
@@ -322,6 +331,24 @@ const READ_WRITE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
 unsafe fn madvise(start: NonNull<c_void>, len: usize, advice: i32) -> nix::Result<()> {
     // SAFETY: the caller's promise.
     Errno::result(unsafe { libc::madvise(start.as_ptr(), len, advice) }).map(drop)
+}
+
+/// Makes the kernel pages of a range this process's own, which it shares with a forked child, as writing
+/// to them would, and changes nothing of what they hold. Never waits for a page that is missing: of a
+/// system call that writes under a fault, `FUTEX_WAKE_OP` is one whose faults userfaultfd does not hand
+/// out (`fixup_user_fault` in `mm/gup.c` allows no retry). See `futex(2)`.
+pub(crate) fn make_own(start: usize, len: usize) {
+    static WORD: AtomicU32 = AtomicU32::new(0);
+    /// Add 0 to the second word, and wake nobody of its waiters: it is never below the least number.
+    const ADD_NOTHING: u32 = 1 << 28 | 2 << 24 | 0x800;
+    let call = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
+    for page in (start..start + len).step_by(KERNEL_PAGE) {
+        // SAFETY: the first word is a static; nothing is added to the second, atomically, if it is
+        // mapped and may be written.
+        unsafe {
+            libc::syscall(libc::SYS_futex, WORD.as_ptr(), call, 0, 0, page, ADD_NOTHING);
+        }
+    }
 }
 
 /// How many mappings a process may have: `vm.max_map_count`.

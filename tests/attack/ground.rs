@@ -35,6 +35,18 @@ pub(crate) struct Way {
     user_mode_only: bool,
 }
 
+impl Way {
+    /// Whether forked children have the far memory of their parent.
+    pub(crate) fn is_inherited(&self) -> bool {
+        !self.conf.contains("install:copy") && !self.conf.contains("in_thread")
+    }
+
+    /// Whether system calls may be given far memory that is not resident.
+    pub(crate) fn serves_kernel_faults(&self) -> bool {
+        !self.user_mode_only && !self.conf.contains("in_thread")
+    }
+}
+
 const fn way(name: &'static str, conf: &'static str) -> Way {
     Way { name, conf, user_mode_only: false }
 }

@@ -52,6 +52,7 @@ use crate::base::error::Result;
 use crate::paging::diagnostics;
 use crate::paging::evict::state::{DEPTH, PAUSE_MIN};
 use crate::paging::evict::victims::Chunkwise;
+use crate::paging::fork::gate::{Closed, LOOK_EVERY};
 use crate::paging::kernel_filled;
 use crate::paging::tables::charge;
 use std::time::{Duration, Instant};
@@ -68,6 +69,8 @@ impl Evictor {
 
     fn turn(&mut self) -> Result<()> {
         self.pager.pool().waiters().evictor_bell().answer();
+        self.stand_still_for_fork()?;
+        self.pager.fork().children().reap(self.pager.slots().map());
         diagnostics::flush();
         charge::count_tables_of_limit(&self.pager);
         if self.pager.mapper().met_locks() {
@@ -92,6 +95,19 @@ impl Evictor {
             self.patience()
         };
         self.collect(timeout)
+    }
+
+    /// Waits while the process forks.
+    fn stand_still_for_fork(&self) -> Result<()> {
+        let (gate, bell) = (self.pager.fork().gate(), self.pager.pool().waiters().evictor_bell());
+        if !gate.is_closed(Closed::Evictor) {
+            return Ok(());
+        }
+        gate.stand_still(Closed::Evictor, || {
+            bell.wait(LOOK_EVERY)?;
+            bell.answer();
+            Ok(())
+        })
     }
 
     /// How long to wait for news.

@@ -9,7 +9,7 @@ use crate::paging::evict::state::{Dirty, Linger, PAUSE_MIN, PROBE, Write};
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::frames::push;
 use crate::paging::page::protocol::{self, Written};
-use crate::paging::page::word::Word;
+use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
 use crate::paging::pager::transfer;
@@ -45,7 +45,7 @@ impl Evictor {
             let full = self.device_is_full();
             let mut at = 0;
             while at < dirty.len() {
-                if full && self.pager.frames().slot(dirty[at].frame).is_some() {
+                if full && self.slot_to_overwrite(dirty[at].frame).is_some() {
                     at += 1;
                 } else {
                     self.put_back(dirty.swap_remove(at));
@@ -67,12 +67,17 @@ impl Evictor {
         errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT
     }
 
+    /// The old slot of a page that is being written, unless a forked child may still read it.
+    fn slot_to_overwrite(&self, frame: FrameId) -> Option<SlotId> {
+        self.pager.frames().slot(frame).filter(|slot| !self.pager.slots().map().is_held(*slot))
+    }
+
     /// Starts one write, or returns a page that there is no space for; returns for how many of the
     /// first pages.
     fn write_some(&mut self, dirty: &mut [Dirty]) -> usize {
         let Dirty { frame, .. } = dirty[0];
         if self.device_is_full()
-            && let Some(slot) = self.pager.frames().slot(frame)
+            && let Some(slot) = self.slot_to_overwrite(frame)
         {
             // Its old slot, whose content is out of date, takes no space. If the write fails, the
             // page stays in memory without a slot.
@@ -85,7 +90,7 @@ impl Evictor {
         charge::ready_slots(&self.pager, SlotCount(want as u64));
         let Some((first, got)) = self.pager.slots().map().take_run(SlotCount(want as u64)) else {
             self.writes_fail(NO_SLOT);
-            if self.pager.frames().slot(frame).is_some() {
+            if self.slot_to_overwrite(frame).is_some() {
                 return 0; // Over its old slot, now that the device counts as full.
             }
             self.put_back(dirty[0]);

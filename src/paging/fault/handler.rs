@@ -24,6 +24,7 @@ use crate::paging::diagnostics;
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::FAULTS_MAX;
 use crate::paging::fault::work::Work;
+use crate::paging::fork::gate::{Closed, LOOK_EVERY};
 use crate::paging::pager::Pager;
 use crate::sys::thread::THREAD_BYTES;
 use crate::sys::uffd::Message;
@@ -71,6 +72,9 @@ impl Handler {
 
     /// Serves what there is, then waits for more.
     fn turn(&mut self) -> Result<()> {
+        if self.pager.fork().gate().is_closed(Closed::All) {
+            self.stand_still()?;
+        }
         if !self.sched.begin_turn() && !self.work.is_pending() {
             return self.sched.stand_by();
         }
@@ -82,6 +86,28 @@ impl Handler {
         self.work.wait(faults == 0, &mut self.sched)?;
         self.work.complete(&mut self.sched);
         Ok(())
+    }
+
+    /// Waits while the process forks. Faults are kept for later: one of the thread that forks would
+    /// wait for the fork, and the fork for it.
+    fn stand_still(&mut self) -> Result<()> {
+        let pager = Arc::clone(&self.pager);
+        let gate = pager.fork().gate();
+        gate.stand_still(Closed::All, || {
+            if self.work.is_full() {
+                std::thread::sleep(LOOK_EVERY);
+                return Ok(());
+            }
+            let count = pager.mapper().read(&mut self.messages)?;
+            for at in 0..count {
+                self.note_moved(self.messages[at]);
+                if let Some(fault) = self.messages[at].fault() {
+                    gate.note_fault(fault.thread);
+                    self.work.put_off(fault, Instant::now());
+                }
+            }
+            self.sched.wait_for_call(pager.mapper().raw_fd(), LOOK_EVERY)
+        })
     }
 
     /// Reads and answers all pending faults; spins shortly for the first. Returns how many there were.
@@ -112,17 +138,21 @@ impl Handler {
     fn answer_messages(&mut self, count: usize, arrived: Instant) {
         for at in 0..count {
             let message = self.messages[at];
-            if let Some(from) = message.moved_from() {
-                diagnostics::broken(format_args!(
-                    "the program has moved far memory at {from:#x} (mremap): what is not in memory \
-                     would read as zero there"
-                ));
-            }
+            self.note_moved(message);
             if let Some(fault) = message.fault() {
                 let is_alone = self.work.rest_if_last(count - 1, &self.sched);
                 self.sched.fault_arrived(fault.thread, is_alone);
                 self.work.answer(fault, arrived);
             }
+        }
+    }
+
+    fn note_moved(&self, message: Message) {
+        if let Some(from) = message.moved_from() {
+            diagnostics::broken(format_args!(
+                "the program has moved far memory at {from:#x} (mremap): what is not in memory \
+                 would read as zero there"
+            ));
         }
     }
 }

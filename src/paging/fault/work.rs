@@ -110,6 +110,12 @@ impl Work {
         self.answer_again(fault, arrived, None);
     }
 
+    /// Keeps a fault for later, whatever its page is.
+    pub(super) fn put_off(&mut self, fault: Fault, arrived: Instant) {
+        let term = Term::start(self.reads.shown());
+        self.waiting.push_back(Waiting { fault, arrived, why: FaultStatus::TryAgain, term });
+    }
+
     /// Looks at all faults that wait for another thread or for the device, the oldest first.
     pub(super) fn retry_waiting(&mut self) {
         for _ in 0..self.waiting.len() {

@@ -218,6 +218,16 @@ impl Frames {
         (self.staging.addr(), self.staging.len())
     }
 
+    /// Whether children that are forked from now on have the frames' memory.
+    pub(crate) fn set_inherited(&self, inherited: bool) -> Result<()> {
+        self.staging.set_inherited(inherited)
+    }
+
+    /// Makes what is known of frames readable in all children.
+    pub(crate) fn inherit_notes(&self) -> Result<()> {
+        self.notes.set_inherited(true)
+    }
+
     /// Allows core dumps to contain the frames.
     pub(crate) fn include_in_dumps(&self) -> Result<()> {
         self.staging.include_in_dumps()

@@ -10,13 +10,13 @@
 #![expect(unsafe_code, reason = "maps and unmaps pages of the region")]
 
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::paging::config::{Install, Mode, Moves, RegionConfig};
 use crate::paging::diagnostics;
 use crate::sys;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake, feature};
-use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece};
+use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece, make_own};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +43,8 @@ pub(in crate::paging) struct Mapper {
     /// Since when no page could be mapped, in milliseconds from `began` on; 0: the last one could.
     map_fails_since: AtomicU64,
     began: Instant,
+    /// MOVE refuses pages that are shared with a child, or were.
+    has_forked: AtomicBool,
 }
 
 impl Mapper {
@@ -70,8 +72,32 @@ impl Mapper {
             zeros: Mapping::reserve(page_bytes, page_bytes, Huge::No)?,
             map_fails_since: AtomicU64::new(0),
             began: Instant::now(),
+            has_forked: AtomicBool::new(false),
         };
         Ok((mapper, moves))
+    }
+
+    /// Opens a userfaultfd as this one, in a forked child.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(in crate::paging) fn open_again(&self) -> Result<Uffd> {
+        self.uffd.open_again()
+    }
+
+    /// Whether a forked child can be given a part in the region: its pages go by MOVE, its handlers tell
+    /// whose fault they serve, and the kernel says which pages are there.
+    pub(in crate::paging) fn can_be_inherited(&self) -> bool {
+        let here = self.zeros.addr();
+        let knows = |map: &Pagemap| map.next_present(here, here + KERNEL_PAGE).is_ok();
+        !self.in_thread
+            && self.uffd.has(feature::MOVE | feature::THREAD_ID | feature::POISON)
+            && self.uffd.pagemap().is_some_and(knows)
+    }
+
+    /// Pages may be shared with a child from now on.
+    pub(in crate::paging) fn note_fork(&self) {
+        self.has_forked.store(true, Ordering::Relaxed);
     }
 
     /// What drops memory, for others who have some to drop.
@@ -340,7 +366,7 @@ impl Mapper {
     // Taking out.
 
     /// Moves memory between the region and frames; once more after a refusal if `take_locks_off` has
-    /// found a memory lock in the way.
+    /// found a memory lock in the way, or the memory may have been shared with a child.
     ///
     /// # Safety
     /// As for `Uffd::move_pages`.
@@ -357,6 +383,12 @@ impl Mapper {
         match outcome {
             Outcome::Failed { bytes, errno: sys::EINVAL } if take_locks_off() => {
                 let (dst, src, len) = (dst + bytes, src + bytes, len - bytes);
+                // SAFETY: the caller's promise holds for what is left.
+                unsafe { self.uffd.move_pages(dst, src, len, wake) }.after(bytes)
+            }
+            Outcome::Busy { bytes } if self.has_forked.load(Ordering::Relaxed) => {
+                let (dst, src, len) = (dst + bytes, src + bytes, len - bytes);
+                make_own(src, len);
                 // SAFETY: the caller's promise holds for what is left.
                 unsafe { self.uffd.move_pages(dst, src, len, wake) }.after(bytes)
             }

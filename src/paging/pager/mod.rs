@@ -45,6 +45,7 @@ use crate::paging::evict::arrivals::Residents;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::StarvedFaults;
+use crate::paging::fork::state::ForkState;
 use crate::paging::managed::Managed;
 use crate::paging::page::chunks::{ChunkId, Chunks};
 use crate::paging::page::frames::Frames;
@@ -56,7 +57,7 @@ use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::pager::table::PageTable;
 use crate::paging::readahead::Readahead;
 use crate::paging::tables::Tables;
-use crate::store::OnlyUser;
+use crate::store::{OnlyUser, Wipe};
 use crate::sys::signals::FaultLock;
 use crate::sys::vm::KERNEL_PAGE;
 use std::sync::Arc;
@@ -77,6 +78,7 @@ pub(crate) struct Pager {
     readahead: Readahead,
     sched: Arc<HandlerSched>,
     health: Health,
+    fork: ForkState,
 }
 
 impl Pager {
@@ -103,11 +105,19 @@ impl Pager {
         }
         let limit = PageCount(config.limit.0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit)?;
+        let slots = SlotStore::new(config, store)?;
+        let inherits = config.wipe == Wipe::Off && mapper.can_be_inherited();
+        let inherited = if inherits { slots.inherit() } else { None };
+        if inherited.is_some() {
+            table.inherit_words()?;
+            frames.inherit_notes()?;
+        }
         Ok(Pager {
+            fork: ForkState::new(inherited),
             chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
             tables: Tables::new(config.span.as_usize(), page_bytes)?,
             policy: FaultLock::new(Rank::Policy, Residents::new(policy)),
-            slots: SlotStore::new(config, store)?,
+            slots,
             table,
             pool,
             mapper,
@@ -214,6 +224,11 @@ impl Pager {
     /// Whether faults of the kernel on far memory are served.
     pub(in crate::paging) fn serves_kernel_faults(&self) -> bool {
         self.mapper.serves_kernel_faults()
+    }
+
+    /// What the region knows of children that inherit it.
+    pub(in crate::paging) fn fork(&self) -> &ForkState {
+        &self.fork
     }
 
     // Geometry.

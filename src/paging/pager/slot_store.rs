@@ -12,7 +12,7 @@ use crate::paging::config::RegionConfig;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
 use crate::store::slots::SlotMap;
-use crate::store::{OnlyUser, Store};
+use crate::store::{Inherited, OnlyUser, Store};
 use crossbeam_utils::CachePadded;
 use std::ops::Range;
 use twox_hash::XxHash3_128;
@@ -57,6 +57,34 @@ impl SlotStore {
             verifies: config.checksum,
             transfers: CachePadded::new(AtomicU64::new(0)),
         })
+    }
+
+    /// Slots of a forked child's own, for what it takes out of its memory; `self` is what it inherits.
+    ///
+    /// # Errors
+    /// When the store has none to give, or the kernel refuses the mappings.
+    pub(in crate::paging) fn open_in_child(&self) -> Result<SlotStore> {
+        let store = self.store.open_in_child()?;
+        let count = store.capacity().as_usize() >> self.page_shift;
+        let hashes = LazyArray::new(count)?;
+        hashes.set_inherited(true)?;
+        Ok(SlotStore {
+            description: store.describe().into(),
+            store: OnlyUser::in_child(store),
+            map: SlotMap::new(SlotCount(count as u64))?,
+            page_shift: self.page_shift,
+            hashes,
+            hash_seed: self.hash_seed,
+            zeros_hash: self.zeros_hash,
+            verifies: self.verifies,
+            transfers: CachePadded::new(AtomicU64::new(0)),
+        })
+    }
+
+    /// Makes the slots readable in children that are forked from now on; `None` where they are not.
+    pub(in crate::paging) fn inherit(&self) -> Option<Inherited> {
+        self.hashes.set_inherited(true).ok()?;
+        self.store.inherit()
     }
 
     pub(in crate::paging) fn store(&self) -> &dyn Store {
@@ -105,7 +133,17 @@ impl SlotStore {
         // SAFETY: a frame is a page of readable memory for ever; the kernel may replace its
         // pages meanwhile, which changes what is read but not that it can be read.
         let bytes = unsafe { std::slice::from_raw_parts(frames.ptr(frame), len) };
-        split(XxHash3_128::oneshot_with_seed(self.hash_seed, bytes))
+        self.hash_bytes(bytes)
+    }
+
+    /// Hash of a page's bytes.
+    pub(in crate::paging) fn hash_bytes(&self, page: &[u8]) -> ContentHash {
+        split(XxHash3_128::oneshot_with_seed(self.hash_seed, page))
+    }
+
+    /// Whether a slot's content is checked when it was read.
+    pub(in crate::paging) fn verifies(&self) -> bool {
+        self.verifies
     }
 
     /// Hash of a page of zeros.

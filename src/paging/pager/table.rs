@@ -64,6 +64,16 @@ impl PageTable {
         self.region.is_here()
     }
 
+    /// Whether children that are forked from now on have the region's memory.
+    pub(in crate::paging) fn set_inherited(&self, inherited: bool) -> Result<()> {
+        self.region.set_inherited(inherited)
+    }
+
+    /// Makes words readable in all children.
+    pub(in crate::paging) fn inherit_words(&self) -> Result<()> {
+        self.words.set_inherited(true)
+    }
+
     /// Allows core dumps to contain resident pages.
     pub(super) fn include_in_dumps(&self) -> Result<()> {
         self.region.include_in_dumps()

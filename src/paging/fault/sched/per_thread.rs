@@ -1,12 +1,14 @@
 //! One handler's part in when and where it runs.
 
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::paging::fault::sched::affinity::{Activate, Affinity, Arrival};
 use crate::paging::fault::sched::busy_poll::BusyPoll;
 use crate::paging::fault::sched::idle_policy::IdleState;
 use crate::paging::fault::sched::shared::HandlerSched;
 use crate::store::{Polled, Polling};
+use crate::sys::event::poll_readable;
 use crate::sys::thread;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,6 +72,19 @@ impl ThreadSched {
         self.rest(true);
         let bell = &self.shared.bells[self.handler];
         bell.wait(LOOK)?;
+        bell.answer();
+        Ok(())
+    }
+
+    /// Waits to be called, or until a descriptor is readable, while the process forks.
+    ///
+    /// # Errors
+    /// When the kernel refuses to wait.
+    pub(in crate::paging) fn wait_for_call(&self, fd: RawFd, timeout: Duration) -> Result<()> {
+        self.rest(true);
+        let bell = &self.shared.bells[self.handler];
+        let waited = poll_readable(&[fd, bell.raw_fd()], timeout);
+        waited.map_err(|errno| Error::Os { call: "poll", errno: errno.0 })?;
         bell.answer();
         Ok(())
     }

@@ -1,0 +1,263 @@
+//! `fork(2)`: a child has the far memory of its parent as it was at the fork.
+//!
+//! ```text
+//!  parent's thread          region's threads            child
+//!  ---------------          ----------------            -----
+//!  before: close gate ----> stand still
+//!   hold the slots in use, a pipe, let the mappings be inherited
+//!  fork ------------------------------------------->   after: a thread of its own (heir), which
+//!  after: open gate ------> go on                       registers the memory and serves its faults
+//!   slots of the hold are                               reads the parent's slots
+//!   not written, not freed                              writes to slots of its own
+//!   pages shared are copied
+//!   before they move out
+//!      ...                  evictor: the pipe is
+//!                           closed, the hold ends <---  exits, is killed, or calls exec
+//! ```
+//! The C library calls what is here around `fork` only (`pthread_atfork(3)`), not around `clone(2)`: what
+//! is not told of a fork has no far memory, and dies of a touch.
+//!
+//! | module | does |
+//! |---|---|
+//! | this one | what happens around a fork, in its order |
+//! | `gate` | stops a region's threads |
+//! | `state`, `children` | what a parent keeps for the children that live |
+//! | `heir`, `entry` | the child's side |
+//!
+//! Not inherited is a region in in-thread mode, one whose store cannot be read in a child (encrypted,
+//! or of the program's own without [`Store::inherit`](crate::store::Store::inherit)) or is wiped at the
+//! end, and all regions where the kernel lacks MOVE or PAGEMAP_SCAN: these stay reserved in the child,
+//! without access.
+//!
+//! # Invariants
+//! 1. Locks are taken in this order: the list of parts, gates, then none that a thread may hold which
+//!    stands still.
+//! 2. The range of a region is inherited between `before` and `after` only.
+#![expect(unsafe_code, reason = "passes what is under way from one function of a fork to the next")]
+
+pub(in crate::paging) mod children;
+mod entry;
+pub(in crate::paging) mod gate;
+mod heir;
+pub(in crate::paging) mod state;
+
+use crate::base::error::Result;
+use crate::base::local::keep_local;
+use crate::base::sync::{AtomicPtr, Ordering};
+use crate::paging::diagnostics;
+use crate::paging::fork::children::Birth;
+use crate::paging::fork::gate::{Closed, Gate};
+use crate::paging::fork::heir::{Heir, Legacy};
+use crate::paging::pager::Pager;
+use crate::sys::{fork, thread};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+
+/// What a child inherits of this process.
+#[derive(Debug)]
+enum Part {
+    /// A region that this process made.
+    Region(Arc<Pager>),
+    /// One that it has inherited itself.
+    Heir(Arc<Heir>),
+}
+
+static PARTS: Mutex<Vec<Part>> = Mutex::new(Vec::new());
+
+/// A fork that has begun.
+struct UnderWay {
+    parts: MutexGuard<'static, Vec<Part>>,
+    /// For each part; `None`: the child will have no access to it.
+    births: Vec<Option<Birth>>,
+}
+
+/// The fork that is under way, of which there is one at a time: it holds the list.
+static UNDER_WAY: AtomicPtr<UnderWay> = AtomicPtr::new(ptr::null_mut());
+
+fn parts() -> MutexGuard<'static, Vec<Part>> {
+    PARTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on forks are noticed. What other libraries have registered by now runs before this where
+/// it comes before a fork, and after it where it comes after one: it may use far memory then.
+pub(in crate::paging) fn watch() {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| fork::around_forks(before, in_parent, in_child));
+}
+
+/// A region's memory is inherited from now on.
+pub(in crate::paging) fn list(pager: &Arc<Pager>) {
+    watch();
+    if pager.fork().inherited().is_some() {
+        parts().push(Part::Region(Arc::clone(pager)));
+    }
+}
+
+/// A region ends.
+pub(in crate::paging) fn unlist(pager: &Arc<Pager>) {
+    parts().retain(|part| match part {
+        Part::Region(listed) => !Arc::ptr_eq(listed, pager),
+        Part::Heir(_) => true,
+    });
+}
+
+extern "C" fn before() {
+    let _ours = keep_local();
+    let parts = parts();
+    let thread = thread::current();
+    if !parts.is_empty() {
+        // While there is somebody to make room ...
+        fork::touch_streams();
+    }
+    parts.iter().for_each(|part| part.close(Closed::Evictor, thread));
+    if !parts.is_empty() {
+        // ... and again: now they stay in memory until the fork.
+        fork::touch_streams();
+    }
+    parts.iter().for_each(|part| part.close(Closed::All, thread));
+    let births = parts.iter().map(Part::prepare).collect();
+    let under_way = Box::new(UnderWay { parts, births });
+    UNDER_WAY.store(Box::into_raw(under_way), Ordering::Relaxed);
+}
+
+/// What [`before`] has begun, in either process.
+fn under_way() -> UnderWay {
+    let under_way = UNDER_WAY.swap(ptr::null_mut(), Ordering::Relaxed);
+    assert!(!under_way.is_null(), "a fork ends that has begun");
+    // SAFETY: made by `before` of this thread's fork, and taken once in each process.
+    *unsafe { Box::from_raw(under_way) }
+}
+
+extern "C" fn in_parent() {
+    let _ours = keep_local();
+    let UnderWay { parts, births } = under_way();
+    for (part, birth) in parts.iter().zip(births) {
+        part.go_on(birth);
+    }
+}
+
+extern "C" fn in_child() {
+    let _ours = keep_local();
+    let UnderWay { mut parts, births } = under_way();
+    let mut heirs = Vec::with_capacity(parts.len());
+    for (part, birth) in parts.iter().zip(births) {
+        // Not inherited: the range is reserved (`fork::keep_place`).
+        let Some(birth) = birth else { continue };
+        match part.inherit(birth) {
+            Ok(heir) => heirs.push(Part::Heir(heir)),
+            Err(error) => {
+                let table = part.pager().table();
+                if !fork::take_away(table.start(), table.len()) {
+                    diagnostics::fatal("far memory could not be taken away from a child", &error);
+                }
+                diagnostics::warn(
+                    "a forked child cannot use far memory; touching it is SIGSEGV",
+                    &error,
+                );
+            }
+        }
+    }
+    fork::note_inherited(heirs.iter().map(|part| part.pager().table().start()));
+    // The regions have threads and mappings that are not in this process: they are not to be dropped.
+    std::mem::forget(std::mem::replace(&mut *parts, heirs));
+}
+
+impl Part {
+    fn pager(&self) -> &Arc<Pager> {
+        match self {
+            Part::Region(pager) => pager,
+            Part::Heir(heir) => heir.pager(),
+        }
+    }
+
+    fn gate(&self) -> &Gate {
+        match self {
+            Part::Region(pager) => pager.fork().gate(),
+            Part::Heir(heir) => heir.gate(),
+        }
+    }
+
+    fn close(&self, what: Closed, thread: u32) {
+        match self {
+            Part::Region(pager) if what == Closed::Evictor => {
+                pager.fork().gate().close(what, thread, 1, || call_evictor(pager));
+            }
+            Part::Region(pager) => {
+                let all = pager.sched().handlers() as u32 + 1;
+                pager.fork().gate().close(what, thread, all, || pager.sched().call_all());
+            }
+            Part::Heir(heir) => heir.close(what, thread),
+        }
+    }
+
+    /// Prepares for a child. `None`: it will have no access.
+    fn prepare(&self) -> Option<Birth> {
+        let birth = match self {
+            Part::Region(pager) => {
+                let map = pager.slots().map();
+                pager.fork().children().reap_now(map);
+                Birth::prepare(map)
+            }
+            Part::Heir(heir) => heir.prepare_birth(),
+        };
+        let birth = birth.and_then(|birth| self.set_inherited(true).map(|()| birth));
+        if let Err(error) = &birth {
+            diagnostics::warn(
+                "a forked child cannot use far memory; touching it is SIGSEGV",
+                error,
+            );
+            drop(self.set_inherited(false));
+        }
+        birth.ok()
+    }
+
+    fn set_inherited(&self, inherited: bool) -> Result<()> {
+        let pager = self.pager();
+        pager.table().set_inherited(inherited)?;
+        pager.frames().set_inherited(inherited)
+    }
+
+    /// The process has forked, or failed to: goes on.
+    fn go_on(&self, birth: Option<Birth>) {
+        if let Err(error) = self.set_inherited(false) {
+            diagnostics::warn("far memory stays visible to raw clones", &error);
+        }
+        match self {
+            Part::Region(pager) => {
+                pager.mapper().note_fork();
+                birth.into_iter().for_each(|birth| pager.fork().children().add(birth));
+                pager.fork().gate().open(|| {
+                    call_evictor(pager);
+                    pager.sched().call_all();
+                });
+            }
+            Part::Heir(heir) => {
+                birth.into_iter().for_each(|birth| heir.children().add(birth));
+                heir.gate().open(|| heir.ring());
+            }
+        }
+    }
+
+    /// In the child: makes the memory its own.
+    fn inherit(&self, birth: Birth) -> Result<Arc<Heir>> {
+        if self.gate().is_broken() {
+            return Err(crate::Error::Unsupported {
+                feature: "inherited far memory",
+                why: "a function that runs before a fork (pthread_atfork) touched far memory",
+            });
+        }
+        // From now on as in the parent.
+        self.set_inherited(false)?;
+        let legacy = match self {
+            Part::Region(pager) => {
+                Legacy::of_region(Arc::clone(pager), pager.fork().children().count())?
+            }
+            Part::Heir(heir) => heir.legacy(),
+        };
+        Heir::start(legacy, birth.into_end())
+    }
+}
+
+fn call_evictor(pager: &Pager) {
+    pager.pool().waiters().evictor_bell().ring_again();
+}

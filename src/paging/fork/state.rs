@@ -1,0 +1,33 @@
+//! What a region knows of the children that inherit it.
+
+use crate::paging::fork::children::Children;
+use crate::paging::fork::gate::Gate;
+use crate::store::Inherited;
+
+/// See [module](self).
+#[derive(Debug)]
+pub(in crate::paging) struct ForkState {
+    gate: Gate,
+    children: Children,
+    /// What a child needs of the store; `None`: children have no part in the region.
+    inherited: Option<Inherited>,
+}
+
+impl ForkState {
+    pub(in crate::paging) fn new(inherited: Option<Inherited>) -> ForkState {
+        ForkState { gate: Gate::default(), children: Children::new(), inherited }
+    }
+
+    /// Stops the region's threads while the process forks.
+    pub(in crate::paging) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    pub(in crate::paging) fn children(&self) -> &Children {
+        &self.children
+    }
+
+    pub(in crate::paging) fn inherited(&self) -> Option<Inherited> {
+        self.inherited
+    }
+}

@@ -1,0 +1,389 @@
+//! Forked children that have their parent's far memory. The program's allocator is the heap.
+
+#![expect(unsafe_code, reason = "forks")]
+
+mod common;
+
+use allocator_api2::vec::Vec as FarVec;
+use common::child::{alone, cases};
+use common::{Dice, heap, seed};
+use farheap::{Far, FarHeap, Heap, Placement, scope};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::ops::Range;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[global_allocator]
+static HEAP: FarHeap = FarHeap::new();
+
+/// Three times the limit of the tests' heaps.
+const WORDS: usize = (24 << 20) / 8;
+const KINDS: [&str; 4] =
+    ["page:4KiB", "page:16KiB", "page:64KiB,readahead:off", "page:4KiB,checksum:off"];
+
+/// Forks; the child runs `body` and ends with 0 if it returns `true`.
+fn fork(body: impl FnOnce() -> bool) -> i32 {
+    #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
+    // SAFETY: the child calls `body` and ends without cleaning up. It takes no lock that another thread
+    // of the parent's could hold: what it allocates is jemalloc's, which is prepared for forks.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        // SAFETY: ends the process; takes no pointers.
+        unsafe { libc::_exit(i32::from(!right.unwrap_or(false))) };
+    }
+    assert!(pid > 0, "fork: {}", io::Error::last_os_error());
+    pid
+}
+
+/// The exit status of a child, or minus the signal that has ended it.
+fn wait_for(pid: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: the status is a valid place to write to.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!(waited, pid, "{}", io::Error::last_os_error());
+    match libc::WIFSIGNALED(status) {
+        true => -libc::WTERMSIG(status),
+        false => libc::WEXITSTATUS(status),
+    }
+}
+
+/// What a word holds in a version of the data.
+fn content(at: usize, version: u64) -> u64 {
+    (at as u64) << 20 | version
+}
+
+fn data(version: u64) -> FarVec<u64, Far> {
+    let mut data = FarVec::with_capacity_in(WORDS, Far);
+    data.extend((0..WORDS).map(|at| content(at, version)));
+    data
+}
+
+fn write(data: &mut [u64], part: Range<usize>, version: u64) {
+    part.for_each(|at| data[at] = content(at, version));
+}
+
+fn write_all(data: &mut [u64], version: u64) {
+    write(data, 0..WORDS, version);
+}
+
+fn is_version(data: &[u64], version: u64) -> bool {
+    is_version_in(data, 0..WORDS, version)
+}
+
+fn is_version_in(data: &[u64], part: Range<usize>, version: u64) -> bool {
+    let wrong = part.map(|at| (at, data[at])).find(|(at, word)| *word != content(*at, version));
+    if let Some((at, word)) = wrong {
+        eprintln!("word {at} is {word:#x}, of version {}, not {version}", word & 0xF_FFFF);
+    }
+    wrong.is_none()
+}
+
+/// A way for one process to tell another that it has got somewhere.
+struct Signal(Option<PipeReader>, Option<PipeWriter>);
+
+impl Signal {
+    fn new() -> Signal {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        Signal(Some(reader), Some(writer))
+    }
+
+    fn give(&mut self) {
+        self.1.as_mut().expect("open").write_all(&[1]).expect("a reader");
+    }
+
+    fn wait(&mut self) {
+        let got = self.0.as_mut().expect("open").read_exact(&mut [0]);
+        got.expect("a writer");
+    }
+}
+
+fn start(conf: &str) -> Option<Heap> {
+    heap(&format!("limit:8MiB,capacity:512MiB,{conf}"))
+}
+
+#[test]
+fn a_child_reads_what_was_at_the_fork_while_the_parent_rewrites_all() {
+    const TEST: &str = "a_child_reads_what_was_at_the_fork_while_the_parent_rewrites_all";
+    cases(TEST, &KINDS, |conf| {
+        let Some(heap) = start(conf) else { return };
+        let mut data = data(0);
+        heap.evict_all().expect("the device has room");
+        // Half is written anew, of which a part is in memory.
+        write(&mut data, WORDS / 2..WORDS, 0);
+        let (mut go, mut done) = (Signal::new(), Signal::new());
+        let child = fork(|| {
+            let rounds = [(); 3].map(|()| {
+                go.wait();
+                let right = is_version(&data, 0);
+                done.give();
+                right
+            });
+            rounds == [true; 3]
+        });
+        for round in 1..=3 {
+            go.give();
+            write_all(&mut data, round);
+            assert!(is_version(&data, round), "the parent's, round {round}");
+            done.wait();
+        }
+        assert_eq!(wait_for(child), 0);
+        assert!(is_version(&data, 3), "the parent's");
+        assert_eq!(heap.stats().poisoned, 0);
+    });
+}
+
+#[test]
+fn what_a_child_writes_is_its_own() {
+    const TEST: &str = "what_a_child_writes_is_its_own";
+    cases(TEST, &KINDS, |conf| {
+        let Some(heap) = start(conf) else { return };
+        let mut data = data(0);
+        heap.evict_all().expect("the device has room");
+        let seed = seed(TEST);
+        let children: Vec<i32> = (1..=2)
+            .map(|child| {
+                fork(|| {
+                    let mut dice = Dice::new(seed + child);
+                    for round in 1..=2 {
+                        write_all(&mut data, child * 100 + round);
+                        // Some again, in no order.
+                        for _ in 0..2_000 {
+                            let at = dice.below(WORDS as u64) as usize;
+                            data[at] = content(at, child * 100 + round);
+                        }
+                        if !is_version(&data, child * 100 + round) {
+                            return false;
+                        }
+                    }
+                    true
+                })
+            })
+            .collect();
+        assert!(is_version(&data, 0), "the parent's while the children write");
+        write_all(&mut data, 7);
+        assert_eq!(children.into_iter().map(wait_for).collect::<Vec<_>>(), [0, 0]);
+        assert!(is_version(&data, 7), "the parent's");
+    });
+}
+
+#[test]
+fn a_childs_child_has_what_the_child_had() {
+    const TEST: &str = "a_childs_child_has_what_the_child_had";
+    cases(TEST, &KINDS, |conf| {
+        let Some(heap) = start(conf) else { return };
+        let mut data = data(0);
+        heap.evict_all().expect("the device has room");
+        let child = fork(|| {
+            write(&mut data, 0..WORDS / 2, 1);
+            let grandchild = fork(|| {
+                let is_childs = |data: &[u64]| {
+                    is_version_in(data, 0..WORDS / 2, 1) && is_version_in(data, WORDS / 2..WORDS, 0)
+                };
+                let right = is_childs(&data);
+                // And one that only reads, while this one writes.
+                let last = fork(|| is_childs(&data));
+                write_all(&mut data, 3);
+                right && is_version(&data, 3) && wait_for(last) == 0
+            });
+            write_all(&mut data, 2);
+            is_version(&data, 2) && wait_for(grandchild) == 0
+        });
+        write_all(&mut data, 9);
+        assert_eq!(wait_for(child), 0);
+        assert!(is_version(&data, 9), "the parent's");
+    });
+}
+
+#[test]
+fn children_are_forked_while_threads_fault_and_allocate() {
+    const TEST: &str = "children_are_forked_while_threads_fault_and_allocate";
+    cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
+        let Some(heap) = start(conf) else { return };
+        let still = data(0);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            for thread in 0..3_u64 {
+                let is_over = &is_over;
+                threads.spawn(move || {
+                    let mut dice = Dice::new(thread);
+                    let mut blocks: Vec<Vec<u64>> = vec![Vec::new(); 64];
+                    while !is_over.load(Ordering::Relaxed) {
+                        let at = dice.below(64) as usize;
+                        assert!(blocks[at].iter().all(|word| *word == at as u64));
+                        let _far = scope(Placement::Far);
+                        blocks[at] = vec![at as u64; dice.below(40_000) as usize];
+                    }
+                });
+            }
+            let mut dice = Dice::new(seed(TEST));
+            for round in 0..40 {
+                let from = dice.below((WORDS - 100_000) as u64) as usize;
+                let child = fork(|| (from..from + 100_000).all(|at| still[at] == content(at, 0)));
+                assert_eq!(wait_for(child), 0, "round {round}");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert!(is_version(&still, 0), "the parent's");
+        drop(still);
+        drop(heap);
+    });
+}
+
+#[test]
+fn programs_are_started_with_arguments_in_far_memory() {
+    alone("programs_are_started_with_arguments_in_far_memory", || {
+        let Some(heap) = start("page:4KiB") else { return };
+        let data = data(0);
+        for _ in 0..10 {
+            heap.evict_all().expect("the device has room");
+            let child = fork(|| {
+                let words: Vec<_> = ["/bin/echo", "-n", ""].into_iter().map(cstring).collect();
+                let mut arguments: Vec<_> = words.iter().map(|word| word.as_ptr()).collect();
+                arguments.push(std::ptr::null());
+                // SAFETY: strings of C, and a list that ends with null.
+                unsafe { libc::execv(arguments[0], arguments.as_ptr()) };
+                false
+            });
+            assert_eq!(wait_for(child), 0);
+        }
+        let out = Command::new("sh").arg("-c").arg("echo right").output().expect("a shell");
+        assert_eq!(out.stdout, b"right\n");
+        assert!(is_version(&data, 0));
+    });
+}
+
+fn cstring(text: &str) -> std::ffi::CString {
+    std::ffi::CString::new(text).expect("no zero in it")
+}
+
+/// Bytes of a process in memory, each page divided by the number of processes that map it.
+fn share_of_memory(pid: i32) -> u64 {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+#[test]
+fn parent_and_child_settle_within_a_quarter_more_than_the_limit() {
+    const TEST: &str = "parent_and_child_settle_within_a_quarter_more_than_the_limit";
+    const LIMIT: u64 = 32 << 20;
+    const WORDS: usize = 96 << 17;
+    // Each process has memory that is not far: pages of the test program and of its allocator that were
+    // written since the fork, stacks, tables.
+    const OTHER: u64 = 8 << 20;
+    cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
+        let conf = format!("limit:32MiB,capacity:512MiB,{conf}");
+        let Some(_heap) = heap(&conf) else { return };
+        let own = std::process::id() as i32;
+        let before = share_of_memory(own);
+        let mut data: FarVec<u64, Far> = FarVec::with_capacity_in(WORDS, Far);
+        data.extend((0..WORDS).map(|at| content(at, 0)));
+        let (mut began, mut go) = (Signal::new(), Signal::new());
+        let child = fork(|| {
+            let rounds = [(); 2].map(|()| {
+                let right = (0..WORDS).all(|at| data[at] == content(at, 0));
+                began.give();
+                // The parent writes all while the child looks on.
+                go.wait();
+                right
+            });
+            rounds == [true; 2]
+        });
+        for version in 1..=2 {
+            began.wait();
+            let mut most = 0;
+            for from in (0..WORDS).step_by(1 << 17) {
+                (from..from + (1 << 17)).for_each(|at| data[at] = content(at, version));
+                most = most.max(share_of_memory(own) + share_of_memory(child));
+            }
+            let mut both = 0;
+            let settled = common::eventually(|| {
+                let is_alive = share_of_memory(child) > 0;
+                both = (share_of_memory(own) + share_of_memory(child)).saturating_sub(before);
+                is_alive && both <= LIMIT + LIMIT / 4 + OTHER
+            });
+            println!("{both} of {LIMIT}, while the parent wrote {most}");
+            assert!(settled, "{both}");
+            go.give();
+        }
+        assert_eq!(wait_for(child), 0);
+    });
+}
+
+#[test]
+fn a_child_outlives_its_parent() {
+    const TEST: &str = "a_child_outlives_its_parent";
+    const OUT: &str = "FARHEAP_TEST_OUT";
+    let Some(conf) = common::child::case(TEST) else {
+        for conf in ["page:4KiB", "page:16KiB"] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let out = dir.path().join("out");
+            let ended = common::child::run(TEST, conf, |command| {
+                command.env(OUT, &out);
+            });
+            if ended.show_skips() {
+                return;
+            }
+            assert!(!ended.status.success(), "it was killed: {}", ended.text);
+            let said = || std::fs::read_to_string(&out).unwrap_or_default();
+            assert!(common::eventually(|| said().ends_with('\n')), "{}", ended.text);
+            assert_eq!(said(), "right\n");
+        }
+        return;
+    };
+    let Some(heap) = start(&conf) else { return };
+    let mut data = data(0);
+    heap.evict_all().expect("the device has room");
+    let parent = std::process::id();
+    let mut ready = Signal::new();
+    let _child = fork(|| {
+        ready.give();
+        while std::os::unix::process::parent_id() == parent {
+            std::thread::yield_now();
+        }
+        let right = is_version(&data, 0);
+        write_all(&mut data, 5);
+        let right = right && is_version(&data, 5);
+        let out = std::env::var(OUT).expect("set by the test");
+        std::fs::write(out, if right { "right\n" } else { "wrong\n" }).is_ok()
+    });
+    ready.wait();
+    write(&mut data, 0..WORDS / 3, 1);
+    // SAFETY: takes no pointers.
+    unsafe { libc::kill(parent as i32, libc::SIGKILL) };
+}
+
+#[test]
+fn children_are_killed_at_any_moment() {
+    const TEST: &str = "children_are_killed_at_any_moment";
+    cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
+        let Some(heap) = start(conf) else { return };
+        let mut data = data(0);
+        let mut dice = Dice::new(seed(TEST));
+        for round in 1..=50 {
+            let child = fork(|| {
+                (0..WORDS).step_by(64).for_each(|at| data[at] = 1);
+                false
+            });
+            let until =
+                std::time::Instant::now() + std::time::Duration::from_micros(dice.below(20_000));
+            let part = dice.below(WORDS as u64 / 2) as usize;
+            let mut at = part;
+            while std::time::Instant::now() < until {
+                data[at % WORDS] = content(at % WORDS, 0);
+                at += 1000;
+            }
+            // SAFETY: takes no pointers; the child was not waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            assert!(matches!(wait_for(child), -9 | 1), "round {round}");
+        }
+        assert!(is_version(&data, 0), "the parent's");
+        write_all(&mut data, 1);
+        assert!(is_version(&data, 1), "the parent's");
+        // All that was held is free again, so that everything fits as before.
+        assert!(common::eventually(|| heap.evict_all().is_ok()));
+    });
+}
