@@ -13,21 +13,29 @@
 
 mod answers;
 mod args;
+#[path = "../common/checks.rs"]
+mod checks;
 mod far;
 mod lineitem;
+#[path = "../common/memory.rs"]
+mod memory;
+#[path = "../common/options.rs"]
+mod options;
 mod progress;
 mod queries;
 mod report;
 mod resident;
 
 use answers::{Query, Reference, published};
-use args::{Args, Compare, Limit};
+use args::Args;
+use checks::{Check, ms, thousands};
 use clap::Parser;
 use far::{FAR, Far, LOCAL, Local, Stats, Tier};
 use farheap::{ByteCount, Error};
 use lineitem::{Plan, ROW_BYTES, Table};
+use options::{Compare, Limit};
 use progress::Progress;
-use report::{AnswerText, Check, Io, Phase, RESIDENT_SLACK, Report, Resident, ms, thousands};
+use report::{AnswerText, Io, Phase, RESIDENT_SLACK, Report, Resident};
 use resident::Sampler;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -148,7 +156,7 @@ struct LocalCopy {
 /// Loads the columns into local memory when that is wanted and fits.
 fn load_local(args: &Args, plan: &Plan, limit: ByteCount) -> Result<Option<LocalCopy>, Failure> {
     let needed = plan.bytes().get() + plan.bytes().min(limit).get() + MEMORY_RESERVE.get();
-    let fits = resident::available().is_none_or(|available| needed <= available.get());
+    let fits = memory::available().is_none_or(|available| needed <= available.get());
     match args.local {
         Compare::Never => return Ok(None),
         Compare::Auto if !fits => {

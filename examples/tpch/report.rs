@@ -3,11 +3,11 @@
 //! [`Report`] holds plain numbers in units that its field names say; everything shown is derived
 //! from it. It measures nothing itself.
 
+use crate::checks::{Check, Verdict, median};
 use comfy_table::{Cell, CellAlignment, LineStyle, Table, presets};
 use farheap::ByteCount;
 use serde::Serialize;
-use std::fmt::{self, Write as _};
-use std::time::Duration;
+use std::fmt::Write as _;
 
 /// What the far resident size may exceed the limit by: staging buffers and page tables.
 pub(crate) const RESIDENT_SLACK: ByteCount = ByteCount::mib(64);
@@ -72,47 +72,6 @@ pub(crate) struct Resident {
 pub(crate) struct AnswerText {
     pub(crate) query: &'static str,
     pub(crate) lines: Vec<String>,
-}
-
-/// Whether something that must hold did.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Check {
-    pub(crate) verdict: Verdict,
-    pub(crate) text: String,
-}
-
-/// How a check ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub(crate) enum Verdict {
-    /// It holds.
-    Pass,
-    /// It does not, but nothing that was computed is wrong.
-    Warn,
-    /// It does not.
-    Fail,
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Verdict::Pass => "PASS",
-            Verdict::Warn => "WARN",
-            Verdict::Fail => "FAIL",
-        })
-    }
-}
-
-impl Check {
-    /// A check that fails unless `holds`.
-    pub(crate) fn must(holds: bool, text: String) -> Check {
-        Check { verdict: if holds { Verdict::Pass } else { Verdict::Fail }, text }
-    }
-
-    /// A check that warns unless `holds`.
-    pub(crate) fn should(holds: bool, text: String) -> Check {
-        Check { verdict: if holds { Verdict::Pass } else { Verdict::Warn }, text }
-    }
 }
 
 impl Phase {
@@ -237,36 +196,6 @@ impl Phase {
     }
 }
 
-/// Milliseconds of `time`.
-pub(crate) fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-/// `number` with commas between thousands.
-pub(crate) fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// The middle of `values`, or the mean of the two in the middle.
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        len if len.is_multiple_of(2) => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
-        _ => Some(sorted[middle]),
-    }
-}
-
 fn min(values: &[f64]) -> Option<f64> {
     values.iter().copied().min_by(f64::total_cmp)
 }
@@ -339,14 +268,5 @@ mod tests {
         resident.process_bytes_max = 260 << 20;
         let text = resident.explanation(ByteCount::mib(50));
         assert!(text.contains("local 250.0 MiB - 40.0 MiB not used"), "{text}");
-    }
-
-    #[test]
-    fn medians_of_odd_even_and_no_values() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
-        assert_eq!(median(&[]), None);
-        assert_eq!(thousands(6_001_215), "6,001,215");
-        assert_eq!(thousands(215), "215");
     }
 }
