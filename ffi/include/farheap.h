@@ -234,8 +234,9 @@ farheap_status farheap_heap_free(farheap_heap *heap) FARHEAP_NOEXCEPT;
 typedef enum farheap_placement {
     FARHEAP_POLICY = 0, /* by the thread's scope, else by farheap_threshold() */
     FARHEAP_LOCAL = 1,  /* RAM that is never evicted */
-    FARHEAP_FAR = 2     /* the far heap; NULL while none runs, and in a forked child. A system call may
-                         * fail with EFAULT on it: see farheap_serves_kernel_faults() */
+    FARHEAP_FAR = 2     /* the far heap; NULL while none runs. In a forked child that has its parent's far
+                         * memory what is new is local, in another child NULL. A system call may fail
+                         * with EFAULT on far memory: see farheap_serves_kernel_faults() */
 } farheap_placement;
 
 /* All of these give NULL when there is no memory (errno is ENOMEM, or EINVAL for a bad argument;
