@@ -16,7 +16,8 @@
         feature = "pool",
         feature = "containers",
         feature = "segment",
-        feature = "encrypt"
+        feature = "encrypt",
+        feature = "compress"
     )),
     allow(rustdoc::broken_intra_doc_links, reason = "some links lead to what is left out")
 )]
@@ -67,6 +68,10 @@ mod runtime;
 pub mod segment;
 #[cfg(not(loom))]
 pub mod store;
+// The protocol of readers of compressed pages, for its model.
+#[cfg(loom)]
+#[path = "store/announced.rs"]
+mod store_announced;
 #[cfg(all(feature = "sub", not(loom)))]
 pub mod sub;
 #[cfg(not(loom))]

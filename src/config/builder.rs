@@ -314,6 +314,7 @@ impl Options {
         }
         let limit = self.resolve_limit(available)?;
         let minimum = LIMIT_MIN.max(ByteCount(LIMIT_PAGES_MIN * self.page.get()));
+        let minimum = ByteCount(minimum.0.saturating_add(self.compress.unwrap_or_default().0));
         if limit < minimum {
             return Err(Error::LimitTooSmall { limit, minimum });
         }

@@ -314,7 +314,8 @@ impl Region {
     /// all the same).
     pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
         const STALL_MAX: Duration = Duration::from_secs(5);
-        let minimum = RegionConfig::limit_min(self.page_size());
+        let aside = self.pager.pool().aside();
+        let minimum = ByteCount(RegionConfig::limit_min(self.page_size()).0 + aside.0);
         if limit < minimum {
             return Err(Error::LimitTooSmall { limit, minimum });
         }

@@ -4,10 +4,12 @@
 #![expect(unsafe_code, reason = "hands buffers to queues and changes the thread's user")]
 
 mod claims;
+mod compressed;
 mod devices;
 
 use farheap::store::{
-    BlockStore, Completion, IoEngine, MemStore, Op, Polled, Polling, Queue, Request, Segment, Store,
+    BlockStore, Completion, CompressedStore, IoEngine, MemStore, Op, Polled, Polling, Queue,
+    Request, Segment, Store,
 };
 use farheap::{ByteCount, Error};
 use std::fs::{self, File};
@@ -16,7 +18,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
@@ -87,7 +89,10 @@ fn collect(queue: &mut dyn Queue, count: usize) -> Vec<Completion> {
 
 /// Runs `body` on every kind of store, with both engines.
 fn on_every_store(body: impl Fn(&dyn Store)) {
-    body(&MemStore::new(ByteCount::mib(4)).expect("memory"));
+    let memory = || MemStore::new(ByteCount::mib(4)).expect("memory");
+    body(&memory());
+    let (ring, block) = (ByteCount::mib(2), ByteCount(PAGE as u64));
+    body(&CompressedStore::new(Arc::new(memory()), ring, block).expect("memory"));
     for engine in [IoEngine::Sync, IoEngine::Uring] {
         let store = BlockStore::temporary(None, Some(ByteCount::mib(4))).expect("temporary");
         match store.with_engine(engine) {

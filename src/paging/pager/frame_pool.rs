@@ -45,6 +45,8 @@ pub(in crate::paging) struct FramePool {
     budget: Arc<Budget>,
     /// The region's place under a memory manager.
     managed: Managed,
+    /// What the store takes of the limit.
+    aside: ByteCount,
     /// Gives back what the heap keeps of freed memory.
     purge: Purge,
     moves: Moves,
@@ -56,7 +58,7 @@ pub(in crate::paging) struct FramePool {
 }
 
 impl FramePool {
-    /// Frames for pages of `config.page` under `budget`, all empty.
+    /// Frames for pages of `config.page` under `budget`, all empty; `aside` is what the store takes of that.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
@@ -64,6 +66,7 @@ impl FramePool {
         config: &RegionConfig,
         moves: Moves,
         account: Option<Account>,
+        aside: ByteCount,
         discarder: Arc<Discarder>,
         sched: Arc<HandlerSched>,
     ) -> Result<FramePool> {
@@ -79,6 +82,7 @@ impl FramePool {
             discarder,
             budget,
             managed: Managed::new(account),
+            aside,
             purge: Purge::new(),
             moves,
             watermarks: Watermarks::new(config.page),
@@ -464,10 +468,21 @@ impl FramePool {
         self.managed.others_may_give(missing, exhausted)
     }
 
-    /// What the limit guarantees to this region's pages: all of it, or its floor under a manager.
+    /// What the limit guarantees to this region's pages: all of it, or its floor under a manager, but for
+    /// what the store takes.
     pub(in crate::paging) fn guaranteed(&self) -> ByteCount {
         let limit = self.budget.limit();
-        self.managed.floor(limit).unwrap_or(limit)
+        self.managed.floor(limit).unwrap_or_else(|| self.without_aside(limit))
+    }
+
+    /// What the store takes of the limit.
+    pub(in crate::paging) fn aside(&self) -> ByteCount {
+        self.aside
+    }
+
+    /// What is left of a limit.
+    pub(in crate::paging) fn without_aside(&self, limit: ByteCount) -> ByteCount {
+        ByteCount(limit.0.saturating_sub(self.aside.0))
     }
 
     /// Takes the frame of [`frame_for_copy`](Self::frame_for_copy) back, unused.

@@ -92,7 +92,14 @@ impl Pager {
         let pages = config.span.as_usize() / page_bytes;
         let (mapper, moves) = Mapper::new(config)?;
         let sched = Arc::new(HandlerSched::new(config.handlers)?);
-        let pool = FramePool::new(config, moves, account, mapper.discarder(), Arc::clone(&sched))?;
+        let pool = FramePool::new(
+            config,
+            moves,
+            account,
+            store.memory(),
+            mapper.discarder(),
+            Arc::clone(&sched),
+        )?;
         let frames = pool.staging();
         let table = PageTable::new(config.span.as_usize(), page_bytes)?;
         let reads_chunks = moves.evict && !mapper.is_in_thread() && frames.has_small_runs();
@@ -103,7 +110,7 @@ impl Pager {
             table.include_in_dumps()?;
             frames.include_in_dumps()?;
         }
-        let limit = PageCount(config.limit.0 / config.page.0);
+        let limit = PageCount(pool.without_aside(config.limit).0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit)?;
         let slots = SlotStore::new(config, store)?;
         let inherits = config.wipe == Wipe::Off && mapper.can_be_inherited();
