@@ -173,7 +173,7 @@ impl Heap {
         if !running.is_empty() {
             return Err(Error::AlreadyRunning);
         }
-        // A forked child has none of the far pages: what it allocates is local.
+        // A forked child has no tier of its own: what it allocates is local.
         static AT_FORK: std::sync::Once = std::sync::Once::new();
         AT_FORK.call_once(|| crate::sys::fork::in_forked_children(heap::leave_to_parent));
         heap::keep_own_allocations_local();

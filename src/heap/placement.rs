@@ -27,7 +27,8 @@ pub enum Placement {
 ///
 /// A small value to be copied, from [`Heap::tier`](crate::Heap::tier). It names this tier for ever: once
 /// that is shut down, allocations through it fail with `AllocError`, also if another tier has
-/// been started since. In a forked child they fail as well.
+/// been started since. In a forked child they are local, or fail where it cannot have its parent's far
+/// memory.
 ///
 /// What it allocates goes back to this tier, freed by any thread and through any handle: the
 /// address tells. As with [`Far`](crate::Far), a system call may touch it only where the kernel's own
