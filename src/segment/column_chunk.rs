@@ -159,7 +159,7 @@ impl<T: Copy + fmt::Debug> fmt::Debug for Segment<T> {
 
 /// The values of a [`Segment`], as a slice, from one copy of them.
 ///
-/// Threads may share it. Held for long, it keeps the copy's memory, and a [`Migrator`] waiting that
+/// Threads may share it. Held for long, it keeps the copy's memory, and a [`Migrator`](crate::segment::Migrator) waiting that
 /// moves the segment.
 pub struct Reading<T>(Guard<Arc<Chunk<T>>>);
 

@@ -72,7 +72,7 @@ impl CompressedStore {
     /// now on. A block is what is compressed as one, and the unit of requests.
     ///
     /// # Errors
-    /// [`Error::BadRange`] when `block` is not a positive multiple of [`IO_ALIGN`], [`Error::Config`] for
+    /// [`Error::BadRange`] when `block` is not a positive multiple of 4 KiB, [`Error::Config`] for
     /// less memory than 2 MiB or 128 blocks, [`Error::Os`] without address space, [`Error::Device`] when
     /// `next` has a user.
     pub fn new(
