@@ -74,7 +74,7 @@ pub(crate) fn install(arenas: &'static FarArenas) -> Result<()> {
     if is_left_to_parent() || !ALL.tiers[slot].load(Relaxed).is_null() {
         return Err(Error::AlreadyRunning);
     }
-    // Whoever sees the bounds sees the tier.
+    // A thread that sees the bounds sees the tier.
     ALL.tiers[slot].store(this, Release);
     set_bounds();
     if slot == 0 {

@@ -191,6 +191,7 @@ impl Pace<'_> {
             if early.is_zero() {
                 return true;
             }
+            // The rate asks for it; in naps, so that cancelling is noticed.
             std::thread::sleep(early.min(NAP_MAX));
         }
         false
@@ -201,6 +202,7 @@ impl Pace<'_> {
         let begun = Instant::now();
         let mut nap = NAP_MIN;
         let all_left = release(&mut || {
+            // Readers only count themselves out: telling somebody would cost each of them.
             std::thread::sleep(nap);
             nap = (nap * 2).min(NAP_MAX);
             !self.is_cancelled()

@@ -14,9 +14,11 @@
 //! The switch is `arc-swap`'s, and not an epoch: an epoch frees the old copy when every reader of
 //! anything has moved on, at some later time, and migrations are done to make room. Counted readers
 //! free it with the last of them, and the migrator can wait for that, so that no more than one segment
-//! is there twice.
+//! is there twice. (Memory that was freed goes back to the kernel later: bench `tiers` sees 16 MiB more
+//! during migrations of 8 MiB each.)
 //!
-//! The three steps are those of *Separating metadata from data in tiered memory allocation* for Hyrise.
+//! The three steps are those of *Separated Allocator Metadata in Disaggregated In-Memory Databases:
+//! Friend or Foe?* for Hyrise.
 //! Layer 8; uses `heap`.
 
 mod column_chunk;

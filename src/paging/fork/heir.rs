@@ -36,6 +36,7 @@ use crate::paging::diagnostics;
 use crate::paging::fork::children::{Birth, Children};
 use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::fork::gate::{Closed, Gate, LOOK_EVERY};
+use crate::paging::fork::legacy::{BUDGET_PAGES_MIN, Legacy, Needed};
 use crate::paging::page::word::{FrameId, State as PageState};
 use crate::paging::pager::Pager;
 use crate::paging::pager::slot_store::{ContentHash, SlotStore};
@@ -52,10 +53,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Part of the limit that a child without siblings has for pages that are its alone.
-const BUDGET_PART: u64 = 4;
-/// The least number of such pages.
-const BUDGET_PAGES_MIN: u64 = 16;
 /// Bytes that are taken out together.
 const BATCH_BYTES: usize = 1 << 20;
 /// Pages that are taken out together at most.
@@ -71,23 +68,6 @@ const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
 const LOOK_PART: u32 = 20;
 /// How long nothing is taken out after a write that failed.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
-
-/// A descriptor that a grandchild needs, and the file that it was of when it was opened.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Needed {
-    fd: RawFd,
-    file: Option<(u64, u64)>,
-}
-
-impl Needed {
-    pub(super) fn new(fd: RawFd) -> Needed {
-        Needed { fd, file: fork::file_of(fd) }
-    }
-
-    fn is_open(&self) -> bool {
-        self.file.is_some() && fork::file_of(self.fd) == self.file
-    }
-}
 
 /// See [module](self).
 #[derive(Debug)]
@@ -107,36 +87,6 @@ pub(super) struct Heir {
     bell: Mapping,
     /// Pages in memory that are this process's alone, oldest first.
     queue: Ranked<VecDeque<PageId>>,
-}
-
-/// What a process has of a region, and leaves to a child.
-pub(super) struct Legacy {
-    pub(super) pager: Arc<Pager>,
-    pub(super) entries: Arc<LazyArray<AtomicU64>>,
-    pub(super) layers: Vec<Arc<SlotStore>>,
-    pub(super) needed: Vec<Needed>,
-    /// Pages that the child may have alone.
-    pub(super) budget: u64,
-}
-
-impl Legacy {
-    /// What the process that made a region leaves.
-    ///
-    /// # Errors
-    /// When there is no address space for it.
-    pub(super) fn of_region(pager: Arc<Pager>, children: usize) -> Result<Legacy> {
-        let entries = LazyArray::new(pager.page_count().as_usize())?;
-        entries.set_inherited(true)?;
-        let inherited = pager.fork().inherited().and_then(|inherited| inherited.descriptor);
-        let budget = pager.budget().limit().0 / pager.page_bytes() as u64 / BUDGET_PART;
-        Ok(Legacy {
-            entries: Arc::new(entries),
-            layers: Vec::new(),
-            needed: inherited.into_iter().map(Needed::new).collect(),
-            budget: (budget / (children as u64 + 1)).max(BUDGET_PAGES_MIN),
-            pager,
-        })
-    }
 }
 
 impl Heir {
@@ -350,7 +300,7 @@ struct Leaving {
 
 impl Server {
     fn new(heir: Arc<Heir>) -> Result<Server> {
-        let mut keep: Vec<RawFd> = heir.needed.iter().map(|needed| needed.fd).collect();
+        let mut keep: Vec<RawFd> = heir.needed.iter().map(Needed::fd).collect();
         fork::take_own_table(&mut keep).map_err(sys::refused("close_range"))?;
         let uffd = heir.pager.mapper().open_again()?;
         let page_bytes = heir.pager.page_bytes();

@@ -22,7 +22,7 @@
 //! | this one | what happens around a fork, in its order |
 //! | `gate` | stops a region's threads |
 //! | `state`, `children` | what a parent keeps for the children that live |
-//! | `heir`, `entry` | the child's side |
+//! | `heir`, `legacy`, `entry` | the child's side |
 //!
 //! Not inherited is a region in in-thread mode, one whose store cannot be read in a child (encrypted,
 //! or of the program's own without [`Store::inherit`](crate::store::Store::inherit)) or is wiped at the
@@ -39,6 +39,7 @@ pub(in crate::paging) mod children;
 mod entry;
 pub(in crate::paging) mod gate;
 mod heir;
+mod legacy;
 pub(in crate::paging) mod state;
 
 use crate::base::error::Result;
@@ -47,7 +48,8 @@ use crate::base::sync::{AtomicPtr, Ordering};
 use crate::paging::diagnostics;
 use crate::paging::fork::children::Birth;
 use crate::paging::fork::gate::{Closed, Gate};
-use crate::paging::fork::heir::{Heir, Legacy};
+use crate::paging::fork::heir::Heir;
+use crate::paging::fork::legacy::Legacy;
 use crate::paging::pager::Pager;
 use crate::sys::{fork, thread};
 use std::ptr;
