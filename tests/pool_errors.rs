@@ -528,8 +528,10 @@ fn metadata_follows_what_is_resident_and_lies_within_the_limit() {
     assert!(some > 0 && some <= 3 * 8192, "{some} for one 2 MiB");
     fill(&pool, 512 * 20);
     let more = pool.stats().metadata_bytes.get() - untouched.get();
-    // Three quarters of the limit are resident at least; words and page tables of 2 MiB take 8 KiB.
-    assert!((3 * 8192..=9 * 8192).contains(&more), "{more} after {some}");
+    // Three quarters of the limit are resident at least; words and page tables of 2 MiB take 8 KiB. A
+    // 64th of the limit is kept for what was resident before.
+    let most = 9 * 8192 + manager.limit().get() / 64;
+    assert!((3 * 8192..=most).contains(&more), "{more} after {some}");
     // The pool's own thread still evicts: the two counts are not of one moment.
     let agree = || {
         let (used, stats) = (manager.stats().used_bytes.get(), pool.stats());

@@ -54,6 +54,11 @@ pub(super) struct Frames {
     deadline: Duration,
 }
 
+/// As long as words and page tables take less than this part of the pool's memory, they stay. To give
+/// them back and to take them anew costs 5 us for each chunk of 2 MiB: where pages left for temporary memory
+/// of half the limit and came back, it took 1.4 to 1.8 times as long.
+const KEPT_SHARE: u64 = 64;
+
 impl Frames {
     /// Frames for pages of `page` bytes on a store of `capacity`.
     ///
@@ -149,8 +154,12 @@ impl Frames {
     }
 
     /// Gives back what the chunk of a page costs, if no page of it is resident, free, or a part of a
-    /// larger buffer. Returns how many bytes that were.
+    /// larger buffer, and if all chunks together cost enough. Returns how many bytes that were.
     pub(super) fn give_back_around(&self, page: PageId) -> u64 {
+        let kept = ByteCount(self.account.account().ceiling().0 / KEPT_SHARE);
+        if self.chunks.metadata() <= kept {
+            return 0;
+        }
         let first = page.as_usize() / CHUNK_PAGES * CHUNK_PAGES;
         let pages = first..first + CHUNK_PAGES;
         // Pages are allocated behind the end, in words that are charged, and that nobody enters.
@@ -318,8 +327,9 @@ mod tests {
             assert_eq!(guard[0], 0);
         }
         let stats = pool.stats();
-        // What stays charged of a TiB is 12 MiB, which the pages do not get.
-        let kept_max = (bytes.0 >> 30) * (12 << 10);
+        // What stays charged of a TiB is 12 MiB, and the share that is not given back, which the
+        // pages do not get.
+        let kept_max = (bytes.0 >> 30) * (12 << 10) + manager.limit().0 / KEPT_SHARE;
         assert!(stats.resident_bytes.0 >= (116 << 20) - kept_max, "{stats:?}");
         pool.evict_all().expect("evicted");
         let kept = pool.stats().metadata_bytes.0 - metadata.0;
@@ -336,19 +346,20 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "opens a file")]
     fn free_pages_and_parts_of_buffers_keep_their_words() {
-        let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative).expect("manager");
-        let store = Arc::new(crate::store::MemStore::new(ByteCount::mib(16)).expect("store"));
+        let manager = MemoryManager::start(ByteCount::mib(8), Mode::Cooperative).expect("manager");
+        let store = Arc::new(crate::store::MemStore::new(ByteCount::mib(48)).expect("store"));
         let config = PoolConfig::new().cleaner(false).huge_frames(false);
         let pool = config.create_on(store, &manager).expect("pool");
         let pages: Vec<PageId> =
-            (0..4 * CHUNK_PAGES).map(|_| pool.allocate().expect("page").id()).collect();
+            (0..20 * CHUNK_PAGES).map(|_| pool.allocate().expect("page").id()).collect();
         let freed = pages[CHUNK_PAGES + 7];
         pool.fix_exclusive(freed).expect("page").free();
         let buffer = pool.allocate_buffer(3).expect("buffer").id();
         pool.evict_all().expect("evicted");
         let charged = |page: PageId| pool.frames.chunks.is_charged(page);
         assert!(charged(freed) && charged(buffer));
-        assert!(!charged(pages[2 * CHUNK_PAGES + 7]), "all of its pages are single and in use");
+        let mut others = (2..20).map(|chunk| pages[chunk * CHUNK_PAGES + 7]);
+        assert!(others.any(|page| !charged(page)), "all of its pages are single and in use");
         assert!(pool.fix_shared(freed).is_err(), "free as before");
         assert!(pool.fix_shared(PageId(buffer.0 + 1)).is_err(), "a part of a buffer");
         assert_eq!(pool.fix_buffer_shared(buffer, 3).expect("buffer").id(), buffer);
