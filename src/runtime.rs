@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "passes the call that clears on; gives space back")]
 
 mod maintenance;
+mod process_limit;
 
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
@@ -17,7 +18,8 @@ use crate::heap::{self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats};
 use crate::store::{BlockStore, Store};
-use maintenance::{LocalMemory, Maintenance};
+use maintenance::{Beside, LocalMemory, Maintenance};
+use process_limit::ProcessLimit;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -28,8 +30,7 @@ struct Running {
     heap: Heap,
     /// `None`: it could not be started again after a shutdown that was refused.
     maintenance: Option<Maintenance>,
-    /// Of the default tier under a memory manager.
-    local: Option<Arc<LocalMemory>>,
+    beside: Beside,
 }
 
 /// The default tier's name.
@@ -169,6 +170,11 @@ impl Heap {
         if heap::is_left_to_parent() {
             return Err(Error::Forked { what: "a far heap" });
         }
+        if manager.is_some() && config.process_limit().is_some() {
+            let reason =
+                "conflicts with a memory manager, whose limit counts local memory".to_owned();
+            return Err(Error::Config { key: "process_limit".to_owned(), reason });
+        }
         let mut running = RUNNING.lock();
         if !running.is_empty() {
             return Err(Error::AlreadyRunning);
@@ -187,9 +193,13 @@ impl Heap {
             let by_size = if threshold == wanted_threshold(&config) { "" } else { LOCAL_BY_SIZE };
             eprintln!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}");
         }
-        let local = manager.map(|manager| LocalMemory::join(manager, &region)).transpose()?;
+        let beside = match (manager, config.process_limit()) {
+            (Some(manager), _) => Beside::Counted(LocalMemory::join(manager, &region)?),
+            (None, Some(limit)) => Beside::Bounded(Arc::new(ProcessLimit::new(limit)?)),
+            (None, None) => Beside::Nothing,
+        };
         let options = FarArenasOptions { threshold, ..FarArenasOptions::default() };
-        start_tier(&mut running, DEFAULT, region, options, local)
+        start_tier(&mut running, DEFAULT, region, options, beside)
     }
 
     /// Adds a far tier to the heap: its own device, page size, limit and policy, as the configuration
@@ -250,7 +260,7 @@ impl Heap {
             None => Arc::new(Region::create(config.region(), store)?),
         };
         let options = FarArenasOptions { slot, threshold: None, ..FarArenasOptions::default() };
-        start_tier(&mut running, name, region, options, None)
+        start_tier(&mut running, name, region, options, Beside::Nothing)
     }
 
     /// Starts the far heap that `FARHEAP_CONF` describes.
@@ -335,7 +345,8 @@ impl Heap {
 
     /// Bytes of RAM that the allocator has for everything that is not far: live, freed and kept for
     /// reuse, and its own tables. They are outside of the limit of a heap that stands alone; under a
-    /// [memory manager](crate::limit::manager) they count against its limit as "local memory".
+    /// [memory manager](crate::limit::manager) they count against its limit as "local memory", and under a
+    /// [limit on the process](crate::config::Builder::process_limit) far memory gives way to them.
     #[must_use]
     pub fn local(&self) -> ByteCount {
         heap::local_resident()
@@ -392,7 +403,7 @@ impl Heap {
             for tier in &mut ending {
                 // Without it, memory that is freed stays longer; the heap goes on all the same.
                 let Heap { arenas, region, .. } = &tier.heap;
-                tier.maintenance = Maintenance::start(arenas, region, tier.local.clone()).ok();
+                tier.maintenance = Maintenance::start(arenas, region, tier.beside.clone()).ok();
             }
             drop(running.splice(at..at, ending));
         }
@@ -406,12 +417,12 @@ fn start_tier(
     name: &str,
     region: Arc<Region>,
     options: FarArenasOptions,
-    local: Option<Arc<LocalMemory>>,
+    beside: Beside,
 ) -> Result<Heap> {
     let _ours = keep_local();
     let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
     // Before the tier serves: what a new thread allocates until it has begun is not kept local.
-    let maintenance = Maintenance::start(arenas, &region, local.clone());
+    let maintenance = Maintenance::start(arenas, &region, beside.clone());
     let installed = maintenance.and_then(|maintenance| {
         heap::install(arenas)?;
         Ok(maintenance)
@@ -424,7 +435,7 @@ fn start_tier(
         }
     };
     let tier = Heap { region, arenas, name: name.into() };
-    running.push(Running { heap: tier.clone(), maintenance, local });
+    running.push(Running { heap: tier.clone(), maintenance, beside });
     Ok(tier)
 }
 

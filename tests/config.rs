@@ -16,13 +16,14 @@ fn refusal(text: &str) -> String {
 #[test]
 fn every_key_is_read() {
     let config = Config::parse(
-        "limit:512MiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
+        "limit:512MiB, process_limit:2GiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
          handlers:3, threshold:off, place:all, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
          poll:50us, policy:sieve, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
     assert_eq!(config.limit(), ByteCount::mib(512));
     assert_eq!(config.limit_percent(), None);
+    assert_eq!(config.process_limit(), Some(ByteCount::gib(2)));
     assert_eq!(config.device(), Some(Path::new("/dev/nvme1n1")));
     assert_eq!(config.dir(), None);
     assert!(config.overwrite());
@@ -52,7 +53,7 @@ fn defaults_are_as_documented() {
     assert_eq!(config.limit_percent(), Some(50));
     assert_eq!(
         config.to_string(),
-        "limit:50%,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
+        "limit:50%,process_limit:off,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
          install:auto,policy:tenure,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
          mode:handler,encrypt:off,compress:off,wipe:off,dump:off"
     );
@@ -227,7 +228,7 @@ fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     assert!(child(None).contains(&format!("read: {defaults}")));
     assert!(
         child(Some("limit:96MiB,page:4KiB"))
-            .contains("read: limit:96MiB,overwrite:off,reserve:off,page:4KiB,")
+            .contains("read: limit:96MiB,process_limit:off,overwrite:off,reserve:off,page:4KiB,")
     );
     assert!(child(Some("limt:96MiB")).contains("refused: configuration: limt: is not a key"));
 }

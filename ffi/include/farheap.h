@@ -134,6 +134,8 @@ typedef struct farheap_config {
     /* the maximum far memory that may be resident, in bytes; size, or share of the memory
      * available; default 50% */
     uint64_t limit;
+    /* the maximum resident memory of the process, in bytes; size or off; default off */
+    uint64_t process_limit;
     /* the block device or regular file that keeps evicted pages; block device or file; its contents
      * are lost; default a temporary file */
     const char *device;
@@ -189,8 +191,8 @@ typedef struct farheap_config {
 } farheap_config;
 
 #define FARHEAP_CONFIG_INIT \
-    { sizeof(farheap_config), 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, 0, \
-      0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, \
+    { sizeof(farheap_config), 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, \
+      0, 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, \
       FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */

@@ -77,7 +77,8 @@ macro_rules! setter {
 macro_rules! getter {
     ($(#[$doc:meta])* $name:ident: limit $type:ty) => {
         $(#[$doc])*
-        /// A percentage was resolved when the configuration was built.
+        /// A percentage was resolved when the configuration was built, and a limit of the process is a
+        /// limit here too.
         #[must_use]
         pub fn $name(&self) -> ByteCount {
             self.$name
@@ -224,6 +225,9 @@ impl Config {
         if said.place != by_default.place {
             return Err(invalid("place", reason));
         }
+        if said.process_limit.is_some() {
+            return Err(invalid("process_limit", reason));
+        }
         Ok(())
     }
 }
@@ -313,6 +317,10 @@ impl Options {
             return Err(invalid("user_mode", reason));
         }
         let limit = self.resolve_limit(available)?;
+        if self.process_limit == Some(ByteCount::ZERO) {
+            return Err(invalid("process_limit", "must not be zero"));
+        }
+        let limit = self.process_limit.map_or(limit, |of_process| limit.min(of_process));
         let minimum = LIMIT_MIN.max(ByteCount(LIMIT_PAGES_MIN * self.page.get()));
         let minimum = ByteCount(minimum.0.saturating_add(self.compress.unwrap_or_default().0));
         if limit < minimum {

@@ -41,6 +41,18 @@ macro_rules! for_options {
             { region c bytes limit, "size, or share of the memory available", "",
               "others share the machine" };
 
+        /// Far memory gives way to what is not far: code, stacks, local memory, and what the program maps
+        /// itself. These cannot be evicted: where they leave less than 8 MiB or 64 pages, the process
+        /// is above this limit, which is said on standard error. It is looked at a hundred
+        /// times a second; the [`limit`](Builder::limit) of far memory is never above this one.
+        ///
+        /// Default: `None` (`off` in text), what is not far is not limited. Set it to what the process as a
+        /// whole may have. Under a memory manager start-up then fails, because that counts local memory.
+        process_limit: maybe(ByteCount) or "off" = None,
+            "the maximum resident memory of the process, in bytes",
+            { heap c bytes process_limit, "size or `off`", "",
+              "the process as a whole has a limit, local memory included" };
+
         /// **Its contents are overwritten**, so it must begin with zeros or with what an earlier
         /// run left, unless [`overwrite`](Builder::overwrite) is set.
         ///

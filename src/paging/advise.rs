@@ -9,6 +9,8 @@ use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
+#[cfg(feature = "heap")]
+use crate::paging::diagnostics;
 use crate::paging::evict::policy::Hint;
 use crate::paging::fault::sigbus;
 use crate::paging::kernel_filled;
@@ -54,6 +56,32 @@ impl Region {
     /// Whether pages can be filled without evicting others, now and for a while.
     pub(crate) fn has_room(&self) -> bool {
         self.pager.pool().available() > self.pager.pool().watermarks().high()
+    }
+
+    /// Lets far memory have this many bytes at most, as long as it is less than the limit that the
+    /// program asked for; never less than the page size needs to work. Returns at once, while pages
+    /// above it leave.
+    #[cfg(feature = "heap")]
+    pub(crate) fn leave_room(&self, room: ByteCount) {
+        let room = room.max(self.limit_min());
+        self.limits.leave(room, |limit| reclaim::set_limit(&self.pager, limit));
+    }
+
+    /// The least that the limit can be.
+    pub(crate) fn limit_min(&self) -> ByteCount {
+        ByteCount(RegionConfig::limit_min(self.page_size()).0 + self.pager.pool().aside().0)
+    }
+
+    /// Bytes that count against the limit now.
+    #[cfg(feature = "heap")]
+    pub(crate) fn charged(&self) -> ByteCount {
+        self.pager.budget().charged()
+    }
+
+    /// Says something about memory on standard error, without waiting for its reader.
+    #[cfg(feature = "heap")]
+    pub(crate) fn warn(&self, what: &'static str, text: std::fmt::Arguments<'_>) {
+        diagnostics::tell(what, text);
     }
 
     /// The most that may be resident.
@@ -314,12 +342,11 @@ impl Region {
     /// all the same).
     pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
         const STALL_MAX: Duration = Duration::from_secs(5);
-        let aside = self.pager.pool().aside();
-        let minimum = ByteCount(RegionConfig::limit_min(self.page_size()).0 + aside.0);
+        let minimum = self.limit_min();
         if limit < minimum {
             return Err(Error::LimitTooSmall { limit, minimum });
         }
-        reclaim::set_limit(&self.pager, limit);
+        self.limits.ask(limit, |limit| reclaim::set_limit(&self.pager, limit));
         let (mut last, mut stall) = (self.pager.budget().charged(), Deadline::new(STALL_MAX));
         while self.pager.pool().excess() > 0 {
             self.pager.pool().waiters().call_evictor();

@@ -346,6 +346,12 @@ pub(in crate::paging) fn warn(what: &'static str, cause: &Error) {
     say(what, WARNINGS_MAX, format_args!("{what}: {}", Cause(cause)));
 }
 
+/// Something that the program's owner wants to know; `what` tells its kind, for the count.
+#[cfg(feature = "heap")]
+pub(in crate::paging) fn tell(what: &'static str, text: std::fmt::Arguments<'_>) {
+    say(what, WARNINGS_MAX, text);
+}
+
 /// The program has locked far memory.
 pub(in crate::paging) fn unlocked() {
     let cause = Error::Os { call: "UFFDIO_MOVE or MADV_DONTNEED", errno: crate::sys::EINVAL };

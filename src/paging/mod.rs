@@ -23,6 +23,8 @@ mod kernel_filled;
 #[cfg(not(loom))]
 mod latency;
 #[cfg(not(loom))]
+mod limits;
+#[cfg(not(loom))]
 mod managed;
 #[cfg(not(loom))]
 mod mapped_over;

@@ -41,6 +41,7 @@ use crate::paging::evict::requests::Requests;
 use crate::paging::fault::handler::Handler;
 use crate::paging::fault::supervisor::Supervisor;
 use crate::paging::fork;
+use crate::paging::limits::TwoLimits;
 use crate::paging::pager::discard;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::{Pager, reclaim};
@@ -90,6 +91,7 @@ pub struct Region {
     pub(in crate::paging) pin_lock: std::sync::Mutex<()>,
     wipe: Wipe,
     manager: Option<Arc<MemoryManager>>,
+    pub(in crate::paging) limits: TwoLimits,
 }
 
 /// Opens a region's account: its ceiling, and what it cannot work without.
@@ -277,6 +279,7 @@ impl Region {
             pin_lock: std::sync::Mutex::new(()),
             wipe: config.wipe,
             manager: manager.cloned(),
+            limits: TwoLimits::new(config.limit),
         };
         let evict = Work { state: evictor, run: Evictor::run };
         if config.mode == Mode::InThread {

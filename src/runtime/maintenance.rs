@@ -2,12 +2,14 @@
 //!
 //! There is one for each tier. Every [`LOOK_EVERY`] it maintains the tier and has caches follow the limit; when
 //! the region calls, because it is short of memory, it purges far and local arenas at once. That of the
-//! default tier looks after local memory too: under a memory manager it counts what jemalloc holds for
-//! it to an account (`docs/design/memory.md`, local memory). Uses `heap` and `region`.
+//! default tier looks after what is not far too: under a memory manager it counts what jemalloc holds for
+//! local memory to an account (`docs/design/memory.md`, local memory), and under a limit on the process
+//! it has far memory give way ([`process_limit`]). Uses `heap` and `region`.
 //!
 //! # Invariants
 //! 1. It touches no far memory, and nobody who serves a fault waits for it.
 
+use super::process_limit::{self, ProcessLimit};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, Ordering};
@@ -70,6 +72,44 @@ impl Reclaim for LocalMemory {
     }
 }
 
+/// What the default tier's thread does about memory that is not far.
+#[derive(Clone, Debug)]
+pub(super) enum Beside {
+    /// It is outside of the limit.
+    Nothing,
+    /// It is counted to an account of a memory manager.
+    Counted(Arc<LocalMemory>),
+    /// Far memory gives way to it.
+    Bounded(Arc<ProcessLimit>),
+}
+
+impl Beside {
+    /// Looks at what there is.
+    fn look(&self, region: &Region) {
+        match self {
+            Beside::Nothing => {}
+            Beside::Counted(local) => local.count(),
+            Beside::Bounded(limit) => limit.follow(region),
+        }
+    }
+
+    fn look_every(&self) -> Duration {
+        match self {
+            Beside::Bounded(_) => process_limit::LOOK_EVERY,
+            _ => LOOK_EVERY,
+        }
+    }
+
+    /// What threads may keep of large local blocks where far memory has this limit.
+    fn local_cache_max(&self, limit: ByteCount) -> ByteCount {
+        match self {
+            // Local memory is outside of the limit of a heap that stands alone.
+            Beside::Nothing => ByteCount(u64::MAX),
+            _ => ByteCount(limit.0 / LOCAL_SHARE),
+        }
+    }
+}
+
 /// The thread. Ends when dropped.
 #[derive(Debug)]
 pub(super) struct Maintenance {
@@ -83,7 +123,7 @@ impl Maintenance {
     pub(super) fn start(
         arenas: &'static FarArenas,
         region: &Arc<Region>,
-        local: Option<Arc<LocalMemory>>,
+        beside: Beside,
     ) -> Result<Maintenance> {
         // Where the tier serves already, the thread's handle, which the evictor unparks it by, would
         // be far in a far scope, or where everything is.
@@ -95,7 +135,7 @@ impl Maintenance {
             heap::pin_thread_local();
             begun.send(()).expect("the starting thread waits");
             drop(begun);
-            run(arenas, &cared, local.as_deref(), &stopped);
+            run(arenas, &cared, &beside, &stopped);
         };
         let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new().name("farheap-maintain".to_owned()).spawn(run);
@@ -125,30 +165,28 @@ impl Drop for Maintenance {
     }
 }
 
-fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &AtomicBool) {
+fn run(arenas: &FarArenas, region: &Region, beside: &Beside, stop: &AtomicBool) {
     SignalsBlocked::for_good();
-    let count = || {
-        if let Some(local) = local {
-            local.count();
-        }
-    };
     let follow_limit = || {
         arenas.follow_limit(region.limit(), heap::tier_count());
         if arenas.is_default() {
-            // Local memory is outside of the limit of a heap that stands alone.
-            let local_max = if local.is_some() { region.limit().0 / LOCAL_SHARE } else { u64::MAX };
-            heap::set_local_cache_max(ByteCount(local_max));
+            heap::set_local_cache_max(beside.local_cache_max(region.limit()));
         }
     };
+    beside.look(region);
     follow_limit();
-    count();
     let mut maintained = Instant::now();
     while !stop.load(Ordering::Acquire) {
-        std::thread::park_timeout(if region.calls_for_purge() { REST } else { LOOK_EVERY });
+        std::thread::park_timeout(if region.calls_for_purge() {
+            REST
+        } else {
+            beside.look_every()
+        });
+        beside.look(region);
         if region.wants_purge() {
             arenas.give_back(PURGE_MIN);
             heap::give_local_back(PURGE_MIN);
-            count();
+            beside.look(region);
             region.has_purged();
         }
         if maintained.elapsed() >= LOOK_EVERY {
@@ -157,7 +195,7 @@ fn run(arenas: &FarArenas, region: &Region, local: Option<&LocalMemory>, stop: &
             if arenas.is_default() {
                 heap::maintain_local();
             }
-            count();
+            beside.look(region);
             maintained = Instant::now();
         }
     }

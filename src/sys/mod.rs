@@ -16,6 +16,7 @@ pub(crate) mod pagemap;
 pub mod probe;
 pub(crate) mod signal;
 pub(crate) mod signals;
+pub(crate) mod statm;
 pub(crate) mod stderr;
 pub(crate) mod thread;
 pub(crate) mod uffd;

@@ -1,0 +1,87 @@
+//! A limit on the resident memory of the process: far memory gives way to what is not far.
+//!
+//! Code, stacks, local memory and what the program maps itself cannot be evicted. So a hundred times a
+//! second the process's resident memory is looked at, and the far tier is left the rest of the limit.
+//! The maintenance thread does it. Uses `sys` and `region`.
+//!
+//! # Invariants
+//! 1. The tier has at most `limit - (resident - charged to the tier)`, but never less than it needs to
+//!    work; where that is too much, it is said on standard error.
+
+use crate::base::error::Result;
+use crate::base::units::ByteCount;
+use crate::paging::region::Region;
+use crate::sys::statm::Statm;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often it is looked at. A program that touches new memory as fast as the kernel gives it, about
+/// 2 GiB/s, gets 20 MiB until far memory begins to give way; a look takes 5 us.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// The tier's limit is raised in steps of this part of the process's limit: what the kernel says wavers,
+/// and each change wakes the evictor.
+const STEP: u64 = 256;
+
+/// How long the process may be above its limit before it is said.
+const OVER_MAX: Duration = Duration::from_secs(1);
+
+/// The limit, and what is known about keeping it.
+#[derive(Debug)]
+pub(super) struct ProcessLimit {
+    limit: ByteCount,
+    statm: Statm,
+    /// Since when what is not far leaves too little.
+    over: Mutex<Over>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    No,
+    Since(Instant),
+    /// Told, and not to be told again before it was below.
+    Told,
+}
+
+impl ProcessLimit {
+    /// # Errors
+    /// [`Error::Os`](crate::Error::Os) where the kernel does not tell what is resident.
+    pub(super) fn new(limit: ByteCount) -> Result<ProcessLimit> {
+        Ok(ProcessLimit { limit, statm: Statm::open()?, over: Mutex::new(Over::No) })
+    }
+
+    /// Leaves far memory what the rest of the process does not have.
+    pub(super) fn follow(&self, region: &Region) {
+        let Some(resident) = self.statm.resident() else { return };
+        // Read after it: pages that come in meanwhile are then not taken for local memory.
+        let rest = resident.0.saturating_sub(region.charged().0);
+        let room = ByteCount(self.limit.0.saturating_sub(rest));
+        let now = region.limit();
+        if room < now || room.0 - now.0 >= self.limit.0 / STEP {
+            region.leave_room(room);
+        }
+        self.tell(ByteCount(rest), room < region.limit_min(), region);
+    }
+
+    /// Says that what is not far is too much, if it has been for a while.
+    fn tell(&self, rest: ByteCount, is_over: bool, region: &Region) {
+        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        *over = match *over {
+            _ if !is_over => Over::No,
+            Over::No => Over::Since(Instant::now()),
+            Over::Since(since) if since.elapsed() >= OVER_MAX => {
+                let (limit, floor) = (self.limit, region.limit_min());
+                region.warn(
+                    "the process is above its limit",
+                    format_args!(
+                        "the process is above its limit of {limit}: {rest} of it is not far memory \
+                         (code, stacks, local memory, memory mapped by the program), and far \
+                         memory needs {floor}"
+                    ),
+                );
+                Over::Told
+            }
+            unchanged => unchanged,
+        };
+    }
+}

@@ -1,0 +1,57 @@
+//! How much memory the process has in RAM: `/proc/self/statm`.
+//!
+//! See `proc_pid_statm(5)`: numbers of pages separated by blanks, the second is the resident set. The
+//! kernel counts per processor and adds up lazily: the number is wrong by up to 32 pages for each.
+
+use super::fork::Private;
+use super::vm::KERNEL_PAGE;
+use crate::base::error::{Error, Result};
+use crate::base::units::ByteCount;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// Bytes of its text: seven numbers of at most 20 digits.
+const TEXT_MAX: usize = 7 * 21;
+
+/// The file, kept open: a look takes 2 us.
+#[derive(Debug)]
+pub(crate) struct Statm(Private<File>);
+
+impl Statm {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`Error::Os`] where `/proc` is not mounted, or for want of a descriptor.
+    pub(crate) fn open() -> Result<Statm> {
+        let refused = |error: std::io::Error| Error::Os {
+            call: "open(/proc/self/statm)",
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        File::open("/proc/self/statm").map(|file| Statm(Private::new(file))).map_err(refused)
+    }
+
+    /// Bytes of this process that are in RAM: memory of its own, of files and shared. `None` when the
+    /// kernel does not say.
+    pub(crate) fn resident(&self) -> Option<ByteCount> {
+        let mut text = [0; TEXT_MAX];
+        let len = self.0.read_at(&mut text, 0).ok()?;
+        let text = std::str::from_utf8(&text[..len]).ok()?;
+        let pages: u64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        Some(ByteCount(pages * KERNEL_PAGE as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_touched_is_counted() {
+        let statm = Statm::open().expect("/proc is mounted");
+        let before = statm.resident().expect("a number");
+        let touched = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let after = statm.resident().expect("a number");
+        assert!(after.0 - before.0 >= 60 << 20, "{before} before, {after} after");
+        drop(touched);
+    }
+}
