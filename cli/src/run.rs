@@ -22,12 +22,12 @@ const LIBRARY_VARIABLE: &str = "FARHEAP_PRELOAD_LIBRARY";
 /// How `farheap run` tells the library what it is to do.
 const RUN_VARIABLE: &str = "FARHEAP_RUN";
 
-/// Runs a program whose heap is far memory, under a limit on what of it is resident.
+/// Runs a program whose heap is far memory, under a limit on its resident memory.
 ///
 /// The program is not changed or recompiled: its malloc is farheap's. Once it has 6 MiB in use, what
 /// it allocates goes to far memory, whose cold pages leave for the device. Code, stacks and memory
-/// that the program maps itself are not in the limit. A child of fork(2) has the far memory of its parent;
-/// what it allocates itself is not in the limit.
+/// that the program maps itself cannot leave: far memory gives way to them. A child of fork(2) has the far
+/// memory of its parent; what it allocates itself is not limited.
 #[derive(clap::Args)]
 #[command(after_help = "Exit status:
   125  farheap cannot do this: the configuration, permissions, or the kind of program
@@ -38,7 +38,7 @@ const RUN_VARIABLE: &str = "FARHEAP_RUN";
 FARHEAP_CONF and --config set every option of farheap; the other options of this command come last.
 The default of `place` is `all` here.")]
 pub(crate) struct Run {
-    /// Maximum far memory that may be resident, such as 1GiB or 25%
+    /// Maximum resident memory of the process, such as 1GiB or 25% of the memory available
     #[arg(long, value_name = "SIZE")]
     limit: Option<String>,
     /// Block device or file that keeps evicted pages; its contents are lost
@@ -107,9 +107,12 @@ fn configuration(options: &Run) -> Result<Config, String> {
         if let Some(text) = &options.config {
             builder = builder.parse(text)?;
         }
-        let flags =
-            [("limit", &options.limit), ("device", &options.device), ("page", &options.page)];
-        for (key, value) in flags {
+        if let Some(limit) = &options.limit {
+            // A share of memory becomes bytes here: those of the machine that the program starts on.
+            let limit = Config::builder().set("limit", limit)?.build()?.limit();
+            builder = builder.process_limit(limit);
+        }
+        for (key, value) in [("device", &options.device), ("page", &options.page)] {
             if let Some(value) = value {
                 // As text, so that a device takes the place of a directory that was named before.
                 let quoted = value.replace('"', "\"\"");

@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "has a destructor, exports _exit")]
 
 use crate::own::enter;
-use crate::start::settings;
-use farheap::Heap;
+use crate::start::{Settings, settings};
+use farheap::{ByteCount, Heap};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,9 +54,15 @@ extern "C" fn at_the_end() {
         return;
     };
     let stats = heap.stats();
+    let limit = settings().and_then(Settings::process_limit);
+    let process = match (resident_max(), limit) {
+        (Some(max), Some(limit)) => format!("; process: peak {max} of at most {limit}"),
+        (Some(max), None) => format!("; process: peak {max}"),
+        (None, _) => String::new(),
+    };
     say(&format!(
         "far {}, resident {} of at most {}, peak {}; faults {} read, {} zero; \
-         {} read, {} written; local {local}",
+         {} read, {} written; local {local}{process}",
         heap.allocated(),
         stats.resident_bytes,
         stats.limit_bytes,
@@ -66,6 +72,15 @@ extern "C" fn at_the_end() {
         stats.bytes_read,
         stats.bytes_written,
     ));
+}
+
+/// The most memory that the process ever had in RAM, see `proc_pid_status(5)`. Not by `getrusage(2)`,
+/// which counts the program before this one too (`exec` keeps the number).
+fn resident_max() -> Option<ByteCount> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(ByteCount::kib(kib))
 }
 
 /// `_exit(2)`, which runs no destructors: statistics are printed all the same.

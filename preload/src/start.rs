@@ -47,6 +47,13 @@ pub(crate) struct Settings {
     pub(crate) process: u32,
 }
 
+impl Settings {
+    /// What the configuration says that the process may have resident.
+    pub(crate) fn process_limit(&self) -> Option<ByteCount> {
+        Config::parse(self.conf.as_deref()?).ok()?.process_limit()
+    }
+}
+
 pub(crate) fn settings() -> Option<&'static Settings> {
     SETTINGS.get()
 }

@@ -8,11 +8,11 @@ use std::process::Command;
 
 const MIB: u64 = 1 << 20;
 
-/// What a program may have resident beside far memory: its code, this library built for debugging,
-/// what it allocates before the heap starts, metadata.
-const LOCAL_MAX: u64 = 24 * MIB;
+/// What the kernel's number of resident pages may be wrong by, and what comes in between two looks.
+const SLACK: u64 = MIB;
 
-/// Runs a program plain and under a limit; the answers must be equal. Returns what `--stats` says of it.
+/// Runs a program plain and under a limit in MiB on its resident memory, which its code and this
+/// library, built for debugging, are in; the answers must be equal. Returns what `--stats` says of it.
 fn compare(limit: u64, program: &str, arguments: &[&str], dir: &Path) -> String {
     let plain = end(Command::new(program).args(arguments).current_dir(dir), dir);
     assert!(plain.status.success(), "{program}: {plain:?}");
@@ -21,7 +21,7 @@ fn compare(limit: u64, program: &str, arguments: &[&str], dir: &Path) -> String 
     let far = end(command.arg(program).args(arguments).current_dir(dir), dir);
     assert!(far.status.success(), "{program}: {} {}", far.status, far.errors);
     assert!(far.out == plain.out, "{program}: another answer than plain\n{}", far.errors);
-    let bound = limit * MIB + LOCAL_MAX;
+    let bound = limit * MIB + SLACK;
     assert!(far.resident_max <= bound, "{program}: {} of {bound}", far.resident_max);
     far.errors
 }
@@ -44,7 +44,7 @@ fn sqlite3_has_a_database_in_memory_larger_than_the_limit() {
         create index i on t(b);
         select count(*), sum(length(b)), min(b), max(b) from t;
         select sum(a) from t where b > '5';";
-    assert_stored(&compare(12, "sqlite3", &[":memory:", text], dir.path()));
+    assert_stored(&compare(32, "sqlite3", &[":memory:", text], dir.path()));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn sort_sorts_more_than_the_limit() {
     let lines: Vec<String> =
         (0..150_000_u64).map(|n| format!("{:016x} {n}", scattered(n))).collect();
     std::fs::write(dir.path().join("lines"), lines.join("\n")).expect("room");
-    let stats = compare(16, "sort", &["-S", "100M", "--parallel=2", "lines"], dir.path());
+    let stats = compare(36, "sort", &["-S", "100M", "--parallel=2", "lines"], dir.path());
     assert!(stats.contains(" far "), "nothing was far: {stats}");
 }
 
@@ -81,7 +81,7 @@ print(subprocess.run(['echo', 'run'], capture_output=True).stdout)
 print(os.popen('echo popen').read(), os.system('exit 3') >> 8)";
     // Its own allocator maps memory past malloc.
     let arguments = ["PYTHONMALLOC=malloc", "python3", "-c", text];
-    assert_stored(&compare(24, "env", &arguments, dir.path()));
+    assert_stored(&compare(44, "env", &arguments, dir.path()));
 }
 
 #[test]
@@ -107,7 +107,7 @@ $data[$_] .= "!" for 0 .. 149999;
 waitpid $child, 0;
 print "$sum $? ", scalar(grep { /^word .* !$/ } @data), "\n";
 "#;
-    assert_stored(&compare(16, "perl", &["-e", text], dir.path()));
+    assert_stored(&compare(36, "perl", &["-e", text], dir.path()));
 }
 
 #[test]
@@ -133,7 +133,7 @@ if pid == 0:
     os._exit(0 if b[6] == bytes([6]) * 40000 and os.popen('echo x').read() == 'x\\n' else 1)
 print(os.waitpid(pid, 0)[1], len(b[5]))";
     let arguments = ["PYTHONMALLOC=malloc", "python3", "-W", "ignore", "-c", text];
-    assert_stored(&compare(24, "env", &arguments, dir.path()));
+    assert_stored(&compare(44, "env", &arguments, dir.path()));
 }
 
 #[test]
@@ -147,5 +147,5 @@ fn git_and_the_programs_that_it_starts_have_the_library() {
 rm -rf repo && git init -q repo && cd repo && git config user.name a && git config user.email a@b
 for n in 1 2 3 4 5 6 7 8 9 10; do echo $n >>file; git add file; git commit -qm \"$n\"; done
 git gc -q && git fsck --full 2>&1 && git rev-list --objects --all && git log -p";
-    compare(16, "sh", &["-c", text], dir.path());
+    compare(36, "sh", &["-c", text], dir.path());
 }
