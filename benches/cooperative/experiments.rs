@@ -188,6 +188,35 @@ pub(crate) fn spill(options: &Options, source: &Source<'_>) -> Result<(), Failur
     finish(&options, "spill", &runs)
 }
 
+/// (f) What leaves, and who writes it: reads and writes of a new order with 1, 2 and 8 streams and no query,
+/// with and without a cleaner. Without one, only what leaves is written.
+pub(crate) fn victims(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
+    let (mut runs, mut rows) = (Vec::new(), Vec::new());
+    for streams in [1, 2, 8] {
+        let options = Options { streams, ..options.clone() };
+        for (name, cleaner) in [("no cleaner", false), ("cleaner", true)] {
+            let pool = PoolConfig::new().cleaner(cleaner);
+            let plan = Plan::new(format!("{streams} streams, {name}"), COOPERATIVE, &options);
+            keep(&mut runs, run(&options, source, Plan { query: Query::None, pool, ..plan })?);
+        }
+        let [without, with] = [runs.len() - 2, runs.len() - 1].map(|at| runs[at].all());
+        let row = |work: &str, value, baseline_value| Row {
+            work: format!("{work} of a new order, {streams} streams"),
+            value,
+            unit: "pages",
+            baseline: "no cleaner".to_owned(),
+            baseline_value,
+            invert: true,
+            goal: ">= 0.91",
+        };
+        rows.push(row("reads", with.faults_per_order(), without.faults_per_order()));
+        rows.push(row("writes", with.written_per_order(), without.written_per_order()));
+    }
+    rows.iter().for_each(Row::print);
+    report::write_rows(&rows, &options.folder().join("cooperative_victims_rows.csv"))?;
+    finish(options, "victims", &runs)
+}
+
 /// The options with a limit that is enough for far memory; says why when there is none.
 fn with_far_memory(options: &Options) -> Option<Options> {
     let store = MemStore::new(ByteCount::mib(64)).ok()?;

@@ -59,6 +59,7 @@ fn work(options: &Options) -> Result<(), Failure> {
         (Experiment::Policies, experiments::policies),
         (Experiment::Caches, experiments::caches),
         (Experiment::Spill, experiments::spill),
+        (Experiment::Victims, experiments::victims),
     ];
     for (experiment, run) in all {
         if options.wants(experiment) {

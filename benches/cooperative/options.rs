@@ -82,6 +82,8 @@ pub(crate) enum Experiment {
     Caches,
     /// Temporary data of half, one and two limits.
     Spill,
+    /// Reads and writes of a transaction without a query, by streams, with and without a cleaner.
+    Victims,
     /// All of them.
     All,
 }

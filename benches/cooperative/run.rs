@@ -123,6 +123,10 @@ impl Sum {
     pub(crate) fn faults_per_order(&self) -> f64 {
         self.faults as f64 / (self.orders as f64).max(1.0)
     }
+
+    pub(crate) fn written_per_order(&self) -> f64 {
+        self.written as f64 / (self.orders as f64).max(1.0)
+    }
 }
 
 impl Run {

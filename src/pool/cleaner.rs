@@ -1,10 +1,12 @@
-//! The cleaner: writes dirty pages ahead of their eviction.
+//! The cleaner: writes what the hand is about to take, and what rests.
 //!
-//! It goes over the resident pages in address order, a batch at a time: what is dirty and has no holder
-//! is written, neighbours in one request, so that a reclaim finds clean pages and a page that
-//! stays unchanged is written once. What the hand has cooled goes at once, for it leaves next; the rest
-//! more slowly, because a page that is changed all the time would be written all the time
-//! (`docs/measurements/cooperative.md`, the cleaner).
+//! While pages leave, the cleaner goes over the resident pages a little ahead of the hand. What is dirty and
+//! leaves when the hand comes is written, neighbours in one request, so that a reclaim finds clean pages.
+//! What is warm is not written: a page that is changed all the time would be written all the time. Each page
+//! is looked at once in a lap of the hand.
+//!
+//! While nothing leaves, dirty pages that are not changed any more are written: a demand for much memory at
+//! once, and a flush, find less to write (`docs/measurements/cooperative.md`, victims).
 
 use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
@@ -13,63 +15,132 @@ use super::write_back::WriteBack;
 use crate::base::units::PageId;
 use std::time::{Duration, Instant};
 
-/// Pause between batches of pages that are still in use: 256 pages then are 13,000 a second.
-const SLOWLY: Duration = Duration::from_millis(20);
+/// The cleaner is ahead of the hand by 1/AHEAD_PART of a lap, at most. Further ahead, more of what it writes
+/// is touched again before the hand comes, and is written in vain.
+const AHEAD_PART: u64 = 8;
 
 /// 64-page steps looked at without a pause.
 const STEPS_MAX: usize = 4096;
 
+/// A page that was not changed for so long rests.
+const RESTING: Duration = Duration::from_millis(100);
+
+/// Pages that are watched at a time: some 20,000 a second are found to rest.
+const WATCHED_MAX: usize = 2048;
+
 /// Where the worker is with cleaning.
 pub(super) struct Cleaner {
-    /// The next step whose cool pages are written.
-    cool_at: usize,
-    /// The next step whose other pages are written too.
-    all_at: usize,
-    last_all: Instant,
+    /// The next step ahead of the hand that is looked at, counted as the hand counts.
+    next: u64,
+    watch: Watch,
+}
+
+/// Dirty pages that are watched for changes while the hand rests.
+struct Watch {
+    /// With the version that each had.
+    pages: Vec<(PageId, u64)>,
+    since: Instant,
+    /// Where the hand was.
+    hand: u64,
+    /// The next step whose pages are watched.
+    next: usize,
 }
 
 impl Cleaner {
+    /// Bytes that a cleaner takes.
+    pub(super) const BYTES: usize = WATCHED_MAX * size_of::<(PageId, u64)>();
+
     pub(super) fn new() -> Cleaner {
-        Cleaner { cool_at: 0, all_at: 0, last_all: Instant::now() }
+        let pages = Vec::with_capacity(WATCHED_MAX);
+        Cleaner { next: 0, watch: Watch { pages, since: Instant::now(), hand: 0, next: 0 } }
     }
 
-    /// Writes up to a batch of pages of each kind that is due; returns whether any was written.
-    pub(super) fn turn(&mut self, frames: &Frames, write_back: &WriteBack) -> bool {
-        let mut is_any = clean_some(frames, write_back, &mut self.cool_at, LatchWord::cool);
-        if self.last_all.elapsed() >= SLOWLY {
-            is_any |= clean_some(frames, write_back, &mut self.all_at, |_| true);
-            self.last_all = Instant::now();
+    /// Writes up to a batch of pages of each kind, with the hand before step `hand`; returns whether there
+    /// was any.
+    pub(super) fn turn(&mut self, frames: &Frames, write_back: &WriteBack, hand: u64) -> bool {
+        let mut batch: FixedVec<PageId, BATCH_MAX> = FixedVec::new(PageId(0));
+        self.take_leaving(frames, hand, &mut batch);
+        if self.watch.is_at_rest(hand) && batch.is_empty() {
+            self.watch.take_resting(frames, &mut batch);
         }
-        is_any
+        batch.sort_unstable();
+        write_back.clean(frames, &batch) > 0
+    }
+
+    /// Marks pages for writing that leave soon.
+    fn take_leaving(
+        &mut self,
+        frames: &Frames,
+        hand: u64,
+        batch: &mut FixedVec<PageId, BATCH_MAX>,
+    ) {
+        let steps = frames.table.steps() as u64;
+        let end = hand + steps.div_ceil(AHEAD_PART);
+        self.next = self.next.max(hand);
+        for _ in 0..STEPS_MAX {
+            let pages = frames.resident.pages((self.next % steps) as usize);
+            if self.next >= end || batch.len() + pages.len() > BATCH_MAX {
+                break;
+            }
+            for page in pages {
+                begin_write_if(frames, page, LatchWord::is_cold, batch);
+            }
+            self.next += 1;
+        }
     }
 }
 
-/// Writes up to a batch of those dirty pages from step `at` on that are `due`.
-fn clean_some(
-    frames: &Frames,
-    write_back: &WriteBack,
-    at: &mut usize,
-    due: impl Fn(LatchWord) -> bool,
-) -> bool {
-    let steps = frames.table.steps();
-    let mut batch: FixedVec<PageId, BATCH_MAX> = FixedVec::new(PageId(0));
-    for _ in 0..steps.min(STEPS_MAX) {
-        if *at >= steps {
-            *at = 0;
+impl Watch {
+    /// Whether the hand did not move since the pages are watched.
+    fn is_at_rest(&mut self, hand: u64) -> bool {
+        let is_at_rest = self.hand == hand;
+        if !is_at_rest {
+            self.hand = hand;
+            self.pages.clear();
         }
-        let pages = frames.resident.pages(*at);
-        if batch.len() + pages.len() > BATCH_MAX {
-            break;
-        }
-        for page in pages {
-            let latch = frames.table.word(page);
-            let seen = latch.load();
-            if seen.dirty() && seen.is_free() && due(seen) && latch.try_begin_write(seen) {
-                batch.push(page);
+        is_at_rest
+    }
+
+    /// Marks watched pages for writing that rest; watches the next ones when there are none left.
+    fn take_resting(&mut self, frames: &Frames, batch: &mut FixedVec<PageId, BATCH_MAX>) {
+        if self.pages.is_empty() {
+            self.begin(frames);
+        } else if self.since.elapsed() >= RESTING {
+            let first = self.pages.len().saturating_sub(BATCH_MAX);
+            for (page, version) in self.pages.drain(first..) {
+                let is_resting = |seen: LatchWord| seen.is_free() && seen.version() == version;
+                begin_write_if(frames, page, is_resting, batch);
             }
         }
-        *at += 1;
     }
-    batch.sort_unstable();
-    write_back.clean(frames, &batch) > 0
+
+    /// Watches the dirty pages from the next step on.
+    fn begin(&mut self, frames: &Frames) {
+        let steps = frames.table.steps();
+        for _ in 0..steps.min(STEPS_MAX) {
+            let pages = frames.resident.pages(self.next % steps);
+            if self.pages.len() + pages.len() > WATCHED_MAX {
+                break;
+            }
+            let words = pages.map(|page| (page, frames.table.word(page).load()));
+            let dirty = words.filter(|(_, word)| word.dirty());
+            self.pages.extend(dirty.map(|(page, word)| (page, word.version())));
+            self.next = (self.next + 1) % steps;
+        }
+        self.since = Instant::now();
+    }
+}
+
+/// Marks a page for writing that is dirty and, by its word, `due`.
+fn begin_write_if(
+    frames: &Frames,
+    page: PageId,
+    due: impl Fn(LatchWord) -> bool,
+    batch: &mut FixedVec<PageId, BATCH_MAX>,
+) {
+    let latch = frames.table.word(page);
+    let seen = latch.load();
+    if due(seen) && latch.try_begin_write(seen) {
+        batch.push(page);
+    }
 }

@@ -22,9 +22,17 @@ const LAPS_MAX: u64 = 6;
 /// What to do with dirty pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dirty {
+    /// Pass them: all clean pages may leave, warm ones too.
     Skip,
+    /// Pass some, and then leave the rest to a call that writes: heat comes before cost. Without the stop a
+    /// pool without a cleaner kept cold dirty pages and evicted warm clean ones, the inner nodes of trees,
+    /// in their place (`docs/measurements/cooperative.md`, victims).
+    Defer,
     Write,
 }
+
+/// With [`Dirty::Defer`], dirty victims that are passed for each page that is wanted, at most.
+const DEFERRED_MAX: u64 = 1;
 
 /// Victims of a batch.
 struct Batch {
@@ -32,9 +40,16 @@ struct Batch {
     clean: FixedVec<PageId, BATCH_MAX>,
     /// Held for writing.
     dirty: FixedVec<PageId, BATCH_MAX>,
+    /// Dirty victims that were passed.
+    passed: u64,
 }
 
 impl Batch {
+    fn new() -> Batch {
+        let none = PageId(0);
+        Batch { clean: FixedVec::new(none), dirty: FixedVec::new(none), passed: 0 }
+    }
+
     fn len(&self) -> usize {
         self.clean.len() + self.dirty.len()
     }
@@ -58,6 +73,11 @@ impl Evictor {
         self.batch > 1
     }
 
+    /// The step that the hand passes next, counted from the pool's start.
+    pub(super) fn hand(&self) -> u64 {
+        self.hand.load(Ordering::Relaxed)
+    }
+
     /// Evicts pages until `want` bytes are free; returns how many bytes became free.
     pub(super) fn evict(
         &self,
@@ -68,15 +88,22 @@ impl Evictor {
     ) -> ByteCount {
         let steps = frames.table.steps() as u64;
         // Without writing, what two laps do not find is dirty or hot: writing comes next.
-        let laps = if dirty == Dirty::Skip { LAPS_MAX / 2 } else { LAPS_MAX };
+        let laps = if dirty == Dirty::Write { LAPS_MAX } else { LAPS_MAX / 2 };
         let mut left = steps * laps;
         let mut freed = 0;
+        let mut deferred_left = match dirty {
+            Dirty::Defer => want.0.div_ceil(frames.table.page_size().0) * DEFERRED_MAX,
+            Dirty::Skip | Dirty::Write => u64::MAX,
+        };
         while freed < want.0 && left > 0 {
             let pages = (want.0 - freed).div_ceil(frames.table.page_size().0);
             let target = (pages as usize).min(self.batch);
-            let none = PageId(0);
-            let mut batch = Batch { clean: FixedVec::new(none), dirty: FixedVec::new(none) };
+            let mut batch = Batch::new();
             while batch.len() < target && left > 0 {
+                if batch.passed >= deferred_left {
+                    left = 0;
+                    break;
+                }
                 left -= 1;
                 let step = self.hand.fetch_add(1, Ordering::Relaxed) % steps;
                 for page in frames.resident.pages(step as usize) {
@@ -86,6 +113,7 @@ impl Evictor {
                     sweep_page(frames, page, dirty, &mut batch);
                 }
             }
+            deferred_left = deferred_left.saturating_sub(batch.passed);
             freed += self.finish(frames, write_back, &mut batch);
         }
         ByteCount(freed)
@@ -103,7 +131,7 @@ impl Evictor {
         write_back.write(frames, &batch.dirty);
         for page in &*batch.dirty {
             let seen = frames.table.word(*page).load();
-            let is_unwanted = seen.is_free() && !seen.dirty() && seen.cool();
+            let is_unwanted = seen.is_cold() && !seen.dirty();
             if is_unwanted && frames.lock_victim(*page, seen) {
                 batch.clean.push(*page);
             }
@@ -168,8 +196,10 @@ fn sweep_page(frames: &Frames, page: PageId, dirty: Dirty, batch: &mut Batch) {
         latch.try_cool(seen, frames.resident.passes_touched(seen));
     } else if seen.heat() > 0 {
         latch.try_cool(seen, seen.heat() - 1);
-    } else if !seen.is_free() || seen.dirty() && dirty == Dirty::Skip {
-        // Held, or to be written another time.
+    } else if !seen.is_free() {
+        // Held.
+    } else if seen.dirty() && dirty != Dirty::Write {
+        batch.passed += 1;
     } else if !frames.split_around(page) {
         // Its neighbours are written at the moment.
     } else if !seen.dirty() {

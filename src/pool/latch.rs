@@ -148,6 +148,12 @@ impl LatchWord {
         self.0 & COOL != 0
     }
 
+    /// Whether the hand takes the page when it passes next: nobody holds it, it was not touched since the
+    /// hand passed, and it has no laps left.
+    pub(crate) fn is_cold(self) -> bool {
+        self.is_free() && self.cool() && self.heat() == 0
+    }
+
     #[inline]
     pub(crate) fn heat(self) -> u8 {
         ((self.0 & HEAT_MASK) >> HEAT_SHIFT) as u8
