@@ -1,8 +1,9 @@
 //! A B+-tree on a buffer pool: variable-length keys and values, in the order of the keys' bytes.
 //!
 //! ```text
-//! node:  leaf 1 | run 1 | count 2 | heap 2 | garbage 2 | stamp 8 | last 2 | slots 2 each -> ... <- entries
-//! entry: key length 2 | value length 2 | key | value     (inner nodes: value = page 8, stamp 8)
+//! node:  leaf 1 | run 1 | count 2 | heap 2 | garbage 2 | stamp 8 | last 2 | skip 2 | slots -> ... <- entries
+//! slot:  place of the entry 2 | head of its key 2
+//! entry: key length 1 or 2 | value length 1 or 2 | key | value     (inner nodes: value = page 8, stamp 8)
 //! ```
 //! Readers descend optimistically and validate each node after they read the number of its child
 //! (optimistic lock coupling). Writers descend the same way and lock the leaf alone; only a change

@@ -203,7 +203,7 @@ fn middle(node: Node<'_>) -> usize {
     let half = node.used() / 2;
     let mut bytes = 0;
     for slot in 0..node.count() {
-        bytes += node.key(slot).len() + node.value(slot).len() + 6;
+        bytes += node.used_by(slot..slot + 1);
         if bytes >= half {
             return (slot + 1).clamp(1, node.count() - 1);
         }
