@@ -220,6 +220,8 @@ impl BufferPool {
     /// for, with no other page held. So a log is not needed any more up to the record that was its
     /// last when the call began, if each change is logged while its page is held.
     ///
+    /// Free pages at the end of the table leave it then, and their space on the device is given back.
+    ///
     /// What a power cut can leave of pages that were changed, freed or allocated after the last
     /// flush: their content of that flush or any later one that was evicted; nothing whole, which is
     /// [`Error::CorruptPage`]; and of pages allocated since, [`Error::NoSuchPage`]. Never the bytes

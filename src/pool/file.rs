@@ -89,6 +89,16 @@ impl TableFile {
         })
     }
 
+    /// Gives the device's space of `pages` pages from `first` on back. A device that refuses keeps it.
+    ///
+    /// # Safety
+    /// The pages are free, and locked by the caller; no header that counts says otherwise.
+    pub(super) unsafe fn give_back(&self, table: &PageTable, first: PageId, pages: u64) {
+        let (offset, len) = (table.offset(first), pages * table.page_size().0);
+        // SAFETY: nobody needs the content of these pages: the caller's promise.
+        let _ = survived(|| unsafe { self.store.discard(offset, len) });
+    }
+
     pub(super) fn has_checksums(&self) -> bool {
         self.checksum
     }

@@ -69,6 +69,25 @@ impl FreeLists {
         }
     }
 
+    /// Where the free pages begin that lie before `end` without a page in use between, and not before
+    /// `least`.
+    pub(super) fn tail(&self, least: u64, end: u64) -> u64 {
+        let _ours = keep_local();
+        let of_order = |(order, pages): (usize, &Vec<PageId>)| {
+            let behind = pages.iter().map(|page| page.0).filter(|page| *page >= least);
+            behind.map(|page| page..page + (1 << order)).collect::<Vec<_>>()
+        };
+        let mut buffers: Vec<Range<u64>> = self.0.iter().enumerate().flat_map(of_order).collect();
+        buffers.sort_unstable_by_key(|buffer| std::cmp::Reverse(buffer.end));
+        let adjoins = |at: u64, buffer: &Range<u64>| if buffer.end == at { buffer.start } else { at };
+        buffers.iter().fold(end, adjoins)
+    }
+
+    /// Forgets the free buffers from `start` on, behind which the table ends now.
+    pub(super) fn cut(&mut self, start: u64) {
+        self.0.iter_mut().for_each(|pages| pages.retain(|page| page.0 < start));
+    }
+
     /// All free buffers as the table file names them.
     pub(super) fn entries(&self) -> Vec<FreeBuffer> {
         let of_order = |(order, pages): (usize, &Vec<PageId>)| {
@@ -125,6 +144,19 @@ mod tests {
         assert_eq!(free_pages(&lists), [16, 17, 18, 19, 20, 21, 26, 27, 28]);
         assert!(lists.take_range(18..19) && lists.take_range(28..29));
         assert_eq!(free_pages(&lists), [16, 17, 19, 20, 21, 26, 27]);
+    }
+
+    #[test]
+    fn the_tail_reaches_back_to_the_last_page_in_use_and_is_cut_off() {
+        let mut lists = FreeLists::default();
+        for (order, page) in [(0, 3), (2, 8), (0, 13), (1, 14), (0, 12)] {
+            lists.put(order, PageId(page));
+        }
+        assert_eq!((lists.tail(0, 16), lists.tail(0, 17), lists.tail(0, 12)), (8, 17, 8));
+        assert_eq!((lists.tail(12, 16), lists.tail(13, 16)), (12, 13));
+        lists.cut(12);
+        assert_eq!(free_pages(&lists), [3, 8, 9, 10, 11]);
+        assert_eq!(FreeLists::default().tail(0, 7), 7);
     }
 
     #[test]

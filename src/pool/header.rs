@@ -11,7 +11,10 @@
 //! # Invariants
 //! 1. A copy is overwritten only while the other is whole, durable and not older.
 //! 2. What a header names is durable before the header is written.
+//! 3. Space of the device is given back only behind the end that a durable header names.
+#![expect(unsafe_code, reason = "gives back the space of free pages")]
 
+use super::allocate;
 use super::file::TableFile;
 use super::frames::Frames;
 use super::free_chain::{self, PageBuffer, transfer};
@@ -27,7 +30,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"farpool3");
+const MAGIC: u64 = u64::from_le_bytes(*b"farpool4");
 /// What the magic of every version begins with.
 const MAGIC_START: [u8; 7] = *b"farpool";
 const FLAG_CHECKSUM: u32 = 1;
@@ -104,7 +107,11 @@ impl Header {
         let free = frames.free.lock();
         // The lock orders the numbers as the table changes.
         let number = self.snapshots.fetch_add(1, Ordering::Relaxed) + 1;
-        Snapshot { number, end: frames.table.end(), free: free.entries() }
+        // The free tail is no part of the table any more, as far as the device is concerned.
+        let end = allocate::free_tail(frames, &free, FIRST.0);
+        let mut free = free.entries();
+        free.retain(|buffer| buffer.page().0 < end);
+        Snapshot { number, end, free }
     }
 
     /// Makes all writes so far durable, and then the header, unless a later one is.
@@ -139,7 +146,18 @@ impl Header {
         // Durable with the next sync, which comes before the first copy is overwritten.
         transfer(&self.file, frames, Op::Write, COPIES[1 - first], &mut head)?;
         self.written.lock().is_good = [true; 2];
+        self.cut_tail(frames, snapshot.end);
         Ok(())
+    }
+
+    /// Ends the table where its free pages at the end begin, if the header that was written names none of
+    /// these, and gives their space on the device back. It is this thread's turn to write the header.
+    fn cut_tail(&self, frames: &Frames, end: u64) {
+        allocate::cut_tail(frames, end, |first, pages| {
+            // SAFETY: `cut_tail` has locked the pages, which are free and behind the end that the header
+            // says, which is durable. The list of free pages lies before it.
+            unsafe { self.file.give_back(&frames.table, first, pages) };
+        });
     }
 
     /// The turn to write the header, one thread at a time.

@@ -37,7 +37,7 @@ pub(super) struct PageTable {
     words: LazyArray<Latch>,
     mapping: Mapping,
     discarder: Discarder,
-    /// Pages of the table, used and free. Grows only.
+    /// Pages of the table, used and free. Changes under the lock of the free pages.
     end: CachePadded<AtomicU64>,
 }
 

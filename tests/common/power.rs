@@ -27,7 +27,7 @@ struct Disk {
     /// When each was asked for, on a clock that devices side by side share.
     times: Vec<usize>,
     clock: Arc<AtomicUsize>,
-    /// Calls so far: reads, writes, syncs, queues opened.
+    /// Calls so far: reads, writes, discards, syncs, queues opened.
     calls: u64,
     fails_at: Option<u64>,
 }
@@ -232,7 +232,14 @@ unsafe impl Store for PowerStore {
         self.disk().sync()
     }
 
-    unsafe fn discard(&self, _: u64, _: u64) -> Result<()> {
+    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        let mut disk = self.disk();
+        if disk.fails() {
+            return Err(Error::Io { op: "discard", offset, len, errno: libc::EIO });
+        }
+        // Anything may be there from now on; a cut leaves what was there, this, or some of both.
+        let rubbish: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+        disk.write(offset as usize, &rubbish);
         Ok(())
     }
 
