@@ -133,7 +133,7 @@ impl BTree {
                 return Ok(found);
             }
         }
-        let leaf = self.leaf_locked(key)?;
+        let leaf = self.leaf_coupled(key)?;
         let node = Node(&leaf);
         Ok(node.find(key).ok().map(|slot| node.value(slot).to_vec()))
     }
@@ -159,7 +159,19 @@ impl BTree {
                 return Ok(shared);
             }
         }
-        self.leaf_locked(key).map(ExclusiveGuard::downgrade)
+        self.leaf_coupled(key)
+    }
+
+    /// The same, by latch coupling.
+    fn leaf_coupled(&self, key: &[u8]) -> Result<SharedGuard<'_>> {
+        let mut guard = self.pool.fix_shared(self.root)?;
+        while !Node(&guard).is_leaf() {
+            let child = Node(&guard).child_of(key);
+            let next = self.pool.fix_shared(PageId(child.page))?;
+            check_stamp(child, Node(&next).stamp())?;
+            guard = next;
+        }
+        Ok(guard)
     }
 
     /// The leaf for `key`, reached optimistically; `None` when another thread interfered.

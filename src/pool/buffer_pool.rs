@@ -70,10 +70,12 @@ impl BufferPool {
         manager: &Arc<MemoryManager>,
         create: bool,
     ) -> Result<Arc<BufferPool>> {
-        config.check()?;
+        config.check(create)?;
         let store = OnlyUser::of(store)?;
-        let (capacity, policy) = (store.capacity(), config.replacement);
-        let frames = Frames::new(config.page, capacity, config.deadline, policy, manager)?;
+        let (capacity, policy, is_reading) =
+            (store.capacity(), config.replacement, config.read_only);
+        let frames =
+            Frames::new(config.page, capacity, config.deadline, policy, is_reading, manager)?;
         let file = Arc::new(TableFile::new(store, path, config.checksum));
         let pool = Arc::new(BufferPool {
             frames,
@@ -94,7 +96,7 @@ impl BufferPool {
         }
         let weak = Arc::downgrade(&pool);
         frames.account.account().set_reclaimer(Weak::<BufferPool>::clone(&weak));
-        let mut cleaner = config.cleaner.then(Cleaner::new);
+        let mut cleaner = (config.cleaner && !is_reading).then(Cleaner::new);
         let mut collapser = config.huge_frames.then(Collapser::new);
         pool.worker.start(weak, move |pool| pool.work(cleaner.as_mut(), collapser.as_mut()))?;
         Ok(pool)
@@ -168,6 +170,17 @@ impl BufferPool {
         stats
     }
 
+    /// Checks that pages may be changed.
+    ///
+    /// # Errors
+    /// [`Error::Device`] of a table that is only read.
+    pub(super) fn check_changeable(&self) -> Result<()> {
+        match self.frames.table.is_read_only() {
+            true => Err(self.file.refused("is open to be read only: its pages cannot be changed")),
+            false => Ok(()),
+        }
+    }
+
     /// Fixes at the moment: shared holders and exclusive ones of all pages.
     #[must_use]
     pub fn holders(&self) -> u64 {
@@ -239,6 +252,9 @@ impl BufferPool {
     /// [`Error::Device`] when the device could not be synced. What was written since the last flush
     /// is in doubt then, and no later sync tells: this pool's flushes fail from then on.
     pub fn flush(&self) -> Result<()> {
+        if self.frames.table.is_read_only() {
+            return Ok(());
+        }
         // Before the pages: what the header names is written then.
         let snapshot = self.header.snapshot(&self.frames);
         let refusal = self.write_back.write_all(&self.frames)?;
@@ -285,7 +301,7 @@ impl PoolConfig {
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
         let path = path.as_ref();
-        self.check()?; // Before anything is overwritten.
+        self.check(true)?; // Before anything is overwritten.
         let store = BlockStore::create(path, Some(capacity), self.overwrite)?;
         BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, true)
     }
@@ -293,8 +309,9 @@ impl PoolConfig {
     /// Opens an existing table file or device.
     ///
     /// # Errors
-    /// [`Error::Device`] naming what is wrong: missing, read-only, no table file, shorter than
-    /// its header says, or created with another page size.
+    /// [`Error::Device`] naming what is wrong: missing, in use, no table file, shorter than
+    /// its header says, created with another page size, or read-only and not opened as
+    /// [`read_only`](PoolConfig::read_only).
     pub fn open(
         self,
         path: impl AsRef<Path>,
@@ -302,7 +319,10 @@ impl PoolConfig {
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
         let path = path.as_ref();
-        let store = BlockStore::open(path, None)?;
+        let store = match self.read_only {
+            true => BlockStore::open_read_only(path),
+            false => BlockStore::open(path, None),
+        }?;
         BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, false)
     }
 
@@ -432,8 +452,7 @@ mod tests {
         (2..512).step_by(2).for_each(|page| drop(pool.fix_shared(PageId(page)).expect("page")));
         let next = pool.evictor.hand() % 8 * 64;
         assert!(turn());
-        let written: Vec<u64> =
-            (2..512).filter(|page| !dirty(&pool).contains(page)).collect();
+        let written: Vec<u64> = (2..512).filter(|page| !dirty(&pool).contains(page)).collect();
         let expected = (next..next + 64).filter(|page| *page >= 2 && page % 2 == 1);
         assert_eq!(written, expected.collect::<Vec<_>>(), "an eighth of a lap is one step here");
         assert!(!turn(), "all that leaves next is clean");

@@ -39,6 +39,7 @@ pub struct PoolConfig {
     pub(super) before_write: Option<Box<BeforeWrite>>,
     pub(super) batch: usize,
     pub(super) overwrite: bool,
+    pub(super) read_only: bool,
 }
 
 impl Default for PoolConfig {
@@ -66,6 +67,7 @@ impl PoolConfig {
             before_write: None,
             batch: BATCH_MAX,
             overwrite: false,
+            read_only: false,
         }
     }
 
@@ -135,9 +137,25 @@ impl PoolConfig {
         self
     }
 
+    /// Sets whether a table is only read; off unless set. It may then lie in a file that cannot be written,
+    /// and several pools, also of several processes, may read it at once; they keep out a pool that changes
+    /// it. Its pages are those of its last flush, or later ones that were evicted: whatever would change one
+    /// is [`Error::Device`], [`try_fix_exclusive`](crate::pool::BufferPool::try_fix_exclusive) gives `None`, and
+    /// a guard cannot be upgraded.
+    pub fn read_only(mut self, on: bool) -> PoolConfig {
+        self.read_only = on;
+        self
+    }
+
     /// # Errors
-    /// [`Error::Config`] for a bad page size.
-    pub(super) fn check(&self) -> Result<()> {
+    /// [`Error::Config`] for a bad page size, and for a new table that is only read.
+    pub(super) fn check(&self, is_new: bool) -> Result<()> {
+        if is_new && self.read_only {
+            return Err(Error::Config {
+                key: "read_only".to_owned(),
+                reason: "a new table has to be written".to_owned(),
+            });
+        }
         let page = self.page;
         if page.is_power_of_two() && (ByteCount::kib(4)..=ByteCount::kib(64)).contains(&page) {
             return Ok(());

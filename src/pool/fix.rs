@@ -5,6 +5,7 @@ use super::backoff::Backoff;
 use super::buffer_pool::BufferPool;
 use super::guard::{ExclusiveGuard, Held, OptimisticGuard, SharedGuard};
 use super::latch::{HeldWord, Latch, LatchWord, ORDER_MAX};
+use super::page_table::PageTable;
 use crate::base::error::{Error, Result};
 use crate::base::units::PageId;
 use std::time::Duration;
@@ -14,6 +15,9 @@ const OPTIMISTIC_MAX: u32 = 8;
 
 /// A way to hold a page.
 pub(super) trait Hold {
+    /// The word of a page that may be held so.
+    fn get(table: &PageTable, page: PageId) -> Option<&Latch>;
+
     /// Takes a page that is resident; fails when another holder is in the way.
     fn take(latch: &Latch, seen: LatchWord) -> bool;
 
@@ -35,6 +39,11 @@ pub(super) trait Hold {
 pub(super) struct Shared;
 
 impl Hold for Shared {
+    #[inline]
+    fn get(table: &PageTable, page: PageId) -> Option<&Latch> {
+        table.get(page)
+    }
+
     #[inline]
     fn take(latch: &Latch, seen: LatchWord) -> bool {
         latch.try_share(seen)
@@ -62,6 +71,11 @@ impl Hold for Shared {
 pub(super) struct Exclusive;
 
 impl Hold for Exclusive {
+    #[inline]
+    fn get(table: &PageTable, page: PageId) -> Option<&Latch> {
+        table.get_to_change(page)
+    }
+
     #[inline]
     fn take(latch: &Latch, seen: LatchWord) -> bool {
         latch.try_lock(seen)
@@ -94,7 +108,7 @@ impl BufferPool {
         order: u8,
         deadline: Option<Duration>,
     ) -> Result<(&Latch, HeldWord)> {
-        if let Some(latch) = self.frames.table.get(page) {
+        if let Some(latch) = H::get(&self.frames.table, page) {
             let seen = latch.load();
             if H::take_ready(latch, seen) {
                 return Ok((latch, HeldWord::seen(seen)));
@@ -112,7 +126,9 @@ impl BufferPool {
         order: u8,
         deadline: Option<Duration>,
     ) -> Result<(&Latch, HeldWord)> {
-        let Some(latch) = self.frames.table.get(page) else {
+        let Some(latch) = H::get(&self.frames.table, page) else {
+            // A page that is there may only be read.
+            self.frames.table.get(page).map_or(Ok(()), |_| self.check_changeable())?;
             return Err(self.frames.table.no_such_page(page));
         };
         let mut backoff = deadline.map_or_else(|| self.frames.backoff(), Backoff::new);
@@ -135,7 +151,7 @@ impl BufferPool {
     /// Holds a page if that needs neither waiting nor I/O.
     #[inline]
     pub(super) fn try_hold<H: Hold>(&self, page: PageId) -> Option<Held<'_>> {
-        let latch = self.frames.table.get(page)?;
+        let latch = H::get(&self.frames.table, page)?;
         loop {
             let seen = latch.load();
             if H::take(latch, seen) {
@@ -319,6 +335,7 @@ impl BufferPool {
     /// [`Error::StoreFull`], [`Error::OutOfMemory`]; [`Error::BadRange`] for an order above 7.
     pub fn allocate_buffer(&self, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
+        self.check_changeable()?;
         let (page, word) = allocate::allocate(&self.frames, order)?;
         let latch = self.frames.table.word(page);
         Ok(ExclusiveGuard(Held::new(&self.frames, latch, word)))

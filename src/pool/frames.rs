@@ -69,12 +69,13 @@ impl Frames {
         capacity: ByteCount,
         deadline: Duration,
         policy: Box<dyn Replacement>,
+        read_only: bool,
         manager: &Arc<MemoryManager>,
     ) -> Result<Frames> {
         let words = capacity.0 / page.0 * size_of::<Latch>() as u64;
         let limit = manager.limit();
         let huge_words = limit >= HUGE_WORDS_LIMIT && words <= limit.0 / HUGE_WORDS_PART;
-        let table = PageTable::new(page, capacity, huge_words)?;
+        let table = PageTable::new(page, capacity, huge_words, read_only)?;
         let pages = table.capacity();
         Ok(Frames {
             chunks: Chunks::new(pages, table.page_bytes(), huge_words)?,

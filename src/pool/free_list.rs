@@ -79,7 +79,8 @@ impl FreeLists {
         };
         let mut buffers: Vec<Range<u64>> = self.0.iter().enumerate().flat_map(of_order).collect();
         buffers.sort_unstable_by_key(|buffer| std::cmp::Reverse(buffer.end));
-        let adjoins = |at: u64, buffer: &Range<u64>| if buffer.end == at { buffer.start } else { at };
+        let adjoins =
+            |at: u64, buffer: &Range<u64>| if buffer.end == at { buffer.start } else { at };
         buffers.iter().fold(end, adjoins)
     }
 

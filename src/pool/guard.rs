@@ -125,11 +125,15 @@ pub struct SharedGuard<'p>(pub(super) Held<'p>);
 of_a_held_page!(SharedGuard, 0);
 
 impl<'p> SharedGuard<'p> {
-    /// Becomes exclusive if there is no other holder; the guard comes back otherwise.
+    /// Becomes exclusive if there is no other holder and the table may be changed; the guard comes back
+    /// otherwise.
     ///
     /// # Errors
     /// The guard itself, when there are other holders.
     pub fn try_upgrade(self) -> Result<ExclusiveGuard<'p>, SharedGuard<'p>> {
+        if self.0.frames.table.is_read_only() {
+            return Err(self);
+        }
         loop {
             let seen = self.0.latch().load();
             if self.0.latch().try_upgrade(seen) {
@@ -355,6 +359,9 @@ impl<'p> OptimisticGuard<'p> {
     /// Becomes exclusive if the page is as it was and has no holder.
     #[must_use]
     pub fn try_upgrade(self) -> Option<ExclusiveGuard<'p>> {
+        if self.frames.table.is_read_only() {
+            return None;
+        }
         loop {
             let now = self.latch.load();
             if !now.is_free() || now.version() != self.seen.version() {

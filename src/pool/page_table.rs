@@ -35,6 +35,8 @@ pub(super) struct PageTable {
     /// Where the page would be whose word is at address 0: see `ptr_of`.
     origin: usize,
     words: LazyArray<Latch>,
+    /// Pages that may be changed: all, or of a table that is only read, none.
+    changeable: usize,
     mapping: Mapping,
     discarder: Discarder,
     /// Pages of the table, used and free. Changes under the lock of the free pages.
@@ -43,8 +45,13 @@ pub(super) struct PageTable {
 
 impl PageTable {
     /// A table of pages of `page` bytes on a store of `capacity`; `huge_words`: the words come in
-    /// huge pages.
-    pub(super) fn new(page: ByteCount, capacity: ByteCount, huge_words: bool) -> Result<PageTable> {
+    /// huge pages; `read_only`: no page may be changed.
+    pub(super) fn new(
+        page: ByteCount,
+        capacity: ByteCount,
+        huge_words: bool,
+        read_only: bool,
+    ) -> Result<PageTable> {
         let page_bytes = page.as_usize();
         let pages = capacity.as_usize() / page_bytes;
         let len = (pages * page_bytes).next_multiple_of(HUGE_PAGE);
@@ -59,6 +66,7 @@ impl PageTable {
             pages_per_words,
             origin: mapping.addr().wrapping_sub(first_word.wrapping_mul(pages_per_words)),
             words,
+            changeable: if read_only { 0 } else { pages },
             mapping,
             discarder: Discarder::new(),
             end: CachePadded::new(AtomicU64::new(FIRST.0)),
@@ -112,6 +120,16 @@ impl PageTable {
     #[inline]
     pub(super) fn get(&self, page: PageId) -> Option<&Latch> {
         self.words.get(page.as_usize())
+    }
+
+    /// The same, of a page that may be changed.
+    #[inline]
+    pub(super) fn get_to_change(&self, page: PageId) -> Option<&Latch> {
+        self.words[..self.changeable].get(page.as_usize())
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.changeable == 0
     }
 
     #[inline]

@@ -4,8 +4,8 @@
 //! io_uring ([`UringQueue`]) or without ([`InlineQueue`]). Uses `sys::file`.
 //!
 //! # Invariants
-//! 1. Nobody else uses the file: it has no name, is locked with `flock(2)`, or is claimed with
-//!    `O_EXCL` (block devices; locked too). The files behind a loop device are locked as well.
+//! 1. Nobody else writes the file, and nobody else reads it while this store writes: it has no name, is
+//!    locked with `flock(2)`, or is claimed with `O_EXCL` (block devices; locked too). The files behind a loop device are locked as well.
 //! 2. `capacity` bytes from `base` on can be addressed; both are multiples of [`IO_ALIGN`].
 //! 3. What a new store overwrites was zeros or pages of an earlier run, unless its user said that
 //!    it may overwrite anything.
@@ -19,7 +19,7 @@ use super::uring_queue::UringQueue;
 use super::{IO_ALIGN, Inherited, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec};
+use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec, Lock};
 use crate::sys::layers;
 use crate::sys::probe;
 use crate::sys::uring::Ring;
@@ -132,6 +132,16 @@ impl BlockStore {
         BlockStore::open_for(Use::Table, path.as_ref(), capacity)
     }
 
+    /// Opens a store in the regular file or on the block device at `path` to be read only: writes fail.
+    /// Any number of stores may be opened so, by several processes; they keep out a store that is opened
+    /// otherwise, and that keeps them out.
+    ///
+    /// # Errors
+    /// As for [`open`](BlockStore::open); what is read-only is no error.
+    pub fn open_read_only(path: impl AsRef<Path>) -> Result<BlockStore> {
+        BlockStore::open_for(Use::Reading, path.as_ref(), None)
+    }
+
     /// Opens a store for contents that begin anew in the regular file or on the block device at
     /// `path`: [`open`](BlockStore::open), but what holds somebody's data is refused, unless
     /// `overwrite` allows it to be lost.
@@ -199,26 +209,29 @@ impl BlockStore {
             FileKind::Block => Claim::Exclusive,
             other => return Err(refused(path, describe_wrong_kind(other))),
         };
-        let (fd, caching) = open_caching(path, |caching| {
-            while_busy(Errno(libc::EBUSY), || file::open(path, caching, claim))
+        let is_reading = what == Use::Reading;
+        let (fd, caching) = open_caching(path, |caching| match what {
+            Use::Reading => file::open_read_only(path, caching),
+            _ => while_busy(Errno(libc::EBUSY), || file::open(path, caching, claim)),
         })?;
         let info = file::info(fd.as_fd()).map_err(|errno| refused(path, explain(errno)))?;
         if info.kind != kind {
             return Err(refused(path, "was replaced while it was opened"));
         }
-        lock(fd.as_fd()).map_err(|errno| refused(path, describe_lock(errno)))?;
+        let how = if is_reading { Lock::Shared } else { Lock::Exclusive };
+        lock(fd.as_fd(), how).map_err(|errno| refused(path, describe_lock(errno)))?;
         let below = match kind {
-            FileKind::Block => lock_below(path, info.device)?,
+            FileKind::Block => lock_below(path, info.device, how)?,
             _ => check_above(path, info.id).map(|()| Vec::new())?,
         };
         let len = match kind {
-            FileKind::Block => inspect_device(path, fd.as_fd())?,
+            FileKind::Block => inspect_device(path, fd.as_fd(), is_reading)?,
             _ => info.len,
         };
         let candidate = Candidate { path, fd: fd.as_fd(), kind, len };
         candidate.check_free(what)?;
         let capacity = fit(path, Room::of(kind), len, capacity)?;
-        if kind == FileKind::Regular {
+        if kind == FileKind::Regular && !is_reading {
             check_len_limit(path, capacity)?;
         }
         let place = candidate.take(what, capacity)?;
@@ -486,8 +499,8 @@ fn remove(path: &Path) {
 }
 
 /// Locks the file for this store.
-fn lock(fd: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
-    while_busy(Errno(libc::EWOULDBLOCK), || file::lock_exclusive(fd))
+fn lock(fd: BorrowedFd<'_>, how: Lock) -> std::result::Result<(), Errno> {
+    while_busy(Errno(libc::EWOULDBLOCK), || file::lock(fd, how))
 }
 
 fn describe_lock(errno: Errno) -> String {
@@ -499,13 +512,13 @@ fn describe_lock(errno: Errno) -> String {
 
 /// Locks the files behind a loop device, or behind loop devices below: another store may use the
 /// same bytes through the file, or through another loop device.
-fn lock_below(path: &Path, device: (u32, u32)) -> Result<Vec<OwnedFd>> {
+fn lock_below(path: &Path, device: (u32, u32), how: Lock) -> Result<Vec<OwnedFd>> {
     let mut locked = Vec::new();
     for below in layers::files_below(device) {
         let name = below.path.display();
         match below.file {
             Ok(file) => {
-                lock(file.as_fd()).map_err(|errno| {
+                lock(file.as_fd(), how).map_err(|errno| {
                     refused(path, format!("lies on {name}, which {}", describe_lock(errno)))
                 })?;
                 locked.push(file);
@@ -583,9 +596,9 @@ fn set_len_available(dir: &Path, fd: BorrowedFd<'_>) -> Result<ByteCount> {
 }
 
 /// Checks a block device; returns its bytes.
-fn inspect_device(path: &Path, fd: BorrowedFd<'_>) -> Result<u64> {
+fn inspect_device(path: &Path, fd: BorrowedFd<'_>, is_reading: bool) -> Result<u64> {
     let explained = |errno| refused(path, explain(errno));
-    if file::is_read_only(fd).map_err(explained)? {
+    if !is_reading && file::is_read_only(fd).map_err(explained)? {
         return Err(refused(path, "is read-only"));
     }
     let block = file::logical_block_len(fd).map_err(explained)?;

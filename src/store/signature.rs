@@ -33,6 +33,8 @@ const LARGE_MIN: ByteCount = ByteCount::mib(64);
 pub(super) enum Use {
     /// Contents that are kept.
     Table,
+    /// Contents that are only read.
+    Reading,
     /// Contents that begin anew; whether they may take the place of data.
     NewTable { overwrite: bool },
     /// Evicted pages; whether they may take the place of data.

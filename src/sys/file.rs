@@ -108,6 +108,11 @@ pub(crate) fn open(path: &Path, caching: Caching, claim: Claim) -> Result<OwnedF
     open_with(path, OFlag::O_RDWR | OFlag::O_NOCTTY | claim | caching.flags())
 }
 
+/// Opens what exists at `path` for reading only. See `open(2)`.
+pub(crate) fn open_read_only(path: &Path, caching: Caching) -> Result<OwnedFd, Errno> {
+    open_with(path, OFlag::O_RDONLY | OFlag::O_NOCTTY | caching.flags())
+}
+
 /// Creates a regular file at `path`, where there is none, for its owner only. See `open(2)`.
 ///
 /// With [`Caching::Direct`] on a file system without it the call fails with `EINVAL`; the file may
@@ -223,11 +228,20 @@ pub(crate) fn set_len(fd: BorrowedFd<'_>, len: u64) -> Result<(), Errno> {
     retry(|| ftruncate(fd, len))
 }
 
+/// The openers that a lock keeps out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lock {
+    /// All that lock the file too.
+    Exclusive,
+    /// Those that lock it exclusively.
+    Shared,
+}
+
 /// Locks the file against other openers that lock it too, without waiting: `EWOULDBLOCK` when it
 /// is locked. The lock goes with the descriptor. See `flock(2)`.
-pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+pub(crate) fn lock(fd: BorrowedFd<'_>, lock: Lock) -> Result<(), Errno> {
     // Not `nix`'s `Flock`, which owns the descriptor.
-    let how = libc::LOCK_EX | libc::LOCK_NB;
+    let how = if lock == Lock::Exclusive { libc::LOCK_EX } else { libc::LOCK_SH } | libc::LOCK_NB;
     // SAFETY: takes no pointers.
     retry(|| Refusal::result(unsafe { libc::flock(fd.as_raw_fd(), how) })).map(drop)
 }
