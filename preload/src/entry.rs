@@ -30,7 +30,7 @@ fn errno() -> c_int {
     unsafe { errno_place().read() }
 }
 
-fn set_errno(value: c_int) {
+pub(crate) fn set_errno(value: c_int) {
     // SAFETY: the calling thread's own variable.
     unsafe { errno_place().write(value) }
 }

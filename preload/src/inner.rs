@@ -7,6 +7,7 @@
 
 #![expect(unsafe_code, reason = "is an allocator")]
 
+use crate::mapping::kernel_mmap;
 use libc::c_void;
 use std::cell::UnsafeCell;
 use std::ptr;
@@ -110,10 +111,6 @@ impl Lists {
     }
 
     /// Maps the range, once.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "memory of the preloaded library, not of farheap"
-    )]
     fn open(&mut self) {
         if INNER.base.load(Ordering::Relaxed) != 0 {
             return;
@@ -121,7 +118,7 @@ impl Lists {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(ptr::null_mut(), SPAN, access, flags, -1, 0) };
+        let base = unsafe { kernel_mmap(ptr::null_mut(), SPAN, access, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             INNER.base.store(REFUSED, Ordering::Relaxed);
             return;

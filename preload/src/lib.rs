@@ -1,6 +1,7 @@
 //! `libfarheap_preload.so`: the malloc family on farheap, for programs that nobody recompiles.
 //!
-//! `farheap run` has it preloaded (`LD_PRELOAD`). Top down: [`entry`] exports what programs call;
+//! `farheap run` has it preloaded (`LD_PRELOAD`). Top down: [`entry`] exports what programs call,
+//! [`mapping`] what those call that map memory past malloc;
 //! [`start`] starts the far heap once the program has some memory in use; [`report`] prints the
 //! statistics at the end. What the C library, its loader and this library's own threads allocate
 //! comes from [`inner`], told apart by [`own`]. Uses farheap's public interface only. Built for
@@ -16,6 +17,7 @@
 
 mod entry;
 mod inner;
+mod mapping;
 mod own;
 mod report;
 mod start;

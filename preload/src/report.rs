@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "has a destructor, exports _exit")]
 
+use crate::mapping;
 use crate::own::enter;
 use crate::start::{Settings, settings};
 use farheap::{ByteCount, Heap};
@@ -53,7 +54,7 @@ extern "C" fn at_the_end() {
         }
         return;
     };
-    let stats = heap.stats();
+    let (stats, mapped) = (heap.stats(), mapping::far_bytes());
     let limit = settings().and_then(Settings::process_limit);
     let process = match (resident_max(), limit) {
         (Some(max), Some(limit)) => format!("; process: peak {max} of at most {limit}"),
@@ -61,9 +62,10 @@ extern "C" fn at_the_end() {
         (None, _) => String::new(),
     };
     say(&format!(
-        "far {}, resident {} of at most {}, peak {}; faults {} read, {} zero; \
+        "far {}, of it {} mapped, resident {} of at most {}, peak {}; faults {} read, {} zero; \
          {} read, {} written; local {local}{process}",
-        heap.allocated(),
+        ByteCount(heap.allocated().0 + mapped.0),
+        mapped,
         stats.resident_bytes,
         stats.limit_bytes,
         stats.resident_bytes_max,

@@ -20,7 +20,7 @@ use std::time::Duration;
 /// the programs that this one starts; `first=PID` names the process that `farheap run` became.
 const VARIABLE: &str = "FARHEAP_RUN";
 
-/// Local memory from which the heap is started: more than the tools of a shell script use.
+/// Local and mapped memory from which the heap is started: more than the tools of a shell script use.
 const START: ByteCount = ByteCount::mib(6);
 /// Bytes that a thread allocates between two looks at local memory, which take some microseconds.
 const LOOK_EVERY: u64 = 256 << 10;
@@ -32,6 +32,8 @@ const WAITING: u8 = 0;
 const STARTING: u8 = 1;
 const OVER: u8 = 2;
 
+/// Bytes that the program mapped before the heap started.
+static MAPPED: AtomicUsize = AtomicUsize::new(0);
 static STATE: AtomicU8 = AtomicU8::new(WAITING);
 static STARTED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -135,14 +137,23 @@ pub(crate) fn notice(bytes: usize) {
     }
 }
 
+/// Is told of memory that the program maps; starts the heap when it is time.
+pub(crate) fn notice_mapping(bytes: usize) {
+    if STATE.load(Ordering::Relaxed) == WAITING {
+        look(bytes);
+        MAPPED.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
 #[cold]
 fn look(bytes: usize) {
     // The constructor comes first, so that what is allocated before it does not start anything.
     if SETTINGS.get().is_none() {
         return;
     }
+    let mapped = MAPPED.load(Ordering::Relaxed).saturating_add(bytes) as u64;
     let used = farheap::malloc::local_resident();
-    if used.0.saturating_add(bytes as u64) < START.0 {
+    if used.0.saturating_add(mapped) < START.0 {
         return;
     }
     let (from, to) = (WAITING, STARTING);

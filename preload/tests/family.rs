@@ -25,6 +25,15 @@ fn the_malloc_family_is_as_the_c_library_documents_it() {
 }
 
 #[test]
+fn memory_that_a_program_maps_is_taken_back_in_parts_moved_and_protected() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("mapping");
+    if permitted() && compile("gcc", &[], include_str!("c/mapping.c"), &program) {
+        expect_right(&program, None, dir.path());
+    }
+}
+
+#[test]
 fn the_operators_of_cpp_are_served() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("operators");

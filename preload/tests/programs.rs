@@ -8,8 +8,9 @@ use std::process::Command;
 
 const MIB: u64 = 1 << 20;
 
-/// What the kernel's number of resident pages may be wrong by, and what comes in between two looks.
-const SLACK: u64 = MIB;
+/// What the kernel's number of resident pages may be wrong by, and what comes in between two looks: below
+/// 1 MiB on an idle machine. On a busy one the thread that looks waits for a processor.
+const SLACK: u64 = 8 * MIB;
 
 /// Runs a program plain and under a limit in MiB on its resident memory, which its code and this
 /// library, built for debugging, are in; the answers must be equal. Returns what `--stats` says of it.
@@ -79,7 +80,7 @@ t = [threading.Thread(target=total) for _ in range(4)]
 print(s, sum(map(sum, l)), sum(x[7] for x in b))
 print(subprocess.run(['echo', 'run'], capture_output=True).stdout)
 print(os.popen('echo popen').read(), os.system('exit 3') >> 8)";
-    // Its own allocator maps memory past malloc.
+    assert_stored(&compare(44, "python3", &["-c", text], dir.path()));
     let arguments = ["PYTHONMALLOC=malloc", "python3", "-c", text];
     assert_stored(&compare(44, "env", &arguments, dir.path()));
 }

@@ -4,7 +4,7 @@
 //! parts are in use. See `heap::ExtentSource` for the contract.
 #![expect(unsafe_code, reason = "clears memory of the region")]
 
-use crate::base::error::Error;
+use crate::base::error::{Error, Result};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::diagnostics;
 use crate::paging::kernel_filled;
@@ -12,9 +12,59 @@ use crate::paging::page::word::State;
 use crate::paging::pager::discard;
 use crate::paging::region::Region;
 use crate::paging::table_sizes::Committed;
+use crate::sys::vm::KERNEL_PAGE;
 use std::ptr::NonNull;
 
 impl Region {
+    /// [`map`](Region::map) in units of 4 KiB: of the last page, what lies behind the range may be in use
+    /// by others. For memory that is taken back in parts.
+    ///
+    /// # Errors
+    /// As [`map`](Region::map).
+    #[doc(hidden)]
+    pub fn map_part_pages(&self, len: ByteCount) -> Result<NonNull<u8>> {
+        if !self.is_here() {
+            return Err(Error::Forked { what: "a region" });
+        }
+        let len = len.as_usize().next_multiple_of(KERNEL_PAGE);
+        let offset = self.ranges.reserve(len, self.page_size().as_usize())?;
+        let capacity = self.capacity();
+        if let Err(error) = self.ranges.commit(offset, len, |after| self.fits(after, capacity)) {
+            self.ranges.release(offset, len);
+            return Err(error);
+        }
+        let start = NonNull::new((self.base() + offset) as *mut u8).expect("not at address zero");
+        let tail = len % self.page_size().as_usize();
+        if tail > 0 {
+            // SAFETY: lies in what was just committed.
+            let last = unsafe { start.add(len - tail) };
+            // SAFETY: the last part of what was just committed, which nobody else uses.
+            unsafe { self.clear_extent(last, ByteCount(tail as u64)) };
+        }
+        Ok(start)
+    }
+
+    /// Takes back a part of what [`map_part_pages`](Region::map_part_pages) returned: any multiple of 4 KiB.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
+    ///
+    /// # Safety
+    /// As for [`unmap`](Region::unmap).
+    #[doc(hidden)]
+    pub unsafe fn unmap_part_pages(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
+        let offset = self.offset_of(ptr.as_ptr(), len.as_usize())?;
+        if !(offset | len.as_usize()).is_multiple_of(KERNEL_PAGE) {
+            return Err(Error::BadRange { reason: "is not in whole kernel pages" });
+        }
+        if !self.ranges.is_live(offset, len.as_usize()) {
+            return Err(Error::BadRange { reason: "is not mapped" });
+        }
+        self.decommit_extent(ptr, len);
+        self.release_extent(ptr, len);
+        Ok(())
+    }
+
     pub(crate) fn base(&self) -> usize {
         self.pager.table().start()
     }

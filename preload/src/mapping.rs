@@ -1,0 +1,262 @@
+//! `mmap(2)` and its like: large anonymous memory that a program maps past malloc is far.
+//!
+//! Interpreters do that for their objects. What this library's own code maps, jemalloc's included, goes
+//! to the kernel: the linker sends it to the functions below that begin with `kernel` (`build.rs`).
+//! The C library maps its threads' stacks without calling these.
+//!
+//! # Invariants
+//! 1. Of far memory, the kernel itself unmaps, moves and maps over nothing that the program asks for here.
+//! 2. What is taken back can be read and written, whatever the program had protected.
+
+#![expect(unsafe_code, reason = "exports functions of C that take its pointers")]
+#![expect(clippy::disallowed_methods, reason = "the C library's functions are these")]
+
+use crate::entry::set_errno;
+use crate::own::enter;
+use crate::start;
+use farheap::{ByteCount, Far, Heap};
+use libc::{c_int, c_void, off_t, size_t};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const PAGE: usize = 4096;
+/// Mappings from this size on are far, or from the size from which allocations are.
+const LEAST: usize = 256 << 10;
+const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+/// Bytes of far memory that are mapped.
+static FAR: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes of far memory that the program has mapped past malloc.
+pub(crate) fn far_bytes() -> ByteCount {
+    ByteCount(FAR.load(Ordering::Relaxed) as u64)
+}
+
+/// `mmap(2)`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mmap(
+    hint: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    unsafe { map(hint, len, protection, flags, fd, offset) }
+}
+
+/// `mmap(2)`, by a name that the linker leaves alone.
+///
+/// # Safety
+/// As there.
+unsafe fn map(
+    hint: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    let others = libc::MAP_NORESERVE | libc::MAP_POPULATE;
+    let is_plain = flags & !others == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    if hint.is_null()
+        && is_plain
+        && protection == READ_WRITE
+        && len >= LEAST
+        && let Some(far) = map_far(len)
+    {
+        return far.as_ptr().cast();
+    }
+    // SAFETY: as the caller promises.
+    unsafe { kernel_mmap(hint, len, protection, flags, fd, offset) }
+}
+
+/// `mmap64`, the same on this machine.
+///
+/// # Safety
+/// As `mmap(2)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mmap64(
+    hint: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    unsafe { map(hint, len, protection, flags, fd, offset) }
+}
+
+/// `munmap(2)`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn munmap(start: *mut c_void, len: size_t) -> c_int {
+    match far_range(start, len) {
+        // SAFETY: as the caller promises.
+        Some((start, len)) => unsafe { unmap_far(start, len) },
+        // SAFETY: as the caller promises.
+        None => return unsafe { kernel_munmap(start, len) },
+    }
+    0
+}
+
+/// `mremap(2)`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    let Some((start, had)) = far_range(old, old_len) else {
+        // SAFETY: as the caller promises.
+        return unsafe { kernel_mremap(old, old_len, new_len, flags, new) };
+    };
+    let wanted = new_len.checked_next_multiple_of(PAGE).filter(|wanted| *wanted > 0);
+    let (Some(wanted), false) = (wanted, flags & libc::MREMAP_DONTUNMAP != 0) else {
+        return failed(libc::EINVAL);
+    };
+    if flags & libc::MREMAP_FIXED == 0 && wanted <= had {
+        if wanted < had {
+            // SAFETY: lies in the range.
+            let behind = unsafe { start.add(wanted) };
+            // SAFETY: the program gives up what lies behind the new length.
+            unsafe { unmap_far(behind, had - wanted) };
+        }
+        return old;
+    }
+    if flags & libc::MREMAP_MAYMOVE == 0 {
+        return failed(libc::ENOMEM);
+    }
+    let to = if flags & libc::MREMAP_FIXED != 0 {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: as the caller promises: what is there is given up.
+        unsafe { map(new, wanted, READ_WRITE, flags, -1, 0) }
+    } else {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: maps new memory.
+        unsafe { map(std::ptr::null_mut(), wanted, READ_WRITE, flags, -1, 0) }
+    };
+    if to == libc::MAP_FAILED {
+        return to;
+    }
+    // SAFETY: both have that many bytes, and do not overlap: one is new.
+    unsafe { to.cast::<u8>().copy_from_nonoverlapping(start.as_ptr(), had.min(wanted)) };
+    // SAFETY: the program uses the new place from now on.
+    unsafe { unmap_far(start, had) };
+    to
+}
+
+fn failed(errno: c_int) -> *mut c_void {
+    set_errno(errno);
+    libc::MAP_FAILED
+}
+
+/// The range in whole pages of the kernel, if it is far memory.
+fn far_range(start: *mut c_void, len: usize) -> Option<(NonNull<u8>, usize)> {
+    let len = len.checked_next_multiple_of(PAGE).filter(|len| *len > 0)?;
+    let is_far = start.addr().is_multiple_of(PAGE) && Far::contains(start.cast::<u8>());
+    Some((NonNull::new(start.cast())?, len)).filter(|_| is_far)
+}
+
+/// Maps far memory; `None` where there is none, or only larger blocks are far.
+fn map_far(len: usize) -> Option<NonNull<u8>> {
+    let _inside = enter()?;
+    start::notice_mapping(len);
+    let heap = Heap::running()?;
+    let is_large = heap.threshold().is_some_and(|least| len as u64 >= least.0);
+    let len = len.checked_next_multiple_of(PAGE).filter(|_| is_large)?;
+    let start = heap.region().map_part_pages(ByteCount(len as u64)).ok()?;
+    FAR.fetch_add(len, Ordering::Relaxed);
+    Some(start)
+}
+
+/// Takes far memory back.
+///
+/// # Safety
+/// The program does not use the range any more.
+unsafe fn unmap_far(start: NonNull<u8>, len: usize) {
+    // A signal's handler inside of an allocation: the memory is not found again.
+    let Some(_inside) = enter() else { return };
+    // None in a forked child: the memory is its parent's, and goes with the child.
+    let Some(heap) = Heap::running() else { return };
+    // The next one that gets this memory may do anything with it.
+    // SAFETY: changes no more than that the range can be read and written.
+    unsafe { libc::mprotect(start.as_ptr().cast(), len, READ_WRITE) };
+    // SAFETY: as the caller promises.
+    if unsafe { heap.region().unmap_part_pages(start, ByteCount(len as u64)) }.is_ok() {
+        FAR.fetch_sub(len, Ordering::Relaxed);
+    }
+}
+
+/// `mmap(2)` itself: for this library, by the linker, and for what is not far. The linker leaves alone what
+/// stands in the same object file: code of this package calls it by this name.
+///
+/// # Safety
+/// As there.
+#[unsafe(export_name = "__wrap_mmap")]
+pub(crate) unsafe extern "C" fn kernel_mmap(
+    hint: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: as the caller promises; the arguments of this call.
+    let place = unsafe { libc::syscall(libc::SYS_mmap, hint, len, protection, flags, fd, offset) };
+    place as *mut c_void
+}
+
+/// # Safety
+/// As [`kernel_mmap`].
+#[unsafe(export_name = "__wrap_mmap64")]
+unsafe extern "C" fn kernel_mmap64(
+    hint: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    unsafe { kernel_mmap(hint, len, protection, flags, fd, offset) }
+}
+
+/// `munmap(2)` itself.
+///
+/// # Safety
+/// As there.
+#[unsafe(export_name = "__wrap_munmap")]
+unsafe extern "C" fn kernel_munmap(start: *mut c_void, len: size_t) -> c_int {
+    // SAFETY: as the caller promises; the arguments of this call.
+    unsafe { libc::syscall(libc::SYS_munmap, start, len) as c_int }
+}
+
+/// `mremap(2)` itself.
+///
+/// # Safety
+/// As there.
+#[unsafe(export_name = "__wrap_mremap")]
+unsafe extern "C" fn kernel_mremap(
+    old: *mut c_void,
+    old_len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: as the caller promises; the arguments of this call.
+    let place = unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, flags, new) };
+    place as *mut c_void
+}
