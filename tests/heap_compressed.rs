@@ -4,9 +4,10 @@ mod common;
 
 use allocator_api2::vec::Vec as FarVec;
 use common::child::{alone, cases};
+use common::faulty::{FaultControl, FaultyStore};
 use common::{Dice, eventually, heap, mem_store, watchdog};
 use farheap::region::{Region, RegionConfig};
-use farheap::store::{FaultControl, FaultyStore, Op};
+use farheap::store::Op;
 use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,11 +4,12 @@
 
 mod common;
 
+use common::faulty::FaultyStore;
 use common::{Dice, eventually, mem_store, watchdog};
 use farheap::manager::{Account, Effort, MemoryManager, Mode, Reclaim, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
-use farheap::store::{FaultyStore, MemStore, Op, Store};
+use farheap::store::{MemStore, Op, Store};
 use farheap::{ByteCount, Error, PageId};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

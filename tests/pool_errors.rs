@@ -2,11 +2,12 @@
 
 mod common;
 
+use common::faulty::{FaultControl, FaultyStore};
 use common::hooked::Hooked;
 use common::{PATIENCE, eventually, place};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
-use farheap::store::{BlockStore, FaultControl, FaultyStore, MemStore, Op, Store};
+use farheap::store::{BlockStore, MemStore, Op, Store};
 use farheap::{ByteCount, Error, PageCount, PageId};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

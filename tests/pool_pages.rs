@@ -2,10 +2,11 @@
 
 mod common;
 
+use common::faulty::FaultyStore;
 use common::{PATIENCE, eventually};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, Clock, PoolConfig};
-use farheap::store::{FaultyStore, MemStore, Op};
+use farheap::store::{MemStore, Op};
 use farheap::{ByteCount, Error, PageCount, PageId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -7,12 +7,13 @@
 
 mod common;
 
+use common::faulty::FaultyStore;
 use common::hooked::Hooked;
 use common::power::{PowerStore, Replay};
 use common::{Dice, PATIENCE, place, seed};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
-use farheap::store::{FaultyStore, MemStore, Op, Store};
+use farheap::store::{MemStore, Op, Store};
 use farheap::{ByteCount, Error, PageId};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};

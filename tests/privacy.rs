@@ -4,11 +4,11 @@
 
 mod common;
 
+use common::faulty::FaultyStore;
 use common::{mem_store, region, watchdog};
 use farheap::region::{Install, Region, RegionConfig};
 use farheap::store::{
-    BlockStore, Completion, EncryptedStore, FaultyStore, MemStore, Op, Request, Segment, Store,
-    Wipe,
+    BlockStore, Completion, EncryptedStore, MemStore, Op, Request, Segment, Store, Wipe,
 };
 use farheap::{ByteCount, Error};
 use std::os::unix::process::ExitStatusExt;

@@ -8,10 +8,11 @@
 
 mod common;
 
+use common::faulty::{FaultControl, FaultyStore};
 use common::{Dice, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Install, Region, RegionConfig};
-use farheap::store::{FaultControl, FaultyStore, Op};
+use farheap::store::Op;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

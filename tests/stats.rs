@@ -4,10 +4,11 @@
 
 mod common;
 
+use common::faulty::FaultyStore;
 use common::{mem_store, region, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Install, Region, RegionConfig, Stats};
-use farheap::store::{FaultyStore, MemStore};
+use farheap::store::MemStore;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -2,10 +2,14 @@
 
 #![expect(unsafe_code, reason = "counts allocations and hands buffers to queues")]
 
+#[path = "common/faulty.rs"]
+mod faulty;
+
 use farheap::ByteCount;
 use farheap::store::{
-    BlockStore, EncryptedStore, FaultyStore, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
+    BlockStore, EncryptedStore, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
 };
+use faulty::FaultyStore;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;

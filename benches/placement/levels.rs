@@ -5,11 +5,12 @@
 //! full of what other queries of the same kind have asked for. Two stores: memory, and memory that
 //! takes 100 us longer for each request, as a disk does.
 
+use crate::faulty::{FaultControl, FaultyStore};
 use crate::run::{Map, Outcome, ample, local_bytes};
 use crate::workload::{Mix, Query, SCAN_MEAN, Value, pairs};
 use farheap::containers::{FarLeveledMap, FaultCost, LevelPlan, Usage};
 use farheap::region::{RegionConfig, Stats};
-use farheap::store::{FaultControl, FaultyStore, MemStore};
+use farheap::store::MemStore;
 use farheap::sub::{Collective, CollectiveConfig};
 use farheap::{ByteCount, Error};
 use std::fmt::Write;

@@ -18,6 +18,8 @@
 //! out at the start. It checks its own answers: all variants read the same pairs.
 
 mod cost;
+#[path = "../../tests/common/faulty.rs"]
+mod faulty;
 mod levels;
 mod lines;
 mod report;

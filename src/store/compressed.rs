@@ -18,10 +18,10 @@
 
 #![expect(unsafe_code, reason = "compresses and decompresses in raw buffers")]
 
+use super::pending::{Entry, Pending, block_bytes, whole_blocks};
 use super::ring::{Kept, Ring, Taken};
 use super::{
-    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX,
-    Segment, Store, check_range,
+    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Polled, Polling, Queue, Request, Segment, Store,
 };
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
@@ -80,10 +80,7 @@ impl CompressedStore {
         memory: ByteCount,
         block: ByteCount,
     ) -> Result<CompressedStore> {
-        let block = block.as_usize();
-        if block == 0 || !block.is_multiple_of(IO_ALIGN) {
-            return Err(Error::BadRange { reason: "block is not a multiple of 4,096 bytes" });
-        }
+        let block = block_bytes(block)?;
         let least = Ring::memory_min(block);
         if memory < least {
             let reason =
@@ -98,11 +95,7 @@ impl CompressedStore {
 
     /// The numbers of a range's blocks.
     fn blocks(&self, offset: u64, len: u64) -> std::ops::Range<u64> {
-        check_range(offset, len, self.capacity());
-        let block = self.ring.block() as u64;
-        let is_whole = offset.is_multiple_of(block) && len.is_multiple_of(block);
-        assert!(is_whole, "bytes {offset}+{len} of a store of blocks of {block}");
-        offset / block..(offset + len) / block
+        whole_blocks(offset, len, self.ring.block(), self.capacity())
     }
 }
 
@@ -133,31 +126,22 @@ unsafe impl Store for CompressedStore {
         let block = self.ring.block();
         let bounces = (BOUNCES_LEN / block).max(1);
         let depth = depth.clamp(1, DEPTH_MAX - bounces as u32);
-        let empty = Entry {
-            token: 0,
-            op: Op::Read,
-            first: 0,
-            count: 0,
-            segments: [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX],
-            buffers: 0,
-            handed: 0,
-            pieces: 0,
-            failure: None,
-        };
         let desk = Desk {
             ring: Arc::clone(&self.ring),
-            entries: (0..depth).map(|_| empty.clone()).collect(),
-            free: (0..depth as usize).rev().collect(),
-            waiting: VecDeque::with_capacity(depth as usize),
+            pending: Pending::new(depth),
             finished: VecDeque::with_capacity(depth as usize),
-            page: vec![0; block].into(),
-            packed: vec![0; get_maximum_output_size(block)].into(),
-            table: CompressTable::large(),
+            packer: Packer {
+                page: vec![0; block].into(),
+                packed: vec![0; get_maximum_output_size(block)].into(),
+                table: CompressTable::large(),
+            },
             has_written: false,
-            batch: Vec::with_capacity(bounces),
-            moving: None,
-            paused: None,
-            bounces: Mapping::reserve(bounces * block, IO_ALIGN, Huge::No)?,
+            mover: Mover {
+                moving: None,
+                batch: Vec::with_capacity(bounces),
+                paused: None,
+                bounces: Mapping::reserve(bounces * block, IO_ALIGN, Huge::No)?,
+            },
         };
         let inner = self.next.open_queue(depth + bounces as u32)?;
         Ok(Box::new(CompressedQueue { inner, desk }))
@@ -201,47 +185,6 @@ unsafe impl Store for CompressedStore {
     }
 }
 
-/// An accepted request.
-#[derive(Clone, Debug)]
-struct Entry {
-    token: u64,
-    op: Op,
-    /// Number of the first block, and how many there are.
-    first: u64,
-    count: u64,
-    segments: [Segment; SEGMENTS_MAX],
-    buffers: usize,
-    /// Blocks that are dealt with, or handed to the inner queue.
-    handed: u64,
-    /// Requests of the inner queue that are not finished.
-    pieces: u32,
-    failure: Option<Error>,
-}
-
-impl Entry {
-    /// The parts of the caller's buffers that hold `len` bytes from `at`.
-    fn buffers(&self, mut at: usize, mut len: usize) -> ([Segment; SEGMENTS_MAX], usize) {
-        let mut parts = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
-        let mut count = 0;
-        for segment in &self.segments[..self.buffers] {
-            if at >= segment.len || len == 0 {
-                at = at.saturating_sub(segment.len);
-                continue;
-            }
-            let here = len.min(segment.len - at);
-            // SAFETY: within the segment.
-            let ptr = unsafe { segment.ptr.add(at) };
-            parts[count] = Segment { ptr, len: here };
-            (count, len, at) = (count + 1, len - here, 0);
-        }
-        (parts, count)
-    }
-
-    fn is_done(&self) -> bool {
-        self.pieces == 0 && (self.handed == self.count || self.failure.is_some())
-    }
-}
-
 /// A segment of the ring on its way to the next store.
 #[derive(Debug)]
 struct Move {
@@ -260,22 +203,46 @@ struct CompressedQueue {
     desk: Desk,
 }
 
-/// The requests of a queue, and the buffers that they pass through.
+/// The requests of a queue, and what they pass through.
 struct Desk {
     ring: Arc<Ring>,
-    entries: Box<[Entry]>,
-    free: Vec<usize>,
-    /// Entries that are not handed on whole, oldest first.
-    waiting: VecDeque<usize>,
-    /// Entries that need nothing of the inner queue any more.
+    pending: Pending,
+    /// Requests that need nothing of the inner queue any more.
     finished: VecDeque<usize>,
-    /// A block whose bytes lie in several buffers.
-    page: Box<[u8]>,
-    /// A compressed block.
-    packed: Box<[u8]>,
-    table: CompressTable,
+    packer: Packer,
     /// Whether it writes: such a queue moves blocks on.
     has_written: bool,
+    mover: Mover,
+}
+
+/// Compresses blocks.
+struct Packer {
+    /// A block whose bytes lie in several buffers.
+    page: Box<[u8]>,
+    packed: Box<[u8]>,
+    table: CompressTable,
+}
+
+impl Packer {
+    /// The block from byte `at` of a write, compressed. `None`: it does not become smaller.
+    fn pack(&mut self, entry: &Entry, at: u64) -> Option<&[u8]> {
+        let size = self.page.len();
+        let (parts, count) = entry.buffers(at, size);
+        let bytes = if count == 1 {
+            // SAFETY: the caller of `push` keeps the buffer unchanged.
+            unsafe { std::slice::from_raw_parts(parts[0].ptr, size) }
+        } else {
+            entry.copy_to(at, &mut self.page);
+            &self.page[..]
+        };
+        let most = size / KEPT_DEN * KEPT_NUM;
+        let len = compress_into_with_table(bytes, &mut self.packed, &mut self.table).ok()?;
+        (len <= most).then(|| &self.packed[..len])
+    }
+}
+
+/// Moves the oldest blocks of the ring on to the next store, one batch at a time.
+struct Mover {
     moving: Option<Move>,
     /// Blocks in the bounce buffers, in their order.
     batch: Vec<Taken>,
@@ -283,10 +250,6 @@ struct Desk {
     paused: Option<Instant>,
     bounces: Mapping,
 }
-
-// SAFETY: entries only remember the buffers of requests, whose owners let the queue use them from
-// whichever thread the queue is on (`Queue::push`, `Queue: Send`).
-unsafe impl Send for Desk {}
 
 /// What became of a block of a write.
 enum Written {
@@ -300,21 +263,21 @@ enum Written {
 impl Desk {
     /// Deals with what waits, and with what is to be moved on, as far as that goes now.
     fn hand_on(&mut self, inner: &mut dyn Queue) {
-        while let Some(&index) = self.waiting.front() {
-            let is_handed = match self.entries[index].op {
+        while let Some(index) = self.pending.first_waiting() {
+            let is_handed = match self.pending.entry(index).op {
                 Op::Read => self.hand_read(index, inner),
                 Op::Write => self.hand_write(index, inner),
             };
             if !is_handed {
                 break;
             }
-            self.waiting.pop_front();
-            if self.entries[index].is_done() {
+            self.pending.end_first_wait();
+            if self.pending.entry(index).is_done() {
                 self.finished.push_back(index);
             }
         }
         if self.has_written {
-            self.move_on(inner);
+            self.mover.move_on(&self.ring, inner);
         }
     }
 
@@ -324,10 +287,10 @@ impl Desk {
         if count == 0 {
             return true;
         }
-        let size = self.ring.block();
-        let entry = &mut self.entries[index];
-        let (parts, buffers) = entry.buffers(entry.handed as usize * size, count as usize * size);
-        let offset = (entry.first + entry.handed) * size as u64;
+        let len = count * self.ring.block() as u64;
+        let entry = self.pending.entry_mut(index);
+        let (parts, buffers) = entry.buffers(entry.handed, len as usize);
+        let offset = entry.offset + entry.handed;
         let request =
             Request { token: index as u64, op: entry.op, offset, segments: &parts[..buffers] };
         // SAFETY: the caller of `push` keeps the buffers, and promised that the range overlaps no other
@@ -336,7 +299,7 @@ impl Desk {
             return false;
         }
         entry.pieces += 1;
-        entry.handed += count;
+        entry.handed += len;
         true
     }
 
@@ -344,20 +307,20 @@ impl Desk {
     fn hand_read(&mut self, index: usize, inner: &mut dyn Queue) -> bool {
         let size = self.ring.block();
         loop {
-            let entry = &mut self.entries[index];
-            if entry.handed == entry.count || entry.failure.is_some() {
+            let entry = self.pending.entry_mut(index);
+            if entry.is_handed() {
                 return true;
             }
-            let block = entry.first + entry.handed;
-            let (parts, _) = entry.buffers(entry.handed as usize * size, size);
-            // SAFETY: the block lies whole in this buffer (`push`), which the caller of `push` leaves to
-            // the queue.
+            let block = (entry.offset + entry.handed) / size as u64;
+            let (parts, _) = entry.buffers(entry.handed, size);
+            // SAFETY: the block lies whole in this buffer (`Pending::accept`), which the caller of `push`
+            // leaves to the queue.
             let bytes = unsafe { std::slice::from_raw_parts_mut(parts[0].ptr, size) };
             match self.ring.read(block, bytes) {
-                Some(true) => entry.handed += 1,
+                Some(true) => entry.handed += size as u64,
                 Some(false) => entry.failure = Some(Error::Corrupt { slot: block }),
                 None => {
-                    let last = entry.first + entry.count;
+                    let last = (entry.offset + entry.len) / size as u64;
                     // A block that is not in the ring does not come there while it is read.
                     let away = (block..last).take_while(|block| !self.ring.is_here(*block)).count();
                     if !self.pass(index, away as u64, inner) {
@@ -370,20 +333,21 @@ impl Desk {
 
     /// Compresses into the ring, and hands the rest on; `false`: not all of it.
     fn hand_write(&mut self, index: usize, inner: &mut dyn Queue) -> bool {
+        let size = self.ring.block() as u64;
         let mut run = 0;
         loop {
-            let entry = &self.entries[index];
+            let entry = self.pending.entry(index);
             if entry.failure.is_some() {
                 return true;
             }
-            if entry.handed + run == entry.count {
+            if entry.handed + run * size == entry.len {
                 return self.pass(index, run, inner);
             }
             match self.write(index, run) {
                 Written::Passed => run += 1,
                 // What comes before it has to be on its way first.
                 Written::Kept if self.pass(index, run, inner) => {
-                    self.entries[index].handed += 1;
+                    self.pending.entry_mut(index).handed += size;
                     run = 0;
                 }
                 Written::Busy if self.pass(index, run, inner) => return false,
@@ -394,28 +358,13 @@ impl Desk {
 
     /// Compresses a block of a write, the `run`th that is not handed on, into the ring.
     fn write(&mut self, index: usize, run: u64) -> Written {
-        let size = self.ring.block();
-        let entry = &self.entries[index];
-        let block = entry.first + entry.handed + run;
-        let (parts, count) = entry.buffers((entry.handed + run) as usize * size, size);
-        let mut at = 0;
-        let bytes = if count == 1 {
-            // SAFETY: the caller of `push` keeps the buffer unchanged.
-            unsafe { std::slice::from_raw_parts(parts[0].ptr, size) }
-        } else {
-            for part in &parts[..count] {
-                let into = self.page[at..at + part.len].as_mut_ptr();
-                // SAFETY: as above; the page is the queue's own.
-                unsafe { into.copy_from_nonoverlapping(part.ptr, part.len) };
-                at += part.len;
-            }
-            &self.page[..]
-        };
-        let most = size / KEPT_DEN * KEPT_NUM;
-        let packed = compress_into_with_table(bytes, &mut self.packed, &mut self.table);
-        let kept = match packed {
-            Ok(len) if len <= most => self.ring.keep(block, &self.packed[..len]),
-            _ => Kept::NoRoom,
+        let size = self.ring.block() as u64;
+        let entry = self.pending.entry(index);
+        let at = entry.handed + run * size;
+        let block = (entry.offset + at) / size;
+        let kept = match self.packer.pack(entry, at) {
+            Some(packed) => self.ring.keep(block, packed),
+            None => Kept::NoRoom,
         };
         match kept {
             Kept::Yes => Written::Kept,
@@ -425,10 +374,28 @@ impl Desk {
         }
     }
 
-    // Moving on.
+    /// Books what the inner queue has finished.
+    fn settle(&mut self, completion: Completion) {
+        if completion.token & TOKEN_MOVE != 0 {
+            return self.mover.settle(&self.ring, &completion);
+        }
+        let index = completion.token as usize;
+        if self.pending.settle(index, completion.result) {
+            self.finished.push_back(index);
+        }
+    }
 
-    /// Moves the oldest blocks on, one batch at a time.
-    fn move_on(&mut self, inner: &mut dyn Queue) {
+    /// Reports what is finished.
+    fn report(&mut self, done: &mut dyn FnMut(Completion)) {
+        while let Some(index) = self.finished.pop_front() {
+            done(self.pending.report(index));
+        }
+    }
+}
+
+impl Mover {
+    /// Moves the oldest blocks on.
+    fn move_on(&mut self, ring: &Ring, inner: &mut dyn Queue) {
         loop {
             if self.paused.is_some_and(|since| since.elapsed() < PAUSE) {
                 return;
@@ -436,7 +403,7 @@ impl Desk {
             let moving = match &mut self.moving {
                 Some(moving) => moving,
                 None => {
-                    let Some(segment) = self.ring.begin_move() else { return };
+                    let Some(segment) = ring.begin_move() else { return };
                     self.moving.insert(Move { segment, cursor: 0, pieces: 0, all: true })
                 }
             };
@@ -444,30 +411,30 @@ impl Desk {
                 return;
             }
             self.batch.clear();
-            let size = self.ring.block();
+            let size = ring.block();
             while self.batch.len() < self.bounces.len() / size {
                 // SAFETY: within the mapping.
                 let into = unsafe { self.bounces.as_ptr().add(self.batch.len() * size) };
                 // SAFETY: no write of a batch is under way (invariant 2).
                 let into = unsafe { std::slice::from_raw_parts_mut(into, size) };
-                let taken = self.ring.take(moving.segment, &mut moving.cursor, into);
+                let taken = ring.take(moving.segment, &mut moving.cursor, into);
                 let Some(taken) = taken else { break };
                 self.batch.push(taken);
             }
             if self.batch.is_empty() {
                 let (segment, all) = (moving.segment, moving.all);
                 self.moving = None;
-                self.ring.end_move(segment, all);
+                ring.end_move(segment, all);
                 self.paused = (!all).then(Instant::now);
                 continue;
             }
-            self.write_batch(inner);
+            self.write_batch(ring, inner);
         }
     }
 
     /// Hands the batch to the next store, neighbours in one write.
-    fn write_batch(&mut self, inner: &mut dyn Queue) {
-        let size = self.ring.block();
+    fn write_batch(&mut self, ring: &Ring, inner: &mut dyn Queue) {
+        let size = ring.block();
         let moving = self.moving.as_mut().expect("a batch is that of a segment under way");
         let mut from = 0;
         while from < self.batch.len() {
@@ -486,48 +453,25 @@ impl Desk {
                 moving.pieces += 1;
             } else {
                 moving.all = false;
-                let ring = &self.ring;
                 self.batch[from..from + count].iter().for_each(|taken| ring.settle(*taken, false));
             }
             from += count;
         }
     }
 
-    // Finishing.
-
-    /// Books what the inner queue has finished.
-    fn settle(&mut self, completion: Completion) {
-        if completion.token & TOKEN_MOVE != 0 {
-            let token = completion.token & !TOKEN_MOVE;
-            let (from, count) = ((token >> 32) as usize, token as u32 as usize);
-            let is_written = completion.result.is_ok();
-            let moving = self.moving.as_mut().expect("its writes are not finished");
-            moving.pieces -= 1;
-            moving.all &= is_written;
-            let ring = &self.ring;
-            self.batch[from..from + count].iter().for_each(|taken| ring.settle(*taken, is_written));
-            return;
-        }
-        let index = completion.token as usize;
-        let entry = &mut self.entries[index];
-        entry.pieces -= 1;
-        if let Err(error) = completion.result {
-            entry.failure.get_or_insert(error);
-        }
-        if entry.is_done() {
-            self.waiting.retain(|waiting| *waiting != index);
-            self.finished.push_back(index);
-        }
+    /// Books what became of a write of the batch.
+    fn settle(&mut self, ring: &Ring, completion: &Completion) {
+        let token = completion.token & !TOKEN_MOVE;
+        let (from, count) = ((token >> 32) as usize, token as u32 as usize);
+        let is_written = completion.result.is_ok();
+        let moving = self.moving.as_mut().expect("its writes are not finished");
+        moving.pieces -= 1;
+        moving.all &= is_written;
+        self.batch[from..from + count].iter().for_each(|taken| ring.settle(*taken, is_written));
     }
 
-    /// Reports what is finished.
-    fn report(&mut self, done: &mut dyn FnMut(Completion)) {
-        while let Some(index) = self.finished.pop_front() {
-            self.free.push(index);
-            let entry = &mut self.entries[index];
-            let result = entry.failure.take().map_or(Ok(()), Err);
-            done(Completion { token: entry.token, result });
-        }
+    fn is_writing(&self) -> bool {
+        self.moving.as_ref().is_some_and(|moving| moving.pieces > 0)
     }
 }
 
@@ -536,23 +480,11 @@ impl Desk {
 unsafe impl Queue for CompressedQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         let desk = &mut self.desk;
-        let size = desk.ring.block();
-        let len = request.check(ByteCount((desk.ring.blocks() * size) as u64));
-        let is_whole = (request.offset | len).is_multiple_of(size as u64);
-        assert!(is_whole, "bytes {}+{len} of a store of blocks of {size}", request.offset);
-        for segment in request.segments {
-            let whole = segment.len.is_multiple_of(size);
-            assert!(whole || request.op == Op::Write, "{segment:?} of a read is not whole blocks");
-        }
-        let Some(index) = desk.free.pop() else { return false };
-        let entry = &mut desk.entries[index];
-        (entry.token, entry.op) = (request.token, request.op);
-        (entry.first, entry.count) = (request.offset / size as u64, len / size as u64);
-        (entry.handed, entry.pieces, entry.failure) = (0, 0, None);
-        entry.buffers = request.segments.len();
-        entry.segments[..entry.buffers].copy_from_slice(request.segments);
+        let (block, blocks) = (desk.ring.block(), desk.ring.blocks());
+        let capacity = ByteCount((blocks * block) as u64);
+        let Some(index) = desk.pending.accept(&request, block, capacity) else { return false };
         desk.has_written |= request.op == Op::Write;
-        desk.waiting.push_back(index);
+        desk.pending.wait(index);
         true
     }
 
@@ -586,7 +518,7 @@ unsafe impl Queue for CompressedQueue {
     }
 
     fn in_flight(&self) -> u32 {
-        (self.desk.entries.len() - self.desk.free.len()) as u32
+        self.desk.pending.in_flight()
     }
 }
 
@@ -597,12 +529,12 @@ impl Drop for CompressedQueue {
         let mut left = Some(Instant::now() + DROP_WAIT_MAX);
         let desk = &mut self.desk;
         while let Some(end) = left
-            && desk.moving.as_ref().is_some_and(|moving| moving.pieces > 0)
+            && desk.mover.is_writing()
         {
             let waited = self.inner.wait(Duration::from_millis(100), &mut |done| desk.settle(done));
             left = left.filter(|_| waited.is_ok() && Instant::now() < end);
         }
-        if let Some(moving) = desk.moving.take().filter(|moving| moving.pieces == 0) {
+        if let Some(moving) = desk.mover.moving.take().filter(|moving| moving.pieces == 0) {
             desk.ring.end_move(moving.segment, false);
         }
     }

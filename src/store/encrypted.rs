@@ -18,16 +18,15 @@
 #![expect(unsafe_code, reason = "copies, encrypts and decrypts in raw buffers")]
 
 use super::cipher::{Cipher, Seal};
+use super::pending::{Entry, Pending, block_bytes, whole_blocks};
 use super::{
-    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX,
-    Segment, Store, check_range,
+    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Polled, Polling, Queue, Request, Segment, Store,
 };
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::meta::LazyArray;
 use crate::sys::vm::{Huge, Mapping};
-use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,10 +78,7 @@ impl EncryptedStore {
     /// without random numbers or memory, [`Error::Device`] when a region, a pool or another encrypted
     /// store uses `inner`.
     pub fn new(inner: Arc<dyn Store>, block: ByteCount) -> Result<EncryptedStore> {
-        let block = block.as_usize();
-        if block == 0 || !block.is_multiple_of(IO_ALIGN) {
-            return Err(Error::BadRange { reason: "block is not a multiple of 4,096 bytes" });
-        }
+        let block = block_bytes(block)?;
         let inner = OnlyUser::of(inner)?;
         let blocks = inner.capacity().as_usize() / block;
         let vault = Vault { cipher: Cipher::new()?, block, seals: LazyArray::new(blocks)? };
@@ -91,23 +87,18 @@ impl EncryptedStore {
 
     /// Forgets the seals of a range's blocks.
     fn forget(&self, offset: u64, len: u64) {
-        check_range(offset, len, self.capacity());
-        let block = self.vault.block;
-        let (first, end) = (offset as usize / block, (offset + len) as usize / block);
-        for seal in &self.vault.seals[first..end] {
+        let blocks = self.blocks(offset, len);
+        for seal in &self.vault.seals[blocks.start as usize..blocks.end as usize] {
             seal[0].store(0, Ordering::Relaxed);
         }
+    }
+
+    fn blocks(&self, offset: u64, len: u64) -> std::ops::Range<u64> {
+        whole_blocks(offset, len, self.vault.block, self.capacity())
     }
 }
 
 impl Vault {
-    /// Asserts that a range is made of whole blocks.
-    fn check(&self, offset: u64, len: u64) {
-        let block = self.block as u64;
-        let whole = offset.is_multiple_of(block) && len.is_multiple_of(block);
-        assert!(whole, "bytes {offset}+{len} of a store sealed in blocks of {block}");
-    }
-
     /// Encrypts whole blocks in place and notes their seals.
     fn seal(&self, offset: u64, bytes: &mut [u8]) {
         let first = offset / self.block as u64;
@@ -159,22 +150,9 @@ unsafe impl Store for EncryptedStore {
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let depth = depth.clamp(1, DEPTH_MAX - BOUNCES as u32);
         let bounce_len = BOUNCE_LEN.max(self.vault.block) / self.vault.block * self.vault.block;
-        let empty = Entry {
-            token: 0,
-            op: Op::Read,
-            offset: 0,
-            len: 0,
-            segments: [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX],
-            count: 0,
-            handed: 0,
-            pieces: 0,
-            failure: None,
-        };
         let desk = Desk {
             vault: Arc::clone(&self.vault),
-            entries: (0..depth).map(|_| empty.clone()).collect(),
-            free: (0..depth as usize).rev().collect(),
-            waiting: VecDeque::with_capacity(depth as usize),
+            pending: Pending::new(depth),
             bounce_len,
             owners: [0; BOUNCES],
             free_bounces: (0..BOUNCES).rev().collect(),
@@ -185,7 +163,7 @@ unsafe impl Store for EncryptedStore {
     }
 
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
-        self.vault.check(offset, len as u64);
+        self.blocks(offset, len as u64);
         // SAFETY: the caller's promise, passed on.
         unsafe { self.inner.read_now(offset, into, len) }?;
         // SAFETY: the buffer is the caller's, `len` bytes that nobody else uses, just written.
@@ -198,14 +176,12 @@ unsafe impl Store for EncryptedStore {
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.vault.check(offset, len);
         self.forget(offset, len);
         // SAFETY: the caller's promise, passed on.
         unsafe { self.inner.discard(offset, len) }
     }
 
     unsafe fn zero(&self, offset: u64, len: u64) -> Result<()> {
-        self.vault.check(offset, len);
         self.forget(offset, len);
         // SAFETY: as in `discard`.
         unsafe { self.inner.zero(offset, len) }
@@ -213,41 +189,6 @@ unsafe impl Store for EncryptedStore {
 
     fn describe(&self) -> String {
         format!("{}, encrypted (AES-256-GCM)", self.inner.describe())
-    }
-}
-
-/// An accepted request.
-#[derive(Clone, Debug)]
-struct Entry {
-    token: u64,
-    op: Op,
-    offset: u64,
-    len: u64,
-    segments: [Segment; SEGMENTS_MAX],
-    count: usize,
-    /// Bytes handed to the inner queue so far.
-    handed: u64,
-    /// Requests of the inner queue that are not finished.
-    pieces: u32,
-    failure: Option<Error>,
-}
-
-impl Entry {
-    /// Where byte `at` of the request lies in the caller's buffers, and how many follow it there.
-    fn buffer_at(&self, mut at: u64) -> (*mut u8, usize) {
-        for segment in &self.segments[..self.count] {
-            if at < segment.len as u64 {
-                // SAFETY: within the segment.
-                let ptr = unsafe { segment.ptr.add(at as usize) };
-                return (ptr, segment.len - at as usize);
-            }
-            at -= segment.len as u64;
-        }
-        unreachable!("byte {at} past the end of a request")
-    }
-
-    fn is_done(&self) -> bool {
-        self.pieces == 0 && (self.handed == self.len || self.failure.is_some())
     }
 }
 
@@ -261,10 +202,8 @@ struct SealedQueue {
 /// The requests of a queue, and the buffers that they pass through.
 struct Desk {
     vault: Arc<Vault>,
-    entries: Box<[Entry]>,
-    free: Vec<usize>,
-    /// Writes that are not handed on whole, oldest first.
-    waiting: VecDeque<usize>,
+    /// Writes wait until they are encrypted; reads do not.
+    pending: Pending,
     bounce_len: usize,
     /// Per bounce buffer in use: its entry.
     owners: [usize; BOUNCES],
@@ -272,19 +211,15 @@ struct Desk {
     bounces: Mapping,
 }
 
-// SAFETY: entries only remember the buffers of requests, whose owners let the queue use them from
-// whichever thread the queue is on (`Queue::push`, `Queue: Send`).
-unsafe impl Send for Desk {}
-
 impl Desk {
     /// Encrypts what waits, as far as there are bounce buffers, and hands it on; returns whether
     /// there was anything.
     fn hand_on(&mut self, inner: &mut dyn Queue) -> bool {
         let mut any = false;
-        while let Some(&index) = self.waiting.front() {
-            let entry = &mut self.entries[index];
-            if entry.handed == entry.len || entry.failure.is_some() {
-                self.waiting.pop_front();
+        while let Some(index) = self.pending.first_waiting() {
+            let entry = self.pending.entry_mut(index);
+            if entry.is_handed() {
+                self.pending.end_first_wait();
                 continue;
             }
             let Some(bounce) = self.free_bounces.pop() else { return any };
@@ -293,16 +228,7 @@ impl Desk {
             let start = unsafe { self.bounces.as_ptr().add(bounce * self.bounce_len) };
             // SAFETY: the buffer is free (invariant 1): nobody else uses it.
             let bytes = unsafe { std::slice::from_raw_parts_mut(start, len) };
-            let mut copied = 0;
-            while copied < len {
-                let (from, left) = entry.buffer_at(entry.handed + copied as u64);
-                let count = left.min(len - copied);
-                let to = bytes[copied..copied + count].as_mut_ptr();
-                // SAFETY: the caller of `push` keeps its buffers unchanged until the completion;
-                // `count` bytes lie in the segment and in the bounce buffer, which is another.
-                unsafe { std::ptr::copy_nonoverlapping(from, to, count) };
-                copied += count;
-            }
+            entry.copy_to(entry.handed, bytes);
             let offset = entry.offset + entry.handed;
             self.vault.seal(offset, bytes);
             let segments = [Segment { ptr: bytes.as_mut_ptr(), len }];
@@ -329,32 +255,19 @@ impl Desk {
         } else {
             completion.token as usize
         };
-        let entry = &mut self.entries[index];
-        entry.pieces -= 1;
+        let entry = self.pending.entry(index);
         let result = match (completion.result, entry.op) {
             (Ok(()), Op::Read) => open_all(&self.vault, entry),
             (result, _) => result,
         };
-        if let Err(error) = result {
-            entry.failure.get_or_insert(error);
-        }
-        entry.is_done().then_some(index)
-    }
-
-    /// Ends a finished request.
-    fn release(&mut self, index: usize) -> Completion {
-        // The rest of a write that failed is not handed on any more.
-        self.waiting.retain(|waiting| *waiting != index);
-        self.free.push(index);
-        let entry = &mut self.entries[index];
-        Completion { token: entry.token, result: entry.failure.take().map_or(Ok(()), Err) }
+        self.pending.settle(index, result).then_some(index)
     }
 }
 
 /// Decrypts a read's buffers in place.
 fn open_all(vault: &Vault, entry: &Entry) -> Result<()> {
     let mut offset = entry.offset;
-    for segment in &entry.segments[..entry.count] {
+    for segment in entry.segments() {
         // SAFETY: the caller of `push` leaves the buffers to the queue until the completion is
         // reported, and the inner queue is done with them.
         let bytes = unsafe { std::slice::from_raw_parts_mut(segment.ptr, segment.len) };
@@ -369,31 +282,22 @@ fn open_all(vault: &Vault, entry: &Entry) -> Result<()> {
 unsafe impl Queue for SealedQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         let desk = &mut self.desk;
-        let capacity = ByteCount((desk.vault.seals.len() * desk.vault.block) as u64);
-        let len = request.check(capacity);
-        desk.vault.check(request.offset, len);
-        for segment in request.segments {
-            let whole = segment.len.is_multiple_of(desk.vault.block);
-            assert!(whole || request.op == Op::Write, "{segment:?} of a read is not whole blocks");
+        let block = desk.vault.block;
+        let capacity = ByteCount((desk.vault.seals.len() * block) as u64);
+        let Some(index) = desk.pending.accept(&request, block, capacity) else { return false };
+        if request.op == Op::Write {
+            desk.pending.wait(index);
+            return true;
         }
-        let Some(&index) = desk.free.last() else { return false };
-        let entry = &mut desk.entries[index];
-        (entry.token, entry.op, entry.offset) = (request.token, request.op, request.offset);
-        (entry.len, entry.handed, entry.pieces) = (len, 0, 0);
-        entry.failure = None;
-        entry.count = request.segments.len();
-        entry.segments[..entry.count].copy_from_slice(request.segments);
-        if request.op == Op::Read {
-            // SAFETY: the caller's promise, passed on.
-            if !unsafe { self.inner.push(Request { token: index as u64, ..request }) } {
-                return false;
-            }
-            (entry.handed, entry.pieces) = (len, 1);
+        // SAFETY: the caller's promise, passed on.
+        let pushed = unsafe { self.inner.push(Request { token: index as u64, ..request }) };
+        if pushed {
+            let entry = desk.pending.entry_mut(index);
+            (entry.handed, entry.pieces) = (entry.len, 1);
         } else {
-            desk.waiting.push_back(index);
+            desk.pending.refuse(index);
         }
-        desk.free.pop();
-        true
+        pushed
     }
 
     fn submit(&mut self) -> Result<()> {
@@ -410,7 +314,7 @@ unsafe impl Queue for SealedQueue {
         let desk = &mut self.desk;
         self.inner.wait(timeout, &mut |completion| {
             if let Some(index) = desk.settle(completion) {
-                done(desk.release(index));
+                done(desk.pending.report(index));
             }
         })?;
         // Bounce buffers came back: what waited for them goes now, not with the next call.
@@ -426,6 +330,6 @@ unsafe impl Queue for SealedQueue {
     }
 
     fn in_flight(&self) -> u32 {
-        (self.desk.entries.len() - self.desk.free.len()) as u32
+        self.desk.pending.in_flight()
     }
 }

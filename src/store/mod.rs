@@ -6,8 +6,7 @@
 //!
 //! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;
 //! `EncryptedStore` (feature `encrypt`) wraps a store and encrypts what it keeps; `CompressedStore` (feature
-//! `compress`) keeps pages compressed in memory, in front of another store; `FaultyStore` (feature
-//! `test-util`) wraps one and breaks it on demand, for tests.
+//! `compress`) keeps pages compressed in memory, in front of another store.
 //!
 //! # Invariants
 //! 1. A request is reported exactly once: done or failed. A short transfer is a failure (`EIO`).
@@ -27,10 +26,10 @@ mod compressed;
 mod device;
 #[cfg(feature = "encrypt")]
 mod encrypted;
-#[cfg(any(test, feature = "test-util"))]
-mod faulty;
 mod inline_queue;
 mod mem;
+#[cfg(any(feature = "compress", feature = "encrypt"))]
+mod pending;
 #[cfg(feature = "compress")]
 mod ring;
 mod signature;
@@ -44,8 +43,6 @@ pub use block::{BlockStore, IoEngine};
 pub use compressed::CompressedStore;
 #[cfg(feature = "encrypt")]
 pub use encrypted::EncryptedStore;
-#[cfg(any(test, feature = "test-util"))]
-pub use faulty::{FaultControl, FaultyStore};
 pub use mem::MemStore;
 pub(crate) use uring_queue::{has_given_up, queue_bytes};
 pub(crate) use user::OnlyUser;

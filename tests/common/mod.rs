@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod child;
+pub(crate) mod faulty;
 pub(crate) mod hooked;
 pub(crate) mod numbered;
 pub(crate) mod place;

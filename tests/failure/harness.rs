@@ -1,10 +1,11 @@
 //! Children that may die, a SIGBUS handler that parks its thread, and stamped far memory.
 #![expect(unsafe_code, reason = "reads and writes far memory, and handles SIGBUS")]
 
+use crate::common::faulty::{FaultControl, FaultyStore};
 use crate::common::{region, watchdog};
 use crate::injector::Injector;
 use farheap::region::{Install, Region, RegionConfig};
-use farheap::store::{FaultControl, FaultyStore, MemStore, Store};
+use farheap::store::{MemStore, Store};
 use farheap::{ByteCount, Stats};
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;

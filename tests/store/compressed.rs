@@ -3,8 +3,9 @@
 #![expect(unsafe_code, reason = "discards, and reads into raw buffers")]
 
 use super::{MIB, PAGE, Page, run, whole};
+use crate::common::faulty::{FaultControl, FaultyStore};
 use farheap::ByteCount;
-use farheap::store::{CompressedStore, FaultControl, FaultyStore, MemStore, Op, Queue, Store};
+use farheap::store::{CompressedStore, MemStore, Op, Queue, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

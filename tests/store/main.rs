@@ -4,8 +4,11 @@
 #![expect(unsafe_code, reason = "hands buffers to queues and changes the thread's user")]
 
 mod claims;
+#[path = "../common/mod.rs"]
+mod common;
 mod compressed;
 mod devices;
+mod faulty;
 
 use farheap::store::{
     BlockStore, Completion, CompressedStore, IoEngine, MemStore, Op, Polled, Polling, Queue,

@@ -4,16 +4,22 @@
 //! [`FaultControl`] while I/O runs. What becomes of a request is decided when it is pushed; its
 //! completion is held back in a fixed table until its time has come and the device is not paused.
 
+#![allow(dead_code, reason = "each test binary uses a part")]
 #![expect(unsafe_code, reason = "passes buffers on and flips bits in them")]
 
-use super::{Completion, DEPTH_MAX, IO_ALIGN, Op, Queue, Request, Segment, Store};
-use crate::base::error::Result;
-use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::base::units::ByteCount;
-use crate::sys::file::Errno;
+use farheap::store::{Completion, Op, Queue, Request, Segment, Store};
+use farheap::{ByteCount, Error};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// What offsets, lengths and addresses are multiples of.
+const IO_ALIGN: usize = 4096;
+/// Maximum number of requests that a queue holds.
+const DEPTH_MAX: u32 = 4096;
 
 /// How often a held-back completion is looked at again.
 const HELD_POLL: Duration = Duration::from_millis(1);
@@ -24,21 +30,8 @@ const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const MILLION: u64 = 1_000_000;
 
 /// Wraps a store and breaks it as its [`FaultControl`] says.
-///
-/// # Examples
-/// ```
-/// use farheap::ByteCount;
-/// use farheap::store::{FaultyStore, MemStore, Op};
-/// use std::sync::Arc;
-///
-/// let store = FaultyStore::new(Arc::new(MemStore::new(ByteCount::mib(1))?), 42);
-/// let control = store.control();
-/// let (writes, enospc) = (3, 28);
-/// control.fail_next(Op::Write, writes, enospc);
-/// # Ok::<(), farheap::Error>(())
-/// ```
 #[derive(Debug)]
-pub struct FaultyStore {
+pub(crate) struct FaultyStore {
     inner: Arc<dyn Store>,
     plan: Arc<Plan>,
 }
@@ -47,7 +40,7 @@ pub struct FaultyStore {
 ///
 /// A request that is in flight when the plan changes may still follow the old one.
 #[derive(Clone, Debug)]
-pub struct FaultControl {
+pub(crate) struct FaultControl {
     plan: Arc<Plan>,
 }
 
@@ -82,7 +75,7 @@ struct Failures {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Pass,
-    Fail(Errno),
+    Fail(i32),
     Short,
     Corrupt,
 }
@@ -91,21 +84,21 @@ impl FaultyStore {
     /// Wraps `inner`; nothing is broken yet. `seed` decides which requests a fraction hits and
     /// which bits flip.
     #[must_use]
-    pub fn new(inner: Arc<dyn Store>, seed: u64) -> FaultyStore {
+    pub(crate) fn new(inner: Arc<dyn Store>, seed: u64) -> FaultyStore {
         let plan = Plan { random: AtomicU64::new(seed), ..Plan::default() };
         FaultyStore { inner, plan: Arc::new(plan) }
     }
 
     /// Returns a handle that changes the plan.
     #[must_use]
-    pub fn control(&self) -> FaultControl {
+    pub(crate) fn control(&self) -> FaultControl {
         FaultControl { plan: Arc::clone(&self.plan) }
     }
 }
 
 impl FaultControl {
     /// Fails the next `count` requests of the kind with `errno`.
-    pub fn fail_next(&self, op: Op, count: u64, errno: i32) {
+    pub(crate) fn fail_next(&self, op: Op, count: u64, errno: i32) {
         let failures = self.plan.failures(op);
         failures.next_errno.store(errno.unsigned_abs(), Ordering::Relaxed);
         // Pairs with the Acquire in `take_one`: who counts down sees the errno.
@@ -113,7 +106,7 @@ impl FaultControl {
     }
 
     /// Fails about `per_million` of a million requests of the kind with `errno`; 0 ends that.
-    pub fn fail_fraction(&self, op: Op, per_million: u32, errno: i32) {
+    pub(crate) fn fail_fraction(&self, op: Op, per_million: u32, errno: i32) {
         let failures = self.plan.failures(op);
         failures.fraction_errno.store(errno.unsigned_abs(), Ordering::Relaxed);
         // Pairs with the Acquire in `verdict`.
@@ -121,14 +114,14 @@ impl FaultControl {
     }
 
     /// Fails the next `count` calls of [`Store::sync`] with `errno`; what was written stays.
-    pub fn fail_syncs(&self, count: u64, errno: i32) {
+    pub(crate) fn fail_syncs(&self, count: u64, errno: i32) {
         self.plan.sync_errno.store(errno.unsigned_abs(), Ordering::Relaxed);
         // Pairs with the Acquire in `take_one`.
         self.plan.sync_left.store(count, Ordering::Release);
     }
 
     /// Cuts the next `count` reads short: half of the first buffer is filled, the result is `EIO`.
-    pub fn shorten_reads(&self, count: u64) {
+    pub(crate) fn shorten_reads(&self, count: u64) {
         self.plan.short_left.store(count, Ordering::Relaxed);
     }
 
@@ -137,7 +130,7 @@ impl FaultControl {
     /// # Safety
     /// The reader verifies what it reads (a region with checksums or encryption, a pool with checksums)
     /// or accepts any bytes.
-    pub unsafe fn corrupt_reads(&self, count: u64) {
+    pub(crate) unsafe fn corrupt_reads(&self, count: u64) {
         self.plan.corrupt_left.store(count, Ordering::Relaxed);
     }
 
@@ -145,33 +138,33 @@ impl FaultControl {
     ///
     /// # Safety
     /// As for [`corrupt_reads`](FaultControl::corrupt_reads).
-    pub unsafe fn corrupt_fraction(&self, per_million: u32) {
+    pub(crate) unsafe fn corrupt_fraction(&self, per_million: u32) {
         self.plan.corrupt_per_million.store(per_million, Ordering::Relaxed);
     }
 
     /// Reports every request pushed from now on `delay` after it was pushed, or later.
-    pub fn delay(&self, delay: Duration) {
+    pub(crate) fn delay(&self, delay: Duration) {
         let ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         self.plan.delay_ns.store(ns, Ordering::Relaxed);
     }
 
     /// Reports nothing before [`release`](FaultControl::release), as a device that hangs.
-    pub fn pause(&self) {
+    pub(crate) fn pause(&self) {
         self.plan.paused.store(true, Ordering::Relaxed);
     }
 
     /// Ends a [`pause`](FaultControl::pause).
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.plan.paused.store(false, Ordering::Relaxed);
     }
 
     /// Takes the device away: everything, also what is in flight, fails with `errno`.
-    pub fn vanish(&self, errno: i32) {
+    pub(crate) fn vanish(&self, errno: i32) {
         self.plan.gone.store(errno.unsigned_abs(), Ordering::Relaxed);
     }
 
     /// Ends every fault. Bytes keep what was done to them.
-    pub fn heal(&self) {
+    pub(crate) fn heal(&self) {
         for failures in [&self.plan.reads, &self.plan.writes] {
             failures.next_left.store(0, Ordering::Relaxed);
             failures.per_million.store(0, Ordering::Relaxed);
@@ -187,13 +180,13 @@ impl FaultControl {
 
     /// Requests failed, cut short or corrupted so far.
     #[must_use]
-    pub fn injected(&self) -> u64 {
+    pub(crate) fn injected(&self) -> u64 {
         self.plan.injected.load(Ordering::Relaxed)
     }
 
     /// Requests of all queues that are finished but held back.
     #[must_use]
-    pub fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         self.plan.held.load(Ordering::Relaxed)
     }
 }
@@ -236,7 +229,7 @@ impl Plan {
     }
 
     /// What a call of `sync` fails with.
-    fn sync_failure(&self) -> Option<Errno> {
+    fn sync_failure(&self) -> Option<i32> {
         let failure = self
             .gone()
             .or_else(|| take_one(&self.sync_left).then(|| load_errno(&self.sync_errno)))?;
@@ -244,8 +237,8 @@ impl Plan {
         Some(failure)
     }
 
-    fn gone(&self) -> Option<Errno> {
-        Some(load_errno(&self.gone)).filter(|errno| errno.0 != 0)
+    fn gone(&self) -> Option<i32> {
+        Some(load_errno(&self.gone)).filter(|errno| *errno != 0)
     }
 
     fn hits(&self, per_million: u32) -> bool {
@@ -283,14 +276,23 @@ impl Plan {
     }
 }
 
+/// The error of a transfer that failed.
+pub(crate) fn failed(op: Op, offset: u64, len: u64, errno: i32) -> Error {
+    let op = match op {
+        Op::Read => "read",
+        Op::Write => "write",
+    };
+    Error::Io { op, offset, len, errno }
+}
+
 /// Counts down by one; returns whether there was anything left.
 fn take_one(left: &AtomicU64) -> bool {
     // Acquire pairs with the Release in `fail_next`.
     left.fetch_update(Ordering::Acquire, Ordering::Acquire, |n| n.checked_sub(1)).is_ok()
 }
 
-fn load_errno(errno: &AtomicU32) -> Errno {
-    Errno(errno.load(Ordering::Relaxed).cast_signed())
+fn load_errno(errno: &AtomicU32) -> i32 {
+    errno.load(Ordering::Relaxed).cast_signed()
 }
 
 // SAFETY: what it breaks it reports as broken, except for `corrupt_reads` and `corrupt_fraction`, whose
@@ -331,10 +333,10 @@ unsafe impl Store for FaultyStore {
         while self.plan.is_paused() {
             std::thread::sleep(HELD_POLL);
         }
-        let fail = |errno| Err(Op::Read.failed(offset, len as u64, errno));
+        let fail = |errno| Err(failed(Op::Read, offset, len as u64, errno));
         match self.plan.verdict(Op::Read) {
             Verdict::Fail(errno) => fail(errno),
-            Verdict::Short => fail(Errno(libc::EIO)),
+            Verdict::Short => fail(libc::EIO),
             // SAFETY: the caller vouches for the buffer.
             Verdict::Pass => unsafe { self.inner.read_now(offset, into, len) },
             Verdict::Corrupt => {
@@ -349,14 +351,14 @@ unsafe impl Store for FaultyStore {
 
     fn sync(&self) -> Result<()> {
         match self.plan.sync_failure() {
-            Some(errno) => Err(crate::Error::Os { call: "sync", errno: errno.0 }),
+            Some(errno) => Err(Error::Os { call: "sync", errno }),
             None => self.inner.sync(),
         }
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         match self.plan.gone() {
-            Some(errno) => Err(crate::Error::Io { op: "discard", offset, len, errno: errno.0 }),
+            Some(errno) => Err(Error::Io { op: "discard", offset, len, errno }),
             // SAFETY: the caller's promise, passed on.
             None => unsafe { self.inner.discard(offset, len) },
         }
@@ -398,10 +400,10 @@ impl Entry {
     /// Books what became of the request.
     fn settle(&mut self, plan: &Plan, result: Result<()>) {
         assert!(self.result.is_none(), "request {} is reported twice", self.token);
-        let fail = |errno| Err(self.op.failed(self.offset, self.len, errno));
+        let fail = |errno| Err(failed(self.op, self.offset, self.len, errno));
         self.result = Some(match (self.verdict, result) {
             (Verdict::Fail(errno), _) => fail(errno),
-            (Verdict::Short, _) => fail(Errno(libc::EIO)),
+            (Verdict::Short, _) => fail(libc::EIO),
             (Verdict::Corrupt, Ok(())) => {
                 // SAFETY: the caller of `push` leaves the buffer alone until the completion is
                 // reported, and the inner queue is done with it.
@@ -445,7 +447,7 @@ impl FaultyQueue {
             };
             let result = entry.result.expect("checked above");
             let result = match self.plan.gone() {
-                Some(errno) => Err(entry.op.failed(entry.offset, entry.len, errno)),
+                Some(errno) => Err(failed(entry.op, entry.offset, entry.len, errno)),
                 None => result,
             };
             reported += 1;
@@ -470,7 +472,9 @@ impl FaultyQueue {
 // reported once after that.
 unsafe impl Queue for FaultyQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
-        let len = request.check(self.capacity);
+        let len = request.len();
+        let end = request.offset.checked_add(len).expect("a range");
+        assert!(end <= self.capacity.get(), "bytes {}+{len} of {}", request.offset, self.capacity);
         let Some(index) = self.entries.iter().position(Option::is_none) else { return false };
         let verdict = self.plan.verdict(request.op);
         let mut entry = Entry {
@@ -540,187 +544,5 @@ unsafe impl Queue for FaultyQueue {
 impl Drop for FaultyQueue {
     fn drop(&mut self) {
         self.release(self.held);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::MemStore;
-    use crate::sys::event::EventFd;
-    use std::os::fd::{AsFd, AsRawFd};
-
-    const PAGE: usize = IO_ALIGN;
-
-    #[repr(align(4096))]
-    struct Buffer([u8; 2 * PAGE]);
-
-    /// A store of two pages of sevens, a queue on it, and what breaks it.
-    struct Bench {
-        store: FaultyStore,
-        queue: Box<dyn Queue>,
-        control: FaultControl,
-        buffer: Box<Buffer>,
-    }
-
-    impl Bench {
-        fn new() -> Bench {
-            let memory = MemStore::new(ByteCount(2 * PAGE as u64)).expect("memory");
-            let store = FaultyStore::new(Arc::new(memory), 7);
-            let queue = store.open_queue(4).expect("queue");
-            let control = store.control();
-            let buffer = Box::new(Buffer([7; 2 * PAGE]));
-            let mut bench = Bench { store, queue, control, buffer };
-            assert_eq!(bench.run(Op::Write), Ok(()));
-            bench.buffer.0.fill(0);
-            bench
-        }
-
-        fn push(&mut self, op: Op) {
-            let segments = [Segment { ptr: self.buffer.0.as_mut_ptr(), len: 2 * PAGE }];
-            let request = Request { token: 5, op, offset: 0, segments: &segments };
-            // SAFETY: one request at a time uses the buffer, which is looked at when it is done
-            // and outlives the queue's use of it.
-            assert!(unsafe { self.queue.push(request) });
-        }
-
-        fn wait(&mut self, timeout: Duration) -> Option<Result<()>> {
-            let mut result = None;
-            let mut done = |completion: Completion| {
-                assert_eq!(completion.token, 5);
-                assert!(result.replace(completion.result).is_none());
-            };
-            self.queue.wait(timeout, &mut done).expect("wait");
-            result
-        }
-
-        fn run(&mut self, op: Op) -> Result<()> {
-            self.push(op);
-            self.wait(Duration::from_secs(60)).expect("a completion")
-        }
-
-        fn wrong_bits(&self) -> u32 {
-            self.buffer.0.iter().map(|byte| (byte ^ 7).count_ones()).sum()
-        }
-    }
-
-    fn failed(op: Op, errno: i32) -> Result<()> {
-        Err(op.failed(0, 2 * PAGE as u64, Errno(errno)))
-    }
-
-    #[test]
-    fn the_next_requests_of_a_kind_fail_and_then_no_more() {
-        let mut bench = Bench::new();
-        bench.control.fail_next(Op::Write, 2, libc::ENOSPC);
-        assert_eq!(bench.run(Op::Read), Ok(()));
-        assert_eq!(bench.run(Op::Write), failed(Op::Write, libc::ENOSPC));
-        assert_eq!(bench.run(Op::Write), failed(Op::Write, libc::ENOSPC));
-        assert_eq!(bench.run(Op::Write), Ok(()));
-        assert_eq!(bench.control.injected(), 2);
-    }
-
-    #[test]
-    fn a_fraction_of_requests_fails() {
-        let mut bench = Bench::new();
-        bench.control.fail_fraction(Op::Read, 500_000, libc::EIO);
-        let failures = (0..1000).filter(|_| bench.run(Op::Read).is_err()).count();
-        assert!((300..700).contains(&failures), "{failures} of 1000");
-        bench.control.heal();
-        assert_eq!(bench.run(Op::Read), Ok(()));
-    }
-
-    #[test]
-    fn a_short_read_is_an_error_that_leaves_the_rest_of_the_buffer() {
-        let mut bench = Bench::new();
-        bench.control.shorten_reads(1);
-        assert_eq!(bench.run(Op::Read), failed(Op::Read, libc::EIO));
-        assert_eq!(bench.buffer.0[PAGE - 1..=PAGE], [7, 0]);
-    }
-
-    #[test]
-    fn a_corrupted_read_succeeds_with_one_wrong_bit() {
-        let mut bench = Bench::new();
-        // SAFETY: these bytes are numbers.
-        unsafe { bench.control.corrupt_reads(1) };
-        assert_eq!(bench.run(Op::Read), Ok(()));
-        assert_eq!(bench.wrong_bits(), 1);
-        assert_eq!(bench.run(Op::Read), Ok(()));
-        assert_eq!(bench.wrong_bits(), 0);
-    }
-
-    #[test]
-    fn a_paused_device_reports_nothing_until_released() {
-        let mut bench = Bench::new();
-        bench.control.pause();
-        bench.push(Op::Read);
-        assert_eq!(bench.wait(Duration::from_millis(5)), None);
-        assert_eq!((bench.queue.in_flight(), bench.control.held()), (1, 1));
-        bench.control.release();
-        assert_eq!(bench.wait(Duration::from_secs(60)), Some(Ok(())));
-        assert_eq!((bench.queue.in_flight(), bench.control.held()), (0, 0));
-    }
-
-    #[test]
-    fn a_watched_descriptor_ends_a_wait_while_completions_are_held_back() {
-        let mut bench = Bench::new();
-        let event = EventFd::new().expect("eventfd");
-        bench.queue.watch(event.as_fd().as_raw_fd()).expect("watch");
-        bench.control.pause();
-        bench.push(Op::Read);
-        event.signal();
-        assert_eq!(bench.wait(Duration::MAX), None);
-        assert_eq!(bench.queue.in_flight(), 1);
-    }
-
-    #[test]
-    fn a_delayed_request_is_reported_when_it_is_due() {
-        let mut bench = Bench::new();
-        let delay = Duration::from_millis(20);
-        bench.control.delay(delay);
-        let started = Instant::now();
-        assert_eq!(bench.run(Op::Read), Ok(()));
-        assert!(started.elapsed() >= delay);
-    }
-
-    #[test]
-    fn a_device_that_vanishes_fails_what_is_in_flight_and_what_follows() {
-        let mut bench = Bench::new();
-        bench.control.pause();
-        bench.push(Op::Read);
-        bench.control.vanish(libc::ENODEV);
-        bench.control.release();
-        assert_eq!(bench.wait(Duration::from_secs(60)), Some(failed(Op::Read, libc::ENODEV)));
-        assert_eq!(bench.run(Op::Write), failed(Op::Write, libc::ENODEV));
-        // SAFETY: nobody needs the bytes.
-        assert!(unsafe { bench.store.discard(0, PAGE as u64) }.is_err());
-        bench.control.heal();
-        assert_eq!(bench.run(Op::Write), Ok(()));
-    }
-
-    #[test]
-    fn the_next_syncs_fail_and_then_no_more() {
-        let bench = Bench::new();
-        bench.control.fail_syncs(1, libc::EIO);
-        assert_eq!(bench.store.sync(), Err(crate::Error::Os { call: "sync", errno: libc::EIO }));
-        assert_eq!(bench.store.sync(), Ok(()));
-        bench.control.vanish(libc::ENODEV);
-        assert!(bench.store.sync().is_err());
-        bench.control.heal();
-        assert_eq!((bench.store.sync(), bench.control.injected()), (Ok(()), 2));
-    }
-
-    #[test]
-    fn faults_also_hit_reads_that_use_no_queue() {
-        let mut bench = Bench::new();
-        bench.control.fail_next(Op::Read, 1, libc::EIO);
-        // SAFETY: these bytes are numbers.
-        unsafe { bench.control.corrupt_reads(1) };
-        let ptr = bench.buffer.0.as_mut_ptr();
-        // SAFETY: the buffer is ours and as long.
-        let first = unsafe { bench.store.read_now(0, ptr, 2 * PAGE) };
-        // SAFETY: as above.
-        let second = unsafe { bench.store.read_now(0, ptr, 2 * PAGE) };
-        assert_eq!((first, second), (failed(Op::Read, libc::EIO), Ok(())));
-        assert_eq!(bench.wrong_bits(), 1);
     }
 }

@@ -1,0 +1,222 @@
+//! Requests that a queue has accepted and hands on to another store's queue, whole or in pieces.
+//!
+//! [`Pending`] is what the queues of `encrypted` and `compressed` know of their requests: which are
+//! accepted, how much of each is handed on, and what has failed.
+//!
+//! # Invariants
+//! 1. An index is free, or that of one request that is not reported.
+//! 2. A request's buffers are used until it is reported, and no longer.
+
+#![expect(unsafe_code, reason = "copies from the buffers of requests")]
+
+use super::{Completion, IO_ALIGN, Op, Request, SEGMENTS_MAX, Segment, check_range};
+use crate::base::error::{Error, Result};
+use crate::base::units::ByteCount;
+use std::collections::VecDeque;
+
+/// Bytes of a block, the unit of requests.
+///
+/// # Errors
+/// [`Error::BadRange`] when that is not a positive multiple of 4,096.
+pub(super) fn block_bytes(block: ByteCount) -> Result<usize> {
+    let block = block.as_usize();
+    if block == 0 || !block.is_multiple_of(IO_ALIGN) {
+        return Err(Error::BadRange { reason: "block is not a multiple of 4,096 bytes" });
+    }
+    Ok(block)
+}
+
+/// The numbers of the blocks of a range.
+///
+/// # Panics
+/// When the range is not made of whole blocks of the store.
+pub(super) fn whole_blocks(
+    offset: u64,
+    len: u64,
+    block: usize,
+    capacity: ByteCount,
+) -> std::ops::Range<u64> {
+    check_range(offset, len, capacity);
+    let size = block as u64;
+    let is_whole = offset.is_multiple_of(size) && len.is_multiple_of(size);
+    assert!(is_whole, "bytes {offset}+{len} of a store of blocks of {block}");
+    offset / size..(offset + len) / size
+}
+
+/// An accepted request.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    token: u64,
+    pub(super) op: Op,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    segments: [Segment; SEGMENTS_MAX],
+    count: usize,
+    /// Bytes that are dealt with, or handed to the inner queue.
+    pub(super) handed: u64,
+    /// Requests of the inner queue that are not finished.
+    pub(super) pieces: u32,
+    pub(super) failure: Option<Error>,
+}
+
+impl Entry {
+    const EMPTY: Entry = Entry {
+        token: 0,
+        op: Op::Read,
+        offset: 0,
+        len: 0,
+        segments: [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX],
+        count: 0,
+        handed: 0,
+        pieces: 0,
+        failure: None,
+    };
+
+    /// The caller's buffers.
+    pub(super) fn segments(&self) -> &[Segment] {
+        &self.segments[..self.count]
+    }
+
+    /// The parts of the caller's buffers that hold `len` bytes from `at`, and their number.
+    pub(super) fn buffers(&self, at: u64, len: usize) -> ([Segment; SEGMENTS_MAX], usize) {
+        let mut parts = Entry::EMPTY.segments;
+        let (mut at, mut left, mut count) = (at as usize, len, 0);
+        for segment in self.segments() {
+            if at >= segment.len || left == 0 {
+                at = at.saturating_sub(segment.len);
+                continue;
+            }
+            let here = left.min(segment.len - at);
+            // SAFETY: within the segment.
+            let ptr = unsafe { segment.ptr.add(at) };
+            parts[count] = Segment { ptr, len: here };
+            (count, left, at) = (count + 1, left - here, 0);
+        }
+        (parts, count)
+    }
+
+    /// Copies what the caller's buffers hold from `at`.
+    pub(super) fn copy_to(&self, at: u64, into: &mut [u8]) {
+        let (parts, count) = self.buffers(at, into.len());
+        let mut done = 0;
+        for part in &parts[..count] {
+            let to = into[done..done + part.len].as_mut_ptr();
+            // SAFETY: the caller of `push` keeps its buffers unchanged until the request is reported
+            // (invariant 2); `into` is the queue's own.
+            unsafe { to.copy_from_nonoverlapping(part.ptr, part.len) };
+            done += part.len;
+        }
+    }
+
+    /// Whether nothing of it is left to be handed on.
+    pub(super) fn is_handed(&self) -> bool {
+        self.handed == self.len || self.failure.is_some()
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.pieces == 0 && self.is_handed()
+    }
+}
+
+/// The requests of a queue.
+#[derive(Debug)]
+pub(super) struct Pending {
+    entries: Box<[Entry]>,
+    free: Vec<usize>,
+    /// Those that are not handed on whole, oldest first.
+    waiting: VecDeque<usize>,
+}
+
+// SAFETY: entries only remember the buffers of requests, whose owners let the queue use them from
+// whichever thread the queue is on (`Queue::push`, `Queue: Send`).
+unsafe impl Send for Pending {}
+
+impl Pending {
+    pub(super) fn new(depth: u32) -> Pending {
+        Pending {
+            entries: vec![Entry::EMPTY; depth as usize].into(),
+            free: (0..depth as usize).rev().collect(),
+            waiting: VecDeque::with_capacity(depth as usize),
+        }
+    }
+
+    pub(super) fn in_flight(&self) -> u32 {
+        (self.entries.len() - self.free.len()) as u32
+    }
+
+    /// Accepts a request for a store of blocks. `None`: the queue is full.
+    ///
+    /// # Panics
+    /// When it is not of whole blocks of the store, or a buffer of a read is not.
+    pub(super) fn accept(
+        &mut self,
+        request: &Request<'_>,
+        block: usize,
+        capacity: ByteCount,
+    ) -> Option<usize> {
+        let len = request.check(capacity);
+        whole_blocks(request.offset, len, block, capacity);
+        for segment in request.segments {
+            let whole = segment.len.is_multiple_of(block);
+            assert!(whole || request.op == Op::Write, "{segment:?} of a read is not whole blocks");
+        }
+        let index = self.free.pop()?;
+        let entry = &mut self.entries[index];
+        (entry.token, entry.op) = (request.token, request.op);
+        (entry.offset, entry.len) = (request.offset, len);
+        (entry.handed, entry.pieces, entry.failure) = (0, 0, None);
+        entry.count = request.segments.len();
+        entry.segments[..entry.count].copy_from_slice(request.segments);
+        Some(index)
+    }
+
+    /// Takes back an acceptance that the caller has not heard of.
+    pub(super) fn refuse(&mut self, index: usize) {
+        self.free.push(index);
+    }
+
+    pub(super) fn entry(&self, index: usize) -> &Entry {
+        &self.entries[index]
+    }
+
+    pub(super) fn entry_mut(&mut self, index: usize) -> &mut Entry {
+        &mut self.entries[index]
+    }
+
+    /// The request is to be handed on after those that wait.
+    pub(super) fn wait(&mut self, index: usize) {
+        self.waiting.push_back(index);
+    }
+
+    /// The request that is to be handed on first.
+    pub(super) fn first_waiting(&self) -> Option<usize> {
+        self.waiting.front().copied()
+    }
+
+    /// The first request waits no more.
+    pub(super) fn end_first_wait(&mut self) {
+        self.waiting.pop_front();
+    }
+
+    /// Books what became of a piece of a request. Returns whether the request is done: the rest of one
+    /// that failed is not handed on any more.
+    pub(super) fn settle(&mut self, index: usize, result: Result<()>) -> bool {
+        let entry = &mut self.entries[index];
+        entry.pieces -= 1;
+        if let Err(error) = result {
+            entry.failure.get_or_insert(error);
+        }
+        let is_done = entry.is_done();
+        if is_done {
+            self.waiting.retain(|waiting| *waiting != index);
+        }
+        is_done
+    }
+
+    /// Ends a request that is done.
+    pub(super) fn report(&mut self, index: usize) -> Completion {
+        self.free.push(index);
+        let entry = &mut self.entries[index];
+        Completion { token: entry.token, result: entry.failure.take().map_or(Ok(()), Err) }
+    }
+}
