@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
-use tidy_text::fields::open_fields;
+use tidy_text::fields::{open_fields, wide_structs};
 use tidy_text::imports::{Modules, cycles};
 use tidy_text::{Source, is_word, words};
 
@@ -36,6 +36,8 @@ const FILE_LINES_MAX: usize = 1000;
 /// Longest function, in lines; from [`FUNCTION_LINES_LONG`] on it is listed.
 const FUNCTION_LINES_MAX: usize = 100;
 const FUNCTION_LINES_LONG: usize = 70;
+/// Maximum number of fields of a type: one with more is several types.
+const FIELDS_MAX: usize = 12;
 /// How many lines above an unsafe block its safety comment may begin.
 const SAFETY_REACH: usize = 25;
 
@@ -207,6 +209,17 @@ fn a_field_is_named_in_its_own_folder_only() {
 }
 
 #[test]
+fn types_have_few_fields() {
+    let mut violations = Vec::new();
+    for source in everything().iter().filter(|source| !is_test(&source.name)) {
+        let wide = wide_structs(source, FIELDS_MAX);
+        violations
+            .extend(wide.iter().map(|(line, what)| format!("{}:{line}: {what}", source.name)));
+    }
+    report("types of at most 12 fields, but for plain data", &violations);
+}
+
+#[test]
 fn a_count_is_read_only_where_it_is_shown() {
     let mut violations = Vec::new();
     for source in library().iter().filter(|source| !is_test(&source.name)) {
@@ -240,6 +253,19 @@ fn open_fields_are_told_from_plain_data() {
     assert_eq!(open("src/a/b.rs"), ["Lock.held"]);
     assert_eq!(open("src/a/mod.rs"), ["Owner.a", "Lock.held"]);
     assert_eq!(open("src/a/b/mod.rs"), ["Owner.a", "Owner.b", "Lock.held"]);
+}
+
+#[test]
+fn wide_types_are_told_from_plain_data() {
+    let code = "pub struct Shown {\n    pub a: u8,\n    pub b: u8,\n}\n".to_owned()
+        + "table! {\n    pub struct Settings {\n        a: value(u8) = 1,\n        b: maybe(u8) = None,\n    }\n}\n"
+        + "struct Owner {\n    a: u8,\n    /// Why.\n    b: Vec<u8>,\n}\n"
+        + "pub(crate) struct Lock {\n    pub(crate) a: u8,\n    pub(crate) b: AtomicU8,\n}\n";
+    let source = Source::new("src/a.rs", code);
+    let wide =
+        |max| wide_structs(&source, max).into_iter().map(|(_, what)| what).collect::<Vec<_>>();
+    assert_eq!(wide(1), ["`Owner` has 2 fields", "`Lock` has 2 fields"]);
+    assert_eq!(wide(2), Vec::<String>::new());
 }
 
 #[test]
@@ -368,6 +394,53 @@ fn unsafe_code_is_announced_and_listed() {
         }
     }
     report("unsafe code is announced and listed", &violations);
+}
+
+/// The rows of the tables in a part of a page, as cells.
+fn table_rows(part: &str) -> impl Iterator<Item = Vec<&str>> {
+    let rows = part.lines().filter(|line| line.starts_with("| ") && !line.starts_with("|-"));
+    rows.map(|row| row.trim_matches('|').split(" | ").collect())
+}
+
+/// What stands between backquotes.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn the_walks_of_the_architecture_name_functions_where_they_are() {
+    let page = fs::read_to_string(root().join("docs/architecture.md")).expect("the page");
+    let (_, walks) = page.split_once("The same fault as functions").expect("the first walk");
+    let (walks, _) = walks.split_once("\n## One limit").expect("what follows the last walk");
+    let library = library();
+    let mut violations = Vec::new();
+    let mut functions = 0;
+    for row in table_rows(walks).filter(|row| row.len() == 3) {
+        let mut code = String::new();
+        for file in quoted(row[1]) {
+            // Those of a fault are named from `src/paging`, for brevity.
+            let paths = [format!("src/{file}"), format!("src/paging/{file}")];
+            let found = library.iter().filter(|source| {
+                paths.iter().any(|path| {
+                    source.name == *path || path.ends_with('/') && source.name.starts_with(path)
+                })
+            });
+            let before = code.len();
+            found.for_each(|source| code += &source.code);
+            if code.len() == before {
+                violations.push(format!("there is no {file}"));
+            }
+        }
+        for name in quoted(row[2]) {
+            functions += 1;
+            let name = name.rsplit("::").next().unwrap_or(name);
+            if !code.contains(&format!("fn {name}(")) && !code.contains(&format!("fn {name}<")) {
+                violations.push(format!("`{name}` is not in {}", row[1]));
+            }
+        }
+    }
+    assert!(functions > 50, "{functions} functions: the page was not understood");
+    report("docs/architecture.md names what there is", &violations);
 }
 
 #[test]

@@ -46,12 +46,36 @@ pub(super) struct Device {
     no_discard: AtomicBool,
     /// The file has its space, and keeps it.
     reserved: AtomicBool,
-    /// What [`room`](Device::room) said last, and when, in milliseconds since `opened`, plus 1.
-    room: AtomicU64,
-    room_asked: AtomicU64,
-    opened: Instant,
+    room: Room,
     /// The file's name is known to be on the device.
     is_name_durable: AtomicBool,
+}
+
+/// Bytes that there is space for, by an answer of the file system that is [`ROOM_AGE_MAX`] old at most.
+#[derive(Debug)]
+struct Room {
+    bytes: AtomicU64,
+    /// When it was asked, in milliseconds since `opened`, plus 1; 0: not yet.
+    asked: AtomicU64,
+    opened: Instant,
+}
+
+impl Room {
+    fn new() -> Room {
+        Room { bytes: AtomicU64::new(0), asked: AtomicU64::new(0), opened: Instant::now() }
+    }
+
+    /// What was said last, or what `ask` says now.
+    fn get(&self, ask: impl FnOnce() -> u64) -> u64 {
+        let now = self.opened.elapsed().as_millis() as u64 + 1;
+        let asked = self.asked.load(Ordering::Relaxed);
+        // Any racer may ask; both store what is true now.
+        if asked == 0 || now - asked.min(now) >= ROOM_AGE_MAX.as_millis() as u64 {
+            self.bytes.store(ask(), Ordering::Relaxed);
+            self.asked.store(now, Ordering::Relaxed);
+        }
+        self.bytes.load(Ordering::Relaxed)
+    }
 }
 
 impl Device {
@@ -74,9 +98,7 @@ impl Device {
             below: Vec::new(),
             no_discard: AtomicBool::new(false),
             reserved: AtomicBool::new(false),
-            room: AtomicU64::new(0),
-            room_asked: AtomicU64::new(0),
-            opened: Instant::now(),
+            room: Room::new(),
             is_name_durable: AtomicBool::new(kind != FileKind::Regular || named == Named::No),
         }
     }
@@ -147,18 +169,13 @@ impl Device {
         if self.kind != FileKind::Regular || self.reserved.load(Ordering::Relaxed) {
             return self.capacity;
         }
-        let now = self.opened.elapsed().as_millis() as u64 + 1;
-        let asked = self.room_asked.load(Ordering::Relaxed);
-        // Any racer may ask; both store what is true now.
-        if asked == 0 || now - asked.min(now) >= ROOM_AGE_MAX.as_millis() as u64 {
+        let room = self.room.get(|| {
             let occupied = file::info(self.as_fd()).map(|info| info.occupied);
             let room = occupied.and_then(|bytes| Ok(bytes + file::available(self.as_fd())?));
             // Of a file system that does not tell, nothing is known.
-            let room = room.unwrap_or(u64::MAX);
-            self.room.store(room, Ordering::Relaxed);
-            self.room_asked.store(now, Ordering::Relaxed);
-        }
-        ByteCount(self.room.load(Ordering::Relaxed)).min(self.capacity)
+            room.unwrap_or(u64::MAX)
+        });
+        ByteCount(room).min(self.capacity)
     }
 
     /// Waits until the device has what was written, and the name of the file. The name is made

@@ -68,9 +68,25 @@ fn stays_inside(source: &str, visibility: &str) -> bool {
     }
 }
 
-/// The fields of a source that are visible outside its folder, as `struct.field`. Structs of plain
-/// data may show them: those that show all, and guard nothing.
-pub(crate) fn open_fields(source: &Source) -> Vec<(usize, String)> {
+/// A struct with named fields, but for those of test modules.
+struct Struct<'a> {
+    name: &'a str,
+    line: usize,
+    fields: Vec<Field<'a>>,
+}
+
+impl Struct<'_> {
+    /// Plain data: it shows all of its fields and guards nothing, or its fields are the rows of a
+    /// macro's table, with a default each, as settings are.
+    fn is_data(&self) -> bool {
+        let guards = |field: &Field<'_>| GUARDING.iter().any(|kind| field.kind.contains(kind));
+        let is_shown = self.fields.iter().all(|field| !field.visibility.is_empty());
+        let is_table = self.fields.iter().all(|field| field.kind.contains(" = "));
+        is_table || (is_shown && !self.fields.iter().any(guards))
+    }
+}
+
+fn structs(source: &Source) -> Vec<Struct<'_>> {
     let mut found = Vec::new();
     let code = source.code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     for (at, _) in code.match_indices("struct ") {
@@ -78,19 +94,28 @@ pub(crate) fn open_fields(source: &Source) -> Vec<(usize, String)> {
         let end = head.find(['{', ';', '(']).unwrap_or(head.len());
         let is_declared = code[..at].ends_with([' ', '\n']) && head[end..].starts_with('{');
         let Some(name) = head[..end].split(|c: char| !c.is_alphanumeric()).next() else { continue };
-        if !is_declared {
-            continue;
+        if is_declared {
+            let (body, _) = inside(&head[end + 1..]);
+            found.push(Struct { name, line: source.line_of(at), fields: fields(body) });
         }
-        let (body, _) = inside(&head[end + 1..]);
-        let fields = fields(body);
-        let is_guarding = |field: &Field<'_>| GUARDING.iter().any(|kind| field.kind.contains(kind));
-        let is_data = fields.iter().all(|field| !field.visibility.is_empty())
-            && !fields.iter().any(is_guarding);
-        if is_data {
-            continue;
-        }
-        let open = fields.iter().filter(|field| !stays_inside(&source.name, field.visibility));
-        found.extend(open.map(|field| (source.line_of(at), format!("{name}.{}", field.name))));
     }
     found
+}
+
+/// The fields of a source that are visible outside its folder, as `struct.field`. Plain data may show
+/// them.
+pub(crate) fn open_fields(source: &Source) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for of in structs(source).iter().filter(|of| !of.is_data()) {
+        let open = of.fields.iter().filter(|field| !stays_inside(&source.name, field.visibility));
+        found.extend(open.map(|field| (of.line, format!("{}.{}", of.name, field.name))));
+    }
+    found
+}
+
+/// The structs of a source with more than `max` fields, but for plain data, with their number of fields.
+pub(crate) fn wide_structs(source: &Source, max: usize) -> Vec<(usize, String)> {
+    let structs = structs(source);
+    let wide = structs.iter().filter(|of| of.fields.len() > max && !of.is_data());
+    wide.map(|of| (of.line, format!("`{}` has {} fields", of.name, of.fields.len()))).collect()
 }

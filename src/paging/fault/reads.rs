@@ -128,6 +128,55 @@ impl FrameRead {
     }
 }
 
+/// The reads that the device has, by their tokens. A token is free, or a read's.
+#[derive(Debug)]
+struct InFlight {
+    reads: Vec<Option<Read>>,
+    free: Vec<usize>,
+    /// Reads that were asked for ahead of faults.
+    prefetches: usize,
+}
+
+impl InFlight {
+    fn new() -> InFlight {
+        let depth = DEPTH as usize;
+        InFlight { reads: vec![None; depth], free: (0..depth).collect(), prefetches: 0 }
+    }
+
+    /// The token of the read that is [put](Self::put) next.
+    fn take_token(&mut self) -> usize {
+        self.free.pop().expect("reads are bounded by the queue's depth")
+    }
+
+    fn put(&mut self, token: usize, read: Read) {
+        self.prefetches += usize::from(read.prefetch);
+        self.reads[token] = Some(read);
+    }
+
+    /// The device does not have a read any more.
+    fn take(&mut self, token: usize) -> Read {
+        let read = self.reads[token].take().expect("a token belongs to a read");
+        self.free.push(token);
+        self.prefetches -= usize::from(read.prefetch);
+        read
+    }
+
+    fn get(&self, token: usize) -> &Read {
+        self.reads[token].as_ref().expect("a token belongs to a read")
+    }
+
+    fn get_mut(&mut self, token: usize) -> &mut Read {
+        self.reads[token].as_mut().expect("a token belongs to a read")
+    }
+
+    /// The first token from one on whose read is wanted.
+    fn find(&mut self, from: usize, mut is_wanted: impl FnMut(&mut Read) -> bool) -> Option<usize> {
+        let mut reads = self.reads[from..].iter_mut();
+        let found = reads.position(|read| read.as_mut().is_some_and(&mut is_wanted));
+        found.map(|found| from + found)
+    }
+}
+
 /// One handler's reads; see [module](self).
 pub(super) struct Reads {
     pager: Arc<Pager>,
@@ -136,11 +185,7 @@ pub(super) struct Reads {
     queue: Box<dyn Queue>,
     accepted: Vec<Accepted>,
     repeats: Vec<Repeat>,
-    /// By token.
-    in_flight: Vec<Option<Read>>,
-    free_tokens: Vec<usize>,
-    /// Reads in flight that were asked for ahead of faults.
-    prefetches: usize,
+    in_flight: InFlight,
     finished: Vec<Completion>,
     /// By frame.
     frames: Vec<FrameRead>,
@@ -169,9 +214,7 @@ impl Reads {
             queue,
             accepted: Vec::with_capacity(frames),
             repeats: Vec::with_capacity(frames),
-            in_flight: vec![None; DEPTH as usize],
-            free_tokens: (0..DEPTH as usize).collect(),
-            prefetches: 0,
+            in_flight: InFlight::new(),
             finished: Vec::with_capacity(DEPTH as usize),
             frames: vec![FrameRead::NONE; frames],
             to_wake: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
@@ -298,7 +341,7 @@ impl Reads {
 
     /// Hands one request to the device; returns its token if the store panicked.
     fn push_read(&mut self, at: usize, count: usize) -> Option<usize> {
-        let token = self.free_tokens.pop().expect("reads are bounded by the queue's depth");
+        let token = self.in_flight.take_token();
         let page_bytes = self.pager.page_bytes();
         let empty = Segment { ptr: std::ptr::null_mut(), len: 0 };
         let mut segments = [empty; SEGMENTS_MAX];
@@ -330,7 +373,6 @@ impl Reads {
                 read.term = term;
             }
         }
-        self.prefetches += usize::from(prefetch);
         self.pager.counters().reads_in_flight.up();
         let before = self.queue.in_flight();
         let queue = &mut *self.queue;
@@ -341,7 +383,7 @@ impl Reads {
         let is_refused = pushed.is_none() && self.queue.in_flight() == before;
         let is_abandoned = false;
         let read = Read { frames, count, started, term, prefetch, is_refused, is_abandoned };
-        self.in_flight[token] = Some(read);
+        self.in_flight.put(token, read);
         pushed.is_none().then_some(token)
     }
 
@@ -397,9 +439,7 @@ impl Reads {
 
     /// The device does not have a read any more.
     fn release(&mut self, token: usize) -> Read {
-        let read = self.in_flight[token].take().expect("a token belongs to a read");
-        self.free_tokens.push(token);
-        self.prefetches -= usize::from(read.prefetch);
+        let read = self.in_flight.take(token);
         self.pager.counters().reads_in_flight.down();
         read
     }
@@ -470,7 +510,7 @@ impl Reads {
     /// there that can be. Nor by a handler that gives way: a thread that it wakes runs in its place at
     /// once, and must not find the page in its hands.
     fn wakes_at_once(&self, turn: Turn<'_>) -> bool {
-        self.prefetches == 0 && !turn.sched.gives_way()
+        self.in_flight.prefetches == 0 && !turn.sched.gives_way()
     }
 
     /// Wakes the threads that wait for pages mapped since the last time; `more` pages follow.
@@ -553,24 +593,21 @@ impl Reads {
         }
         let shown = self.watch.look(now);
         let is_overdue = |read: &mut Read| !read.is_abandoned && read.term.is_over(shown, deadline);
-        let found = self.in_flight[*from..]
-            .iter_mut()
-            .position(|read| read.as_mut().is_some_and(is_overdue));
-        let token = *from + found?;
+        let token = self.in_flight.find(*from, is_overdue)?;
         *from = token + 1;
         Some(token)
     }
 
     /// The error of a read that the device has had for too long.
     pub(super) fn overdue_error(&self, token: usize) -> Error {
-        let read = self.in_flight[token].as_ref().expect("a token belongs to a read");
+        let read = self.in_flight.get(token);
         no_room::timed_out(&self.pager, Some(fill::slot_of_fill(&self.pager, read.frames[0])))
     }
 
     /// Gives a read up: its pages are to [fail](Self::fail), and its frames stay with the device until
     /// it answers. Returns the frames and their number.
     pub(super) fn abandon(&mut self, token: usize) -> ([FrameId; SEGMENTS_MAX], usize) {
-        let read = self.in_flight[token].as_mut().expect("a token belongs to a read");
+        let read = self.in_flight.get_mut(token);
         read.is_abandoned = true;
         let (frames, count) = (read.frames, read.count);
         self.pager.counters().read_errors.bump();
@@ -579,8 +616,8 @@ impl Reads {
 
     /// Frees the frames of a read that was given up, if the device does not have them.
     pub(super) fn free_if_refused(&mut self, token: usize) {
-        let refused = |read: &Read| read.is_refused && read.is_abandoned;
-        if self.in_flight[token].as_ref().is_some_and(refused) {
+        let read = self.in_flight.get(token);
+        if read.is_refused && read.is_abandoned {
             let read = self.release(token);
             read.frames[..read.count]
                 .iter()
@@ -590,7 +627,8 @@ impl Reads {
 
     /// Whether all that the device was asked for has passed its deadline.
     pub(super) fn is_device_silent(&self) -> bool {
-        self.accepted.is_empty() && self.in_flight.iter().flatten().all(|read| read.is_abandoned)
+        self.accepted.is_empty()
+            && self.in_flight.reads.iter().flatten().all(|read| read.is_abandoned)
     }
 
     /// The time that counts for deadlines.

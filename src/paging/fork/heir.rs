@@ -280,14 +280,43 @@ struct Server {
     batch: usize,
     messages: Vec<Message>,
     kept: Vec<Message>,
-    look_at: Instant,
-    /// When all pages were looked at last, and how many faults parent and child had had by then.
-    looked: Option<Instant>,
-    faults: u64,
-    look_every: Duration,
+    looks: Looks,
     /// All threads of the program have ended.
     is_ending: bool,
     write_again: Option<Instant>,
+}
+
+/// When the thread looks whether pages have become the child's alone: more often while parent and child
+/// have faults, and never for more than 1/[`LOOK_PART`] of the time.
+struct Looks {
+    at: Instant,
+    every: Duration,
+    /// When all pages were looked at last, and how many faults parent and child had had by then.
+    last: Option<Instant>,
+    faults: u64,
+}
+
+impl Looks {
+    fn new() -> Looks {
+        Looks { at: Instant::now() + LOOK_EVERY_MIN, every: LOOK_EVERY_MIN, last: None, faults: 0 }
+    }
+
+    /// Whether all pages are to be looked at; `faults` are those of parent and child until now.
+    fn is_due(&mut self, now: Instant, faults: u64) -> bool {
+        let is_quiet = faults == std::mem::replace(&mut self.faults, faults);
+        self.every = if is_quiet { LOOK_IDLE_MAX.min(self.every * 2) } else { LOOK_EVERY_MIN };
+        !is_quiet || self.last.is_none_or(|last| now - last >= LOOK_EVERY_MAX)
+    }
+
+    /// All pages were looked at, from `began` until now.
+    fn note_look(&mut self, began: Instant) {
+        self.last = Some(began);
+        self.every = self.every.max(began.elapsed() * LOOK_PART);
+    }
+
+    fn plan_next(&mut self) {
+        self.at = Instant::now() + self.every;
+    }
 }
 
 /// A page on its way out.
@@ -320,10 +349,7 @@ impl Server {
             batch,
             messages: vec![Message::EMPTY; 64],
             kept: Vec::new(),
-            look_at: Instant::now() + LOOK_EVERY_MIN,
-            looked: None,
-            faults: 0,
-            look_every: LOOK_EVERY_MIN,
+            looks: Looks::new(),
             is_ending: false,
             write_again: None,
         })
@@ -335,7 +361,7 @@ impl Server {
                 self.stand_still()?;
             }
             let now = Instant::now();
-            if self.look_at <= now {
+            if self.looks.at <= now {
                 self.look(now);
             }
             let count = self.read()?;
@@ -345,7 +371,7 @@ impl Server {
                 self.answer(self.messages[at]);
             }
             if count == 0 && kept.is_empty() {
-                let patience = self.look_at.saturating_duration_since(Instant::now());
+                let patience = self.looks.at.saturating_duration_since(Instant::now());
                 let patience = patience.min(LOOK_EVERY_MAX);
                 poll_readable(&[self.uffd.raw_fd()], patience).map_err(waiting)?;
             }
@@ -507,26 +533,19 @@ impl Server {
     /// Notes the inherited pages that have become this process's alone: it has written them, or the
     /// parent has, or has dropped them.
     fn look(&mut self, now: Instant) {
-        if self.looked.is_none() {
+        if self.looks.last.is_none() {
             self.drop_frames();
         }
         // Without a fault nobody has written a shared page or brought another one in. (What an older
         // relative does is seen later.)
         let processes = [std::process::id(), std::os::unix::process::parent_id()];
         let faults = processes.into_iter().filter_map(sys::thread::faults_of).sum();
-        let is_due = self.looked.is_none_or(|looked| now - looked >= LOOK_EVERY_MAX);
-        self.look_every = match faults == self.faults {
-            true => LOOK_IDLE_MAX.min(self.look_every * 2),
-            false => LOOK_EVERY_MIN,
-        };
-        if is_due || faults != self.faults {
+        if self.looks.is_due(now, faults) {
             self.find_owned();
             self.keep_to_budget();
-            self.looked = Some(now);
-            self.look_every = self.look_every.max(now.elapsed() * LOOK_PART);
+            self.looks.note_look(now);
         }
-        self.faults = faults;
-        self.look_at = Instant::now() + self.look_every;
+        self.looks.plan_next();
         if !self.is_ending && sys::thread::is_alone() {
             // The C library ends a process with its last thread, but for this one. What runs at exit may
             // touch inherited memory.

@@ -72,8 +72,6 @@ pub(crate) struct Pager {
     pool: FramePool,
     slots: SlotStore,
     mapper: Mapper,
-    /// Chunks that a stream leads to are read whole, into runs of frames.
-    reads_chunks: bool,
     counters: Counters,
     readahead: Readahead,
     sched: Arc<HandlerSched>,
@@ -102,7 +100,6 @@ impl Pager {
         )?;
         let frames = pool.staging();
         let table = PageTable::new(config.span.as_usize(), page_bytes)?;
-        let reads_chunks = moves.evict && !mapper.is_in_thread() && frames.has_small_runs();
         mapper.register_faults(table.start(), table.len())?;
         let (staging, staging_len) = frames.range();
         mapper.register_unwatched(staging, staging_len)?;
@@ -128,7 +125,6 @@ impl Pager {
             table,
             pool,
             mapper,
-            reads_chunks,
             counters: Counters::new(config.handlers)?,
             readahead: Readahead::new(config.span, config.page, config.readahead)?,
             sched,
@@ -158,9 +154,9 @@ impl Pager {
         &self.sched
     }
 
-    /// Whether chunks that a stream leads to are read whole.
+    /// Whether chunks that a stream leads to are read whole, into runs of frames.
     pub(in crate::paging) fn reads_chunks(&self) -> bool {
-        self.reads_chunks
+        self.pool.evicts_by_move() && !self.mapper.is_in_thread() && self.frames().has_small_runs()
     }
 
     /// What the policy knows.

@@ -52,6 +52,108 @@ pub(super) enum Activate {
     All,
 }
 
+/// How fast a thread faults.
+#[derive(Debug)]
+struct Pace {
+    /// Faults of the thread until its pace is looked at, and since when.
+    faults_left: u32,
+    since: Instant,
+}
+
+impl Pace {
+    fn start() -> Pace {
+        Pace { faults_left: STREAK, since: Instant::now() }
+    }
+
+    /// Counts a fault. Returns whether it ends a streak that was fast enough to follow its thread.
+    fn ends_fast_streak(&mut self) -> bool {
+        self.faults_left = self.faults_left.saturating_sub(1);
+        if self.faults_left > 0 {
+            return false;
+        }
+        let is_fast = self.since.elapsed() < STREAK_TIME_MAX;
+        *self = Pace::start();
+        is_fast
+    }
+}
+
+/// The processor that the handler is bound to, where it is that of the followed thread.
+#[derive(Debug)]
+struct Binding {
+    /// The calling handler runs there only, unless the supervisor has unbound it.
+    processor: Option<u32>,
+    /// Times that the handler was woken since it looked where its thread runs, and after how many it
+    /// looks again.
+    wakes: u32,
+    look_after: u32,
+}
+
+impl Binding {
+    const NONE: Binding = Binding { processor: None, wakes: 0, look_after: LOOK_MIN };
+
+    /// Moves to the processor of a thread; `false`: not allowed, or it is gone.
+    fn bind(&mut self, to: u32) -> bool {
+        let processor = thread::processor_of(to);
+        if processor.is_some() && processor != self.processor {
+            self.processor = processor.filter(|processor| thread::run_on(*processor));
+        }
+        self.processor.is_some()
+    }
+
+    /// The followed thread had to wake the handler all the same: perhaps it has moved.
+    fn woken_by(&mut self, followed: u32) {
+        self.wakes += 1;
+        if self.wakes < self.look_after {
+            return;
+        }
+        self.wakes = 0;
+        let before = self.processor;
+        self.bind(followed);
+        let has_moved = self.processor != before;
+        self.look_after = if has_moved { LOOK_MIN } else { (self.look_after * 2).min(LOOK_MAX) };
+    }
+
+    /// The supervisor has unbound the handler, if it was bound.
+    fn ended(&mut self) {
+        self.processor = None;
+    }
+
+    fn unbind(&mut self) {
+        if self.processor.take().is_some() {
+            thread::run_anywhere(thread::current());
+        }
+    }
+}
+
+/// Faults for which no thread is followed, because following was denied.
+#[derive(Debug, Default)]
+struct HoldOff {
+    faults_left: u32,
+    denials: u32,
+}
+
+impl HoldOff {
+    fn is_over(&self) -> bool {
+        self.faults_left == 0
+    }
+
+    /// Counts a fault; returns whether it is one for which no thread is followed.
+    fn takes_fault(&mut self) -> bool {
+        let is_held = self.faults_left > 0;
+        self.faults_left -= u32::from(is_held);
+        is_held
+    }
+
+    fn denied(&mut self) {
+        self.faults_left = HOLD_OFF << self.denials;
+        self.denials = (self.denials + 1).min(DENIALS_MAX);
+    }
+
+    fn granted(&mut self) {
+        self.denials = 0;
+    }
+}
+
 /// Which thread a handler follows.
 #[derive(Debug)]
 pub(super) struct Affinity {
@@ -63,15 +165,9 @@ pub(super) struct Affinity {
     foreign: u32,
     unfollowed: u32,
     score: u32,
-    /// Faults of the thread until its pace is looked at, and since when.
-    until_pace: u32,
-    since: Instant,
-    /// The processor the handler is bound to.
-    bound: Option<u32>,
-    wakes: u32,
-    look_after: u32,
-    hold_off: u32,
-    denials: u32,
+    pace: Pace,
+    binding: Binding,
+    hold_off: HoldOff,
 }
 
 impl Affinity {
@@ -84,13 +180,9 @@ impl Affinity {
             foreign: 0,
             unfollowed: 0,
             score: 0,
-            until_pace: STREAK,
-            since: Instant::now(),
-            bound: None,
-            wakes: 0,
-            look_after: LOOK_MIN,
-            hold_off: 0,
-            denials: 0,
+            pace: Pace::start(),
+            binding: Binding::NONE,
+            hold_off: HoldOff::default(),
         }
     }
 
@@ -108,8 +200,7 @@ impl Affinity {
         if activate != Activate::None {
             return activate;
         }
-        if self.hold_off > 0 {
-            self.hold_off -= 1;
+        if self.hold_off.takes_fault() {
             return Activate::None;
         }
         if arrival.thread == self.thread && (arrival.is_alone || self.partner != NO_THREAD) {
@@ -130,7 +221,7 @@ impl Affinity {
             return Activate::None;
         }
         if let Some(threads) = self.pair.note(arrival.thread)
-            && self.hold_off == 0
+            && self.hold_off.is_over()
             && arrival.at_once
             && let Some(helper) = self.split_pair(threads, sched)
         {
@@ -190,16 +281,15 @@ impl Affinity {
             IdleState::Normal => self.consider_following(sched),
             IdleState::Requested => {}
             IdleState::Idle => {
-                self.denials = 0;
+                self.hold_off.granted();
                 if arrival.woke_handler {
-                    self.check_processor();
+                    self.binding.woken_by(self.thread);
                 }
             }
             IdleState::Denied => {
                 sched.idle_policies.of(self.handler).accept_denial();
-                self.bound = None; // Unbound by the supervisor, if it was bound.
-                self.hold_off = HOLD_OFF << self.denials;
-                self.denials = (self.denials + 1).min(DENIALS_MAX);
+                self.binding.ended();
+                self.hold_off.denied();
                 self.stop_following(sched);
                 self.start(NO_THREAD);
             }
@@ -230,7 +320,7 @@ impl Affinity {
         self.start(thread);
         self.partner = partner;
         self.score = 2 * STREAK;
-        if self.bind() {
+        if self.binding.bind(thread) {
             sched.idle_policies.request(self.handler);
         }
     }
@@ -240,45 +330,15 @@ impl Affinity {
         self.partner = NO_THREAD;
         self.foreign = 0;
         self.score = 0;
-        self.until_pace = STREAK;
-        self.since = Instant::now();
+        self.pace = Pace::start();
     }
 
     /// Not following: starts to, when the faults come fast enough.
     fn consider_following(&mut self, sched: &HandlerSched) {
-        self.bound = None; // The supervisor unbound the handler when it ended the idle policy.
-        self.until_pace = self.until_pace.saturating_sub(1);
-        if self.until_pace > 0 {
-            return;
-        }
-        let fast = self.since.elapsed() < STREAK_TIME_MAX;
-        self.until_pace = STREAK;
-        self.since = Instant::now();
-        if fast && self.bind() {
+        self.binding.ended(); // The supervisor unbound the handler when it ended the idle policy.
+        if self.pace.ends_fast_streak() && self.binding.bind(self.thread) {
             sched.idle_policies.request(self.handler);
         }
-    }
-
-    /// Following, and woken all the same: perhaps the thread has moved.
-    fn check_processor(&mut self) {
-        self.wakes += 1;
-        if self.wakes < self.look_after {
-            return;
-        }
-        self.wakes = 0;
-        let before = self.bound;
-        self.bind();
-        let moved = self.bound != before;
-        self.look_after = if moved { LOOK_MIN } else { (self.look_after * 2).min(LOOK_MAX) };
-    }
-
-    /// Moves to the processor of the followed thread; `false`: not allowed, or it is gone.
-    fn bind(&mut self) -> bool {
-        let processor = thread::processor_of(self.thread);
-        if processor.is_some() && processor != self.bound {
-            self.bound = processor.filter(|processor| thread::run_on(*processor));
-        }
-        self.bound.is_some()
     }
 
     fn stop_following(&mut self, sched: &HandlerSched) {
@@ -290,8 +350,6 @@ impl Affinity {
 
     fn unbind(&mut self, sched: &HandlerSched) {
         sched.idle_policies.release(self.handler);
-        if self.bound.take().is_some() {
-            thread::run_anywhere(thread::current());
-        }
+        self.binding.unbind();
     }
 }
