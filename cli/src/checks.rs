@@ -1,13 +1,13 @@
 //! The checks of `farheap doctor`: what was found, what it means for farheap, what repairs it.
 //!
-//! A check judges a piece of the crate's [`Probe`]; [`kernel`] and [`storage`] hold them. Judging
+//! A check judges a piece of the command's [`Probe`]; [`kernel`] and [`storage`] hold them. Judging
 //! is apart from probing, so that tests judge other machines.
 
 mod kernel;
 mod storage;
 
+use crate::probe::Probe;
 use farheap::Config;
-use farheap::probe::Probe;
 use std::path::PathBuf;
 
 /// How a check ended, best first.

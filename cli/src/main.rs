@@ -1,10 +1,12 @@
 //! `farheap`: command-line companion of the crate.
 //!
-//! `doctor` asks the crate's probe what this machine allows and says what it means. The checks
+//! `doctor` asks what this machine allows ([`probe`], [`place`]) and says what it means. The checks
 //! are in [`checks`], their output in [`report`]. `run` runs a program under a limit ([`run`]), after a
 //! look at what kind of file it is ([`program`]).
 
 mod checks;
+mod place;
+mod probe;
 mod program;
 mod report;
 mod run;

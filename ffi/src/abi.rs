@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "exports functions")]
 
 use crate::error::{FARHEAP_E_ABI, Failure, Result, call, farheap_status, value};
-use farheap::probe::{Features, Probe};
+use farheap::probe::look;
 use std::ffi::c_char;
 
 /// The version of the ABI: grows when a function or structure changes its meaning. What is only
@@ -18,6 +18,9 @@ pub const FARHEAP_FEATURE_KERNEL_FAULTS: farheap_feature = 2;
 pub const FARHEAP_FEATURE_MOVE: farheap_feature = 3;
 pub const FARHEAP_FEATURE_IO_URING: farheap_feature = 4;
 pub const FARHEAP_FEATURE_BTREE: farheap_feature = 5;
+
+/// Of `linux/userfaultfd.h`.
+const UFFD_FEATURE_MOVE: u64 = 1 << 16;
 
 /// Refuses a host that was compiled for another ABI.
 pub(crate) fn check(host: u32) -> Result<()> {
@@ -52,15 +55,14 @@ pub extern "C" fn farheap_has_feature(feature: farheap_feature) -> bool {
         if feature == FARHEAP_FEATURE_BTREE {
             return Ok(true);
         }
-        let probe = Probe::run();
-        let route = probe.userfaultfd.best();
+        let machine = look();
+        let mut open =
+            machine.routes.iter().filter_map(|(route, found)| Some((route, found.ok()?)));
         Ok(match feature {
-            FARHEAP_FEATURE_USERFAULTFD => route.is_some(),
-            FARHEAP_FEATURE_KERNEL_FAULTS => route.is_some_and(|route| route.has_kernel_faults()),
-            FARHEAP_FEATURE_MOVE => {
-                route.is_some() && probe.userfaultfd.features.contains(Features::MOVE)
-            }
-            FARHEAP_FEATURE_IO_URING => probe.uring.setup.is_ok(),
+            FARHEAP_FEATURE_USERFAULTFD => open.next().is_some(),
+            FARHEAP_FEATURE_KERNEL_FAULTS => open.any(|(route, _)| route.has_kernel_faults()),
+            FARHEAP_FEATURE_MOVE => open.any(|(_, features)| features & UFFD_FEATURE_MOVE != 0),
+            FARHEAP_FEATURE_IO_URING => machine.ring.is_ok(),
             _ => return Err(Failure::argument(format!("there is no feature {feature}"))),
         })
     })

@@ -74,8 +74,7 @@ macro_rules! for_options {
 
         /// Conflicts with [`device`](Builder::device).
         ///
-        /// Default: [`temporary_dir`](crate::probe::temporary_dir), which is `$TMPDIR`, `/tmp`, or
-        /// `/var/tmp` where `/tmp` is in memory. Set it when that one is small. A directory in
+        /// Default: `$TMPDIR`, `/tmp`, or `/var/tmp` where `/tmp` is in memory. Set it when that one is small. A directory in
         /// memory (tmpfs) is accepted with a warning: evicting to it frees no memory.
         dir: path(PathBuf) = None,
             "the directory of the temporary file",

@@ -49,7 +49,7 @@ use crate::paging::ranges::RangeAllocator;
 use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
 use crate::paging::tables::charge;
 use crate::store::{OnlyUser, Store, Wipe};
-use crate::sys::probe::{Limits, Memory};
+use crate::sys::probe::{AddressSpace, Memory};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
 use std::ptr::NonNull;
@@ -158,8 +158,8 @@ fn name_span(error: Error, span: ByteCount) -> Error {
     if !matches!(error, Error::Os { call: "mmap", errno: libc::ENOMEM }) {
         return error;
     }
-    let limits = Limits::detect();
-    let why = match (limits.address_space, limits.overcommit) {
+    let space = AddressSpace::detect();
+    let why = match (space.limit, space.overcommit) {
         // Half of it, because the program and the tables need some too.
         (Some(most), _) if most.0 >= 4 << 20 => {
             let fits = ByteCount(1 << (most.0 / 2).ilog2());

@@ -21,7 +21,6 @@ use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec, Lock};
 use crate::sys::layers;
-use crate::sys::probe;
 use crate::sys::uring::Ring;
 use crate::sys::{EMFILE, ENFILE};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -100,8 +99,8 @@ enum WhySync {
 }
 
 impl BlockStore {
-    /// Creates a store in a new file without a name in `dir` (default
-    /// [`temporary_dir`](crate::probe::temporary_dir)): readable by its owner only, sparse, and
+    /// Creates a store in a new file without a name in `dir` (default: `$TMPDIR`,
+    /// `/tmp`, or `/var/tmp` where `/tmp` is in memory): readable by its owner only, sparse, and
     /// gone when the process ends, however it ends.
     ///
     /// Without `capacity` the store is as large as the space that the file system has available
@@ -394,7 +393,7 @@ unsafe impl Store for BlockStore {
 
 /// A new file without a name, see [`BlockStore::temporary`].
 fn temporary_device(dir: Option<&Path>, capacity: Option<ByteCount>) -> Result<Device> {
-    let dir = dir.map_or_else(probe::temporary_dir, Path::to_path_buf);
+    let dir = dir.map_or_else(file::temporary_dir, Path::to_path_buf);
     check_capacity(&dir, capacity)?;
     let (fd, caching) = open_caching(&dir, |caching| create_unlinked(&dir, caching))?;
     let capacity = match capacity {

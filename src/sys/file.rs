@@ -17,7 +17,7 @@ use nix::unistd::{AccessFlags, Whence, faccessat, fdatasync, fsync, ftruncate, l
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The reason the kernel gave for refusing a call. See `errno(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,6 +220,22 @@ pub(crate) fn look_at_dir(path: &Path) -> Result<DirInfo, Errno> {
 pub(crate) struct DirInfo {
     pub(crate) in_memory: bool,
     pub(crate) writable: bool,
+}
+
+/// The directory of temporary files when none is named: `$TMPDIR`, else `/tmp`, or `/var/tmp` where
+/// `/tmp` is in memory (tmpfs) and `/var/tmp` is not: a file in memory frees no memory.
+pub(crate) fn temporary_dir() -> PathBuf {
+    let usual = std::env::temp_dir();
+    let on_disk = Path::new("/var/tmp");
+    if std::env::var_os("TMPDIR").is_some() || !in_memory(&usual) {
+        return usual;
+    }
+    let is_better = look_at_dir(on_disk).is_ok_and(|dir| !dir.in_memory && dir.writable);
+    if is_better { on_disk.to_path_buf() } else { usual }
+}
+
+fn in_memory(dir: &Path) -> bool {
+    look_at_dir(dir).is_ok_and(|dir| dir.in_memory)
 }
 
 /// Sets the length of a regular file; what is added is a hole. See `ftruncate(2)`.

@@ -13,7 +13,7 @@
 
 use super::fork::Private;
 use super::pagemap::Pagemap;
-use super::probe::{Features, Route, negotiate, open_route};
+use super::probe::{Route, negotiate, open_route};
 use super::{raw, refused};
 use crate::base::error::{Error, Result};
 use linux_raw_sys::general as kernel;
@@ -474,6 +474,5 @@ fn install(len: usize, mut call: impl FnMut(usize) -> (nix::Result<i32>, i64)) -
 
 /// Makes the API handshake; returns the features the kernel supports.
 fn handshake(fd: &OwnedFd, features: u64) -> Result<u64> {
-    let supported = negotiate(fd, Features(features));
-    supported.map(|found| found.0).map_err(|errno| Error::Os { call: "UFFDIO_API", errno })
+    negotiate(fd, features).map_err(|errno| Error::Os { call: "UFFDIO_API", errno })
 }

@@ -1,10 +1,9 @@
 //! Judges the kernel: userfaultfd, io_uring, memory and limits.
 
 use super::{Check, Verdict};
+use crate::probe::{Features, Limits, Privileges, Probe, Refusal, Uring, Userfaultfd};
 use farheap::config::{Install, IoEngine, Mode, UserMode};
-use farheap::probe::{
-    Features, Limits, Memory, Privileges, Probe, Refusal, Route, Uring, Userfaultfd,
-};
+use farheap::probe::{Memory, Route, look};
 use farheap::{ByteCount, Config};
 
 /// The first kernel with faults from user mode only, which everybody may use.
@@ -234,7 +233,7 @@ fn default_span() -> ByteCount {
 /// Whether the span can be reserved.
 pub(super) fn address_space(limits: &Limits, config: Option<&Config>) -> Check {
     let span = config.map_or_else(default_span, Config::span);
-    reservation(limits, span, farheap::probe::try_reserve(span))
+    reservation(limits, span, look().try_reserve(span))
 }
 
 fn reservation(limits: &Limits, span: ByteCount, outcome: Result<(), i32>) -> Check {
@@ -286,7 +285,8 @@ pub(super) fn locked_memory(limits: &Limits) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farheap::probe::{Attempt, CgroupLimit};
+    use crate::probe::Attempt;
+    use farheap::probe::CgroupLimit;
 
     fn refused(route: Route, errno: i32) -> Attempt {
         Attempt { route, outcome: Err(Refusal { errno, reason: "refused".to_owned() }) }
@@ -351,7 +351,6 @@ mod tests {
         let found = Userfaultfd {
             attempts: vec![Attempt { route: Route::Device, outcome: Ok(()) }],
             features: Features(Features::SIGBUS.0 | Features::POISON.0),
-            may_follow_forks: false,
         };
         let verdict = |text: &str| {
             let config = Config::parse(text).expect(text);
@@ -403,9 +402,11 @@ mod tests {
 
     #[test]
     fn a_refused_reservation_names_each_limit_with_its_repair() {
-        let mut limits = Limits::default();
-        limits.overcommit = Some(2);
-        limits.address_space = Some(ByteCount::gib(4));
+        let limits = Limits {
+            overcommit: Some(2),
+            address_space: Some(ByteCount::gib(4)),
+            ..Limits::default()
+        };
         let check = reservation(&limits, default_span(), Err(libc::ENOMEM));
         assert_eq!(check.verdict, Verdict::Fail);
         assert_eq!(check.meaning.len(), 2);

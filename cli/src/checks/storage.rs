@@ -1,7 +1,8 @@
 //! Judges where evicted pages are to go: the temporary file's directory, or a device.
 
 use super::{Check, Subject, Verdict};
-use farheap::probe::{Device, DeviceKind, Directory, temporary_dir};
+use crate::place::{Device, DeviceKind, Directory};
+use farheap::probe::look;
 use farheap::{ByteCount, Config};
 use std::path::Path;
 
@@ -31,7 +32,7 @@ pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
                 _ => vec![unusable_device(&path, &error)],
             },
         },
-        None => directory(&dir.unwrap_or_else(temporary_dir), config),
+        None => directory(&dir.unwrap_or_else(|| look().temporary_dir), config),
     }
 }
 

@@ -1,8 +1,10 @@
-//! Memory, its limits, and the limits of mappings, all read from `/proc` and `/sys`.
+//! Memory and what limits it, read from `/proc` and `/sys`.
 //!
-//! The parsers take text, so that tests give them other machines'. Used by [`super::Probe`].
+//! The parsers take text, so that tests give them other machines'. Used by [`super::look`].
 
 use crate::base::units::ByteCount;
+use libc::RLIM_INFINITY;
+use nix::sys::resource::{Resource, getrlimit};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -93,53 +95,28 @@ impl Memory {
     }
 }
 
-/// Limits of address space, locked memory and mappings.
-#[non_exhaustive]
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+/// What limits the address space.
+#[derive(Clone, Debug)]
+pub(crate) struct AddressSpace {
     /// Soft `RLIMIT_AS`; `None` for unlimited.
-    pub address_space: Option<ByteCount>,
-    /// Soft `RLIMIT_MEMLOCK`; `None` for unlimited.
-    pub locked: Option<ByteCount>,
-    /// `vm.max_map_count`.
-    pub map_count: Option<u64>,
+    pub(crate) limit: Option<ByteCount>,
     /// `vm.overcommit_memory`: 0 heuristic, 1 always, 2 never.
-    pub overcommit: Option<u64>,
-    /// Transparent huge pages: `always`, `madvise` or `never`; `None` when the kernel has none.
-    pub thp: Option<String>,
-    /// How hard an allocation tries for a huge page: `always`, `defer`, `defer+madvise`,
-    /// `madvise` or `never`.
-    pub thp_defrag: Option<String>,
+    pub(crate) overcommit: Option<u64>,
 }
 
-impl Limits {
-    /// Reads `/proc` and `/sys`.
-    #[must_use]
-    pub fn detect() -> Limits {
-        let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-        let chosen = |file: &str| {
-            let path = Path::new("/sys/kernel/mm/transparent_hugepage").join(file);
-            chosen_word(&fs::read_to_string(path).ok()?)
-        };
-        Limits {
-            address_space: soft_limit(&limits, "Max address space"),
-            locked: soft_limit(&limits, "Max locked memory"),
-            map_count: read_number("/proc/sys/vm/max_map_count"),
+impl AddressSpace {
+    pub(crate) fn detect() -> AddressSpace {
+        let soft = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);
+        AddressSpace {
+            limit: (soft != RLIM_INFINITY).then_some(ByteCount(soft)),
             overcommit: read_number("/proc/sys/vm/overcommit_memory"),
-            thp: chosen("enabled"),
-            thp_defrag: chosen("defrag"),
         }
     }
 }
 
-/// Reads a file's first line.
-pub(super) fn read_line(path: impl AsRef<Path>) -> Option<String> {
-    fs::read_to_string(path).ok()?.lines().next().map(str::to_owned)
-}
-
 /// Reads a file that holds one number.
-pub(super) fn read_number(path: impl AsRef<Path>) -> Option<u64> {
-    read_line(path)?.trim().parse().ok()
+fn read_number(path: impl AsRef<Path>) -> Option<u64> {
+    fs::read_to_string(path).ok()?.lines().next()?.trim().parse().ok()
 }
 
 /// A mounted control group hierarchy and the process's place in it.
@@ -227,17 +204,6 @@ fn mem_total(meminfo: &str) -> Option<ByteCount> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(ByteCount(kib.checked_mul(1 << 10)?))
-}
-
-/// The soft value of a line of `/proc/self/limits`; `None` for unlimited.
-fn soft_limit(limits: &str, name: &str) -> Option<ByteCount> {
-    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse().ok().map(ByteCount)
-}
-
-/// The word in brackets, as in `always [madvise] never`.
-fn chosen_word(text: &str) -> Option<String> {
-    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
 #[cfg(test)]
@@ -328,16 +294,5 @@ mod tests {
         memory.cgroup = Some(CgroupLimit { bytes: ByteCount::mib(1), file: PathBuf::new(), used });
         assert_eq!(memory.available(), Some(ByteCount::mib(1)));
         assert_eq!(Memory::default().available(), None);
-    }
-
-    #[test]
-    fn limits_and_choices_are_read_from_their_lines() {
-        let limits = "Limit  Soft Limit  Hard Limit  Units\n\
-                      Max locked memory         8388608              unlimited            bytes\n\
-                      Max address space         unlimited            unlimited            bytes\n";
-        assert_eq!(soft_limit(limits, "Max locked memory"), Some(ByteCount::mib(8)));
-        assert_eq!(soft_limit(limits, "Max address space"), None);
-        assert_eq!(chosen_word("always [madvise] never\n").as_deref(), Some("madvise"));
-        assert_eq!(chosen_word("none"), None);
     }
 }

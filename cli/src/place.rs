@@ -1,16 +1,15 @@
 //! Where evicted pages could go: directories, files and block devices, looked at.
 //!
 //! [`Directory::probe`] writes a temporary file that is gone afterwards; [`Device::probe`] writes
-//! nothing at all. Used by `farheap doctor`; the store makes its own checks when it opens.
+//! nothing at all. The library's store makes its own checks when it opens.
 
-use super::contents::Contents;
-use super::host::{read_line, read_number};
-use crate::base::units::ByteCount;
-use crate::sys::file::{FileKind, look_at_dir, user};
+use crate::probe::{read_line, read_number};
+use farheap::ByteCount;
+use farheap::probe::{Contents, look};
 use nix::sys::statvfs::statvfs;
+use nix::unistd::geteuid;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -24,15 +23,14 @@ const SECTOR_LEN: u64 = 512;
 struct Block([u8; BLOCK_LEN]);
 
 /// A directory for the temporary file.
-#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Directory {
+pub(crate) struct Directory {
     /// Free space for this user.
-    pub free: ByteCount,
+    pub(crate) free: ByteCount,
     /// The file system's kind as `/proc/self/mountinfo` names it (`ext4`, `tmpfs`), if found.
-    pub file_system: Option<String>,
+    pub(crate) file_system: Option<String>,
     /// Whether 4 KiB written with `O_DIRECT` could be read back; `None` for yes, else why not.
-    pub direct_io_refusal: Option<String>,
+    pub(crate) direct_io_refusal: Option<String>,
 }
 
 impl Directory {
@@ -40,7 +38,7 @@ impl Directory {
     ///
     /// # Errors
     /// When `path` is not a directory or no file can be written there.
-    pub fn probe(path: &Path) -> io::Result<Directory> {
+    pub(crate) fn probe(path: &Path) -> io::Result<Directory> {
         if !fs::metadata(path)?.is_dir() {
             return Err(io::Error::from(io::ErrorKind::NotADirectory));
         }
@@ -53,23 +51,6 @@ impl Directory {
             direct_io_refusal: direct.err().map(|error| error.to_string()),
         })
     }
-}
-
-/// The directory of temporary files when none is named: `$TMPDIR`, else `/tmp`, or `/var/tmp` where
-/// `/tmp` is in memory (tmpfs) and `/var/tmp` is not: a file in memory frees no memory.
-#[must_use]
-pub fn temporary_dir() -> PathBuf {
-    let usual = std::env::temp_dir();
-    let on_disk = Path::new("/var/tmp");
-    if std::env::var_os("TMPDIR").is_some() || !in_memory(&usual) {
-        return usual;
-    }
-    let is_better = look_at_dir(on_disk).is_ok_and(|dir| !dir.in_memory && dir.writable);
-    if is_better { on_disk.to_path_buf() } else { usual }
-}
-
-fn in_memory(dir: &Path) -> bool {
-    look_at_dir(dir).is_ok_and(|dir| dir.in_memory)
 }
 
 /// Creates a file without a name, readable by its owner only.
@@ -125,9 +106,8 @@ fn file_system(mountinfo: &str, path: &Path) -> Option<String> {
 }
 
 /// What a device path leads to.
-#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceKind {
+pub(crate) enum DeviceKind {
     /// A block device.
     Block,
     /// A regular file.
@@ -135,30 +115,29 @@ pub enum DeviceKind {
 }
 
 /// A block device or file given as the store.
-#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
+pub(crate) struct Device {
     /// Block device or file.
-    pub kind: DeviceKind,
+    pub(crate) kind: DeviceKind,
     /// Its size.
-    pub size: ByteCount,
+    pub(crate) size: ByteCount,
     /// Bytes of a logical block, of a block device.
-    pub block: Option<ByteCount>,
+    pub(crate) block: Option<ByteCount>,
     /// Whether freed space can be discarded, of a block device.
-    pub discard: Option<bool>,
+    pub(crate) discard: Option<bool>,
     /// Whether it refuses writes: the device's flag, or the file's permissions for this user.
-    pub read_only: bool,
+    pub(crate) read_only: bool,
     /// The user that a regular file belongs to, if that is not the one that this process runs as:
     /// it is refused then.
-    pub other_owner: Option<u32>,
+    pub(crate) other_owner: Option<u32>,
     /// Whether other users than the owner may read or write a regular file.
-    pub is_open_to_others: bool,
+    pub(crate) is_open_to_others: bool,
     /// Whether a file system or another program holds the block device.
-    pub busy: bool,
+    pub(crate) busy: bool,
     /// What it holds, as far as that is looked at.
-    pub contents: Contents,
+    pub(crate) contents: Contents,
     /// Why it cannot be opened with `O_DIRECT`; `None` when it can.
-    pub direct_io_refusal: Option<String>,
+    pub(crate) direct_io_refusal: Option<String>,
 }
 
 impl Device {
@@ -166,7 +145,7 @@ impl Device {
     ///
     /// # Errors
     /// When it cannot be opened for reading, or is neither a block device nor a regular file.
-    pub fn probe(path: &Path) -> io::Result<Device> {
+    pub(crate) fn probe(path: &Path) -> io::Result<Device> {
         let meta = fs::metadata(path)?;
         let kind = if meta.file_type().is_block_device() {
             DeviceKind::Block
@@ -188,10 +167,11 @@ impl Device {
             block: queue.as_ref().map(|queue| queue.block),
             discard: queue.as_ref().map(|queue| queue.discard),
             read_only: queue.is_some_and(|queue| queue.read_only) || writable.is_err(),
-            other_owner: (kind == DeviceKind::File && meta.uid() != user()).then(|| meta.uid()),
+            other_owner: (kind == DeviceKind::File && meta.uid() != geteuid().as_raw())
+                .then(|| meta.uid()),
             is_open_to_others: kind == DeviceKind::File && meta.mode() & 0o077 != 0,
             busy: kind == DeviceKind::Block && is_busy(path),
-            contents: contents(&file, kind, size)?,
+            contents: look().contents(&file, size)?,
             direct_io_refusal: direct.err().map(|error| error.to_string()),
         })
     }
@@ -231,15 +211,6 @@ fn is_busy(path: &Path) -> bool {
     opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
-fn contents(file: &File, kind: DeviceKind, size: ByteCount) -> io::Result<Contents> {
-    let kind = match kind {
-        DeviceKind::Block => FileKind::Block,
-        DeviceKind::File => FileKind::Regular,
-    };
-    Contents::look(file.as_fd(), kind, size.0)
-        .map_err(|errno| io::Error::from_raw_os_error(errno.0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,5 +221,37 @@ mod tests {
                          2 1 0:9 / /tmp rw - tmpfs tmpfs rw\n";
         assert_eq!(file_system(mountinfo, Path::new("/tmp/x")).as_deref(), Some("tmpfs"));
         assert_eq!(file_system(mountinfo, Path::new("/tmpx")).as_deref(), Some("ext4"));
+    }
+
+    #[test]
+    fn a_writable_directory_passes_and_is_left_empty() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let found = Directory::probe(dir.path()).expect("probe");
+        assert!(found.free > ByteCount::ZERO);
+        assert_eq!(fs::read_dir(dir.path()).expect("read_dir").count(), 0);
+    }
+
+    #[test]
+    fn a_file_is_not_a_directory_and_a_directory_is_not_a_device() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let error = Directory::probe(file.path()).expect_err("a file");
+        assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+        let error = Device::probe(Path::new("/")).expect_err("a directory");
+        assert!(error.to_string().contains("neither a block device nor a regular file"));
+    }
+
+    #[test]
+    fn what_a_file_holds_is_recognized() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.as_file().set_len(1 << 20).expect("set_len");
+        let empty = Device::probe(file.path()).expect("probe");
+        assert_eq!((empty.kind, empty.size), (DeviceKind::File, ByteCount::mib(1)));
+        assert_eq!(empty.contents, Contents::Zeros);
+        assert!(!empty.read_only && !empty.busy);
+        file.as_file().write_all_at(b"ext", 1080).expect("write");
+        let contents = || Device::probe(file.path()).expect("probe").contents;
+        assert_eq!(contents(), Contents::Unknown);
+        file.as_file().write_all_at(b"SWAPSPACE2", 4086).expect("write");
+        assert_eq!(contents(), Contents::Known("swap space"));
     }
 }
