@@ -203,27 +203,27 @@ farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;
 /* A handle of the process's one far heap. */
 typedef struct farheap_heap farheap_heap;
 
-/* Use farheap_start() and kin below, which pass the version. */
+/* Starts the far heap from a text form; NULL is the defaults. A second one is
+ * FARHEAP_E_ALREADY_RUNNING. farheap_start_under() is for a limit shared with table pages. The handle is
+ * the caller's, to farheap_heap_free(). */
+farheap_status farheap_start(const char *config, farheap_heap **out) FARHEAP_NOEXCEPT;
+/* The same from a structure, which must not be NULL. */
+farheap_status farheap_start_config(const farheap_config *config,
+                                    farheap_heap **out) FARHEAP_NOEXCEPT;
+/* The same from the environment variable FARHEAP_CONF. */
+farheap_status farheap_start_env(farheap_heap **out) FARHEAP_NOEXCEPT;
+
+/* The same for a program that was compiled with a farheap.h of this version: FARHEAP_E_ABI if the
+ * library has another one. Calls from C and C++ come here; bindings call farheap_check_abi() once. */
 farheap_status farheap_start_abi(uint32_t abi, const char *config, farheap_heap **out)
     FARHEAP_NOEXCEPT;
 farheap_status farheap_start_config_abi(uint32_t abi, const farheap_config *config,
                                         farheap_heap **out) FARHEAP_NOEXCEPT;
 farheap_status farheap_start_env_abi(uint32_t abi, farheap_heap **out) FARHEAP_NOEXCEPT;
+#define farheap_start(config, out) farheap_start_abi(FARHEAP_ABI_VERSION, config, out)
+#define farheap_start_config(config, out) farheap_start_config_abi(FARHEAP_ABI_VERSION, config, out)
+#define farheap_start_env(out) farheap_start_env_abi(FARHEAP_ABI_VERSION, out)
 
-/* Starts the far heap from a text form; NULL is the defaults. A second one is
- * FARHEAP_E_ALREADY_RUNNING. farheap_start_under() is for a limit shared with table pages. The handle is the caller's, to farheap_heap_free(). */
-static inline farheap_status farheap_start(const char *config, farheap_heap **out) FARHEAP_NOEXCEPT {
-    return farheap_start_abi(FARHEAP_ABI_VERSION, config, out);
-}
-/* The same from a structure, which must not be NULL. */
-static inline farheap_status farheap_start_config(const farheap_config *config,
-                                                  farheap_heap **out) FARHEAP_NOEXCEPT {
-    return farheap_start_config_abi(FARHEAP_ABI_VERSION, config, out);
-}
-/* The same from the environment variable FARHEAP_CONF. */
-static inline farheap_status farheap_start_env(farheap_heap **out) FARHEAP_NOEXCEPT {
-    return farheap_start_env_abi(FARHEAP_ABI_VERSION, out);
-}
 /* Another handle of the heap that runs; FARHEAP_E_NOT_RUNNING if none does. */
 farheap_status farheap_running(farheap_heap **out) FARHEAP_NOEXCEPT;
 /* Stops the heap. FARHEAP_E_IN_USE while far memory is allocated: all goes on as before. The handle
@@ -487,10 +487,10 @@ farheap_status farheap_collective_new_abi(uint32_t abi, const char *config, uint
                                           farheap_collective **out) FARHEAP_NOEXCEPT;
 /* Makes a collective with `local_bytes` of purely-local memory and a region that a text form
  * describes: `limit` is its page cache, `page` 4 KiB unless set, `span` 64 GiB unless set. */
-static inline farheap_status farheap_collective_new(const char *config, uint64_t local_bytes,
-                                                    farheap_collective **out) FARHEAP_NOEXCEPT {
-    return farheap_collective_new_abi(FARHEAP_ABI_VERSION, config, local_bytes, out);
-}
+farheap_status farheap_collective_new(const char *config, uint64_t local_bytes,
+                                      farheap_collective **out) FARHEAP_NOEXCEPT;
+#define farheap_collective_new(config, local_bytes, out) \
+    farheap_collective_new_abi(FARHEAP_ABI_VERSION, config, local_bytes, out)
 /* Ends a collective with everything in it. NULL does nothing. */
 farheap_status farheap_collective_free(farheap_collective *collective) FARHEAP_NOEXCEPT;
 
@@ -647,11 +647,10 @@ farheap_status farheap_manager_new_abi(uint32_t abi, uint64_t limit, farheap_man
                                        uint32_t temporary_pct,
                                        farheap_manager **out) FARHEAP_NOEXCEPT;
 /* Starts a manager of `limit` bytes. `temporary_pct` is temporary memory's part if partitioned. */
-static inline farheap_status farheap_manager_new(uint64_t limit, farheap_manager_mode mode,
-                                                 uint32_t temporary_pct,
-                                                 farheap_manager **out) FARHEAP_NOEXCEPT {
-    return farheap_manager_new_abi(FARHEAP_ABI_VERSION, limit, mode, temporary_pct, out);
-}
+farheap_status farheap_manager_new(uint64_t limit, farheap_manager_mode mode, uint32_t temporary_pct,
+                                   farheap_manager **out) FARHEAP_NOEXCEPT;
+#define farheap_manager_new(limit, mode, temporary_pct, out) \
+    farheap_manager_new_abi(FARHEAP_ABI_VERSION, limit, mode, temporary_pct, out)
 /* Frees the handle; the manager ends with its last pool, heap and account. FARHEAP_E_IN_USE while temporary
  * memory is allocated. NULL does nothing. */
 farheap_status farheap_manager_free(farheap_manager *manager) FARHEAP_NOEXCEPT;
@@ -790,6 +789,9 @@ uint64_t farheap_account_ceiling(const farheap_account *account) FARHEAP_NOEXCEP
  * any thread; it must not use the pool. */
 typedef farheap_status (*farheap_before_write)(void *userdata, uint64_t page, uint64_t lsn);
 
+/* Is told of a page; returns whether to go on. */
+typedef bool (*farheap_visit)(void *userdata, uint64_t page);
+
 /* Which pages leave first. */
 typedef enum farheap_replacement {
     FARHEAP_REPLACEMENT_DEFAULT = 0,
@@ -861,9 +863,20 @@ farheap_status farheap_pool_free(farheap_pool *pool) FARHEAP_NOEXCEPT;
 /* Checkpoint: writes all changed pages and makes the table durable: after a power cut each page that was
  * allocated before the call is in use, with its content at the call or a later one. After a failure keep
  * the log from where the last checkpoint began. FARHEAP_E_DEVICE when the device cannot be synced: then no
- * checkpoint of this pool succeeds any more, and the table is to be opened again. FARHEAP_E_WRITE_REFUSED when `before_write` refused pages, which the message counts: they stay
- * in memory, changed; all others are written. FARHEAP_E_IO when the device did: the same. */
+ * checkpoint of this pool succeeds any more, and the table is to be opened again.
+ * FARHEAP_E_WRITE_REFUSED when `before_write` refused pages, which the message counts: they stay in
+ * memory, changed; all others are written. FARHEAP_E_IO when the device did: the same. */
 farheap_status farheap_pool_flush(farheap_pool *pool) FARHEAP_NOEXCEPT;
+/* Makes these pages durable, which is no checkpoint: one that was allocated since the last checkpoint is
+ * not in use after a power cut. Fails as farheap_pool_flush, and with FARHEAP_E_NO_SUCH_PAGE. */
+farheap_status farheap_pool_flush_pages(farheap_pool *pool, const uint64_t *ids,
+                                        size_t count) FARHEAP_NOEXCEPT;
+/* Calls `visit` with the number of each page in use; of each that was changed and not written since.
+ * They ascend. A page that changes meanwhile may or may not be among them. `visit` may use the pool. */
+farheap_status farheap_pool_pages_in_use(farheap_pool *pool, farheap_visit visit,
+                                         void *userdata) FARHEAP_NOEXCEPT;
+farheap_status farheap_pool_dirty_pages(farheap_pool *pool, farheap_visit visit,
+                                        void *userdata) FARHEAP_NOEXCEPT;
 /* Evicts all pages that nobody holds, changed ones written, which is no checkpoint; fails as
  * farheap_pool_flush, but does not sync. */
 farheap_status farheap_pool_evict_all(farheap_pool *pool) FARHEAP_NOEXCEPT;
@@ -896,7 +909,7 @@ typedef struct farheap_page {
     farheap_page_kind kind; /* how it is held */
     uint32_t reserved;
     uint64_t id;            /* the page's number */
-    const uint8_t *data;    /* its bytes; NULL for an optimistic guard */
+    const uint8_t *data;    /* its bytes, to be read; under an optimistic guard see there */
     size_t len;
     farheap_pool *pool;
     uint64_t guard[3];
@@ -925,9 +938,22 @@ farheap_status farheap_pool_try_fix_shared(farheap_pool *pool, uint64_t id,
                                            farheap_page *out) FARHEAP_NOEXCEPT;
 farheap_status farheap_pool_try_fix_exclusive(farheap_pool *pool, uint64_t id,
                                               farheap_page *out) FARHEAP_NOEXCEPT;
-/* Looks at a page without holding it: farheap_page_read, then farheap_page_validate. */
+/* Looks at a page without holding it: farheap_page_read, or a look at `data`, then
+ * farheap_page_validate. `data` stays readable as long as the pool exists, but others may change the
+ * bytes at any time, or evict the page: what was read counts only if the page is validated afterwards,
+ * and the compiler is not to read twice what the program reads once (volatile, or atomic loads). */
 farheap_status farheap_pool_fix_optimistic(farheap_pool *pool, uint64_t id,
                                            farheap_page *out) FARHEAP_NOEXCEPT;
+/* For redo from a log: fixes a page to overwrite all of it, whatever it is, resident or not, damaged,
+ * free, or beyond the table's end. It is in use then, zeroed, and held exclusively; what the file has of
+ * it is not read. Pages between the table's end and it become free. No other thread should allocate
+ * meanwhile. A buffer by its first page and order. FARHEAP_E_LATCH_TIMEOUT, FARHEAP_E_OUT_OF_MEMORY,
+ * FARHEAP_E_STORE_FULL; FARHEAP_E_NO_SUCH_PAGE for pages 0 and 1, which are the pool's;
+ * FARHEAP_E_BAD_RANGE for a page of a buffer of another order. */
+farheap_status farheap_pool_fix_to_overwrite(farheap_pool *pool, uint64_t id,
+                                             farheap_page *out) FARHEAP_NOEXCEPT;
+farheap_status farheap_pool_fix_buffer_to_overwrite(farheap_pool *pool, uint64_t id, uint32_t order,
+                                                    farheap_page *out) FARHEAP_NOEXCEPT;
 /* Fix a buffer by its first page and the order of its allocation. */
 farheap_status farheap_pool_fix_buffer_shared(farheap_pool *pool, uint64_t id, uint32_t order,
                                               farheap_page *out) FARHEAP_NOEXCEPT;
@@ -950,6 +976,9 @@ farheap_status farheap_page_read(const farheap_page *page, size_t at, void *into
 /* From shared or optimistic to exclusive, if nobody else holds the page, and for optimistic nobody
  * changed it: else FARHEAP_E_WOULD_BLOCK, and the structure is as before. */
 farheap_status farheap_page_try_upgrade(farheap_page *page) FARHEAP_NOEXCEPT;
+/* From optimistic to shared, if nobody has changed the page or changes it: else
+ * FARHEAP_E_WOULD_BLOCK, and the structure is as before. */
+farheap_status farheap_page_try_share(farheap_page *page) FARHEAP_NOEXCEPT;
 /* From exclusive to shared, without letting anybody in between. */
 farheap_status farheap_page_downgrade(farheap_page *page) FARHEAP_NOEXCEPT;
 /* Frees the page, which is held exclusively, and ends the fix: its number will be used again. */
@@ -969,10 +998,10 @@ farheap_status farheap_page_set_lsn(farheap_page *page, uint64_t lsn) FARHEAP_NO
  * writes of the tree's pages: a log is the host's. */
 typedef struct farheap_btree farheap_btree;
 
-/* A place in a tree that moves on, entry by entry. */
+/* A place between two entries of a tree, or at an end of it. */
 typedef struct farheap_cursor farheap_cursor;
 
-/* An entry that a cursor came to. Bytes of no length have a pointer all the same. */
+/* An entry that a cursor went over. Bytes of no length have a pointer all the same. */
 typedef struct farheap_entry {
     const uint8_t *key;
     size_t key_len;
@@ -983,8 +1012,17 @@ typedef struct farheap_entry {
 /* Changes a value in place; its length stays. The leaf is held meanwhile: it must not use the pool. */
 typedef void (*farheap_change)(void *userdata, void *value, size_t len);
 
+/* Gives the next entry to load; returns whether there was one. Its bytes stay as they are until the
+ * function is called again, or the load is over. It must not use the pool. */
+typedef bool (*farheap_next_entry)(void *userdata, farheap_entry *out);
+
 /* Creates an empty tree, in one page. */
 farheap_status farheap_btree_create(farheap_pool *pool, farheap_btree **out) FARHEAP_NOEXCEPT;
+/* Creates a tree of entries that come in ascending order of their keys, each key once: its nodes are full,
+ * and it takes the least room that it can. FARHEAP_E_BAD_RANGE for a key that is not greater than the
+ * one before. After a failure all its pages are free again. */
+farheap_status farheap_btree_load(farheap_pool *pool, farheap_next_entry next, void *userdata,
+                                  farheap_btree **out) FARHEAP_NOEXCEPT;
 /* Opens the tree with this root, of farheap_btree_root: another page gives wrong answers. */
 farheap_status farheap_btree_open(farheap_pool *pool, uint64_t root,
                                   farheap_btree **out) FARHEAP_NOEXCEPT;
@@ -996,6 +1034,12 @@ uint64_t farheap_btree_root(const farheap_btree *tree) FARHEAP_NOEXCEPT;
  * Of a key that is not there the length is 0. `into` may be NULL when `room` is 0. */
 farheap_status farheap_btree_get(const farheap_btree *tree, const void *key, size_t key_len, void *into,
                                  size_t room, size_t *len, bool *found) FARHEAP_NOEXCEPT;
+/* The value of a key in its page, which is held together with other readers then: to be ended by
+ * farheap_page_unfix(page). A thread that holds it must not change the tree, or it waits for itself. Of a
+ * key that is not there (`found`) nothing is held, and nothing else written. */
+farheap_status farheap_btree_get_ref(const farheap_btree *tree, const void *key, size_t key_len,
+                                     farheap_page *page, const uint8_t **value, size_t *len,
+                                     bool *found) FARHEAP_NOEXCEPT;
 /* Sets a key's value. `is_new`, which may be NULL: whether the key was not there before. */
 farheap_status farheap_btree_insert(farheap_btree *tree, const void *key, size_t key_len,
                                     const void *value, size_t value_len,
@@ -1010,11 +1054,17 @@ farheap_status farheap_btree_remove(farheap_btree *tree, const void *key, size_t
 /* A cursor before the first entry whose key is `from` or larger; NULL and 0: before all. */
 farheap_status farheap_btree_scan(const farheap_btree *tree, const void *from, size_t from_len,
                                   farheap_cursor **out) FARHEAP_NOEXCEPT;
-/* The next entry, if there is one (`found`). Its bytes are the cursor's, until it moves on or is freed.
+/* A cursor behind the last entry. */
+farheap_status farheap_btree_scan_back(const farheap_btree *tree,
+                                       farheap_cursor **out) FARHEAP_NOEXCEPT;
+/* The entry behind the cursor, over which it goes; the one before, back over which it goes; if there is
+ * one (`found`). Its bytes are the cursor's, until it moves on or is freed.
  * It holds no page: the tree may be changed meanwhile. Entries of one leaf are as they were when the
  * cursor came to it; changes of later ones are seen. Two threads at once: FARHEAP_E_IN_USE. After a
  * failure the cursor is where it was. */
 farheap_status farheap_cursor_next(farheap_cursor *cursor, farheap_entry *out,
+                                   bool *found) FARHEAP_NOEXCEPT;
+farheap_status farheap_cursor_prev(farheap_cursor *cursor, farheap_entry *out,
                                    bool *found) FARHEAP_NOEXCEPT;
 /* NULL does nothing. */
 farheap_status farheap_cursor_free(farheap_cursor *cursor) FARHEAP_NOEXCEPT;

@@ -629,8 +629,10 @@ public:
     std::optional<exclusive_guard> try_upgrade();
 
 private:
+    friend class btree;
     friend class pool;
     friend class exclusive_guard;
+    friend class optimistic_guard;
     using page_guard::page_guard;
 };
 
@@ -671,10 +673,20 @@ inline std::optional<exclusive_guard> shared_guard::try_upgrade() {
     return exclusive_guard(release());
 }
 
-// Looks at a page without holding it: what read() gave counts if validate() says so afterwards.
+// Looks at a page without holding it: what read() gave, or a look at data(), counts if validate() says
+// so afterwards.
 class optimistic_guard : public page_guard {
 public:
+    // The bytes, which others may change at any time: see farheap_pool_fix_optimistic.
+    const volatile std::uint8_t *data() const noexcept { return page_.data; }
     bool validate() const noexcept { return farheap_page_validate(&page_); }
+    // Empty, and this guard as it was, when the page was changed or is held exclusively.
+    std::optional<shared_guard> try_share() {
+        const status code = farheap_page_try_share(&page_);
+        if (code == FARHEAP_E_WOULD_BLOCK) return std::nullopt;
+        detail::check(code);
+        return shared_guard(release());
+    }
     std::optional<exclusive_guard> try_upgrade() {
         const status code = farheap_page_try_upgrade(&page_);
         if (code == FARHEAP_E_WOULD_BLOCK) return std::nullopt;
@@ -698,6 +710,24 @@ struct pool_options {
     // Whether the log holds a record; called from any thread. What throws is a no.
     detail::write_function before_write{};
 };
+
+namespace detail {
+// Numbers of pages, and what noting them threw.
+struct visiting {
+    std::vector<std::uint64_t> pages;
+    std::exception_ptr thrown;
+};
+
+extern "C" inline bool farheap_hpp_visit(void *userdata, std::uint64_t page) {
+    visiting *const self = static_cast<visiting *>(userdata);
+    try {
+        self->pages.push_back(page);
+    } catch (...) {
+        self->thrown = std::current_exception();
+    }
+    return !self->thrown;
+}
+} // namespace detail
 
 // Pages of a table file within a manager's limit.
 class pool {
@@ -751,6 +781,13 @@ public:
     optimistic_guard fix_optimistic(std::uint64_t id) {
         return optimistic_guard(get(), farheap_pool_fix_optimistic, id);
     }
+    // For redo: a page to overwrite whatever it is, zeroed; in use from now on.
+    exclusive_guard fix_to_overwrite(std::uint64_t id) {
+        return exclusive_guard(get(), farheap_pool_fix_to_overwrite, id);
+    }
+    exclusive_guard fix_buffer_to_overwrite(std::uint64_t id, std::uint32_t order) {
+        return exclusive_guard(get(), farheap_pool_fix_buffer_to_overwrite, id, order);
+    }
     shared_guard fix_buffer_shared(std::uint64_t id, std::uint32_t order) {
         return shared_guard(get(), farheap_pool_fix_buffer_shared, id, order);
     }
@@ -792,6 +829,13 @@ public:
     }
     // Throws when before_write refused pages: FARHEAP_E_WRITE_REFUSED.
     void flush() { detail::check(farheap_pool_flush(get())); }
+    // Makes these pages durable, which is no checkpoint.
+    void flush_pages(const std::vector<std::uint64_t> &ids) {
+        detail::check(farheap_pool_flush_pages(get(), ids.data(), ids.size()));
+    }
+    // The numbers of the pages in use; of those that were changed and not written. They ascend.
+    std::vector<std::uint64_t> pages_in_use() const { return visited(farheap_pool_pages_in_use); }
+    std::vector<std::uint64_t> dirty_pages() const { return visited(farheap_pool_dirty_pages); }
     // Evicts all pages that nobody holds; throws as flush() does.
     void evict_all() { detail::check(farheap_pool_evict_all(get())); }
     // Evicts about as many bytes of unchanged pages; returns how many.
@@ -839,6 +883,13 @@ private:
         detail::check(make(&config, &handle));
         handle_.reset(handle);
     }
+    std::vector<std::uint64_t> visited(status (*visit)(farheap_pool *, farheap_visit,
+                                                       void *) noexcept) const {
+        detail::visiting state{};
+        detail::check(visit(get(), detail::farheap_hpp_visit, &state));
+        if (state.thrown) std::rethrow_exception(state.thrown);
+        return std::move(state.pages);
+    }
     static bool tried(status code) {
         if (code == FARHEAP_E_WOULD_BLOCK) return false;
         detail::check(code);
@@ -858,19 +909,14 @@ struct entry {
     std::string_view value;
 };
 
-// A place in a tree that moves on. Moving it needs no page to stay: the tree may be changed meanwhile.
+// A place between two entries of a tree. It holds no page: the tree may be changed meanwhile.
 class cursor {
 public:
     explicit cursor(farheap_cursor *handle) noexcept : handle_(handle) {}
-    // The next entry; empty behind the last.
-    std::optional<entry> next() {
-        farheap_entry found{};
-        bool is_there = false;
-        detail::check(farheap_cursor_next(get(), &found, &is_there));
-        if (!is_there) return std::nullopt;
-        return entry{{reinterpret_cast<const char *>(found.key), found.key_len},
-                     {reinterpret_cast<const char *>(found.value), found.value_len}};
-    }
+    // The entry behind the cursor, over which it goes; empty behind the last.
+    std::optional<entry> next() { return moved(farheap_cursor_next); }
+    // The entry before the cursor, back over which it goes; empty before the first.
+    std::optional<entry> prev() { return moved(farheap_cursor_prev); }
     farheap_cursor *get() const noexcept { return handle_.get(); }
 
     // for (entry e : tree.scan("from")): an input range, that is, to be gone through once.
@@ -904,6 +950,14 @@ public:
     iterator end() noexcept { return iterator(); }
 
 private:
+    std::optional<entry> moved(status (*move)(farheap_cursor *, farheap_entry *, bool *) noexcept) {
+        farheap_entry found{};
+        bool is_there = false;
+        detail::check(move(get(), &found, &is_there));
+        if (!is_there) return std::nullopt;
+        return entry{{reinterpret_cast<const char *>(found.key), found.key_len},
+                     {reinterpret_cast<const char *>(found.value), found.value_len}};
+    }
     detail::owned<farheap_cursor, farheap_cursor_free> handle_;
 };
 
@@ -922,7 +976,46 @@ extern "C" inline void farheap_hpp_change(void *userdata, void *value, std::size
         self->thrown = std::current_exception();
     }
 }
+
+// A source of entries, and what it threw.
+struct loading {
+    std::function<std::optional<entry>()> next;
+    std::exception_ptr thrown;
+};
+
+extern "C" inline bool farheap_hpp_next_entry(void *userdata, farheap_entry *out) {
+    loading *const self = static_cast<loading *>(userdata);
+    std::optional<entry> found;
+    try {
+        if (!self->thrown) found = self->next();
+    } catch (...) {
+        self->thrown = std::current_exception();
+    }
+    // A key that does not ascend ends a load, which leaves nothing then.
+    if (self->thrown) found.emplace();
+    if (!found) return false;
+    out->key = reinterpret_cast<const std::uint8_t *>(found->key.data());
+    out->key_len = found->key.size();
+    out->value = reinterpret_cast<const std::uint8_t *>(found->value.data());
+    out->value_len = found->value.size();
+    return true;
+}
 } // namespace detail
+
+// A value in its page, which is held together with other readers as long as this exists. A thread that
+// has it must not change the tree.
+class value_guard {
+public:
+    std::string_view get() const noexcept { return value_; }
+    operator std::string_view() const noexcept { return value_; }
+
+private:
+    friend class btree;
+    value_guard(shared_guard page, std::string_view value) noexcept
+        : page_(std::move(page)), value_(value) {}
+    shared_guard page_;
+    std::string_view value_;
+};
 
 // An ordered map from bytes to bytes in a pool's pages. To be destroyed before the pool.
 class btree {
@@ -930,6 +1023,18 @@ public:
     static btree create(pool &in) {
         farheap_btree *handle = nullptr;
         detail::check(farheap_btree_create(in.get(), &handle));
+        return btree(handle);
+    }
+    // Of entries in ascending order, each key once: `next()` gives a std::optional<entry>, empty at the
+    // end, whose bytes stay until it is called again; it must not use the pool. What it throws is thrown
+    // here. The nodes are full; after a failure all pages are free again.
+    template <class Next> static btree load(pool &in, Next &&next) {
+        detail::loading state{std::ref(next), nullptr};
+        farheap_btree *handle = nullptr;
+        const status code =
+            farheap_btree_load(in.get(), detail::farheap_hpp_next_entry, &state, &handle);
+        if (state.thrown) std::rethrow_exception(state.thrown);
+        detail::check(code);
         return btree(handle);
     }
     // By its root().
@@ -957,6 +1062,16 @@ public:
             into.resize(len);
             if (is_whole) return found;
         }
+    }
+    // The value where it is.
+    std::optional<value_guard> get_ref(std::string_view key) const {
+        farheap_page page{};
+        const std::uint8_t *value = nullptr;
+        std::size_t len = 0;
+        bool found = false;
+        detail::check(farheap_btree_get_ref(get(), key.data(), key.size(), &page, &value, &len, &found));
+        if (!found) return std::nullopt;
+        return value_guard(shared_guard(page), {reinterpret_cast<const char *>(value), len});
     }
     bool contains(std::string_view key) const {
         std::size_t len = 0;
@@ -992,6 +1107,12 @@ public:
     cursor scan(std::string_view from = {}) const {
         farheap_cursor *handle = nullptr;
         detail::check(farheap_btree_scan(get(), from.data(), from.size(), &handle));
+        return cursor(handle);
+    }
+    // From behind the last entry, to be gone through by prev().
+    cursor scan_back() const {
+        farheap_cursor *handle = nullptr;
+        detail::check(farheap_btree_scan_back(get(), &handle));
         return cursor(handle);
     }
     farheap_btree *get() const noexcept { return handle_.get(); }

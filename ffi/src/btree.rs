@@ -7,6 +7,7 @@ use crate::error::{
     write,
 };
 use crate::handle::{self, opaque};
+use crate::page::{farheap_page, hold_shared};
 use crate::pool::farheap_pool;
 use farheap::PageId;
 use farheap::pool::{self, BTree};
@@ -27,6 +28,7 @@ opaque! {
 /// What the handle of a tree stands for.
 pub struct Tree {
     tree: BTree,
+    in_pool: *mut farheap_pool,
     /// The pool is not freed meanwhile.
     pool: Arc<()>,
 }
@@ -51,6 +53,10 @@ pub struct farheap_entry {
 /// Changes a value in place.
 pub type farheap_change =
     Option<unsafe extern "C" fn(userdata: *mut c_void, value: *mut c_void, len: usize)>;
+
+/// Gives the next entry to load; whether there was one.
+pub type farheap_next_entry =
+    Option<unsafe extern "C" fn(userdata: *mut c_void, out: *mut farheap_entry) -> bool>;
 
 /// A key or value of the caller's.
 ///
@@ -80,8 +86,67 @@ pub unsafe extern "C" fn farheap_btree_create(
     call(|| {
         check_out(out)?;
         // SAFETY: not freed during the call, as the caller promises.
-        let pool = unsafe { handle::get(pool) }?;
-        let tree = Tree { tree: BTree::create(pool)?, pool: pool.hold() };
+        let object = unsafe { handle::get(pool) }?;
+        let tree = Tree { tree: BTree::create(object)?, in_pool: pool, pool: object.hold() };
+        // SAFETY: checked above.
+        unsafe { write(out, handle::create::<farheap_btree>(tree)?) }
+    })
+}
+
+/// The entries that a function of the caller's gives.
+struct Entries {
+    next: unsafe extern "C" fn(userdata: *mut c_void, out: *mut farheap_entry) -> bool,
+    userdata: *mut c_void,
+    /// An entry could not be taken.
+    failure: Option<Failure>,
+}
+
+impl Iterator for Entries {
+    type Item = (&'static [u8], &'static [u8]);
+
+    fn next(&mut self) -> Option<(&'static [u8], &'static [u8])> {
+        // The same key twice does not ascend: the load fails, and frees its pages.
+        const NOT_ASCENDING: Option<(&[u8], &[u8])> = Some((&[], &[]));
+        if self.failure.is_some() {
+            return NOT_ASCENDING;
+        }
+        let mut entry =
+            farheap_entry { key: ptr::null(), key_len: 0, value: ptr::null(), value_len: 0 };
+        // SAFETY: a function that may be called with this, as the caller promises.
+        if !unsafe { (self.next)(self.userdata, &raw mut entry) } {
+            return None;
+        }
+        // SAFETY: NULL or as many bytes until the function is called again, as the caller promises; the
+        // load has copied them by then.
+        let key = unsafe { slice(entry.key, entry.key_len, "the key") };
+        // SAFETY: as above.
+        let value = unsafe { slice(entry.value, entry.value_len, "the value") };
+        match (key, value) {
+            (Ok(key), Ok(value)) => Some((key, value)),
+            (Err(failure), _) | (_, Err(failure)) => {
+                self.failure = Some(failure);
+                NOT_ASCENDING
+            }
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_load(
+    pool: *mut farheap_pool,
+    next: farheap_next_entry,
+    userdata: *mut c_void,
+    out: *mut *mut farheap_btree,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        let next = next.ok_or_else(|| Failure::null("the function"))?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let object = unsafe { handle::get(pool) }?;
+        let mut entries = Entries { next, userdata, failure: None };
+        let loaded = BTree::load(object, &mut entries);
+        let tree = loaded.map_err(|error| entries.failure.unwrap_or_else(|| error.into()))?;
+        let tree = Tree { tree, in_pool: pool, pool: object.hold() };
         // SAFETY: checked above.
         unsafe { write(out, handle::create::<farheap_btree>(tree)?) }
     })
@@ -96,10 +161,11 @@ pub unsafe extern "C" fn farheap_btree_open(
     call(|| {
         check_out(out)?;
         // SAFETY: not freed during the call, as the caller promises.
-        let pool = unsafe { handle::get(pool) }?;
+        let object = unsafe { handle::get(pool) }?;
         // A page that is none of the pool's is found out now.
-        drop(pool.fix_shared(PageId(root))?);
-        let tree = Tree { tree: BTree::open(pool, PageId(root)), pool: pool.hold() };
+        drop(object.fix_shared(PageId(root))?);
+        let tree = BTree::open(object, PageId(root));
+        let tree = Tree { tree, in_pool: pool, pool: object.hold() };
         // SAFETY: checked above.
         unsafe { write(out, handle::create::<farheap_btree>(tree)?) }
     })
@@ -149,6 +215,43 @@ pub unsafe extern "C" fn farheap_btree_get(
         unsafe { write(len, bytes.len()) }?;
         // SAFETY: checked above.
         unsafe { write(found, value.is_some()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_btree_get_ref(
+    tree: *const farheap_btree,
+    key: *const c_void,
+    key_len: usize,
+    out: *mut farheap_page,
+    value: *mut *const u8,
+    len: *mut usize,
+    found: *mut bool,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        check_out(value)?;
+        check_out(len)?;
+        check_out(found)?;
+        // SAFETY: not freed during the call, as the caller promises. The guard outlives the handle at
+        // most: what it refers to is the pool's, which is not freed while guards exist.
+        let tree = unsafe { handle::get(tree) }?;
+        // SAFETY: NULL or as many bytes, as the caller promises.
+        let lent = tree.tree.get_ref(unsafe { bytes(key, key_len, "the key") }?)?;
+        let Some(lent) = lent else {
+            // SAFETY: checked above.
+            return unsafe { write(found, false) };
+        };
+        let (page, range) = lent.into_page();
+        let start = page.as_ptr().wrapping_add(range.start);
+        // SAFETY: checked above.
+        unsafe { hold_shared(tree.in_pool, page, out) };
+        // SAFETY: checked above.
+        unsafe { write(value, start) }?;
+        // SAFETY: checked above.
+        unsafe { write(len, range.len()) }?;
+        // SAFETY: checked above.
+        unsafe { write(found, true) }
     })
 }
 
@@ -232,18 +335,41 @@ pub unsafe extern "C" fn farheap_btree_scan(
         let tree = unsafe { handle::get(tree) }?;
         // SAFETY: NULL or as many bytes, as the caller promises.
         let from = unsafe { bytes(from, from_len, "the key") }?;
-        let place = Mutex::new(tree.tree.clone().into_cursor(from));
-        let cursor = Cursor { place, _pool: Arc::clone(&tree.pool) };
         // SAFETY: checked above.
-        unsafe { write(out, handle::create::<farheap_cursor>(cursor)?) }
+        unsafe { write(out, cursor_over(tree, tree.tree.clone().into_cursor(from))?) }
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn farheap_cursor_next(
+pub unsafe extern "C" fn farheap_btree_scan_back(
+    tree: *const farheap_btree,
+    out: *mut *mut farheap_cursor,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let tree = unsafe { handle::get(tree) }?;
+        // SAFETY: checked above.
+        unsafe { write(out, cursor_over(tree, tree.tree.clone().into_cursor_at_end())?) }
+    })
+}
+
+fn cursor_over(tree: &Tree, place: pool::Cursor<'static>) -> Result<*mut farheap_cursor> {
+    handle::create(Cursor { place: Mutex::new(place), _pool: Arc::clone(&tree.pool) })
+}
+
+/// Key and value that a cursor went over; they are the cursor's, until it moves on.
+type Moved<'c> = std::result::Result<Option<(&'c [u8], &'c [u8])>, farheap::Error>;
+
+/// Moves a cursor over an entry.
+///
+/// # Safety
+/// The pointers are NULL or may be written to, and the cursor is not freed meanwhile.
+unsafe fn move_cursor(
     cursor: *mut farheap_cursor,
     out: *mut farheap_entry,
     found: *mut bool,
+    go: for<'c> fn(&'c mut pool::Cursor<'static>) -> Moved<'c>,
 ) -> farheap_status {
     call(|| {
         check_out(out)?;
@@ -257,7 +383,7 @@ pub unsafe extern "C" fn farheap_cursor_next(
                 return Err(Failure::plain(FARHEAP_E_IN_USE, "another thread moves the cursor"));
             }
         };
-        let Some((key, value)) = place.next()? else {
+        let Some((key, value)) = go(&mut place)? else {
             // SAFETY: checked above.
             return unsafe { write(found, false) };
         };
@@ -272,6 +398,26 @@ pub unsafe extern "C" fn farheap_cursor_next(
         // SAFETY: checked above.
         unsafe { write(found, true) }
     })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_cursor_next(
+    cursor: *mut farheap_cursor,
+    out: *mut farheap_entry,
+    found: *mut bool,
+) -> farheap_status {
+    // SAFETY: as the caller promises.
+    unsafe { move_cursor(cursor, out, found, |place| place.next()) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_cursor_prev(
+    cursor: *mut farheap_cursor,
+    out: *mut farheap_entry,
+    found: *mut bool,
+) -> farheap_status {
+    // SAFETY: as the caller promises.
+    unsafe { move_cursor(cursor, out, found, |place| place.prev()) }
 }
 
 #[unsafe(no_mangle)]

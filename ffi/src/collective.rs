@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "uses the caller's pointers, and keeps values in its structures")]
 
-use crate::abi;
+use crate::abi::{self, FARHEAP_ABI_VERSION};
 use crate::config::parse;
 use crate::error::{
     FARHEAP_E_BAD_RANGE, FARHEAP_E_HANDLE, FARHEAP_OK, Failure, Result, call, check_out,
@@ -135,6 +135,16 @@ unsafe fn on<T: Copy>(
 ) -> T {
     // SAFETY: as the caller promises.
     value(failed, || body(unsafe { handle::get(collective) }?))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_collective_new(
+    config: *const c_char,
+    local_bytes: u64,
+    out: *mut *mut farheap_collective,
+) -> farheap_status {
+    // SAFETY: as the caller promises.
+    unsafe { farheap_collective_new_abi(FARHEAP_ABI_VERSION, config, local_bytes, out) }
 }
 
 #[unsafe(no_mangle)]

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "uses the caller's pointers")]
 
-use crate::abi;
+use crate::abi::{self, FARHEAP_ABI_VERSION};
 use crate::config::{FARHEAP_NONE, farheap_config, overlay, parse};
 use crate::error::{Failure, Result, call, check_out, farheap_status, slice, write, write_sized};
 use crate::handle::{self, methods, opaque};
@@ -124,6 +124,15 @@ pub unsafe extern "C" fn farheap_start_abi(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_start(
+    config: *const c_char,
+    out: *mut *mut farheap_heap,
+) -> farheap_status {
+    // SAFETY: as the caller promises.
+    unsafe { farheap_start_abi(FARHEAP_ABI_VERSION, config, out) }
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn farheap_start_config_abi(
     abi: u32,
     config: *const farheap_config,
@@ -139,6 +148,15 @@ pub unsafe extern "C" fn farheap_start_config_abi(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_start_config(
+    config: *const farheap_config,
+    out: *mut *mut farheap_heap,
+) -> farheap_status {
+    // SAFETY: as the caller promises.
+    unsafe { farheap_start_config_abi(FARHEAP_ABI_VERSION, config, out) }
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn farheap_start_env_abi(
     abi: u32,
     out: *mut *mut farheap_heap,
@@ -148,6 +166,12 @@ pub unsafe extern "C" fn farheap_start_env_abi(
         check_out(out)?;
         give(Heap::start(Config::from_env()?)?, out)
     })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_start_env(out: *mut *mut farheap_heap) -> farheap_status {
+    // SAFETY: as the caller promises.
+    unsafe { farheap_start_env_abi(FARHEAP_ABI_VERSION, out) }
 }
 
 #[unsafe(no_mangle)]

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "uses the caller's pointers")]
 
-use crate::abi;
+use crate::abi::{self, FARHEAP_ABI_VERSION};
 use crate::error::{
     FARHEAP_E_BAD_RANGE, FARHEAP_E_IN_USE, FARHEAP_E_OUT_OF_MEMORY, FARHEAP_OK, Failure, call,
     check_out, farheap_status, value, write,
@@ -104,6 +104,17 @@ fn event_of(pressure: &Pressure) -> (farheap_pressure, u64) {
         Pressure::Over { held, .. } => (FARHEAP_PRESSURE_OVER, held.0),
         _ => (FARHEAP_PRESSURE_OTHER, 0),
     }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_manager_new(
+    limit: u64,
+    mode: farheap_manager_mode,
+    temporary_pct: u32,
+    out: *mut *mut farheap_manager,
+) -> farheap_status {
+    // SAFETY: as the caller promises.
+    unsafe { farheap_manager_new_abi(FARHEAP_ABI_VERSION, limit, mode, temporary_pct, out) }
 }
 
 #[unsafe(no_mangle)]

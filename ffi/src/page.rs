@@ -51,7 +51,7 @@ const _: () = {
 trait Guard {
     const KIND: farheap_page_kind;
     fn id(&self) -> PageId;
-    /// First byte, for guards that keep their page as it is, and number of bytes.
+    /// First byte, which others may change under an optimistic guard, and number of bytes.
     fn bytes(&self) -> (*const u8, usize);
 }
 
@@ -87,8 +87,21 @@ impl Guard for OptimisticGuard<'_> {
     }
     #[inline]
     fn bytes(&self) -> (*const u8, usize) {
-        (ptr::null(), self.len())
+        (self.as_ptr(), self.len())
     }
+}
+
+/// Puts a guard of a tree's page into the caller's structure.
+///
+/// # Safety
+/// `out` may be written to, and the pool is not freed while the page is held.
+pub(crate) unsafe fn hold_shared(
+    pool: *mut farheap_pool,
+    guard: SharedGuard<'_>,
+    out: *mut farheap_page,
+) {
+    // SAFETY: as the caller promises.
+    unsafe { hold(pool, guard, out) }
 }
 
 /// Puts a guard into the caller's structure, in its place: a copy of what was just stored in words
@@ -242,6 +255,9 @@ fixes! {
     farheap_pool_try_fix_exclusive(pool, id: u64)
         pool.try_fix_exclusive(PageId(id)).ok_or_else(would_block);
     farheap_pool_fix_optimistic(pool, id: u64) Ok(pool.fix_optimistic(PageId(id))?);
+    farheap_pool_fix_to_overwrite(pool, id: u64) Ok(pool.fix_to_overwrite(PageId(id))?);
+    farheap_pool_fix_buffer_to_overwrite(pool, id: u64, order: u32)
+        Ok(pool.fix_buffer_to_overwrite(PageId(id), u8::try_from(order).unwrap_or(u8::MAX))?);
     farheap_pool_fix_buffer_shared(pool, id: u64, order: u32)
         Ok(pool.fix_buffer_shared(PageId(id), u8::try_from(order).unwrap_or(u8::MAX))?);
     farheap_pool_fix_buffer_exclusive(pool, id: u64, order: u32)
@@ -396,6 +412,24 @@ pub unsafe extern "C" fn farheap_page_try_upgrade(page: *mut farheap_page) -> fa
             }
             _ => Err(wrong_kind()),
         }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_page_try_share(page: *mut farheap_page) -> farheap_status {
+    call(|| {
+        // SAFETY: NULL or a structure, as the caller promises.
+        if unsafe { kind_of(page) }? != FARHEAP_PAGE_OPTIMISTIC {
+            return Err(wrong_kind());
+        }
+        // SAFETY: not NULL: `kind_of` looked.
+        let pool = unsafe { (*page).pool };
+        // SAFETY: of this kind, as was just read; the guard is a copy.
+        let optimistic = *unsafe { guard::<OptimisticGuard<'_>>(page) };
+        let shared = optimistic.try_share().ok_or_else(would_block)?;
+        // SAFETY: a structure; an optimistic guard needs no drop.
+        unsafe { hold(pool, shared, page) };
+        Ok(())
     })
 }
 

@@ -47,6 +47,9 @@ impl Deref for Table {
     }
 }
 
+/// Is told of a page; whether to go on.
+pub type farheap_visit = Option<unsafe extern "C" fn(userdata: *mut c_void, page: u64) -> bool>;
+
 /// Asked before a page is written back.
 pub type farheap_before_write =
     Option<unsafe extern "C" fn(userdata: *mut c_void, page: u64, lsn: u64) -> farheap_status>;
@@ -209,8 +212,43 @@ pub(crate) unsafe fn page_ids(first: *const u64, count: usize) -> Result<Vec<Pag
     Ok(ids.iter().map(|id| PageId(*id)).collect())
 }
 
+/// Tells `visit` of pages, as long as it wants to know of more.
+///
+/// # Safety
+/// `visit` may be called with `userdata`.
+unsafe fn visit_all(
+    pages: impl Iterator<Item = PageId>,
+    visit: farheap_visit,
+    userdata: *mut c_void,
+) -> Result<()> {
+    let visit = visit.ok_or_else(|| Failure::null("the function"))?;
+    for page in pages {
+        // SAFETY: as the caller promises.
+        if !unsafe { visit(userdata, page.0) } {
+            break;
+        }
+    }
+    Ok(())
+}
+
 methods! { farheap_pool: Arc<BufferPool>;
     farheap_pool_flush(object) { Ok(object.flush()?) }
+
+    farheap_pool_flush_pages(object, first: *const u64, count: usize) {
+        // SAFETY: NULL or as many numbers, as the caller promises.
+        let pages = unsafe { page_ids(first, count) }?;
+        Ok(object.flush_pages(&pages)?)
+    }
+
+    farheap_pool_pages_in_use(object, visit: farheap_visit, userdata: *mut c_void) {
+        // SAFETY: as the caller promises.
+        unsafe { visit_all(object.pages_in_use(), visit, userdata) }
+    }
+
+    farheap_pool_dirty_pages(object, visit: farheap_visit, userdata: *mut c_void) {
+        // SAFETY: as the caller promises.
+        unsafe { visit_all(object.dirty_pages(), visit, userdata) }
+    }
 
     farheap_pool_evict_all(object) { Ok(object.evict_all()?) }
 

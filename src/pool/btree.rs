@@ -283,6 +283,13 @@ pub struct ValueGuard<'t> {
     range: Range<usize>,
 }
 
+impl<'t> ValueGuard<'t> {
+    /// The page that has the value, and where in it.
+    pub fn into_page(self) -> (SharedGuard<'t>, Range<usize>) {
+        (self.leaf, self.range)
+    }
+}
+
 impl Deref for ValueGuard<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {

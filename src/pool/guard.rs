@@ -248,6 +248,15 @@ impl<'p> OptimisticGuard<'p> {
         self.held().len()
     }
 
+    /// The first of them, for reads that the other methods do not offer. The memory stays readable as
+    /// long as the pool exists, but others may change it at any time: read it as volatile or atomic,
+    /// never through a reference, and [`validate`](Self::validate) before what was read counts.
+    #[inline]
+    #[must_use]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.ptr()
+    }
+
     /// Never: pages have a payload.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -129,6 +129,111 @@ static void many_entries(farheap_pool *pool, farheap_btree *tree) {
     CHECK(stats.pages_written > 0 && stats.holders == 0);
 }
 
+static void a_value_is_lent_under_its_guard(farheap_pool *pool, farheap_btree *tree) {
+    farheap_page page = {0}, other = {0};
+    const uint8_t *value = NULL;
+    size_t len = 9;
+    bool found = true;
+    OK(farheap_btree_get_ref(tree, "r", 1, &page, &value, &len, &found));
+    CHECK(!found && page.kind == FARHEAP_PAGE_NONE && !value && len == 9);
+    OK(farheap_btree_insert(tree, "r", 1, "reference", 9, NULL));
+    OK(farheap_btree_get_ref(tree, "r", 1, &page, &value, &len, &found));
+    CHECK(found && len == 9 && !memcmp(value, "reference", 9));
+    CHECK(page.kind == FARHEAP_PAGE_SHARED && value > page.data && value + len <= page.data + page.len);
+    OK(farheap_pool_try_fix_shared(pool, page.id, &other)); /* together with other readers */
+    OK(farheap_page_unfix(&other));
+    FAILS(FARHEAP_E_WOULD_BLOCK, farheap_pool_try_fix_exclusive(pool, page.id, &other));
+    OK(farheap_page_unfix(&page));
+    FAILS(FARHEAP_E_NULL, farheap_btree_get_ref(tree, "r", 1, NULL, &value, &len, &found));
+    FAILS(FARHEAP_E_NULL, farheap_btree_get_ref(tree, "r", 1, &page, NULL, &len, &found));
+    OK(farheap_btree_remove(tree, "r", 1, NULL));
+}
+
+/* Entries to load: `i` from 0 on, until `end`. Key `broken` is not greater than the one before. */
+struct source {
+    unsigned i, end, broken;
+    char key[16];
+};
+
+static bool next_entry(void *userdata, farheap_entry *out) {
+    struct source *source = userdata;
+    if (source->i == source->end) return false;
+    const unsigned number = source->i == source->broken ? 0 : source->i;
+    const int len = snprintf(source->key, sizeof source->key, "load %07u", number);
+    source->i++;
+    *out = (farheap_entry){(const uint8_t *)source->key, (size_t)len, (const uint8_t *)source->key, 4};
+    return true;
+}
+
+static bool no_value(void *userdata, farheap_entry *out) {
+    next_entry(userdata, out);
+    out->value = NULL;
+    return true;
+}
+
+static bool one_more(void *userdata, uint64_t page) {
+    (void)page;
+    ++*(unsigned *)userdata;
+    return true;
+}
+
+/* A loaded tree, from both ends and from the middle. */
+static void loaded_and_gone_through_in_both_directions(farheap_pool *pool) {
+    enum { LOADED = 20000 };
+    farheap_btree *tree = NULL;
+    unsigned before = 0, after = 0;
+    OK(farheap_pool_pages_in_use(pool, one_more, &before));
+    struct source source = {0, LOADED, LOADED - 1, ""};
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_btree_load(pool, next_entry, &source, &tree));
+    source = (struct source){0, LOADED, UINT32_MAX, ""};
+    FAILS(FARHEAP_E_NULL, farheap_btree_load(pool, no_value, &source, &tree));
+    CHECK(source.i == 1);
+    FAILS(FARHEAP_E_NULL, farheap_btree_load(pool, NULL, &source, &tree));
+    FAILS(FARHEAP_E_NULL, farheap_btree_load(pool, next_entry, &source, NULL));
+    OK(farheap_pool_pages_in_use(pool, one_more, &after));
+    CHECK(!tree && before == after); /* a load that fails leaves nothing */
+    source.i = 0;
+    OK(farheap_btree_load(pool, next_entry, &source, &tree));
+
+    farheap_cursor *cursor = NULL;
+    farheap_entry entry;
+    bool found = false;
+    char key[16];
+    OK(farheap_btree_scan_back(tree, &cursor));
+    OK(farheap_cursor_next(cursor, &entry, &found));
+    CHECK(!found);
+    for (unsigned i = LOADED; i-- > 0;) {
+        OK(farheap_cursor_prev(cursor, &entry, &found));
+        const int len = snprintf(key, sizeof key, "load %07u", i);
+        CHECK(found && entry.key_len == (size_t)len && !memcmp(entry.key, key, (size_t)len));
+        CHECK(entry.value_len == 4 && !memcmp(entry.value, "load", 4));
+    }
+    OK(farheap_cursor_prev(cursor, &entry, &found));
+    CHECK(!found);
+    OK(farheap_cursor_next(cursor, &entry, &found)); /* and forward again */
+    CHECK(found && !memcmp(entry.key, "load 0000000", 12));
+    OK(farheap_cursor_free(cursor));
+
+    OK(farheap_btree_scan(tree, "load 0000100x", 13, &cursor)); /* between two keys */
+    OK(farheap_cursor_prev(cursor, &entry, &found));
+    CHECK(found && !memcmp(entry.key, "load 0000100", 12));
+    OK(farheap_cursor_next(cursor, &entry, &found));
+    CHECK(found && !memcmp(entry.key, "load 0000100", 12));
+    OK(farheap_cursor_next(cursor, &entry, &found));
+    CHECK(found && !memcmp(entry.key, "load 0000101", 12));
+    OK(farheap_cursor_free(cursor));
+    FAILS(FARHEAP_E_HANDLE, farheap_cursor_prev(cursor, &entry, &found));
+    OK(farheap_btree_free(tree));
+
+    source = (struct source){0, 0, 0, ""};
+    OK(farheap_btree_load(pool, next_entry, &source, &tree)); /* of nothing */
+    OK(farheap_btree_scan_back(tree, &cursor));
+    OK(farheap_cursor_prev(cursor, &entry, &found));
+    CHECK(!found);
+    OK(farheap_cursor_free(cursor));
+    OK(farheap_btree_free(tree));
+}
+
 static void what_is_refused(farheap_pool *pool, farheap_btree *tree) {
     static char large[65536];
     const size_t most = farheap_pool_payload(pool) / 4 - 8;
@@ -218,6 +323,8 @@ int main(void) {
     keys_and_values(tree);
     values_change_in_place(tree);
     two_threads_change_one_value(tree);
+    a_value_is_lent_under_its_guard(pool, tree);
+    loaded_and_gone_through_in_both_directions(pool);
     what_is_refused(pool, tree);
     many_entries(pool, tree);
     CHECK(farheap_btree_root(tree) == root);

@@ -114,6 +114,7 @@ static void local_memory_is_bounded(farheap_collective *collective) {
 int main(void) {
     farheap_collective *collective = NULL;
     FAILS(FARHEAP_E_CONFIG, farheap_collective_new("lymit:1MiB", MIB, &collective));
+    FAILS(FARHEAP_E_CONFIG, (farheap_collective_new)("lymit:1MiB", MIB, &collective));
     FAILS(FARHEAP_E_ARGUMENT, farheap_collective_new(NULL, UINT64_MAX, &collective));
     skip_unless_permitted(
         farheap_collective_new("limit:16MiB,capacity:256MiB", MIB, &collective));

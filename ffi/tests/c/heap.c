@@ -255,6 +255,11 @@ static void large_blocks_are_buffers_of_system_calls(farheap_heap *heap) {
 static void there_is_one_heap(farheap_heap *heap) {
     farheap_heap *second = NULL, *found = NULL;
     FAILS(FARHEAP_E_ALREADY_RUNNING, farheap_start("limit:16MiB", &second));
+    /* As bindings call them. */
+    farheap_config config = FARHEAP_CONFIG_INIT;
+    FAILS(FARHEAP_E_ALREADY_RUNNING, (farheap_start)("limit:16MiB", &second));
+    FAILS(FARHEAP_E_ALREADY_RUNNING, (farheap_start_config)(&config, &second));
+    FAILS(FARHEAP_E_ALREADY_RUNNING, (farheap_start_env)(&second));
     CHECK(!second);
     OK(farheap_running(&found));
     CHECK(found && found != heap);

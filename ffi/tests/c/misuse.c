@@ -122,6 +122,11 @@ static void calls_on_a_pool(farheap_status code, farheap_pool *p) {
     farheap_page page = {0};
     uint64_t id = 1;
     FAILS(code, farheap_pool_flush(p));
+    FAILS(code, farheap_pool_flush_pages(p, &id, 1));
+    FAILS(code, farheap_pool_pages_in_use(p, NULL, NULL));
+    FAILS(code, farheap_pool_dirty_pages(p, NULL, NULL));
+    FAILS(code, farheap_pool_fix_to_overwrite(p, 1, &page));
+    FAILS(code, farheap_pool_fix_buffer_to_overwrite(p, 1, 1, &page));
     FAILS(code, farheap_pool_prefetch(p, &id, 1));
     FAILS(code, farheap_pool_evict_all(p));
     FAILS(code, farheap_pool_evict_clean(p, 1, &id));

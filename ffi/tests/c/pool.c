@@ -102,7 +102,8 @@ static void guards(farheap_pool *pool) {
     farheap_page look = {0};
     uint8_t byte = 0;
     OK(farheap_pool_fix_optimistic(pool, id, &look));
-    CHECK(look.kind == FARHEAP_PAGE_OPTIMISTIC && !look.data);
+    CHECK(look.kind == FARHEAP_PAGE_OPTIMISTIC);
+    CHECK(*(const volatile uint8_t *)look.data == 42 && farheap_page_validate(&look));
     OK(farheap_page_read(&look, 0, &byte, 1));
     CHECK(byte == 42 && farheap_page_validate(&look));
     FAILS(FARHEAP_E_ARGUMENT, farheap_page_read(&look, look.len, &byte, 1));
@@ -113,6 +114,15 @@ static void guards(farheap_pool *pool) {
     OK(farheap_page_unfix(&a));
     CHECK(!farheap_page_validate(&look));
     FAILS(FARHEAP_E_WOULD_BLOCK, farheap_page_try_upgrade(&look));
+    FAILS(FARHEAP_E_WOULD_BLOCK, farheap_page_try_share(&look));
+    CHECK(look.kind == FARHEAP_PAGE_OPTIMISTIC && *(const volatile uint8_t *)look.data == 43);
+    OK(farheap_pool_fix_optimistic(pool, id, &look));
+    OK(farheap_page_try_share(&look));
+    CHECK(look.kind == FARHEAP_PAGE_SHARED && look.data[0] == 43);
+    FAILS(FARHEAP_E_ARGUMENT, farheap_page_try_share(&look));
+    OK(farheap_pool_try_fix_shared(pool, id, &b));
+    OK(farheap_page_unfix(&b));
+    OK(farheap_page_unfix(&look));
     OK(farheap_pool_fix_optimistic(pool, id, &look));
     OK(farheap_page_try_upgrade(&look));
     OK(farheap_page_unfix(&look));
@@ -172,6 +182,99 @@ static void many_pages_and_buffers(farheap_pool *pool) {
     OK(farheap_page_free(&page));
     FAILS(FARHEAP_E_BAD_RANGE, farheap_pool_allocate_buffer(pool, 8, &page));
     FAILS(FARHEAP_E_BAD_RANGE, farheap_pool_fix_buffer_shared(pool, id, 4000, &page));
+}
+
+/* Numbers that a visit was told of. */
+struct told {
+    uint64_t ids[4];
+    size_t count, room;
+};
+
+static bool tell(void *userdata, uint64_t page) {
+    struct told *told = userdata;
+    told->ids[told->count++] = page;
+    return told->count < told->room;
+}
+
+/* The number of pages in use, or of changed ones. */
+static bool count(void *userdata, uint64_t page) {
+    (void)page;
+    ++*(size_t *)userdata;
+    return true;
+}
+
+/* A table as recovery makes it: pages of the log, whatever the table has of them. */
+static void redo(farheap_manager *manager, const char *path) {
+    farheap_pool *pool = NULL;
+    farheap_page page = {0};
+    OK(farheap_pool_create(manager, NULL, path, 16 * MIB, &pool));
+    size_t pages = 0;
+    OK(farheap_pool_pages_in_use(pool, count, &pages));
+    CHECK(pages == 0);
+    OK(farheap_pool_allocate(pool, &page));
+    const uint64_t first = page.id;
+    OK(farheap_page_unfix(&page));
+    FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_fix_shared(pool, first + 9, &page));
+    OK(farheap_pool_fix_to_overwrite(pool, first + 9, &page)); /* beyond the end */
+    CHECK(page.kind == FARHEAP_PAGE_EXCLUSIVE && page.id == first + 9 && page.data[0] == 0);
+    farheap_page_write(&page)[0] = 9;
+    OK(farheap_page_set_lsn(&page, 5));
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_fix_to_overwrite(pool, first + 9, &page)); /* and again: what it was is gone */
+    CHECK(page.data[0] == 0 && farheap_page_lsn(&page) == 0);
+    farheap_page_write(&page)[0] = 8;
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_fix_buffer_to_overwrite(pool, first + 16, 2, &page));
+    CHECK(page.len > 3 * 4096);
+    farheap_page_write(&page)[page.len - 1] = 7;
+    OK(farheap_page_unfix(&page));
+    FAILS(FARHEAP_E_BAD_RANGE, farheap_pool_fix_to_overwrite(pool, first + 16, &page));
+    FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_fix_to_overwrite(pool, 0, &page));
+    FAILS(FARHEAP_E_STORE_FULL, farheap_pool_fix_to_overwrite(pool, 1 << 30, &page));
+
+    struct told told = {{0}, 0, 4};
+    OK(farheap_pool_pages_in_use(pool, tell, &told));
+    CHECK(told.count == 3 && told.ids[0] == first && told.ids[1] == first + 9);
+    CHECK(told.ids[2] == first + 16);
+    told = (struct told){{0}, 0, 1}; /* no more than it wants to know */
+    OK(farheap_pool_dirty_pages(pool, tell, &told));
+    CHECK(told.count == 1 && told.ids[0] == first);
+    const uint64_t chosen[] = {first + 9, first};
+    OK(farheap_pool_flush_pages(pool, chosen, 2));
+    pages = 0;
+    OK(farheap_pool_dirty_pages(pool, count, &pages));
+    CHECK(pages == 1);
+    OK(farheap_pool_flush_pages(pool, NULL, 0));
+    const uint64_t missing = first + 1; /* free: it lay between the end and a page beyond */
+    FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_flush_pages(pool, &missing, 1));
+    FAILS(FARHEAP_E_NULL, farheap_pool_flush_pages(pool, NULL, 1));
+    FAILS(FARHEAP_E_NULL, farheap_pool_pages_in_use(pool, NULL, NULL));
+    OK(farheap_pool_flush(pool));
+    OK(farheap_pool_free(pool));
+
+    OK(farheap_pool_open(manager, NULL, path, &pool));
+    OK(farheap_pool_fix_shared(pool, first + 9, &page));
+    CHECK(page.data[0] == 8);
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_free(pool));
+
+    /* A damaged page cannot be read, and is overwritten. */
+    FILE *file = fopen(path, "r+b");
+    CHECK(file && fseek(file, (long)((first + 9) * 4096), SEEK_SET) == 0);
+    CHECK(fputc(77, file) == 77 && fclose(file) == 0);
+    OK(farheap_pool_open(manager, NULL, path, &pool));
+    FAILS(FARHEAP_E_CORRUPT_PAGE, farheap_pool_fix_shared(pool, first + 9, &page));
+    OK(farheap_pool_fix_to_overwrite(pool, first + 9, &page));
+    farheap_page_write(&page)[0] = 6;
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_flush(pool));
+    OK(farheap_pool_free(pool));
+    OK(farheap_pool_open(manager, NULL, path, &pool));
+    OK(farheap_pool_fix_shared(pool, first + 9, &page));
+    CHECK(page.data[0] == 6);
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_free(pool));
+    unlink(path);
 }
 
 static void the_log_is_asked_before_a_write(farheap_pool *pool) {
@@ -404,6 +507,8 @@ int main(void) {
     OK(farheap_manager_free(manager));
     FAILS(FARHEAP_E_ARGUMENT, farheap_manager_new(MIB, FARHEAP_PARTITIONED, 101, &manager));
     FAILS(FARHEAP_E_ARGUMENT, farheap_manager_new(MIB, (farheap_manager_mode)5, 0, &manager));
+    OK((farheap_manager_new)(MIB, FARHEAP_COOPERATIVE, 0, &manager)); /* as bindings call it */
+    OK(farheap_manager_free(manager));
 
     OK(farheap_manager_new(24 * MIB, FARHEAP_COOPERATIVE, 0, &manager));
     OK(farheap_manager_set_limit(manager, 16 * MIB));
@@ -421,6 +526,7 @@ int main(void) {
     CHECK(file >= 0);
     close(file);
     unlink(path);
+    redo(manager, path);
     farheap_pool_config config = FARHEAP_POOL_CONFIG_INIT;
     config.page = 8192;
     config.deadline_ms = 1000;

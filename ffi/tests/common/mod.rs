@@ -153,7 +153,7 @@ pub(crate) fn run(command: &mut Command) {
     print!("{out}");
 }
 
-/// The functions that the header declares, those written out in it left aside.
+/// The functions that the header declares.
 pub(crate) fn declared() -> BTreeSet<String> {
     let header = fs::read_to_string(crate_dir().join("include/farheap.h")).expect("the header");
     let mut names = BTreeSet::new();
@@ -162,7 +162,7 @@ pub(crate) fn declared() -> BTreeSet<String> {
     for line in header.lines() {
         let begins = line.trim_start().starts_with("/*") || line.trim_start().starts_with(" *");
         in_comment |= begins;
-        if !in_comment && !line.starts_with("static inline") && !line.starts_with("    return") {
+        if !in_comment && !line.starts_with('#') {
             code.push_str(line.split("/*").next().unwrap_or_default());
             code.push('\n');
         }

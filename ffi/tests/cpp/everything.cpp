@@ -117,9 +117,12 @@ static void manager_and_pool() {
         CHECK(exclusive && !shared.holds());
         optimistic_guard stale = pages.fix_optimistic(ids[6]);
         pages.fix_exclusive(ids[6]).write<int>(0, 1);
-        CHECK(!stale.validate() && !stale.try_upgrade());
+        CHECK(!stale.validate() && !stale.try_upgrade() && !stale.try_share());
         optimistic_guard fresh = pages.fix_optimistic(ids[6]);
-        CHECK(fresh.read<int>(0) == 1 && fresh.validate());
+        CHECK(fresh.read<int>(0) == 1 && fresh.data()[0] == 1 && fresh.validate());
+        std::optional<shared_guard> kept = pages.fix_optimistic(ids[6]).try_share();
+        CHECK(kept && kept->read<int>(0) == 1 && fresh.validate() && !fresh.try_upgrade());
+        kept.reset();
         fresh.try_upgrade()->write<int>(0, 2);
         shared = std::move(*exclusive).downgrade();
         CHECK(shared.data()[8] == 5);
@@ -235,6 +238,50 @@ static void trees() {
         throws<error>(FARHEAP_E_BAD_RANGE, [&] { tree.insert(std::string(1024, 'x'), ""); });
         throws<error>(FARHEAP_E_NO_SUCH_PAGE, [&] { btree::open(pages, 1 << 30); });
 
+        CHECK(!tree.get_ref("missing"));
+        {
+            const std::optional<value_guard> lent = tree.get_ref("key 1");
+            CHECK(lent && lent->get() == model["key 1"]);
+        }
+        cursor back = tree.scan_back();
+        for (auto last = model.rbegin(); last != model.rend(); ++last) {
+            const std::optional<entry> found = back.prev();
+            CHECK(found && found->key == last->first && found->value == last->second);
+        }
+        CHECK(!back.prev() && back.next()->key == model.begin()->first);
+        auto from_model = [&, at = model.begin()]() mutable -> std::optional<entry> {
+            if (at == model.end()) return std::nullopt;
+            const entry found{at->first, at->second};
+            ++at;
+            return found;
+        };
+        const std::size_t in_use = pages.pages_in_use().size();
+        try {
+            btree::load(pages, [&, left = 5000]() mutable {
+                if (left-- == 0) throw std::runtime_error("no more");
+                return from_model();
+            });
+            CHECK(!"thrown");
+        } catch (const std::runtime_error &thrown) {
+            CHECK(std::string(thrown.what()) == "no more");
+        }
+        CHECK(pages.pages_in_use().size() == in_use);
+        auto whole_model = [&, at = model.begin()]() mutable -> std::optional<entry> {
+            if (at == model.end()) return std::nullopt;
+            const entry found{at->first, at->second};
+            ++at;
+            return found;
+        };
+        btree copy = btree::load(pages, whole_model);
+        const std::size_t of_copy = pages.pages_in_use().size() - in_use;
+        CHECK(of_copy > 1 && of_copy < in_use); // its nodes are full
+        auto copied = model.begin();
+        for (const entry &found : copy.scan()) {
+            CHECK(found.key == copied->first && found.value == copied->second);
+            ++copied;
+        }
+        CHECK(copied == model.end());
+
         auto expected = model.begin();
         for (const entry &found : tree.scan()) {
             CHECK(found.key == expected->first && found.value == expected->second);
@@ -255,6 +302,37 @@ static void trees() {
     pages.reset(); // fails, for there is a tree
     CHECK(tree.get("key 1") == model["key 1"]);
     CHECK(tree.get() != nullptr && tree.scan().get() != nullptr);
+}
+
+// What a log does to a table when it opens it again.
+static void redo() {
+    manager limit(8 * mib);
+    table_path table;
+    pool pages = pool::create(limit, table.path, 16 * mib);
+    const std::uint64_t first = pages.allocate().id();
+    pages.fix_to_overwrite(first + 5).write<int>(0, 5);
+    pages.fix_buffer_to_overwrite(first + 8, 1).write<int>(4096, 8);
+    CHECK((pages.pages_in_use() == std::vector<std::uint64_t>{first, first + 5, first + 8}));
+    pages.flush_pages({first, first + 5});
+    CHECK(pages.dirty_pages().size() == 1);
+    throws<error>(FARHEAP_E_NO_SUCH_PAGE, [&] { pages.flush_pages({first + 1}); });
+    CHECK(pages.fix_to_overwrite(first + 5).data()[0] == 0);
+    pages.flush();
+    CHECK(pages.dirty_pages().empty());
+}
+
+// The constructors as functions that bindings can look up, not as the header's macros.
+static void plain_constructors() {
+    farheap_manager *limit = nullptr;
+    farheap_collective *objects = nullptr;
+    farheap_heap *far = nullptr;
+    CHECK((farheap_manager_new)(mib, FARHEAP_COOPERATIVE, 0, &limit) == FARHEAP_OK);
+    CHECK(farheap_manager_free(limit) == FARHEAP_OK);
+    CHECK((farheap_collective_new)("lymit:1MiB", mib, &objects) == FARHEAP_E_CONFIG);
+    CHECK((farheap_start)("lymit:1MiB", &far) == FARHEAP_E_CONFIG);
+    CHECK((farheap_start_config)(nullptr, &far) == FARHEAP_E_NULL);
+    CHECK((farheap_start_env)(nullptr) == FARHEAP_E_NULL);
+    clear_error();
 }
 
 // What is destroyed too early goes on for those who hold it.
@@ -498,6 +576,8 @@ int main() {
         manager_and_pool();
         accounts();
         trees();
+        redo();
+        plain_constructors();
         wrong_orders();
         farheap_config config = make_config();
         config.limit = 16 * mib;

@@ -151,6 +151,12 @@ impl BTree {
     pub fn into_cursor(self, from: &[u8]) -> Cursor<'static> {
         Cursor::new(Cow::Owned(self), Seek::From, from)
     }
+
+    /// As [`cursor_at_end`](BTree::cursor_at_end), for a caller that cannot borrow the tree meanwhile.
+    #[must_use]
+    pub fn into_cursor_at_end(self) -> Cursor<'static> {
+        Cursor::new(Cow::Owned(self), Seek::End, b"")
+    }
 }
 
 impl<'t> Cursor<'t> {
