@@ -18,7 +18,7 @@ fn every_key_is_read() {
     let config = Config::parse(
         "limit:512MiB, process_limit:2GiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
          handlers:3, threshold:off, place:all, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
-         poll:50us, policy:sieve, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
+         poll:50us, policy:s3fifo, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
     assert_eq!(config.limit(), ByteCount::mib(512));
@@ -39,7 +39,7 @@ fn every_key_is_read() {
     assert!(!config.checksum());
     assert_eq!(config.deadline(), Duration::from_secs(90));
     assert_eq!(config.poll(), Some(Duration::from_micros(50)));
-    assert_eq!(config.policy(), PolicyKind::Sieve);
+    assert_eq!(config.policy(), PolicyKind::S3Fifo);
     assert_eq!(config.user_mode(), UserMode::Far);
     assert!(!config.readahead());
     assert_eq!(config.mode(), Mode::InThread);
@@ -97,7 +97,7 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("deadline:soon", "deadline", "not a duration"),
         ("deadline:0s", "deadline", "must be from"),
         ("deadline:2days", "deadline", "must be from"),
-        ("policy:lru", "policy", "not one of fifo, clock, "),
+        ("policy:lru", "policy", "not one of fifo, s3fifo, tenure"),
         ("policy:tenur", "policy", "did you mean `tenure`?"),
         ("poll:1ms", "poll", "at most 500us"),
         ("poll:no", "poll", "not a duration"),

@@ -20,8 +20,8 @@ static HEAP: FarHeap = FarHeap::new();
 
 /// What the further tiers of most tests are: of other page sizes, limits and policies.
 const TIERS: [(&str, &str); 3] = [
-    ("small", "limit:8MiB,capacity:256MiB,page:4KiB,policy:clock"),
-    ("large", "limit:16MiB,capacity:256MiB,page:256KiB,policy:sieve"),
+    ("small", "limit:8MiB,capacity:256MiB,page:4KiB,policy:tenure"),
+    ("large", "limit:16MiB,capacity:256MiB,page:256KiB,policy:s3fifo"),
     ("plain", "limit:8MiB,capacity:256MiB,page:64KiB,policy:fifo,io:sync"),
 ];
 

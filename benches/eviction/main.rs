@@ -11,11 +11,12 @@
 //! `eviction.svg`. It checks its own answers: every touch is accounted for, no policy beats the
 //! optimum, no cache exceeds its frames, first in first out without cooling equals a plain queue.
 
+mod contender;
 mod report;
 mod sim;
 mod trace;
 
-use farheap::region::policy::PolicyKind;
+use contender::Contender;
 use sim::Outcome;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,13 +33,13 @@ const COOLING_PCT: u32 = 1;
 
 /// One policy in one cache on one trace.
 pub(crate) struct Run {
-    pub(crate) kind: PolicyKind,
+    pub(crate) kind: Contender,
     pub(crate) cooling_pct: u32,
     pub(crate) outcome: Outcome,
 }
 
 impl Run {
-    fn new(kind: PolicyKind, cooling_pct: u32, outcome: Outcome) -> Run {
+    fn new(kind: Contender, cooling_pct: u32, outcome: Outcome) -> Run {
         Run { kind, cooling_pct, outcome }
     }
 }
@@ -59,7 +60,7 @@ impl Case {
     }
 
     /// What a policy did with this share of cooling frames.
-    pub(crate) fn outcome(&self, kind: PolicyKind, cooling_pct: u32) -> Outcome {
+    pub(crate) fn outcome(&self, kind: Contender, cooling_pct: u32) -> Outcome {
         let found = self.runs.iter().find(|r| r.kind == kind && r.cooling_pct == cooling_pct);
         found.expect("every policy was played with every share").outcome
     }
@@ -74,6 +75,7 @@ struct Options {
 
 fn main() -> ExitCode {
     let result = parse(std::env::args().skip(1)).and_then(|options| {
+        contender::check();
         let cases = play_all(&options)?;
         report::print(&cases);
         report::write(&cases, options.folder)
@@ -145,7 +147,7 @@ fn frames(pages: u32, permille: u32) -> u32 {
 fn play_case(trace: &Trace, cache_permille: u32) -> Case {
     let frames = frames(trace.pages, cache_permille);
     let mut runs = Vec::new();
-    for kind in PolicyKind::ALL {
+    for kind in Contender::ALL {
         for cooling_pct in COOLING_PCTS {
             let outcome = sim::play(kind, trace, frames, frames * cooling_pct / 100);
             runs.push(Run::new(kind, cooling_pct, outcome));
@@ -178,5 +180,5 @@ fn check(case: &Case, trace: &Trace) {
         assert_eq!(run.outcome.minor, 0, "{what}: nothing cools, but {} saw it", run.kind);
     }
     let queue = sim::plain_queue(trace, frames(trace.pages, case.cache_permille));
-    assert_eq!(case.outcome(PolicyKind::Fifo, 0), queue, "{what}: fifo is no plain queue");
+    assert_eq!(case.outcome(Contender::FIFO, 0), queue, "{what}: fifo is no plain queue");
 }

@@ -1,8 +1,8 @@
 //! The table, the figures' files and the picture.
 
+use crate::contender::Contender;
 use crate::sim::Outcome;
 use crate::{COOLING_PCT, COOLING_PCTS, Case, Run};
-use farheap::region::policy::PolicyKind;
 use plotters::prelude::*;
 use std::error::Error;
 use std::fs;
@@ -26,15 +26,15 @@ pub(crate) fn print(cases: &[Case]) {
     println!("\nHit ratio in percent (minor faults per 1,000 touches), {COOLING_PCT} % cooling;");
     println!("fifo/0 is UMap's, lru* and clock* see every hit, which userfaultfd cannot.\n");
     print!("{:13} {:>6} {:>7} {:>7}", "trace", "cache", "belady", "fifo/0");
-    PolicyKind::ALL.iter().for_each(|kind| print!(" {:>12}", kind.name()));
+    Contender::ALL.iter().for_each(|kind| print!(" {:>12}", kind.name()));
     println!(" {:>6} {:>6}", "lru*", "clock*");
     for case in cases {
         let cache = case.cache_pct();
         let percent = |outcome: Outcome| 100.0 * outcome.hit_ratio();
-        let fifo = case.outcome(PolicyKind::Fifo, 0);
+        let fifo = case.outcome(Contender::FIFO, 0);
         print!("{:13} {cache:>5}% {:>7.2}", case.trace, percent(case.belady));
         print!(" {:>7.2}", percent(fifo));
-        for kind in PolicyKind::ALL {
+        for kind in Contender::ALL {
             let outcome = case.outcome(kind, COOLING_PCT);
             let minor = 1_000.0 * outcome.minor as f64 / (outcome.hits + outcome.reads) as f64;
             print!(" {:>6.2} ({minor:>3.0})", percent(outcome));
@@ -49,11 +49,11 @@ fn print_means(cases: &[Case]) {
     println!("\nMeans over all traces and caches: hit ratio / that of the optimum in percent,");
     println!("and microseconds a touch (a read {READ_US} us, a minor fault {MINOR_US} us):\n");
     print!("{:8}", "cooling");
-    PolicyKind::ALL.iter().for_each(|kind| print!(" {:>16}", kind.name()));
+    Contender::ALL.iter().for_each(|kind| print!(" {:>16}", kind.name()));
     println!();
     for cooling_pct in COOLING_PCTS {
         print!("{cooling_pct:>6} %");
-        for kind in PolicyKind::ALL {
+        for kind in Contender::ALL {
             let outcomes = cases.iter().map(|case| (case, case.outcome(kind, cooling_pct)));
             let (mut share, mut cost) = (0.0, 0.0);
             for (case, outcome) in outcomes {
@@ -92,8 +92,8 @@ fn summary(cases: &[Case]) -> String {
     let mut text = "work,value,unit,baseline,baseline_value,ratio,goal\n".to_owned();
     for case in cases {
         let work = format!("{} with {} % cached", case.trace, case.cache_pct());
-        let value = case.outcome(PolicyKind::default(), COOLING_PCT).hit_ratio();
-        let fifo = case.outcome(PolicyKind::Fifo, 0).hit_ratio();
+        let value = case.outcome(Contender::DEFAULT, COOLING_PCT).hit_ratio();
+        let fifo = case.outcome(Contender::FIFO, 0).hit_ratio();
         let belady = case.belady.hit_ratio();
         for (name, base, goal) in [("belady", belady, ""), ("fifo (umap)", fifo, FIFO_GOAL)] {
             // What divides by a baseline of nothing has no ratio.
@@ -153,11 +153,11 @@ fn bars(case: &Case) -> Vec<(String, f64, RGBColor)> {
         RGBColor(50, 90, 160),
         RGBColor(110, 80, 160),
     ];
-    let fifo = case.outcome(PolicyKind::Fifo, 0).hit_ratio();
+    let fifo = case.outcome(Contender::FIFO, 0).hit_ratio();
     let mut bars = vec![("fifo as in UMap".to_owned(), fifo, RGBColor(190, 190, 190))];
-    let others = PolicyKind::ALL.into_iter().filter(|&kind| kind != PolicyKind::Fifo);
+    let others = Contender::ALL.into_iter().filter(|&kind| kind != Contender::FIFO);
     for (index, kind) in others.enumerate() {
-        let best = kind == PolicyKind::default();
+        let best = kind == Contender::DEFAULT;
         let colour = if best { RGBColor(220, 110, 30) } else { COLOURS[index % COLOURS.len()] };
         let name = if best { format!("{kind} (default)") } else { kind.to_string() };
         bars.push((name, case.outcome(kind, COOLING_PCT).hit_ratio(), colour));
@@ -199,7 +199,7 @@ fn draw_trace(cases: &[Case], area: &Area<'_>) -> Result<(), Box<dyn Error>> {
 
 fn draw_legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
     let outcome = Outcome::default();
-    let runs = PolicyKind::ALL.map(|kind| [0, COOLING_PCT].map(|p| Run::new(kind, p, outcome)));
+    let runs = Contender::ALL.map(|kind| [0, COOLING_PCT].map(|p| Run::new(kind, p, outcome)));
     let runs = runs.into_iter().flatten().collect();
     let trace = String::new();
     let empty =

@@ -5,8 +5,9 @@
 //! page is invisible, a hit on a cooling page is a minor fault, a touch of an absent page is a
 //! read, the first touch ever is zero-filled and costs no read.
 
+use crate::contender::Contender;
 use crate::trace::Trace;
-use farheap::region::policy::{EvictionPolicy, Insert, PolicyKind};
+use farheap::region::policy::{EvictionPolicy, Insert};
 use farheap::{PageCount, PageId};
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -53,11 +54,11 @@ struct Cache {
 }
 
 /// Plays `trace` against a policy in a cache of `frames` with `cooling` of them cooling.
-pub(crate) fn play(kind: PolicyKind, trace: &Trace, frames: u32, cooling: u32) -> Outcome {
+pub(crate) fn play(kind: Contender, trace: &Trace, frames: u32, cooling: u32) -> Outcome {
     let pages = PageCount(u64::from(trace.pages));
     let resident = PageCount(u64::from(frames - cooling));
     let mut cache = Cache {
-        policy: kind.build(pages, resident).expect("a few megabytes can be mapped"),
+        policy: kind.build(pages, resident),
         states: vec![State::Unseen; trace.pages as usize],
         frames: u64::from(frames),
         cooling_target: u64::from(cooling),

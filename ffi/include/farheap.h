@@ -163,7 +163,7 @@ typedef struct farheap_config {
     const char *io;
     /* which operation installs and evicts pages; auto, copy, move; default auto */
     const char *install;
-    /* which page is evicted next; fifo, clock, s3fifo, sieve, tenure; default tenure */
+    /* which page is evicted next; fifo, s3fifo, tenure; default tenure */
     const char *policy;
     /* whether every page read from the store is checked against its checksum; default on */
     farheap_switch checksum;

@@ -23,12 +23,10 @@
 
 pub(in crate::paging) mod api;
 pub(in crate::paging) mod bag;
-pub(in crate::paging) mod clock;
 pub(in crate::paging) mod fifo;
 pub(in crate::paging) mod order;
 pub(in crate::paging) mod pages;
 pub(in crate::paging) mod s3fifo;
-pub(in crate::paging) mod sieve;
 pub(in crate::paging) mod tenure;
 #[cfg(test)]
 mod tests;
@@ -51,7 +49,7 @@ macro_rules! policies {
         /// ```
         /// use farheap::region::policy::PolicyKind;
         /// assert_eq!("s3fifo".parse::<PolicyKind>()?, PolicyKind::S3Fifo);
-        /// assert_eq!(PolicyKind::Sieve.to_string(), "sieve");
+        /// assert_eq!(PolicyKind::Fifo.to_string(), "fifo");
         /// # Ok::<(), farheap::Error>(())
         /// ```
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -96,12 +94,8 @@ macro_rules! policies {
 policies! {
     /// `fifo`: first in, first out, as in UMap; a page touched while it cools starts anew.
     Fifo = "fifo", fifo::Fifo;
-    /// `clock`: second chance; a page touched while it cools earns turns.
-    Clock = "clock", clock::Clock;
     /// `s3fifo`: probation, main and ghost queues; resists scans.
     S3Fifo = "s3fifo", s3fifo::S3Fifo;
-    /// `sieve`: survivors keep their place, and the hand moves on to newer pages.
-    Sieve = "sieve", sieve::Sieve;
     /// `tenure`: probation, then a main set that only short refault distances open and that
     /// gives up pages at random; keeps a part of a scan larger than RAM. The default.
     #[default]

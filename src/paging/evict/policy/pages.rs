@@ -261,23 +261,6 @@ impl Pages {
         self.insert_between(list, page, NONE, list.oldest, place);
     }
 
-    /// Puts `page`, which is on no list, next to `anchor`, a member of `list`, on its old side.
-    pub(super) fn push_older_than(
-        &mut self,
-        list: &mut List,
-        anchor: PageId,
-        page: PageId,
-        place: Place,
-    ) {
-        let older = self.neighbours(anchor).0;
-        self.insert_between(list, page, older, index(anchor), place);
-    }
-
-    /// The neighbour of `page`, a member of a list, towards the new end.
-    pub(super) fn newer_than(&self, page: PageId) -> Option<PageId> {
-        crate::paging::evict::policy::pages::page(self.neighbours(page).1)
-    }
-
     /// Takes `page`, a member of `list`, off it. Its place is `Unknown` then.
     pub(super) fn unlink(&mut self, list: &mut List, page: PageId) {
         assert!(self.place(page).is_resident(), "{page} is on no list: {:?}", self.place(page));
@@ -391,17 +374,16 @@ mod tests {
     }
 
     #[test]
-    fn a_list_keeps_its_order_through_insertions_everywhere_and_removals() {
+    fn a_list_keeps_its_order_through_insertions_at_both_ends_and_removals() {
         let mut pages = Pages::new(PageCount(10)).expect("small");
         let mut list = List::new();
         pages.push_newest(&mut list, PageId(3), Place::Main);
         pages.push_newest(&mut list, PageId(4), Place::Main);
         pages.push_oldest(&mut list, PageId(2), Place::Main);
-        pages.push_older_than(&mut list, PageId(4), PageId(9), Place::Main);
-        pages.push_older_than(&mut list, PageId(2), PageId(0), Place::Main);
+        pages.push_oldest(&mut list, PageId(0), Place::Main);
         pages.unlink(&mut list, PageId(3));
-        assert_eq!(list.len(), 4);
-        assert_eq!(drain(&mut pages, &mut list), [0, 2, 9, 4]);
+        assert_eq!(list.len(), 3);
+        assert_eq!(drain(&mut pages, &mut list), [0, 2, 4]);
         assert_eq!(list.len(), 0);
     }
 
