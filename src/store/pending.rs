@@ -171,6 +171,7 @@ impl Pending {
     }
 
     /// Takes back an acceptance that the caller has not heard of.
+    #[cfg(feature = "encrypt")]
     pub(super) fn refuse(&mut self, index: usize) {
         self.free.push(index);
     }
