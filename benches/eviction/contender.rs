@@ -41,7 +41,7 @@ impl Contender {
         }
     }
 
-    /// Builds it for so many pages, of which about `resident` fit.
+    /// Builds it for a region of `pages`, of which about `resident` fit.
     pub(crate) fn build(self, pages: PageCount, resident: PageCount) -> Box<dyn EvictionPolicy> {
         match self {
             Contender::Library(kind) => {
