@@ -6,6 +6,7 @@
 
 #![expect(unsafe_code, reason = "passes the call that clears on; gives space back")]
 
+mod live;
 mod maintenance;
 mod process_limit;
 
@@ -402,8 +403,9 @@ impl Heap {
         if let Err(Error::InUse { .. }) = result {
             for tier in &mut ending {
                 // Without it, memory that is freed stays longer; the heap goes on all the same.
-                let Heap { arenas, region, .. } = &tier.heap;
-                tier.maintenance = Maintenance::start(arenas, region, tier.beside.clone()).ok();
+                let Heap { arenas, region, name } = &tier.heap;
+                tier.maintenance =
+                    Maintenance::start(arenas, region, tier.beside.clone(), name).ok();
             }
             drop(running.splice(at..at, ending));
         }
@@ -422,7 +424,7 @@ fn start_tier(
     let _ours = keep_local();
     let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
     // Before the tier serves: what a new thread allocates until it has begun is not kept local.
-    let maintenance = Maintenance::start(arenas, &region, beside.clone());
+    let maintenance = Maintenance::start(arenas, &region, beside.clone(), name);
     let installed = maintenance.and_then(|maintenance| {
         heap::install(arenas)?;
         Ok(maintenance)

@@ -2,7 +2,7 @@
 //!
 //! `doctor` asks what this machine allows ([`probe`], [`place`]) and says what it means. The checks
 //! are in [`checks`], their output in [`report`]. `run` runs a program under a limit ([`run`]), after a
-//! look at what kind of file it is ([`program`]).
+//! look at what kind of file it is ([`program`]). `top` shows what a running process does ([`top`]).
 
 mod checks;
 mod place;
@@ -10,6 +10,7 @@ mod probe;
 mod program;
 mod report;
 mod run;
+mod top;
 
 use clap::{Parser, Subcommand};
 use std::io::{IsTerminal, Write};
@@ -31,6 +32,7 @@ struct Cli {
 enum Command {
     Doctor(Doctor),
     Run(run::Run),
+    Top(top::Top),
 }
 
 /// Says what this machine allows farheap to do, and which commands repair what is missing.
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
     let options = match Cli::parse().command {
         Command::Doctor(options) => options,
         Command::Run(options) => return run::run(&options),
+        Command::Top(options) => return top::top(&options),
     };
     match doctor(&options) {
         Ok(code) => code,

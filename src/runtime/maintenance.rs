@@ -4,11 +4,13 @@
 //! the region calls, because it is short of memory, it purges far and local arenas at once. That of the
 //! default tier looks after what is not far too: under a memory manager it counts what jemalloc holds for
 //! local memory to an account (`docs/design/memory.md`, local memory), and under a limit on the process
-//! it has far memory give way ([`process_limit`]). Uses `heap` and `region`.
+//! it has far memory give way ([`process_limit`]). Each writes what its tier does for other processes to
+//! see ([`live`](super::live)). Uses `heap` and `region`.
 //!
 //! # Invariants
 //! 1. It touches no far memory, and nobody who serves a fault waits for it.
 
+use super::live::Live;
 use super::process_limit::{self, ProcessLimit};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
@@ -93,6 +95,13 @@ impl Beside {
         }
     }
 
+    fn process_limit(&self) -> Option<ByteCount> {
+        match self {
+            Beside::Bounded(limit) => Some(limit.limit()),
+            _ => None,
+        }
+    }
+
     fn look_every(&self) -> Duration {
         match self {
             Beside::Bounded(_) => process_limit::LOOK_EVERY,
@@ -124,6 +133,7 @@ impl Maintenance {
         arenas: &'static FarArenas,
         region: &Arc<Region>,
         beside: Beside,
+        name: &str,
     ) -> Result<Maintenance> {
         // Where the tier serves already, the thread's handle, which the evictor unparks it by, would
         // be far in a far scope, or where everything is.
@@ -131,11 +141,12 @@ impl Maintenance {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, cared) = (Arc::clone(&stop), Arc::clone(region));
         let (begun, has_begun) = std::sync::mpsc::channel();
+        let live = Live::new(name);
         let run = move || {
             heap::pin_thread_local();
             begun.send(()).expect("the starting thread waits");
             drop(begun);
-            run(arenas, &cared, &beside, &stopped);
+            run(arenas, &cared, &beside, live, &stopped);
         };
         let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new().name("farheap-maintain".to_owned()).spawn(run);
@@ -165,7 +176,13 @@ impl Drop for Maintenance {
     }
 }
 
-fn run(arenas: &FarArenas, region: &Region, beside: &Beside, stop: &AtomicBool) {
+fn run(
+    arenas: &FarArenas,
+    region: &Region,
+    beside: &Beside,
+    mut live: Option<Live>,
+    stop: &AtomicBool,
+) {
     SignalsBlocked::for_good();
     let follow_limit = || {
         arenas.follow_limit(region.limit(), heap::tier_count());
@@ -196,6 +213,9 @@ fn run(arenas: &FarArenas, region: &Region, beside: &Beside, stop: &AtomicBool) 
                 heap::maintain_local();
             }
             beside.look(region);
+            if let Some(live) = &mut live {
+                live.write(region, arenas, beside.process_limit());
+            }
             maintained = Instant::now();
         }
     }

@@ -50,6 +50,10 @@ impl ProcessLimit {
         Ok(ProcessLimit { limit, statm: Statm::open()?, over: Mutex::new(Over::No) })
     }
 
+    pub(super) fn limit(&self) -> ByteCount {
+        self.limit
+    }
+
     /// Leaves far memory what the rest of the process does not have.
     pub(super) fn follow(&self, region: &Region) {
         let Some(resident) = self.statm.resident() else { return };

@@ -14,6 +14,7 @@ pub(crate) mod layers;
 pub(crate) mod membarrier;
 pub(crate) mod pagemap;
 pub mod probe;
+pub(crate) mod shared_text;
 pub(crate) mod signal;
 pub(crate) mod signals;
 pub(crate) mod statm;

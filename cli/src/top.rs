@@ -1,0 +1,306 @@
+//! `farheap top`: what a running process has in far memory and does with it.
+//!
+//! A process with a far heap writes its statistics once a second into a file in memory, one for each tier,
+//! which the kernel lets processes of the same user open by `/proc/PID/fd`. Nothing is asked of the process.
+
+use farheap::ByteCount;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Exit status when there is nothing to show.
+const EXIT_FAIL: u8 = 1;
+/// What the files are called.
+const LINK: &str = "/memfd:farheap-stats";
+/// How often a text that is being written is read again.
+const TRIES: usize = 20;
+/// Characters of the bar that shows how full a tier is.
+const BAR: usize = 30;
+
+/// Shows what a running process has in far memory, live: resident bytes against the limit, faults and
+/// their latency, what the device reads and writes.
+///
+/// Latencies are from reading a fault's event to its answer, since the start of the process. Rates are of
+/// the time between two looks; the process writes its numbers once a second.
+#[derive(clap::Args)]
+#[command(after_help = "Exit status:
+  0  shown, until the process ended or as often as asked for
+  1  no such process, no far heap in it, or no permission (it takes its user, or root)")]
+pub(crate) struct Top {
+    /// Process to look at
+    #[arg(value_name = "PID")]
+    pid: u32,
+    /// Time between two looks, such as 2s; at least 100ms
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    interval: Duration,
+    /// End after this many looks
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Print one JSON object for each look instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if time < Duration::from_millis(100) {
+        return Err("must be at least 100ms".to_owned());
+    }
+    Ok(time)
+}
+
+/// What one tier says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Tier {
+    name: String,
+    values: BTreeMap<String, u64>,
+}
+
+impl Tier {
+    fn value(&self, name: &str) -> u64 {
+        self.values.get(name).copied().unwrap_or_default()
+    }
+
+    fn bytes(&self, name: &str) -> ByteCount {
+        ByteCount(self.value(name))
+    }
+}
+
+/// One look at the process.
+#[derive(Debug)]
+struct Look {
+    at: Instant,
+    tiers: Vec<Tier>,
+}
+
+/// Looks until the process has ended.
+pub(crate) fn top(options: &Top) -> ExitCode {
+    match watch(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("farheap: {reason}");
+            ExitCode::from(EXIT_FAIL)
+        }
+    }
+}
+
+fn watch(options: &Top) -> Result<(), String> {
+    let files = find(options.pid)?;
+    let program = fs::read_to_string(format!("/proc/{}/comm", options.pid)).unwrap_or_default();
+    let title = format!("{} ({})", program.trim(), options.pid);
+    let clear = std::io::stdout().is_terminal() && !options.json;
+    let mut before: Option<Look> = None;
+    let mut looks = 0;
+    while options.count != Some(looks) {
+        if looks > 0 {
+            std::thread::sleep(options.interval);
+        }
+        let tiers: Vec<Tier> = files.iter().filter_map(|file| read(file)).collect();
+        if tiers.is_empty() {
+            return if looks > 0 { Ok(()) } else { Err(missing(options.pid)) };
+        }
+        let look = Look { at: Instant::now(), tiers };
+        let resident = resident(options.pid);
+        let text = if options.json {
+            format!("{}\n", as_json(options.pid, resident, &look))
+        } else {
+            table(&title, resident, &look, before.as_ref())
+        };
+        let mut out = std::io::stdout().lock();
+        // Cursor to the corner, and what is below it cleared.
+        let start = if clear { "\x1b[H\x1b[J" } else { "" };
+        if let Err(error) = write!(out, "{start}{text}").and_then(|()| out.flush()) {
+            // The reader of a pipe may stop early.
+            return if error.kind() == ErrorKind::BrokenPipe {
+                Ok(())
+            } else {
+                Err(error.to_string())
+            };
+        }
+        before = Some(look);
+        looks += 1;
+    }
+    Ok(())
+}
+
+fn missing(pid: u32) -> String {
+    format!("process {pid} has no far heap (a program under `farheap run` starts it at 6 MiB)")
+}
+
+/// The files that the process writes.
+fn find(pid: u32) -> Result<Vec<PathBuf>, String> {
+    let dir = PathBuf::from(format!("/proc/{pid}/fd"));
+    let entries = fs::read_dir(&dir).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => format!("there is no process {pid}"),
+        ErrorKind::PermissionDenied => {
+            format!("process {pid} is another user's: only that user and root may look at it")
+        }
+        _ => format!("{}: {error}", dir.display()),
+    })?;
+    let is_ours =
+        |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with(LINK));
+    let mut files: Vec<PathBuf> =
+        entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(is_ours).collect();
+    files.sort();
+    if files.is_empty() { Err(missing(pid)) } else { Ok(files) }
+}
+
+/// Reads what a tier says; `None` when the process has ended, or has not written it yet.
+fn read(file: &Path) -> Option<Tier> {
+    (0..TRIES).find_map(|_| {
+        let tier = fs::read_to_string(file).ok().and_then(|text| parse(&text));
+        if tier.is_none() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        tier
+    })
+}
+
+/// `None` for a text that is not whole.
+fn parse(text: &str) -> Option<Tier> {
+    let mut lines = text.lines();
+    let generation = lines.next()?.strip_prefix("farheap-stats 1 ")?;
+    let tier = lines.next()?.strip_prefix("tier ")?.to_owned();
+    let mut values = BTreeMap::new();
+    // A text that is shorter than the one before is followed by what is left of that.
+    for line in lines {
+        let (name, value) = line.split_once(' ')?;
+        if name == "end" {
+            return (value == generation).then_some(Tier { name: tier, values });
+        }
+        values.insert(name.to_owned(), value.parse().ok()?);
+    }
+    None
+}
+
+/// Resident bytes of the process, as `proc_pid_status(5)` has them; zero when it has ended.
+fn resident(pid: u32) -> ByteCount {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    ByteCount::kib(line.trim().trim_end_matches(" kB").parse().unwrap_or_default())
+}
+
+fn as_json(pid: u32, resident: ByteCount, look: &Look) -> Value {
+    let tiers: Map<String, Value> =
+        look.tiers.iter().map(|tier| (tier.name.clone(), json!(tier.values))).collect();
+    json!({ "pid": pid, "resident_bytes": resident.0, "tiers": tiers })
+}
+
+fn table(title: &str, resident: ByteCount, look: &Look, before: Option<&Look>) -> String {
+    let mut text = format!("{title}: process {resident} resident");
+    if let Some(first) = look.tiers.first() {
+        let limit = first.bytes("process_limit_bytes");
+        if limit > ByteCount::ZERO {
+            // Writing into a string does not fail, here and below.
+            let _ = write!(text, " of {limit}");
+        }
+        let _ = write!(text, ", local memory {}", first.bytes("local_bytes"));
+    }
+    text.push('\n');
+    for tier in &look.tiers {
+        let earlier = before.and_then(|before| {
+            let same = before.tiers.iter().find(|earlier| earlier.name == tier.name)?;
+            Some((same, look.at.duration_since(before.at).as_secs_f64()))
+        });
+        // Nothing fails.
+        let _ = print_tier(&mut text, tier, earlier);
+    }
+    text
+}
+
+fn print_tier(text: &mut String, tier: &Tier, earlier: Option<(&Tier, f64)>) -> std::fmt::Result {
+    let rate = |name: &str| match earlier {
+        Some((before, seconds)) => {
+            tier.value(name).saturating_sub(before.value(name)) as f64 / seconds
+        }
+        None => 0.0,
+    };
+    let rate_bytes = |name: &str| ByteCount(rate(name) as u64);
+    let us = |name: &str| format!("{:.0} us", tier.value(name) as f64 / 1e3);
+    let (resident, limit) = (tier.bytes("resident_bytes"), tier.bytes("limit_bytes"));
+    let full = (BAR as u64 * resident.0 / limit.0.max(1)).min(BAR as u64) as usize;
+    let bar = "#".repeat(full) + &"-".repeat(BAR - full);
+    writeln!(text, "tier {}", tier.name)?;
+    writeln!(
+        text,
+        "  resident   [{bar}] {resident} of {limit}, peak {}",
+        tier.bytes("resident_bytes_max")
+    )?;
+    writeln!(
+        text,
+        "  far        {} allocated, {} on the device, pages of {}, {} of tables",
+        tier.bytes("allocated_bytes"),
+        tier.bytes("stored_bytes"),
+        tier.bytes("page_bytes"),
+        tier.bytes("metadata_bytes"),
+    )?;
+    writeln!(
+        text,
+        "  faults/s   {:.0} read, {:.0} zero, {:.0} cooling, {:.0} first write, {:.0} starved",
+        rate("faults_read"),
+        rate("faults_zero"),
+        rate("faults_cooling"),
+        rate("faults_protect"),
+        rate("faults_starved"),
+    )?;
+    let [median, tail, max] = ["fault_ns_p50", "fault_ns_p99", "fault_ns_max"].map(us);
+    writeln!(
+        text,
+        "  latency    half of the faults within {median}, 99 % within {tail}, longest {max}"
+    )?;
+    writeln!(
+        text,
+        "  device/s   {} read, {} written; requests in flight {} and {}",
+        rate_bytes("bytes_read"),
+        rate_bytes("bytes_written"),
+        tier.value("reads_in_flight"),
+        tier.value("writes_in_flight"),
+    )?;
+    let troubles = ["read_errors", "write_errors", "checksum_errors", "poisoned", "panics"];
+    for name in troubles.into_iter().filter(|name| tier.value(name) > 0) {
+        writeln!(text, "  TROUBLE    {name}: {}", tier.value(name))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_of_two_moments_is_not_taken() {
+        let whole = "farheap-stats 1 7\ntier far\nresident_bytes 5\nend 7\n";
+        let tier = parse(whole).expect("whole");
+        assert_eq!((tier.name.as_str(), tier.value("resident_bytes")), ("far", 5));
+        // What a longer text has left behind.
+        assert_eq!(parse(&format!("{whole}ax 4\nend 6\n")).expect("whole"), tier);
+        for broken in [
+            "",
+            "farheap-stats 1 8\ntier far\nresident_bytes 5\nend 7\n",
+            "farheap-stats 1 7\ntier far\nresident_bytes 5\n",
+            "farheap-stats 1 7\ntier far\nresident_bytes\nend 7\n",
+            "farheap-stats 2 7\ntier far\nend 7\n",
+        ] {
+            assert_eq!(parse(broken), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_two_looks() {
+        let tier = |faults| Tier {
+            name: "far".to_owned(),
+            values: BTreeMap::from([
+                ("faults_read".to_owned(), faults),
+                ("limit_bytes".to_owned(), 8),
+            ]),
+        };
+        let mut text = String::new();
+        print_tier(&mut text, &tier(70), Some((&tier(20), 2.0))).expect("a string");
+        assert!(text.contains("faults/s   25 read"), "{text}");
+    }
+}

@@ -1,0 +1,78 @@
+//! `farheap top`: what a user sees of a process with a far heap, and of others.
+
+use farheap::{Config, Error, Far, Heap};
+use std::process::{Command, Output};
+
+fn top(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_farheap"))
+        .arg("top")
+        .args(arguments)
+        .output()
+        .expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_process_is_shown_with_what_it_has() {
+    let config = Config::parse("limit:16MiB,capacity:64MiB").expect("options");
+    let heap = match Heap::start(config) {
+        Ok(heap) => heap,
+        Err(Error::UffdUnavailable { reasons }) => {
+            println!("skipped: userfaultfd is not permitted here: {reasons}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let tier = Config::parse("limit:8MiB,capacity:64MiB,page:64KiB").expect("options");
+    let cold = heap.add_tier("cold", tier).expect("a tier");
+    let mut numbers: allocator_api2::vec::Vec<u64, Far> = allocator_api2::vec::Vec::new_in(Far);
+    numbers.extend(0..4 << 20); // 32 MiB.
+    let pid = std::process::id().to_string();
+    let shown = top(&[&pid, "--count", "2", "--interval", "100ms"]);
+    assert!(shown.status.success(), "{shown:?}");
+    let table = text(&shown.stdout);
+    assert_eq!(table.matches("tier far\n").count(), 2, "{table}");
+    assert_eq!(table.matches("tier cold\n").count(), 2, "{table}");
+    assert!(table.contains("pages of 64.0 KiB") && table.contains("faults/s"), "{table}");
+    // The text is of the last second.
+    let is_there = || {
+        let shown = top(&[&pid, "--count", "1", "--json"]);
+        let look: serde_json::Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+        let far = &look["tiers"]["far"];
+        let number = |name: &str| far[name].as_u64().unwrap_or_else(|| panic!("{name}: {look}"));
+        assert_eq!(number("limit_bytes"), 16 << 20);
+        assert!(look["resident_bytes"].as_u64().expect("a number") > 1 << 20);
+        number("allocated_bytes") >= 32 << 20 && number("bytes_written") > 0
+    };
+    let mut tries = 0;
+    while !is_there() {
+        tries += 1;
+        assert!(tries < 3000, "the numbers never come");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    drop(numbers);
+    cold.shutdown().expect("nothing is in use");
+    heap.shutdown().expect("nothing is in use");
+    let gone = top(&[&pid]);
+    assert!(text(&gone.stderr).contains("has no far heap"), "{gone:?}");
+}
+
+#[test]
+fn what_cannot_be_shown_is_said_with_the_reason() {
+    let refused = |arguments: &[&str]| {
+        let output = top(arguments);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        text(&output.stderr)
+    };
+    assert!(refused(&["4194399"]).contains("there is no process 4194399"));
+    let mut other = Command::new("sleep").arg("100").spawn().expect("sleep");
+    let said = refused(&[&other.id().to_string()]);
+    other.kill().expect("a child");
+    other.wait().expect("a child");
+    assert!(said.contains("has no far heap"), "{said}");
+    assert!(refused(&["1", "--interval", "1us"]).contains("at least 100ms"));
+    assert!(refused(&["x"]).contains("invalid value 'x'"));
+}
