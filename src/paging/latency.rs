@@ -1,13 +1,11 @@
 //! How long things take: histograms that any thread adds to without a lock.
 //!
 //! A [`Recorder`] counts durations in buckets of about 3 % width with one relaxed addition each,
-//! and allocates nothing. [`Latency`] is a snapshot of some recorders, merged, as an
-//! `hdrhistogram` sees them.
+//! and allocates nothing. [`Latency`] is a snapshot of some recorders together.
 
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::meta::LazyArray;
-use hdrhistogram::Histogram;
 use std::fmt;
 use std::time::Duration;
 
@@ -16,6 +14,9 @@ const SUB_BITS: u32 = 5;
 /// Durations from here on, 36 minutes, count as this long.
 const NS_MAX: u64 = (1 << 41) - 1;
 const BUCKETS: usize = bucket(NS_MAX) + 1;
+
+/// The shares of events that [`Latency`] has a duration for, per mille.
+const SHARES: [u64; 4] = [500, 900, 990, 999];
 
 /// The bucket of a duration: exact up to 63 ns, then the leading six bits.
 const fn bucket(ns: u64) -> usize {
@@ -82,27 +83,30 @@ pub struct Latency {
 }
 
 impl Latency {
-    pub(in crate::paging) fn of<'a>(recorders: impl IntoIterator<Item = &'a Recorder>) -> Latency {
-        let mut merged = Histogram::<u64>::new_with_bounds(1, NS_MAX, 2).expect("valid bounds");
-        let mut max = 0;
-        for recorder in recorders {
-            for (at, bucket) in recorder.buckets.iter().enumerate() {
-                let count = bucket.load(Ordering::Relaxed);
-                if count > 0 {
-                    merged.saturating_record_n(middle(at), count);
-                }
+    /// Allocates nothing: the heap's maintenance thread asks once a second.
+    pub(in crate::paging) fn of<'a, I>(recorders: I) -> Latency
+    where
+        I: IntoIterator<Item = &'a Recorder> + Clone,
+    {
+        let all = || recorders.clone().into_iter();
+        let in_bucket = |at: usize| -> u64 {
+            all().map(|recorder| recorder.buckets[at].load(Ordering::Relaxed)).sum()
+        };
+        let max =
+            all().map(|recorder| recorder.max.load(Ordering::Relaxed)).max().unwrap_or_default();
+        let count: u64 = (0..BUCKETS).map(in_bucket).sum();
+        // Of each share, in ascending order, the bucket in which it is reached.
+        let mut found = [0; SHARES.len()];
+        let (mut seen, mut next) = (0, 0);
+        for at in 0..BUCKETS {
+            seen += in_bucket(at);
+            while next < SHARES.len() && seen > 0 && seen * 1000 >= count * SHARES[next] {
+                found[next] = middle(at).min(max);
+                next += 1;
             }
-            max = max.max(recorder.max.load(Ordering::Relaxed));
         }
-        let quantile = |q| merged.value_at_quantile(q).min(max);
-        Latency {
-            count: merged.len(),
-            p50: quantile(0.5),
-            p90: quantile(0.9),
-            p99: quantile(0.99),
-            p99_9: quantile(0.999),
-            max,
-        }
+        let [p50, p90, p99, p99_9] = found;
+        Latency { count, p50, p90, p99, p99_9, max }
     }
 }
 

@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 /// How often the text is written: collecting the numbers takes some 20 us.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
 
+/// Bytes that the text has room for: it has half of that, and the thread that writes it allocates
+/// nothing after its start.
+const TEXT_MAX: usize = 8 << 10;
+
 /// The text's name in `/proc/PID/fd`.
 const NAME: &std::ffi::CStr = c"farheap-stats";
 
@@ -39,7 +43,7 @@ impl Live {
         Some(Live {
             file,
             tier: tier.to_owned(),
-            text: String::new(),
+            text: String::with_capacity(TEXT_MAX),
             generation: 0,
             written: None,
         })
