@@ -18,7 +18,7 @@
 //! are asked for and there is no mark: a chunk that was read is mapped when its reader gets there
 //! (`fault::huge_reads`), and that fault is told as well.
 //!
-//! Any other fault near a stream halves its confidence: wrong guesses stop after one small block.
+//! Any other fault near a stream ends its confidence: wrong guesses stop after one small block.
 //! Used by handlers, under one leaf lock.
 
 use crate::base::units::{PageCount, PageId};
@@ -31,8 +31,12 @@ const STRIDE_MAX: u64 = 64;
 const BLOCK_MIN: u64 = 4;
 /// Pages behind a mark that need not fault although the reader gets there.
 const MISSED_MAX: u64 = 16;
-/// Equal distances in a row that make a stream.
-const CONFIDENT: u8 = 2;
+/// Equal distances in a row that make a stream. Where data is a few thousand pages, one in a hundred
+/// random faults is as far from the one before as that was from its own: with two distances, 5 % of what
+/// a hash table and a B-tree of twice the memory read was read ahead in vain.
+const CONFIDENT: u8 = 3;
+/// What more of them add: a stream may leave its course once without being looked for anew.
+const CONFIDENT_MAX: u8 = CONFIDENT + 1;
 
 /// How far ahead pages may be asked for, in pages.
 #[derive(Clone, Copy, Debug)]
@@ -214,13 +218,13 @@ impl Stream {
             if page != self.next {
                 self.behind = 0;
             }
-            self.confidence = (self.confidence + 1).min(CONFIDENT * 2);
+            self.confidence = (self.confidence + 1).min(CONFIDENT_MAX);
         } else {
             let stride = page.wrapping_sub(self.last) as i64;
             if stride == self.stride {
                 self.confidence = self.confidence.saturating_sub(1);
             } else {
-                self.confidence = if self.confidence >= CONFIDENT { CONFIDENT - 1 } else { 1 };
+                self.confidence = 1;
                 self.stride = stride;
             }
             (self.block, self.behind, self.asked_end) = (0, 0, 0);
@@ -317,19 +321,19 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_is_found_at_its_third_fault_and_its_block_doubles() {
-        let asked = play(&mut Streams::new(), &[10, 11, 12, 17, 26]);
-        assert!(asked[..2].iter().all(Vec::is_empty), "{asked:?}");
-        assert_eq!(asked[2], [13, 14, 15, 16]);
-        assert_eq!(asked[3], (18..26).chain(27..35).collect::<Vec<_>>());
-        assert_eq!(asked[4], (36..52).collect::<Vec<_>>(), "one block stays ahead");
+    fn a_sequence_is_found_at_its_fourth_fault_and_its_block_doubles() {
+        let asked = play(&mut Streams::new(), &[9, 10, 11, 12, 17, 26]);
+        assert!(asked[..3].iter().all(Vec::is_empty), "{asked:?}");
+        assert_eq!(asked[3], [13, 14, 15, 16]);
+        assert_eq!(asked[4], (18..26).chain(27..35).collect::<Vec<_>>());
+        assert_eq!(asked[5], (36..52).collect::<Vec<_>>(), "one block stays ahead");
     }
 
     #[test]
     fn a_steady_reader_always_finds_a_block_ahead_of_it() {
         let (faults, stalls) = scan(10_000, &|_| false);
         assert!((10_000 / 17..10_000 / 17 + 10).contains(&faults), "{faults} faults");
-        assert!(stalls <= 4, "{stalls} stalls");
+        assert!(stalls <= 5, "{stalls} stalls");
     }
 
     #[test]
@@ -342,19 +346,19 @@ mod tests {
     #[test]
     fn a_reader_that_missed_the_mark_is_still_followed() {
         let mut streams = Streams::new();
-        let asked = play(&mut streams, &[10, 11, 12, 17, 35]);
-        assert_eq!(asked[4], (36..52).chain(53..69).collect::<Vec<_>>());
+        let asked = play(&mut streams, &[9, 10, 11, 12, 17, 35]);
+        assert_eq!(asked[5], (36..52).chain(53..69).collect::<Vec<_>>());
     }
 
     #[test]
     fn strides_and_descending_sequences_are_streams_too() {
-        let asked = play(&mut Streams::new(), &[100, 103, 106, 121]);
-        assert_eq!(asked[2], [109, 112, 115, 118]);
+        let asked = play(&mut Streams::new(), &[97, 100, 103, 106, 121]);
+        assert_eq!(asked[3], [109, 112, 115, 118]);
         let ahead = (124..148).step_by(3).chain((151..175).step_by(3));
-        assert_eq!(asked[3], ahead.collect::<Vec<_>>());
-        let asked = play(&mut Streams::new(), &[100, 99, 98, 93]);
-        assert_eq!(asked[2], [97, 96, 95, 94]);
-        assert_eq!(asked[3], (85..93).rev().chain((76..84).rev()).collect::<Vec<_>>());
+        assert_eq!(asked[4], ahead.collect::<Vec<_>>());
+        let asked = play(&mut Streams::new(), &[101, 100, 99, 98, 93]);
+        assert_eq!(asked[3], [97, 96, 95, 94]);
+        assert_eq!(asked[4], (85..93).rev().chain((76..84).rev()).collect::<Vec<_>>());
     }
 
     /// Chunks of 8 pages.
@@ -364,7 +368,7 @@ mod tests {
     fn a_sequence_whose_block_is_as_large_as_a_chunk_asks_for_whole_chunks() {
         let mut streams = Streams::new();
         let mut ask = |page, on| streams.fault(PageId(page), on, BY_CHUNKS, false, FAULTS);
-        assert!([10, 11].iter().all(|page| ask(*page, FaultOn::StoredPage).is_none()));
+        assert!([9, 10, 11].iter().all(|page| ask(*page, FaultOn::StoredPage).is_none()));
         assert_eq!(pages(ask(12, FaultOn::StoredPage)), [13, 14, 15, 16], "too small for chunks");
         let mut window = ask(17, FaultOn::StoredPage).expect("a block of 8");
         assert_eq!(window.split_chunks(8, 1 << 30), Some((PageId(24), PageCount(24))));
@@ -392,11 +396,12 @@ mod tests {
     #[test]
     fn interleaved_streams_are_told_apart() {
         let mut streams = Streams::new();
-        let faults: Vec<u64> = (0..3).flat_map(|n| [1_000 + n, 5_000 + n, 9_000 + n]).collect();
+        let faults: Vec<u64> = (0..4).flat_map(|n| [1_000 + n, 5_000 + n, 9_000 + n]).collect();
         let asked = play(&mut streams, &faults);
-        assert_eq!(asked[6], [1_003, 1_004, 1_005, 1_006]);
-        assert_eq!(asked[7], [5_003, 5_004, 5_005, 5_006]);
-        assert_eq!(asked[8], [9_003, 9_004, 9_005, 9_006]);
+        assert!(asked[..9].iter().all(Vec::is_empty), "{asked:?}");
+        assert_eq!(asked[9], [1_004, 1_005, 1_006, 1_007]);
+        assert_eq!(asked[10], [5_004, 5_005, 5_006, 5_007]);
+        assert_eq!(asked[11], [9_004, 9_005, 9_006, 9_007]);
     }
 
     #[test]
@@ -409,9 +414,24 @@ mod tests {
     }
 
     #[test]
+    fn scattered_faults_among_few_pages_ask_for_next_to_nothing() {
+        // 32 MiB in pages of 16 KiB: some fault is always near.
+        let mut random = 42_u64;
+        let scattered: Vec<u64> = (0..20_000)
+            .map(|_| {
+                random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+                (random >> 40) % 2_048
+            })
+            .collect();
+        let asked = play(&mut Streams::new(), &scattered);
+        let wasted = asked.iter().map(Vec::len).sum::<usize>();
+        assert!(wasted < 1_000, "{wasted} pages read ahead of 20,000 random faults");
+    }
+
+    #[test]
     fn a_broken_stream_stops_asking() {
-        let asked = play(&mut Streams::new(), &[10, 11, 12, 40, 33, 45]);
-        assert!(asked[3..].iter().all(Vec::is_empty), "{asked:?}");
+        let asked = play(&mut Streams::new(), &[9, 10, 11, 12, 40, 33, 45]);
+        assert!(!asked[3].is_empty() && asked[4..].iter().all(Vec::is_empty), "{asked:?}");
     }
 
     #[test]
@@ -419,7 +439,7 @@ mod tests {
         let mut streams = Streams::new();
         let limits = WindowLimits { per_stream: 64, in_total: 64, chunk: 1 };
         let mut last = 0;
-        for n in 0..3 {
+        for n in 0..4 {
             for stream in 0..16 {
                 let page = PageId(stream * 10_000 + n);
                 last = pages(streams.fault(page, FaultOn::StoredPage, limits, false, FAULTS)).len();
@@ -431,7 +451,7 @@ mod tests {
     #[test]
     fn windows_end_at_the_edges_of_the_region() {
         let mut streams = Streams::new();
-        play(&mut streams, &[2, 1]);
+        play(&mut streams, &[3, 2, 1]);
         let window = streams.fault(PageId(0), FaultOn::StoredPage, LIMITS, false, FAULTS);
         assert!(window.is_none_or(|window| window.pages(100).count() == 0));
         let window = Window { first: 98, stride: 1, count: 8, mark: 106 };
