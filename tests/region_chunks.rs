@@ -154,3 +154,32 @@ fn a_lowered_limit_is_reached_although_chunks_were_held() {
     data.check_all();
     data.expect_within_limit();
 }
+
+/// Fresh chunks that somebody wants out go by one write each, whether that is waited for or not.
+#[test]
+fn fresh_chunks_that_are_asked_out_leave_whole() {
+    const CHUNKS: usize = 6;
+    let _watch = watchdog("fresh chunks are asked out", Duration::from_secs(120));
+    let Some(mut data) = Data::stored(ByteCount::kib(16)) else { return };
+    if !data.moves() {
+        return;
+    }
+    let units = CHUNKS * CHUNK / UNIT;
+    let (ptr, len) = data.range(0, units);
+    for waits in [true, false] {
+        // SAFETY: nobody needs what the range holds, which this thread alone uses.
+        unsafe { data.region.discard(ptr, len) }.expect("whole pages of the mapping");
+        (0..units).for_each(|unit| data.write(unit, unit as u64 | 1 << 62));
+        let before = data.region.stats();
+        if waits {
+            data.region.evict(ptr, len).expect("the store has room");
+        } else {
+            data.region.evict_soon(ptr, len).expect("a range of the region");
+        }
+        let wanted = before.chunks_evicted + CHUNKS as u64 - 2; // The first pages came one by one.
+        let left = eventually(|| data.region.stats().chunks_evicted >= wanted);
+        assert!(left, "{before:?} {:?}", data.region.stats());
+        (0..units).for_each(|unit| data.check(unit));
+    }
+    data.expect_within_limit();
+}

@@ -313,11 +313,16 @@ fn close_run(pager: &Pager, chunk: ChunkId) -> bool {
     false
 }
 
-/// Closes the next open chunk by taking its memory out to the run of frames that begins with
+/// Closes the next open chunk as [`close_into`] does.
+pub(in crate::paging) fn close_next_into(pager: &Pager, first: FrameId) -> CloseOutcome {
+    let next = pager.chunks().next_open();
+    next.map_or(CloseOutcome::None, |chunk| close_into(pager, chunk, first))
+}
+
+/// Closes an open chunk by taking its memory out to the run of frames that begins with
 /// `first`, where its pages cool. The frames' charge is the chunk's. A chunk of which the
 /// kernel uses a page, or that has holes, is closed as usual, and the frames stay empty.
-pub(in crate::paging) fn close_into(pager: &Pager, first: FrameId) -> CloseOutcome {
-    let Some(chunk) = pager.chunks().next_open() else { return CloseOutcome::None };
+pub(in crate::paging) fn close_into(pager: &Pager, chunk: ChunkId, first: FrameId) -> CloseOutcome {
     if pager.chunks().latch_open(chunk).is_err() {
         return CloseOutcome::None;
     }

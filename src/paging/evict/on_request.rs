@@ -5,7 +5,7 @@ use crate::base::units::PageId;
 use crate::paging::diagnostics;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::device_space::LONG_BYTES;
-use crate::paging::evict::victims::Listed;
+use crate::paging::evict::victims::{Chunkwise, Listed};
 use crate::paging::kernel_filled;
 use crate::paging::page::BATCH_MAX;
 use std::time::{Duration, Instant};
@@ -32,30 +32,64 @@ impl Evictor {
     /// Evicts ranges that somebody asked to be evicted; answers when they are out.
     pub(super) fn serve_requests(&mut self) -> bool {
         let Some(request) = self.requests.take() else { return false };
-        let mut batch = [PageId(0); BATCH_MAX];
-        let mut next = request.first.0;
-        let end = request.first.0 + request.count.0;
-        // Half of the frames for what is on its way out, half for the next batch: a page that
-        // finds no frame would stay.
-        let half = self.pager.frames().singles() / 2;
+        let (mut next, end) = (request.first.0, request.first.0 + request.count.0);
         while next < end {
-            let count = BATCH_MAX.min(half).min((end - next) as usize);
-            self.settle_until(half);
-            batch.iter_mut().zip(next..).for_each(|(page, id)| *page = PageId(id));
-            // Where the process has too many mappings to close a chunk, its pages stay.
-            for page in &batch[..count] {
-                let _ = kernel_filled::close_around(&self.pager, *page);
-            }
-            self.take_out(&mut batch[..count], Listed::Yes);
+            next += match self.take_chunk_of(PageId(next), end) {
+                true => self.pager.pages_per_chunk(),
+                false => self.take_batch_of(PageId(next), end),
+            };
             self.settle_cooling(0);
             if let Err(error) = self.collect(Duration::ZERO) {
                 diagnostics::fatal("the evictor lost its device queue", &error);
             }
-            next += count as u64;
         }
-        self.finish_everything();
-        self.requests.answer(request.id);
+        if let Some(id) = request.id {
+            self.finish_everything();
+            self.requests.answer(id);
+        }
         true
+    }
+
+    /// Takes the chunk that begins with `first` out whole, if it is open and ends before `end`. Page by
+    /// page its huge page is split, and each page costs a MOVE and a release of its own
+    /// (`docs/design/write_back.md`).
+    fn take_chunk_of(&mut self, first: PageId, end: u64) -> bool {
+        let (chunk, count) = (self.pager.chunk_of(first), self.pager.pages_per_chunk());
+        let is_all = first.0.is_multiple_of(count) && first.0 + count <= end;
+        if !is_all || !self.pager.chunks().is_open(chunk) || !self.takes_chunks() {
+            return false;
+        }
+        let mut run = self.take_run();
+        while run.is_none() && self.leaving() > 0 && self.settle_until(self.leaving() - 1) {
+            run = self.take_run();
+        }
+        run.is_some_and(|run| {
+            let took = self.take_chunk(run, |pager| kernel_filled::close_into(pager, chunk, run));
+            took == Chunkwise::Went
+        })
+    }
+
+    /// Takes pages out one by one, from `first` on and before `end`; returns how many it has looked at.
+    fn take_batch_of(&mut self, first: PageId, end: u64) -> u64 {
+        let mut batch = [PageId(0); BATCH_MAX];
+        // Half of the frames for what is on its way out, half for the next batch: a page that
+        // finds no frame would stay.
+        let half = self.pager.frames().singles() / 2;
+        let end = end.min(first.0 + BATCH_MAX.min(half) as u64);
+        // Up to a chunk that may leave whole.
+        let mut stop = (first.0 + 1).next_multiple_of(self.pager.pages_per_chunk());
+        while stop < end && !self.pager.chunks().is_open(self.pager.chunk_of(PageId(stop))) {
+            stop += self.pager.pages_per_chunk();
+        }
+        let count = (end.min(stop) - first.0) as usize;
+        self.settle_until(half);
+        batch.iter_mut().zip(first.0..).for_each(|(page, id)| *page = PageId(id));
+        // Where the process has too many mappings to close a chunk, its pages stay.
+        for page in &batch[..count] {
+            let _ = kernel_filled::close_around(&self.pager, *page);
+        }
+        self.take_out(&mut batch[..count], Listed::Yes);
+        count as u64
     }
 
     /// Whether anything is on its way out that the device has not failed to answer.
@@ -75,8 +109,9 @@ impl Evictor {
         self.settle_until(0);
     }
 
-    /// Waits, for a bounded time, until at most `most` pages are on their way out.
-    fn settle_until(&mut self, most: usize) {
+    /// Waits, for a bounded time, until at most `most` pages are on their way out; returns whether it has
+    /// come to that.
+    fn settle_until(&mut self, most: usize) -> bool {
         let mut deadline = Deadline::new(self.device.deadline);
         while self.has_hope() && self.leaving() > most {
             self.settle_cooling(0);
@@ -85,8 +120,9 @@ impl Evictor {
                 diagnostics::fatal("the evictor lost its device queue", &error);
             }
             if self.pager.health().is_stopping() || deadline.is_over() {
-                return;
+                return false;
             }
         }
+        self.leaving() <= most
     }
 }

@@ -15,7 +15,8 @@ const REQUESTS_MAX: usize = 64;
 /// A range that somebody wants out.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::paging) struct EvictRequest {
-    pub(in crate::paging) id: u64,
+    /// Whom to answer; `None`: nobody waits.
+    pub(in crate::paging) id: Option<u64>,
     pub(in crate::paging) first: PageId,
     pub(in crate::paging) count: PageCount,
 }
@@ -85,7 +86,7 @@ impl Requests {
             }
             let id = state.next_id;
             state.next_id += 1;
-            state.queue.push(EvictRequest { id, first, count });
+            state.queue.push(EvictRequest { id: Some(id), first, count });
             ring();
             Break(Some(id))
         });
@@ -98,6 +99,15 @@ impl Requests {
             }
             if state.closed { Break(false) } else { Continue(()) }
         })
+    }
+
+    /// Asks for a range to be evicted, without an answer, if there is a place. The caller rings.
+    pub(in crate::paging) fn evict_soon(&self, first: PageId, count: PageCount) {
+        let _blocked = SignalsBlocked::new();
+        let mut state = self.lock();
+        if state.queue.len() + state.answered.len() < REQUESTS_MAX && !state.closed {
+            state.queue.push(EvictRequest { id: None, first, count });
+        }
     }
 
     /// Asks for the device space of all freed slots to be given back. The caller rings.
@@ -114,7 +124,11 @@ impl Requests {
     /// The oldest request, if any.
     pub(in crate::paging) fn take(&self) -> Option<EvictRequest> {
         let mut state = self.lock();
-        (!state.queue.is_empty()).then(|| state.queue.remove(0))
+        let request = (!state.queue.is_empty()).then(|| state.queue.remove(0));
+        if request.is_some_and(|request| request.id.is_none()) {
+            self.changed.notify_all(); // A place for a further caller.
+        }
+        request
     }
 
     pub(in crate::paging) fn answer(&self, id: u64) {

@@ -10,6 +10,7 @@ use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::backoff;
 use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
 use crate::sys::vm::{HUGE_PAGE, Piece};
 use std::time::Instant;
@@ -267,29 +268,46 @@ impl Evictor {
     /// of frames. Fresh memory under pressure leaves this way: a chunk costs one MOVE, one write
     /// and one release, where its pages one by one would split the huge page first.
     pub(super) fn evict_chunk(&mut self, want: usize) -> Chunkwise {
-        let pager = &self.pager;
-        let share = ByteCount(pager.chunks().open_bytes().0 * OPEN_PART);
-        // Slots for all of it, or pages must be able to come back one by one.
-        let healthy = pager.health().write_errno() == 0 && !self.is_paused();
-        let able = pager.pool().evicts_by_move() && pager.frames().has_runs();
-        if !able || !healthy || share < pager.budget().limit() {
+        let share = ByteCount(self.pager.chunks().open_bytes().0 * OPEN_PART);
+        if !self.takes_chunks() || share < self.pager.budget().limit() {
             return Chunkwise::Unfit;
         }
         if self.policy_goes_first(want) {
             return Chunkwise::Later;
         }
-        let pager = &self.pager;
-        let run = pager.frames().take_run().or_else(|| {
+        match self.take_run() {
+            Some(run) => self.take_chunk(run, |pager| kernel_filled::close_next_into(pager, run)),
+            None if self.leaving() > 0 => Chunkwise::Wait,
+            None => Chunkwise::Unfit,
+        }
+    }
+
+    /// Whether chunks can leave whole: there are runs of frames, and slots for all of a chunk, or its
+    /// pages must be able to come back one by one.
+    pub(super) fn takes_chunks(&self) -> bool {
+        let able = self.pager.pool().evicts_by_move() && self.pager.frames().has_runs();
+        able && self.pager.health().write_errno() == 0 && !self.is_paused()
+    }
+
+    /// A run of frames that is not in use.
+    pub(super) fn take_run(&self) -> Option<FrameId> {
+        self.pager.frames().take_run().or_else(|| {
             // All that are not in use are spare.
-            pager.pool().free_spare_run();
-            pager.frames().take_run()
-        });
-        let Some(first) = run else {
-            return if self.leaving() > 0 { Chunkwise::Wait } else { Chunkwise::Unfit };
-        };
-        let frames = (first.0..).take(pager.frames().run_frames()).map(FrameId);
+            self.pager.pool().free_spare_run();
+            self.pager.frames().take_run()
+        })
+    }
+
+    /// Takes the chunk that `close` closes into a run of frames, to cool there.
+    pub(super) fn take_chunk(
+        &mut self,
+        run: FrameId,
+        close: impl FnOnce(&Pager) -> CloseOutcome,
+    ) -> Chunkwise {
+        let pager = &self.pager;
+        let frames = (run.0..).take(pager.frames().run_frames()).map(FrameId);
         let chosen = Instant::now();
-        match kernel_filled::close_into(pager, first) {
+        match close(pager) {
             CloseOutcome::Taken => {
                 for frame in frames {
                     self.leaving.chosen[frame.0 as usize] = chosen;
