@@ -478,6 +478,30 @@ impl ExtentSource for Region {
     fn release(&self, ptr: NonNull<u8>, len: ByteCount) {
         self.release_extent(ptr, len);
     }
+
+    #[cfg(feature = "segment")]
+    fn fetch_max(&self) -> ByteCount {
+        /// What is read ahead must not be evicted before it is used: as for streams of faults, of which
+        /// there may be others.
+        const LIMIT_PART: u64 = 16;
+        ByteCount(self.limit().0 / LIMIT_PART)
+    }
+
+    #[cfg(feature = "segment")]
+    fn fetch(&self, ptr: *const u8, len: ByteCount) {
+        let _ = self.prefetch(ptr, len); // Fails for ranges of others only.
+    }
+
+    #[cfg(feature = "segment")]
+    fn send_out(&self, ptr: *const u8, len: ByteCount) {
+        let _ = self.evict_soon(ptr, len); // As above.
+    }
+
+    #[cfg(feature = "segment")]
+    unsafe fn forget(&self, ptr: *const u8, len: ByteCount) {
+        // SAFETY: as the caller promises.
+        let _ = unsafe { self.discard(ptr, len) }; // As above.
+    }
 }
 
 impl Config {

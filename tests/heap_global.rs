@@ -9,6 +9,8 @@
 
 #[path = "../src/base/mod.rs"]
 mod base;
+#[path = "../src/sys/block.rs"]
+mod block;
 #[path = "../src/sys/fork.rs"]
 mod fork;
 #[path = "../src/heap/mod.rs"]
@@ -18,7 +20,7 @@ mod inherited;
 #[path = "../src/sys/membarrier.rs"]
 mod membarrier;
 mod sys {
-    pub(crate) use crate::{fork, inherited, membarrier};
+    pub(crate) use crate::{block, fork, inherited, membarrier};
 }
 
 use base::error::{Error, Result};

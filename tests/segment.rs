@@ -288,6 +288,63 @@ fn a_rate_is_kept() {
     alone.end();
 }
 
+/// Resident bytes of this process that are no file's.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+#[test]
+fn what_segments_leave_goes_back_to_the_kernel_at_once() {
+    const SEGMENTS: u64 = 12;
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:8MiB,capacity:128MiB") else { return };
+    // Small enough for the allocator to keep what is freed, for seconds.
+    let segments: Vec<_> =
+        (0..SEGMENTS).map(|salt| segment(salt, 4 * MIB / 8, Placement::Local)).collect();
+    let before = resident();
+    segments.iter().for_each(|segment| segment.migrate(Placement::Far).expect("memory"));
+    // Half of the 48 MiB allow for the limit, and for what runs beside this.
+    let after = resident();
+    assert!(after + (24 << 20) < before, "{before} before, {after} after");
+    for (segment, salt) in segments.iter().zip(0..) {
+        assert_eq!(wrong(salt, &segment.read()), 0);
+    }
+    drop(segments);
+    alone.end();
+}
+
+#[test]
+fn what_is_written_out_leaves_memory_that_it_would_fit_into() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:64MiB,capacity:128MiB") else { return };
+    let segments: Vec<_> =
+        (0..4).map(|salt| segment(salt, 4 * MIB / 8, Placement::Local)).collect();
+    let mut migrator = Migrator::new();
+    add_all(&mut migrator, &segments, Placement::Far);
+    assert_eq!(migrator.run(|_| {}).error(), None);
+    assert_eq!(alone.heap.stats().pages_out, 0, "it fits");
+    let mut back = Migrator::new();
+    add_all(&mut back, &segments, Placement::Local);
+    assert_eq!(back.run(|_| {}).error(), None);
+
+    let migration = migrator.write_out().run(|_| {});
+    assert_eq!((migration.moved(), migration.error()), (4, None));
+    let written = |bytes| alone.heap.stats().bytes_written >= ByteCount::mib(bytes);
+    while !written(16) {
+        std::thread::yield_now(); // The watchdog bounds it.
+    }
+    for (segment, salt) in segments.iter().zip(0..) {
+        let values = segment.read();
+        assert_eq!(wrong(salt, &values), 0);
+    }
+    let stats = alone.heap.stats();
+    assert!(stats.chunks_evicted > 0 && stats.bytes_read >= ByteCount::mib(15), "{stats:?}");
+    drop(segments);
+    alone.end();
+}
+
 #[test]
 fn a_heap_does_not_end_under_a_segment() {
     let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };

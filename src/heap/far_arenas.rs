@@ -389,6 +389,12 @@ impl FarArenas {
         }
     }
 
+    #[cfg(feature = "segment")]
+    /// Where the tier's memory is from; `None`: it has ended.
+    pub(super) fn source(&self) -> Option<Arc<dyn ExtentSource>> {
+        self.source.lock().clone()
+    }
+
     /// Gives back all that is free in the arenas now.
     pub(crate) fn purge(&self) {
         self.arenas.iter().for_each(|far| far.arena.purge());

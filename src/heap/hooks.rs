@@ -76,6 +76,29 @@ pub(crate) trait ExtentSource: Send + Sync {
 
     /// Returns an uncommitted range for ever: it may be handed out by a later `reserve`.
     fn release(&self, ptr: NonNull<u8>, len: ByteCount);
+
+    // Advice, not from hooks: a source may ignore it.
+
+    #[cfg(feature = "segment")]
+    /// The most that is worth asking for with [`fetch`](ExtentSource::fetch) before it is used.
+    fn fetch_max(&self) -> ByteCount {
+        ByteCount::ZERO
+    }
+
+    #[cfg(feature = "segment")]
+    /// The range, which is committed, will be read soon.
+    fn fetch(&self, _ptr: *const u8, _len: ByteCount) {}
+
+    #[cfg(feature = "segment")]
+    /// The range, which is committed, will not be used soon: its memory is better used for something else.
+    fn send_out(&self, _ptr: *const u8, _len: ByteCount) {}
+
+    #[cfg(feature = "segment")]
+    /// Nobody needs what the range holds, which stays committed.
+    ///
+    /// # Safety
+    /// As the summary says, and no reference into the range exists.
+    unsafe fn forget(&self, _ptr: *const u8, _len: ByteCount) {}
 }
 
 /// One arena's hooks. The table comes first: jemalloc's pointer to it is a pointer to all.

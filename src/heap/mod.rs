@@ -15,6 +15,8 @@
 //! 3. Nothing here waits for a device, but for clearing what the caller wants zeroed, which happens
 //!    last, outside of jemalloc and of caches. Hooks run pinned local.
 
+#[cfg(feature = "segment")]
+mod advice;
 pub mod c_malloc;
 mod counts;
 mod far_arenas;
@@ -33,6 +35,8 @@ mod tests;
 mod thread_cache;
 mod tiers;
 
+#[cfg(feature = "segment")]
+pub(crate) use advice::{fill_soon, free_now, leave_alone, read_ahead_max, read_soon};
 pub(crate) use far_arenas::FarArenas;
 pub(crate) use far_options::FarArenasOptions;
 pub use global::FarHeap;

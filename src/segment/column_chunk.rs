@@ -1,10 +1,11 @@
 //! A segment: its values, its readers, its migration.
 
 use super::error::SegmentError;
+use super::stream::{ReadAhead, Rest, WriteBehind};
 use super::values::Values;
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
-use crate::heap::Placement;
+use crate::heap::{self, Placement};
 use arc_swap::{ArcSwap, Guard};
 use std::fmt;
 use std::ops::Deref;
@@ -45,6 +46,15 @@ pub struct Segment<T> {
     current: ArcSwap<Chunk<T>>,
     /// Held by the thread that migrates it.
     migrating: Mutex<()>,
+}
+
+impl<T: Copy> Chunk<T> {
+    /// Frees a copy that a segment has left, if this is all that knows of it; else the last reader frees it.
+    pub(super) fn leave(this: Arc<Chunk<T>>) {
+        if let Some(chunk) = Arc::into_inner(this) {
+            chunk.values.free_now();
+        }
+    }
 }
 
 impl<T: Copy> Segment<T> {
@@ -116,7 +126,13 @@ impl<T: Copy> Segment<T> {
     /// # Errors
     /// [`SegmentError::NoMemory`]: the segment stays where it was.
     pub fn migrate(&self, to: Placement) -> Result<(), SegmentError> {
-        self.move_to(to, &mut |_| true).map(drop)
+        self.move_to(to, Rest::InMemory, &mut |_| true).map(|old| old.map_or((), Chunk::leave))
+    }
+
+    /// Has the first values read ahead, if they are far.
+    pub(super) fn read_soon(&self) {
+        let from = self.current.load();
+        ReadAhead::of(&from.values).reached(0);
     }
 
     /// Moves the values as long as `may_go_on`, which is told the bytes copied since the last time,
@@ -124,6 +140,7 @@ impl<T: Copy> Segment<T> {
     pub(super) fn move_to(
         &self,
         to: Placement,
+        rest: Rest,
         may_go_on: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Option<Arc<Chunk<T>>>, SegmentError> {
         /// Bytes copied between two questions whether to go on.
@@ -134,9 +151,14 @@ impl<T: Copy> Segment<T> {
         if from.placement == to {
             return Ok(None);
         }
-        let mut copy = Values::with_capacity(to, from.values.len())?;
+        let mut copy: Values<T> = Values::with_capacity(to, from.values.len())?;
+        heap::fill_soon(copy.as_ptr().cast(), self.bytes());
+        let mut read_ahead = ReadAhead::of(&from.values);
+        let mut write_behind = WriteBehind::of(copy.as_ptr().cast(), rest);
         for block in from.values.chunks((BLOCK_BYTES / size_of::<T>().max(1)).max(1)) {
+            read_ahead.reached(size_of_val(&*copy));
             copy.extend(block);
+            write_behind.reached(size_of_val(&*copy), copy.len() == from.values.len());
             if !may_go_on(size_of_val(block)) {
                 return Err(SegmentError::Cancelled);
             }

@@ -1,7 +1,8 @@
 //! Moves many segments: with progress, at a bounded rate, until it is cancelled.
 
-use super::column_chunk::Segment;
+use super::column_chunk::{Chunk, Segment};
 use super::error::SegmentError;
+use super::stream::{ReadAhead, Rest};
 use crate::base::units::ByteCount;
 use crate::heap::Placement;
 use std::fmt;
@@ -25,8 +26,11 @@ trait Moves: Sync {
     fn move_while(
         &self,
         to: Placement,
+        rest: Rest,
         may_go_on: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Option<Release<'_>>, SegmentError>;
+
+    fn read_soon(&self);
 }
 
 impl<T: Copy + Send + Sync> Moves for Segment<T> {
@@ -37,9 +41,10 @@ impl<T: Copy + Send + Sync> Moves for Segment<T> {
     fn move_while(
         &self,
         to: Placement,
+        rest: Rest,
         may_go_on: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Option<Release<'_>>, SegmentError> {
-        let old = self.move_to(to, may_go_on)?;
+        let old = self.move_to(to, rest, may_go_on)?;
         Ok(old.map(|old| {
             let wait = move |may_wait: &mut dyn FnMut() -> bool| {
                 // No reader can come any more: the segment names another copy.
@@ -48,10 +53,15 @@ impl<T: Copy + Send + Sync> Moves for Segment<T> {
                         return false;
                     }
                 }
+                Chunk::leave(old);
                 true
             };
             Box::new(wait) as Release<'_>
         }))
+    }
+
+    fn read_soon(&self) {
+        Segment::read_soon(self);
     }
 }
 
@@ -83,6 +93,7 @@ impl<T: Copy + Send + Sync> Moves for Segment<T> {
 #[derive(Default)]
 pub struct Migrator<'a> {
     moves: Vec<(&'a dyn Moves, Placement)>,
+    rest: Rest,
     rate: Option<ByteCount>,
     cancel: Option<&'a AtomicBool>,
 }
@@ -110,6 +121,15 @@ impl<'a> Migrator<'a> {
         self
     }
 
+    /// Has what goes to a far tier written to its device behind the copying. For segments that make room
+    /// for others and will not be read soon; without it, they stay in the memory of their tier until it is
+    /// needed. What [`run`](Migrator::run) has moved last is still on its way when it returns:
+    /// [`Region::evict`](crate::Region::evict) waits for that.
+    pub fn write_out(&mut self) -> &mut Migrator<'a> {
+        self.rest = Rest::Written;
+        self
+    }
+
     /// Stops soon after `cancel` is set: the segment under way stays where it was.
     pub fn cancelled_by(&mut self, cancel: &'a AtomicBool) -> &mut Migrator<'a> {
         self.cancel = Some(cancel);
@@ -133,14 +153,22 @@ impl<'a> Migrator<'a> {
         };
         let pace = Pace { begun: Instant::now(), rate: self.rate, cancel: self.cancel };
         let (mut copied, mut reader_wait_max, mut error) = (0, Duration::ZERO, None);
-        for &(segment, to) in &self.moves {
+        for (index, &(segment, to)) in self.moves.iter().enumerate() {
+            let next = self.moves.get(index + 1);
+            let (mut left, mut is_next_asked) = (segment.bytes().0, false);
             let mut may_go_on = |bytes: usize| {
-                copied += bytes as u64;
+                (copied, left) = (copied + bytes as u64, left.saturating_sub(bytes as u64));
+                if left < ReadAhead::BYTES_MAX as u64
+                    && !std::mem::replace(&mut is_next_asked, true)
+                    && let Some((segment, _)) = next
+                {
+                    segment.read_soon(); // Its device works while this segment ends.
+                }
                 pace.keep(copied)
             };
             let moved = match pace.is_cancelled() {
                 true => Err(SegmentError::Cancelled),
-                false => segment.move_while(to, &mut may_go_on),
+                false => segment.move_while(to, self.rest, &mut may_go_on),
             };
             match moved {
                 Ok(Some(release)) => reader_wait_max = reader_wait_max.max(pace.wait(release)),

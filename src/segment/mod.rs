@@ -14,8 +14,12 @@
 //! The switch is `arc-swap`'s, and not an epoch: an epoch frees the old copy when every reader of
 //! anything has moved on, at some later time, and migrations are done to make room. Counted readers
 //! free it with the last of them, and the migrator can wait for that, so that no more than one segment
-//! is there twice. (Memory that was freed goes back to the kernel later: bench `tiers` sees 16 MiB more
-//! during migrations of 8 MiB each.)
+//! is there twice. What it frees itself goes back to the kernel at once: kept for reuse, it was a second
+//! segment of memory.
+//!
+//! **Rate.** The tier that is read is asked for the next 8 MiB all the time, those of the next segment
+//! included. Where [written](Migrator::write_out), what has been copied goes to the device behind the
+//! copying, and local memory comes by huge pages. (`cargo bench --bench tiers -- migrate`.)
 //!
 //! The three steps are those of *Separated Allocator Metadata in Disaggregated In-Memory Databases:
 //! Friend or Foe?* for Hyrise.
@@ -24,6 +28,7 @@
 mod column_chunk;
 mod error;
 mod migrator;
+mod stream;
 mod values;
 
 pub use column_chunk::{Reading, Segment};

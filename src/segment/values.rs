@@ -2,7 +2,7 @@
 
 use super::error::SegmentError;
 use crate::base::units::ByteCount;
-use crate::heap::{Far, Local, Placement, Tier};
+use crate::heap::{self, Far, Local, Placement, Tier};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::collections::TryReserveError;
 use allocator_api2::vec::Vec;
@@ -43,6 +43,15 @@ impl<T: Copy> Values<T> {
             Values::Local(values) => values.extend_from_slice(more),
             Values::Far(values) => values.extend_from_slice(more),
             Values::Tier(values) => values.extend_from_slice(more),
+        }
+    }
+
+    /// Frees the array, memory and all: what a segment has left makes room at once.
+    pub(super) fn free_now(self) {
+        match self {
+            Values::Local(values) => heap::free_now(values),
+            Values::Far(values) => heap::free_now(values),
+            Values::Tier(values) => heap::free_now(values),
         }
     }
 }

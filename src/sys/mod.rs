@@ -5,6 +5,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
+#[cfg(feature = "segment")]
+pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod event;
 pub(crate) mod file;

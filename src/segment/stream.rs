@@ -1,0 +1,107 @@
+//! What is asked of the tiers while values are copied from one to the other, so that both devices work
+//! meanwhile: reading ahead of the copying, and writing behind it.
+//!
+//! Both ask for whole chunks of 2 MiB as far as they go: those are one request of the device, and are
+//! mapped and taken out by one call of the kernel.
+
+use crate::base::units::ByteCount;
+use crate::heap;
+use std::marker::PhantomData;
+
+const CHUNK: usize = 2 << 20;
+
+/// Where a copy's values are when the copying ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// In the tier's memory, until it needs room.
+    #[default]
+    InMemory,
+    /// On their way to the tier's device.
+    Written,
+}
+
+/// Asks for what is copied next.
+pub(super) struct ReadAhead<'a> {
+    begin: *const u8,
+    len: usize,
+    /// Bytes that have been asked for.
+    asked: usize,
+    /// How far ahead of the copying.
+    window: usize,
+    values: PhantomData<&'a [u8]>,
+}
+
+impl<'a> ReadAhead<'a> {
+    /// Bytes ahead of the copying, at most: what a device of 3 GB/s reads in 3 ms, and half of the runs of
+    /// frames that chunks are read into.
+    pub(super) const BYTES_MAX: usize = 4 * CHUNK;
+
+    /// Of values that may be far.
+    pub(super) fn of<T>(values: &'a [T]) -> ReadAhead<'a> {
+        let (begin, len) = (values.as_ptr().cast(), size_of_val(values));
+        let window = heap::read_ahead_max(begin).as_usize().min(ReadAhead::BYTES_MAX);
+        // Less than a chunk is left to the streams that faults make.
+        let window = if window < CHUNK { 0 } else { window };
+        ReadAhead { begin, len, asked: 0, window, values: PhantomData }
+    }
+
+    /// The first `bytes` have been copied.
+    pub(super) fn reached(&mut self, bytes: usize) {
+        let wanted = match bytes + self.window {
+            end if end < self.len => ends_before(self.begin, end),
+            _ => self.len,
+        };
+        if self.window > 0 && wanted > self.asked {
+            let from = self.begin.wrapping_add(self.asked);
+            heap::read_soon(from, ByteCount((wanted - self.asked) as u64));
+            self.asked = wanted;
+        }
+    }
+}
+
+/// Has what has been copied written, if it is to be.
+pub(super) struct WriteBehind {
+    begin: *const u8,
+    /// Bytes that were handed on.
+    handed: usize,
+    rest: Rest,
+}
+
+impl WriteBehind {
+    /// Of a copy that begins at `begin`.
+    pub(super) fn of(begin: *const u8, rest: Rest) -> WriteBehind {
+        WriteBehind { begin, handed: 0, rest }
+    }
+
+    /// The first `bytes` have been copied, which may be all.
+    pub(super) fn reached(&mut self, bytes: usize, is_all: bool) {
+        // A chunk that is still being filled would be read again for its other half.
+        let done = if is_all { bytes } else { ends_before(self.begin, bytes) };
+        if self.rest == Rest::Written && done > self.handed {
+            let from = self.begin.wrapping_add(self.handed);
+            heap::leave_alone(from, ByteCount((done - self.handed) as u64));
+            self.handed = done;
+        }
+    }
+}
+
+/// The last end of a chunk within the first `bytes` from `begin`, as an offset; 0: there is none.
+fn ends_before(begin: *const u8, bytes: usize) -> usize {
+    ((begin.addr() + bytes) & !(CHUNK - 1)).saturating_sub(begin.addr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_chunks_are_found_from_any_beginning() {
+        let at = |addr: usize| std::ptr::without_provenance::<u8>(addr);
+        assert_eq!(ends_before(at(4 * CHUNK), CHUNK - 1), 0);
+        assert_eq!(ends_before(at(4 * CHUNK), 3 * CHUNK), 3 * CHUNK);
+        let odd = at(4 * CHUNK + 4096);
+        assert_eq!(ends_before(odd, CHUNK - 4096), CHUNK - 4096);
+        assert_eq!(ends_before(odd, 2 * CHUNK), 2 * CHUNK - 4096);
+        assert_eq!(ends_before(odd, 100), 0);
+    }
+}

@@ -1,0 +1,36 @@
+//! Advice to the kernel on memory that an allocator has handed out.
+//!
+//! Apart from `vm`, whose mappings belong to the library: here the range is a part of one that is
+//! jemalloc's. See `madvise(2)`.
+#![expect(unsafe_code, reason = "advises")]
+
+const KERNEL_PAGE: usize = 4096;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Asks for huge pages in the parts of a range that are as large as one. Where the kernel has none, or
+/// nothing is mapped there, nothing changes.
+pub(crate) fn prefer_huge_pages(start: usize, len: usize) {
+    if let Some((first, len)) = within(start, len, HUGE_PAGE) {
+        // SAFETY: says how memory that is missing is to be found; contents stay.
+        unsafe { libc::madvise(first as *mut libc::c_void, len, libc::MADV_HUGEPAGE) };
+    }
+}
+
+/// Drops the kernel pages that lie whole in a range, which read as zero then. Where the kernel refuses,
+/// as it does for locked memory, they stay.
+///
+/// # Safety
+/// The range is private anonymous memory, nobody needs what it holds, and no reference into it exists.
+pub(crate) unsafe fn discard(start: usize, len: usize) {
+    if let Some((first, len)) = within(start, len, KERNEL_PAGE) {
+        // SAFETY: as the caller promises, for a part of the range.
+        unsafe { libc::madvise(first as *mut libc::c_void, len, libc::MADV_DONTNEED) };
+    }
+}
+
+/// First address and bytes of the units that lie whole in a range, if there are any. Miri knows no
+/// advice.
+fn within(start: usize, len: usize, unit: usize) -> Option<(usize, usize)> {
+    let (first, end) = (start.next_multiple_of(unit), (start + len) & !(unit - 1));
+    (first < end && !cfg!(miri)).then(|| (first, end - first))
+}
