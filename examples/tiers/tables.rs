@@ -41,6 +41,10 @@ pub(crate) trait AnyColumn: Sync {
     /// Bytes of its values that lie at a placement.
     fn bytes_at(&self, placement: Placement) -> ByteCount;
 
+    /// The addresses of its values at present, segment by segment.
+    #[allow(dead_code, reason = "the benchmark `tiers` maps a file over them")]
+    fn ranges(&self) -> Vec<Range<usize>>;
+
     /// Has the migrator move all its segments.
     fn move_all<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement);
 }
@@ -53,6 +57,14 @@ impl<T: Copy + Send + Sync> AnyColumn for Column<T> {
     fn bytes_at(&self, placement: Placement) -> ByteCount {
         let there = self.chunks.iter().filter(|segment| segment.placement() == placement);
         ByteCount(there.map(|segment| segment.bytes().get()).sum())
+    }
+
+    fn ranges(&self) -> Vec<Range<usize>> {
+        let range = |segment: &Segment<T>| {
+            let values = segment.read().as_ptr_range();
+            values.start.addr()..values.end.addr()
+        };
+        self.chunks.iter().map(range).collect()
     }
 
     fn move_all<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement) {

@@ -1,9 +1,10 @@
-//! Segments that migrate: how fast, what queries notice, and how much memory it takes meanwhile.
+//! Segments that migrate, and TPC-H over segments on tiers: how fast, and how much memory it takes.
 //!
 //! ```text
-//! cargo bench --bench tiers                         # a minute; needs 1 GiB of disk and RAM
-//! cargo bench --bench tiers -- migrate              # rows whose names contain one of the words
+//! cargo bench --bench tiers                         # minutes; needs 1 GiB of disk and RAM
+//! cargo bench --bench tiers -- migrate              # groups whose names contain one of the words
 //! cargo bench --bench tiers -- --size 4GiB --limit 256MiB
+//! cargo bench --bench tiers -- tpch --paper         # scale factor 2, for pages of 2 MiB
 //! cargo bench --bench tiers -- --test               # does it work? seconds
 //! ```
 //! Segments of 8 MiB go from local memory to the far tier and back, in the default configuration, with
@@ -11,16 +12,39 @@
 //! device by itself writes and reads the same bytes in turns. Values are medians, a ratio is the
 //! median of the rounds' own ratios. Prints a table and writes `target/figures/tiers.csv`, row by
 //! row, and `tiers.svg`. It checks what it reads.
+//!
+//! `tpch` (module `tpch`) has the queries of the example `tiers`, in processes of their own: Figures 5 and
+//! 6 of "Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or Foe?".
 
-#[path = "common/mod.rs"]
+#[path = "../../examples/tiers/answers.rs"]
+#[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
+mod answers;
+mod child;
+#[path = "../common/mod.rs"]
 mod common;
-#[path = "common/failure.rs"]
+#[path = "../common/failure.rs"]
 #[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod failure;
-#[path = "common/raw.rs"]
+#[path = "../common/group.rs"]
+#[expect(dead_code, reason = "this benchmark does not swap")]
+mod group;
+#[path = "../../examples/tiers/load.rs"]
+#[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
+mod load;
+#[path = "../../examples/tiers/queries/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
+mod queries;
+#[path = "../common/raw.rs"]
 mod raw;
-#[path = "common/table.rs"]
+#[path = "../common/table.rs"]
 mod table;
+#[path = "../../examples/tiers/tables.rs"]
+#[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
+mod tables;
+mod tpch;
+#[path = "../../examples/tiers/waits.rs"]
+#[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
+mod waits;
 
 use clap::Parser;
 use common::Unnamed;
@@ -46,7 +70,7 @@ const QUERY_WORDS: usize = 8 << 10;
 
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only rows whose names contain one of these: migrate, queries, memory.
+    /// Only groups whose names contain one of these: migrate, queries, memory, tpch.
     words: Vec<String>,
     /// Bytes that migrate.
     #[arg(long, default_value = "256MiB")]
@@ -60,6 +84,27 @@ struct Options {
     /// Rounds in turns; the median counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// TPC-H's scale factor: 370 MB of columns at 1.
+    #[arg(long, default_value_t = 0.5)]
+    scale_factor: f64,
+    /// How often each query runs on each side.
+    #[arg(long, default_value_t = 3)]
+    passes: usize,
+    /// Cache of the tier, in percent of the columns.
+    #[arg(long, default_value_t = 20)]
+    cache: u64,
+    /// Page sizes for TPC-H; those are left out for which the cache is too small.
+    #[arg(long, value_delimiter = ',', default_value = "4KiB,16KiB,64KiB,256KiB,1MiB,2MiB")]
+    pages: Vec<ByteCount>,
+    /// TPC-H at a scale factor at which all page sizes fit the cache: some minutes each.
+    #[arg(long)]
+    paper: bool,
+    /// A process for one side of TPC-H.
+    #[arg(long, hide = true)]
+    child: Option<child::Side>,
+    /// The configuration of the child's tier.
+    #[arg(long, hide = true, default_value = "")]
+    conf: String,
     /// A small run that checks that everything works.
     #[arg(long)]
     test: bool,
@@ -76,10 +121,18 @@ impl Options {
 
 fn main() -> ExitCode {
     let mut options = Options::parse();
+    if let Some(side) = options.child {
+        return child::serve(&options, side);
+    }
+    if options.paper {
+        options.scale_factor = options.scale_factor.max(2.0);
+    }
     if options.test || !options.bench {
         options.test = true;
         options.size = ByteCount::mib(48);
-        options.rounds = 1;
+        (options.rounds, options.passes, options.scale_factor) = (1, 1, 0.05);
+        options.cache = 50;
+        options.pages = vec![ByteCount::kib(4), ByteCount::kib(64)];
     }
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
@@ -96,31 +149,41 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<()> {
     let limit = options.limit.unwrap_or(ByteCount(options.size.get() / 4).max(ByteCount::mib(8)));
+    println!("{} in segments of {}, limit {limit}", options.size, ByteCount(SEGMENT as u64));
+    table::print_heading();
+    let mut rows = Vec::new();
+    if ["migrate", "queries", "memory"].into_iter().any(|name| options.wants(name)) {
+        segment_rows(options, limit, &mut rows)?;
+    }
+    if options.wants("tpch") {
+        tpch::rows(options, &mut rows)?;
+    }
+    table::print_goals(&rows);
+    let folder = table::write("tiers", &rows, options.test)?;
+    println!("written: tiers.csv, tiers.svg in {}", folder.display());
+    Ok(())
+}
+
+/// Rows of segments that migrate between local memory and one far tier.
+fn segment_rows(options: &Options, limit: ByteCount, rows: &mut Vec<Row>) -> Result<()> {
     let mut config = Config::builder().limit(limit);
     if let Some(dir) = &options.dir {
         config = config.dir(dir);
     }
     let heap = Heap::start(config.build().map_err(Failure::of)?).map_err(Failure::of)?;
-    println!("{} in segments of {}, limit {limit}", options.size, ByteCount(SEGMENT as u64));
-    table::print_heading();
-    let mut rows = Vec::new();
     for (name, work) in [
         ("migrate", migrate as fn(&Options, &Heap) -> Result<Vec<Row>>),
-        ("queries", queries),
+        ("queries", beside),
         ("memory", memory),
     ] {
         if options.wants(name) {
             let new = work(options, &heap)?;
             table::print_group(name, &new);
             rows.extend(new);
-            table::write("tiers", &rows, options.test)?;
+            table::write("tiers", rows, options.test)?;
         }
     }
-    heap.shutdown().map_err(Failure::of)?;
-    table::print_goals(&rows);
-    let folder = table::write("tiers", &rows, options.test)?;
-    println!("written: tiers.csv, tiers.svg in {}", folder.display());
-    Ok(())
+    heap.shutdown().map_err(Failure::of)
 }
 
 fn broken(error: impl std::fmt::Display) -> Failure {
@@ -149,7 +212,7 @@ fn move_all(segments: &[Segment<u64>], to: Placement) -> Result<()> {
     for segment in segments {
         migrator.add(segment, to);
     }
-    migrator.run(|_| {}).error().map_or(Ok(()), |error| Err(broken(error)))
+    migrator.write_out().run(|_| {}).error().map_or(Ok(()), |error| Err(broken(error)))
 }
 
 /// Moves all to the far tier, and what it keeps in memory to the device; returns the seconds.
@@ -221,7 +284,7 @@ fn query(hot: &[Segment<u64>], until: impl Fn() -> bool) -> (Histogram<u64>, Dur
 }
 
 /// What queries of other segments notice of a migration.
-fn queries(options: &Options, heap: &Heap) -> Result<Vec<Row>> {
+fn beside(options: &Options, heap: &Heap) -> Result<Vec<Row>> {
     let hot = segments(HOT, Placement::Local)?;
     let moved = segments(options.size.as_usize() / SEGMENT, Placement::Local)?;
     let time = Duration::from_millis(if options.test { 50 } else { 1_000 });

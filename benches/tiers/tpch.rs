@@ -1,0 +1,334 @@
+//! Rows of TPC-H: each side in a process of its own, its time normalised to DRAM in the same process.
+//!
+//! | rows | the paper's |
+//! |---|---|
+//! | page sizes | Figure 5, but for jemalloc's `retain`, which far arenas need |
+//! | metadata and retained addresses of a migration | Figure 6 |
+//! | a loop device, a network block device, compressed memory, a mapped file | beyond it |
+
+use crate::child::Side;
+use crate::failure::{Failure, Result};
+use crate::group::{MemoryGroup, tool};
+use crate::table::{self, Row, median};
+use crate::{Options, broken};
+use farheap::ByteCount;
+use farheap::region::RegionConfig;
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A page size as the paper writes it.
+fn size(page: ByteCount) -> String {
+    match page.get() >> 20 {
+        0 => format!("{} KiB", page.get() >> 10),
+        mib => format!("{mib} MiB"),
+    }
+}
+
+/// What a child told.
+#[derive(Clone, Debug)]
+struct Told(HashMap<String, f64>);
+
+impl Told {
+    fn get(&self, name: &str) -> f64 {
+        self.0.get(name).copied().unwrap_or(f64::NAN)
+    }
+
+    /// Seconds of a pass, of those in DRAM.
+    fn slowdown(&self) -> f64 {
+        self.get("tier") / self.get("dram")
+    }
+}
+
+/// All rows; what cannot be had here is told and left out.
+pub(crate) fn rows(options: &Options, rows: &mut Vec<Row>) -> Result<()> {
+    let bytes = bytes(options)?;
+    let cache = ByteCount(bytes * options.cache / 100).max(ByteCount::mib(8));
+    println!(
+        "tpch: scale factor {}, {} of columns, cache {cache}",
+        options.scale_factor,
+        ByteCount(bytes)
+    );
+    let job = Job { options, cache };
+    let mut best: Option<(ByteCount, f64)> = None;
+    for &page in &options.pages {
+        if RegionConfig::limit_min(page) > cache {
+            println!("  pages of {page} need a cache of {}", RegionConfig::limit_min(page));
+            continue;
+        }
+        let conf = job.conf(page, "");
+        let Some(on) = job.side(&format!("pages of {page}"), Side::Far, &conf)? else {
+            return Ok(());
+        };
+        let mut new = vec![on_page(page, &on)];
+        if best.is_none() {
+            new.extend(memory(&on));
+        }
+        let slowdown = median(on.iter().map(Told::slowdown).collect());
+        if best.is_none_or(|(_, least)| slowdown < least) {
+            best = Some((page, slowdown));
+        }
+        job.add(rows, new)?;
+    }
+    let Some((page, slowdown)) = best else { return Ok(()) };
+    if let Some(mapped) = job.side("a mapped file", Side::Mmap, "")? {
+        job.add(rows, vec![beside_mmap(page, slowdown, &mapped)])?;
+    }
+    job.devices(page, rows)
+}
+
+/// Bytes of the columns.
+fn bytes(options: &Options) -> Result<u64> {
+    match crate::load::Plan::count(options.scale_factor).bytes().get() {
+        0 => Err(Failure::Broken("there are no rows at this scale factor".to_owned())),
+        bytes => Ok(bytes),
+    }
+}
+
+fn on_page(page: ByteCount, told: &[Told]) -> Row {
+    let name = (format!("tpch pages of {}", size(page)), "s");
+    let all = |name: &str| told.iter().map(|told| told.get(name)).collect();
+    Row::of_rounds(
+        name,
+        all("tier"),
+        ("DRAM".to_owned(), all("dram")),
+        |tier, dram| dram / tier,
+        None,
+    )
+}
+
+/// Figure 6.
+fn memory(told: &[Told]) -> Vec<Row> {
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    let of = |name: &str| -> Vec<f64> { told.iter().map(|told| mib(told.get(name))).collect() };
+    let row = |work: &str, values: Vec<f64>, goal| {
+        let hundredth = of("far").into_iter().map(|far| far / 100.0).collect();
+        let bases = ("1 % of the data".to_owned(), hundredth);
+        let ratio = |value: f64, base: f64| base / value.max(1e-3);
+        Row::of_rounds((format!("tpch migration, {work}"), "MiB"), values, bases, ratio, goal)
+    };
+    vec![
+        row("metadata", of("metadata"), Some(1.0)),
+        row("retained addresses", of("retained"), None),
+    ]
+}
+
+fn beside_mmap(page: ByteCount, slowdown: f64, mapped: &[Told]) -> Row {
+    let name = (format!("tpch pages of {}, best", size(page)), "of DRAM");
+    let values = vec![slowdown; mapped.len()];
+    let bases = ("mmap, memory group".to_owned(), mapped.iter().map(Told::slowdown).collect());
+    Row::of_rounds(name, values, bases, |tier, mapped| mapped / tier, Some(1.0))
+}
+
+struct Job<'a> {
+    options: &'a Options,
+    cache: ByteCount,
+}
+
+impl Job<'_> {
+    fn conf(&self, page: ByteCount, more: &str) -> String {
+        let dir = match &self.options.dir {
+            Some(dir) if !more.contains("device:") => format!(",dir:{}", dir.display()),
+            _ => String::new(),
+        };
+        format!("limit:{},page:{}{more}{dir}", self.cache.get(), page.get())
+    }
+
+    fn add(&self, rows: &mut Vec<Row>, new: Vec<Row>) -> Result<()> {
+        table::print_group("tpch", &new);
+        rows.extend(new);
+        table::write("tiers", rows, self.options.test).map(drop)
+    }
+
+    /// All rounds of one side; `None`: the machine does not allow it, which is told.
+    fn side(&self, what: &str, side: Side, conf: &str) -> Result<Option<Vec<Told>>> {
+        let rounds = (0..self.options.rounds).map(|_| self.run(side, conf));
+        match rounds.collect::<Result<Vec<Told>>>() {
+            Ok(told) => Ok(Some(told)),
+            Err(Failure::Skipped(why)) => {
+                println!("  skipped: {what}: {why}");
+                Ok(None)
+            }
+            Err(failure) => Err(Failure::Broken(format!("{what}: {failure}"))),
+        }
+    }
+
+    fn run(&self, side: Side, conf: &str) -> Result<Told> {
+        let me = std::env::current_exe().map_err(Failure::io)?;
+        let name = match side {
+            Side::Far => "far",
+            Side::Mmap => "mmap",
+        };
+        let mut command = Command::new(me);
+        command.args(["--bench", "--child", name, "--conf", conf]);
+        command.args(["--scale-factor", &self.options.scale_factor.to_string()]);
+        command.args(["--passes", &self.options.passes.to_string()]);
+        if let Some(dir) = &self.options.dir {
+            command.arg("--dir").arg(dir);
+        }
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        Running { child: child.map_err(Failure::io)?, group: None }.told(self.cache)
+    }
+
+    /// One page size on other devices.
+    fn devices(&self, page: ByteCount, rows: &mut Vec<Row>) -> Result<()> {
+        // The compressed store wants room for 128 pages.
+        let page = page.min(ByteCount::kib(64));
+        let base = self.side("the file", Side::Far, &self.conf(page, ""))?;
+        let Some(base) = base else { return Ok(()) };
+        let base: Vec<f64> = base.iter().map(Told::slowdown).collect();
+        let compress = format!(",compress:{}", self.cache.get() / 4);
+        let mut sides = vec![("compressed memory, a quarter of the cache", Ok(compress), None)];
+        let size = ByteCount(self.cache.get() * 100 / self.options.cache.max(1) * 3 / 2);
+        for (what, device) in [
+            ("a loop device", Device::on_loop(size)),
+            ("a network block device", Device::on_nbd(size)),
+        ] {
+            match device {
+                Ok(device) => {
+                    let conf = format!(",device:{}", device.path.display());
+                    sides.push((what, Ok(conf), Some(device)));
+                }
+                Err(failure) => sides.push((what, Err(failure), None)),
+            }
+        }
+        for (what, conf, _device) in sides {
+            let told = match conf {
+                Ok(more) => self.side(what, Side::Far, &self.conf(page, &more))?,
+                Err(why) => {
+                    println!("  skipped: {what}: {why}");
+                    None
+                }
+            };
+            if let Some(told) = told {
+                let name = (format!("tpch on {what}"), "of DRAM");
+                let values = told.iter().map(Told::slowdown).collect();
+                let bases = ("the file".to_owned(), base.clone());
+                let row = Row::of_rounds(name, values, bases, |value, base| base / value, None);
+                self.add(rows, vec![row])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A child, killed when dropped.
+struct Running {
+    child: Child,
+    /// Removed after the child has ended.
+    group: Option<MemoryGroup>,
+}
+
+impl Running {
+    /// Collects what the child says, until it has ended.
+    fn told(mut self, cache: ByteCount) -> Result<Told> {
+        let from = BufReader::new(self.child.stdout.take().expect("asked for when it started"));
+        let mut to = self.child.stdin.take().expect("asked for when it started");
+        let mut told = HashMap::new();
+        for line in from.lines() {
+            let line = line.map_err(Failure::io)?;
+            let (name, value) = line.split_once(' ').unwrap_or((&line, ""));
+            match name {
+                "skipped" => return Err(Failure::Skipped(value.to_owned())),
+                "failed" => return Err(Failure::Broken(value.to_owned())),
+                "ready" => {
+                    let overhead = told.get("overhead").copied().unwrap_or(0.0) as usize;
+                    let group = MemoryGroup::create(cache.as_usize() + overhead, false)?;
+                    group.add(self.child.id())?;
+                    self.group = Some(group);
+                    writeln!(to, "go").map_err(Failure::io)?;
+                }
+                _ => drop(told.insert(name.to_owned(), value.parse().map_err(broken)?)),
+            }
+        }
+        let status = self.child.wait().map_err(Failure::io)?;
+        if !status.success() || !told.contains_key("tier") {
+            return Err(Failure::Broken(format!("ended early: {status}")));
+        }
+        Ok(Told(told))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// A block device over a file, gone when dropped.
+struct Device {
+    path: PathBuf,
+    servers: Vec<Child>,
+    mounted: Option<PathBuf>,
+    _dir: tempfile::TempDir,
+}
+
+impl Device {
+    fn on_loop(size: ByteCount) -> Result<Device> {
+        let dir = tempfile::tempdir().map_err(Failure::io)?;
+        let file = dir.path().join("disk");
+        let made = std::fs::File::create_new(&file).and_then(|file| file.set_len(size.get()));
+        made.map_err(Failure::io)?;
+        Device { path: PathBuf::new(), servers: Vec::new(), mounted: None, _dir: dir }.attach(&file)
+    }
+
+    /// nbdkit serves memory over a socket of this machine; nbdfuse makes a file of it, which a loop
+    /// device makes a block device of: that needs no module of the kernel.
+    fn on_nbd(size: ByteCount) -> Result<Device> {
+        let dir = tempfile::tempdir().map_err(Failure::io)?;
+        let (socket, file) = (dir.path().join("nbd.sock"), dir.path().join("disk"));
+        std::fs::write(&file, b"").map_err(Failure::io)?;
+        let mut device =
+            Device { path: PathBuf::new(), servers: Vec::new(), mounted: None, _dir: dir };
+        let mut server = Command::new("nbdkit");
+        server.args(["-f", "--exit-with-parent", "-U"]).arg(&socket);
+        device.serve(server.args(["memory", &size.get().to_string()]), || socket.exists())?;
+        let is_there =
+            || std::fs::metadata(&file).is_ok_and(|metadata| metadata.len() == size.get());
+        let mut fuse = Command::new("nbdfuse");
+        device.serve(fuse.arg(&file).arg("--unix").arg(&socket), is_there)?;
+        device.mounted = Some(file.clone());
+        device.attach(&file)
+    }
+
+    /// Starts a server and waits until it serves.
+    fn serve(&mut self, server: &mut Command, is_ready: impl Fn() -> bool) -> Result<()> {
+        const WAIT_MAX: Duration = Duration::from_secs(20);
+        let program = server.get_program().to_string_lossy().into_owned();
+        let said = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        self.servers.push(said.map_err(|error| Failure::Skipped(format!("{program}: {error}")))?);
+        let began = Instant::now();
+        while !is_ready() {
+            if began.elapsed() > WAIT_MAX {
+                return Err(Failure::Skipped(format!("{program} does not serve")));
+            }
+            std::thread::sleep(Duration::from_millis(10)); // It tells nobody.
+        }
+        Ok(())
+    }
+
+    fn attach(mut self, file: &Path) -> Result<Device> {
+        let name = file.to_str().expect("the name is UTF-8");
+        self.path = tool("losetup", &["-f", "--show", "--direct-io=on", name])?.into();
+        Ok(self)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.path.components().next().is_some() {
+            drop(tool("losetup", &["-d", self.path.to_str().expect("the name is ASCII")]));
+        }
+        // The server first: what is in flight fails then, and does not hold the file.
+        for server in &mut self.servers {
+            drop(server.kill());
+            drop(server.wait());
+        }
+        if let Some(file) = &self.mounted {
+            drop(tool("umount", &["-l", file.to_str().expect("the name is UTF-8")]));
+        }
+    }
+}
