@@ -81,7 +81,7 @@ fn library() -> Vec<Source> {
 
 /// All sources of the workspace.
 fn everything() -> Vec<Source> {
-    sources(&["src", "cli", "ffi", "preload", "tests", "examples", "benches"])
+    sources(&["src", "cli", "ffi", "papers", "preload", "tests", "examples", "benches"])
 }
 
 /// Fails with all violations of a rule.
@@ -508,7 +508,7 @@ fn nothing_is_left_unfinished() {
 #[test]
 fn the_library_never_unwraps_without_a_reason() {
     let mut violations = Vec::new();
-    for source in sources(&["src", "cli/src", "ffi/src", "preload/src"]) {
+    for source in sources(&["src", "cli/src", "ffi/src", "papers/src", "preload/src"]) {
         for (at, _) in source.code.match_indices(".unwrap()") {
             violations.push(format!("{}:{}", source.name, source.line_of(at)));
         }

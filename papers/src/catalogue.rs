@@ -1,0 +1,539 @@
+//! What can be reproduced: the figures and tables, their benchmarks, the papers' values and findings.
+//!
+//! Only what the papers' texts say in numbers is here as theirs; curves that are only drawn are not read
+//! off. Which part of a benchmark's row is ours: [`Column`].
+
+use clap::ValueEnum;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    Figure,
+    Table,
+}
+
+/// A benchmark and its arguments by size.
+pub(crate) struct Run {
+    pub(crate) bench: &'static str,
+    pub(crate) quick: &'static [&'static str],
+    pub(crate) usual: &'static [&'static str],
+    pub(crate) paper: &'static [&'static str],
+}
+
+/// A figure or table.
+pub(crate) struct Item {
+    pub(crate) paper: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) number: u32,
+    pub(crate) title: &'static str,
+    pub(crate) run: Run,
+    pub(crate) points: &'static [Point],
+    pub(crate) findings: &'static [Finding],
+}
+
+impl Item {
+    /// Its name on the command line.
+    pub(crate) fn name(&self) -> String {
+        let kind = match self.kind {
+            Kind::Figure => "figure",
+            Kind::Table => "table",
+        };
+        format!("{kind} {} {}", self.number, self.paper)
+    }
+}
+
+/// A value of a figure.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Point {
+    pub(crate) label: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) theirs: Theirs,
+    /// What the row contains: parts of its name; between commas, its baseline.
+    pub(crate) row: &'static [&'static str],
+    pub(crate) ours: Column,
+}
+
+/// The paper's value.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Theirs {
+    Unknown,
+    Is(f64),
+    /// The row's baseline is the authors' program.
+    Baseline,
+}
+
+/// Our value in a row.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Column {
+    Value,
+    Ratio,
+    /// The baseline's value: of somebody else's program, run here.
+    Baseline,
+    /// One over the ratio: a time over its baseline.
+    Inverse,
+    /// The same as a change in percent.
+    Change,
+}
+
+/// Looks our value of a point up by its label.
+pub(crate) type Ours<'a> = &'a dyn Fn(&str) -> Option<f64>;
+
+/// What the paper concludes.
+pub(crate) struct Finding {
+    pub(crate) text: &'static str,
+    /// Whether it holds for our values; `None`: one is missing.
+    pub(crate) holds: fn(Ours<'_>) -> Option<bool>,
+}
+
+const fn point(
+    label: &'static str,
+    unit: &'static str,
+    theirs: Theirs,
+    row: &'static [&'static str],
+    ours: Column,
+) -> Point {
+    Point { label, unit, theirs, row, ours }
+}
+
+/// Pages swapped by a variant at 50 % of local memory.
+const fn swapped(label: &'static str, row: &'static [&'static str]) -> Point {
+    point(label, "pages", Theirs::Baseline, row, Column::Value)
+}
+
+/// Links that cross pages.
+const fn links(label: &'static str, row: &'static [&'static str]) -> Point {
+    point(label, "% of links", Theirs::Baseline, row, Column::Value)
+}
+
+/// Lines that a variant adds.
+const fn lines(label: &'static str, theirs: f64, row: &'static [&'static str]) -> Point {
+    point(label, "lines", Theirs::Is(theirs), row, Column::Value)
+}
+
+/// Runtime of TPC-H at a page size, of that in DRAM.
+const fn tpch(label: &'static str, row: &'static [&'static str]) -> Point {
+    point(label, "of DRAM", Theirs::Unknown, row, Column::Inverse)
+}
+
+/// Runtime with metadata separated, as a change against together.
+const fn separated(label: &'static str, theirs: f64, row: &'static [&'static str]) -> Point {
+    point(label, "% of runtime", Theirs::Is(theirs), row, Column::Change)
+}
+
+/// A value of somebody else's allocator.
+const fn allocator(label: &'static str, unit: &'static str, row: &'static [&'static str]) -> Point {
+    point(label, unit, Theirs::Unknown, row, Column::Baseline)
+}
+
+/// Average resident memory of what is requested.
+const fn resident(label: &'static str, theirs: f64, row: &'static [&'static str]) -> Point {
+    point(label, "of requested", Theirs::Is(theirs), row, Column::Inverse)
+}
+
+const METADATA: Run = Run {
+    bench: "metadata",
+    quick: &["--rounds", "2"],
+    usual: &[],
+    paper: &["--paper", "--rounds", "20"],
+};
+
+const QUERY: Run = Run { bench: "query_alloc", quick: &[], usual: &[], paper: &["--paper"] };
+
+const PLACEMENT: Run = Run {
+    bench: "placement",
+    quick: &["--n", "335544", "--local", "50", "--alpha", "0.8"],
+    usual: &[],
+    paper: &["--paper", "--resume"],
+};
+
+const TIERS: Run = Run {
+    bench: "tiers",
+    quick: &["tpch", "--rounds", "1", "--passes", "2"],
+    usual: &["tpch"],
+    paper: &["tpch", "--paper", "--passes", "20"],
+};
+
+/// The first is no more than any of the others that are known.
+fn least(ours: Ours<'_>, one: &str, others: &[&str]) -> Option<bool> {
+    let one = ours(one)?;
+    let known: Vec<f64> = others.iter().filter_map(|other| ours(other)).collect();
+    (!known.is_empty()).then(|| known.iter().all(|other| one <= *other))
+}
+
+/// Less than.
+fn less(ours: Ours<'_>, one: &str, other: &str) -> Option<bool> {
+    Some(ours(one)? < ours(other)?)
+}
+
+const AT_50: &str = " L=50% alpha=0.8 U=0.05 swapped";
+const CROSS: &str = " L=50% cross-page links";
+
+pub(crate) const CATALOGUE: &[Item] = &[
+    Item {
+        paper: "cooperative",
+        kind: Kind::Figure,
+        number: 2,
+        title: "a mixed workload with traditional and cooperative memory management",
+        run: Run {
+            bench: "cooperative",
+            quick: &["--seconds", "8", "--every", "4", "--warm-up", "2"],
+            usual: &[],
+            paper: &["--full"],
+        },
+        points: &[
+            point(
+                "throughput without a query",
+                "of partitioned",
+                Theirs::Is(2.71 / 1.42),
+                &["new orders without query"],
+                Column::Ratio,
+            ),
+            point(
+                "throughput during a query",
+                "of partitioned",
+                Theirs::Is(1.33 / 1.42),
+                &["new orders during query"],
+                Column::Ratio,
+            ),
+            point(
+                "throughput, whole run",
+                "of partitioned",
+                Theirs::Is(2.51 / 1.42),
+                &["new orders; all of the run"],
+                Column::Ratio,
+            ),
+            point(
+                "allocation, per GB",
+                "ms",
+                Theirs::Is(111.0),
+                &["allocation; per GB"],
+                Column::Value,
+            ),
+            point(
+                "query 9, rate",
+                "of partitioned",
+                Theirs::Is(13.2 / 12.9),
+                &["query 9"],
+                Column::Ratio,
+            ),
+        ],
+        findings: &[
+            Finding {
+                text: "without a query cooperation gives the transactions more throughput",
+                holds: |ours| Some(ours("throughput without a query")? > 1.1),
+            },
+            Finding {
+                text: "during a query throughput is equal (0.8 to 1.25, or better)",
+                holds: |ours| Some(ours("throughput during a query")? >= 0.8),
+            },
+            Finding {
+                text: "average throughput is higher",
+                holds: |ours| Some(ours("throughput, whole run")? > 1.1),
+            },
+            Finding {
+                text: "a real query is not slower (0.95 or better)",
+                holds: |ours| Some(ours("query 9, rate")? >= 0.95),
+            },
+        ],
+    },
+    Item {
+        paper: "collective",
+        kind: Kind::Figure,
+        number: 4,
+        title: "links between nodes that cross pages",
+        run: PLACEMENT,
+        points: &[
+            links("B-tree hint", &["btree hint ", CROSS]),
+            links("B-tree dfs", &["btree dfs ", CROSS]),
+            links("B-tree vEB", &["btree veb ", CROSS]),
+            links("B-tree local", &["btree local ", CROSS]),
+            links("B-tree local+dfs", &["btree local+dfs ", CROSS]),
+            links("B-tree local+vEB", &["btree local+veb ", CROSS]),
+            links("skip list hint", &["skiplist hint ", CROSS]),
+            links("skip list page", &["skiplist page ", CROSS]),
+            links("skip list local", &["skiplist local ", CROSS]),
+            links("skip list local+page", &["skiplist local+page ", CROSS]),
+        ],
+        findings: &[
+            Finding {
+                text: "hints leave far more links that cross pages than per-page sub-allocators",
+                holds: |ours| {
+                    Some(
+                        ours("B-tree hint")? > 1.5 * ours("B-tree dfs")?
+                            && ours("skip list hint")? > 1.5 * ours("skip list page")?,
+                    )
+                },
+            },
+            Finding {
+                text: "vEB has more links that cross pages than dfs",
+                holds: |ours| less(ours, "B-tree dfs", "B-tree vEB"),
+            },
+        ],
+    },
+    Item {
+        paper: "collective",
+        kind: Kind::Figure,
+        number: 5,
+        title: "pages swapped by B-trees at 50 % of local memory, Zipf 0.8, 5 % updates",
+        run: PLACEMENT,
+        points: &[
+            swapped("B-tree hint", &["btree hint ", AT_50]),
+            swapped("B-tree dfs", &["btree dfs ", AT_50]),
+            swapped("B-tree vEB", &["btree veb ", AT_50]),
+            swapped("B-tree local", &["btree local ", AT_50]),
+            swapped("B-tree local+dfs", &["btree local+dfs ", AT_50]),
+            swapped("B-tree local+vEB", &["btree local+veb ", AT_50]),
+        ],
+        findings: &[
+            Finding {
+                text: "dfs swaps less than hints",
+                holds: |ours| less(ours, "B-tree dfs", "B-tree hint"),
+            },
+            Finding {
+                text: "dfs pays beside purely local nodes too: local+dfs swaps less than local",
+                holds: |ours| less(ours, "B-tree local+dfs", "B-tree local"),
+            },
+            Finding {
+                text: "purely local nodes pay: local+dfs swaps less than dfs",
+                holds: |ours| less(ours, "B-tree local+dfs", "B-tree dfs"),
+            },
+            Finding {
+                text: "vEB swaps less than dfs",
+                holds: |ours| less(ours, "B-tree vEB", "B-tree dfs"),
+            },
+        ],
+    },
+    Item {
+        paper: "collective",
+        kind: Kind::Figure,
+        number: 6,
+        title: "pages swapped by skip lists at 50 % of local memory, Zipf 0.8, 5 % updates",
+        run: PLACEMENT,
+        points: &[
+            swapped("skip list hint", &["skiplist hint ", AT_50]),
+            swapped("skip list page", &["skiplist page ", AT_50]),
+            swapped("skip list local", &["skiplist local ", AT_50]),
+            swapped("skip list local+page", &["skiplist local+page ", AT_50]),
+        ],
+        findings: &[
+            Finding {
+                text: "as for B-trees: page swaps less than hints",
+                holds: |ours| less(ours, "skip list page", "skip list hint"),
+            },
+            Finding {
+                text: "as for B-trees: local+page swaps less than page and than local",
+                holds: |ours| {
+                    Some(
+                        less(ours, "skip list local+page", "skip list page")?
+                            && less(ours, "skip list local+page", "skip list local")?,
+                    )
+                },
+            },
+        ],
+    },
+    Item {
+        paper: "collective",
+        kind: Kind::Table,
+        number: 3,
+        title: "lines that each placement adds to its container",
+        run: PLACEMENT,
+        points: &[
+            lines("B-tree dfs", 62.0, &["btree dfs lines added"]),
+            lines("B-tree vEB", 88.0, &["btree veb lines added"]),
+            lines("B-tree local", 133.0, &["btree local lines added"]),
+            lines("B-tree local+dfs", 160.0, &["btree local+dfs lines added"]),
+            lines("B-tree hint", 45.0, &["btree hint lines added"]),
+            lines("skip list page", 54.0, &["skiplist page lines added"]),
+            lines("skip list local", 131.0, &["skiplist local lines added"]),
+            lines("skip list local+page", 162.0, &["skiplist local+page lines added"]),
+            lines("skip list hint", 33.0, &["skiplist hint lines added"]),
+        ],
+        findings: &[Finding {
+            text: "a placement takes some hundred lines or less beside the container",
+            holds: |ours| {
+                let all = ["B-tree dfs", "B-tree vEB", "B-tree local", "B-tree local+dfs"];
+                all.iter()
+                    .map(|label| Some(ours(label)? <= 250.0))
+                    .try_fold(true, |all, one| one.map(|one| all && one))
+            },
+        }],
+    },
+    Item {
+        paper: "metadata",
+        kind: Kind::Figure,
+        number: 5,
+        title: "runtime of TPC-H against page size, cache of 20 % of the data, normalised to DRAM",
+        run: TIERS,
+        points: &[
+            tpch("4 KiB", &["tpch pages of 4 KiB"]),
+            tpch("16 KiB", &["tpch pages of 16 KiB"]),
+            tpch("64 KiB", &["tpch pages of 64 KiB"]),
+            tpch("256 KiB", &["tpch pages of 256 KiB"]),
+            tpch("1 MiB", &["tpch pages of 1 MiB"]),
+            tpch("2 MiB", &["tpch pages of 2 MiB"]),
+        ],
+        findings: &[
+            Finding {
+                text: "(3) the page size decides: the worst costs 1.2 times the best or more",
+                holds: |ours| {
+                    let sizes = ["4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "2 MiB"];
+                    let known: Vec<f64> = sizes.iter().filter_map(|size| ours(size)).collect();
+                    let least = known.iter().copied().fold(f64::INFINITY, f64::min);
+                    let most = known.iter().copied().fold(0.0, f64::max);
+                    (known.len() >= 3).then_some(most >= 1.2 * least)
+                },
+            },
+            Finding {
+                text: "pages of 256 KiB are the best for TPC-H",
+                holds: |ours| {
+                    least(ours, "256 KiB", &["4 KiB", "16 KiB", "64 KiB", "1 MiB", "2 MiB"])
+                },
+            },
+        ],
+    },
+    Item {
+        paper: "metadata",
+        kind: Kind::Figure,
+        number: 6,
+        title: "allocated memory during segment migration",
+        run: TIERS,
+        points: &[point(
+            "metadata, of the data",
+            "%",
+            Theirs::Is(0.35),
+            &["tpch migration; metadata"],
+            Column::Inverse,
+        )],
+        findings: &[Finding {
+            text: "(4) metadata takes less than one percent of what is migrated",
+            holds: |ours| Some(ours("metadata, of the data")? < 1.0),
+        }],
+    },
+    Item {
+        paper: "metadata",
+        kind: Kind::Figure,
+        number: 8,
+        title: "runtime of small and large allocations with metadata separated",
+        run: METADATA,
+        points: &[
+            separated("1 KiB", 0.8, &["1 KiB; written: metadata separated"]),
+            separated("16 KiB", 0.2, &["16 KiB; written: metadata separated"]),
+        ],
+        findings: &[Finding {
+            text: "(7) separating metadata costs less than one percent",
+            holds: |ours| Some(ours("1 KiB")? < 1.0 && ours("16 KiB")? < 1.0),
+        }],
+    },
+    Item {
+        paper: "metadata",
+        kind: Kind::Figure,
+        number: 9,
+        title: "runtime of allocations in memory with metadata separated (theirs: a NUMA node)",
+        run: METADATA,
+        points: &[
+            separated("small", -0.13, &["random; 1 B to 16 KiB: metadata separated"]),
+            separated("large", -0.24, &["random; 16 to 256 KiB: metadata separated"]),
+        ],
+        findings: &[Finding {
+            text: "(8) separating metadata changes the runtime by less than one percent",
+            holds: |ours| Some(ours("small")?.abs() < 1.0 && ours("large")?.abs() < 1.0),
+        }],
+    },
+    Item {
+        paper: "query",
+        kind: Kind::Figure,
+        number: 4,
+        title: "latency and wait of queries by allocator",
+        run: QUERY,
+        points: &[
+            allocator("jemalloc, median", "ms", &["rate one; latency p50 local,", ",jemalloc,"]),
+            allocator("TBBmalloc, median", "ms", &["rate one; latency p50 local,", ",TBBmalloc,"]),
+            allocator("TCMalloc, median", "ms", &["rate one; latency p50 local,", ",TCMalloc,"]),
+            allocator("glibc, median", "ms", &["rate one; latency p50 local,", ",system,"]),
+            point(
+                "farheap, local, median",
+                "ms",
+                Theirs::Unknown,
+                &["rate one; latency p50 local,", ",jemalloc,"],
+                Column::Value,
+            ),
+            point(
+                "farheap, far, median",
+                "ms",
+                Theirs::Unknown,
+                &["rate one; latency p50 far,", ",jemalloc,"],
+                Column::Value,
+            ),
+        ],
+        findings: &[Finding {
+            text: "jemalloc has the lowest median latency of TBBmalloc, TCMalloc, glibc and itself",
+            holds: |ours| {
+                let others = ["TBBmalloc, median", "TCMalloc, median", "glibc, median"];
+                least(ours, "jemalloc, median", &others)
+            },
+        }],
+    },
+    Item {
+        paper: "query",
+        kind: Kind::Table,
+        number: 1,
+        title: "page faults of the operating system by allocator",
+        run: QUERY,
+        points: &[
+            allocator("glibc", "faults", &["rate one; page faults local,", ",system,"]),
+            allocator("jemalloc", "faults", &["rate one; page faults local,", ",jemalloc,"]),
+            allocator("TBBmalloc", "faults", &["rate one; page faults local,", ",TBBmalloc,"]),
+            allocator("TCMalloc", "faults", &["rate one; page faults local,", ",TCMalloc,"]),
+        ],
+        findings: &[Finding {
+            text: "jemalloc takes more page faults than glibc (4 times as many on their machine)",
+            holds: |ours| less(ours, "glibc", "jemalloc"),
+        }],
+    },
+    Item {
+        paper: "query",
+        kind: Kind::Table,
+        number: 2,
+        title: "average resident memory by allocator",
+        run: QUERY,
+        points: &[
+            resident("jemalloc", 24.7 / 11.1, &["rate one; average resident jemalloc,"]),
+            resident("TBBmalloc", 27.9 / 15.9, &["rate one; average resident TBBmalloc,"]),
+            resident("TCMalloc", 53.7 / 17.8, &["rate one; average resident TCMalloc,"]),
+            resident("glibc", 42.5 / 20.2, &["rate one; average resident system,"]),
+        ],
+        findings: &[Finding {
+            text: "jemalloc keeps 1.2 times of what is requested or more on average",
+            holds: |ours| Some(ours("jemalloc")? >= 1.2),
+        }],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_has_a_name_of_its_own_and_labels_are_not_repeated() {
+        let mut names: Vec<_> = CATALOGUE.iter().map(Item::name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), CATALOGUE.len());
+        for item in CATALOGUE {
+            let mut labels: Vec<_> = item.points.iter().map(|point| point.label).collect();
+            labels.sort_unstable();
+            labels.dedup();
+            assert_eq!(labels.len(), item.points.len(), "{}", item.name());
+            assert!(!item.findings.is_empty(), "{}", item.name());
+        }
+    }
+
+    #[test]
+    fn items_of_one_benchmark_take_one_run() {
+        for item in CATALOGUE {
+            for other in CATALOGUE.iter().filter(|other| other.run.bench == item.run.bench) {
+                assert_eq!(other.run.usual, item.run.usual);
+                assert_eq!((other.run.quick, other.run.paper), (item.run.quick, item.run.paper));
+            }
+        }
+    }
+}

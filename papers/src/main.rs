@@ -1,0 +1,148 @@
+//! `farheap-papers`: the figures and tables of four papers, by name, measured here.
+//!
+//! ```text
+//! cargo run --release -p farheap-papers -- --list
+//! cargo run --release -p farheap-papers -- figure 5 metadata
+//! cargo run --release -p farheap-papers -- --all --quick
+//! ```
+//! [`catalogue`] knows what there is: for each figure the benchmark that measures it, which of its rows
+//! are the figure's, the paper's values, and the findings as conditions on ours. [`figures`] runs the
+//! benchmark and reads its rows, [`picture`] draws both side by side, [`verdict`] tells what holds.
+
+mod catalogue;
+mod figures;
+mod picture;
+mod verdict;
+
+use catalogue::{CATALOGUE, Item, Kind};
+use clap::Parser;
+use figures::Size;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Reproduces figures and tables of the papers that farheap is built on.
+///
+/// Runs the benchmark of the figure, prints the paper's values beside those measured here, says of each
+/// finding whether it holds here, and draws both.
+#[derive(Debug, Parser)]
+#[command(name = "farheap-papers", max_term_width = 100)]
+#[command(
+    after_help = "Papers: metadata (Separated Allocator Metadata in Disaggregated In-Memory \
+Databases), cooperative (Cooperative Memory Management for Table and Temporary Data), collective \
+(Collective Allocator Abstraction to Control Object Spatial Locality in C++), query (On the Impact of \
+Memory Allocation on High-Performance Query Processing).
+
+Exit status: 0 when all was measured, whatever holds; 1 when a benchmark failed; 2 for wrong use."
+)]
+struct Args {
+    /// What to reproduce: `figure` or `table`.
+    #[arg(requires = "number", required_unless_present_any = ["list", "all"])]
+    kind: Option<Kind>,
+    /// Its number in the paper.
+    #[arg(requires = "paper")]
+    number: Option<u32>,
+    /// The paper: metadata, cooperative, collective or query.
+    paper: Option<String>,
+    /// Lists what can be reproduced, and measures nothing.
+    #[arg(long)]
+    list: bool,
+    /// Everything that can be reproduced.
+    #[arg(long, conflicts_with_all = ["kind", "list"])]
+    all: bool,
+    /// Small runs, in minutes; all of them in less than an hour on two processors.
+    #[arg(long)]
+    quick: bool,
+    /// The papers' sizes: hours, and tens of GB of disk.
+    #[arg(long, conflicts_with = "quick")]
+    paper_size: bool,
+    /// Does not run the benchmark: takes the rows that it has left.
+    #[arg(long, conflicts_with_all = ["quick", "paper_size"])]
+    keep: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of the workspace");
+    // A benchmark that this version does not have cannot be asked.
+    let has_bench = |item: &&Item| {
+        let bench = root.join("benches").join(item.run.bench);
+        bench.join("main.rs").exists() || bench.with_extension("rs").exists()
+    };
+    let all: Vec<&Item> = CATALOGUE.iter().filter(has_bench).collect();
+    if args.list {
+        all.iter().for_each(|item| println!("{:<22} {}", item.name(), item.title));
+        return ExitCode::SUCCESS;
+    }
+    let wanted = |item: &&&Item| {
+        args.all
+            || (Some(item.kind), Some(item.number)) == (args.kind, args.number)
+                && args.paper.as_deref() == Some(item.paper)
+    };
+    let wanted: Vec<&Item> = all.iter().filter(wanted).copied().collect();
+    if wanted.is_empty() {
+        eprintln!("farheap-papers: there is no such figure or table; --list says what there is");
+        return ExitCode::from(2);
+    }
+    let size = match (args.keep, args.quick, args.paper_size) {
+        (true, ..) => Size::AsMeasured,
+        (_, true, _) => Size::Quick,
+        (_, _, true) => Size::Paper,
+        _ => Size::Usual,
+    };
+    match reproduce(root, &wanted, size) {
+        0 => ExitCode::SUCCESS,
+        failed => {
+            eprintln!("farheap-papers: {failed} of {} could not be measured", wanted.len());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Reproduces items, several of one benchmark by one run of it; returns how many failed.
+fn reproduce(root: &Path, items: &[&Item], size: Size) -> usize {
+    let folder = root.join("target/figures/papers");
+    let (mut failed, mut ran) = (0, Vec::new());
+    for item in items {
+        if !ran.contains(&item.run.bench) {
+            ran.push(item.run.bench);
+            if let Err(why) = figures::run(root, &item.run, size) {
+                eprintln!("farheap-papers: {}: {why}", item.run.bench);
+                failed += items.iter().filter(|other| other.run.bench == item.run.bench).count();
+                continue;
+            }
+        }
+        let told = figures::read(root, item).and_then(|found| {
+            println!("\n{}: {}", item.name(), item.title);
+            verdict::print(item, &found);
+            picture::draw(&folder, item, &found)
+        });
+        match told {
+            Ok(path) => println!("drawn: {}", display(&path, root)),
+            Err(why) => {
+                eprintln!("farheap-papers: {}: {why}", item.name());
+                failed += 1;
+            }
+        }
+    }
+    failed
+}
+
+fn display(path: &Path, root: &Path) -> String {
+    let short: PathBuf = path.strip_prefix(root).unwrap_or(path).to_owned();
+    short.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+        assert!(Args::try_parse_from(["farheap-papers"]).is_err());
+        assert!(Args::try_parse_from(["farheap-papers", "figure", "5"]).is_err());
+        let args = Args::try_parse_from(["farheap-papers", "table", "3", "collective"]);
+        assert_eq!(args.expect("valid").kind, Some(Kind::Table));
+    }
+}
