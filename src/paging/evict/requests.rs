@@ -15,7 +15,7 @@ const REQUESTS_MAX: usize = 64;
 /// A range that somebody wants out.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::paging) struct EvictRequest {
-    /// Whom to answer; `None`: nobody waits.
+    /// The waiter that gets the answer; `None`: nobody waits.
     pub(in crate::paging) id: Option<u64>,
     pub(in crate::paging) first: PageId,
     pub(in crate::paging) count: PageCount,
