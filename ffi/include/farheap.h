@@ -810,11 +810,14 @@ typedef struct farheap_pool_config {
     void *userdata;          /* only passed on; valid as long as the pool */
     farheap_replacement replacement; /* proven */
     farheap_switch overwrite; /* farheap_pool_create over data, an older table too; off */
+    /* farheap_pool_open to read only, of a file that cannot be written too, and beside other readers: what
+     * would change a page is FARHEAP_E_DEVICE, an upgrade FARHEAP_E_WOULD_BLOCK; off */
+    farheap_switch read_only;
 } farheap_pool_config;
 
 #define FARHEAP_POOL_CONFIG_INIT \
     { sizeof(farheap_pool_config), 0, 0, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, 0, \
-      FARHEAP_REPLACEMENT_DEFAULT, FARHEAP_DEFAULT }
+      FARHEAP_REPLACEMENT_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT }
 
 typedef struct farheap_pool_stats {
     /* sizeof(farheap_pool_stats) */

@@ -707,6 +707,7 @@ struct pool_options {
     farheap_switch cleaner = FARHEAP_DEFAULT;
     farheap_replacement replacement = FARHEAP_REPLACEMENT_DEFAULT;
     farheap_switch overwrite = FARHEAP_DEFAULT; // create over data, an older table too; off
+    farheap_switch read_only = FARHEAP_DEFAULT; // open beside other readers, to change nothing; off
     // Whether the log holds a record; called from any thread. What throws is a no.
     detail::write_function before_write{};
 };
@@ -875,6 +876,7 @@ private:
         config.cleaner = options.cleaner;
         config.replacement = options.replacement;
         config.overwrite = options.overwrite;
+        config.read_only = options.read_only;
         if (*asked_) {
             config.before_write = detail::farheap_hpp_before_write;
             config.userdata = asked_.get();

@@ -67,6 +67,7 @@ pub struct farheap_pool_config {
     pub userdata: *mut c_void,
     pub replacement: farheap_replacement,
     pub overwrite: crate::config::farheap_switch,
+    pub read_only: crate::config::farheap_switch,
 }
 
 /// Size of the first version of the structure, to which fields were added.
@@ -89,6 +90,7 @@ const DEFAULTS: farheap_pool_config = farheap_pool_config {
     userdata: std::ptr::null_mut(),
     replacement: FARHEAP_REPLACEMENT_DEFAULT,
     overwrite: 0,
+    read_only: 0,
 };
 
 /// The settings of a pool.
@@ -123,6 +125,9 @@ unsafe fn settings(config: *const farheap_pool_config) -> Result<PoolConfig> {
     }
     if let Some(on) = crate::config::switch("overwrite", config.overwrite)? {
         settings = settings.overwrite(on);
+    }
+    if let Some(on) = crate::config::switch("read_only", config.read_only)? {
+        settings = settings.read_only(on);
     }
     if let Some(before_write) = config.before_write {
         let userdata = Userdata(config.userdata);

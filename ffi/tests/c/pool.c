@@ -258,6 +258,23 @@ static void redo(farheap_manager *manager, const char *path) {
     OK(farheap_page_unfix(&page));
     OK(farheap_pool_free(pool));
 
+    /* Two readers at once, of a file that cannot be written. */
+    farheap_pool_config config = FARHEAP_POOL_CONFIG_INIT;
+    config.read_only = FARHEAP_ON;
+    farheap_pool *reader = NULL;
+    FAILS(FARHEAP_E_CONFIG, farheap_pool_create(manager, &config, path, 16 * MIB, &pool));
+    OK(farheap_pool_open(manager, &config, path, &pool));
+    OK(farheap_pool_open(manager, &config, path, &reader));
+    OK(farheap_pool_fix_shared(reader, first + 9, &page));
+    CHECK(page.data[0] == 8);
+    FAILS(FARHEAP_E_WOULD_BLOCK, farheap_page_try_upgrade(&page));
+    OK(farheap_page_unfix(&page));
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_fix_exclusive(reader, first + 9, &page));
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_fix_to_overwrite(reader, first + 9, &page));
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_allocate(reader, &page));
+    OK(farheap_pool_free(reader));
+    OK(farheap_pool_free(pool));
+
     /* A damaged page cannot be read, and is overwritten. */
     FILE *file = fopen(path, "r+b");
     CHECK(file && fseek(file, (long)((first + 9) * 4096), SEEK_SET) == 0);

@@ -319,6 +319,14 @@ static void redo() {
     CHECK(pages.fix_to_overwrite(first + 5).data()[0] == 0);
     pages.flush();
     CHECK(pages.dirty_pages().empty());
+    pages.fix_exclusive(first + 5).write<int>(0, 7);
+    pages.flush();
+    { pool closed(std::move(pages)); }
+    pool_options options;
+    options.read_only = FARHEAP_ON;
+    pool reader = pool::open(limit, table.path, std::move(options));
+    CHECK(reader.fix_shared(first + 5).read<int>(0) == 7);
+    throws<error>(FARHEAP_E_DEVICE, [&] { reader.fix_exclusive(first + 5); });
 }
 
 // The constructors as functions that bindings can look up, not as the header's macros.
