@@ -293,6 +293,10 @@ fn a_log_that_panics_refuses_that_page_only() {
 fn the_cleaner_survives_a_log_that_panics() {
     let pool = pool_of_a_bad_log(PoolConfig::new());
     fill(&pool, 10);
+    // The cleaner writes what rests when memory is nearly used up.
+    let ballast = pool.manager().join("ballast").expect("account");
+    let (limit, used) = (pool.manager().limit().get(), pool.manager().stats().used_bytes.get());
+    assert!(ballast.try_charge(ByteCount(limit - used - limit / 32)));
     let cleaned = || pool.stats().write_refusals == 1 && pool.stats().pages_cleaned >= 10;
     assert!(eventually(cleaned), "{:?}", pool.stats());
 }

@@ -6,6 +6,10 @@ use crate::base::units::ByteCount;
 use crate::limit::manager::{Account, MemoryManager};
 use std::sync::Arc;
 
+/// Less than 1/ROOM_PART of what a pool may have is free: it is nearly full. Twice as much as the manager
+/// keeps free for those who need memory at once.
+const ROOM_PART: u64 = 16;
+
 /// What is charged for a pool.
 pub(super) struct PoolAccount {
     manager: Arc<MemoryManager>,
@@ -62,6 +66,11 @@ impl PoolAccount {
 
     pub(super) fn uncharge(&self, bytes: ByteCount) {
         self.account.uncharge(bytes);
+    }
+
+    /// Whether pages may have to leave soon.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.account.budget().free().0 < self.account.ceiling().0 / ROOM_PART
     }
 
     pub(super) fn account(&self) -> &Account {

@@ -464,6 +464,17 @@ mod tests {
         let pool = pool(ByteCount::mib(16), 100);
         let mut cleaner = Cleaner::new();
         let mut turn = || cleaner.turn(&pool.frames, &pool.write_back, pool.evictor.hand());
+        let take_room = |but: ByteCount| {
+            let ballast = pool.manager().join("ballast").expect("account");
+            let free = pool.account().budget().free();
+            assert!(ballast.try_charge(ByteCount(free.0 - but.0)));
+            ballast
+        };
+        let half = take_room(ByteCount::mib(4));
+        assert!(!turn());
+        std::thread::sleep(Duration::from_millis(150)); // Longer than a page has to rest.
+        assert!(!turn() && dirty(&pool).len() == 100, "there is room to spare");
+        let _rest = take_room(ByteCount::kib(512));
         assert!(!turn(), "it watches the pages");
         change(&pool, 50);
         while !turn() {
@@ -474,5 +485,6 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert_eq!(dirty(&pool), []);
+        drop(half);
     }
 }

@@ -84,7 +84,8 @@ impl PoolConfig {
         self
     }
 
-    /// Sets whether a background thread writes dirty pages ahead of eviction; on unless set.
+    /// Sets whether a background thread writes dirty pages that are about to be evicted, and while the
+    /// memory is nearly used up and nothing is evicted, those that are not changed any more; on unless set.
     pub fn cleaner(mut self, on: bool) -> PoolConfig {
         self.cleaner = on;
         self
