@@ -175,14 +175,7 @@ impl Budget {
         }
     }
 
-    /// Charges `bytes` whatever the limit, for memory by which more is about to be freed.
-    pub(crate) fn charge(&self, bytes: ByteCount) {
-        if let Some(shared) = &self.shared {
-            shared.charge(bytes);
-        }
-        self.charge_own(bytes);
-    }
-
+    /// Charges `bytes` whatever the limit: what the shared budget has been charged already.
     fn charge_own(&self, bytes: ByteCount) {
         let after = self.charged.fetch_add(bytes.0, Ordering::Relaxed) + bytes.0;
         self.charged_max.fetch_max(after, Ordering::Relaxed);
@@ -333,9 +326,9 @@ mod tests {
         assert!(!b.try_uncharge(ByteCount(51)));
         assert_eq!((a.charged(), b.charged()), (ByteCount::ZERO, ByteCount(50)));
         assert_eq!(shared.charged(), ByteCount(50));
-        b.charge(ByteCount(70));
-        assert_eq!(shared.charged(), ByteCount(120));
-        assert_eq!(b.uncharge_up_to(ByteCount(113)), ByteCount(113));
+        assert!(b.try_charge(ByteCount(50)));
+        assert_eq!(shared.charged(), ByteCount(100));
+        assert_eq!(b.uncharge_up_to(ByteCount(93)), ByteCount(93));
         assert_eq!((b.charged(), shared.charged()), (ByteCount(7), ByteCount(7)));
         assert!(b.try_uncharge(ByteCount(7)));
         assert_eq!(shared.charged(), ByteCount::ZERO);

@@ -254,7 +254,7 @@ impl Region {
         let pager =
             Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
         reclaim::set_limit(&pager, config.limit);
-        charge::start_tables(&pager);
+        charge::start_tables(&pager, manager.map(|manager| &**manager))?;
         pager.pool().keep_copy_charge()?;
         let pager = Arc::new(pager);
         if let Some(account) = pager.managed().account() {
@@ -264,8 +264,9 @@ impl Region {
         if let Some(manager) = manager {
             let fixed = fixed_bytes(&pager, config.handlers);
             pager.managed().charge_fixed(manager, ByteCount(fixed.0 + memory.0))?;
-        } else {
-            pager.budget().charge(memory);
+        } else if !pager.budget().try_charge(memory) {
+            let minimum = ByteCount(pager.budget().charged().0 + memory.0);
+            return Err(Error::LimitTooSmall { limit: config.limit, minimum });
         }
         let requests = Arc::new(Requests::new());
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;

@@ -55,7 +55,8 @@ impl Evictor {
         dirty.sort_unstable_by_key(|dirty| dirty.page);
         let mut done = 0;
         while done < dirty.len() && !self.device.free_writes.is_empty() {
-            done += self.write_some(&mut dirty[done..]);
+            let Some(count) = self.write_some(&mut dirty[done..]) else { break };
+            done += count;
         }
         dirty.drain(..done);
         self.device.dirty = dirty;
@@ -73,8 +74,8 @@ impl Evictor {
     }
 
     /// Starts one write, or returns a page that there is no space for; returns for how many of the
-    /// first pages.
-    fn write_some(&mut self, dirty: &mut [Dirty]) -> usize {
+    /// first pages. `None`: they wait for writes under way.
+    fn write_some(&mut self, dirty: &mut [Dirty]) -> Option<usize> {
         let Dirty { frame, .. } = dirty[0];
         if self.device_is_full()
             && let Some(slot) = self.slot_to_overwrite(frame)
@@ -84,23 +85,26 @@ impl Evictor {
             self.pager.frames().forget_slot(frame);
             dirty[0].slot = slot;
             self.start_write(&dirty[..1], true);
-            return 1;
+            return Some(1);
         }
         let want = self.count_for_write(dirty);
         charge::ready_slots(&self.pager, SlotCount(want as u64));
         let Some((first, got)) = self.pager.slots().map().take_run(SlotCount(want as u64)) else {
+            if self.pager.slots().map().has_asleep() && self.is_writing() {
+                return None; // The frames of these pay for the tables of more slots.
+            }
             self.writes_fail(NO_SLOT);
             if self.slot_to_overwrite(frame).is_some() {
-                return 0; // Over its old slot, now that the device counts as full.
+                return Some(0); // Over its old slot, now that the device counts as full.
             }
             self.put_back(dirty[0]);
-            return 1;
+            return Some(1);
         };
         for (n, dirty) in dirty[..got.as_usize()].iter_mut().enumerate() {
             dirty.slot = SlotId(first.0 + n as u64);
         }
         self.start_write(&dirty[..got.as_usize()], false);
-        got.as_usize()
+        Some(got.as_usize())
     }
 
     /// How many of the first pages one write takes. A run of frames leaves alone and whole.

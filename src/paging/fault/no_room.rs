@@ -97,12 +97,11 @@ pub(in crate::paging) fn give_up_or_warn(
     limit: Option<Duration>,
 ) -> bool {
     let cause = Error::LimitExceeded { reason: String::new() };
-    if limit.is_none() {
+    let given_up = limit.is_some() && give_up(pager, page, &cause);
+    if !given_up {
         diagnostics::warn("a thread waits for its page", &cause);
-        return false;
     }
-    give_up(pager, page, &cause);
-    true
+    given_up
 }
 
 /// The error of a read that took too long, or of one that the device did not even take.
@@ -111,8 +110,9 @@ pub(in crate::paging) fn timed_out(pager: &Pager, slot: Option<SlotId>) -> Error
     Error::Io { op: "read", offset, len: pager.page_bytes() as u64, errno: sys::ETIMEDOUT }
 }
 
-/// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang.
-pub(in crate::paging) fn give_up(pager: &Pager, page: PageId, cause: &Error) {
+/// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang. `false`: the
+/// limit leaves no room for the tables that a lost page needs, so that its thread has to wait on.
+pub(in crate::paging) fn give_up(pager: &Pager, page: PageId, cause: &Error) -> bool {
     let chunk = pager.chunk_of(page);
     let word = pager.word(page).load();
     let entered = match word.state() {
@@ -121,9 +121,13 @@ pub(in crate::paging) fn give_up(pager: &Pager, page: PageId, cause: &Error) {
     };
     if word.state() == State::Empty {
         if entered.is_none() {
-            return pager.wake(page); // Opened, or about to be: the thread faults again if not.
+            // Opened, or about to be: the thread faults again if not.
+            pager.wake(page);
+            return true;
         }
-        charge::count_tables_anyway(pager, chunk);
+        if !charge::count_tables(pager, chunk) {
+            return false;
+        }
     }
     let (slot, frame) = match word.state() {
         State::Empty => (None, None),
@@ -131,16 +135,21 @@ pub(in crate::paging) fn give_up(pager: &Pager, page: PageId, cause: &Error) {
         // In a frame, but without room for it in the region.
         State::Cooling | State::Writing => (None, word.frame()),
         // The page is on its way in by other means; the thread faults again if it is not.
-        _ => return pager.wake(page),
+        _ => {
+            pager.wake(page);
+            return true;
+        }
     };
     let moving = Word::moving(slot);
     if pager.word(page).try_change(word, moving).is_err() {
-        return pager.wake(page);
+        pager.wake(page);
+        return true;
     }
     if word.state() == State::Empty && !pager.chunks().is_still_closed(chunk) {
         // Opened since: the kernel fills the page.
         pager.publish(page, moving, word);
-        return pager.wake(page);
+        pager.wake(page);
+        return true;
     }
     if word.state() == State::Cooling {
         // Not before the change: frame metadata, invariant 2. (A page being written leaves its slots to
@@ -151,4 +160,5 @@ pub(in crate::paging) fn give_up(pager: &Pager, page: PageId, cause: &Error) {
     if let Some(frame) = frame {
         pager.frames().decide(frame, FrameOutcome::Dropped);
     }
+    true
 }

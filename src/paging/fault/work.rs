@@ -156,7 +156,10 @@ impl Work {
         {
             let page = self.pager.page_at(fault.address);
             let slot = self.pager.word(page).load().slot();
-            return no_room::give_up(&self.pager, page, &no_room::timed_out(&self.pager, slot));
+            let cause = no_room::timed_out(&self.pager, slot);
+            if no_room::give_up(&self.pager, page, &cause) {
+                return;
+            }
         }
         self.waiting.push_back(Waiting { fault, arrived, why, term });
     }

@@ -21,6 +21,7 @@ use crate::paging::page::BATCH_MAX;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
 use crate::paging::pager::room::{RoomWaiters, Watermarks};
+use crate::paging::pager::slot_charge::SlotCharge;
 use crate::paging::purge::Purge;
 use crate::sys::vm::Discarder;
 use crate::sys::vm::Huge;
@@ -55,6 +56,7 @@ pub(in crate::paging) struct FramePool {
     /// A frame without a charge of its own uses the one that is kept for copies. Only the evictor
     /// lends it, and has it back before it takes the next page out.
     copy_charge_lent: AtomicBool,
+    slot_charge: SlotCharge,
 }
 
 impl FramePool {
@@ -88,6 +90,7 @@ impl FramePool {
             watermarks: Watermarks::new(config.page),
             waiters: RoomWaiters::new(config, sched)?,
             copy_charge_lent: AtomicBool::new(false),
+            slot_charge: SlotCharge::default(),
         })
     }
 
@@ -315,10 +318,8 @@ impl FramePool {
         let freed = unsafe { self.discarder.discard(pieces) };
         // Else they are lost to the lists, charge and all, which is safe.
         if freed.is_ok() {
-            let bytes = (frames.len() * self.page_bytes) as u64;
             self.staging.put_empties(frames);
-            self.budget.uncharge(ByteCount(bytes));
-            self.managed.gave_back(bytes);
+            self.uncharge_freed((frames.len() * self.page_bytes) as u64);
         }
     }
 
@@ -397,9 +398,35 @@ impl FramePool {
     /// Frees the memory of a frame and its charge.
     pub(in crate::paging) fn free_frame(&self, frame: FrameId) {
         if self.staging.release(frame).is_ok() {
-            self.budget.uncharge(self.page_size());
-            self.managed.gave_back(self.page_bytes as u64);
+            self.uncharge_freed(self.page_bytes as u64);
         }
+    }
+
+    /// Uncharges frames that were freed, but for what tables of slots keep.
+    fn uncharge_freed(&self, bytes: u64) {
+        let bytes = bytes - self.slot_charge.keep(bytes);
+        self.budget.uncharge(ByteCount(bytes));
+        self.managed.gave_back(bytes);
+    }
+
+    /// Charges tables of slots, for the evictor. `false`: the limit leaves no room; if they are
+    /// `needed`, what is freed next is kept for them.
+    pub(in crate::paging) fn charge_slots(&self, bytes: ByteCount, needed: bool) -> bool {
+        let kept = self.slot_charge.take();
+        while !self.charge_leaving(ByteCount(bytes.0.saturating_sub(kept)), ByteCount::ZERO) {
+            let Some(frame) = self.staging.take_spare() else {
+                self.slot_charge.put_back(kept, if needed { bytes.0 } else { 0 });
+                return false;
+            };
+            self.free_frame(frame);
+        }
+        self.budget.uncharge(ByteCount(kept.saturating_sub(bytes.0)));
+        true
+    }
+
+    /// Bytes that are charged for slots which cannot be given out yet.
+    pub(in crate::paging) fn kept_for_slots(&self) -> ByteCount {
+        self.slot_charge.kept()
     }
 
     /// Has the kernel give memory to a frame, or to the run of frames that begins with it.

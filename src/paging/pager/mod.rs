@@ -9,6 +9,7 @@
 //! | this one | state, geometry, hashes, changes of a page's word |
 //! | `table` | addresses and words of pages |
 //! | `frame_pool` | limit, watermarks, frames with their charge, who is woken |
+//! | `room`, `slot_charge` | who waits for room; what the frames freed next pay for |
 //! | `mapper` | what is mapped: installs pages, takes them out |
 //! | `slot_store` | the store, its slots, content hashes |
 //! | `health` | what fails at the moment |
@@ -30,6 +31,7 @@ pub(super) mod install;
 pub(in crate::paging) mod mapper;
 pub(in crate::paging) mod reclaim;
 pub(in crate::paging) mod room;
+mod slot_charge;
 pub(in crate::paging) mod slot_store;
 pub(in crate::paging) mod table;
 pub(in crate::paging) mod transfer;

@@ -2,8 +2,10 @@
 
 #![expect(unsafe_code, reason = "drops the memory of tables that hold nothing")]
 
+use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
+use crate::limit::manager::MemoryManager;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::Word;
 use crate::paging::pager::Pager;
@@ -32,27 +34,35 @@ pub(in crate::paging) fn count_tables(pager: &Pager, chunk: ChunkId) -> bool {
     if !pager.pool().charge_leaving(needs, ByteCount::ZERO) {
         return false;
     }
-    note_tables(pager, chunk, needs);
+    let noted = pager.tables().note(chunk);
+    // Another thread counted the rest; a bit that was looked at stays set meanwhile.
+    pager.budget().uncharge(ByteCount(needs.0 - noted));
     true
 }
 
-/// The same whatever the limit, for a page that is to be marked as lost.
-pub(in crate::paging) fn count_tables_anyway(pager: &Pager, chunk: ChunkId) {
-    let needs = ByteCount(pager.tables().needs(chunk));
-    pager.budget().charge(needs);
-    note_tables(pager, chunk, needs);
-}
-
-fn note_tables(pager: &Pager, chunk: ChunkId, charged: ByteCount) {
-    let noted = pager.tables().note(chunk);
-    // Another thread counted the rest; a bit that was looked at stays set meanwhile.
-    pager.budget().uncharge(ByteCount(charged.0 - noted));
-}
-
 /// Charges what a region has from its start on, before there is anything to evict.
-pub(in crate::paging) fn start_tables(pager: &Pager) {
+///
+/// # Errors
+/// When there is no room for the first slots, without which nothing could ever be written.
+pub(in crate::paging) fn start_tables(
+    pager: &Pager,
+    manager: Option<&MemoryManager>,
+) -> Result<()> {
     count_tables_of_limit(pager);
     ready_slots(pager, SlotCount(1));
+    if pager.slots().map().awake().0 > SlotCount(0) {
+        return Ok(());
+    }
+    let bytes = ByteCount(SLOT_GROUP_TABLES);
+    match (manager, pager.managed().account()) {
+        (Some(manager), Some(account)) => manager.charge(account, bytes)?,
+        _ => {
+            let (limit, charged) = (pager.budget().limit(), pager.budget().charged());
+            return Err(Error::LimitTooSmall { limit, minimum: ByteCount(charged.0 + bytes.0) });
+        }
+    }
+    wake_slots(pager);
+    Ok(())
 }
 
 /// Charges what follows from the limit, as far as there is room now; gives back what a limit that
@@ -179,30 +189,18 @@ pub(in crate::paging) fn ready_slots(pager: &Pager, want: SlotCount) {
         if enough && roomy || !pager.slots().map().has_asleep() {
             return;
         }
-        // The evictor has spare memory, or makes some: this is the last resort.
-        let must = free.0 == 0;
-        if !charge_slot_group(pager, must) {
+        if !pager.pool().charge_slots(ByteCount(SLOT_GROUP_TABLES), !enough) {
             return;
         }
-        pager.tables().of_slots.fetch_add(SLOT_GROUP_TABLES, Ordering::Relaxed);
-        let woken = pager.slots().map().wake();
-        debug_assert!(woken, "looked at above, and nobody else wakes");
+        wake_slots(pager);
     }
 }
 
-fn charge_slot_group(pager: &Pager, must: bool) -> bool {
-    let bytes = ByteCount(SLOT_GROUP_TABLES);
-    while !pager.pool().charge_leaving(bytes, ByteCount::ZERO) {
-        match pager.frames().take_spare() {
-            Some(frame) => pager.pool().free_frame(frame),
-            None if must => {
-                pager.budget().charge(bytes);
-                return true;
-            }
-            None => return false,
-        }
-    }
-    true
+/// Lets a group of slots be given out, whose tables were charged.
+fn wake_slots(pager: &Pager) {
+    pager.tables().of_slots.fetch_add(SLOT_GROUP_TABLES, Ordering::Relaxed);
+    let woken = pager.slots().map().wake();
+    debug_assert!(woken, "the caller has looked, and nobody else wakes");
 }
 
 /// Gives back tables of slots that nobody uses; returns whether there may be more. For the
