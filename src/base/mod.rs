@@ -3,6 +3,7 @@
 pub(crate) mod counter;
 pub(crate) mod deadline;
 pub(crate) mod error;
+pub(crate) mod gate;
 pub(crate) mod local;
 #[cfg(not(loom))]
 pub(crate) mod settings;

@@ -49,10 +49,10 @@ pub(in crate::paging) use state::Evictor;
 
 use crate::base::deadline::look_every;
 use crate::base::error::Result;
+use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::diagnostics;
 use crate::paging::evict::state::{DEPTH, PAUSE_MIN};
 use crate::paging::evict::victims::Chunkwise;
-use crate::paging::fork::gate::{Closed, LOOK_EVERY};
 use crate::paging::kernel_filled;
 use crate::paging::tables::charge;
 use std::time::{Duration, Instant};

@@ -19,12 +19,12 @@
 //! | `supervisor` | the thread that watches the others |
 
 use crate::base::error::Result;
+use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::config::RegionConfig;
 use crate::paging::diagnostics;
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::FAULTS_MAX;
 use crate::paging::fault::work::Work;
-use crate::paging::fork::gate::{Closed, LOOK_EVERY};
 use crate::paging::pager::Pager;
 use crate::sys::thread::THREAD_BYTES;
 use crate::sys::uffd::Message;

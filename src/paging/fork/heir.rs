@@ -28,6 +28,7 @@
 #![expect(unsafe_code, reason = "installs pages of the region and takes them out")]
 
 use crate::base::error::{Error, Result};
+use crate::base::gate::{Closed, Gate, LOOK_EVERY};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{PageId, SlotCount, SlotId};
@@ -35,7 +36,6 @@ use crate::meta::LazyArray;
 use crate::paging::diagnostics;
 use crate::paging::fork::children::{Birth, Children};
 use crate::paging::fork::entry::{Backing, Entry};
-use crate::paging::fork::gate::{Closed, Gate, LOOK_EVERY};
 use crate::paging::fork::legacy::{BUDGET_PAGES_MIN, Legacy, Needed};
 use crate::paging::page::word::{FrameId, State as PageState};
 use crate::paging::pager::Pager;
@@ -117,7 +117,7 @@ impl Heir {
             has_own,
             needed,
             budget,
-            gate: Gate::default(),
+            gate: Gate::new(),
             children: Children::new(),
             bell: Mapping::reserve(KERNEL_PAGE, KERNEL_PAGE, Huge::No)?,
             queue: Ranked::new(Rank::Policy, VecDeque::new()),

@@ -20,7 +20,6 @@
 //! | module | does |
 //! |---|---|
 //! | this one | what happens around a fork, in its order |
-//! | `gate` | stops a region's threads |
 //! | `state`, `children` | what a parent keeps for the children that live |
 //! | `heir`, `legacy`, `entry` | the child's side |
 //!
@@ -37,17 +36,16 @@
 
 pub(in crate::paging) mod children;
 mod entry;
-pub(in crate::paging) mod gate;
 mod heir;
 mod legacy;
 pub(in crate::paging) mod state;
 
 use crate::base::error::Result;
+use crate::base::gate::{Closed, Gate};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicPtr, Ordering};
 use crate::paging::diagnostics;
 use crate::paging::fork::children::Birth;
-use crate::paging::fork::gate::{Closed, Gate};
 use crate::paging::fork::heir::Heir;
 use crate::paging::fork::legacy::Legacy;
 use crate::paging::pager::Pager;

@@ -1,7 +1,7 @@
 //! What a region knows of the children that inherit it.
 
+use crate::base::gate::Gate;
 use crate::paging::fork::children::Children;
-use crate::paging::fork::gate::Gate;
 use crate::store::Inherited;
 
 /// See [module](self).
@@ -15,7 +15,7 @@ pub(in crate::paging) struct ForkState {
 
 impl ForkState {
     pub(in crate::paging) fn new(inherited: Option<Inherited>) -> ForkState {
-        ForkState { gate: Gate::default(), children: Children::new(), inherited }
+        ForkState { gate: Gate::new(), children: Children::new(), inherited }
     }
 
     /// Stops the region's threads while the process forks.

@@ -1,0 +1,254 @@
+//! The gate: stops the threads that serve far memory while the process forks.
+//!
+//! ```text
+//!   open --close(Evictor)--> evictors stand still --close(All)--> all stand still --open--> open
+//!                                                       |
+//!                                 the thread that forks faults: the gate breaks and is open
+//! ```
+//! A thread stands still between two turns, when no page is changing by it, so that words, frames and
+//! mappings agree in the child. A thread that stands still reads faults, and keeps them for later: one
+//! of the thread that forks would wait for ever.
+//!
+//! # Invariants
+//! 1. From the end of `close` until the gate opens or breaks, all closed threads are in `stand_still`: a
+//!    thread leaves by one change of the word that says how many stand and whether they may go. (With a
+//!    count beside it, a thread that has seen the gate open, and is still counted, would let the next
+//!    `close` pass and then go on.)
+
+use crate::base::sync::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+/// How long a thread that stands still waits before it looks again.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// The bits of the word that say which threads are closed.
+const CLOSED: u32 = 3;
+/// One thread that stands still.
+const STILL: u32 = CLOSED + 1;
+
+/// Which threads stop. (The bits of a kind include those of the kinds below it.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Closed {
+    /// Those that take pages out.
+    Evictor = 1,
+    /// Those that bring pages in as well.
+    All = CLOSED,
+}
+
+impl Closed {
+    fn is_in(self, word: u32) -> bool {
+        word & self as u32 == self as u32
+    }
+}
+
+/// See [module](self).
+#[derive(Debug)]
+pub(crate) struct Gate {
+    /// `31..2 threads that stand still | 1..0 which are to`
+    word: AtomicU32,
+    /// The thread that forks.
+    thread: AtomicU32,
+    broken: AtomicBool,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Gate {
+        Gate { word: AtomicU32::new(0), thread: AtomicU32::new(0), broken: AtomicBool::new(false) }
+    }
+
+    /// Stops threads until `still` of them stand, because `thread` is going to fork. `call` wakes them.
+    pub(crate) fn close(&self, what: Closed, thread: u32, still: u32, call: impl Fn()) {
+        self.thread.store(thread, Ordering::Relaxed);
+        // Release: pairs with `is_closed`, after which the thread is read.
+        self.word.fetch_or(what as u32, Ordering::AcqRel);
+        call();
+        // Acquire: what the threads did before is seen, and is in the child.
+        while self.word.load(Ordering::Acquire) / STILL < still {
+            pause();
+        }
+    }
+
+    /// Lets all go on; `call` wakes them. Returns whether the gate was closed all the time.
+    pub(crate) fn open(&self, call: impl Fn()) -> bool {
+        self.word.fetch_and(!CLOSED, Ordering::AcqRel);
+        call();
+        !self.broken.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether threads of a kind are to stand still.
+    pub(crate) fn is_closed(&self, for_whom: Closed) -> bool {
+        for_whom.is_in(self.word.load(Ordering::Acquire))
+    }
+
+    /// Whether a fault of the thread that forks has opened the gate.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    /// The calling thread stands still, while `wait` is called again and again, until the gate opens.
+    pub(crate) fn stand_still<E>(
+        &self,
+        who: Closed,
+        mut wait: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        // Release: what this thread did is seen by the one that forks.
+        self.word.fetch_add(STILL, Ordering::AcqRel);
+        let leave = |word: u32| (!who.is_in(word)).then(|| word - STILL);
+        while self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, leave).is_err() {
+            if let Err(error) = wait() {
+                self.word.fetch_sub(STILL, Ordering::AcqRel);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// A thread that stands still has read a fault of `thread`. If it is the one that forks, it has not
+    /// begun to, and waits: the gate opens, and the child is told ([`is_broken`](Self::is_broken)).
+    pub(crate) fn note_fault(&self, thread: u32) {
+        if thread == self.thread.load(Ordering::Relaxed) {
+            self.broken.store(true, Ordering::Release);
+            self.word.fetch_and(!CLOSED, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Waits a little for threads that have not stopped.
+fn pause() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::thread::sleep(Duration::from_micros(20));
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::base::sync::AtomicUsize;
+    use loom::thread;
+    use std::sync::Arc;
+
+    const FORKER: u32 = 7;
+
+    /// A region: its gate, and a page whose word and mapping agree between two turns of each thread.
+    struct Region {
+        gate: Gate,
+        /// Changed by the evictor.
+        evicted: [AtomicUsize; 2],
+        /// Changed by the handler.
+        filled: [AtomicUsize; 2],
+        is_over: AtomicBool,
+        /// The thread that forks waits for a fault.
+        faults: AtomicBool,
+    }
+
+    impl Region {
+        fn new() -> Region {
+            Region {
+                gate: Gate::new(),
+                evicted: Default::default(),
+                filled: Default::default(),
+                is_over: AtomicBool::new(false),
+                faults: AtomicBool::new(false),
+            }
+        }
+
+        /// A thread of the region's, with one change to make.
+        fn serve(&self, who: Closed, pair: &[AtomicUsize; 2]) {
+            let mut changes = 1;
+            while !self.is_over.load(Ordering::Acquire) {
+                if self.gate.is_closed(who) {
+                    let waited: Result<(), ()> = self.gate.stand_still(who, || {
+                        if self.faults.swap(false, Ordering::AcqRel) {
+                            self.gate.note_fault(FORKER);
+                        }
+                        thread::yield_now();
+                        Ok(())
+                    });
+                    waited.expect("nothing fails");
+                }
+                if changes > 0 {
+                    changes -= 1;
+                    pair[0].fetch_add(1, Ordering::Relaxed);
+                    pair[1].fetch_add(1, Ordering::Relaxed);
+                } else {
+                    thread::yield_now();
+                }
+            }
+        }
+
+        fn assert_still(pair: &[AtomicUsize; 2]) {
+            let [one, other] = [0, 1].map(|at| pair[at].load(Ordering::Relaxed));
+            assert_eq!(one, other, "a change is half done in the child");
+        }
+    }
+
+    fn explore(body: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(body);
+    }
+
+    fn spawn(region: &Arc<Region>, who: Closed) -> thread::JoinHandle<()> {
+        let region = Arc::clone(region);
+        thread::spawn(move || match who {
+            Closed::Evictor => region.serve(who, &region.evicted),
+            Closed::All => region.serve(who, &region.filled),
+        })
+    }
+
+    #[test]
+    fn loom_no_change_is_half_done_in_a_child() {
+        explore(|| {
+            let region = Arc::new(Region::new());
+            let threads = [Closed::Evictor, Closed::All].map(|who| spawn(&region, who));
+            region.gate.close(Closed::Evictor, FORKER, 1, || ());
+            Region::assert_still(&region.evicted);
+            region.gate.close(Closed::All, FORKER, 2, || ());
+            Region::assert_still(&region.evicted);
+            Region::assert_still(&region.filled);
+            assert!(region.gate.open(|| ()), "it was closed all the time");
+            region.is_over.store(true, Ordering::Release);
+            threads.map(|thread| thread.join().expect("it ends"));
+        });
+    }
+
+    #[test]
+    fn loom_nothing_changes_in_the_second_of_two_forks_that_follow_each_other() {
+        explore(|| {
+            let region = Arc::new(Region::new());
+            let thread = spawn(&region, Closed::All);
+            for _ in 0..2 {
+                region.gate.close(Closed::All, FORKER, 1, || ());
+                Region::assert_still(&region.filled);
+                let before = region.filled[0].load(Ordering::Relaxed);
+                thread::yield_now();
+                assert_eq!(region.filled[0].load(Ordering::Relaxed), before, "it went on");
+                region.gate.open(|| ());
+            }
+            region.is_over.store(true, Ordering::Release);
+            thread.join().expect("it ends");
+        });
+    }
+
+    #[test]
+    fn loom_a_fault_of_the_thread_that_forks_breaks_the_gate() {
+        explore(|| {
+            let region = Arc::new(Region::new());
+            let thread = spawn(&region, Closed::All);
+            region.gate.close(Closed::All, FORKER, 1, || ());
+            region.faults.store(true, Ordering::Release);
+            while region.gate.is_closed(Closed::All) {
+                thread::yield_now();
+            }
+            assert!(region.gate.is_broken());
+            assert!(!region.gate.open(|| ()), "the child is told");
+            region.gate.close(Closed::All, FORKER, 1, || ());
+            Region::assert_still(&region.filled);
+            assert!(region.gate.open(|| ()), "a gate that was opened is whole again");
+            region.is_over.store(true, Ordering::Release);
+            thread.join().expect("it ends");
+        });
+    }
+}
