@@ -11,13 +11,16 @@ use farheap::{Far, FarHeap, Heap, Placement, scope};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::ops::Range;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
 
 /// Three times the limit of the tests' heaps.
 const WORDS: usize = (24 << 20) / 8;
+/// Words that are looked at are a sector of the device apart: whatever goes wrong, it goes wrong with whole
+/// sectors. To look at all words took 30 times as long.
+const STEP: usize = 512 / 8;
 const KINDS: [&str; 4] =
     ["page:4KiB", "page:16KiB", "page:64KiB,readahead:off", "page:4KiB,checksum:off"];
 
@@ -53,14 +56,25 @@ fn content(at: usize, version: u64) -> u64 {
     (at as u64) << 20 | version
 }
 
-fn data(version: u64) -> FarVec<u64, Far> {
-    let mut data = FarVec::with_capacity_in(WORDS, Far);
-    data.extend((0..WORDS).map(|at| content(at, version)));
+fn data_of(words: usize, version: u64) -> FarVec<u64, Far> {
+    let mut data = FarVec::with_capacity_in(words, Far);
+    for at in (0..words).step_by(STEP) {
+        data.extend_from_slice(&[content(at, version); STEP]);
+    }
     data
 }
 
+fn data(version: u64) -> FarVec<u64, Far> {
+    data_of(WORDS, version)
+}
+
+/// The words of a part that are looked at.
+fn looked_at(part: Range<usize>) -> impl Iterator<Item = usize> {
+    (part.start.next_multiple_of(STEP)..part.end).step_by(STEP)
+}
+
 fn write(data: &mut [u64], part: Range<usize>, version: u64) {
-    part.for_each(|at| data[at] = content(at, version));
+    looked_at(part).for_each(|at| data[at] = content(at, version));
 }
 
 fn write_all(data: &mut [u64], version: u64) {
@@ -72,7 +86,8 @@ fn is_version(data: &[u64], version: u64) -> bool {
 }
 
 fn is_version_in(data: &[u64], part: Range<usize>, version: u64) -> bool {
-    let wrong = part.map(|at| (at, data[at])).find(|(at, word)| *word != content(*at, version));
+    let mut words = looked_at(part).map(|at| (at, data[at]));
+    let wrong = words.find(|(at, word)| *word != content(*at, version));
     if let Some((at, word)) = wrong {
         eprintln!("word {at} is {word:#x}, of version {}, not {version}", word & 0xF_FFFF);
     }
@@ -149,7 +164,7 @@ fn what_a_child_writes_is_its_own() {
                         write_all(&mut data, child * 100 + round);
                         // Some again, in no order.
                         for _ in 0..2_000 {
-                            let at = dice.below(WORDS as u64) as usize;
+                            let at = dice.below((WORDS / STEP) as u64) as usize * STEP;
                             data[at] = content(at, child * 100 + round);
                         }
                         if !is_version(&data, child * 100 + round) {
@@ -219,7 +234,7 @@ fn children_are_forked_while_threads_fault_and_allocate() {
             let mut dice = Dice::new(seed(TEST));
             for round in 0..40 {
                 let from = dice.below((WORDS - 100_000) as u64) as usize;
-                let child = fork(|| (from..from + 100_000).all(|at| still[at] == content(at, 0)));
+                let child = fork(|| is_version_in(&still, from..from + 100_000, 0));
                 assert_eq!(wait_for(child), 0, "round {round}");
             }
             is_over.store(true, Ordering::Relaxed);
@@ -279,12 +294,11 @@ fn parent_and_child_settle_within_a_quarter_more_than_the_limit() {
         let Some(_heap) = heap(&conf) else { return };
         let own = std::process::id() as i32;
         let before = share_of_memory(own);
-        let mut data: FarVec<u64, Far> = FarVec::with_capacity_in(WORDS, Far);
-        data.extend((0..WORDS).map(|at| content(at, 0)));
+        let mut data = data_of(WORDS, 0);
         let (mut began, mut go) = (Signal::new(), Signal::new());
         let child = fork(|| {
             let rounds = [(); 2].map(|()| {
-                let right = (0..WORDS).all(|at| data[at] == content(at, 0));
+                let right = is_version_in(&data, 0..WORDS, 0);
                 began.give();
                 // The parent writes all while the child looks on.
                 go.wait();
@@ -296,7 +310,7 @@ fn parent_and_child_settle_within_a_quarter_more_than_the_limit() {
             began.wait();
             let mut most = 0;
             for from in (0..WORDS).step_by(1 << 17) {
-                (from..from + (1 << 17)).for_each(|at| data[at] = content(at, version));
+                write(&mut data, from..from + (1 << 17), version);
                 most = most.max(share_of_memory(own) + share_of_memory(child));
             }
             let mut both = 0;
@@ -357,6 +371,93 @@ fn a_child_outlives_its_parent() {
 }
 
 #[test]
+fn a_daemon_has_what_the_program_had() {
+    const TEST: &str = "a_daemon_has_what_the_program_had";
+    const OUT: &str = "FARHEAP_TEST_OUT";
+    let Some(conf) = common::child::case(TEST) else {
+        for conf in ["page:4KiB", "page:16KiB"] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let out = dir.path().join("out");
+            let ended = common::child::run(TEST, conf, |command| {
+                command.env(OUT, &out);
+            });
+            if ended.show_skips() {
+                return;
+            }
+            assert!(ended.status.success(), "daemon(3) ends the first process: {}", ended.text);
+            let said = || std::fs::read_to_string(&out).unwrap_or_default();
+            assert!(common::eventually(|| said().ends_with('\n')), "{}", ended.text);
+            assert_eq!(said(), "right\n");
+        }
+        return;
+    };
+    let Some(heap) = start(&conf) else { return };
+    let mut data = data(0);
+    heap.evict_all().expect("the device has room");
+    write(&mut data, 0..WORDS / 3, 0);
+    // SAFETY: the process goes on in a child, with this thread alone; its directory and outputs stay.
+    let rc = unsafe { libc::daemon(1, 1) };
+    let mut right = rc == 0 && is_version(&data, 0);
+    for version in 1..=3 {
+        write_all(&mut data, version);
+        right &= is_version(&data, version);
+    }
+    // A child of its own, which has what the daemon has.
+    right &= wait_for(fork(|| is_version(&data, 3))) == 0;
+    right &= Command::new("true").status().is_ok_and(|status| status.success());
+    let out = std::env::var(OUT).expect("set by the test");
+    std::fs::write(out, if right { "right\n" } else { "wrong\n" }).expect("room");
+}
+
+/// What functions around a fork have allocated: how often each has run.
+static AROUND: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
+
+/// Allocates, writes, reads and frees, as a function that runs around a fork.
+fn allocate_around(which: usize, placement: Placement) {
+    let _there = scope(placement);
+    let blocks: Vec<Vec<usize>> = (0..32).map(|n| vec![n; 1 << 10]).collect();
+    let is_right = |(n, block): (usize, &Vec<usize>)| block.iter().all(|word| *word == n);
+    assert!(blocks.iter().enumerate().all(is_right));
+    AROUND[which].fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn functions_that_run_around_a_fork_allocate() {
+    /// Registered before the heap's own: runs while nobody serves faults.
+    extern "C" fn early_before() {
+        allocate_around(0, Placement::Local);
+    }
+    extern "C" fn late_before() {
+        allocate_around(1, Placement::Far);
+    }
+    extern "C" fn early_after() {
+        allocate_around(2, Placement::Local);
+    }
+    extern "C" fn late_after() {
+        allocate_around(3, Placement::Far);
+    }
+    alone("functions_that_run_around_a_fork_allocate", || {
+        // SAFETY: functions that live as long as the program and take no arguments.
+        unsafe { libc::pthread_atfork(Some(early_before), Some(early_after), Some(early_after)) };
+        let Some(heap) = start("page:4KiB") else { return };
+        // SAFETY: as above.
+        unsafe { libc::pthread_atfork(Some(late_before), Some(late_after), Some(late_after)) };
+        let mut data = data(0);
+        for round in 1..=5 {
+            heap.evict_all().expect("the device has room");
+            let child = fork(|| {
+                let counts: Vec<_> = AROUND.iter().map(|at| at.load(Ordering::Relaxed)).collect();
+                // Once in each process for what runs after a fork: the child has the parent's earlier ones.
+                counts == [round; 4] && is_version(&data, round as u64 - 1)
+            });
+            write_all(&mut data, round as u64);
+            assert_eq!(wait_for(child), 0, "round {round}");
+        }
+        assert!(is_version(&data, 5));
+    });
+}
+
+#[test]
 fn children_are_killed_at_any_moment() {
     const TEST: &str = "children_are_killed_at_any_moment";
     cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
@@ -365,16 +466,15 @@ fn children_are_killed_at_any_moment() {
         let mut dice = Dice::new(seed(TEST));
         for round in 1..=50 {
             let child = fork(|| {
-                (0..WORDS).step_by(64).for_each(|at| data[at] = 1);
+                looked_at(0..WORDS).for_each(|at| data[at] = 1);
                 false
             });
             let until =
                 std::time::Instant::now() + std::time::Duration::from_micros(dice.below(20_000));
-            let part = dice.below(WORDS as u64 / 2) as usize;
-            let mut at = part;
+            let mut at = dice.below((WORDS / STEP / 2) as u64) as usize * STEP;
             while std::time::Instant::now() < until {
                 data[at % WORDS] = content(at % WORDS, 0);
-                at += 1000;
+                at += 2 * STEP;
             }
             // SAFETY: takes no pointers; the child was not waited for.
             unsafe { libc::kill(child, libc::SIGKILL) };
