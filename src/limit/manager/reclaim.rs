@@ -289,8 +289,8 @@ impl Shared {
         let outer = RECLAIMING.replace(true);
         let result = std::panic::catch_unwind(AssertUnwindSafe(call));
         RECLAIMING.set(outer);
-        if result.is_err() {
-            member.broken.store(true, Ordering::Release);
+        // Another thread may have called it at the same time: one of them tells.
+        if result.is_err() && !member.broken.swap(true, Ordering::AcqRel) {
             self.tell(Pressure::Broken { consumer: Arc::clone(&member.name) });
         }
         result.ok()
