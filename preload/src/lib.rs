@@ -1,7 +1,7 @@
 //! `libfarheap_preload.so`: the malloc family on farheap, for programs that nobody recompiles.
 //!
 //! `farheap run` has it preloaded (`LD_PRELOAD`). Top down: [`entry`] exports what programs call,
-//! [`mapping`] what those call that map memory past malloc;
+//! [`mapping`] what those call that map memory past malloc, [`advice`] what drops memory;
 //! [`start`] starts the far heap once the program has some memory in use; [`report`] prints the
 //! statistics at the end. What the C library, its loader and this library's own threads allocate
 //! comes from [`inner`], told apart by [`own`]. Uses farheap's public interface only. Built for
@@ -15,6 +15,7 @@
 
 #![cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 
+mod advice;
 mod entry;
 mod inner;
 mod mapping;

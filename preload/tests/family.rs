@@ -34,6 +34,15 @@ fn memory_that_a_program_maps_is_taken_back_in_parts_moved_and_protected() {
 }
 
 #[test]
+fn what_a_program_drops_reads_as_zero_whether_it_had_left_or_not() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("advice");
+    if permitted() && compile("gcc", &[], include_str!("c/advice.c"), &program) {
+        expect_right(&program, None, dir.path());
+    }
+}
+
+#[test]
 fn the_operators_of_cpp_are_served() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("operators");

@@ -1,0 +1,67 @@
+//! `madvise(2)` for far memory: what the program drops reads as zero, also where it has left memory.
+//!
+//! The kernel knows nothing of a page that has left, so that by itself it drops nothing there, and the
+//! page comes back as it was.
+//!
+//! # Invariants
+//! 1. What farheap and jemalloc advise, inside of an allocation or in a thread of farheap's, goes to the
+//!    kernel as it is.
+
+#![expect(unsafe_code, reason = "exports a function of C that takes its pointers")]
+
+use crate::own::enter;
+use farheap::{ByteCount, Far, Heap};
+use libc::{c_int, c_void, size_t};
+
+/// The kernel's page, in which it takes advice.
+const PAGE: usize = 4096;
+/// `MADV_DONTNEED` of locked memory as well (Linux 5.18).
+const MADV_DONTNEED_LOCKED: c_int = 24;
+
+/// `madvise(2)`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    if matches!(advice, libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED)
+        // SAFETY: as the caller promises.
+        && unsafe { drop_far(start.cast(), len) }
+    {
+        return 0;
+    }
+    #[expect(clippy::disallowed_methods, reason = "the function of that name is this one")]
+    // SAFETY: as the caller promises; the arguments of this call.
+    unsafe {
+        libc::syscall(libc::SYS_madvise, start, len, advice) as c_int
+    }
+}
+
+/// Makes a range read as zero. `false`: it is not far memory, or for the kernel to refuse.
+///
+/// # Safety
+/// The program gives up what the range holds.
+unsafe fn drop_far(start: *mut u8, len: usize) -> bool {
+    let Some(len) = len.checked_next_multiple_of(PAGE).filter(|len| *len > 0) else { return false };
+    if !start.addr().is_multiple_of(PAGE) || !Far::contains(start) {
+        return false;
+    }
+    let page = {
+        let Some(_inside) = enter() else { return false };
+        let Some(heap) = Heap::running() else { return false };
+        // SAFETY: as the caller promises.
+        if unsafe { heap.region().discard(start, ByteCount(len as u64)) }.is_err() {
+            return false;
+        }
+        heap.region().page_size().as_usize()
+    };
+    // Far pages of which the range has a part only. (A program's own thread: it may wait for them.)
+    let head = (start.addr().next_multiple_of(page) - start.addr()).min(len);
+    let tail = ((start.addr() + len) % page).min(len - head);
+    // SAFETY: mapped, as far memory is, and the caller gives it up.
+    unsafe { start.write_bytes(0, head) };
+    let tail_start = start.wrapping_add(len - tail);
+    // SAFETY: as above.
+    unsafe { tail_start.write_bytes(0, tail) };
+    true
+}
