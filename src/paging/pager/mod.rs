@@ -9,7 +9,7 @@
 //! | this one | state, geometry, hashes, changes of a page's word |
 //! | `table` | addresses and words of pages |
 //! | `frame_pool` | limit, watermarks, frames with their charge, who is woken |
-//! | `room`, `slot_charge` | who waits for room; what the frames freed next pay for |
+//! | `room`, `slot_charge` | threads that wait for room; what the frames that are freed next pay for |
 //! | `mapper` | what is mapped: installs pages, takes them out |
 //! | `slot_store` | the store, its slots, content hashes |
 //! | `health` | what fails at the moment |
