@@ -2,11 +2,13 @@
 
 mod common;
 
-use common::{Dice, heap, seed, watchdog};
+use common::faulty::FaultyStore;
+use common::{Dice, heap, mem_store, seed, watchdog};
 use farheap::segment::{Migrator, Segment, SegmentError};
-use farheap::{ByteCount, Config, Far, Heap, Placement, Tier};
+use farheap::store::Op;
+use farheap::{ByteCount, Config, Error, Far, Heap, Placement, Tier};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -343,6 +345,49 @@ fn what_is_written_out_leaves_memory_that_it_would_fit_into() {
     assert!(stats.chunks_evicted > 0 && stats.bytes_read >= ByteCount::mib(15), "{stats:?}");
     drop(segments);
     alone.end();
+}
+
+/// Each of the first writes of a migration fails in turn, then all of them for a while.
+#[test]
+fn segments_are_whole_while_the_device_refuses_what_is_written_out() {
+    let _watchdog = watchdog("segment", Duration::from_secs(240));
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let store = FaultyStore::new(mem_store(ByteCount::mib(64)), 1);
+    let faults = store.control();
+    let config = Config::parse("limit:16MiB").expect("options");
+    let heap = match Heap::start_on(config, Arc::new(store)) {
+        Ok(heap) => heap,
+        Err(Error::UffdUnavailable { reasons }) => {
+            println!("skipped: userfaultfd is not permitted here: {reasons}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let segments: Vec<_> =
+        (0..2).map(|salt| segment(salt, 4 * MIB / 8, Placement::Local)).collect();
+    for failing in [1, 1, 2, 3, 1_000] {
+        faults.fail_next(Op::Write, failing, 5);
+        let mut migrator = Migrator::new();
+        add_all(&mut migrator, &segments, Placement::Far);
+        assert_eq!(migrator.write_out().run(|_| {}).error(), None, "memory holds it");
+        while faults.injected() == 0 {
+            std::thread::yield_now(); // What was handed on is written, and refused.
+        }
+        for (segment, salt) in segments.iter().zip(0..) {
+            assert_eq!((segment.placement(), wrong(salt, &segment.read())), (Placement::Far, 0));
+        }
+        faults.heal();
+        let mut back = Migrator::new();
+        add_all(&mut back, &segments, Placement::Local);
+        assert_eq!(back.run(|_| {}).error(), None, "{} failures", faults.injected());
+        for (segment, salt) in segments.iter().zip(0..) {
+            assert_eq!(wrong(salt, &segment.read()), 0);
+        }
+        assert_eq!(heap.allocated(), ByteCount::ZERO);
+    }
+    assert_eq!(heap.stats().poisoned, 0, "{:?}", heap.stats());
+    drop(segments);
+    heap.shutdown().expect("nothing far is left");
 }
 
 #[test]
