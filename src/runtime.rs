@@ -14,8 +14,10 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::config::{Config, Place, UserMode};
-use crate::heap::{self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier};
+use crate::config::{Config, Metadata, Place, UserMode};
+use crate::heap::{
+    self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
+};
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats};
 use crate::store::{BlockStore, Store};
@@ -47,6 +49,10 @@ const LOCAL_BY_SIZE: &str = "So no allocation goes far because of its size; the 
      scopes and temporary memory work, `user_mode:far` sends sizes far all the same. ";
 const USER_MODE_REMEDY: &str = "`sudo sysctl vm.unprivileged_userfaultfd=1` permits all faults; \
      `farheap doctor` (from `cargo install farheap-cli`) names other ways";
+
+/// What start-up says where jemalloc's metadata is far.
+const FORKS_END: &str = "farheap: with `metadata:far` a child of fork(2) ends with SIGSEGV; programs that are \
+     started by posix_spawn(3) or vfork(2) are not concerned";
 
 /// All tiers that run, the default one first.
 static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
@@ -199,7 +205,7 @@ impl Heap {
             (None, Some(limit)) => Beside::Bounded(Arc::new(ProcessLimit::new(limit)?)),
             (None, None) => Beside::Nothing,
         };
-        let options = FarArenasOptions { threshold, ..FarArenasOptions::default() };
+        let options = FarArenasOptions { threshold, ..options(&config) };
         start_tier(&mut running, DEFAULT, region, options, beside)
     }
 
@@ -260,7 +266,7 @@ impl Heap {
             }
             None => Arc::new(Region::create(config.region(), store)?),
         };
-        let options = FarArenasOptions { slot, threshold: None, ..FarArenasOptions::default() };
+        let options = FarArenasOptions { slot, threshold: None, ..options(&config) };
         start_tier(&mut running, name, region, options, Beside::Nothing)
     }
 
@@ -356,15 +362,72 @@ impl Heap {
     /// Gives freed far memory that is kept for reuse back now, frames and all, and has its device space
     /// given back [soon](Region::return_space).
     pub fn purge(&self) {
+        let _ = self.while_running(|arenas| {
+            arenas.give_all_back();
+            self.region.return_space();
+        });
+    }
+
+    /// What the memory of this tier is for now; zeros once it was shut down, and in a forked child. Takes
+    /// jemalloc's locks, all of them in turn: not for hot paths.
+    ///
+    /// # Examples
+    /// ```
+    /// use farheap::{Config, Far, Heap};
+    /// # fn main() -> Result<(), farheap::Error> {
+    /// let heap = match Heap::start(Config::parse("limit:16MiB,capacity:64MiB")?) {
+    ///     Ok(heap) => heap,
+    ///     Err(error) => {
+    ///         println!("{error}"); // Says how to allow userfaultfd.
+    ///         return Ok(());
+    ///     }
+    /// };
+    /// let numbers = allocator_api2::vec::Vec::<u64, Far>::with_capacity_in(100_000, Far);
+    /// let memory = heap.memory();
+    /// assert_eq!(memory.allocated_bytes.get(), 800_000);
+    /// assert!(memory.large_bytes.get() >= 800_000 && memory.active_bytes >= memory.large_bytes);
+    /// println!("{memory}of which {:.1} % is metadata", 100.0 * memory.metadata_share());
+    /// drop(numbers);
+    /// heap.shutdown()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn memory(&self) -> TierMemory {
+        let of_arenas = self.while_running(FarArenas::memory).unwrap_or_default();
+        let resident_bytes = ByteCount(of_arenas.resident_bytes.0 + self.resident().0);
+        TierMemory { resident_bytes, ..of_arenas }
+    }
+
+    /// The same for each of the tier's arenas, of which threads use different ones; none once it was shut
+    /// down.
+    #[must_use]
+    pub fn memory_of_arenas(&self) -> Vec<TierMemory> {
+        self.while_running(FarArenas::memory_of_arenas).unwrap_or_default()
+    }
+
+    /// What the process's local memory is for now, by jemalloc's account: that of all that is not far, but for
+    /// the metadata of far tiers. Pages of blocks that were never touched count as resident. Takes jemalloc's
+    /// locks, as [`memory`](Heap::memory) does.
+    #[must_use]
+    pub fn local_memory() -> TierMemory {
+        heap::local_memory()
+    }
+
+    /// Far memory of the tier that is resident.
+    fn resident(&self) -> ByteCount {
+        if self.region.is_here() { self.region.stats().resident_bytes } else { ByteCount::ZERO }
+    }
+
+    /// Asks the tier's arenas something while they exist.
+    fn while_running<T>(&self, ask: impl FnOnce(&FarArenas) -> T) -> Option<T> {
         if heap::is_left_to_parent() {
-            return;
+            return None; // Not even the lock: a thread of the parent's may have held it.
         }
+        // Else the answer itself may keep a tier from being shut down.
+        let _ours = keep_local();
         // The lock keeps the tier's arenas from being destroyed meanwhile.
         let running = RUNNING.lock();
-        if running.iter().any(|tier| tier.heap.is_same(self)) {
-            self.arenas.give_all_back();
-            self.region.return_space();
-        }
+        running.iter().any(|tier| tier.heap.is_same(self)).then(|| ask(self.arenas))
     }
 
     /// A snapshot of the statistics.
@@ -411,6 +474,15 @@ impl Heap {
         }
         result
     }
+}
+
+/// How the arenas of a tier behave, as far as the configuration says it alone.
+fn options(config: &Config) -> FarArenasOptions {
+    let metadata_is_far = config.metadata() == Metadata::Far;
+    if metadata_is_far {
+        eprintln!("{FORKS_END}");
+    }
+    FarArenasOptions { metadata_is_far, ..FarArenasOptions::default() }
 }
 
 /// Puts a tier onto a region, and in front of the global allocator.

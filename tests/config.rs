@@ -1,6 +1,8 @@
 //! The configuration as its users see it: text, environment variable, errors.
 
-use farheap::config::{Builder, Install, IoEngine, Mode, Place, PolicyKind, UserMode, Wipe};
+use farheap::config::{
+    Builder, Install, IoEngine, Metadata, Mode, Place, PolicyKind, UserMode, Wipe,
+};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
 use proptest::prelude::*;
@@ -11,6 +13,16 @@ use std::time::Duration;
 /// What a text is refused with.
 fn refusal(text: &str) -> String {
     Config::parse(text).expect_err(text).to_string()
+}
+
+#[test]
+fn metadata_is_local_or_far_and_not_far_where_threads_serve_themselves() {
+    assert_eq!(Config::parse("").expect("defaults").metadata(), Metadata::Local);
+    let far = Config::parse("metadata:far").expect("a value");
+    assert_eq!(far.metadata(), Metadata::Far);
+    assert!(far.to_string().contains("metadata:far"), "{far}");
+    let refused = refusal("metadata:far,mode:in_thread");
+    assert!(refused.contains("metadata") && refused.contains("in_thread"), "{refused}");
 }
 
 #[test]

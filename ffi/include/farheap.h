@@ -188,12 +188,14 @@ typedef struct farheap_config {
     const char *wipe;
     /* whether core dumps contain the far memory that is resident; default off */
     farheap_switch dump;
+    /* where jemalloc keeps what it knows about far memory; local, far; default local */
+    const char *metadata;
 } farheap_config;
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, \
       0, 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, \
-      FARHEAP_DEFAULT }
+      FARHEAP_DEFAULT, 0 }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
 farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;

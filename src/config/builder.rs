@@ -4,7 +4,7 @@ use super::options::{Options, invalid};
 use super::text;
 use super::value::{
     CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, HANDLERS_MAX, LIMIT_MIN, LIMIT_PAGES_MIN, Limit,
-    POLL_MAX, Place, SPAN_MAX, UserMode,
+    Metadata, POLL_MAX, Place, SPAN_MAX, UserMode,
 };
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
@@ -176,8 +176,10 @@ impl Config {
     /// Returns what these options say about a region, for a program that makes one without a heap,
     /// as for a [`Collective`](crate::sub::Collective).
     pub fn region(&self) -> RegionConfig {
+        let metadata_is_far = self.metadata() == Metadata::Far;
         let region = region_settings(self)
-            .kernel_faults_required(self.user_mode() == UserMode::RequireKernel);
+            .kernel_faults_required(metadata_is_far || self.user_mode() == UserMode::RequireKernel)
+            .inherit(!metadata_is_far);
         match self.handlers() {
             Some(threads) => region.handlers(threads.into()),
             None => region,
@@ -315,6 +317,11 @@ impl Options {
             let reason = "`require_kernel` conflicts with `mode:in_thread`, which serves no faults \
                           of kernel mode";
             return Err(invalid("user_mode", reason));
+        }
+        if self.metadata == Metadata::Far && self.mode == Mode::InThread {
+            let reason = "`far` conflicts with `mode:in_thread`: jemalloc's locks are in it, and system \
+                          calls on them would fail";
+            return Err(invalid("metadata", reason));
         }
         let limit = self.resolve_limit(available)?;
         if self.process_limit == Some(ByteCount::ZERO) {

@@ -5,7 +5,7 @@
 //! the table in README, and the structure `farheap_config` in C. A new option is a row here, and
 //! the line that uses it.
 
-use super::value::{Limit, Place, UserMode, Value, suggest};
+use super::value::{Limit, Metadata, Place, UserMode, Value, suggest};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::paging::region::policy::PolicyKind;
@@ -242,6 +242,16 @@ macro_rules! for_options {
         dump: value(bool) = false,
             "whether core dumps contain the far memory that is resident",
             { region c switch dump, "", "", "core dumps are to hold far memory" };
+
+        /// Far, it is under the limit, comes and goes like all far memory, and allocations wait for it with
+        /// jemalloc's locks held. Conflicts with `mode:in_thread`; a process whose kernel serves no faults of
+        /// system calls does not start.
+        ///
+        /// Default: [`Metadata::Local`]. Change it to measure what the difference is (`cargo bench --bench
+        /// metadata`), or where even 1 % of the data is more RAM than there is.
+        metadata: value(Metadata) = Metadata::Local,
+            "where jemalloc keeps what it knows about far memory",
+            { heap c text metadata, "", "", "1 % of the data is more memory than there is" };
     } };
 }
 

@@ -8,9 +8,10 @@
 //!
 //! # Giving back
 //! Freed memory stays dirty in the arena for [`decay`](FarArenasOptions::decay) so that data that dies
-//! young is reused without system calls. No thread purges on free: `maintain` decays all arenas,
-//! empties the caches of threads that did nothing since the last call, and purges everything once
-//! more than [`dirty_max`](FarArenasOptions::dirty_max) is dirty. Thread caches keep at most
+//! young is reused without system calls. `maintain` decays all arenas, and empties the caches of threads
+//! that did nothing since the last call. Once more than half of [`dirty_max`](FarArenasOptions::dirty_max)
+//! has been freed since the last look, the thread that frees looks, and purges everything if so much is
+//! dirty: so there is never more than that. Thread caches keep at most
 //! [`cache_max`](FarArenasOptions::cache_max) together; those that have more than their share while
 //! others want some are emptied. When memory is short ([`give_back`](FarArenas::give_back)) all large
 //! blocks of caches go, too: they would be evicted, and written.
@@ -23,9 +24,12 @@
 
 #![expect(unsafe_code, reason = "allocates")]
 
+use super::accounting::{self, TierMemory};
 use super::counts::{self, Counts};
+use super::dirty_bound::DirtyBound;
+use super::far_arena::FarArena;
 use super::far_options::{FarArenasOptions, FarArenasStats};
-use super::hooks::{self, ExtentSource, Hooks};
+use super::hooks::{self, ExtentSource};
 use super::jemalloc::{self, Arena, Flags};
 use super::placement::{self, Fill, Tier};
 use super::thread_cache::magazine::{self, SmallClass};
@@ -56,10 +60,6 @@ const LEAVE_PAUSE: Duration = Duration::from_millis(1);
 /// Without `membarrier`: longer than any processor keeps a store to itself.
 const STORES_SETTLE: Duration = Duration::from_millis(10);
 
-/// Bounds of the address range that an arena asks for at once, in bytes.
-const GROW_MAX: usize = 64 << 20;
-const GROW_MIN: usize = 2 << 20;
-
 /// Caches keep at most 1/KEPT_SHARE of the limit, and as much may be dirty.
 const KEPT_SHARE: u64 = 8;
 
@@ -79,12 +79,6 @@ fn gives_up() -> bool {
     REFUSED.get() && placement::reports_failure()
 }
 
-/// An arena and the hooks that serve it.
-struct FarArena {
-    arena: Arena,
-    hooks: Box<Hooks>,
-}
-
 /// What frees ask of a tier: never changed, and in a cache line that nothing else changes.
 #[repr(align(64))]
 struct Place {
@@ -102,7 +96,7 @@ pub(crate) struct FarArenas {
     source: Ranked<Option<Arc<dyn ExtentSource>>>,
     caches: ThreadCaches,
     /// See [`FarArenasOptions::dirty_max`].
-    dirty_max: AtomicU64,
+    dirty: DirtyBound,
     /// Threads inside the shared path.
     shared_inside: AtomicUsize,
     /// Bytes through the shared path.
@@ -130,7 +124,8 @@ impl FarArenas {
         let tier = Tier::new(options.slot);
         let place = Place { base: source.base(), span: source.span(), tier };
         let arenas = (0..options.arenas)
-            .map(|_| FarArena::create(&source, &options))
+            // SAFETY: the tier drops the source after the arenas only.
+            .map(|_| unsafe { FarArena::create(&source, &options) })
             .collect::<Result<Box<[FarArena]>>>()?;
         let allowance = Box::leak(Box::new(Allowance::new(options.cache_max.as_usize())));
         Ok(Box::leak(Box::new(FarArenas {
@@ -139,7 +134,7 @@ impl FarArenas {
             arenas,
             source: Ranked::new(Rank::Leaf, Some(source)),
             caches: ThreadCaches::new(allowance, options.slot),
-            dirty_max: AtomicU64::new(options.dirty_max.0),
+            dirty: DirtyBound::new(options.dirty_max.0),
             shared_inside: AtomicUsize::new(0),
             shared_counts: Counts::new(),
             closed: AtomicBool::new(false),
@@ -219,7 +214,7 @@ impl FarArenas {
         let Some(ptr) = NonNull::new(ptr).filter(|_| len > 0) else { return };
         // SAFETY: as the caller promises; the range is part of an allocation. All arenas have the
         // same source.
-        unsafe { self.arenas[0].hooks.clear(ptr, len) }
+        unsafe { self.arenas[0].hooks().clear(ptr, len) }
     }
 
     /// Makes a block read as zero that jemalloc has just handed out.
@@ -258,7 +253,7 @@ impl FarArenas {
         // SAFETY: as the caller promises.
         if !unsafe { access.put(ptr, layout) } {
             // SAFETY: as the caller promises; the magazines have not taken it.
-            unsafe { FarArenas::free_missed(access, ptr, layout) };
+            unsafe { self.free_missed(access, ptr, layout) };
         }
     }
 
@@ -301,6 +296,9 @@ impl FarArenas {
             if !moved.is_null() {
                 access.count_allocated(new.size());
                 access.count_freed(old.size());
+                let freed = access.take_freed();
+                drop(access);
+                self.note_freed(freed);
                 return moved;
             }
         }
@@ -312,8 +310,8 @@ impl FarArenas {
     pub(crate) fn stats(&self) -> FarArenasStats {
         FarArenasStats {
             allocated: self.in_use(),
-            committed: ByteCount(self.arenas.iter().map(|far| far.hooks.committed().get()).sum()),
-            commits_refused: self.arenas.iter().map(|far| far.hooks.refused()).sum(),
+            committed: ByteCount(self.arenas.iter().map(FarArena::committed).sum()),
+            commits_refused: self.arenas.iter().map(FarArena::refused).sum(),
             out_of_memory: self.out_of_memory.load(Relaxed),
             purges: self.purges.load(Relaxed),
         }
@@ -332,15 +330,26 @@ impl FarArenas {
             cache.has_become_idle() | (some_have_too_much && cache.has_too_much())
         };
         self.flush_caches(choose, Flush::All);
-        self.arenas.iter().for_each(|far| far.arena.decay());
+        self.arenas.iter().for_each(|far| far.arena().decay());
+        self.bound_dirty(self.dirty.most());
+    }
+
+    /// Gives everything free back if more than `most` bytes are dirty.
+    fn bound_dirty(&self, most: u64) {
         // What is committed and not in use bounds what is dirty, without asking jemalloc.
         let stats = self.stats();
-        let dirty_max = self.dirty_max.load(Relaxed);
-        if stats.committed.get().saturating_sub(stats.allocated.get()) > dirty_max
-            && self.dirty().get() > dirty_max
-        {
+        let free = stats.committed.get().saturating_sub(stats.allocated.get());
+        if free > most && self.dirty().get() > most {
             self.purge();
             self.purges.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Counts bytes that were freed past the magazines; gives back what is free when that is too much.
+    #[inline]
+    fn note_freed(&self, bytes: usize) {
+        if self.dirty.freed(bytes) {
+            self.bound_dirty(self.dirty.half());
         }
     }
 
@@ -350,7 +359,7 @@ impl FarArenas {
         let share = ByteCount(limit.0 / KEPT_SHARE);
         let of_tier = ByteCount(self.options.cache_max.0 / tiers.max(1) as u64);
         self.caches.set_max(of_tier.min(share));
-        self.dirty_max.store(self.options.dirty_max.min(share).0, Relaxed);
+        self.dirty.set_most(self.options.dirty_max.min(share).0);
     }
 
     /// For a source that is short of memory: gives back what is free, large blocks of caches included,
@@ -370,15 +379,24 @@ impl FarArenas {
 
     /// Whether an arena of jemalloc is one of the tier.
     pub(super) fn owns(&self, arena: Arena) -> bool {
-        self.arenas.iter().any(|far| far.arena == arena)
+        self.arenas.iter().any(|far| far.arena() == arena)
     }
 
     /// Bytes of address space that jemalloc takes for resident in the tier, as of its last epoch.
     pub(super) fn seems_resident(&self) -> ByteCount {
-        let pages = |far: &FarArena| {
-            far.arena.pages().map_or(0, |pages| (pages.active + pages.dirty) * jemalloc::PAGE)
-        };
-        ByteCount(self.arenas.iter().map(pages).sum::<usize>() as u64)
+        ByteCount(self.arenas.iter().map(FarArena::seems_resident).sum())
+    }
+
+    /// What the memory of the tier is for now, but for the far memory that is resident.
+    pub(crate) fn memory(&self) -> TierMemory {
+        let of_arenas = accounting::sum(self.memory_of_arenas().into_iter());
+        TierMemory { allocated_bytes: self.in_use(), ..of_arenas }
+    }
+
+    /// The same for each arena.
+    pub(crate) fn memory_of_arenas(&self) -> Vec<TierMemory> {
+        accounting::look();
+        self.arenas.iter().map(FarArena::memory).collect()
     }
 
     /// Gives back all that is free now, what caches keep included.
@@ -397,7 +415,7 @@ impl FarArenas {
 
     /// Gives back all that is free in the arenas now.
     pub(crate) fn purge(&self) {
-        self.arenas.iter().for_each(|far| far.arena.purge());
+        self.arenas.iter().for_each(|far| far.arena().purge());
     }
 
     /// Opens the calling thread's cache; `None`: take the shared path.
@@ -414,8 +432,9 @@ impl FarArenas {
         &'static self,
     ) -> std::result::Result<Option<&'static ThreadCache>, Closed> {
         let _inside = self.enter_shared()?;
-        let make =
-            |index, allowance| ThreadCache::of_arena(self.arena_of(index).arena.index(), allowance);
+        let make = |index, allowance| {
+            ThreadCache::of_arena(self.arena_of(index).arena().index(), allowance)
+        };
         Ok(self.caches.claim(make))
     }
 
@@ -538,13 +557,15 @@ impl FarArenas {
 
     /// Frees past the magazines. Out of line as `allocate_missed` is.
     #[inline(never)]
-    unsafe fn free_missed(mut access: Access<'_>, ptr: *mut u8, layout: Layout) {
+    unsafe fn free_missed(&self, mut access: Access<'_>, ptr: *mut u8, layout: Layout) {
         // SAFETY: as the caller promises.
-        if access.make_room(layout) && unsafe { access.put(ptr, layout) } {
-            return;
+        if !access.make_room(layout) || !unsafe { access.put(ptr, layout) } {
+            // SAFETY: as the caller promises; the magazines have not taken it.
+            unsafe { access.free(ptr, layout) }
         }
-        // SAFETY: as the caller promises; the magazines have not taken it.
-        unsafe { access.free(ptr, layout) }
+        let freed = access.take_freed();
+        drop(access);
+        self.note_freed(freed);
     }
 
     #[cold]
@@ -581,6 +602,7 @@ impl FarArenas {
         // SAFETY: as the caller promises; the flags name no cache.
         unsafe { jemalloc::free(ptr, size, flags) };
         self.shared_counts.freed(layout.size());
+        self.note_freed(size);
     }
 
     #[cold]
@@ -594,6 +616,7 @@ impl FarArenas {
         if !moved.is_null() {
             self.shared_counts.allocated(new.size());
             self.shared_counts.freed(old.size());
+            self.note_freed(if moved == ptr { 0 } else { old.size() });
         }
         moved
     }
@@ -617,7 +640,7 @@ impl FarArenas {
     }
 
     fn shared_flags(&self) -> Flags {
-        Flags::uncached(self.arena_of(0).arena.index())
+        Flags::uncached(self.arena_of(0).arena().index())
     }
 
     /// Enters the shared path.
@@ -654,40 +677,13 @@ impl FarArenas {
     /// Bytes that are free and not yet given back.
     fn dirty(&self) -> ByteCount {
         jemalloc::advance_epoch();
-        let pages = |far: &FarArena| far.arena.pages().map_or(0, |pages| pages.dirty);
+        let pages = |far: &FarArena| far.arena().pages().map_or(0, |pages| pages.dirty);
         ByteCount((self.arenas.iter().map(pages).sum::<usize>() * jemalloc::PAGE) as u64)
     }
 
     fn arena_of(&self, index: usize) -> &FarArena {
         &self.arenas[index % self.arenas.len()]
     }
-}
-
-impl FarArena {
-    fn create(source: &Arc<dyn ExtentSource>, options: &FarArenasOptions) -> Result<FarArena> {
-        // SAFETY: the tier drops the source after the arenas only.
-        let hooks = Box::new(unsafe { Hooks::new(source) });
-        // SAFETY: the box keeps its place, and lives as long as the tier: for ever. On the way
-        // out below the arena goes first.
-        let arena = unsafe { Arena::create(hooks.as_table()) }?;
-        let configured = configure(arena, source.span(), options);
-        if let Err(error) = configured {
-            // SAFETY: nothing has been allocated from the arena.
-            unsafe { arena.destroy() }?;
-            return Err(error);
-        }
-        Ok(FarArena { arena, hooks })
-    }
-}
-
-/// Sets what makes an arena a far one.
-fn configure(arena: Arena, span: usize, options: &FarArenasOptions) -> Result<()> {
-    let decay_ms = isize::try_from(options.decay.as_millis()).unwrap_or(isize::MAX);
-    // Nothing goes muzzy: there is no lazy purge, dirty extents are decommitted.
-    arena.set_decay(decay_ms, 0)?;
-    // jemalloc gives back free extents of 8 MiB at once, merged ones too; `maintain` does it here.
-    arena.set_oversize_threshold(usize::MAX)?;
-    arena.set_grow_limit(ByteCount(GROW_MAX.min(span / 64).max(GROW_MIN) as u64))
 }
 
 impl fmt::Debug for FarArenas {
@@ -718,7 +714,7 @@ impl ClosedArenas<'_> {
         for far in &arenas.arenas {
             // SAFETY: nothing is allocated, no thread is inside or can enter, and no cache is
             // left.
-            unsafe { far.arena.destroy() }?;
+            unsafe { far.destroy() }?;
         }
         let source = arenas.source.lock().take();
         drop(source);

@@ -26,8 +26,10 @@ pub(crate) struct FarArenasOptions {
     pub(crate) threshold: Option<ByteCount>,
     /// How long freed extents keep their contents for reuse.
     pub(crate) decay: Duration,
-    /// Dirty bytes above which `FarArenas::maintain` gives all of them back; less under a small limit.
+    /// Maximum number of dirty bytes; less under a small limit.
     pub(crate) dirty_max: ByteCount,
+    /// Whether jemalloc's metadata of the tier is far memory of the tier.
+    pub(crate) metadata_is_far: bool,
     /// Bytes that all threads together may keep of freed objects.
     pub(crate) cache_max: ByteCount,
 }
@@ -40,6 +42,7 @@ impl Default for FarArenasOptions {
             threshold: Some(ByteCount::kib(64)),
             decay: Duration::from_secs(1),
             dirty_max: ByteCount::gib(1),
+            metadata_is_far: false,
             cache_max: thread_cache::suited(CACHE_MAX, CACHE_MAX_MORE),
         }
     }
@@ -56,6 +59,6 @@ pub(crate) struct FarArenasStats {
     pub(crate) commits_refused: u64,
     /// Allocations that failed even after everything free had been given back.
     pub(crate) out_of_memory: u64,
-    /// Times that `FarArenas::maintain` found too many dirty bytes.
+    /// Times that too many bytes were dirty.
     pub(crate) purges: u64,
 }

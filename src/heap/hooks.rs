@@ -7,7 +7,8 @@
 //! An extent's life: `alloc` (address only) -> `commit` (charged, zero inside) -> used, freed,
 //! kept dirty by jemalloc -> `decommit` (contents dropped) -> `commit` again, ... -> `destroy`
 //! when the arena goes. jemalloc splits and merges as it likes in between, also across what two
-//! `alloc` calls gave.
+//! `alloc` calls gave. An extent of metadata, where that is far, is committed from the beginning, and
+//! given back when the arena goes.
 //!
 //! # Invariants
 //! 1. A hook runs with its thread pinned local: whatever it allocates never comes from the arena
@@ -121,25 +122,56 @@ unsafe impl Sync for Hooks {}
 unsafe impl Send for Hooks {}
 
 impl Hooks {
-    /// Hooks over `source`.
+    /// Hooks for the data of an arena, over `source`.
     ///
     /// # Safety
     /// `source` outlives the arena that gets the hooks.
-    pub(super) unsafe fn new(source: &Arc<dyn ExtentSource>) -> Hooks {
-        let table = extent_hooks_t {
-            alloc: Some(alloc),
-            dalloc: Some(dalloc),
-            destroy: Some(destroy),
-            commit: Some(commit),
-            decommit: Some(decommit),
-            purge_lazy: None,
-            purge_forced: None,
-            split: Some(split),
-            merge: Some(merge),
-        };
-        let source = Arc::as_ptr(source);
-        let (committed, refused) = (AtomicU64::new(0), AtomicU64::new(0));
-        Hooks { table, source, committed, refused, born: Born::here() }
+    pub(super) unsafe fn of_data(source: &Arc<dyn ExtentSource>) -> Hooks {
+        Hooks::new(
+            source,
+            extent_hooks_t {
+                alloc: Some(alloc),
+                dalloc: Some(dalloc),
+                destroy: Some(destroy),
+                commit: Some(commit),
+                decommit: Some(decommit),
+                purge_lazy: None,
+                purge_forced: None,
+                split: Some(split),
+                merge: Some(merge),
+            },
+        )
+    }
+
+    /// Hooks for the metadata of an arena, over `source`.
+    ///
+    /// # Safety
+    /// As for [`of_data`](Self::of_data).
+    pub(super) unsafe fn of_metadata(source: &Arc<dyn ExtentSource>) -> Hooks {
+        Hooks::new(
+            source,
+            extent_hooks_t {
+                alloc: Some(alloc_metadata),
+                dalloc: Some(dalloc_metadata),
+                destroy: None,
+                commit: None,
+                decommit: None,
+                purge_lazy: None,
+                purge_forced: None,
+                split: None,
+                merge: None,
+            },
+        )
+    }
+
+    fn new(source: &Arc<dyn ExtentSource>, table: extent_hooks_t) -> Hooks {
+        Hooks {
+            table,
+            source: Arc::as_ptr(source),
+            committed: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            born: Born::here(),
+        }
     }
 
     /// What jemalloc gets: the table's address, which is that of all.
@@ -168,14 +200,14 @@ impl Hooks {
         self.born.is_here()
     }
 
-    fn commit(&self, ptr: NonNull<u8>, len: usize) -> bool {
+    fn commit(&self, ptr: NonNull<u8>, len: usize) -> Option<Edges> {
         let Some(edges) = self.source().commit(ptr, ByteCount(len as u64)) else {
             self.refused.fetch_add(1, Relaxed);
-            return false;
+            return None;
         };
         self.committed.fetch_add(len as u64, Relaxed);
         note_committed(Committed { start: ptr.addr().get(), len, edges });
-        true
+        Some(edges)
     }
 
     /// Makes memory of the arena read as zero; may wait for a device.
@@ -294,13 +326,68 @@ unsafe extern "C" fn alloc(
     };
     // SAFETY: jemalloc passes a valid pointer.
     let wants_commit = unsafe { commit.read() };
-    if wants_commit && !this.commit(ptr, size) {
+    if wants_commit && this.commit(ptr, size).is_none() {
         this.source().release(ptr, len);
         return ptr::null_mut();
     }
     // SAFETY: jemalloc passes a valid pointer. Nobody asks it for zeroed memory (invariant 4).
     unsafe { zero.write(true) };
     ptr.as_ptr().cast()
+}
+
+/// As [`alloc`], for metadata: committed, and all zeros, which jemalloc relies on.
+unsafe extern "C" fn alloc_metadata(
+    hooks: *mut extent_hooks_t,
+    new_addr: *mut c_void,
+    size: usize,
+    align: usize,
+    zero: *mut bool,
+    commit: *mut bool,
+    _arena: c_uint,
+) -> *mut c_void {
+    let _pinned = placement::pin();
+    // SAFETY: called by jemalloc with the table of a living `Hooks`.
+    let this = unsafe { context(hooks) };
+    if !new_addr.is_null() || !this.is_here() {
+        return ptr::null_mut();
+    }
+    let (len, align) = (ByteCount(size as u64), ByteCount(align as u64));
+    let Some(ptr) = this.source().reserve(len, align) else {
+        return ptr::null_mut();
+    };
+    let Some(Edges { head, tail }) = this.commit(ptr, size) else {
+        this.source().release(ptr, len);
+        return ptr::null_mut();
+    };
+    // jemalloc asks for multiples of 2 MiB, at such addresses: a region's pages are never larger, so
+    // that none is shared, and nothing is cleared.
+    for (from, len) in [(0, head), (size - tail, tail)].into_iter().filter(|(_, len)| *len > 0) {
+        // SAFETY: inside of the range, which is nobody's yet.
+        unsafe { this.clear(at(ptr.as_ptr().cast(), from), len) };
+    }
+    // SAFETY: jemalloc passes a valid pointer.
+    unsafe { zero.write(true) };
+    // SAFETY: jemalloc passes a valid pointer.
+    unsafe { commit.write(true) };
+    ptr.as_ptr().cast()
+}
+
+/// Takes metadata back, when jemalloc destroys the arena. Returns `false`, which is success.
+unsafe extern "C" fn dalloc_metadata(
+    hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    size: usize,
+    _committed: bool,
+    _arena: c_uint,
+) -> bool {
+    let _pinned = placement::pin();
+    // SAFETY: called by jemalloc with the table of a living `Hooks`.
+    let this = unsafe { context(hooks) };
+    if this.is_here() {
+        this.decommit(at(addr, 0), size);
+        this.source().release(at(addr, 0), ByteCount(size as u64));
+    }
+    false
 }
 
 /// Refuses: jemalloc then decommits the extent and keeps its address range for reuse.
@@ -345,7 +432,7 @@ unsafe extern "C" fn commit(
     let _pinned = placement::pin();
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let this = unsafe { context(hooks) };
-    let done = this.is_here() && this.commit(at(addr, offset), len);
+    let done = this.is_here() && this.commit(at(addr, offset), len).is_some();
     if !done {
         note_commit_refused();
     }

@@ -187,6 +187,11 @@ static METADATA_HOOKS: extent_hooks_t = extent_hooks_t {
     merge: None,
 };
 
+/// Hooks that keep an arena's metadata in local memory; they live for ever and are only read.
+pub(super) fn local_metadata() -> *mut extent_hooks_t {
+    (&raw const METADATA_HOOKS).cast_mut()
+}
+
 unsafe extern "C" fn map_metadata(
     _hooks: *mut extent_hooks_t,
     new_addr: *mut c_void,
@@ -234,21 +239,42 @@ pub(crate) struct ArenaPages {
     pub(crate) dirty: usize,
 }
 
+/// What an arena holds, in bytes; as of the last [`advance_epoch`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ArenaBytes {
+    /// Of small and of large blocks, cached ones included.
+    pub(crate) small: usize,
+    pub(crate) large: usize,
+    /// Of pages: see [`ArenaPages`].
+    pub(crate) active: usize,
+    pub(crate) dirty: usize,
+    /// What jemalloc keeps about the arena.
+    pub(crate) metadata: usize,
+    /// What jemalloc takes for resident, metadata included.
+    pub(crate) resident: usize,
+    /// Address space without memory, kept for later.
+    pub(crate) retained: usize,
+}
+
 impl Arena {
-    /// Creates an arena whose data extents come from `hooks` and whose metadata stays local.
+    /// Creates an arena whose data extents come from `hooks`, and whose metadata from others: that of
+    /// [`local_metadata`] or of a tier.
     ///
     /// # Errors
     /// [`Error::Jemalloc`] when jemalloc has no arena left or no memory.
     ///
     /// # Safety
-    /// `hooks` stays valid, and its functions keep jemalloc's contract, until
+    /// Both stay valid, and their functions keep jemalloc's contract, until
     /// [`destroy`](Self::destroy).
-    pub(crate) unsafe fn create(hooks: *mut extent_hooks_t) -> Result<Arena> {
+    pub(crate) unsafe fn create(
+        hooks: *mut extent_hooks_t,
+        metadata: *mut extent_hooks_t,
+    ) -> Result<Arena> {
         static CREATE: Control<2> = Control::new(c"arenas.create");
         static HOOKS: Control<3> = Control::new(c"arena.0.extent_hooks");
-        // SAFETY: `arenas.create` takes a pointer to hooks, which live for ever and are only read,
-        // and yields an `unsigned`.
-        let index: u32 = unsafe { CREATE.exchange((&raw const METADATA_HOOKS).cast_mut()) }?;
+        // SAFETY: `arenas.create` takes a pointer to hooks, which the caller keeps valid, and yields an
+        // `unsigned`.
+        let index: u32 = unsafe { CREATE.exchange(metadata) }?;
         // Hooks given at creation serve the arena's metadata, those given later its data only.
         // SAFETY: takes a pointer to hooks, which the caller keeps valid.
         unsafe { HOOKS.write(&[(1, index)], hooks) }?;
@@ -273,11 +299,17 @@ impl Arena {
         unsafe { MUZZY.write(&[(1, self.0)], muzzy_ms) }
     }
 
-    /// Bounds the address ranges asked for at once.
+    /// Bounds the address ranges asked for at once. Where the program has switched `retain` off, jemalloc
+    /// asks for what it needs and no more, and there is nothing to bound.
     ///
     /// # Errors
-    /// [`Error::Jemalloc`], for one when `bytes` is less than a page or `retain` is off.
+    /// [`Error::Jemalloc`], for one when `bytes` is less than a page.
     pub(crate) fn set_grow_limit(self, bytes: ByteCount) -> Result<()> {
+        static RETAIN: Control<2> = Control::new(c"opt.retain");
+        // SAFETY: yields a `bool`.
+        if !unsafe { RETAIN.read::<bool>(&[]) }? {
+            return Ok(());
+        }
         static LIMIT: Control<3> = Control::new(c"arena.0.retain_grow_limit");
         // SAFETY: takes a `size_t`.
         unsafe { LIMIT.write(&[(1, self.0)], bytes.as_usize()) }
@@ -320,6 +352,35 @@ impl Arena {
         // SAFETY: yields a `size_t`.
         let dirty = unsafe { DIRTY.read(&[(2, self.0)]) }?;
         Ok(ArenaPages { active, dirty })
+    }
+
+    /// What the arena held at the last [`advance_epoch`], in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Jemalloc`].
+    pub(crate) fn bytes(self) -> Result<ArenaBytes> {
+        static SMALL: Control<5> = Control::new(c"stats.arenas.0.small.allocated");
+        static LARGE: Control<5> = Control::new(c"stats.arenas.0.large.allocated");
+        static BASE: Control<4> = Control::new(c"stats.arenas.0.base");
+        static INTERNAL: Control<4> = Control::new(c"stats.arenas.0.internal");
+        static RESIDENT: Control<4> = Control::new(c"stats.arenas.0.resident");
+        static RETAINED: Control<4> = Control::new(c"stats.arenas.0.retained");
+        let part = [(2, self.0)];
+        let pages = self.pages()?;
+        // SAFETY: yields a `size_t`.
+        let small = unsafe { SMALL.read(&part) }?;
+        // SAFETY: yields a `size_t`.
+        let large = unsafe { LARGE.read(&part) }?;
+        // SAFETY: yields a `size_t`.
+        let base: usize = unsafe { BASE.read(&part) }?;
+        // SAFETY: yields a `size_t`.
+        let internal: usize = unsafe { INTERNAL.read(&part) }?;
+        // SAFETY: yields a `size_t`.
+        let resident = unsafe { RESIDENT.read(&part) }?;
+        // SAFETY: yields a `size_t`.
+        let retained = unsafe { RETAINED.read(&part) }?;
+        let (active, dirty, metadata) = (pages.active * PAGE, pages.dirty * PAGE, base + internal);
+        Ok(ArenaBytes { small, large, active, dirty, metadata, resident, retained })
     }
 
     /// Discards the arena with everything in it; its extents go to the `destroy` hook.

@@ -4,21 +4,25 @@
 //! and [`Local`] decide by type (`handle`); [`scope()`] decides for a thread (`scope`, `placement`);
 //! [`c_malloc`] is for callers that free without a size. Local memory is jemalloc's, with a cache of large
 //! blocks in front of it (`local`). Far memory comes from the installed tiers (`tiers`), each a
-//! [`FarArenas`] (`far_arenas`): arenas, what threads keep of them (`thread_cache`), extent hooks onto an
-//! [`ExtentSource`] (`hooks`), and all of jemalloc's controls (`jemalloc`).
+//! [`FarArenas`] (`far_arenas`): arenas (`far_arena`), what threads keep of them (`thread_cache`), a bound on
+//! what is dirty (`dirty_bound`), extent hooks onto an [`ExtentSource`] (`hooks`), and all of jemalloc's
+//! controls (`jemalloc`). `accounting` says what the memory of a tier is for.
 //!
 //! # Invariants
 //! 1. A far pointer never enters an automatic cache, a local one never a far cache: the address
 //!    decides where a pointer goes back to.
-//! 2. jemalloc's metadata is local memory, and it is never asked for zeroed far memory: inside of
-//!    it nothing touches a far page.
-//! 3. Nothing here waits for a device, but for clearing what the caller wants zeroed, which happens
-//!    last, outside of jemalloc and of caches. Hooks run pinned local.
+//! 2. jemalloc's metadata is local memory, unless a tier was asked for far metadata, and it is never
+//!    asked for zeroed far memory: inside of it nothing touches a far page.
+//! 3. Nothing here waits for a device, but for far metadata, and for clearing what the caller wants
+//!    zeroed, which happens last, outside of jemalloc and of caches. Hooks run pinned local.
 
+mod accounting;
 #[cfg(feature = "segment")]
 mod advice;
 pub mod c_malloc;
 mod counts;
+mod dirty_bound;
+mod far_arena;
 mod far_arenas;
 mod far_options;
 mod global;
@@ -35,6 +39,7 @@ mod tests;
 mod thread_cache;
 mod tiers;
 
+pub use accounting::TierMemory;
 #[cfg(feature = "segment")]
 pub(crate) use advice::{fill_soon, free_now, leave_alone, read_ahead_max, read_soon};
 pub(crate) use far_arenas::FarArenas;
@@ -48,5 +53,5 @@ pub(crate) use placement::{TIERS_MAX, keep_own_allocations_local, pin_thread_loc
 pub use scope::{Scope, scope};
 pub(crate) use tiers::{
     count as tier_count, default_tier, give_local_back, install, is_left_to_parent,
-    leave_to_parent, local_resident, maintain_local, uninstall,
+    leave_to_parent, local_memory, local_resident, maintain_local, uninstall,
 };

@@ -20,6 +20,7 @@ use std::time::Duration;
 use std::{slice, thread};
 
 mod large;
+mod memory;
 mod tiers;
 
 const HEAP: FarHeap = FarHeap::new();
@@ -518,22 +519,6 @@ fn data_that_dies_young_is_reused_without_calls_to_the_source() {
     (0..1000).for_each(|_| allocate_all());
     assert_eq!(running.source.commits.load(SeqCst), commits);
     assert_eq!(running.source.decommits.load(SeqCst), decommits);
-    running.stop();
-}
-
-#[test]
-fn maintenance_caps_dirty_bytes() {
-    let dirty_max = ByteCount::mib(8);
-    let decay = Duration::from_secs(1000);
-    let running =
-        start(ByteCount::gib(1), FarArenasOptions { decay, ..FarArenasOptions::default() });
-    running.arenas.follow_limit(ByteCount(dirty_max.0 * 8), 1);
-    // Too large for caches, which have a bound of their own.
-    drop((0..16).map(|_| block(9 << 20)).collect::<Vec<_>>());
-    assert!(running.arenas.stats().committed >= ByteCount::mib(128));
-    running.arenas.maintain();
-    assert!(running.arenas.stats().committed <= dirty_max, "{:?}", running.arenas.stats());
-    assert_eq!(running.arenas.stats().purges, 1);
     running.stop();
 }
 

@@ -18,6 +18,7 @@
 
 #![expect(unsafe_code, reason = "keeps references as atomic pointers")]
 
+use super::accounting::{self, TierMemory};
 use super::far_arenas::{ClosedArenas, FarArenas};
 use super::jemalloc::{self, Arena};
 use super::local;
@@ -240,4 +241,16 @@ pub(crate) fn local_resident() -> ByteCount {
         if is_left_to_parent() { 0 } else { all_known().map(|t| t.seems_resident().0).sum() };
     let all = jemalloc::resident().unwrap_or_default();
     ByteCount(all.0.saturating_sub(of_tiers))
+}
+
+/// What local memory is for; without the metadata of tiers.
+pub(crate) fn local_memory() -> TierMemory {
+    accounting::look();
+    let is_local = |arena: &Arena| !all_known().any(|tier| tier.owns(*arena));
+    let arenas = jemalloc::arenas().into_iter().flatten().filter(is_local);
+    let of_arenas = accounting::sum(arenas.map(TierMemory::of_arena));
+    // Of an arena: what of its metadata is resident.
+    let pages = of_arenas.active_bytes.0 + of_arenas.dirty_bytes.0;
+    let resident_bytes = ByteCount(of_arenas.resident_bytes.0 + pages);
+    TierMemory { resident_bytes, ..of_arenas }
 }

@@ -143,6 +143,11 @@ settings! {
         ///
         /// Default: no.
         kernel_faults_required: value(bool) = false,
+        /// Sets whether forked children inherit the region's memory; else it stays reserved in them,
+        /// without access.
+        ///
+        /// Default: yes, where kernel and store allow it.
+        inherit: value(bool) = true,
         /// Sets whether core dumps contain resident far memory.
         ///
         /// Default: no.

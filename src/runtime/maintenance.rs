@@ -8,7 +8,8 @@
 //! see ([`live`](super::live)). Uses `heap` and `region`.
 //!
 //! # Invariants
-//! 1. It touches no far memory, and nobody who serves a fault waits for it.
+//! 1. It touches no far memory but jemalloc's metadata, where that is far, and nobody who serves a fault
+//!    waits for it.
 
 use super::live::Live;
 use super::process_limit::{self, ProcessLimit};

@@ -22,6 +22,7 @@ use crate::base::sync::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use crate::heap::counts::Counts;
+use crate::heap::dirty_bound;
 use crate::heap::jemalloc::{self, Cache, Flags};
 use crate::heap::placement;
 use crate::sys::fork::Born;
@@ -67,6 +68,8 @@ struct Contents {
     flags: Flags,
     /// The cache's arena, past the cache.
     uncached: Flags,
+    /// Bytes freed past the magazines that the tier has not been told of.
+    freed: usize,
 }
 
 /// Which objects go through jemalloc's cache: it cannot be told how much to keep.
@@ -135,8 +138,15 @@ impl ThreadCache {
     ) -> ThreadCache {
         let magazines = ManuallyDrop::new(magazines);
         let large = ManuallyDrop::new(LargeMagazines::new());
-        let contents =
-            Contents { magazines, large, explicit, cached: Cached::None, flags, uncached };
+        let contents = Contents {
+            magazines,
+            large,
+            explicit,
+            cached: Cached::None,
+            flags,
+            uncached,
+            freed: 0,
+        };
         ThreadCache {
             lock: BiasedLock::new(),
             owned: AtomicBool::new(true),
@@ -287,10 +297,21 @@ impl Access<'_> {
             contents.large.add_room(bytes);
             return true;
         }
-        let uncached = contents.uncached;
-        // SAFETY: the magazines own the block, whose class has this size.
-        let free = |block, size| unsafe { jemalloc::free(block, size, uncached) };
-        contents.large.make_place(class, free)
+        let (uncached, mut freed) = (contents.uncached, 0);
+        let free = |block, size| {
+            freed += size;
+            // SAFETY: the magazines own the block, whose class has this size.
+            unsafe { jemalloc::free(block, size, uncached) }
+        };
+        let has_place = contents.large.make_place(class, free);
+        contents.freed += freed;
+        has_place
+    }
+
+    /// Bytes freed past the magazines since the last call, once they are worth counting; else 0.
+    pub(in crate::heap) fn take_freed(&mut self) -> usize {
+        let freed = &mut self.contents().freed;
+        if *freed < dirty_bound::STEP { 0 } else { std::mem::take(freed) }
     }
 
     /// Where an object that the magazines do not serve comes from or goes.
@@ -329,6 +350,7 @@ impl Access<'_> {
     pub(in crate::heap) unsafe fn free(&mut self, ptr: *mut u8, layout: Layout) {
         let size = magazine::fitting_size(layout);
         let flags = self.flags_for(size).aligned(size, layout.align());
+        self.contents().freed += size;
         // SAFETY: as the caller promises; the cache is the cache's and its tier that of `ptr`.
         unsafe { jemalloc::free(ptr, size, flags) }
     }
@@ -346,7 +368,11 @@ impl Access<'_> {
         // The cache also takes what the object leaves behind.
         let flags = self.flags_for(magazine::fitting_size(old).max(magazine::fitting_size(new)));
         // SAFETY: as the caller promises.
-        unsafe { reallocate_with(flags, ptr, old, new) }
+        let moved = unsafe { reallocate_with(flags, ptr, old, new) };
+        if !moved.is_null() && moved != ptr {
+            self.contents().freed += old.size();
+        }
+        moved
     }
 
     #[inline]

@@ -112,7 +112,7 @@ impl Pager {
         let limit = PageCount(pool.without_aside(config.limit).0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit)?;
         let slots = SlotStore::new(config, store)?;
-        let inherits = config.wipe == Wipe::Off && mapper.can_be_inherited();
+        let inherits = config.inherit && config.wipe == Wipe::Off && mapper.can_be_inherited();
         let inherited = if inherits { slots.inherit() } else { None };
         if inherited.is_some() {
             table.inherit_words()?;

@@ -1,0 +1,108 @@
+//! Tests of where a tier's metadata lies, of what its memory is for, and of the bound on what is dirty.
+
+use super::*;
+
+/// What freed memory is kept for in these tests: longer than they take.
+const LONG: Duration = Duration::from_secs(1000);
+
+fn options() -> FarArenasOptions {
+    FarArenasOptions { decay: LONG, ..FarArenasOptions::default() }
+}
+
+fn far_blocks(count: usize, size: usize) -> Vec<Block> {
+    let _scope = scope(Placement::Far);
+    (0..count).map(|_| block(size)).collect()
+}
+
+#[test]
+fn local_metadata_takes_nothing_of_a_tier() {
+    let running = start(ByteCount::gib(1), options());
+    assert_eq!(running.source.reserved(), ByteCount::ZERO);
+    assert!(running.arenas.memory().metadata_bytes > ByteCount::ZERO, "it lies elsewhere");
+    running.stop();
+}
+
+#[test]
+fn far_metadata_is_the_tiers_and_goes_back_with_it() {
+    let options = FarArenasOptions { metadata_is_far: true, ..options() };
+    let running = start(ByteCount::gib(1), options);
+    let empty = running.arenas.memory();
+    assert!(empty.metadata_bytes > ByteCount::ZERO);
+    assert!(running.source.committed() >= empty.metadata_bytes, "{}", running.source.committed());
+    assert_eq!(running.arenas.stats().committed, running.source.committed());
+    let local = local_memory().metadata_bytes;
+    // Blocks of 16 KiB: an extent each, of which jemalloc has 128 bytes.
+    let mut blocks = far_blocks(10_000, 16 << 10);
+    let full = running.arenas.memory();
+    assert!(full.metadata_bytes.0 > empty.metadata_bytes.0 + 1_000_000, "{full}");
+    let local = local_memory().metadata_bytes.0.saturating_sub(local.0);
+    assert!(local < 500_000, "{local} bytes of local metadata");
+    blocks.iter_mut().for_each(|block| block.check(16 << 10));
+    drop(blocks);
+    running.stop();
+}
+
+#[test]
+fn memory_says_what_blocks_and_pages_are_for() {
+    let running = start(ByteCount::gib(1), options());
+    let before = running.arenas.memory();
+    assert_eq!((before.allocated_bytes, before.dirty_bytes), (ByteCount::ZERO, ByteCount::ZERO));
+    let small = far_blocks(1_000, 1_000);
+    let large = far_blocks(10, 1 << 20);
+    let now = running.arenas.memory();
+    assert_eq!(now.allocated_bytes, ByteCount(1_000 * 1_000 + (10 << 20)));
+    assert!(
+        now.small_bytes >= ByteCount(1_024_000) && now.small_bytes < ByteCount(1_300_000),
+        "{now}"
+    );
+    assert_eq!(now.large_bytes, ByteCount::mib(10));
+    assert!(now.active_bytes.0 >= now.small_bytes.0 + now.large_bytes.0, "{now}");
+    assert!(now.active_bytes.0 + now.dirty_bytes.0 <= running.source.committed().0, "{now}");
+    let of_arenas = running.arenas.memory_of_arenas();
+    let sum = |field: fn(&TierMemory) -> ByteCount| {
+        ByteCount(of_arenas.iter().map(|one| field(one).0).sum())
+    };
+    assert_eq!(sum(|one| one.large_bytes), now.large_bytes);
+    assert_eq!(sum(|one| one.metadata_bytes), now.metadata_bytes);
+    drop((small, large));
+    running.arenas.give_all_back();
+    let after = running.arenas.memory();
+    assert_eq!(
+        (after.allocated_bytes, after.dirty_bytes),
+        (ByteCount::ZERO, ByteCount::ZERO),
+        "{after}"
+    );
+    running.stop();
+}
+
+#[test]
+fn what_is_dirty_is_bounded_though_nobody_maintains_the_tier() {
+    let dirty_max = ByteCount::mib(8);
+    let running = start(ByteCount::gib(1), options());
+    running.arenas.follow_limit(ByteCount(dirty_max.0 * 8), 1);
+    // Too large for caches, which have a bound of their own; and in the second round of sizes that come
+    // from slabs.
+    for (count, size) in [(16, 9 << 20), (100_000, 1 << 10)] {
+        for mut block in far_blocks(count, size) {
+            block.check(1);
+            drop(block);
+        }
+        let (memory, caches) = (running.arenas.memory(), running.arenas.cache_room());
+        assert!(memory.dirty_bytes <= dirty_max, "{memory}{caches} in caches");
+    }
+    assert!(running.arenas.stats().purges > 0);
+    running.stop();
+}
+
+#[test]
+fn caches_that_are_emptied_are_part_of_the_bound_when_the_tier_is_maintained() {
+    let dirty_max = ByteCount::mib(8);
+    let running = start(ByteCount::gib(1), options());
+    drop(far_blocks(16, 2 << 20)); // Kept in the thread's cache, which is as large as it likes.
+    running.arenas.follow_limit(ByteCount(dirty_max.0 * 8), 1);
+    running.arenas.maintain();
+    running.arenas.maintain();
+    let memory = running.arenas.memory();
+    assert!(memory.dirty_bytes <= dirty_max, "{memory}");
+    running.stop();
+}
