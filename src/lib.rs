@@ -5,7 +5,7 @@
 #![doc = "[docs/run.md]: crate::guide::run"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
-#![cfg_attr(feature = "nightly", feature(allocator_api))]
+#![cfg_attr(all(feature = "nightly", not(std_allocator)), feature(allocator_api))]
 // Under loom there is only what its models run; the rest needs a kernel.
 #![cfg_attr(loom, allow(unfulfilled_lint_expectations, reason = "some unsafe code is left out"))]
 #![cfg_attr(loom, allow(dead_code, reason = "most users of these modules are left out"))]

@@ -1,7 +1,7 @@
 //! Handles that choose a tier: `Vec<T, Far>` and `Box<T, Local>` by type, `Vec<T, Tier>` by value.
 //!
-//! All implement [`Allocator`] of `allocator-api2`, and std's unstable one under the feature
-//! `nightly`. Uses `global`, `placement`, `tiers`.
+//! All implement [`Allocator`] of `allocator-api2`, and std's where the compiler has it (`build.rs`), or
+//! under the feature `nightly`. Uses `global`, `placement`, `tiers`.
 //!
 //! # Invariants
 //! 1. Empty layouts get a dangling pointer with the layout's alignment and no memory.
@@ -213,12 +213,29 @@ macro_rules! allocator {
     )* };
 }
 
-allocator!(Allocator, AllocError, Far);
-allocator!(Allocator, AllocError, Tier);
-allocator!(Allocator, AllocError, Local);
-#[cfg(feature = "nightly")]
-allocator!(std::alloc::Allocator, std::alloc::AllocError, Far);
-#[cfg(feature = "nightly")]
-allocator!(std::alloc::Allocator, std::alloc::AllocError, Tier);
-#[cfg(feature = "nightly")]
-allocator!(std::alloc::Allocator, std::alloc::AllocError, Local);
+/// Implements both traits for handles.
+macro_rules! handles {
+    ($($handle:ty),*) => { $(
+        allocator!(Allocator, AllocError, $handle);
+        #[cfg(any(feature = "nightly", std_allocator))]
+        allocator!(std::alloc::Allocator, std::alloc::AllocError, $handle);
+    )* };
+}
+
+handles!(Far, Tier, Local);
+
+#[cfg(all(test, any(feature = "nightly", std_allocator)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_standard_librarys_containers_take_the_handles() {
+        let mut numbers = std::vec::Vec::with_capacity_in(3, Local);
+        numbers.extend(0..100);
+        numbers.shrink_to_fit();
+        assert_eq!(numbers.iter().sum::<u64>(), 4950);
+        let boxed = std::boxed::Box::new_in(numbers, Local);
+        assert!(!Far::contains(boxed.as_ptr()));
+        assert_eq!(std::vec::Vec::<u64, Far>::new_in(Far).capacity(), 0);
+    }
+}
