@@ -100,7 +100,7 @@ pub use base::units::{ByteCount, PageCount, PageId};
 #[cfg(not(loom))]
 pub use config::Config;
 #[cfg(all(feature = "heap", not(loom)))]
-pub use heap::{Far, FarHeap, Local, Placement, Scope, Tier, TierMemory, scope};
+pub use heap::{Arena, Far, FarHeap, Local, Placement, Scope, Tier, TierMemory, scope};
 // For the interface for C, which is a crate of its own.
 #[cfg(all(feature = "heap", not(loom)))]
 #[doc(hidden)]

@@ -1,4 +1,5 @@
-//! Handles that choose a tier: `Vec<T, Far>` and `Box<T, Local>` by type, `Vec<T, Tier>` by value.
+//! Handles that choose a tier: `Vec<T, Far>` and `Box<T, Local>` by type, `Vec<T, Tier>` by value; and
+//! arenas, as `Vec<T, &Arena>`.
 //!
 //! All implement [`Allocator`] of `allocator-api2`, and std's where the compiler has it (`build.rs`), or
 //! under the feature `nightly`. Uses `global`, `placement`, `tiers`.
@@ -10,6 +11,7 @@
 
 #![expect(unsafe_code, reason = "implements allocators")]
 
+use super::droppable::Arena;
 use super::global;
 use super::placement::{Fill, Tier};
 use super::tiers::{Origin, is_far, origin};
@@ -73,17 +75,65 @@ impl Tier {
 }
 
 /// What a handle asks for its memory.
-trait Handle: Copy {
+trait Handle {
     /// Allocates; null when there is no such memory.
     ///
     /// # Safety
     /// The layout's size is not zero.
-    unsafe fn take(self, layout: Layout, fill: Fill) -> *mut u8;
+    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8;
+
+    /// Frees.
+    ///
+    /// # Safety
+    /// `ptr` is an allocation of the handle's memory with `layout`, which is not empty, and is not used again.
+    #[inline]
+    unsafe fn free(&self, ptr: NonNull<u8>, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { global::free(ptr.as_ptr(), layout) }
+    }
+
+    /// Resizes; `Err` leaves the allocation as it was.
+    ///
+    /// # Safety
+    /// As for [`free`](Self::free); neither size is zero, and the alignments are equal.
+    #[inline]
+    unsafe fn resize(&self, ptr: NonNull<u8>, old: Layout, new: Layout) -> Resized {
+        // SAFETY: as the caller promises.
+        let moved = unsafe { global::reallocate_in_tier(ptr.as_ptr(), old, new) };
+        NonNull::new(moved).map_or(Resized::Failed, Resized::Done)
+    }
+}
+
+/// What became of an attempt to resize.
+enum Resized {
+    Done(NonNull<u8>),
+    Failed,
+    /// A new allocation is needed, and a copy.
+    MustMove,
+}
+
+impl Handle for Arena {
+    #[inline]
+    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8 {
+        Arena::take(self, layout, fill)
+    }
+
+    #[inline]
+    unsafe fn free(&self, ptr: NonNull<u8>, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { Arena::free(self, ptr, layout) }
+    }
+
+    unsafe fn resize(&self, ptr: NonNull<u8>, old: Layout, new: Layout) -> Resized {
+        // SAFETY: as the caller promises.
+        let resized = unsafe { self.resize_in_place(ptr, old, new) };
+        resized.map_or(Resized::MustMove, Resized::Done)
+    }
 }
 
 impl Handle for Far {
     #[inline]
-    unsafe fn take(self, layout: Layout, fill: Fill) -> *mut u8 {
+    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8 {
         // SAFETY: as the caller promises.
         unsafe { global::allocate_far(layout, fill) }
     }
@@ -91,15 +141,15 @@ impl Handle for Far {
 
 impl Handle for Tier {
     #[inline]
-    unsafe fn take(self, layout: Layout, fill: Fill) -> *mut u8 {
+    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8 {
         // SAFETY: as the caller promises.
-        unsafe { global::allocate_in(self, layout, fill) }
+        unsafe { global::allocate_in(*self, layout, fill) }
     }
 }
 
 impl Handle for Local {
     #[inline]
-    unsafe fn take(self, layout: Layout, fill: Fill) -> *mut u8 {
+    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8 {
         // SAFETY: as the caller promises.
         unsafe { global::allocate_local(layout, fill) }
     }
@@ -107,7 +157,7 @@ impl Handle for Local {
 
 /// Allocates, empty layouts included.
 #[inline]
-fn allocate(from: impl Handle, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
+fn allocate(from: &impl Handle, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
     let ptr = if layout.size() == 0 {
         ptr::without_provenance_mut(layout.align())
     } else {
@@ -121,11 +171,12 @@ fn allocate(from: impl Handle, layout: Layout, fill: Fill) -> Result<NonNull<[u8
 /// Frees, empty layouts included.
 ///
 /// # Safety
-/// `ptr` is an allocation of one of the handles with `layout` and is not used again.
-unsafe fn deallocate(ptr: NonNull<u8>, layout: Layout) {
+/// `ptr` is an allocation of the handle's memory with `layout` and is not used again.
+#[inline]
+unsafe fn deallocate(from: &impl Handle, ptr: NonNull<u8>, layout: Layout) {
     if layout.size() != 0 {
         // SAFETY: as the caller promises.
-        unsafe { global::free(ptr.as_ptr(), layout) }
+        unsafe { from.free(ptr, layout) }
     }
 }
 
@@ -134,7 +185,7 @@ unsafe fn deallocate(ptr: NonNull<u8>, layout: Layout) {
 /// # Safety
 /// As for [`deallocate`].
 unsafe fn resize(
-    from: impl Handle,
+    from: &impl Handle,
     ptr: NonNull<u8>,
     old: Layout,
     new: Layout,
@@ -145,8 +196,12 @@ unsafe fn resize(
         return unsafe { move_between(from, ptr, old, new, fill) };
     }
     // SAFETY: as the caller promises; the sizes are not zero and the alignments equal.
-    let moved = unsafe { global::reallocate_in_tier(ptr.as_ptr(), old, new) };
-    let moved = NonNull::new(moved).ok_or(AllocError)?;
+    let moved = match unsafe { from.resize(ptr, old, new) } {
+        Resized::Done(moved) => moved,
+        Resized::Failed => return Err(AllocError),
+        // SAFETY: as the caller promises.
+        Resized::MustMove => return unsafe { move_between(from, ptr, old, new, fill) },
+    };
     if fill == Fill::Zero && new.size() > old.size() {
         // SAFETY: the allocation now has `new.size()` bytes.
         let tail = unsafe { moved.add(old.size()) };
@@ -161,7 +216,7 @@ unsafe fn resize(
 /// # Safety
 /// As for [`deallocate`].
 unsafe fn move_between(
-    from: impl Handle,
+    from: &impl Handle,
     ptr: NonNull<u8>,
     old: Layout,
     new: Layout,
@@ -172,22 +227,23 @@ unsafe fn move_between(
     // SAFETY: both are valid for `len` bytes, and the new one overlaps nothing.
     unsafe { moved.cast::<u8>().copy_from_nonoverlapping(ptr, len) };
     // SAFETY: as the caller promises.
-    unsafe { deallocate(ptr, old) };
+    unsafe { deallocate(from, ptr, old) };
     Ok(moved)
 }
 
 /// Implements one `Allocator` trait for one handle.
 macro_rules! allocator {
     ($trait:path, $error:path, $handle:ty) => {
-        // SAFETY: memory stays valid until it is freed, wherever the handle moves; the address says
-        // where it goes back to, so that clones free each other's memory.
+        // SAFETY: memory stays valid until it is freed, or an arena is dropped, wherever the handle moves;
+        // the address says where it goes back to, so that clones free each other's memory. An arena has
+        // no clones.
         unsafe impl $trait for $handle {
             allocator! { @allocate $error; allocate Any, allocate_zeroed Zero }
 
             #[inline]
             unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
                 // SAFETY: as the caller promises.
-                unsafe { deallocate(ptr, layout) }
+                unsafe { deallocate(self, ptr, layout) }
             }
 
             allocator! { @resize $error; grow Any, grow_zeroed Zero, shrink Any }
@@ -196,7 +252,7 @@ macro_rules! allocator {
     (@allocate $error:path; $($name:ident $fill:ident),*) => { $(
         #[inline]
         fn $name(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
-            allocate(*self, layout, Fill::$fill).map_err(|_| $error)
+            allocate(self, layout, Fill::$fill).map_err(|_| $error)
         }
     )* };
     (@resize $error:path; $($name:ident $fill:ident),*) => { $(
@@ -208,7 +264,7 @@ macro_rules! allocator {
             new: Layout,
         ) -> Result<NonNull<[u8]>, $error> {
             // SAFETY: as the caller promises.
-            unsafe { resize(*self, ptr, old, new, Fill::$fill) }.map_err(|_| $error)
+            unsafe { resize(self, ptr, old, new, Fill::$fill) }.map_err(|_| $error)
         }
     )* };
 }
@@ -222,7 +278,7 @@ macro_rules! handles {
     )* };
 }
 
-handles!(Far, Tier, Local);
+handles!(Far, Tier, Local, Arena);
 
 #[cfg(all(test, any(feature = "nightly", std_allocator)))]
 mod tests {

@@ -1,7 +1,8 @@
 //! The heap: jemalloc arenas whose extents come from a region. Layer 6.
 //!
 //! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`], [`Tier`]
-//! and [`Local`] decide by type (`handle`); [`scope()`] decides for a thread (`scope`, `placement`);
+//! and [`Local`] decide by type (`handle`), an [`Arena`] by
+//! value (`droppable`); [`scope()`] decides for a thread (`scope`, `placement`);
 //! [`c_malloc`] is for callers that free without a size. Local memory is jemalloc's, with a cache of large
 //! blocks in front of it (`local`). Far memory comes from the installed tiers (`tiers`), each a
 //! [`FarArenas`] (`far_arenas`): arenas (`far_arena`), what threads keep of them (`thread_cache`), a bound on
@@ -22,6 +23,7 @@ mod advice;
 pub mod c_malloc;
 mod counts;
 mod dirty_bound;
+mod droppable;
 mod far_arena;
 mod far_arenas;
 mod far_options;
@@ -42,6 +44,7 @@ mod tiers;
 pub use accounting::TierMemory;
 #[cfg(feature = "segment")]
 pub(crate) use advice::{fill_soon, free_now, leave_alone, read_ahead_max, read_soon};
+pub use droppable::Arena;
 pub(crate) use far_arenas::FarArenas;
 pub(crate) use far_options::FarArenasOptions;
 pub use global::FarHeap;

@@ -19,6 +19,7 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 use std::{slice, thread};
 
+mod droppable;
 mod large;
 mod memory;
 mod tiers;

@@ -1,0 +1,160 @@
+//! Tests of arenas that go at once.
+
+#![expect(unsafe_code, reason = "allocates by hand")]
+
+use super::*;
+use allocator_api2::boxed::Box as ArenaBox;
+use allocator_api2::vec::Vec as ArenaVec;
+use std::ptr::NonNull;
+
+/// Allocates blocks of all sizes by hand, of which most are never freed, and checks that they keep their
+/// bytes.
+fn work(arena: &Arena, seed: u64, rounds: usize) {
+    let mut dice = Dice(seed);
+    let mut blocks: Vec<(NonNull<u8>, Layout, u8)> = Vec::new();
+    for round in 0..rounds {
+        let most = 1 << dice.below(18);
+        let size = 1 + dice.below(most) as usize;
+        let layout = layout(size, 1 << dice.below(8));
+        let ptr = arena.allocate(layout).expect("there is memory").cast::<u8>();
+        assert_eq!(ptr.addr().get() % layout.align(), 0);
+        // SAFETY: the block is ours, and as large.
+        unsafe { ptr.write_bytes(round as u8, layout.size()) };
+        blocks.push((ptr, layout, round as u8));
+        let at = dice.below(blocks.len() as u64) as usize;
+        match dice.below(8) {
+            0 => {
+                let (ptr, layout, byte) = blocks.swap_remove(at);
+                check(ptr, layout.size(), byte);
+                // SAFETY: our block.
+                unsafe { arena.deallocate(ptr, layout) };
+            }
+            1 => {
+                let (ptr, old, byte) = blocks[at];
+                let new = self::layout(old.size() + dice.below(90_000) as usize, old.align());
+                // SAFETY: our block, which grows.
+                let grown = unsafe { arena.grow(ptr, old, new) }.expect("there is memory").cast();
+                check(grown, old.size(), byte);
+                // SAFETY: the block is ours, and as large.
+                unsafe { grown.write_bytes(byte, new.size()) };
+                blocks[at] = (grown, new, byte);
+            }
+            2 => {
+                let (ptr, old, byte) = blocks[at];
+                let new = self::layout(1 + dice.below(old.size() as u64) as usize, old.align());
+                // SAFETY: our block, which shrinks.
+                let less = unsafe { arena.shrink(ptr, old, new) }.expect("there is memory").cast();
+                check(less, new.size(), byte);
+                blocks[at] = (less, new, byte);
+            }
+            _ => {}
+        }
+    }
+    blocks.into_iter().for_each(|(ptr, layout, byte)| check(ptr, layout.size(), byte));
+}
+
+fn check(ptr: NonNull<u8>, len: usize, byte: u8) {
+    // SAFETY: a block of the caller's, written whole.
+    let bytes = unsafe { slice::from_raw_parts(ptr.as_ptr(), len) };
+    assert!(bytes.iter().all(|seen| *seen == byte), "{len} bytes at {ptr:p} changed");
+}
+
+/// splitmix64.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (x ^ (x >> 27)) % bound
+    }
+}
+
+#[test]
+fn an_arena_goes_at_once_with_live_blocks_of_many_threads() {
+    let running = start_default();
+    for placement in [Placement::Far, Placement::Tier(running.arenas.tier())] {
+        let arena = Arena::new(placement);
+        thread::scope(|all| {
+            for seed in 0..8 {
+                let arena = &arena;
+                all.spawn(move || work(arena, seed, 500));
+            }
+        });
+        assert!(arena.reserved() > ByteCount::mib(8), "{}", arena.reserved());
+        assert!(running.arenas.stats().allocated >= arena.reserved());
+        drop(arena);
+        assert_eq!(running.arenas.stats().allocated, ByteCount::ZERO);
+    }
+    running.arenas.give_all_back();
+    assert_eq!(running.arenas.memory().active_bytes, ByteCount::ZERO);
+    running.stop();
+}
+
+#[test]
+fn an_arena_that_is_reset_is_used_again() {
+    let _turn = turn();
+    let mut arena = Arena::new(Placement::Local);
+    for seed in 0..20 {
+        work(&arena, seed, 300);
+        assert!(arena.reserved() > ByteCount::ZERO);
+        arena.reset();
+        assert_eq!(arena.reserved(), ByteCount::ZERO);
+    }
+}
+
+#[test]
+fn zeroed_blocks_of_an_arena_are_zero_also_where_others_were() {
+    let running = start_default();
+    for placement in [Placement::Far, Placement::Local] {
+        let mut arena = Arena::new(placement);
+        for _ in 0..3 {
+            for size in [1, 100, 5_000, 40_000, 200_000] {
+                let layout = layout(size, 16);
+                let ptr = arena.allocate_zeroed(layout).expect("there is memory").cast::<u8>();
+                check(ptr, size, 0);
+                // SAFETY: the block is ours, and as large.
+                unsafe { ptr.write_bytes(0xA5, size) };
+            }
+            arena.reset();
+        }
+    }
+    running.stop();
+}
+
+#[test]
+fn the_last_block_of_an_arena_grows_where_it_is() {
+    let _turn = turn();
+    let arena = Arena::new(Placement::Local);
+    let mut numbers = ArenaVec::with_capacity_in(16, &arena);
+    numbers.extend(0..16_u64);
+    let place = numbers.as_ptr();
+    numbers.extend(16..1_000);
+    assert_eq!(numbers.as_ptr(), place);
+    let other = ArenaBox::new_in(7_u64, &arena);
+    numbers.extend(1_000..3_000);
+    assert_ne!(numbers.as_ptr(), place, "something lies behind it");
+    numbers.extend(3_000..100_000); // A large block from here on.
+    assert!(numbers.iter().zip(0..).all(|(seen, n)| *seen == n));
+    assert_eq!((numbers.len(), *other), (100_000, 7));
+}
+
+#[test]
+#[should_panic(expected = "was freed")]
+fn a_large_block_that_is_freed_twice_is_noticed() {
+    let _turn = turn();
+    let arena = Arena::new(Placement::Local);
+    let layout = layout(100_000, 8);
+    let ptr = arena.allocate(layout).expect("there is memory").cast();
+    for _ in 0..2 {
+        // SAFETY: the second time it is not, and the arena panics before it touches anything.
+        unsafe { arena.deallocate(ptr, layout) };
+    }
+}
+
+#[test]
+fn an_arena_of_far_memory_without_a_heap_has_none() {
+    let _turn = turn();
+    assert!(Arena::new(Placement::Far).allocate(layout(8, 8)).is_err());
+    assert!(Arena::new(Placement::Far).allocate(layout(100_000, 8)).is_err());
+}
