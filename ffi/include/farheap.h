@@ -10,8 +10,8 @@
  *   farheap_last_message(); a success leaves them as they were.
  * - Results are written through the last parameters, and only on success. NULL for one of them is
  *   FARHEAP_E_NULL.
- * - A pointer to farheap_heap, farheap_collective, farheap_manager, farheap_account, farheap_temporary,
- *   farheap_pool, farheap_btree or farheap_cursor is a *handle*.
+ * - A pointer to farheap_heap, farheap_arena, farheap_collective, farheap_manager, farheap_account,
+ *   farheap_temporary, farheap_pool, farheap_btree or farheap_cursor is a *handle*.
  *   It is not followed but looked up: NULL is FARHEAP_E_NULL; one that was freed, that is of another
  *   kind, or that never was one, is FARHEAP_E_HANDLE; the parent's, in a forked child, is
  *   FARHEAP_E_FORKED. There are at most 4095 of a kind at a time. Who got a handle frees it.
@@ -228,7 +228,16 @@ farheap_status farheap_start_env_abi(uint32_t abi, farheap_heap **out) FARHEAP_N
 
 /* Another handle of the heap that runs; FARHEAP_E_NOT_RUNNING if none does. */
 farheap_status farheap_running(farheap_heap **out) FARHEAP_NOEXCEPT;
-/* Stops the heap. FARHEAP_E_IN_USE while far memory is allocated: all goes on as before. The handle
+/* Adds a far tier to the heap: with a device, page size, limit and policy of its own, from a text form. What it
+ * gives is a handle of that tier, for hints, statistics and farheap_heap_placement(). Nothing goes there
+ * unless it is asked for. The name is 1 to 32 letters, digits, '-' and '_'; up to 7 further tiers. */
+farheap_status farheap_add_tier(farheap_heap *heap, const char *name, const char *config,
+                                farheap_heap **out) FARHEAP_NOEXCEPT;
+/* Another handle of the tier of this name; "far" is the heap that was started. FARHEAP_E_NOT_RUNNING if
+ * none runs. */
+farheap_status farheap_find_tier(const char *name, farheap_heap **out) FARHEAP_NOEXCEPT;
+/* Stops the heap and its tiers, or one further tier. FARHEAP_E_IN_USE while far memory of it is allocated: all
+ * goes on as before. The handle
  * stays the caller's; statistics can still be read. A second time: FARHEAP_E_NOT_RUNNING. */
 farheap_status farheap_shutdown(farheap_heap *heap) FARHEAP_NOEXCEPT;
 /* Frees the handle, which stops nothing. NULL does nothing. */
@@ -240,9 +249,10 @@ farheap_status farheap_heap_free(farheap_heap *heap) FARHEAP_NOEXCEPT;
 typedef enum farheap_placement {
     FARHEAP_POLICY = 0, /* by the thread's scope, else by farheap_threshold() */
     FARHEAP_LOCAL = 1,  /* RAM that is never evicted */
-    FARHEAP_FAR = 2     /* the far heap; NULL while none runs. In a forked child that has its parent's far
+    FARHEAP_FAR = 2,    /* the far heap; NULL while none runs. In a forked child that has its parent's far
                          * memory what is new is local, in another child NULL. A system call may fail
                          * with EFAULT on far memory: see farheap_serves_kernel_faults() */
+    FARHEAP_PLACEMENT_MAX = 0x7fffffff /* other numbers are tiers: farheap_heap_placement() */
 } farheap_placement;
 
 /* All of these give NULL when there is no memory (errno is ENOMEM, or EINVAL for a bad argument;
@@ -269,6 +279,26 @@ void far_free_sized(void *ptr, size_t size, size_t align) FARHEAP_NOEXCEPT;
 size_t far_usable_size(const void *ptr) FARHEAP_NOEXCEPT;
 /* Whether an address, any, lies in the far heap. */
 bool far_contains(const void *ptr) FARHEAP_NOEXCEPT;
+
+/* What asks for memory of a heap's tier, for ever: once the tier has ended, there is none. */
+farheap_status farheap_heap_placement(farheap_heap *heap, farheap_placement *out) FARHEAP_NOEXCEPT;
+
+/* Memory that goes at once: everything allocated in an arena is freed with it, without a look at it. Any
+ * thread may use it. */
+typedef struct farheap_arena farheap_arena;
+
+/* Makes an arena whose memory comes from `placement`, which is not FARHEAP_POLICY. */
+farheap_status farheap_arena_new(farheap_placement placement, farheap_arena **out) FARHEAP_NOEXCEPT;
+/* Frees it with all of its blocks. NULL does nothing. */
+farheap_status farheap_arena_free(farheap_arena *arena) FARHEAP_NOEXCEPT;
+/* A block, or NULL with the reason; not for far_free(). */
+void *farheap_arena_allocate(farheap_arena *arena, size_t size, size_t align) FARHEAP_NOEXCEPT;
+/* Frees a block of the arena, with the size and alignment that it was asked for with. Below 32 KiB that is of
+ * use only for a thread's last block. NULL does nothing. */
+farheap_status farheap_arena_deallocate(farheap_arena *arena, void *block, size_t size,
+                                        size_t align) FARHEAP_NOEXCEPT;
+/* Bytes that the arena has: blocks, and what it has ready for more. */
+farheap_status farheap_arena_reserved(const farheap_arena *arena, uint64_t *out) FARHEAP_NOEXCEPT;
 
 /* From now to farheap_scope_pop() what this thread allocates by policy goes to `placement`, local or
  * far. Scopes nest, up to 1024, and end with their thread. */
@@ -440,6 +470,33 @@ typedef struct farheap_stats {
 
 /* The heap's statistics, as many fields as `out->size` has room for. */
 farheap_status farheap_heap_stats(farheap_heap *heap, farheap_stats *out) FARHEAP_NOEXCEPT;
+
+typedef struct farheap_memory {
+    /* sizeof(farheap_memory) */
+    size_t size;
+    /* Bytes in blocks, as callers asked for them. jemalloc does not count these for local memory
+     * and for single arenas: there it is the sum of small_bytes and large_bytes. */
+    uint64_t allocated_bytes;
+    /* Bytes of small blocks (below 16 KiB), rounded up to their classes; with those that threads
+     * keep for their next allocations. */
+    uint64_t small_bytes;
+    /* Bytes of the other blocks, likewise. */
+    uint64_t large_bytes;
+    /* Bytes of pages with blocks, unused parts included. Far, they need not be resident. */
+    uint64_t active_bytes;
+    /* Bytes of pages that are free, and kept for a while for reuse. */
+    uint64_t dirty_bytes;
+    /* Bytes of addresses that jemalloc keeps without memory, for later. */
+    uint64_t retained_bytes;
+    /* Bytes of what jemalloc keeps about all this: in RAM, or far by the option metadata. */
+    uint64_t metadata_bytes;
+    /* Bytes of RAM that all of this has, metadata included; of a single arena of a far tier only
+     * that of its local metadata, because its pages are not counted by arena. */
+    uint64_t resident_bytes;
+} farheap_memory;
+
+/* What the memory of the heap, or of a further tier, is for; zeros once it was stopped. */
+farheap_status farheap_heap_memory(farheap_heap *heap, farheap_memory *out) FARHEAP_NOEXCEPT;
 
 /* How long events of one kind have taken since the start, to about 2 %. */
 typedef struct farheap_latency {

@@ -42,6 +42,7 @@ namespace farheap {
 
 using status = farheap_status;
 using stats = farheap_stats;
+using memory_use = farheap_memory;
 using manager_stats = farheap_manager_stats;
 using pool_stats = farheap_pool_stats;
 using consumer_stats = farheap_consumer_stats;
@@ -152,6 +153,28 @@ public:
     // Another object for the heap that runs.
     static heap running() {
         return heap([](farheap_heap **out) { return farheap_running(out); }, 0);
+    }
+    // Another object for the tier of this name; "far" is the heap itself.
+    static heap tier(const char *name) {
+        return heap([=](farheap_heap **out) { return farheap_find_tier(name, out); }, 0);
+    }
+    // Adds a far tier: an object for it, with a placement() of its own.
+    heap add_tier(const char *name, const char *config) {
+        farheap_heap *const self = get();
+        return heap([=](farheap_heap **out) { return farheap_add_tier(self, name, config, out); }, 0);
+    }
+    // What asks for memory of this tier: tier_resource, scope, arena_resource take it.
+    farheap_placement placement() const {
+        farheap_placement answer = FARHEAP_FAR;
+        detail::check(farheap_heap_placement(get(), &answer));
+        return answer;
+    }
+    // What its memory is for.
+    memory_use memory() const {
+        memory_use out{};
+        out.size = sizeof out;
+        detail::check(farheap_heap_memory(get(), &out));
+        return out;
     }
 
     void shutdown() { detail::check(farheap_shutdown(get())); }
@@ -283,6 +306,37 @@ protected:
 
 private:
     farheap_placement placement_;
+};
+
+// Memory that goes at once, for containers of std::pmr: what is allocated in it is freed with it, whether
+// containers give it back or not. Any thread may use it.
+class arena_resource final : public std::pmr::memory_resource {
+public:
+    explicit arena_resource(farheap_placement placement = FARHEAP_LOCAL) {
+        farheap_arena *handle = nullptr;
+        detail::check(farheap_arena_new(placement, &handle));
+        handle_.reset(handle);
+    }
+    // Bytes that it has: blocks, and what it has ready for more.
+    std::uint64_t reserved() const {
+        std::uint64_t answer = 0;
+        detail::check(farheap_arena_reserved(handle_.get(), &answer));
+        return answer;
+    }
+
+protected:
+    void *do_allocate(std::size_t bytes, std::size_t align) override {
+        return detail::checked(farheap_arena_allocate(handle_.get(), bytes, align));
+    }
+    void do_deallocate(void *ptr, std::size_t bytes, std::size_t align) override {
+        farheap_arena_deallocate(handle_.get(), ptr, bytes, align);
+    }
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
+        return this == &other;
+    }
+
+private:
+    detail::owned<farheap_arena, farheap_arena_free> handle_;
 };
 
 // The far tier: pages that can live on the heap's device.

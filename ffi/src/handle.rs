@@ -41,7 +41,7 @@ struct Slot {
 type Table = [Slot; SLOTS];
 
 /// One more than the largest [`Kind::NUMBER`].
-const KINDS: usize = 11;
+const KINDS: usize = 12;
 
 /// By kind. Zeroed, so that it takes no room in the library's file.
 static TABLES: [Table; KINDS] = [const {

@@ -4,12 +4,15 @@
 
 use crate::abi::{self, FARHEAP_ABI_VERSION};
 use crate::config::{FARHEAP_NONE, farheap_config, overlay, parse};
-use crate::error::{Failure, Result, call, check_out, farheap_status, slice, write, write_sized};
+use crate::error::{
+    Failure, Result, call, check_out, farheap_status, slice, text, write, write_sized,
+};
 use crate::handle::{self, methods, opaque};
 use crate::manager::farheap_manager;
-use crate::stats::farheap_stats;
+use crate::scope::farheap_placement;
+use crate::stats::{farheap_memory, farheap_stats};
 use farheap::region::{Advice, Latencies, Latency};
-use farheap::{ByteCount, Config, Heap};
+use farheap::{ByteCount, Config, Heap, malloc};
 use std::ffi::{c_char, c_void};
 
 opaque! {
@@ -207,6 +210,41 @@ pub unsafe extern "C" fn farheap_start_config_under(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_add_tier(
+    heap: *mut farheap_heap,
+    name: *const c_char,
+    config: *const c_char,
+    out: *mut *mut farheap_heap,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: not freed during the call, as the caller promises.
+        let heap = unsafe { handle::get(heap) }?;
+        // SAFETY: NULL or a string, as the caller promises.
+        let name = unsafe { text(name, "the name") }?;
+        // SAFETY: as above.
+        let config = unsafe { parse(Config::builder(), config) }?;
+        give(heap.add_tier(name, config)?, out)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_find_tier(
+    name: *const c_char,
+    out: *mut *mut farheap_heap,
+) -> farheap_status {
+    call(|| {
+        check_out(out)?;
+        // SAFETY: NULL or a string, as the caller promises.
+        let name = unsafe { text(name, "the name") }?;
+        let found = Heap::tiers().into_iter().find(|heap| heap.name() == name);
+        let handle = handle::create::<farheap_heap>(found.ok_or(farheap::Error::NotRunning)?)?;
+        // SAFETY: writable, as the caller promises.
+        unsafe { write(out, handle) }
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn farheap_check_config(config: *const c_char) -> farheap_status {
     // SAFETY: NULL or a string, as the caller promises.
     call(|| unsafe { parse(Config::builder(), config) }.map(|_| ()))
@@ -294,6 +332,17 @@ methods! { farheap_heap: Heap;
     farheap_threshold(heap, out: *mut u64) {
         // SAFETY: NULL or writable, as the caller promises.
         unsafe { write(out, heap.threshold().map_or(FARHEAP_NONE, ByteCount::get)) }
+    }
+
+    farheap_heap_placement(heap, out: *mut farheap_placement) {
+        // SAFETY: NULL or writable, as the caller promises.
+        unsafe { write(out, malloc::number_of(heap.tier())) }
+    }
+
+    farheap_heap_memory(heap, out: *mut farheap_memory) {
+        let memory = farheap_memory::new(&heap.memory());
+        // SAFETY: NULL or sized, as the caller promises.
+        unsafe { memory.write(out) }
     }
 
     farheap_serves_kernel_faults(heap, out: *mut bool) {

@@ -6,8 +6,8 @@ use crate::error::{
     FARHEAP_E_ARGUMENT, FARHEAP_E_NOT_RUNNING, FARHEAP_E_OUT_OF_MEMORY, Failure, value,
 };
 use crate::handle;
-use crate::scope::{FARHEAP_FAR, FARHEAP_LOCAL, FARHEAP_POLICY, farheap_placement};
-use farheap::{Placement, malloc};
+use crate::scope::{FARHEAP_FAR, FARHEAP_POLICY, farheap_placement, wanted};
+use farheap::{Heap, Placement, malloc};
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
@@ -25,7 +25,11 @@ fn give(block: Option<NonNull<u8>>, size: usize, placement: Option<Placement>) -
 
 #[cold]
 fn refuse(size: usize, placement: Option<Placement>) -> *mut c_void {
-    let (status, message) = if placement == Some(Placement::Far) && !malloc::serves_far() {
+    let (status, message) = if let Some(Placement::Tier(tier)) = placement
+        && Heap::tiers().iter().all(|heap| heap.tier() != tier)
+    {
+        (FARHEAP_E_NOT_RUNNING, "the tier of this placement is not running".to_owned())
+    } else if placement == Some(Placement::Far) && !malloc::serves_far() {
         let forked = if handle::is_forked_child() { " (this is a forked child)" } else { "" };
         (FARHEAP_E_NOT_RUNNING, format!("no far heap is running{forked}"))
     } else {
@@ -90,11 +94,8 @@ pub extern "C" fn far_allocate(
 
 #[inline(never)]
 fn allocate_any(placement: farheap_placement, size: usize, align: usize) -> *mut c_void {
-    let wanted = match placement {
-        FARHEAP_FAR => Some(Placement::Far),
-        FARHEAP_LOCAL => Some(Placement::Local),
-        FARHEAP_POLICY => None,
-        other => return refuse_argument(format!("{other} is no placement")),
+    let Ok(wanted) = wanted(placement) else {
+        return refuse_argument(format!("{placement} is no placement"));
     };
     match malloc::allocate(size, align, wanted, false) {
         Some(block) => block.as_ptr().cast(),

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "exports functions")]
 
 use crate::error::{Failure, Result, call, farheap_status};
-use farheap::{Placement, Scope, scope};
+use farheap::{Placement, Scope, malloc, scope};
 use std::cell::RefCell;
 
 /// Where memory is asked for.
@@ -12,6 +12,20 @@ pub type farheap_placement = u32;
 pub const FARHEAP_POLICY: farheap_placement = 0;
 pub const FARHEAP_LOCAL: farheap_placement = 1;
 pub const FARHEAP_FAR: farheap_placement = 2;
+
+/// What a placement asks for; `None`: the policy decides. What is no other placement may be a tier's
+/// ([`malloc::number_of`]).
+pub(crate) fn wanted(placement: farheap_placement) -> Result<Option<Placement>> {
+    match placement {
+        FARHEAP_POLICY => Ok(None),
+        FARHEAP_LOCAL => Ok(Some(Placement::Local)),
+        FARHEAP_FAR => Ok(Some(Placement::Far)),
+        number => match malloc::tier_of(number) {
+            Some(tier) => Ok(Some(Placement::Tier(tier))),
+            None => Err(Failure::argument(format!("{number} is no placement"))),
+        },
+    }
+}
 
 /// Maximum number of scopes inside of each other: more are a push without its pop.
 const DEPTH_MAX: usize = 1024;
@@ -29,11 +43,8 @@ fn with<T>(body: impl FnOnce(&mut Vec<Scope>) -> Result<T>) -> Result<T> {
 #[unsafe(no_mangle)]
 pub extern "C" fn farheap_scope_push(placement: farheap_placement) -> farheap_status {
     call(|| {
-        let wanted = match placement {
-            FARHEAP_LOCAL => Placement::Local,
-            FARHEAP_FAR => Placement::Far,
-            FARHEAP_POLICY => return Err(Failure::argument("a scope is local or far")),
-            other => return Err(Failure::argument(format!("{other} is no placement"))),
+        let Some(wanted) = wanted(placement)? else {
+            return Err(Failure::argument("a scope is local or far"));
         };
         with(|scopes| {
             if scopes.len() >= DEPTH_MAX {

@@ -4,9 +4,9 @@
 
 use crate::error::{Result, write_sized};
 use crate::manager::FARHEAP_NAME_MAX;
-use farheap::Stats;
 use farheap::manager::{ConsumerStats, ManagerStats};
 use farheap::pool::PoolStats;
+use farheap::{Stats, TierMemory};
 use std::ffi::c_char;
 use std::mem::offset_of;
 
@@ -101,6 +101,11 @@ farheap::for_region_stats!(structure (
     }
 ));
 
+farheap::for_tier_memory!(structure (
+    /// What the memory of a tier is for.
+    farheap_memory of TierMemory {}
+));
+
 farheap::for_manager_stats!(structure (
     /// Statistics of a memory manager.
     farheap_manager_stats of ManagerStats {}
@@ -125,9 +130,10 @@ farheap::for_pool_stats!(structure (
 /// All of them, for the header.
 #[doc(hidden)]
 #[must_use]
-pub fn structures() -> [Structure; 4] {
+pub fn structures() -> [Structure; 5] {
     [
         farheap_stats::structure(),
+        farheap_memory::structure(),
         farheap_manager_stats::structure(),
         farheap_consumer_stats::structure(),
         farheap_pool_stats::structure(),

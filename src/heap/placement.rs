@@ -84,6 +84,20 @@ impl Tier {
         Tier { number: STARTED.fetch_add(1, Relaxed), slot: slot as u8 }
     }
 
+    /// The tier as a number, which has this bit: small ones mean other things to C.
+    const BIT: u32 = 1 << 30;
+
+    pub(super) fn to_bits(self) -> u32 {
+        assert!(self.number < 1 << 27, "there were {} tiers", self.number);
+        Tier::BIT | self.number << 3 | u32::from(self.slot)
+    }
+
+    /// The tier that a number names; there need not be one, then nothing can be allocated from it.
+    pub(super) fn from_bits(bits: u32) -> Option<Tier> {
+        let rest = bits ^ Tier::BIT;
+        (rest < Tier::BIT).then_some(Tier { number: rest >> 3, slot: (rest & 7) as u8 })
+    }
+
     /// Its place among the tiers that run.
     #[inline]
     pub(crate) fn slot(self) -> usize {

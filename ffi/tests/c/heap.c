@@ -283,6 +283,68 @@ static void there_is_one_heap(farheap_heap *heap) {
     FAILS(FARHEAP_E_CONFIG, farheap_start_env(&second));
 }
 
+static void tiers_have_names_and_memory_of_their_own(farheap_heap *heap) {
+    farheap_heap *cold = NULL, *found = NULL;
+    FAILS(FARHEAP_E_CONFIG, farheap_add_tier(heap, "no name", "limit:8MiB", &cold));
+    FAILS(FARHEAP_E_NULL, farheap_add_tier(heap, NULL, "limit:8MiB", &cold));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_find_tier("cold", &found));
+    OK(farheap_add_tier(heap, "cold", "limit:8MiB,capacity:64MiB,page:4KiB", &cold));
+    OK(farheap_find_tier("cold", &found));
+    farheap_placement here = FARHEAP_POLICY, there = FARHEAP_POLICY, by_name = FARHEAP_POLICY;
+    OK(farheap_heap_placement(heap, &here));
+    OK(farheap_heap_placement(cold, &there));
+    OK(farheap_heap_placement(found, &by_name));
+    CHECK(here != there && there == by_name && there > FARHEAP_FAR);
+    char *block = far_allocate(there, MIB, 16);
+    CHECK(block && far_contains(block));
+    memset(block, 5, MIB);
+    OK(farheap_evict_all(cold));
+    CHECK(block[0] == 5 && block[MIB - 1] == 5);
+    farheap_memory memory = {.size = sizeof memory};
+    OK(farheap_heap_memory(cold, &memory));
+    CHECK(memory.allocated_bytes == MIB && memory.large_bytes >= MIB && memory.metadata_bytes > 0);
+    OK(farheap_scope_push(there));
+    char *sent = far_malloc(100);
+    OK(farheap_scope_pop());
+    OK(farheap_heap_memory(cold, &memory));
+    CHECK(memory.allocated_bytes >= MIB + 100);
+    FAILS(FARHEAP_E_IN_USE, farheap_shutdown(cold));
+    far_free(block);
+    far_free(sent);
+    OK(farheap_shutdown(cold));
+    NOTHING(FARHEAP_E_NOT_RUNNING, far_allocate(there, 100, 16));
+    NOTHING(FARHEAP_E_ARGUMENT, far_allocate((farheap_placement)3, 100, 16));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_scope_push((farheap_placement)3));
+    OK(farheap_heap_free(found));
+    OK(farheap_heap_free(cold));
+}
+
+static void arenas_go_at_once(void) {
+    farheap_arena *arena = NULL;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_arena_new(FARHEAP_POLICY, &arena));
+    CHECK(!arena);
+    for (int far = 0; far < 2; far++) {
+        OK(farheap_arena_new(far ? FARHEAP_FAR : FARHEAP_LOCAL, &arena));
+        for (size_t size = 1; size <= MIB; size *= 2) {
+            char *block = farheap_arena_allocate(arena, size, 64);
+            CHECK(block && (uintptr_t)block % 64 == 0 && far_contains(block) == (far == 1));
+            memset(block, 9, size);
+        }
+        void *last = farheap_arena_allocate(arena, 0, 1);
+        CHECK(last);
+        OK(farheap_arena_deallocate(arena, last, 0, 1));
+        OK(farheap_arena_deallocate(arena, NULL, 0, 1));
+        NOTHING(FARHEAP_E_ARGUMENT, farheap_arena_allocate(arena, 8, 3));
+        uint64_t reserved = 0;
+        OK(farheap_arena_reserved(arena, &reserved));
+        CHECK(reserved >= 2 * MIB);
+        OK(farheap_arena_free(arena));
+        FAILS(FARHEAP_E_HANDLE, farheap_arena_free(arena));
+        NOTHING(FARHEAP_E_HANDLE, farheap_arena_allocate(arena, 8, 8));
+    }
+    OK(farheap_arena_free(NULL));
+}
+
 int main(void) {
     memory_without_a_heap_is_local();
     version_and_features();
@@ -292,6 +354,8 @@ int main(void) {
     far_blocks_of_all_sizes_come_and_go();
     data_larger_than_the_limit_comes_back(heap);
     more_than_limit_and_device_hold_is_refused();
+    tiers_have_names_and_memory_of_their_own(heap);
+    arenas_go_at_once();
     there_is_one_heap(heap);
     CHECK(farheap_last_errno() == 0);
     return 0;

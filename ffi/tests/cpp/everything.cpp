@@ -397,7 +397,37 @@ static void one_limit_for_all() {
     far->shutdown();
 }
 
+static void tiers_and_arenas(heap &far) {
+    heap cold = far.add_tier("cold", "limit:8MiB,capacity:64MiB,page:64KiB");
+    throws<error>(FARHEAP_E_CONFIG, [&] { (void)far.add_tier("cold", "limit:8MiB"); });
+    throws<error>(FARHEAP_E_NOT_RUNNING, [] { (void)heap::tier("warm"); });
+    CHECK(heap::tier("cold").placement() == cold.placement() && cold.placement() != far.placement());
+    {
+        tier_resource there(cold.placement());
+        std::pmr::vector<int> column(mib, 3, &there);
+        CHECK(is_far(column.data()) && cold.memory().allocated_bytes == 4 * mib);
+        CHECK(cold.memory().metadata_bytes > 0 && column[mib - 1] == 3);
+    }
+    for (farheap_placement placement : {FARHEAP_LOCAL, FARHEAP_FAR, cold.placement()}) {
+        arena_resource query(placement);
+        auto *map = new (query.allocate(sizeof(std::pmr::map<int, std::pmr::string>)))
+            std::pmr::map<int, std::pmr::string>(&query);
+        for (int i = 0; i < 1000; i++) map->emplace(i, std::string(i % 100, 'x'));
+        CHECK(map->at(999).size() == 99 && query.reserved() > 64 << 10);
+        CHECK(is_far(map) == (placement != FARHEAP_LOCAL) && query.is_equal(query));
+        std::pmr::vector<int> given_back(100000, 1, &query);
+        // The map is never destroyed: its memory goes all the same.
+    }
+    CHECK(cold.memory().allocated_bytes == 0);
+    cold.shutdown();
+    throws<farheap::bad_alloc>(FARHEAP_E_NOT_RUNNING, [&] {
+        tier_resource gone(cold.placement());
+        std::pmr::vector<int> nothing(10, 1, &gone);
+    });
+}
+
 static void far_containers(heap &far) {
+    tiers_and_arenas(far);
     far_resource ssd;
     local_resource ram;
     std::pmr::vector<int> column{&ssd};
