@@ -1,6 +1,7 @@
 //! What a heap says of its memory, against what the kernel says; and jemalloc's metadata in far memory.
 
 #![expect(unsafe_code, reason = "forks")]
+#![expect(clippy::disallowed_methods, reason = "shows what becomes of a forked child")]
 
 mod common;
 
@@ -36,9 +37,9 @@ enum Block {
 }
 
 fn block(dice: &mut Dice, tiers: &[Tier]) -> Block {
-    // Every power of two from 16 bytes to 256 KiB is as likely as any other.
-    let size = 16_usize << dice.below(15);
-    let size = size + dice.below(size as u64) as usize;
+    // Every power of two from 64 bytes to 512 KiB is as likely as any other. All of it is written: blocks have
+    // the sizes of jemalloc's classes, four to a doubling, for it takes all of a block for resident.
+    let size = (4 + dice.below(4) as usize) << (4 + dice.below(14));
     let at = dice.below(2 * tiers.len() as u64) as usize;
     match tiers.get(at) {
         Some(tier) => {
@@ -91,10 +92,24 @@ fn what_is_counted_is_what_the_kernel_counts_while_threads_come_and_go() {
                 kept.lock().expect("no panic").len()
             );
         }
-        let (kernel, ours) = (rss() - rss_before, counted() - counted_before);
-        assert!(kernel > 150 << 20, "{kernel} bytes: the test is too small");
-        let difference = kernel.abs_diff(ours) as f64 / kernel as f64;
-        assert!(difference < 0.01, "the kernel {kernel}, we {ours}: {difference:.4}");
+        // The evictor may still be at it: both counts change, and are not taken at the same moment.
+        let mut difference = 1.0;
+        for _ in 0..100 {
+            let (kernel, ours) = (rss() - rss_before, counted() - counted_before);
+            assert!(kernel > 150 << 20, "{kernel} bytes: the test is too small");
+            difference = kernel.abs_diff(ours) as f64 / kernel as f64;
+            println!("at the end: the kernel {kernel}, we {ours}");
+            if difference < 0.01 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let local = Heap::local_memory();
+        println!("local:\n{local}");
+        for tier in Heap::tiers() {
+            println!("{}:\n{}{}", tier.name(), tier.memory(), tier.stats());
+        }
+        assert!(difference < 0.01, "{difference:.4} apart");
         for tier in Heap::tiers() {
             let memory = tier.memory();
             assert!(memory.allocated_bytes <= memory.active_bytes, "{memory}");
@@ -132,7 +147,7 @@ fn far_metadata_leaves_and_comes_back_like_all_far_memory() {
             heap.purge();
         }
         let memory = heap.memory();
-        assert!(memory.metadata_bytes > ByteCount::mib(1), "{memory}");
+        assert!(memory.metadata_bytes > ByteCount::kib(256), "{memory}");
         assert!(memory.resident_bytes <= ByteCount::mib(16), "{memory}");
         assert!(heap.stats().bytes_read > ByteCount::ZERO);
         // A forked child has no such memory, and is no process that goes on without its allocator.

@@ -74,6 +74,23 @@ pub(super) unsafe fn allocate_in(tier: Tier, layout: Layout, fill: Fill) -> *mut
 /// The layout's size is not zero.
 #[inline]
 unsafe fn allocate_from(arenas: Option<&'static FarArenas>, layout: Layout, fill: Fill) -> *mut u8 {
+    match arenas.filter(|_| fill == Fill::Any).and_then(|arenas| arenas.take(layout)) {
+        Some(block) => block.as_ptr(),
+        // SAFETY: the size is not zero.
+        None => unsafe { allocate_from_elsewhere(arenas, layout, fill) },
+    }
+}
+
+/// As [`allocate_from`], where no cache has a block.
+///
+/// # Safety
+/// The layout's size is not zero.
+#[inline(never)]
+unsafe fn allocate_from_elsewhere(
+    arenas: Option<&'static FarArenas>,
+    layout: Layout,
+    fill: Fill,
+) -> *mut u8 {
     let Some(arenas) = arenas else {
         if tiers::inherits() {
             // A child that has its parent's far memory gets what it asks for, though it is local.
@@ -97,13 +114,29 @@ pub(super) unsafe fn allocate(
     layout: Layout,
     fill: Fill,
 ) -> *mut u8 {
-    if let Some(arenas) = arenas {
+    let Some(arenas) = arenas else {
         // SAFETY: the size is not zero.
-        if let Ok(ptr) = unsafe { arenas.allocate(layout, fill) }
-            && (!ptr.is_null() || !placement::reports_failure())
-        {
-            return ptr;
-        }
+        return unsafe { allocate_local(layout, fill) };
+    };
+    let taken = if fill == Fill::Any { arenas.take(layout) } else { None };
+    match taken {
+        Some(block) => block.as_ptr(),
+        // SAFETY: the size is not zero.
+        None => unsafe { allocate_elsewhere(arenas, layout, fill) },
+    }
+}
+
+/// As [`allocate`], where the thread's cache has no block.
+///
+/// # Safety
+/// The layout's size is not zero.
+#[inline(never)]
+unsafe fn allocate_elsewhere(arenas: &'static FarArenas, layout: Layout, fill: Fill) -> *mut u8 {
+    // SAFETY: the size is not zero.
+    if let Ok(ptr) = unsafe { arenas.allocate(layout, fill) }
+        && (!ptr.is_null() || !placement::reports_failure())
+    {
+        return ptr;
     }
     // SAFETY: the size is not zero.
     unsafe { allocate_local(layout, fill) }
@@ -115,13 +148,35 @@ pub(super) unsafe fn allocate(
 /// `ptr` was allocated by this module with `layout` and is not used again.
 #[inline]
 pub(super) unsafe fn free(ptr: *mut u8, layout: Layout) {
-    match origin(ptr) {
+    match tiers::origin_at_once(ptr) {
+        // SAFETY: as the caller promises, and found above.
+        Some(origin) => unsafe { free_at(origin, ptr, layout) },
+        // SAFETY: as the caller promises.
+        None => unsafe { free_elsewhere(ptr, layout) },
+    }
+}
+
+/// # Safety
+/// As for [`free`], and `ptr` is from there.
+#[inline]
+unsafe fn free_at(origin: Origin, ptr: *mut u8, layout: Layout) {
+    match origin {
         // SAFETY: not far, so allocated by `local`.
         Origin::Local => unsafe { local::free(ptr, layout) },
         // SAFETY: `ptr` lies in the tier's reservation.
         Origin::Far(arenas) => unsafe { arenas.free(ptr, layout) },
         Origin::Parent => {} // Nothing is to be done.
     }
+}
+
+/// As [`free`], where it takes more to tell what a pointer is.
+///
+/// # Safety
+/// As for [`free`].
+#[inline(never)]
+unsafe fn free_elsewhere(ptr: *mut u8, layout: Layout) {
+    // SAFETY: as the caller promises.
+    unsafe { free_at(origin(ptr), ptr, layout) }
 }
 
 /// Makes a part of an allocation read as zero.

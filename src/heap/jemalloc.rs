@@ -451,6 +451,18 @@ pub(crate) fn resident() -> Result<ByteCount> {
     Ok(ByteCount(bytes as u64))
 }
 
+/// Bytes of the tree by which jemalloc finds the extent of an address; as of the last [`advance_epoch`]. It
+/// counts a node of 2 MiB for each GiB of addresses as resident, of which little ever is.
+///
+/// # Errors
+/// [`Error::Jemalloc`].
+pub(crate) fn address_tree() -> Result<ByteCount> {
+    static RTREE: Control<2> = Control::new(c"stats.metadata_rtree");
+    // SAFETY: yields a `size_t`.
+    let bytes: usize = unsafe { RTREE.read(&[]) }?;
+    Ok(ByteCount(bytes as u64))
+}
+
 /// All arenas there may be, far and local ones; some of them may be gone.
 ///
 /// # Errors

@@ -38,8 +38,11 @@ struct All {
     /// The first address of any tier, and the one behind the last; without a tier nothing is between.
     low: AtomicUsize,
     high: AtomicUsize,
-    /// The default tier; null in a forked child.
+    /// The default tier; null in a forked child. Its range is here too, so that a free looks at one line;
+    /// a span of 0 contains nothing.
     default: AtomicPtr<FarArenas>,
+    base: AtomicUsize,
+    span: AtomicUsize,
     /// Its size threshold.
     threshold: AtomicUsize,
     /// This process was forked from one with a far tier: far pointers may exist, which must not count as
@@ -53,10 +56,15 @@ static ALL: All = All {
     low: AtomicUsize::new(usize::MAX),
     high: AtomicUsize::new(0),
     default: AtomicPtr::new(ptr::null_mut()),
+    base: AtomicUsize::new(0),
+    span: AtomicUsize::new(0),
     threshold: AtomicUsize::new(usize::MAX),
     is_inherited: AtomicBool::new(false),
     tiers: [const { AtomicPtr::new(ptr::null_mut()) }; TIERS_MAX],
 };
+
+/// jemalloc's tree of addresses has 1/TREE_SHARE of the memory's bytes: 8 for a page.
+const TREE_SHARE: u64 = 512;
 
 /// Where a pointer is from.
 pub(super) enum Origin {
@@ -79,6 +87,10 @@ pub(crate) fn install(arenas: &'static FarArenas) -> Result<()> {
     ALL.tiers[slot].store(this, Release);
     set_bounds();
     if slot == 0 {
+        let (base, end) = arenas.bounds();
+        ALL.base.store(base, Relaxed);
+        // Pairs with the Acquire in `origin`: a thread that sees the span sees its base.
+        ALL.span.store(end - base, Release);
         ALL.threshold.store(arenas.threshold().map_or(usize::MAX, ByteCount::as_usize), Relaxed);
         // A thread that allocates far has seen all of this; one that frees has the pointer from there.
         ALL.default.store(this, Release);
@@ -99,6 +111,7 @@ pub(crate) fn uninstall(tiers: &[&'static FarArenas]) -> Result<()> {
         let slot = tier.tier().slot();
         if slot == 0 {
             ALL.default.store(ptr::null_mut(), Relaxed);
+            ALL.span.store(0, Relaxed);
             ALL.threshold.store(usize::MAX, Relaxed);
         }
         ALL.tiers[slot].store(ptr::null_mut(), Relaxed);
@@ -125,6 +138,7 @@ fn set_bounds() {
 /// Only stores to memory, so it may run right after the fork.
 pub(crate) extern "C" fn leave_to_parent() {
     ALL.default.store(ptr::null_mut(), Relaxed);
+    ALL.span.store(0, Relaxed);
     if ALL.high.load(Relaxed) != 0 {
         ALL.is_inherited.store(true, Relaxed);
     }
@@ -190,17 +204,27 @@ fn may_be_far(addr: usize) -> bool {
 /// Where `ptr` is from.
 #[inline]
 pub(super) fn origin(ptr: *const u8) -> Origin {
-    if !may_be_far(ptr.addr()) {
-        return Origin::Local;
-    }
-    match default_tier() {
-        Some(arenas) if arenas.contains(ptr.addr()) => Origin::Far(arenas),
-        _ => origin_elsewhere(ptr.addr()),
-    }
+    origin_at_once(ptr).unwrap_or_else(|| origin_elsewhere(ptr.addr()))
 }
 
-/// The rest of [`origin`], out of line: the default tier and local memory outside of the bounds cost what
-/// they would without other tiers.
+/// Where `ptr` is from, if it is in the default tier, or local and outside of the bounds: these cost what they
+/// would without other tiers. Calls nothing, see [`FarArenas::take`].
+#[inline]
+pub(super) fn origin_at_once(ptr: *const u8) -> Option<Origin> {
+    if !may_be_far(ptr.addr()) {
+        return Some(Origin::Local);
+    }
+    // Holders of far pointers have seen both, and they stay while any tier runs: the default one ends last.
+    // (Only a thread that is stopped between the two lines, while one heap ends and another one starts,
+    // could take local memory for the new one's, where that is smaller.)
+    let span = ALL.span.load(Acquire);
+    if ptr.addr().wrapping_sub(ALL.base.load(Relaxed)) >= span {
+        return None;
+    }
+    default_tier().map(Origin::Far)
+}
+
+/// The rest of [`origin`].
 #[inline(never)]
 fn origin_elsewhere(addr: usize) -> Origin {
     match all_known().find(|arenas| arenas.contains(addr)) {
@@ -249,8 +273,12 @@ pub(crate) fn local_memory() -> TierMemory {
     let is_local = |arena: &Arena| !all_known().any(|tier| tier.owns(*arena));
     let arenas = jemalloc::arenas().into_iter().flatten().filter(is_local);
     let of_arenas = accounting::sum(arenas.map(TierMemory::of_arena));
-    // Of an arena: what of its metadata is resident.
     let pages = of_arenas.active_bytes.0 + of_arenas.dirty_bytes.0;
-    let resident_bytes = ByteCount(of_arenas.resident_bytes.0 + pages);
-    TierMemory { resident_bytes, ..of_arenas }
+    let far: u64 = all_known().map(|tier| tier.seems_resident().0).sum();
+    // Of the tree of addresses what has been written is resident: a page for 2 MiB of extents.
+    let tree = jemalloc::address_tree().unwrap_or_default().0;
+    let untouched = tree.saturating_sub((pages + far) / TREE_SHARE);
+    // Of an arena it is what of its metadata is resident.
+    let metadata = of_arenas.resident_bytes.0.saturating_sub(untouched);
+    TierMemory { resident_bytes: ByteCount(metadata + pages), ..of_arenas }
 }

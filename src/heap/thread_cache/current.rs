@@ -81,16 +81,26 @@ impl Drop for ExitGuard {
     }
 }
 
+/// Opens the calling thread's cache of the default tier, if `caches` are that tier's, the thread has one, and
+/// its bias is not revoked. Calls nothing, so that its callers need not save registers: else take
+/// [`access`], out of line.
+#[inline]
+pub(in crate::heap) fn access_at_once(caches: &'static ThreadCaches) -> Option<Access<'static>> {
+    CURRENT.with(|current| current.far[0].among(caches).and_then(ThreadCache::access))
+}
+
 /// Opens the calling thread's cache among `caches`; at the first call `claim` claims one, or fails to
 /// for now. `None`: there is none left, or its bias is revoked at the moment; take the shared path.
-#[inline]
 pub(in crate::heap) fn access<E>(
     caches: &'static ThreadCaches,
     claim: impl FnOnce() -> Result<Option<&'static ThreadCache>, E>,
 ) -> Option<Access<'static>> {
-    CURRENT.with(|current| match current.far[0].among(caches) {
-        Some(cache) => cache.access(),
-        None => access_elsewhere(current, caches, claim),
+    CURRENT.with(|current| {
+        let of_tier = &current.far[caches.slot()];
+        if ptr::eq(of_tier.caches.get(), caches) {
+            return of_tier.cache.get()?.access();
+        }
+        attach(of_tier, caches, claim)
     })
 }
 
@@ -119,21 +129,6 @@ pub(in crate::heap) fn claim_local(claim: impl FnOnce() -> Option<&'static Threa
             current.local.set(claim());
         }
     });
-}
-
-/// Opens the cache of a tier that is not the default one, or attaches the thread to its tier. Out of
-/// line: the default tier's common way needs no more than `access`.
-#[inline(never)]
-fn access_elsewhere<E>(
-    current: &Current,
-    caches: &'static ThreadCaches,
-    claim: impl FnOnce() -> Result<Option<&'static ThreadCache>, E>,
-) -> Option<Access<'static>> {
-    let of_tier = &current.far[caches.slot()];
-    if ptr::eq(of_tier.caches.get(), caches) {
-        return of_tier.cache.get()?.access();
-    }
-    attach(of_tier, caches, claim)
 }
 
 #[cold]
