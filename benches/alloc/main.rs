@@ -19,6 +19,8 @@ mod bare;
 #[path = "../common/failure.rs"]
 #[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod failure;
+mod sample;
+#[path = "../common/sides.rs"]
 mod sides;
 #[path = "../common/table.rs"]
 mod table;

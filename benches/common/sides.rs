@@ -1,15 +1,9 @@
-//! The allocators that are compared. Each sample is a process of its own, so that none finds what
-//! another one has left, and an allocator of a shared library can be loaded before the program.
-#![expect(unsafe_code, reason = "allocates by hand")]
+//! The allocators that are compared. Each runs in a process of its own, so that none finds what another
+//! one has left, and an allocator of a shared library can be loaded before the program.
 
-use crate::bare::Bare;
-use crate::work::Work;
 use crate::{Failure, Result};
-use farheap::{ByteCount, Config, FarHeap, Heap, Placement};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 /// Where distributions put libraries.
 const FOLDERS: [&str; 5] = [
@@ -26,9 +20,9 @@ pub(crate) const SKIPPED: u8 = 3;
 /// An allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// [`FarHeap`], local memory.
+    /// [`FarHeap`](farheap::FarHeap), local memory.
     Local,
-    /// [`FarHeap`], far memory that fits.
+    /// [`FarHeap`](farheap::FarHeap), far memory that fits.
     Far,
     /// jemalloc as tikv-jemallocator has it.
     Jemalloc,
@@ -95,20 +89,14 @@ impl Side {
         found.map(Some).ok_or_else(missing)
     }
 
-    /// Samples a work in a process of its own; nanoseconds per allocation and its free.
+    /// This program once more, with the allocator that is compared.
     ///
     /// # Errors
-    /// [`Failure::Skipped`] when the allocator is not on this machine or may not run here.
-    pub(crate) fn sample(
-        self,
-        work: usize,
-        time: Duration,
-        libraries: Option<&Path>,
-    ) -> Result<f64> {
+    /// As [`library`](Self::library).
+    pub(crate) fn command(self, libraries: Option<&Path>) -> Result<Command> {
         let program = std::env::current_exe().map_err(Failure::io)?;
         let mut child = Command::new(program);
-        child.args(["--child", self.name(), "--work", &work.to_string()]);
-        child.args(["--ms", &time.as_millis().to_string()]);
+        child.args(["--child", self.name()]);
         if let Some(library) = self.library(libraries)? {
             child.env("LD_PRELOAD", &library);
             // TBBmalloc's proxy loads the allocator itself by name.
@@ -118,71 +106,38 @@ impl Side {
             // What this library changes of jemalloc's defaults; tikv-jemallocator does not.
             child.env("_RJEM_MALLOC_CONF", "cache_oblivious:true");
         }
+        Ok(child)
+    }
+
+    /// Runs a command of [`command`](Self::command); what it says.
+    ///
+    /// # Errors
+    /// [`Failure::Skipped`] when the allocator may not run here.
+    pub(crate) fn answer(self, mut child: Command) -> Result<String> {
         let output = child.output().map_err(Failure::io)?;
         let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         if output.status.code() == Some(i32::from(SKIPPED)) {
             return Err(Failure::Skipped(text));
         }
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let broken =
-            || Failure::Broken(format!("{}: {} {text} {errors}", self.name(), output.status));
         if !output.status.success() {
-            return Err(broken());
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let what = format!("{}: {} {text} {errors}", self.name(), output.status);
+            return Err(Failure::Broken(what));
         }
-        text.parse().map_err(|_| broken())
+        Ok(text)
     }
 
-    /// The child's part: samples in this process.
+    /// In a child: the library that should serve this process was loaded.
     ///
     /// # Errors
-    /// [`Failure::Skipped`] without permission for far memory; [`Failure::Broken`] when the library
-    /// that should serve this process was not loaded.
-    pub(crate) fn run(self, work: Work, time: Duration) -> Result<f64> {
-        match self {
-            Side::Local => with_heap(|| work.sample(&OutOfLine, Some(Placement::Local), time)),
-            Side::Far => with_heap(|| work.sample(&OutOfLine, Some(Placement::Far), time)),
-            Side::Jemalloc => Ok(work.sample(&Bare, None, time)),
-            Side::System => Ok(work.sample(&System, None, time)),
-            Side::Preloaded(name, files, _) => {
-                let maps = std::fs::read_to_string("/proc/self/maps").map_err(Failure::io)?;
-                let stem = files[0].split(".so").next().unwrap_or(files[0]);
-                if !maps.contains(stem) {
-                    return Err(Failure::Broken(format!("{name} was not loaded")));
-                }
-                Ok(work.sample(&System, None, time))
-            }
+    /// [`Failure::Broken`] when it was not.
+    pub(crate) fn check_loaded(self) -> Result<()> {
+        let Side::Preloaded(name, files, _) = self else { return Ok(()) };
+        let maps = std::fs::read_to_string("/proc/self/maps").map_err(Failure::io)?;
+        let stem = files[0].split(".so").next().unwrap_or(files[0]);
+        if maps.contains(stem) {
+            return Ok(());
         }
-    }
-}
-
-/// Runs `body` beside a heap with a limit that nothing reaches.
-fn with_heap(body: impl FnOnce() -> f64) -> Result<f64> {
-    let config = Config::builder().limit(ByteCount::gib(2)).build().map_err(Failure::of)?;
-    let heap = Heap::start(config).map_err(Failure::of)?;
-    let ns = body();
-    let stats = heap.stats();
-    if stats.bytes_written.0 + stats.bytes_read.0 > 0 {
-        return Err(Failure::Broken("something was written, though everything fits".to_owned()));
-    }
-    // Also the check that nothing was lost.
-    heap.shutdown().map_err(Failure::of)?;
-    Ok(ns)
-}
-
-/// [`FarHeap`] out of line, as a global allocator always is behind `__rust_alloc`.
-struct OutOfLine;
-
-// SAFETY: passes every call on.
-unsafe impl GlobalAlloc for OutOfLine {
-    #[inline(never)]
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        unsafe { FarHeap::new().alloc(layout) }
-    }
-
-    #[inline(never)]
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { FarHeap::new().dealloc(ptr, layout) }
+        Err(Failure::Broken(format!("{name} was not loaded")))
     }
 }
