@@ -41,7 +41,7 @@ unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> 
 ///
 /// # Safety
 /// The program gives up what the range holds.
-unsafe fn drop_far(start: *mut u8, len: usize) -> bool {
+pub(crate) unsafe fn drop_far(start: *mut u8, len: usize) -> bool {
     let Some(len) = len.checked_next_multiple_of(PAGE).filter(|len| *len > 0) else { return false };
     if !start.addr().is_multiple_of(PAGE) || !Far::contains(start) {
         return false;

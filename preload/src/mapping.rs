@@ -11,6 +11,7 @@
 #![expect(unsafe_code, reason = "exports functions of C that take its pointers")]
 #![expect(clippy::disallowed_methods, reason = "the C library's functions are these")]
 
+use crate::advice::drop_far;
 use crate::entry::set_errno;
 use crate::own::enter;
 use crate::start;
@@ -71,8 +72,33 @@ unsafe fn map(
     {
         return far.as_ptr().cast();
     }
+    let is_plain_at = flags & !others == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    if is_plain_at
+        && let Some((start, len)) = far_range(hint, len)
+        // SAFETY: the program gives up what is there.
+        && unsafe { map_anew(start, len, protection) }
+    {
+        return hint;
+    }
     // SAFETY: as the caller promises.
     unsafe { kernel_mmap(hint, len, protection, flags, fd, offset) }
+}
+
+/// Makes far memory what a new mapping in its place would be: zeros, with this protection. `false`: it
+/// cannot be done so.
+///
+/// # Safety
+/// The program gives up what the range holds.
+unsafe fn map_anew(start: NonNull<u8>, len: usize, protection: c_int) -> bool {
+    // SAFETY: changes no more than that the range can be read and written.
+    unsafe { libc::mprotect(start.as_ptr().cast(), len, READ_WRITE) };
+    // SAFETY: as the caller promises.
+    if !unsafe { drop_far(start.as_ptr(), len) } {
+        return false;
+    }
+    // SAFETY: the program asks for it.
+    protection == READ_WRITE
+        || unsafe { libc::mprotect(start.as_ptr().cast(), len, protection) } == 0
 }
 
 /// `mmap64`, the same on this machine.

@@ -62,7 +62,7 @@ static void step(void) {
     }
     check_piece(piece);
     size_t pages = piece->pages, part = 1 + below(pages);
-    switch (below(6)) {
+    switch (below(8)) {
     case 0:
         CHECK(munmap(piece->start, pages * PAGE) == 0);
         piece->start = NULL;
@@ -94,6 +94,23 @@ static void step(void) {
         for (size_t page = pages; page < wanted; page++) piece->seeds[page] = 0;
         piece->start = moved;
         piece->pages = wanted;
+        break;
+    }
+    case 6: { /* Mapped anew where it lies: zeros. */
+        size_t first = below(pages - part + 1);
+        void *place = piece->start + first * PAGE;
+        int fixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+        CHECK(mmap(place, part * PAGE, PROT_READ | PROT_WRITE, fixed, -1, 0) == place);
+        for (size_t page = 0; page < part; page++) piece->seeds[first + page] = 0;
+        break;
+    }
+    case 7: { /* The same, without access for a while. */
+        size_t first = below(pages - part + 1);
+        void *place = piece->start + first * PAGE;
+        int fixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+        CHECK(mmap(place, part * PAGE, PROT_NONE, fixed, -1, 0) == place);
+        CHECK(mprotect(place, part * PAGE, PROT_READ | PROT_WRITE) == 0);
+        for (size_t page = 0; page < part; page++) piece->seeds[first + page] = 0;
         break;
     }
     case 5: /* Protected, and given up so: who gets it next can write there. */
