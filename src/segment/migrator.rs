@@ -124,7 +124,7 @@ impl<'a> Migrator<'a> {
     /// Has what goes to a far tier written to its device behind the copying. For segments that make room
     /// for others and will not be read soon; without it, they stay in the memory of their tier until it is
     /// needed. What [`run`](Migrator::run) has moved last is still on its way when it returns:
-    /// [`Region::evict`](crate::Region::evict) waits for that.
+    /// [`Region::evict`](crate::region::Region::evict) waits for that.
     pub fn write_out(&mut self) -> &mut Migrator<'a> {
         self.rest = Rest::Written;
         self
