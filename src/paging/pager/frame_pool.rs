@@ -413,7 +413,10 @@ impl FramePool {
     /// `needed`, what is freed next is kept for them.
     pub(in crate::paging) fn charge_slots(&self, bytes: ByteCount, needed: bool) -> bool {
         let kept = self.slot_charge.take();
-        while !self.charge_leaving(ByteCount(bytes.0.saturating_sub(kept)), ByteCount::ZERO) {
+        let missing = ByteCount(bytes.0.saturating_sub(kept));
+        // Nothing is missing: not even that is granted above a limit that was lowered, where frames have
+        // paid and slots are needed most.
+        while missing > ByteCount::ZERO && !self.charge_leaving(missing, ByteCount::ZERO) {
             let Some(frame) = self.staging.take_spare() else {
                 self.slot_charge.put_back(kept, if needed { bytes.0 } else { 0 });
                 return false;
