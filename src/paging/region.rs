@@ -428,7 +428,9 @@ impl Region {
     pub(in crate::paging) fn capacity(&self) -> PageCount {
         let pager = &self.pager;
         let failing = !matches!(pager.health().write_errno(), 0 | NO_SLOT);
-        if failing && pager.health().is_exhausted() {
+        // What was said when there was no room, the evictor takes back in its next turn only.
+        let has_room = pager.pool().available() >= pager.pool().watermarks().low();
+        if failing && pager.health().is_exhausted() && !has_room {
             return PageCount(0);
         }
         // What the device has taken is all that can be said while it takes no more.
