@@ -4,8 +4,8 @@
 fn main() {
     // `own::start_thread` takes the place of pthread_create for this library, not for the program.
     println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap=pthread_create");
-    // `mapping` exports what the program calls; this library, jemalloc in it, calls the kernel.
-    for name in ["mmap", "mmap64", "munmap", "mremap"] {
+    // `mapping` and `advice` export what the program calls; this library, jemalloc in it, calls the kernel.
+    for name in ["mmap", "mmap64", "munmap", "mremap", "madvise"] {
         println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }
     println!("cargo::rerun-if-changed=build.rs");

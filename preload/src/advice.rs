@@ -4,8 +4,8 @@
 //! page comes back as it was.
 //!
 //! # Invariants
-//! 1. What farheap and jemalloc advise, inside of an allocation or in a thread of farheap's, goes to the
-//!    kernel as it is.
+//! 1. What farheap and jemalloc advise goes to the kernel as it is, by the linker: not all of it is done
+//!    inside of an allocation as `own` knows it, and a discard that discards again waits for itself.
 
 #![expect(unsafe_code, reason = "exports a function of C that takes its pointers")]
 
@@ -30,7 +30,17 @@ unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> 
     {
         return 0;
     }
-    #[expect(clippy::disallowed_methods, reason = "the function of that name is this one")]
+    // SAFETY: as the caller promises.
+    unsafe { kernel_madvise(start, len, advice) }
+}
+
+/// `madvise(2)` itself: for this library, by the linker (`build.rs`), and for what is not far.
+///
+/// # Safety
+/// As there.
+#[unsafe(export_name = "__wrap_madvise")]
+unsafe extern "C" fn kernel_madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    #[expect(clippy::disallowed_methods, reason = "the function of that name is this library's")]
     // SAFETY: as the caller promises; the arguments of this call.
     unsafe {
         libc::syscall(libc::SYS_madvise, start, len, advice) as c_int
