@@ -25,9 +25,9 @@ const RUN_VARIABLE: &str = "FARHEAP_RUN";
 /// Runs a program whose heap is far memory, under a limit on its resident memory.
 ///
 /// The program is not changed or recompiled: its malloc is farheap's. Once it has 6 MiB in use, what
-/// it allocates goes to far memory, whose cold pages leave for the device. Code, stacks and memory
-/// that the program maps itself cannot leave: far memory gives way to them. A child of fork(2) has the far
-/// memory of its parent; what it allocates itself is not limited.
+/// it allocates goes to far memory, whose cold pages leave for the device, and so does private memory that
+/// it maps, from 256 KiB on. Code, stacks and other mappings cannot leave: far memory gives way to them. A
+/// child of fork(2) has the far memory of its parent; what it allocates itself is not limited.
 #[derive(clap::Args)]
 #[command(after_help = "Exit status:
   125  farheap cannot do this: the configuration, permissions, or the kind of program

@@ -165,6 +165,13 @@ unsafe extern "C" fn mremap(
     if flags & libc::MREMAP_MAYMOVE == 0 {
         return failed(libc::ENOMEM);
     }
+    let (from, place) = (old.addr(), new.addr());
+    if flags & libc::MREMAP_FIXED != 0
+        && place < from.saturating_add(had)
+        && from < place.saturating_add(wanted)
+    {
+        return failed(libc::EINVAL); // As the kernel says of places that overlap.
+    }
     let to = if flags & libc::MREMAP_FIXED != 0 {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         // SAFETY: as the caller promises: what is there is given up.

@@ -133,6 +133,15 @@ int main(void) {
     memset(first, 7, 32ul << 20);
     CHECK(munmap(first + 1, PAGE) == -1 && errno == EINVAL);
     CHECK(munmap(first, 0) == -1 && errno == EINVAL);
+    /* To a place of its choice: one that overlaps is refused, another one has the content. */
+    unsigned char *from = anonymous(1ul << 20), *to = anonymous(1ul << 20);
+    CHECK(from != MAP_FAILED && to != MAP_FAILED);
+    memset(from, 9, 1ul << 20);
+    int fixed = MREMAP_MAYMOVE | MREMAP_FIXED;
+    CHECK(mremap(from, 1ul << 20, 1ul << 20, fixed, from + PAGE) == MAP_FAILED && errno == EINVAL);
+    CHECK(from[5] == 9 && mremap(from, 1ul << 20, 1ul << 20, fixed, to) == to);
+    for (size_t at = 0; at < 1ul << 20; at++) CHECK(to[at] == 9);
+    CHECK(munmap(to, 1ul << 20) == 0);
     for (int n = 0; n < 1500; n++) step();
     /* A child has it all, and gives it up. */
     pid_t child = fork();
