@@ -69,6 +69,7 @@ impl Evictor {
 
     fn turn(&mut self) -> Result<()> {
         self.pager.pool().waiters().evictor_bell().answer();
+        self.detour.take(self.pager.sched());
         self.stand_still_for_fork()?;
         self.pager.fork().children().reap(self.pager.slots().map());
         diagnostics::flush();

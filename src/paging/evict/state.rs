@@ -6,6 +6,7 @@ use crate::base::units::{PageId, SlotId};
 use crate::paging::evict::arrivals::Arrivals;
 use crate::paging::evict::device_space::DeviceSpace;
 use crate::paging::evict::requests::Requests;
+use crate::paging::fault::sched::Detour;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::FrameId;
 use crate::paging::pager::Pager;
@@ -113,6 +114,7 @@ pub(in crate::paging) struct Evictor {
     pub(super) device: DeviceWrites,
     pub(super) arrivals: Arrivals,
     pub(super) space: DeviceSpace,
+    pub(super) detour: Detour,
 }
 
 /// A frame that another thread took the page from.
@@ -156,6 +158,7 @@ impl Evictor {
             requests,
             victims: Vec::with_capacity(BATCH_MAX),
             fruitless: 0,
+            detour: Detour::default(),
             leaving: Leaving {
                 cooling: VecDeque::with_capacity(frames),
                 cooling_max: 0,

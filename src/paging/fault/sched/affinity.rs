@@ -284,6 +284,7 @@ impl Affinity {
                 self.hold_off.granted();
                 if arrival.woke_handler {
                     self.binding.woken_by(self.thread);
+                    self.tell_processor(sched);
                 }
             }
             IdleState::Denied => {
@@ -291,7 +292,8 @@ impl Affinity {
                 self.binding.ended();
                 self.hold_off.denied();
                 self.stop_following(sched);
-                self.start(NO_THREAD);
+                // Still the thread that faults alone: other handlers would only be woken for nothing.
+                self.start(self.thread);
             }
         }
     }
@@ -321,7 +323,15 @@ impl Affinity {
         self.partner = partner;
         self.score = 2 * STREAK;
         if self.binding.bind(thread) {
+            self.tell_processor(sched);
             sched.idle_policies.request(self.handler);
+        }
+    }
+
+    /// Tells the threads that keep off the processor of a handler which one it is.
+    fn tell_processor(&self, sched: &HandlerSched) {
+        if let Some(processor) = self.binding.processor {
+            sched.idle_policies.of(self.handler).runs_on(processor);
         }
     }
 
@@ -337,6 +347,7 @@ impl Affinity {
     fn consider_following(&mut self, sched: &HandlerSched) {
         self.binding.ended(); // The supervisor unbound the handler when it ended the idle policy.
         if self.pace.ends_fast_streak() && self.binding.bind(self.thread) {
+            self.tell_processor(sched);
             sched.idle_policies.request(self.handler);
         }
     }
@@ -351,5 +362,38 @@ impl Affinity {
     fn unbind(&mut self, sched: &HandlerSched) {
         sched.idle_policies.release(self.handler);
         self.binding.unbind();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::paging::fault::sched::idle_policy::PolicySupervisor;
+
+    #[test]
+    fn a_thread_that_faults_alone_needs_no_helper_while_its_handler_may_not_give_way() {
+        let sched = HandlerSched::new(2).expect("descriptors");
+        let mut affinity = Affinity::new(0);
+        let thread = thread::current();
+        let arrival = Arrival { thread, is_alone: true, woke_handler: true, at_once: false };
+        sched.idle_policies.of(0).adopt();
+        for _ in 0..2 * STREAK {
+            affinity.fault(arrival, &sched);
+        }
+        assert_eq!(sched.idle_policies.of(0).state(), IdleState::Requested);
+        // It is granted where that is allowed, and ends: this thread wants the processor, and does nothing.
+        let mut supervisor = PolicySupervisor::new(2);
+        for _ in 0..2 {
+            supervisor.look(&sched.idle_policies, || true);
+        }
+        assert_eq!(sched.idle_policies.of(0).state(), IdleState::Denied);
+        for _ in 0..2 * UNFOLLOWED_MAX {
+            assert_eq!(affinity.fault(arrival, &sched), Activate::None);
+            if sched.idle_policies.of(0).state() == IdleState::Requested {
+                supervisor.look(&sched.idle_policies, || true);
+                supervisor.look(&sched.idle_policies, || true);
+            }
+        }
+        assert!(!sched.active.is_active(1));
     }
 }

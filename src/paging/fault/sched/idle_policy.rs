@@ -28,7 +28,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::paging::diagnostics;
 use crate::sys::event::{EventFd, poll_readable};
-use crate::sys::thread::{self, Share};
+use crate::sys::thread::{self, Processors, Share};
 use std::time::{Duration, Instant};
 
 /// Maximum time that a handler keeps the policy without finishing a turn.
@@ -63,6 +63,8 @@ pub(super) enum IdleState {
 pub(super) struct IdlePolicy {
     state: AtomicU32,
     thread: AtomicU32,
+    /// Where it runs under the idle policy.
+    processor: AtomicU32,
     /// Twice the turns begun, plus 1 while the handler has nothing left to do.
     beat: AtomicU64,
 }
@@ -95,6 +97,18 @@ impl IdlePolicy {
         }
     }
 
+    /// The handler is bound to a processor, for as long as it has the policy.
+    pub(super) fn runs_on(&self, processor: u32) {
+        // Relaxed: a thread that learns of it late is in the way a little longer.
+        self.processor.store(processor, Ordering::Relaxed);
+    }
+
+    /// The processor on which the handler gives way, if it does.
+    fn gives_way_on(&self) -> Option<u32> {
+        let gives_way = self.state() == IdleState::Idle;
+        gives_way.then(|| self.processor.load(Ordering::Relaxed))
+    }
+
     /// The handler knows that it was denied, and may request the policy again.
     pub(super) fn accept_denial(&self) {
         self.change(DENIED, NORMAL);
@@ -124,6 +138,11 @@ impl IdlePolicies {
 
     pub(super) fn of(&self, handler: usize) -> &IdlePolicy {
         &self.policies[handler]
+    }
+
+    /// The processors on which handlers give way.
+    pub(super) fn processors(&self) -> Processors {
+        self.policies.iter().filter_map(IdlePolicy::gives_way_on).collect()
     }
 
     /// Requests the idle policy for a handler.

@@ -8,6 +8,7 @@
 //! | `active_set` | which handlers serve faults, and for which thread |
 //! | `affinity` | on which processor a handler runs |
 //! | `busy_poll` | how long a handler looks for the device's answer before it sleeps |
+//! | `detour` | keeps the evictor off the processors of handlers that give way |
 //! | `idle_policy` | when a handler runs under `SCHED_IDLE`, and how that is supervised |
 //! | `shared` | what the handlers share of this, and their bells |
 //! | `per_thread` | one handler's part in this |
@@ -15,10 +16,12 @@
 mod active_set;
 mod affinity;
 mod busy_poll;
+mod detour;
 mod idle_policy;
 mod per_thread;
 mod shared;
 
+pub(in crate::paging) use detour::Detour;
 pub(in crate::paging) use idle_policy::PolicySupervisor;
 pub(in crate::paging) use per_thread::ThreadSched;
 pub(in crate::paging) use shared::HandlerSched;
