@@ -4,7 +4,7 @@ mod common;
 
 use common::faulty::FaultyStore;
 use common::{Dice, heap, mem_store, seed, watchdog};
-use farheap::segment::{Migrator, Segment, SegmentError};
+use farheap::segment::{AutoPlacement, Migrator, Segment, SegmentError};
 use farheap::store::Op;
 use farheap::{ByteCount, Config, Error, Far, Heap, Placement, Tier};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -400,4 +400,114 @@ fn a_heap_does_not_end_under_a_segment() {
     let error = kept.migrate(Placement::Far).expect_err("there is no far memory");
     assert_eq!(error, SegmentError::NoMemory { bytes: ByteCount::mib(1), to: Placement::Far });
     assert_eq!((kept.placement(), wrong(9, &kept.read())), (Placement::Local, 0));
+}
+
+/// Reads a segment this often, right in each.
+fn read_often(segments: &[Segment<u64>], which: usize, times: usize) {
+    for at in 0..times {
+        let values = segments[which].read();
+        assert_eq!(values[at % values.len()], value(which as u64, (at % values.len()) as u64));
+    }
+}
+
+fn local(segments: &[Segment<u64>]) -> Vec<usize> {
+    let is_local = |at: &usize| segments[*at].placement() == Placement::Local;
+    (0..segments.len()).filter(is_local).collect()
+}
+
+#[test]
+fn what_is_read_most_comes_into_local_memory_within_the_budget_and_leaves_it_again() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let segments: Vec<_> = (0..12).map(|salt| segment(salt, MIB / 8, Placement::Far)).collect();
+    let mut placement = AutoPlacement::new(ByteCount(2 * MIB as u64 + 1));
+    for segment in &segments {
+        placement.add(segment, Placement::Far);
+    }
+    let plan = placement.rebalance();
+    assert_eq!((plan.moved(), plan.error()), (0, None), "nothing was read");
+    // 1,000 counted reads, and some ten.
+    for (which, times) in [(3, 32_000), (7, 32_000), (0, 320), (5, 320)] {
+        read_often(&segments, which, times);
+    }
+    let plan = placement.rebalance();
+    assert_eq!((plan.moved(), plan.error(), local(&segments)), (2, None, vec![3, 7]));
+    assert_eq!(placement.local_bytes(), ByteCount::mib(2));
+    let plan = placement.rebalance();
+    assert_eq!((plan.moved(), local(&segments)), (0, vec![3, 7]), "nothing new is known");
+
+    // Readers go on to others; what was counted before weighs a quarter by now.
+    for (which, times) in [(5, 96_000), (9, 96_000), (7, 320)] {
+        read_often(&segments, which, times);
+    }
+    assert_eq!((placement.rebalance().error(), local(&segments)), (None, vec![5, 9]));
+    for (segment, salt) in segments.iter().zip(0..) {
+        assert_eq!(wrong(salt, &segment.read()), 0);
+    }
+    drop(segments);
+    alone.end();
+}
+
+#[test]
+fn segments_of_a_column_come_all_together_or_not_at_all() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let tier =
+        alone.heap.add_tier("other", Config::parse("limit:8MiB,capacity:64MiB").expect("options"));
+    let other = Placement::Tier(tier.as_ref().expect("a tier").tier());
+    let segments: Vec<_> = (0..9).map(|salt| segment(salt, MIB / 8, Placement::Far)).collect();
+    let mut placement = AutoPlacement::new(ByteCount::mib(5));
+    for column in segments.chunks(3) {
+        placement.add_together(column, other);
+    }
+    // One segment of the first is read most, but each of the last more than those on average.
+    for (which, times) in [(0, 32_000), (6, 16_000), (7, 16_000), (8, 16_000), (3, 320)] {
+        read_often(&segments, which, times);
+    }
+    let plan = placement.rebalance();
+    assert_eq!((plan.moved(), plan.error(), local(&segments)), (3, None, vec![6, 7, 8]));
+    assert_eq!(segments[3].placement(), Placement::Far, "the program's own choice of a far tier");
+    read_often(&segments, 3, 320_000);
+    assert_eq!((placement.rebalance().error(), local(&segments)), (None, vec![3, 4, 5]));
+    assert_eq!(segments[6].placement(), other);
+    for (segment, salt) in segments.iter().zip(0..) {
+        assert_eq!(wrong(salt, &segment.read()), 0);
+    }
+    drop(segments);
+    assert_eq!(tier.expect("a tier").allocated(), ByteCount::ZERO);
+    alone.end();
+}
+
+#[test]
+fn a_plan_that_finds_no_room_or_is_cancelled_keeps_segments_and_budget() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:8MiB,capacity:16MiB,span:1GiB") else { return };
+    let far =
+        |salt| Segment::collect(Placement::Far, (0..MIB / 8).map(move |at| value(salt, at as u64)));
+    let kept: Vec<_> = (10..).map_while(|salt| far(salt).ok()).collect();
+    let segments: Vec<_> =
+        (0..3).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
+    let cancel = AtomicBool::new(true);
+    let mut placement = AutoPlacement::new(ByteCount::mib(8));
+    for segment in &segments {
+        placement.add(segment, Placement::Far);
+    }
+    placement.cancelled_by(&cancel);
+    read_often(&segments, 1, 3_200);
+    let plan = placement.rebalance();
+    assert_eq!((plan.moved(), plan.error()), (0, Some(&SegmentError::Cancelled)));
+    cancel.store(false, Ordering::Relaxed);
+    let plan = placement.rebalance();
+    let error = SegmentError::NoMemory { bytes: ByteCount::mib(8), to: Placement::Far };
+    assert_eq!((plan.moved(), plan.error()), (0, Some(&error)));
+    assert_eq!(local(&segments), [0, 1, 2]);
+    drop(kept);
+    let plan = placement.rebalance();
+    assert!(plan.moved() > 0, "there is room for one at least: {plan:?}");
+    assert!(local(&segments).contains(&1), "what is read stays");
+    for (segment, salt) in segments.iter().zip(0..) {
+        assert_eq!(wrong(salt, &segment.read()), 0);
+    }
+    drop(segments);
+    alone.end();
 }

@@ -3,6 +3,7 @@
 use super::error::SegmentError;
 use super::stream::{ReadAhead, Rest, WriteBehind};
 use super::values::Values;
+use super::visits::Visits;
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
 use crate::heap::{self, Placement};
@@ -46,6 +47,7 @@ pub struct Segment<T> {
     current: ArcSwap<Chunk<T>>,
     /// Held by the thread that migrates it.
     migrating: Mutex<()>,
+    visits: Visits,
 }
 
 impl<T: Copy> Chunk<T> {
@@ -90,12 +92,13 @@ impl<T: Copy> Segment<T> {
     fn of(values: Values<T>, placement: Placement) -> Segment<T> {
         let _ours = keep_local(); // The value itself goes where it is asked for, what counts its readers is local.
         let current = ArcSwap::from_pointee(Chunk { values, placement });
-        Segment { current, migrating: Mutex::new(()) }
+        Segment { current, migrating: Mutex::new(()), visits: Visits::default() }
     }
 
     /// The values, from where they lie at present. Never blocks; the copy that is read stays for as
     /// long as the guard lives, also when the segment migrates meanwhile.
     pub fn read(&self) -> Reading<T> {
+        self.visits.note();
         Reading(self.current.load())
     }
 
@@ -127,6 +130,11 @@ impl<T: Copy> Segment<T> {
     /// [`SegmentError::NoMemory`]: the segment stays where it was.
     pub fn migrate(&self, to: Placement) -> Result<(), SegmentError> {
         self.move_to(to, Rest::InMemory, &mut |_| true).map(|old| old.map_or((), Chunk::leave))
+    }
+
+    /// Counted reads since the last call.
+    pub(super) fn take_visits(&self) -> u32 {
+        self.visits.take()
     }
 
     /// Has the first values read ahead, if they are far.

@@ -16,11 +16,16 @@ const NAP_MIN: Duration = Duration::from_micros(20);
 
 /// What waits until no reader has the old copy any more, and frees it; `false`: it gave up waiting,
 /// because what it asks each time said so.
-type Release<'a> = Box<dyn FnOnce(&mut dyn FnMut() -> bool) -> bool + 'a>;
+pub(super) type Release<'a> = Box<dyn FnOnce(&mut dyn FnMut() -> bool) -> bool + 'a>;
 
 /// A segment of values of whatever type.
-trait Moves: Sync {
+pub(super) trait Moves: Sync {
     fn bytes(&self) -> ByteCount;
+
+    fn placement(&self) -> Placement;
+
+    /// As `Segment::take_visits`.
+    fn take_visits(&self) -> u32;
 
     /// As `Segment::move_to`.
     fn move_while(
@@ -36,6 +41,14 @@ trait Moves: Sync {
 impl<T: Copy + Send + Sync> Moves for Segment<T> {
     fn bytes(&self) -> ByteCount {
         Segment::bytes(self)
+    }
+
+    fn placement(&self) -> Placement {
+        Segment::placement(self)
+    }
+
+    fn take_visits(&self) -> u32 {
+        Segment::take_visits(self)
     }
 
     fn move_while(
@@ -111,8 +124,12 @@ impl<'a> Migrator<'a> {
         segment: &'a Segment<T>,
         to: Placement,
     ) -> &mut Migrator<'a> {
-        self.moves.push((segment, to));
+        self.add_any(segment, to);
         self
+    }
+
+    pub(super) fn add_any(&mut self, segment: &'a dyn Moves, to: Placement) {
+        self.moves.push((segment, to));
     }
 
     /// Copies at most this many bytes a second on average; zero, the default, is no bound.

@@ -21,16 +21,24 @@
 //! included. Where [written](Migrator::write_out), what has been copied goes to the device behind the
 //! copying, and local memory comes by huge pages. (`cargo bench --bench tiers -- migrate`.)
 //!
+//! **Placement.** Where each segment lies is the program's decision. An [`AutoPlacement`] takes it over for the
+//! segments that it is given: by counted reads, within a budget of local memory, segment by segment
+//! or column by column. (`cargo run --release --features segment --example tiers -- --auto 20%`.)
+//!
 //! The three steps are those of *Separated Allocator Metadata in Disaggregated In-Memory Databases:
 //! Friend or Foe?* for Hyrise.
 //! Layer 8; uses `heap`.
 
+mod auto_placement;
 mod column_chunk;
 mod error;
 mod migrator;
+mod plan;
 mod stream;
 mod values;
+mod visits;
 
+pub use auto_placement::AutoPlacement;
 pub use column_chunk::{Reading, Segment};
 pub use error::SegmentError;
 pub use migrator::{Migration, Migrator, Progress};
