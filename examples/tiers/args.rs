@@ -2,6 +2,7 @@
 
 use crate::answers::QUERIES;
 use crate::options::{Compare, Limit, cores, page, scale_factor};
+use crate::tables::Unit;
 use crate::tiers::{Definition, Rule};
 use clap::Parser;
 use farheap::ByteCount;
@@ -35,7 +36,8 @@ const SECONDS_MAX: u64 = 86_400;
           tiers --tier l_extendedprice=ssd --tier orders=ssd\n  \
           tiers --define nvme=device:/dev/nvme1n1,page:64KiB --define zram=device:/dev/zram0 \
           --tier lineitem=nvme --tier orders=zram\n  \
-          tiers --migrate --seconds 600 --threads 2 --rate 512MiB"
+          tiers --migrate --seconds 600 --threads 2 --rate 512MiB\n  \
+          tiers --auto 20%                   the hottest chunks in local memory, a fifth of the data"
 )]
 pub(crate) struct Args {
     /// Size of the data: 1 is 6,001,215 rows of lineitem
@@ -84,8 +86,18 @@ pub(crate) struct Args {
     #[arg(short, long)]
     pub(crate) migrate: bool,
 
-    /// How long to migrate
-    #[arg(long, value_name = "N", default_value_t = 10, requires = "migrate")]
+    /// Place the columns that lie on tiers by how often they are read, while queries run: the hottest ones in
+    /// local memory of this size (64MiB) or share of the data (20%)
+    #[arg(short, long, value_name = "BUDGET", conflicts_with = "migrate")]
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) auto: Option<Limit>,
+
+    /// What --auto places by itself
+    #[arg(long, value_name = "UNIT", default_value = "chunk", requires = "auto")]
+    pub(crate) auto_by: Unit,
+
+    /// How long to migrate, or each part of --auto: without it, placing, with it
+    #[arg(long, value_name = "N", default_value_t = 10)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
     #[arg(allow_negative_numbers = true)]
     seconds: u64,
@@ -167,7 +179,11 @@ mod tests {
             assert_eq!(error.exit_code(), 2, "{option} {value}");
             assert!(error.to_string().contains(option), "{error}");
         }
-        let error = parse(&["--seconds", "5"]).expect_err("needs --migrate");
-        assert!(error.to_string().contains("--migrate"), "{error}");
+        for arguments in
+            [&["--auto", "0%"][..], &["--auto", "10%", "--migrate"], &["--auto-by", "chunk"]]
+        {
+            let error = parse(arguments).expect_err("senseless");
+            assert!(error.to_string().contains("--auto"), "{error}");
+        }
     }
 }

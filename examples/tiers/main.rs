@@ -6,11 +6,12 @@
 //!
 //! `tables` has the columns, each a list of segments; `load` generates them, `queries` computes over
 //! their slices, `answers` knows what is right, `tiers` starts the tiers and places columns, `stress`
-//! queries while columns migrate, `waits` times the readers, `report` tells. `--help` has the options
-//! and exit statuses.
+//! queries while columns migrate, `auto` has them placed by how often they are read, `waits` times the
+//! readers, `report` tells. `--help` has the options and exit statuses.
 
 mod answers;
 mod args;
+mod auto;
 #[path = "../common/checks.rs"]
 mod checks;
 mod load;
@@ -27,6 +28,7 @@ mod waits;
 
 use answers::{Answer, published};
 use args::Args;
+use auto::Auto;
 use checks::{Check, ms, thousands};
 use clap::Parser;
 use farheap::segment::SegmentError;
@@ -100,8 +102,9 @@ fn run(args: &Args) -> Result<Report, Failure> {
     };
     rules.extend(args.rules.iter().cloned());
     let placing = tiers::Plan::new(args.definitions.clone(), &rules).map_err(usage)?;
-    if args.migrate && placing.is_all_local() {
-        return Err(usage("--migrate needs a column that lies on a tier".to_owned()));
+    if (args.migrate || args.auto.is_some()) && placing.is_all_local() {
+        let option = if args.migrate { "--migrate" } else { "--auto" };
+        return Err(usage(format!("{option} needs a column that lies on a tier")));
     }
     let plan = load::Plan::count(args.scale_factor);
     let bytes_of = |name: &str| {
@@ -159,6 +162,17 @@ fn measure(args: &Args, plan: &load::Plan, tiers: &Tiers) -> Result<Report, Fail
         let (stress, wrong) =
             stress::run(&data, tiers, &job.right, threads, args.duration(), args.rate);
         report.stress = Some(stress);
+        job.wrong.extend(wrong);
+    }
+    if let Some(budget) = args.auto {
+        let budget = auto::Budget {
+            bytes: budget.of(plan.bytes()),
+            by: args.auto_by,
+            time: args.duration(),
+            threads: usize::try_from(args.threads).unwrap_or(1),
+        };
+        let (auto, wrong) = auto::run(&data, tiers, &job.right, budget);
+        report.auto = Some(auto);
         job.wrong.extend(wrong);
     }
     report.checks = job.checks(&report, local_first, wrong_alone);
@@ -296,6 +310,8 @@ impl Job<'_> {
                 None => format!("{} segments migrated", thousands(stress.segments)),
             };
             checks.push(Check::must(stress.error.is_none() && stress.bytes > 0, text));
+        } else if let Some(auto) = &report.auto {
+            checks.extend(check_auto(auto));
         } else {
             checks.push(self.check_placements());
         }
@@ -311,6 +327,27 @@ impl Job<'_> {
         let holds = columns.iter().all(lies_there);
         Check::must(holds, "every segment lies on its column's tier".to_owned())
     }
+}
+
+/// That the budget was kept and all answers were right, and that it was worth it.
+fn check_auto(auto: &Auto) -> [Check; 4] {
+    let (local, budget) = (ByteCount(auto.local_bytes), ByteCount(auto.budget_bytes));
+    let [before, after] = auto.queries_per_s;
+    let moved = match &auto.error {
+        Some(error) => format!("placing ended early: {error}"),
+        None => format!("{} plans moved {}", auto.plans, ByteCount(auto.moved_bytes)),
+    };
+    let wrong =
+        format!("{} answers of {} while columns were placed were wrong", auto.wrong, auto.queries);
+    [
+        Check::must(auto.wrong == 0, wrong),
+        Check::must(auto.error.is_none(), moved),
+        Check::must(local <= budget, format!("{local} were local at most, of {budget}")),
+        Check::should(
+            after >= before,
+            format!("{before:.2} queries/s before, {after:.2} with the plan"),
+        ),
+    ]
 }
 
 /// Says what is about to happen.
@@ -390,6 +427,17 @@ mod tests {
             "--tier",
             "part=local",
         ]);
+        let placed =
+            [&arguments[..], &["--auto", "30%", "--auto-by", "column", "--seconds", "1"]].concat();
+        let report = match run(&Args::parse_from(placed)) {
+            Err(failure) if failure.status == 3 => {
+                println!("skipped: {}", failure.text);
+                return;
+            }
+            report => report.map_err(|failure| failure.text).expect("a report"),
+        };
+        assert!(report.holds(), "{:?}", report.checks);
+        assert!(report.auto.is_some_and(|auto| auto.plans > 0 && auto.queries > 0));
         arguments.extend(["--migrate", "--seconds", "1"]);
         let report = match run(&Args::parse_from(arguments)) {
             Err(failure) if failure.status == 3 => {

@@ -1,5 +1,6 @@
 //! What a run found, and how it is told: tables, verdicts, JSON.
 
+use crate::auto::Auto;
 use crate::checks::{Check, Verdict, median};
 use crate::stress::Stress;
 use comfy_table::{CellAlignment, LineStyle, Table, presets};
@@ -18,6 +19,8 @@ pub(crate) struct Report {
     pub(crate) tiers: Vec<TierUse>,
     /// Queries during migrations, if asked for.
     pub(crate) stress: Option<Stress>,
+    /// Placement by reads, if asked for.
+    pub(crate) auto: Option<Auto>,
     pub(crate) checks: Vec<Check>,
 }
 

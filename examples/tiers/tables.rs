@@ -9,7 +9,8 @@
 //! 2. Decimals are exact: prices in cents, all others in hundredths. Days count from 1970-01-01.
 
 use crate::waits;
-use farheap::segment::{Migrator, Reading, Segment, SegmentError};
+use clap::ValueEnum;
+use farheap::segment::{AutoPlacement, Migrator, Reading, Segment, SegmentError};
 use farheap::{ByteCount, Placement};
 use std::ops::Range;
 
@@ -47,6 +48,22 @@ pub(crate) trait AnyColumn: Sync {
 
     /// Has the migrator move all its segments.
     fn move_all<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement);
+
+    /// Has the migrator move the segments that fit into `room`, which they take.
+    #[allow(dead_code, reason = "the benchmark `tiers` compares with such a choice")]
+    fn move_within<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement, room: &mut ByteCount);
+
+    /// Has its segments placed by how often they are read: each by itself, or all together.
+    fn place_by_reads<'a>(&'a self, placement: &mut AutoPlacement<'a>, far: Placement, by: Unit);
+}
+
+/// What is placed by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Unit {
+    /// A chunk of a column
+    Chunk,
+    /// A column
+    Column,
 }
 
 impl<T: Copy + Send + Sync> AnyColumn for Column<T> {
@@ -70,6 +87,25 @@ impl<T: Copy + Send + Sync> AnyColumn for Column<T> {
     fn move_all<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement) {
         for segment in &self.chunks {
             migrator.add(segment, to);
+        }
+    }
+
+    fn move_within<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement, room: &mut ByteCount) {
+        for segment in &self.chunks {
+            if let Some(left) = room.get().checked_sub(segment.bytes().get()) {
+                *room = ByteCount(left);
+                migrator.add(segment, to);
+            }
+        }
+    }
+
+    fn place_by_reads<'a>(&'a self, placement: &mut AutoPlacement<'a>, far: Placement, by: Unit) {
+        if by == Unit::Column {
+            placement.add_together(&self.chunks, far);
+            return;
+        }
+        for segment in &self.chunks {
+            placement.add(segment, far);
         }
     }
 }
