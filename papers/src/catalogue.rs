@@ -11,6 +11,15 @@ pub(crate) enum Kind {
     Table,
 }
 
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Figure => "figure",
+            Kind::Table => "table",
+        }
+    }
+}
+
 /// A benchmark and its arguments by size.
 pub(crate) struct Run {
     pub(crate) bench: &'static str,
@@ -33,11 +42,7 @@ pub(crate) struct Item {
 impl Item {
     /// Its name on the command line.
     pub(crate) fn name(&self) -> String {
-        let kind = match self.kind {
-            Kind::Figure => "figure",
-            Kind::Table => "table",
-        };
-        format!("{kind} {} {}", self.number, self.paper)
+        format!("{} {} {}", self.kind.name(), self.number, self.paper)
     }
 }
 
@@ -119,6 +124,11 @@ const fn separated(label: &'static str, theirs: f64, row: &'static [&'static str
     point(label, "% of runtime", Theirs::Is(theirs), row, Column::Change)
 }
 
+/// Runtime with metadata separated at a scale factor, as a change against together.
+const fn scaled(label: &'static str, row: &'static [&'static str]) -> Point {
+    point(label, "% of runtime", Theirs::Unknown, row, Column::Change)
+}
+
 /// A value of somebody else's allocator.
 const fn allocator(label: &'static str, unit: &'static str, row: &'static [&'static str]) -> Point {
     point(label, unit, Theirs::Unknown, row, Column::Baseline)
@@ -147,17 +157,52 @@ const PLACEMENT: Run = Run {
 
 const TIERS: Run = Run {
     bench: "tiers",
-    quick: &["tpch", "--rounds", "1", "--passes", "2"],
-    usual: &["tpch"],
-    paper: &["tpch", "--paper", "--passes", "20"],
+    quick: &["tpch", "separation", "--rounds", "2", "--passes", "2"],
+    usual: &["tpch", "separation"],
+    paper: &["tpch", "separation", "--paper", "--passes", "20"],
 };
 
 /// The first is no more than any of the others that are known.
 fn least(ours: Ours<'_>, one: &str, others: &[&str]) -> Option<bool> {
     let one = ours(one)?;
-    let known: Vec<f64> = others.iter().filter_map(|other| ours(other)).collect();
+    let known = known(ours, others);
     (!known.is_empty()).then(|| known.iter().all(|other| one <= *other))
 }
+
+/// The values of those labels that are known.
+fn known(ours: Ours<'_>, labels: &[&str]) -> Vec<f64> {
+    labels.iter().filter_map(|label| ours(label)).collect()
+}
+
+/// Whether all known changes are from `least` to `most` percent.
+fn between(ours: Ours<'_>, labels: &[&str], least: f64, most: f64) -> Option<bool> {
+    let known = known(ours, labels);
+    (!known.is_empty()).then(|| known.iter().all(|change| (least..=most).contains(change)))
+}
+
+/// Whether some known change is no improvement beyond the paper's own noise.
+fn not_always_faster(ours: Ours<'_>, labels: &[&str]) -> Option<bool> {
+    const NOISE_PERCENT: f64 = 2.0;
+    let known = known(ours, labels);
+    (!known.is_empty()).then(|| known.iter().any(|change| *change > -NOISE_PERCENT))
+}
+
+const SEPARATED_QUERIES: &[&str] = &[
+    "queries, scale factor 0.1",
+    "queries, scale factor 0.5",
+    "queries, scale factor 1",
+    "queries, scale factor 2",
+    "queries, scale factor 4",
+    "queries, scale factor 8",
+];
+const SEPARATED_MIGRATION: &[&str] = &[
+    "migration, scale factor 0.1",
+    "migration, scale factor 0.5",
+    "migration, scale factor 1",
+    "migration, scale factor 2",
+    "migration, scale factor 4",
+    "migration, scale factor 8",
+];
 
 /// Less than.
 fn less(ours: Ours<'_>, one: &str, other: &str) -> Option<bool> {
@@ -376,7 +421,7 @@ pub(crate) const CATALOGUE: &[Item] = &[
                 text: "(3) the page size decides: the worst costs 1.2 times the best or more",
                 holds: |ours| {
                     let sizes = ["4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "2 MiB"];
-                    let known: Vec<f64> = sizes.iter().filter_map(|size| ours(size)).collect();
+                    let known = known(ours, &sizes);
                     let least = known.iter().copied().fold(f64::INFINITY, f64::min);
                     let most = known.iter().copied().fold(0.0, f64::max);
                     (known.len() >= 3).then_some(most >= 1.2 * least)
@@ -407,6 +452,45 @@ pub(crate) const CATALOGUE: &[Item] = &[
             text: "(4) metadata takes less than one percent of what is migrated",
             holds: |ours| Some(ours("metadata, of the data")? < 1.0),
         }],
+    },
+    Item {
+        paper: "metadata",
+        kind: Kind::Figure,
+        number: 7,
+        title: "runtime of queries and of migration with metadata separated, by scale factor",
+        run: TIERS,
+        points: &[
+            scaled(SEPARATED_QUERIES[0], &["separation; scale factor 0.1: queries,"]),
+            scaled(SEPARATED_QUERIES[1], &["separation; scale factor 0.5: queries,"]),
+            scaled(SEPARATED_QUERIES[2], &["separation; scale factor 1: queries,"]),
+            scaled(SEPARATED_QUERIES[3], &["separation; scale factor 2: queries,"]),
+            scaled(SEPARATED_QUERIES[4], &["separation; scale factor 4: queries,"]),
+            scaled(SEPARATED_QUERIES[5], &["separation; scale factor 8: queries,"]),
+            scaled(SEPARATED_MIGRATION[0], &["separation; scale factor 0.1: migration,"]),
+            scaled(SEPARATED_MIGRATION[1], &["separation; scale factor 0.5: migration,"]),
+            scaled(SEPARATED_MIGRATION[2], &["separation; scale factor 1: migration,"]),
+            scaled(SEPARATED_MIGRATION[3], &["separation; scale factor 2: migration,"]),
+            scaled(SEPARATED_MIGRATION[4], &["separation; scale factor 4: migration,"]),
+            scaled(SEPARATED_MIGRATION[5], &["separation; scale factor 8: migration,"]),
+        ],
+        findings: &[
+            Finding {
+                text: "(5) separation does not make queries faster at every scale factor",
+                holds: |ours| not_always_faster(ours, SEPARATED_QUERIES),
+            },
+            Finding {
+                text: "(5) queries change by -2 % to 2 %",
+                holds: |ours| between(ours, SEPARATED_QUERIES, -2.0, 2.0),
+            },
+            Finding {
+                text: "(6) separation does not make migration faster at every scale factor",
+                holds: |ours| not_always_faster(ours, SEPARATED_MIGRATION),
+            },
+            Finding {
+                text: "(6) migration changes by -1.8 % to 2.8 %",
+                holds: |ours| between(ours, SEPARATED_MIGRATION, -1.8, 2.8),
+            },
+        ],
     },
     Item {
         paper: "metadata",

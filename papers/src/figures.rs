@@ -1,8 +1,9 @@
 //! Running a benchmark, and the rows that it leaves.
 
 use crate::catalogue::{Column, Item, Point, Run, Theirs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 /// How large a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,25 +16,47 @@ pub(crate) enum Size {
     Paper,
     /// No run.
     AsMeasured,
+    /// Whether the benchmark works, if it has not been run so.
+    Smoke,
+}
+
+/// Where the rows of runs of a size are.
+pub(crate) fn folder(root: &Path, size: Size) -> PathBuf {
+    root.join(if size == Size::Smoke { "target/figures/smoke" } else { "target/figures" })
+}
+
+fn rows_of(root: &Path, bench: &str, size: Size) -> PathBuf {
+    folder(root, size).join(bench).with_extension("csv")
 }
 
 /// Runs a benchmark to its end.
 ///
 /// # Errors
-/// A text, when it cannot be started or fails.
+/// A text, when it cannot be started, fails, or leaves no rows.
 pub(crate) fn run(root: &Path, run: &Run, size: Size) -> Result<(), String> {
+    let rows = rows_of(root, run.bench, size);
     let args = match size {
         Size::Quick => run.quick,
         Size::Usual => run.usual,
         Size::Paper => run.paper,
-        Size::AsMeasured => return Ok(()),
+        Size::Smoke if !rows.exists() => &["--test"],
+        Size::AsMeasured | Size::Smoke => return Ok(()),
     };
+    let written = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
+    let before: Option<SystemTime> = written(&rows);
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     println!("cargo bench --bench {} -- {}", run.bench, args.join(" "));
     let mut command = Command::new(cargo);
     command.current_dir(root).args(["bench", "-p", "farheap", "--bench", run.bench, "--"]);
     let status = command.args(args).status().map_err(|error| format!("cargo: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("the benchmark ended with {status}")) }
+    if !status.success() {
+        return Err(format!("the benchmark {} ended with {status}", run.bench));
+    }
+    // One that skips itself succeeds, and leaves what an earlier run has measured.
+    match written(&rows) == before {
+        true => Err(format!("the benchmark {} has measured nothing here", run.bench)),
+        false => Ok(()),
+    }
 }
 
 /// A point of a figure with its values; `None`: unknown, or not measured.
@@ -48,8 +71,8 @@ pub(crate) struct Found {
 ///
 /// # Errors
 /// A text, when there are no rows.
-pub(crate) fn read(root: &Path, item: &Item) -> Result<Vec<Found>, String> {
-    let path = root.join("target/figures").join(item.run.bench).with_extension("csv");
+pub(crate) fn read(root: &Path, item: &Item, size: Size) -> Result<Vec<Found>, String> {
+    let path = rows_of(root, item.run.bench, size);
     let text =
         std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let found = points(item, &text);

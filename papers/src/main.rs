@@ -16,9 +16,12 @@ mod verdict;
 
 use catalogue::{CATALOGUE, Item, Kind};
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use figures::Size;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
+use verdict::{Verdict, verdicts};
 
 /// Reproduces figures and tables of the papers that farheap is built on.
 ///
@@ -41,7 +44,8 @@ struct Args {
     /// Its number in the paper.
     #[arg(requires = "paper")]
     number: Option<u32>,
-    /// The paper: metadata, cooperative, collective or query.
+    /// The paper.
+    #[arg(value_parser = PossibleValuesParser::new(PAPERS))]
     paper: Option<String>,
     /// Lists what can be reproduced, and measures nothing.
     #[arg(long)]
@@ -58,7 +62,14 @@ struct Args {
     /// Does not run the benchmark: takes the rows that it has left.
     #[arg(long, conflicts_with_all = ["quick", "paper_size"])]
     keep: bool,
+    /// Checks that the command works with the rows of the benchmarks' smoke runs (`-- --test`), in
+    /// seconds; runs those that have left none. Says nothing about any finding.
+    #[arg(long, conflicts_with_all = ["quick", "paper_size", "keep"])]
+    smoke: bool,
 }
+
+/// The papers by their short names.
+const PAPERS: [&str; 4] = ["metadata", "cooperative", "collective", "query"];
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -80,13 +91,14 @@ fn main() -> ExitCode {
     };
     let wanted: Vec<&Item> = all.iter().filter(wanted).copied().collect();
     if wanted.is_empty() {
-        eprintln!("farheap-papers: there is no such figure or table; --list says what there is");
+        eprintln!("farheap-papers: {}", unknown(&args, &all));
         return ExitCode::from(2);
     }
-    let size = match (args.keep, args.quick, args.paper_size) {
+    let size = match (args.keep, args.quick, args.paper_size, args.smoke) {
         (true, ..) => Size::AsMeasured,
-        (_, true, _) => Size::Quick,
-        (_, _, true) => Size::Paper,
+        (_, true, ..) => Size::Quick,
+        (_, _, true, _) => Size::Paper,
+        (.., true) => Size::Smoke,
         _ => Size::Usual,
     };
     match reproduce(root, &wanted, size) {
@@ -98,32 +110,67 @@ fn main() -> ExitCode {
     }
 }
 
+/// What to say of a figure that is not there.
+fn unknown(args: &Args, all: &[&Item]) -> String {
+    let asked = match (args.kind, args.number, &args.paper) {
+        (Some(kind), Some(number), Some(paper)) => format!("{} {number} {paper}", kind.name()),
+        _ => {
+            return "name a figure or table, its number and its paper; --list lists them"
+                .to_owned();
+        }
+    };
+    let of_paper = all.iter().filter(|item| args.paper.as_deref() == Some(item.paper));
+    let names: Vec<String> = of_paper.map(|item| item.name()).collect();
+    match names.is_empty() {
+        true => format!("`{asked}` cannot be reproduced, nor can anything else of that paper"),
+        false => {
+            format!("`{asked}` cannot be reproduced; of that paper there are {}", names.join(", "))
+        }
+    }
+}
+
 /// Reproduces items, several of one benchmark by one run of it; returns how many failed.
 fn reproduce(root: &Path, items: &[&Item], size: Size) -> usize {
-    let folder = root.join("target/figures/papers");
-    let (mut failed, mut ran) = (0, Vec::new());
-    for item in items {
-        if !ran.contains(&item.run.bench) {
-            ran.push(item.run.bench);
-            if let Err(why) = figures::run(root, &item.run, size) {
-                eprintln!("farheap-papers: {}: {why}", item.run.bench);
-                failed += items.iter().filter(|other| other.run.bench == item.run.bench).count();
-                continue;
-            }
+    let folder = figures::folder(root, size).join("papers");
+    let (mut failed, mut told) = (0, Vec::new());
+    let mut benches: Vec<&str> = items.iter().map(|item| item.run.bench).collect();
+    benches.sort_unstable();
+    benches.dedup();
+    // In the order of the catalogue, and what one benchmark measures together.
+    benches.sort_by_key(|bench| items.iter().position(|item| item.run.bench == *bench));
+    for bench in benches {
+        let of_bench: Vec<&&Item> = items.iter().filter(|item| item.run.bench == bench).collect();
+        let began = Instant::now();
+        let measured = figures::run(root, &of_bench[0].run, size);
+        if began.elapsed().as_secs() > 0 {
+            println!("{bench}: {} s", began.elapsed().as_secs());
         }
-        let told = figures::read(root, item).and_then(|found| {
-            println!("\n{}: {}", item.name(), item.title);
-            verdict::print(item, &found);
-            picture::draw(&folder, item, &found)
-        });
-        match told {
-            Ok(path) => println!("drawn: {}", display(&path, root)),
-            Err(why) => {
-                eprintln!("farheap-papers: {}: {why}", item.name());
-                failed += 1;
+        for item in of_bench {
+            let seen = measured.clone().and_then(|()| figures::read(root, item, size));
+            let drawn = seen.and_then(|found| {
+                println!("\n{}: {}", item.name(), item.title);
+                verdict::print(item, &found);
+                told.extend(verdicts(item, &found));
+                picture::draw(&folder, item, &found)
+            });
+            match drawn {
+                Ok(path) => println!("drawn: {}", display(&path, root)),
+                Err(why) => {
+                    eprintln!("farheap-papers: {}: {why}", item.name());
+                    failed += 1;
+                }
             }
         }
     }
+    let count = |verdict| told.iter().filter(|one| **one == verdict).count();
+    println!(
+        "\n{} figures and tables; of {} findings {} hold here, {} do not, {} were not measured",
+        items.len() - failed,
+        told.len(),
+        count(Verdict::Holds),
+        count(Verdict::DoesNot),
+        count(Verdict::Open),
+    );
     failed
 }
 
@@ -144,5 +191,18 @@ mod tests {
         assert!(Args::try_parse_from(["farheap-papers", "figure", "5"]).is_err());
         let args = Args::try_parse_from(["farheap-papers", "table", "3", "collective"]);
         assert_eq!(args.expect("valid").kind, Some(Kind::Table));
+        let error = Args::try_parse_from(["farheap-papers", "figure", "5", "metadate"]);
+        let error = error.expect_err("no such paper").to_string();
+        assert!(error.contains("metadate") && error.contains("cooperative"), "{error}");
+        assert!(CATALOGUE.iter().all(|item| PAPERS.contains(&item.paper)));
+    }
+
+    #[test]
+    fn a_figure_that_is_not_there_is_named_beside_those_that_are() {
+        let args = Args::try_parse_from(["farheap-papers", "figure", "99", "cooperative"]);
+        let all: Vec<&Item> = CATALOGUE.iter().collect();
+        let text = unknown(&args.expect("well-formed"), &all);
+        assert!(text.contains("`figure 99 cooperative`"), "{text}");
+        assert!(text.contains("figure 2 cooperative") && !text.contains("metadata"), "{text}");
     }
 }
