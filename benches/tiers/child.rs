@@ -7,6 +7,7 @@
 #![expect(clippy::disallowed_methods, reason = "the baseline does without the library's wrappers")]
 
 use crate::answers::{Answer, QUERIES};
+use crate::auto;
 use crate::tables::Database;
 use crate::{Failure, Options, Result, broken, load, queries};
 use clap::ValueEnum;
@@ -15,6 +16,7 @@ use farheap::{Config, Heap, Placement};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::Write;
@@ -31,6 +33,8 @@ pub(crate) enum Side {
     Far,
     /// In a mapped file.
     Mmap,
+    /// On a far tier and in local memory, within a budget.
+    Auto,
 }
 
 const PAGE: usize = 4096;
@@ -39,6 +43,7 @@ pub(crate) fn serve(options: &Options, side: Side) -> ExitCode {
     let result = match side {
         Side::Far => far(options),
         Side::Mmap => mapped(options),
+        Side::Auto => auto::run(options),
     };
     match result {
         // Not through the allocator's end: mapped columns are not its memory any more.
@@ -55,22 +60,22 @@ pub(crate) fn serve(options: &Options, side: Side) -> ExitCode {
 }
 
 /// The columns in DRAM, and the right answers.
-struct Job {
-    data: Database,
+pub(crate) struct Job {
+    pub(crate) data: Database,
     right: Vec<Answer>,
-    order: StdRng,
+    /// Passes so far: each has an order of its own.
+    turn: Cell<u64>,
     passes: usize,
 }
 
 impl Job {
     /// Loads the columns, and tells how long the queries take over them.
-    fn load(options: &Options) -> Result<Job> {
+    pub(crate) fn load(options: &Options) -> Result<Job> {
         let plan = load::Plan::count(options.scale_factor);
         let data = load::database(&plan, 2, &|_| Placement::Local).map_err(broken)?;
         println!("bytes {}", plan.bytes().get());
         let right = QUERIES.iter().map(|query| queries::run(*query, &data)).collect();
-        let order = StdRng::seed_from_u64(42);
-        let mut job = Job { data, right, order, passes: options.passes };
+        let job = Job { data, right, turn: Cell::new(0), passes: options.passes };
         forget_peak();
         let before = status("VmRSS:");
         job.tell("dram")?;
@@ -80,9 +85,17 @@ impl Job {
     }
 
     /// Runs the queries in random order, and tells the seconds of one pass.
-    fn tell(&mut self, name: &str) -> Result<()> {
-        let mut turns: Vec<usize> = (0..QUERIES.len() * self.passes).collect();
-        turns.shuffle(&mut self.order);
+    pub(crate) fn tell(&self, name: &str) -> Result<()> {
+        let seconds = self.pass(self.passes)?;
+        println!("{name} {}", seconds / self.passes as f64);
+        Ok(())
+    }
+
+    /// Runs the queries this often, in random order; the seconds.
+    pub(crate) fn pass(&self, passes: usize) -> Result<f64> {
+        let mut turns: Vec<usize> = (0..QUERIES.len() * passes).collect();
+        let turn = self.turn.replace(self.turn.get() + 1);
+        turns.shuffle(&mut StdRng::seed_from_u64(42 + turn));
         let mut seconds = 0.0;
         for turn in turns {
             let at = turn % QUERIES.len();
@@ -94,13 +107,24 @@ impl Job {
                 return Err(Failure::Broken(self.right[at].difference(&answer, &query)));
             }
         }
-        println!("{name} {}", seconds / self.passes as f64);
+        Ok(seconds)
+    }
+
+    /// Moves all columns.
+    pub(crate) fn move_all(&self, to: Placement) -> Result<()> {
+        for (_, column) in self.data.columns() {
+            let mut migrator = Migrator::new();
+            column.move_all(&mut migrator, to);
+            if let Some(error) = migrator.write_out().run(|_| {}).error() {
+                return Err(broken(error));
+            }
+        }
         Ok(())
     }
 }
 
-/// On a far tier.
-fn far(options: &Options) -> Result<()> {
+/// A heap as the parent has it configured.
+pub(crate) fn start(options: &Options) -> Result<Heap> {
     let too_small = |error| match error {
         farheap::Error::LimitTooSmall { .. } | farheap::Error::Config { .. } => {
             Failure::Skipped(error.to_string())
@@ -109,17 +133,16 @@ fn far(options: &Options) -> Result<()> {
     };
     let config = Config::builder().parse(&options.conf).map_err(too_small)?;
     let config = config.threshold(None).build().map_err(too_small)?;
-    let heap = Heap::start(config).map_err(too_small)?;
-    let mut job = Job::load(options)?;
+    Heap::start(config).map_err(too_small)
+}
+
+/// On a far tier.
+fn far(options: &Options) -> Result<()> {
+    let heap = start(options)?;
+    let job = Job::load(options)?;
     let before = Allocated::now();
     let began = Instant::now();
-    for (_, column) in job.data.columns() {
-        let mut migrator = Migrator::new();
-        column.move_all(&mut migrator, Placement::Far);
-        if let Some(error) = migrator.write_out().run(|_| {}).error() {
-            return Err(broken(error));
-        }
-    }
+    job.move_all(Placement::Far)?;
     println!("migrate {}", began.elapsed().as_secs_f64());
     let after = Allocated::now();
     println!("far {}", heap.allocated().get());
@@ -138,7 +161,7 @@ fn far(options: &Options) -> Result<()> {
 
 /// In a mapped file, in the memory group into which the parent puts this process.
 fn mapped(options: &Options) -> Result<()> {
-    let mut job = Job::load(options)?;
+    let job = Job::load(options)?;
     let file = match &options.dir {
         Some(dir) => tempfile::tempfile_in(dir),
         None => tempfile::tempfile(),

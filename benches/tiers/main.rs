@@ -4,7 +4,7 @@
 //! cargo bench --bench tiers                         # minutes; needs 1 GiB of disk and RAM
 //! cargo bench --bench tiers -- migrate              # groups whose names contain one of the words
 //! cargo bench --bench tiers -- --size 4GiB --limit 256MiB
-//! cargo bench --bench tiers -- tpch --paper         # scale factor 2, for pages of 2 MiB
+//! cargo bench --bench tiers -- tpch separation --paper   # scale factor 2, for pages of 2 MiB; 1 to 8
 //! cargo bench --bench tiers -- --test               # does it work? seconds
 //! ```
 //! Segments of 8 MiB go from local memory to the far tier and back, in the default configuration, with
@@ -13,12 +13,14 @@
 //! median of the rounds' own ratios. Prints a table and writes `target/figures/tiers.csv`, row by
 //! row, and `tiers.svg`. It checks what it reads.
 //!
-//! `tpch` (module `tpch`) has the queries of the example `tiers`, in processes of their own: Figures 5 and
-//! 6 of "Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or Foe?".
+//! `tpch` and `separation` have the queries of the example `tiers`, in processes of their own: Figures 5
+//! to 7 of "Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or Foe?". `auto` has them
+//! placed by how often they are read.
 
 #[path = "../../examples/tiers/answers.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
 mod answers;
+mod auto;
 mod child;
 #[path = "../common/mod.rs"]
 mod common;
@@ -36,6 +38,7 @@ mod load;
 mod queries;
 #[path = "../common/raw.rs"]
 mod raw;
+mod separation;
 #[path = "../common/table.rs"]
 mod table;
 #[path = "../../examples/tiers/tables.rs"]
@@ -68,9 +71,10 @@ const HOT: usize = 2;
 /// Words that a query adds up.
 const QUERY_WORDS: usize = 8 << 10;
 
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 struct Options {
-    /// Only groups whose names contain one of these: migrate, queries, memory, tpch.
+    /// Only groups whose names contain one of these: migrate, queries, memory, tpch,
+    /// separation, auto.
     words: Vec<String>,
     /// Bytes that migrate.
     #[arg(long, default_value = "256MiB")]
@@ -87,6 +91,9 @@ struct Options {
     /// TPC-H's scale factor: 370 MB of columns at 1.
     #[arg(long, default_value_t = 0.5)]
     scale_factor: f64,
+    /// Scale factors of `separation`.
+    #[arg(long, value_delimiter = ',', default_value = "0.1,0.5")]
+    scale_factors: Vec<f64>,
     /// How often each query runs on each side.
     #[arg(long, default_value_t = 3)]
     passes: usize,
@@ -102,6 +109,9 @@ struct Options {
     /// A process for one side of TPC-H.
     #[arg(long, hide = true)]
     child: Option<child::Side>,
+    /// What a child may have in local memory.
+    #[arg(long, hide = true, default_value = "0")]
+    budget: ByteCount,
     /// The configuration of the child's tier.
     #[arg(long, hide = true, default_value = "")]
     conf: String,
@@ -126,6 +136,7 @@ fn main() -> ExitCode {
     }
     if options.paper {
         options.scale_factor = options.scale_factor.max(2.0);
+        options.scale_factors = vec![1.0, 2.0, 4.0, 8.0];
     }
     if options.test || !options.bench {
         options.test = true;
@@ -133,6 +144,7 @@ fn main() -> ExitCode {
         (options.rounds, options.passes, options.scale_factor) = (1, 1, 0.05);
         options.cache = 50;
         options.pages = vec![ByteCount::kib(4), ByteCount::kib(64)];
+        options.scale_factors = vec![0.1];
     }
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
@@ -158,6 +170,12 @@ fn run(options: &Options) -> Result<()> {
     if options.wants("tpch") {
         tpch::rows(options, &mut rows)?;
     }
+    if options.wants("separation") {
+        separation::rows(options, &mut rows)?;
+    }
+    if options.wants("auto") {
+        auto::rows(options, &mut rows)?;
+    }
     table::print_goals(&rows);
     let folder = table::write("tiers", &rows, options.test)?;
     println!("written: tiers.csv, tiers.svg in {}", folder.display());
@@ -177,13 +195,17 @@ fn segment_rows(options: &Options, limit: ByteCount, rows: &mut Vec<Row>) -> Res
         ("memory", memory),
     ] {
         if options.wants(name) {
-            let new = work(options, &heap)?;
-            table::print_group(name, &new);
-            rows.extend(new);
-            table::write("tiers", rows, options.test)?;
+            add(name, rows, work(options, &heap)?, options)?;
         }
     }
     heap.shutdown().map_err(Failure::of)
+}
+
+/// Tells new rows, and writes them beside the others.
+fn add(name: &str, rows: &mut Vec<Row>, new: Vec<Row>, options: &Options) -> Result<()> {
+    table::print_group(name, &new);
+    rows.extend(new);
+    table::write("tiers", rows, options.test).map(drop)
 }
 
 fn broken(error: impl std::fmt::Display) -> Failure {

@@ -4,12 +4,13 @@
 //! |---|---|
 //! | page sizes | Figure 5, but for jemalloc's `retain`, which far arenas need |
 //! | metadata and retained addresses of a migration | Figure 6 |
+//! | metadata in the tier, and separated | Figure 7 (module `separation`) |
 //! | a loop device, a network block device, compressed memory, a mapped file | beyond it |
 
 use crate::child::Side;
 use crate::failure::{Failure, Result};
 use crate::group::{MemoryGroup, tool};
-use crate::table::{self, Row, median};
+use crate::table::{Row, median};
 use crate::{Options, broken};
 use farheap::ByteCount;
 use farheap::region::RegionConfig;
@@ -29,10 +30,10 @@ fn size(page: ByteCount) -> String {
 
 /// What a child told.
 #[derive(Clone, Debug)]
-struct Told(HashMap<String, f64>);
+pub(crate) struct Told(HashMap<String, f64>);
 
 impl Told {
-    fn get(&self, name: &str) -> f64 {
+    pub(crate) fn get(&self, name: &str) -> f64 {
         self.0.get(name).copied().unwrap_or(f64::NAN)
     }
 
@@ -122,13 +123,15 @@ fn beside_mmap(page: ByteCount, slowdown: f64, mapped: &[Told]) -> Row {
     Row::of_rounds(name, values, bases, |tier, mapped| mapped / tier, Some(1.0))
 }
 
-struct Job<'a> {
-    options: &'a Options,
-    cache: ByteCount,
+/// Runs children.
+pub(crate) struct Job<'a> {
+    pub(crate) options: &'a Options,
+    /// Of the tier, or of the memory group.
+    pub(crate) cache: ByteCount,
 }
 
 impl Job<'_> {
-    fn conf(&self, page: ByteCount, more: &str) -> String {
+    pub(crate) fn conf(&self, page: ByteCount, more: &str) -> String {
         let dir = match &self.options.dir {
             Some(dir) if !more.contains("device:") => format!(",dir:{}", dir.display()),
             _ => String::new(),
@@ -137,9 +140,7 @@ impl Job<'_> {
     }
 
     fn add(&self, rows: &mut Vec<Row>, new: Vec<Row>) -> Result<()> {
-        table::print_group("tpch", &new);
-        rows.extend(new);
-        table::write("tiers", rows, self.options.test).map(drop)
+        crate::add("tpch", rows, new, self.options)
     }
 
     /// All rounds of one side; `None`: the machine does not allow it, which is told.
@@ -155,16 +156,19 @@ impl Job<'_> {
         }
     }
 
-    fn run(&self, side: Side, conf: &str) -> Result<Told> {
+    /// One round of a side.
+    pub(crate) fn run(&self, side: Side, conf: &str) -> Result<Told> {
         let me = std::env::current_exe().map_err(Failure::io)?;
         let name = match side {
             Side::Far => "far",
             Side::Mmap => "mmap",
+            Side::Auto => "auto",
         };
         let mut command = Command::new(me);
         command.args(["--bench", "--child", name, "--conf", conf]);
         command.args(["--scale-factor", &self.options.scale_factor.to_string()]);
         command.args(["--passes", &self.options.passes.to_string()]);
+        command.args(["--budget", &self.cache.get().to_string()]);
         if let Some(dir) = &self.options.dir {
             command.arg("--dir").arg(dir);
         }
