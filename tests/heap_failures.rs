@@ -17,6 +17,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
 const MIB: usize = 1 << 20;
+/// For what the device never does: the default of 30 s waits for devices that recover.
+const SHORT: &str = "deadline:3s";
 const PAGE_WORDS: usize = (64 << 10) / 8;
 
 fn start(conf: &str) -> farheap::Result<Heap> {
@@ -216,7 +218,9 @@ fn assert_sigbus(ended: &Ended, cause: &str) {
 fn a_device_that_stays_full_is_a_sigbus_with_the_cause() {
     let name = "a_device_that_stays_full_is_a_sigbus_with_the_cause";
     if let Some(place) = case(name) {
-        let Some(_heap) = heap(&format!("limit:8MiB,capacity:96MiB,{place}")) else { return };
+        let Some(_heap) = heap(&format!("limit:8MiB,capacity:96MiB,{SHORT},{place}")) else {
+            return;
+        };
         let mut data = granted(64 * MIB / 8).expect("there is room");
         if let Some(dir) = place.strip_prefix("dir:") {
             balloon(dir.as_ref(), 80 * MIB);
@@ -243,7 +247,9 @@ fn a_device_that_stays_full_is_a_sigbus_with_the_cause() {
 fn allocations_fail_while_the_device_is_full() {
     let name = "allocations_fail_while_the_device_is_full";
     if let Some(dir) = case(name) {
-        let Some(heap) = heap(&format!("limit:8MiB,capacity:96MiB,dir:{dir}")) else { return };
+        let Some(heap) = heap(&format!("limit:8MiB,capacity:96MiB,{SHORT},dir:{dir}")) else {
+            return;
+        };
         if !heap.serves_kernel_faults() {
             return println!("skipped: only faults of user mode are permitted here");
         }
@@ -451,7 +457,7 @@ fn a_device_that_returns_other_bytes_is_a_sigbus_with_the_cause() {
     let name = "a_device_that_returns_other_bytes_is_a_sigbus_with_the_cause";
     if let Some(case) = case(name) {
         let (what, path) = case.split_once(':').expect("a case");
-        let Some(heap) = heap(&format!("limit:8MiB,device:{path}")) else { return };
+        let Some(heap) = heap(&format!("limit:8MiB,{SHORT},device:{path}")) else { return };
         let data = numbers(16 * MIB / 8, 6).expect("the device has room");
         heap.evict_all().expect("the device has room");
         let file = File::options().write(true).open(path).expect("the device");

@@ -131,7 +131,7 @@ fn touch_tampered() {
     let faulty = FaultyStore::new(store.clone(), 1);
     let control = faulty.control();
     // Without checksums: the tag alone tells.
-    let config = config().encrypt(true).checksum(false);
+    let config = config().encrypt(true).checksum(false).deadline(Duration::from_secs(2));
     let Some(region) = region(config, Arc::new(faulty)) else { return };
     let base = fill(&region);
     check(base);

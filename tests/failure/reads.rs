@@ -51,9 +51,10 @@ fn read_errors_of_seconds_are_waited_out() {
     }
 }
 
-/// Touches pages of a device that fails everything for two seconds, and works then.
+/// Touches pages of a device that fails everything for a second, and works then: for long after three
+/// attempts made at once would have been over.
 pub(crate) fn wait_out_errors(far: &Far) {
-    const SECONDS: Duration = Duration::from_secs(2);
+    const SECONDS: Duration = Duration::from_secs(1);
     far.store(0..PAGES);
     far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
     let threads: Vec<_> = (0..8).map(|n| (8 * n, far.touch(8 * n))).collect();
