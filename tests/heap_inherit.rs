@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
 
-/// Three times the limit of the tests' heaps.
-const WORDS: usize = (24 << 20) / 8;
+/// One and a half times the limit of the tests' heaps: of each process's share, a quarter of the limit, six
+/// times as much. (A page costs the kernel about 0.1 ms each time that it comes and goes beside a fork.)
+const WORDS: usize = (12 << 20) / 8;
 /// Words that are looked at are a sector of the device apart: whatever goes wrong, it goes wrong with whole
 /// sectors. To look at all words took 30 times as long.
 const STEP: usize = 512 / 8;
-const KINDS: [&str; 4] =
-    ["page:4KiB", "page:16KiB", "page:64KiB,readahead:off", "page:4KiB,checksum:off"];
+const KINDS: [&str; 3] = ["page:4KiB", "page:16KiB", "page:64KiB,readahead:off"];
 
 /// Forks; the child runs `body` and ends with 0 if it returns `true`.
 fn fork(body: impl FnOnce() -> bool) -> i32 {
@@ -120,7 +120,9 @@ fn start(conf: &str) -> Option<Heap> {
 #[test]
 fn a_child_reads_what_was_at_the_fork_while_the_parent_rewrites_all() {
     const TEST: &str = "a_child_reads_what_was_at_the_fork_while_the_parent_rewrites_all";
-    cases(TEST, &KINDS, |conf| {
+    // What was written is also told from what was not without hashes.
+    let kinds = [&KINDS[..], &["page:16KiB,checksum:off"]].concat();
+    cases(TEST, &kinds, |conf| {
         let Some(heap) = start(conf) else { return };
         let mut data = data(0);
         heap.evict_all().expect("the device has room");
@@ -128,22 +130,22 @@ fn a_child_reads_what_was_at_the_fork_while_the_parent_rewrites_all() {
         write(&mut data, WORDS / 2..WORDS, 0);
         let (mut go, mut done) = (Signal::new(), Signal::new());
         let child = fork(|| {
-            let rounds = [(); 3].map(|()| {
+            let rounds = [(); 2].map(|()| {
                 go.wait();
                 let right = is_version(&data, 0);
                 done.give();
                 right
             });
-            rounds == [true; 3]
+            rounds == [true; 2]
         });
-        for round in 1..=3 {
+        for round in 1..=2 {
             go.give();
             write_all(&mut data, round);
             assert!(is_version(&data, round), "the parent's, round {round}");
             done.wait();
         }
         assert_eq!(wait_for(child), 0);
-        assert!(is_version(&data, 3), "the parent's");
+        assert!(is_version(&data, 2), "the parent's");
         assert_eq!(heap.stats().poisoned, 0);
     });
 }
@@ -163,7 +165,7 @@ fn what_a_child_writes_is_its_own() {
                     for round in 1..=2 {
                         write_all(&mut data, child * 100 + round);
                         // Some again, in no order.
-                        for _ in 0..2_000 {
+                        for _ in 0..500 {
                             let at = dice.below((WORDS / STEP) as u64) as usize * STEP;
                             data[at] = content(at, child * 100 + round);
                         }
@@ -232,7 +234,7 @@ fn children_are_forked_while_threads_fault_and_allocate() {
                 });
             }
             let mut dice = Dice::new(seed(TEST));
-            for round in 0..40 {
+            for round in 0..25 {
                 let from = dice.below((WORDS - 100_000) as u64) as usize;
                 let child = fork(|| is_version_in(&still, from..from + 100_000, 0));
                 assert_eq!(wait_for(child), 0, "round {round}");
@@ -284,13 +286,13 @@ fn share_of_memory(pid: i32) -> u64 {
 #[test]
 fn parent_and_child_settle_within_a_quarter_more_than_the_limit() {
     const TEST: &str = "parent_and_child_settle_within_a_quarter_more_than_the_limit";
-    const LIMIT: u64 = 32 << 20;
-    const WORDS: usize = 96 << 17;
+    const LIMIT: u64 = 16 << 20;
+    const WORDS: usize = 32 << 17;
     // Each process has memory that is not far: pages of the test program and of its allocator that were
     // written since the fork, stacks, tables.
     const OTHER: u64 = 8 << 20;
     cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
-        let conf = format!("limit:32MiB,capacity:512MiB,{conf}");
+        let conf = format!("limit:16MiB,capacity:512MiB,{conf}");
         let Some(_heap) = heap(&conf) else { return };
         let own = std::process::id() as i32;
         let before = share_of_memory(own);
@@ -443,7 +445,7 @@ fn functions_that_run_around_a_fork_allocate() {
         // SAFETY: as above.
         unsafe { libc::pthread_atfork(Some(late_before), Some(late_after), Some(late_after)) };
         let mut data = data(0);
-        for round in 1..=5 {
+        for round in 1..=3 {
             heap.evict_all().expect("the device has room");
             let child = fork(|| {
                 let counts: Vec<_> = AROUND.iter().map(|at| at.load(Ordering::Relaxed)).collect();
@@ -453,7 +455,7 @@ fn functions_that_run_around_a_fork_allocate() {
             write_all(&mut data, round as u64);
             assert_eq!(wait_for(child), 0, "round {round}");
         }
-        assert!(is_version(&data, 5));
+        assert!(is_version(&data, 3));
     });
 }
 
