@@ -8,6 +8,7 @@ use crate::base::error::{Error, Result};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::diagnostics;
 use crate::paging::kernel_filled;
+use crate::paging::mapped_over;
 use crate::paging::page::word::State;
 use crate::paging::pager::discard;
 use crate::paging::region::Region;
@@ -63,6 +64,14 @@ impl Region {
         self.decommit_extent(ptr, len);
         self.release_extent(ptr, len);
         Ok(())
+    }
+
+    /// Whether all of a range is far memory still: in this region, and nothing mapped over it by the program.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn is_far(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
+        self.offset_of(ptr.as_ptr(), len.as_usize()).is_ok()
+            && self.pager.mapper().owns(ptr.as_ptr() as usize, len.as_usize())
     }
 
     pub(crate) fn base(&self) -> usize {
@@ -140,6 +149,13 @@ impl Region {
 
     pub(crate) fn decommit_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();
+        // Before others can have them: of pages that stay in use, nobody else looks.
+        for page in self.ranges.partly_covered(offset, len.as_usize()) {
+            let start = page.as_usize() * self.pager.page_bytes();
+            let part =
+                start.max(offset)..(start + self.pager.page_bytes()).min(offset + len.as_usize());
+            mapped_over::take_part_over(&self.pager, self.base() + part.start, part.len());
+        }
         let discard = |first, count| discard::discard(&self.pager, first, count);
         self.ranges.decommit(offset, len.as_usize(), discard);
     }

@@ -25,6 +25,7 @@ use crate::base::units::PageId;
 use crate::paging::diagnostics as report;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
+use crate::sys::vm::KERNEL_PAGE;
 
 /// Whether a page is far memory, all of it.
 pub(in crate::paging) fn owns_page(pager: &Pager, page: PageId) -> bool {
@@ -72,6 +73,24 @@ pub(in crate::paging) fn take_over(pager: &Pager, first: PageId, count: u64) {
                 report::warn("memory that was mapped over stays the program's", &error);
             }
             pager.publish(page, moving, Word::EMPTY);
+        }
+    }
+}
+
+/// Makes a part of a page far memory again, in whole kernel pages, that the program has freed and had mapped
+/// something over. What else is in the page stays. (Else the next to get that part would write to the
+/// program's file.)
+pub(in crate::paging) fn take_part_over(pager: &Pager, start: usize, len: usize) {
+    if pager.mapper().owns(start, len) {
+        return;
+    }
+    for start in (start..start + len).step_by(KERNEL_PAGE) {
+        if pager.mapper().owns(start, KERNEL_PAGE) {
+            continue;
+        }
+        let register = || pager.mapper().register_faults(start, KERNEL_PAGE);
+        if let Err(error) = pager.table().map_part_anew(start, KERNEL_PAGE, register) {
+            report::warn("memory that was mapped over stays the program's", &error);
         }
     }
 }
