@@ -70,8 +70,15 @@ pub(crate) const CPP: &[Compiler] = &[
     Compiler { name: "clang++", standard: "-std=c++20" },
 ];
 
+/// How many compilers are used, and only to build programs as they are: CI runs the tests a second time as
+/// another user, for whom they compile to the same.
+fn compilers_max() -> Option<usize> {
+    std::env::var("FARHEAP_TEST_COMPILERS").ok()?.parse().ok()
+}
+
 /// The compilers of a list that are installed; says which are not.
 pub(crate) fn installed(compilers: &[Compiler]) -> Vec<Compiler> {
+    let compilers = &compilers[..compilers_max().unwrap_or(usize::MAX).min(compilers.len())];
     let is_there = |compiler: &&Compiler| {
         let there = Command::new(compiler.name).arg("--version").output().is_ok();
         if !there {
@@ -99,6 +106,9 @@ impl Compiler {
         let mut link = Command::new(self.name);
         link.args(ASAN).arg(&source).arg("-o").arg(dir.path().join("empty"));
         let mut ways = vec![&[][..]];
+        if compilers_max().is_some() {
+            return ways;
+        }
         if link.output().is_ok_and(|output| output.status.success()) {
             ways.push(ASAN);
         } else {
