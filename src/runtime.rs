@@ -16,11 +16,12 @@ use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::config::{Config, Metadata, Place, UserMode};
 use crate::heap::{
-    self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
+    self, Edges, ExtentSource, Far, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
 };
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats};
 use crate::store::{BlockStore, Store};
+use crate::sys::vm;
 use maintenance::{Beside, LocalMemory, Maintenance};
 use process_limit::ProcessLimit;
 use std::ops::Deref;
@@ -297,6 +298,29 @@ impl Heap {
         let running = RUNNING.lock();
         let _ours = keep_local(); // Else the list itself may keep a tier from being shut down.
         running.iter().map(|tier| tier.heap.clone()).collect()
+    }
+
+    /// `madvise(2)` with `MADV_DONTNEED` for far memory of any tier: [`Region::clear`], also in a forked
+    /// child. Returns whether the range is far memory; what is not is left to `madvise` itself.
+    ///
+    /// # Errors
+    /// As [`Region::clear`].
+    ///
+    /// # Safety
+    /// Nobody needs the range's contents, and no reference into it exists.
+    pub unsafe fn dont_need(start: *mut u8, len: ByteCount) -> Result<bool> {
+        if !Far::contains(start) {
+            return Ok(false);
+        }
+        let _ours = keep_local();
+        let tier = Heap::tiers().into_iter().find(|tier| tier.region.contains(start));
+        match tier {
+            // SAFETY: as the caller promises.
+            Some(tier) => unsafe { tier.region.clear(start, len) }?,
+            // SAFETY: as the caller promises; what it has inherited a child may write.
+            None => unsafe { vm::fill_with_zeros(start.addr(), len.as_usize()) }?,
+        }
+        Ok(true)
     }
 
     /// The statistics of all far tiers that run, in total. A sum of maxima is what all had at once at

@@ -280,6 +280,11 @@ size_t far_usable_size(const void *ptr) FARHEAP_NOEXCEPT;
 /* Whether an address, any, lies in the far heap. */
 bool far_contains(const void *ptr) FARHEAP_NOEXCEPT;
 
+/* madvise(2), for local and for far memory, with its arguments and answers. The kernel does not know far memory
+ * that has left RAM: after its own MADV_DONTNEED that comes back as it was, after this one it reads as zero,
+ * also in a forked child. `#define madvise far_madvise` after the includes makes a source use it. */
+int far_madvise(void *start, size_t len, int advice) FARHEAP_NOEXCEPT;
+
 /* What asks for memory of a heap's tier, for ever: once the tier has ended, there is none. */
 farheap_status farheap_heap_placement(farheap_heap *heap, farheap_placement *out) FARHEAP_NOEXCEPT;
 

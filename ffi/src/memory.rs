@@ -7,12 +7,14 @@ use crate::error::{
 };
 use crate::handle;
 use crate::scope::{FARHEAP_FAR, FARHEAP_POLICY, farheap_placement, wanted};
-use farheap::{Heap, Placement, malloc};
-use std::ffi::c_void;
+use farheap::{ByteCount, Error, Heap, Placement, malloc};
+use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
 /// Alignment of what asks for none.
 const ALIGN: usize = 16;
+/// `MADV_DONTNEED` of locked memory as well (Linux 5.18).
+const MADV_DONTNEED_LOCKED: c_int = 24;
 
 /// Returns a block, or NULL with the reason.
 #[inline]
@@ -111,6 +113,30 @@ pub unsafe extern "C" fn far_realloc(ptr: *mut c_void, size: usize) -> *mut c_vo
     };
     // SAFETY: a live block, as the caller promises.
     value(ptr::null_mut(), || Ok(give(unsafe { malloc::reallocate(block, size) }, size, None)))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn far_madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int {
+    value(-1, || {
+        if matches!(advice, libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED) {
+            // SAFETY: the content is given up, as the caller promises.
+            match unsafe { Heap::dont_need(start.cast(), ByteCount(len as u64)) } {
+                Ok(true) => return Ok(0),
+                Ok(false) => {}
+                Err(error) => {
+                    set_errno(if let Error::Os { errno, .. } = error {
+                        errno
+                    } else {
+                        libc::EINVAL
+                    });
+                    return Err(error.into());
+                }
+            }
+        }
+        #[expect(clippy::disallowed_methods, reason = "what is not far is the kernel's")]
+        // SAFETY: as the caller promises.
+        Ok(unsafe { libc::madvise(start, len, advice) })
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -13,8 +13,6 @@ use crate::own::enter;
 use farheap::{ByteCount, Far, Heap};
 use libc::{c_int, c_void, size_t};
 
-/// The kernel's page, in which it takes advice.
-const PAGE: usize = 4096;
 /// `MADV_DONTNEED` of locked memory as well (Linux 5.18).
 const MADV_DONTNEED_LOCKED: c_int = 24;
 
@@ -52,26 +50,10 @@ unsafe extern "C" fn kernel_madvise(start: *mut c_void, len: size_t, advice: c_i
 /// # Safety
 /// The program gives up what the range holds.
 pub(crate) unsafe fn drop_far(start: *mut u8, len: usize) -> bool {
-    let Some(len) = len.checked_next_multiple_of(PAGE).filter(|len| *len > 0) else { return false };
-    if !start.addr().is_multiple_of(PAGE) || !Far::contains(start) {
+    if len == 0 || !Far::contains(start) {
         return false;
     }
-    let page = {
-        let Some(_inside) = enter() else { return false };
-        let Some(heap) = Heap::running() else { return false };
-        // SAFETY: as the caller promises.
-        if unsafe { heap.region().discard(start, ByteCount(len as u64)) }.is_err() {
-            return false;
-        }
-        heap.region().page_size().as_usize()
-    };
-    // Far pages of which the range has a part only. (A program's own thread: it may wait for them.)
-    let head = (start.addr().next_multiple_of(page) - start.addr()).min(len);
-    let tail = ((start.addr() + len) % page).min(len - head);
-    // SAFETY: mapped, as far memory is, and the caller gives it up.
-    unsafe { start.write_bytes(0, head) };
-    let tail_start = start.wrapping_add(len - tail);
-    // SAFETY: as above.
-    unsafe { tail_start.write_bytes(0, tail) };
-    true
+    let Some(_inside) = enter() else { return false };
+    // SAFETY: as the caller promises.
+    matches!(unsafe { Heap::dont_need(start, ByteCount(len as u64)) }, Ok(true))
 }

@@ -90,15 +90,16 @@ unsafe fn map(
 /// # Safety
 /// The program gives up what the range holds.
 unsafe fn map_anew(start: NonNull<u8>, len: usize, protection: c_int) -> bool {
-    // SAFETY: changes no more than that the range can be read and written.
-    unsafe { libc::mprotect(start.as_ptr().cast(), len, READ_WRITE) };
-    // SAFETY: as the caller promises.
-    if !unsafe { drop_far(start.as_ptr(), len) } {
-        return false;
-    }
-    // SAFETY: the program asks for it.
-    protection == READ_WRITE
-        || unsafe { libc::mprotect(start.as_ptr().cast(), len, protection) } == 0
+    let is_far = || {
+        let _inside = enter()?;
+        Some(Heap::running()?.region().is_far(start, ByteCount(len as u64)))
+    };
+    // What it has mapped there before is for the kernel to replace.
+    is_far() == Some(true)
+        // SAFETY: as the caller promises.
+        && unsafe { drop_far(start.as_ptr(), len) }
+        // SAFETY: the program asks for it.
+        && unsafe { libc::mprotect(start.as_ptr().cast(), len, protection) } == 0
 }
 
 /// `mmap64`, the same on this machine.

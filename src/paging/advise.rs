@@ -23,6 +23,7 @@ use crate::paging::pager::reclaim;
 use crate::paging::readahead::PrefetchRun;
 use crate::paging::region::{Advice, Region, RegionConfig};
 use crate::sys::signals::SignalsBlocked;
+use crate::sys::vm::{self, KERNEL_PAGE};
 use std::time::Duration;
 
 impl Region {
@@ -43,6 +44,76 @@ impl Region {
         let end = (offset + len.as_usize()) / self.pager.page_bytes();
         if first < end {
             discard::discard(&self.pager, PageId(first as u64), PageCount((end - first) as u64));
+        }
+        Ok(())
+    }
+
+    /// Makes a range read as zero, as `madvise(2)` with `MADV_DONTNEED` does to ordinary memory: in units of
+    /// 4 KiB, whatever the page size and wherever the content is. Pages that lie whole in the range are
+    /// [discarded](Region::discard); for a part of a page the page is brought in. What may not be
+    /// written stays so. What the program has mapped over the region is left to the kernel's `madvise`.
+    /// A forked child writes zeros.
+    ///
+    /// The kernel alone drops what is in memory: a page that has left comes back as it was.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region, or does not begin at a multiple of
+    /// 4 KiB; [`Error::Os`] when the kernel does not let a part of a page be written.
+    ///
+    /// # Safety
+    /// As for [`discard`](Region::discard).
+    pub unsafe fn clear(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        let len = len.as_usize().checked_next_multiple_of(KERNEL_PAGE);
+        let len = len.ok_or(Error::BadRange { reason: "length overflows" })?;
+        let offset = self.offset_of(ptr, len)?;
+        if !offset.is_multiple_of(KERNEL_PAGE) {
+            return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB" });
+        }
+        if !self.is_here() {
+            // SAFETY: the caller's promise.
+            return unsafe { vm::fill_with_zeros(ptr.addr(), len) };
+        }
+        let (page, end) = (self.pager.page_bytes(), offset + len);
+        let first = offset.next_multiple_of(page).min(end);
+        let behind = (end / page * page).max(first);
+        self.clear_part(offset, first)?;
+        if first == behind {
+            // No page lies whole in the range.
+        } else if self.pager.mapper().owns(self.base() + first, behind - first) {
+            let (first, behind) = (first / page, behind / page);
+            discard::discard(&self.pager, PageId(first as u64), PageCount((behind - first) as u64));
+        } else {
+            for at in (first..behind).step_by(page) {
+                if self.pager.mapper().owns(self.base() + at, page) {
+                    discard::discard(&self.pager, PageId((at / page) as u64), PageCount(1));
+                } else {
+                    self.clear_part(at, at + page)?;
+                }
+            }
+        }
+        self.clear_part(behind, end)
+    }
+
+    /// Fills a part of a page with zeros, given up by its owner, or has the kernel drop it where it is not
+    /// far memory.
+    fn clear_part(&self, offset: usize, end: usize) -> Result<()> {
+        let page = PageId((offset / self.pager.page_bytes()) as u64);
+        let clear = |start: usize, len: usize| match kernel_filled::holds_nothing(&self.pager, page)
+        {
+            true => Ok(()),
+            // SAFETY: given up, as the caller says.
+            false => unsafe { vm::fill_with_zeros(start, len) },
+        };
+        if self.pager.mapper().owns(self.base() + offset, end - offset) {
+            return clear(self.base() + offset, end - offset);
+        }
+        for start in (self.base() + offset..self.base() + end).step_by(KERNEL_PAGE) {
+            if self.pager.mapper().owns(start, KERNEL_PAGE) {
+                clear(start, KERNEL_PAGE)?;
+            } else {
+                // SAFETY: the program's own mapping, which it gives advice for.
+                unsafe { vm::drop_content(start, KERNEL_PAGE) }?;
+            }
         }
         Ok(())
     }

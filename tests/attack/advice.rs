@@ -1,11 +1,12 @@
 //! What a program may tell the kernel about its memory: locks, protections, advice, and mappings
 //! that it moves or takes away.
+#![expect(unsafe_code, reason = "gives up what attacked memory holds")]
 
 use crate::ground::{
     Ground, Stretch, UNIT, all, allocate, attack_or_end, attacks, free, map, stamp,
 };
 use crate::kernel::{Errno, Outcome, addr, addr_mut, call, fd, memory_file, take};
-use farheap::ByteCount;
+use farheap::{ByteCount, Heap};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -18,6 +19,7 @@ attacks! {
     protections_keep_the_bytes: all,
     advice_keeps_the_bytes: all,
     memory_dropped_by_the_program_is_zero_or_as_before: all,
+    memory_that_the_heap_is_told_to_drop_is_zero: all,
     memory_unmapped_by_the_program_harms_nothing_else: all,
     memory_mapped_over_far_memory_is_the_programs: all,
     memory_mapped_over_fresh_far_memory_is_the_programs: all,
@@ -234,6 +236,42 @@ fn memory_dropped_by_the_program_is_zero_or_as_before(ground: &Ground) {
             ground.assert_alike("written again");
         }
     }
+}
+
+/// `Heap::dont_need` does to far memory, wherever it is and however it is protected, what the kernel does
+/// to ordinary memory.
+fn memory_that_the_heap_is_told_to_drop_is_zero(ground: &Ground) {
+    const WRITABLE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+    let mut dice = ground.dice();
+    let mut number = 11;
+    for protection in [WRITABLE, libc::PROT_READ, libc::PROT_NONE] {
+        for range in ranges(ground) {
+            number += 1;
+            ground.far.fill(number);
+            ground.near.fill(number);
+            if dice.below(2) == 0 {
+                drop(ground.evict_far());
+            }
+            let protect = |protection| {
+                let act = |stretch: &Stretch| {
+                    ranged(libc::SYS_mprotect, stretch, range.clone(), protection)
+                };
+                ground.same("mprotect", act).expect("is mapped");
+            };
+            protect(protection);
+            let (start, len) =
+                (ground.far.at(range.start) as *mut u8, ByteCount(range.len() as u64));
+            // SAFETY: the attack gives the content up.
+            let dropped = unsafe { Heap::dont_need(start, len) };
+            assert_eq!(dropped, Ok(true), "{range:?}");
+            ranged(libc::SYS_madvise, &ground.near, range.clone(), libc::MADV_DONTNEED)
+                .expect("is allowed");
+            protect(WRITABLE);
+            ground.assert_alike("dropped");
+        }
+    }
+    ground.await_passes(1);
+    ground.assert_alike("dropped, and evicted");
 }
 
 /// What a system call finds at a place: a word, or that nothing is mapped there.

@@ -1,9 +1,10 @@
 /* The far heap from C: memory, scopes, hints, statistics, configuration. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "check.h"
 
 #include <errno.h>
 #include <stdint.h>
+#include <sys/mman.h>
 
 #define WORDS ((size_t)8 << 20) /* 64 MiB, four times the limit */
 
@@ -198,6 +199,15 @@ static void data_larger_than_the_limit_comes_back(farheap_heap *heap) {
     OK(farheap_discard(heap, words, 4 * MIB));
     for (size_t i = 64 << 10; i < 3 * MIB / 8; i++) CHECK(words[i] == 0);
     CHECK(words[WORDS - 1] == (WORDS - 1) * (WORDS - 1));
+
+    /* As the kernel does to ordinary memory, also to what has left: in units of 4 KiB. */
+    char *dropped = (char *)words + 6 * MIB + (4096 - (uintptr_t)words % 4096);
+    memset(dropped - 4096, 7, 5 * 4096);
+    OK(farheap_evict_all(heap));
+    CHECK(far_madvise(dropped, 3 * 4096 - 5, MADV_DONTNEED) == 0);
+    CHECK(dropped[-1] == 7 && dropped[0] == 0 && dropped[3 * 4096 - 1] == 0 && dropped[3 * 4096] == 7);
+    CHECK(far_madvise(dropped + 1, 4096, MADV_DONTNEED) == -1 && errno == EINVAL);
+    CHECK(far_madvise(dropped, 4096, MADV_NORMAL) == 0);
 
     OK(farheap_set_limit(heap, 12 * MIB));
     FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_set_limit(heap, MIB));

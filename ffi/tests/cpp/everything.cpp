@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <string>
+#include <sys/mman.h>
 #include <vector>
 
 using namespace farheap;
@@ -456,6 +457,10 @@ static void far_containers(heap &far) {
     throws<error>(FARHEAP_E_IN_USE, [&] { far.shutdown(); });
     far.discard(column.data(), 32 * mib);
     CHECK(column[4 * mib] == 0);
+    far.evict_all();
+    auto end = reinterpret_cast<std::uintptr_t>(column.data() + column.size()) / 4096 * 4096;
+    CHECK(far_madvise(reinterpret_cast<void *>(end - 4096), 4096, MADV_DONTNEED) == 0);
+    CHECK(*reinterpret_cast<int *>(end - 4) == 0);
 
     std::map<int, std::string, std::less<int>, far_allocator<std::pair<const int, std::string>>> map;
     for (int i = 0; i < 10000; i++) map[i] = "a string that is too long to be kept inside of itself";

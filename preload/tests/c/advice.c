@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { PAGE = 4096, PAGES = 8192 };
 
@@ -43,6 +45,66 @@ static int drop(long from, long count, long every) {
     return 1;
 }
 
+static int all(long from, long to, int value) {
+    for (long page = from; page < to; page++)
+        if (!is(page, value < 0 ? (int)(page % 251 + 1) : value)) {
+            printf("page %ld is %d, not %d\n", page, (unsigned char)data[page * PAGE], value);
+            return 0;
+        }
+    return 1;
+}
+
+/* Allocators close memory first, and drop it then. */
+static int protected(void) {
+    static const int access[] = {PROT_NONE, PROT_READ};
+    for (int n = 0; n < 2; n++) {
+        fill();
+        if (mprotect(data + PAGE, 10 * PAGE, access[n]) != 0
+            || madvise(data + 2 * PAGE, 8 * PAGE, MADV_DONTNEED) != 0
+            || mprotect(data + PAGE, 10 * PAGE, PROT_READ | PROT_WRITE) != 0)
+            return 0;
+        if (!all(0, 2, -1) || !all(2, 10, 0) || !all(10, PAGES, -1))
+            return 0;
+    }
+    return 1;
+}
+
+/* A file that the program has mapped in the middle stays its own. */
+static int mapped_over(void) {
+    FILE *file = tmpfile();
+    if (file == NULL || ftruncate(fileno(file), 21 * PAGE) != 0)
+        return 0;
+    fill();
+    char *place = data + 19 * PAGE;
+    if (mmap(place, 21 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fileno(file), 0) != place)
+        return 0;
+    memset(place, 9, 21 * PAGE);
+    if (madvise(data + 15 * PAGE, 40 * PAGE, MADV_DONTNEED) != 0)
+        return 0;
+    if (!all(0, 15, -1) || !all(15, 19, 0) || !all(19, 40, 9) || !all(40, 55, 0) || !all(55, PAGES, -1))
+        return 0;
+    int fixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    if (mmap(place, 21 * PAGE, PROT_READ | PROT_WRITE, fixed, -1, 0) != place || !all(19, 40, 0))
+        return 0;
+    fill();
+    char written[PAGE];
+    for (long page = 0; page < 21; page++)
+        if (pread(fileno(file), written, PAGE, page * PAGE) != PAGE || written[0] != 9 || written[PAGE - 1] != 9)
+            return printf("page %ld of the file is %d\n", page, written[0]), 0;
+    return all(0, PAGES, -1);
+}
+
+/* A forked child drops what it has inherited, wherever that is. */
+static int child(void) {
+    fill();
+    pid_t child = fork();
+    if (child == 0)
+        _exit(madvise(data + 5 * PAGE, 4000 * PAGE, MADV_DONTNEED) == 0 && all(0, 5, -1)
+              && all(5, 4005, 0) && all(4005, PAGES, -1) ? 0 : 1);
+    int status = 1;
+    return waitpid(child, &status, 0) == child && status == 0 && all(0, PAGES, -1);
+}
+
 int main(void) {
     /* So much that the heap has started before. */
     for (int n = 0; n < 64; n++)
@@ -61,6 +123,8 @@ int main(void) {
         || madvise(data + PAGE + 1, PAGE, MADV_DONTNEED) == 0 || !is(1, 2)
         || madvise(data + PAGE, PAGE, MADV_WILLNEED) != 0
         || madvise(local, PAGE, MADV_DONTNEED) != 0 || local[0] != 0 || local[PAGE] != 7)
+        return 1;
+    if (!protected() || !mapped_over() || !child())
         return 1;
     puts("right");
     return 0;
