@@ -21,7 +21,7 @@ const DEVICE_MIB: u64 = 64;
 /// Of cases about devices that are late.
 const DEADLINE: Duration = Duration::from_secs(1);
 /// Of the others: the threads that serve a device are late themselves on a busy machine.
-const DEADLINE_LONG: Duration = Duration::from_secs(30);
+const DEADLINE_LONG: Duration = Duration::from_secs(8);
 const PAGE: usize = 4096;
 const BAD: usize = 77;
 

@@ -18,10 +18,10 @@ const LIMIT: Duration = Duration::from_secs(180);
 const UNIT: usize = 4096;
 const FILE_UNITS: usize = 4096;
 /// Reads of each kind and page size.
-const READS: usize = 5_000;
+const READS: usize = 2_000;
 /// The same under a pin, for which the evictor and a handler have to run each time: beside 50 runnable
 /// processes 5,000 took over ten minutes.
-const READS_PINNED: usize = 1_000;
+const READS_PINNED: usize = 500;
 
 /// Number of reads by the way in which pages are installed.
 fn reads(install: Install) -> usize {

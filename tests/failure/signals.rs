@@ -16,7 +16,7 @@ const TOUCHED: usize = 64 << 20;
 /// Bytes that the interrupted thread works on.
 const WORKED_ON: usize = 1 << 20;
 /// Signals that a case handles at least.
-const SIGNALS: usize = 1_500;
+const SIGNALS: usize = 1_000;
 /// Rounds of work that a case does at least.
 const ROUNDS: usize = 20;
 
