@@ -98,11 +98,14 @@ impl Region {
     /// far memory.
     fn clear_part(&self, offset: usize, end: usize) -> Result<()> {
         let page = PageId((offset / self.pager.page_bytes()) as u64);
-        let clear = |start: usize, len: usize| match kernel_filled::holds_nothing(&self.pager, page)
-        {
-            true => Ok(()),
+        let clear = |start: usize, len: usize| {
+            let is_lost = self.pager.word(page).load().state() == State::Poisoned;
+            // What is lost stays so as long as a part of it is wanted: touching it is SIGBUS.
+            if is_lost || kernel_filled::holds_nothing(&self.pager, page) {
+                return Ok(());
+            }
             // SAFETY: given up, as the caller says.
-            false => unsafe { vm::fill_with_zeros(start, len) },
+            unsafe { vm::fill_with_zeros(start, len) }
         };
         if self.pager.mapper().owns(self.base() + offset, end - offset) {
             return clear(self.base() + offset, end - offset);
