@@ -43,13 +43,16 @@ fn take_number(frames: &Frames, first: PageId, order: u8, after: u64) -> Result<
     let table = &frames.table;
     loop {
         // Words are charged before they are written.
-        let mut at = first.0.min(table.end());
-        while at < after {
-            frames.charge_metadata(PageId(at))?;
-            at = (at / CHUNK_PAGES as u64 + 1) * CHUNK_PAGES as u64;
+        for page in chunks_of(first.0.min(table.end())..after) {
+            frames.charge_metadata(page)?;
         }
         let mut free = frames.free.lock();
         let end = table.end();
+        // The table may have become smaller meanwhile, and given words back.
+        let mut chunks = chunks_of(first.0.min(end)..after);
+        if !chunks.all(|page| frames.chunks.is_charged(page)) {
+            continue;
+        }
         let known = first.0.min(end)..after.min(end);
         let gap = end..first.0.max(end);
         if !known.is_empty() && !free.take_range(known.clone()) {
@@ -71,6 +74,12 @@ fn take_number(frames: &Frames, first: PageId, order: u8, after: u64) -> Result<
         drop(free);
         std::thread::yield_now();
     }
+}
+
+/// A page of each chunk that a range of pages reaches into.
+fn chunks_of(pages: std::ops::Range<u64>) -> impl Iterator<Item = PageId> {
+    const CHUNK: u64 = CHUNK_PAGES as u64;
+    (pages.start / CHUNK..pages.end.div_ceil(CHUNK)).map(|chunk| PageId(chunk * CHUNK))
 }
 
 /// A buffer that was taken and locked, and whose memory is charged, is in use.
@@ -103,8 +112,8 @@ pub(super) fn free_tail(frames: &Frames, free: &FreeLists, least: u64) -> u64 {
 }
 
 /// Ends the table where its free tail begins, but not before `least`, and calls `give_back` with the pages
-/// that it loses, some at a time; they are locked until then, so that nobody brings one of them into use. A
-/// page of the tail that another thread has locked for a moment leaves the table as it is.
+/// that it loses, some at a time; they are locked until then, so that nobody brings one of them into use.
+/// Their words and page tables are given back as well. A page of the tail that another thread has locked for a moment leaves the table as it is.
 pub(super) fn cut_tail(frames: &Frames, least: u64, mut give_back: impl FnMut(PageId, u64)) {
     let table = &frames.table;
     let mut free = frames.free.lock();
@@ -127,6 +136,10 @@ pub(super) fn cut_tail(frames: &Frames, least: u64, mut give_back: impl FnMut(Pa
             give_back(table.page_of(&part[0]), part.len() as u64);
         }
         part.iter().for_each(Latch::abort_load);
+    }
+    if is_all {
+        // Now that nobody holds them locked. Meanwhile the table may have grown again.
+        frames.give_back_behind(end, &frames.free.lock());
     }
 }
 

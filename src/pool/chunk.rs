@@ -159,13 +159,15 @@ impl Chunks {
         &self.notes[chunk / HUGE_WORDS_CHUNKS * HUGE_WORDS_CHUNKS]
     }
 
-    /// Gives back what a chunk costs, if it is charged and nobody is at it. `drop_words` looks whether
+    /// Gives back what a chunk costs, if it is charged and nobody is at it, and no buffer of several pages
+    /// reaches into it, or its pages are all `unused`. `drop_words` looks whether
     /// none of its words is in use any more and drops them with the page tables; it returns the version
     /// with which they begin next. `drop_bits` drops the bits of pages none of which is resident.
     /// Returns the bytes to uncharge.
     pub(super) fn give_back(
         &self,
         chunk: usize,
+        unused: bool,
         drop_words: impl FnOnce(u64) -> Option<u64>,
         drop_bits: impl FnOnce(Range<usize>) -> bool,
     ) -> ByteCount {
@@ -174,7 +176,7 @@ impl Chunks {
             return ByteCount::ZERO;
         }
         let _changing = self.changing.lock();
-        if !note.begin_drop() {
+        if !note.begin_drop(unused) {
             return ByteCount::ZERO;
         }
         let Some(first_version) = drop_words(note.first_version()) else {
@@ -301,11 +303,13 @@ mod tests {
         let second = charge(&chunks, other);
         let tables = if chunks.frees_tables { KERNEL_PAGE as u64 } else { 0 };
         let chunk_bytes = KERNEL_PAGE as u64 + tables;
-        let none = chunks.give_back(1, |_| None, |_| panic!("another chunk of the group is used"));
+        let none =
+            chunks.give_back(1, false, |_| None, |_| panic!("another chunk of the group is used"));
         assert_eq!((none, chunks.is_charged(PAGE)), (ByteCount::ZERO, true), "a word is in use");
-        let given = chunks.give_back(1, |first| Some(first + 9), |_| panic!("as above"));
+        let given = chunks.give_back(1, false, |first| Some(first + 9), |_| panic!("as above"));
         assert_eq!((given.0, chunks.is_charged(PAGE)), (chunk_bytes, false));
-        let given = chunks.give_back(2, |first| Some(first + 1), |pages| pages == (0..64 * 512));
+        let given =
+            chunks.give_back(2, false, |first| Some(first + 1), |pages| pages == (0..64 * 512));
         assert_eq!(given.0, chunk_bytes + KERNEL_PAGE as u64);
         assert_eq!(chunks.metadata().0, all + second - given.0 - chunk_bytes);
         let begun = Cell::new((0..0, 0));

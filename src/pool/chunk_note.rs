@@ -111,11 +111,13 @@ impl ChunkNote {
     }
 
     /// Begins to give the words back, if nobody is within and nothing else is done to the chunk. Then
-    /// nobody enters before the end.
-    pub(crate) fn begin_drop(&self) -> bool {
+    /// nobody enters before the end. `unused`: none of its pages is in use, so that no buffer reaches into
+    /// it any more.
+    pub(crate) fn begin_drop(&self, unused: bool) -> bool {
         let seen = self.0.load(Ordering::Relaxed);
+        let multi_page = if unused { 0 } else { MULTI_PAGE };
         let is_open =
-            seen & CHARGED != 0 && seen & (ENTERED_MASK | MULTI_PAGE | FROZEN | HUGE) == 0;
+            seen & CHARGED != 0 && seen & (ENTERED_MASK | multi_page | FROZEN | HUGE) == 0;
         let dropping = seen ^ (CHARGED | FROZEN);
         // Acquire: pairs with the release of the last that left.
         is_open
@@ -195,25 +197,25 @@ mod tests {
     #[test]
     fn a_chunk_is_dropped_only_when_nobody_is_within_and_nothing_else_is_done_to_it() {
         let note = ChunkNote::default();
-        assert!(note.enter().is_none() && !note.begin_drop() && !note.try_freeze());
+        assert!(note.enter().is_none() && !note.begin_drop(false) && !note.try_freeze());
         let within = note.begin_use();
         let other = note.enter().expect("charged");
         drop(within);
-        assert!(!note.begin_drop(), "another is within");
+        assert!(!note.begin_drop(false), "another is within");
         drop(other);
-        assert!(note.try_freeze() && !note.begin_drop(), "frozen");
+        assert!(note.try_freeze() && !note.begin_drop(false), "frozen");
         note.unfreeze();
         note.set_huge();
-        assert!(!note.begin_drop(), "huge");
-        assert!(note.end_huge() && note.begin_drop());
-        assert!(note.enter().is_none() && !note.try_freeze() && !note.begin_drop());
+        assert!(!note.begin_drop(false), "huge");
+        assert!(note.end_huge() && note.begin_drop(false));
+        assert!(note.enter().is_none() && !note.try_freeze() && !note.begin_drop(false));
         note.undo_drop();
-        assert!(note.is_charged() && note.begin_drop());
+        assert!(note.is_charged() && note.begin_drop(false));
         note.end_drop(7, false);
         assert_eq!((note.first_version(), note.is_charged(), note.has_tables()), (7, false, false));
         assert!(note.is_kept());
         drop(note.begin_use());
-        assert!(note.note_multi_page() && !note.begin_drop(), "a buffer of several pages");
+        assert!(note.note_multi_page() && !note.begin_drop(false), "a buffer of several pages");
     }
 }
 
@@ -260,13 +262,14 @@ mod model {
     }
 
     /// As `Frames::give_back`.
-    fn give_back(shared: &Shared) {
+    fn give_back(shared: &Shared, unused: bool) {
         let chunk = &shared.chunk;
         let _changing = chunk.changing.lock().expect("no panic");
-        if !chunk.note.begin_drop() {
+        if !chunk.note.begin_drop(unused) {
             return;
         }
-        if !shared.words.iter().all(|word| word.load().is_droppable()) {
+        let is_droppable = |word: LatchWord| word.is_droppable() || unused && word.is_unused();
+        if !shared.words.iter().all(|word| is_droppable(word.load())) {
             chunk.note.undo_drop();
             return;
         }
@@ -294,7 +297,7 @@ mod model {
         let latch = &shared.words[page];
         if latch.try_lock_victim(latch.load()) {
             latch.evicted(1);
-            give_back(shared);
+            give_back(shared, false);
         }
     }
 
@@ -320,6 +323,53 @@ mod model {
             assert!(shared.words[1].load().is_free(), "its word was given back");
             assert_eq!(shared.chunk.charged.load(Ordering::Relaxed), 1, "not charged");
             assert!(shared.chunk.note.is_charged());
+        });
+    }
+
+    /// A page of the table is freed, the table ends before it, and its word is given back, while a thread
+    /// that saw it in the table loads it: it is loaded before, or not at all.
+    #[test]
+    fn loom_a_page_that_left_the_table_is_loaded_by_nobody() {
+        loom::model(|| {
+            let shared = shared();
+            // `content` is where the table ends: page 1 is in it, and absent.
+            shared.content.store(2, Ordering::Relaxed);
+            drop(enter(&shared));
+            let loader = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    let latch = &shared.words[1];
+                    let entered = enter(&shared);
+                    let was = latch.load();
+                    if was.is_absent() && !was.is_unused() && latch.try_begin_load(was) {
+                        if shared.content.load(Ordering::Acquire) > 1 {
+                            latch.loaded(false, 0, 0);
+                            latch.unlock(false);
+                        } else {
+                            latch.abort_load();
+                        }
+                    }
+                    drop(entered);
+                }
+            });
+            // The page is fixed and freed, as `allocate::free` does.
+            let (latch, entered) = (&shared.words[1], enter(&shared));
+            let seen = latch.load();
+            let is_held = latch.try_begin_load(seen) || latch.try_lock(seen);
+            drop(entered);
+            if is_held {
+                latch.freed();
+                // As `allocate::cut_tail`.
+                let seen = latch.load();
+                if seen.is_unused() && latch.try_begin_load(seen) {
+                    shared.content.store(1, Ordering::Release);
+                    latch.abort_load();
+                    give_back(&shared, true);
+                }
+            }
+            loader.join().expect("no panic");
+            let is_in_table = shared.content.load(Ordering::Relaxed) > 1;
+            assert!(is_in_table || latch.load().is_absent(), "{:?} behind the end", latch.load());
         });
     }
 

@@ -8,8 +8,11 @@
 //! 2. A page leaves a chunk singly only with `huge` cleared after the page was locked: the kernel would
 //!    keep the memory of all 2 MiB otherwise, and the limit would not hold.
 //! 3. A page becomes resident only by a thread that has entered its chunk (`chunk_note`), or from a
-//!    word that keeps the chunk: unused, or behind the table's end. So the last page to leave a chunk
-//!    finds nobody, or a thread that brings the next page in, or that gives the chunk back itself.
+//!    word that keeps the chunk: unused, or behind the table's end, under the lock of the free pages.
+//!    So the last page to leave a chunk finds nobody, or a thread that brings the next page in, or
+//!    that gives the chunk back itself.
+//! 4. Words behind the end are given back under the lock under which the table grows. A thread that saw a
+//!    page in the table before looks again once it has locked the page, whose word may have begun anew.
 #![expect(unsafe_code, reason = "gives back words of which no page is resident")]
 
 use super::account::PoolAccount;
@@ -154,33 +157,51 @@ impl Frames {
         })
     }
 
-    /// Gives back what the chunk of a page costs, if no page of it is resident, free, or a part of a
-    /// larger buffer, and if all chunks together cost enough. Returns how many bytes that were.
+    /// Gives back what the chunk of a page costs, if it is whole, if no page of it is resident, free, or a
+    /// part of a larger buffer, and if all chunks together cost enough. Returns how many bytes that were.
     pub(super) fn give_back_around(&self, page: PageId) -> u64 {
         let kept = ByteCount(self.account.account().ceiling().0 / KEPT_SHARE);
         if self.chunks.metadata() <= kept {
             return 0;
         }
-        let first = page.as_usize() / CHUNK_PAGES * CHUNK_PAGES;
-        let pages = first..first + CHUNK_PAGES;
+        let chunk = page.as_usize() / CHUNK_PAGES;
+        let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
         // Pages are allocated behind the end, in words that are charged, and that nobody enters.
         let is_inside = pages.end as u64 <= self.table.end();
         if !is_inside || !self.resident.is_empty(pages.start / 64..pages.end / 64) {
             return 0;
         }
+        self.give_back(chunk, false)
+    }
+
+    /// Gives back what the chunks behind the table's end cost, up to `end`, where it was before. The
+    /// caller holds the lock of the free pages, so that the table does not grow meanwhile. However little
+    /// it is: what the table lost has been given back on the device too, which took longer.
+    pub(super) fn give_back_behind(&self, end: u64, _free: &FreeLists) {
+        let first = (self.table.end() as usize).div_ceil(CHUNK_PAGES);
+        for chunk in first..(end as usize).div_ceil(CHUNK_PAGES) {
+            self.give_back(chunk, true);
+        }
+    }
+
+    /// Gives back what a chunk costs, if no page of it is resident or a part of a larger buffer, nor free,
+    /// unless all are `unused`. Returns how many bytes that were.
+    fn give_back(&self, chunk: usize, unused: bool) -> u64 {
+        let pages = chunk * CHUNK_PAGES..self.table.capacity().min((chunk + 1) * CHUNK_PAGES);
         let drop_words = |first_version| {
             let latches = self.table.words(pages.clone());
             let words = || latches.iter().map(Latch::load);
             let next = LatchWord::version_after(first_version, words());
-            let is_unused = words().all(LatchWord::is_droppable);
+            let is_droppable =
+                words().all(|word| word.is_droppable() || unused && word.is_unused());
             // SAFETY: all pages are absent, and nobody locks one: the chunk is frozen, and not charged.
-            (is_unused && unsafe { self.table.drop_tables(pages.clone()) }).then_some(next)
+            // Of pages behind the end that were free, the words need not say so.
+            (is_droppable && unsafe { self.table.drop_tables(pages.clone()) }).then_some(next)
         };
-        let chunk = first / CHUNK_PAGES;
         // SAFETY: a thread enters the chunk of a page before it brings that in, and no chunk is charged
         // while this runs.
         let drop_bits = |pages| unsafe { self.resident.drop_bits(pages) };
-        let bytes = self.chunks.give_back(chunk, drop_words, drop_bits);
+        let bytes = self.chunks.give_back(chunk, unused, drop_words, drop_bits);
         self.account.uncharge(bytes);
         bytes.0
     }

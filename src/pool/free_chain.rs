@@ -108,7 +108,13 @@ pub(super) fn read(
         let (count, next, sum_here) = (words[at] as usize, words[at + 1], words[at + 2]);
         let entries = words[at + HEAD_WORDS..].get(..count);
         for entry in entries.ok_or_else(|| refused("has a damaged free list"))? {
-            mark_free(frames, FreeBuffer(*entry)).map_err(refused)?;
+            let free = FreeBuffer(*entry);
+            let order = free.order().filter(|order| frames.table.contains(free.page(), *order));
+            let order = order.ok_or_else(|| refused("has a damaged free list"))?;
+            // Words that say something are within the limit.
+            frames.charge_metadata(free.page())?;
+            frames.charge_metadata(PageId(free.page().0 + (1 << order) - 1))?;
+            mark_free(frames, free.page(), order).map_err(refused)?;
         }
         if next == 0 || next >= end {
             return Ok(chain);
@@ -154,16 +160,13 @@ fn lock_page(frames: &Frames, here: &[FreeBuffer], last: &[PageId]) -> Option<Pa
     others.chain(single.take(TRIES_MAX)).find(is_locked)
 }
 
-/// Notes a buffer that the table file says is free.
+/// Notes a buffer of the table that the file says is free.
 ///
 /// # Errors
-/// What is wrong with the file when there cannot be such a buffer.
-fn mark_free(frames: &Frames, free: FreeBuffer) -> std::result::Result<(), &'static str> {
-    let (table, page) = (&frames.table, free.page());
-    let order = free.order().filter(|order| table.contains(page, *order));
-    let order = order.ok_or("has a damaged free list")?;
+/// What is wrong with the file when it is free already.
+fn mark_free(frames: &Frames, page: PageId, order: u8) -> std::result::Result<(), &'static str> {
     let first = page.as_usize();
-    for latch in table.words(first..first + (1 << order)) {
+    for latch in frames.table.words(first..first + (1 << order)) {
         if latch.load().is_unused() {
             return Err("has a free list that names a page twice");
         }

@@ -5,6 +5,7 @@ use super::file::{DEPTH, TableFile};
 use super::frames::Frames;
 use super::latch::{Latch, LatchWord};
 use super::multi_page::Inside;
+use super::page_table::PageTable;
 use super::stats::PoolStats;
 use crate::base::counter::Counter;
 use crate::base::error::{Error, Result};
@@ -127,15 +128,14 @@ impl Loader {
     /// # Errors
     /// When there is no memory for it after a moment.
     fn begin(&self, frames: &Frames, page: PageId) -> std::result::Result<Option<Loading>, Full> {
-        let Some(latch) = frames.table.get(page) else { return Ok(None) };
-        let was = latch.load();
+        let Some(was) = frames.table.get(page).map(Latch::load) else { return Ok(None) };
         let is_page = was.known_order().unwrap_or(0) == 0 && !was.is_unused();
         if !frames.table.contains(page, 0) || !was.is_absent() || !is_page {
             return Ok(None);
         }
         let charge = |bytes| frames.account.charge_briefly(bytes).then_some(()).ok_or(Full);
         let entered = frames.charge_all(page, 0, charge)?;
-        let locked = lock_within(latch, 0);
+        let locked = lock_within(&frames.table, page, 0);
         drop(entered);
         if locked.is_none() {
             frames.uncharge(0);
@@ -224,8 +224,7 @@ impl Loader {
 /// another thread was faster.
 fn lock_absent(frames: &Frames, page: PageId, order: u8) -> Result<Option<Inside<'_>>> {
     let entered = frames.charge_all(page, order, |bytes| frames.account.charge(bytes))?;
-    let latch = frames.table.word(page);
-    let locked = lock_within(latch, order);
+    let locked = lock_within(&frames.table, page, order);
     drop(entered);
     let Some(was) = locked else {
         frames.uncharge(order);
@@ -234,17 +233,26 @@ fn lock_absent(frames: &Frames, page: PageId, order: u8) -> Result<Option<Inside
     };
     let inside = Inside::lock(&frames.table, page, was, order, frames.backoff());
     inside.map(Some).inspect_err(|_| {
-        latch.abort_load();
+        frames.table.word(page).abort_load();
         frames.uncharge(order);
     })
 }
 
 /// Locks an absent page whose chunk the caller has entered. What it was before may have been given back:
-/// the word may have begun anew. Returns the word; `None` when the page is not absent any more, or not
-/// of this order.
-fn lock_within(latch: &Latch, order: u8) -> Option<LatchWord> {
+/// the word may have begun anew, and the page be behind the table's end. Returns the word; `None` when the
+/// page is not absent any more, not of this order, or no page of the table.
+fn lock_within(table: &PageTable, page: PageId, order: u8) -> Option<LatchWord> {
+    let latch = table.word(page);
     let was = latch.load();
     let is_it = was.is_absent() && !was.is_unused();
     let is_it = is_it && was.known_order().is_none_or(|known| known == order);
-    (is_it && latch.try_begin_load(was)).then_some(was)
+    if !is_it || !latch.try_begin_load(was) {
+        return None;
+    }
+    // From here on the page stays in the table: only free pages leave it.
+    let is_there = table.contains(page, order);
+    if !is_there {
+        latch.abort_load();
+    }
+    is_there.then_some(was)
 }
