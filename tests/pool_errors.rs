@@ -226,7 +226,13 @@ fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
     let (log, seen) = (Arc::clone(&durable), Arc::clone(&asked));
     let config = PoolConfig::new().before_write(move |page, lsn| {
         seen.lock().expect("no panic").push((page, lsn));
-        if lsn <= log.load(Ordering::SeqCst) { Ok(()) } else { Err(Error::CorruptPage { page }) }
+        if lsn <= log.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(Error::Device {
+            path: page.to_string().into(),
+            reason: "no room in the log".to_owned(),
+        })
     });
     let (pool, _) = faulty_pool(ByteCount::mib(4), config);
     let ids = fill(&pool, 400);

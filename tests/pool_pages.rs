@@ -262,7 +262,8 @@ fn pages_inside_of_a_buffer_are_no_pages() {
     let pool = PoolConfig::new().open_on(Arc::clone(&store) as _, &manager).expect("opens");
     // What a page is, the table does not say; its checksum does, and the buffer is not harmed.
     let error = pool.fix_shared(PageId(first.0 + 1)).expect_err("no page");
-    assert_eq!(error, Error::CorruptPage { page: PageId(first.0 + 1) });
+    let page = PageId(first.0 + 1);
+    assert_eq!(error, Error::CorruptPage { page, table: "(store)".into() });
     assert_nines(&pool, first);
     assert_no_such_pages(&pool, inside());
     ids.iter().for_each(|id| assert_holds(&pool.fix_shared(*id).expect("page"), *id));
@@ -313,7 +314,7 @@ fn a_buffer_of_another_order_is_refused_and_its_neighbours_stay() {
     let last = pool.fix_shared(ids[15]).expect("page");
     assert!(wrong(&pool, first, 4), "a neighbour is resident");
     let error = pool.fix_buffer_shared(first, 2).expect_err("another order");
-    assert_eq!(error, Error::CorruptPage { page: first });
+    assert_eq!(error, Error::CorruptPage { page: first, table: "(store)".into() });
     drop(last);
     assert_nines(&pool, first);
 }
@@ -394,10 +395,10 @@ fn a_changed_byte_in_the_file_is_a_corrupt_page() {
     std::fs::write(&path, bytes).expect("file");
     let pool = PoolConfig::new().open(&path, &manager).expect("opens");
     let error = pool.fix_shared(ids[3]).expect_err("corrupt");
-    assert_eq!(error, Error::CorruptPage { page: ids[3] });
+    assert_eq!(error, Error::CorruptPage { page: ids[3], table: path.clone() });
     assert_holds(&pool.fix_shared(ids[4]).expect("whole"), ids[4]);
     let error = pool.fix_many(&ids).expect_err("corrupt");
-    assert_eq!(error, Error::CorruptPage { page: ids[3] });
+    assert_eq!(error, Error::CorruptPage { page: ids[3], table: path.clone() });
     assert_eq!(pool.holders(), 0);
 }
 
@@ -471,8 +472,8 @@ fn a_limit_below_what_is_fixed_is_refused() {
 fn the_log_is_asked_before_a_page_is_written() {
     let durable = Arc::new(AtomicU64::new(0));
     let asked = Arc::clone(&durable);
-    let config = PoolConfig::new().cleaner(false).before_write(move |page, lsn| {
-        if lsn <= asked.load(Ordering::SeqCst) { Ok(()) } else { Err(Error::CorruptPage { page }) }
+    let config = PoolConfig::new().cleaner(false).before_write(move |_, lsn| {
+        if lsn <= asked.load(Ordering::SeqCst) { Ok(()) } else { Err(Error::NotRunning) }
     });
     let pool = small_pool(ByteCount::mib(4), config);
     let mut page = pool.allocate().expect("page");

@@ -877,11 +877,15 @@ typedef struct farheap_pool_config {
     /* farheap_pool_open to read only, of a file that cannot be written too, and beside other readers: what
      * would change a page is FARHEAP_E_DEVICE, an upgrade FARHEAP_E_WOULD_BLOCK; off */
     farheap_switch read_only;
+    /* A table under the same manager whose pool this one joins: one limit, one order in which pages leave,
+     * one thread for all their tables. File, page numbers, header, flush, log and all else stay each
+     * table's own; none is the first, each is freed by itself. NULL: a pool of its own. */
+    farheap_pool *beside;
 } farheap_pool_config;
 
 #define FARHEAP_POOL_CONFIG_INIT \
     { sizeof(farheap_pool_config), 0, 0, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, 0, \
-      FARHEAP_REPLACEMENT_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT }
+      FARHEAP_REPLACEMENT_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0 }
 
 typedef struct farheap_pool_stats {
     /* sizeof(farheap_pool_stats) */

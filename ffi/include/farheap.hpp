@@ -753,6 +753,8 @@ private:
     using page_guard::page_guard;
 };
 
+class pool;
+
 // How a pool is set up.
 struct pool_options {
     std::uint64_t page = 0;        // bytes; 4 KiB
@@ -762,6 +764,9 @@ struct pool_options {
     farheap_replacement replacement = FARHEAP_REPLACEMENT_DEFAULT;
     farheap_switch overwrite = FARHEAP_DEFAULT; // create over data, an older table too; off
     farheap_switch read_only = FARHEAP_DEFAULT; // open beside other readers, to change nothing; off
+    // A table under the same manager whose pool this one joins: one limit and one order in which pages leave
+    // for all their tables. Each is destroyed by itself.
+    const pool *beside = nullptr;
     // Whether the log holds a record; called from any thread. What throws is a no.
     detail::write_function before_write{};
 };
@@ -931,6 +936,7 @@ private:
         config.replacement = options.replacement;
         config.overwrite = options.overwrite;
         config.read_only = options.read_only;
+        config.beside = options.beside ? options.beside->get() : nullptr;
         if (*asked_) {
             config.before_write = detail::farheap_hpp_before_write;
             config.userdata = asked_.get();

@@ -394,13 +394,19 @@ mod tests {
             (Error::BadRange { reason: "r" }, FARHEAP_E_BAD_RANGE),
             (Error::LimitTooSmall { limit: bytes, minimum: bytes }, FARHEAP_E_LIMIT_TOO_SMALL),
             (Error::LimitExceeded { reason: "r".into() }, FARHEAP_E_LIMIT_EXCEEDED),
-            (Error::CorruptPage { page }, FARHEAP_E_CORRUPT_PAGE),
+            (Error::CorruptPage { page, table: "/x".into() }, FARHEAP_E_CORRUPT_PAGE),
             (
                 Error::WriteRefused { pages: PageCount(2), first: page, reason: "r".into() },
                 FARHEAP_E_WRITE_REFUSED,
             ),
-            (Error::NoSuchPage { page, pages: PageCount(2) }, FARHEAP_E_NO_SUCH_PAGE),
-            (Error::LatchTimeout { page, holder: "h".into(), waited }, FARHEAP_E_LATCH_TIMEOUT),
+            (
+                Error::NoSuchPage { page, table: "/x".into(), pages: PageCount(2) },
+                FARHEAP_E_NO_SUCH_PAGE,
+            ),
+            (
+                Error::LatchTimeout { page, table: "/x".into(), holder: "h".into(), waited },
+                FARHEAP_E_LATCH_TIMEOUT,
+            ),
             (
                 Error::OutOfMemory {
                     wanted: bytes,
@@ -419,7 +425,7 @@ mod tests {
             (Error::Jemalloc { name: "n", errno: 22 }, FARHEAP_E_JEMALLOC),
             (Error::TooManyConsumers { name: "n".into(), most: 16 }, FARHEAP_E_TOO_MANY_CONSUMERS),
             (Error::Forked { what: "w" }, FARHEAP_E_FORKED),
-            (Error::StalePage { page }, FARHEAP_E_STALE_PAGE),
+            (Error::StalePage { page, table: "/x".into() }, FARHEAP_E_STALE_PAGE),
         ]
     }
 

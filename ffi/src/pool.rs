@@ -68,6 +68,7 @@ pub struct farheap_pool_config {
     pub replacement: farheap_replacement,
     pub overwrite: crate::config::farheap_switch,
     pub read_only: crate::config::farheap_switch,
+    pub beside: *mut farheap_pool,
 }
 
 /// Size of the first version of the structure, to which fields were added.
@@ -91,12 +92,13 @@ const DEFAULTS: farheap_pool_config = farheap_pool_config {
     replacement: FARHEAP_REPLACEMENT_DEFAULT,
     overwrite: 0,
     read_only: 0,
+    beside: std::ptr::null_mut(),
 };
 
 /// The settings of a pool.
 ///
 /// # Safety
-/// `config` is NULL or a structure whose `size` is right.
+/// `config` is NULL or a structure whose `size` is right; nobody frees a pool that it names meanwhile.
 unsafe fn settings(config: *const farheap_pool_config) -> Result<PoolConfig> {
     let mut settings = PoolConfig::new();
     if config.is_null() {
@@ -128,6 +130,10 @@ unsafe fn settings(config: *const farheap_pool_config) -> Result<PoolConfig> {
     }
     if let Some(on) = crate::config::switch("read_only", config.read_only)? {
         settings = settings.read_only(on);
+    }
+    if !config.beside.is_null() {
+        // SAFETY: not freed during the call, as the caller promises.
+        settings = settings.beside(unsafe { handle::get(config.beside) }?);
     }
     if let Some(before_write) = config.before_write {
         let userdata = Userdata(config.userdata);

@@ -97,19 +97,25 @@ pub enum Error {
         reason: String,
     },
     /// A page of a table file does not hold what was written to it.
-    #[error("{page} is corrupt: its checksum is not the one it was written with")]
+    #[error(
+        "{page} of {} is corrupt: its checksum is not the one it was written with", .table.display()
+    )]
     CorruptPage {
         /// The page.
         page: PageId,
+        /// The table file.
+        table: PathBuf,
     },
     /// A page of a table file is not of the same time as the one that refers to it.
     #[error(
-        "{page} is older or newer than the page that refers to it: the table was changed after \
-         its last flush, and the changes were cut off by a crash"
+        "{page} of {} is older or newer than the page that refers to it: the table was changed after \
+         its last flush, and the changes were cut off by a crash", .table.display()
     )]
     StalePage {
         /// The page.
         page: PageId,
+        /// The table file.
+        table: PathBuf,
     },
     /// Pages stay in memory, changed, because the log does not hold their records.
     #[error(
@@ -125,18 +131,25 @@ pub enum Error {
         reason: String,
     },
     /// A table file has no such page.
-    #[error("{page} is not in use: the table file has {pages} pages")]
+    #[error("{page} is not in use: the table file {} has {pages} pages", .table.display())]
     NoSuchPage {
         /// The page asked for.
         page: PageId,
+        /// The table file.
+        table: PathBuf,
         /// Pages of the file, used and free.
         pages: PageCount,
     },
     /// A latch was not free in time.
-    #[error("timed out after {waited:?} waiting for the latch of {page}, held by {holder}")]
+    #[error(
+        "timed out after {waited:?} waiting for the latch of {page} of {}, held by {holder}",
+        .table.display()
+    )]
     LatchTimeout {
         /// The page.
         page: PageId,
+        /// The table file.
+        table: PathBuf,
         /// Its holder.
         holder: String,
         /// How long was waited.

@@ -1,34 +1,82 @@
-//! The pool's account at the memory manager: its share of the limit.
+//! The pool's account at the memory manager: its share of the limit, which all its tables have in common.
 
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::limit::manager::{Account, MemoryManager};
+use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 
 /// Less than 1/ROOM_PART of what a pool may have is free: it is nearly full. Twice as much as the manager
 /// keeps free for those who need memory at once.
 const ROOM_PART: u64 = 16;
 
-/// What is charged for a pool.
-pub(super) struct PoolAccount {
+/// What the tables of one pool have in common: one account, and the clock by which pages are valued.
+pub(super) struct PoolShare {
     manager: Arc<MemoryManager>,
     account: Account,
-    /// Bytes that stay charged whatever the pool holds.
-    fixed: AtomicU64,
+    /// Pages that left any of the tables: the replacement clock.
+    clock: Arc<CachePadded<AtomicU64>>,
+    tables: AtomicU64,
 }
 
-impl PoolAccount {
+impl PoolShare {
     /// Opens an account.
     ///
     /// # Errors
     /// As for [`MemoryManager::join`].
-    pub(super) fn open(manager: &Arc<MemoryManager>) -> Result<PoolAccount> {
-        let account = manager.join("pool")?;
-        Ok(PoolAccount { manager: Arc::clone(manager), account, fixed: AtomicU64::new(0) })
+    pub(super) fn open(manager: &Arc<MemoryManager>) -> Result<Arc<PoolShare>> {
+        Ok(Arc::new(PoolShare {
+            manager: Arc::clone(manager),
+            account: manager.join("pool")?,
+            clock: Arc::default(),
+            tables: AtomicU64::new(0),
+        }))
     }
 
-    /// Charges what every pool needs.
+    pub(super) fn account(&self) -> &Account {
+        &self.account
+    }
+
+    pub(super) fn manager(&self) -> &Arc<MemoryManager> {
+        &self.manager
+    }
+
+    /// Tables that are open, at least 1.
+    pub(super) fn tables(&self) -> u64 {
+        self.tables.load(Ordering::Relaxed).max(1)
+    }
+}
+
+/// What is charged for one table of a pool.
+pub(super) struct PoolAccount {
+    share: Arc<PoolShare>,
+    /// Bytes that stay charged whatever the table holds in memory.
+    fixed: AtomicU64,
+}
+
+impl Drop for PoolAccount {
+    fn drop(&mut self) {
+        self.share.tables.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl PoolAccount {
+    pub(super) fn of(share: &Arc<PoolShare>) -> PoolAccount {
+        share.tables.fetch_add(1, Ordering::Relaxed);
+        PoolAccount { share: Arc::clone(share), fixed: AtomicU64::new(0) }
+    }
+
+    pub(super) fn clock(&self) -> Arc<CachePadded<AtomicU64>> {
+        Arc::clone(&self.share.clock)
+    }
+
+    /// Tables of the pool.
+    pub(super) fn tables(&self) -> u64 {
+        self.share.tables()
+    }
+
+    /// Charges what every table needs.
     ///
     /// # Errors
     /// As for [`MemoryManager::charge`].
@@ -38,9 +86,9 @@ impl PoolAccount {
         Ok(())
     }
 
-    /// Charges bytes that the pool keeps until its end, if they fit without making room.
+    /// Charges bytes that the table keeps until it is closed, if they fit without making room.
     pub(super) fn try_charge_fixed(&self, bytes: ByteCount) -> bool {
-        let is_charged = self.account.try_charge(bytes);
+        let is_charged = self.share.account.try_charge(bytes);
         if is_charged {
             self.fixed.fetch_add(bytes.0, Ordering::Relaxed);
         }
@@ -56,28 +104,29 @@ impl PoolAccount {
     /// # Errors
     /// As for [`MemoryManager::charge`].
     pub(super) fn charge(&self, bytes: ByteCount) -> Result<()> {
-        self.manager.charge(&self.account, bytes)
+        self.share.manager.charge(&self.share.account, bytes)
     }
 
     /// Charges bytes that the caller can do without.
     pub(super) fn charge_briefly(&self, bytes: ByteCount) -> bool {
-        self.manager.charge_briefly(&self.account, bytes)
+        self.share.manager.charge_briefly(&self.share.account, bytes)
     }
 
     pub(super) fn uncharge(&self, bytes: ByteCount) {
-        self.account.uncharge(bytes);
+        self.share.account.uncharge(bytes);
     }
 
     /// Whether pages may have to leave soon.
     pub(super) fn is_nearly_full(&self) -> bool {
-        self.account.budget().free().0 < self.account.ceiling().0 / ROOM_PART
+        let account = &self.share.account;
+        account.budget().free().0 < account.ceiling().0 / ROOM_PART
     }
 
     pub(super) fn account(&self) -> &Account {
-        &self.account
+        &self.share.account
     }
 
     pub(super) fn manager(&self) -> &Arc<MemoryManager> {
-        &self.manager
+        &self.share.manager
     }
 }

@@ -135,7 +135,7 @@ impl BufferPool {
     /// which there is no memory without waiting, are forgotten.
     pub fn prefetch(&self, pages: &[PageId]) {
         if self.loader.prefetch(&self.frames, pages) {
-            self.worker.wake();
+            self.group.wake();
         }
     }
 

@@ -107,7 +107,7 @@ impl BTree {
     /// Locks a child whose parent is locked.
     fn lock_child(&self, child: Child) -> Result<ExclusiveGuard<'_>> {
         let guard = self.pool.fix_exclusive(PageId(child.page))?;
-        check_stamp(child, Node(&guard).stamp())?;
+        self.check_stamp(child, Node(&guard).stamp())?;
         Ok(guard)
     }
 
@@ -168,7 +168,7 @@ impl BTree {
         while !Node(&guard).is_leaf() {
             let child = Node(&guard).child_of(key);
             let next = self.pool.fix_shared(PageId(child.page))?;
-            check_stamp(child, Node(&next).stamp())?;
+            self.check_stamp(child, Node(&next).stamp())?;
             guard = next;
         }
         Ok(guard)
@@ -201,7 +201,7 @@ impl BTree {
             if !next.validate() {
                 return Ok(None);
             }
-            check_stamp(child, stamp.unwrap_or_default())?;
+            self.check_stamp(child, stamp.unwrap_or_default())?;
             guard = next;
         }
         Ok(None)
@@ -271,10 +271,15 @@ impl BTree {
         }
         Ok(true)
     }
-}
 
-fn check_stamp(child: Child, stamp: u64) -> Result<()> {
-    if child.stamp == stamp { Ok(()) } else { Err(Error::StalePage { page: PageId(child.page) }) }
+    /// Whether a child bears the stamp that its parent noted.
+    fn check_stamp(&self, child: Child, stamp: u64) -> Result<()> {
+        if child.stamp == stamp {
+            return Ok(());
+        }
+        let table = self.pool.frames.table.path().to_path_buf();
+        Err(Error::StalePage { page: PageId(child.page), table })
+    }
 }
 
 /// A value in its page, which is held; see [`BTree::get_ref`].

@@ -1,59 +1,67 @@
-//! The pool itself: composes its parts, and is what the memory manager asks for memory.
+//! The pool itself: composes the parts of one table, and joins it to the other tables of its pool.
 
+use super::account::PoolAccount;
 use super::cleaner::Cleaner;
 use super::config::PoolConfig;
 use super::donate::Donor;
-use super::evict::{Dirty, Evictor};
+use super::evict::{Demand, Dirty, Evictor};
 use super::file::TableFile;
 use super::frames::Frames;
+use super::group::{Group, Member};
 use super::header::Header;
 use super::huge::Collapser;
 use super::latch::Holder;
 use super::load::Loader;
 use super::page_table::TRAILER;
 use super::stats::PoolStats;
-use super::worker::Worker;
 use super::write_back::WriteBack;
 #[cfg(doc)]
 use crate::base::error::Error;
 use crate::base::error::Result;
 use crate::base::local::keep_local;
+use crate::base::sync::{Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId};
-use crate::limit::manager::{Account, Donation, Effort, MemoryManager, Reclaim};
+use crate::limit::manager::{Account, Donation, MemoryManager};
 use crate::store::{BlockStore, OnlyUser, Store};
-use crate::sys::thread::THREAD_BYTES;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
-/// Pause between batches of the cleaner while it finds something to write.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Maximum number of pages that wait to be read ahead; more are forgotten.
+const WAITING_MAX: usize = 4096;
 
-/// Pause between rounds that found nothing.
-const IDLE: Duration = Duration::from_millis(20);
+/// The same of a table beside others.
+const WAITING_BESIDE_MAX: usize = 512;
 
-/// Pause between runs that are put into huge pages: an eighth of a processor's time.
-const BETWEEN_RUNS: Duration = Duration::from_millis(5);
+/// Bytes that a table keeps for itself whatever it has in memory, charged when it is opened: the lists of
+/// pages to be read ahead and of pages to be cleaned, upper page tables, small objects.
+const fn fixed(waiting_max: usize) -> ByteCount {
+    /// Measured with 64 tables beside one: `docs/design/memory.md`.
+    const OTHERS: usize = 64 << 10;
+    ByteCount((Loader::bytes(waiting_max) + Cleaner::BYTES + OTHERS) as u64)
+}
 
-/// Bytes that a pool keeps for itself however large it is, charged when it starts: the lists of pages
-/// to be read ahead and of pages to be cleaned, the worker's thread and the manager's, and what no part knows of.
-const FIXED: usize = {
-    /// Upper page tables, small objects. Measured: `docs/design/memory.md`.
-    const OTHERS: usize = 352 << 10;
-    Loader::BYTES + Cleaner::BYTES + 2 * THREAD_BYTES + OTHERS
-};
-
-/// A buffer pool; see the module's documentation.
+/// A table in a buffer pool; see the module's documentation.
+///
+/// A pool has one table file or several ([`PoolConfig::beside`]): this is the handle of one of them, and page
+/// numbers are its own. Dropping it closes the file, without a [`flush`](Self::flush).
 pub struct BufferPool {
     pub(super) frames: Frames,
     pub(super) loader: Loader,
     pub(super) donor: Donor,
-    pub(super) worker: Worker,
+    pub(super) group: Arc<Group>,
+    /// What the group's thread does for this table; taken out while it does.
+    chores: Ranked<Chores>,
     file: Arc<TableFile>,
     header: Header,
     write_back: WriteBack,
     evictor: Evictor,
+}
+
+#[derive(Default)]
+struct Chores {
+    cleaner: Option<Cleaner>,
+    collapser: Option<Collapser>,
 }
 
 impl fmt::Debug for BufferPool {
@@ -70,55 +78,56 @@ impl BufferPool {
         manager: &Arc<MemoryManager>,
         create: bool,
     ) -> Result<Arc<BufferPool>> {
-        config.check(create)?;
+        config.check(create, manager)?;
         let store = OnlyUser::of(store)?;
+        let group = config.beside.map_or_else(|| Group::new(manager), Ok)?;
+        let account = PoolAccount::of(group.share());
+        let waiting_max = if account.tables() == 1 { WAITING_MAX } else { WAITING_BESIDE_MAX };
         let (capacity, policy, is_reading) =
             (store.capacity(), config.replacement, config.read_only);
-        let frames =
-            Frames::new(config.page, capacity, config.deadline, policy, is_reading, manager)?;
+        let frames = Frames::new(
+            config.page,
+            capacity,
+            config.deadline,
+            policy,
+            is_reading,
+            account,
+            &path,
+        )?;
         let file = Arc::new(TableFile::new(store, path, config.checksum));
+        let chores = Chores {
+            cleaner: (config.cleaner && !is_reading).then(Cleaner::new),
+            collapser: config.huge_frames.then(Collapser::new),
+        };
         let pool = Arc::new(BufferPool {
             frames,
-            loader: Loader::new(Arc::clone(&file)),
+            loader: Loader::new(Arc::clone(&file), waiting_max),
             donor: Donor::new(),
-            worker: Worker::new(),
+            group,
+            chores: Ranked::new(Rank::Leaf, chores),
             header: Header::new(Arc::clone(&file)),
             write_back: WriteBack::new(Arc::clone(&file), config.before_write),
             evictor: Evictor::new(config.batch),
             file,
         });
         let frames = &pool.frames;
-        frames.account.charge_fixed(ByteCount(FIXED as u64))?;
+        frames.account.charge_fixed(fixed(waiting_max))?;
         if create {
             pool.header.create(frames)?;
         } else {
             pool.header.read(frames)?;
         }
         let weak = Arc::downgrade(&pool);
-        frames.account.account().set_reclaimer(Weak::<BufferPool>::clone(&weak));
-        let mut cleaner = (config.cleaner && !is_reading).then(Cleaner::new);
-        let mut collapser = config.huge_frames.then(Collapser::new);
-        pool.worker.start(weak, move |pool| pool.work(cleaner.as_mut(), collapser.as_mut()))?;
+        pool.group.join(weak)?;
         Ok(pool)
     }
 
-    /// One turn of the worker thread: what was asked to be read ahead, then dirty pages, and when
-    /// there is nothing to write, huge pages. Returns how long it may rest.
-    fn work(
-        &self,
-        cleaner: Option<&mut Cleaner>,
-        collapser: Option<&mut Collapser>,
-    ) -> Option<Duration> {
-        let is_prefetching = self.loader.serve_prefetches(&self.frames);
-        let hand = self.evictor.hand();
-        if cleaner.is_some_and(|cleaner| cleaner.turn(&self.frames, &self.write_back, hand)) {
-            return (!is_prefetching).then_some(PAUSE);
-        }
-        if is_prefetching {
-            return None;
-        }
-        let is_collapsing = collapser.is_some_and(|collapser| collapser.turn(&self.frames));
-        Some(if is_collapsing { BETWEEN_RUNS } else { IDLE })
+    /// Takes the chores out, lets `turn` go on with them, and puts them back.
+    fn chore(&self, turn: impl FnOnce(&mut Chores) -> bool) -> bool {
+        let mut chores = std::mem::take(&mut *self.chores.lock());
+        let is_done = turn(&mut chores);
+        *self.chores.lock() = chores;
+        is_done
     }
 
     /// Bytes of a page that its user may use: the page size without the trailer of 16
@@ -146,7 +155,7 @@ impl BufferPool {
         self.frames.account.manager()
     }
 
-    /// The pool's account, to set floor and ceiling.
+    /// The pool's account, to set floor and ceiling: of all its tables together.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.frames.account.account()
@@ -160,7 +169,7 @@ impl BufferPool {
             resident_bytes: resident.bytes(),
             huge_bytes: chunks.huge_bytes(),
             metadata_bytes: chunks.metadata(),
-            fixed_bytes: account.fixed(),
+            fixed_bytes: ByteCount(account.fixed().0 + Group::FIXED.0),
             evicted: resident.departed(),
             ..PoolStats::default()
         };
@@ -184,25 +193,19 @@ impl BufferPool {
     /// Fixes at the moment: shared holders and exclusive ones of all pages.
     #[must_use]
     pub fn holders(&self) -> u64 {
-        let Frames { table, resident, .. } = &self.frames;
-        let pages = (0..table.steps()).flat_map(|step| resident.pages(step));
-        let holders = pages.map(|page| {
-            let word = table.word(page).load();
-            match word.holder() {
-                Holder::Absent | Holder::Free => 0,
-                // The thread that writes the page back is one of the shared holders, but no fix.
-                Holder::Shared(n) => n - u64::from(word.writing()).min(n),
-                Holder::Locked => 1,
-            }
-        });
-        holders.sum()
+        Member::holders(self)
     }
 
+    /// Evicts pages of this table.
     fn evict(&self, want: ByteCount, dirty: Dirty) -> ByteCount {
-        self.evictor.evict(&self.frames, &self.write_back, want, dirty)
+        let mut demand = Demand::new(want, dirty, self.frames.table.steps() as u64);
+        while demand.is_open() {
+            self.evictor.sweep(&self.frames, &self.write_back, &mut demand);
+        }
+        demand.freed()
     }
 
-    /// Evicts about `want` bytes of clean pages now, whatever the limit; returns how many.
+    /// Evicts about `want` bytes of this table's clean pages now, whatever the limit; returns how many.
     pub fn evict_clean(&self, want: ByteCount) -> ByteCount {
         self.evict(want, Dirty::Skip)
     }
@@ -286,6 +289,34 @@ impl BufferPool {
 }
 
 impl PoolConfig {
+    /// Sets that the table joins the pool of another: one limit, one order in which pages leave, whatever
+    /// table they are of, and one background thread. All else is the table's own: file, header, page
+    /// size, [`flush`](BufferPool::flush), [`read_only`](PoolConfig::read_only), log. It has to be
+    /// opened under the same memory manager.
+    ///
+    /// Tables may join and be dropped at any time; none is the first. A table beside others costs
+    /// 104 KiB of the limit while it is open, and 95 KiB for each queue to its device.
+    ///
+    /// # Examples
+    /// ```
+    /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
+    /// # use farheap::manager::{MemoryManager, Mode};
+    /// # use std::sync::Arc;
+    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # let store = || MemStore::new(ByteCount::mib(64)).map(Arc::new);
+    /// let orders = PoolConfig::new().create_on(store()?, &manager)?;
+    /// let items = PoolConfig::new().beside(&orders).create_on(store()?, &manager)?;
+    /// let page = items.allocate()?.id();
+    /// items.flush()?;
+    /// drop(items); // Its file is closed; the pool goes on.
+    /// assert!(orders.fix_shared(page).is_err(), "a page of the other table");
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub fn beside(mut self, table: &BufferPool) -> PoolConfig {
+        self.beside = Some(Arc::clone(&table.group));
+        self
+    }
+
     /// Creates a table file, or takes a raw block device, of at most `capacity` bytes at `path`.
     /// What exists there has to be free, as [`BlockStore::create`] says, unless
     /// [`overwrite`](PoolConfig::overwrite) allows it to be lost. A file becomes its owner's only.
@@ -301,7 +332,7 @@ impl PoolConfig {
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
         let path = path.as_ref();
-        self.check(true)?; // Before anything is overwritten.
+        self.check(true, manager)?; // Before anything is overwritten.
         let store = BlockStore::create(path, Some(capacity), self.overwrite)?;
         BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, true)
     }
@@ -353,13 +384,35 @@ impl PoolConfig {
     }
 }
 
-impl Reclaim for BufferPool {
-    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
-        match effort {
-            Effort::Spare => ByteCount::ZERO,
-            Effort::Clean => self.evict(want, Dirty::Defer),
-            Effort::Write => self.evict(want, Dirty::Write),
-        }
+impl Member for BufferPool {
+    fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    fn write_back(&self) -> &WriteBack {
+        &self.write_back
+    }
+
+    fn evictor(&self) -> &Evictor {
+        &self.evictor
+    }
+
+    fn read_ahead(&self) -> bool {
+        self.loader.serve_prefetches(&self.frames)
+    }
+
+    fn clean(&self, moved: u64) -> bool {
+        let hand = self.evictor.hand();
+        self.chore(|chores| {
+            let cleaner = chores.cleaner.as_mut();
+            cleaner.is_some_and(|it| it.turn(&self.frames, &self.write_back, hand, moved))
+        })
+    }
+
+    fn collapse(&self) -> bool {
+        self.chore(|chores| {
+            chores.collapser.as_mut().is_some_and(|collapser| collapser.turn(&self.frames))
+        })
     }
 
     fn donate(&self, room: &mut Donation<'_>) {
@@ -369,28 +422,29 @@ impl Reclaim for BufferPool {
         }
     }
 
-    fn cost(&self, effort: Effort) -> u32 {
-        // Clean table pages are the cheapest of their kind: nothing to unmap in a handler.
-        if effort == Effort::Clean { 10 } else { 100 }
-    }
-
-    fn metadata(&self) -> ByteCount {
-        self.frames.chunks.metadata()
-    }
-
-    fn describe_held(&self) -> String {
-        format!(" (fixed by {} holders)", self.holders())
+    fn holders(&self) -> u64 {
+        let Frames { table, resident, .. } = &self.frames;
+        let pages = (0..table.steps()).flat_map(|step| resident.pages(step));
+        let holders = pages.map(|page| {
+            let word = table.word(page).load();
+            match word.holder() {
+                Holder::Absent | Holder::Free => 0,
+                // The thread that writes the page back is one of the shared holders, but no fix.
+                Holder::Shared(n) => n - u64::from(word.writing()).min(n),
+                Holder::Locked => 1,
+            }
+        });
+        holders.sum()
     }
 }
 
 impl Drop for BufferPool {
     fn drop(&mut self) {
+        self.group.leave();
         if !self.frames.table.mapping().is_here() {
-            // A forked child has neither the thread nor the memory.
-            self.worker.forget();
+            // A forked child does not have the memory.
             return;
         }
-        self.worker.stop();
         let Frames { chunks, resident, account, .. } = &self.frames;
         let bytes = resident.bytes().0 + chunks.metadata().0 + account.fixed().0;
         account.uncharge(ByteCount(bytes));
@@ -403,6 +457,7 @@ mod tests {
     use crate::limit::manager::Mode;
     use crate::pool::Clock;
     use crate::store::MemStore;
+    use std::time::Duration;
 
     /// A pool without a thread that cleans, and its first pages, dirty.
     fn pool(limit: ByteCount, pages: u64) -> Arc<BufferPool> {
@@ -445,7 +500,10 @@ mod tests {
     fn the_cleaner_writes_what_leaves_next_and_nothing_warm() {
         let pool = pool(ByteCount::mib(16), 510);
         let mut cleaner = Cleaner::new();
-        let mut turn = || cleaner.turn(&pool.frames, &pool.write_back, pool.evictor.hand());
+        let mut turn = || {
+            let hand = pool.evictor.hand();
+            cleaner.turn(&pool.frames, &pool.write_back, hand, hand)
+        };
         assert!(!turn(), "nothing leaves");
         // The hand passes all pages, which are dirty, and are cool from then on.
         assert_eq!(pool.evict_clean(ByteCount(4096)), ByteCount::ZERO);
@@ -463,7 +521,10 @@ mod tests {
     fn the_cleaner_writes_what_is_not_changed_any_more_while_nothing_leaves() {
         let pool = pool(ByteCount::mib(16), 100);
         let mut cleaner = Cleaner::new();
-        let mut turn = || cleaner.turn(&pool.frames, &pool.write_back, pool.evictor.hand());
+        let mut turn = || {
+            let hand = pool.evictor.hand();
+            cleaner.turn(&pool.frames, &pool.write_back, hand, hand)
+        };
         let take_room = |but: ByteCount| {
             let ballast = pool.manager().join("ballast").expect("account");
             let free = pool.account().budget().free();

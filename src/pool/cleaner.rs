@@ -42,8 +42,8 @@ struct Watch {
     /// With the version that each had.
     pages: Vec<(PageId, u64)>,
     since: Instant,
-    /// Where the hand was.
-    hand: u64,
+    /// How far the hands of the pool had moved.
+    moved: u64,
     /// The next step whose pages are watched.
     next: usize,
 }
@@ -54,15 +54,21 @@ impl Cleaner {
 
     pub(super) fn new() -> Cleaner {
         let pages = Vec::with_capacity(WATCHED_MAX);
-        Cleaner { next: 0, watch: Watch { pages, since: Instant::now(), hand: 0, next: 0 } }
+        Cleaner { next: 0, watch: Watch { pages, since: Instant::now(), moved: 0, next: 0 } }
     }
 
-    /// Writes up to a batch of pages of each kind, with the hand before step `hand`; returns whether there
-    /// was any.
-    pub(super) fn turn(&mut self, frames: &Frames, write_back: &WriteBack, hand: u64) -> bool {
+    /// Writes up to a batch of pages of each kind, with the hand before step `hand` of this table, and the
+    /// hands of all tables of the pool `moved` so far; returns whether there was any.
+    pub(super) fn turn(
+        &mut self,
+        frames: &Frames,
+        write_back: &WriteBack,
+        hand: u64,
+        moved: u64,
+    ) -> bool {
         let mut batch: FixedVec<PageId, BATCH_MAX> = FixedVec::new(PageId(0));
         self.take_leaving(frames, hand, &mut batch);
-        if self.watch.is_at_rest(hand) && batch.is_empty() && frames.account.is_nearly_full() {
+        if self.watch.is_at_rest(moved) && batch.is_empty() && frames.account.is_nearly_full() {
             self.watch.take_resting(frames, &mut batch);
         }
         batch.sort_unstable();
@@ -93,11 +99,11 @@ impl Cleaner {
 }
 
 impl Watch {
-    /// Whether the hand did not move since the pages are watched.
-    fn is_at_rest(&mut self, hand: u64) -> bool {
-        let is_at_rest = self.hand == hand;
+    /// Whether no hand moved since the pages are watched.
+    fn is_at_rest(&mut self, moved: u64) -> bool {
+        let is_at_rest = self.moved == moved;
         if !is_at_rest {
-            self.hand = hand;
+            self.moved = moved;
             self.pages.clear();
         }
         is_at_rest

@@ -1,11 +1,14 @@
 //! How a pool is set up.
 
 use super::frames::BATCH_MAX;
+use super::group::Group;
 use super::replacement::{Proven, Replacement};
 use super::write_back::BeforeWrite;
 use crate::base::error::{Error, Result};
 use crate::base::units::{ByteCount, PageId};
+use crate::limit::manager::MemoryManager;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How a pool is set up.
@@ -40,6 +43,7 @@ pub struct PoolConfig {
     pub(super) batch: usize,
     pub(super) overwrite: bool,
     pub(super) read_only: bool,
+    pub(super) beside: Option<Arc<Group>>,
 }
 
 impl Default for PoolConfig {
@@ -68,6 +72,7 @@ impl PoolConfig {
             batch: BATCH_MAX,
             overwrite: false,
             read_only: false,
+            beside: None,
         }
     }
 
@@ -149,8 +154,16 @@ impl PoolConfig {
     }
 
     /// # Errors
-    /// [`Error::Config`] for a bad page size, and for a new table that is only read.
-    pub(super) fn check(&self, is_new: bool) -> Result<()> {
+    /// [`Error::Config`] for a bad page size, for a new table that is only read, and for a pool of another
+    /// manager.
+    pub(super) fn check(&self, is_new: bool, manager: &Arc<MemoryManager>) -> Result<()> {
+        if self.beside.as_ref().is_some_and(|group| !Arc::ptr_eq(group.share().manager(), manager))
+        {
+            return Err(Error::Config {
+                key: "beside".to_owned(),
+                reason: "the other table is under another memory manager".to_owned(),
+            });
+        }
         if is_new && self.read_only {
             return Err(Error::Config {
                 key: "read_only".to_owned(),

@@ -31,7 +31,7 @@ pub(super) enum Dirty {
     Write,
 }
 
-/// With [`Dirty::Defer`], dirty victims that are passed for each page that is wanted, at most.
+/// With [`Dirty::Defer`], bytes of dirty victims that are passed for each byte that is wanted, at most.
 const DEFERRED_MAX: u64 = 1;
 
 /// Victims of a batch.
@@ -55,7 +55,40 @@ impl Batch {
     }
 }
 
-/// Evicts pages of a pool.
+/// What a call that makes room still has to do.
+pub(super) struct Demand {
+    want: u64,
+    freed: u64,
+    dirty: Dirty,
+    /// Steps that may still be passed.
+    steps_left: u64,
+    /// Bytes of dirty victims that may still be passed, beside those that leave.
+    deferred_left: u64,
+}
+
+impl Demand {
+    /// For `want` bytes of tables that have `steps` together.
+    pub(super) fn new(want: ByteCount, dirty: Dirty, steps: u64) -> Demand {
+        // Without writing, what a few laps do not find is dirty or hot: writing comes next.
+        let laps = if dirty == Dirty::Write { LAPS_MAX } else { LAPS_MAX / 2 };
+        let deferred_left = match dirty {
+            Dirty::Defer => want.0.saturating_mul(DEFERRED_MAX),
+            Dirty::Skip | Dirty::Write => u64::MAX,
+        };
+        Demand { want: want.0, freed: 0, dirty, steps_left: steps * laps, deferred_left }
+    }
+
+    /// Whether more has to leave, and may be looked for.
+    pub(super) fn is_open(&self) -> bool {
+        self.freed < self.want && self.steps_left > 0
+    }
+
+    pub(super) fn freed(&self) -> ByteCount {
+        ByteCount(self.freed)
+    }
+}
+
+/// Evicts pages of one table.
 pub(super) struct Evictor {
     /// The step that the hand passes next, modulo the steps of the table.
     hand: CachePadded<AtomicU64>,
@@ -73,50 +106,41 @@ impl Evictor {
         self.batch > 1
     }
 
-    /// The step that the hand passes next, counted from the pool's start.
+    /// The step that the hand passes next, counted from when the table was opened.
     pub(super) fn hand(&self) -> u64 {
         self.hand.load(Ordering::Relaxed)
     }
 
-    /// Evicts pages until `want` bytes are free; returns how many bytes became free.
-    pub(super) fn evict(
+    /// Evicts a batch, at most up to the end of the hand's lap over this table. Returns whether the lap
+    /// is over: it is the next table's turn.
+    pub(super) fn sweep(
         &self,
         frames: &Frames,
         write_back: &WriteBack,
-        want: ByteCount,
-        dirty: Dirty,
-    ) -> ByteCount {
-        let steps = frames.table.steps() as u64;
-        // Without writing, what two laps do not find is dirty or hot: writing comes next.
-        let laps = if dirty == Dirty::Write { LAPS_MAX } else { LAPS_MAX / 2 };
-        let mut left = steps * laps;
-        let mut freed = 0;
-        let mut deferred_left = match dirty {
-            Dirty::Defer => want.0.div_ceil(frames.table.page_size().0) * DEFERRED_MAX,
-            Dirty::Skip | Dirty::Write => u64::MAX,
-        };
-        while freed < want.0 && left > 0 {
-            let pages = (want.0 - freed).div_ceil(frames.table.page_size().0);
-            let target = (pages as usize).min(self.batch);
-            let mut batch = Batch::new();
-            while batch.len() < target && left > 0 {
-                if batch.passed >= deferred_left {
-                    left = 0;
+        demand: &mut Demand,
+    ) -> bool {
+        let (steps, page_bytes) = (frames.table.steps() as u64, frames.table.page_size().0);
+        let pages = (demand.want - demand.freed).div_ceil(page_bytes);
+        let target = (pages as usize).min(self.batch);
+        let (mut batch, mut is_lap_over) = (Batch::new(), false);
+        while batch.len() < target && !is_lap_over && demand.steps_left > 0 {
+            if batch.passed * page_bytes >= demand.deferred_left {
+                demand.steps_left = 0;
+                break;
+            }
+            demand.steps_left -= 1;
+            let step = self.hand.fetch_add(1, Ordering::Relaxed) % steps;
+            is_lap_over = step + 1 == steps;
+            for page in frames.resident.pages(step as usize) {
+                if batch.len() == target {
                     break;
                 }
-                left -= 1;
-                let step = self.hand.fetch_add(1, Ordering::Relaxed) % steps;
-                for page in frames.resident.pages(step as usize) {
-                    if batch.len() == target {
-                        break;
-                    }
-                    sweep_page(frames, page, dirty, &mut batch);
-                }
+                sweep_page(frames, page, demand.dirty, &mut batch);
             }
-            deferred_left = deferred_left.saturating_sub(batch.passed);
-            freed += self.finish(frames, write_back, &mut batch);
         }
-        ByteCount(freed)
+        demand.deferred_left = demand.deferred_left.saturating_sub(batch.passed * page_bytes);
+        demand.freed += self.finish(frames, write_back, &mut batch);
+        is_lap_over
     }
 
     /// Writes the dirty victims and drops what is clean then.

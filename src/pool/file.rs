@@ -216,7 +216,11 @@ impl TableFile {
     /// [`Error::CorruptPage`].
     pub(super) fn check(&self, table: &PageTable, page: PageId, order: u8) -> Result<()> {
         let is_whole = !self.checksum || checksum::matches(table, page, order, self.identity());
-        if is_whole { Ok(()) } else { Err(Error::CorruptPage { page }) }
+        if is_whole {
+            Ok(())
+        } else {
+            Err(Error::CorruptPage { page, table: table.path().to_path_buf() })
+        }
     }
 
     /// Sets the checksum of a page that the caller is about to write, if pages have one.

@@ -27,8 +27,8 @@ use super::resident::ResidentSet;
 use crate::base::error::Result;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
-use crate::limit::manager::MemoryManager;
-use std::sync::Arc;
+use crate::sys::vm::HUGE_PAGE;
+use std::path::Path;
 use std::time::Duration;
 
 /// Maximum number of pages that are written, or leave, together. One page a call costs several times as
@@ -57,7 +57,7 @@ pub(super) struct Frames {
     deadline: Duration,
 }
 
-/// As long as words and page tables take less than this part of the pool's memory, they stay. To give
+/// As long as words and page tables of all tables take less than this part of the pool's memory, they stay. To give
 /// them back and to take them anew costs 5 us for each chunk of 2 MiB: where pages left for temporary memory
 /// of half the limit and came back, it took 1.4 to 1.8 times as long.
 const KEPT_SHARE: u64 = 64;
@@ -66,24 +66,28 @@ impl Frames {
     /// Frames for pages of `page` bytes on a store of `capacity`.
     ///
     /// # Errors
-    /// When the address space cannot be reserved, or no account can be opened.
+    /// When the address space cannot be reserved.
     pub(super) fn new(
         page: ByteCount,
         capacity: ByteCount,
         deadline: Duration,
         policy: Box<dyn Replacement>,
         read_only: bool,
-        manager: &Arc<MemoryManager>,
+        account: PoolAccount,
+        path: &Path,
     ) -> Result<Frames> {
         let words = capacity.0 / page.0 * size_of::<Latch>() as u64;
-        let limit = manager.limit();
-        let huge_words = limit >= HUGE_WORDS_LIMIT && words <= limit.0 / HUGE_WORDS_PART;
-        let table = PageTable::new(page, capacity, huge_words, read_only)?;
+        let (limit, tables) = (account.manager().limit(), account.tables());
+        let few_words = words <= limit.0 / HUGE_WORDS_PART / tables;
+        // The first word of a small table would cost 2 MiB, of each of many.
+        let fills_huge = tables == 1 || words >= HUGE_PAGE as u64;
+        let huge_words = limit >= HUGE_WORDS_LIMIT && few_words && fills_huge;
+        let table = PageTable::new(page, capacity, huge_words, read_only, path)?;
         let pages = table.capacity();
         Ok(Frames {
             chunks: Chunks::new(pages, table.page_bytes(), huge_words)?,
-            resident: ResidentSet::new(pages, policy)?,
-            account: PoolAccount::open(manager)?,
+            resident: ResidentSet::new(pages, policy, account.clock())?,
+            account,
             free: Ranked::new(Rank::Space, FreeLists::default()),
             table,
             deadline,
@@ -160,7 +164,8 @@ impl Frames {
     /// Gives back what the chunk of a page costs, if it is whole, if no page of it is resident, free, or a
     /// part of a larger buffer, and if all chunks together cost enough. Returns how many bytes that were.
     pub(super) fn give_back_around(&self, page: PageId) -> u64 {
-        let kept = ByteCount(self.account.account().ceiling().0 / KEPT_SHARE);
+        let share = KEPT_SHARE * self.account.tables();
+        let kept = ByteCount(self.account.account().ceiling().0 / share);
         if self.chunks.metadata() <= kept {
             return 0;
         }
@@ -282,10 +287,11 @@ impl Frames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::manager::Mode;
+    use crate::limit::manager::{MemoryManager, Mode};
     use crate::pool::PoolConfig;
     use crate::sys::pagemap::Pagemap;
     use crate::sys::vm::{KERNEL_PAGE, frees_page_tables};
+    use std::sync::Arc;
 
     /// GiB of table that are scanned; `FARHEAP_TEST_SCAN_GIB` sets more. 1,024 took 17 s of processor time.
     const SCANNED_GIB: u64 = 64;

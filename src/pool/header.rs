@@ -20,7 +20,7 @@ use super::frames::Frames;
 use super::free_chain::{self, PageBuffer, transfer};
 use super::free_list::FreeBuffer;
 use super::page_table::FIRST;
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::PageId;
@@ -163,11 +163,9 @@ impl Header {
     /// The turn to write the header, one thread at a time.
     fn take_turn(&self, frames: &Frames) -> Result<Taken<'_>> {
         let mut backoff = frames.backoff();
-        backoff.until(|| self.turn.take()).ok_or_else(|| Error::LatchTimeout {
-            page: COPIES[0],
-            holder: "another flush".to_owned(),
-            waited: backoff.waited(),
-        })
+        backoff
+            .until(|| self.turn.take())
+            .ok_or_else(|| frames.table.timed_out(COPIES[0], "another flush".to_owned(), &backoff))
     }
 
     /// Reads header and free list.

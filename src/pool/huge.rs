@@ -40,7 +40,7 @@ impl Collapser {
 
     /// Collapses one run, if the pool is at rest; returns whether it did.
     pub(super) fn turn(&mut self, frames: &Frames) -> bool {
-        let departed = frames.resident.departed();
+        let departed = frames.resident.departed_from_pool();
         if departed != self.departed {
             self.departed = departed;
             self.not_before = Instant::now() + AT_REST;

@@ -14,9 +14,6 @@ use crate::store::Op;
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
 
-/// Maximum number of pages that wait to be prefetched; more are forgotten.
-const PREFETCH_MAX: usize = 4096;
-
 /// A page with the word it had: locked in order to be read.
 #[derive(Clone, Copy, Default)]
 struct Loading {
@@ -47,13 +44,16 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    pub(super) fn new(file: Arc<TableFile>) -> Loader {
-        let prefetches = ArrayQueue::new(PREFETCH_MAX);
+    /// A loader in which up to `waiting_max` pages wait to be read ahead.
+    pub(super) fn new(file: Arc<TableFile>, waiting_max: usize) -> Loader {
+        let prefetches = ArrayQueue::new(waiting_max);
         Loader { file, prefetches, misses: Counter::default(), read: Counter::default() }
     }
 
     /// Bytes of the list of pages to be read ahead: of each its number and a stamp.
-    pub(super) const BYTES: usize = PREFETCH_MAX * (size_of::<PageId>() + size_of::<usize>());
+    pub(super) const fn bytes(waiting_max: usize) -> usize {
+        waiting_max * (size_of::<PageId>() + size_of::<usize>())
+    }
 
     /// Adds this part's statistics.
     pub(super) fn show(&self, stats: &mut PoolStats) {
@@ -214,7 +214,7 @@ impl Loader {
         let Ok(group) = group else { return false };
         if group.is_full {
             // For the others there is no memory either.
-            (0..PREFETCH_MAX).map_while(|_| self.prefetches.pop()).for_each(drop);
+            (0..self.prefetches.capacity()).map_while(|_| self.prefetches.pop()).for_each(drop);
         }
         group.pages > 0
     }

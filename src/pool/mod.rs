@@ -18,7 +18,7 @@
 //! | `frames` | the parts together: memory is charged, split, dropped |
 //! | `file`, `checksum` | the store and its queues |
 //! | `multi_page`, `allocate`, `free_chain`, `header`, `load`, `write_back` | what happens to pages |
-//! | `coalescing`, `evict`, `donate`, `huge`, `cleaner`, `worker` | what makes room, on demand and ahead |
+//! | `coalescing`, `evict`, `donate`, `huge`, `cleaner`, `worker`, `group` | what makes room, on demand and ahead; in all tables of one pool |
 //! | `guard`, `config`, `buffer_pool`, `fix`, `redo`, `batch`, `btree` | what a user of the pool sees |
 //!
 //! # Invariants
@@ -48,6 +48,7 @@ mod fixed_vec;
 mod frames;
 mod free_chain;
 mod free_list;
+mod group;
 mod guard;
 mod header;
 mod huge;

@@ -19,6 +19,7 @@ use crate::store::Segment;
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, Mapping, Piece};
 use crossbeam_utils::CachePadded;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 /// Bytes at the end of each page (or of each buffer of several pages) that belong to the pool.
 pub(super) const TRAILER: usize = 16;
@@ -28,6 +29,8 @@ pub(super) const FIRST: PageId = PageId(2);
 
 /// Words and memory of all pages that the table file has room for.
 pub(super) struct PageTable {
+    /// Names the table file in errors.
+    path: PathBuf,
     page_shift: u32,
     page_bytes: usize,
     /// Bytes of pages for each byte of their words.
@@ -51,6 +54,7 @@ impl PageTable {
         capacity: ByteCount,
         huge_words: bool,
         read_only: bool,
+        path: &Path,
     ) -> Result<PageTable> {
         let page_bytes = page.as_usize();
         let pages = capacity.as_usize() / page_bytes;
@@ -61,6 +65,7 @@ impl PageTable {
         let pages_per_words = page_bytes / size_of::<Latch>();
         let first_word = words.as_ptr().addr();
         Ok(PageTable {
+            path: path.to_path_buf(),
             page_shift: page_bytes.trailing_zeros(),
             page_bytes,
             pages_per_words,
@@ -126,6 +131,11 @@ impl PageTable {
     #[inline]
     pub(super) fn get_to_change(&self, page: PageId) -> Option<&Latch> {
         self.words[..self.changeable].get(page.as_usize())
+    }
+
+    /// What names the table file in errors.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     pub(super) fn is_read_only(&self) -> bool {
@@ -211,7 +221,7 @@ impl PageTable {
     }
 
     pub(super) fn no_such_page(&self, page: PageId) -> Error {
-        Error::NoSuchPage { page, pages: PageCount(self.end()) }
+        Error::NoSuchPage { page, table: self.path.clone(), pages: PageCount(self.end()) }
     }
 
     /// The error of a wait for a page's latch that took too long.
@@ -222,6 +232,12 @@ impl PageTable {
             Holder::Locked => "a writer, or a load,".to_owned(),
             Holder::Absent | Holder::Free => "nobody any more".to_owned(),
         };
-        Error::LatchTimeout { page, holder, waited: backoff.waited() }
+        self.timed_out(page, holder, backoff)
+    }
+
+    /// The same, with a holder that the page's word does not tell of.
+    pub(super) fn timed_out(&self, page: PageId, holder: String, backoff: &Backoff) -> Error {
+        let (table, waited) = (self.path.clone(), backoff.waited());
+        Error::LatchTimeout { page, table, holder, waited }
     }
 }

@@ -16,6 +16,7 @@ use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
 use crossbeam_utils::CachePadded;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Steps of the replacement clock in which as many pages leave as fit into the pool.
 const STAMPS_PER_POOL: u64 = 64;
@@ -25,18 +26,25 @@ pub(super) struct ResidentSet {
     bits: LazyArray<AtomicU64>,
     /// Bytes of the pages in the set.
     bytes: CachePadded<AtomicU64>,
-    /// Pages that were evicted or donated: the replacement clock. Statistics show it.
+    /// Pages that were evicted or donated. Statistics show it.
     departed: CachePadded<AtomicU64>,
+    /// The same of all tables of the pool: the replacement clock.
+    clock: Arc<CachePadded<AtomicU64>>,
     policy: Box<dyn Replacement>,
 }
 
 impl ResidentSet {
-    /// An empty set of `pages` pages.
-    pub(super) fn new(pages: usize, policy: Box<dyn Replacement>) -> Result<ResidentSet> {
+    /// An empty set of `pages` pages of a table of the pool that has this `clock`.
+    pub(super) fn new(
+        pages: usize,
+        policy: Box<dyn Replacement>,
+        clock: Arc<CachePadded<AtomicU64>>,
+    ) -> Result<ResidentSet> {
         Ok(ResidentSet {
             bits: LazyArray::new(pages.div_ceil(64))?,
             bytes: CachePadded::default(),
             departed: CachePadded::default(),
+            clock,
             policy,
         })
     }
@@ -109,18 +117,24 @@ impl ResidentSet {
     /// Counts pages that have left.
     pub(super) fn depart(&self, pages: usize) {
         self.departed.fetch_add(pages as u64, Ordering::Relaxed);
+        self.clock.fetch_add(pages as u64, Ordering::Relaxed);
     }
 
-    /// Pages that have left since the pool started.
+    /// Pages that have left since the table was opened.
     pub(super) fn departed(&self) -> u64 {
         self.departed.load(Ordering::Relaxed)
+    }
+
+    /// Pages that have left any table of the pool.
+    pub(super) fn departed_from_pool(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
     }
 
     /// The replacement clock, 1 to [`STAMPS`]: a step every 1/[`STAMPS_PER_POOL`] of a pool of
     /// `pool_pages`.
     pub(super) fn stamp(&self, pool_pages: u64) -> u64 {
         let step = pool_pages.max(STAMPS_PER_POOL) / STAMPS_PER_POOL;
-        self.departed() / step % STAMPS + 1
+        self.departed_from_pool() / step % STAMPS + 1
     }
 
     /// What the policy says of an arriving page that had this word, in a pool of `pool_pages`.
@@ -173,7 +187,7 @@ mod tests {
     const BYTES: usize = 4096;
 
     fn set() -> ResidentSet {
-        ResidentSet::new(1000, Box::new(Proven)).expect("mapped")
+        ResidentSet::new(1000, Box::new(Proven), Arc::default()).expect("mapped")
     }
 
     #[test]

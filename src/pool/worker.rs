@@ -18,7 +18,7 @@ impl Worker {
         Worker { stop: Arc::new(AtomicBool::new(false)), thread: Ranked::new(Rank::Leaf, None) }
     }
 
-    /// Starts the thread. It calls `turn` until the object is gone or [`stop`](Self::stop) is called,
+    /// Starts the thread, unless it was started before. It calls `turn` until the object is gone or [`stop`](Self::stop) is called,
     /// and rests in between for as long as `turn` says.
     ///
     /// # Errors
@@ -28,6 +28,10 @@ impl Worker {
         of: Weak<T>,
         mut turn: impl FnMut(&T) -> Option<Duration> + Send + 'static,
     ) -> Result<()> {
+        let mut started = self.thread.lock();
+        if started.is_some() {
+            return Ok(());
+        }
         let stop = Arc::clone(&self.stop);
         let run = move || {
             loop {
@@ -49,7 +53,7 @@ impl Worker {
             call: "clone",
             errno: error.raw_os_error().unwrap_or_default(),
         })?;
-        *self.thread.lock() = Some(thread);
+        *started = Some(thread);
         Ok(())
     }
 

@@ -294,6 +294,53 @@ static void redo(farheap_manager *manager, const char *path) {
     unlink(path);
 }
 
+/* Several tables in one pool, each with a file and page numbers of its own. */
+static void tables(farheap_manager *manager, const char *path) {
+    enum { TABLES = 3, PAGES = 2000 };
+    farheap_pool *pools[TABLES] = {NULL};
+    char paths[TABLES][4200];
+    farheap_page page = {0};
+    farheap_pool_config config = FARHEAP_POOL_CONFIG_INIT;
+    for (int n = 0; n < TABLES; n++) {
+        snprintf(paths[n], sizeof paths[n], "%s.%d", path, n);
+        config.beside = n > 0 ? pools[n - 1] : NULL;
+        OK(farheap_pool_create(manager, &config, paths[n], 16 * MIB, &pools[n]));
+    }
+    for (uint64_t at = 0; at < PAGES; at++) {
+        for (int n = 0; n < TABLES; n++) {
+            OK(farheap_pool_allocate(pools[n], &page));
+            CHECK(page.id == at + 2);
+            farheap_page_write(&page)[7] = (uint8_t)(at + (uint64_t)n);
+            OK(farheap_page_unfix(&page));
+        }
+    }
+    OK(farheap_pool_flush(pools[0]));
+    OK(farheap_pool_free(pools[0])); /* the others go on */
+    config.beside = pools[2];
+    config.read_only = FARHEAP_ON;
+    OK(farheap_pool_open(manager, &config, paths[0], &pools[0]));
+    for (uint64_t at = 0; at < PAGES; at++) {
+        for (int n = 0; n < TABLES; n++) {
+            OK(farheap_pool_fix_shared(pools[n], at + 2, &page));
+            CHECK(page.data[7] == (uint8_t)(at + (uint64_t)n));
+            OK(farheap_page_unfix(&page));
+        }
+    }
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_fix_exclusive(pools[0], 2, &page));
+    FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_fix_shared(pools[1], PAGES + 2, &page));
+    CHECK(strstr(farheap_last_message(), paths[1]) != NULL);
+    farheap_manager *other = NULL;
+    OK(farheap_manager_new(8 * MIB, FARHEAP_COOPERATIVE, 0, &other));
+    config.read_only = FARHEAP_DEFAULT;
+    farheap_pool *stranger = NULL;
+    FAILS(FARHEAP_E_CONFIG, farheap_pool_create(other, &config, path, 16 * MIB, &stranger));
+    OK(farheap_manager_free(other));
+    for (int n = 0; n < TABLES; n++) {
+        OK(farheap_pool_free(pools[n]));
+        unlink(paths[n]);
+    }
+}
+
 static void the_log_is_asked_before_a_write(farheap_pool *pool) {
     farheap_page page = {0};
     OK(farheap_pool_allocate(pool, &page));
@@ -544,6 +591,7 @@ int main(void) {
     close(file);
     unlink(path);
     redo(manager, path);
+    tables(manager, path);
     farheap_pool_config config = FARHEAP_POOL_CONFIG_INIT;
     config.page = 8192;
     config.deadline_ms = 1000;

@@ -330,6 +330,27 @@ static void redo() {
     throws<error>(FARHEAP_E_DEVICE, [&] { reader.fix_exclusive(first + 5); });
 }
 
+// Two tables in one pool.
+static void tables() {
+    manager limit(8 * mib);
+    table_path one, other;
+    std::optional<pool> first(pool::create(limit, one.path, 16 * mib));
+    pool_options options;
+    options.beside = &*first;
+    pool second = pool::create(limit, other.path, 16 * mib, std::move(options));
+    const std::uint64_t page = first->allocate().id();
+    CHECK(second.allocate().id() == page);
+    first->fix_exclusive(page).write<int>(0, 1);
+    second.fix_exclusive(page).write<int>(0, 2);
+    first->flush();
+    first.reset();
+    pool_options again;
+    again.beside = &second;
+    first = pool::open(limit, one.path, std::move(again));
+    CHECK(first->fix_shared(page).read<int>(0) == 1 && second.fix_shared(page).read<int>(0) == 2);
+    CHECK(first->account().used() == second.account().used());
+}
+
 // The constructors as functions that bindings can look up, not as the header's macros.
 static void plain_constructors() {
     farheap_manager *limit = nullptr;
@@ -620,6 +641,7 @@ int main() {
         accounts();
         trees();
         redo();
+        tables();
         plain_constructors();
         wrong_orders();
         farheap_config config = make_config();

@@ -6,7 +6,7 @@
 //! A copy is a tenth of what the descent costs that it saves (`docs/design/pool.md`, the B+-tree).
 
 use super::node::Node;
-use super::{BTree, DEPTH_MAX, Entry, RESTARTS_MAX, check_stamp};
+use super::{BTree, DEPTH_MAX, Entry, RESTARTS_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::units::PageId;
 use crate::pool::OptimisticGuard;
@@ -287,7 +287,7 @@ impl<'t> Cursor<'t> {
         if !above.is_unchanged(parent.seen) {
             return Ok(None);
         }
-        check_stamp(child, Node(&self.leaf).stamp())?;
+        self.tree.check_stamp(child, Node(&self.leaf).stamp())?;
         parent.slot = slot;
         Ok(Some((page, word)))
     }
@@ -306,7 +306,7 @@ impl<'t> Cursor<'t> {
             let slot = self.descend_from(guard.id(), seen, seek);
             let child = Node(&guard).child(slot);
             let next = tree.pool.fix_shared(PageId(child.page))?;
-            check_stamp(child, Node(&next).stamp())?;
+            tree.check_stamp(child, Node(&next).stamp())?;
             guard = next;
         }
     }
