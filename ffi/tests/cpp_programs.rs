@@ -2,14 +2,20 @@
 
 mod common;
 
-use common::{CPP, crate_dir, declared, installed, run_program, sources_are_readable, succeed};
+use common::{
+    CPP, Compiler, crate_dir, declared, installed, run_program, sources_are_readable, succeed,
+};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 fn test(source: &Path) {
-    for compiler in installed(CPP) {
+    test_with(source, &installed(CPP));
+}
+
+fn test_with(source: &Path, compilers: &[Compiler]) {
+    for compiler in compilers {
         for options in compiler.ways() {
             let dir = tempfile::tempdir().expect("a directory");
             let program = dir.path().join("program");
@@ -34,8 +40,18 @@ fn two_threads_at_every_kind_of_handle() {
     }
 }
 
+/// Headers under the names by which the collective interface was published.
+#[test]
+fn containers_that_were_written_for_the_published_interface() {
+    if sources_are_readable() {
+        let newer = |compiler| Compiler { standard: "-std=c++20", ..compiler };
+        let compilers: Vec<_> = installed(CPP).into_iter().map(newer).collect();
+        test_with(&crate_dir().join("tests/published/containers.cpp"), &compilers);
+    }
+}
+
 /// Functions of the library that a compiled source calls.
-fn called(compiler: &common::Compiler, source: &Path) -> BTreeSet<String> {
+fn called(compiler: &Compiler, source: &Path) -> BTreeSet<String> {
     let dir = tempfile::tempdir().expect("a directory");
     let object = dir.path().join("object.o");
     succeed(compiler.command().arg("-c").arg(source).arg("-o").arg(&object));
@@ -45,7 +61,7 @@ fn called(compiler: &common::Compiler, source: &Path) -> BTreeSet<String> {
 }
 
 /// Which functions of the header no program of a directory calls.
-fn uncalled(compilers: &[common::Compiler], dir: &str, extension: &str) -> Vec<String> {
+fn uncalled(compilers: &[Compiler], dir: &str, extension: &str) -> Vec<String> {
     let Some(compiler) = compilers.first() else { return Vec::new() };
     let entries = fs::read_dir(crate_dir().join(dir)).expect("a directory");
     let sources = entries.map(|entry| entry.expect("an entry").path());
