@@ -199,22 +199,104 @@ pub(crate) fn victims(options: &Options, source: &Source<'_>) -> Result<(), Fail
             let plan = Plan::new(format!("{streams} streams, {name}"), COOPERATIVE, &options);
             keep(&mut runs, run(&options, source, Plan { query: Query::None, pool, ..plan })?);
         }
-        let [without, with] = [runs.len() - 2, runs.len() - 1].map(|at| runs[at].all());
-        let row = |work: &str, value, baseline_value| Row {
+        // The order in which vmcache's pages leave: a second chance, whether they are dirty or not.
+        let pool = PoolConfig::new().cleaner(false).replacement(Clock);
+        let plan = Plan::new(format!("{streams} streams, second chance"), COOPERATIVE, &options);
+        keep(&mut runs, run(&options, source, Plan { query: Query::None, pool, ..plan })?);
+        let last = runs.len();
+        let [without, with, chance] = [last - 3, last - 2, last - 1].map(|at| runs[at].all());
+        let row = |work: &str, value, baseline: &str, baseline_value| Row {
             work: format!("{work} of a new order, {streams} streams"),
             value,
             unit: "pages",
-            baseline: "no cleaner".to_owned(),
+            baseline: baseline.to_owned(),
             baseline_value,
             invert: true,
             goal: ">= 0.91",
         };
-        rows.push(row("reads", with.faults_per_order(), without.faults_per_order()));
-        rows.push(row("writes", with.written_per_order(), without.written_per_order()));
+        let reads = without.faults_per_order();
+        rows.push(row("reads", with.faults_per_order(), "no cleaner", reads));
+        let writes = without.written_per_order();
+        rows.push(row("writes", with.written_per_order(), "no cleaner", writes));
+        let base = chance.faults_per_order();
+        rows.push(row("reads without cleaner", reads, "second chance", base));
     }
     rows.iter().for_each(Row::print);
     report::write_rows(&rows, &options.folder().join("cooperative_victims_rows.csv"))?;
     finish(options, "victims", &runs)
+}
+
+/// (g) Temporary memory of half the limit, again and again beside the transactions: the median and the tail,
+/// beside the goal, or beside the time that the device takes to write what was written meanwhile.
+pub(crate) fn tail(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
+    let often = if options.test {
+        options.clone()
+    } else {
+        Options { every: 0.2, hold: 0.05, ..options.clone() }
+    };
+    let mut runs = Vec::new();
+    let plan = Plan::new("half the limit five times a second", COOPERATIVE, &often);
+    keep(&mut runs, run(&often, source, plan)?);
+    let (write, _) = device::speed(options, 2 * options.limit.get())?;
+    let half = options.limit.get() as f64 / 2.0;
+    let per_gib = |ms: f64| ms * (1u64 << 30) as f64 / half;
+    let device_ms = |pages: u64| pages as f64 * 4096.0 / 1e3 / write;
+    let mut queries = runs[0].queries.clone();
+    queries.sort_by(|one, other| one.allocate_ms.total_cmp(&other.allocate_ms));
+    let mut rows = Vec::new();
+    for (name, part, goal_ms) in [("median", 0.5, 20.0), ("p99", 0.99, 100.0)] {
+        let Some(query) = queries.get((queries.len() as f64 * part) as usize) else { continue };
+        let device = per_gib(device_ms(query.written));
+        println!(
+            "{name} of {}: {:.1} ms for {} dirty pages, of which the device alone takes {:.1}",
+            queries.len(),
+            query.allocate_ms,
+            query.written,
+            device_ms(query.written)
+        );
+        rows.push(Row {
+            work: format!("allocation of half the limit, {name}"),
+            value: per_gib(query.allocate_ms),
+            unit: "ms/GiB",
+            baseline: if device > goal_ms { "the device" } else { "the goal" }.to_owned(),
+            baseline_value: device.max(goal_ms),
+            invert: true,
+            goal: ">= 1",
+        });
+    }
+    rows.iter().for_each(Row::print);
+    report::write_rows(&rows, &options.folder().join("cooperative_tail_rows.csv"))?;
+    finish(options, "tail", &runs)
+}
+
+/// (h) Tables that fit: a limit with a fifth to spare and all that a pool does in the background, beside memory
+/// for four times the tables in which nothing is ever looked for or written.
+pub(crate) fn fits(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
+    let (mut runs, mut rows) = (Vec::new(), Vec::new());
+    for streams in [1, 8] {
+        // New orders make the tables grow.
+        let least = source.bytes.get() + (64 << 20);
+        for (name, limit) in [("memory to spare", 4 * least), ("fits", least * 6 / 5)] {
+            let options = Options { streams, limit: ByteCount(limit), ..options.clone() };
+            let is_spare = name == "memory to spare";
+            let pool = PoolConfig::new().cleaner(!is_spare).huge_frames(!is_spare);
+            let plan = Plan::new(format!("{streams} streams, {name}"), COOPERATIVE, &options);
+            keep(&mut runs, run(&options, source, Plan { query: Query::None, pool, ..plan })?);
+        }
+        let [spare, fits] = [runs.len() - 2, runs.len() - 1].map(|at| runs[at].all());
+        rows.push(Row {
+            work: format!("processor time of a new order that fits, {streams} streams"),
+            value: fits.cpu_us_per_order(),
+            unit: "us",
+            baseline: "to spare".to_owned(),
+            baseline_value: spare.cpu_us_per_order(),
+            invert: true,
+            goal: ">= 0.91",
+        });
+    }
+    rows.iter().for_each(Row::print);
+    report::write_rows(&rows, &options.folder().join("cooperative_fits_rows.csv"))?;
+    finish(options, "fits", &runs)
 }
 
 /// The options with a limit that is enough for far memory; says why when there is none.

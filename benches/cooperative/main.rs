@@ -60,6 +60,8 @@ fn work(options: &Options) -> Result<(), Failure> {
         (Experiment::Caches, experiments::caches),
         (Experiment::Spill, experiments::spill),
         (Experiment::Victims, experiments::victims),
+        (Experiment::Tail, experiments::tail),
+        (Experiment::Fits, experiments::fits),
     ];
     for (experiment, run) in all {
         if options.wants(experiment) {

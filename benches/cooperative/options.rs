@@ -84,6 +84,10 @@ pub(crate) enum Experiment {
     Spill,
     /// Reads and writes of a transaction without a query, by streams, with and without a cleaner.
     Victims,
+    /// Temporary memory of half the limit, five times a second: the median and the tail.
+    Tail,
+    /// Transactions whose tables fit: what the pool costs beside memory that nothing looks after.
+    Fits,
     /// All of them.
     All,
 }

@@ -75,6 +75,8 @@ pub(crate) struct Sample {
     pub(crate) orders: u64,
     pub(crate) faults: u64,
     pub(crate) written: u64,
+    /// Processor time of the process.
+    pub(crate) cpu_s: f64,
     pub(crate) pool_mib: f64,
     pub(crate) temporary_mib: f64,
     pub(crate) spilled_mib: f64,
@@ -93,6 +95,8 @@ pub(crate) struct Asked {
     pub(crate) read_ms: f64,
     pub(crate) total_s: f64,
     pub(crate) spilled: bool,
+    /// Pages of the pool that were written while it allocated.
+    pub(crate) written: u64,
 }
 
 /// A run's outcome.
@@ -113,9 +117,15 @@ pub(crate) struct Sum {
     pub(crate) orders: u64,
     pub(crate) faults: u64,
     pub(crate) written: u64,
+    pub(crate) cpu_s: f64,
 }
 
 impl Sum {
+    /// Microseconds of processor time.
+    pub(crate) fn cpu_us_per_order(&self) -> f64 {
+        1e6 * self.cpu_s / (self.orders as f64).max(1.0)
+    }
+
     pub(crate) fn orders_per_s(&self) -> f64 {
         self.orders as f64 / self.seconds.max(1e-9)
     }
@@ -137,6 +147,7 @@ impl Run {
             sum.orders += s.orders;
             sum.faults += s.faults;
             sum.written += s.written;
+            sum.cpu_s += s.cpu_s;
         }
         sum
     }
@@ -165,6 +176,7 @@ impl Run {
 struct Shared<'a> {
     options: &'a Options,
     database: &'a Database,
+    pool: &'a BufferPool,
     manager: &'a Arc<MemoryManager>,
     stop: AtomicBool,
     orders: AtomicU64,
@@ -188,6 +200,7 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
     let shared = Shared {
         options,
         database: &database,
+        pool: &pool,
         manager: &manager,
         stop: AtomicBool::new(false),
         orders: AtomicU64::new(0),
@@ -269,6 +282,15 @@ fn verify(shared: &Shared<'_>, read_only: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Processor time of the process, in hundredths of a second (proc_pid_stat(5)).
+fn cpu_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("proc is mounted");
+    let fields = stat.rsplit(')').next().expect("a name in brackets").split_whitespace();
+    let [user, system] = [11, 12].map(|n| fields.clone().nth(n).expect("a field"));
+    let ticks = |text: &str| text.parse::<f64>().expect("a number");
+    (ticks(user) + ticks(system)) / 100.0
+}
+
 /// Takes samples until the run is over.
 fn sample(
     shared: &Shared<'_>,
@@ -280,13 +302,13 @@ fn sample(
     let mib = |bytes: ByteCount| bytes.get() as f64 / f64::from(1 << 20);
     let mut samples = Vec::new();
     let began = Instant::now();
-    let (mut last_at, mut last) = (0.0, (0, pool.stats()));
+    let (mut last_at, mut last) = (0.0, (0, pool.stats(), cpu_s()));
     last.0 = shared.orders.load(Ordering::Relaxed);
     while last_at < options.seconds {
         // Throughput over time is counted by intervals, and this is one.
         std::thread::sleep(tick);
         let at = began.elapsed().as_secs_f64();
-        let now = (shared.orders.load(Ordering::Relaxed), pool.stats());
+        let now = (shared.orders.load(Ordering::Relaxed), pool.stats(), cpu_s());
         let during_query = shared.during_query.load(Ordering::Relaxed);
         let ended = shared.query_ended_ms.load(Ordering::Relaxed) as f64 / 1e3;
         let since = shared.began.elapsed().as_secs_f64() - ended;
@@ -296,6 +318,7 @@ fn sample(
             orders: now.0 - last.0,
             faults: now.1.misses - last.1.misses,
             written: now.1.pages_written - last.1.pages_written,
+            cpu_s: now.2 - last.2,
             pool_mib: mib(pool.account().used()),
             temporary_mib: mib(shared.manager.temporary().used()),
             spilled_mib: mib(shared.manager.stats().spilled_bytes),
@@ -348,11 +371,14 @@ fn ask(
 /// Allocates and touches a share of the limit and holds it for a while.
 fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     let bytes = (shared.options.limit.get() as f64 * share) as usize / 4096 * 4096;
+    let pages_written = || shared.pool.stats().pages_written;
+    let before = pages_written();
     let began = Instant::now();
     let memory = shared.manager.temporary_allocator();
     let mut data: AllocVec<u8, _> = AllocVec::new_in(memory);
     let allocated = data.try_reserve_exact(bytes).is_ok();
     let allocate_ms = began.elapsed().as_secs_f64() * 1e3;
+    let written = pages_written() - before;
     let spilled = shared.manager.stats().spilled_bytes > ByteCount::ZERO;
     let step = |began: &mut Instant| {
         let ms = began.elapsed().as_secs_f64() * 1e3;
@@ -375,7 +401,7 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     }
     drop(data);
     let total_s = began.elapsed().as_secs_f64();
-    allocated.then_some(Asked { allocate_ms, touch_ms, read_ms, total_s, spilled })
+    allocated.then_some(Asked { allocate_ms, touch_ms, read_ms, total_s, spilled, written })
 }
 
 /// Query 9 allocates all along.
@@ -400,5 +426,6 @@ fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Optio
         return Err("query 9 gave another answer than before the run".to_owned());
     }
     let spilled = shared.manager.stats().spilled_bytes > ByteCount::ZERO;
-    Ok(Some(Asked { allocate_ms: NONE, touch_ms: NONE, read_ms: NONE, total_s, spilled }))
+    let [allocate_ms, touch_ms, read_ms] = [NONE; 3];
+    Ok(Some(Asked { allocate_ms, touch_ms, read_ms, total_s, spilled, written: 0 }))
 }

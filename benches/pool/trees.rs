@@ -56,7 +56,11 @@ pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, Failure> {
         unit: "ns",
         baseline: "of BTreeMap",
         baseline_value: base,
-        goal: "",
+        goal: match work {
+            _ if work.starts_with("lookup") => "at most 1400 ns",
+            _ if work.starts_with("cursor") => "at most 20 ns",
+            _ => "",
+        },
     };
     let tree = BTree::create(&pool)?;
     let began = Instant::now();
