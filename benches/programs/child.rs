@@ -1,7 +1,6 @@
 //! One run of a program in a process of its own, from both sides.
 //!
-//! The child waits for a line on its standard input, so that its parent can put it into a memory
-//! group before it allocates, and answers with lines:
+//! The child answers with lines:
 //!
 //! ```text
 //! phase NAME SECONDS CPU_SECONDS BYTES_READ BYTES_WRITTEN    as soon as the phase has ended
@@ -9,16 +8,15 @@
 //! ```
 
 use crate::group::MemoryGroup;
-use crate::os::{self, Array, Plain};
-use crate::process::{check_interrupt, cpu_time};
+use crate::limited::{self, Limited};
+use crate::os::{Array, Plain};
+use crate::process::cpu_time;
 use crate::{Failure, Result, work};
 use clap::ValueEnum;
 use farheap::{Config, Far, Heap};
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Where a program has its data.
@@ -79,6 +77,28 @@ impl Outcome {
         self.phases.iter().map(figure).sum()
     }
 
+    /// Takes a line of the child; whether it was the last one.
+    fn hear(&mut self, line: &str, what: &str) -> Result<bool> {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| fields[at].parse::<f64>().unwrap_or(f64::NAN);
+        match &fields[..] {
+            ["phase", name, _, _, _, _] => self.phases.push(Phase {
+                name: (*name).to_owned(),
+                secs: number(2),
+                cpu_secs: number(3),
+                read: number(4),
+                written: number(5),
+            }),
+            ["end", answer, _] => {
+                (self.answer, self.peak) = ((*answer).to_owned(), number(2) as usize);
+                return Ok(true);
+            }
+            ["skipped", ..] => return Err(Failure::Skipped(line["skipped ".len()..].to_owned())),
+            _ => return Err(Failure::Broken(format!("{what}: {line}"))),
+        }
+        Ok(false)
+    }
+
     /// Fails unless the answers are equal, if there is one.
     pub(crate) fn check(&self, right: &Outcome) -> Result<()> {
         if self.stopped || self.answer == right.answer {
@@ -125,7 +145,6 @@ impl Task {
     ) -> Result<Outcome> {
         let group = memory.map(|bytes| MemoryGroup::create(bytes, side == Side::Swap));
         let group = group.transpose()?;
-        let me = std::env::current_exe().map_err(Failure::io)?;
         let (given, dir) = (self.dir_is_given, self.dir.display());
         let task = format!(
             "{}\n{}\n{}\n{}\n{given}\n{dir}",
@@ -134,92 +153,16 @@ impl Task {
             self.size,
             self.conf
         );
-        let child = Command::new(me)
-            .args(["--child", &task])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(Failure::io)?;
-        let mut running = Running { child, _group: group };
-        if let Some(group) = &running._group {
-            group.add(running.child.id())?;
-        }
-        let mut to = running.child.stdin.take().expect("asked for above");
-        writeln!(to, "start").map_err(Failure::io)?;
+        let mut child = Limited::start(&task, group)?;
         let what = format!("{} on {}", self.program, side.name());
-        running.outcome(deadline, &what)
-    }
-}
-
-/// A child, killed when dropped.
-struct Running {
-    child: Child,
-    /// Removed after the child has ended.
-    _group: Option<MemoryGroup>,
-}
-
-impl Running {
-    /// Collects what the child says, until it has ended.
-    fn outcome(&mut self, deadline: Duration, what: &str) -> Result<Outcome> {
-        /// Between two looks for an interrupt.
-        const WAIT: Duration = Duration::from_millis(100);
-        let from = BufReader::new(self.child.stdout.take().expect("asked for when it started"));
-        let (told, lines) = channel();
-        // A child that hangs must not stop its parent, which reads with a deadline therefore.
-        std::thread::spawn(move || from.lines().try_for_each(|line| told.send(line).map_err(drop)));
-        let (until, mut outcome) = (Instant::now() + deadline, Outcome::default());
-        loop {
-            check_interrupt()?;
-            let line = match lines.recv_timeout(WAIT) {
-                Ok(line) => line.map_err(Failure::io)?,
-                Err(RecvTimeoutError::Timeout) if Instant::now() < until => continue,
-                Err(RecvTimeoutError::Timeout) => {
-                    let secs = deadline.as_secs_f64() - outcome.sum(|phase| phase.secs);
-                    let (name, secs) = ("stopped".to_owned(), secs.max(0.0));
-                    outcome.phases.push(Phase {
-                        name,
-                        secs,
-                        cpu_secs: 0.0,
-                        read: 0.0,
-                        written: 0.0,
-                    });
-                    outcome.stopped = true;
-                    return Ok(outcome);
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    let status = self.child.wait().map_err(Failure::io)?;
-                    check_interrupt()?;
-                    return Err(Failure::Broken(format!("{what} ended early: {status}")));
-                }
-            };
-            let fields: Vec<&str> = line.split(' ').collect();
-            let number = |at: usize| fields[at].parse::<f64>().unwrap_or(f64::NAN);
-            match &fields[..] {
-                ["phase", name, _, _, _, _] => outcome.phases.push(Phase {
-                    name: (*name).to_owned(),
-                    secs: number(2),
-                    cpu_secs: number(3),
-                    read: number(4),
-                    written: number(5),
-                }),
-                ["end", answer, _] => {
-                    (outcome.answer, outcome.peak) = ((*answer).to_owned(), number(2) as usize);
-                    self.child.wait().map_err(Failure::io)?;
-                    return Ok(outcome);
-                }
-                ["skipped", ..] => {
-                    return Err(Failure::Skipped(line["skipped ".len()..].to_owned()));
-                }
-                _ => return Err(Failure::Broken(format!("{what}: {line}"))),
-            }
+        let mut outcome = Outcome::default();
+        if !child.listen(deadline, &what, |line| outcome.hear(line, &what))? {
+            let secs = deadline.as_secs_f64() - outcome.sum(|phase| phase.secs);
+            let (name, secs) = ("stopped".to_owned(), secs.max(0.0));
+            outcome.phases.push(Phase { name, secs, cpu_secs: 0.0, read: 0.0, written: 0.0 });
+            outcome.stopped = true;
         }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
+        Ok(outcome)
     }
 }
 
@@ -250,8 +193,7 @@ impl Run<'_> {
         }
     }
 
-    /// Bytes read from and written to the disk so far. The kernel counts pages swapped for the
-    /// whole machine, which nothing else swaps on as a rule, and of files the pages made dirty.
+    /// Bytes read from and written to the disk so far; of files the kernel counts the pages made dirty.
     fn moved(&self) -> (u64, u64) {
         const PAGE: u64 = 4096;
         match (self.side, &self.heap) {
@@ -260,12 +202,12 @@ impl Run<'_> {
                 (stats.bytes_read.get(), stats.bytes_written.get())
             }
             (Side::Mmap, _) => {
-                let field = |name| os::proc_field("/proc/self/io", name);
+                let field = |name| limited::proc_field("/proc/self/io", name);
                 (field("read_bytes:"), field("write_bytes:"))
             }
             (Side::Swap, _) => {
-                let field = |name| os::proc_field("/proc/vmstat", name) * PAGE;
-                (field("pswpin"), field("pswpout"))
+                let (read, written) = limited::swapped();
+                (read * PAGE, written * PAGE)
             }
             _ => (0, 0),
         }
@@ -274,9 +216,7 @@ impl Run<'_> {
 
 /// The child's side.
 pub(crate) fn serve(task: &str) -> ExitCode {
-    let mut line = String::new();
-    // Nothing comes when the parent is gone.
-    if std::io::stdin().read_line(&mut line).is_err() || line != "start\n" {
+    if !limited::may_begin() {
         return ExitCode::FAILURE;
     }
     match run(task) {
@@ -319,8 +259,7 @@ fn run(task: &str) -> Result<(u64, u64)> {
     drop(std::io::stdout());
     let run = Run { side, dir: Path::new(dir), heap };
     let answer = (program.run)(&run, size)?;
-    let field = |name| os::proc_field("/proc/self/status", name) * 1024;
-    let peak = field("VmHWM:").saturating_sub(field("RssFile:"));
+    let peak = limited::peak();
     // Also the check that nothing was lost.
     run.heap.map_or(Ok(()), |heap| heap.shutdown()).map_err(Failure::of)?;
     Ok((answer, peak))

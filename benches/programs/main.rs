@@ -22,6 +22,8 @@ mod work;
 mod failure;
 #[path = "../common/group.rs"]
 mod group;
+#[path = "../common/limited.rs"]
+mod limited;
 #[path = "../common/process.rs"]
 mod process;
 #[path = "../common/table.rs"]
@@ -45,11 +47,8 @@ use child::{Outcome, Side, Task};
 use clap::Parser;
 use failure::{Failure, Result};
 use farheap::{ByteCount, FarHeap};
-use group::{SwapSpace, fresh_name};
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use limited::{GROUP_SLACK, LIMIT_MIN, SwapFile};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use table::Row;
@@ -57,13 +56,6 @@ use work::Program;
 
 #[global_allocator]
 static ALLOC: FarHeap = FarHeap::new();
-
-/// What groups are charged for and resident sizes leave out: page tables, stacks of the kernel, and
-/// what each processor has in stock. With none of it the kernel kills processes in small groups.
-const GROUP_SLACK: usize = 2 << 20;
-
-/// The least limit that farheap takes, in bytes.
-const LIMIT_MIN: u64 = 8 << 20;
 
 /// The least that any phase of a program, and any program, may reach of its baseline's speed.
 const GOAL: f64 = 0.8;
@@ -139,50 +131,7 @@ impl Args {
 
     /// Where files of the baselines go: where farheap's own does.
     fn dir(&self) -> PathBuf {
-        if let Some(dir) = &self.dir {
-            return dir.clone();
-        }
-        let dir = std::env::temp_dir();
-        if os::is_in_memory(&dir) { PathBuf::from("/var/tmp") } else { dir }
-    }
-}
-
-/// A swap file, in use until dropped.
-struct SwapFile {
-    /// Before the file: swap is off when that goes.
-    space: Option<SwapSpace>,
-    path: PathBuf,
-}
-
-impl SwapFile {
-    fn create(dir: &Path, bytes: usize) -> Result<SwapFile> {
-        const CHUNK: usize = 1 << 20;
-        if !process::is_root() {
-            return Err(Failure::Skipped("swap needs root".to_owned()));
-        }
-        // Swap on a file in memory would page the file itself out to it.
-        if os::is_in_memory(dir) {
-            return Err(Failure::Skipped(format!("swap: {} is in memory", dir.display())));
-        }
-        let mut swap = SwapFile { space: None, path: dir.join(fresh_name()) };
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create_new(true).mode(0o600).open(&swap.path);
-        let mut file = file.map_err(Failure::io)?;
-        let zeros = vec![0_u8; CHUNK];
-        for _ in 0..bytes.div_ceil(CHUNK) {
-            process::check_interrupt()?;
-            file.write_all(&zeros).map_err(Failure::io)?;
-        }
-        file.sync_all().map_err(Failure::io)?;
-        swap.space = Some(SwapSpace::start(&swap.path)?);
-        Ok(swap)
-    }
-}
-
-impl Drop for SwapFile {
-    fn drop(&mut self) {
-        self.space = None;
-        drop(fs::remove_file(&self.path));
+        self.dir.clone().unwrap_or_else(limited::default_dir)
     }
 }
 

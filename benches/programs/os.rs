@@ -1,9 +1,8 @@
-//! Arrays in files, busy neighbours, and what the kernel says of this process.
+//! Arrays in files, and busy neighbours.
 #![expect(unsafe_code, reason = "maps files and sets the scheduling class")]
 #![expect(clippy::disallowed_methods, reason = "baselines do without the library's wrappers")]
 
 use crate::{Failure, Result};
-use std::fs;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -88,20 +87,6 @@ impl<T> Drop for Mapped<T> {
         // SAFETY: mapped by `Array::mapped` with this length, and nobody borrows it any more.
         unsafe { libc::munmap(self.ptr.cast(), bytes) };
     }
-}
-
-/// The number after a name in a file of `/proc`; 0 when it is not there.
-pub(crate) fn proc_field(file: &str, name: &str) -> u64 {
-    let text = fs::read_to_string(file).unwrap_or_default();
-    let mut lines = text.lines().map(str::split_whitespace);
-    let mut line = lines.find_map(|mut words| (words.next() == Some(name)).then_some(words));
-    line.as_mut().and_then(Iterator::next).and_then(|word| word.parse().ok()).unwrap_or(0)
-}
-
-/// Whether a directory is on a file system in memory.
-pub(crate) fn is_in_memory(dir: &Path) -> bool {
-    use nix::sys::statfs::{TMPFS_MAGIC, statfs};
-    statfs(dir).is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC)
 }
 
 /// Threads that are always busy, in the scheduling class of idle work.

@@ -1,0 +1,174 @@
+//! This program once more, as a child in a memory control group that may swap to a file.
+//!
+//! The child waits for a line on its standard input, so that its parent can put it into the group before it
+//! allocates, and says what it found in lines on its standard output.
+
+use crate::group::{MemoryGroup, SwapSpace, fresh_name};
+use crate::process::{check_interrupt, is_root};
+use crate::{Failure, Result};
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// What groups are charged for and resident sizes leave out: page tables, stacks of the kernel, and
+/// what each processor has in stock. With none of it the kernel kills processes in small groups.
+pub(crate) const GROUP_SLACK: usize = 2 << 20;
+
+/// The least limit that farheap takes, in bytes.
+pub(crate) const LIMIT_MIN: u64 = 8 << 20;
+
+const START: &str = "start";
+
+/// A child, killed when dropped.
+pub(crate) struct Limited {
+    child: Child,
+    /// Removed after the child has ended.
+    _group: Option<MemoryGroup>,
+}
+
+impl Limited {
+    /// Starts this program with `--child` and a text, in the group if there is one.
+    pub(crate) fn start(task: &str, group: Option<MemoryGroup>) -> Result<Limited> {
+        let me = std::env::current_exe().map_err(Failure::io)?;
+        let child = Command::new(me)
+            .args(["--child", task])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Failure::io)?;
+        let mut limited = Limited { child, _group: group };
+        if let Some(group) = &limited._group {
+            group.add(limited.child.id())?;
+        }
+        let mut to = limited.child.stdin.take().expect("asked for above");
+        writeln!(to, "{START}").map_err(Failure::io)?;
+        Ok(limited)
+    }
+
+    /// Hands each line to `hear`, until that returns true and the child has ended. Returns whether that
+    /// came before the deadline.
+    ///
+    /// # Errors
+    /// Those of `hear`; a child that ends before; an interrupt.
+    pub(crate) fn listen(
+        &mut self,
+        deadline: Duration,
+        what: &str,
+        mut hear: impl FnMut(&str) -> Result<bool>,
+    ) -> Result<bool> {
+        /// Between two looks for an interrupt.
+        const WAIT: Duration = Duration::from_millis(100);
+        let from = BufReader::new(self.child.stdout.take().expect("asked for when it started"));
+        let (told, lines) = channel();
+        // A child that hangs must not stop its parent, which reads with a deadline therefore.
+        std::thread::spawn(move || from.lines().try_for_each(|line| told.send(line).map_err(drop)));
+        let until = Instant::now() + deadline;
+        loop {
+            check_interrupt()?;
+            match lines.recv_timeout(WAIT) {
+                Ok(line) => {
+                    if hear(&line.map_err(Failure::io)?)? {
+                        self.child.wait().map_err(Failure::io)?;
+                        return Ok(true);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
+                Err(RecvTimeoutError::Timeout) => return Ok(false),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.child.wait().map_err(Failure::io)?;
+                    check_interrupt()?;
+                    return Err(Failure::Broken(format!("{what} ended early: {status}")));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// In the child: waits until it may begin. Nothing comes when the parent is gone: false.
+pub(crate) fn may_begin() -> bool {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).is_ok() && line.trim_end() == START
+}
+
+/// A swap file, in use until dropped.
+pub(crate) struct SwapFile {
+    /// Before the file: swap is off when that goes.
+    space: Option<SwapSpace>,
+    path: PathBuf,
+}
+
+impl SwapFile {
+    pub(crate) fn create(dir: &Path, bytes: usize) -> Result<SwapFile> {
+        const CHUNK: usize = 1 << 20;
+        if !is_root() {
+            return Err(Failure::Skipped("swap needs root".to_owned()));
+        }
+        // Swap on a file in memory would page the file itself out to it.
+        if is_in_memory(dir) {
+            return Err(Failure::Skipped(format!("swap: {} is in memory", dir.display())));
+        }
+        let mut swap = SwapFile { space: None, path: dir.join(fresh_name()) };
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(&swap.path);
+        let mut file = file.map_err(Failure::io)?;
+        let zeros = vec![0_u8; CHUNK];
+        for _ in 0..bytes.div_ceil(CHUNK) {
+            check_interrupt()?;
+            file.write_all(&zeros).map_err(Failure::io)?;
+        }
+        file.sync_all().map_err(Failure::io)?;
+        swap.space = Some(SwapSpace::start(&swap.path)?);
+        Ok(swap)
+    }
+}
+
+impl Drop for SwapFile {
+    fn drop(&mut self) {
+        self.space = None;
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+/// Where files of the baselines go, unless said: where farheap's own does.
+pub(crate) fn default_dir() -> PathBuf {
+    let dir = std::env::temp_dir();
+    if is_in_memory(&dir) { PathBuf::from("/var/tmp") } else { dir }
+}
+
+/// Whether a directory is on a file system in memory.
+fn is_in_memory(dir: &Path) -> bool {
+    use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+    statfs(dir).is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC)
+}
+
+/// The number after a name in a file of `/proc`; 0 when it is not there.
+pub(crate) fn proc_field(file: &str, name: &str) -> u64 {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let mut lines = text.lines().map(str::split_whitespace);
+    let mut line = lines.find_map(|mut words| (words.next() == Some(name)).then_some(words));
+    line.as_mut().and_then(Iterator::next).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Bytes of this process that were resident at their peak, without those of files.
+pub(crate) fn peak() -> u64 {
+    let field = |name| proc_field("/proc/self/status", name) * 1024;
+    field("VmHWM:").saturating_sub(field("RssFile:"))
+}
+
+/// Pages that the kernel has brought back from swap and written to it, on the whole machine, which nothing
+/// else swaps on as a rule.
+pub(crate) fn swapped() -> (u64, u64) {
+    let field = |name| proc_field("/proc/vmstat", name);
+    (field("pswpin"), field("pswpout"))
+}
