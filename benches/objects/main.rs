@@ -1,0 +1,252 @@
+//! Small objects on four times the memory: farheap with everything far, against the kernel's swap.
+//!
+//! ```text
+//! cargo bench --bench objects                             # limit 32 MiB, some minutes
+//! cargo bench --bench objects -- --limit 256MiB --rounds 1
+//! cargo bench --bench objects -- --page 4KiB --mix objects
+//! cargo bench --bench objects -- --test                   # does it work? seconds
+//! ```
+//! A table of objects of 16 to 512 bytes is read and updated: Zipf 0.99, a tenth of the operations are
+//! updates, of which every second allocates a new object and frees the old one, and of each object read a
+//! copy lives for 64 operations. Every side runs it in a process of its own, in turns: with a heap of
+//! `place:all`, once for each page size; and without a heap in a memory control group with a swap file. The
+//! group may use as much memory as the largest farheap process of the round did at its peak, and a
+//! little more. A side has paged in what it keeps by as many operations as are measured then. Answers are
+//! compared with those of a run in memory.
+
+mod child;
+mod work;
+
+#[path = "../common/failure.rs"]
+mod failure;
+#[path = "../common/group.rs"]
+mod group;
+#[path = "../common/limited.rs"]
+mod limited;
+#[path = "../common/process.rs"]
+mod process;
+#[path = "../common/table.rs"]
+mod table;
+
+use child::{Outcome, Task};
+use clap::Parser;
+use failure::{Failure, Result};
+use farheap::{ByteCount, FarHeap};
+use limited::{GROUP_SLACK, LIMIT_MIN, SwapFile};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use table::Row;
+use work::Mix;
+
+#[global_allocator]
+static ALLOC: FarHeap = FarHeap::new();
+
+/// Swap's faults by ours, and our operations a second by swap's, have to reach this.
+const GOAL: f64 = 2.0;
+
+const SWAP: &str = "swap";
+
+const ABOUT: &str = "Small objects on more data than memory, against the kernel's swap";
+const NOTES: &str = "\
+Swap needs root and memory control groups (version 1 or 2); where there are none that is said, and only \
+the page sizes are compared. The swap file serves the whole machine as long as the benchmark runs. Columns \
+of target/figures/objects.csv: work, value, unit, baseline, baseline_value, ratio (more is better), goal.";
+
+#[derive(Clone, Debug, Parser)]
+#[command(name = "objects", about = ABOUT, after_help = NOTES)]
+struct Args {
+    /// Limit of far memory: 32MiB, with --test 8MiB, which is the least
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<ByteCount>,
+    /// How many times the limit the data is
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    times: u64,
+    /// Operations that are measured: 200,000, with --test 4,000
+    #[arg(long, value_name = "N")]
+    operations: Option<u64>,
+    /// Page sizes; the others are compared with the first
+    #[arg(long, value_delimiter = ',', value_name = "SIZE", default_value = "16KiB,4KiB")]
+    page: Vec<ByteCount>,
+    /// What the table consists of: objects, `objects and records`
+    #[arg(long, value_delimiter = ',', value_name = "NAME", value_parser = mix_named)]
+    mix: Vec<Mix>,
+    /// More keys of farheap's configuration
+    #[arg(long, value_name = "KEY:VALUE,...", default_value = "")]
+    conf: String,
+    /// Rounds of each side: 3, with --test 1
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// Directory of the temporary file and the swap file, instead of farheap's default
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Stops after a run that takes longer
+    #[arg(long, value_name = "S", default_value_t = 600)]
+    deadline: u64,
+    /// A smoke run of seconds
+    #[arg(long)]
+    test: bool,
+    /// Passed by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// What a child process runs, as text
+    #[arg(long, hide = true, value_name = "TASK")]
+    child: Option<String>,
+}
+
+fn mix_named(name: &str) -> std::result::Result<Mix, String> {
+    let found = Mix::ALL.into_iter().find(|mix| mix.name() == name);
+    found.ok_or_else(|| "neither `objects` nor `objects and records`".to_owned())
+}
+
+fn main() -> ExitCode {
+    let mut args = Args::parse();
+    if let Some(task) = &args.child {
+        return child::serve(task);
+    }
+    // `cargo test --benches` passes nothing and wants to be quick.
+    args.test |= !args.bench && args.limit.is_none();
+    process::catch_interrupts();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Skipped(why)) => {
+            println!("skipped: {why}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("objects: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let limit = args.limit.map_or(if args.test { LIMIT_MIN } else { 32 << 20 }, ByteCount::get);
+    let limit = limit.max(LIMIT_MIN);
+    let size = (limit * args.times.max(1)) as usize;
+    let operations = args.operations.unwrap_or(if args.test { 4_000 } else { 200_000 });
+    let dir = args.dir.clone().unwrap_or_else(limited::default_dir);
+    // Twice: what is read back keeps its place there.
+    let swap = match SwapFile::create(&dir, 2 * size + (64 << 20)) {
+        Err(Failure::Skipped(why)) => {
+            println!("skipped: baseline {SWAP}: {why}");
+            None
+        }
+        made => Some(made?),
+    };
+    let deadline = Duration::from_secs(args.deadline);
+    println!("temporary files in {}, limit {} MiB", dir.display(), limit >> 20);
+    table::print_heading();
+    let (mut rows, mixes) =
+        (Vec::new(), if args.mix.is_empty() { &Mix::ALL[..] } else { &args.mix });
+    for &mix in mixes {
+        let (dir, warm) = (dir.as_path(), operations);
+        let task = Task { mix, size, warm, operations, deadline, dir };
+        let mut sides: Vec<Side> =
+            args.page.iter().map(|page| Side::far(*page, limit, args)).collect();
+        sides.extend(swap.is_some().then(|| Side {
+            name: SWAP.to_owned(),
+            conf: None,
+            runs: vec![],
+        }));
+        let rounds = args.rounds.unwrap_or(if args.test { 1 } else { 3 }).max(1);
+        measure(&task, &mut sides, rounds)?;
+        let new = compare(mix.name(), operations, &sides);
+        let peaks = sides.iter().filter_map(|side| {
+            let peak = side.runs.iter().map(|run| run.peak).max()?;
+            Some(format!("{} {:.1}", side.name, peak as f64 / 1e6))
+        });
+        let peaks = peaks.collect::<Vec<_>>().join(", ");
+        table::print_group(&format!("{}: peak MB: {peaks}", mix.name()), &new);
+        rows.extend(new);
+        match table::write("objects", &rows, args.test) {
+            Ok(folder) => println!("written: objects.csv, objects.svg in {}", folder.display()),
+            Err(why) => println!("no figures were written: {why}"),
+        }
+    }
+    table::print_goals(&rows);
+    Ok(())
+}
+
+/// What is compared.
+struct Side {
+    name: String,
+    /// The heap's configuration.
+    conf: Option<String>,
+    runs: Vec<Outcome>,
+}
+
+impl Side {
+    fn far(page: ByteCount, limit: u64, args: &Args) -> Side {
+        let conf = format!("place:all,limit:{limit},page:{page},{}", args.conf);
+        let conf = Some(conf.trim_end_matches(',').to_owned());
+        Side { name: format!("{page} pages"), conf, runs: Vec::new() }
+    }
+}
+
+/// Runs all sides in turns.
+fn measure(task: &Task<'_>, sides: &mut Vec<Side>, rounds: usize) -> Result<()> {
+    let right = task.run(None, None)?.answer;
+    for _ in 0..rounds {
+        let mut memory = 0;
+        let mut refused = None;
+        for side in &mut *sides {
+            let group = side.conf.is_none().then_some(memory + GROUP_SLACK);
+            let run = match task.run(side.conf.as_deref(), group) {
+                // Where nothing can be far there is nothing to compare.
+                Err(Failure::Skipped(why)) if side.conf.is_none() => {
+                    println!("skipped: baseline {}: {why}", side.name);
+                    refused = Some(side.name.clone());
+                    continue;
+                }
+                run => run?,
+            };
+            if run.answer != right {
+                let (name, answer) = (&side.name, &run.answer);
+                let what = format!("{name}: the answer is {answer}, in memory it is {right}");
+                return Err(Failure::Broken(what));
+            }
+            memory = memory.max(run.peak);
+            side.runs.push(run);
+        }
+        sides.retain(|side| Some(&side.name) != refused.as_ref());
+    }
+    Ok(())
+}
+
+/// The rows of each side against swap, and against the first one.
+fn compare(work: &str, operations: u64, sides: &[Side]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let far = || sides.iter().filter(|side| side.conf.is_some());
+    for base in sides {
+        let is_swap = base.conf.is_none();
+        let others = far().filter(|side| {
+            is_swap
+                || far()
+                    .next()
+                    .is_some_and(|first| first.name == base.name && side.name != base.name)
+        });
+        for side in others {
+            let goal = is_swap.then_some(GOAL);
+            let row = |what: &str, unit, figure: &dyn Fn(&Outcome) -> f64, more: bool, goal| {
+                let values = |side: &Side| side.runs.iter().map(figure).collect();
+                let name = (format!("{work}, {}: {what}", side.name), unit);
+                let base = (base.name.clone(), values(base));
+                let ratio = |value: f64, base: f64| match more {
+                    _ if value == base => 1.0,
+                    true => value / base,
+                    false => base / value,
+                };
+                Row::of_rounds(name, values(side), base, ratio, goal)
+            };
+            let operations = operations as f64;
+            rows.push(row("faults", "/op", &|run| run.run.faults / operations, false, goal));
+            rows.push(row("throughput", "op/s", &|run| operations / run.run.secs, true, goal));
+            rows.push(row("read", "MB", &|run| run.run.read / 1e6, false, None));
+            rows.push(row("written", "MB", &|run| run.run.written / 1e6, false, None));
+            rows.push(row("processor time", "s CPU", &|run| run.run.cpu_secs, false, None));
+            rows.push(row("load", "s", &|run| run.load.secs, false, None));
+        }
+    }
+    rows
+}
