@@ -1,7 +1,7 @@
 //! Start of the far heap: late, so that a program that uses little memory pays nothing for it.
 //!
 //! The program's environment is read before `main` ([`VARIABLE`], and `FARHEAP_CONF`). The heap starts when
-//! local memory has grown to [`START`]; everything from before stays local. A start that fails says so
+//! what the program has allocated or mapped has grown to [`START`]; everything from before stays local. A start that fails says so
 //! on standard error, and the program goes on with local memory. Uses `own`, `inner`, `report`.
 
 #![expect(unsafe_code, reason = "has a constructor, changes the environment before main")]
@@ -20,7 +20,8 @@ use std::time::Duration;
 /// the programs that this one starts; `first=PID` names the process that `farheap run` became.
 const VARIABLE: &str = "FARHEAP_RUN";
 
-/// Local and mapped memory from which the heap is started: more than the tools of a shell script use.
+/// Memory that the program has allocated or mapped from which the heap is started: more than the tools of a
+/// shell script and an interpreter without a script use.
 const START: ByteCount = ByteCount::mib(6);
 /// Bytes that a thread allocates between two looks at local memory, which take some microseconds.
 const LOOK_EVERY: u64 = 256 << 10;
@@ -32,6 +33,9 @@ const WAITING: u8 = 0;
 const STARTING: u8 = 1;
 const OVER: u8 = 2;
 
+/// What the allocator takes for resident before the program has allocated anything: 2.6 MiB, most of
+/// which it has mapped and not touched.
+static LOCAL_AT_FIRST: AtomicUsize = AtomicUsize::new(0);
 /// Bytes that the program mapped before the heap started.
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
 static STATE: AtomicU8 = AtomicU8::new(WAITING);
@@ -98,6 +102,7 @@ extern "C" fn prepare() {
     if has("stats") {
         report::keep_standard_error();
     }
+    LOCAL_AT_FIRST.store(farheap::malloc::local_resident().as_usize(), Ordering::Relaxed);
     // Not set before: this runs once.
     let process = std::process::id();
     let first = has(&format!("first={process}"));
@@ -152,8 +157,9 @@ fn look(bytes: usize) {
         return;
     }
     let mapped = MAPPED.load(Ordering::Relaxed).saturating_add(bytes) as u64;
-    let used = farheap::malloc::local_resident();
-    if used.0.saturating_add(mapped) < START.0 {
+    let first = LOCAL_AT_FIRST.load(Ordering::Relaxed) as u64;
+    let used = farheap::malloc::local_resident().0.saturating_sub(first);
+    if used.saturating_add(mapped) < START.0 {
         return;
     }
     let (from, to) = (WAITING, STARTING);

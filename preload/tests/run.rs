@@ -77,6 +77,37 @@ fn programs_that_are_started_have_the_library_unless_it_is_alone() {
 }
 
 #[test]
+fn the_heap_starts_when_the_program_has_used_as_much_as_is_documented() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("grows");
+    let source = r#"
+        #include <dirent.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        static int threads(void) {
+            DIR *tasks = opendir("/proc/self/task");
+            int count = 0;
+            for (struct dirent *task; (task = readdir(tasks)); ) count += task->d_name[0] != '.';
+            closedir(tasks);
+            return count;
+        }
+        static void use(int mebibytes) {
+            for (int n = 0; n < mebibytes * 16; n++) memset(malloc(65536), n + 1, 65536);
+        }
+        int main(void) {
+            use(5);
+            printf("%d", threads());
+            use(5);
+            printf(" %s\n", threads() > 1 ? "more" : "one");
+        }"#;
+    if permitted() && compile("gcc", &["-fno-builtin"], source, &program) {
+        let ended = end(run(&["--limit", "24MiB"]).arg(&program), dir.path());
+        assert_eq!(ended.out, "1 more\n", "{}", ended.errors);
+    }
+}
+
+#[test]
 fn a_program_that_uses_little_memory_has_no_far_heap_and_no_threads() {
     if !installed("sh") || !permitted() {
         return;
