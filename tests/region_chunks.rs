@@ -5,9 +5,12 @@
 
 mod common;
 
+use common::faulty::FaultyStore;
 use common::{Dice, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Region, RegionConfig};
+use farheap::store::Store;
+use std::sync::Arc;
 use std::time::Duration;
 
 const UNIT: usize = 4096;
@@ -22,14 +25,20 @@ struct Data {
 }
 
 impl Data {
-    /// Writes all of it and evicts it; `None` where regions are not permitted.
-    fn stored(page: ByteCount) -> Option<Data> {
+    /// Writes all of it; `None` where regions are not permitted.
+    fn written(page: ByteCount, limit: ByteCount, store: Arc<dyn Store>) -> Option<Data> {
         let len = ByteCount::mib(160);
-        let config = RegionConfig::new().limit(LIMIT).page(page);
-        let region = region(config, mem_store(ByteCount::mib(256)))?;
+        let config = RegionConfig::new().limit(limit).page(page);
+        let region = region(config, store)?;
         let base = region.map(len).expect("fits the device").as_ptr();
         let mut data = Data { region, base, stamps: vec![0; len.as_usize() / UNIT] };
         (0..data.stamps.len()).for_each(|unit| data.write(unit, unit as u64 | 1 << 63));
+        Some(data)
+    }
+
+    /// Writes all of it and evicts it; `None` where regions are not permitted.
+    fn stored(page: ByteCount) -> Option<Data> {
+        let data = Data::written(page, LIMIT, mem_store(ByteCount::mib(256)))?;
         data.region.evict_all().expect("the store has room");
         Some(data)
     }
@@ -182,4 +191,28 @@ fn fresh_chunks_that_are_asked_out_leave_whole() {
         (0..units).for_each(|unit| data.check(unit));
     }
     data.expect_within_limit();
+}
+
+/// Where a thread writes faster than the device does, it waits for room for the next chunk: while one is on its
+/// way out another one is, and nothing goes page by page.
+#[test]
+fn what_is_written_faster_than_the_device_leaves_in_chunks_several_at_once() {
+    let _watch = watchdog("written faster than the device", Duration::from_secs(240));
+    for (page, limit) in [(16, 16), (256, 16), (256, 32)] {
+        let (page, limit) = (ByteCount::kib(page), ByteCount::mib(limit));
+        let store = FaultyStore::new(mem_store(ByteCount::mib(256)), 1);
+        store.control().delay(Duration::from_millis(4));
+        let Some(data) = Data::written(page, limit, Arc::new(store)) else { return };
+        let stats = data.region.stats();
+        if !data.moves() {
+            return;
+        }
+        let (written, by_chunks) = (stats.bytes_written.get(), stats.chunks_evicted * CHUNK as u64);
+        println!("{page} under {limit}: {written} written, {by_chunks} by chunks, {stats}");
+        // Before the evictor runs ahead, a part of the limit goes page by page.
+        assert!(by_chunks >= written / 4 * 3, "{by_chunks} of {written}: {stats}");
+        assert!(stats.writes_in_flight_max >= 2, "{stats}");
+        assert!(stats.resident_bytes_max <= limit, "{stats}");
+        data.check_all();
+    }
 }

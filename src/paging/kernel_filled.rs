@@ -93,7 +93,7 @@ pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> OpenOutcome {
     // Room comes with the next write that ends. A page of its own now would leave a chunk of
     // small pages, which the kernel fills one by one and gives back one by one.
     let room = pager.pool().watermarks().for_fresh().0 + CHUNK as u64;
-    let is_aimed_at = pager.pool().watermarks().high() >= room;
+    let is_aimed_at = pager.pool().watermarks().evict_until() >= room;
     let writing = is_aimed_at && pager.starved().is_writing();
     let healthy = pager.health().write_errno() == 0;
     let is_fresh = |page: PageId| pager.word(page).load().state() == State::Empty;

@@ -149,11 +149,11 @@ impl Evictor {
         let available = pager.pool().available();
         let starving = pager.pool().waiters().is_starving();
         let owed = pager.managed().deficit();
-        let enough = available >= pager.pool().watermarks().low() && !starving;
+        let enough = available >= pager.pool().watermarks().evict_below() && !starving;
         if enough && owed == 0 && self.idle() {
             return 0;
         }
-        let high = pager.pool().watermarks().high();
+        let high = pager.pool().watermarks().evict_until();
         let over = pager.pool().excess();
         let missing = (high + over).saturating_sub(available);
         if owed == 0 && pager.pool().others_may_give(missing, pager.health().is_exhausted()) {
@@ -182,6 +182,17 @@ impl Evictor {
             + self.leaving.lingering.len()
     }
 
+    /// Notes what has arrived, and runs ahead while threads wait for room for fresh memory.
+    fn look_at_arrivals(&mut self) {
+        let arrived = self.pager.policy().lock().arrived();
+        self.arrivals.look(arrived, self.pager.pages_per_chunk());
+        let is_fresh = self.arrivals.fresh_prevail() && self.takes_chunks();
+        let waiters = self.pager.pool().waiters();
+        if !is_fresh || waiters.is_starving() {
+            self.pager.pool().watermarks().set_ahead(is_fresh);
+        }
+    }
+
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
         /// Victims of one turn, but for the rest of a chunk that goes whole: 16 are enough for the full
@@ -198,6 +209,7 @@ impl Evictor {
                 return true;
             }
         }
+        self.look_at_arrivals();
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {

@@ -253,11 +253,7 @@ impl Evictor {
         /// Victims that came to nothing so far: then chunks must go.
         const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
         let chunk = self.pager.pages_per_chunk();
-        let (arrived, listed) = {
-            let policy = self.pager.policy().lock();
-            (policy.arrived(), policy.resident())
-        };
-        self.arrivals.look(arrived, chunk);
+        let listed = self.pager.policy().lock().resident();
         let listed = listed.0 * self.pager.page_bytes() as u64;
         listed * OPEN_PART > self.pager.budget().limit().0
             && self.fruitless <= FRUITLESS_MAX

@@ -20,7 +20,7 @@ use crate::paging::managed::Managed;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
-use crate::paging::pager::room::{RoomWaiters, Watermarks};
+use crate::paging::pager::room::{self, RoomWaiters, Watermarks};
 use crate::paging::pager::slot_charge::SlotCharge;
 use crate::paging::purge::Purge;
 use crate::sys::vm::Discarder;
@@ -141,9 +141,9 @@ impl FramePool {
         self.budget.free().0 + self.staging.spare_bytes() as u64
     }
 
-    /// Calls the evictor when less than the low watermark is available.
+    /// Calls the evictor when so little is available that it starts.
     pub(in crate::paging) fn check_low(&self) {
-        if self.available() < self.watermarks.low() {
+        if self.available() < self.watermarks.evict_below() {
             self.waiters.call_evictor();
         }
     }
@@ -492,7 +492,7 @@ impl FramePool {
     pub(in crate::paging) fn others_may_give(&self, missing: u64, exhausted: bool) -> bool {
         let spares = self.staging.spare_bytes() as u64;
         let own = self.budget.own_free().0 + spares;
-        if missing == 0 || own < self.watermarks.high() {
+        if missing == 0 || own < self.watermarks.evict_until() {
             return false; // Short of its own ceiling.
         }
         self.managed.others_may_give(missing, exhausted)
@@ -544,8 +544,13 @@ fn frame_count(page: ByteCount, limit: ByteCount) -> usize {
 }
 
 /// Runs of frames that fresh chunks are evicted to and chunks are read into: an eighth of the limit,
-/// within bounds.
+/// within bounds, but as many as are on their way out at once.
 fn run_count(limit: ByteCount) -> usize {
     const RUNS_MAX: usize = 8;
-    (limit.as_usize() / 8 / HUGE_PAGE).min(RUNS_MAX)
+    let eighth = limit.as_usize() / 8 / HUGE_PAGE;
+    if eighth == 0 {
+        0
+    } else {
+        eighth.max(room::ahead(limit).as_usize() / HUGE_PAGE).min(RUNS_MAX)
+    }
 }

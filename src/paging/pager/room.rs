@@ -2,12 +2,13 @@
 //! threads that wait for frames, and the evictor that makes some.
 
 use crate::base::error::Result;
-use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::paging::bell::Bell;
 use crate::paging::config::RegionConfig;
 use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, StarvedFaults};
+use crate::paging::page::chunks::CHUNK;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 
@@ -17,21 +18,48 @@ pub(in crate::paging) struct Watermarks {
     page: ByteCount,
     low: AtomicU64,
     high: AtomicU64,
+    /// While threads wait for room for fresh memory: see [`evict_until`](Self::evict_until).
+    ahead: AtomicU64,
+    is_ahead: AtomicBool,
 }
 
 impl Watermarks {
     pub(super) fn new(page: ByteCount) -> Watermarks {
-        Watermarks { page, low: AtomicU64::new(0), high: AtomicU64::new(0) }
+        let [low, high, ahead] = [const { AtomicU64::new(0) }; 3];
+        Watermarks { page, low, high, ahead, is_ahead: AtomicBool::new(false) }
     }
 
-    /// Bytes still available below which background eviction starts.
+    /// Bytes still available below which background eviction starts, but for times of
+    /// [`is_ahead`](Self::set_ahead).
     pub(in crate::paging) fn low(&self) -> u64 {
         self.low.load(Ordering::Relaxed)
     }
 
-    /// Bytes still available at which background eviction stops.
+    /// Bytes still available at which background eviction stops, but for times of
+    /// [`is_ahead`](Self::set_ahead).
     pub(in crate::paging) fn high(&self) -> u64 {
         self.high.load(Ordering::Relaxed)
+    }
+
+    /// Has background eviction run further ahead, or not: where threads write fresh memory faster than
+    /// it is written back. Fresh memory comes and goes in chunks: with less than one on its way out
+    /// while the next is being filled, thread and device wait for each other in turn. Not always, because
+    /// data that nearly fits would leave, and what is read back would have less room.
+    pub(in crate::paging) fn set_ahead(&self, is_ahead: bool) {
+        if self.is_ahead.load(Ordering::Relaxed) != is_ahead {
+            self.is_ahead.store(is_ahead, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes still available below which background eviction starts at present.
+    pub(in crate::paging) fn evict_below(&self) -> u64 {
+        self.evict_until() / 2
+    }
+
+    /// Bytes still available at which background eviction stops at present.
+    pub(in crate::paging) fn evict_until(&self) -> u64 {
+        let is_ahead = self.is_ahead.load(Ordering::Relaxed);
+        if is_ahead { self.ahead.load(Ordering::Relaxed) } else { self.high() }
     }
 
     /// Sets what follows from the limit.
@@ -41,12 +69,21 @@ impl Watermarks {
         let high = (limit.0 / 16).min(RESERVE_MAX.max(8 * page)).max(2 * page);
         self.low.store(high / 2, Ordering::Relaxed);
         self.high.store(high, Ordering::Relaxed);
+        self.ahead.store(ahead(limit).0.max(high), Ordering::Relaxed);
     }
 
     /// What fresh pages leave of the limit.
     pub(in crate::paging) fn for_fresh(&self) -> ByteCount {
         ByteCount(self.low() / 2).max(self.page)
     }
+}
+
+/// What background eviction keeps available, or on its way out, while it [runs
+/// ahead](Watermarks::set_ahead): chunks for the device, one that is being filled, and three eighths
+/// of the limit at most.
+pub(super) fn ahead(limit: ByteCount) -> ByteCount {
+    const CHUNKS: u64 = 4;
+    ByteCount(limit.0 / 8 * 3).min(ByteCount(CHUNKS * CHUNK as u64))
 }
 
 /// Threads that wait for room, and the evictor that makes it.
