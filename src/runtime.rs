@@ -21,6 +21,7 @@ use crate::heap::{
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats};
 use crate::store::{BlockStore, Store};
+use crate::sys::statm::Statm;
 use crate::sys::vm;
 use maintenance::{Beside, LocalMemory, Maintenance};
 use process_limit::ProcessLimit;
@@ -430,11 +431,17 @@ impl Heap {
     }
 
     /// What the process's local memory is for now, by jemalloc's account: that of all that is not far, but for
-    /// the metadata of far tiers. Pages of blocks that were never touched count as resident. Takes jemalloc's
-    /// locks, as [`memory`](Heap::memory) does.
+    /// the metadata of far tiers. jemalloc takes all of a block for resident, of which the last pages may never
+    /// have been touched: a block of random size is a tenth larger than what was asked for. Where the kernel
+    /// counts less, `resident_bytes` is what the process has in RAM beside files and far memory; the C
+    /// library's memory and stacks are in that. Takes jemalloc's locks, as [`memory`](Heap::memory) does.
     #[must_use]
     pub fn local_memory() -> TierMemory {
-        heap::local_memory()
+        let memory = heap::local_memory();
+        let far: u64 = Heap::tiers().iter().map(|tier| tier.memory().resident_bytes.0).sum();
+        let anonymous = Statm::open().ok().and_then(|statm| statm.anonymous());
+        let most = anonymous.map_or(u64::MAX, |all| all.0.saturating_sub(far));
+        TierMemory { resident_bytes: memory.resident_bytes.min(ByteCount(most)), ..memory }
     }
 
     /// Far memory of the tier that is resident.

@@ -37,9 +37,10 @@ enum Block {
 }
 
 fn block(dice: &mut Dice, tiers: &[Tier]) -> Block {
-    // Every power of two from 64 bytes to 512 KiB is as likely as any other. All of it is written: blocks have
-    // the sizes of jemalloc's classes, four to a doubling, for it takes all of a block for resident.
-    let size = (4 + dice.below(4) as usize) << (4 + dice.below(14));
+    // Every power of two from 64 bytes to 512 KiB is as likely as any other. Sizes between jemalloc's classes: it
+    // takes all of a block for resident, of which the last pages are never touched then.
+    let power = 64 << dice.below(14);
+    let size = (power + dice.below(power)) as usize;
     let at = dice.below(2 * tiers.len() as u64) as usize;
     match tiers.get(at) {
         Some(tier) => {

@@ -1,7 +1,7 @@
 //! How much memory the process has in RAM: `/proc/self/statm`.
 //!
-//! See `proc_pid_statm(5)`: numbers of pages separated by blanks, the second is the resident set. The
-//! kernel counts per processor and adds up lazily: the number is wrong by up to 32 pages for each.
+//! See `proc_pid_statm(5)`: numbers of pages separated by blanks, the second is the resident set, the third
+//! what of it belongs to files or is shared. The kernel counts per processor and adds up lazily: the number is wrong by up to 32 pages for each.
 
 use super::fork::Private;
 use super::vm::KERNEL_PAGE;
@@ -33,11 +33,23 @@ impl Statm {
     /// Bytes of this process that are in RAM: memory of its own, of files and shared. `None` when the
     /// kernel does not say.
     pub(crate) fn resident(&self) -> Option<ByteCount> {
+        self.look().map(|(resident, _)| resident)
+    }
+
+    /// Of these, bytes of neither files nor shared memory.
+    #[cfg(feature = "heap")]
+    pub(crate) fn anonymous(&self) -> Option<ByteCount> {
+        self.look().map(|(resident, of_files)| ByteCount(resident.0.saturating_sub(of_files.0)))
+    }
+
+    /// What is resident, and what of it belongs to files or is shared.
+    fn look(&self) -> Option<(ByteCount, ByteCount)> {
         let mut text = [0; TEXT_MAX];
         let len = self.0.read_at(&mut text, 0).ok()?;
         let text = std::str::from_utf8(&text[..len]).ok()?;
-        let pages: u64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
-        Some(ByteCount(pages * KERNEL_PAGE as u64))
+        let mut numbers = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
+        let mut next = || Some(ByteCount(numbers.next()?.ok()? * KERNEL_PAGE as u64));
+        Some((next()?, next()?))
     }
 }
 
