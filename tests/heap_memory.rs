@@ -7,9 +7,9 @@ mod common;
 
 use allocator_api2::vec::Vec as TierVec;
 use common::child::alone;
-use common::{Dice, heap, seed, watchdog};
+use common::{Dice, eventually, heap, seed, watchdog};
 use farheap::{ByteCount, Config, Far, FarHeap, Heap, Local, Tier};
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 #[global_allocator]
@@ -118,6 +118,38 @@ fn what_is_counted_is_what_the_kernel_counts_while_threads_come_and_go() {
         }
         drop(kept);
         default.shutdown().expect("all far memory is freed");
+    });
+}
+
+#[test]
+fn freed_local_memory_goes_back_though_the_threads_that_freed_it_sleep() {
+    const NAME: &str = "freed_local_memory_goes_back_though_the_threads_that_freed_it_sleep";
+    const THREADS: usize = 4;
+    alone(NAME, || {
+        let _watchdog = watchdog("heap_memory", Duration::from_secs(300));
+        let Some(heap) = heap("limit:16MiB,capacity:64MiB") else { return };
+        let (freed, end) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
+        std::thread::scope(|all| {
+            for _ in 0..THREADS {
+                all.spawn(|| {
+                    // Of sizes that jemalloc's arenas have, and of those that threads keep themselves.
+                    let blocks: Vec<Vec<u8>> = (0..500)
+                        .map(|n| vec![7; if n % 2 == 0 { 24 << 10 } else { 48 << 10 }])
+                        .collect();
+                    drop(blocks);
+                    freed.wait();
+                    end.wait();
+                });
+            }
+            freed.wait();
+            let dirty = || Heap::local_memory().dirty_bytes;
+            println!("{} dirty at first", dirty());
+            let is_back = eventually(|| dirty() < ByteCount::mib(1));
+            let memory = Heap::local_memory();
+            end.wait();
+            assert!(is_back, "{memory}");
+        });
+        heap.shutdown().expect("no far memory is allocated");
     });
 }
 

@@ -104,7 +104,7 @@ impl Side {
         }
         if self == Side::Jemalloc {
             // What this library changes of jemalloc's defaults; tikv-jemallocator does not.
-            child.env("_RJEM_MALLOC_CONF", "cache_oblivious:true");
+            child.env("_RJEM_MALLOC_CONF", "cache_oblivious:true,dirty_decay_ms:10000");
         }
         Ok(child)
     }

@@ -242,20 +242,29 @@ pub(super) fn is_far(ptr: *const u8) -> bool {
 
 // Local memory is what is of no tier.
 
-/// Empties the caches of local memory of threads that did nothing since the last call. To be called
-/// from one thread, that of the default tier.
+/// Empties the caches of local memory of threads that did nothing since the last call, and gives back what
+/// has decayed: jemalloc looks at the time only where threads allocate. To be called from one thread,
+/// that of the default tier.
 pub(crate) fn maintain_local() {
     local::maintain();
+    for_local_arenas(Arena::decay);
+}
+
+/// Does something for each arena of local memory.
+fn for_local_arenas(each: impl FnMut(Arena)) {
+    let is_local = |arena: &Arena| !all_known().any(|tier| tier.owns(*arena));
+    jemalloc::arenas().into_iter().flatten().filter(is_local).for_each(each);
 }
 
 /// Gives back what is free of local memory, if it is more than `least`.
 pub(crate) fn give_local_back(least: ByteCount) {
     local::give_back(least);
     jemalloc::advance_epoch();
-    let dirty = |arena: &Arena| arena.pages().map_or(0, |pages| pages.dirty * jemalloc::PAGE);
-    let is_local = |arena: &Arena| !all_known().any(|tier| tier.owns(*arena));
-    let Ok(all) = jemalloc::arenas() else { return };
-    all.filter(is_local).filter(|arena| dirty(arena) > least.as_usize()).for_each(Arena::purge);
+    for_local_arenas(|arena| {
+        if arena.pages().is_ok_and(|pages| pages.dirty * jemalloc::PAGE > least.as_usize()) {
+            arena.purge();
+        }
+    });
 }
 
 /// Resident bytes that jemalloc holds for local memory, its metadata included.
@@ -270,9 +279,8 @@ pub(crate) fn local_resident() -> ByteCount {
 /// What local memory is for; without the metadata of tiers.
 pub(crate) fn local_memory() -> TierMemory {
     accounting::look();
-    let is_local = |arena: &Arena| !all_known().any(|tier| tier.owns(*arena));
-    let arenas = jemalloc::arenas().into_iter().flatten().filter(is_local);
-    let of_arenas = accounting::sum(arenas.map(TierMemory::of_arena));
+    let mut of_arenas = TierMemory::default();
+    for_local_arenas(|arena| of_arenas = of_arenas.plus(&TierMemory::of_arena(arena)));
     let pages = of_arenas.active_bytes.0 + of_arenas.dirty_bytes.0;
     let far: u64 = all_known().map(|tier| tier.seems_resident().0).sum();
     // Of the tree of addresses what has been written is resident: a page for 2 MiB of extents.
