@@ -21,6 +21,7 @@ use crate::heap::{
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats};
 use crate::store::{BlockStore, Store};
+use crate::sys::probe::Node;
 use crate::sys::statm::Statm;
 use crate::sys::vm;
 use maintenance::{Beside, LocalMemory, Maintenance};
@@ -512,6 +513,11 @@ fn options(config: &Config) -> FarArenasOptions {
     let metadata_is_far = config.metadata() == Metadata::Far;
     if metadata_is_far {
         eprintln!("{FORKS_END}");
+    }
+    if let (Some(node), [_]) = (config.node(), &Node::all()[..]) {
+        eprintln!(
+            "farheap: node {node} is the only one of this machine: `node:{node}` changes nothing"
+        );
     }
     FarArenasOptions { metadata_is_far, ..FarArenasOptions::default() }
 }

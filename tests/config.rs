@@ -67,7 +67,7 @@ fn defaults_are_as_documented() {
         config.to_string(),
         "limit:50%,process_limit:off,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
          install:auto,policy:tenure,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
-         mode:handler,encrypt:off,compress:off,wipe:off,dump:off,metadata:local"
+         mode:handler,encrypt:off,compress:off,wipe:off,dump:off,metadata:local,node:any"
     );
 }
 

@@ -80,6 +80,7 @@ pub(crate) fn run(subject: &Subject) -> Vec<Check> {
     checks.extend(kernel::features(&probe.userfaultfd, config.as_ref()));
     checks.push(kernel::uring(&probe.uring, config.as_ref()));
     checks.push(kernel::memory(&probe.memory, config.as_ref()));
+    checks.push(kernel::nodes(&probe.nodes, config.as_ref()));
     checks.push(kernel::swap(&probe.memory));
     checks.push(kernel::huge_pages(&probe.limits));
     checks.push(kernel::address_space(&probe.limits, config.as_ref()));

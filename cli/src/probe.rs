@@ -2,7 +2,7 @@
 //! that explain what is slow.
 
 use farheap::ByteCount;
-use farheap::probe::{self, Memory, Route};
+use farheap::probe::{self, Memory, Node, Route};
 use std::path::Path;
 use std::{fmt, fs};
 
@@ -295,6 +295,8 @@ pub(crate) struct Probe {
     pub(crate) uring: Uring,
     /// Memory and its limits.
     pub(crate) memory: Memory,
+    /// NUMA nodes with memory.
+    pub(crate) nodes: Vec<Node>,
     /// Limits of address space and mappings.
     pub(crate) limits: Limits,
 }
@@ -310,6 +312,7 @@ impl Probe {
             userfaultfd: Userfaultfd::of(&machine.routes, privileges),
             uring: Uring::of(machine.ring, privileges),
             memory: machine.memory,
+            nodes: machine.nodes,
             limits: Limits::detect(),
         }
     }

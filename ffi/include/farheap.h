@@ -190,12 +190,15 @@ typedef struct farheap_config {
     farheap_switch dump;
     /* where jemalloc keeps what it knows about far memory; local, far; default local */
     const char *metadata;
+    /* the NUMA node whose memory holds the far memory that is resident; any or its number; default
+     * any */
+    const char *node;
 } farheap_config;
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, \
       0, 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, \
-      FARHEAP_DEFAULT, 0 }
+      FARHEAP_DEFAULT, 0, 0 }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
 farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;

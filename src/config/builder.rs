@@ -287,9 +287,26 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::Config`] names the first option whose value is out of range or conflicts with
-    /// another; [`Error::LimitTooSmall`] when the limit cannot hold 64 pages or is below 8 MiB.
+    /// another, or that names a NUMA node which this machine lacks; [`Error::LimitTooSmall`] when the limit cannot hold 64 pages or is below 8 MiB.
     pub fn build(self) -> Result<Config> {
-        self.build_on(|| probe::Memory::detect().available())
+        let node = self.options.node.map(probe::Node::find).transpose()?;
+        let of_process = || probe::Memory::detect().available();
+        let config = match node {
+            Some(node) => self.build_on(|| Some(of_process()?.min(node.total)))?,
+            None => self.build_on(of_process)?,
+        };
+        match node.filter(|node| config.limit() > node.total) {
+            Some(node) => {
+                let reason = format!(
+                    "{} is more than the {} of node {}",
+                    config.limit(),
+                    node.total,
+                    node.number
+                );
+                Err(invalid("limit", reason))
+            }
+            None => Ok(config),
+        }
     }
 
     /// [`build`](Builder::build) on a machine with as much memory as `available` says.

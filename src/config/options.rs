@@ -252,6 +252,19 @@ macro_rules! for_options {
         metadata: value(Metadata) = Metadata::Local,
             "where jemalloc keeps what it knows about far memory",
             { heap c text metadata, "", "", "1 % of the data is more memory than there is" };
+
+        /// Such as memory that has no processors of its own: that of another socket, or CXL memory, which
+        /// Linux shows as a node. All of a tier's resident pages are there; a limit that holds all of its
+        /// data makes it a tier without a device, for nothing is written then. A limit in percent is a share
+        /// of the node's memory, and none may be larger than that.
+        ///
+        /// Default: `None` (`any` in text), as the kernel chooses, mostly near the processor that touches a
+        /// page first. Set it for a tier, by [`Heap::add_tier`](crate::Heap::add_tier). On a machine with
+        /// one node it changes nothing, and start-up says so.
+        node: maybe(u32) or "any" = None,
+            "the NUMA node whose memory holds the far memory that is resident",
+            { region c text node, "`any` or its number", "",
+              "a tier is to be in certain memory, such as CXL memory" };
     } };
 }
 

@@ -226,6 +226,18 @@ impl Value for u16 {
     }
 }
 
+/// Numbers of NUMA nodes.
+impl Value for u32 {
+    fn read(text: &str, none: Option<&str>) -> Result<u32, String> {
+        let word = none.map(|word| format!("`{word}` or ")).unwrap_or_default();
+        text.parse().map_err(|_| format!("`{text}` is not {word}the number of a node"))
+    }
+
+    fn print(&self, _none: Option<&str>) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
 impl Value for PathBuf {
     fn read(text: &str, _none: Option<&str>) -> Result<PathBuf, String> {
         Ok(PathBuf::from(text))

@@ -148,6 +148,10 @@ settings! {
         ///
         /// Default: yes, where kernel and store allow it.
         inherit: value(bool) = true,
+        /// Sets the NUMA node whose memory holds the pages that are resident.
+        ///
+        /// Default: any.
+        node: maybe(u32) = None,
         /// Sets whether core dumps contain resident far memory.
         ///
         /// Default: no.

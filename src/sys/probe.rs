@@ -12,10 +12,12 @@
 
 pub(crate) mod contents;
 mod host;
+mod nodes;
 
 pub use contents::Contents;
 pub(crate) use host::AddressSpace;
 pub use host::{CgroupLimit, Memory};
+pub use nodes::Node;
 
 use super::file::{self, FileKind};
 use super::{inherited, raw};
@@ -131,6 +133,8 @@ pub struct Machine {
     pub ring: Result<(), i32>,
     /// Memory and its limits.
     pub memory: Memory,
+    /// The NUMA nodes that have memory; none where `/sys` does not say.
+    pub nodes: Vec<Node>,
     /// Where temporary files go when no directory is named.
     pub temporary_dir: PathBuf,
 }
@@ -145,6 +149,7 @@ pub fn look() -> Machine {
         routes: Route::ALL.map(|route| (route, features(route))),
         ring: ring.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)),
         memory: Memory::detect(),
+        nodes: Node::all(),
         temporary_dir: file::temporary_dir(),
     }
 }

@@ -28,6 +28,9 @@ pub(crate) const KERNEL_PAGE: usize = 4096;
 /// Bytes of a transparent huge page.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
+/// NUMA nodes that a kernel has at most: `MAX_NUMNODES`, `CONFIG_NODES_SHIFT` being 10 at most.
+const NODES_MAX: usize = 1024;
+
 /// How a mapping uses transparent huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Huge {
@@ -48,6 +51,8 @@ pub(crate) struct Mapping {
     len: usize,
     /// Core dumps contain the range.
     dumped: AtomicBool,
+    /// The NUMA node that the range is bound to, plus one; 0: none.
+    node: AtomicU32,
     born: Born,
     #[cfg(miri)]
     align: usize,
@@ -80,14 +85,16 @@ impl Mapping {
         // SAFETY: nobody maps nothing.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         let base = NonNull::new(base).expect("memory for a small mapping");
-        Mapping { base, len, dumped: AtomicBool::new(false), born: Born::here(), align }
+        let (dumped, node) = (AtomicBool::new(false), AtomicU32::new(0));
+        Mapping { base, len, dumped, node, born: Born::here(), align }
     }
 
     #[cfg(not(miri))]
     fn map(len: usize, align: usize, huge: Huge) -> Result<Mapping> {
         len.checked_add(align).ok_or(Error::BadRange { reason: "length overflows" })?;
         let base = inherited::map(len, align).map_err(refused("mmap"))?;
-        let mapping = Mapping { base, len, dumped: AtomicBool::new(false), born: Born::here() };
+        let (dumped, node) = (AtomicBool::new(false), AtomicU32::new(0));
+        let mapping = Mapping { base, len, dumped, node, born: Born::here() };
         mapping.advise_all(libc::MADV_DONTFORK)?;
         mapping.advise_all(libc::MADV_DONTDUMP)?;
         match huge {
@@ -162,6 +169,33 @@ impl Mapping {
     pub(crate) fn include_in_dumps(&self) -> Result<()> {
         self.dumped.store(true, Ordering::Relaxed);
         self.advise_all(libc::MADV_DODUMP)
+    }
+
+    /// Has all memory that the range gets from now on be that of a NUMA node, see `mbind(2)`, `MPOL_BIND`.
+    /// Where the node has none left, the kernel ends a process rather than use another node's.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there is no such node, or the process may not use it (control groups, seccomp).
+    pub(crate) fn bind(&self, node: u32) -> Result<()> {
+        self.node.store(node + 1, Ordering::Relaxed);
+        self.bind_part(0, self.len)
+    }
+
+    /// Binds a part of the range as the whole is.
+    fn bind_part(&self, offset: usize, len: usize) -> Result<()> {
+        let Some(node) = self.node.load(Ordering::Relaxed).checked_sub(1) else { return Ok(()) };
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
+        let mut mask = [0_u64; NODES_MAX / 64];
+        let word = mask.get_mut(node as usize / 64);
+        *word.ok_or(Error::Os { call: "mbind", errno: libc::EINVAL })? = 1 << (node % 64);
+        // The kernel looks at one bit fewer than it is told of (mm/mempolicy.c, `get_nodes`).
+        let bits = NODES_MAX + 1;
+        let (start, mode) = (self.at(offset).as_ptr(), libc::c_long::from(libc::MPOL_BIND));
+        // SAFETY: the range lies in this mapping (checked above), and a policy changes where new memory of it
+        // comes from, not what it holds; the mask has as many bits as are said, rounded up to words.
+        let bound =
+            unsafe { libc::syscall(libc::SYS_mbind, start, len, mode, mask.as_ptr(), bits, 0) };
+        Errno::result(bound).map(drop).map_err(refused("mbind"))
     }
 
     fn advise_all(&self, advice: i32) -> Result<()> {
@@ -304,6 +338,7 @@ impl Mapping {
         // SAFETY: replaces a part of this mapping whose contents are lost.
         let mapped = unsafe { mmap_anonymous(Some(start), bytes, ProtFlags::PROT_NONE, flags) };
         mapped.map_err(refused("mmap"))?;
+        self.bind_part(offset, len)?;
         let dumped = self.dumped.load(Ordering::Relaxed);
         let dump = if dumped { libc::MADV_DODUMP } else { libc::MADV_DONTDUMP };
         self.advise(offset, len, libc::MADV_DONTFORK)?;

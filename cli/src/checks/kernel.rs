@@ -3,7 +3,7 @@
 use super::{Check, Verdict};
 use crate::probe::{Features, Limits, Privileges, Probe, Refusal, Uring, Userfaultfd};
 use farheap::config::{Install, IoEngine, Mode, UserMode};
-use farheap::probe::{Memory, Route, look};
+use farheap::probe::{Memory, Node, Route, look};
 use farheap::{ByteCount, Config};
 
 /// The first kernel with faults from user mode only, which everybody may use.
@@ -166,6 +166,36 @@ pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
             .meaning(format!("{why}: the kernel may end the process before farheap makes room"))
             .repair("export FARHEAP_CONF=limit:50%"),
         None => Check::new(NAME, Verdict::Pass, found),
+    }
+}
+
+/// NUMA nodes, which a tier can be bound to.
+pub(super) fn nodes(nodes: &[Node], config: Option<&Config>) -> Check {
+    const NAME: &str = "NUMA nodes";
+    let one = |node: &Node| {
+        let without = if node.has_processors { "" } else { ", without processors" };
+        format!("{} ({}, {} free{without})", node.number, node.total, node.free)
+    };
+    let found = match nodes {
+        [] => "unknown: /sys does not say".to_owned(),
+        [only] => format!("{}, the only one: `node` changes nothing here", one(only)),
+        all => all.iter().map(one).collect::<Vec<_>>().join("; "),
+    };
+    let bound = config.and_then(Config::node);
+    let asked = nodes.iter().find(|node| Some(node.number) == bound);
+    match (asked, config) {
+        (Some(node), Some(config)) if config.limit() > node.free => {
+            Check::new(NAME, Verdict::Warn, found)
+                .meaning(format!(
+                    "node {} has {} free, less than the limit of {}: where it has none left the kernel ends \
+                     the process",
+                    node.number,
+                    node.free,
+                    config.limit()
+                ))
+                .repair_when("for example:", "export FARHEAP_CONF=node:0,limit:25%")
+        }
+        _ => Check::new(NAME, Verdict::Pass, found),
     }
 }
 

@@ -76,6 +76,10 @@ static void configurations_are_checked(void) {
     config.poll_us = 501;
     FAILS(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
     config.poll_us = 0;
+    config.node = "999";
+    FAILS(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
+    CHECK(strstr(farheap_last_message(), "there is no node 999"));
+    config.node = NULL;
     /* What a structure does not have, because the program was built before there was `dump`, is not
      * looked at. */
     config.dump = (farheap_switch)7;

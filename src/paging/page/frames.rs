@@ -228,6 +228,11 @@ impl Frames {
         self.notes.set_inherited(true)
     }
 
+    /// Has frames be memory of a NUMA node: that of a run, or a huge frame, becomes a page's.
+    pub(crate) fn bind(&self, node: u32) -> Result<()> {
+        self.staging.bind(node)
+    }
+
     /// Allows core dumps to contain the frames.
     pub(crate) fn include_in_dumps(&self) -> Result<()> {
         self.staging.include_in_dumps()

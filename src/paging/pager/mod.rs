@@ -105,6 +105,10 @@ impl Pager {
         mapper.register_faults(table.start(), table.len())?;
         let (staging, staging_len) = frames.range();
         mapper.register_unwatched(staging, staging_len)?;
+        if let Some(node) = config.node {
+            table.bind(node)?;
+            frames.bind(node)?;
+        }
         if config.dump {
             table.include_in_dumps()?;
             frames.include_in_dumps()?;

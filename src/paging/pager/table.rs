@@ -74,6 +74,11 @@ impl PageTable {
         self.words.set_inherited(true)
     }
 
+    /// Has pages be memory of a NUMA node.
+    pub(super) fn bind(&self, node: u32) -> Result<()> {
+        self.region.bind(node)
+    }
+
     /// Allows core dumps to contain resident pages.
     pub(super) fn include_in_dumps(&self) -> Result<()> {
         self.region.include_in_dumps()

@@ -1,0 +1,91 @@
+//! NUMA nodes that have memory, read from `/sys`. The parsers take text, as in `host`.
+
+use crate::base::error::{Error, Result};
+use crate::base::units::ByteCount;
+use std::fs;
+
+/// A NUMA node with memory: RAM beside processors, or memory without any, as CXL memory shows up.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its number.
+    pub number: u32,
+    /// `MemTotal`: the memory that it has.
+    pub total: ByteCount,
+    /// `MemFree`: the memory of it that nobody uses.
+    pub free: ByteCount,
+    /// Whether processors belong to it.
+    pub has_processors: bool,
+}
+
+impl Node {
+    /// All nodes with memory, by their numbers; none where `/sys` does not say.
+    #[must_use]
+    pub fn all() -> Vec<Node> {
+        const NODES: &str = "/sys/devices/system/node";
+        let read = |path: String| fs::read_to_string(path).unwrap_or_default();
+        let found =
+            numbers(&read(format!("{NODES}/has_memory"))).into_iter().filter_map(|number| {
+                let text = read(format!("{NODES}/node{number}/meminfo"));
+                let processors = read(format!("{NODES}/node{number}/cpulist"));
+                Some(Node {
+                    number,
+                    total: field(&text, "MemTotal:")?,
+                    free: field(&text, "MemFree:")?,
+                    has_processors: !processors.trim().is_empty(),
+                })
+            });
+        found.collect()
+    }
+
+    /// The node of this number.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when there is none, or it has no memory.
+    pub(crate) fn find(number: u32) -> Result<Node> {
+        let all = Node::all();
+        all.iter().find(|node| node.number == number).copied().ok_or_else(|| {
+            let there: Vec<_> = all.iter().map(|node| node.number.to_string()).collect();
+            let reason = format!(
+                "there is no node {number} with memory; those with memory: {}",
+                if there.is_empty() { "unknown".to_owned() } else { there.join(", ") }
+            );
+            Error::Config { key: "node".to_owned(), reason }
+        })
+    }
+}
+
+/// The numbers of a list such as `0-1,4`.
+fn numbers(list: &str) -> Vec<u32> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
+    };
+    list.trim().split(',').filter_map(range).flatten().collect()
+}
+
+/// The bytes of a line such as `Node 0 MemTotal:  16384 kB`.
+fn field(text: &str, name: &str) -> Option<ByteCount> {
+    let line = text.lines().find_map(|line| line.split_once(name))?.1;
+    line.trim().trim_end_matches("kB").trim().parse().ok().map(|kib: u64| ByteCount(kib << 10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_nodes_are_read() {
+        assert_eq!(numbers("0\n"), [0]);
+        assert_eq!(numbers("0-2,5\n"), [0, 1, 2, 5]);
+        assert_eq!(numbers("\n"), [0_u32; 0]);
+    }
+
+    #[test]
+    fn the_memory_of_a_node_is_read() {
+        let text = "Node 1 MemTotal:       16384 kB\nNode 1 MemFree:         4096 kB\n";
+        assert_eq!(field(text, "MemTotal:"), Some(ByteCount::mib(16)));
+        assert_eq!(field(text, "MemFree:"), Some(ByteCount::mib(4)));
+        assert_eq!(field("", "MemFree:"), None);
+    }
+}
