@@ -9,7 +9,8 @@
 //! After Weisgut et al., *Separated Allocator Metadata in Disaggregated In-Memory Databases*: 3 million
 //! blocks of 16 KiB and 10 million of 1 KiB, one after the other, on a far tier with pages of 256 KiB and a
 //! cache that holds next to nothing of it (their Figure 8; theirs is 10 MiB, ours 16 MiB, the least for
-//! such pages); blocks of random sizes in memory of a tier that fits (Figure 9, there on a remote NUMA node);
+//! such pages); blocks of random sizes in memory of a tier that fits (Figure 9, there on a remote NUMA node; here
+//! on the last one, where there are several);
 //! the share of the metadata (Figure 6); and the address space that jemalloc's option `retain` takes
 //! (Finding 1). *Separated* is `metadata:local`, *together* `metadata:far`. By default a hundredth
 //! of their counts. Every sample is a process of its own, both sides take turns, values are medians, and a
@@ -35,7 +36,7 @@ use clap::{Parser, ValueEnum};
 use common::Unnamed;
 use failure::{Failure, Result};
 use farheap::config::Metadata;
-use farheap::{ByteCount, Config, Far, FarHeap, Heap};
+use farheap::{ByteCount, Config, Far, FarHeap, Heap, probe};
 use std::alloc::Layout;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -151,6 +152,9 @@ impl Work {
         };
         let builder = Config::builder().parse(text).map_err(Failure::of)?.metadata(metadata);
         let span = ByteCount::gib(if options.paper { 8 << 10 } else { 1 << 10 });
+        // As far away as memory is here: their Figure 9 is of a remote NUMA node.
+        let far_node = probe::look().nodes.last().map(|node| node.number).filter(|node| *node > 0);
+        let builder = if self.is_written() { builder } else { builder.node(far_node) };
         let builder = match &options.dir {
             Some(dir) => builder.span(span).dir(dir),
             None => builder.span(span),
@@ -164,6 +168,8 @@ impl Work {
 struct Sample {
     /// By the clock where blocks are written, else of the processor.
     seconds: f64,
+    /// Of the processor.
+    cpu: f64,
     /// Percent of metadata in blocks and metadata.
     share: f64,
     /// Of addresses that the tier's allocator holds.
@@ -179,8 +185,8 @@ fn main() -> ExitCode {
     }
     let result = match options.child {
         Some(work) => work.sample(&options).map(|sample| {
-            let Sample { seconds, share, address_mib, read_mib } = sample;
-            println!("{seconds} {share} {address_mib} {read_mib}");
+            let Sample { seconds, cpu, share, address_mib, read_mib } = sample;
+            println!("{seconds} {cpu} {share} {address_mib} {read_mib}");
         }),
         None => run(&options),
     };
@@ -253,9 +259,20 @@ fn placements(work: Work, options: &Options) -> Result<Vec<Row>> {
     if work.is_written() {
         let mib = |seconds: f64| bytes as f64 / seconds / f64::from(1 << 20);
         let rates = seconds(&separated).into_iter().map(mib).collect();
-        let devices = ("the device, sequential".to_owned(), devices.into_iter().map(mib).collect());
+        let gib = bytes as f64 / f64::from(1 << 30);
+        let (elapsed, of_processor): (Vec<f64>, Vec<f64>) = devices.into_iter().unzip();
+        let devices = ("the device, sequential".to_owned(), elapsed.into_iter().map(mib).collect());
         let share_of = |value: f64, base: f64| value / base;
         rows.push(Row::of_rounds((name("written"), "MiB/s"), rates, devices, share_of, Some(0.8)));
+        let per_gib =
+            |seconds: Vec<f64>| seconds.into_iter().map(|all| all / gib).collect::<Vec<_>>();
+        rows.push(Row::of_rounds(
+            (name("processor"), "s/GiB"),
+            per_gib(separated.iter().map(|sample| sample.cpu).collect()),
+            ("the device, sequential".to_owned(), per_gib(of_processor)),
+            faster,
+            None,
+        ));
         // A page that fills slowly may leave before it is full.
         let read = separated.iter().map(|sample| sample.read_mib).fold(0.0, f64::max);
         if read > bytes as f64 / f64::from(1 << 20) / 100.0 {
@@ -290,15 +307,15 @@ fn retain(options: &Options) -> Result<Vec<Row>> {
     ])
 }
 
-/// Seconds in which the device writes as much.
-fn device(bytes: usize, options: &Options) -> Result<f64> {
+/// Seconds in which the device writes as much, and those of the processor.
+fn device(bytes: usize, options: &Options) -> Result<(f64, f64)> {
     let len = bytes.next_multiple_of(raw::BLOCK);
     let unnamed =
         Unnamed::new(options.dir.as_deref(), ByteCount(len as u64)).map_err(Failure::io)?;
     let file = raw::open(&unnamed.path()).map_err(Failure::io)?;
-    let began = Instant::now();
+    let (began, cpu_before) = (Instant::now(), process::cpu_time());
     raw::transfer(&file, len, true).map_err(Failure::io)?;
-    Ok(began.elapsed().as_secs_f64())
+    Ok((began.elapsed().as_secs_f64(), (process::cpu_time() - cpu_before).as_secs_f64()))
 }
 
 /// Samples a work in a process of its own; a last argument with a colon is jemalloc's.
@@ -325,8 +342,8 @@ fn child(work: Work, options: &Options, arguments: &[&str]) -> Result<Sample> {
     }
     let numbers: Vec<f64> = text.split(' ').filter_map(|number| number.parse().ok()).collect();
     match numbers[..] {
-        [seconds, share, address_mib, read_mib] if output.status.success() => {
-            Ok(Sample { seconds, share, address_mib, read_mib })
+        [seconds, cpu, share, address_mib, read_mib] if output.status.success() => {
+            Ok(Sample { seconds, cpu, share, address_mib, read_mib })
         }
         _ => {
             let errors = String::from_utf8_lossy(&output.stderr);
@@ -410,6 +427,7 @@ impl Work {
         heap.shutdown().map_err(Failure::of)?;
         Ok(Sample {
             seconds,
+            cpu: cpu.as_secs_f64(),
             share: 100.0 * memory.metadata_share(),
             address_mib: address as f64 / f64::from(1 << 20),
             read_mib,
