@@ -146,7 +146,8 @@ const METADATA: Run = Run {
     paper: &["--paper", "--rounds", "20"],
 };
 
-const QUERY: Run = Run { bench: "query_alloc", quick: &[], usual: &[], paper: &["--paper"] };
+const QUERY: Run =
+    Run { bench: "query_alloc", quick: &["--rounds", "1"], usual: &[], paper: &["--paper"] };
 
 const PLACEMENT: Run = Run {
     bench: "placement",
