@@ -593,7 +593,12 @@ impl ExtentSource for Region {
         /// What is read ahead must not be evicted before it is used: as for streams of faults, of which
         /// there may be others.
         const LIMIT_PART: u64 = 16;
-        ByteCount(self.limit().0 / LIMIT_PART)
+        /// But a chunk where it is an eighth at most, for which there is a run of frames: with less nothing
+        /// is asked for, and a migration from a tier of 16 MiB waits for each stream of faults anew.
+        const CHUNK_PART: u64 = 8;
+        const CHUNK: u64 = 2 << 20;
+        let limit = self.limit().0;
+        ByteCount((limit / LIMIT_PART).max((limit / CHUNK_PART).min(CHUNK)))
     }
 
     #[cfg(feature = "segment")]

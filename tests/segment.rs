@@ -347,6 +347,31 @@ fn what_is_written_out_leaves_memory_that_it_would_fit_into() {
     alone.end();
 }
 
+#[test]
+fn what_comes_back_is_read_ahead_of_the_copying_under_a_small_limit_too() {
+    let _watchdog = watchdog("segment", Duration::from_secs(120));
+    let Some(alone) = alone("limit:16MiB,capacity:64MiB") else { return };
+    let segments: Vec<_> =
+        (0..3).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
+    let mut out = Migrator::new();
+    add_all(&mut out, &segments, Placement::Far);
+    assert_eq!(out.write_out().run(|_| {}).error(), None);
+    alone.heap.evict_all().expect("the device works");
+    let asked = alone.heap.stats().pages_prefetched;
+    let mut back = Migrator::new();
+    add_all(&mut back, &segments, Placement::Local);
+    assert_eq!(back.run(|_| {}).error(), None);
+    let stats = alone.heap.stats();
+    // Of 1,536; those on which the copying waits are faults.
+    assert!(stats.pages_prefetched - asked > 100, "{stats:?}");
+    assert!(stats.resident_bytes_max <= ByteCount::mib(16), "{stats:?}");
+    for (segment, salt) in segments.iter().zip(0..) {
+        assert_eq!(wrong(salt, &segment.read()), 0);
+    }
+    drop(segments);
+    alone.end();
+}
+
 /// Each of the first writes of a migration fails in turn, then all of them for a while.
 #[test]
 fn segments_are_whole_while_the_device_refuses_what_is_written_out() {
