@@ -132,6 +132,7 @@ fn unknown(args: &Args, all: &[&Item]) -> String {
 /// Reproduces items, several of one benchmark by one run of it; returns how many failed.
 fn reproduce(root: &Path, items: &[&Item], size: Size) -> usize {
     let folder = figures::folder(root, size).join("papers");
+    let busy = busy();
     let (mut failed, mut told) = (0, Vec::new());
     let mut benches: Vec<&str> = items.iter().map(|item| item.run.bench).collect();
     benches.sort_unstable();
@@ -171,7 +172,21 @@ fn reproduce(root: &Path, items: &[&Item], size: Size) -> usize {
         count(Verdict::DoesNot),
         count(Verdict::Open),
     );
+    if let Some(busy) = busy.filter(|_| matches!(size, Size::Quick | Size::Usual | Size::Paper)) {
+        println!("{busy}: times may say more of that than of the findings");
+    }
     failed
+}
+
+/// What else the machine had to do when this began, if it was more than its processors can.
+fn busy() -> Option<String> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    let load = text.split(' ').next()?.parse::<f64>().ok()?;
+    // A half: each benchmark needs a processor itself, most need two.
+    let is_busy = load > processors as f64 / 2.0;
+    is_busy
+        .then(|| format!("{load} other processes ran on {processors} processors at the beginning"))
 }
 
 fn display(path: &Path, root: &Path) -> String {
