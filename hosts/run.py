@@ -7,9 +7,8 @@
     hosts/run.py --small sort perl     # seconds
     hosts/run.py --write               # puts the table into docs/hosts.md
 
-Each program has a file here, with a function `prepare(dir, size)` that makes its input, and a function
-`work(start, dir)` that runs it and returns the answer: `start` is how a program is started that is to be
-measured. Programs run plain first. The peak of that is what 100 % means: then each runs under `farheap run`
+Each program has a file here, with a function `prepare(dir, small)` that makes its input, and a function
+`work(side, dir)` that runs it and returns the answer: what `side` starts is measured. Programs run plain first. The peak of that is what 100 % means: then each runs under `farheap run`
 with a limit of 100, 50 and 25 % of it, and, as root, in a memory control group with a swap file and the same
 limit. The answers must be equal. What is not installed, and what is not permitted, is said and left out.
 """
