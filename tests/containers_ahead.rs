@@ -4,9 +4,7 @@ mod common;
 
 use common::mem_store;
 use farheap::ByteCount;
-use farheap::containers::{
-    FarBTreeMap, FarLeveledMap, FarPagedMap, FarSkipList, ListStrategy, TreeStrategy,
-};
+use farheap::containers::{FarBTreeMap, FarLeveledMap, FarPagedMap, TreeStrategy};
 use farheap::region::Mode;
 use farheap::sub::{Collective, CollectiveConfig};
 use std::sync::Arc;
@@ -73,58 +71,6 @@ fn any_key_and_any_number_of_pairs_can_be_fetched() {
         for from in [0, 1, 2, 4_999, 2 * PAIRS - 2, 2 * PAIRS, u64::MAX] {
             for pairs in [0, 1, 2, 1_000, usize::MAX] {
                 faults(&map, from, pairs.min(2_000), |map| map.fetch_from(&from, pairs));
-            }
-        }
-    }
-}
-
-fn list(collective: &Arc<Collective>, strategy: ListStrategy) -> FarSkipList<u64, Value> {
-    let mut map = FarSkipList::new(collective.clone(), strategy);
-    for key in 0..PAIRS {
-        map.insert(key * 7 % PAIRS * 2, [key * 7 % PAIRS; 16]).expect("room");
-    }
-    map.make_page_aware().expect("room");
-    map
-}
-
-/// As [`faults`], of a list.
-fn list_faults(list: &FarSkipList<u64, Value>, from: u64, pairs: usize, fetched: usize) -> u64 {
-    let collective = list.collective();
-    collective.region().evict_all().expect("the store has room");
-    list.fetch_from(&from, fetched);
-    let before = collective.stats().faults_read;
-    let scan = list.range(from..).take(pairs).map(|(key, value)| (*key, value[15]));
-    let first = from.div_ceil(2);
-    let last = PAIRS.min(first.saturating_add(pairs as u64));
-    assert!(scan.eq((first..last).map(|at| (at * 2, at))), "{pairs} pairs from {from}");
-    collective.stats().faults_read - before
-}
-
-#[test]
-fn a_scan_of_a_list_that_was_fetched_takes_few_faults() {
-    for local in [ByteCount::ZERO, ByteCount::kib(400)] {
-        let Some(collective) = collective(Mode::InThread, local) else { return };
-        for strategy in [ListStrategy::Page, ListStrategy::LocalPage] {
-            let list = list(&collective, strategy);
-            let (mut alone, mut fetched) = (0, 0);
-            for from in (0..2 * PAIRS).step_by(997) {
-                alone += list_faults(&list, from, 200, 0);
-                fetched += list_faults(&list, from, 200, 200);
-            }
-            assert!(fetched * 2 < alone, "{strategy}, {local}: {fetched} faults of {alone}");
-        }
-    }
-}
-
-#[test]
-fn any_key_and_any_number_of_pairs_of_a_list_can_be_fetched() {
-    let Some(collective) = collective(Mode::InThread, ByteCount::kib(100)) else { return };
-    FarSkipList::<u64, Value>::new(collective.clone(), ListStrategy::Page).fetch_from(&1, 10);
-    for strategy in ListStrategy::ALL {
-        let list = list(&collective, strategy);
-        for from in [0, 1, 2, 4_999, 2 * PAIRS - 2, 2 * PAIRS, u64::MAX] {
-            for pairs in [0, 1, 2, 1_000, usize::MAX] {
-                list_faults(&list, from, pairs.min(2_000), pairs);
             }
         }
     }

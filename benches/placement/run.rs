@@ -196,16 +196,16 @@ fn taste(key: u64, value: &Value) -> u64 {
 }
 
 macro_rules! implement_map {
-    ($map:ident, $fetch:ident $(, $kind:ident)?) => {
+    ($map:ident $(by $fetch:ident)? $(, $kind:ident)?) => {
         impl Map for $map<u64, Value> {
             fn scan(&mut self, key: u64, len: usize) -> u64 {
                 let pairs = self.range(key..).take(len);
                 pairs.fold(0, |sum, (key, value)| sum.wrapping_add(taste(*key, value)))
             }
 
-            fn fetch(&mut self, key: u64, len: usize) {
+            $(fn fetch(&mut self, key: u64, len: usize) {
                 self.$fetch(&key, len);
-            }
+            })?
 
             $(fn rearrange(&mut self, to: Variant) -> Outcome<()> {
                 let Variant::$kind(strategy) = to else { return Err("another container".into()) };
@@ -226,9 +226,9 @@ macro_rules! implement_map {
         }
     };
 }
-implement_map!(FarBTreeMap, fetch_from, BTree);
-implement_map!(FarSkipList, fetch_from, SkipList);
-implement_map!(FarLeveledMap, fetch_from);
+implement_map!(FarBTreeMap by fetch_from, BTree);
+implement_map!(FarSkipList, SkipList);
+implement_map!(FarLeveledMap by fetch_from);
 
 /// A container that was built, ready for queries.
 pub(crate) struct Built {

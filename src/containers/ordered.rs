@@ -1,5 +1,7 @@
 //! What the ordered maps have in common: iterators over a cursor, and the usual traits.
 
+#![expect(unsafe_code, reason = "hands out references to values in nodes")]
+
 use std::borrow::Borrow;
 use std::ops::{Bound, RangeBounds};
 
@@ -27,6 +29,24 @@ where
         Bound::Excluded(end) => key.borrow() < end,
         Bound::Unbounded => true,
     }
+}
+
+/// The value of a pair, for as long as the map is borrowed.
+///
+/// # Safety
+/// The pair is an initialised one of `map`.
+pub(super) unsafe fn value<M, K, V>(_map: &M, pair: *mut (K, V)) -> &V {
+    // SAFETY: as the caller promises; a map changes pairs by `&mut self` only.
+    unsafe { &(*pair).1 }
+}
+
+/// The same, for changing it.
+///
+/// # Safety
+/// As for [`value`].
+pub(super) unsafe fn value_mut<M, K, V>(_map: &mut M, pair: *mut (K, V)) -> &mut V {
+    // SAFETY: as the caller promises; `&mut` makes this the only reference.
+    unsafe { &mut (*pair).1 }
 }
 
 /// Drop, Debug and iteration of a map with the fields `len` and `collective` and a `clear`.
@@ -78,10 +98,64 @@ macro_rules! map_traits {
     };
 }
 
-/// The iterators of a map over its cursor; `remove` in terms of `remove_entry`.
-macro_rules! cursor_iterators {
+/// What the maps of linked nodes have in common: looking a key up in terms of `pair`, `remove` in terms of
+/// `remove_entry`, freeing a node, and iterators over a cursor.
+macro_rules! linked_map {
     ($map:ident, $cursor:ident, $iter:ident, $range:ident) => {
+        impl<K, V> $map<K, V> {
+            /// Frees a node that is linked no more; its pairs have been moved out or dropped.
+            fn free_node(&mut self, node: Link<K, V>) {
+                if self.collective.is_local(node.as_ptr()) {
+                    self.local.remove(node);
+                }
+                self.free_unlinked(node);
+            }
+
+            /// Frees a node that the set of local nodes does not know.
+            fn free_unlinked(&self, node: Link<K, V>) {
+                let is_local = self.collective.is_local(node.as_ptr());
+                let (memory, layout) = node.retire(is_local);
+                // SAFETY: the node came from this collective with this layout, and its last link is
+                // gone.
+                unsafe { self.collective.deallocate(memory, layout) };
+            }
+        }
+
         impl<K: Ord, V> $map<K, V> {
+            /// The value of a key.
+            #[must_use]
+            pub fn get<Q>(&self, key: &Q) -> Option<&V>
+            where
+                K: std::borrow::Borrow<Q>,
+                Q: Ord + ?Sized,
+            {
+                let pair = self.pair(key)?;
+                // SAFETY: an initialised pair of this map.
+                Some(unsafe { crate::containers::ordered::value(self, pair) })
+            }
+
+            /// The value of a key, for changing it in place.
+            #[must_use]
+            pub fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
+            where
+                K: std::borrow::Borrow<Q>,
+                Q: Ord + ?Sized,
+            {
+                let pair = self.pair(key)?;
+                // SAFETY: an initialised pair of this map.
+                Some(unsafe { crate::containers::ordered::value_mut(self, pair) })
+            }
+
+            /// Whether a key is there.
+            #[must_use]
+            pub fn contains_key<Q>(&self, key: &Q) -> bool
+            where
+                K: std::borrow::Borrow<Q>,
+                Q: Ord + ?Sized,
+            {
+                self.pair(key).is_some()
+            }
+
             /// Removes a key; returns its value.
             pub fn remove<Q>(&mut self, key: &Q) -> Option<V>
             where
@@ -197,4 +271,4 @@ macro_rules! node_pointer {
     };
 }
 
-pub(super) use {cursor_iterators, map_traits, node_pointer};
+pub(super) use {linked_map, map_traits, node_pointer};

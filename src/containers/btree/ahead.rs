@@ -8,6 +8,7 @@ use super::FarBTreeMap;
 use super::node::{self, Link};
 use super::path::search;
 use crate::base::units::ByteCount;
+use crate::sub::Collective;
 use std::borrow::Borrow;
 
 /// Maximum number of units that one call brings in: they must not push each other out.
@@ -27,12 +28,35 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         K: Borrow<Q>,
         Q: Ord + ?Sized,
     {
-        let units = self.units();
-        let open = self.descend_to(key, &units);
-        self.fetch(&self.units_behind(open, pairs, &units));
+        let units = Units::of(self);
+        let open = units.descend_to(self.root, key);
+        units.fetch(&units.behind(open, pairs));
+    }
+}
+
+/// What is known of the units of a tree without touching them.
+struct Units<'a> {
+    collective: &'a Collective,
+    /// For each height at which a subtree fills a page at most, the pairs of such a subtree.
+    pairs: Vec<f64>,
+}
+
+impl Units<'_> {
+    fn of<K, V>(map: &FarBTreeMap<K, V>) -> Units<'_> {
+        let levels = map.root.map_or(0, |root| usize::from(root.height()) + 1);
+        let children = (map.len as f64 + 1.0).powf(1.0 / levels.max(1) as f64);
+        let page = map.collective.page_size().get() as f64;
+        let size = node::layout::<K, V>(0).size() as f64;
+        let (mut pairs, mut nodes, mut level) = (Vec::new(), 1.0, 1.0);
+        while pairs.is_empty() || (nodes * size <= page && pairs.len() < levels) {
+            pairs.push(nodes * (children - 1.0));
+            level *= children;
+            nodes += level;
+        }
+        Units { collective: &map.collective, pairs }
     }
 
-    fn fetch(&self, nodes: &[Link<K, V>]) {
+    fn fetch<K, V>(&self, nodes: &[Link<K, V>]) {
         let page = |node: &Link<K, V>| (node.as_ptr().cast_const(), ByteCount(1));
         let pages: Vec<(*const u8, ByteCount)> = nodes.iter().map(page).collect();
         // Advice: what is refused is read when it is touched.
@@ -40,16 +64,16 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
     }
 
     /// The way to a key, whose unit it brings in.
-    fn descend_to<Q>(&self, key: &Q, units: &[f64]) -> Vec<Open<K, V>>
+    fn descend_to<K, V, Q>(&self, root: Option<Link<K, V>>, key: &Q) -> Vec<Open<K, V>>
     where
         K: Borrow<Q>,
         Q: Ord + ?Sized,
     {
         let mut open = Vec::new();
-        let mut next = self.root.map(|root| (root, usize::from(root.height())));
+        let mut next = root.map(|root| (root, usize::from(root.height())));
         let mut is_above = true;
         while let Some((node, height)) = next {
-            if is_above && !self.is_above(node, height, units) {
+            if is_above && !self.is_above(node, height) {
                 is_above = false;
                 self.fetch(&[node]);
             }
@@ -63,12 +87,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
     }
 
     /// The roots of the units behind a place that hold the next `pairs` pairs.
-    fn units_behind(
-        &self,
-        mut open: Vec<Open<K, V>>,
-        pairs: usize,
-        units: &[f64],
-    ) -> Vec<Link<K, V>> {
+    fn behind<K, V>(&self, mut open: Vec<Open<K, V>>, pairs: usize) -> Vec<Link<K, V>> {
         let mut behind = Vec::new();
         let mut left = pairs as f64;
         while left > 0.0 && behind.len() < UNITS_MAX {
@@ -83,12 +102,12 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
             }
             let (node, height) = (last.node.child(last.next), last.height - 1);
             last.next += 1;
-            if !self.is_above(node, height, units) {
-                if left <= units[height] * SLACK {
+            if !self.is_above(node, height) {
+                if left <= self.pairs[height] * SLACK {
                     break;
                 }
                 behind.push(node);
-                left -= units[height];
+                left -= self.pairs[height];
             } else if height == 0 {
                 left -= node.len() as f64;
             } else {
@@ -99,23 +118,8 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
     }
 
     /// Whether a node tells where units are.
-    fn is_above(&self, node: Link<K, V>, height: usize, units: &[f64]) -> bool {
-        height >= units.len() || self.collective.is_local(node.as_ptr())
-    }
-
-    /// For each height at which a subtree fills a page at most, the pairs of such a subtree.
-    fn units(&self) -> Vec<f64> {
-        let levels = self.root.map_or(0, |root| usize::from(root.height()) + 1);
-        let children = (self.len as f64 + 1.0).powf(1.0 / levels.max(1) as f64);
-        let page = self.collective.page_size().get() as f64;
-        let size = node::layout::<K, V>(0).size() as f64;
-        let (mut units, mut nodes, mut level) = (Vec::new(), 1.0, 1.0);
-        while units.is_empty() || (nodes * size <= page && units.len() < levels) {
-            units.push(nodes * (children - 1.0));
-            level *= children;
-            nodes += level;
-        }
-        units
+    fn is_above<K, V>(&self, node: Link<K, V>, height: usize) -> bool {
+        height >= self.pairs.len() || self.collective.is_local(node.as_ptr())
     }
 }
 

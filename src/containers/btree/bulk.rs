@@ -36,94 +36,23 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         pairs: impl IntoIterator<Item = (K, V), IntoIter: ExactSizeIterator>,
     ) -> Result<FarBTreeMap<K, V>, AllocError> {
         let pairs = pairs.into_iter();
-        let mut map = FarBTreeMap::new(collective, strategy);
+        let mut map = FarBTreeMap::new(collective.clone(), strategy);
         if pairs.len() == 0 {
             return Ok(map);
         }
-        let mut level = map.leaves(pairs)?;
+        let builder = Builder { collective: &collective, strategy };
+        let len = pairs.len();
+        let mut level = builder.leaves(pairs)?;
         while level.nodes.len() > 1 {
-            level = map.level_above(level)?;
+            level = builder.level_above(level)?;
         }
         map.root = level.nodes.pop();
+        map.len = len;
         if strategy.uses_local() {
             map.fill_local();
         }
         map.make_page_aware()?;
         Ok(map)
-    }
-
-    fn leaves(
-        &mut self,
-        mut pairs: impl ExactSizeIterator<Item = (K, V)>,
-    ) -> Result<Level<K, V>, AllocError> {
-        let collective = self.collective.clone();
-        let mut pages = PageFiller::new(&collective, FILL_DEFAULT);
-        let mut level = Level { nodes: Vec::new(), between: Vec::new() };
-        // `n` pairs with one left out after each leaf but the last: `n + 1` in groups of len + 1.
-        for group in groups(pairs.len() + 1) {
-            if !level.nodes.is_empty() {
-                let pair = pairs.next().expect("the groups add up");
-                level.between.push(pair);
-            }
-            let made = self.bulk_node(0, &mut pages);
-            let Ok(leaf) = made else { return Err(self.give_up(level, made)) };
-            for at in 0..group - 1 {
-                leaf.insert_pair(at, pairs.next().expect("the groups add up"));
-            }
-            self.len += group - 1;
-            assert_ascending(&level, leaf);
-            level.nodes.push(leaf);
-        }
-        self.len += level.between.len();
-        Ok(level)
-    }
-
-    fn level_above(&mut self, below: Level<K, V>) -> Result<Level<K, V>, AllocError> {
-        let collective = self.collective.clone();
-        let mut pages = PageFiller::new(&collective, FILL_DEFAULT);
-        let count = below.nodes.len();
-        let height = below.nodes[0].height() + 1;
-        let (mut nodes, mut between) = (below.nodes.into_iter(), below.between.into_iter());
-        let mut level = Level { nodes: Vec::new(), between: Vec::new() };
-        for group in groups(count) {
-            if !level.nodes.is_empty() {
-                level.between.push(between.next().expect("the groups add up"));
-            }
-            let made = self.bulk_node(height, &mut pages);
-            let Ok(node) = made else {
-                level.nodes.extend(nodes);
-                return Err(self.give_up(level, made));
-            };
-            node.set_child(0, nodes.next().expect("the groups add up"));
-            for at in 1..group {
-                node.set_child(at, nodes.next().expect("the groups add up"));
-                node.insert_pair(at - 1, between.next().expect("the groups add up"));
-            }
-            level.nodes.push(node);
-        }
-        Ok(level)
-    }
-
-    fn bulk_node(&self, height: u8, pages: &mut PageFiller<'_>) -> Result<Link<K, V>, AllocError> {
-        let layout = node::layout::<K, V>(height);
-        let memory: NonNull<u8> = match self.strategy {
-            TreeStrategy::Hint => self.collective.hint_only().allocate(layout, None)?,
-            TreeStrategy::Plain | TreeStrategy::Local => {
-                self.collective.swappable().allocate(layout)?
-            }
-            _ => pages.allocate(layout)?,
-        };
-        // SAFETY: just allocated for a node of this height.
-        Ok(unsafe { Link::create(memory, height) })
-    }
-
-    /// Drops what was built; the subtrees of an unfinished level are whole trees.
-    fn give_up<T>(&mut self, level: Level<K, V>, made: Result<T, AllocError>) -> AllocError {
-        for root in level.nodes {
-            self.root = Some(root);
-            self.clear();
-        }
-        made.err().expect("given up because of an error")
     }
 
     /// Moves nodes to local memory, the highest first, until it is full.
@@ -145,6 +74,89 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
             }
             cells = below;
         }
+    }
+}
+
+/// What makes the nodes of a map that is built.
+struct Builder<'a> {
+    collective: &'a Arc<Collective>,
+    strategy: TreeStrategy,
+}
+
+impl Builder<'_> {
+    fn leaves<K: Ord, V>(
+        &self,
+        mut pairs: impl ExactSizeIterator<Item = (K, V)>,
+    ) -> Result<Level<K, V>, AllocError> {
+        let mut pages = PageFiller::new(self.collective, FILL_DEFAULT);
+        let mut level = Level { nodes: Vec::new(), between: Vec::new() };
+        // `n` pairs with one left out after each leaf but the last: `n + 1` in groups of len + 1.
+        for group in groups(pairs.len() + 1) {
+            if !level.nodes.is_empty() {
+                let pair = pairs.next().expect("the groups add up");
+                level.between.push(pair);
+            }
+            let leaf = match self.node(0, &mut pages) {
+                Ok(leaf) => leaf,
+                Err(error) => return Err(self.give_up(level, error)),
+            };
+            for at in 0..group - 1 {
+                leaf.insert_pair(at, pairs.next().expect("the groups add up"));
+            }
+            assert_ascending(&level, leaf);
+            level.nodes.push(leaf);
+        }
+        Ok(level)
+    }
+
+    fn level_above<K, V>(&self, below: Level<K, V>) -> Result<Level<K, V>, AllocError> {
+        let mut pages = PageFiller::new(self.collective, FILL_DEFAULT);
+        let count = below.nodes.len();
+        let height = below.nodes[0].height() + 1;
+        let (mut nodes, mut between) = (below.nodes.into_iter(), below.between.into_iter());
+        let mut level = Level { nodes: Vec::new(), between: Vec::new() };
+        for group in groups(count) {
+            if !level.nodes.is_empty() {
+                level.between.push(between.next().expect("the groups add up"));
+            }
+            let node = match self.node(height, &mut pages) {
+                Ok(node) => node,
+                Err(error) => {
+                    level.nodes.extend(nodes);
+                    return Err(self.give_up(level, error));
+                }
+            };
+            node.set_child(0, nodes.next().expect("the groups add up"));
+            for at in 1..group {
+                node.set_child(at, nodes.next().expect("the groups add up"));
+                node.insert_pair(at - 1, between.next().expect("the groups add up"));
+            }
+            level.nodes.push(node);
+        }
+        Ok(level)
+    }
+
+    fn node<K, V>(&self, height: u8, pages: &mut PageFiller<'_>) -> Result<Link<K, V>, AllocError> {
+        let layout = node::layout::<K, V>(height);
+        let memory: NonNull<u8> = match self.strategy {
+            TreeStrategy::Hint => self.collective.hint_only().allocate(layout, None)?,
+            TreeStrategy::Plain | TreeStrategy::Local => {
+                self.collective.swappable().allocate(layout)?
+            }
+            _ => pages.allocate(layout)?,
+        };
+        // SAFETY: just allocated for a node of this height.
+        Ok(unsafe { Link::create(memory, height) })
+    }
+
+    /// Drops what was built; the subtrees of an unfinished level are whole trees.
+    fn give_up<K, V>(&self, level: Level<K, V>, error: AllocError) -> AllocError {
+        let mut map = FarBTreeMap::new(self.collective.clone(), self.strategy);
+        for root in level.nodes {
+            map.root = Some(root);
+            map.clear();
+        }
+        error
     }
 }
 

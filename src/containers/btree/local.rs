@@ -74,21 +74,10 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         }
     }
 
-    /// Moves the nodes out that a new sibling of `node`, for which there is no local memory, will be
-    /// read with: it is allocated behind them then, and those that come next find local memory.
-    pub(super) fn leave_with(
-        &mut self,
-        path: &mut Path<K, V>,
-        node: Link<K, V>,
-    ) -> Result<(), AllocError> {
-        let Some((cell, above)) = self.cell_of(node) else { return Ok(()) };
-        self.move_out(path, cell, above)
-    }
-
     /// Moves a node from local to swappable memory, and with it all that have the same grandparent:
     /// scans want them together, and together they lie on a page or two. Their places are taken
     /// soon.
-    fn move_out(
+    pub(super) fn move_out(
         &mut self,
         path: &mut Path<K, V>,
         cell: Cell<K, V>,
@@ -118,7 +107,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
 
     /// Where the link to a node is kept, and that to its parent: the way there is through nodes of
     /// higher priority.
-    fn cell_of(&self, node: Link<K, V>) -> Option<(Cell<K, V>, Cell<K, V>)> {
+    pub(super) fn cell_of(&self, node: Link<K, V>) -> Option<(Cell<K, V>, Cell<K, V>)> {
         let key = node.key(0);
         let (mut cell, mut above) = (Cell::Root, Cell::Root);
         while let Some(here) = self.at(cell) {

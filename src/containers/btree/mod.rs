@@ -24,7 +24,7 @@ pub use place::TreeStrategy;
 
 use super::{Links, Refused};
 use crate::containers::local_set::LocalSet;
-use crate::containers::ordered::{Cursor, cursor_iterators, map_traits};
+use crate::containers::ordered::{Cursor, linked_map, map_traits};
 use crate::sub::Collective;
 use node::Link;
 use path::Path;
@@ -121,22 +121,6 @@ impl<K, V> FarBTreeMap<K, V> {
         links
     }
 
-    /// Frees a node that is linked no more; its pairs have been moved out or dropped.
-    fn free_node(&mut self, node: Link<K, V>) {
-        if self.collective.is_local(node.as_ptr()) {
-            self.local.remove(node);
-        }
-        self.free_unlinked(node);
-    }
-
-    /// Frees a node that never was linked.
-    fn free_unlinked(&self, node: Link<K, V>) {
-        let is_local = self.collective.is_local(node.as_ptr());
-        let (memory, layout) = node.retire(is_local);
-        // SAFETY: the node came from this collective with this layout, and its last link is gone.
-        unsafe { self.collective.deallocate(memory, layout) };
-    }
-
     /// Removes all pairs. If dropping one panics, those that are left are leaked.
     pub fn clear(&mut self) {
         let mut open: Vec<Link<K, V>> = self.root.take().into_iter().collect();
@@ -157,40 +141,7 @@ impl<K, V> FarBTreeMap<K, V> {
 }
 
 impl<K: Ord, V> FarBTreeMap<K, V> {
-    /// The value of a key.
-    #[must_use]
-    pub fn get<Q>(&self, key: &Q) -> Option<&V>
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-    {
-        let pair = self.pair(key)?;
-        // SAFETY: an initialised pair; `&self` keeps the tree as it is.
-        Some(unsafe { &(*pair).1 })
-    }
-
-    /// The value of a key, for changing it in place.
-    #[must_use]
-    pub fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-    {
-        let pair = self.pair(key)?;
-        // SAFETY: an initialised pair; `&mut self` makes this the only reference.
-        Some(unsafe { &mut (*pair).1 })
-    }
-
-    /// Whether a key is there.
-    #[must_use]
-    pub fn contains_key<Q>(&self, key: &Q) -> bool
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-    {
-        self.pair(key).is_some()
-    }
-
+    /// The pair of a key.
     fn pair<Q>(&self, key: &Q) -> Option<*mut (K, V)>
     where
         K: Borrow<Q>,
@@ -306,4 +257,4 @@ fn split<K, V>(
 }
 
 map_traits!(FarBTreeMap, Iter);
-cursor_iterators!(FarBTreeMap, Path, Iter, Range);
+linked_map!(FarBTreeMap, Path, Iter, Range);

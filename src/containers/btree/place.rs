@@ -161,7 +161,11 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
                 return Ok(memory);
             }
             if self.strategy == TreeStrategy::Local {
-                self.leave_with(path, node)?;
+                // The nodes that the new one will be read with: it is allocated behind them then, and
+                // those that come next find local memory.
+                if let Some((cell, above)) = self.cell_of(node) {
+                    self.move_out(path, cell, above)?;
+                }
             }
         }
         self.collective.swappable().allocate(layout)

@@ -10,14 +10,13 @@
 
 #![expect(unsafe_code, reason = "hands out references into nodes and frees nodes")]
 
-mod ahead;
 mod node;
 mod place;
 
 pub use place::ListStrategy;
 
 use super::local_set::LocalSet;
-use super::ordered::{Cursor, cursor_iterators, map_traits};
+use super::ordered::{Cursor, linked_map, map_traits};
 use super::{Links, Refused};
 use crate::sub::{AllocError, Collective};
 use node::{LEVELS_MAX, Link};
@@ -127,22 +126,6 @@ impl<K, V> FarSkipList<K, V> {
         }
     }
 
-    /// Frees a node that is linked no more; its pair has been moved out or dropped.
-    fn free_node(&mut self, node: Link<K, V>) {
-        if self.collective.is_local(node.as_ptr()) {
-            self.local.remove(node);
-        }
-        self.free_unlinked(node);
-    }
-
-    /// Frees a node that the list of local nodes does not know.
-    fn free_unlinked(&self, node: Link<K, V>) {
-        let is_local = self.collective.is_local(node.as_ptr());
-        let (memory, layout) = node.retire(is_local);
-        // SAFETY: the node came from this collective with this layout, and its last link is gone.
-        unsafe { self.collective.deallocate(memory, layout) };
-    }
-
     /// Removes all pairs. If dropping one panics, those that are left are leaked.
     pub fn clear(&mut self) {
         let mut next = self.heads[0];
@@ -169,6 +152,15 @@ impl<K, V> FarSkipList<K, V> {
 }
 
 impl<K: Ord, V> FarSkipList<K, V> {
+    /// The pair of a key.
+    fn pair<Q>(&self, key: &Q) -> Option<*mut (K, V)>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        self.lookup(key).map(|node| node.pair())
+    }
+
     /// For each level the last node of which `before` says yes; it says yes to a prefix of keys.
     fn seek(&self, mut before: impl FnMut(&K) -> bool) -> Preds<K, V> {
         let mut preds = [None; LEVELS_MAX];
@@ -224,40 +216,6 @@ impl<K: Ord, V> FarSkipList<K, V> {
             stop = next;
         }
         None
-    }
-
-    /// The value of a key.
-    #[must_use]
-    pub fn get<Q>(&self, key: &Q) -> Option<&V>
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-    {
-        let node = self.lookup(key)?;
-        // SAFETY: an initialised pair; `&self` keeps the list as it is.
-        Some(unsafe { &(*node.pair()).1 })
-    }
-
-    /// The value of a key, for changing it in place.
-    #[must_use]
-    pub fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-    {
-        let node = self.lookup(key)?;
-        // SAFETY: an initialised pair; `&mut self` makes this the only reference.
-        Some(unsafe { &mut (*node.pair()).1 })
-    }
-
-    /// Whether a key is there.
-    #[must_use]
-    pub fn contains_key<Q>(&self, key: &Q) -> bool
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-    {
-        self.lookup(key).is_some()
     }
 
     /// The pairs whose keys are in a range, in key order.
@@ -391,4 +349,4 @@ impl<K, V> Cursor<K, V> for Walk<K, V> {
 }
 
 map_traits!(FarSkipList, ListIter);
-cursor_iterators!(FarSkipList, Walk, ListIter, ListRange);
+linked_map!(FarSkipList, Walk, ListIter, ListRange);
