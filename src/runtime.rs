@@ -428,7 +428,7 @@ impl Heap {
     /// down.
     #[must_use]
     pub fn memory_of_arenas(&self) -> Vec<TierMemory> {
-        self.while_running(FarArenas::memory_of_arenas).unwrap_or_default()
+        self.while_running(|arenas| arenas.arenas().memory()).unwrap_or_default()
     }
 
     /// What the process's local memory is for now, by jemalloc's account: that of all that is not far, but for
@@ -559,33 +559,33 @@ impl Deref for Heap {
 
 impl ExtentSource for Region {
     fn base(&self) -> usize {
-        Region::base(self)
+        self.extents().base()
     }
 
     fn span(&self) -> usize {
-        Region::span(self)
+        self.extents().span()
     }
 
     fn reserve(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
-        self.reserve_extent(len, align)
+        self.extents().reserve(len, align)
     }
 
     fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<Edges> {
-        let (head, tail) = self.commit_extent(ptr, len)?;
+        let (head, tail) = self.extents().commit(ptr, len)?;
         Some(Edges { head, tail })
     }
 
     unsafe fn clear(&self, ptr: NonNull<u8>, len: ByteCount) {
         // SAFETY: as the caller promises.
-        unsafe { self.clear_extent(ptr, len) }
+        unsafe { self.extents().clear(ptr, len) }
     }
 
     fn decommit(&self, ptr: NonNull<u8>, len: ByteCount) {
-        self.decommit_extent(ptr, len);
+        self.extents().decommit(ptr, len);
     }
 
     fn release(&self, ptr: NonNull<u8>, len: ByteCount) {
-        self.release_extent(ptr, len);
+        self.extents().release(ptr, len);
     }
 
     #[cfg(feature = "segment")]

@@ -19,53 +19,38 @@
 //! # Invariants
 //! 1. A tier is never freed, and its address never reused for another one; threads keep it.
 //! 2. Every operation on an arena runs inside an [`Access`] to a cache that is not revoked, or is
-//!    counted in `shared_inside`. So [`close`](FarArenas::close) knows when nobody is inside.
+//!    counted by its [`Entry`]. So [`close`](FarArenas::close) knows when nobody is inside.
 //! 3. Only pointers inside the reservation reach `free` and `reallocate`.
 
 #![expect(unsafe_code, reason = "allocates")]
 
+mod closing;
+
+pub(crate) use closing::ClosedArenas;
+
 use super::accounting::{self, TierMemory};
+use super::arena_set::ArenaSet;
 use super::counts::{self, Counts};
 use super::dirty_bound::DirtyBound;
-use super::far_arena::FarArena;
+use super::entry::{Closed, Entry};
 use super::far_options::{FarArenasOptions, FarArenasStats};
 use super::hooks::{self, ExtentSource};
-use super::jemalloc::{self, Arena, Flags};
+use super::jemalloc::{self, Flags};
 use super::placement::{self, Fill, Tier};
 use super::thread_cache::magazine::{self, SmallClass};
-use super::thread_cache::{
-    self, Access, Allowance, Control, Flush, Revoked, ThreadCache, ThreadCaches,
-};
+use super::thread_cache::{self, Access, Allowance, Flush, ThreadCache, ThreadCaches};
 use crate::base::error::{Error, Result};
 use crate::base::strict_assert;
-use crate::base::sync::{
-    AtomicBool, AtomicU64, AtomicUsize,
-    Ordering::{Relaxed, SeqCst},
-    Rank, Ranked,
-};
+use crate::base::sync::{AtomicU64, Ordering::Relaxed, Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::sys::membarrier;
 use std::alloc::Layout;
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How often [`FarArenas::close`] looks whether all threads have left, and the pause in between:
-/// about five seconds in all.
-const LEAVE_ROUNDS_MAX: u32 = 5_000;
-const LEAVE_PAUSE: Duration = Duration::from_millis(1);
-
-/// Without `membarrier`: longer than any processor keeps a store to itself.
-const STORES_SETTLE: Duration = Duration::from_millis(10);
 
 /// Caches keep at most 1/KEPT_SHARE of the limit, and as much may be dirty.
 const KEPT_SHARE: u64 = 8;
-
-/// No far memory is available: the tier is shut down, or the thread has ended for jemalloc.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Closed;
 
 thread_local! {
     /// How the calling thread's last attempt to give everything free back ended: whether memory was
@@ -91,17 +76,15 @@ struct Place {
 pub(crate) struct FarArenas {
     place: Place,
     options: FarArenasOptions,
-    arenas: Box<[FarArena]>,
+    arenas: ArenaSet,
     /// Keeps the source alive for the hooks; gone once the arenas are.
     source: Ranked<Option<Arc<dyn ExtentSource>>>,
     caches: ThreadCaches,
     /// See [`FarArenasOptions::dirty_max`].
     dirty: DirtyBound,
-    /// Threads inside the shared path.
-    shared_inside: AtomicUsize,
+    entry: Entry,
     /// Bytes through the shared path.
     shared_counts: Counts,
-    closed: AtomicBool,
     out_of_memory: AtomicU64,
     purges: AtomicU64,
 }
@@ -123,10 +106,8 @@ impl FarArenas {
         let _pinned = placement::pin();
         let tier = Tier::new(options.slot);
         let place = Place { base: source.base(), span: source.span(), tier };
-        let arenas = (0..options.arenas)
-            // SAFETY: the tier drops the source after the arenas only.
-            .map(|_| unsafe { FarArena::create(&source, &options) })
-            .collect::<Result<Box<[FarArena]>>>()?;
+        // SAFETY: the tier drops the source after the arenas only.
+        let arenas = unsafe { ArenaSet::create(&source, &options) }?;
         let allowance = Box::leak(Box::new(Allowance::new(options.cache_max.as_usize())));
         Ok(Box::leak(Box::new(FarArenas {
             place,
@@ -135,9 +116,8 @@ impl FarArenas {
             source: Ranked::new(Rank::Leaf, Some(source)),
             caches: ThreadCaches::new(allowance, options.slot),
             dirty: DirtyBound::new(options.dirty_max.0),
-            shared_inside: AtomicUsize::new(0),
+            entry: Entry::new(),
             shared_counts: Counts::new(),
-            closed: AtomicBool::new(false),
             out_of_memory: AtomicU64::new(0),
             purges: AtomicU64::new(0),
         })))
@@ -146,6 +126,17 @@ impl FarArenas {
     /// First address of the tier's reservation, and the one behind its last.
     pub(super) fn bounds(&self) -> (usize, usize) {
         (self.place.base, self.place.base + self.place.span)
+    }
+
+    /// The arenas.
+    pub(crate) fn arenas(&self) -> &ArenaSet {
+        &self.arenas
+    }
+
+    /// What threads keep.
+    #[cfg(test)]
+    pub(super) fn caches(&self) -> &ThreadCaches {
+        &self.caches
     }
 
     /// The tier's name.
@@ -208,44 +199,12 @@ impl FarArenas {
         if fill == Fill::Zero && layout.size() > magazine::SMALL_MAX {
             // Pages of it may have been evicted: those are not brought back to be cleared.
             // SAFETY: the block has `size` bytes and is nobody else's.
-            unsafe { self.clear(ptr, layout.size()) };
+            unsafe { self.arenas.clear(ptr, layout.size()) };
         } else if fill == Fill::Zero {
             // SAFETY: the block has `size` bytes and is nobody else's.
             unsafe { ptr.write_bytes(0, layout.size()) };
         }
         Ok(ptr)
-    }
-
-    /// Makes a block of the tier, or a part of one, read as zero; may wait for a device.
-    ///
-    /// # Safety
-    /// The caller alone uses the range, and needs nothing of what it holds.
-    pub(super) unsafe fn clear(&self, ptr: *mut u8, len: usize) {
-        let Some(ptr) = NonNull::new(ptr).filter(|_| len > 0) else { return };
-        // SAFETY: as the caller promises; the range is part of an allocation. All arenas have the
-        // same source.
-        unsafe { self.arenas[0].hooks().clear(ptr, len) }
-    }
-
-    /// Makes a block read as zero that jemalloc has just handed out.
-    ///
-    /// # Safety
-    /// The block has `size` bytes, is nobody else's, and was allocated by this thread, which has
-    /// forgotten before what was committed earlier.
-    unsafe fn clear_new(&self, ptr: *mut u8, size: usize) {
-        let committed = hooks::take_committed();
-        // Above the sizes that share extents: other threads may have used, and freed, a small block
-        // of an extent that was committed for this one.
-        let large = size > magazine::SMALL_MAX;
-        let old = committed.filter(|_| large).and_then(|all| all.old_parts(ptr.addr(), size));
-        let Some(old) = old else {
-            // SAFETY: as the caller promises.
-            return unsafe { self.clear(ptr, size) };
-        };
-        for (start, len) in old {
-            // SAFETY: a part of the block.
-            unsafe { self.clear(ptr.with_addr(start), len) }
-        }
     }
 
     /// Frees far memory.
@@ -343,8 +302,8 @@ impl FarArenas {
     pub(crate) fn stats(&self) -> FarArenasStats {
         FarArenasStats {
             allocated: self.in_use(),
-            committed: ByteCount(self.arenas.iter().map(FarArena::committed).sum()),
-            commits_refused: self.arenas.iter().map(FarArena::refused).sum(),
+            committed: self.arenas.committed(),
+            commits_refused: self.arenas.refused(),
             out_of_memory: self.out_of_memory.load(Relaxed),
             purges: self.purges.load(Relaxed),
         }
@@ -354,7 +313,7 @@ impl FarArenas {
     /// free when there is too much of it. To be called every 100 ms or so, from one thread that
     /// never touches far memory.
     pub(crate) fn maintain(&self) {
-        if self.closed.load(Relaxed) {
+        if self.entry.is_closed() {
             return;
         }
         let some_have_too_much = self.caches.some_have_too_much();
@@ -363,7 +322,7 @@ impl FarArenas {
             cache.has_become_idle() | (some_have_too_much && cache.has_too_much())
         };
         self.flush_caches(choose, Flush::All);
-        self.arenas.iter().for_each(|far| far.arena().decay());
+        self.arenas.decay();
         self.bound_dirty(self.dirty.most());
     }
 
@@ -372,8 +331,8 @@ impl FarArenas {
         // What is committed and not in use bounds what is dirty, without asking jemalloc.
         let stats = self.stats();
         let free = stats.committed.get().saturating_sub(stats.allocated.get());
-        if free > most && self.dirty().get() > most {
-            self.purge();
+        if free > most && self.arenas.dirty().get() > most {
+            self.arenas.purge();
             self.purges.fetch_add(1, Relaxed);
         }
     }
@@ -398,57 +357,36 @@ impl FarArenas {
     /// For a source that is short of memory: gives back what is free, large blocks of caches included,
     /// if that is more than `least`. To be called from the thread that [maintains](Self::maintain).
     pub(crate) fn give_back(&self, least: ByteCount) {
-        if self.closed.load(Relaxed) {
+        if self.entry.is_closed() {
             return;
         }
         if self.caches.room() > least {
             self.flush_caches(|_| true, Flush::Large);
         }
-        if self.dirty() > least {
-            self.purge();
+        if self.arenas.dirty() > least {
+            self.arenas.purge();
             self.purges.fetch_add(1, Relaxed);
         }
     }
 
-    /// Whether an arena of jemalloc is one of the tier.
-    pub(super) fn owns(&self, arena: Arena) -> bool {
-        self.arenas.iter().any(|far| far.arena() == arena)
-    }
-
-    /// Bytes of address space that jemalloc takes for resident in the tier, as of its last epoch.
-    pub(super) fn seems_resident(&self) -> ByteCount {
-        ByteCount(self.arenas.iter().map(FarArena::seems_resident).sum())
-    }
-
     /// What the memory of the tier is for now, but for the far memory that is resident.
     pub(crate) fn memory(&self) -> TierMemory {
-        let of_arenas = accounting::sum(self.memory_of_arenas().into_iter());
+        let of_arenas = accounting::sum(self.arenas.memory().into_iter());
         TierMemory { allocated_bytes: self.in_use(), ..of_arenas }
-    }
-
-    /// The same for each arena.
-    pub(crate) fn memory_of_arenas(&self) -> Vec<TierMemory> {
-        accounting::look();
-        self.arenas.iter().map(FarArena::memory).collect()
     }
 
     /// Gives back all that is free now, what caches keep included.
     pub(crate) fn give_all_back(&self) {
-        if !self.closed.load(Relaxed) {
+        if !self.entry.is_closed() {
             self.flush_caches(|_| true, Flush::All);
-            self.purge();
+            self.arenas.purge();
         }
     }
 
-    #[cfg(feature = "segment")]
     /// Where the tier's memory is from; `None`: it has ended.
+    #[cfg(feature = "segment")]
     pub(super) fn source(&self) -> Option<Arc<dyn ExtentSource>> {
         self.source.lock().clone()
-    }
-
-    /// Gives back all that is free in the arenas now.
-    pub(crate) fn purge(&self) {
-        self.arenas.iter().for_each(|far| far.arena().purge());
     }
 
     /// Opens the calling thread's cache; `None`: take the shared path.
@@ -463,66 +401,11 @@ impl FarArenas {
     pub(super) fn claim_cache(
         &'static self,
     ) -> std::result::Result<Option<&'static ThreadCache>, Closed> {
-        let _inside = self.enter_shared()?;
+        let _inside = self.entry.enter()?;
         let make = |index, allowance| {
-            ThreadCache::of_arena(self.arena_of(index).arena().index(), allowance)
+            ThreadCache::of_arena(self.arenas.of_index(index).arena().index(), allowance)
         };
         Ok(self.caches.claim(make))
-    }
-
-    /// Closes the tier: nobody allocates from it any more, unless what is returned is dropped.
-    ///
-    /// # Errors
-    /// [`Error::InUse`] when allocations exist, or a thread does not leave for five seconds; the
-    /// tier then goes on as before.
-    pub(crate) fn close(&self) -> Result<ClosedArenas<'_>> {
-        let mut control = None;
-        let _ = wait(|| {
-            control = self.caches.take_control();
-            control.is_some()
-        });
-        let Some(control) = control else {
-            return Err(Error::InUse { bytes: self.in_use() });
-        };
-        // From here on dropped, also on the way out.
-        let mut closed = ClosedArenas { arenas: self, caches: Vec::new(), _control: control };
-        self.closed.store(true, SeqCst);
-        let alone = self.wait_until_alone();
-        let bytes = self.in_use();
-        let (Some(caches), ByteCount::ZERO) = (alone, bytes) else {
-            return Err(Error::InUse { bytes });
-        };
-        closed.caches = caches;
-        Ok(closed)
-    }
-
-    /// Revokes all caches and waits until no thread is inside the tier; returns what is inside the
-    /// caches then. `None`: a thread does not leave.
-    fn wait_until_alone(&self) -> Option<Vec<Revoked<'static>>> {
-        // A thread that claims a cache is counted in the shared path: once that is empty, `caches` is complete.
-        if !wait(|| self.shared_inside.load(SeqCst) == 0) {
-            return None;
-        }
-        self.caches.iter().for_each(ThreadCache::revoke);
-        settle();
-        let _pinned = placement::pin();
-        let mut caches = Vec::with_capacity(self.caches.iter().count());
-        for cache in self.caches.iter() {
-            // An owner that looks whether the cache is still revoked seems to be inside, but not to who
-            // has found the cache empty before: each is asked until then and no further.
-            let is_empty = wait(|| {
-                // SAFETY: revoked, with a barrier since, and not asked again once it is empty; the
-                // cache is restored after `close` has dropped these.
-                let revoked = unsafe { cache.access_revoked() };
-                let is_empty = revoked.is_some();
-                caches.extend(revoked);
-                is_empty
-            });
-            if !is_empty {
-                return None;
-            }
-        }
-        wait(|| self.shared_inside.load(SeqCst) == 0).then_some(caches)
     }
 
     /// Empties the caches that `choose` selects, unless their owners are inside or somebody else
@@ -532,7 +415,7 @@ impl FarArenas {
             return;
         };
         // Else this thread slept meanwhile; the caches are empty, and revoked for good.
-        if !self.closed.load(SeqCst) {
+        if !self.entry.is_closed() {
             control.flush(choose, what);
         }
     }
@@ -543,7 +426,7 @@ impl FarArenas {
             access.flush(Flush::All);
         }
         self.flush_caches(|_| true, Flush::All);
-        self.purge();
+        self.arenas.purge();
         // A refusal before the purge says nothing about now.
         hooks::take_commit_refused();
     }
@@ -571,7 +454,7 @@ impl FarArenas {
         if fill == Fill::Zero {
             drop(access);
             // SAFETY: allocated just now, and forgotten above what was committed before.
-            unsafe { self.clear_new(ptr, layout.size()) };
+            unsafe { self.arenas.clear_new(ptr, layout.size()) };
         }
         Ok(ptr)
     }
@@ -608,7 +491,7 @@ impl FarArenas {
     ) -> std::result::Result<*mut u8, Closed> {
         let size = magazine::fitting_size(layout);
         let flags = self.shared_flags().aligned(size, layout.align());
-        let inside = self.enter_shared()?;
+        let inside = self.entry.enter()?;
         if fill == Fill::Zero {
             hooks::take_committed();
         }
@@ -620,7 +503,7 @@ impl FarArenas {
         drop(inside);
         if !ptr.is_null() && fill == Fill::Zero {
             // SAFETY: as in `allocate_missed`.
-            unsafe { self.clear_new(ptr, layout.size()) };
+            unsafe { self.arenas.clear_new(ptr, layout.size()) };
         }
         Ok(ptr)
     }
@@ -630,7 +513,7 @@ impl FarArenas {
         let size = magazine::fitting_size(layout);
         let flags = self.shared_flags().aligned(size, layout.align());
         // Not refused when the tier is closing: that `ptr` exists will stop it.
-        let _inside = SharedInside::new(&self.shared_inside);
+        let _inside = self.entry.enter_even_if_closed();
         // SAFETY: as the caller promises; the flags name no cache.
         unsafe { jemalloc::free(ptr, size, flags) };
         self.shared_counts.freed(layout.size());
@@ -640,7 +523,7 @@ impl FarArenas {
     #[cold]
     unsafe fn reallocate_shared(&'static self, ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
         // Not refused when the tier is closing, as in `free_shared`.
-        let _inside = SharedInside::new(&self.shared_inside);
+        let _inside = self.entry.enter_even_if_closed();
         let flags = self.shared_flags();
         // SAFETY: as the caller promises; the flags name no cache.
         let moved =
@@ -672,20 +555,7 @@ impl FarArenas {
     }
 
     fn shared_flags(&self) -> Flags {
-        Flags::uncached(self.arena_of(0).arena().index())
-    }
-
-    /// Enters the shared path.
-    fn enter_shared(&self) -> std::result::Result<SharedInside<'_>, Closed> {
-        let inside = SharedInside::new(&self.shared_inside);
-        // Sequentially consistent with `close`: either it sees us inside, or we see it closed.
-        if self.closed.load(SeqCst) { Err(Closed) } else { Ok(inside) }
-    }
-
-    /// What caches have room for.
-    #[cfg(test)]
-    pub(super) fn cache_room(&self) -> ByteCount {
-        self.caches.room()
+        Flags::uncached(self.arenas.of_index(0).arena().index())
     }
 
     /// What the calling thread's cache keeps of large blocks.
@@ -694,108 +564,15 @@ impl FarArenas {
         self.access().map_or(0, |mut access| access.large_bytes())
     }
 
-    /// Becomes the thread that may revoke caches; `None` while another one is.
-    #[cfg(test)]
-    pub(super) fn take_control(&self) -> Option<Control<'_>> {
-        self.caches.take_control()
-    }
-
     /// Bytes allocated and not freed.
     fn in_use(&self) -> ByteCount {
         let of_slots = || self.caches.iter().map(|cache| cache.counts());
         ByteCount(counts::in_use(|| of_slots().chain([&self.shared_counts])))
-    }
-
-    /// Bytes that are free and not yet given back.
-    fn dirty(&self) -> ByteCount {
-        jemalloc::advance_epoch();
-        let pages = |far: &FarArena| far.arena().pages().map_or(0, |pages| pages.dirty);
-        ByteCount((self.arenas.iter().map(pages).sum::<usize>() * jemalloc::PAGE) as u64)
-    }
-
-    fn arena_of(&self, index: usize) -> &FarArena {
-        &self.arenas[index % self.arenas.len()]
     }
 }
 
 impl fmt::Debug for FarArenas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.tier().fmt(f)
-    }
-}
-
-/// A tier that is closed: nothing of it is allocated, and nobody is inside. Open again when this is
-/// dropped.
-pub(crate) struct ClosedArenas<'a> {
-    arenas: &'a FarArenas,
-    caches: Vec<Revoked<'static>>,
-    _control: Control<'a>,
-}
-
-impl ClosedArenas<'_> {
-    /// Ends the tier: destroys its arenas, so that the source gets all its ranges back.
-    ///
-    /// # Errors
-    /// [`Error::Jemalloc`] when jemalloc keeps an arena.
-    pub(crate) fn end(mut self) -> Result<()> {
-        let caches = std::mem::take(&mut self.caches);
-        let arenas = self.arenas;
-        std::mem::forget(self); // Never open again; nobody has to have the control any more.
-        // SAFETY: the tier stays closed from here on, and nobody restores the caches of a closed one.
-        caches.into_iter().for_each(|cache| unsafe { cache.close() });
-        for far in &arenas.arenas {
-            // SAFETY: nothing is allocated, no thread is inside or can enter, and no cache is
-            // left.
-            unsafe { far.destroy() }?;
-        }
-        let source = arenas.source.lock().take();
-        drop(source);
-        Ok(())
-    }
-}
-
-impl Drop for ClosedArenas<'_> {
-    fn drop(&mut self) {
-        self.caches.clear();
-        self.arenas.closed.store(false, SeqCst);
-        self.arenas.caches.iter().for_each(ThreadCache::restore);
-    }
-}
-
-/// A thread inside the shared path.
-struct SharedInside<'a> {
-    count: &'a AtomicUsize,
-}
-
-impl SharedInside<'_> {
-    fn new(count: &AtomicUsize) -> SharedInside<'_> {
-        count.fetch_add(1, SeqCst);
-        SharedInside { count }
-    }
-}
-
-impl Drop for SharedInside<'_> {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, SeqCst);
-    }
-}
-
-/// Waits until `done`, for a bounded time; returns whether it was.
-fn wait(mut done: impl FnMut() -> bool) -> bool {
-    for _ in 0..LEAVE_ROUNDS_MAX {
-        if done() {
-            return true;
-        }
-        // Threads that leave have no one to tell: their path has no room for it.
-        std::thread::sleep(LEAVE_PAUSE);
-    }
-    false
-}
-
-/// Makes the revocations so far visible to all threads, and their `busy` to this one.
-fn settle() {
-    if !membarrier::on_all_threads() {
-        // There is no other way to wait for another processor's stores.
-        std::thread::sleep(STORES_SETTLE);
     }
 }

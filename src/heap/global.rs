@@ -186,7 +186,7 @@ unsafe fn free_elsewhere(ptr: *mut u8, layout: Layout) {
 pub(super) unsafe fn clear(ptr: *mut u8, len: usize) {
     match origin(ptr) {
         // SAFETY: as the caller promises.
-        Origin::Far(arenas) => unsafe { arenas.clear(ptr, len) },
+        Origin::Far(arenas) => unsafe { arenas.arenas().clear(ptr, len) },
         // SAFETY: as the caller promises.
         Origin::Local | Origin::Parent => unsafe { ptr.write_bytes(0, len) },
     }

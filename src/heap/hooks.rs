@@ -200,6 +200,14 @@ impl Hooks {
         self.born.is_here()
     }
 
+    fn reserve(&self, len: usize, align: usize) -> Option<NonNull<u8>> {
+        self.source().reserve(ByteCount(len as u64), ByteCount(align as u64))
+    }
+
+    fn release(&self, ptr: NonNull<u8>, len: usize) {
+        self.source().release(ptr, ByteCount(len as u64));
+    }
+
     fn commit(&self, ptr: NonNull<u8>, len: usize) -> Option<Edges> {
         let Some(edges) = self.source().commit(ptr, ByteCount(len as u64)) else {
             self.refused.fetch_add(1, Relaxed);
@@ -287,15 +295,17 @@ pub(super) fn take_committed() -> Option<Committed> {
     (committed != Committed::NOTHING).then_some(committed)
 }
 
-/// The context of a hook call.
+/// Does what a hook was called for, pinned local; `None` in a forked child, which has nothing of the source.
 ///
 /// # Safety
 /// `hooks` is the table of a living [`Hooks`].
-unsafe fn context<'a>(hooks: *mut extent_hooks_t) -> &'a Hooks {
+unsafe fn serve<T>(hooks: *mut extent_hooks_t, work: impl FnOnce(&Hooks) -> T) -> Option<T> {
+    let _pinned = placement::pin();
     // SAFETY:
     // - Only tables inside a `Hooks`, at its start (repr C), are given to jemalloc.
     // - The tier keeps them until the arena is destroyed; all fields are shared-access safe.
-    unsafe { &*hooks.cast::<Hooks>() }
+    let this = unsafe { &*hooks.cast::<Hooks>() };
+    this.is_here().then(|| work(this))
 }
 
 /// Address of `[addr + offset ..)`; jemalloc never passes null.
@@ -312,24 +322,23 @@ unsafe extern "C" fn alloc(
     commit: *mut bool,
     _arena: c_uint,
 ) -> *mut c_void {
-    let _pinned = placement::pin();
-    // SAFETY: called by jemalloc with the table of a living `Hooks`.
-    let this = unsafe { context(hooks) };
     // A wish for a certain address is a wish for growth in place, which the arena's retained
     // extents serve; invariant 3 for the second condition.
-    if !new_addr.is_null() || take_commit_refused() || !this.is_here() {
+    if !new_addr.is_null() || take_commit_refused() {
         return ptr::null_mut();
     }
-    let (len, align) = (ByteCount(size as u64), ByteCount(align as u64));
-    let Some(ptr) = this.source().reserve(len, align) else {
-        return ptr::null_mut();
-    };
     // SAFETY: jemalloc passes a valid pointer.
     let wants_commit = unsafe { commit.read() };
-    if wants_commit && this.commit(ptr, size).is_none() {
-        this.source().release(ptr, len);
-        return ptr::null_mut();
-    }
+    let reserve = |this: &Hooks| {
+        let ptr = this.reserve(size, align)?;
+        if wants_commit && this.commit(ptr, size).is_none() {
+            this.release(ptr, size);
+            return None;
+        }
+        Some(ptr)
+    };
+    // SAFETY: called by jemalloc with the table of a living `Hooks`.
+    let Some(ptr) = unsafe { serve(hooks, reserve) }.flatten() else { return ptr::null_mut() };
     // SAFETY: jemalloc passes a valid pointer. Nobody asks it for zeroed memory (invariant 4).
     unsafe { zero.write(true) };
     ptr.as_ptr().cast()
@@ -345,26 +354,26 @@ unsafe extern "C" fn alloc_metadata(
     commit: *mut bool,
     _arena: c_uint,
 ) -> *mut c_void {
-    let _pinned = placement::pin();
+    if !new_addr.is_null() {
+        return ptr::null_mut();
+    }
+    let reserve = |this: &Hooks| {
+        let ptr = this.reserve(size, align)?;
+        let Some(Edges { head, tail }) = this.commit(ptr, size) else {
+            this.release(ptr, size);
+            return None;
+        };
+        // jemalloc asks for multiples of 2 MiB, at such addresses: a region's pages are never larger, so
+        // that none is shared, and nothing is cleared.
+        for (from, len) in [(0, head), (size - tail, tail)].into_iter().filter(|(_, len)| *len > 0)
+        {
+            // SAFETY: inside of the range, which is nobody's yet.
+            unsafe { this.clear(at(ptr.as_ptr().cast(), from), len) };
+        }
+        Some(ptr)
+    };
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
-    let this = unsafe { context(hooks) };
-    if !new_addr.is_null() || !this.is_here() {
-        return ptr::null_mut();
-    }
-    let (len, align) = (ByteCount(size as u64), ByteCount(align as u64));
-    let Some(ptr) = this.source().reserve(len, align) else {
-        return ptr::null_mut();
-    };
-    let Some(Edges { head, tail }) = this.commit(ptr, size) else {
-        this.source().release(ptr, len);
-        return ptr::null_mut();
-    };
-    // jemalloc asks for multiples of 2 MiB, at such addresses: a region's pages are never larger, so
-    // that none is shared, and nothing is cleared.
-    for (from, len) in [(0, head), (size - tail, tail)].into_iter().filter(|(_, len)| *len > 0) {
-        // SAFETY: inside of the range, which is nobody's yet.
-        unsafe { this.clear(at(ptr.as_ptr().cast(), from), len) };
-    }
+    let Some(ptr) = unsafe { serve(hooks, reserve) }.flatten() else { return ptr::null_mut() };
     // SAFETY: jemalloc passes a valid pointer.
     unsafe { zero.write(true) };
     // SAFETY: jemalloc passes a valid pointer.
@@ -378,15 +387,10 @@ unsafe extern "C" fn dalloc_metadata(
     addr: *mut c_void,
     size: usize,
     _committed: bool,
-    _arena: c_uint,
+    arena: c_uint,
 ) -> bool {
-    let _pinned = placement::pin();
-    // SAFETY: called by jemalloc with the table of a living `Hooks`.
-    let this = unsafe { context(hooks) };
-    if this.is_here() {
-        this.decommit(at(addr, 0), size);
-        this.source().release(at(addr, 0), ByteCount(size as u64));
-    }
+    // SAFETY: as for this function. Metadata is always committed.
+    unsafe { destroy(hooks, addr, size, true, arena) };
     false
 }
 
@@ -408,16 +412,14 @@ unsafe extern "C" fn destroy(
     committed: bool,
     _arena: c_uint,
 ) {
-    let _pinned = placement::pin();
+    let give_back = |this: &Hooks| {
+        if committed {
+            this.decommit(at(addr, 0), size);
+        }
+        this.release(at(addr, 0), size);
+    };
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
-    let this = unsafe { context(hooks) };
-    if !this.is_here() {
-        return;
-    }
-    if committed {
-        this.decommit(at(addr, 0), size);
-    }
-    this.source().release(at(addr, 0), ByteCount(size as u64));
+    let _ = unsafe { serve(hooks, give_back) };
 }
 
 /// Returns whether it failed, as jemalloc wants it.
@@ -429,14 +431,13 @@ unsafe extern "C" fn commit(
     len: usize,
     _arena: c_uint,
 ) -> bool {
-    let _pinned = placement::pin();
+    let commit = |this: &Hooks| this.commit(at(addr, offset), len);
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
-    let this = unsafe { context(hooks) };
-    let done = this.is_here() && this.commit(at(addr, offset), len).is_some();
-    if !done {
+    let is_refused = unsafe { serve(hooks, commit) }.flatten().is_none();
+    if is_refused {
         note_commit_refused();
     }
-    !done
+    is_refused
 }
 
 /// Never fails.
@@ -448,12 +449,9 @@ unsafe extern "C" fn decommit(
     len: usize,
     _arena: c_uint,
 ) -> bool {
-    let _pinned = placement::pin();
+    let decommit = |this: &Hooks| this.decommit(at(addr, offset), len);
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
-    let this = unsafe { context(hooks) };
-    if this.is_here() {
-        this.decommit(at(addr, offset), len);
-    }
+    let _ = unsafe { serve(hooks, decommit) };
     false
 }
 

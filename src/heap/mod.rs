@@ -5,8 +5,8 @@
 //! value (`droppable`); [`scope()`] decides for a thread (`scope`, `placement`);
 //! [`c_malloc`] is for callers that free without a size. Local memory is jemalloc's, with a cache of large
 //! blocks in front of it (`local`). Far memory comes from the installed tiers (`tiers`), each a
-//! [`FarArenas`] (`far_arenas`): arenas (`far_arena`), what threads keep of them (`thread_cache`), a bound on
-//! what is dirty (`dirty_bound`), extent hooks onto an [`ExtentSource`] (`hooks`), and all of jemalloc's
+//! [`FarArenas`] (`far_arenas`, which `entry` lets threads into): arenas (`arena_set`, `far_arena`), what
+//! threads keep of them (`thread_cache`), a bound on what is dirty (`dirty_bound`), extent hooks onto an [`ExtentSource`] (`hooks`), and all of jemalloc's
 //! controls (`jemalloc`). `accounting` says what the memory of a tier is for.
 //!
 //! # Invariants
@@ -20,10 +20,12 @@
 mod accounting;
 #[cfg(feature = "segment")]
 mod advice;
+mod arena_set;
 pub mod c_malloc;
 mod counts;
 mod dirty_bound;
 mod droppable;
+mod entry;
 mod far_arena;
 mod far_arenas;
 mod far_options;

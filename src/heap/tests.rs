@@ -481,10 +481,10 @@ fn a_heap_ends_while_a_thread_asks_for_far_memory() {
 #[test]
 fn asking_for_the_control_that_another_thread_has_does_not_free_it() {
     let running = start_default();
-    let control = running.arenas.take_control();
+    let control = running.arenas.caches().take_control();
     assert!(control.is_some());
-    assert!(running.arenas.take_control().is_none());
-    assert!(running.arenas.take_control().is_none(), "the refusal freed it");
+    assert!(running.arenas.caches().take_control().is_none());
+    assert!(running.arenas.caches().take_control().is_none(), "the refusal freed it");
     drop(control);
     running.stop();
 }
@@ -573,7 +573,7 @@ fn threads_that_exit_leave_nothing_behind() {
         .join()
         .expect("the thread asserts nothing false");
     }
-    running.arenas.purge();
+    running.arenas.arenas().purge();
     assert_eq!(running.source.committed(), ByteCount::ZERO);
     running.stop();
 }
@@ -769,7 +769,7 @@ proptest! {
                     blocks.swap_remove(which % blocks.len());
                 }
                 Step::Maintain => running.arenas.maintain(),
-                Step::Purge => running.arenas.purge(),
+                Step::Purge => running.arenas.arenas().purge(),
                 Step::Resize { .. } | Step::Free { .. } => {}
             }
             let far = blocks.iter().filter(|block| block.is_far());

@@ -252,7 +252,7 @@ pub(crate) fn maintain_local() {
 
 /// Does something for each arena of local memory.
 fn for_local_arenas(each: impl FnMut(Arena)) {
-    let is_local = |arena: &Arena| !all_known().any(|tier| tier.owns(*arena));
+    let is_local = |arena: &Arena| !all_known().any(|tier| tier.arenas().owns(*arena));
     jemalloc::arenas().into_iter().flatten().filter(is_local).for_each(each);
 }
 
@@ -270,8 +270,11 @@ pub(crate) fn give_local_back(least: ByteCount) {
 /// Resident bytes that jemalloc holds for local memory, its metadata included.
 pub(crate) fn local_resident() -> ByteCount {
     jemalloc::advance_epoch();
-    let of_tiers =
-        if is_left_to_parent() { 0 } else { all_known().map(|t| t.seems_resident().0).sum() };
+    let of_tiers = if is_left_to_parent() {
+        0
+    } else {
+        all_known().map(|t| t.arenas().seems_resident().0).sum()
+    };
     let all = jemalloc::resident().unwrap_or_default();
     ByteCount(all.0.saturating_sub(of_tiers))
 }
@@ -282,7 +285,7 @@ pub(crate) fn local_memory() -> TierMemory {
     let mut of_arenas = TierMemory::default();
     for_local_arenas(|arena| of_arenas = of_arenas.plus(&TierMemory::of_arena(arena)));
     let pages = of_arenas.active_bytes.0 + of_arenas.dirty_bytes.0;
-    let far: u64 = all_known().map(|tier| tier.seems_resident().0).sum();
+    let far: u64 = all_known().map(|tier| tier.arenas().seems_resident().0).sum();
     // Of the tree of addresses what has been written is resident: a page for 2 MiB of extents.
     let tree = jemalloc::address_tree().unwrap_or_default().0;
     let untouched = tree.saturating_sub((pages + far) / TREE_SHARE);

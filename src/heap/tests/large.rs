@@ -117,11 +117,11 @@ fn a_thousand_threads_keep_less_than_64_mib_and_nothing_once_they_sleep() {
             builder.spawn_scoped(threads, work).expect("the machine has threads");
         }
         freed.wait();
-        let kept = running.arenas.cache_room().0 + local::cache_room().0;
+        let kept = running.arenas.caches().room().0 + local::cache_room().0;
         // The first round notes what the threads have done, the second finds them idle.
         running.maintain();
         running.maintain();
-        let later = (running.arenas.cache_room(), local::cache_room());
+        let later = (running.arenas.caches().room(), local::cache_room());
         woken.wait();
         assert!(kept > 1 << 20, "{kept}: nothing was kept");
         assert!(kept < 64 << 20, "{} MiB are kept", kept >> 20);
@@ -162,7 +162,7 @@ fn caches_follow_a_limit_that_is_set_lower() {
         running.arenas.follow_limit(ByteCount::mib(8), 1);
         drop(block(1 << 10)); // Not idle.
         running.arenas.maintain();
-        assert!(running.arenas.cache_room() <= ByteCount::mib(1));
+        assert!(running.arenas.caches().room() <= ByteCount::mib(1));
         drop(block(8 << 20));
         assert_eq!(large_bytes(&running, Placement::Far), 0, "it is larger than all may keep");
         running.arenas.follow_limit(ByteCount::gib(8), 1);

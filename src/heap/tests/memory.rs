@@ -58,7 +58,7 @@ fn memory_says_what_blocks_and_pages_are_for() {
     assert_eq!(now.large_bytes, ByteCount::mib(10));
     assert!(now.active_bytes.0 >= now.small_bytes.0 + now.large_bytes.0, "{now}");
     assert!(now.active_bytes.0 + now.dirty_bytes.0 <= running.source.committed().0, "{now}");
-    let of_arenas = running.arenas.memory_of_arenas();
+    let of_arenas = running.arenas.arenas().memory();
     let sum = |field: fn(&TierMemory) -> ByteCount| {
         ByteCount(of_arenas.iter().map(|one| field(one).0).sum())
     };
@@ -87,7 +87,7 @@ fn what_is_dirty_is_bounded_though_nobody_maintains_the_tier() {
             block.check(1);
             drop(block);
         }
-        let (memory, caches) = (running.arenas.memory(), running.arenas.cache_room());
+        let (memory, caches) = (running.arenas.memory(), running.arenas.caches().room());
         assert!(memory.dirty_bytes <= dirty_max, "{memory}{caches} in caches");
     }
     assert!(running.arenas.stats().purges > 0);

@@ -205,9 +205,9 @@ fn caches_of_all_tiers_keep_no_more_than_those_of_one() {
             let place = Place(Some(arenas.tier()));
             drop([0, 1].map(|seed| place.block(layout(size, 8), seed, false)));
         }
-        assert!(arenas.cache_room() > ByteCount::ZERO, "nothing was kept");
+        assert!(arenas.caches().room() > ByteCount::ZERO, "nothing was kept");
     }
-    let kept: u64 = tiers.iter().map(|arenas| arenas.cache_room().0).sum();
+    let kept: u64 = tiers.iter().map(|arenas| arenas.caches().room().0).sum();
     assert!(kept <= FarArenasOptions::default().cache_max.0, "{} MiB are kept", kept >> 20);
     four.stop();
 }
