@@ -10,6 +10,7 @@ use super::fixed_vec::FixedVec;
 use super::frames::BATCH_MAX;
 use super::guard::{Held, OptimisticGuard, SharedGuard};
 use super::latch::HeldWord;
+use super::page_table::PageTable;
 use crate::base::error::Result;
 use crate::base::units::PageId;
 
@@ -17,7 +18,7 @@ use crate::base::units::PageId;
 /// level takes beside everything else.
 const AHEAD: usize = 32;
 
-/// Asks the processor for the line of cache at `place`, which need not be mapped.
+/// Prefetches the cache line at `place`, which need not be mapped.
 #[inline]
 fn ask_for<T>(place: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -28,6 +29,17 @@ fn ask_for<T>(place: *const T) {
     };
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = place;
+}
+
+/// Tells the processor that these pages are about to be read around `at`.
+fn announce(table: &PageTable, pages: &[PageId], at: usize) {
+    let at = at.min(table.page_bytes() - 1);
+    for page in pages {
+        if let Some(latch) = table.get(*page) {
+            ask_for(latch);
+            ask_for(table.ptr_of(latch).wrapping_add(at));
+        }
+    }
 }
 
 impl BufferPool {
@@ -71,12 +83,28 @@ impl BufferPool {
         mut read: impl FnMut(OptimisticGuard<'_>) -> T,
         mut each: impl FnMut(usize, T),
     ) -> Result<()> {
+        let table = &self.frames.table;
         let mut first = 0;
-        self.announce(&pages[..pages.len().min(AHEAD)], at);
+        announce(table, &pages[..pages.len().min(AHEAD)], at);
         for group in pages.chunks(AHEAD) {
             let next = pages.len().min(first + AHEAD);
-            self.announce(&pages[next..pages.len().min(next + AHEAD)], at);
-            self.read_announced(group, first, &mut read, &mut each)?;
+            announce(table, &pages[next..pages.len().min(next + AHEAD)], at);
+            let mut absent: FixedVec<_, AHEAD> = FixedVec::new((0, PageId(0)));
+            for (index, page) in (first..).zip(group) {
+                if table.get(*page).is_some_and(|latch| latch.load().is_absent()) {
+                    absent.push((index, *page));
+                } else {
+                    each(index, self.read_optimistic(*page, &mut read)?);
+                }
+            }
+            if !absent.is_empty() {
+                let wanted: Vec<PageId> = absent.iter().map(|(_, page)| *page).collect();
+                // Held until all of them were read.
+                let _guards = self.fix_many(&wanted)?;
+                for (index, page) in &*absent {
+                    each(*index, self.read_optimistic(*page, &mut read)?);
+                }
+            }
             first = next;
         }
         Ok(())
@@ -137,44 +165,5 @@ impl BufferPool {
         if self.loader.prefetch(&self.frames, pages) {
             self.group.wake();
         }
-    }
-
-    /// Tells the processor that these pages are about to be read around `at`.
-    fn announce(&self, pages: &[PageId], at: usize) {
-        let at = at.min(self.frames.table.page_bytes() - 1);
-        for page in pages {
-            if let Some(latch) = self.frames.table.get(*page) {
-                ask_for(latch);
-                ask_for(self.frames.table.ptr_of(latch).wrapping_add(at));
-            }
-        }
-    }
-
-    fn read_announced<T>(
-        &self,
-        pages: &[PageId],
-        first: usize,
-        read: &mut impl FnMut(OptimisticGuard<'_>) -> T,
-        each: &mut impl FnMut(usize, T),
-    ) -> Result<()> {
-        let mut absent: FixedVec<_, AHEAD> = FixedVec::new((0, PageId(0)));
-        for (index, page) in pages.iter().enumerate() {
-            if self.frames.table.get(*page).is_some_and(|latch| latch.load().is_absent()) {
-                absent.push((first + index, *page));
-            } else {
-                each(first + index, self.read_optimistic(*page, &mut *read)?);
-            }
-        }
-        if absent.is_empty() {
-            return Ok(());
-        }
-        let wanted: Vec<PageId> = absent.iter().map(|(_, page)| *page).collect();
-        // Held until all of them were read.
-        let guards = self.fix_many(&wanted)?;
-        for (index, page) in &*absent {
-            each(*index, self.read_optimistic(*page, &mut *read)?);
-        }
-        drop(guards);
-        Ok(())
     }
 }

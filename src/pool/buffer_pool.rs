@@ -52,7 +52,7 @@ pub struct BufferPool {
     pub(super) group: Arc<Group>,
     /// What the group's thread does for this table; taken out while it does.
     chores: Ranked<Chores>,
-    file: Arc<TableFile>,
+    pub(super) file: Arc<TableFile>,
     header: Header,
     write_back: WriteBack,
     evictor: Evictor,
@@ -177,17 +177,6 @@ impl BufferPool {
         self.write_back.show(&mut stats);
         self.donor.show(&mut stats);
         stats
-    }
-
-    /// Checks that pages may be changed.
-    ///
-    /// # Errors
-    /// [`Error::Device`] of a table that is only read.
-    pub(super) fn check_changeable(&self) -> Result<()> {
-        match self.frames.table.is_read_only() {
-            true => Err(self.file.refused("is open to be read only: its pages cannot be changed")),
-            false => Ok(()),
-        }
     }
 
     /// Fixes at the moment: shared holders and exclusive ones of all pages.

@@ -107,6 +107,17 @@ impl TableFile {
         self.store.describe()
     }
 
+    /// Checks that the pages of its table may be changed.
+    ///
+    /// # Errors
+    /// [`Error::Device`] of a table that is only read.
+    pub(super) fn check_changeable(&self, table: &PageTable) -> Result<()> {
+        match table.is_read_only() {
+            true => Err(self.refused("is open to be read only: its pages cannot be changed")),
+            false => Ok(()),
+        }
+    }
+
     /// An error that names the file.
     pub(super) fn refused(&self, reason: impl Into<String>) -> Error {
         Error::Device { path: self.path.clone(), reason: reason.into() }

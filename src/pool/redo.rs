@@ -63,9 +63,9 @@ impl BufferPool {
     /// its pages is in use by itself.
     pub fn fix_buffer_to_overwrite(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
-        self.check_changeable()?;
         let frames = &self.frames;
         let table = &frames.table;
+        self.file.check_changeable(table)?;
         if first < FIRST {
             return Err(table.no_such_page(first));
         }
