@@ -21,7 +21,8 @@
 //! |---|---|
 //! | this one | what happens around a fork, in its order |
 //! | `state`, `children` | what a parent keeps for the children that live |
-//! | `heir`, `legacy`, `entry` | the child's side |
+//! | `heir`, `legacy`, `entry` | what a child has inherited |
+//! | `heir_thread` | serves its faults, and takes pages out |
 //!
 //! Not inherited is a region in in-thread mode, one whose store cannot be read in a child (encrypted,
 //! or of the program's own without [`Store::inherit`](crate::store::Store::inherit)) or is wiped at the
@@ -37,6 +38,7 @@
 pub(in crate::paging) mod children;
 mod entry;
 mod heir;
+mod heir_thread;
 mod legacy;
 pub(in crate::paging) mod state;
 
@@ -254,7 +256,7 @@ impl Part {
             }
             Part::Heir(heir) => heir.legacy(),
         };
-        Heir::start(legacy, birth.into_end())
+        heir_thread::start(legacy, birth.into_end())
     }
 }
 

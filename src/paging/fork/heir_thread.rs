@@ -1,0 +1,311 @@
+//! The thread of an heir: answers the faults of a forked child on what it has inherited.
+//!
+//! `taking_out` is the other half of its work: what leaves when the child has more than its budget.
+#![expect(unsafe_code, reason = "installs pages of the region")]
+
+mod looks;
+mod taking_out;
+
+use crate::base::error::{Error, Result};
+use crate::base::gate::{Closed, LOOK_EVERY};
+use crate::base::local::keep_local;
+use crate::base::units::{PageId, SlotId};
+use crate::paging::diagnostics;
+use crate::paging::fork::entry::{Backing, Entry};
+use crate::paging::fork::heir::Heir;
+use crate::paging::fork::legacy::{Legacy, Needed};
+use crate::store::{Queue, SEGMENTS_MAX};
+use crate::sys;
+use crate::sys::event::poll_readable;
+use crate::sys::fork;
+use crate::sys::signals::SignalsBlocked;
+use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake};
+use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
+use looks::{LOOK_EVERY_MAX, Looks};
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
+
+/// Bytes that are taken out together.
+const BATCH_BYTES: usize = 1 << 20;
+/// Pages that are taken out together at most.
+const BATCH_MAX: usize = SEGMENTS_MAX;
+
+/// In a child that was just forked: serves the faults on what it has inherited from now on. `end` is
+/// its end of the pipe by which its parent knows that it is alive.
+///
+/// # Errors
+/// As [`Heir::new`], and when the thread cannot be started.
+pub(super) fn start(legacy: Legacy, end: OwnedFd) -> Result<Arc<Heir>> {
+    let heir = Heir::new(legacy, end)?;
+    let (begun, has_begun) = channel();
+    let served = Arc::clone(&heir);
+    let _blocked = SignalsBlocked::new();
+    let thread = std::thread::Builder::new().name("farheap-heir".to_owned());
+    let thread = thread.spawn(move || serve(served, begun)).map_err(|error| Error::Os {
+        call: "starting a thread",
+        errno: error.raw_os_error().unwrap_or(sys::EIO),
+    })?;
+    drop(thread);
+    let lost = Error::Os { call: "starting a thread", errno: sys::EIO };
+    has_begun.recv().unwrap_or(Err(lost)).map(|()| heir)
+}
+
+/// The thread of an heir.
+fn serve(heir: Arc<Heir>, begun: Sender<Result<()>>) {
+    let _ours = keep_local();
+    SignalsBlocked::for_good();
+    let mut server = match Server::new(heir) {
+        Ok(server) => server,
+        Err(error) => return drop(begun.send(Err(error))),
+    };
+    drop(begun.send(Ok(())));
+    drop(begun);
+    let run = std::panic::AssertUnwindSafe(|| server.run());
+    let error = match std::panic::catch_unwind(run) {
+        Ok(Err(error)) => error,
+        _ => Error::Os { call: "a handler thread", errno: sys::EIO },
+    };
+    Heir::say(|| diagnostics::fatal("inherited far memory cannot be served any more", &error));
+    std::process::abort();
+}
+
+/// What the thread of an heir works with.
+struct Server {
+    heir: Arc<Heir>,
+    uffd: Uffd,
+    queue: Option<Box<dyn Queue>>,
+    /// Pages are read into the first page, and moved to the others when they leave.
+    frames: Mapping,
+    batch: usize,
+    messages: Vec<Message>,
+    kept: Vec<Message>,
+    looks: Looks,
+    /// All threads of the program have ended.
+    is_ending: bool,
+    write_again: Option<Instant>,
+}
+
+impl Server {
+    fn new(heir: Arc<Heir>) -> Result<Server> {
+        let mut keep: Vec<RawFd> = heir.needed.iter().map(Needed::fd).collect();
+        fork::take_own_table(&mut keep).map_err(sys::refused("close_range"))?;
+        let uffd = heir.pager.mapper().open_again()?;
+        let page_bytes = heir.pager.page_bytes();
+        let batch = (BATCH_BYTES / page_bytes).clamp(1, BATCH_MAX);
+        let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
+        let frames = Mapping::reserve((batch + 1) * page_bytes, HUGE_PAGE, huge)?;
+        uffd.register_unwatched(frames.addr() + page_bytes, batch * page_bytes)?;
+        uffd.register_missing(heir.bell.addr(), KERNEL_PAGE)?;
+        let (start, len) = (heir.pager.table().start(), heir.pager.table().len());
+        register(&uffd, start, len)?;
+        let queue = heir.own().map(|own| own.store().open_queue(1)).transpose()?;
+        Ok(Server {
+            heir,
+            uffd,
+            queue,
+            frames,
+            batch,
+            messages: vec![Message::EMPTY; 64],
+            kept: Vec::new(),
+            looks: Looks::new(),
+            is_ending: false,
+            write_again: None,
+        })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        loop {
+            if self.heir.gate.is_closed(Closed::Evictor) {
+                self.stand_still()?;
+            }
+            let now = Instant::now();
+            if self.looks.next() <= now {
+                self.look(now);
+            }
+            let count = self.read()?;
+            let kept = std::mem::take(&mut self.kept);
+            kept.iter().for_each(|message| self.answer(*message));
+            for at in 0..count {
+                self.answer(self.messages[at]);
+            }
+            if count == 0 && kept.is_empty() {
+                let patience = self.looks.next().saturating_duration_since(Instant::now());
+                let patience = patience.min(LOOK_EVERY_MAX);
+                poll_readable(&[self.uffd.raw_fd()], patience).map_err(waiting)?;
+            }
+        }
+    }
+
+    fn read(&mut self) -> Result<usize> {
+        self.uffd.read(&mut self.messages)
+    }
+
+    /// The process is about to fork.
+    fn stand_still(&mut self) -> Result<()> {
+        let heir = Arc::clone(&self.heir);
+        heir.gate.stand_still(Closed::Evictor, || {
+            let count = self.read()?;
+            for at in 0..count {
+                let message = self.messages[at];
+                let Some(fault) = message.fault() else { continue };
+                if fault.address == heir.bell.addr() {
+                    self.answer(message);
+                } else if heir.gate.is_closed(Closed::All) {
+                    heir.gate.note_fault(fault.thread);
+                    self.kept.push(message);
+                } else {
+                    self.serve(fault.address);
+                }
+            }
+            poll_readable(&[self.uffd.raw_fd()], LOOK_EVERY).map(drop).map_err(waiting)
+        })
+    }
+
+    fn answer(&mut self, message: Message) {
+        if let Some(from) = message.moved_from() {
+            let text = "the program has moved inherited far memory (mremap)";
+            Heir::say(|| diagnostics::broken(format_args!("{text} at {from:#x}")));
+        }
+        let Some(fault) = message.fault() else { return };
+        if fault.address == self.heir.bell.addr() {
+            // SAFETY: the page holds nothing.
+            let _ = unsafe { self.uffd.zeropage(fault.address, KERNEL_PAGE, Wake::Yes) };
+            return;
+        }
+        self.serve(fault.address);
+        self.keep_to_budget();
+    }
+
+    // In.
+
+    /// Brings the page of a fault in.
+    fn serve(&mut self, address: usize) {
+        let page = self.heir.pager.page_at(address);
+        let entry = self.heir.entry(page);
+        if !entry.is_out() || entry.backing() == Backing::Nothing {
+            // A part of the page that was never there, or that the program has dropped; of a page that is
+            // out all parts are zeros, which come one by one.
+            // SAFETY: what is missing there reads as zero.
+            let zeroed = unsafe { self.uffd.zeropage(address, KERNEL_PAGE, Wake::Yes) };
+            self.installed(page, zeroed);
+            return self.note_in(page, entry.came_in());
+        }
+        let read = match entry.backing() {
+            Backing::Frame(frame) => Ok(self.heir.pager.frames().ptr(frame).cast_const()),
+            Backing::Slot { layer, slot } => self.fetch(layer, slot),
+            Backing::Nothing => unreachable!("looked at above"),
+        };
+        match read {
+            Ok(content) => {
+                let copied = self.copy_in(page, content);
+                self.installed(page, copied);
+                let came = match entry.backing() {
+                    Backing::Frame(frame) => {
+                        self.drop_frame(frame);
+                        Entry::in_memory(Backing::Nothing)
+                    }
+                    _ => entry.came_in(),
+                };
+                self.note_in(page, came);
+            }
+            Err(error) => self.lose(page, &error),
+        }
+    }
+
+    /// Reads a slot.
+    fn fetch(&mut self, layer: u16, slot: SlotId) -> Result<*const u8> {
+        let slots = self.heir.slots(layer);
+        let (into, len) = (self.frames.as_ptr(), self.heir.pager.page_bytes());
+        // SAFETY: the first page of `frames` is this thread's, for reads alone; nobody writes the slot:
+        // it is held for this process, or its own.
+        unsafe { slots.store().read_now(slots.offset(slot), into, len) }?;
+        // SAFETY: the page was just read, and nobody else uses it.
+        let bytes = unsafe { std::slice::from_raw_parts(into, len) };
+        if slots.verifies() && slots.hash_bytes(bytes) != slots.hash(slot) {
+            return Err(Error::Corrupt { slot: slot.0 });
+        }
+        Ok(into)
+    }
+
+    /// Copies a page in; what of it is there stays.
+    fn copy_in(&self, page: PageId, content: *const u8) -> Outcome {
+        let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
+        // SAFETY: the page is missing, and `content` is what it holds, a page long.
+        let outcome = unsafe { self.uffd.copy(start, content, len, Protect::No, Wake::Yes) };
+        if outcome == Outcome::Done {
+            return outcome;
+        }
+        // The program has split the mapping, or unmapped a part: as far as it goes.
+        let mut last = Outcome::Done;
+        for at in (0..len).step_by(KERNEL_PAGE) {
+            let content = content.wrapping_add(at);
+            // SAFETY: as above, of a part.
+            let part =
+                unsafe { self.uffd.copy(start + at, content, KERNEL_PAGE, Protect::No, Wake::Yes) };
+            last = match part {
+                Outcome::Done | Outcome::Present { .. } | GONE => last,
+                other => other,
+            };
+        }
+        last
+    }
+
+    /// A page was installed, or there is no way to.
+    fn installed(&self, page: PageId, outcome: Outcome) {
+        match outcome {
+            Outcome::Done => {}
+            Outcome::Present { .. } | GONE => {
+                let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
+                drop(self.uffd.wake(start, len));
+            }
+            Outcome::Busy { .. } | Outcome::Failed { .. } => {
+                let cause = Error::Os { call: "installing a page", errno: sys::ENOMEM };
+                Heir::say(|| {
+                    diagnostics::fatal("inherited far memory could not be mapped", &cause)
+                });
+            }
+        }
+    }
+
+    fn note_in(&self, page: PageId, entry: Entry) {
+        if !entry.is_listed() {
+            self.heir.queue.lock().push_back(page);
+        }
+        self.heir.set(page, entry.listed());
+    }
+
+    /// Makes touching a page SIGBUS, whose content cannot be read.
+    fn lose(&self, page: PageId, cause: &Error) {
+        let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
+        Heir::say(|| diagnostics::lost_inherited(start, len, cause));
+        // SAFETY: the page is missing and its content is lost.
+        let poisoned = unsafe { self.uffd.poison(start, len) };
+        if poisoned != Outcome::Done {
+            Heir::say(|| diagnostics::fatal("a lost page could not be poisoned", cause));
+        }
+        drop(self.uffd.wake(start, len));
+    }
+}
+
+/// The program has unmapped the memory: touching it costs what that costs.
+const GONE: Outcome = Outcome::Failed { bytes: 0, errno: sys::ENOENT };
+
+fn waiting(errno: crate::sys::file::Errno) -> Error {
+    Error::Os { call: "poll", errno: errno.0 }
+}
+
+/// Registers a range for missing faults, but for what of it the program has mapped a file over.
+fn register(uffd: &Uffd, start: usize, len: usize) -> Result<()> {
+    let Err(error) = uffd.register_missing(start, len) else { return Ok(()) };
+    if len <= KERNEL_PAGE {
+        return match error {
+            Error::Os { errno: sys::EINVAL | sys::ENOMEM, .. } => Ok(()),
+            error => Err(error),
+        };
+    }
+    let half = (len / 2).next_multiple_of(KERNEL_PAGE);
+    register(uffd, start, half)?;
+    register(uffd, start + half, len - half)
+}

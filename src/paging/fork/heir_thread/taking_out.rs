@@ -1,0 +1,296 @@
+//! Taking inherited pages out: those that a forked child has alone, and that are more than its budget.
+//!
+//! What it has written goes to slots of its own; what is as a slot says needs no write.
+#![expect(unsafe_code, reason = "takes pages of the region out")]
+
+use super::{BATCH_MAX, Server};
+use crate::base::error::{Error, Result};
+use crate::base::units::{PageId, SlotCount, SlotId};
+use crate::paging::diagnostics;
+use crate::paging::fork::entry::{Backing, Entry};
+use crate::paging::fork::heir::Heir;
+use crate::paging::page::word::{FrameId, State as PageState};
+use crate::paging::pager::slot_store::{ContentHash, SlotStore};
+use crate::store::{Op, Request, Segment};
+use crate::sys;
+use crate::sys::uffd::{Outcome, Wake};
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece, make_own};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long nothing is taken out after a write that failed.
+const WRITE_PAUSE: Duration = Duration::from_secs(1);
+
+/// A page on its way out.
+#[derive(Clone, Copy)]
+struct Leaving {
+    page: PageId,
+    frame: usize,
+    hash: ContentHash,
+}
+
+impl Server {
+    /// Notes the inherited pages that have become this process's alone: it has written them, or the
+    /// parent has, or has dropped them.
+    pub(super) fn look(&mut self, now: Instant) {
+        if self.looks.is_first() {
+            self.drop_frames();
+        }
+        // Without a fault nobody has written a shared page or brought another one in. (What an older
+        // relative does is seen later.)
+        let processes = [std::process::id(), std::os::unix::process::parent_id()];
+        let faults = processes.into_iter().filter_map(sys::thread::faults_of).sum();
+        if self.looks.is_due(now, faults) {
+            self.find_owned();
+            self.keep_to_budget();
+            self.looks.note_look(now);
+        }
+        self.looks.plan_next();
+        if !self.is_ending && sys::thread::is_alone() {
+            // The C library ends a process with its last thread, but for this one. What runs at exit may
+            // touch inherited memory.
+            self.is_ending = std::thread::Builder::new().spawn(|| std::process::exit(0)).is_ok();
+        }
+    }
+
+    /// Gives the parent's frames back that hold nothing which the child needs: copies of them, once the
+    /// parent uses its own again.
+    fn drop_frames(&self) {
+        let frames = self.heir.pager.frames();
+        for frame in (0..frames.count() as u32).map(FrameId) {
+            let page = frames.page(frame);
+            if self.heir.entry(page).backing() != Backing::Frame(frame) {
+                self.drop_frame(frame);
+            }
+        }
+    }
+
+    pub(super) fn drop_frame(&self, frame: FrameId) {
+        let start = self.heir.pager.frames().addr(frame);
+        let piece = Piece::new(start, self.heir.pager.page_bytes());
+        // SAFETY: the parent's frame; no page's content is in this process's copy of it.
+        drop(unsafe { self.heir.pager.mapper().discard(&[piece]) });
+    }
+
+    fn find_owned(&self) {
+        let Some(pagemap) = self.uffd.pagemap() else { return };
+        let table = self.heir.pager.table();
+        let end = table.start() + table.len();
+        let mut at = table.start();
+        let mut owned = [false; HUGE_PAGE / KERNEL_PAGE];
+        while let Ok(Some((from, to))) = pagemap.next_present(at, end) {
+            let to = to.min(from + HUGE_PAGE);
+            let owned = &mut owned[..(to - from) / KERNEL_PAGE];
+            if pagemap.owned(from, owned).is_err() {
+                break;
+            }
+            for (n, _) in owned.iter().enumerate().filter(|(_, owned)| **owned) {
+                let page = self.heir.pager.page_at(from + n * KERNEL_PAGE);
+                let entry = self.heir.entry(page);
+                if !entry.is_listed() {
+                    // (One that is out and there all the same was discarded during the fork.)
+                    let came =
+                        if entry.is_out() { Entry::in_memory(Backing::Nothing) } else { entry };
+                    self.note_in(page, came);
+                }
+            }
+            at = to;
+        }
+    }
+
+    /// Takes pages out, the oldest first, until the rest is within the budget.
+    pub(super) fn keep_to_budget(&mut self) {
+        if self.write_again.is_some_and(|again| Instant::now() < again) {
+            return;
+        }
+        self.write_again = None;
+        let mut tries = self.heir.queue.lock().len();
+        while self.heir.queue.lock().len() as u64 > self.heir.budget && tries > 0 {
+            tries = tries.saturating_sub(self.batch);
+            if !self.take_out() {
+                self.write_again = Some(Instant::now() + WRITE_PAUSE);
+                return;
+            }
+        }
+    }
+
+    /// Takes a batch out. `false`: the store takes nothing.
+    fn take_out(&mut self) -> bool {
+        let mut leaving = [None; BATCH_MAX];
+        let mut count = 0;
+        for _ in 0..self.batch {
+            let Some(page) = self.heir.queue.lock().pop_front() else { break };
+            if !self.move_out(page, count + 1) {
+                self.heir.queue.lock().push_back(page);
+                continue;
+            }
+            let hash = self.hash_of(count + 1);
+            if !self.leaves_clean(page, hash) {
+                leaving[count] = Some(Leaving { page, frame: count + 1, hash });
+                count += 1;
+            }
+        }
+        let written = self.write(&leaving[..count]);
+        for leaving in leaving[..count].iter().flatten().filter(|_| !written) {
+            let content = self.frame(leaving.frame).cast_const();
+            let copied = self.copy_in(leaving.page, content);
+            self.installed(leaving.page, copied);
+            self.heir.queue.lock().push_back(leaving.page);
+        }
+        let page_bytes = self.heir.pager.page_bytes();
+        // SAFETY: what the frames hold was written, or is in the region again.
+        drop(unsafe { self.frames.discard(page_bytes, self.batch * page_bytes) });
+        written
+    }
+
+    fn frame(&self, frame: usize) -> *mut u8 {
+        self.frames.as_ptr().wrapping_add(frame * self.heir.pager.page_bytes())
+    }
+
+    fn hash_of(&self, frame: usize) -> ContentHash {
+        let (start, len) = (self.frame(frame), self.heir.pager.page_bytes());
+        // SAFETY: a frame of this thread's, a page long.
+        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
+        self.heir.pager.slots().hash_bytes(bytes)
+    }
+
+    /// Moves a page's memory to a frame. `false`: it is as it was, because the kernel uses it, or the
+    /// parent had pinned it.
+    fn move_out(&self, page: PageId, frame: usize) -> bool {
+        let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
+        let word = self.heir.pager.word(page).load();
+        let is_pinned = word.state() == PageState::Resident && word.pins() > 0;
+        if is_pinned || self.uffd.is_registered(start, len) == Some(false) {
+            return false;
+        }
+        self.fill_holes(start, len);
+        let to = self.frame(frame).addr();
+        let mut moved = 0;
+        for _ in 0..2 {
+            // SAFETY: this thread alone takes pages out; the frame is its own and empty.
+            let outcome =
+                unsafe { self.uffd.move_pages(to + moved, start + moved, len - moved, Wake::No) };
+            match outcome {
+                Outcome::Done => return true,
+                Outcome::Busy { bytes } => {
+                    moved += bytes;
+                    // Shared with the parent until lately, most probably.
+                    make_own(start + moved, len - moved);
+                }
+                Outcome::Present { bytes } | Outcome::Failed { bytes, .. } => {
+                    moved += bytes;
+                    break;
+                }
+            }
+        }
+        if moved > 0 {
+            // SAFETY: it goes back to where it was.
+            let back = unsafe { self.uffd.move_pages(start, to, moved, Wake::Yes) };
+            if back != Outcome::Done {
+                let error = Error::Os { call: "UFFDIO_MOVE", errno: sys::EIO };
+                Heir::say(|| diagnostics::fatal("half of a page could not be moved back", &error));
+            }
+        }
+        false
+    }
+
+    /// Maps zeros where parts of a page are missing, which read as that: MOVE stops at them.
+    fn fill_holes(&self, start: usize, len: usize) {
+        let mut there = [false; HUGE_PAGE / KERNEL_PAGE];
+        let there = &mut there[..len / KERNEL_PAGE];
+        if self.uffd.pagemap().is_none_or(|map| map.scan(start, there).is_err()) {
+            return;
+        }
+        for (n, _) in there.iter().enumerate().filter(|(_, there)| !**there) {
+            // SAFETY: a missing part of a page that is in memory reads as zero.
+            let _ = unsafe { self.uffd.zeropage(start + n * KERNEL_PAGE, KERNEL_PAGE, Wake::Yes) };
+        }
+    }
+
+    /// A page was moved out. `true`: it needs no write.
+    fn leaves_clean(&self, page: PageId, hash: ContentHash) -> bool {
+        let entry = self.heir.entry(page);
+        let is_zero = hash == self.heir.pager.slots().hash_of_zeros();
+        let is_clean = match entry.backing() {
+            Backing::Slot { layer, slot } => self.heir.slots(layer).hash(slot) == hash,
+            _ => false,
+        };
+        match (is_clean, is_zero) {
+            (true, _) => self.heir.set(page, Entry::out(entry.backing())),
+            (false, true) => {
+                self.put(entry.backing());
+                self.heir.set(page, Entry::out(Backing::Nothing));
+            }
+            (false, false) => return false,
+        }
+        true
+    }
+
+    /// Frees a slot, if it is this process's own.
+    fn put(&self, backing: Backing) {
+        if let (Backing::Slot { layer, slot }, Some(own)) = (backing, self.heir.own())
+            && usize::from(layer) == self.heir.layers.len()
+        {
+            own.put(Some(slot));
+        }
+    }
+
+    /// Writes pages to slots of this process's. `false`: they are not written.
+    fn write(&mut self, pages: &[Option<Leaving>]) -> bool {
+        if pages.is_empty() {
+            return true;
+        }
+        let (heir, page_bytes) = (Arc::clone(&self.heir), self.heir.pager.page_bytes());
+        let Some(own) = heir.own() else { return false };
+        let layer = heir.layers.len() as u16;
+        let mut done = 0;
+        while done < pages.len() {
+            let want = SlotCount((pages.len() - done) as u64);
+            while own.map().awake().0 < want && own.map().wake() {}
+            let Some((first, got)) = own.map().take_run(want) else { return false };
+            let part: Vec<Leaving> =
+                pages[done..].iter().flatten().take(got.as_usize()).copied().collect();
+            if let Err(error) = self.write_run(own, first, &part, page_bytes) {
+                (0..got.0).for_each(|n| own.put(Some(SlotId(first.0 + n))));
+                Heir::say(|| {
+                    diagnostics::warn("a forked child cannot write its pages out", &error)
+                });
+                return false;
+            }
+            for (leaving, slot) in part.iter().zip(first.0..) {
+                own.set_hash(SlotId(slot), leaving.hash);
+                self.put(heir.entry(leaving.page).backing());
+                let backing = Backing::Slot { layer, slot: SlotId(slot) };
+                heir.set(leaving.page, Entry::out(backing));
+            }
+            done += part.len();
+        }
+        true
+    }
+
+    fn write_run(
+        &mut self,
+        own: &SlotStore,
+        first: SlotId,
+        pages: &[Leaving],
+        page_bytes: usize,
+    ) -> Result<()> {
+        let segments: Vec<Segment> = pages
+            .iter()
+            .map(|leaving| Segment { ptr: self.frame(leaving.frame), len: page_bytes })
+            .collect();
+        let offset = own.offset(first);
+        let request = Request { token: 0, op: Op::Write, offset, segments: &segments };
+        let len = request.len();
+        let queue = self.queue.as_mut().expect("a layer of one's own has a queue");
+        // SAFETY: the frames are this thread's, and are not touched before the request is done, or for
+        // ever, if it does not get done: `run` ends the process then. The slots were just given out.
+        let pushed = unsafe { queue.push(request) };
+        assert!(pushed, "one write is made at a time");
+        let mut result = None;
+        while result.is_none() {
+            queue.wait(Duration::from_secs(1), &mut |done| result = Some(done.result))?;
+        }
+        result.unwrap_or(Err(Error::Io { op: "write", offset, len, errno: sys::EIO }))
+    }
+}
