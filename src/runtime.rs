@@ -597,7 +597,7 @@ impl ExtentSource for Region {
         /// is asked for, and a migration from a tier of 16 MiB waits for each stream of faults anew.
         const CHUNK_PART: u64 = 8;
         const CHUNK: u64 = 2 << 20;
-        let limit = self.limit().0;
+        let limit = self.budget().limit().0;
         ByteCount((limit / LIMIT_PART).max((limit / CHUNK_PART).min(CHUNK)))
     }
 

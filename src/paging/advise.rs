@@ -1,27 +1,25 @@
 //! Hints and control: what a program that knows its accesses tells a region.
 //!
 //! All calls work on ranges of addresses; pages that a range covers in part count whole, except
-//! for `discard`. Requests go to the handlers (`prefetch`) and the evictor (`evict`); pins change
-//! the page words.
-#![expect(unsafe_code, reason = "touches pages, and drops contents that references could point to")]
+//! for `discard`. Requests go to the handlers (`prefetch`) and the evictor (`evict`), pins to `pins`.
+#![expect(unsafe_code, reason = "drops contents that references could point to")]
 
 use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::limit::budget::Budget;
 #[cfg(feature = "heap")]
 use crate::paging::diagnostics;
 use crate::paging::evict::policy::Hint;
 use crate::paging::fault::sigbus;
 use crate::paging::kernel_filled;
-use crate::paging::mapped_over;
-use crate::paging::page::backoff;
 use crate::paging::page::word::State;
 use crate::paging::pager;
 use crate::paging::pager::discard;
 use crate::paging::pager::reclaim;
 use crate::paging::readahead::PrefetchRun;
 use crate::paging::region::{Advice, Region, RegionConfig};
+use crate::paging::zeroing;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{self, KERNEL_PAGE};
 use std::time::Duration;
@@ -36,7 +34,7 @@ impl Region {
     /// # Safety
     /// Nobody needs the range's contents, and no reference into it exists.
     pub unsafe fn discard(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
-        let offset = self.offset_of(ptr, len.as_usize())?;
+        let offset = self.extents.offset_of(ptr, len.as_usize())?;
         if !self.is_here() {
             return Ok(()); // As `unmap`.
         }
@@ -65,7 +63,7 @@ impl Region {
     pub unsafe fn clear(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let len = len.as_usize().checked_next_multiple_of(KERNEL_PAGE);
         let len = len.ok_or(Error::BadRange { reason: "length overflows" })?;
-        let offset = self.offset_of(ptr, len)?;
+        let offset = self.extents.offset_of(ptr, len)?;
         if !offset.is_multiple_of(KERNEL_PAGE) {
             return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB" });
         }
@@ -73,57 +71,13 @@ impl Region {
             // SAFETY: the caller's promise.
             return unsafe { vm::fill_with_zeros(ptr.addr(), len) };
         }
-        let (page, end) = (self.pager.page_bytes(), offset + len);
-        let first = offset.next_multiple_of(page).min(end);
-        let behind = (end / page * page).max(first);
-        self.clear_part(offset, first)?;
-        if first == behind {
-            // No page lies whole in the range.
-        } else if self.pager.mapper().owns(self.base() + first, behind - first) {
-            let (first, behind) = (first / page, behind / page);
-            discard::discard(&self.pager, PageId(first as u64), PageCount((behind - first) as u64));
-        } else {
-            for at in (first..behind).step_by(page) {
-                if self.pager.mapper().owns(self.base() + at, page) {
-                    discard::discard(&self.pager, PageId((at / page) as u64), PageCount(1));
-                } else {
-                    self.clear_part(at, at + page)?;
-                }
-            }
-        }
-        self.clear_part(behind, end)
-    }
-
-    /// Fills a part of a page with zeros, given up by its owner, or has the kernel drop it where it is not
-    /// far memory.
-    fn clear_part(&self, offset: usize, end: usize) -> Result<()> {
-        let page = PageId((offset / self.pager.page_bytes()) as u64);
-        let clear = |start: usize, len: usize| {
-            let is_lost = self.pager.word(page).load().state() == State::Poisoned;
-            // What is lost stays so as long as a part of it is wanted: touching it is SIGBUS.
-            if is_lost || kernel_filled::holds_nothing(&self.pager, page) {
-                return Ok(());
-            }
-            // SAFETY: given up, as the caller says.
-            unsafe { vm::fill_with_zeros(start, len) }
-        };
-        if self.pager.mapper().owns(self.base() + offset, end - offset) {
-            return clear(self.base() + offset, end - offset);
-        }
-        for start in (self.base() + offset..self.base() + end).step_by(KERNEL_PAGE) {
-            if self.pager.mapper().owns(start, KERNEL_PAGE) {
-                clear(start, KERNEL_PAGE)?;
-            } else {
-                // SAFETY: the program's own mapping, which it gives advice for.
-                unsafe { vm::drop_content(start, KERNEL_PAGE) }?;
-            }
-        }
-        Ok(())
+        zeroing::clear(&self.pager, offset, offset + len)
     }
 
     /// Whether an access to a page needs no device: it is resident, or holds nothing.
     pub(crate) fn is_at_hand(&self, ptr: *const u8) -> bool {
-        let page = self.pages_of(ptr, ByteCount(1)).map(|(page, _)| self.pager.word(page).load());
+        let page =
+            self.extents.pages_of(ptr, ByteCount(1)).map(|(page, _)| self.pager.word(page).load());
         page.is_ok_and(|word| matches!(word.state(), State::Resident | State::Empty))
     }
 
@@ -143,13 +97,7 @@ impl Region {
 
     /// The least that the limit can be.
     pub(crate) fn limit_min(&self) -> ByteCount {
-        ByteCount(RegionConfig::limit_min(self.page_size()).0 + self.pager.pool().aside().0)
-    }
-
-    /// Bytes that count against the limit now.
-    #[cfg(feature = "heap")]
-    pub(crate) fn charged(&self) -> ByteCount {
-        self.pager.budget().charged()
+        ByteCount(RegionConfig::limit_min(self.page_size()).0 + self.pager.managed().aside().0)
     }
 
     /// Says something about memory on standard error, without waiting for its reader.
@@ -158,9 +106,9 @@ impl Region {
         diagnostics::tell(what, text);
     }
 
-    /// The most that may be resident.
-    pub(crate) fn limit(&self) -> ByteCount {
-        self.pager.budget().limit()
+    /// What counts against the limit now, and the limit.
+    pub(crate) fn budget(&self) -> &Budget {
+        self.pager.budget()
     }
 
     /// Starts to bring the range's pages in, and returns at once. Pages for which there is no
@@ -183,7 +131,7 @@ impl Region {
         let mut asked = false;
         let mut outcome = Ok(());
         for (ptr, len) in ranges {
-            match self.pages_of(*ptr, *len) {
+            match self.extents.pages_of(*ptr, *len) {
                 Ok((first, count)) => {
                     let run = PrefetchRun { first, count, for_stream: false };
                     let is_accepted = self.pager.readahead().request(run);
@@ -218,7 +166,7 @@ impl Region {
         }
         let mut batch = Batch::new();
         for (ptr, len) in ranges {
-            let (first, count) = self.pages_of(*ptr, *len)?;
+            let (first, count) = self.extents.pages_of(*ptr, *len)?;
             for page in (first.0..first.0 + count.0).map(PageId) {
                 batch.step();
                 sigbus::fetch(&self.pager, page);
@@ -234,7 +182,7 @@ impl Region {
     /// [`Error::BadRange`] when the range is not in this region, [`Error::Os`] with the device's
     /// error while write-back fails, [`Error::StoreFull`] while no slot is free.
     pub fn evict(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
-        let (first, count) = self.pages_of(ptr, len)?;
+        let (first, count) = self.extents.pages_of(ptr, len)?;
         self.evict_pages(first, count)
     }
 
@@ -247,7 +195,7 @@ impl Region {
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region.
     pub fn evict_soon(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
-        let (first, count) = self.pages_of(ptr, len)?;
+        let (first, count) = self.extents.pages_of(ptr, len)?;
         self.requests.evict_soon(first, count);
         self.pager.pool().waiters().call_evictor();
         Ok(())
@@ -258,7 +206,7 @@ impl Region {
     /// # Errors
     /// As [`evict`](Region::evict).
     pub fn evict_all(&self) -> Result<()> {
-        let end = self.ranges.fresh_pages(self.pager.page_bytes());
+        let end = self.extents.fresh_pages();
         if end.0 == 0 { Ok(()) } else { self.evict_pages(PageId(0), end) }
     }
 
@@ -293,25 +241,8 @@ impl Region {
     /// much pinned memory would leave no room for the rest, a page has 255 pins already, or the
     /// process has too many mappings; nothing is pinned then.
     pub fn pin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
-        let (first, count) = self.pages_of(ptr, len)?;
-        // One at a time: the sum of the pins stays below the bound.
-        let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let pinned = self.pager.table().pinned();
-        let room = self.pager.budget().limit().0 / self.pager.page_bytes() as u64 * 3 / 4;
-        // Pages that are pinned already cost nothing more; a range of more than can be pinned is not
-        // looked through.
-        let new = if count.0 > room { count.0 } else { self.unpinned_pages(first, count) };
-        if pinned.saturating_add(new) > room {
-            let reason = format!("{} pinned pages of {room} possible", pinned.saturating_add(new));
-            return Err(Error::LimitExceeded { reason });
-        }
-        for page in (first.0..first.0 + count.0).map(PageId) {
-            if let Err(error) = self.pin_page(page) {
-                self.unpin_pages(first, PageCount(page.0 - first.0));
-                return Err(error);
-            }
-        }
-        Ok(())
+        let (first, count) = self.extents.pages_of(ptr, len)?;
+        self.pins.pin(first, count)
     }
 
     /// Ends one [`pin`](Region::pin) of the range.
@@ -319,76 +250,8 @@ impl Region {
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region or is not pinned.
     pub fn unpin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
-        let (first, count) = self.pages_of(ptr, len)?;
-        let _one = self.pin_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let all = (first.0..first.0 + count.0)
-            .map(PageId)
-            .all(|page| self.pager.word(page).load().pins() > 0);
-        if !all {
-            return Err(Error::BadRange { reason: "is not pinned" });
-        }
-        self.unpin_pages(first, count);
-        Ok(())
-    }
-
-    /// Pages of a range without a pin.
-    fn unpinned_pages(&self, first: PageId, count: PageCount) -> u64 {
-        let pages = (first.0..first.0 + count.0).map(PageId);
-        pages.filter(|page| self.pager.word(*page).load().pins() == 0).count() as u64
-    }
-
-    fn pin_page(&self, page: PageId) -> Result<()> {
-        loop {
-            let word = self.pager.word(page).load();
-            if word.state() != State::Resident {
-                if !kernel_filled::close_around(&self.pager, page) {
-                    let reason = "the process has too many mappings (vm.max_map_count)".to_owned();
-                    return Err(Error::LimitExceeded { reason });
-                }
-                if !mapped_over::owns_page(&self.pager, page) {
-                    let reason = "the program has mapped or unmapped memory there";
-                    return Err(Error::BadRange { reason });
-                }
-                touch(self.pager.addr(page) as *const u8);
-                std::thread::yield_now();
-                continue;
-            }
-            let Some(pinned) = word.pinned() else {
-                let reason = "a page has 255 pins already".to_owned();
-                return Err(Error::LimitExceeded { reason });
-            };
-            // Counted first: a discard that takes the pins away again finds the page counted.
-            let new = u64::from(word.pins() == 0);
-            self.pager.table().count_pinned(new);
-            if self.pager.word(page).try_change(word, pinned).is_ok() {
-                // A system call that writes to a protected page would fail with EFAULT.
-                if word.protected() && !self.serves_kernel_faults() {
-                    touch_to_write(self.pager.addr(page) as *const AtomicU32);
-                }
-                return Ok(());
-            }
-            self.pager.table().count_unpinned(new);
-        }
-    }
-
-    fn unpin_pages(&self, first: PageId, count: PageCount) {
-        for page in (first.0..first.0 + count.0).map(PageId) {
-            let mut spins = 0;
-            loop {
-                let word = self.pager.word(page).load();
-                // A pinned page is `Resident`, or for microseconds `Moving`.
-                if word.state() == State::Moving {
-                    backoff(&mut spins);
-                    continue;
-                }
-                let Some(unpinned) = word.unpinned() else { break };
-                if self.pager.word(page).try_change(word, unpinned).is_ok() {
-                    let last = u64::from(unpinned.pins() == 0);
-                    self.pager.table().count_unpinned(last);
-                    break;
-                }
-            }
-        }
+        let (first, count) = self.extents.pages_of(ptr, len)?;
+        self.pins.unpin(first, count)
     }
 
     /// Tells what to expect of a range. `Random`, `Sequential` and `Normal` last, for the chunks
@@ -397,7 +260,7 @@ impl Region {
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region.
     pub fn advise(&self, ptr: *const u8, len: ByteCount, advice: Advice) -> Result<()> {
-        let (first, count) = self.pages_of(ptr, len)?;
+        let (first, count) = self.extents.pages_of(ptr, len)?;
         let pages = (first.0..first.0 + count.0).map(PageId);
         let hint = match advice {
             Advice::Normal | Advice::Random | Advice::Sequential => {
@@ -473,23 +336,5 @@ impl Batch {
             self.pages = 0;
         }
         self.pages += 1;
-    }
-}
-
-/// Reads one byte of far memory, so that its page comes in.
-fn touch(ptr: *const u8) {
-    // SAFETY: the address lies in the region, which is readable for as long as it exists; a
-    // volatile read of a byte others may write is discarded.
-    let _ = unsafe { ptr.read_volatile() };
-}
-
-/// Writes a word of far memory as it is, so that its page's protection is lifted.
-fn touch_to_write(word: *const AtomicU32) {
-    // SAFETY: as above, and aligned as pages are; others use it through raw pointers only.
-    let word = unsafe { &*word };
-    let mut seen = word.load(Ordering::Relaxed);
-    // Not `fetch_add(0)`, which compilers replace by a fence and a load.
-    while let Err(now) = word.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed) {
-        seen = now;
     }
 }

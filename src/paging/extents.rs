@@ -1,88 +1,214 @@
-//! Extents: what the heap asks of a region.
+//! Extents: what of a region's address space is in use, and whether more may be.
 //!
-//! Addresses and lengths are multiples of 4 KiB, whatever the page size; `space` knows which
-//! parts are in use. See `heap::ExtentSource` for the contract.
+//! The heap cuts its extents from here (`heap::ExtentSource` has the contract), with addresses and lengths
+//! in multiples of 4 KiB, whatever the page size; `ranges` knows which parts are in use.
 #![expect(unsafe_code, reason = "clears memory of the region")]
 
 use crate::base::error::{Error, Result};
-use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::base::local::keep_local;
+use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::paging::diagnostics;
 use crate::paging::kernel_filled;
 use crate::paging::mapped_over;
 use crate::paging::page::word::State;
+use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
-use crate::paging::region::Region;
-use crate::paging::table_sizes::Committed;
-use crate::sys::vm::KERNEL_PAGE;
+use crate::paging::pager::health::NO_SLOT;
+use crate::paging::ranges::RangeAllocator;
+use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-impl Region {
-    /// [`map`](Region::map) in units of 4 KiB: of the last page, what lies behind the range may be in use
-    /// by others. For memory that is taken back in parts.
+/// See [module](self).
+#[derive(Debug)]
+pub(crate) struct Extents {
+    pager: Arc<Pager>,
+    ranges: RangeAllocator,
+}
+
+impl Extents {
+    /// All of a region's address space, unused.
     ///
     /// # Errors
-    /// As [`map`](Region::map).
-    #[doc(hidden)]
-    pub fn map_part_pages(&self, len: ByteCount) -> Result<NonNull<u8>> {
-        if !self.is_here() {
+    /// When the tables of ranges cannot be mapped.
+    pub(in crate::paging) fn new(pager: Arc<Pager>) -> Result<Extents> {
+        let ranges = RangeAllocator::new(pager.table().len(), pager.page_bytes())?;
+        Ok(Extents { pager, ranges })
+    }
+
+    /// The first address.
+    pub(crate) fn base(&self) -> usize {
+        self.pager.table().start()
+    }
+
+    /// Bytes of addresses.
+    pub(crate) fn span(&self) -> usize {
+        self.pager.table().len()
+    }
+
+    /// Pages that are committed.
+    pub(in crate::paging) fn committed(&self) -> PageCount {
+        self.ranges.committed()
+    }
+
+    /// Pages from the first on of which one was ever reserved.
+    pub(in crate::paging) fn fresh_pages(&self) -> PageCount {
+        self.ranges.fresh_pages(self.pager.page_bytes())
+    }
+
+    /// A length in whole pages.
+    pub(in crate::paging) fn whole_pages(&self, len: ByteCount) -> Result<usize> {
+        if len.0 == 0 {
+            return Err(Error::BadRange { reason: "length is zero" });
+        }
+        let len = len.as_usize().checked_next_multiple_of(self.pager.page_bytes());
+        len.ok_or(Error::BadRange { reason: "length overflows" })
+    }
+
+    /// Where a range lies.
+    pub(in crate::paging) fn offset_of(&self, ptr: *const u8, len: usize) -> Result<usize> {
+        let outside = Error::BadRange { reason: "lies outside of the region" };
+        let offset =
+            (ptr as usize).checked_sub(self.pager.table().start()).ok_or(outside.clone())?;
+        let end = offset.checked_add(len).ok_or(Error::BadRange { reason: "length overflows" })?;
+        if end > self.pager.table().len() { Err(outside) } else { Ok(offset) }
+    }
+
+    /// First and number of the pages that a range touches.
+    pub(in crate::paging) fn pages_of(
+        &self,
+        ptr: *const u8,
+        len: ByteCount,
+    ) -> Result<(PageId, PageCount)> {
+        if len.0 == 0 {
+            return Err(Error::BadRange { reason: "length is zero" });
+        }
+        let offset = self.offset_of(ptr, len.as_usize())?;
+        let first = offset / self.pager.page_bytes();
+        let end = (offset + len.as_usize()).div_ceil(self.pager.page_bytes());
+        Ok((PageId(first as u64), PageCount((end - first) as u64)))
+    }
+
+    /// Reserves and commits `len` bytes at the start of a page.
+    ///
+    /// # Errors
+    /// As [`Region::map`](crate::paging::region::Region::map).
+    pub(in crate::paging) fn map(&self, len: usize) -> Result<NonNull<u8>> {
+        if !self.pager.table().is_here() {
             return Err(Error::Forked { what: "a region" });
         }
-        let len = len.as_usize().next_multiple_of(KERNEL_PAGE);
-        let offset = self.ranges.reserve(len, self.page_size().as_usize())?;
+        let offset = self.ranges.reserve(len, self.pager.page_bytes())?;
         let capacity = self.capacity();
         if let Err(error) = self.ranges.commit(offset, len, |after| self.fits(after, capacity)) {
             self.ranges.release(offset, len);
-            return Err(error);
+            return Err(if let Error::StoreFull { .. } = error { self.full() } else { error });
         }
-        let start = NonNull::new((self.base() + offset) as *mut u8).expect("not at address zero");
-        let tail = len % self.page_size().as_usize();
-        if tail > 0 {
-            // SAFETY: lies in what was just committed.
-            let last = unsafe { start.add(len - tail) };
-            // SAFETY: the last part of what was just committed, which nobody else uses.
-            unsafe { self.clear_extent(last, ByteCount(tail as u64)) };
-        }
-        Ok(start)
+        let addr = self.base() + offset;
+        Ok(NonNull::new(addr as *mut u8).expect("a region is never at address zero"))
     }
 
-    /// Takes back a part of what [`map_part_pages`](Region::map_part_pages) returned: any multiple of 4 KiB.
+    /// Takes back a range, which is to lie in whole `unit`s; in a forked child, nothing.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
     ///
     /// # Safety
-    /// As for [`unmap`](Region::unmap).
-    #[doc(hidden)]
-    pub unsafe fn unmap_part_pages(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
-        let offset = self.offset_of(ptr.as_ptr(), len.as_usize())?;
-        if !(offset | len.as_usize()).is_multiple_of(KERNEL_PAGE) {
-            return Err(Error::BadRange { reason: "is not in whole kernel pages" });
+    /// As for [`Region::unmap`](crate::paging::region::Region::unmap).
+    pub(in crate::paging) unsafe fn unmap(
+        &self,
+        ptr: NonNull<u8>,
+        len: usize,
+        unit: usize,
+    ) -> Result<()> {
+        let offset = self.offset_of(ptr.as_ptr(), len)?;
+        if !(offset | len).is_multiple_of(unit) {
+            return Err(Error::BadRange { reason: "does not consist of whole pages" });
         }
-        if !self.ranges.is_live(offset, len.as_usize()) {
+        if !self.pager.table().is_here() {
+            return Ok(());
+        }
+        if !self.ranges.is_live(offset, len) {
             return Err(Error::BadRange { reason: "is not mapped" });
         }
-        self.decommit_extent(ptr, len);
-        self.release_extent(ptr, len);
+        self.decommit(ptr, ByteCount(len as u64));
+        self.release(ptr, ByteCount(len as u64));
         Ok(())
     }
 
-    /// Whether all of a range is far memory still: in this region, and nothing mapped over it by the program.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn is_far(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
+    /// Whether all of a range lies in the region, and the program has mapped nothing over it.
+    pub(in crate::paging) fn is_far(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
         self.offset_of(ptr.as_ptr(), len.as_usize()).is_ok()
             && self.pager.mapper().owns(ptr.as_ptr() as usize, len.as_usize())
     }
 
-    pub(crate) fn base(&self) -> usize {
-        self.pager.table().start()
+    /// Pages that limit and device can keep together.
+    fn capacity(&self) -> PageCount {
+        let pager = &self.pager;
+        let failing = !matches!(pager.health().write_errno(), 0 | NO_SLOT);
+        // What was said when there was no room, the evictor takes back in its next turn only.
+        let has_room = pager.pool().available() >= pager.pool().watermarks().low();
+        if failing && pager.health().is_exhausted() && !has_room {
+            return PageCount(0);
+        }
+        // What the device has taken is all that can be said while it takes no more.
+        let stored = if failing { pager.slots().map().in_use() } else { self.slots_with_space() };
+        let resident = pager
+            .managed()
+            .guaranteed(pager.budget().limit())
+            .0
+            .saturating_sub(pager.pool().reserve().0);
+        PageCount(stored.0.saturating_add(resident / pager.page_bytes() as u64))
     }
 
-    pub(crate) fn span(&self) -> usize {
-        self.pager.table().len()
+    /// Slots that the store has space for now: others may fill its file system.
+    fn slots_with_space(&self) -> SlotCount {
+        let pager = &self.pager;
+        let room = SlotCount(pager.slots().store().room().0 / pager.page_bytes() as u64);
+        let all = pager.slots().map().slots().min(room);
+        SlotCount(all.0.saturating_sub(pager.slots().map().in_limbo().0))
     }
 
-    pub(crate) fn reserve_extent(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
+    /// Why nothing more can be mapped.
+    fn full(&self) -> Error {
+        let store = self.pager.slots().store();
+        let (room, capacity) = (store.room(), store.capacity());
+        if room >= capacity {
+            return Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) };
+        }
+        let what_to_do = "free space there, or have it reserved at the start: `reserve:on`";
+        let reason =
+            format!("its file system has space for {room} of {capacity} only; {what_to_do}");
+        Error::Device { path: store.describe().into(), reason }
+    }
+
+    /// Whether limit and device can keep so much, of `capacity` pages, and describe it.
+    ///
+    /// # Errors
+    /// [`Error::StoreFull`], [`Error::LimitExceeded`].
+    fn fits(&self, committed: &Committed, capacity: PageCount) -> Result<()> {
+        if committed.pages > capacity.0 {
+            return Err(Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) });
+        }
+        let limit = self.pager.budget().limit();
+        let resident = PageCount(limit.0 / self.pager.page_bytes() as u64);
+        let most = tables_max(committed, resident, self.pager.slots().map().slots());
+        let allowed = tables_allowed(limit);
+        if most > allowed {
+            let far = ByteCount(committed.pages * self.pager.page_bytes() as u64);
+            let page = self.pager.page_size();
+            // Asked for by a heap, an error is only read.
+            let _ours = keep_local();
+            let reason = format!(
+                "the tables of {far} of far memory in pages of {page} may take {most}, of {allowed} \
+                 that a limit of {limit} allows them: raise the limit, or the page size"
+            );
+            return Err(Error::LimitExceeded { reason });
+        }
+        Ok(())
+    }
+
+    /// Reserves addresses; `None`: no range is left.
+    pub(crate) fn reserve(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
         let offset = self.ranges.reserve(len.as_usize(), align.as_usize()).ok()?;
         NonNull::new((self.base() + offset) as *mut u8)
     }
@@ -90,7 +216,7 @@ impl Region {
     /// Commits a range; returns how many bytes at its start and at its end may hold what an earlier
     /// use has left, because they lie in pages that the range covers only in part. They are not
     /// cleared here: such a page may be on the device, and the caller holds an allocator's locks.
-    pub(crate) fn commit_extent(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<(usize, usize)> {
+    pub(crate) fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<(usize, usize)> {
         let (offset, len) = (ptr.as_ptr() as usize - self.base(), len.as_usize());
         let capacity = self.capacity();
         let fits = |after: &Committed| self.fits(after, capacity);
@@ -121,7 +247,7 @@ impl Region {
     ///
     /// # Safety
     /// The range is committed, nobody else uses it, and nobody needs what it holds.
-    pub(crate) unsafe fn clear_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
+    pub(crate) unsafe fn clear(&self, ptr: NonNull<u8>, len: ByteCount) {
         let page_bytes = self.pager.page_bytes();
         let mut start = ptr.as_ptr() as usize - self.base();
         let end = start + len.as_usize();
@@ -147,7 +273,8 @@ impl Region {
         matches!(state, Stored | Filling | Cooling | Writing | Poisoned)
     }
 
-    pub(crate) fn decommit_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
+    /// Drops what committed pages hold.
+    pub(crate) fn decommit(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();
         // Before others can have them: of pages that stay in use, nobody else looks.
         for page in self.ranges.partly_covered(offset, len.as_usize()) {
@@ -160,7 +287,8 @@ impl Region {
         self.ranges.decommit(offset, len.as_usize(), discard);
     }
 
-    pub(crate) fn release_extent(&self, ptr: NonNull<u8>, len: ByteCount) {
+    /// Takes reserved addresses back.
+    pub(crate) fn release(&self, ptr: NonNull<u8>, len: ByteCount) {
         self.ranges.release(ptr.as_ptr() as usize - self.base(), len.as_usize());
     }
 }

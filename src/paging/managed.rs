@@ -36,6 +36,8 @@ const REFUSED_FOR: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(in crate::paging) struct Managed {
     account: Option<Account>,
+    /// What the store takes of the limit.
+    aside: ByteCount,
     /// Bytes that others wait for.
     deficit: AtomicU64,
     /// Bytes ever given to others.
@@ -49,9 +51,10 @@ pub(in crate::paging) struct Managed {
 }
 
 impl Managed {
-    pub(in crate::paging) fn new(account: Option<Account>) -> Managed {
+    pub(in crate::paging) fn new(account: Option<Account>, aside: ByteCount) -> Managed {
         Managed {
             account,
+            aside,
             deficit: AtomicU64::new(0),
             covered: AtomicU64::new(0),
             help: AtomicU32::new(IDLE),
@@ -77,11 +80,22 @@ impl Managed {
         self.account.as_ref()
     }
 
-    /// Of the account's floor, what is left for pages. `None`: the region stands alone.
-    pub(in crate::paging) fn floor(&self, limit: ByteCount) -> Option<ByteCount> {
+    /// What the store takes of the limit.
+    pub(in crate::paging) fn aside(&self) -> ByteCount {
+        self.aside
+    }
+
+    /// What the store leaves of a limit.
+    pub(in crate::paging) fn without_aside(&self, limit: ByteCount) -> ByteCount {
+        ByteCount(limit.0.saturating_sub(self.aside.0))
+    }
+
+    /// What a limit guarantees to the region's pages: under a manager what is left of the account's
+    /// floor, else all that the store leaves.
+    pub(in crate::paging) fn guaranteed(&self, limit: ByteCount) -> ByteCount {
+        let Some(account) = &self.account else { return self.without_aside(limit) };
         let fixed = self.fixed.load(Ordering::Relaxed);
-        let account = self.account.as_ref()?;
-        Some(ByteCount(account.floor().min(limit).0.saturating_sub(fixed)))
+        ByteCount(account.floor().min(limit).0.saturating_sub(fixed))
     }
 
     /// Charges `fixed` bytes, which the region keeps for itself whatever it holds: a manager's limit is

@@ -32,6 +32,8 @@ mod page;
 #[cfg(not(loom))]
 mod pager;
 #[cfg(not(loom))]
+mod pins;
+#[cfg(not(loom))]
 mod purge;
 #[cfg(not(loom))]
 mod ranges;
@@ -45,3 +47,5 @@ mod stats;
 mod table_sizes;
 #[cfg(not(loom))]
 mod tables;
+#[cfg(not(loom))]
+mod zeroing;

@@ -24,7 +24,7 @@ pub(crate) const REST: Duration = Duration::from_millis(50);
 
 /// Calls and answers.
 #[derive(Debug)]
-pub(in crate::paging) struct Purge {
+pub(crate) struct Purge {
     thread: FaultLock<Option<Thread>>,
     is_there: AtomicBool,
     called: AtomicBool,
@@ -59,7 +59,7 @@ impl Purge {
     }
 
     /// Calls it and waits shortly for what comes of it, unless it has just answered.
-    pub(in crate::paging) fn call_and_wait(&self) {
+    pub(crate) fn call_and_wait(&self) {
         if !self.is_there.load(Ordering::Acquire) || !self.has_rested() {
             return;
         }
@@ -81,23 +81,23 @@ impl Purge {
     // For the maintenance thread.
 
     /// Says who purges; `None`: nobody any more.
-    pub(in crate::paging) fn set_thread(&self, thread: Option<Thread>) {
+    pub(crate) fn set_thread(&self, thread: Option<Thread>) {
         self.is_there.store(thread.is_some(), Ordering::Release);
         *self.thread.lock() = thread;
     }
 
     /// Whether the thread was called and has not answered.
-    pub(in crate::paging) fn is_called(&self) -> bool {
+    pub(crate) fn is_called(&self) -> bool {
         self.called.load(Ordering::Acquire)
     }
 
     /// The same, and it is time for an answer, which [`answer`](Self::answer) ends.
-    pub(in crate::paging) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         self.is_called() && self.has_rested()
     }
 
     /// The thread has purged.
-    pub(in crate::paging) fn answer(&self) {
+    pub(crate) fn answer(&self) {
         let now = self.epoch.elapsed().as_micros() as u64;
         self.answered_us.store(now, Ordering::Relaxed);
         self.called.store(false, Ordering::Release);

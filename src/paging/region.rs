@@ -26,36 +26,35 @@ pub(crate) use crate::paging::config::{PAGE_MAX, PAGE_MIN};
 pub use crate::paging::evict::policy;
 pub use crate::paging::latency::{Latencies, Latency};
 #[cfg(feature = "heap")]
-pub(crate) use crate::paging::purge::REST;
+pub(crate) use crate::paging::purge::{Purge, REST};
 pub use crate::paging::readahead::Advice;
 pub use crate::paging::stats::Stats;
 
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
-use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
+use crate::base::units::ByteCount;
 use crate::limit::manager::{Account, MemoryManager};
 use crate::manager::Spill;
 use crate::paging::counters::Counters;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::requests::Requests;
+use crate::paging::extents::Extents;
 use crate::paging::fault::handler::Handler;
 use crate::paging::fault::supervisor::Supervisor;
 use crate::paging::fork;
 use crate::paging::limits::TwoLimits;
-use crate::paging::pager::discard;
-use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::{Pager, reclaim};
-use crate::paging::ranges::RangeAllocator;
-use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
+use crate::paging::pins::Pins;
 use crate::paging::tables::charge;
 use crate::store::{OnlyUser, Store, Wipe};
 use crate::sys::probe::{AddressSpace, Memory};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
+use crate::sys::vm::KERNEL_PAGE;
 use std::ptr::NonNull;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Far memory: addresses whose cold pages are kept on a store, under one limit.
@@ -84,11 +83,10 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Region {
     pub(in crate::paging) pager: Arc<Pager>,
-    pub(in crate::paging) ranges: RangeAllocator,
+    pub(in crate::paging) extents: Extents,
     pub(in crate::paging) requests: Arc<Requests>,
     threads: Vec<JoinHandle<()>>,
-    /// Held while pins are added or ended.
-    pub(in crate::paging) pin_lock: std::sync::Mutex<()>,
+    pub(in crate::paging) pins: Pins,
     wipe: Wipe,
     manager: Option<Arc<MemoryManager>>,
     pub(in crate::paging) limits: TwoLimits,
@@ -250,13 +248,13 @@ impl Region {
         }
         let joined = under.map(|(manager, name)| join(manager, name, &config, &*store));
         let account = joined.transpose()?;
-        let ranges = RangeAllocator::new(config.span.as_usize(), config.page.as_usize())?;
         let pager =
             Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
         reclaim::set_limit(&pager, config.limit);
         charge::start_tables(&pager, manager.map(|manager| &**manager))?;
         pager.pool().keep_copy_charge()?;
         let pager = Arc::new(pager);
+        let extents = Extents::new(Arc::clone(&pager))?;
         if let Some(account) = pager.managed().account() {
             let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
             account.set_reclaimer(reclaimer);
@@ -273,11 +271,11 @@ impl Region {
         let handlers: Result<Vec<Handler>> =
             (0..config.handlers).map(|n| Handler::new(pager.clone(), n, &config)).collect();
         let mut region = Region {
+            pins: Pins::new(Arc::clone(&pager)),
             pager,
-            ranges,
+            extents,
             requests,
             threads: Vec::with_capacity(config.handlers + 2),
-            pin_lock: std::sync::Mutex::new(()),
             wipe: config.wipe,
             manager: manager.cloned(),
             limits: TwoLimits::new(config.limit),
@@ -348,18 +346,7 @@ impl Region {
     /// [`Error::LimitExceeded`] when the tables that describe all that is mapped could take more
     /// than half of the limit ([`RegionConfig::tables_max`]).
     pub fn map(&self, len: ByteCount) -> Result<NonNull<u8>> {
-        if !self.is_here() {
-            return Err(Error::Forked { what: "a region" });
-        }
-        let len = self.whole_pages(len)?;
-        let offset = self.ranges.reserve(len, self.pager.page_bytes())?;
-        let capacity = self.capacity();
-        if let Err(error) = self.ranges.commit(offset, len, |after| self.fits(after, capacity)) {
-            self.ranges.release(offset, len);
-            return Err(if let Error::StoreFull { .. } = error { self.full() } else { error });
-        }
-        let addr = self.pager.table().start() + offset;
-        Ok(NonNull::new(addr as *mut u8).expect("a region is never at address zero"))
+        self.extents.map(self.extents.whole_pages(len)?)
     }
 
     /// Takes back a range from [`map`](Region::map): contents, frames and slots go. In a forked
@@ -372,23 +359,60 @@ impl Region {
     /// The caller mapped all of the range, or speaks for who did; nobody uses it any more, no
     /// reference into it exists, and nobody else unmaps it. (A region that a heap or a collective
     /// uses holds what they have mapped as well.)
-    #[expect(unsafe_code, reason = "takes memory away that references could point to")]
     pub unsafe fn unmap(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
-        let len = self.whole_pages(len)?;
-        let offset = self.offset_of(ptr.as_ptr(), len)?;
-        if !offset.is_multiple_of(self.pager.page_bytes()) {
-            return Err(Error::BadRange { reason: "does not start at a page" });
+        let len = self.extents.whole_pages(len)?;
+        // SAFETY: as the caller promises.
+        unsafe { self.extents.unmap(ptr, len, self.pager.page_bytes()) }
+    }
+
+    /// [`map`](Region::map) in units of 4 KiB: of the last page, what lies behind the range may be in use
+    /// by others. For memory that is taken back in parts.
+    ///
+    /// # Errors
+    /// As [`map`](Region::map).
+    #[doc(hidden)]
+    pub fn map_part_pages(&self, len: ByteCount) -> Result<NonNull<u8>> {
+        let len = len.as_usize().next_multiple_of(KERNEL_PAGE);
+        let start = self.extents.map(len)?;
+        let tail = len % self.pager.page_bytes();
+        if tail > 0 {
+            // SAFETY: lies in what was just mapped.
+            let last = unsafe { start.add(len - tail) };
+            // SAFETY: the last part of what was just mapped, which nobody else uses.
+            unsafe { self.extents.clear(last, ByteCount(tail as u64)) };
         }
-        if !self.is_here() {
-            return Ok(());
-        }
-        if !self.ranges.is_live(offset, len) {
-            return Err(Error::BadRange { reason: "is not mapped" });
-        }
-        self.ranges
-            .decommit(offset, len, |first, count| discard::discard(&self.pager, first, count));
-        self.ranges.release(offset, len);
-        Ok(())
+        Ok(start)
+    }
+
+    /// Takes back a part of what [`map_part_pages`](Region::map_part_pages) returned: any multiple of 4 KiB.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
+    ///
+    /// # Safety
+    /// As for [`unmap`](Region::unmap).
+    #[doc(hidden)]
+    pub unsafe fn unmap_part_pages(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.extents.unmap(ptr, len.as_usize(), KERNEL_PAGE) }
+    }
+
+    /// Whether all of a range is far memory still: in this region, and nothing mapped over it by the program.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn is_far(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
+        self.extents.is_far(ptr, len)
+    }
+
+    /// What of the address space is in use, for those who cut it up themselves.
+    pub(crate) fn extents(&self) -> &Extents {
+        &self.extents
+    }
+
+    /// How the heap above is told to give free memory back.
+    #[cfg(feature = "heap")]
+    pub(crate) fn purge(&self) -> &Purge {
+        self.pager.pool().purge()
     }
 
     /// Whether an address lies in this region.
@@ -408,99 +432,6 @@ impl Region {
         self.pager.page_size()
     }
 
-    fn whole_pages(&self, len: ByteCount) -> Result<usize> {
-        if len.0 == 0 {
-            return Err(Error::BadRange { reason: "length is zero" });
-        }
-        let len = len.as_usize().checked_next_multiple_of(self.pager.page_bytes());
-        len.ok_or(Error::BadRange { reason: "length overflows" })
-    }
-
-    pub(in crate::paging) fn offset_of(&self, ptr: *const u8, len: usize) -> Result<usize> {
-        let outside = Error::BadRange { reason: "lies outside of the region" };
-        let offset =
-            (ptr as usize).checked_sub(self.pager.table().start()).ok_or(outside.clone())?;
-        let end = offset.checked_add(len).ok_or(Error::BadRange { reason: "length overflows" })?;
-        if end > self.pager.table().len() { Err(outside) } else { Ok(offset) }
-    }
-
-    /// Pages that limit and device can keep together.
-    pub(in crate::paging) fn capacity(&self) -> PageCount {
-        let pager = &self.pager;
-        let failing = !matches!(pager.health().write_errno(), 0 | NO_SLOT);
-        // What was said when there was no room, the evictor takes back in its next turn only.
-        let has_room = pager.pool().available() >= pager.pool().watermarks().low();
-        if failing && pager.health().is_exhausted() && !has_room {
-            return PageCount(0);
-        }
-        // What the device has taken is all that can be said while it takes no more.
-        let stored = if failing { pager.slots().map().in_use() } else { self.slots_with_space() };
-        let resident = pager.pool().guaranteed().0.saturating_sub(pager.pool().reserve().0);
-        PageCount(stored.0.saturating_add(resident / pager.page_bytes() as u64))
-    }
-
-    /// Slots that the store has space for now: others may fill its file system.
-    fn slots_with_space(&self) -> SlotCount {
-        let pager = &self.pager;
-        let room = SlotCount(pager.slots().store().room().0 / pager.page_bytes() as u64);
-        let all = pager.slots().map().slots().min(room);
-        SlotCount(all.0.saturating_sub(pager.slots().map().in_limbo().0))
-    }
-
-    /// Why nothing more can be mapped.
-    fn full(&self) -> Error {
-        let store = self.pager.slots().store();
-        let (room, capacity) = (store.room(), store.capacity());
-        if room >= capacity {
-            return Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) };
-        }
-        let what_to_do = "free space there, or have it reserved at the start: `reserve:on`";
-        let reason =
-            format!("its file system has space for {room} of {capacity} only; {what_to_do}");
-        Error::Device { path: store.describe().into(), reason }
-    }
-
-    /// Whether limit and device can keep so much, of `capacity` pages, and describe it.
-    ///
-    /// # Errors
-    /// [`Error::StoreFull`], [`Error::LimitExceeded`].
-    pub(in crate::paging) fn fits(&self, committed: &Committed, capacity: PageCount) -> Result<()> {
-        if committed.pages > capacity.0 {
-            return Err(Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) });
-        }
-        let limit = self.pager.budget().limit();
-        let resident = PageCount(limit.0 / self.pager.page_bytes() as u64);
-        let most = tables_max(committed, resident, self.pager.slots().map().slots());
-        let allowed = tables_allowed(limit);
-        if most > allowed {
-            let far = ByteCount(committed.pages * self.pager.page_bytes() as u64);
-            let page = self.page_size();
-            // Not for who only asks whether there is room.
-            let _ours = keep_local();
-            let reason = format!(
-                "the tables of {far} of far memory in pages of {page} may take {most}, of {allowed} \
-                 that a limit of {limit} allows them: raise the limit, or the page size"
-            );
-            return Err(Error::LimitExceeded { reason });
-        }
-        Ok(())
-    }
-
-    /// First and number of the pages that a range touches.
-    pub(in crate::paging) fn pages_of(
-        &self,
-        ptr: *const u8,
-        len: ByteCount,
-    ) -> Result<(PageId, PageCount)> {
-        if len.0 == 0 {
-            return Err(Error::BadRange { reason: "length is zero" });
-        }
-        let offset = self.offset_of(ptr, len.as_usize())?;
-        let first = offset / self.pager.page_bytes();
-        let end = (offset + len.as_usize()).div_ceil(self.pager.page_bytes());
-        Ok((PageId(first as u64), PageCount((end - first) as u64)))
-    }
-
     /// The memory manager that the region has joined, if it has.
     #[must_use]
     pub fn manager(&self) -> Option<&Arc<MemoryManager>> {
@@ -516,7 +447,7 @@ impl Region {
     /// A snapshot of the region's statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats::of(&self.pager, self.ranges.committed())
+        Stats::of(&self.pager, self.extents.committed())
     }
 
     /// How long faults, device requests and evictions have taken since the region's start.
@@ -539,34 +470,6 @@ impl Region {
     #[must_use]
     pub fn serves_kernel_faults(&self) -> bool {
         self.pager.serves_kernel_faults()
-    }
-}
-
-/// For the heap's maintenance thread.
-impl Region {
-    /// Sets the thread that purges free memory; `None`: no thread does any more.
-    pub(crate) fn set_maintainer(&self, thread: Option<Thread>) {
-        self.pager.pool().purge().set_thread(thread);
-    }
-
-    /// Whether that thread was called and has not answered.
-    pub(crate) fn calls_for_purge(&self) -> bool {
-        self.pager.pool().purge().is_called()
-    }
-
-    /// The same, and it is time for an answer, which [`has_purged`](Self::has_purged) ends.
-    pub(crate) fn wants_purge(&self) -> bool {
-        self.pager.pool().purge().is_due()
-    }
-
-    /// The thread has purged.
-    pub(crate) fn has_purged(&self) {
-        self.pager.pool().purge().answer();
-    }
-
-    /// Has free memory given back, for a thread that reclaims: returns soon.
-    pub(crate) fn ask_for_purge(&self) {
-        self.pager.pool().purge().call_and_wait();
     }
 }
 

@@ -66,7 +66,7 @@ impl Reclaim for LocalMemory {
             return ByteCount::ZERO; // What is in use stays.
         }
         let before = self.account.used();
-        self.region.ask_for_purge();
+        self.region.purge().call_and_wait();
         ByteCount(before.0.saturating_sub(self.account.used().0))
     }
 
@@ -156,7 +156,7 @@ impl Maintenance {
             Error::Os { call: "starting the maintenance thread", errno }
         })?;
         has_begun.recv().expect("the thread says that it has begun before it ends");
-        region.set_maintainer(Some(thread.thread().clone()));
+        region.purge().set_thread(Some(thread.thread().clone()));
         Ok(Maintenance { region: Arc::clone(region), stop, thread: Some(thread) })
     }
 }
@@ -167,7 +167,7 @@ impl Drop for Maintenance {
             std::mem::forget(self.thread.take()); // The parent's.
             return;
         }
-        self.region.set_maintainer(None);
+        self.region.purge().set_thread(None);
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
@@ -186,26 +186,26 @@ fn run(
 ) {
     SignalsBlocked::for_good();
     let follow_limit = || {
-        arenas.follow_limit(region.limit(), heap::tier_count());
+        arenas.follow_limit(region.budget().limit(), heap::tier_count());
         if arenas.is_default() {
-            heap::set_local_cache_max(beside.local_cache_max(region.limit()));
+            heap::set_local_cache_max(beside.local_cache_max(region.budget().limit()));
         }
     };
     beside.look(region);
     follow_limit();
     let mut maintained = Instant::now();
     while !stop.load(Ordering::Acquire) {
-        std::thread::park_timeout(if region.calls_for_purge() {
+        std::thread::park_timeout(if region.purge().is_called() {
             REST
         } else {
             beside.look_every()
         });
         beside.look(region);
-        if region.wants_purge() {
+        if region.purge().is_due() {
             arenas.give_back(PURGE_MIN);
             heap::give_local_back(PURGE_MIN);
             beside.look(region);
-            region.has_purged();
+            region.purge().answer();
         }
         if maintained.elapsed() >= LOOK_EVERY {
             follow_limit();

@@ -58,9 +58,9 @@ impl ProcessLimit {
     pub(super) fn follow(&self, region: &Region) {
         let Some(resident) = self.statm.resident() else { return };
         // Read after it: pages that come in meanwhile are then not taken for local memory.
-        let rest = resident.0.saturating_sub(region.charged().0);
+        let rest = resident.0.saturating_sub(region.budget().charged().0);
         let room = ByteCount(self.limit.0.saturating_sub(rest));
-        let now = region.limit();
+        let now = region.budget().limit();
         if room < now || room.0 - now.0 >= self.limit.0 / STEP {
             region.leave_room(room);
         }

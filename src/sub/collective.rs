@@ -153,7 +153,7 @@ impl Collective {
     pub fn create(config: CollectiveConfig, store: Arc<dyn Store>) -> Result<Collective> {
         let region = Region::create(config.region, store)?;
         let page_bytes = region.page_size().as_usize();
-        let (far_base, far_len) = (region.base(), region.span());
+        let (far_base, far_len) = (region.extents().base(), region.extents().span());
         let far = Pages::new(far_base, page_bytes, far_len / page_bytes)?;
         let local_capacity = config.local.as_usize() / GRANULE * GRANULE;
         let (local, local_pages) = local_arena(local_capacity)?;
@@ -439,7 +439,7 @@ impl Collective {
     fn release_page(&self, state: &mut State, page: u32) {
         state.far.set_owner(page, Owner::Free);
         state.in_use -= 1;
-        let keeps = self.region.limit().get() / KEPT_DIVISOR / self.page_bytes as u64;
+        let keeps = self.region.budget().limit().get() / KEPT_DIVISOR / self.page_bytes as u64;
         if self.region.has_room() && (state.kept.len() as u64) < keeps {
             return state.kept.push(page);
         }

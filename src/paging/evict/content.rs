@@ -1,14 +1,16 @@
 //! Content on its way out: between the region's mapping and staging frames, and back.
-#![expect(unsafe_code, reason = "unmaps pages of the region")]
+#![expect(unsafe_code, reason = "unmaps and drops pages of the region")]
 
 use crate::base::error::Result;
-use crate::base::units::{PageCount, PageId};
+use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::policy::EvictionPolicy;
 use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
+use crate::paging::page::backoff;
 use crate::paging::page::frame_meta::FrameOutcome;
-use crate::paging::page::word::{FrameId, State};
+use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
+use crate::paging::pager::discard;
 use crate::paging::pager::mapper::{Moved, install_error, is_copied_then};
 use crate::paging::pager::transfer;
 use crate::sys::uffd::{Outcome, Protect, Wake};
@@ -49,6 +51,91 @@ pub(in crate::paging) fn choose(
     }
 }
 
+/// Whether pages to take out are still on the policy's lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::paging) enum Listed {
+    Yes,
+    No,
+}
+
+/// Makes a victim `Moving`; `None` when it left the region by itself, or is pinned.
+pub(in crate::paging) fn take_victim(pager: &Pager, page: PageId, listed: Listed) -> Option<Word> {
+    let mut spins = 0;
+    loop {
+        let word = pager.word(page).load();
+        match word.state() {
+            State::Resident => {}
+            State::Moving => {
+                backoff(&mut spins);
+                continue;
+            }
+            _ => return None,
+        }
+        let leaving = word.leaving();
+        if pager.word(page).try_change(word, leaving).is_err() {
+            continue;
+        }
+        if listed == Listed::Yes {
+            pager.policy().lock().removed(page);
+        }
+        if word.pins() == 0 {
+            return Some(leaving);
+        }
+        keep(pager, page, leaving);
+        return None;
+    }
+}
+
+/// Leaves a victim where it is.
+pub(in crate::paging) fn keep(pager: &Pager, page: PageId, word: Word) {
+    pager.publish_resident(page, word, word.kept(), None);
+}
+
+/// Takes the pages that the program has mapped something over off a list of clean ones; returns
+/// how many pages, in how many pieces, are left.
+pub(in crate::paging) fn leave_others(
+    pager: &Pager,
+    clean: &mut [(PageId, Word)],
+    pieces: &mut [Piece],
+) -> (usize, usize) {
+    let (mut left, mut piece_count) = (0, 0);
+    for at in 0..clean.len() {
+        let (page, word) = clean[at];
+        if !mapped_over::disown(pager, page, word) {
+            clean[left] = (page, word);
+            left += 1;
+            discard::push_piece(pager, pieces, &mut piece_count, page);
+        }
+    }
+    (left, piece_count)
+}
+
+/// Drops pages that have been write-protected since their slots were read.
+pub(in crate::paging) fn drop_clean(pager: &Pager, clean: &[(PageId, Word)], pieces: &[Piece]) {
+    if clean.is_empty() {
+        return;
+    }
+    // SAFETY: each page is `Moving` by this thread and equals its slot: it was installed
+    // write-protected and no write was let through (that clears the flag first), so neither
+    // a thread nor a device request of the application can have changed it.
+    unsafe { pager.mapper().discard(pieces) }
+        .expect("MADV_DONTNEED of own anonymous pages succeeds");
+    {
+        let mut policy = pager.policy().lock();
+        clean.iter().for_each(|(page, _)| policy.evicted(*page));
+    }
+    for &(page, word) in clean {
+        let slot = word.slot().expect("a clean page has a slot");
+        pager.publish(page, word, Word::stored(slot));
+    }
+    let bytes = (clean.len() * pager.page_bytes()) as u64;
+    pager.budget().uncharge(ByteCount(bytes));
+    pager.managed().gave_back(bytes);
+    pager.counters().evicted_clean.add(clean.len() as u64);
+    let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
+    pager.counters().prefetch_unseen.add(unseen as u64);
+}
+
 /// Frames to take neighbouring pages from `first` out to: a run for a whole chunk.
 pub(in crate::paging) fn frames_for_run(
     pager: &Pager,
@@ -77,7 +164,7 @@ pub(in crate::paging) fn take_contents(
     frame: FrameId,
     count: usize,
 ) -> Moved {
-    if pager.pool().evicts_by_move() {
+    if pager.pool().moves().evict {
         take_by_move(pager, first, frame, count)
     } else {
         let taken = take_by_copy(pager, first, frame);
@@ -151,7 +238,7 @@ pub(in crate::paging) fn return_frame(
     page: PageId,
     frame: FrameId,
 ) -> Result<FrameOutcome> {
-    if !pager.pool().evicts_by_move() {
+    if !pager.pool().moves().evict {
         return transfer::copy_rest(pager, page, frame, 0, Protect::No)
             .map(|()| FrameOutcome::Dropped);
     }

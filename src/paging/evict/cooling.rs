@@ -2,7 +2,7 @@
 
 use crate::base::units::SlotId;
 use crate::paging::evict::Evictor;
-use crate::paging::evict::state::{Dirty, Linger};
+use crate::paging::evict::leaving::{Dirty, Linger};
 use crate::paging::page::protocol::{self, Content};
 use crate::paging::page::word::{FrameId, Word};
 use crate::sys::vm::HUGE_PAGE;
@@ -10,15 +10,13 @@ use crate::sys::vm::HUGE_PAGE;
 impl Evictor {
     /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
     pub(super) fn settle_cooling(&mut self, keep: usize) -> bool {
-        let room = (self.device.free_writes.len() * self.pages_per_write())
-            .saturating_sub(self.device.dirty.len());
-        let count = self.leaving.cooling.len().saturating_sub(keep).min(room);
+        let count = self.leaving.cooling.len().saturating_sub(keep).min(self.writes.room());
         for _ in 0..count {
             let frame = self.leaving.cooling.pop_front().expect("counted above");
             self.settle_frame(frame);
         }
         self.let_go();
-        self.write_dirty();
+        self.writes.write_dirty(&mut self.leaving);
         count > 0
     }
 
@@ -46,7 +44,7 @@ impl Evictor {
         // What was read by runs leaves by runs, and more is being read.
         let is_used =
             is_huge || self.arrivals.fresh_prevail() || self.pager.chunks().has_had_whole();
-        if !self.pager.pool().evicts_by_move()
+        if !self.pager.pool().moves().evict
             || self.leaving.freed.len() < per_run
             || !is_wanted
             || !is_used
@@ -105,7 +103,7 @@ impl Evictor {
         match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
             Content::Dirty => {
-                self.device.dirty.push(Dirty { page, frame, hash, slot: SlotId(0) });
+                self.writes.dirty.push(Dirty { page, frame, hash, slot: SlotId(0) });
                 return;
             }
             Content::Clean(_) => pager.counters().evicted_clean.bump(),

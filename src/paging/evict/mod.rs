@@ -14,7 +14,8 @@
 //! | module | does |
 //! |---|---|
 //! | this one | decides when and how much; collects what the device has finished |
-//! | `state` | what is on its way out |
+//! | `state` | the evictor's parts |
+//! | `leaving` | what is on its way out |
 //! | `arrivals` | what has come in lately |
 //! | `victims` | takes victims out of the region |
 //! | `cooling` | decides about frames that have cooled, frees those that lingered |
@@ -36,6 +37,7 @@ pub(in crate::paging) mod arrivals;
 pub(in crate::paging) mod content;
 pub(in crate::paging) mod cooling;
 mod device_space;
+mod leaving;
 pub(in crate::paging) mod on_request;
 #[cfg(not(loom))]
 pub mod policy;
@@ -51,11 +53,10 @@ use crate::base::deadline::look_every;
 use crate::base::error::Result;
 use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::diagnostics;
-use crate::paging::evict::state::{DEPTH, PAUSE_MIN};
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
 use crate::paging::tables::charge;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Evictor {
     /// Keeps the region between its watermarks until it stops.
@@ -88,13 +89,9 @@ impl Evictor {
         let discarded = discarded || !worked && charge::sleep_slots(&self.pager);
         // While writes fail, what was found dirty goes back: looking for clean pages all the time
         // would be all this thread does.
-        let hopeless = self.is_paused() && self.pager.health().is_exhausted();
+        let hopeless = self.writes.is_paused() && self.pager.health().is_exhausted();
         let busy = asked || discarded || (worked && !hopeless);
-        let timeout = if busy && self.device.queue.in_flight() < DEPTH {
-            Duration::ZERO
-        } else {
-            self.patience()
-        };
+        let timeout = if busy && self.writes.has_room() { Duration::ZERO } else { self.patience() };
         self.collect(timeout)
     }
 
@@ -119,25 +116,19 @@ impl Evictor {
         if !self.leaving.lingering.is_empty() {
             return LINGER;
         }
-        match self.device.write_again {
-            Some(again) if self.wanted() > 0 => {
-                again.saturating_duration_since(Instant::now()).clamp(PAUSE_MIN / 10, IDLE)
-            }
-            _ if self.device.free_writes.len() < DEPTH as usize => {
-                WRITING.min(look_every(self.device.deadline))
-            }
+        match self.writes.pause_left() {
+            Some(left) if self.wanted() > 0 => left.min(IDLE),
+            _ if self.writes.has_writes() => WRITING.min(look_every(self.writes.deadline())),
             _ => IDLE,
         }
     }
 
     pub(in crate::paging) fn collect(&mut self, timeout: Duration) -> Result<()> {
-        let (queue, finished) = (&mut self.device.queue, &mut self.device.finished);
-        let mut done = |completion| finished.push(completion);
-        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
-        while let Some(completion) = self.device.finished.pop() {
-            self.finish_write(completion);
+        self.writes.collect(timeout, &mut self.leaving)?;
+        if !self.leaving.freed.is_empty() {
+            self.let_go();
         }
-        self.check_deadlines();
+        self.writes.check_deadlines();
         Ok(())
     }
 
@@ -150,7 +141,8 @@ impl Evictor {
         let starving = pager.pool().waiters().is_starving();
         let owed = pager.managed().deficit();
         let enough = available >= pager.pool().watermarks().evict_below() && !starving;
-        if enough && owed == 0 && self.idle() {
+        let is_idle = self.leaving.cooling.is_empty() && self.writes.is_idle();
+        if enough && owed == 0 && is_idle {
             return 0;
         }
         let high = pager.pool().watermarks().evict_until();
@@ -161,25 +153,13 @@ impl Evictor {
         }
         let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes());
         // What a device that does not answer holds on to makes no room.
-        let stuck = self.device.writes.iter().any(|write| !write.pages.is_empty() && write.overdue);
-        let leaving = if stuck { 0 } else { self.leaving() };
+        let leaving = if self.writes.is_stuck() { 0 } else { self.leaving() };
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
-    }
-
-    /// Whether nothing is on its way out.
-    fn idle(&self) -> bool {
-        self.leaving.cooling.is_empty()
-            && self.device.dirty.is_empty()
-            && self.device.free_writes.len() == DEPTH as usize
     }
 
     /// Pages on their way out.
     pub(in crate::paging) fn leaving(&self) -> usize {
-        let writing: usize = self.device.writes.iter().map(|write| write.pages.len()).sum();
-        self.leaving.cooling.len()
-            + self.device.dirty.len()
-            + writing
-            + self.leaving.lingering.len()
+        self.leaving.cooling.len() + self.writes.pages() + self.leaving.lingering.len()
     }
 
     /// Notes what has arrived, and runs ahead while threads wait for room for fresh memory.

@@ -4,8 +4,9 @@ use crate::base::deadline::Deadline;
 use crate::base::units::PageId;
 use crate::paging::diagnostics;
 use crate::paging::evict::Evictor;
+use crate::paging::evict::content::Listed;
 use crate::paging::evict::device_space::LONG_BYTES;
-use crate::paging::evict::victims::{Chunkwise, Listed};
+use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
 use crate::paging::page::BATCH_MAX;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ impl Evictor {
             self.space.is_asked = false;
             return false;
         }
-        if self.space.is_asked || is_quiet || self.device_is_full() {
+        if self.space.is_asked || is_quiet || self.writes.is_full() {
             return self.pager.discard_freed(0);
         }
         stale > used && self.pager.discard_freed(LONG_BYTES)
@@ -44,7 +45,7 @@ impl Evictor {
             }
         }
         if let Some(id) = request.id {
-            self.finish_everything();
+            self.settle_until(0);
             self.requests.answer(id);
         }
         true
@@ -95,24 +96,14 @@ impl Evictor {
     /// Whether anything is on its way out that the device has not failed to answer.
     fn has_hope(&self) -> bool {
         let waiting =
-            self.leaving.cooling.len() + self.device.dirty.len() + self.leaving.lingering.len();
-        self.is_writing() || waiting > 0
-    }
-
-    /// Whether the device has a write that it has not failed to answer.
-    pub(super) fn is_writing(&self) -> bool {
-        self.device.writes.iter().any(|write| !write.pages.is_empty() && !write.overdue)
-    }
-
-    /// Waits, for a bounded time, until all that is cooling or being written has settled.
-    fn finish_everything(&mut self) {
-        self.settle_until(0);
+            self.leaving.cooling.len() + self.writes.dirty.len() + self.leaving.lingering.len();
+        self.writes.is_writing() || waiting > 0
     }
 
     /// Waits, for a bounded time, until at most `most` pages are on their way out; returns whether it has
     /// come to that.
     fn settle_until(&mut self, most: usize) -> bool {
-        let mut deadline = Deadline::new(self.device.deadline);
+        let mut deadline = Deadline::new(self.writes.deadline());
         while self.has_hope() && self.leaving() > most {
             self.settle_cooling(0);
             self.settle_lingering();

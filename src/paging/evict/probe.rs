@@ -6,7 +6,7 @@
 
 use crate::base::units::{ByteCount, SlotCount};
 use crate::paging::evict::Evictor;
-use crate::paging::evict::state::{DEPTH, PROBE, Probe};
+use crate::paging::evict::write_back::{PROBE, Probe, WriteBack};
 use crate::paging::page::frames::push;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
@@ -20,19 +20,24 @@ impl Evictor {
         let pager = &self.pager;
         // Below the low watermark pages are on their way out, or would be.
         let has_room = pager.pool().available() >= pager.pool().watermarks().low();
-        let writes =
-            !self.device.dirty.is_empty() || self.device.free_writes.len() < DEPTH as usize;
-        if !has_room || writes || self.device.probe.is_some() {
+        if !has_room || !self.writes.is_idle() || self.writes.probe.is_some() {
             return;
         }
         if pager.health().is_exhausted() {
             // What nobody could make has been given back.
             self.made_room(1);
         }
+        self.writes.recover();
+    }
+}
+
+impl WriteBack {
+    /// Takes a failure back that has no cause any more, or tries whether it has.
+    fn recover(&mut self) {
         match self.pager.health().write_errno() {
             0 => {}
             NO_SLOT if self.pager.slots().map().in_use() < self.pager.slots().map().slots() => {
-                self.writes_work();
+                self.note_works();
             }
             NO_SLOT => {}
             _ if self.is_paused() => {}
@@ -46,7 +51,7 @@ impl Evictor {
         let Some(frame) = pager.pool().charged_frame(ByteCount::ZERO) else {
             return pager.put_slot(Some(slot));
         };
-        pager.pool().clear_frame(frame);
+        pager.frames().clear(frame);
         let segments = [Segment { ptr: pager.frames().ptr(frame), len: pager.page_bytes() }];
         let request = Request {
             token: PROBE,
@@ -54,12 +59,12 @@ impl Evictor {
             offset: pager.slot_offset(slot),
             segments: &segments,
         };
-        self.device.probe = Some(Probe { slot, frame });
-        let before = self.device.queue.in_flight();
-        let queue = &mut *self.device.queue;
+        self.probe = Some(Probe { slot, frame });
+        let before = self.queue.in_flight();
+        let queue = &mut *self.queue;
         let pushed = self.pager.guarded(|| push(queue, request));
         // After a panic of a store that may have taken the request, its answer is waited for.
-        let is_taken = pushed.unwrap_or(self.device.queue.in_flight() != before);
+        let is_taken = pushed.unwrap_or(self.queue.in_flight() != before);
         if !is_taken {
             let errno = crate::sys::EIO;
             let (offset, len) = (self.pager.slot_offset(slot), self.pager.page_bytes() as u64);
@@ -69,15 +74,15 @@ impl Evictor {
     }
 
     pub(super) fn finish_probe(&mut self, completion: Completion) {
-        let Probe { slot, frame } = self.device.probe.take().expect("a completion has its write");
+        let Probe { slot, frame } = self.probe.take().expect("a completion has its write");
         let errno = completion.result.map_err(|error| errno_of(&error) as u32);
         if errno.is_ok() {
-            self.writes_work();
+            self.note_works();
         }
         self.pager.put_slot(Some(slot));
         self.pager.pool().recycle(frame);
         if let Err(errno) = errno {
-            self.writes_pause(errno);
+            self.pause(errno);
         }
     }
 }

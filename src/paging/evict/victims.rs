@@ -1,26 +1,17 @@
 //! Taking victims out of the region: clean ones are dropped, others moved into frames to cool.
-#![expect(unsafe_code, reason = "drops clean pages of the region")]
 
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::Evictor;
-use crate::paging::evict::content;
+use crate::paging::evict::content::{self, Listed};
 use crate::paging::kernel_filled;
 use crate::paging::kernel_filled::CloseOutcome;
 use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
-use crate::paging::page::backoff;
-use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
 use crate::sys::vm::{HUGE_PAGE, Piece};
 use std::time::Instant;
-
-/// Whether pages to take out are still on the policy's lists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Listed {
-    Yes,
-    No,
-}
 
 /// Maximum number of bytes that one call moves: bounds how long faults on them wait.
 const RUN_BYTES_MAX: usize = HUGE_PAGE;
@@ -53,8 +44,8 @@ impl Evictor {
         const PAUSED_ROUNDS_MAX: usize = 64;
         let mut victims = std::mem::take(&mut self.victims);
         let (mut went, mut resident) = (0, PageCount(0));
-        for _ in 0..if self.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
-            let want = if self.is_paused() { BATCH_MAX } else { want };
+        for _ in 0..if self.writes.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
+            let want = if self.writes.is_paused() { BATCH_MAX } else { want };
             victims.clear();
             {
                 let mut policy = self.pager.policy().lock();
@@ -80,20 +71,20 @@ impl Evictor {
     pub(super) fn take_out(&mut self, victims: &mut [PageId], listed: Listed) -> usize {
         victims.sort_unstable();
         let chosen = Instant::now();
-        let pause = self.is_paused();
+        let pause = self.writes.is_paused();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let mut run = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let run_max = (RUN_BYTES_MAX / self.pager.page_bytes()).clamp(1, BATCH_MAX);
         let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
         for &page in victims.iter() {
-            let Some(word) = self.take_victim(page, listed) else { continue };
+            let Some(word) = content::take_victim(&self.pager, page, listed) else { continue };
             if word.protected() && word.slot().is_some() {
                 clean[clean_count] = (page, word);
                 clean_count += 1;
                 discard::push_piece(&self.pager, &mut pieces, &mut piece_count, page);
             } else if pause && word.slot().is_none() {
-                self.keep(page, word);
+                content::keep(&self.pager, page, word);
             } else {
                 // Up to the end of a chunk: one that came in whole can leave whole.
                 let begins = page.0.is_multiple_of(self.pager.pages_per_chunk());
@@ -108,87 +99,13 @@ impl Evictor {
         }
         moved += self.move_out(&run[..run_len], chosen);
         if !self.pager.mapper().owns_all(&pieces[..piece_count]) {
-            (clean_count, piece_count) = self.leave_others(&mut clean[..clean_count], &mut pieces);
+            (clean_count, piece_count) =
+                content::leave_others(&self.pager, &mut clean[..clean_count], &mut pieces);
         }
-        self.drop_clean(&clean[..clean_count], &pieces[..piece_count]);
+        content::drop_clean(&self.pager, &clean[..clean_count], &pieces[..piece_count]);
         self.pager.counters().evict_times.add_many(chosen.elapsed(), clean_count as u64);
         self.made_room(clean_count);
         clean_count + moved
-    }
-
-    /// Makes a victim `Moving`; `None` when it left the region by itself, or is pinned.
-    fn take_victim(&self, page: PageId, listed: Listed) -> Option<Word> {
-        let mut spins = 0;
-        loop {
-            let word = self.pager.word(page).load();
-            match word.state() {
-                State::Resident => {}
-                State::Moving => {
-                    backoff(&mut spins);
-                    continue;
-                }
-                _ => return None,
-            }
-            let leaving = word.leaving();
-            if self.pager.word(page).try_change(word, leaving).is_err() {
-                continue;
-            }
-            if listed == Listed::Yes {
-                self.pager.policy().lock().removed(page);
-            }
-            if word.pins() == 0 {
-                return Some(leaving);
-            }
-            self.keep(page, leaving);
-            return None;
-        }
-    }
-
-    /// Leaves a victim where it is.
-    fn keep(&self, page: PageId, word: Word) {
-        self.pager.publish_resident(page, word, word.kept(), None);
-    }
-
-    /// Takes the pages that the program has mapped something over off a list of clean ones; returns
-    /// how many pages, in how many pieces, are left.
-    fn leave_others(&self, clean: &mut [(PageId, Word)], pieces: &mut [Piece]) -> (usize, usize) {
-        let (mut left, mut piece_count) = (0, 0);
-        for at in 0..clean.len() {
-            let (page, word) = clean[at];
-            if !mapped_over::disown(&self.pager, page, word) {
-                clean[left] = (page, word);
-                left += 1;
-                discard::push_piece(&self.pager, pieces, &mut piece_count, page);
-            }
-        }
-        (left, piece_count)
-    }
-
-    /// Drops pages that have been write-protected since their slots were read.
-    fn drop_clean(&self, clean: &[(PageId, Word)], pieces: &[Piece]) {
-        if clean.is_empty() {
-            return;
-        }
-        let pager = &self.pager;
-        // SAFETY: each page is `Moving` by this thread and equals its slot: it was installed
-        // write-protected and no write was let through (that clears the flag first), so neither
-        // a thread nor a device request of the application can have changed it.
-        unsafe { pager.mapper().discard(pieces) }
-            .expect("MADV_DONTNEED of own anonymous pages succeeds");
-        {
-            let mut policy = pager.policy().lock();
-            clean.iter().for_each(|(page, _)| policy.evicted(*page));
-        }
-        for &(page, word) in clean {
-            let slot = word.slot().expect("a clean page has a slot");
-            pager.publish(page, word, Word::stored(slot));
-        }
-        let bytes = (clean.len() * pager.page_bytes()) as u64;
-        pager.budget().uncharge(ByteCount(bytes));
-        pager.managed().gave_back(bytes);
-        pager.counters().evicted_clean.add(clean.len() as u64);
-        let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
-        pager.counters().prefetch_unseen.add(unseen as u64);
     }
 
     /// Takes the memory of neighbouring pages, `Moving` by this thread, out of the region into
@@ -201,7 +118,9 @@ impl Evictor {
             let rest = &run[done..run.len().min(done + most)];
             let Some((first, got)) = content::frames_for_run(&self.pager, rest[0].0, rest.len())
             else {
-                run[done..].iter().for_each(|(page, word)| self.keep(*page, *word));
+                run[done..]
+                    .iter()
+                    .for_each(|(page, word)| content::keep(&self.pager, *page, *word));
                 break;
             };
             let taken = content::take_contents(&self.pager, rest[0].0, first, got);
@@ -223,7 +142,7 @@ impl Evictor {
                 Some(frame) => self.cool((page, word), frame, chosen),
                 None if mapped_over::disown(&self.pager, page, word) => {}
                 None => {
-                    self.keep(page, word);
+                    content::keep(&self.pager, page, word);
                     self.pager.counters().evict_busy.bump();
                 }
             }
@@ -281,8 +200,8 @@ impl Evictor {
     /// Whether chunks can leave whole: there are runs of frames, and slots for all of a chunk, or its
     /// pages must be able to come back one by one.
     pub(super) fn takes_chunks(&self) -> bool {
-        let able = self.pager.pool().evicts_by_move() && self.pager.frames().has_runs();
-        able && self.pager.health().write_errno() == 0 && !self.is_paused()
+        let able = self.pager.pool().moves().evict && self.pager.frames().has_runs();
+        able && self.pager.health().write_errno() == 0 && !self.writes.is_paused()
     }
 
     /// A run of frames that is not in use.

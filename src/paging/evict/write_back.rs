@@ -1,69 +1,219 @@
 //! Write-back: dirty pages get runs of slots and leave in large writes; what fails comes back.
 
-use crate::base::deadline::Term;
+use crate::base::deadline::{Stopwatch, Term};
+use crate::base::error::Result;
 use crate::base::units::{SlotCount, SlotId};
 use crate::paging::diagnostics;
-use crate::paging::evict::Evictor;
 use crate::paging::evict::content;
-use crate::paging::evict::state::{Dirty, Linger, PAUSE_MIN, PROBE, Write};
+use crate::paging::evict::leaving::{Dirty, Leaving, Linger};
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::frames::push;
 use crate::paging::page::protocol::{self, Written};
 use crate::paging::page::word::{FrameId, Word};
+use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
 use crate::paging::pager::transfer;
 use crate::paging::tables::charge;
-use crate::store::{Completion, Op, Request, SEGMENTS_MAX, Segment};
+use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment, queue_bytes};
 use crate::sys::uffd::Protect;
+use crate::sys::vm::HUGE_PAGE;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Write requests in flight.
+const DEPTH: u32 = 32;
+/// The token of a test write, beyond those of other writes.
+pub(super) const PROBE: u64 = DEPTH as u64;
+/// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Bytes of one merged write.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-impl Evictor {
+/// A write: pages in consecutive slots. Without pages it is free.
+#[derive(Debug)]
+struct Write {
+    pages: Vec<Dirty>,
+    started: Instant,
+    /// Since the device got it.
+    term: Term,
+    overdue: bool,
+    /// Over the page's old slot: says nothing about space for others.
+    in_place: bool,
+}
+
+impl Write {
+    /// Pages that one ever has at most.
+    fn pages_max(page_bytes: usize) -> usize {
+        (HUGE_PAGE / page_bytes).max(SEGMENTS_MAX)
+    }
+
+    /// A free one, for as many pages as a write ever has.
+    fn new(page_bytes: usize) -> Write {
+        let pages = Vec::with_capacity(Write::pages_max(page_bytes));
+        let term = Term::start(Duration::ZERO);
+        Write { pages, started: Instant::now(), term, overdue: false, in_place: false }
+    }
+}
+
+/// A test write on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    pub(super) slot: SlotId,
+    pub(super) frame: FrameId,
+}
+
+/// What the device is given, and has been.
+pub(super) struct WriteBack {
+    pub(super) pager: Arc<Pager>,
+    pub(super) queue: Box<dyn Queue>,
+    /// Pages without a slot yet.
+    pub(super) dirty: Vec<Dirty>,
+    writes: Vec<Write>,
+    free_writes: Vec<usize>,
+    finished: Vec<Completion>,
+    write_pause: Duration,
+    write_again: Option<Instant>,
+    pub(super) probe: Option<Probe>,
+    deadline: Duration,
+    /// Tells how long the device has had a write.
+    watch: Stopwatch,
+}
+
+impl WriteBack {
+    /// Bytes for a region of this number of frames.
+    pub(super) fn bytes(frames: usize, page_bytes: usize) -> usize {
+        let write = size_of::<Write>()
+            + Write::pages_max(page_bytes) * size_of::<Dirty>()
+            + size_of::<Completion>();
+        queue_bytes(DEPTH + 1) + frames * size_of::<Dirty>() + DEPTH as usize * write
+    }
+
+    /// # Errors
+    /// When the store has no queue to give.
+    pub(super) fn new(pager: Arc<Pager>, deadline: Duration) -> Result<WriteBack> {
+        let mut queue = pager.slots().store().open_queue(DEPTH + 1)?; // With a test write.
+        queue.watch(pager.pool().waiters().evictor_bell().raw_fd())?;
+        Ok(WriteBack {
+            queue,
+            dirty: Vec::with_capacity(pager.frames().count()),
+            writes: (0..DEPTH).map(|_| Write::new(pager.page_bytes())).collect(),
+            free_writes: (0..DEPTH as usize).collect(),
+            finished: Vec::with_capacity(DEPTH as usize),
+            write_pause: PAUSE_MIN,
+            write_again: None,
+            probe: None,
+            deadline,
+            watch: Stopwatch::start(deadline, Instant::now()),
+            pager,
+        })
+    }
+
+    /// Waits for the device, no longer than `timeout`, and settles what it has done.
+    ///
+    /// # Errors
+    /// When its queue is lost.
+    pub(super) fn collect(&mut self, timeout: Duration, leaving: &mut Leaving) -> Result<()> {
+        let (queue, finished) = (&mut self.queue, &mut self.finished);
+        let mut done = |completion| finished.push(completion);
+        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
+        while let Some(completion) = self.finished.pop() {
+            self.finish(completion, leaving);
+        }
+        Ok(())
+    }
+
+    // What is under way.
+
+    /// Pages that wait for a write, or are being written.
+    pub(super) fn pages(&self) -> usize {
+        let writing: usize = self.writes.iter().map(|write| write.pages.len()).sum();
+        self.dirty.len() + writing
+    }
+
+    /// More pages that it takes now.
+    pub(super) fn room(&self) -> usize {
+        (self.free_writes.len() * self.pages_per_write()).saturating_sub(self.dirty.len())
+    }
+
+    /// Whether nothing is to be written, or being written.
+    pub(super) fn is_idle(&self) -> bool {
+        self.dirty.is_empty() && !self.has_writes()
+    }
+
+    /// Whether the device has a write.
+    pub(super) fn has_writes(&self) -> bool {
+        self.free_writes.len() < DEPTH as usize
+    }
+
+    /// Whether the device has a write that it has not failed to answer.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writes.iter().any(|write| !write.pages.is_empty() && !write.overdue)
+    }
+
+    /// Whether the device has a write that it has failed to answer.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.writes.iter().any(|write| !write.pages.is_empty() && write.overdue)
+    }
+
+    /// Whether the device takes another request.
+    pub(super) fn has_room(&self) -> bool {
+        self.queue.in_flight() < DEPTH
+    }
+
+    /// How long the device has to answer.
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// How long to wait before a failing device is tried again.
+    pub(super) fn pause_left(&self) -> Option<Duration> {
+        let left = self.write_again?.saturating_duration_since(Instant::now());
+        Some(left.max(PAUSE_MIN / 10))
+    }
+
     /// Whether write-back waits after a failure: only pages that need no write can go, or those
     /// that may be written over their old slots.
     pub(super) fn is_paused(&self) -> bool {
-        self.device.write_again.is_some_and(|again| Instant::now() < again)
+        self.write_again.is_some_and(|again| Instant::now() < again)
     }
 
-    pub(super) fn pages_per_write(&self) -> usize {
+    fn pages_per_write(&self) -> usize {
         (WRITE_BYTES_MAX / self.pager.page_bytes()).clamp(1, SEGMENTS_MAX)
     }
 
     /// Gives all dirty pages slots, runs of them, and starts their writes, as far as there are
     /// free requests.
-    pub(super) fn write_dirty(&mut self) {
-        if self.device.dirty.is_empty() {
+    pub(super) fn write_dirty(&mut self, leaving: &mut Leaving) {
+        if self.dirty.is_empty() {
             return;
         }
-        let mut dirty = std::mem::take(&mut self.device.dirty);
+        let mut dirty = std::mem::take(&mut self.dirty);
         if self.is_paused() {
             // Only what can be written over its old slot may go while the rest waits.
-            let full = self.device_is_full();
+            let full = self.is_full();
             let mut at = 0;
             while at < dirty.len() {
                 if full && self.slot_to_overwrite(dirty[at].frame).is_some() {
                     at += 1;
                 } else {
-                    self.put_back(dirty.swap_remove(at));
+                    self.put_back(dirty.swap_remove(at), leaving);
                 }
             }
         }
         dirty.sort_unstable_by_key(|dirty| dirty.page);
         let mut done = 0;
-        while done < dirty.len() && !self.device.free_writes.is_empty() {
-            let Some(count) = self.write_some(&mut dirty[done..]) else { break };
+        while done < dirty.len() && !self.free_writes.is_empty() {
+            let Some(count) = self.write_some(&mut dirty[done..], leaving) else { break };
             done += count;
         }
         dirty.drain(..done);
-        self.device.dirty = dirty;
+        self.dirty = dirty;
     }
 
     /// Whether write-back fails because the device has no space left.
-    pub(super) fn device_is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         let errno = self.pager.health().write_errno();
         errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT
     }
@@ -75,16 +225,16 @@ impl Evictor {
 
     /// Starts one write, or returns a page that there is no space for; returns for how many of the
     /// first pages. `None`: they wait for writes under way.
-    fn write_some(&mut self, dirty: &mut [Dirty]) -> Option<usize> {
+    fn write_some(&mut self, dirty: &mut [Dirty], leaving: &mut Leaving) -> Option<usize> {
         let Dirty { frame, .. } = dirty[0];
-        if self.device_is_full()
+        if self.is_full()
             && let Some(slot) = self.slot_to_overwrite(frame)
         {
             // Its old slot, whose content is out of date, takes no space. If the write fails, the
             // page stays in memory without a slot.
             self.pager.frames().forget_slot(frame);
             dirty[0].slot = slot;
-            self.start_write(&dirty[..1], true);
+            self.start(&dirty[..1], true, leaving);
             return Some(1);
         }
         let want = self.count_for_write(dirty);
@@ -93,17 +243,17 @@ impl Evictor {
             if self.pager.slots().map().has_asleep() && self.is_writing() {
                 return None; // The frames of these pay for the tables of more slots.
             }
-            self.writes_fail(NO_SLOT);
+            self.fail(NO_SLOT);
             if self.slot_to_overwrite(frame).is_some() {
                 return Some(0); // Over its old slot, now that the device counts as full.
             }
-            self.put_back(dirty[0]);
+            self.put_back(dirty[0], leaving);
             return Some(1);
         };
         for (n, dirty) in dirty[..got.as_usize()].iter_mut().enumerate() {
             dirty.slot = SlotId(first.0 + n as u64);
         }
-        self.start_write(&dirty[..got.as_usize()], false);
+        self.start(&dirty[..got.as_usize()], false, leaving);
         Some(got.as_usize())
     }
 
@@ -124,8 +274,8 @@ impl Evictor {
     }
 
     /// Starts writing a run of pages to their consecutive slots.
-    fn start_write(&mut self, run: &[Dirty], in_place: bool) {
-        let token = self.device.free_writes.pop().expect("the caller looked");
+    fn start(&mut self, run: &[Dirty], in_place: bool, leaving: &mut Leaving) {
+        let token = self.free_writes.pop().expect("the caller looked");
         let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
         let mut count = 0;
         for (n, dirty) in run.iter().enumerate() {
@@ -144,46 +294,45 @@ impl Evictor {
             segments: &segments[..count],
         };
         let started = Instant::now();
-        let term = Term::start(self.device.watch.look(started));
-        let write = &mut self.device.writes[token];
+        let term = Term::start(self.watch.look(started));
+        let write = &mut self.writes[token];
         write.pages.extend_from_slice(run);
         (write.started, write.term) = (started, term);
         (write.overdue, write.in_place) = (false, in_place);
         self.pager.starved().set_writing(true);
         self.pager.counters().writes_in_flight.up();
-        let before = self.device.queue.in_flight();
-        let queue = &mut *self.device.queue;
+        let before = self.queue.in_flight();
+        let queue = &mut *self.queue;
         match self.pager.guarded(|| push(queue, request)) {
             Some(pushed) => assert!(pushed, "writes are bounded by the queue's depth"),
             // A panic before the store took the request is a write that failed. Else whether the
             // device has it is unknown: as if it never answered.
-            None if self.device.queue.in_flight() == before => {
+            None if self.queue.in_flight() == before => {
                 let offset = self.pager.slot_offset(run[0].slot);
                 let len = (run.len() * self.pager.page_bytes()) as u64;
                 let error = crate::Error::Io { op: "write", offset, len, errno: crate::sys::EIO };
-                self.finish_write(Completion { token: token as u64, result: Err(error) });
+                self.finish(Completion { token: token as u64, result: Err(error) }, leaving);
             }
-            None => self.abandon_write(token, crate::sys::EIO),
+            None => self.abandon(token, crate::sys::EIO),
         }
     }
 
-    pub(super) fn finish_write(&mut self, completion: Completion) {
+    fn finish(&mut self, completion: Completion, leaving: &mut Leaving) {
         if completion.token == PROBE {
             return self.finish_probe(completion);
         }
         let token = completion.token as usize;
-        let mut run = std::mem::take(&mut self.device.writes[token].pages);
+        let mut run = std::mem::take(&mut self.writes[token].pages);
         assert!(!run.is_empty(), "a completion has its write");
-        let Write { started, in_place, .. } = self.device.writes[token];
+        let Write { started, in_place, .. } = self.writes[token];
         self.pager.counters().writes_in_flight.down();
         self.pager.counters().write_times.add(started.elapsed());
         match completion.result {
             Ok(()) => {
                 if !in_place {
-                    self.writes_work();
+                    self.note_works();
                 }
-                run.iter().for_each(|dirty| self.written(dirty));
-                self.let_go();
+                run.iter().for_each(|dirty| self.written(dirty, leaving));
             }
             Err(error) => {
                 diagnostics::write_failed(
@@ -191,25 +340,25 @@ impl Evictor {
                     self.pager.slots().description(),
                     self.pager.slots().store().room(),
                 );
-                self.writes_fail(errno_of(&error) as u32);
+                self.fail(errno_of(&error) as u32);
                 run.iter().for_each(|dirty| {
                     self.pager.slots().map().put(dirty.slot);
                     if self.pager.frames().slot(dirty.frame) == Some(dirty.slot) {
                         // Half written: not the page's any more.
                         self.pager.frames().forget_slot(dirty.frame);
                     }
-                    self.put_back(*dirty);
+                    self.put_back(*dirty, leaving);
                 });
             }
         }
         run.clear();
-        self.device.writes[token].pages = run;
-        self.device.free_writes.push(token);
+        self.writes[token].pages = run;
+        self.free_writes.push(token);
         self.pager.starved().set_writing(self.is_writing());
     }
 
     /// A page's write is done.
-    fn written(&mut self, dirty: &Dirty) {
+    fn written(&self, dirty: &Dirty, leaving: &mut Leaving) {
         let pager = &self.pager;
         // Invariant 2: published by the change of the word.
         pager.slots().set_hash(dirty.slot, dirty.hash);
@@ -220,24 +369,21 @@ impl Evictor {
         pager.put_slot(old);
         match outcome {
             Written::Won => {
-                pager
-                    .counters()
-                    .evict_times
-                    .add(self.leaving.chosen[dirty.frame.0 as usize].elapsed());
-                self.leaving.left.push(dirty.page);
-                self.leaving.freed.push(dirty.frame);
+                pager.counters().evict_times.add(leaving.chosen[dirty.frame.0 as usize].elapsed());
+                leaving.left.push(dirty.page);
+                leaving.freed.push(dirty.frame);
             }
             Written::Taken => {
                 // A handler copied the page out, or it was discarded: neither slot is its any more.
                 let written = Some(dirty.slot);
                 let Dirty { page, frame, .. } = *dirty;
-                self.leaving.lingering.push_back(Linger { page, frame, written });
+                leaving.lingering.push_back(Linger { page, frame, written });
             }
         }
     }
 
     /// Returns a page that cannot be written to the region.
-    fn put_back(&mut self, dirty: Dirty) {
+    fn put_back(&self, dirty: Dirty, leaving: &mut Leaving) {
         let pager = &self.pager;
         let Dirty { page, frame, .. } = dirty;
         let slot = pager.frames().slot(frame);
@@ -247,12 +393,12 @@ impl Evictor {
                 // A handler copied the page out, or it was discarded: the old slot is this
                 // thread's.
                 pager.put_slot(slot);
-                self.leaving.lingering.push_back(Linger { page, frame, written: None });
+                leaving.lingering.push_back(Linger { page, frame, written: None });
                 return;
             }
         }
         let moving = Word::moving(slot);
-        if !pager.pool().evicts_by_move() {
+        if !pager.pool().moves().evict {
             // The frame's charge moves to the page; the frame's memory goes right after.
             if let Err(error) = transfer::copy_rest(pager, page, frame, 0, Protect::No) {
                 diagnostics::fatal("a page could not be returned after a failed write", &error);
@@ -273,42 +419,43 @@ impl Evictor {
     }
 
     /// Pauses write-back; clean pages are evicted meanwhile.
-    fn writes_fail(&mut self, errno: u32) {
+    fn fail(&mut self, errno: u32) {
         if errno != NO_SLOT {
             self.pager.counters().write_errors.bump();
         }
-        self.writes_pause(errno);
+        self.pause(errno);
     }
 
-    pub(super) fn writes_pause(&mut self, errno: u32) {
+    pub(super) fn pause(&mut self, errno: u32) {
         self.pager.health().note_write_failed(errno);
-        self.device.write_again = Some(Instant::now() + self.device.write_pause);
-        self.device.write_pause = (self.device.write_pause * 2).min(PAUSE_MAX);
+        self.write_again = Some(Instant::now() + self.write_pause);
+        self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);
     }
 
     /// Notes a write that took new space: the device can be written.
-    pub(super) fn writes_work(&mut self) {
+    pub(super) fn note_works(&mut self) {
         if self.pager.health().note_write_works() {
-            self.device.write_again = None;
-            self.device.write_pause = PAUSE_MIN;
+            self.write_again = None;
+            self.write_pause = PAUSE_MIN;
         }
     }
 
     /// Reports writes that the device has not answered in time, and rescues their pages, earlier
-    /// where faults wait for room. Those that the kernel holds on to stay readable: a handler copies them out where there is room.
+    /// where faults wait for room. Those that the kernel holds on to stay readable: a handler
+    /// copies them out where there is room.
     pub(super) fn check_deadlines(&mut self) {
-        if self.device.free_writes.len() == self.device.writes.len() {
+        if !self.has_writes() {
             return;
         }
         let starving = self.pager.pool().waiters().is_starving();
-        let shown = self.device.watch.look(Instant::now());
-        for token in 0..self.device.writes.len() {
-            let write = &mut self.device.writes[token];
+        let shown = self.watch.look(Instant::now());
+        for token in 0..self.writes.len() {
+            let write = &mut self.writes[token];
             if write.pages.is_empty() {
                 continue;
             }
             let age = write.term.age(shown);
-            if write.term.is_over(shown, self.device.deadline) && !write.overdue {
+            if write.term.is_over(shown, self.deadline) && !write.overdue {
                 let error = crate::Error::Io {
                     op: "write",
                     offset: self.pager.slot_offset(write.pages[0].slot),
@@ -316,10 +463,10 @@ impl Evictor {
                     errno: crate::sys::ETIMEDOUT,
                 };
                 diagnostics::warn("the device does not answer a write", &error);
-                self.abandon_write(token, crate::sys::ETIMEDOUT);
+                self.abandon(token, crate::sys::ETIMEDOUT);
             }
             // A fault that waits for room is given up after the deadline: it must not come to that.
-            if self.device.writes[token].overdue || starving && age > self.device.deadline / 2 {
+            if self.writes[token].overdue || starving && age > self.deadline / 2 {
                 self.rescue(token);
             }
         }
@@ -329,10 +476,10 @@ impl Evictor {
     /// need no more room there, and are out of the device's hands; frames and slots are not.
     fn rescue(&self, token: usize) {
         let pager = &self.pager;
-        if !pager.pool().evicts_by_move() {
+        if !pager.pool().moves().evict {
             return;
         }
-        for &Dirty { page, frame, .. } in &self.device.writes[token].pages {
+        for &Dirty { page, frame, .. } in &self.writes[token].pages {
             if !protocol::rescue(pager.word(page), frame) {
                 continue;
             }
@@ -348,8 +495,8 @@ impl Evictor {
         }
     }
 
-    fn abandon_write(&mut self, token: usize, errno: i32) {
-        self.device.writes[token].overdue = true;
+    fn abandon(&mut self, token: usize, errno: i32) {
+        self.writes[token].overdue = true;
         self.pager.starved().set_writing(self.is_writing());
         self.pager.counters().write_errors.bump();
         self.pager.health().note_write_failed(errno as u32);

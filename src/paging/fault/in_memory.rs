@@ -110,7 +110,7 @@ fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatu
         diagnostics::fatal("a write-protected page could not be opened", &error);
     }
     pager.publish(page, moving, opened);
-    if !pager.pool().evicts_by_move() {
+    if !pager.pool().moves().evict {
         // A thread that was woken before that and faulted again finds it open.
         pager.wake(page);
     }
@@ -130,7 +130,7 @@ pub(in crate::paging) fn take_back(
     purpose: Purpose,
 ) -> Option<FaultStatus> {
     let frame = word.frame().expect("a cooling page has a frame");
-    if !pager.pool().evicts_by_move() && !pager.pool().charge_page() {
+    if !pager.pool().moves().evict && !pager.pool().charge_page() {
         return Some(FaultStatus::NoRoom);
     }
     let note = pager.frames().meta_of(frame);

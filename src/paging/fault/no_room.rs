@@ -32,7 +32,7 @@ pub(in crate::paging) fn room_class(pager: &Pager, page: PageId) -> Option<RoomC
         State::Empty if pager.chunks().is_open(pager.chunk_of(page)) => None,
         State::Empty => Some(RoomClass::Fresh),
         State::Stored | State::Writing => Some(RoomClass::Content),
-        State::Cooling if !pager.pool().evicts_by_move() => Some(RoomClass::Content),
+        State::Cooling if !pager.pool().moves().evict => Some(RoomClass::Content),
         _ => None,
     }
 }

@@ -355,6 +355,18 @@ impl Frames {
         Ok(())
     }
 
+    /// Clears a frame of the caller's.
+    pub(crate) fn clear(&self, frame: FrameId) {
+        // SAFETY: the frame is `page_bytes` long, and the caller's.
+        unsafe { std::ptr::write_bytes(self.ptr(frame), 0, self.page_bytes) };
+    }
+
+    /// Has the kernel give memory to a frame, or to the run of frames that begins with it.
+    pub(crate) fn touch(&self, frame: FrameId) {
+        // SAFETY: the frame is the caller's and holds nothing.
+        unsafe { self.ptr(frame).write_volatile(0) };
+    }
+
     /// Gives memory to all of a frame that has none or only a part.
     ///
     /// # Errors

@@ -46,8 +46,6 @@ pub(in crate::paging) struct FramePool {
     budget: Arc<Budget>,
     /// The region's place under a memory manager.
     managed: Managed,
-    /// What the store takes of the limit.
-    aside: ByteCount,
     /// Gives back what the heap keeps of freed memory.
     purge: Purge,
     moves: Moves,
@@ -83,8 +81,7 @@ impl FramePool {
             staging: Frames::new(singles, runs, page_bytes, huge)?,
             discarder,
             budget,
-            managed: Managed::new(account),
-            aside,
+            managed: Managed::new(account, aside),
             purge: Purge::new(),
             moves,
             watermarks: Watermarks::new(config.page),
@@ -124,12 +121,9 @@ impl FramePool {
         &self.watermarks
     }
 
-    pub(in crate::paging) fn fills_by_move(&self) -> bool {
-        self.moves.fill
-    }
-
-    pub(in crate::paging) fn evicts_by_move(&self) -> bool {
-        self.moves.evict
+    /// Which way pages are installed and taken out.
+    pub(in crate::paging) fn moves(&self) -> Moves {
+        self.moves
     }
 
     fn page_size(&self) -> ByteCount {
@@ -171,9 +165,11 @@ impl FramePool {
         Err(Error::LimitTooSmall { limit: self.budget.limit(), minimum })
     }
 
-    /// Of what is charged, what is kept for a copy and not in use at the moment.
-    pub(in crate::paging) fn copy_charge(&self) -> u64 {
-        if self.copy_charge_lent.load(Ordering::Relaxed) { 0 } else { self.page_size().0 }
+    /// Of what is charged, what is no memory at the moment: what is kept for a copy that is not under
+    /// way, and for slots which cannot be given out yet.
+    pub(in crate::paging) fn charged_ahead(&self) -> u64 {
+        let is_lent = self.copy_charge_lent.load(Ordering::Relaxed);
+        self.slot_charge.kept().0 + if is_lent { 0 } else { self.page_size().0 }
     }
 
     /// Bytes above what the limit allows while nothing is under way.
@@ -259,22 +255,16 @@ impl FramePool {
         self.recycle(frame);
     }
 
-    /// Spare frames that are worth keeping: none while others wait for their memory, or where
-    /// fills carry it off into the region.
-    fn spare_max(&self) -> usize {
-        const SPARE_MAX: usize = 64;
-        if self.moves.fill || self.managed.deficit() > 0 {
-            return 0;
-        }
-        let bytes = self.watermarks.low() as usize;
-        let most = SPARE_MAX.min(self.staging.singles() / 2);
-        (bytes / self.page_bytes).clamp(1, most)
-    }
-
     /// Lists a frame whose memory was never mapped in the region as spare, or frees its memory when
     /// there are plenty or others wait for it.
     pub(in crate::paging) fn recycle(&self, frame: FrameId) {
-        if self.staging.run_of(frame).is_none() && self.staging.spare_len() < self.spare_max() {
+        const SPARE_MAX: usize = 64;
+        // Where fills carry the memory off into the region, none would be left as spare.
+        let keeps = !self.moves.fill && self.managed.deficit() == 0;
+        let most = SPARE_MAX.min(self.staging.singles() / 2);
+        let worth = (self.watermarks.low() as usize / self.page_bytes).clamp(1, most);
+        let is_single = self.staging.run_of(frame).is_none();
+        if keeps && is_single && self.staging.spare_len() < worth {
             self.staging.put_spare(frame);
         } else {
             self.free_frame(frame);
@@ -323,12 +313,6 @@ impl FramePool {
         }
     }
 
-    /// Clears a frame of this thread's.
-    pub(in crate::paging) fn clear_frame(&self, frame: FrameId) {
-        // SAFETY: the frame is `page_bytes` long, and this thread's.
-        unsafe { std::ptr::write_bytes(self.staging.ptr(frame), 0, self.page_bytes) };
-    }
-
     /// Exchanges the memory of a whole run of frames, or of a frame that is huge itself, for a fresh
     /// huge page, and lists it as spare. `false`: the kernel refused, and nothing has changed. To
     /// write over the old memory would be cheaper (the kernel clears the new), but see `page::frames`.
@@ -338,7 +322,7 @@ impl FramePool {
         if unsafe { self.discarder.discard(&[piece]) }.is_err() {
             return false;
         }
-        self.touch_frame(first);
+        self.staging.touch(first);
         match self.staging.run_of(first) {
             Some(_) => self.staging.put_spare_run(first),
             None => self.staging.put_spare(first),
@@ -355,7 +339,7 @@ impl FramePool {
         if self.charge_run() {
             // All of its memory comes with the first touch. That has to be before frames of it may
             // be given back, and with them their share of the charge.
-            self.touch_frame(first);
+            self.staging.touch(first);
             return Ok(first);
         }
         (first.0..)
@@ -427,17 +411,6 @@ impl FramePool {
         true
     }
 
-    /// Bytes that are charged for slots which cannot be given out yet.
-    pub(in crate::paging) fn kept_for_slots(&self) -> ByteCount {
-        self.slot_charge.kept()
-    }
-
-    /// Has the kernel give memory to a frame, or to the run of frames that begins with it.
-    fn touch_frame(&self, frame: FrameId) {
-        // SAFETY: the frame is this thread's and holds nothing.
-        unsafe { self.staging.ptr(frame).write_volatile(0) };
-    }
-
     /// Neighbouring frames to take the content of at most `most` pages out to: the first, and how
     /// many.
     pub(in crate::paging) fn frames_for_eviction(&self, most: usize) -> Option<(FrameId, usize)> {
@@ -469,24 +442,6 @@ impl FramePool {
         }
     }
 
-    /// Frees spare frames, down to `keep` bytes of them.
-    pub(in crate::paging) fn free_spares(&self, want: u64, keep: u64) -> u64 {
-        let page = self.page_bytes as u64;
-        let mut freed = 0;
-        while freed < want && self.staging.spare_bytes() as u64 > keep {
-            if let Some(frame) = self.staging.take_spare() {
-                self.free_frame(frame);
-                freed += page;
-                continue;
-            }
-            match self.free_spare_run() {
-                0 => break,
-                bytes => freed += bytes,
-            }
-        }
-        freed
-    }
-
     /// Whether what is missing may come from others, who are asked for it. The evictor leaves its
     /// own pages alone meanwhile.
     pub(in crate::paging) fn others_may_give(&self, missing: u64, exhausted: bool) -> bool {
@@ -496,23 +451,6 @@ impl FramePool {
             return false; // Short of its own ceiling.
         }
         self.managed.others_may_give(missing, exhausted)
-    }
-
-    /// What the limit guarantees to this region's pages: all of it, or its floor under a manager, but for
-    /// what the store takes.
-    pub(in crate::paging) fn guaranteed(&self) -> ByteCount {
-        let limit = self.budget.limit();
-        self.managed.floor(limit).unwrap_or_else(|| self.without_aside(limit))
-    }
-
-    /// What the store takes of the limit.
-    pub(in crate::paging) fn aside(&self) -> ByteCount {
-        self.aside
-    }
-
-    /// What is left of a limit.
-    pub(in crate::paging) fn without_aside(&self, limit: ByteCount) -> ByteCount {
-        ByteCount(limit.0.saturating_sub(self.aside.0))
     }
 
     /// Takes the frame of [`frame_for_copy`](Self::frame_for_copy) back, unused.

@@ -137,8 +137,8 @@ fn check_missing(pager: &Pager, page: PageId, bytes: usize) {
             pager.addr(page),
             pager.word(page).load(),
             pager.mapper().is_in_thread(),
-            pager.pool().fills_by_move(),
-            pager.pool().evicts_by_move(),
+            pager.pool().moves().fill,
+            pager.pool().moves().evict,
         ));
     }
 }
@@ -170,7 +170,7 @@ pub(crate) fn install_zeros(pager: &Pager, page: PageId) -> Result<bool> {
         return Ok(false);
     }
     // COPY would build small pages.
-    let only_huge = pager.pool().fills_by_move() && pager.page_bytes() >= HUGE_PAGE;
+    let only_huge = pager.pool().moves().fill && pager.page_bytes() >= HUGE_PAGE;
     if only_huge && let Some(frame) = pager.pool().charged_frame(pager.pool().headroom()) {
         // Fresh memory, for spare frames of this size are and empty ones get some.
         if let Err(error) = pager.frames().populate(frame) {

@@ -113,7 +113,7 @@ impl Pager {
             table.include_in_dumps()?;
             frames.include_in_dumps()?;
         }
-        let limit = PageCount(pool.without_aside(config.limit).0 / config.page.0);
+        let limit = PageCount(pool.managed().without_aside(config.limit).0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit)?;
         let slots = SlotStore::new(config, store)?;
         let inherits = config.inherit && config.wipe == Wipe::Off && mapper.can_be_inherited();
@@ -162,7 +162,7 @@ impl Pager {
 
     /// Whether chunks that a stream leads to are read whole, into runs of frames.
     pub(in crate::paging) fn reads_chunks(&self) -> bool {
-        self.pool.evicts_by_move() && !self.mapper.is_in_thread() && self.frames().has_small_runs()
+        self.pool.moves().evict && !self.mapper.is_in_thread() && self.frames().has_small_runs()
     }
 
     /// What the policy knows.

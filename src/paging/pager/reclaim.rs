@@ -13,6 +13,24 @@ use std::time::Duration;
 /// How long who reclaims waits for the next page to leave.
 const STALL_MAX: Duration = Duration::from_millis(100);
 
+/// Frees spare frames, down to `keep` bytes of them.
+fn free_spares(pager: &Pager, want: u64, keep: u64) -> u64 {
+    let (pool, frames) = (pager.pool(), pager.frames());
+    let mut freed = 0;
+    while freed < want && frames.spare_bytes() as u64 > keep {
+        if let Some(frame) = frames.take_spare() {
+            pool.free_frame(frame);
+            freed += pager.page_bytes() as u64;
+            continue;
+        }
+        match pool.free_spare_run() {
+            0 => break,
+            bytes => freed += bytes,
+        }
+    }
+    freed
+}
+
 /// Frees `want` bytes by evicting; returns how many were freed before nothing more went.
 fn evict_for_others(pager: &Pager, want: u64) -> u64 {
     let managed = pager.managed();
@@ -49,7 +67,7 @@ pub(in crate::paging) fn set_limit(pager: &Pager, limit: ByteCount) {
 
 /// Sets the watermarks and the policy's sizes that follow from the limit.
 fn follow_limit(pager: &Pager) {
-    let limit = pager.pool().without_aside(pager.budget().limit());
+    let limit = pager.managed().without_aside(pager.budget().limit());
     pager.pool().watermarks().set(limit);
     pager.policy().lock().resize(PageCount(limit.0 / pager.page_bytes() as u64));
     pager.pool().waiters().call_evictor();
@@ -60,7 +78,7 @@ impl Reclaim for Pager {
         let high = self.pool().watermarks().high();
         match effort {
             Effort::Spare => {
-                let spares = self.pool().free_spares(want.0, high) + charge::release_tables(self);
+                let spares = free_spares(self, want.0, high) + charge::release_tables(self);
                 let charged = self.budget().charged();
                 self.pool().purge().call_and_wait();
                 let purged = charged.0.saturating_sub(self.budget().charged().0);
@@ -69,7 +87,7 @@ impl Reclaim for Pager {
             // Whether a page is clean shows when it has left.
             Effort::Clean => ByteCount::ZERO,
             Effort::Write => {
-                let spares = self.pool().free_spares(want.0, 0);
+                let spares = free_spares(self, want.0, 0);
                 ByteCount(
                     spares
                         + if spares < want.0 { evict_for_others(self, want.0 - spares) } else { 0 },

@@ -1,0 +1,67 @@
+//! What is on its way out of a region.
+
+use crate::base::units::{PageId, SlotId};
+use crate::paging::page::word::FrameId;
+use crate::paging::pager::slot_store::ContentHash;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Pages on their way out.
+pub(super) struct Leaving {
+    /// Frames whose pages cool, oldest first.
+    pub(super) cooling: VecDeque<FrameId>,
+    pub(super) cooling_max: usize,
+    /// Frames whose pages left by another hand that is not finished with them.
+    pub(super) lingering: VecDeque<Linger>,
+    /// Pages that have left, and frames that nobody uses any more: until the next `let_go`.
+    pub(super) left: Vec<PageId>,
+    pub(super) freed: Vec<FrameId>,
+    /// Per frame: when its page was chosen.
+    pub(super) chosen: Vec<Instant>,
+}
+
+impl Leaving {
+    /// Bytes for a frame.
+    pub(super) const FRAME_BYTES: usize = size_of::<FrameId>() // cooling
+        + size_of::<Linger>()
+        + size_of::<PageId>() // left
+        + size_of::<FrameId>() // freed
+        + size_of::<Instant>(); // chosen
+
+    /// Nothing, with room for what can be in `frames`.
+    pub(super) fn new(frames: usize) -> Leaving {
+        Leaving {
+            cooling: VecDeque::with_capacity(frames),
+            cooling_max: 0,
+            lingering: VecDeque::with_capacity(frames),
+            left: Vec::with_capacity(frames),
+            freed: Vec::with_capacity(frames),
+            chosen: vec![Instant::now(); frames],
+        }
+    }
+}
+
+/// A frame that another thread took the page from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Linger {
+    pub(super) page: PageId,
+    pub(super) frame: FrameId,
+    /// The slot the page was being written to.
+    pub(super) written: Option<SlotId>,
+}
+
+/// A page on its way to the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dirty {
+    pub(super) page: PageId,
+    pub(super) frame: FrameId,
+    pub(super) hash: ContentHash,
+    pub(super) slot: SlotId,
+}
+
+impl Dirty {
+    /// Whether the page's frame follows that of `before` in memory.
+    pub(super) fn is_beside(&self, before: &Dirty) -> bool {
+        before.frame.0 + 1 == self.frame.0
+    }
+}
