@@ -2,6 +2,7 @@
 
 pub(crate) mod fields;
 pub(crate) mod imports;
+pub(crate) mod methods;
 
 /// A source file.
 pub(crate) struct Source {
