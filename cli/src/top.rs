@@ -1,7 +1,7 @@
 //! `farheap top`: what a running process has in far memory and does with it.
 //!
 //! A process with a far heap writes its statistics once a second into a file in memory, one for each tier,
-//! which the kernel lets processes of the same user open by `/proc/PID/fd`. Nothing is asked of the process.
+//! which the kernel lets processes of the same user open by `/proc/PID/fd`. The process itself does nothing for it.
 
 use farheap::ByteCount;
 use serde_json::{Map, Value, json};

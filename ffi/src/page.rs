@@ -55,40 +55,26 @@ trait Guard {
     fn bytes(&self) -> (*const u8, usize);
 }
 
-impl Guard for SharedGuard<'_> {
-    const KIND: farheap_page_kind = FARHEAP_PAGE_SHARED;
-    #[inline]
-    fn id(&self) -> PageId {
-        self.id()
-    }
-    #[inline]
-    fn bytes(&self) -> (*const u8, usize) {
-        (self.as_ptr(), self.len())
-    }
+macro_rules! guards {
+    ($($guard:ident is $kind:ident,)*) => {$(
+        impl Guard for $guard<'_> {
+            const KIND: farheap_page_kind = $kind;
+            #[inline]
+            fn id(&self) -> PageId {
+                self.id()
+            }
+            #[inline]
+            fn bytes(&self) -> (*const u8, usize) {
+                (self.as_ptr(), self.len())
+            }
+        }
+    )*};
 }
 
-impl Guard for ExclusiveGuard<'_> {
-    const KIND: farheap_page_kind = FARHEAP_PAGE_EXCLUSIVE;
-    #[inline]
-    fn id(&self) -> PageId {
-        self.id()
-    }
-    #[inline]
-    fn bytes(&self) -> (*const u8, usize) {
-        (self.as_ptr(), self.len())
-    }
-}
-
-impl Guard for OptimisticGuard<'_> {
-    const KIND: farheap_page_kind = FARHEAP_PAGE_OPTIMISTIC;
-    #[inline]
-    fn id(&self) -> PageId {
-        self.id()
-    }
-    #[inline]
-    fn bytes(&self) -> (*const u8, usize) {
-        (self.as_ptr(), self.len())
-    }
+guards! {
+    SharedGuard is FARHEAP_PAGE_SHARED,
+    ExclusiveGuard is FARHEAP_PAGE_EXCLUSIVE,
+    OptimisticGuard is FARHEAP_PAGE_OPTIMISTIC,
 }
 
 /// Puts a guard of a tree's page into the caller's structure.

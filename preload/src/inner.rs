@@ -20,7 +20,7 @@ const SMALLEST: u32 = 6;
 const CLASSES: usize = 21;
 /// Bytes of a header.
 const HEADER: usize = 16;
-/// Rounds of looking at the lock before a thread gives way.
+/// Attempts to take the lock before a thread yields.
 const SPINS: u32 = 100;
 
 /// What stands before a block.

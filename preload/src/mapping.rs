@@ -1,11 +1,11 @@
 //! `mmap(2)` and its like: large anonymous memory that a program maps past malloc is far.
 //!
-//! Interpreters do that for their objects. What this library's own code maps, jemalloc's included, goes
-//! to the kernel: the linker sends it to the functions below that begin with `kernel` (`build.rs`).
+//! Interpreters map memory for their objects. The linker sends the calls of this library's own code,
+//! jemalloc's included, to the functions below that begin with `kernel` (`build.rs`).
 //! The C library maps its threads' stacks without calling these.
 //!
 //! # Invariants
-//! 1. Of far memory, the kernel itself unmaps, moves and maps over nothing that the program asks for here.
+//! 1. No call that arrives here makes the kernel unmap or move far memory, or map something over it.
 //! 2. What is taken back can be read and written, whatever the program had protected.
 
 #![expect(unsafe_code, reason = "exports functions of C that take its pointers")]
@@ -221,11 +221,11 @@ fn map_far(len: usize) -> Option<NonNull<u8>> {
 /// # Safety
 /// The program does not use the range any more.
 unsafe fn unmap_far(start: NonNull<u8>, len: usize) {
-    // A signal's handler inside of an allocation: the memory is not found again.
+    // A signal handler that interrupted an allocation cannot take the memory back: it is leaked.
     let Some(_inside) = enter() else { return };
     // None in a forked child: the memory is its parent's, and goes with the child.
     let Some(heap) = Heap::running() else { return };
-    // The next one that gets this memory may do anything with it.
+    // The next owner of this memory may read and write it.
     // SAFETY: changes no more than that the range can be read and written.
     unsafe { libc::mprotect(start.as_ptr().cast(), len, READ_WRITE) };
     // SAFETY: as the caller promises.

@@ -52,7 +52,7 @@ fn with<R>(use_it: impl FnOnce(&Thread) -> R) -> R {
     use_it(unsafe { &*thread })
 }
 
-/// Being inside of the allocator; ends when dropped.
+/// The calling thread is inside of the allocator until this is dropped.
 pub(crate) struct Inside(());
 
 /// Enters the allocator; `None` when the thread is inside already.

@@ -18,7 +18,7 @@ static ERRORS: OnceLock<File> = OnceLock::new();
 /// Keeps standard error for [`say`].
 pub(crate) fn keep_standard_error() {
     let kept: std::io::Result<OwnedFd> = std::io::stderr().as_fd().try_clone_to_owned();
-    // Without a standard error nothing can be said. Not set before: called once.
+    // Without standard error there is nothing to print to. It is unset: this is called once.
     let _ = kept.map(|kept| ERRORS.set(File::from(kept)));
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn say(text: &str) {
     let program = std::env::current_exe().unwrap_or_default();
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let line = format!("farheap: {name} ({}): {text}\n", std::process::id());
-    // Nobody could be told that telling failed.
+    // There is no other place to report a failed write to.
     let _ = match ERRORS.get() {
         Some(mut errors) => errors.write_all(line.as_bytes()),
         None => std::io::stderr().write_all(line.as_bytes()),

@@ -134,7 +134,7 @@ fn leave_children_alone() {
     }
 }
 
-/// Is told of an allocation that the program asks for; starts the heap when it is time.
+/// Counts an allocation of the program; starts the heap when it is time.
 #[inline]
 pub(crate) fn notice(bytes: usize) {
     if STATE.load(Ordering::Relaxed) == WAITING && own::count(bytes, LOOK_EVERY) {
@@ -142,7 +142,7 @@ pub(crate) fn notice(bytes: usize) {
     }
 }
 
-/// Is told of memory that the program maps; starts the heap when it is time.
+/// Counts memory that the program maps; starts the heap when it is time.
 pub(crate) fn notice_mapping(bytes: usize) {
     if STATE.load(Ordering::Relaxed) == WAITING {
         look(bytes);

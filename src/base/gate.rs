@@ -5,9 +5,9 @@
 //!                                                       |
 //!                                 the thread that forks faults: the gate breaks and is open
 //! ```
-//! A thread stands still between two turns, when no page is changing by it, so that words, frames and
-//! mappings agree in the child. A thread that stands still reads faults, and keeps them for later: one
-//! of the thread that forks would wait for ever.
+//! A thread stands still between two turns, when it is changing no page, so that words, frames and
+//! mappings agree in the child. It goes on reading faults and keeps them for later, so that it notices a
+//! fault of the forking thread, which would wait for ever: that one breaks the gate.
 //!
 //! # Invariants
 //! 1. From the end of `close` until the gate opens or breaks, all closed threads are in `stand_still`: a
@@ -77,8 +77,8 @@ impl Gate {
     }
 
     /// Whether threads of a kind are to stand still.
-    pub(crate) fn is_closed(&self, for_whom: Closed) -> bool {
-        for_whom.is_in(self.word.load(Ordering::Acquire))
+    pub(crate) fn is_closed(&self, kind: Closed) -> bool {
+        kind.is_in(self.word.load(Ordering::Acquire))
     }
 
     /// Whether a fault of the thread that forks has opened the gate.
@@ -89,12 +89,12 @@ impl Gate {
     /// The calling thread stands still, while `wait` is called again and again, until the gate opens.
     pub(crate) fn stand_still<E>(
         &self,
-        who: Closed,
+        kind: Closed,
         mut wait: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         // Release: what this thread did is seen by the one that forks.
         self.word.fetch_add(STILL, Ordering::AcqRel);
-        let leave = |word: u32| (!who.is_in(word)).then(|| word - STILL);
+        let leave = |word: u32| (!kind.is_in(word)).then(|| word - STILL);
         while self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, leave).is_err() {
             if let Err(error) = wait() {
                 self.word.fetch_sub(STILL, Ordering::AcqRel);

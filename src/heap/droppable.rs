@@ -23,8 +23,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ptr::{self, NonNull};
 
-/// Blocks from here on are allocated by themselves: a vector that grows would leave each of its former
-/// places in a chunk.
+/// Blocks of at least this size are allocated individually: a vector that grows would leave each of its
+/// former blocks unused in a chunk.
 const LARGE: usize = 32 << 10;
 
 /// Largest alignment of small blocks.
@@ -38,16 +38,16 @@ const CHUNK_LAST: usize = 1 << 20;
 /// Maximum number of lanes.
 const LANES_MAX: u32 = 16;
 
-/// Memory that goes at once: for what belongs together and ends together, as the memory of a query.
+/// Memory that is freed at once, for objects that end together, such as those of a query.
 ///
 /// It is an allocator, and so is a reference to it: `Vec<T, &Arena>`. Blocks are cheap (a lock that other
 /// threads seldom take, and an addition), and freed together, without a look at them: far memory of it that
 /// has left is not brought back. A freed block below 32 KiB is used again only if it was the last one of its
 /// thread; larger ones come from the placement's own allocator and go back to it when they are freed.
 ///
-/// Any thread may allocate and free at any time. That no block is used after the arena is gone, the borrow
-/// checker sees to; who keeps raw pointers has to. Values are dropped by their containers, if at all: the
-/// arena drops nothing.
+/// Any thread may allocate and free at any time. The borrow checker ensures that no block is used after
+/// the arena is gone; code that keeps raw pointers has to ensure it itself. Values are dropped by their
+/// containers, if at all: the arena drops nothing.
 ///
 /// In a forked child it goes on with local memory.
 ///
@@ -144,7 +144,7 @@ fn thread_number() -> usize {
     thread_local! {
         static NUMBER: usize = THREADS.fetch_add(1, Relaxed);
     }
-    // A destructor of a thread's may come after the number's end, if it has one.
+    // A destructor of the thread may run after the number has been destroyed.
     NUMBER.try_with(|number| *number).unwrap_or(0)
 }
 
@@ -153,8 +153,8 @@ fn is_large(layout: Layout) -> bool {
 }
 
 impl Arena {
-    /// Creates an arena without memory: its blocks come from `placement`. Without a heap that runs, those
-    /// that are to be far fail.
+    /// Creates an arena without memory: its blocks come from `placement`. Far allocations fail where no
+    /// heap runs.
     #[must_use]
     pub fn new(placement: Placement) -> Arena {
         let _pinned = placement::pin();

@@ -5,7 +5,7 @@
 //! tier far
 //! resident_bytes 16777216     a name and a value a line
 //! ...
-//! end 17                      the generation again: else the text is of two moments
+//! end 17                      the generation again: another one means that two texts are mixed
 //! ```
 //! The maintenance thread writes it once a second. Uses `sys` and `region`.
 
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 /// How often the text is written: collecting the numbers takes some 20 us.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
 
-/// Bytes that the text has room for: it has half of that, and the thread that writes it allocates
-/// nothing after its start.
+/// Capacity of the text in bytes, twice what it takes: the thread that writes it allocates nothing after
+/// its start.
 const TEXT_MAX: usize = 8 << 10;
 
 /// The text's name in `/proc/PID/fd`.
@@ -37,7 +37,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// `None` for want of a descriptor: a heap without a text is one all the same.
+    /// `None` where no descriptor is free: a heap works without a text.
     pub(super) fn new(tier: &str) -> Option<Live> {
         let file = SharedText::create(NAME).ok()?;
         Some(Live {
@@ -56,7 +56,8 @@ impl Live {
         }
         self.generation += 1;
         self.text.clear();
-        // Neither fails: a text grows, and a file in memory that cannot grow keeps the text before.
+        // Neither error matters: writing to a string succeeds, and a file that cannot grow keeps the
+        // previous text.
         let _ = self.collect(region, arenas, limit);
         let _ = self.file.write(&self.text);
         self.written = Some(Instant::now());

@@ -1,12 +1,12 @@
 //! A limit on the resident memory of the process: far memory gives way to what is not far.
 //!
-//! Code, stacks, local memory and what the program maps itself cannot be evicted. So a hundred times a
-//! second the process's resident memory is looked at, and the far tier is left the rest of the limit.
-//! The maintenance thread does it. Uses `sys` and `region`.
+//! Code, stacks, local memory and what the program maps itself cannot be evicted. So the maintenance
+//! thread reads the process's resident memory a hundred times a second, and gives the far tier the rest
+//! of the limit. Uses `sys` and `region`.
 //!
 //! # Invariants
-//! 1. The tier has at most `limit - (resident - charged to the tier)`, but never less than it needs to
-//!    work; where that is too much, it is said on standard error.
+//! 1. The tier has at most `limit - (resident - charged to the tier)`, and at least what it needs to
+//!    work; where that exceeds the limit, a warning on standard error says so.
 
 use crate::base::error::Result;
 use crate::base::units::ByteCount;
@@ -15,15 +15,15 @@ use crate::sys::statm::Statm;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often it is looked at. A program that touches new memory as fast as the kernel gives it, about
-/// 2 GiB/s, gets 20 MiB until far memory begins to give way; a look takes 5 us.
+/// How often resident memory is read. A program that touches new memory as fast as the kernel gives it, about
+/// 2 GiB/s, gets 20 MiB until far memory begins to give way; reading takes 5 us.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The tier's limit is raised in steps of this part of the process's limit: what the kernel says wavers,
 /// and each change wakes the evictor.
 const STEP: u64 = 256;
 
-/// How long the process may be above its limit before it is said.
+/// How long the process may be above its limit before the warning: a start or a fork is over by then.
 const OVER_MAX: Duration = Duration::from_secs(1);
 
 /// The limit, and what is known about keeping it.
@@ -31,7 +31,7 @@ const OVER_MAX: Duration = Duration::from_secs(1);
 pub(super) struct ProcessLimit {
     limit: ByteCount,
     statm: Statm,
-    /// Since when what is not far leaves too little.
+    /// Since when too little of the limit is left for far memory.
     over: Mutex<Over>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct ProcessLimit {
 enum Over {
     No,
     Since(Instant),
-    /// Told, and not to be told again before it was below.
+    /// The warning was printed, and is not repeated until the process was below its limit.
     Told,
 }
 
@@ -54,11 +54,16 @@ impl ProcessLimit {
         self.limit
     }
 
-    /// Leaves far memory what the rest of the process does not have.
+    /// Gives far memory the part of the limit that the rest of the process does not use.
     pub(super) fn follow(&self, region: &Region) {
         let Some(resident) = self.statm.resident() else { return };
+<<<<<<< HEAD
         // Read after it: pages that come in meanwhile are then not taken for local memory.
         let rest = resident.0.saturating_sub(region.budget().charged().0);
+=======
+        // Read after `resident`: a page that comes in between the two is not counted as local memory.
+        let rest = resident.0.saturating_sub(region.charged().0);
+>>>>>>> 37161f0 (comments: name the subject where a sentence had to be read twice)
         let room = ByteCount(self.limit.0.saturating_sub(rest));
         let now = region.budget().limit();
         if room < now || room.0 - now.0 >= self.limit.0 / STEP {
@@ -67,7 +72,7 @@ impl ProcessLimit {
         self.tell(ByteCount(rest), room < region.limit_min(), region);
     }
 
-    /// Says that what is not far is too much, if it has been for a while.
+    /// Warns when memory that is not far has been too much for [`OVER_MAX`].
     fn tell(&self, rest: ByteCount, is_over: bool, region: &Region) {
         let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         *over = match *over {

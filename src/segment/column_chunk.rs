@@ -51,7 +51,7 @@ pub struct Segment<T> {
 }
 
 impl<T: Copy> Chunk<T> {
-    /// Frees a copy that a segment has left, if this is all that knows of it; else the last reader frees it.
+    /// Frees the old copy of a segment if no reader has it; else its last reader frees it.
     pub(super) fn leave(this: Arc<Chunk<T>>) {
         if let Some(chunk) = Arc::into_inner(this) {
             chunk.values.free_now();

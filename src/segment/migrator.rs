@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a migrator sleeps at a time, at most: so late it notices that it was cancelled.
+/// Maximum time that a migrator sleeps at once: after this time it notices that it was cancelled.
 const NAP_MAX: Duration = Duration::from_millis(5);
 const NAP_MIN: Duration = Duration::from_micros(20);
 
-/// What waits until no reader has the old copy any more, and frees it; `false`: it gave up waiting,
-/// because what it asks each time said so.
+/// Waits until no reader has the old copy, and frees it. It asks its argument before each wait, and
+/// returns `false` when that said to stop.
 pub(super) type Release<'a> = Box<dyn FnOnce(&mut dyn FnMut() -> bool) -> bool + 'a>;
 
 /// A segment of values of whatever type.
@@ -247,7 +247,7 @@ impl Pace<'_> {
         let begun = Instant::now();
         let mut nap = NAP_MIN;
         let all_left = release(&mut || {
-            // Readers only count themselves out: telling somebody would cost each of them.
+            // Readers only decrement a count: waking the migrator would cost every one of them.
             std::thread::sleep(nap);
             nap = (nap * 2).min(NAP_MAX);
             !self.is_cancelled()

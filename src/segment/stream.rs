@@ -1,5 +1,5 @@
-//! What is asked of the tiers while values are copied from one to the other, so that both devices work
-//! meanwhile: reading ahead of the copying, and writing behind it.
+//! Requests to both tiers while values are copied, so that both devices work meanwhile: reading ahead of
+//! the copying, and writing behind it.
 //!
 //! Both ask for whole chunks of 2 MiB as far as they go: those are one request of the device, and are
 //! mapped and taken out by one call of the kernel.

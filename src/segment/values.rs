@@ -46,7 +46,7 @@ impl<T: Copy> Values<T> {
         }
     }
 
-    /// Frees the array, memory and all: what a segment has left makes room at once.
+    /// Frees the array and returns its memory to the kernel at once, for migrations are done to make room.
     pub(super) fn free_now(self) {
         match self {
             Values::Local(values) => heap::free_now(values),

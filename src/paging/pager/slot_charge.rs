@@ -2,7 +2,7 @@
 //!
 //! What is written to make room needs a slot, so its tables cannot wait for room. Where the limit leaves
 //! none, they are *due*: the frames that are freed next pay for them, before threads that wait for room can
-//! have the memory. Each slot that is used up frees a frame, so slots do not run out for want of room.
+//! have the memory. Each slot that is used frees a frame, so that the limit never keeps slots from being made.
 
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
