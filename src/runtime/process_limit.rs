@@ -57,13 +57,8 @@ impl ProcessLimit {
     /// Gives far memory the part of the limit that the rest of the process does not use.
     pub(super) fn follow(&self, region: &Region) {
         let Some(resident) = self.statm.resident() else { return };
-<<<<<<< HEAD
-        // Read after it: pages that come in meanwhile are then not taken for local memory.
-        let rest = resident.0.saturating_sub(region.budget().charged().0);
-=======
         // Read after `resident`: a page that comes in between the two is not counted as local memory.
-        let rest = resident.0.saturating_sub(region.charged().0);
->>>>>>> 37161f0 (comments: name the subject where a sentence had to be read twice)
+        let rest = resident.0.saturating_sub(region.budget().charged().0);
         let room = ByteCount(self.limit.0.saturating_sub(rest));
         let now = region.budget().limit();
         if room < now || room.0 - now.0 >= self.limit.0 / STEP {
