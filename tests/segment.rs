@@ -451,7 +451,7 @@ fn what_is_read_most_comes_into_local_memory_within_the_budget_and_leaves_it_aga
     }
     let plan = placement.rebalance();
     assert_eq!((plan.moved(), plan.error()), (0, None), "nothing was read");
-    // 1,000 counted reads, and some ten.
+    // 8,000 counted reads, and some 80.
     for (which, times) in [(3, 32_000), (7, 32_000), (0, 320), (5, 320)] {
         read_often(&segments, which, times);
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 /// Places segments: those that are read most lie in local memory, as many as a budget holds, the others
 /// on their far tiers.
 ///
-/// [`Segment::read`] counts one of 32 reads of a thread; nothing else of a reader's is looked at. Which of
+/// [`Segment::read`] counts one of four reads of a thread, on average; nothing else of a reader's is looked at. Which of
 /// its values a reader uses is not known: a segment counts as read whole. [`rebalance`](AutoPlacement::rebalance)
 /// makes a plan of the counts, and has a [`Migrator`] do the moves while readers go on. A program calls it every
 /// few seconds, from a thread of its own; nothing moves between two calls. Earlier counts weigh half as
