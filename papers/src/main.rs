@@ -133,7 +133,7 @@ fn unknown(args: &Args, all: &[&Item]) -> String {
 fn reproduce(root: &Path, items: &[&Item], size: Size) -> usize {
     let folder = figures::folder(root, size).join("papers");
     let busy = busy();
-    let (mut failed, mut told) = (0, Vec::new());
+    let (mut failed, mut skipped, mut told) = (0, 0, Vec::new());
     let mut benches: Vec<&str> = items.iter().map(|item| item.run.bench).collect();
     benches.sort_unstable();
     benches.dedup();
@@ -145,6 +145,11 @@ fn reproduce(root: &Path, items: &[&Item], size: Size) -> usize {
         let measured = figures::run(root, &of_bench[0].run, size);
         if began.elapsed().as_secs() > 0 {
             println!("{bench}: {} s", began.elapsed().as_secs());
+        }
+        if size == Size::Smoke && measured.is_ok() && !figures::has_rows(root, bench, size) {
+            println!("skipped: {bench}: the benchmark measures nothing here");
+            skipped += of_bench.len();
+            continue;
         }
         for item in of_bench {
             let seen = measured.clone().and_then(|()| figures::read(root, item, size));
@@ -166,7 +171,7 @@ fn reproduce(root: &Path, items: &[&Item], size: Size) -> usize {
     let count = |verdict| told.iter().filter(|one| **one == verdict).count();
     println!(
         "\n{} figures and tables; of {} findings {} hold here, {} do not, {} were not measured",
-        items.len() - failed,
+        items.len() - failed - skipped,
         told.len(),
         count(Verdict::Holds),
         count(Verdict::DoesNot),
@@ -185,8 +190,7 @@ fn busy() -> Option<String> {
     let load = text.split(' ').next()?.parse::<f64>().ok()?;
     // A half: each benchmark needs a processor itself, most need two.
     let is_busy = load > processors as f64 / 2.0;
-    is_busy
-        .then(|| format!("{load} other processes ran on {processors} processors at the beginning"))
+    is_busy.then(|| format!("the load was {load} on {processors} processors at the beginning"))
 }
 
 fn display(path: &Path, root: &Path) -> String {
