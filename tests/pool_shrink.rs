@@ -144,7 +144,10 @@ fn threads_allocate_and_free_while_the_table_is_cut() {
 #[test]
 fn what_the_table_loses_costs_nothing_of_the_limit_any_more() {
     let dir = tempfile::tempdir().expect("directory");
-    let (path, manager) = (dir.path().join("table"), manager());
+    let path = dir.path().join("table");
+    // So much that eviction keeps all words: a 64th is more than they take.
+    let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative).expect("manager");
+    manager.set_deadline(PATIENCE);
     let config = || PoolConfig::new().cleaner(false).huge_frames(false);
     let pool = config().create(&path, CAPACITY, &manager).expect("pool");
     let kept = add(&pool, 100);
