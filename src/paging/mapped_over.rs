@@ -84,6 +84,10 @@ pub(in crate::paging) fn take_part_over(pager: &Pager, start: usize, len: usize)
     if pager.mapper().owns(start, len) {
         return;
     }
+    // An open chunk is not registered either, without anything mapped over it: the kernel fills it, and
+    // a part of it that is registered would fault for ever.
+    let page = pager.table().page_at(start);
+    let Some(_entered) = pager.chunks().enter(pager.chunk_of(page)) else { return };
     for start in (start..start + len).step_by(KERNEL_PAGE) {
         if pager.mapper().owns(start, KERNEL_PAGE) {
             continue;
