@@ -9,7 +9,6 @@ use crate::base::local::keep_local;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::paging::diagnostics;
 use crate::paging::kernel_filled;
-use crate::paging::mapped_over;
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
@@ -276,13 +275,6 @@ impl Extents {
     /// Drops what committed pages hold.
     pub(crate) fn decommit(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();
-        // Before others can have them: of pages that stay in use, nobody else looks.
-        for page in self.ranges.partly_covered(offset, len.as_usize()) {
-            let start = page.as_usize() * self.pager.page_bytes();
-            let part =
-                start.max(offset)..(start + self.pager.page_bytes()).min(offset + len.as_usize());
-            mapped_over::take_part_over(&self.pager, self.base() + part.start, part.len());
-        }
         let discard = |first, count| discard::discard(&self.pager, first, count);
         self.ranges.decommit(offset, len.as_usize(), discard);
     }

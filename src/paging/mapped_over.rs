@@ -25,7 +25,6 @@ use crate::base::units::PageId;
 use crate::paging::diagnostics as report;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
-use crate::sys::vm::KERNEL_PAGE;
 
 /// Whether a page is far memory, all of it.
 pub(in crate::paging) fn owns_page(pager: &Pager, page: PageId) -> bool {
@@ -73,28 +72,6 @@ pub(in crate::paging) fn take_over(pager: &Pager, first: PageId, count: u64) {
                 report::warn("memory that was mapped over stays the program's", &error);
             }
             pager.publish(page, moving, Word::EMPTY);
-        }
-    }
-}
-
-/// Makes a part of a page far memory again, in whole kernel pages, that the program has freed and had mapped
-/// something over. What else is in the page stays. (Else the next to get that part would write to the
-/// program's file.)
-pub(in crate::paging) fn take_part_over(pager: &Pager, start: usize, len: usize) {
-    if pager.mapper().owns(start, len) {
-        return;
-    }
-    // An open chunk is not registered either, without anything mapped over it: the kernel fills it, and
-    // a part of it that is registered would fault for ever.
-    let page = pager.table().page_at(start);
-    let Some(_entered) = pager.chunks().enter(pager.chunk_of(page)) else { return };
-    for start in (start..start + len).step_by(KERNEL_PAGE) {
-        if pager.mapper().owns(start, KERNEL_PAGE) {
-            continue;
-        }
-        let register = || pager.mapper().register_faults(start, KERNEL_PAGE);
-        if let Err(error) = pager.table().map_part_anew(start, KERNEL_PAGE, register) {
-            report::warn("memory that was mapped over stays the program's", &error);
         }
     }
 }

@@ -3,14 +3,11 @@
 #![expect(unsafe_code, reason = "hands far memory to system calls")]
 #![expect(clippy::disallowed_methods, reason = "does what a program does to its own memory")]
 
-use crate::common::{mem_store, region};
 use crate::harness::{
     Far, WAYS, check_page, config, fill_page, in_child, read_word, stamp, wait_until,
 };
 use farheap::ByteCount;
 use farheap::region::{Install, Mode, RegionConfig};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 
 const UNIT: usize = 4096;
 /// Lines on standard error that a case may cost.
@@ -303,45 +300,6 @@ fn far_memory_that_the_program_unmaps_is_gone_and_the_rest_is_not() {
     });
     if let Some(ended) = expect_few_lines(ended) {
         ended.expect_signal(&[libc::SIGSEGV]);
-    }
-}
-
-/// A part of a page, over which the program has mapped a file, is given up and is another's next, while the
-/// rest of the page stays in use: it is far memory again, and nobody writes to the file.
-#[test]
-fn a_part_of_a_page_that_was_mapped_over_is_far_memory_for_the_next() {
-    let config = config(16, Install::Auto);
-    let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
-    let unit = ByteCount(UNIT as u64);
-    for evicted in [false, true] {
-        let both = region.map_part_pages(ByteCount(2 * unit.0)).expect("there is room");
-        let (first, second) = (both.as_ptr() as usize, both.as_ptr() as usize + UNIT);
-        fill_page(first, 2 * UNIT, 5);
-        if evicted {
-            region.evict_all().expect("the store works");
-        }
-        let file = tempfile::tempfile().expect("a file");
-        file.set_len(unit.0).expect("room");
-        let (access, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-        let at = first as *mut libc::c_void;
-        // SAFETY: over a part of the case's own memory.
-        let mapped = unsafe { libc::mmap(at, UNIT, access, flags, file.as_raw_fd(), 0) };
-        assert_eq!(mapped, at, "{}", last_error());
-        fill_page(first, UNIT, 6);
-        // SAFETY: mapped by this case, which is done with the part.
-        unsafe { region.unmap_part_pages(both, unit) }.expect("just mapped");
-        let next = region.map_part_pages(unit).expect("there is room");
-        assert_eq!(next, both, "the part comes again");
-        fill_page(first, UNIT, 7);
-        region.evict_all().expect("the store works");
-        check_page(first, UNIT, 7, 0);
-        assert_eq!(read_word(second), 5 ^ UNIT as u64, "the rest of the page");
-        let mut content = [0; 8];
-        file.read_exact_at(&mut content, 0).expect("it is as long");
-        assert_eq!(u64::from_ne_bytes(content), 6, "the file is the program's");
-        // SAFETY: mapped by this case, which is done with both.
-        unsafe { region.unmap_part_pages(both, ByteCount(2 * unit.0)) }.expect("just mapped");
     }
 }
 
