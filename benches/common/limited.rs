@@ -10,7 +10,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -96,9 +96,30 @@ impl Drop for Limited {
 }
 
 /// In the child: waits until it may begin. Nothing comes when the parent is gone: false.
-pub(crate) fn may_begin() -> bool {
+fn may_begin() -> bool {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).is_ok() && line.trim_end() == START
+}
+
+/// In the child: runs it when it may begin, and says the answer and the peak, or what went wrong.
+pub(crate) fn serve(run: impl FnOnce() -> Result<(u64, u64)>) -> ExitCode {
+    if !may_begin() {
+        return ExitCode::FAILURE;
+    }
+    match run() {
+        Ok((answer, peak)) => {
+            println!("end {answer:016x} {peak}");
+            ExitCode::SUCCESS
+        }
+        Err(Failure::Skipped(why)) => {
+            println!("skipped {}", why.replace('\n', " "));
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            println!("failed {}", failure.to_string().replace('\n', " "));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// A swap file, in use until dropped.

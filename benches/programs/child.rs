@@ -216,23 +216,7 @@ impl Run<'_> {
 
 /// The child's side.
 pub(crate) fn serve(task: &str) -> ExitCode {
-    if !limited::may_begin() {
-        return ExitCode::FAILURE;
-    }
-    match run(task) {
-        Ok((answer, peak)) => {
-            println!("end {answer:016x} {peak}");
-            ExitCode::SUCCESS
-        }
-        Err(Failure::Skipped(why)) => {
-            println!("skipped {}", why.replace('\n', " "));
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            println!("failed {}", failure.to_string().replace('\n', " "));
-            ExitCode::FAILURE
-        }
-    }
+    limited::serve(|| run(task))
 }
 
 fn run(task: &str) -> Result<(u64, u64)> {

@@ -66,7 +66,7 @@ pub(super) struct Group {
     members: Ranked<Members>,
     /// Whose turn it is to be swept, modulo their number.
     turn: AtomicU64,
-    /// With whom the next donation begins.
+    /// The table with which the next donation begins.
     giver: AtomicU64,
     worker: Worker,
     born: Born,

@@ -113,7 +113,7 @@ template <class T, std::size_t BlockSize = PageSize> struct CollectiveAllocator 
         using other = CollectiveAllocator<U, BlockSize>;
     };
 
-    // With so many bytes of purely-local memory.
+    // With this number of bytes of purely-local memory.
     CollectiveAllocator(std::size_t purely_local_capacity)
         : collective_(config().c_str(), purely_local_capacity) {}
     explicit CollectiveAllocator(farheap::collective of) : collective_(std::move(of)) {

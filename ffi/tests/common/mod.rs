@@ -71,7 +71,7 @@ pub(crate) const CPP: &[Compiler] = &[
 ];
 
 /// How many compilers are used, and only to build programs as they are: CI runs the tests a second time as
-/// another user, for whom they compile to the same.
+/// another user: the compilers make the same of them.
 fn compilers_max() -> Option<usize> {
     std::env::var("FARHEAP_TEST_COMPILERS").ok()?.parse().ok()
 }
