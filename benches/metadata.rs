@@ -190,17 +190,9 @@ fn main() -> ExitCode {
         }),
         None => run(&options),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Skipped(why)) => {
-            println!("skipped: {why}");
-            if options.child.is_some() { ExitCode::from(SKIPPED) } else { ExitCode::SUCCESS }
-        }
-        Err(failure) => {
-            eprintln!("metadata: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    let is_skipped = matches!(result, Err(Failure::Skipped(_)));
+    let ended = failure::end("metadata", result);
+    if is_skipped && options.child.is_some() { ExitCode::from(SKIPPED) } else { ended }
 }
 
 fn run(options: &Options) -> Result<()> {

@@ -28,7 +28,7 @@ mod work;
 
 use clap::Parser;
 use failure::{Failure, Result};
-use sides::{SIDES, SKIPPED, Side};
+use sides::{SIDES, Side};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -86,33 +86,14 @@ fn main() -> ExitCode {
     if let Some(name) = &options.child {
         return child(name, &options);
     }
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Skipped(why)) => {
-            println!("skipped: {why}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!("{failure}");
-            ExitCode::FAILURE
-        }
-    }
+    failure::end("alloc", run(&options))
 }
 
 /// One sample, for the parent.
 fn child(name: &str, options: &Options) -> ExitCode {
     let side = Side::named(name).expect("the parent names one");
-    match side.run(works()[options.work], Duration::from_millis(options.ms)) {
-        Ok(ns) => {
-            println!("{ns}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            println!("{failure}");
-            let skipped = matches!(failure, Failure::Skipped(_));
-            if skipped { ExitCode::from(SKIPPED) } else { ExitCode::FAILURE }
-        }
-    }
+    let sample = side.run(works()[options.work], Duration::from_millis(options.ms));
+    sides::tell(sample.map(|ns| ns.to_string()))
 }
 
 fn run(options: &Options) -> Result<()> {

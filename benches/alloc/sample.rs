@@ -2,13 +2,16 @@
 #![expect(unsafe_code, reason = "allocates by hand")]
 
 use crate::bare::Bare;
-use crate::sides::Side;
+use crate::sides::{Side, with_heap};
 use crate::work::Work;
 use crate::{Failure, Result};
-use farheap::{ByteCount, Config, FarHeap, Heap, Placement};
+use farheap::{ByteCount, FarHeap, Placement};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::time::Duration;
+
+/// What nothing reaches.
+const LIMIT: ByteCount = ByteCount::gib(2);
 
 impl Side {
     /// Samples a work in a process of its own; nanoseconds per allocation and its free.
@@ -35,8 +38,10 @@ impl Side {
     /// that should serve this process was not loaded.
     pub(crate) fn run(self, work: Work, time: Duration) -> Result<f64> {
         match self {
-            Side::Local => with_heap(|| work.sample(&OutOfLine, Some(Placement::Local), time)),
-            Side::Far => with_heap(|| work.sample(&OutOfLine, Some(Placement::Far), time)),
+            Side::Local => {
+                with_heap(LIMIT, || work.sample(&OutOfLine, Some(Placement::Local), time))
+            }
+            Side::Far => with_heap(LIMIT, || work.sample(&OutOfLine, Some(Placement::Far), time)),
             Side::Jemalloc => Ok(work.sample(&Bare, None, time)),
             Side::System | Side::Preloaded(..) => {
                 self.check_loaded()?;
@@ -44,20 +49,6 @@ impl Side {
             }
         }
     }
-}
-
-/// Runs `body` beside a heap with a limit that nothing reaches.
-fn with_heap(body: impl FnOnce() -> f64) -> Result<f64> {
-    let config = Config::builder().limit(ByteCount::gib(2)).build().map_err(Failure::of)?;
-    let heap = Heap::start(config).map_err(Failure::of)?;
-    let ns = body();
-    let stats = heap.stats();
-    if stats.bytes_written.0 + stats.bytes_read.0 > 0 {
-        return Err(Failure::Broken("something was written, though everything fits".to_owned()));
-    }
-    // Also the check that nothing was lost.
-    heap.shutdown().map_err(Failure::of)?;
-    Ok(ns)
 }
 
 /// [`FarHeap`] out of line, as a global allocator always is behind `__rust_alloc`.

@@ -1,5 +1,7 @@
 //! Why there is no figure.
 
+use std::process::ExitCode;
+
 /// Why a row has no figures.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
@@ -35,3 +37,19 @@ impl std::fmt::Display for Failure {
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// The end of the benchmark `name`. What the machine or the user's rights do not allow is said, and is no
+/// failure.
+pub(crate) fn end(name: &str, outcome: Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Skipped(why)) => {
+            println!("skipped: {why}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("{name}: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

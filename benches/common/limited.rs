@@ -34,7 +34,16 @@ impl Limited {
     /// Starts this program with `--child` and a text, in the group if there is one.
     pub(crate) fn start(task: &str, group: Option<MemoryGroup>) -> Result<Limited> {
         let me = std::env::current_exe().map_err(Failure::io)?;
-        let child = Command::new(me)
+        Limited::start_program(&me, task, group)
+    }
+
+    /// The same of another program.
+    pub(crate) fn start_program(
+        program: &Path,
+        task: &str,
+        group: Option<MemoryGroup>,
+    ) -> Result<Limited> {
+        let child = Command::new(program)
             .args(["--child", task])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,8 +1,9 @@
 //! What several benchmarks need.
 
 use farheap::ByteCount;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// A file without a name: its space is free again when the process ends, however it ends.
@@ -16,6 +17,8 @@ impl Unnamed {
             Some(dir) => tempfile::tempfile_in(dir)?,
             None => tempfile::tempfile()?,
         };
+        // tempfile leaves it open to other users where O_TMPFILE makes it, and a store would say so.
+        file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(len.get())?;
         Ok(Unnamed(file))
     }

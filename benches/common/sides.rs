@@ -2,8 +2,9 @@
 //! one has left, and an allocator of a shared library can be loaded before the program.
 
 use crate::{Failure, Result};
+use farheap::{ByteCount, Config, Heap};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 /// Where distributions put libraries.
 const FOLDERS: [&str; 5] = [
@@ -15,7 +16,7 @@ const FOLDERS: [&str; 5] = [
 ];
 
 /// Exit status of a child that the machine does not permit.
-pub(crate) const SKIPPED: u8 = 3;
+const SKIPPED: u8 = 3;
 
 /// An allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,4 +141,36 @@ impl Side {
         }
         Err(Failure::Broken(format!("{name} was not loaded")))
     }
+}
+
+/// In a child: says what a sample is, or why there is none, as [`Side::answer`] reads it.
+pub(crate) fn tell(sample: Result<String>) -> ExitCode {
+    match sample {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            println!("{failure}");
+            let is_skipped = matches!(failure, Failure::Skipped(_));
+            if is_skipped { ExitCode::from(SKIPPED) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// In a child: runs `body` beside a heap with a limit that nothing reaches.
+///
+/// # Errors
+/// [`Failure::Broken`] when something was written, or lost.
+pub(crate) fn with_heap<T>(limit: ByteCount, body: impl FnOnce() -> T) -> Result<T> {
+    let config = Config::builder().limit(limit).build().map_err(Failure::of)?;
+    let heap = Heap::start(config).map_err(Failure::of)?;
+    let sample = body();
+    let stats = heap.stats();
+    if stats.bytes_written.0 + stats.bytes_read.0 > 0 {
+        return Err(Failure::Broken("something was written, though everything fits".to_owned()));
+    }
+    // Also the check that nothing was lost.
+    heap.shutdown().map_err(Failure::of)?;
+    Ok(sample)
 }

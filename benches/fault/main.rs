@@ -213,13 +213,7 @@ pub(crate) fn take_turns(plan: &Plan, sides: &mut [Side<'_>]) -> Result<Vec<Vec<
 fn main() -> ExitCode {
     let args = Args::parse();
     if let (Some(kind), Some(target), Some(data)) = (args.child, &args.target, args.data) {
-        return match child::serve(kind, target, data) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("fault: {error}");
-                ExitCode::FAILURE
-            }
-        };
+        return failure::end("fault", child::serve(kind, target, data));
     }
     if args.list {
         rows::ALL.iter().for_each(|group| println!("{:14} {}", group.name, group.about));
@@ -230,26 +224,12 @@ fn main() -> ExitCode {
     process::catch_interrupts();
     let plan = Plan::of(&args);
     if args.filters.iter().any(|word| word == "tune") {
-        return finish(tune::run(&plan));
+        return failure::end("fault", tune::run(&plan));
     }
     if args.filters.iter().any(|word| word == "profile") {
-        return finish(profile::run(&plan, &args));
+        return failure::end("fault", profile::run(&plan, &args));
     }
-    finish(run_rows(&args, &plan))
-}
-
-fn finish(outcome: Result<()>) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Skipped(why)) => {
-            println!("skipped: {why}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!("fault: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    failure::end("fault", run_rows(&args, &plan))
 }
 
 fn run_rows(args: &Args, plan: &Plan) -> Result<()> {

@@ -23,6 +23,8 @@ mod failure;
 mod group;
 #[path = "../common/limited.rs"]
 mod limited;
+#[path = "../common/numbers.rs"]
+mod numbers;
 #[path = "../common/process.rs"]
 mod process;
 #[path = "../common/table.rs"]
@@ -107,17 +109,7 @@ fn main() -> ExitCode {
     // `cargo test --benches` passes nothing and wants to be quick.
     args.test |= !args.bench && args.limit.is_none();
     process::catch_interrupts();
-    match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Skipped(why)) => {
-            println!("skipped: {why}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!("objects: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    failure::end("objects", run(&args))
 }
 
 fn run(args: &Args) -> Result<()> {

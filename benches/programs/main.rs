@@ -24,6 +24,8 @@ mod failure;
 mod group;
 #[path = "../common/limited.rs"]
 mod limited;
+#[path = "../common/numbers.rs"]
+mod numbers;
 #[path = "../common/process.rs"]
 mod process;
 #[path = "../common/table.rs"]
@@ -151,17 +153,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     process::catch_interrupts();
-    match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Skipped(why)) => {
-            println!("skipped: {why}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!("programs: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    failure::end("programs", run(&args))
 }
 
 fn run(args: &Args) -> Result<()> {

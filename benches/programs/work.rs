@@ -6,6 +6,7 @@
 use crate::answers::Query;
 use crate::child::Run;
 use crate::lineitem::{Plan, ROW_BYTES, Table};
+use crate::numbers::{fold, mix};
 use crate::progress::Progress;
 use crate::{Failure, Result, queries};
 use allocator_api2::alloc::Global;
@@ -86,19 +87,6 @@ pub(crate) const ALL: &[Program] = &[
         run: tpch,
     },
 ];
-
-/// The number at a place of a sequence of random ones (splitmix64).
-fn mix(at: u64) -> u64 {
-    let mut z = at.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-/// A sum that depends on the order.
-fn fold(sum: u64, value: u64) -> u64 {
-    (sum.rotate_left(5) ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
 
 fn sort(run: &Run<'_>, size: usize) -> Result<u64> {
     let mut values = run.array::<u64>(size / 8)?;

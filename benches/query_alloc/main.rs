@@ -33,7 +33,7 @@ mod table;
 use clap::Parser;
 use engine::{Load, Seen, quantile};
 use failure::{Failure, Result};
-use sides::{SIDES, SKIPPED, Side};
+use sides::{SIDES, Side};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use table::Row;
@@ -90,34 +90,14 @@ fn main() -> ExitCode {
         options.test = true;
         options.rounds = 1;
     }
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Skipped(why)) => {
-            println!("skipped: {why}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!("query_alloc: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    failure::end("query_alloc", run(&options))
 }
 
 /// One run, for the parent.
 fn child(name: &str, options: &Options) -> ExitCode {
     let side = Side::named(name).expect("the parent names one");
     let load = Load { queries: options.queries, rate: options.rate, scale: options.scale };
-    match place::run(side, load) {
-        Ok(seen) => {
-            println!("{}", seen.to_text());
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            println!("{failure}");
-            let skipped = matches!(failure, Failure::Skipped(_));
-            if skipped { ExitCode::from(SKIPPED) } else { ExitCode::FAILURE }
-        }
-    }
+    sides::tell(place::run(side, load).map(|seen| seen.to_text()))
 }
 
 fn sample(side: Side, load: Load, options: &Options) -> Result<Seen> {

@@ -1,44 +1,33 @@
 //! A run in this process, with the allocator that it was started for.
 #![expect(unsafe_code, reason = "allocates by hand")]
 
+use crate::Result;
 use crate::bare::Bare;
 use crate::engine::{self, Load, Seen};
-use crate::sides::Side;
-use crate::{Failure, Result};
+use crate::sides::{Side, with_heap};
 use allocator_api2::alloc::Allocator;
-use farheap::{ByteCount, Config, Far, Heap, Local};
+use farheap::{ByteCount, Far, Local};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::{self, NonNull};
+
+/// What nothing reaches.
+const LIMIT: ByteCount = ByteCount::gib(4);
 
 /// Runs the load.
 ///
 /// # Errors
-/// [`Failure::Skipped`] without permission for far memory; [`Failure::Broken`] when the library that
+/// [`crate::Failure::Skipped`] without permission for far memory; [`crate::Failure::Broken`] when the library that
 /// should serve this process was not loaded.
 pub(crate) fn run(side: Side, load: Load) -> Result<Seen> {
     match side {
-        Side::Local => with_heap(|| engine::run(Placed(Local), load)),
-        Side::Far => with_heap(|| engine::run(Placed(Far), load)),
+        Side::Local => with_heap(LIMIT, || engine::run(Placed(Local), load)),
+        Side::Far => with_heap(LIMIT, || engine::run(Placed(Far), load)),
         Side::Jemalloc => Ok(engine::run(Bare, load)),
         Side::System | Side::Preloaded(..) => {
             side.check_loaded()?;
             Ok(engine::run(System, load))
         }
     }
-}
-
-/// Runs `body` beside a heap with a limit that nothing reaches.
-fn with_heap(body: impl FnOnce() -> Seen) -> Result<Seen> {
-    let config = Config::builder().limit(ByteCount::gib(4)).build().map_err(Failure::of)?;
-    let heap = Heap::start(config).map_err(Failure::of)?;
-    let seen = body();
-    let stats = heap.stats();
-    if stats.bytes_written.0 + stats.bytes_read.0 > 0 {
-        return Err(Failure::Broken("something was written, though everything fits".to_owned()));
-    }
-    // Also the check that nothing was lost.
-    heap.shutdown().map_err(Failure::of)?;
-    Ok(seen)
 }
 
 /// A handle of ours as other allocators are.

@@ -146,17 +146,7 @@ fn main() -> ExitCode {
         options.pages = vec![ByteCount::kib(4), ByteCount::kib(64)];
         options.scale_factors = vec![0.1];
     }
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Skipped(why)) => {
-            println!("skipped: {why}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!("tiers: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    failure::end("tiers", run(&options))
 }
 
 fn run(options: &Options) -> Result<()> {

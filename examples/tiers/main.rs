@@ -14,6 +14,8 @@ mod args;
 mod auto;
 #[path = "../common/checks.rs"]
 mod checks;
+#[path = "../common/failure.rs"]
+mod failure;
 mod load;
 #[path = "../common/memory.rs"]
 mod memory;
@@ -31,8 +33,9 @@ use args::Args;
 use auto::Auto;
 use checks::{Check, ms, thousands};
 use clap::Parser;
+use failure::Failure;
 use farheap::segment::SegmentError;
-use farheap::{ByteCount, Error, Placement};
+use farheap::{ByteCount, Placement};
 use options::Compare;
 use report::{Moved, QueryTimes, Report, TierUse};
 use std::process::ExitCode;
@@ -47,40 +50,7 @@ const MEMORY_RESERVE: ByteCount = ByteCount::mib(256);
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match run(&args) {
-        Ok(report) if report.holds() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::from(1),
-        Err(failure) => {
-            eprintln!("tiers: {}", failure.text);
-            ExitCode::from(failure.status)
-        }
-    }
-}
-
-/// Why there is no report.
-struct Failure {
-    status: u8,
-    text: String,
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        let status = match error {
-            Error::UffdUnavailable { .. } => 3,
-            Error::Config { .. }
-            | Error::BadSize { .. }
-            | Error::Device { .. }
-            | Error::LimitTooSmall { .. } => 2,
-            _ => 1,
-        };
-        Failure { status, text: error.to_string() }
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure { status: 1, text: error.to_string() }
-    }
+    failure::end("tiers", run(&args).map(|report| report.holds()))
 }
 
 impl From<SegmentError> for Failure {
@@ -401,6 +371,7 @@ fn print_report(report: &Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farheap::Error;
 
     #[test]
     fn failures_have_the_exit_status_that_the_help_promises() {

@@ -15,6 +15,8 @@ mod answers;
 mod args;
 #[path = "../common/checks.rs"]
 mod checks;
+#[path = "../common/failure.rs"]
+mod failure;
 mod far;
 mod lineitem;
 #[path = "../common/memory.rs"]
@@ -30,8 +32,9 @@ use answers::{Query, Reference, published};
 use args::Args;
 use checks::{Check, ms, thousands};
 use clap::Parser;
+use failure::Failure;
 use far::{FAR, Far, LOCAL, Local, Stats, Tier};
-use farheap::{ByteCount, Error};
+use farheap::ByteCount;
 use lineitem::{Plan, ROW_BYTES, Table};
 use options::{Compare, Limit};
 use progress::Progress;
@@ -49,40 +52,7 @@ const MEMORY_RESERVE: ByteCount = ByteCount::mib(256);
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match run(&args) {
-        Ok(report) if report.holds() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::from(1),
-        Err(failure) => {
-            eprintln!("tpch: {}", failure.text);
-            ExitCode::from(failure.status)
-        }
-    }
-}
-
-/// Why there is no report.
-struct Failure {
-    status: u8,
-    text: String,
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        let status = match error {
-            Error::UffdUnavailable { .. } => 3,
-            Error::Config { .. }
-            | Error::BadSize { .. }
-            | Error::Device { .. }
-            | Error::LimitTooSmall { .. } => 2,
-            _ => 1,
-        };
-        Failure { status, text: error.to_string() }
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure { status: 1, text: error.to_string() }
-    }
+    failure::end("tpch", run(&args).map(|report| report.holds()))
 }
 
 /// The whole job: load, run, check, tell.
@@ -422,6 +392,7 @@ fn cannot_write(path: &std::path::Path, error: &io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farheap::Error;
 
     #[test]
     fn failures_have_the_exit_status_that_the_help_promises() {

@@ -8,6 +8,7 @@ use crate::raw::{self, Writes};
 use crate::report::{Figure, Row};
 use crate::work::{Mix, Order};
 use crate::{Failure, Plan, Result, Sample, Side, take_turns};
+use farheap::ByteCount;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +57,23 @@ pub(crate) fn on_loop(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     // The region's device goes after the region.
     drop(far);
     Ok(())
+}
+
+/// Pages that leave stay compressed in memory, all of them: the swapped child gets room for none of its
+/// compressed pages out of its limit either.
+pub(crate) fn compressed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
+    if !cfg!(feature = "compress") {
+        return Err(Failure::Skipped("built without the feature `compress`".to_owned()));
+    }
+    let ring = plan.data + plan.data / 8;
+    let config =
+        far::config(KERNEL_PAGE, plan.cache + ring, plan.data).compress(ByteCount(ring as u64));
+    let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
+    allow_swap(plan)?;
+    let _swap = Swap::on_zram(plan.data + plan.data / 4)?;
+    let mut swapped = paging(plan, Kind::Swapped, Path::new("/dev/null"))?;
+    // Without a device there is less to win: ahead is enough.
+    against_child(plan, "compressed", &far, &mut swapped, (SWAP, 1.0), rows)
 }
 
 fn paging(plan: &Plan, kind: Kind, path: &Path) -> Result<Paging> {
@@ -110,6 +128,8 @@ fn against_mapped(
     against_child(plan, place, far, &mut mapped, (name, goal), rows)
 }
 
+const SWAP: &str = "anonymous on swap, memory group";
+
 fn against_swap(
     plan: &Plan,
     place: &str,
@@ -117,8 +137,7 @@ fn against_swap(
     mut swapped: Paging,
     rows: &mut Vec<Row>,
 ) -> Result<()> {
-    let name = "anonymous on swap, memory group";
-    against_child(plan, place, far, &mut swapped, (name, 2.0), rows)
+    against_child(plan, place, far, &mut swapped, (SWAP, 2.0), rows)
 }
 
 fn against_child(
