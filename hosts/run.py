@@ -377,4 +377,5 @@ def main():
     sys.exit("an answer is wrong" if table.is_wrong else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()
