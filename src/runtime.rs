@@ -53,9 +53,9 @@ const LOCAL_BY_SIZE: &str = "So no allocation goes far because of its size; the 
 const USER_MODE_REMEDY: &str = "`sudo sysctl vm.unprivileged_userfaultfd=1` permits all faults; \
      `farheap doctor` (from `cargo install farheap-cli`) names other ways";
 
-/// What start-up says where jemalloc's metadata is far.
-const FORKS_END: &str = "farheap: with `metadata:far` a child of fork(2) ends with SIGSEGV; programs that are \
-     started by posix_spawn(3) or vfork(2) are not concerned";
+/// What start-up says where jemalloc's metadata is far, and children cannot inherit it.
+const FORKS_END: &str = "farheap: with `metadata:far` and a region that children cannot inherit a child of fork(2) ends \
+     with SIGSEGV; programs that are started by posix_spawn(3) or vfork(2) are not concerned";
 
 /// All tiers that run, the default one first.
 static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
@@ -185,14 +185,19 @@ impl Heap {
                 "conflicts with a memory manager, whose limit counts local memory".to_owned();
             return Err(Error::Config { key: "process_limit".to_owned(), reason });
         }
+        // A forked child has no tier of its own: what it allocates is local. Before the lock is taken, for which
+        // a child of another thread's would wait.
+        static AT_FORK: std::sync::Once = std::sync::Once::new();
+        AT_FORK.call_once(|| crate::sys::fork::in_forked_children(heap::leave_to_parent));
         let mut running = RUNNING.lock();
         if !running.is_empty() {
             return Err(Error::AlreadyRunning);
         }
-        // A forked child has no tier of its own: what it allocates is local.
-        static AT_FORK: std::sync::Once = std::sync::Once::new();
-        AT_FORK.call_once(|| crate::sys::fork::in_forked_children(heap::leave_to_parent));
         heap::keep_own_allocations_local();
+        // Before the region starts threads.
+        if crate::sys::thread::is_single() {
+            crate::sys::membarrier::register();
+        }
         let store = store.map_or_else(|| open_store(&config), Ok)?;
         let region = match manager {
             Some(manager) => Region::create_under(manager, config.region(), store)?,
@@ -511,9 +516,6 @@ impl Heap {
 /// How the arenas of a tier behave, as far as the configuration says it alone.
 fn options(config: &Config) -> FarArenasOptions {
     let metadata_is_far = config.metadata() == Metadata::Far;
-    if metadata_is_far {
-        eprintln!("{FORKS_END}");
-    }
     if let (Some(node), [_]) = (config.node(), &Node::all()[..]) {
         eprintln!(
             "farheap: node {node} is the only one of this machine: `node:{node}` changes nothing"
@@ -531,6 +533,10 @@ fn start_tier(
     beside: Beside,
 ) -> Result<Heap> {
     let _ours = keep_local();
+    heap::watch_forks(); // After regions do, so that it is first before a fork.
+    if options.metadata_is_far && !region.extents().is_inherited() {
+        eprintln!("{FORKS_END}");
+    }
     let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
     // Before the tier serves: what a new thread allocates until it has begun is not kept local.
     let maintenance = Maintenance::start(arenas, &region, beside.clone(), name);
@@ -586,6 +592,10 @@ impl ExtentSource for Region {
 
     fn release(&self, ptr: NonNull<u8>, len: ByteCount) {
         self.extents().release(ptr, len);
+    }
+
+    fn keep_at_forks(&self, ptr: NonNull<u8>, len: ByteCount) {
+        self.extents().keep_at_forks(ptr, len);
     }
 
     #[cfg(feature = "segment")]

@@ -23,6 +23,8 @@ const WORDS: usize = (12 << 20) / 8;
 /// sectors. To look at all words took 30 times as long.
 const STEP: usize = 512 / 8;
 const KINDS: [&str; 3] = ["page:4KiB", "page:16KiB", "page:64KiB,readahead:off"];
+/// jemalloc's locks are in far memory, which has to be there when it takes them around a fork.
+const FAR_LOCKS: &str = "page:4KiB,metadata:far";
 
 /// Forks; the child runs `body` and ends with 0 if it returns `true`.
 fn fork(body: impl FnOnce() -> bool) -> i32 {
@@ -187,7 +189,7 @@ fn what_a_child_writes_is_its_own() {
 #[test]
 fn a_childs_child_has_what_the_child_had() {
     const TEST: &str = "a_childs_child_has_what_the_child_had";
-    cases(TEST, &KINDS, |conf| {
+    cases(TEST, &[&KINDS[..], &[FAR_LOCKS]].concat(), |conf| {
         let Some(heap) = start(conf) else { return };
         let mut data = data(0);
         heap.evict_all().expect("the device has room");
@@ -215,11 +217,32 @@ fn a_childs_child_has_what_the_child_had() {
 #[test]
 fn children_are_forked_while_threads_fault_and_allocate() {
     const TEST: &str = "children_are_forked_while_threads_fault_and_allocate";
-    cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
+    cases(TEST, &["page:4KiB", "page:16KiB", FAR_LOCKS, "page:64KiB,metadata:far"], |conf| {
         let Some(heap) = start(conf) else { return };
         let still = data(0);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|threads| {
+            // Walks all arenas, under their locks.
+            threads.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    heap.purge();
+                    assert!(heap.memory().allocated_bytes.0 > 0);
+                }
+            });
+            // Small blocks: what is known of them is on many pages, most of which have left.
+            threads.spawn(|| {
+                let mut dice = Dice::new(3);
+                let mut blocks: Vec<FarVec<u64, Far>> = Vec::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    let mut block = FarVec::with_capacity_in(1 + dice.below(500) as usize, Far);
+                    block.push(7);
+                    blocks.push(block);
+                    if blocks.len() > 10_000 {
+                        let at = dice.below(10_000) as usize;
+                        assert_eq!(blocks.swap_remove(at)[0], 7);
+                    }
+                }
+            });
             for thread in 0..3_u64 {
                 let is_over = &is_over;
                 threads.spawn(move || {
@@ -329,24 +352,34 @@ fn parent_and_child_settle_within_a_quarter_more_than_the_limit() {
     });
 }
 
+/// Where a child whose parent is killed says what it has found.
+const OUT: &str = "FARHEAP_TEST_OUT";
+
+/// Runs a case whose process is killed, and waits for what its child says. `false`: it was skipped.
+fn is_right_when_its_parent_is_killed(test: &str, conf: &str) -> bool {
+    let dir = tempfile::tempdir().expect("a directory");
+    let out = dir.path().join("out");
+    let ended = common::child::run(test, conf, |command| {
+        command.env(OUT, &out);
+    });
+    if ended.show_skips() {
+        return false;
+    }
+    assert!(!ended.status.success(), "it was killed: {}", ended.text);
+    let said = || std::fs::read_to_string(&out).unwrap_or_default();
+    assert!(common::eventually(|| said().ends_with('\n')), "{}", ended.text);
+    assert_eq!(said(), "right\n", "{}", ended.text);
+    true
+}
+
 #[test]
 fn a_child_outlives_its_parent() {
     const TEST: &str = "a_child_outlives_its_parent";
-    const OUT: &str = "FARHEAP_TEST_OUT";
     let Some(conf) = common::child::case(TEST) else {
         for conf in ["page:4KiB", "page:16KiB"] {
-            let dir = tempfile::tempdir().expect("a directory");
-            let out = dir.path().join("out");
-            let ended = common::child::run(TEST, conf, |command| {
-                command.env(OUT, &out);
-            });
-            if ended.show_skips() {
+            if !is_right_when_its_parent_is_killed(TEST, conf) {
                 return;
             }
-            assert!(!ended.status.success(), "it was killed: {}", ended.text);
-            let said = || std::fs::read_to_string(&out).unwrap_or_default();
-            assert!(common::eventually(|| said().ends_with('\n')), "{}", ended.text);
-            assert_eq!(said(), "right\n");
         }
         return;
     };
@@ -375,7 +408,6 @@ fn a_child_outlives_its_parent() {
 #[test]
 fn a_daemon_has_what_the_program_had() {
     const TEST: &str = "a_daemon_has_what_the_program_had";
-    const OUT: &str = "FARHEAP_TEST_OUT";
     let Some(conf) = common::child::case(TEST) else {
         for conf in ["page:4KiB", "page:16KiB"] {
             let dir = tempfile::tempdir().expect("a directory");
@@ -459,6 +491,60 @@ fn functions_that_run_around_a_fork_allocate() {
     });
 }
 
+/// How many processes a test kills: `FARHEAP_TEST_KILLS`, or `usual`.
+fn kills(usual: u32) -> u32 {
+    let said = std::env::var("FARHEAP_TEST_KILLS").ok();
+    said.map_or(usual, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn children_are_right_when_their_parent_is_killed_at_any_moment() {
+    const TEST: &str = "children_are_right_when_their_parent_is_killed_at_any_moment";
+    let Some(conf) = common::child::case(TEST) else {
+        for conf in ["page:4KiB", "page:16KiB"] {
+            for _ in 0..kills(5) {
+                if !is_right_when_its_parent_is_killed(TEST, conf) {
+                    return;
+                }
+            }
+        }
+        return;
+    };
+    let Some(heap) = start(&conf) else { return };
+    let mut dice = Dice::new(seed(TEST));
+    let mut data = data(0);
+    heap.evict_all().expect("the device has room");
+    write(&mut data, WORDS / 2..WORDS, 0);
+    let parent = std::process::id();
+    let (mut ready, mut go) = (Signal::new(), Signal::new());
+    let _child = fork(|| {
+        let out = std::env::var(OUT).expect("set by the test");
+        ready.give();
+        go.wait();
+        let mut right = true;
+        let mut has_ended = false;
+        // Once more after the parent's end.
+        while right && !has_ended {
+            has_ended = std::os::unix::process::parent_id() != parent;
+            right = is_version(&data, 0);
+        }
+        write_all(&mut data, 5);
+        let right = right && is_version(&data, 5);
+        std::fs::write(out, if right { "right\n" } else { "wrong\n" }).is_ok()
+    });
+    ready.wait();
+    let after = std::time::Duration::from_micros(dice.below(40_000));
+    std::thread::spawn(move || {
+        go.give();
+        std::thread::sleep(after);
+        // SAFETY: takes no pointers.
+        unsafe { libc::kill(parent as i32, libc::SIGKILL) };
+    });
+    for version in 1.. {
+        write_all(&mut data, version);
+    }
+}
+
 #[test]
 fn children_are_killed_at_any_moment() {
     const TEST: &str = "children_are_killed_at_any_moment";
@@ -466,7 +552,7 @@ fn children_are_killed_at_any_moment() {
         let Some(heap) = start(conf) else { return };
         let mut data = data(0);
         let mut dice = Dice::new(seed(TEST));
-        for round in 1..=50 {
+        for round in 1..=kills(50) {
             let child = fork(|| {
                 looked_at(0..WORDS).for_each(|at| data[at] = 1);
                 false

@@ -1,8 +1,5 @@
 //! What a heap says of its memory, against what the kernel says; and jemalloc's metadata in far memory.
 
-#![expect(unsafe_code, reason = "forks")]
-#![expect(clippy::disallowed_methods, reason = "shows what becomes of a forked child")]
-
 mod common;
 
 use allocator_api2::vec::Vec as TierVec;
@@ -183,23 +180,6 @@ fn far_metadata_leaves_and_comes_back_like_all_far_memory() {
         assert!(memory.metadata_bytes > ByteCount::kib(256), "{memory}");
         assert!(memory.resident_bytes <= ByteCount::mib(16), "{memory}");
         assert!(heap.stats().bytes_read > ByteCount::ZERO);
-        // A forked child has no such memory, and is no process that goes on without its allocator.
-        // SAFETY: the child does nothing but end.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            // SAFETY: ends the process; takes no pointers.
-            unsafe { libc::_exit(0) };
-        }
-        let mut status = 0;
-        // SAFETY: the status is a valid place to write to.
-        let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-        assert_eq!(waited, pid);
-        assert!(
-            libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV,
-            "{status:#x}"
-        );
-        let ended = std::process::Command::new("true").status().expect("programs start");
-        assert!(ended.success(), "a program that was started without a copy: {ended}");
         drop(blocks);
         heap.shutdown().expect("all far memory is freed");
     });

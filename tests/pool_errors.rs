@@ -245,7 +245,7 @@ fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
     // Cleaner, eviction and checkpoint all ask; pages with a record beyond 200 cannot leave.
     let beyond: Vec<PageId> = ids.iter().copied().filter(|id| id.0 > 200).collect();
     let refusal = |result: Result<(), Error>| match result.expect_err("the others stay") {
-        Error::WriteRefused { pages, first, reason } => {
+        Error::WriteRefused { pages, first, reason, .. } => {
             assert!(beyond.contains(&first), "{first}");
             assert!(reason.contains(&first.to_string()), "{reason}");
             pages.0
@@ -337,11 +337,12 @@ fn a_store_that_panics_while_a_page_is_read_fails_that_read_only() {
     assert_holds(&pool, id);
 }
 
-/// Absent pages, and as many held pages as leave memory for one more.
+/// Absent pages, and as many held pages as leave memory for one more. The absent ones need more than the
+/// queues that are closed when nobody has used them for a second.
 fn nearly_full(pool: &BufferPool) -> (Vec<PageId>, Vec<SharedGuard<'_>>) {
     let mut ids = fill(pool, 1000);
     pool.evict_all().expect("written");
-    let others = ids.split_off(3);
+    let others = ids.split_off(64);
     pool.manager().set_deadline(SHORT);
     let mut held: Vec<_> = others.iter().map_while(|id| pool.fix_shared(*id).ok()).collect();
     held.pop();
@@ -382,7 +383,7 @@ fn a_group_of_pages_waits_for_memory_once() {
         let has_met_the_lack_of_memory = eventually(|| claims() > before);
         drop(held);
         assert!(has_met_the_lack_of_memory);
-        assert_eq!(group.join().expect("no panic"), Ok(3));
+        assert_eq!(group.join().expect("no panic"), Ok(absent.len()));
     });
 }
 

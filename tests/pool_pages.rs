@@ -263,7 +263,7 @@ fn pages_inside_of_a_buffer_are_no_pages() {
     // What a page is, the table does not say; its checksum does, and the buffer is not harmed.
     let error = pool.fix_shared(PageId(first.0 + 1)).expect_err("no page");
     let page = PageId(first.0 + 1);
-    assert_eq!(error, Error::CorruptPage { page, table: "(store)".into() });
+    assert_eq!(error, Error::CorruptPage { page, table: "the memory store".into() });
     assert_nines(&pool, first);
     assert_no_such_pages(&pool, inside());
     ids.iter().for_each(|id| assert_holds(&pool.fix_shared(*id).expect("page"), *id));
@@ -314,7 +314,7 @@ fn a_buffer_of_another_order_is_refused_and_its_neighbours_stay() {
     let last = pool.fix_shared(ids[15]).expect("page");
     assert!(wrong(&pool, first, 4), "a neighbour is resident");
     let error = pool.fix_buffer_shared(first, 2).expect_err("another order");
-    assert_eq!(error, Error::CorruptPage { page: first, table: "(store)".into() });
+    assert_eq!(error, Error::CorruptPage { page: first, table: "the memory store".into() });
     drop(last);
     assert_nines(&pool, first);
 }
@@ -485,7 +485,10 @@ fn the_log_is_asked_before_a_page_is_written() {
     assert!(
         matches!(&error, Error::WriteRefused { pages: PageCount(1), first, .. } if *first == id)
     );
-    assert!(error.to_string().contains("1 changed pages were not written"), "{error}");
+    assert!(
+        error.to_string().starts_with("1 changed pages of the memory store were not"),
+        "{error}"
+    );
     assert_eq!((pool.stats().pages_written, pool.stats().write_refusals), (0, 1));
     durable.store(10, Ordering::SeqCst);
     pool.flush().expect("flush");

@@ -443,72 +443,108 @@ fn a_power_cut_leaves_each_table_of_a_pool_as_it_was_flushed() {
     assert!(flushes.iter().all(|flushes| *flushes > 10) && torn > 0, "the test does not test");
 }
 
+/// 1/OPENED of the tables are opened once for each call that opening makes.
+const OPENED: u64 = 32;
+
 /// What a run with a failing call came to.
 struct Failed {
     errors: u64,
+    /// Calls to the device whose call fails, before its table was opened again.
     calls: u64,
 }
 
-/// Runs a workload of which the device fails the call of this number; checks memory, then the table
-/// after a power cut.
-fn fail_call(seed: u64, call: u64, steps: u64) -> Failed {
+/// Runs workloads on the tables of one pool, of which the device of one fails the call of this number; checks
+/// memory, then each call of opening that table again, then all tables after a power cut.
+fn fail_call(seed: u64, tables: usize, victim: usize, call: u64, steps: u64) -> Failed {
     const PAGES: usize = 512;
-    let store = PowerStore::new(vec![0; PAGES * PAGE]);
-    store.fail_at(Some(call));
+    let first = PowerStore::new(vec![0; PAGES * PAGE]);
+    let others = (1..tables).map(|_| first.beside(vec![0; PAGES * PAGE]));
+    let stores: Vec<PowerStore> = [first.clone()].into_iter().chain(others).collect();
+    let weak = &stores[victim];
+    weak.fail_at(Some(call));
     let mut errors = 0;
-    let mut note = |result: Result<(), Error>| match result {
+    let mut note = |table: usize, result: Result<(), Error>| match result {
         Ok(()) | Err(Error::StoreFull { .. }) => {}
-        Err(Error::Io { .. } | Error::Os { .. } | Error::Device { .. }) => errors += 1,
+        Err(error @ (Error::Io { .. } | Error::Os { .. } | Error::Device { .. })) => {
+            assert_eq!(table, victim, "call {call}: {error}");
+            errors += 1;
+        }
         Err(error) => panic!("call {call}: {error}"),
     };
-    let mut all = match Workload::new(store.clone(), seed) {
-        Ok(all) => all,
-        Err(error) => {
-            note(Err(error));
-            Workload::new(store.clone(), seed).expect("the device is well again")
-        }
-    };
+    let manager = manager();
+    let mut all: Vec<Workload> = Vec::new();
+    for (n, store) in stores.iter().enumerate() {
+        let start = || {
+            let beside = |one: &Workload| config().beside(&one.pool());
+            let config = all.first().map_or_else(config, beside);
+            Workload::start(store.clone(), seed + n as u64, config, &manager)
+        };
+        let started = start().or_else(|error| {
+            note(n, Err(error));
+            start()
+        });
+        all.push(started.expect("the device is well again"));
+    }
+    let mut dice = Dice::new(seed);
     for step in 0..steps {
-        let done = if step % 64 == 63 { all.flush() } else { all.step(PAGES as u64 * 3 / 4) };
-        note(done);
+        let n = dice.below(tables as u64) as usize;
+        let done = if step % 64 == 63 { all[n].flush() } else { all[n].step(PAGES as u64 * 3 / 4) };
+        note(n, done);
     }
     // The last flush may fail for good, if a sync failed; what is in memory is whole in any case.
-    note(all.flush());
-    let calls = store.calls();
-    store.fail_at(None);
-    all.check_all(&all.pool());
-    all.pool = None;
-    // Opening makes a handful of calls.
-    store.fail_at(Some(store.calls() + call % 8));
-    let opened = config().open_on(Arc::new(store.clone()), &manager());
-    let pool = opened.or_else(|error| {
-        note(Err(error));
-        config().open_on(Arc::new(store.clone()), &manager())
-    });
-    drop(pool.expect("the device is well again"));
-    store.fail_at(None);
-    let (events, end) = (store.events(), store.now());
-    let mut replay = Replay::new(PAGES * PAGE);
-    replay.go_to(&events, end);
-    let mut dice = Dice::new(seed);
-    for _ in 0..3 {
-        let image = PowerStore::new(replay.cut(&events, end, &mut dice));
-        let in_doubt = |page| replay.is_in_doubt(&events, end, page as usize * PAGE, PAGE);
-        all.check_cut(&image, end, in_doubt);
+    all.iter_mut().enumerate().for_each(|(n, table)| note(n, table.flush()));
+    let calls = weak.calls();
+    weak.fail_at(None);
+    all.iter().for_each(|table| table.check_all(&table.pool()));
+    all.iter_mut().for_each(|table| table.pool = None);
+    let open = || config().open_on(Arc::new(weak.clone()), &manager).map(drop);
+    for nth in (0..).take_while(|_| call.is_multiple_of(OPENED)) {
+        let call = weak.calls() + nth;
+        weak.fail_at(Some(call));
+        note(victim, open());
+        if weak.calls() <= call {
+            break; // Opening makes no more calls.
+        }
+        weak.fail_at(None);
+        open().expect("the device is well again");
+    }
+    weak.fail_at(None);
+    for (store, table) in stores.iter().zip(&all) {
+        let (events, end) = (store.events(), store.now());
+        let mut replay = Replay::new(PAGES * PAGE);
+        replay.go_to(&events, end);
+        for _ in 0..3 {
+            let image = PowerStore::new(replay.cut(&events, end, &mut dice));
+            let in_doubt = |page| replay.is_in_doubt(&events, end, page as usize * PAGE, PAGE);
+            table.check_cut(&image, end, in_doubt);
+        }
     }
     Failed { errors, calls }
 }
 
+/// Fails each call to the device of a table in turn, or one in `every`, from one on that the seed says.
+fn fail_calls(seed: u64, tables: usize, victim: usize, steps: u64, every: u64) {
+    let all = fail_call(seed, tables, victim, u64::MAX, steps);
+    assert_eq!(all.errors, 0, "no call fails");
+    let mut calls: Vec<u64> = (seed % every..all.calls).step_by(every as usize).collect();
+    let tried = calls.len();
+    calls.retain(|call| fail_call(seed, tables, victim, *call, steps).errors > 0);
+    let (all, failed) = (all.calls, calls.len());
+    println!("table {victim} of {tables}: {tried} of {all} calls, {failed} of them with an error");
+    // What eviction does not write is written later.
+    assert!(failed > tried / 4, "{failed} of {tried} calls");
+}
+
 #[test]
 fn a_call_that_fails_is_an_error_or_none_and_loses_no_page_wherever_it_is() {
-    let seed = seed("a_call_that_fails");
-    let steps = 700;
-    let all = fail_call(seed, u64::MAX, steps);
-    assert_eq!(all.errors, 0, "no call fails");
-    let failed = (0..all.calls).filter(|call| fail_call(seed, *call, steps).errors > 0).count();
-    println!("{} calls in turn, {failed} of them with an error", all.calls);
-    // What eviction does not write is written later.
-    assert!(failed as u64 > all.calls / 4, "{failed} of {} calls", all.calls);
+    fail_calls(seed("a_call_that_fails"), 1, 0, 700, 1);
+}
+
+#[test]
+fn a_call_that_fails_harms_no_other_table_of_its_pool_wherever_it_is() {
+    let seed = seed("a_call_of_one_table_fails");
+    let every = if cuts() > CUTS { 1 } else { 4 };
+    (0..3).for_each(|victim| fail_calls(seed.wrapping_add(victim), 3, victim as usize, 400, every));
 }
 
 /// A table with a page that its log kept from being written, after a crash.

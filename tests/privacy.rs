@@ -156,7 +156,7 @@ fn a_block_that_was_changed_or_moved_or_is_old_does_not_open() {
         transfer(&*memory, Op::Read, 0, &mut raw).expect("read");
         raw
     };
-    let corrupt = |slot| Err(Error::Corrupt { slot });
+    let corrupt = |slot| Err(Error::Corrupt { store: memory.name(), slot });
     let mut moved = Page(old.0);
     transfer(&*memory, Op::Write, 4096, &mut moved).expect("written below");
     assert_eq!(transfer(&sealed, Op::Read, 4096, &mut page), corrupt(1), "another block's bytes");

@@ -1,11 +1,15 @@
 //! `process_limit`: far memory gives way to what of the process is not far.
 
+#![expect(unsafe_code, reason = "reads far memory that only its test has written")]
+
 mod common;
 
 use allocator_api2::vec::Vec as FarVec;
-use common::{child, eventually, heap};
+use common::{Dice, child, eventually, heap};
 use farheap::manager::{MemoryManager, Mode};
+use farheap::region::RegionConfig;
 use farheap::{ByteCount, Config, Error, Far, FarHeap, Heap};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
@@ -76,6 +80,95 @@ fn a_process_above_its_limit_says_so_and_goes_on() {
         assert!(local.iter().enumerate().all(|(n, bytes)| bytes[500] == n as u8));
         assert_eq!(told(), 1, "once");
         drop((numbers, local));
+        heap.shutdown().expect("nothing is in use");
+    });
+}
+
+/// Tables of far memory cannot give way, and pages need room beside them.
+#[test]
+fn far_memory_with_many_tables_is_served_beside_too_much_local_memory() {
+    child::alone("far_memory_with_many_tables_is_served_beside_too_much_local_memory", || {
+        let conf = "process_limit:96MiB,page:4KiB,capacity:4GiB";
+        let Some(heap) = heap(conf) else { return };
+        const LEN: usize = (1536 << 20) / 8;
+        // A page of each 2 MiB is enough for most of its tables.
+        const STEP: usize = (2 << 20) / 8;
+        let mut far: FarVec<u64, Far> = FarVec::with_capacity_in(LEN, Far);
+        let places = far.spare_capacity_mut();
+        places.iter_mut().step_by(STEP).zip(0..).for_each(|(place, n)| {
+            place.write(n);
+        });
+        assert!(heap.stats().metadata_bytes > ByteCount::mib(8), "{}", heap.stats());
+        let local: Vec<_> = (0..110_000).map(|n| Box::new([n as u8; 1000])).collect();
+        let gave_way = || heap.stats().limit_bytes < ByteCount::mib(40);
+        assert!(eventually(gave_way), "{}", heap.stats());
+        let is_there = |(place, n): &(&std::mem::MaybeUninit<u64>, u64)| {
+            // SAFETY: written above.
+            unsafe { place.assume_init_read() == *n }
+        };
+        let seen = places.iter().step_by(STEP).zip(0..).filter(is_there);
+        assert_eq!(seen.count(), LEN / STEP);
+        assert!(local.iter().enumerate().all(|(n, bytes)| bytes[500] == n as u8));
+        drop((local, far));
+        heap.shutdown().expect("nothing is in use");
+    });
+}
+
+/// Local memory, stacks, children and the program's own limit change while far memory is read.
+#[test]
+fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
+    fn deep(levels: usize) -> usize {
+        let frame = std::hint::black_box([levels as u8; 4096]);
+        if levels == 0 { 0 } else { deep(levels - 1) + usize::from(frame[7] == levels as u8) }
+    }
+    const CASES: &[&str] = &["page:4KiB", "page:64KiB,install:copy", "mode:in_thread"];
+    let name = "far_memory_is_right_while_everything_beside_it_grows_and_shrinks";
+    child::cases(name, CASES, |case| {
+        let conf = format!("process_limit:64MiB,capacity:512MiB,{case}");
+        let Some(heap) = heap(&conf) else { return };
+        let mut far: FarVec<u64, Far> = FarVec::new_in(Far);
+        far.extend(0..12 << 20); // 96 MiB.
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (far, heap, is_over) = (&far, &heap, &is_over);
+            let until_over = move |act: &dyn Fn(u64)| {
+                let mut dice = Dice::new(7);
+                while !is_over.load(Ordering::Relaxed) {
+                    act(dice.roll());
+                }
+            };
+            scope.spawn(move || {
+                until_over(&|roll| {
+                    let kept: Vec<_> = (0..roll % 300).map(|n| vec![n as u8; 100_000]).collect();
+                    assert!(
+                        kept.iter().zip(0..).all(|(kept, n): (_, u64)| kept[99_999] == n as u8)
+                    );
+                });
+            });
+            scope.spawn(move || {
+                until_over(&|roll| {
+                    let spawn = |_| std::thread::spawn(move || deep(roll as usize % 200));
+                    let threads: Vec<_> = (0..16).map(spawn).collect();
+                    let joined = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+                    assert_eq!(joined.max(), Some(roll as usize % 200));
+                });
+            });
+            scope.spawn(move || {
+                until_over(&|roll| {
+                    let limit = ByteCount(
+                        RegionConfig::limit_min(heap.page_size()).get() + roll % (60 << 20),
+                    );
+                    // Where local memory has left less, that holds.
+                    drop(heap.set_limit(limit));
+                });
+            });
+            let looks = (0..3).flat_map(|_| (0..far.len()).step_by(97));
+            let wrong = looks.into_iter().find(|at| far[*at] != *at as u64);
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(wrong, None, "{}", heap.stats());
+        });
+        assert_eq!(heap.stats().poisoned, 0, "{}", heap.stats());
+        drop(far);
         heap.shutdown().expect("nothing is in use");
     });
 }

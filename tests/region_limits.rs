@@ -316,6 +316,32 @@ fn memory_whose_tables_do_not_fit_is_refused_and_what_is_granted_can_be_used() {
     region.map(part).expect_err("and not for more");
 }
 
+/// Tables cannot leave. Where they took all of a limit that was lowered, no fault found room for a page.
+#[test]
+fn a_limit_below_what_tables_need_is_refused_and_the_least_works() {
+    let _watch = watchdog("a limit below tables", HANG);
+    const CHUNK: usize = 2 << 20;
+    let config = small_pages().limit(ByteCount::mib(64));
+    let Some(region) = region(config, ByteCount::gib(2)) else { return };
+    let len = ByteCount::mib(1536);
+    let data = region.map(len).expect("the limit is large enough for its tables");
+    // A page of each chunk is enough for most of its tables.
+    let pages = (0..len.as_usize() / PAGE).step_by(CHUNK / PAGE);
+    let word = |page: usize| data.as_ptr().wrapping_add(page * PAGE).cast::<usize>();
+    // SAFETY: mapped above, and only this case uses it.
+    pages.clone().for_each(|page| unsafe { word(page).write(page) });
+    let tables = region.stats().metadata_bytes;
+    assert!(tables > ByteCount::mib(8), "{tables} of tables");
+    let error = region.set_limit(ByteCount::mib(8)).expect_err("tables alone take more");
+    let Error::LimitTooSmall { minimum, .. } = error else { panic!("{error}") };
+    assert_eq!(region.stats().limit_bytes, ByteCount::mib(64), "nothing has changed");
+    region.set_limit(minimum).expect("what the error says works");
+    // SAFETY: as above.
+    pages.for_each(|page| assert_eq!(unsafe { word(page).read() }, page));
+    let stats = region.stats();
+    assert!(stats.resident_bytes <= minimum && stats.poisoned == 0, "{stats}");
+}
+
 /// A control group with a memory limit, removed when dropped.
 struct Group(std::path::PathBuf);
 

@@ -64,6 +64,9 @@ fn sources(dirs: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
     let mut open: Vec<PathBuf> = dirs.iter().map(|dir| root().join(dir)).collect();
     while let Some(path) = open.pop() {
+        if path.ends_with("target") {
+            continue; // Built, of a workspace of its own.
+        }
         if path.is_dir() {
             let entries = fs::read_dir(&path).expect("a readable directory");
             open.extend(entries.map(|entry| entry.expect("a readable entry").path()));
@@ -84,7 +87,7 @@ fn library() -> Vec<Source> {
 
 /// All sources of the workspace.
 fn everything() -> Vec<Source> {
-    sources(&["src", "cli", "ffi", "papers", "preload", "tests", "examples", "benches"])
+    sources(&["src", "cli", "ffi", "papers", "peers", "preload", "tests", "examples", "benches"])
 }
 
 /// Fails with all violations of a rule.

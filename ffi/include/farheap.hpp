@@ -66,18 +66,22 @@ private:
     int os_code_;
 };
 
-// There is no memory; what() says which.
+// There is no room: in memory, in a sub-allocator, or in a table's file; what() is the library's message. No
+// farheap::error: a host catches both, or std::exception.
 class bad_alloc : public std::bad_alloc {
 public:
-    explicit bad_alloc(status code) noexcept : code_(code) {
+    explicit bad_alloc(status code) noexcept : code_(code), os_code_(farheap_last_errno()) {
         std::strncpy(text_, farheap_last_message(), sizeof text_ - 1);
     }
     status code() const noexcept { return code_; }
+    const char *name() const noexcept { return farheap_status_name(code_); }
+    int os_code() const noexcept { return os_code_; }
     const char *what() const noexcept override { return text_; }
 
 private:
     status code_;
-    char text_[256] = {}; // No memory is needed to say that there is none.
+    int os_code_;
+    char text_[1024] = {}; // No memory is needed to say that there is none; all of any message.
 };
 
 namespace detail {
@@ -789,16 +793,20 @@ extern "C" inline bool farheap_hpp_visit(void *userdata, std::uint64_t page) {
 }
 } // namespace detail
 
-// Pages of a table file within a manager's limit.
+// Pages of a table file within a manager's limit. Any number of threads use one. Its numbers of pages begin with
+// 2. Destroying it closes the file without a flush(): what was changed since the last one is lost, or half
+// of it. Guards, trees and cursors are to be destroyed before it.
 class pool {
 public:
-    // Creates a table file. One that exists has to be free, or options.overwrite allows its loss.
+    // Creates a table file of up to `capacity` bytes. One that exists has to be free, or options.overwrite
+    // allows its loss.
     static pool create(manager &under, const std::string &path, std::uint64_t capacity,
                        pool_options options = {}) {
         return pool(under, std::move(options), [&](auto *config, farheap_pool **out) {
             return farheap_pool_create(under.get(), config, path.c_str(), capacity, out);
         });
     }
+    // Opens what create() has made, with the pages of its last flush(), or later ones that were evicted.
     static pool open(manager &under, const std::string &path, pool_options options = {}) {
         return pool(under, std::move(options), [&](auto *config, farheap_pool **out) {
             return farheap_pool_open(under.get(), config, path.c_str(), out);
@@ -822,7 +830,9 @@ public:
         }
     }
 
+    // A page that is in use from now on, zeroed, of payload() bytes.
     exclusive_guard allocate() { return exclusive_guard(get(), farheap_pool_allocate); }
+    // 2^`order` pages in one piece; order is at most 7.
     exclusive_guard allocate_buffer(std::uint32_t order) {
         return exclusive_guard(get(), farheap_pool_allocate_buffer, order);
     }
@@ -838,6 +848,7 @@ public:
     exclusive_guard fix_exclusive(std::uint64_t id, std::uint64_t deadline_ms) {
         return exclusive_guard(get(), farheap_pool_fix_exclusive_within, id, deadline_ms);
     }
+    // Brings the page in if it is absent, and holds nothing.
     optimistic_guard fix_optimistic(std::uint64_t id) {
         return optimistic_guard(get(), farheap_pool_fix_optimistic, id);
     }
@@ -887,7 +898,8 @@ public:
     void prefetch(const std::vector<std::uint64_t> &ids) {
         detail::check(farheap_pool_prefetch(get(), ids.data(), ids.size()));
     }
-    // Throws when before_write refused pages: FARHEAP_E_WRITE_REFUSED.
+    // The checkpoint: all that was changed before is on the device when it returns. Throws when before_write
+    // refused pages: FARHEAP_E_WRITE_REFUSED.
     void flush() { detail::check(farheap_pool_flush(get())); }
     // Makes these pages durable, which is no checkpoint.
     void flush_pages(const std::vector<std::uint64_t> &ids) {
@@ -1099,7 +1111,7 @@ public:
         detail::check(code);
         return btree(handle);
     }
-    // By its root().
+    // By its root(), which a tree keeps as long as it lives: the host writes it down, mostly in a page of its own.
     static btree open(pool &in, std::uint64_t root) {
         farheap_btree *handle = nullptr;
         detail::check(farheap_btree_open(in.get(), root, &handle));

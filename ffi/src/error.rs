@@ -387,16 +387,24 @@ mod tests {
             (Error::UffdUnavailable { reasons: "x".into() }, FARHEAP_E_UFFD_UNAVAILABLE),
             (Error::Unsupported { feature: "a", why: "b" }, FARHEAP_E_UNSUPPORTED),
             (Error::Device { path: "/x".into(), reason: "y".into() }, FARHEAP_E_DEVICE),
-            (Error::Io { op: "read", offset: 1, len: 2, errno: 5 }, FARHEAP_E_IO),
-            (Error::StoreFull { pages }, FARHEAP_E_STORE_FULL),
-            (Error::Corrupt { slot: 3 }, FARHEAP_E_CORRUPT),
+            (
+                Error::Io { op: "read", store: "file /x".into(), offset: 1, len: 2, errno: 5 },
+                FARHEAP_E_IO,
+            ),
+            (Error::StoreFull { store: "file /x".into(), pages }, FARHEAP_E_STORE_FULL),
+            (Error::Corrupt { store: "file /x".into(), slot: 3 }, FARHEAP_E_CORRUPT),
             (Error::AddressSpace { len: bytes }, FARHEAP_E_ADDRESS_SPACE),
             (Error::BadRange { reason: "r" }, FARHEAP_E_BAD_RANGE),
             (Error::LimitTooSmall { limit: bytes, minimum: bytes }, FARHEAP_E_LIMIT_TOO_SMALL),
             (Error::LimitExceeded { reason: "r".into() }, FARHEAP_E_LIMIT_EXCEEDED),
             (Error::CorruptPage { page, table: "/x".into() }, FARHEAP_E_CORRUPT_PAGE),
             (
-                Error::WriteRefused { pages: PageCount(2), first: page, reason: "r".into() },
+                Error::WriteRefused {
+                    table: "/x".into(),
+                    pages: PageCount(2),
+                    first: page,
+                    reason: "r".into(),
+                },
                 FARHEAP_E_WRITE_REFUSED,
             ),
             (
@@ -409,6 +417,7 @@ mod tests {
             ),
             (
                 Error::OutOfMemory {
+                    by: "/x".into(),
                     wanted: bytes,
                     used: bytes,
                     limit: bytes,

@@ -1,7 +1,9 @@
 //! Why an operation failed: one error type for the whole crate.
 
 use crate::base::units::{ByteCount, PageCount, PageId};
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A result with the crate's [`Error`].
@@ -46,27 +48,37 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// Reading or writing the store failed.
-    #[error("{op} of {len} bytes at offset {offset} failed: {}", describe_errno(*.errno))]
+    /// Reading, writing or syncing a store failed.
+    #[error(
+        "{op} of {}{store} failed: {}", BytesOf { len: *.len, offset: *.offset }, describe_errno(*.errno)
+    )]
     Io {
-        /// `read` or `write`.
+        /// `read`, `write`, `discard` or `sync`.
         op: &'static str,
-        /// Byte offset on the device.
+        /// The [name](crate::store::Store::name) of the store: `file /data/table`.
+        store: Arc<str>,
+        /// Byte offset on the store.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes asked for; 0 for all of the store.
         len: u64,
         /// The `errno` value; `EIO` for a short transfer, `ETIMEDOUT` past the deadline.
         errno: i32,
     },
     /// The store has no place left for a page.
-    #[error("the store is full: all {} pages that it has room for are in use", .pages.0)]
+    #[error("{store} is full: all {} pages that it has room for are in use", .pages.0)]
     StoreFull {
+        /// The store's name.
+        store: Arc<str>,
         /// Pages that the store has room for.
         pages: PageCount,
     },
     /// The bytes read are not the bytes written.
-    #[error("checksum mismatch in slot {slot}: the device returned other bytes than were written")]
+    #[error(
+        "checksum mismatch in slot {slot} of {store}: it returned other bytes than were written"
+    )]
     Corrupt {
+        /// The store's name.
+        store: Arc<str>,
         /// The slot's number.
         slot: u64,
     },
@@ -119,10 +131,12 @@ pub enum Error {
     },
     /// Pages stay in memory, changed, because the log does not hold their records.
     #[error(
-        "{pages} changed pages were not written, {first} first, because `before_write` refused \
-         them: {reason}; they stay in memory: make the log durable and flush again"
+        "{pages} changed pages of {} were not written, {first} first, because `before_write` refused \
+         them: {reason}; they stay in memory: make the log durable and flush again", .table.display()
     )]
     WriteRefused {
+        /// The table file.
+        table: PathBuf,
         /// How many.
         pages: PageCount,
         /// One of them.
@@ -157,10 +171,12 @@ pub enum Error {
     },
     /// No memory could be freed for a page or an allocation in time.
     #[error(
-        "no memory for {wanted} within {waited:?}: {used} of {limit} are in use ({consumers}) \
+        "{by}: no memory for {wanted} within {waited:?}: {used} of {limit} are in use ({consumers}) \
          and nothing more can be reclaimed"
     )]
     OutOfMemory {
+        /// What they were for: a table file, a consumer, or a new limit.
+        by: String,
         /// Bytes asked for.
         wanted: ByteCount,
         /// Bytes charged.
@@ -222,6 +238,21 @@ pub enum Error {
     },
 }
 
+/// The part of a store that a request was for; nothing where it was for all of it.
+struct BytesOf {
+    len: u64,
+    offset: u64,
+}
+
+impl fmt::Display for BytesOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.len {
+            0 => Ok(()),
+            len => write!(f, "{len} bytes at offset {} of ", self.offset),
+        }
+    }
+}
+
 /// Returns `errno` with the system's words for it.
 fn describe_errno(errno: i32) -> String {
     std::io::Error::from_raw_os_error(errno).to_string()
@@ -236,5 +267,18 @@ mod tests {
     fn messages_name_the_call_and_the_cause() {
         let error = Error::Os { call: "mmap", errno: libc::ENOMEM };
         assert_eq!(error.to_string(), "mmap failed: Cannot allocate memory (os error 12)");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "the text is the system's")]
+    fn messages_name_the_store_and_the_part_of_it() {
+        let failed = |op, len| {
+            let store = "file /data/table".into();
+            Error::Io { op, store, offset: 8192, len, errno: libc::EIO }.to_string()
+        };
+        let cause = "failed: Input/output error (os error 5)";
+        let write = format!("write of 4096 bytes at offset 8192 of file /data/table {cause}");
+        assert_eq!(failed("write", 4096), write);
+        assert_eq!(failed("sync", 0), format!("sync of file /data/table {cause}"));
     }
 }

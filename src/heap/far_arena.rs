@@ -5,9 +5,8 @@
 //! # Metadata
 //! What jemalloc keeps about an arena (extents, slabs, locks) is local memory, or far memory of the tier
 //! itself ([`FarArenasOptions::metadata_is_far`]). Far, it is brought in when an allocation needs it,
-//! with jemalloc's locks held: allocations wait for the device then. A forked child has no such tier, and
-//! ends when jemalloc resets its locks there: they could be kept resident around a fork, but a thread
-//! that holds one while it waits for a page would never get it, and the fork would hang.
+//! with jemalloc's locks held: allocations wait for the device then. Around a fork threads are kept out of it
+//! (`forks`), and the pages that the locks are in are kept in memory.
 
 #![expect(unsafe_code, reason = "creates and destroys arenas")]
 
@@ -60,6 +59,11 @@ impl FarArena {
             unsafe { arena.destroy() }?;
             return Err(error);
         }
+        if let Some(metadata) = &metadata {
+            // Its locks are in what it was made of. Nothing else is resident of it now.
+            jemalloc::advance_epoch();
+            metadata.keep_at_forks(ByteCount(arena.bytes()?.resident as u64));
+        }
         Ok(FarArena { arena, hooks, metadata })
     }
 
@@ -70,6 +74,11 @@ impl FarArena {
     /// What serves its data.
     pub(super) fn hooks(&self) -> &Hooks {
         &self.hooks
+    }
+
+    /// Whether what jemalloc keeps about the arena is far.
+    pub(super) fn has_far_metadata(&self) -> bool {
+        self.metadata.is_some()
     }
 
     /// Bytes charged to the source, for metadata too.

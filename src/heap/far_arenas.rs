@@ -19,7 +19,8 @@
 //! # Invariants
 //! 1. A tier is never freed, and its address never reused for another one; threads keep it.
 //! 2. Every operation on an arena runs inside an [`Access`] to a cache that is not revoked, or is
-//!    counted by its [`Entry`]. So [`close`](FarArenas::close) knows when nobody is inside.
+//!    counted by its [`Entry`], or by that of jemalloc's controls. So [`close`](FarArenas::close) and
+//!    [`ClosedArenas::stand_still`] know when nobody is inside.
 //! 3. Only pointers inside the reservation reach `free` and `reallocate`.
 
 #![expect(unsafe_code, reason = "allocates")]
@@ -32,7 +33,7 @@ use super::accounting::{self, TierMemory};
 use super::arena_set::ArenaSet;
 use super::counts::{self, Counts};
 use super::dirty_bound::DirtyBound;
-use super::entry::{Closed, Entry};
+use super::entry::{Closed, Entry, TIERS_PAUSE};
 use super::far_options::{FarArenasOptions, FarArenasStats};
 use super::hooks::{self, ExtentSource};
 use super::jemalloc::{self, Flags};
@@ -116,7 +117,7 @@ impl FarArenas {
             source: Ranked::new(Rank::Leaf, Some(source)),
             caches: ThreadCaches::new(allowance, options.slot),
             dirty: DirtyBound::new(options.dirty_max.0),
-            entry: Entry::new(),
+            entry: Entry::new(&TIERS_PAUSE),
             shared_counts: Counts::new(),
             out_of_memory: AtomicU64::new(0),
             purges: AtomicU64::new(0),
@@ -401,7 +402,8 @@ impl FarArenas {
     pub(super) fn claim_cache(
         &'static self,
     ) -> std::result::Result<Option<&'static ThreadCache>, Closed> {
-        let _inside = self.entry.enter()?;
+        // At once: a thread that gives back what is free, inside the shared path, gets here too.
+        let _inside = self.entry.enter_at_once()?;
         let make = |index, allowance| {
             ThreadCache::of_arena(self.arenas.of_index(index).arena().index(), allowance)
         };

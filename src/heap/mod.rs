@@ -7,7 +7,8 @@
 //! blocks in front of it (`local`). Far memory comes from the installed tiers (`tiers`), each a
 //! [`FarArenas`] (`far_arenas`, which `entry` lets threads into): arenas (`arena_set`, `far_arena`), what
 //! threads keep of them (`thread_cache`), a bound on what is dirty (`dirty_bound`), extent hooks onto an [`ExtentSource`] (`hooks`), and all of jemalloc's
-//! controls (`jemalloc`). `accounting` says what the memory of a tier is for.
+//! controls (`jemalloc`). `accounting` says what the memory of a tier is for; `forks` keeps threads out of far metadata
+//! while the process forks.
 //!
 //! # Invariants
 //! 1. A far pointer never enters an automatic cache, a local one never a far cache: the address
@@ -29,6 +30,7 @@ mod entry;
 mod far_arena;
 mod far_arenas;
 mod far_options;
+mod forks;
 mod global;
 mod handle;
 mod hooks;
@@ -49,6 +51,7 @@ pub(crate) use advice::{fill_soon, free_now, leave_alone, read_ahead_max, read_s
 pub use droppable::Arena;
 pub(crate) use far_arenas::FarArenas;
 pub(crate) use far_options::FarArenasOptions;
+pub(crate) use forks::watch_forks;
 pub use global::FarHeap;
 pub use handle::{Far, Local};
 pub(crate) use hooks::{Edges, ExtentSource};

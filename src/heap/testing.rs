@@ -130,6 +130,8 @@ impl ExtentSource for TestSource {
         self.span
     }
 
+    fn keep_at_forks(&self, _ptr: NonNull<u8>, _len: ByteCount) {} // All of it stays in memory.
+
     fn reserve(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
         let mut pages = self.pages.lock();
         let (want, base) = (len.as_usize() / PAGE, self.base());

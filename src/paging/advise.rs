@@ -19,6 +19,7 @@ use crate::paging::pager::discard;
 use crate::paging::pager::reclaim;
 use crate::paging::readahead::PrefetchRun;
 use crate::paging::region::{Advice, Region, RegionConfig};
+use crate::paging::table_sizes::tables_allowed;
 use crate::paging::zeroing;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{self, KERNEL_PAGE};
@@ -95,9 +96,16 @@ impl Region {
         self.limits.leave(room, |limit| reclaim::set_limit(&self.pager, limit));
     }
 
-    /// The least that the limit can be.
+    /// The least that the limit can be: what the page size needs to work, of which tables may take half, as
+    /// of any limit. Tables of what is allocated cannot leave: a limit that was lowered to 8 MiB below 17 MiB
+    /// of them left no page for any fault, and each waited for ever.
     pub(crate) fn limit_min(&self) -> ByteCount {
-        ByteCount(RegionConfig::limit_min(self.page_size()).0 + self.pager.managed().aside().0)
+        let works = RegionConfig::limit_min(self.page_size());
+        let resident =
+            PageCount(works.0 / self.page_size().0).max(self.pager.tables().listed_max());
+        let tables = self.extents.tables_max(resident);
+        let with_tables = ByteCount(works.0 - tables_allowed(works).0 + tables.0);
+        ByteCount(works.max(with_tables).0 + self.pager.managed().aside().0)
     }
 
     /// Says something about memory on standard error, without waiting for its reader.
@@ -224,10 +232,8 @@ impl Region {
         }
         match self.pager.health().write_errno() {
             0 => Ok(()),
-            pager::health::NO_SLOT => {
-                Err(Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) })
-            }
-            errno => Err(Error::Os { call: "write-back", errno: errno as i32 }),
+            pager::health::NO_SLOT => Err(self.pager.slots().full()),
+            errno => Err(self.pager.slots().failed("write", None, 0, errno as i32)),
         }
     }
 
@@ -289,7 +295,8 @@ impl Region {
     /// returns when the pages above it are out.
     ///
     /// # Errors
-    /// [`Error::LimitTooSmall`] below the minimum for the page size; [`Error::LimitExceeded`]
+    /// [`Error::LimitTooSmall`] below what the page size and the tables of what is allocated need, and nothing
+    /// changes; [`Error::LimitExceeded`]
     /// when pinned pages or a failing device keep the old size (the new limit holds for new pages
     /// all the same).
     pub fn set_limit(&self, limit: ByteCount) -> Result<()> {

@@ -361,9 +361,9 @@ pub(in crate::paging) fn unlocked() {
     );
 }
 
-/// A write failed that `store` has space for as far as its bytes go; `room` is what there is space
-/// for on its file system.
-pub(in crate::paging) fn write_failed(cause: &Error, store: &str, room: ByteCount) {
+/// A write failed that its store has space for as far as the store's bytes go; `room` is what there is
+/// space for on its file system.
+pub(in crate::paging) fn write_failed(cause: &Error, room: ByteCount) {
     const WHAT: &str = "write-back failed; the pages stay in memory";
     if !matches!(cause, Error::Io { errno: crate::sys::ENOSPC, .. }) {
         return warn(WHAT, cause);
@@ -371,7 +371,7 @@ pub(in crate::paging) fn write_failed(cause: &Error, store: &str, room: ByteCoun
     let what_to_do =
         "free space on its file system, or have it reserved at the start: `reserve:on`";
     let cause = Cause(cause);
-    let text = format_args!("{WHAT}: {cause}; {store} has space for {room}; {what_to_do}");
+    let text = format_args!("{WHAT}: {cause}; there is space for {room}; {what_to_do}");
     say(WHAT, WARNINGS_MAX, text);
 }
 
@@ -392,8 +392,8 @@ impl std::fmt::Display for Cause<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Error::Os { call, errno } => write!(f, "{call}: errno {errno}"),
-            Error::Io { op, offset, len, errno } => {
-                write!(f, "{op} of {len} bytes at device offset {offset}: errno {errno} ")?;
+            Error::Io { op, store, offset, len, errno } => {
+                write!(f, "{op} of {len} bytes at offset {offset} of {store}: errno {errno} ")?;
                 f.write_str(match *errno {
                     5 => "(EIO)",
                     28 => "(ENOSPC, the device is full)",
@@ -401,7 +401,9 @@ impl std::fmt::Display for Cause<'_> {
                     _ => "",
                 })
             }
-            Error::Corrupt { slot } => write!(f, "checksum mismatch in slot {slot}"),
+            Error::Corrupt { store, slot } => {
+                write!(f, "checksum mismatch in slot {slot} of {store}")
+            }
             Error::LimitExceeded { reason } if reason.is_empty() => {
                 f.write_str("no page can be evicted to make room for it")
             }

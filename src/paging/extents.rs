@@ -9,6 +9,7 @@ use crate::base::local::keep_local;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::paging::diagnostics;
 use crate::paging::kernel_filled;
+use crate::paging::mapped_over;
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
@@ -47,7 +48,12 @@ impl Extents {
 
     /// Pages that are committed.
     pub(in crate::paging) fn committed(&self) -> PageCount {
-        self.ranges.committed()
+        PageCount(self.ranges.committed().pages)
+    }
+
+    /// Maximum number of bytes that the tables of what is committed take, while `resident` pages are in memory.
+    pub(in crate::paging) fn tables_max(&self, resident: PageCount) -> ByteCount {
+        tables_max(&self.ranges.committed(), resident, self.pager.slots().map().slots())
     }
 
     /// Pages from the first on of which one was ever reserved.
@@ -172,7 +178,7 @@ impl Extents {
         let store = self.pager.slots().store();
         let (room, capacity) = (store.room(), store.capacity());
         if room >= capacity {
-            return Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) };
+            return self.pager.slots().full();
         }
         let what_to_do = "free space there, or have it reserved at the start: `reserve:on`";
         let reason =
@@ -186,7 +192,7 @@ impl Extents {
     /// [`Error::StoreFull`], [`Error::LimitExceeded`].
     fn fits(&self, committed: &Committed, capacity: PageCount) -> Result<()> {
         if committed.pages > capacity.0 {
-            return Err(Error::StoreFull { pages: PageCount(self.pager.slots().map().slots().0) });
+            return Err(self.pager.slots().full());
         }
         let limit = self.pager.budget().limit();
         let resident = PageCount(limit.0 / self.pager.page_bytes() as u64);
@@ -275,8 +281,28 @@ impl Extents {
     /// Drops what committed pages hold.
     pub(crate) fn decommit(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();
+        // Before others can have them: of pages that stay in use, nobody else looks.
+        for page in self.ranges.partly_covered(offset, len.as_usize()) {
+            let start = page.as_usize() * self.pager.page_bytes();
+            let part =
+                start.max(offset)..(start + self.pager.page_bytes()).min(offset + len.as_usize());
+            mapped_over::take_part_over(&self.pager, page, self.base() + part.start, part.len());
+        }
         let discard = |first, count| discard::discard(&self.pager, first, count);
         self.ranges.decommit(offset, len.as_usize(), discard);
+    }
+
+    /// Keeps a range, which stays committed, in memory while the process forks: the allocator writes to it then,
+    /// in the parent and in the child, when nobody serves faults.
+    #[cfg(feature = "heap")]
+    pub(crate) fn keep_at_forks(&self, ptr: NonNull<u8>, len: ByteCount) {
+        crate::paging::fork::keep(&self.pager, ptr, len);
+    }
+
+    /// Whether forked children have the region's memory.
+    #[cfg(feature = "heap")]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.pager.fork().inherited().is_some()
     }
 
     /// Takes reserved addresses back.

@@ -75,20 +75,22 @@ fn is_dense(pager: &Pager, page: PageId, chunk: ChunkId) -> bool {
 pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> OpenOutcome {
     let chunk = pager.chunk_of(page);
     let may_open = pager.chunks().pagemap().is_some() && pager.chunks().may_open(chunk);
-    let is_own = || pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
-    if !may_open || !is_dense(pager, page, chunk) || !is_own() {
+    if !may_open || !is_dense(pager, page, chunk) || !pager.chunks().latch(chunk, Phase::Closed) {
         return OpenOutcome::Unfit;
     }
-    if !pager.chunks().latch(chunk, Phase::Closed) {
-        return OpenOutcome::Unfit;
-    }
-    let opened = open_latched(pager, chunk);
+    // Asked with the chunk latched: a thread that takes a part of it back which the program had mapped
+    // over (`mapped_over`) relies on it that only a chunk which is far memory, all of it, is opened.
+    let is_own = pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
+    let opened = is_own && open_latched(pager, chunk);
     let now = if opened { Phase::Open } else { Phase::Closed };
     pager.chunks().unlatch(chunk, Phase::Closed, now);
     if opened {
         pager.counters().chunks_opened.bump();
         pager.policy().lock().opened(pager.pages_per_chunk());
         return OpenOutcome::Opened;
+    }
+    if !is_own {
+        return OpenOutcome::Unfit;
     }
     // Room comes with the next write that ends. A page of its own now would leave a chunk of
     // small pages, which the kernel fills one by one and gives back one by one.
@@ -374,19 +376,10 @@ fn move_chunk(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
     true
 }
 
-/// Has the kernel fill a latched chunk without asking. It stays registered, so that far memory is
-/// told from what the program maps over it. `false`: the process has too many mappings, and
+/// Has the kernel fill a latched chunk without asking. `false`: the process has too many mappings, and
 /// nothing has changed.
 fn leave_to_kernel(pager: &Pager, chunk: ChunkId) -> bool {
-    let addr = pager.table().chunk_addr(chunk);
-    // The kernel takes no mode away from a registration: it has to end first.
-    if pager.mapper().unregister(addr, CHUNK).is_err() {
-        return false;
-    }
-    if let Err(error) = pager.mapper().register_unwatched(addr, CHUNK) {
-        super::diagnostics::fatal("an open chunk could not be registered", &error);
-    }
-    true
+    pager.mapper().leave_to_kernel(pager.table().chunk_addr(chunk), CHUNK)
 }
 
 /// Registers a latched chunk by itself. `false`: the process has too many mappings for that,

@@ -30,8 +30,10 @@ const REFUSED: u32 = 2;
 
 /// How long the evictor leaves it to others before it evicts its own pages.
 const ANSWER_MAX: Duration = Duration::from_millis(5);
-/// How long a refusal holds.
+/// How long a refusal holds: others, who have just said that they have nothing, are asked 20 times a second and
+/// not for each page that comes in.
 const REFUSED_FOR: Duration = Duration::from_millis(50);
+
 /// A region's place under a limit that is not its own.
 #[derive(Debug)]
 pub(in crate::paging) struct Managed {

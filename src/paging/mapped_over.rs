@@ -13,7 +13,9 @@
 //!                         '-----a part of it is--------------> Resident with a pin for good
 //! ```
 //! When the range is freed, what is left of the program's mapping there is replaced by far memory
-//! ([`take_over`]).
+//! ([`take_over`], [`take_part_over`]). Nobody can have opened the chunk around it by then, nor opens it
+//! before all of it is far memory: `kernel_filled::try_open` asks with the chunk latched, and a chunk
+//! that is being opened is not taken for the program's (`page::gaps`, with loom models).
 //!
 //! # Invariants
 //! 1. Memory is taken out of the region, or dropped there while its contents count, only after
@@ -23,8 +25,13 @@
 use crate::base::error::Result;
 use crate::base::units::PageId;
 use crate::paging::diagnostics as report;
+use crate::paging::kernel_filled;
+use crate::paging::page::backoff;
+use crate::paging::page::chunk_state::Entered;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
+use crate::sys::signals::SignalsBlocked;
+use crate::sys::vm::KERNEL_PAGE;
 
 /// Whether a page is far memory, all of it.
 pub(in crate::paging) fn owns_page(pager: &Pager, page: PageId) -> bool {
@@ -54,12 +61,27 @@ pub(in crate::paging) fn disown(pager: &Pager, page: PageId, moving: Word) -> bo
     true
 }
 
+/// Enters the chunk of a page, closed: a page of it that is mapped anew is the handlers'. `None`: the
+/// process has too many mappings to close it. It stays closed as long as the program's mapping is in
+/// it: a chunk is opened only when all of it is far memory.
+fn enter_closed(pager: &Pager, page: PageId) -> Option<Entered<'_>> {
+    let chunk = pager.chunk_of(page);
+    let mut spins = 0;
+    loop {
+        if let Some(entered) = pager.chunks().enter(chunk) {
+            return Some(entered);
+        }
+        if !kernel_filled::close_around(pager, page) {
+            return None;
+        }
+        backoff(&mut spins);
+    }
+}
+
 /// Makes those of `count` pages of one chunk, from `first` on, far memory again that the program had mapped
 /// something over and has freed.
 pub(in crate::paging) fn take_over(pager: &Pager, first: PageId, count: u64) {
-    // Where the kernel fills the chunk, the process having too many mappings to close it, nobody
-    // would serve faults.
-    let Some(_entered) = pager.chunks().enter(pager.chunk_of(first)) else { return };
+    let Some(_entered) = enter_closed(pager, first) else { return };
     let moving = Word::moving(None);
     for page in (first.0..first.0 + count).map(PageId) {
         // (A page that is in use again is not free.)
@@ -72,6 +94,62 @@ pub(in crate::paging) fn take_over(pager: &Pager, first: PageId, count: u64) {
                 report::warn("memory that was mapped over stays the program's", &error);
             }
             pager.publish(page, moving, Word::EMPTY);
+        }
+    }
+}
+
+/// Makes a part of a page far memory again, in whole kernel pages, that the program has freed and had mapped
+/// something over. What else is in the page stays. (Else the next to get that part would write to the
+/// program's file.)
+pub(in crate::paging) fn take_part_over(pager: &Pager, page: PageId, start: usize, len: usize) {
+    if pager.mapper().owns(start, len) {
+        return;
+    }
+    let _blocked = SignalsBlocked::new();
+    let Some(_entered) = enter_closed(pager, page) else { return };
+    let Some((moving, after)) = take_word(pager, page) else { return };
+    for start in (start..start + len).step_by(KERNEL_PAGE) {
+        if pager.mapper().owns(start, KERNEL_PAGE) {
+            continue;
+        }
+        let register = || pager.mapper().register_faults(start, KERNEL_PAGE);
+        if let Err(error) = pager.table().map_part_anew(start, KERNEL_PAGE, register) {
+            report::warn("memory that was mapped over stays the program's", &error);
+        }
+    }
+    if let Some(moving) = moving {
+        pager.publish(page, moving, after);
+    }
+}
+
+/// Keeps the evictor from deciding meanwhile that none of a page is far memory: the page's word, made
+/// `Moving` where that could happen, and what it is afterwards. `None`: the page is lost, and stays so
+/// until all of it is freed.
+fn take_word(pager: &Pager, page: PageId) -> Option<(Option<Word>, Word)> {
+    let mut spins = 0;
+    loop {
+        let seen = pager.word(page).load();
+        let (moving, after) = match seen.state() {
+            State::Resident => (seen.leaving(), seen),
+            // Given up by `disown`. A fault finds it empty and fills what is far memory.
+            State::Poisoned
+                if pager.mapper().far_bytes(pager.addr(page), pager.page_bytes()) == 0 =>
+            {
+                (Word::moving(None), Word::EMPTY)
+            }
+            State::Poisoned => return None,
+            State::Moving | State::Filling => {
+                backoff(&mut spins);
+                continue;
+            }
+            // Not mapped: the evictor does not look at it.
+            _ => return Some((None, seen)),
+        };
+        if pager.word(page).try_change(seen, moving).is_ok() {
+            if seen.state() == State::Poisoned {
+                pager.put_slot(seen.slot());
+            }
+            return Some((Some(moving), after));
         }
     }
 }

@@ -64,9 +64,9 @@ impl RangeAllocator {
         Ok(RangeAllocator { state: Ranked::new(Rank::Space, state), total, units_per_page })
     }
 
-    /// Pages with at least one live unit.
-    pub(in crate::paging) fn committed(&self) -> PageCount {
-        PageCount(self.state.lock().committed.pages)
+    /// Pages, and spans of tables, with at least one live unit.
+    pub(in crate::paging) fn committed(&self) -> Committed {
+        self.state.lock().committed
     }
 
     /// Pages up to the end of everything that was ever handed out.
@@ -286,10 +286,10 @@ mod tests {
         };
         commit(0, half).expect("the first page");
         commit(half, half).expect("the same page's other half is free");
-        assert_eq!(ranges.committed(), PageCount(1));
+        assert_eq!(ranges.committed().pages, 1);
         commit(PAGE, 2 * PAGE).expect_err("three pages");
         commit(PAGE + half, half).expect("the second page");
-        assert_eq!(ranges.committed(), PageCount(2));
+        assert_eq!(ranges.committed().pages, 2);
     }
 
     #[test]

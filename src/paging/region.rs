@@ -537,6 +537,13 @@ pub fn watch_forks() {
     fork::watch();
 }
 
+/// Whether a descriptor is this library's own: of a userfaultfd, a device, or what its threads wait for. A
+/// program that closes descriptors which it does not know has to leave these out, or it is ended.
+#[must_use]
+pub fn owns_descriptor(fd: std::os::fd::RawFd) -> bool {
+    crate::sys::fork::is_own(fd)
+}
+
 /// A handler thread's state and what it does with it.
 struct Work<T> {
     state: T,

@@ -1,10 +1,11 @@
 //! The pool's account at the memory manager: its share of the limit, which all its tables have in common.
 
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::limit::manager::{Account, MemoryManager};
 use crossbeam_utils::CachePadded;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Less than 1/ROOM_PART of what a pool may have is free: it is nearly full. Twice as much as the manager
@@ -51,6 +52,8 @@ impl PoolShare {
 /// What is charged for one table of a pool.
 pub(super) struct PoolAccount {
     share: Arc<PoolShare>,
+    /// The table file, for errors.
+    path: PathBuf,
     /// Bytes that stay charged whatever the table holds in memory.
     fixed: AtomicU64,
 }
@@ -62,9 +65,10 @@ impl Drop for PoolAccount {
 }
 
 impl PoolAccount {
-    pub(super) fn of(share: &Arc<PoolShare>) -> PoolAccount {
+    pub(super) fn of(share: &Arc<PoolShare>, path: &Path) -> PoolAccount {
         share.tables.fetch_add(1, Ordering::Relaxed);
-        PoolAccount { share: Arc::clone(share), fixed: AtomicU64::new(0) }
+        let (share, path) = (Arc::clone(share), path.to_path_buf());
+        PoolAccount { share, path, fixed: AtomicU64::new(0) }
     }
 
     pub(super) fn clock(&self) -> Arc<CachePadded<AtomicU64>> {
@@ -95,6 +99,12 @@ impl PoolAccount {
         is_charged
     }
 
+    /// Gives back bytes that [`try_charge_fixed`](Self::try_charge_fixed) charged.
+    pub(super) fn uncharge_fixed(&self, bytes: ByteCount) {
+        self.fixed.fetch_sub(bytes.0, Ordering::Relaxed);
+        self.share.account.uncharge(bytes);
+    }
+
     pub(super) fn fixed(&self) -> ByteCount {
         ByteCount(self.fixed.load(Ordering::Relaxed))
     }
@@ -102,9 +112,17 @@ impl PoolAccount {
     /// Charges bytes; others make room for them.
     ///
     /// # Errors
-    /// As for [`MemoryManager::charge`].
+    /// As for [`MemoryManager::charge`], naming the table file.
     pub(super) fn charge(&self, bytes: ByteCount) -> Result<()> {
-        self.share.manager.charge(&self.share.account, bytes)
+        self.share.manager.charge(&self.share.account, bytes).map_err(|error| self.named(error))
+    }
+
+    #[cold]
+    fn named(&self, mut error: Error) -> Error {
+        if let Error::OutOfMemory { by, .. } = &mut error {
+            *by = self.path.display().to_string();
+        }
+        error
     }
 
     /// Charges bytes that the caller can do without.

@@ -81,7 +81,7 @@ impl BufferPool {
         config.check(create, manager)?;
         let store = OnlyUser::of(store)?;
         let group = config.beside.map_or_else(|| Group::new(manager), Ok)?;
-        let account = PoolAccount::of(group.share());
+        let account = PoolAccount::of(group.share(), &path);
         let waiting_max = if account.tables() == 1 { WAITING_MAX } else { WAITING_BESIDE_MAX };
         let (capacity, policy, is_reading) =
             (store.capacity(), config.replacement, config.read_only);
@@ -356,7 +356,8 @@ impl PoolConfig {
         manager: &Arc<MemoryManager>,
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
-        BufferPool::start(self, PathBuf::from("(store)"), store, manager, true)
+        let path = PathBuf::from(&*store.name());
+        BufferPool::start(self, path, store, manager, true)
     }
 
     /// Opens the table on a store.
@@ -369,7 +370,8 @@ impl PoolConfig {
         manager: &Arc<MemoryManager>,
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
-        BufferPool::start(self, PathBuf::from("(store)"), store, manager, false)
+        let path = PathBuf::from(&*store.name());
+        BufferPool::start(self, path, store, manager, false)
     }
 }
 
@@ -396,6 +398,10 @@ impl Member for BufferPool {
             let cleaner = chores.cleaner.as_mut();
             cleaner.is_some_and(|it| it.turn(&self.frames, &self.write_back, hand, moved))
         })
+    }
+
+    fn close_spare_queues(&self) {
+        self.file.close_spare(&self.frames.account);
     }
 
     fn collapse(&self) -> bool {

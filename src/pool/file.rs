@@ -29,7 +29,15 @@ const SUBMIT_EVERY: usize = 8;
 /// pages uses one, and lists of the group on its stack.
 fn queue_charge() -> ByteCount {
     const LISTS: usize = 12 << 10;
-    ByteCount((queue_bytes(DEPTH as u32) + LISTS) as u64)
+    ByteCount((queue_bytes(DEPTH as u32, 1) + LISTS) as u64)
+}
+
+/// Queues of a table that nobody uses at the moment.
+#[derive(Default)]
+struct Idle {
+    queues: Vec<Box<dyn Queue>>,
+    /// How many of them nobody has used since the last [`TableFile::close_spare`].
+    spare: usize,
 }
 
 /// One store with pages. Page `n` lies `n` page sizes from its beginning.
@@ -44,14 +52,14 @@ pub(super) struct TableFile {
     /// A sync failed. What it covers is not known to be on the device, and a later sync that succeeds
     /// would not say so: the kernel tells of a write that it lost once.
     is_sync_lost: AtomicBool,
-    idle: Ranked<Vec<Box<dyn Queue>>>,
+    idle: Ranked<Idle>,
     /// Queues that the limit had no room for when they were opened.
     uncharged: AtomicU64,
 }
 
 impl TableFile {
     pub(super) fn new(store: OnlyUser, path: PathBuf, checksum: bool) -> TableFile {
-        let idle = Ranked::new(Rank::Leaf, Vec::new());
+        let idle = Ranked::new(Rank::Leaf, Idle::default());
         TableFile {
             store,
             path,
@@ -81,8 +89,8 @@ impl TableFile {
         if self.is_sync_lost.load(Ordering::Relaxed) {
             return Err(self.refused(format!("could not be synced before; {REMEDY}")));
         }
-        let panicked = Error::Os { call: "sync (it panicked)", errno: crate::sys::EIO };
-        let synced = survived(|| self.store.sync()).unwrap_or(Err(panicked));
+        let panicked = || Err(Error::Os { call: "sync (it panicked)", errno: crate::sys::EIO });
+        let synced = survived(|| self.store.sync()).unwrap_or_else(panicked);
         synced.map_err(|error| {
             self.is_sync_lost.store(true, Ordering::Relaxed);
             self.refused(format!("cannot be synced: {error}; {REMEDY}"))
@@ -116,6 +124,11 @@ impl TableFile {
             true => Err(self.refused("is open to be read only: its pages cannot be changed")),
             false => Ok(()),
         }
+    }
+
+    /// The error of a transfer that came to nothing.
+    fn failed(&self, op: &'static str, offset: u64, len: u64) -> Error {
+        Error::Io { op, store: self.store.name(), offset, len, errno: crate::sys::EIO }
     }
 
     /// An error that names the file.
@@ -177,7 +190,12 @@ impl TableFile {
 
     fn take_queue(&self, account: &PoolAccount) -> Result<Box<dyn Queue>> {
         let _ours = keep_local();
-        let idle = self.idle.lock().pop();
+        let idle = {
+            let mut idle = self.idle.lock();
+            let queue = idle.queues.pop();
+            idle.spare = idle.spare.min(idle.queues.len());
+            queue
+        };
         if let Some(queue) = idle {
             return Ok(queue);
         }
@@ -200,9 +218,30 @@ impl TableFile {
     /// Keeps a queue for the next user.
     fn give_queue(&self, queue: Box<dyn Queue>, account: &PoolAccount) {
         let _ours = keep_local();
-        self.idle.lock().push(queue);
+        self.idle.lock().queues.push(queue);
         if self.uncharged.load(Ordering::Relaxed) > 0 {
             self.charge_queue(account);
+        }
+    }
+
+    /// Closes the queues that nobody has used since the last call, but for one: a process that has no
+    /// descriptor left can write its pages.
+    pub(super) fn close_spare(&self, account: &PoolAccount) {
+        let _ours = keep_local();
+        let spare = {
+            let mut idle = self.idle.lock();
+            let spare = idle.spare.min(idle.queues.len().saturating_sub(1));
+            idle.spare = idle.queues.len() - spare;
+            // The last one is used first: those at the front are spare.
+            idle.queues.drain(..spare).collect::<Vec<_>>()
+        };
+        for queue in spare {
+            drop(queue);
+            let take = |uncharged: u64| uncharged.checked_sub(1);
+            let taken = self.uncharged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+            if taken.is_err() {
+                account.uncharge_fixed(queue_charge());
+            }
         }
     }
 
@@ -216,8 +255,7 @@ impl TableFile {
         // the page's place in the file.
         let read = survived(|| unsafe { self.store.read_now(offset, ptr, len) });
         let len = len as u64;
-        let panicked = Error::Io { op: "read", offset, len, errno: crate::sys::EIO };
-        read.unwrap_or(Err(panicked))?;
+        read.unwrap_or_else(|| Err(self.failed("read", offset, len)))?;
         self.check(table, page, order)
     }
 

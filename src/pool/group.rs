@@ -21,7 +21,7 @@ use crate::limit::manager::{Donation, Effort, MemoryManager, Reclaim};
 use crate::sys::fork::Born;
 use crate::sys::thread::THREAD_BYTES;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause between batches of the cleaner while it finds something to write.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -31,6 +31,12 @@ const IDLE: Duration = Duration::from_millis(20);
 
 /// Pause between runs that are put into huge pages: an eighth of a processor's time.
 const BETWEEN_RUNS: Duration = Duration::from_millis(5);
+
+/// How long a queue to a device is not used before it is closed, at least: opening one takes some 50 us.
+const TIDY_EVERY: Duration = Duration::from_secs(1);
+
+/// Maximum number of tables that an error names.
+const NAMED_MAX: usize = 4;
 
 /// A table of a pool.
 pub(super) trait Member: Send + Sync {
@@ -46,6 +52,9 @@ pub(super) trait Member: Send + Sync {
     /// Writes dirty pages ahead of eviction, with the hands of all tables `moved` so far; returns whether
     /// there were any.
     fn clean(&self, moved: u64) -> bool;
+
+    /// Closes queues to the device that nobody has used since the last time.
+    fn close_spare_queues(&self);
 
     /// Puts a run into a huge page; returns whether it did.
     fn collapse(&self) -> bool;
@@ -69,6 +78,8 @@ pub(super) struct Group {
     /// The table with which the next donation begins.
     giver: AtomicU64,
     worker: Worker,
+    /// When queues were closed that nobody used.
+    tidied: Ranked<Instant>,
     born: Born,
 }
 
@@ -91,6 +102,7 @@ impl Group {
             turn: AtomicU64::new(0),
             giver: AtomicU64::new(0),
             worker: Worker::new(),
+            tidied: Ranked::new(Rank::Leaf, Instant::now()),
             born: Born::here(),
         });
         let weak = Arc::downgrade(&group);
@@ -147,6 +159,9 @@ impl Group {
             is_reading |= member.read_ahead();
             is_writing |= member.clean(moved);
         }
+        if self.is_time_to_tidy() {
+            here().for_each(|member| member.close_spare_queues());
+        }
         if is_writing {
             return (!is_reading).then_some(PAUSE);
         }
@@ -155,6 +170,15 @@ impl Group {
         }
         let is_collapsing = here().any(|member| member.collapse());
         Some(if is_collapsing { BETWEEN_RUNS } else { IDLE })
+    }
+
+    fn is_time_to_tidy(&self) -> bool {
+        let mut tidied = self.tidied.lock();
+        let is_time = tidied.elapsed() >= TIDY_EVERY;
+        if is_time {
+            *tidied = Instant::now();
+        }
+        is_time
     }
 
     /// Evicts about `want` bytes of all tables.
@@ -217,7 +241,25 @@ impl Reclaim for Group {
     }
 
     fn describe_held(&self) -> String {
-        format!(" (fixed by {} holders)", self.sum(|member| member.holders()))
+        let members = self.members();
+        let (mut holders, mut tables, mut troubles) = (0, Vec::new(), String::new());
+        for member in members.iter().filter_map(Weak::upgrade) {
+            let here = member.holders();
+            if here > 0 {
+                tables.push(format!("{here} of {}", member.frames().table.path().display()));
+            }
+            if let Some(trouble) = member.write_back().trouble() {
+                troubles += &format!("; {trouble}");
+            }
+            holders += here;
+        }
+        let more = tables.len().saturating_sub(NAMED_MAX);
+        tables.truncate(NAMED_MAX);
+        if more > 0 {
+            tables.push(format!("others of {more} more"));
+        }
+        let tables = if holders > 0 { format!(": {}", tables.join(", ")) } else { String::new() };
+        format!(" (fixed by {holders} holders{tables}{troubles})")
     }
 }
 

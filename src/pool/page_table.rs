@@ -224,6 +224,12 @@ impl PageTable {
         Error::NoSuchPage { page, table: self.path.clone(), pages: PageCount(self.end()) }
     }
 
+    /// The error of a table that the store has no room for more pages of.
+    pub(super) fn full(&self) -> Error {
+        let pages = PageCount(self.capacity() as u64);
+        Error::StoreFull { store: self.path.display().to_string().into(), pages }
+    }
+
     /// The error of a wait for a page's latch that took too long.
     pub(super) fn timeout(&self, page: PageId, backoff: &Backoff) -> Error {
         let holder = match self.word(page).load().holder() {

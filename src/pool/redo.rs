@@ -10,8 +10,10 @@ use super::fix::{Exclusive, Hold, WRONG_ORDER, check_order};
 use super::guard::{ExclusiveGuard, Held};
 use super::latch::HeldWord;
 use super::page_table::FIRST;
-use crate::base::error::{Error, Result};
-use crate::base::units::{PageCount, PageId};
+#[cfg(doc)]
+use crate::base::error::Error;
+use crate::base::error::Result;
+use crate::base::units::PageId;
 
 impl BufferPool {
     /// Fixes a page for overwriting all of it, whatever it is: resident, absent, damaged, free, or
@@ -69,8 +71,7 @@ impl BufferPool {
         if first < FIRST {
             return Err(table.no_such_page(first));
         }
-        let full = Error::StoreFull { pages: PageCount(table.capacity() as u64) };
-        let latch = table.get(first).ok_or(full)?;
+        let latch = table.get(first).ok_or_else(|| table.full())?;
         let mut backoff = frames.backoff();
         loop {
             let seen = latch.load();

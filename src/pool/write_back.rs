@@ -9,6 +9,8 @@ use super::stats::PoolStats;
 use super::write_result::WriteResult;
 use crate::base::counter::Counter;
 use crate::base::error::{Error, Result};
+use crate::base::local::keep_local;
+use crate::base::sync::{AtomicBool, Ordering, Rank, Ranked};
 use crate::base::units::PageId;
 use crate::store::Op;
 use std::sync::Arc;
@@ -33,12 +35,31 @@ pub(super) struct WriteBack {
     cleaned: Counter,
     failed: Counter,
     refused: Counter,
+    /// Why pages of the last batch could not be written: what cannot be evicted for it stays in memory.
+    trouble: Ranked<Option<Error>>,
+    is_troubled: AtomicBool,
 }
 
 impl WriteBack {
     pub(super) fn new(file: Arc<TableFile>, before_write: Option<Box<BeforeWrite>>) -> WriteBack {
         let [written, cleaned, failed, refused] = [(); 4].map(|()| Counter::default());
-        WriteBack { file, before_write, written, cleaned, failed, refused }
+        let trouble = Ranked::new(Rank::Leaf, None);
+        let is_troubled = AtomicBool::new(false);
+        WriteBack { file, before_write, written, cleaned, failed, refused, trouble, is_troubled }
+    }
+
+    /// Why pages could not be written the last time that any were to be.
+    pub(super) fn trouble(&self) -> Option<Error> {
+        self.trouble.lock().clone()
+    }
+
+    fn note_trouble(&self, result: &WriteResult) {
+        let trouble = result.trouble();
+        let was_troubled = self.is_troubled.swap(trouble.is_some(), Ordering::Relaxed);
+        if was_troubled || trouble.is_some() {
+            let _ours = keep_local();
+            *self.trouble.lock() = trouble.cloned();
+        }
     }
 
     /// Adds this part's statistics.
@@ -83,6 +104,9 @@ impl WriteBack {
             }
         }
         self.write_runs(frames, pages, &runs, &mut result);
+        if !pages.is_empty() {
+            self.note_trouble(&result);
+        }
         result
     }
 
@@ -94,28 +118,28 @@ impl WriteBack {
         result: &mut WriteResult,
     ) {
         let table = &frames.table;
-        let mut finish = |run: Run, is_written: bool| {
+        let mut finish = |run: Run, written: Result<()>| {
+            let count = run.count as u64;
             for page in &pages[run.first..run.first + run.count] {
-                table.word(*page).end_write(is_written);
+                table.word(*page).end_write(written.is_ok());
             }
-            let (counter, sum) = if is_written {
-                (&self.written, &mut result.written)
+            if let Err(error) = written {
+                self.failed.add(count);
+                result.failure.get_or_insert(error);
             } else {
-                (&self.failed, &mut result.failed)
-            };
-            counter.add(run.count as u64);
-            *sum += run.count as u64;
+                self.written.add(count);
+                result.written += count;
+            }
         };
         let mut next = runs.iter().map(|run| {
             let first = pages[run.first];
             (*run, table.segment(first, run.bytes), table.offset(first))
         });
         let (account, next) = (&frames.account, || next.next());
-        let done = |run, written: Result<()>| finish(run, written.is_ok());
-        // SAFETY: this thread is a shared holder of the pages until `done`, so nobody changes them,
+        // SAFETY: this thread is a shared holder of the pages until `finish`, so nobody changes them,
         // and their only writer.
-        if unsafe { self.file.transfer(account, Op::Write, next, done) }.is_err() {
-            runs.iter().for_each(|run| finish(*run, false));
+        if let Err(error) = unsafe { self.file.transfer(account, Op::Write, next, &mut finish) } {
+            runs.iter().for_each(|run| finish(*run, Err(error.clone())));
         }
     }
 
@@ -150,8 +174,8 @@ impl WriteBack {
     /// log refused, if there were any.
     ///
     /// # Errors
-    /// [`Error::LatchTimeout`] when a page is held exclusively for too long; [`Error::Io`] when the
-    /// device did not take all.
+    /// [`Error::LatchTimeout`] when a page is held exclusively for too long; that of the first write
+    /// that the device did not take, mostly [`Error::Io`].
     pub(super) fn write_those(
         &self,
         frames: &Frames,
@@ -178,11 +202,10 @@ impl WriteBack {
             }
         }
         result.add(self.write(frames, &batch));
-        if result.failed > 0 {
-            let len = result.failed * frames.table.page_size().0;
-            return Err(Error::Io { op: "write", offset: 0, len, errno: crate::sys::EIO });
+        match result.failure.take() {
+            Some(error) => Err(error),
+            None => Ok(result.into_refusal(frames.table.path())),
         }
-        Ok(result.into_refusal())
     }
 }
 

@@ -21,6 +21,7 @@ use crate::heap::{self, FarArenas};
 use crate::limit::manager::{Account, Effort, MemoryManager, Reclaim};
 use crate::paging::region::{REST, Region};
 use crate::sys::signals::SignalsBlocked;
+use crate::sys::thread;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Under a manager, what threads keep of large local blocks is at most 1/LOCAL_SHARE of the limit.
 const LOCAL_SHARE: u64 = 8;
 
-/// Free memory that is not worth a purge.
+/// Free memory that is not worth a purge, which takes the locks of all arenas in turn.
 const PURGE_MIN: ByteCount = ByteCount::mib(1);
 
 /// Local memory under a manager: it is counted, and what is free of it comes back.
@@ -193,7 +194,7 @@ fn run(
     };
     beside.look(region);
     follow_limit();
-    let mut maintained = Instant::now();
+    let (mut maintained, mut is_ending) = (Instant::now(), false);
     while !stop.load(Ordering::Acquire) {
         std::thread::park_timeout(if region.purge().is_called() {
             REST
@@ -212,6 +213,7 @@ fn run(
             arenas.maintain();
             if arenas.is_default() {
                 heap::maintain_local();
+                is_ending = is_ending || thread::is_left_alone() && thread::end_process();
             }
             beside.look(region);
             if let Some(live) = &mut live {

@@ -16,7 +16,8 @@ use super::device::{Device, Named};
 use super::inline_queue::{InlineQueue, Transfer};
 use super::signature::{Candidate, Use, refused};
 use super::uring_queue::UringQueue;
-use super::{IO_ALIGN, Inherited, Op, Queue, Store, check_range};
+use super::vectors::Vectors;
+use super::{DEPTH_MAX, IO_ALIGN, Inherited, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec, Lock};
@@ -327,14 +328,14 @@ unsafe impl Store for BlockStore {
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
-        let device = Arc::clone(&self.device);
+        let (device, depth) = (Arc::clone(&self.device), depth.clamp(1, DEPTH_MAX));
         let Engine::Uring { or_sync } = self.engine else {
-            return Ok(Box::new(InlineQueue::new(device, depth)));
+            return Ok(Box::new(InlineQueue::new(device, depth)?));
         };
-        match UringQueue::new(Arc::clone(&device), depth) {
+        match UringQueue::new(Arc::clone(&device), depth, Vectors::new(depth)?) {
             Ok(queue) => Ok(Box::new(queue)),
             Err(errno) if or_sync && !matches!(errno.0, EMFILE | ENFILE) => {
-                Ok(Box::new(InlineQueue::new(device, depth)))
+                Ok(Box::new(InlineQueue::new(device, depth)?))
             }
             Err(errno) => Err(Error::Os { call: "io_uring_setup", errno: errno.0 }),
         }
@@ -345,17 +346,24 @@ unsafe impl Store for BlockStore {
         let mut iovecs = [IoVec::new(into, len)];
         // SAFETY: the caller vouches for the buffer.
         unsafe { self.device.transfer(Op::Read, &mut iovecs, offset) }
-            .map_err(|errno| Op::Read.failed(offset, len as u64, errno))
+            .map_err(|errno| Op::Read.failed(self.device.name(), offset, len as u64, errno))
     }
 
     fn sync(&self) -> Result<()> {
-        self.device.sync().map_err(|errno| Error::Os { call: "fdatasync", errno: errno.0 })
+        self.device.sync().map_err(|errno| Error::Io {
+            op: "sync",
+            store: Arc::clone(self.device.name()),
+            offset: 0,
+            len: 0,
+            errno: errno.0,
+        })
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         check_range(offset, len, self.device.capacity());
         self.device.discard(offset, len).map_err(|errno| Error::Io {
             op: "discard",
+            store: Arc::clone(self.device.name()),
             offset,
             len,
             errno: errno.0,
@@ -375,6 +383,10 @@ unsafe impl Store for BlockStore {
             }
         };
         format!("{file}, {engine}{discard}")
+    }
+
+    fn name(&self) -> Arc<str> {
+        Arc::clone(self.device.name())
     }
 
     fn inherit(&self) -> Option<Inherited> {

@@ -18,17 +18,13 @@
 
 #![expect(unsafe_code, reason = "compresses and decompresses in raw buffers")]
 
-use super::pending::{Entry, Pending, block_bytes, whole_blocks};
+use super::pending::{self, Entry, OuterQueue, Pending, block_bytes, whole_blocks};
 use super::ring::{Kept, Ring, Taken};
-use super::{
-    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Polled, Polling, Queue, Request, Segment, Store,
-};
+use super::{Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::vm::{Huge, Mapping};
 use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
-use std::collections::VecDeque;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,6 +38,8 @@ const KEPT_NUM: usize = 3;
 const KEPT_DEN: usize = 4;
 /// How long a next store that fails is left alone before blocks are moved there again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long a queue that is dropped waits for the blocks that it moves on.
+const DROP_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// A store that keeps blocks compressed in memory, and on another store what does not fit or does not
 /// become smaller.
@@ -65,6 +63,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct CompressedStore {
     next: OnlyUser,
     ring: Arc<Ring>,
+    /// What errors of blocks in memory call the store.
+    name: Arc<str>,
 }
 
 impl CompressedStore {
@@ -90,7 +90,8 @@ impl CompressedStore {
         let next = OnlyUser::of(next)?;
         let blocks = next.capacity().as_usize() / block;
         let ring = Arc::new(Ring::new(memory, block, blocks)?);
-        Ok(CompressedStore { next, ring })
+        let name = format!("compressed memory before {}", next.name()).into();
+        Ok(CompressedStore { next, ring, name })
     }
 
     /// The numbers of a range's blocks.
@@ -128,8 +129,8 @@ unsafe impl Store for CompressedStore {
         let depth = depth.clamp(1, DEPTH_MAX - bounces as u32);
         let desk = Desk {
             ring: Arc::clone(&self.ring),
+            name: Arc::clone(&self.name),
             pending: Pending::new(depth),
-            finished: VecDeque::with_capacity(depth as usize),
             packer: Packer {
                 page: vec![0; block].into(),
                 packed: vec![0; get_maximum_output_size(block)].into(),
@@ -144,7 +145,7 @@ unsafe impl Store for CompressedStore {
             },
         };
         let inner = self.next.open_queue(depth + bounces as u32)?;
-        Ok(Box::new(CompressedQueue { inner, desk }))
+        Ok(Box::new(OuterQueue { inner, desk }))
     }
 
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
@@ -156,7 +157,9 @@ unsafe impl Store for CompressedStore {
             let bytes = unsafe { std::slice::from_raw_parts_mut(part, size) };
             match self.ring.read(block, bytes) {
                 Some(true) => {}
-                Some(false) => return Err(Error::Corrupt { slot: block }),
+                Some(false) => {
+                    return Err(Error::Corrupt { store: Arc::clone(&self.name), slot: block });
+                }
                 // SAFETY: the caller's promise, passed on for a part.
                 None => unsafe { self.next.read_now(block * size as u64, part, size) }?,
             }
@@ -183,6 +186,10 @@ unsafe impl Store for CompressedStore {
     fn describe(&self) -> String {
         format!("{} of memory (LZ4), then {}", self.ring.memory(), self.next.describe())
     }
+
+    fn name(&self) -> Arc<str> {
+        self.next.name()
+    }
 }
 
 /// A segment of the ring on its way to the next store.
@@ -196,19 +203,12 @@ struct Move {
     all: bool,
 }
 
-/// A queue that compresses and decompresses.
-struct CompressedQueue {
-    /// Dropped before the bounce buffers that its requests use.
-    inner: Box<dyn Queue>,
-    desk: Desk,
-}
-
-/// The requests of a queue, and what they pass through.
+/// The requests of a queue that compresses and decompresses, and what they pass through.
 struct Desk {
     ring: Arc<Ring>,
+    /// As the store's.
+    name: Arc<str>,
     pending: Pending,
-    /// Requests that need nothing of the inner queue any more.
-    finished: VecDeque<usize>,
     packer: Packer,
     /// Whether it writes: such a queue moves blocks on.
     has_written: bool,
@@ -260,7 +260,24 @@ enum Written {
     Busy,
 }
 
-impl Desk {
+impl pending::Desk for Desk {
+    fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
+    fn pending_mut(&mut self) -> &mut Pending {
+        &mut self.pending
+    }
+
+    unsafe fn accept(&mut self, request: Request<'_>, _inner: &mut dyn Queue) -> bool {
+        let block = self.ring.block();
+        let capacity = ByteCount((self.ring.blocks() * block) as u64);
+        let Some(index) = self.pending.accept(&request, block, capacity) else { return false };
+        self.has_written |= request.op == Op::Write;
+        self.pending.wait(index);
+        true
+    }
+
     /// Deals with what waits, and with what is to be moved on, as far as that goes now.
     fn hand_on(&mut self, inner: &mut dyn Queue) {
         while let Some(index) = self.pending.first_waiting() {
@@ -272,15 +289,36 @@ impl Desk {
                 break;
             }
             self.pending.end_first_wait();
-            if self.pending.entry(index).is_done() {
-                self.finished.push_back(index);
-            }
         }
         if self.has_written {
             self.mover.move_on(&self.ring, inner);
         }
     }
 
+    fn settle(&mut self, completion: Completion) {
+        if completion.token & TOKEN_MOVE != 0 {
+            return self.mover.settle(&self.ring, &completion);
+        }
+        self.pending.settle(completion.token as usize, completion.result);
+    }
+
+    /// Waits for what is being moved on, as dropping the inner queue would, so that its blocks are
+    /// settled: others may wait for that.
+    fn close(&mut self, inner: &mut dyn Queue) {
+        let mut left = Some(Instant::now() + DROP_WAIT_MAX);
+        while let Some(end) = left
+            && self.mover.is_writing()
+        {
+            let waited = inner.wait(Duration::from_millis(100), &mut |done| self.settle(done));
+            left = left.filter(|_| waited.is_ok() && Instant::now() < end);
+        }
+        if let Some(moving) = self.mover.moving.take().filter(|moving| moving.pieces == 0) {
+            self.ring.end_move(moving.segment, false);
+        }
+    }
+}
+
+impl Desk {
     /// Hands `count` blocks of an entry to the inner queue, from the first that is not handed on; `false`:
     /// there is no room.
     fn pass(&mut self, index: usize, count: u64, inner: &mut dyn Queue) -> bool {
@@ -318,7 +356,10 @@ impl Desk {
             let bytes = unsafe { std::slice::from_raw_parts_mut(parts[0].ptr, size) };
             match self.ring.read(block, bytes) {
                 Some(true) => entry.handed += size as u64,
-                Some(false) => entry.failure = Some(Error::Corrupt { slot: block }),
+                Some(false) => {
+                    entry.failure =
+                        Some(Error::Corrupt { store: Arc::clone(&self.name), slot: block });
+                }
                 None => {
                     let last = (entry.offset + entry.len) / size as u64;
                     // A block that is not in the ring does not come there while it is read.
@@ -371,24 +412,6 @@ impl Desk {
             Kept::Moving => Written::Busy,
             Kept::NoRoom if self.ring.leave(block) => Written::Passed,
             Kept::NoRoom => Written::Busy,
-        }
-    }
-
-    /// Books what the inner queue has finished.
-    fn settle(&mut self, completion: Completion) {
-        if completion.token & TOKEN_MOVE != 0 {
-            return self.mover.settle(&self.ring, &completion);
-        }
-        let index = completion.token as usize;
-        if self.pending.settle(index, completion.result) {
-            self.finished.push_back(index);
-        }
-    }
-
-    /// Reports what is finished.
-    fn report(&mut self, done: &mut dyn FnMut(Completion)) {
-        while let Some(index) = self.finished.pop_front() {
-            done(self.pending.report(index));
         }
     }
 }
@@ -474,71 +497,3 @@ impl Mover {
         self.moving.as_ref().is_some_and(|moving| moving.pieces > 0)
     }
 }
-
-// SAFETY: a request is reported when the inner queue has reported all of its pieces, none of which is
-// handed on any more, and the rest has been copied.
-unsafe impl Queue for CompressedQueue {
-    unsafe fn push(&mut self, request: Request<'_>) -> bool {
-        let desk = &mut self.desk;
-        let (block, blocks) = (desk.ring.block(), desk.ring.blocks());
-        let capacity = ByteCount((blocks * block) as u64);
-        let Some(index) = desk.pending.accept(&request, block, capacity) else { return false };
-        desk.has_written |= request.op == Op::Write;
-        desk.pending.wait(index);
-        true
-    }
-
-    fn submit(&mut self) -> Result<()> {
-        self.desk.hand_on(&mut *self.inner);
-        self.inner.submit()
-    }
-
-    fn watch(&mut self, fd: RawFd) -> Result<()> {
-        self.inner.watch(fd)
-    }
-
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
-        self.desk.hand_on(&mut *self.inner);
-        let timeout = if self.desk.finished.is_empty() { timeout } else { Duration::ZERO };
-        let desk = &mut self.desk;
-        let waited = self.inner.wait(timeout, &mut |completion| desk.settle(completion));
-        // Room came back: what waited for it goes now, not with the next call.
-        self.desk.hand_on(&mut *self.inner);
-        self.desk.report(done);
-        waited?;
-        self.inner.submit()
-    }
-
-    fn poll_by(&mut self, polling: Polling) {
-        self.inner.poll_by(polling);
-    }
-
-    fn polled(&mut self) -> Polled {
-        self.inner.polled()
-    }
-
-    fn in_flight(&self) -> u32 {
-        self.desk.pending.in_flight()
-    }
-}
-
-impl Drop for CompressedQueue {
-    /// Waits for what is being moved on, as dropping the inner queue would, so that its blocks are
-    /// settled: others may wait for that.
-    fn drop(&mut self) {
-        let mut left = Some(Instant::now() + DROP_WAIT_MAX);
-        let desk = &mut self.desk;
-        while let Some(end) = left
-            && desk.mover.is_writing()
-        {
-            let waited = self.inner.wait(Duration::from_millis(100), &mut |done| desk.settle(done));
-            left = left.filter(|_| waited.is_ok() && Instant::now() < end);
-        }
-        if let Some(moving) = desk.mover.moving.take().filter(|moving| moving.pieces == 0) {
-            desk.ring.end_move(moving.segment, false);
-        }
-    }
-}
-
-/// How long a queue that is dropped waits for the blocks that it moves on.
-const DROP_WAIT_MAX: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use super::inline_queue::Transfer;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Errno, FileKind, IoVec};
-use crate::sys::fork::Private;
+use crate::sys::fork::{Private, out_of_the_way};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +28,16 @@ pub(super) enum Named {
     No,
 }
 
+/// What the file is called.
+#[derive(Debug)]
+struct Called {
+    /// The file or device; the directory of a file without a name.
+    path: PathBuf,
+    named: Named,
+    /// By errors.
+    name: Arc<str>,
+}
+
 /// The open file of a store, shared with its queues.
 #[derive(Debug)]
 pub(super) struct Device {
@@ -36,10 +46,8 @@ pub(super) struct Device {
     /// Where the store begins in the file.
     base: u64,
     capacity: ByteCount,
-    /// The file or device; the directory of a file without a name.
-    path: PathBuf,
+    called: Called,
     caching: Caching,
-    named: Named,
     /// The files below a loop device, locked.
     below: Vec<Private<OwnedFd>>,
     /// The kernel said that space cannot be returned.
@@ -87,14 +95,19 @@ impl Device {
         caching: Caching,
         named: Named,
     ) -> Device {
+        let shown = path.display();
+        let name = match (named, kind) {
+            (Named::No, _) => format!("unlinked file in {shown}"),
+            (Named::Yes, FileKind::Block) => format!("block device {shown}"),
+            (Named::Yes, _) => format!("file {shown}"),
+        };
         Device {
-            fd: Private::new(fd),
+            fd: Private::new(out_of_the_way(fd)),
             kind,
             base: 0,
             capacity,
-            path,
+            called: Called { path, named, name: name.into() },
             caching,
-            named,
             below: Vec::new(),
             no_discard: AtomicBool::new(false),
             reserved: AtomicBool::new(false),
@@ -125,11 +138,15 @@ impl Device {
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        &self.called.path
+    }
+
+    pub(super) fn name(&self) -> &Arc<str> {
+        &self.called.name
     }
 
     pub(super) fn is_named(&self) -> bool {
-        self.named == Named::Yes
+        self.called.named == Named::Yes
     }
 
     /// The kernel is known to have no way to return space.
@@ -144,19 +161,13 @@ impl Device {
 
     /// The file and how it is used, in front of and behind what the store says of its engine.
     pub(super) fn describe(&self) -> (String, &'static str) {
-        let path = self.path.display();
-        let place = match (self.named, self.kind) {
-            (Named::No, _) => format!("unlinked file in {path}"),
-            (Named::Yes, FileKind::Block) => format!("block device {path}"),
-            (Named::Yes, _) => format!("file {path}"),
-        };
         let caching = match self.caching {
             Caching::Direct => "O_DIRECT",
             Caching::Buffered => "buffered, because the file system has no O_DIRECT",
         };
         let discard = if self.no_discard.load(Ordering::Relaxed) { ", no discard" } else { "" };
         let reserved = if self.reserved.load(Ordering::Relaxed) { ", reserved" } else { "" };
-        (format!("{place}, {}{reserved}, {caching}", self.capacity), discard)
+        (format!("{}, {}{reserved}, {caching}", self.called.name, self.capacity), discard)
     }
 
     pub(super) fn is_in_memory(&self) -> bool {
@@ -183,7 +194,7 @@ impl Device {
     pub(super) fn sync(&self) -> std::result::Result<(), Errno> {
         file::sync_data(self.as_fd())?;
         if !self.is_name_durable.load(Ordering::Relaxed) {
-            file::sync_name(self.as_fd(), &self.path)?;
+            file::sync_name(self.as_fd(), &self.called.path)?;
             self.is_name_durable.store(true, Ordering::Relaxed);
         }
         Ok(())
@@ -237,6 +248,10 @@ impl AsFd for Device {
 impl Transfer for Arc<Device> {
     fn capacity(&self) -> ByteCount {
         self.capacity
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.called.name
     }
 
     unsafe fn transfer(

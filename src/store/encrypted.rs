@@ -18,18 +18,14 @@
 #![expect(unsafe_code, reason = "copies, encrypts and decrypts in raw buffers")]
 
 use super::cipher::{Cipher, Seal};
-use super::pending::{Entry, Pending, block_bytes, whole_blocks};
-use super::{
-    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Polled, Polling, Queue, Request, Segment, Store,
-};
+use super::pending::{self, Entry, OuterQueue, Pending, block_bytes, whole_blocks};
+use super::{Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::meta::LazyArray;
 use crate::sys::vm::{Huge, Mapping};
-use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Bounce buffers of a queue: writes that the device works on at the same time.
 const BOUNCES: usize = 8;
@@ -64,6 +60,8 @@ pub struct EncryptedStore {
 #[derive(Debug)]
 struct Vault {
     cipher: Cipher,
+    /// What errors call the store.
+    name: Arc<str>,
     block: usize,
     /// Per block: number of the write, 0 for none, and the tag's halves.
     seals: LazyArray<[AtomicU64; 3]>,
@@ -81,7 +79,8 @@ impl EncryptedStore {
         let block = block_bytes(block)?;
         let inner = OnlyUser::of(inner)?;
         let blocks = inner.capacity().as_usize() / block;
-        let vault = Vault { cipher: Cipher::new()?, block, seals: LazyArray::new(blocks)? };
+        let (cipher, name) = (Cipher::new()?, inner.name());
+        let vault = Vault { cipher, name, block, seals: LazyArray::new(blocks)? };
         Ok(EncryptedStore { inner, vault: Arc::new(vault) })
     }
 
@@ -120,10 +119,9 @@ impl Vault {
             // Relaxed: invariant 2.
             let load = |half: &AtomicU64| half.load(Ordering::Relaxed);
             let seal = Seal { number: load(number), tag: [load(low), load(high)] };
-            if seal.number == 0 {
-                return Err(Error::Corrupt { slot: block });
+            if seal.number == 0 || !self.cipher.open(block, seal, bytes) {
+                return Err(Error::Corrupt { store: Arc::clone(&self.name), slot: block });
             }
-            self.cipher.open(block, seal, bytes)?;
         }
         Ok(())
     }
@@ -159,7 +157,7 @@ unsafe impl Store for EncryptedStore {
             bounces: Mapping::reserve(BOUNCES * bounce_len, IO_ALIGN, Huge::No)?,
         };
         let inner = self.inner.open_queue(depth + BOUNCES as u32)?;
-        Ok(Box::new(SealedQueue { inner, desk }))
+        Ok(Box::new(OuterQueue { inner, desk }))
     }
 
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
@@ -190,16 +188,13 @@ unsafe impl Store for EncryptedStore {
     fn describe(&self) -> String {
         format!("{}, encrypted (AES-256-GCM)", self.inner.describe())
     }
+
+    fn name(&self) -> Arc<str> {
+        Arc::clone(&self.vault.name)
+    }
 }
 
-/// A queue that encrypts and decrypts.
-struct SealedQueue {
-    /// Dropped before the bounce buffers that its requests use.
-    inner: Box<dyn Queue>,
-    desk: Desk,
-}
-
-/// The requests of a queue, and the buffers that they pass through.
+/// The requests of a queue that encrypts and decrypts, and the buffers that they pass through.
 struct Desk {
     vault: Arc<Vault>,
     /// Writes wait until they are encrypted; reads do not.
@@ -211,18 +206,43 @@ struct Desk {
     bounces: Mapping,
 }
 
-impl Desk {
-    /// Encrypts what waits, as far as there are bounce buffers, and hands it on; returns whether
-    /// there was anything.
-    fn hand_on(&mut self, inner: &mut dyn Queue) -> bool {
-        let mut any = false;
+impl pending::Desk for Desk {
+    fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
+    fn pending_mut(&mut self) -> &mut Pending {
+        &mut self.pending
+    }
+
+    unsafe fn accept(&mut self, request: Request<'_>, inner: &mut dyn Queue) -> bool {
+        let block = self.vault.block;
+        let capacity = ByteCount((self.vault.seals.len() * block) as u64);
+        let Some(index) = self.pending.accept(&request, block, capacity) else { return false };
+        if request.op == Op::Write {
+            self.pending.wait(index);
+            return true;
+        }
+        // SAFETY: the caller's promise, passed on.
+        let pushed = unsafe { inner.push(Request { token: index as u64, ..request }) };
+        if pushed {
+            let entry = self.pending.entry_mut(index);
+            (entry.handed, entry.pieces) = (entry.len, 1);
+        } else {
+            self.pending.refuse(index);
+        }
+        pushed
+    }
+
+    /// Encrypts what waits, as far as there are bounce buffers, and hands it on.
+    fn hand_on(&mut self, inner: &mut dyn Queue) {
         while let Some(index) = self.pending.first_waiting() {
             let entry = self.pending.entry_mut(index);
             if entry.is_handed() {
                 self.pending.end_first_wait();
                 continue;
             }
-            let Some(bounce) = self.free_bounces.pop() else { return any };
+            let Some(bounce) = self.free_bounces.pop() else { return };
             let len = (entry.len - entry.handed).min(self.bounce_len as u64) as usize;
             // SAFETY: within the mapping, which holds `BOUNCES` buffers.
             let start = unsafe { self.bounces.as_ptr().add(bounce * self.bounce_len) };
@@ -241,13 +261,10 @@ impl Desk {
             self.owners[bounce] = index;
             entry.handed += len as u64;
             entry.pieces += 1;
-            any = true;
         }
-        any
     }
 
-    /// Books what the inner queue has finished; returns the entry that this finishes.
-    fn settle(&mut self, completion: Completion) -> Option<usize> {
+    fn settle(&mut self, completion: Completion) {
         let index = if completion.token & TOKEN_WRITE != 0 {
             let bounce = (completion.token & !TOKEN_WRITE) as usize;
             self.free_bounces.push(bounce);
@@ -260,7 +277,7 @@ impl Desk {
             (Ok(()), Op::Read) => open_all(&self.vault, entry),
             (result, _) => result,
         };
-        self.pending.settle(index, result).then_some(index)
+        self.pending.settle(index, result);
     }
 }
 
@@ -275,61 +292,4 @@ fn open_all(vault: &Vault, entry: &Entry) -> Result<()> {
         offset += segment.len as u64;
     }
     Ok(())
-}
-
-// SAFETY: a request is reported when the inner queue has reported all of its pieces, none of which is
-// handed on any more.
-unsafe impl Queue for SealedQueue {
-    unsafe fn push(&mut self, request: Request<'_>) -> bool {
-        let desk = &mut self.desk;
-        let block = desk.vault.block;
-        let capacity = ByteCount((desk.vault.seals.len() * block) as u64);
-        let Some(index) = desk.pending.accept(&request, block, capacity) else { return false };
-        if request.op == Op::Write {
-            desk.pending.wait(index);
-            return true;
-        }
-        // SAFETY: the caller's promise, passed on.
-        let pushed = unsafe { self.inner.push(Request { token: index as u64, ..request }) };
-        if pushed {
-            let entry = desk.pending.entry_mut(index);
-            (entry.handed, entry.pieces) = (entry.len, 1);
-        } else {
-            desk.pending.refuse(index);
-        }
-        pushed
-    }
-
-    fn submit(&mut self) -> Result<()> {
-        self.desk.hand_on(&mut *self.inner);
-        self.inner.submit()
-    }
-
-    fn watch(&mut self, fd: RawFd) -> Result<()> {
-        self.inner.watch(fd)
-    }
-
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
-        self.desk.hand_on(&mut *self.inner);
-        let desk = &mut self.desk;
-        self.inner.wait(timeout, &mut |completion| {
-            if let Some(index) = desk.settle(completion) {
-                done(desk.pending.report(index));
-            }
-        })?;
-        // Bounce buffers came back: what waited for them goes now, not with the next call.
-        if self.desk.hand_on(&mut *self.inner) { self.inner.submit() } else { Ok(()) }
-    }
-
-    fn poll_by(&mut self, polling: Polling) {
-        self.inner.poll_by(polling);
-    }
-
-    fn polled(&mut self) -> Polled {
-        self.inner.polled()
-    }
-
-    fn in_flight(&self) -> u32 {
-        self.desk.pending.in_flight()
-    }
 }

@@ -10,18 +10,23 @@
 
 #![expect(unsafe_code, reason = "passes buffers on to the transfer")]
 
-use super::{Completion, DEPTH_MAX, Op, Queue, Request, SEGMENTS_MAX, WATCHES_FULL, WATCHES_MAX};
+use super::vectors::Vectors;
+use super::{Completion, DEPTH_MAX, Op, Queue, Request, WATCHES_FULL, WATCHES_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::event::poll_readable;
 use crate::sys::file::{Errno, IoVec};
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Something that moves bytes while the caller waits.
 pub(super) trait Transfer: Send {
     /// Bytes that there are.
     fn capacity(&self) -> ByteCount;
+
+    /// What errors call it.
+    fn name(&self) -> &Arc<str>;
 
     /// Moves all bytes of `iovecs`, which it may use up.
     ///
@@ -41,16 +46,20 @@ struct Entry {
     op: Op,
     offset: u64,
     len: u64,
-    iovecs: [IoVec; SEGMENTS_MAX],
+    /// Number of its buffers.
     count: usize,
     result: Result<()>,
 }
+
+/// Bytes of a queue for each request, its buffers aside.
+pub(super) const ENTRY_BYTES: usize = size_of::<Entry>();
 
 /// A queue over a [`Transfer`].
 #[derive(Debug)]
 pub(super) struct InlineQueue<T> {
     target: T,
     entries: Box<[Entry]>,
+    vectors: Vectors,
     accepted: u64,
     ran: u64,
     reported: u64,
@@ -59,25 +68,22 @@ pub(super) struct InlineQueue<T> {
 }
 
 impl<T: Transfer> InlineQueue<T> {
-    pub(super) fn new(target: T, depth: u32) -> InlineQueue<T> {
-        let entry = || Entry {
-            token: 0,
-            op: Op::Read,
-            offset: 0,
-            len: 0,
-            iovecs: [IoVec::EMPTY; SEGMENTS_MAX],
-            count: 0,
-            result: Ok(()),
-        };
-        InlineQueue {
+    /// # Errors
+    /// As for [`Vectors::new`].
+    pub(super) fn new(target: T, depth: u32) -> Result<InlineQueue<T>> {
+        let depth = depth.clamp(1, DEPTH_MAX);
+        let entry =
+            || Entry { token: 0, op: Op::Read, offset: 0, len: 0, count: 0, result: Ok(()) };
+        Ok(InlineQueue {
             target,
-            entries: (0..depth.clamp(1, DEPTH_MAX)).map(|_| entry()).collect(),
+            entries: (0..depth).map(|_| entry()).collect(),
+            vectors: Vectors::new(depth)?,
             accepted: 0,
             ran: 0,
             reported: 0,
             watched: [-1; WATCHES_MAX],
             watches: 0,
-        }
+        })
     }
 
     fn entry(&mut self, number: u64) -> &mut Entry {
@@ -94,12 +100,13 @@ unsafe impl<T: Transfer> Queue for InlineQueue<T> {
         if self.in_flight() as usize == self.entries.len() {
             return false;
         }
-        let entry = self.entry(self.accepted);
+        let index = (self.accepted % self.entries.len() as u64) as usize;
+        let entry = &mut self.entries[index];
         entry.token = request.token;
         entry.op = request.op;
         entry.offset = request.offset;
         entry.len = len;
-        entry.count = request.fill(&mut entry.iovecs);
+        entry.count = self.vectors.set(index, &request);
         self.accepted += 1;
         true
     }
@@ -107,11 +114,14 @@ unsafe impl<T: Transfer> Queue for InlineQueue<T> {
     fn submit(&mut self) -> Result<()> {
         let depth = self.entries.len() as u64;
         while self.ran < self.accepted {
-            let entry = &mut self.entries[(self.ran % depth) as usize];
-            let iovecs = &mut entry.iovecs[..entry.count];
+            let index = (self.ran % depth) as usize;
+            let entry = &mut self.entries[index];
+            let iovecs = self.vectors.get(index, entry.count);
             // SAFETY: the caller of `push` keeps the buffers until the completion is reported.
             let result = unsafe { self.target.transfer(entry.op, iovecs, entry.offset) };
-            entry.result = result.map_err(|errno| entry.op.failed(entry.offset, entry.len, errno));
+            let name = self.target.name();
+            entry.result =
+                result.map_err(|errno| entry.op.failed(name, entry.offset, entry.len, errno));
             self.ran += 1;
         }
         Ok(())

@@ -24,7 +24,15 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug)]
 pub struct MemStore {
-    memory: Arc<Mapping>,
+    memory: Arc<Memory>,
+}
+
+/// What a store's queues share.
+#[derive(Debug)]
+struct Memory {
+    mapping: Mapping,
+    /// What errors call it.
+    name: Arc<str>,
 }
 
 impl MemStore {
@@ -35,8 +43,9 @@ impl MemStore {
     pub fn new(capacity: ByteCount) -> Result<MemStore> {
         let len = capacity.as_usize().max(1).checked_next_multiple_of(IO_ALIGN);
         let len = len.ok_or(Error::BadRange { reason: "length overflows" })?;
-        let memory = Mapping::reserve(len, IO_ALIGN, Huge::Default)?;
-        Ok(MemStore { memory: Arc::new(memory) })
+        let mapping = Mapping::reserve(len, IO_ALIGN, Huge::Default)?;
+        let name = "the memory store".into();
+        Ok(MemStore { memory: Arc::new(Memory { mapping, name }) })
     }
 }
 
@@ -51,7 +60,7 @@ unsafe impl Store for MemStore {
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(InlineQueue::new(Arc::clone(&self.memory), depth)))
+        Ok(Box::new(InlineQueue::new(Arc::clone(&self.memory), depth)?))
     }
 
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
@@ -59,7 +68,7 @@ unsafe impl Store for MemStore {
         let mut iovecs = [IoVec::new(into, len)];
         // SAFETY: the caller vouches for the buffer and for the store's range.
         unsafe { self.memory.transfer(Op::Read, &mut iovecs, offset) }
-            .map_err(|errno| Op::Read.failed(offset, len as u64, errno))
+            .map_err(|errno| Op::Read.failed(&self.memory.name, offset, len as u64, errno))
     }
 
     fn sync(&self) -> Result<()> {
@@ -70,15 +79,19 @@ unsafe impl Store for MemStore {
         check_range(offset, len, self.capacity());
         // SAFETY: who discards a range of the store gives its contents up, and nobody but the
         // store has a pointer into the mapping.
-        unsafe { self.memory.discard(offset as usize, len as usize) }
+        unsafe { self.memory.mapping.discard(offset as usize, len as usize) }
     }
 
     fn describe(&self) -> String {
         format!("memory, {}", self.capacity())
     }
 
+    fn name(&self) -> Arc<str> {
+        Arc::clone(&self.memory.name)
+    }
+
     fn inherit(&self) -> Option<Inherited> {
-        self.memory.set_inherited(true).ok().map(|()| Inherited { descriptor: None })
+        self.memory.mapping.set_inherited(true).ok().map(|()| Inherited { descriptor: None })
     }
 
     fn open_in_child(&self) -> Result<Arc<dyn Store>> {
@@ -86,9 +99,13 @@ unsafe impl Store for MemStore {
     }
 }
 
-impl Transfer for Arc<Mapping> {
+impl Transfer for Arc<Memory> {
     fn capacity(&self) -> ByteCount {
-        ByteCount(self.len() as u64)
+        ByteCount(self.mapping.len() as u64)
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
     unsafe fn transfer(
@@ -99,9 +116,9 @@ impl Transfer for Arc<Mapping> {
     ) -> std::result::Result<(), Errno> {
         let mut at = offset as usize;
         for iovec in iovecs {
-            assert!(at + iovec.len() <= self.len(), "request past the end of the store");
+            assert!(at + iovec.len() <= self.mapping.len(), "request past the end of the store");
             // SAFETY: within the mapping, checked above.
-            let stored = unsafe { self.as_ptr().add(at) };
+            let stored = unsafe { self.mapping.as_ptr().add(at) };
             let (from, to) = match op {
                 Op::Read => (stored.cast_const(), iovec.ptr()),
                 Op::Write => (iovec.ptr().cast_const(), stored),

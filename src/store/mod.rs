@@ -36,6 +36,7 @@ mod signature;
 pub(crate) mod slots;
 mod uring_queue;
 mod user;
+mod vectors;
 mod wipe;
 
 pub use block::{BlockStore, IoEngine};
@@ -51,7 +52,7 @@ pub(crate) use wipe::wipe;
 
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::sys::file::{Direction, Errno, IoVec};
+use crate::sys::file::{Direction, Errno};
 use crate::sys::vm::{Huge, Mapping};
 use std::fmt::Debug;
 use std::os::fd::RawFd;
@@ -95,9 +96,9 @@ impl Op {
         }
     }
 
-    /// The error of a transfer that failed.
-    const fn failed(self, offset: u64, len: u64, errno: Errno) -> Error {
-        Error::Io { op: self.name(), offset, len, errno: errno.0 }
+    /// The error of a transfer that failed. Allocates nothing.
+    fn failed(self, store: &Arc<str>, offset: u64, len: u64, errno: Errno) -> Error {
+        Error::Io { op: self.name(), store: Arc::clone(store), offset, len, errno: errno.0 }
     }
 }
 
@@ -147,14 +148,6 @@ impl Request<'_> {
         let len = self.len();
         check_range(self.offset, len, capacity);
         len
-    }
-
-    /// Copies the buffers to the front of `iovecs`, the kernel's form; returns their number.
-    fn fill(&self, iovecs: &mut [IoVec]) -> usize {
-        for (iovec, segment) in iovecs.iter_mut().zip(self.segments) {
-            *iovec = IoVec::new(segment.ptr, segment.len);
-        }
-        self.segments.len()
     }
 }
 
@@ -274,6 +267,12 @@ pub unsafe trait Store: Send + Sync + Debug {
 
     /// One line for people: kind, path, size.
     fn describe(&self) -> String;
+
+    /// What errors call the store: kind and path, `file /data/table`. Asked when a region or pool begins to
+    /// use the store.
+    fn name(&self) -> Arc<str> {
+        self.describe().into()
+    }
 
     /// Makes [`read_now`](Store::read_now) work in children of `fork(2)` from now on, for as long as they
     /// live, whatever becomes of this process; says what that takes. `None`, the default: it does not

@@ -1,7 +1,8 @@
 //! Requests that a queue has accepted and hands on to another store's queue, whole or in pieces.
 //!
 //! [`Pending`] is what the queues of `encrypted` and `compressed` know of their requests: which are
-//! accepted, how much of each is handed on, and what has failed.
+//! accepted, how much of each is handed on, and what has failed. [`OuterQueue`] is such a queue, but for
+//! what a [`Desk`] does with bytes on their way.
 //!
 //! # Invariants
 //! 1. An index is free, or that of one request that is not reported.
@@ -9,10 +10,14 @@
 
 #![expect(unsafe_code, reason = "copies from the buffers of requests")]
 
-use super::{Completion, IO_ALIGN, Op, Request, SEGMENTS_MAX, Segment, check_range};
+use super::{
+    Completion, IO_ALIGN, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, Segment, check_range,
+};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::time::Duration;
 
 /// Bytes of a block, the unit of requests.
 ///
@@ -125,6 +130,8 @@ pub(super) struct Pending {
     free: Vec<usize>,
     /// Those that are not handed on whole, oldest first.
     waiting: VecDeque<usize>,
+    /// Those that are done, and not reported.
+    finished: VecDeque<usize>,
 }
 
 // SAFETY: entries only remember the buffers of requests, whose owners let the queue use them from
@@ -137,6 +144,7 @@ impl Pending {
             entries: vec![Entry::EMPTY; depth as usize].into(),
             free: (0..depth as usize).rev().collect(),
             waiting: VecDeque::with_capacity(depth as usize),
+            finished: VecDeque::with_capacity(depth as usize),
         }
     }
 
@@ -194,30 +202,114 @@ impl Pending {
         self.waiting.front().copied()
     }
 
-    /// The first request waits no more.
+    /// The first request waits no more, and is done if no piece of it is under way.
     pub(super) fn end_first_wait(&mut self) {
-        self.waiting.pop_front();
+        if let Some(index) = self.waiting.pop_front()
+            && self.entries[index].is_done()
+        {
+            self.finished.push_back(index);
+        }
     }
 
-    /// Books what became of a piece of a request. Returns whether the request is done: the rest of one
-    /// that failed is not handed on any more.
-    pub(super) fn settle(&mut self, index: usize, result: Result<()>) -> bool {
+    /// Books what became of a piece of a request. The rest of one that failed is not handed on any more.
+    pub(super) fn settle(&mut self, index: usize, result: Result<()>) {
         let entry = &mut self.entries[index];
         entry.pieces -= 1;
         if let Err(error) = result {
             entry.failure.get_or_insert(error);
         }
-        let is_done = entry.is_done();
-        if is_done {
+        if entry.is_done() {
             self.waiting.retain(|waiting| *waiting != index);
+            self.finished.push_back(index);
         }
-        is_done
     }
 
-    /// Ends a request that is done.
-    pub(super) fn report(&mut self, index: usize) -> Completion {
-        self.free.push(index);
-        let entry = &mut self.entries[index];
-        Completion { token: entry.token, result: entry.failure.take().map_or(Ok(()), Err) }
+    /// Reports what is done.
+    fn report(&mut self, done: &mut dyn FnMut(Completion)) {
+        while let Some(index) = self.finished.pop_front() {
+            self.free.push(index);
+            let entry = &mut self.entries[index];
+            let result = entry.failure.take().map_or(Ok(()), Err);
+            done(Completion { token: entry.token, result });
+        }
+    }
+}
+
+/// What a queue does with requests on their way to and from another store's queue.
+pub(super) trait Desk: Send {
+    fn pending(&self) -> &Pending;
+
+    fn pending_mut(&mut self) -> &mut Pending;
+
+    /// Accepts a request; `false`: the queue is full.
+    ///
+    /// # Safety
+    /// As for [`Queue::push`].
+    unsafe fn accept(&mut self, request: Request<'_>, inner: &mut dyn Queue) -> bool;
+
+    /// Hands on what waits, as far as that goes now.
+    fn hand_on(&mut self, inner: &mut dyn Queue);
+
+    /// Books what the inner queue has finished.
+    fn settle(&mut self, completion: Completion);
+
+    /// The queue ends.
+    fn close(&mut self, _inner: &mut dyn Queue) {}
+}
+
+/// A queue in front of another store's.
+pub(super) struct OuterQueue<D: Desk> {
+    /// Dropped before the desk, whose buffers its requests use.
+    pub(super) inner: Box<dyn Queue>,
+    pub(super) desk: D,
+}
+
+// SAFETY: a request is reported when the inner queue has reported all of its pieces, none of which is
+// handed on any more, and the desk has dealt with the rest.
+unsafe impl<D: Desk> Queue for OuterQueue<D> {
+    unsafe fn push(&mut self, request: Request<'_>) -> bool {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.desk.accept(request, &mut *self.inner) }
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        self.desk.hand_on(&mut *self.inner);
+        self.inner.submit()
+    }
+
+    fn watch(&mut self, fd: RawFd) -> Result<()> {
+        self.inner.watch(fd)
+    }
+
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+        self.desk.hand_on(&mut *self.inner);
+        let is_done = !self.desk.pending().finished.is_empty();
+        let timeout = if is_done { Duration::ZERO } else { timeout };
+        let desk = &mut self.desk;
+        let waited = self.inner.wait(timeout, &mut |completion| desk.settle(completion));
+        // Room came back: what waited for it goes now, not with the next call.
+        let before = self.inner.in_flight();
+        self.desk.hand_on(&mut *self.inner);
+        self.desk.pending_mut().report(done);
+        waited?;
+        if self.inner.in_flight() > before { self.inner.submit() } else { Ok(()) }
+    }
+
+    fn poll_by(&mut self, polling: Polling) {
+        self.inner.poll_by(polling);
+    }
+
+    fn polled(&mut self) -> Polled {
+        self.inner.polled()
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.desk.pending().in_flight()
+    }
+}
+
+impl<D: Desk> Drop for OuterQueue<D> {
+    fn drop(&mut self) {
+        self.desk.close(&mut *self.inner);
     }
 }

@@ -12,10 +12,9 @@
 #![expect(unsafe_code, reason = "passes buffers on to the ring")]
 
 use super::device::Device;
-use super::{
-    Completion, DEPTH_MAX, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, WATCHES_FULL,
-    WATCHES_MAX,
-};
+use super::inline_queue::ENTRY_BYTES;
+use super::vectors::Vectors;
+use super::{Completion, Op, Polled, Polling, Queue, Request, WATCHES_FULL, WATCHES_MAX};
 use crate::base::deadline::{Deadline, look_every};
 use crate::base::error::{Error, Result};
 use crate::sys::file::{Errno, IoVec};
@@ -56,7 +55,7 @@ struct Flight {
     offset: u64,
     len: u64,
     moved: u64,
-    /// Buffers left: `iovecs[first..count]` of the flight's part of the table.
+    /// Buffers left: `first..count` of those that it had.
     first: usize,
     count: usize,
     retries: u32,
@@ -80,8 +79,7 @@ pub(super) struct UringQueue {
     ring: Ring,
     device: Arc<Device>,
     flights: Box<[Flight]>,
-    /// [`SEGMENTS_MAX`] buffers per flight.
-    iovecs: Box<[IoVec]>,
+    vectors: Vectors,
     /// Indices of unused flights: `free[..free_len]`.
     free: Box<[u32]>,
     free_len: usize,
@@ -90,18 +88,24 @@ pub(super) struct UringQueue {
     polled: Polled,
 }
 
-/// Bytes of a queue of this depth: of the kinds there are, of the largest.
-pub(crate) fn queue_bytes(depth: u32) -> usize {
+/// Bytes of a queue of this depth, of requests of up to `segments` buffers: of the kinds there are, of the
+/// largest.
+pub(crate) fn queue_bytes(depth: u32, segments: usize) -> usize {
     /// Of a ring, for each entry: a submission, two completions and an index.
     const RING_ENTRY: usize = 64 + 2 * 16 + 4;
-    let flight = size_of::<Flight>() + SEGMENTS_MAX * size_of::<IoVec>() + size_of::<u32>();
-    let entries = (depth as usize + WATCHES_MAX).next_power_of_two();
-    depth as usize * flight + entries * RING_ENTRY
+    let depth = depth as usize;
+    let entries = (depth + WATCHES_MAX).next_power_of_two();
+    let flights = depth * (size_of::<Flight>() + size_of::<u32>()) + entries * RING_ENTRY;
+    depth * Vectors::bytes(segments) + flights.max(depth * ENTRY_BYTES)
 }
 
 impl UringQueue {
-    pub(super) fn new(device: Arc<Device>, depth: u32) -> std::result::Result<UringQueue, Errno> {
-        let depth = depth.clamp(1, DEPTH_MAX);
+    /// `depth` is that of `vectors`.
+    pub(super) fn new(
+        device: Arc<Device>,
+        depth: u32,
+        vectors: Vectors,
+    ) -> std::result::Result<UringQueue, Errno> {
         let idle = Flight {
             token: 0,
             op: Op::Read,
@@ -116,7 +120,8 @@ impl UringQueue {
             ring: Ring::new(depth + WATCHES_MAX as u32)?,
             device,
             flights: vec![idle; depth as usize].into_boxed_slice(),
-            iovecs: vec![IoVec::EMPTY; depth as usize * SEGMENTS_MAX].into_boxed_slice(),
+            vectors,
+            // The lowest is used first, and the one that was used last.
             free: (0..depth).rev().collect(),
             free_len: depth as usize,
             watches: [None; WATCHES_MAX],
@@ -128,8 +133,7 @@ impl UringQueue {
     /// Puts what is left of a flight into the ring.
     fn launch(&mut self, index: u32) {
         let flight = &self.flights[index as usize];
-        let base = index as usize * SEGMENTS_MAX;
-        let iovecs = &self.iovecs[base + flight.first..base + flight.count];
+        let iovecs = &self.vectors.get(index as usize, flight.count)[flight.first..];
         let (direction, at) = (flight.op.direction(), flight.offset + flight.moved);
         let offset = self.device.place(at);
         let fd = self.device.as_fd();
@@ -173,7 +177,6 @@ impl UringQueue {
         index: u32,
         result: std::result::Result<u32, Errno>,
     ) -> Option<Result<()>> {
-        let base = index as usize * SEGMENTS_MAX;
         let flight = &mut self.flights[index as usize];
         let errno = match result {
             // End of file, or a device that takes nothing.
@@ -183,7 +186,7 @@ impl UringQueue {
                 if flight.moved == flight.len {
                     return Some(Ok(()));
                 }
-                let left = &mut self.iovecs[base + flight.first..base + flight.count];
+                let left = &mut self.vectors.get(index as usize, flight.count)[flight.first..];
                 flight.first += IoVec::advance(left, moved as usize);
                 self.launch(index);
                 return None;
@@ -197,7 +200,7 @@ impl UringQueue {
             Err(Errno(libc::EINVAL)) if flight.moved > 0 => Errno(libc::EIO),
             Err(errno) => errno,
         };
-        Some(Err(flight.op.failed(flight.offset, flight.len, errno)))
+        Some(Err(flight.op.failed(self.device.name(), flight.offset, flight.len, errno)))
     }
 
     fn arm_watches(&mut self) {
@@ -266,13 +269,10 @@ impl UringQueue {
     /// device stays this process's, for what is still to be written would overwrite a successor's data.
     fn leave_to_the_kernel(&mut self) {
         let is_free = |index: usize| self.free[..self.free_len].contains(&(index as u32));
-        let buffers = |index: usize| {
-            let (flight, base) = (&self.flights[index], index * SEGMENTS_MAX);
-            &self.iovecs[base + flight.first..base + flight.count]
-        };
         let (mut start, mut end) = (usize::MAX, 0);
         for index in (0..self.flights.len()).filter(|index| !is_free(*index)) {
-            for buffer in buffers(index) {
+            let flight = &self.flights[index];
+            for buffer in &self.vectors.get(index, flight.count)[flight.first..] {
                 let addr = buffer.ptr().addr();
                 (start, end) = (start.min(addr), end.max(addr + buffer.len()));
             }
@@ -307,8 +307,7 @@ unsafe impl Queue for UringQueue {
         }
         self.free_len -= 1;
         let index = self.free[self.free_len];
-        let base = index as usize * SEGMENTS_MAX;
-        let count = request.fill(&mut self.iovecs[base..base + SEGMENTS_MAX]);
+        let count = self.vectors.set(index as usize, &request);
         self.flights[index as usize] = Flight {
             token: request.token,
             op: request.op,

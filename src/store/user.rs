@@ -40,7 +40,7 @@ impl OnlyUser {
             let reason = "is already used by another region or pool, which would write to the \
                           same place"
                 .to_owned();
-            return Err(Error::Device { path: store.describe().into(), reason });
+            return Err(Error::Device { path: store.name().as_ref().into(), reason });
         }
         used.push(address(&store));
         drop(used);

@@ -19,13 +19,14 @@
 
 #![expect(unsafe_code, reason = "maps memory in forked children")]
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
@@ -33,14 +34,23 @@ use std::sync::{Once, OnceLock};
 /// raise it so far.
 const FDS_MAX: usize = 1 << 16;
 
+/// Numbers that programs rarely choose for descriptors of theirs, as a shell does (`exec 3<file`), the first
+/// that the process may have. Standard streams that were closed must not become a store.
+const NUMBERS_MIN: [RawFd; 3] = [512, 64, 3];
+
 /// Address ranges that are kept reserved in children; more are not.
 const PLACES_MAX: usize = 256;
 
 /// How many forks lie between this process and the first one that used this code.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// One bit per descriptor: it is [`Private`].
-static PRIVATE: [AtomicU64; FDS_MAX / 64] = [const { AtomicU64::new(0) }; FDS_MAX / 64];
+/// One bit per descriptor: it is [`Private`], and not shared.
+static PRIVATE: Fds = [const { AtomicU64::new(0) }; FDS_MAX / 64];
+
+/// One bit per descriptor: it is the crate's.
+static OWN: Fds = [const { AtomicU64::new(0) }; FDS_MAX / 64];
+
+type Fds = [AtomicU64; FDS_MAX / 64];
 
 static PLACES: [Place; PLACES_MAX] = [const { Place::free() }; PLACES_MAX];
 
@@ -86,13 +96,14 @@ pub(crate) struct Private<T: AsRawFd> {
 impl<T: AsRawFd> Private<T> {
     pub(crate) fn new(inner: T) -> Private<T> {
         let born = Born::here();
-        mark(inner.as_raw_fd(), true);
+        mark(&PRIVATE, inner.as_raw_fd(), true);
+        mark(&OWN, inner.as_raw_fd(), true);
         Private { inner: ManuallyDrop::new(inner), born }
     }
 
     /// Leaves the descriptor open in children that are forked from now on.
     pub(crate) fn share(&self) {
-        mark(self.inner.as_raw_fd(), false);
+        mark(&PRIVATE, self.inner.as_raw_fd(), false);
     }
 
     /// Whether this process opened it; else it is closed.
@@ -118,7 +129,8 @@ impl<T: AsRawFd> Drop for Private<T> {
     fn drop(&mut self) {
         if self.born.is_here() {
             // First: the number may be somebody else's as soon as it is closed.
-            mark(self.inner.as_raw_fd(), false);
+            mark(&PRIVATE, self.inner.as_raw_fd(), false);
+            mark(&OWN, self.inner.as_raw_fd(), false);
             // SAFETY: not used after this, the only place that drops it.
             unsafe { ManuallyDrop::drop(&mut self.inner) }
         }
@@ -154,14 +166,38 @@ pub(crate) fn take_own_table(keep: &mut [RawFd]) -> nix::Result<()> {
     Ok(())
 }
 
-fn mark(fd: RawFd, private: bool) {
+/// Whether a descriptor of the process is the crate's: closing it would end far memory.
+pub(crate) fn is_own(fd: RawFd) -> bool {
+    let Ok(fd) = usize::try_from(fd) else { return false };
+    OWN.get(fd / 64).is_some_and(|word| word.load(Ordering::Relaxed) & 1 << (fd % 64) != 0)
+}
+
+/// A descriptor stays the crate's until the process ends.
+pub(crate) fn own_for_good(fd: OwnedFd) -> RawFd {
+    let fd = fd.into_raw_fd();
+    mark(&OWN, fd, true);
+    fd
+}
+
+/// Gives a descriptor a number that programs rarely choose, if there is one. See `F_DUPFD_CLOEXEC` in `fcntl(2)`.
+pub(crate) fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
+    for least in NUMBERS_MIN.into_iter().filter(|least| fd.as_raw_fd() < *least && !cfg!(miri)) {
+        if let Ok(moved) = fcntl(&fd, FcntlArg::F_DUPFD_CLOEXEC(least)) {
+            // SAFETY: the descriptor was just made and nobody else owns it.
+            return unsafe { OwnedFd::from_raw_fd(moved) };
+        }
+    }
+    fd
+}
+
+fn mark(fds: &Fds, fd: RawFd, is_set: bool) {
     if HAS_OWN_TABLE.get() {
         return;
     }
     let fd = usize::try_from(fd).expect("an open descriptor");
-    let Some(word) = PRIVATE.get(fd / 64) else { return };
+    let Some(word) = fds.get(fd / 64) else { return };
     let bit = 1 << (fd % 64);
-    if private {
+    if is_set {
         word.fetch_or(bit, Ordering::Relaxed);
     } else {
         word.fetch_and(!bit, Ordering::Relaxed);
@@ -217,7 +253,7 @@ pub(crate) fn pipe() -> nix::Result<[OwnedFd; 2]> {
     nix::errno::Errno::result(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
     Ok(ends.map(|fd| {
         // SAFETY: the descriptor was just made and nobody else owns it.
-        unsafe { OwnedFd::from_raw_fd(fd) }
+        out_of_the_way(unsafe { OwnedFd::from_raw_fd(fd) })
     }))
 }
 
@@ -321,6 +357,45 @@ pub(crate) fn touch_streams() {
     }
 }
 
+/// Starts a thread by the C library alone, which nobody joins: in a child of a fork std may not. It takes a
+/// lock at each thread's start and end, of its stack overflow handler. Where another thread of the parent's
+/// held that at the moment of the fork, a thread of the child waited for it for ever, and so did the child in
+/// `fork`. The C library's own locks it resets. See `pthread_create(3)`.
+///
+/// # Errors
+/// When the kernel has no thread or memory left.
+pub(crate) fn start_thread<F>(name: &'static CStr, run: F) -> nix::Result<()>
+where
+    F: FnOnce() + Send + 'static,
+{
+    struct Start<F>(&'static CStr, F);
+    extern "C" fn begin<F: FnOnce()>(start: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: the box that was given to this thread, and to nobody else.
+        let Start(name, run) = *unsafe { Box::from_raw(start.cast::<Start<F>>()) };
+        // SAFETY: asks for the calling thread's id.
+        let this = unsafe { libc::pthread_self() };
+        // SAFETY: the name is a string of C. It is for people: one that is too long is not set.
+        unsafe { libc::pthread_setname_np(this, name.as_ptr()) };
+        run();
+        std::ptr::null_mut()
+    }
+    let mut thread = 0;
+    let start = Box::into_raw(Box::new(Start(name, run)));
+    // SAFETY: there is room for the id, no attributes are given, and the thread gets a box of what its
+    // function takes.
+    let status = unsafe {
+        libc::pthread_create(&raw mut thread, std::ptr::null(), begin::<F>, start.cast())
+    };
+    if status != 0 {
+        // SAFETY: no thread was started, so the box is this function's.
+        drop(unsafe { Box::from_raw(start) });
+        return Err(nix::errno::Errno::from_raw(status));
+    }
+    // SAFETY: the thread was just started, and nobody joins it.
+    unsafe { libc::pthread_detach(thread) };
+    Ok(())
+}
+
 /// Runs `child` in every child of a `fork` from now on, before `fork` returns there; see
 /// `pthread_atfork(3)`. It must be async-signal-safe.
 pub(crate) fn in_forked_children(child: extern "C" fn()) {
@@ -356,6 +431,7 @@ extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     for (at, word) in PRIVATE.iter().enumerate() {
         let mut bits = word.swap(0, Ordering::Relaxed);
+        OWN[at].fetch_and(!bits, Ordering::Relaxed);
         while bits != 0 {
             let fd = at * 64 + bits.trailing_zeros() as usize;
             bits &= bits - 1;

@@ -33,11 +33,12 @@ impl Pagemap {
     /// # Errors
     /// [`Error::Os`] for want of a descriptor, which is no property of the machine.
     pub(crate) fn open() -> Result<Option<Pagemap>> {
-        match File::open("/proc/self/pagemap") {
+        // Not the process's: once its first thread has ended, while others go on, that has no map.
+        match File::open("/proc/thread-self/pagemap") {
             Ok(file) => Ok(Some(Pagemap(Private::new(file)))),
             Err(error) => match error.raw_os_error() {
                 Some(errno @ (libc::EMFILE | libc::ENFILE)) => {
-                    Err(Error::Os { call: "open(/proc/self/pagemap)", errno })
+                    Err(Error::Os { call: "open(/proc/thread-self/pagemap)", errno })
                 }
                 _ => Ok(None),
             },

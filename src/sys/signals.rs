@@ -72,8 +72,9 @@ impl SignalsBlocked {
         SignalsBlocked { not_send: PhantomData }
     }
 
-    /// The same, until the thread ends.
+    /// The same for a thread of the crate, until it ends.
     pub(crate) fn for_good() {
+        super::thread::note_own();
         std::mem::forget(SignalsBlocked::already());
     }
 }

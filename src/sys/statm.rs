@@ -44,8 +44,14 @@ impl Statm {
 
     /// What is resident, and what of it belongs to files or is shared.
     fn look(&self) -> Option<(ByteCount, ByteCount)> {
+        // A process without its first thread, which has ended before others, has no memory by this file.
+        let of_process = Statm::read(&self.0).filter(|(resident, _)| resident.0 > 0);
+        of_process.or_else(|| Statm::read(&File::open("/proc/thread-self/statm").ok()?))
+    }
+
+    fn read(file: &File) -> Option<(ByteCount, ByteCount)> {
         let mut text = [0; TEXT_MAX];
-        let len = self.0.read_at(&mut text, 0).ok()?;
+        let len = file.read_at(&mut text, 0).ok()?;
         let text = std::str::from_utf8(&text[..len]).ok()?;
         let mut numbers = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
         let mut next = || Some(ByteCount(numbers.next()?.ok()? * KERNEL_PAGE as u64));

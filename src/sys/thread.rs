@@ -10,7 +10,8 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::Pid;
 use std::cell::Cell;
 use std::io::Read;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Once, OnceLock};
 
 /// Bytes that a thread of the crate takes: what it touches of its stack, and its C library's part.
 pub(crate) const THREAD_BYTES: usize = 48 << 10;
@@ -40,8 +41,61 @@ pub(crate) fn faults_of(process: u32) -> Option<u64> {
     })
 }
 
-/// Whether the calling thread is the only one of the process that has not ended.
-pub(crate) fn is_alone() -> bool {
+/// Whether the process has one thread, those that are ending included.
+pub(crate) fn is_single() -> bool {
+    with_text(format_args!("/proc/self/stat"), |stat| Some(field_in(stat, 20)? == "1"))
+        == Some(true)
+}
+
+/// Threads of the crate at once that [`is_left_alone`] knows.
+const OWN_MAX: usize = 256;
+/// Their numbers; 0: free.
+static OWN: [AtomicU32; OWN_MAX] = [const { AtomicU32::new(0) }; OWN_MAX];
+
+/// An entry of [`OWN`] until its thread ends.
+struct Noted(Option<&'static AtomicU32>);
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+    }
+}
+
+thread_local! {
+    static NOTED: Noted = {
+        let free = |place: &&AtomicU32| {
+            place.compare_exchange(0, current(), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        Noted(OWN.iter().find(free))
+    };
+}
+
+/// The calling thread is the crate's until it ends.
+pub(super) fn note_own() {
+    forget_own_in_children();
+    NOTED.with(|_| ());
+}
+
+/// Has a forked child forget its parent's threads. To be called before anything that starts a thread in
+/// children is registered, which would be forgotten otherwise: what runs in a child runs in the order of
+/// its registration.
+pub(crate) fn forget_own_in_children() {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        if cfg!(not(miri)) {
+            super::fork::in_forked_children(forget_own);
+        }
+    });
+}
+
+/// In a forked child, which has none of them.
+extern "C" fn forget_own() {
+    OWN.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+}
+
+/// Whether all threads of the program have ended, so that only the crate's are left: the C library ends a
+/// process with its last thread, and would wait for them.
+pub(crate) fn is_left_alone() -> bool {
     let has_ended = |thread| with_stat(thread, |stat| Some(field_in(stat, 3)? == "Z"));
     // The first thread stays as a zombie while there are others.
     if has_ended(std::process::id()) != Some(true) {
@@ -49,7 +103,20 @@ pub(crate) fn is_alone() -> bool {
     }
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
     let mut threads = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    threads.all(|thread: u32| thread == current() || has_ended(thread) == Some(true))
+    let is_own = |thread| OWN.iter().any(|own| own.load(Ordering::Relaxed) == thread);
+    threads
+        .all(|thread: u32| is_own(thread) || has_ended(thread) == Some(true) || is_kernels(thread))
+}
+
+/// Whether a thread is one that the kernel has made for an io_uring.
+fn is_kernels(thread: u32) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
+    name.is_ok_and(|name| name.starts_with("iou-"))
+}
+
+/// Ends the process as the C library does with its last thread, by a thread that may touch far memory.
+pub(crate) fn end_process() -> bool {
+    std::thread::Builder::new().spawn(|| std::process::exit(0)).is_ok()
 }
 
 /// Reads the `stat` file of a thread of this process.

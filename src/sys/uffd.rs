@@ -281,6 +281,8 @@ impl Uffd {
                 Err(Errno::EINVAL) if args.mapped == 0 => return None,
                 Err(Errno::EINVAL) if args.mapped == REFUSED => return Some(true),
                 Err(Errno::EAGAIN | Errno::EINTR) => std::hint::spin_loop(),
+                // The kernel has no memory for the mapping's records: nothing is known.
+                Err(Errno::ENOMEM) => return None,
                 _ => return Some(false),
             }
         }

@@ -410,7 +410,8 @@ pub(crate) unsafe fn fill_with_zeros(start: usize, len: usize) -> Result<()> {
 
 /// Where the mapping at an address ends, and its protection, by `proc_pid_maps(5)`.
 fn protection(addr: usize) -> Option<(usize, ProtFlags)> {
-    let text = std::fs::read_to_string("/proc/self/maps").ok()?;
+    // (By the thread: the process's has none once its first thread has ended.)
+    let text = std::fs::read_to_string("/proc/thread-self/maps").ok()?;
     let (end, flags) = text.lines().find_map(|line| {
         let (start, rest) = line.split_once('-')?;
         let (end, flags) = rest.split_once(' ')?;
@@ -694,7 +695,8 @@ unsafe fn discard_one(piece: Piece) -> Result<Met> {
 pub(crate) unsafe fn copy_checked(from: usize, to: *mut u8, len: usize) -> bool {
     let local = libc::iovec { iov_base: to.cast(), iov_len: len };
     let remote = Piece::new(from, len).0;
-    let own = std::process::id().cast_signed();
+    // The first thread's would find nothing once that has ended.
+    let own = super::thread::current().cast_signed();
     // SAFETY: the caller's promise for `to`; the call checks the range that it reads.
     let copied = unsafe { libc::process_vm_readv(own, &local, 1, &remote, 1, 0) };
     copied == len as isize

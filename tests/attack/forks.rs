@@ -3,15 +3,16 @@
 //! they end, it changes nothing for the parent.
 #![expect(unsafe_code, reason = "forks, and touches far memory in children")]
 
-use crate::ground::{Ground, Stretch, allocate, attacks, free, stamp};
+use crate::ground::{Ground, StopOnDrop, Stretch, allocate, attacks, free, stamp};
 use crate::kernel::{addr, addr_mut, call, fd, memory_file, pipe};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 attacks! {
     children_end_as_their_table_says: all,
     children_that_live_on_change_nothing: all,
     threads_fork_while_others_fault: all,
+    children_in_a_row_while_threads_start_and_end: all,
 }
 
 /// How a child ended.
@@ -263,4 +264,45 @@ fn threads_fork_while_others_fault(ground: &Ground) {
             ground.assert_alike("while threads fork");
         }
     });
+}
+
+/// Two children in a row and a child of a child's, from several threads, while others start and end, and
+/// allocate. A lock that one of them holds at the fork, of std's for one, is never opened in the child.
+fn children_in_a_row_while_threads_start_and_end(ground: &Ground) {
+    const FORKERS: usize = 2;
+    let is_over = AtomicBool::new(false);
+    let come_and_go = || {
+        while !is_over.load(Ordering::Relaxed) {
+            let short = std::thread::spawn(|| {
+                let block = allocate(FREED_LEN);
+                block.set_word(0, 1);
+                free(block);
+            });
+            short.join().expect("it has no reason to panic");
+        }
+    };
+    let fork_twice = |number: u64| {
+        let block = allocate(FREED_LEN);
+        block.fill(number);
+        let read = || right(block.word(FREED_LEN / 2) == stamp(number, FREED_LEN / 16));
+        let children =
+            [fork(read), fork(|| right(end_of(fork(|| freed(block))) == End::Exit(RIGHT)))];
+        // The children have what was there.
+        block.fill(number + 1);
+        let ends = children.map(end_of);
+        assert_eq!(ends, [end(ground, Needs::Content), End::Exit(RIGHT)], "two in a row");
+        free(block);
+    };
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&is_over);
+        (0..FORKERS).for_each(|_| drop(scope.spawn(come_and_go)));
+        std::thread::scope(|forkers| {
+            for forker in 0..FORKERS {
+                let rounds = ground.rounds(24) as u64;
+                forkers
+                    .spawn(move || (0..rounds).for_each(|at| fork_twice(at << 8 | forker as u64)));
+            }
+        });
+    });
+    ground.assert_alike("children came and went");
 }

@@ -47,6 +47,8 @@ pub(crate) struct FaultControl {
 /// Atomics are `Relaxed` unless said otherwise: each is a setting of its own.
 #[derive(Debug, Default)]
 struct Plan {
+    /// The wrapped store's.
+    name: Arc<str>,
     reads: Failures,
     writes: Failures,
     sync_left: AtomicU64,
@@ -85,7 +87,8 @@ impl FaultyStore {
     /// which bits flip.
     #[must_use]
     pub(crate) fn new(inner: Arc<dyn Store>, seed: u64) -> FaultyStore {
-        let plan = Plan { random: AtomicU64::new(seed), ..Plan::default() };
+        let (name, random) = (inner.name(), AtomicU64::new(seed));
+        let plan = Plan { name, random, ..Plan::default() };
         FaultyStore { inner, plan: Arc::new(plan) }
     }
 
@@ -277,12 +280,12 @@ impl Plan {
 }
 
 /// The error of a transfer that failed.
-pub(crate) fn failed(op: Op, offset: u64, len: u64, errno: i32) -> Error {
+pub(crate) fn failed(store: &Arc<str>, op: Op, offset: u64, len: u64, errno: i32) -> Error {
     let op = match op {
         Op::Read => "read",
         Op::Write => "write",
     };
-    Error::Io { op, offset, len, errno }
+    Error::Io { op, store: Arc::clone(store), offset, len, errno }
 }
 
 /// Counts down by one; returns whether there was anything left.
@@ -333,7 +336,7 @@ unsafe impl Store for FaultyStore {
         while self.plan.is_paused() {
             std::thread::sleep(HELD_POLL);
         }
-        let fail = |errno| Err(failed(Op::Read, offset, len as u64, errno));
+        let fail = |errno| Err(failed(&self.plan.name, Op::Read, offset, len as u64, errno));
         match self.plan.verdict(Op::Read) {
             Verdict::Fail(errno) => fail(errno),
             Verdict::Short => fail(libc::EIO),
@@ -351,14 +354,26 @@ unsafe impl Store for FaultyStore {
 
     fn sync(&self) -> Result<()> {
         match self.plan.sync_failure() {
-            Some(errno) => Err(Error::Os { call: "sync", errno }),
+            Some(errno) => Err(Error::Io {
+                op: "sync",
+                store: Arc::clone(&self.plan.name),
+                offset: 0,
+                len: 0,
+                errno,
+            }),
             None => self.inner.sync(),
         }
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         match self.plan.gone() {
-            Some(errno) => Err(Error::Io { op: "discard", offset, len, errno }),
+            Some(errno) => Err(Error::Io {
+                op: "discard",
+                store: Arc::clone(&self.plan.name),
+                offset,
+                len,
+                errno,
+            }),
             // SAFETY: the caller's promise, passed on.
             None => unsafe { self.inner.discard(offset, len) },
         }
@@ -366,6 +381,10 @@ unsafe impl Store for FaultyStore {
 
     fn describe(&self) -> String {
         format!("faulty {}", self.inner.describe())
+    }
+
+    fn name(&self) -> Arc<str> {
+        Arc::clone(&self.plan.name)
     }
 }
 
@@ -400,7 +419,7 @@ impl Entry {
     /// Books what became of the request.
     fn settle(&mut self, plan: &Plan, result: Result<()>) {
         assert!(self.result.is_none(), "request {} is reported twice", self.token);
-        let fail = |errno| Err(failed(self.op, self.offset, self.len, errno));
+        let fail = |errno| Err(failed(&plan.name, self.op, self.offset, self.len, errno));
         self.result = Some(match (self.verdict, result) {
             (Verdict::Fail(errno), _) => fail(errno),
             (Verdict::Short, _) => fail(libc::EIO),
@@ -447,7 +466,9 @@ impl FaultyQueue {
             };
             let result = entry.result.expect("checked above");
             let result = match self.plan.gone() {
-                Some(errno) => Err(failed(entry.op, entry.offset, entry.len, errno)),
+                Some(errno) => {
+                    Err(failed(&self.plan.name, entry.op, entry.offset, entry.len, errno))
+                }
                 None => result,
             };
             reported += 1;

@@ -51,7 +51,8 @@ impl Disk {
 
     fn sync(&mut self) -> Result<()> {
         if self.fails() {
-            return Err(Error::Os { call: "fdatasync", errno: libc::EIO });
+            let store = "a device that remembers".into();
+            return Err(Error::Io { op: "sync", store, offset: 0, len: 0, errno: libc::EIO });
         }
         self.note(Event::Sync);
         Ok(())
@@ -197,7 +198,7 @@ impl fmt::Debug for PowerStore {
 
 fn failed(op: Op, offset: u64, len: u64) -> Error {
     let op = if op == Op::Read { "read" } else { "write" };
-    Error::Io { op, offset, len, errno: libc::EIO }
+    Error::Io { op, store: "a device that remembers".into(), offset, len, errno: libc::EIO }
 }
 
 // SAFETY: reads fill their buffers from the bytes that were written; a transfer that fails says so.
@@ -235,7 +236,8 @@ unsafe impl Store for PowerStore {
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         let mut disk = self.disk();
         if disk.fails() {
-            return Err(Error::Io { op: "discard", offset, len, errno: libc::EIO });
+            let store = "a device that remembers".into();
+            return Err(Error::Io { op: "discard", store, offset, len, errno: libc::EIO });
         }
         // Anything may be there from now on; a cut leaves what was there, this, or some of both.
         let rubbish: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();

@@ -4,8 +4,8 @@
 use farheap::store::{Completion, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, Result};
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 const NOWHERE: u64 = u64::MAX;
@@ -117,6 +117,14 @@ impl Injector {
     }
 }
 
+/// Made once: a thread that serves faults makes errors of it.
+static NAME: LazyLock<Arc<str>> = LazyLock::new(|| "the injector".into());
+
+/// The error of a read.
+fn failed(offset: u64, len: u64) -> Error {
+    Error::Io { op: "read", store: Arc::clone(&NAME), offset, len, errno: libc::EIO }
+}
+
 fn take_one(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok()
 }
@@ -223,7 +231,7 @@ unsafe impl Queue for BadQueue {
             *held = None;
             let at = failing.iter().position(|entry| entry.0 == token).expect("noted when held");
             let (_, offset, len) = failing.swap_remove(at);
-            let error = Error::Io { op: "read", offset, len, errno: libc::EIO };
+            let error = failed(offset, len);
             done(Completion { token, result: Err(error) });
             return Ok(());
         }
@@ -234,7 +242,7 @@ unsafe impl Queue for BadQueue {
             }
             if let Some(at) = failing.iter().position(|entry| entry.0 == completion.token) {
                 let (_, offset, len) = failing.swap_remove(at);
-                completion.result = Err(Error::Io { op: "read", offset, len, errno: libc::EIO });
+                completion.result = Err(failed(offset, len));
             }
             done(completion);
         })

@@ -14,6 +14,7 @@ mod block_device;
 mod direct_io;
 mod in_thread;
 mod limits;
+mod mapped_over;
 mod messages;
 mod panics;
 mod program;

@@ -8,6 +8,8 @@ use crate::harness::{
 };
 use farheap::ByteCount;
 use farheap::region::{Install, Mode, RegionConfig};
+use nix::sys::resource::{Resource, getrlimit};
+use std::os::unix::fs::FileExt;
 
 const UNIT: usize = 4096;
 /// Lines on standard error that a case may cost.
@@ -104,6 +106,34 @@ fn far_memory_of_a_process_that_locks_all_of_it_leaves_all_the_same() {
         // SAFETY: locks memory, changes nothing.
         unsafe { libc::mlockall(libc::MCL_CURRENT) }
     });
+}
+
+#[test]
+fn a_process_that_locks_what_it_maps_later_has_far_memory_filled_by_faults_only() {
+    let test =
+        "program::a_process_that_locks_what_it_maps_later_has_far_memory_filled_by_faults_only";
+    let ended = in_child(test, || {
+        // Of a process that locks what it maps, the kernel refuses mappings beyond this limit.
+        let (lockable, _) = getrlimit(Resource::RLIMIT_MEMLOCK).expect("a limit");
+        // SAFETY: locks memory, changes nothing.
+        if lockable < 1 << 30 || unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+            println!("skipped: memory may not be locked: at most {lockable} bytes");
+            std::process::exit(0);
+        }
+        let config = config(16, Install::Auto).span(ByteCount::mib(256));
+        let Some(far) = Far::new(config, 64, 1) else { return };
+        // Of the page map's words bit 63 says that there is memory.
+        let mut words = vec![0_u8; (256 << 20) / UNIT * 8];
+        let file = std::fs::File::open("/proc/self/pagemap").expect("/proc is mounted");
+        let at = far.addr(0) as u64 / UNIT as u64 * 8;
+        file.read_at(&mut words, at).expect("the page map");
+        let there = words.chunks(8).filter(|word| word[7] & 0x80 != 0).count();
+        assert!(there * UNIT <= 8 << 20, "{there} pages are there");
+        far.fill(0..64);
+        expect_all_there(&far);
+    });
+    let Some(ended) = ended else { return };
+    ended.expect_success();
 }
 
 #[test]

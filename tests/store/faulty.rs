@@ -66,7 +66,7 @@ impl Bench {
 }
 
 fn failed(op: Op, errno: i32) -> Result<()> {
-    Err(faulty::failed(op, 0, 2 * PAGE as u64, errno))
+    Err(faulty::failed(&"the memory store".into(), op, 0, 2 * PAGE as u64, errno))
 }
 
 #[test]
@@ -162,7 +162,8 @@ fn a_device_that_vanishes_fails_what_is_in_flight_and_what_follows() {
 fn the_next_syncs_fail_and_then_no_more() {
     let bench = Bench::new();
     bench.control.fail_syncs(1, libc::EIO);
-    assert_eq!(bench.store.sync(), Err(Error::Os { call: "sync", errno: libc::EIO }));
+    let error = bench.store.sync().expect_err("the device refuses");
+    assert!(matches!(error, Error::Io { op: "sync", errno: libc::EIO, .. }), "{error}");
     assert_eq!(bench.store.sync(), Ok(()));
     bench.control.vanish(libc::ENODEV);
     assert!(bench.store.sync().is_err());

@@ -506,7 +506,10 @@ fn a_file_that_ends_early_is_an_io_error_not_zeros() {
         let mut queue = store.open_queue(4).expect("queue");
         let mut buffer = pages(4, 15);
         let error = run(&mut *queue, Op::Read, 0, &scattered(&mut buffer)).expect_err("too short");
-        let expected = Error::Io { op: "read", offset: 0, len: 16384, errno: libc::EIO };
+        let name: Arc<str> = format!("file {}", path.display()).into();
+        assert_eq!(store.name(), name);
+        let expected =
+            Error::Io { op: "read", store: name, offset: 0, len: 16384, errno: libc::EIO };
         assert_eq!(error, expected, "{engine:?}");
         // SAFETY: the buffer is ours and four pages long.
         let error = unsafe { store.read_now(0, buffer.as_mut_ptr().cast(), 4 * PAGE) };

@@ -1,7 +1,8 @@
 //! Allowance: one bound on what all threads of a tier keep of freed memory.
 //!
 //! What a thread keeps is charged like any memory. With a bound per thread alone, enough threads
-//! keep more than the limit, and freed data is evicted and written. So a cache's caches begin with
+//! keep more than the limit, and freed data is evicted and written: 64 threads with 3 MiB of live data under
+//! 32 MiB wrote 245 MiB in 6 s. So a cache's caches begin with
 //! room for nothing and get more in steps, from a common [`Allowance`], which is asked only when a
 //! cache is full: what caches serve costs nothing more. A cache that is flushed returns all. Used by
 //! `thread_cache`, `far_arenas` and `local`; knows nothing but atomics.

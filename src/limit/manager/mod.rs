@@ -69,6 +69,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// What the memory was for that a lower limit has not found.
+const NEW_LIMIT: &str = "the new limit";
+
 /// See the module's documentation.
 ///
 /// # Examples
@@ -245,7 +248,7 @@ impl MemoryManager {
             match shared.turns.resizing.take() {
                 Some(turn) => break turn,
                 None if deadline.is_over() || Shared::is_reclaiming() => {
-                    return Err(shared.out_of_memory(limit, began.elapsed()));
+                    return Err(shared.out_of_memory(NEW_LIMIT, limit, began.elapsed()));
                 }
                 // Another thread resizes: it has a deadline too.
                 None => std::thread::sleep(RETRY_AFTER),
@@ -260,7 +263,7 @@ impl MemoryManager {
             return Ok(());
         }
         let over = shared.budget.charged().0.saturating_sub(limit.0);
-        Err(shared.out_of_memory(ByteCount(over), began.elapsed()))
+        Err(shared.out_of_memory(NEW_LIMIT, ByteCount(over), began.elapsed()))
     }
 
     /// The account that temporary memory is charged to.

@@ -71,7 +71,7 @@ impl Shared {
         if self.claim(account, bytes, stall) {
             return Ok(());
         }
-        Err(self.out_of_memory(bytes, began.elapsed()))
+        Err(self.out_of_memory(&account.name, bytes, began.elapsed()))
     }
 
     /// The same; `false` instead of an error, which has to look at all that is held.

@@ -227,7 +227,7 @@ impl Shared {
         self.tell(Pressure::Failed { wanted });
     }
 
-    pub(super) fn out_of_memory(&self, wanted: ByteCount, waited: Duration) -> Error {
+    pub(super) fn out_of_memory(&self, by: &str, wanted: ByteCount, waited: Duration) -> Error {
         let mut members: Vec<_> = self.each_member().collect();
         members.sort_by_key(|member| std::cmp::Reverse(member.budget.charged()));
         let consumers: Vec<_> = members
@@ -245,6 +245,7 @@ impl Shared {
             })
             .collect();
         Error::OutOfMemory {
+            by: by.to_owned(),
             wanted,
             used: self.budget.charged(),
             limit: self.budget.limit(),

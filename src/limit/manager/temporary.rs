@@ -72,7 +72,7 @@ impl MemoryManager {
             Mode::Partitioned { .. } => None,
         };
         let memory = if self.can_never_fit(len) {
-            Err(shared.out_of_memory(len, Duration::ZERO))
+            Err(shared.out_of_memory(account.name(), len, Duration::ZERO))
         } else if shared.try_charge_temporary(len) {
             shared.call_if_low();
             self.mapped(len).inspect_err(|_| account.uncharge(len)).map(|m| self.local(len, m))

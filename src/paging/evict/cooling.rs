@@ -3,6 +3,7 @@
 use crate::base::units::SlotId;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::leaving::{Dirty, Linger};
+use crate::paging::fault::starved::take_first;
 use crate::paging::page::protocol::{self, Content};
 use crate::paging::page::word::{FrameId, Word};
 use crate::sys::vm::HUGE_PAGE;
@@ -12,7 +13,7 @@ impl Evictor {
     pub(super) fn settle_cooling(&mut self, keep: usize) -> bool {
         let count = self.leaving.cooling.len().saturating_sub(keep).min(self.writes.room());
         for _ in 0..count {
-            let frame = self.leaving.cooling.pop_front().expect("counted above");
+            let frame = take_first(&mut self.leaving.cooling).expect("counted above");
             self.settle_frame(frame);
         }
         self.let_go();
@@ -120,7 +121,7 @@ impl Evictor {
     /// Frees the frames whose takers have finished.
     pub(super) fn settle_lingering(&mut self) {
         for _ in 0..self.leaving.lingering.len() {
-            let linger = self.leaving.lingering.pop_front().expect("counted above");
+            let linger = take_first(&mut self.leaving.lingering).expect("counted above");
             let Linger { page, frame, .. } = linger;
             let note = self.pager.frames().meta_of(frame);
             match protocol::linger(self.pager.word(page), frame, note) {

@@ -73,6 +73,7 @@ impl Evictor {
         self.detour.take(self.pager.sched());
         self.stand_still_for_fork()?;
         self.pager.fork().children().reap(self.pager.slots().map());
+        // Handlers wait for no reader of standard error: what they could not send goes from here.
         diagnostics::flush();
         charge::count_tables_of_limit(&self.pager);
         if self.pager.mapper().met_locks() {
@@ -110,7 +111,9 @@ impl Evictor {
 
     /// How long to wait for news.
     fn patience(&self) -> Duration {
+        // A handler that copies a page out of its frame needs microseconds, and rings nobody when it has.
         const LINGER: Duration = Duration::from_micros(100);
+        // No bell tells that a child has ended, that standard error has room, or that the device is quiet.
         const IDLE: Duration = Duration::from_millis(100);
         const WRITING: Duration = Duration::from_millis(20); // Deadlines are looked at.
         if !self.leaving.lingering.is_empty() {
@@ -142,6 +145,8 @@ impl Evictor {
         let owed = pager.managed().deficit();
         let enough = available >= pager.pool().watermarks().evict_below() && !starving;
         let is_idle = self.leaving.cooling.is_empty() && self.writes.is_idle();
+        // Once begun it goes on up to the high watermark: with a turn for each page that comes in there would
+        // be no batches, and each page would cost a MOVE and a TLB flush of its own.
         if enough && owed == 0 && is_idle {
             return 0;
         }
@@ -154,6 +159,8 @@ impl Evictor {
         let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes());
         // What a device that does not answer holds on to makes no room.
         let leaving = if self.writes.is_stuck() { 0 } else { self.leaving() };
+        // At least one for threads that wait although so much is free: what they need may be larger, as the
+        // tables of a chunk or a run of frames, or not a spare frame, which counts as available.
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
     }
 
@@ -178,6 +185,7 @@ impl Evictor {
         /// Victims of one turn, but for the rest of a chunk that goes whole: 16 are enough for the full
         /// rate, and what is chosen later is chosen better.
         const TURN_MAX: usize = 64;
+        // Above a limit that was lowered: spare memory goes first, which costs nobody a fault.
         if self.pager.pool().excess() > 0 {
             if self.pager.pool().free_spare_run() > 0 {
                 self.made_room(1);

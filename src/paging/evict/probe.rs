@@ -66,9 +66,8 @@ impl WriteBack {
         // After a panic of a store that may have taken the request, its answer is waited for.
         let is_taken = pushed.unwrap_or(self.queue.in_flight() != before);
         if !is_taken {
-            let errno = crate::sys::EIO;
-            let (offset, len) = (self.pager.slot_offset(slot), self.pager.page_bytes() as u64);
-            let result = Err(crate::Error::Io { op: "write", offset, len, errno });
+            let (pager, len) = (&self.pager, self.pager.page_bytes() as u64);
+            let result = Err(pager.slots().failed("write", Some(slot), len, crate::sys::EIO));
             self.finish_probe(Completion { token: PROBE, result });
         }
     }

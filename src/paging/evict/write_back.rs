@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 const DEPTH: u32 = 32;
 /// The token of a test write, beyond those of other writes.
 pub(super) const PROBE: u64 = DEPTH as u64;
-/// Pause of write-back after a failed write, doubled up to the maximum while writes fail.
+/// Pause of write-back after a failed write, doubled up to the maximum while writes fail. A device that fails
+/// at once would otherwise take all of the evictor's time, and clean pages would not leave.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Bytes of one merged write.
 const WRITE_BYTES_MAX: usize = 1 << 20;
@@ -87,7 +88,7 @@ impl WriteBack {
         let write = size_of::<Write>()
             + Write::pages_max(page_bytes) * size_of::<Dirty>()
             + size_of::<Completion>();
-        queue_bytes(DEPTH + 1) + frames * size_of::<Dirty>() + DEPTH as usize * write
+        queue_bytes(DEPTH + 1, SEGMENTS_MAX) + frames * size_of::<Dirty>() + DEPTH as usize * write
     }
 
     /// # Errors
@@ -202,6 +203,7 @@ impl WriteBack {
                 }
             }
         }
+        // Neighbours get consecutive slots, so that they go by one write and come back by one read.
         dirty.sort_unstable_by_key(|dirty| dirty.page);
         let mut done = 0;
         while done < dirty.len() && !self.free_writes.is_empty() {
@@ -308,9 +310,9 @@ impl WriteBack {
             // A panic before the store took the request is a write that failed. Else whether the
             // device has it is unknown: as if it never answered.
             None if self.queue.in_flight() == before => {
-                let offset = self.pager.slot_offset(run[0].slot);
                 let len = (run.len() * self.pager.page_bytes()) as u64;
-                let error = crate::Error::Io { op: "write", offset, len, errno: crate::sys::EIO };
+                let (slots, first) = (self.pager.slots(), Some(run[0].slot));
+                let error = slots.failed("write", first, len, crate::sys::EIO);
                 self.finish(Completion { token: token as u64, result: Err(error) }, leaving);
             }
             None => self.abandon(token, crate::sys::EIO),
@@ -335,11 +337,7 @@ impl WriteBack {
                 run.iter().for_each(|dirty| self.written(dirty, leaving));
             }
             Err(error) => {
-                diagnostics::write_failed(
-                    &error,
-                    self.pager.slots().description(),
-                    self.pager.slots().store().room(),
-                );
+                diagnostics::write_failed(&error, self.pager.slots().store().room());
                 self.fail(errno_of(&error) as u32);
                 run.iter().for_each(|dirty| {
                     self.pager.slots().map().put(dirty.slot);
@@ -456,12 +454,9 @@ impl WriteBack {
             }
             let age = write.term.age(shown);
             if write.term.is_over(shown, self.deadline) && !write.overdue {
-                let error = crate::Error::Io {
-                    op: "write",
-                    offset: self.pager.slot_offset(write.pages[0].slot),
-                    len: (write.pages.len() * self.pager.page_bytes()) as u64,
-                    errno: crate::sys::ETIMEDOUT,
-                };
+                let len = (write.pages.len() * self.pager.page_bytes()) as u64;
+                let (slots, first) = (self.pager.slots(), Some(write.pages[0].slot));
+                let error = slots.failed("write", first, len, crate::sys::ETIMEDOUT);
                 diagnostics::warn("the device does not answer a write", &error);
                 self.abandon(token, crate::sys::ETIMEDOUT);
             }

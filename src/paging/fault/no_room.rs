@@ -106,8 +106,7 @@ pub(in crate::paging) fn give_up_or_warn(
 
 /// The error of a read that took too long, or of one that the device did not even take.
 pub(in crate::paging) fn timed_out(pager: &Pager, slot: Option<SlotId>) -> Error {
-    let offset = slot.map_or(0, |slot| pager.slot_offset(slot));
-    Error::Io { op: "read", offset, len: pager.page_bytes() as u64, errno: sys::ETIMEDOUT }
+    pager.slots().failed("read", slot, pager.page_bytes() as u64, sys::ETIMEDOUT)
 }
 
 /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang. `false`: the

@@ -131,6 +131,7 @@ impl FrameRead {
 /// The reads that the device has, by their tokens. A token is free, or a read's.
 #[derive(Debug)]
 struct InFlight {
+    /// By token, as many as were ever in flight at once: all would be 80 KiB, and mostly there are one or two.
     reads: Vec<Option<Read>>,
     free: Vec<usize>,
     /// Reads that were asked for ahead of faults.
@@ -140,12 +141,17 @@ struct InFlight {
 impl InFlight {
     fn new() -> InFlight {
         let depth = DEPTH as usize;
-        InFlight { reads: vec![None; depth], free: (0..depth).collect(), prefetches: 0 }
+        let (reads, free) = (Vec::with_capacity(depth), Vec::with_capacity(depth));
+        InFlight { reads, free, prefetches: 0 }
     }
 
     /// The token of the read that is [put](Self::put) next.
     fn take_token(&mut self) -> usize {
-        self.free.pop().expect("reads are bounded by the queue's depth")
+        self.free.pop().unwrap_or_else(|| {
+            assert!(self.reads.len() < DEPTH as usize, "reads are bounded by the queue's depth");
+            self.reads.push(None);
+            self.reads.len() - 1
+        })
     }
 
     fn put(&mut self, token: usize, read: Read) {
@@ -187,7 +193,7 @@ pub(super) struct Reads {
     repeats: Vec<Repeat>,
     in_flight: InFlight,
     finished: Vec<Completion>,
-    /// By frame.
+    /// By frame, up to the last one that was read into.
     frames: Vec<FrameRead>,
     /// Pages that were mapped and whose waiters have not been woken yet.
     to_wake: Vec<PageId>,
@@ -216,7 +222,7 @@ impl Reads {
             repeats: Vec::with_capacity(frames),
             in_flight: InFlight::new(),
             finished: Vec::with_capacity(DEPTH as usize),
-            frames: vec![FrameRead::NONE; frames],
+            frames: Vec::with_capacity(frames),
             to_wake: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
             watch: Stopwatch::start(pager.health().deadline(), now),
             checked: now,
@@ -229,7 +235,7 @@ impl Reads {
         let request = size_of::<Option<Read>>() + size_of::<usize>() + size_of::<Completion>();
         let frame = size_of::<Accepted>() + size_of::<Repeat>() + size_of::<FrameRead>();
         let wakes = WAKE_BYTES_MAX / KERNEL_PAGE * size_of::<PageId>();
-        queue_bytes(DEPTH) + DEPTH as usize * request + frames * frame + wakes
+        queue_bytes(DEPTH, SEGMENTS_MAX) + DEPTH as usize * request + frames * frame + wakes
     }
 
     /// Whether nothing is accepted, at the device or back from it.
@@ -287,7 +293,11 @@ impl Reads {
     }
 
     fn push_accepted(&mut self, frame: FrameId, demand: Option<Demand>) {
-        self.frames[frame.0 as usize] = FrameRead { is_pending: true, demand, ..FrameRead::NONE };
+        let at = frame.0 as usize;
+        if at >= self.frames.len() {
+            self.frames.resize(at + 1, FrameRead::NONE);
+        }
+        self.frames[at] = FrameRead { is_pending: true, demand, ..FrameRead::NONE };
         let slot = fill::slot_of_fill(&self.pager, frame);
         self.accepted.push(Accepted { slot, frame, prefetch: demand.is_none() });
     }
@@ -296,8 +306,8 @@ impl Reads {
     /// is demanded from now on. (Where another handler reads it, that handler learns of it when the
     /// read is over.)
     pub(super) fn demand(&mut self, frame: FrameId, demand: Demand) {
-        let read = &mut self.frames[frame.0 as usize];
-        if read.is_pending && read.demand.is_none() {
+        let read = self.frames.get_mut(frame.0 as usize);
+        if let Some(read) = read.filter(|read| read.is_pending && read.demand.is_none()) {
             read.demand = Some(demand);
             self.pager.counters().prefetch_hits.bump();
         }
@@ -634,5 +644,32 @@ impl Reads {
     /// The time that counts for deadlines.
     pub(super) fn shown(&mut self) -> Duration {
         self.watch.look(Instant::now())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_one_after_another_use_the_same_token() {
+        let mut in_flight = InFlight::new();
+        let read = Read {
+            frames: [FrameId(0); SEGMENTS_MAX],
+            count: 1,
+            started: Instant::now(),
+            term: Term::start(Duration::ZERO),
+            prefetch: true,
+            is_refused: false,
+            is_abandoned: false,
+        };
+        for _ in 0..2 * DEPTH {
+            let token = in_flight.take_token();
+            in_flight.put(token, read);
+            in_flight.take(token);
+        }
+        assert_eq!((in_flight.reads.len(), in_flight.prefetches), (1, 0));
+        let tokens: Vec<usize> = (0..DEPTH).map(|_| in_flight.take_token()).collect();
+        assert!((0..DEPTH as usize).all(|token| tokens.contains(&token)), "all at once");
     }
 }

@@ -201,7 +201,7 @@ impl StarvedFaults {
         order
             .into_iter()
             .filter(|class| !round.blocked[*class as usize])
-            .find_map(|class| queues.waiting[class as usize].pop_front())
+            .find_map(|class| take_first(&mut queues.waiting[class as usize]))
     }
 
     /// There is no room for a fault. Returns `false` when the round is over: others would pass it.
@@ -242,6 +242,16 @@ impl StarvedFault {
     pub(in crate::paging) fn stall(&mut self) -> &mut Stall {
         &mut self.stall
     }
+}
+
+/// Takes the first of a queue. One that is empty begins anew at the start of its memory: else a few faults at a
+/// time wander through room for thousands, until all of it is resident.
+pub(in crate::paging) fn take_first<T>(queue: &mut VecDeque<T>) -> Option<T> {
+    let first = queue.pop_front();
+    if queue.is_empty() {
+        queue.clear();
+    }
+    first
 }
 
 impl Queues {
@@ -328,6 +338,18 @@ mod tests {
             let served = round(&starved, false, |address| address == expected);
             assert_eq!(served, [expected]);
         }
+    }
+
+    #[test]
+    fn faults_that_wait_one_after_another_use_the_same_memory() {
+        let mut queue = VecDeque::with_capacity(64);
+        let mut places: Vec<*const usize> = Vec::new();
+        for n in 0..200 {
+            queue.push_back(n);
+            places.push(&raw const queue[0]);
+            assert_eq!(take_first(&mut queue), Some(n));
+        }
+        assert!(places.iter().all(|place| *place == places[0]));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::paging::fault::no_room;
 use crate::paging::fault::prefetch::Prefetch;
 use crate::paging::fault::reads::{Demand, Reads, Turn};
 use crate::paging::fault::sched::ThreadSched;
-use crate::paging::fault::starved::{FAULTS_HELD_MAX, WAITING_MAX};
+use crate::paging::fault::starved::{FAULTS_HELD_MAX, WAITING_MAX, take_first};
 use crate::paging::fault::status::FaultStatus;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
@@ -119,7 +119,7 @@ impl Work {
     /// Looks at all faults that wait for another thread or for the device, the oldest first.
     pub(super) fn retry_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
-            let waiting = self.waiting.pop_front().expect("counted above");
+            let waiting = take_first(&mut self.waiting).expect("counted above");
             self.answer_again(waiting.fault, waiting.arrived, Some(waiting));
         }
     }

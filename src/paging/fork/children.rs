@@ -16,7 +16,8 @@ use crate::sys::signals::FaultLock;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long a look for children that are gone counts.
+/// How long a look for children that are gone counts: it costs two system calls for each child, and the
+/// evictor, which looks, may make thousands of turns a second.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A child that may be about to be born.

@@ -42,7 +42,7 @@ use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::fork;
 use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// See [module](self).
@@ -85,7 +85,7 @@ impl Heir {
             needed.extend(inherited.map(Needed::new));
             layers.push(Arc::new(own));
         }
-        needed.push(Needed::new(end.into_raw_fd()));
+        needed.push(Needed::new(fork::own_for_good(end)));
         Ok(Arc::new(Heir {
             pager,
             entries,

@@ -42,12 +42,8 @@ pub(super) fn start(legacy: Legacy, end: OwnedFd) -> Result<Arc<Heir>> {
     let (begun, has_begun) = channel();
     let served = Arc::clone(&heir);
     let _blocked = SignalsBlocked::new();
-    let thread = std::thread::Builder::new().name("farheap-heir".to_owned());
-    let thread = thread.spawn(move || serve(served, begun)).map_err(|error| Error::Os {
-        call: "starting a thread",
-        errno: error.raw_os_error().unwrap_or(sys::EIO),
-    })?;
-    drop(thread);
+    fork::start_thread(c"farheap-heir", move || serve(served, begun))
+        .map_err(sys::refused("pthread_create"))?;
     let lost = Error::Os { call: "starting a thread", errno: sys::EIO };
     has_begun.recv().unwrap_or(Err(lost)).map(|()| heir)
 }
@@ -152,6 +148,9 @@ impl Server {
                 let Some(fault) = message.fault() else { continue };
                 if fault.address == heir.bell.addr() {
                     self.answer(message);
+                } else if heir.pager.fork().is_kept(fault.address) {
+                    // Of the thread that forks, which goes on when the page is there: all agrees again.
+                    self.serve(fault.address);
                 } else if heir.gate.is_closed(Closed::All) {
                     heir.gate.note_fault(fault.thread);
                     self.kept.push(message);
@@ -224,7 +223,7 @@ impl Server {
         // SAFETY: the page was just read, and nobody else uses it.
         let bytes = unsafe { std::slice::from_raw_parts(into, len) };
         if slots.verifies() && slots.hash_bytes(bytes) != slots.hash(slot) {
-            return Err(Error::Corrupt { slot: slot.0 });
+            return Err(slots.corrupt(slot));
         }
         Ok(into)
     }

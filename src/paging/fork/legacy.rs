@@ -9,7 +9,8 @@ use crate::sys::fork;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// Part of the limit that a child without siblings has for pages that are its alone.
+/// Part of the limit that a child without siblings has for pages that are its alone: nobody evicts for both, so
+/// that by this part parent and child together exceed the limit.
 const BUDGET_PART: u64 = 4;
 /// The least number of such pages.
 pub(super) const BUDGET_PAGES_MIN: u64 = 16;

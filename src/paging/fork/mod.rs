@@ -46,14 +46,24 @@ use crate::base::error::Result;
 use crate::base::gate::{Closed, Gate};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicPtr, Ordering};
+#[cfg(feature = "heap")]
+use crate::base::units::ByteCount;
 use crate::paging::diagnostics;
 use crate::paging::fork::children::Birth;
 use crate::paging::fork::heir::Heir;
 use crate::paging::fork::legacy::Legacy;
+use crate::paging::page::word::State as PageState;
 use crate::paging::pager::Pager;
 use crate::sys::{fork, thread};
 use std::ptr;
+#[cfg(feature = "heap")]
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+
+/// How often the evictor is stopped with the pages in memory that are written to around forks: what it takes out
+/// just after they were touched, a few times in a row perhaps.
+const KEEP_TRIES_MAX: usize = 100;
 
 /// What a child inherits of this process.
 #[derive(Debug)]
@@ -84,7 +94,11 @@ fn parts() -> MutexGuard<'static, Vec<Part>> {
 /// it comes before a fork, and after it where it comes after one: it may use far memory then.
 pub(in crate::paging) fn watch() {
     static WATCH: Once = Once::new();
-    WATCH.call_once(|| fork::around_forks(before, in_parent, in_child));
+    WATCH.call_once(|| {
+        // First, because `in_child` starts a thread.
+        thread::forget_own_in_children();
+        fork::around_forks(before, in_parent, in_child);
+    });
 }
 
 /// A region's memory is inherited from now on.
@@ -93,6 +107,13 @@ pub(in crate::paging) fn list(pager: &Arc<Pager>) {
     if pager.fork().inherited().is_some() {
         parts().push(Part::Region(Arc::clone(pager)));
     }
+}
+
+/// Notes a range of a region's, which stays committed, as one that is written to around forks.
+#[cfg(feature = "heap")]
+pub(in crate::paging) fn keep(pager: &Pager, ptr: NonNull<u8>, len: ByteCount) {
+    let _none_forks = parts();
+    pager.fork().keep(ptr, len);
 }
 
 /// A region ends.
@@ -111,7 +132,8 @@ extern "C" fn before() {
         // While there is somebody to make room ...
         fork::touch_streams();
     }
-    parts.iter().for_each(|part| part.close(Closed::Evictor, thread));
+    // The evictor first: from then on nothing leaves, and the handlers can still bring in what is touched.
+    parts.iter().for_each(|part| part.close_evictor(thread));
     if !parts.is_empty() {
         // ... and again: now they stay in memory until the fork.
         fork::touch_streams();
@@ -179,6 +201,41 @@ impl Part {
         }
     }
 
+    /// Stops what takes pages out. Of a region those pages are in memory then that are written to around forks; an
+    /// heir serves them to the last.
+    fn close_evictor(&self, thread: u32) {
+        let Part::Region(pager) = self else { return self.close(Closed::Evictor, thread) };
+        let kept = || pager.fork().kept();
+        let is_in_memory =
+            |addr| pager.word(pager.page_at(addr)).load().state() == PageState::Resident;
+        for _ in 0..KEEP_TRIES_MAX {
+            // There is somebody to make room.
+            kept().for_each(touch);
+            self.close(Closed::Evictor, thread);
+            if kept().all(is_in_memory) {
+                // Again: a page that is watched for writes needs no room, but its handler.
+                return kept().for_each(touch);
+            }
+            self.open();
+        }
+        // What touches such a page before the fork breaks the gate.
+        self.close(Closed::Evictor, thread);
+    }
+
+    fn open(&self) {
+        match self {
+            Part::Region(pager) => {
+                pager.fork().gate().open(|| {
+                    call_evictor(pager);
+                    pager.sched().call_all();
+                });
+            }
+            Part::Heir(heir) => {
+                heir.gate().open(|| heir.ring());
+            }
+        }
+    }
+
     fn close(&self, what: Closed, thread: u32) {
         match self {
             Part::Region(pager) if what == Closed::Evictor => {
@@ -197,6 +254,7 @@ impl Part {
         let birth = match self {
             Part::Region(pager) => {
                 let map = pager.slots().map();
+                // 64 children at most hold slots: one that has just ended makes room for this one.
                 pager.fork().children().reap_now(map);
                 Birth::prepare(map)
             }
@@ -228,16 +286,12 @@ impl Part {
             Part::Region(pager) => {
                 pager.mapper().note_fork();
                 birth.into_iter().for_each(|birth| pager.fork().children().add(birth));
-                pager.fork().gate().open(|| {
-                    call_evictor(pager);
-                    pager.sched().call_all();
-                });
             }
             Part::Heir(heir) => {
                 birth.into_iter().for_each(|birth| heir.children().add(birth));
-                heir.gate().open(|| heir.ring());
             }
         }
+        self.open();
     }
 
     /// In the child: makes the memory its own.
@@ -258,6 +312,16 @@ impl Part {
         };
         heir_thread::start(legacy, birth.into_end())
     }
+}
+
+/// Has a page of the kernel's in memory, for writing, without changing it.
+fn touch(addr: usize) {
+    let byte = ptr::with_exposed_provenance_mut::<u8>(addr);
+    // SAFETY: within a range that stays committed (`ForkState::keep`), whose owner keeps all threads from it.
+    let byte = unsafe { AtomicU8::from_ptr(byte) };
+    let value = byte.load(Ordering::Relaxed);
+    // (An addition of 0 becomes a load.)
+    let _ = byte.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 fn call_evictor(pager: &Pager) {

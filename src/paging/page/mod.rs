@@ -7,6 +7,7 @@ pub(in crate::paging) mod chunks;
 pub(crate) mod frame_meta;
 #[cfg(not(loom))]
 pub(crate) mod frames;
+pub(crate) mod gaps;
 #[cfg(all(test, loom))]
 mod models;
 pub(crate) mod protocol;
@@ -22,4 +23,9 @@ pub(in crate::paging) const BATCH_MAX: usize = 256;
 pub(in crate::paging) fn backoff(spins: &mut u32) {
     *spins += 1;
     if *spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+#[cfg(loom)]
+pub(in crate::paging) fn backoff(_: &mut u32) {
+    loom::thread::yield_now();
 }

@@ -258,6 +258,8 @@ impl FramePool {
     /// Lists a frame whose memory was never mapped in the region as spare, or frees its memory when
     /// there are plenty or others wait for it.
     pub(in crate::paging) fn recycle(&self, frame: FrameId) {
+        // Each saves new memory of the kernel, 1.4 us for 4 KiB (docs/measurements/faults.md), which no page can
+        // have meanwhile.
         const SPARE_MAX: usize = 64;
         // Where fills carry the memory off into the region, none would be left as spare.
         let keeps = !self.moves.fill && self.managed.deficit() == 0;

@@ -13,6 +13,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::paging::config::{Install, Mode, Moves, RegionConfig};
 use crate::paging::diagnostics;
+use crate::paging::page::gaps::Gaps;
 use crate::sys;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake, feature};
@@ -35,6 +36,7 @@ pub(in crate::paging) struct Moved {
 #[derive(Debug)]
 pub(in crate::paging) struct Mapper {
     uffd: Uffd,
+    gaps: Gaps,
     discarder: Arc<Discarder>,
     page_bytes: usize,
     in_thread: bool,
@@ -66,6 +68,7 @@ impl Mapper {
         let moves = config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
         let mapper = Mapper {
             uffd,
+            gaps: Gaps::default(),
             discarder: Arc::new(Discarder::new()),
             page_bytes,
             in_thread,
@@ -154,7 +157,7 @@ impl Mapper {
         self.uffd.register_faults(start, len)
     }
 
-    /// Registers a range without asking for its faults.
+    /// Registers a range, which is not, without asking for its faults.
     ///
     /// # Errors
     /// When the process has too many mappings.
@@ -162,12 +165,27 @@ impl Mapper {
         self.uffd.register_unwatched(start, len)
     }
 
-    /// Ends the registration of a range.
-    ///
-    /// # Errors
-    /// When the process has too many mappings.
-    pub(in crate::paging) fn unregister(&self, start: usize, len: usize) -> Result<()> {
-        self.uffd.unregister(start, len)
+    /// Has the kernel fill a range that is registered. It stays registered, so that far memory is told
+    /// from what the program maps over it. `false`: the process has too many mappings, and nothing has
+    /// changed.
+    pub(in crate::paging) fn leave_to_kernel(&self, start: usize, len: usize) -> bool {
+        // The kernel takes no mode away from a registration: it has to end first.
+        self.gaps.during(|| {
+            if self.uffd.unregister(start, len).is_err() {
+                return false;
+            }
+            // The thread for which it is opened may run already, and have mapped something over a part.
+            let registered = in_halves(start, len, |start, len| {
+                match self.uffd.register_unwatched(start, len) {
+                    Err(Error::Os { errno: sys::EINVAL, .. }) => Ok(false),
+                    other => other.map(|()| true),
+                }
+            });
+            if let Err(error) = registered {
+                diagnostics::fatal("an open chunk could not be registered", &error);
+            }
+            true
+        })
     }
 
     /// The page map of the process, where there is one.
@@ -176,8 +194,9 @@ impl Mapper {
     }
 
     /// Whether all of a range of addresses is far memory, in one of the kernel's mappings or several.
+    /// True also while a chunk there is being opened.
     pub(in crate::paging) fn owns(&self, start: usize, len: usize) -> bool {
-        self.is_far(start, len) || self.far_bytes(start, len) == len
+        self.gaps.holds(|| self.is_far(start, len) || self.far_bytes(start, len) == len)
     }
 
     /// Whether all of the pieces, in ascending order, are far memory.
@@ -193,7 +212,7 @@ impl Mapper {
         self.uffd.is_registered(start, len) != Some(false)
     }
 
-    /// How many bytes of a range are far memory.
+    /// How many bytes of a range, of which no chunk is being opened, are far memory.
     pub(in crate::paging) fn far_bytes(&self, start: usize, len: usize) -> usize {
         let mut bytes = 0;
         let count = |_, len| {
@@ -211,24 +230,13 @@ impl Mapper {
         len: usize,
         mut act: impl FnMut(usize, usize) -> Result<()>,
     ) -> Result<()> {
-        // By halves: mostly all of it is, or the program has a few mappings there.
-        const DEPTH_MAX: usize = usize::BITS as usize;
-        let mut parts = [(0, 0); DEPTH_MAX];
-        parts[0] = (start, len);
-        let mut count = 1;
-        while count > 0 {
-            count -= 1;
-            let (start, len) = parts[count];
-            if self.is_far(start, len) {
+        in_halves(start, len, |start, len| {
+            let is_far = self.is_far(start, len);
+            if is_far {
                 act(start, len)?;
-            } else if len > KERNEL_PAGE {
-                let half = (len / 2).next_multiple_of(KERNEL_PAGE);
-                parts[count] = (start + half, len - half);
-                parts[count + 1] = (start, half);
-                count += 2;
             }
-        }
-        Ok(())
+            Ok(is_far)
+        })
     }
 
     /// Registers a chunk, or several, for faults, as far as it is far memory.
@@ -506,4 +514,28 @@ pub(in crate::paging) fn install_error(outcome: Outcome) -> Error {
         Outcome::Failed { errno, .. } => errno,
     };
     Error::Os { call: "installing a page", errno }
+}
+
+/// Calls `act` with a range, and where it says no with the halves of it, down to pages of the kernel:
+/// mostly it says yes to all, or the program has a few mappings there.
+fn in_halves(
+    start: usize,
+    len: usize,
+    mut act: impl FnMut(usize, usize) -> Result<bool>,
+) -> Result<()> {
+    const DEPTH_MAX: usize = usize::BITS as usize;
+    let mut parts = [(0, 0); DEPTH_MAX];
+    parts[0] = (start, len);
+    let mut count = 1;
+    while count > 0 {
+        count -= 1;
+        let (start, len) = parts[count];
+        if !act(start, len)? && len > KERNEL_PAGE {
+            let half = (len / 2).next_multiple_of(KERNEL_PAGE);
+            parts[count] = (start + half, len - half);
+            parts[count + 1] = (start, half);
+            count += 2;
+        }
+    }
+    Ok(())
 }

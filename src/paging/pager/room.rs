@@ -64,6 +64,8 @@ impl Watermarks {
 
     /// Sets what follows from the limit.
     pub(in crate::paging) fn set(&self, limit: ByteCount) {
+        // A sixteenth: two writes of 2 MiB in flight do not fill a device of 1 ms. With a thirty-second, handlers
+        // had 16 ms of work for 128 MiB of fresh data, and 2.5 now (docs/measurements/write_back.md).
         const RESERVE_MAX: u64 = 16 << 20;
         let page = self.page.0;
         let high = (limit.0 / 16).min(RESERVE_MAX.max(8 * page)).max(2 * page);

@@ -6,7 +6,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
-use crate::base::units::{SlotCount, SlotId};
+use crate::base::units::{PageCount, SlotCount, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::config::RegionConfig;
 use crate::paging::page::frames::Frames;
@@ -15,6 +15,7 @@ use crate::store::slots::SlotMap;
 use crate::store::{Inherited, OnlyUser, Store};
 use crossbeam_utils::CachePadded;
 use std::ops::Range;
+use std::sync::Arc;
 use twox_hash::XxHash3_128;
 
 /// A 128-bit hash of a page's content.
@@ -25,8 +26,8 @@ pub(in crate::paging) type ContentHash = [u64; 2];
 pub(in crate::paging) struct SlotStore {
     /// Used by nobody else as long as a thread may write to it.
     store: OnlyUser,
-    /// What the store is, for messages.
-    description: Box<str>,
+    /// What errors call the store.
+    name: Arc<str>,
     map: SlotMap,
     page_shift: u32,
     /// Per slot: hash of what was written there.
@@ -47,7 +48,7 @@ impl SlotStore {
         let hash_seed = crate::sys::random_u64()?;
         let zeros = vec![0; config.page.as_usize()];
         Ok(SlotStore {
-            description: store.describe().into(),
+            name: store.name(),
             store,
             map: SlotMap::new(SlotCount(count as u64))?,
             page_shift: config.page.0.trailing_zeros(),
@@ -69,7 +70,7 @@ impl SlotStore {
         let hashes = LazyArray::new(count)?;
         hashes.set_inherited(true)?;
         Ok(SlotStore {
-            description: store.describe().into(),
+            name: store.name(),
             store: OnlyUser::in_child(store),
             map: SlotMap::new(SlotCount(count as u64))?,
             page_shift: self.page_shift,
@@ -102,9 +103,27 @@ impl SlotStore {
         self.transfers.load(Ordering::Relaxed)
     }
 
-    /// What the store is, for messages.
-    pub(in crate::paging) fn description(&self) -> &str {
-        &self.description
+    /// The error of a request for `len` bytes from a slot on. Allocates nothing.
+    pub(in crate::paging) fn failed(
+        &self,
+        op: &'static str,
+        slot: Option<SlotId>,
+        len: u64,
+        errno: i32,
+    ) -> Error {
+        let offset = slot.map_or(0, |slot| self.offset(slot));
+        Error::Io { op, store: Arc::clone(&self.name), offset, len, errno }
+    }
+
+    /// The error of a slot that holds other bytes than were written there.
+    pub(in crate::paging) fn corrupt(&self, slot: SlotId) -> Error {
+        Error::Corrupt { store: Arc::clone(&self.name), slot: slot.0 }
+    }
+
+    /// The error of a store without a free slot.
+    pub(in crate::paging) fn full(&self) -> Error {
+        let pages = PageCount(self.map.slots().0);
+        Error::StoreFull { store: Arc::clone(&self.name), pages }
     }
 
     /// Which slots are in use.
@@ -175,7 +194,7 @@ impl SlotStore {
         slot: SlotId,
     ) -> Result<()> {
         match self.verifies && self.hash_frame(frames, frame) != self.hash(slot) {
-            true => Err(Error::Corrupt { slot: slot.0 }),
+            true => Err(self.corrupt(slot)),
             false => Ok(()),
         }
     }

@@ -109,6 +109,16 @@ impl PageTable {
         self.region.unfence(self.offset(page), self.page_bytes, register)
     }
 
+    /// The same for a range of addresses, in whole kernel pages.
+    pub(in crate::paging) fn map_part_anew(
+        &self,
+        start: usize,
+        len: usize,
+        register: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.region.unfence(start - self.region.addr(), len, register)
+    }
+
     // Geometry.
 
     pub(in crate::paging) fn page_bytes(&self) -> usize {

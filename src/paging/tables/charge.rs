@@ -21,7 +21,8 @@ use crate::sys::vm::{KERNEL_PAGE, Piece};
 /// While tables of slots take less than this part of the limit, there may be more of them, so that
 /// long runs are found.
 const SLOTS_PART: u64 = 32;
-/// Maximum number of slot groups that are given back in one turn of the evictor.
+/// Maximum number of slot groups that are given back in one turn of the evictor: a call of the kernel each,
+/// for which faults that need room would wait.
 const ASLEEP_MAX: usize = 64;
 
 /// Charges the tables that describe a chunk, once. `false`: the limit leaves no room. The

@@ -30,7 +30,7 @@ pub(in crate::paging) mod charge;
 
 use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::base::units::ByteCount;
+use crate::base::units::{ByteCount, PageCount};
 use crate::meta::LazyArray;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::table_sizes::{
@@ -129,6 +129,11 @@ impl Tables {
     pub(in crate::paging) fn bytes(&self) -> ByteCount {
         let all = [&self.of_pages, &self.of_slots, &self.of_limit];
         ByteCount(all.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum())
+    }
+
+    /// Maximum number of pages that the policy was seen to list, whose tables stay charged.
+    pub(in crate::paging) fn listed_max(&self) -> PageCount {
+        PageCount(self.listed_max.load(Ordering::Relaxed))
     }
 
     /// Notes that pages of a chunk were discarded.

@@ -46,10 +46,8 @@ impl Server {
             self.looks.note_look(now);
         }
         self.looks.plan_next();
-        if !self.is_ending && sys::thread::is_alone() {
-            // The C library ends a process with its last thread, but for this one. What runs at exit may
-            // touch inherited memory.
-            self.is_ending = std::thread::Builder::new().spawn(|| std::process::exit(0)).is_ok();
+        if !self.is_ending && sys::thread::is_left_alone() {
+            self.is_ending = sys::thread::end_process();
         }
     }
 
@@ -117,16 +115,18 @@ impl Server {
     /// Takes a batch out. `false`: the store takes nothing.
     fn take_out(&mut self) -> bool {
         let mut leaving = [None; BATCH_MAX];
-        let mut count = 0;
+        let (mut used, mut count) = (0, 0);
         for _ in 0..self.batch {
             let Some(page) = self.heir.queue.lock().pop_front() else { break };
-            if !self.move_out(page, count + 1) {
+            // A frame for each: MOVE refuses one that holds a page, also one that needs no write.
+            if !self.move_out(page, used + 1) {
                 self.heir.queue.lock().push_back(page);
                 continue;
             }
-            let hash = self.hash_of(count + 1);
+            used += 1;
+            let hash = self.hash_of(used);
             if !self.leaves_clean(page, hash) {
-                leaving[count] = Some(Leaving { page, frame: count + 1, hash });
+                leaving[count] = Some(Leaving { page, frame: used, hash });
                 count += 1;
             }
         }
@@ -291,6 +291,6 @@ impl Server {
         while result.is_none() {
             queue.wait(Duration::from_secs(1), &mut |done| result = Some(done.result))?;
         }
-        result.unwrap_or(Err(Error::Io { op: "write", offset, len, errno: sys::EIO }))
+        result.unwrap_or_else(|| Err(own.failed("write", Some(first), len, sys::EIO)))
     }
 }
