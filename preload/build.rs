@@ -4,8 +4,9 @@
 fn main() {
     // `own::start_thread` takes the place of pthread_create for this library, not for the program.
     println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap=pthread_create");
-    // `mapping` and `advice` export what the program calls; this library, jemalloc in it, calls the kernel.
-    for name in ["mmap", "mmap64", "munmap", "mremap", "madvise"] {
+    // `mapping`, `advice` and `descriptors` export what the program calls; this library, jemalloc in it, calls
+    // the kernel.
+    for name in ["mmap", "mmap64", "munmap", "mremap", "madvise", "close"] {
         println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }
     println!("cargo::rerun-if-changed=build.rs");

@@ -2,6 +2,9 @@
 //!
 //! Uses nothing of the crate.
 
+#![expect(unsafe_code, reason = "asks for an attribute of a file")]
+
+use std::ffi::CString;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -76,6 +79,9 @@ fn interpreter_of(path: &Path) -> Result<Option<PathBuf>, Refusal> {
         None if raises_privileges(&data) => {
             "it is set-user-ID or set-group-ID, and the loader ignores LD_PRELOAD there"
         }
+        None if !nix::unistd::geteuid().is_root() && has_capabilities(path) => {
+            "it has capabilities (setcap), and the loader ignores LD_PRELOAD there"
+        }
         None => return Ok(None),
     };
     Err(Refusal::Unsuitable(format!("{}: {refusal}", path.display())))
@@ -87,6 +93,14 @@ fn raises_privileges(data: &Metadata) -> bool {
     let own = fs::metadata("/proc/self").ok();
     let (user, group) = own.map_or((u32::MAX, u32::MAX), |own| (own.uid(), own.gid()));
     (mode & 0o4000 != 0 && data.uid() != user) || (mode & 0o2000 != 0 && data.gid() != group)
+}
+
+/// Whether the file gives capabilities to the process that executes it, see `capabilities(7)`.
+fn has_capabilities(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    let (name, nowhere) = (c"security.capability", std::ptr::null_mut());
+    // SAFETY: two strings of C; asks for the length alone.
+    unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), nowhere, 0) > 0 }
 }
 
 /// Why an ELF file is not for the library; `None`: it is, or it is no ELF file.

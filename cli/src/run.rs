@@ -7,6 +7,7 @@ use crate::program::{self, Refusal};
 use farheap::config::Place;
 use farheap::{Config, Heap};
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -76,7 +77,8 @@ pub(crate) fn run(options: &Run) -> ExitCode {
         Err(Refusal::NoProgram(reason)) => return fail(EXIT_NOT_EXECUTABLE, &reason),
         Err(Refusal::Unsuitable(reason)) => return fail(EXIT_REFUSED, &reason),
     };
-    let prepared = library().and_then(|library| Ok((library, configuration(options)?)));
+    let library = library().and_then(preloadable);
+    let prepared = library.and_then(|library| Ok((library, configuration(options)?)));
     let (library, config) = match prepared {
         Ok(prepared) => prepared,
         Err(reason) => return fail(EXIT_REFUSED, &reason),
@@ -127,6 +129,19 @@ fn configuration(options: &Run) -> Result<Config, String> {
     let has_far = heap.threshold().is_some() || config.threshold().is_none();
     heap.shutdown().map_err(|error| error.to_string())?;
     if has_far { Ok(config) } else { Err("nothing of the program would be far memory".to_owned()) }
+}
+
+/// Refuses a path that the loader would take for several (`ld.so(8)`, `LD_PRELOAD`): it would say so, and run the program
+/// on its own memory.
+fn preloadable(library: PathBuf) -> Result<PathBuf, String> {
+    if library.as_os_str().as_bytes().iter().any(|byte| b": ".contains(byte)) {
+        let path = library.display();
+        return Err(format!(
+            "{path}: the loader preloads no library whose path has a blank or a colon; \
+             {LIBRARY_VARIABLE} names a copy in another place"
+        ));
+    }
+    Ok(library)
 }
 
 /// Finds the library: where the variable says, beside this program, or in `../lib`.

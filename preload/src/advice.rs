@@ -1,4 +1,5 @@
-//! `madvise(2)` for far memory: what the program drops reads as zero, also where it has left memory.
+//! `madvise(2)` for far memory: what the program drops reads as zero, also where it has left memory. And
+//! `mlockall(2)`, which does not bring all of far memory in.
 //!
 //! The kernel knows nothing of a page that has left, so that by itself it drops nothing there, and the
 //! page comes back as it was.
@@ -10,6 +11,7 @@
 #![expect(unsafe_code, reason = "exports a function of C that takes its pointers")]
 
 use crate::own::enter;
+use crate::report;
 use farheap::{ByteCount, Far, Heap};
 use libc::{c_int, c_void, size_t};
 
@@ -42,6 +44,22 @@ unsafe extern "C" fn kernel_madvise(start: *mut c_void, len: size_t, advice: c_i
     // SAFETY: as the caller promises; the arguments of this call.
     unsafe {
         libc::syscall(libc::SYS_madvise, start, len, advice) as c_int
+    }
+}
+
+/// `mlockall(2)`: locks memory when it is touched. By itself the call would touch all of the address space that far memory
+/// is given from, 1 TiB, and so would each later `mmap`.
+#[unsafe(no_mangle)]
+extern "C" fn mlockall(flags: c_int) -> c_int {
+    if flags & libc::MCL_ONFAULT == 0 && enter().is_some() {
+        report::say(
+            "the program locks all of its memory (mlockall): far memory leaves all the same",
+        );
+    }
+    #[expect(clippy::disallowed_methods, reason = "the C library's function is this one")]
+    // SAFETY: locks memory, changes nothing; takes no pointers.
+    unsafe {
+        libc::syscall(libc::SYS_mlockall, flags | libc::MCL_ONFAULT) as c_int
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn set_errno(value: c_int) {
 }
 
 /// Passes `block` on; says "no memory" for none.
-fn given(block: *mut c_void) -> *mut c_void {
+pub(crate) fn given(block: *mut c_void) -> *mut c_void {
     if block.is_null() {
         set_errno(libc::ENOMEM);
     }
@@ -45,7 +45,7 @@ fn given(block: *mut c_void) -> *mut c_void {
 
 /// Allocates for a caller at `code`; null, and no `errno`, when there is no memory.
 #[inline]
-fn allocate_for(code: usize, size: usize, align: usize, zeroed: bool) -> *mut c_void {
+pub(crate) fn allocate_for(code: usize, size: usize, align: usize, zeroed: bool) -> *mut c_void {
     if let Some(_inside) = enter().filter(|_| !start::is_loader(code)) {
         let before = errno();
         start::notice(size);
@@ -165,7 +165,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, size: size_t) -> *mut c_void {
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn free(block: *mut c_void) {
+pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
     if let Some(block) = NonNull::new(block) {
         // SAFETY: as the caller promises.
         unsafe { release(block) }
@@ -242,7 +242,7 @@ extern "C" fn pvalloc(size: size_t) -> *mut c_void {
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> size_t {
+pub(crate) unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> size_t {
     // SAFETY: as the caller promises.
     NonNull::new(block).map_or(0, |block| unsafe { usable(block) })
 }

@@ -1,7 +1,9 @@
 //! `libfarheap_preload.so`: the malloc family on farheap, for programs that nobody recompiles.
 //!
-//! `farheap run` has it preloaded (`LD_PRELOAD`). Top down: [`entry`] exports what programs call,
-//! [`mapping`] what those call that map memory past malloc, [`advice`] what drops memory;
+//! `farheap run` has it preloaded (`LD_PRELOAD`). Top down: [`entry`] exports what programs call, [`extended`]
+//! what those call that are linked to another allocator,
+//! [`mapping`] what those call that map memory past malloc, [`advice`] what drops memory, [`descriptors`] what
+//! closes descriptors;
 //! [`start`] starts the far heap once the program has some memory in use; [`report`] prints the
 //! statistics at the end. What the C library, its loader and this library's own threads allocate
 //! comes from [`inner`], told apart by [`own`]. Uses farheap's public interface only. Built for
@@ -16,7 +18,9 @@
 #![cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 
 mod advice;
+mod descriptors;
 mod entry;
+mod extended;
 mod inner;
 mod mapping;
 mod own;

@@ -33,21 +33,38 @@ pub(crate) fn far_bytes() -> ByteCount {
     ByteCount(FAR.load(Ordering::Relaxed) as u64)
 }
 
-/// `mmap(2)`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mmap(
-    hint: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: as the caller promises.
-    unsafe { map(hint, len, protection, flags, fd, offset) }
+/// Functions of `mmap(2)`'s signature, by the names that C and the linker know.
+macro_rules! like_mmap {
+    ($($(#[$doc:meta])* $name:literal $visible:vis $function:ident = $inner:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As `mmap(2)`.
+        #[unsafe(export_name = $name)]
+        $visible unsafe extern "C" fn $function(
+            hint: *mut c_void,
+            len: size_t,
+            protection: c_int,
+            flags: c_int,
+            fd: c_int,
+            offset: off_t,
+        ) -> *mut c_void {
+            // SAFETY: as the caller promises.
+            unsafe { $inner(hint, len, protection, flags, fd, offset) }
+        }
+    )*};
+}
+
+like_mmap! {
+    /// `mmap(2)`.
+    "mmap" mmap = map;
+    /// `mmap64`, the same on this machine.
+    "mmap64" mmap64 = map;
+    /// `mmap(2)` itself: for this library, by the linker, and for what is not far. The linker leaves alone
+    /// what stands in the same object file: code of this package calls it by this name.
+    "__wrap_mmap" pub(crate) kernel_mmap = kernel_map;
+    /// `mmap64` itself.
+    "__wrap_mmap64" kernel_mmap64 = kernel_map;
 }
 
 /// `mmap(2)`, by a name that the linker leaves alone.
@@ -81,7 +98,7 @@ unsafe fn map(
         return hint;
     }
     // SAFETY: as the caller promises.
-    unsafe { kernel_mmap(hint, len, protection, flags, fd, offset) }
+    unsafe { kernel_map(hint, len, protection, flags, fd, offset) }
 }
 
 /// Makes far memory what a new mapping in its place would be: zeros, with this protection. `false`: it
@@ -100,23 +117,6 @@ unsafe fn map_anew(start: NonNull<u8>, len: usize, protection: c_int) -> bool {
         && unsafe { drop_far(start.as_ptr(), len) }
         // SAFETY: the program asks for it.
         && unsafe { libc::mprotect(start.as_ptr().cast(), len, protection) } == 0
-}
-
-/// `mmap64`, the same on this machine.
-///
-/// # Safety
-/// As `mmap(2)`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mmap64(
-    hint: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: as the caller promises.
-    unsafe { map(hint, len, protection, flags, fd, offset) }
 }
 
 /// `munmap(2)`.
@@ -234,13 +234,11 @@ unsafe fn unmap_far(start: NonNull<u8>, len: usize) {
     }
 }
 
-/// `mmap(2)` itself: for this library, by the linker, and for what is not far. The linker leaves alone what
-/// stands in the same object file: code of this package calls it by this name.
+/// `mmap(2)`, asked of the kernel.
 ///
 /// # Safety
 /// As there.
-#[unsafe(export_name = "__wrap_mmap")]
-pub(crate) unsafe extern "C" fn kernel_mmap(
+unsafe fn kernel_map(
     hint: *mut c_void,
     len: size_t,
     protection: c_int,
@@ -251,21 +249,6 @@ pub(crate) unsafe extern "C" fn kernel_mmap(
     // SAFETY: as the caller promises; the arguments of this call.
     let place = unsafe { libc::syscall(libc::SYS_mmap, hint, len, protection, flags, fd, offset) };
     place as *mut c_void
-}
-
-/// # Safety
-/// As [`kernel_mmap`].
-#[unsafe(export_name = "__wrap_mmap64")]
-unsafe extern "C" fn kernel_mmap64(
-    hint: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: as the caller promises.
-    unsafe { kernel_mmap(hint, len, protection, flags, fd, offset) }
 }
 
 /// `munmap(2)` itself.

@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "has a constructor, changes the environment before main")]
 
 use crate::own::{self, enter};
-use crate::{inner, report};
+use crate::{descriptors, inner, report};
 use farheap::config::Place;
 use farheap::{ByteCount, Config, Heap};
 use std::alloc::{GlobalAlloc, Layout};
@@ -110,6 +110,7 @@ extern "C" fn prepare() {
     let (before, after) = (inner::before_fork, inner::after_fork);
     // SAFETY: registers functions that live as long as the program.
     unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
+    descriptors::make_room();
     // After that: what is done around a fork allocates, and there is no lock then that this would wait for.
     farheap::region::watch_forks();
 }
@@ -194,6 +195,7 @@ fn start() -> Result<(), farheap::Error> {
     let builder = Config::builder().place(Place::All);
     let conf = SETTINGS.get().and_then(|settings| settings.conf.as_deref());
     let builder = conf.map_or(Ok(builder.clone()), |conf| builder.parse(conf))?;
+    let _low = descriptors::keep_low_numbers();
     Heap::start(builder.build()?).map(drop)
 }
 

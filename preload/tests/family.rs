@@ -43,6 +43,49 @@ fn what_a_program_drops_reads_as_zero_whether_it_had_left_or_not() {
 }
 
 #[test]
+fn a_program_that_closes_what_it_does_not_know_keeps_its_far_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("descriptors");
+    if !permitted() || !compile("gcc", &[], include_str!("c/descriptors.c"), &program) {
+        return;
+    }
+    expect_right(&program, None, dir.path());
+    let mut command = run(&["--limit", "8MiB"]);
+    command.args(["sh", "-c", "\"$0\" without 0<&- 1>&- 2>&-"]).arg(&program);
+    let ended = end(&mut command, dir.path());
+    assert_eq!(ended.status.code(), Some(0), "without standard streams: {}", ended.errors);
+}
+
+#[test]
+fn a_process_ends_with_the_last_thread_of_the_program() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("last_thread");
+    if permitted() && compile("gcc", &[], include_str!("c/last_thread.c"), &program) {
+        let ended = end(run(&["--limit", "32MiB"]).arg(&program), dir.path());
+        let said = (ended.status.code(), ended.out.as_str());
+        assert_eq!(said, (Some(0), "right\n"), "{}: {}", ended.status, ended.errors);
+    }
+}
+
+#[test]
+fn a_program_that_locks_all_of_its_memory_keeps_to_the_limit() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("locked");
+    if permitted() && compile("gcc", &[], include_str!("c/locked.c"), &program) {
+        expect_right(&program, None, dir.path());
+    }
+}
+
+#[test]
+fn what_jemalloc_has_beside_the_family_may_be_mixed_with_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("extended");
+    if permitted() && compile("gcc", &["-fno-builtin"], include_str!("c/extended.c"), &program) {
+        expect_right(&program, None, dir.path());
+    }
+}
+
+#[test]
 fn the_operators_of_cpp_are_served() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("operators");

@@ -63,6 +63,41 @@ fn a_library_that_is_not_there_is_named_with_the_way_to_build_it() {
 }
 
 #[test]
+fn a_path_that_the_loader_would_split_is_refused() {
+    for name in ["with blank", "with:colon"] {
+        let dir = tempfile::Builder::new().prefix(name).tempdir().expect("a directory");
+        let copy = dir.path().join("libfarheap_preload.so");
+        std::fs::copy(common::library(), &copy).expect("room");
+        let ended = end(run(&[]).arg("true").env("FARHEAP_PRELOAD_LIBRARY", &copy), dir.path());
+        assert_eq!(ended.status.code(), Some(REFUSED), "{ended:?}");
+        assert!(ended.errors.contains("a blank or a colon"), "{}", ended.errors);
+    }
+}
+
+#[test]
+fn a_program_with_capabilities_is_refused_to_a_user_without() {
+    if !installed("setcap") || !installed("setpriv") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(dir.path(), open).expect("its mode");
+    let program = dir.path().join("capable");
+    std::fs::copy("/bin/true", &program).expect("room");
+    let mut setcap = std::process::Command::new("setcap");
+    if !end(setcap.arg("cap_net_raw+ep").arg(&program), dir.path()).status.success() {
+        return println!("skipped: capabilities may not be set here");
+    }
+    let far = run(&["--limit", "16MiB"]);
+    let mut command = std::process::Command::new("setpriv");
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"];
+    command.args(nobody).arg(far.get_program()).args(far.get_args()).arg(&program);
+    let ended = end(command.env("FARHEAP_PRELOAD_LIBRARY", common::library()), dir.path());
+    assert_eq!(ended.status.code(), Some(REFUSED), "{ended:?}");
+    assert!(ended.errors.contains("it has capabilities"), "{}", ended.errors);
+}
+
+#[test]
 fn programs_that_are_started_have_the_library_unless_it_is_alone() {
     if !installed("sh") || !permitted() {
         return;
