@@ -7,7 +7,7 @@ mod common;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
 use common::child::{alone, cases};
-use common::heap;
+use common::{StopOnDrop, heap};
 use farheap::manager::{Account, MemoryManager, Mode, Temporary, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
@@ -98,6 +98,7 @@ fn forking_while_threads_fault_harms_nobody() {
         let Some(heap) = heap("limit:8MiB,capacity:512MiB,page:4KiB") else { return };
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let others = StopOnDrop(&done);
             for thread in 0..3_u64 {
                 let done = &done;
                 scope.spawn(move || {
@@ -119,7 +120,7 @@ fn forking_while_threads_fault_harms_nobody() {
                 let local = vec![1_u8; 30_000];
                 assert_eq!(fork(|| local.iter().all(|byte| *byte == 1)), End::Exit(0));
             }
-            done.store(true, Ordering::Relaxed);
+            drop(others);
         });
     });
 }

@@ -6,7 +6,7 @@ mod common;
 
 use allocator_api2::vec::Vec as FarVec;
 use common::child::{alone, cases};
-use common::{Dice, heap, seed};
+use common::{Dice, StopOnDrop, heap, seed};
 use farheap::{Far, FarHeap, Heap, Placement, scope};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::ops::Range;
@@ -222,6 +222,7 @@ fn children_are_forked_while_threads_fault_and_allocate() {
         let still = data(0);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|threads| {
+            let others = StopOnDrop(&is_over);
             // Walks all arenas, under their locks.
             threads.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
@@ -262,7 +263,7 @@ fn children_are_forked_while_threads_fault_and_allocate() {
                 let child = fork(|| is_version_in(&still, from..from + 100_000, 0));
                 assert_eq!(wait_for(child), 0, "round {round}");
             }
-            is_over.store(true, Ordering::Relaxed);
+            drop(others);
         });
         assert!(is_version(&still, 0), "the parent's");
         drop(still);

@@ -8,7 +8,7 @@ mod common;
 use allocator_api2::vec::Vec as FarVec;
 use common::child::{Ended, alone, case, cases, run, run_under};
 use common::refuse::{Refused, refuse};
-use common::{Dice, heap, seed};
+use common::{Dice, StopOnDrop, heap, seed};
 use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, Write};
@@ -129,6 +129,7 @@ fn direct_reads_lose_nothing_to_evictions_under_way() {
         let start = target.bytes().as_ptr() as usize;
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let others = StopOnDrop(&done);
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     heap.evict(start as *const u8, ByteCount::mib(1)).expect("evict");
@@ -140,7 +141,7 @@ fn direct_reads_lose_nothing_to_evictions_under_way() {
                 file.read_exact(target.bytes_mut()).expect("read");
                 source.bytes() != target.bytes()
             });
-            done.store(true, Ordering::Relaxed);
+            drop(others);
             assert_eq!(lost, None, "other bytes were read than written in this round");
         });
         println!("{:?}", heap.stats());

@@ -5,7 +5,7 @@ mod common;
 use allocator_api2::boxed::Box as FarBox;
 use allocator_api2::vec::Vec as FarVec;
 use common::child::{alone, case, cases, run};
-use common::{eventually, heap, watchdog};
+use common::{StopOnDrop, eventually, heap, watchdog};
 use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -296,6 +296,7 @@ fn the_resident_size_stays_below_the_limit_while_hammered() {
         let Some(heap) = heap(&format!("limit:128MiB,capacity:1GiB,page:{page}")) else { return };
         let (largest, done) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
+            let others = StopOnDrop(&done);
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     largest.fetch_max(resident_roughly(), Ordering::Relaxed);
@@ -313,7 +314,7 @@ fn the_resident_size_stays_below_the_limit_while_hammered() {
                 })
                 .collect();
             hammers.into_iter().for_each(|thread| thread.join().expect("right data"));
-            done.store(true, Ordering::Relaxed);
+            drop(others);
         });
         let grown = largest.into_inner() - before;
         println!("{page}: {grown} at most, limit {}", 128 << 20);

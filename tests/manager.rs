@@ -5,7 +5,7 @@
 mod common;
 
 use common::faulty::FaultyStore;
-use common::{Dice, eventually, mem_store, watchdog};
+use common::{Dice, StopOnDrop, eventually, mem_store, watchdog};
 use farheap::manager::{Account, Effort, MemoryManager, Mode, Reclaim, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
@@ -204,6 +204,7 @@ fn temporary_memory_has_its_part_while_a_heap_and_a_pool_have_filled_the_limit()
     write_numbers(data, ByteCount::mib(64), 15);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let others = StopOnDrop(&stop);
         // Takes whatever is free, and needs room all the time.
         let filling = scope.spawn(|| {
             let ids = fill_pool(&pool, 6000);
@@ -216,7 +217,7 @@ fn temporary_memory_has_its_part_while_a_heap_and_a_pool_have_filled_the_limit()
             let error = manager.allocate_temporary(ByteCount::mib(24)).expect_err("above it");
             assert!(error.to_string().contains("its part of 19.2 MiB"), "{error}");
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(others);
         filling.join().expect("no page waits for the deadline");
     });
     assert_numbers(data, ByteCount::mib(64), 15);
@@ -568,6 +569,7 @@ fn everything_at_once_stays_below_a_limit_that_moves() {
     let (rounds, spilled) = (AtomicU64::new(0), AtomicU64::new(0));
     let running = || !stop.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
+        let others = StopOnDrop(&stop);
         scope.spawn(|| {
             let mut dice = Dice::new(seed);
             while running() {
@@ -604,7 +606,7 @@ fn everything_at_once_stays_below_a_limit_that_moves() {
                 Err(error) => panic!("{error}"),
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(others);
     });
     let (rounds, spilled) = (rounds.into_inner(), spilled.into_inner());
     println!("{rounds} rounds, {spilled} of them spilled: {:?}", manager.stats());

@@ -7,7 +7,7 @@ mod common;
 
 use allocator_api2::vec::Vec as FarVec;
 use common::child::alone;
-use common::{Dice, eventually, heap_under};
+use common::{Dice, StopOnDrop, eventually, heap_under};
 use farheap::manager::{MemoryManager, Mode, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
@@ -158,6 +158,7 @@ fn resident_memory_never_exceeds_a_limit_that_moves_while_everything_runs() {
         let (allowed, stop) = (AtomicU64::new(96 * MIB), AtomicBool::new(false));
         let running = || !stop.load(Ordering::Acquire);
         let (looks, most) = std::thread::scope(|scope| {
+            let others = StopOnDrop(&stop);
             let watch = Watch { before, allowed: &allowed, stop: &stop };
             let watching = scope.spawn(move || watch.run());
             scope.spawn(|| {
@@ -201,7 +202,7 @@ fn resident_memory_never_exceeds_a_limit_that_moves_while_everything_runs() {
                     Err(error) => panic!("{error}"),
                 }
             }
-            stop.store(true, Ordering::Release);
+            drop(others);
             watching.join().expect("the watch looks only")
         });
         println!("{looks} looks, at most {most} thousandths of the limit");
@@ -216,10 +217,11 @@ fn resident_memory_never_exceeds_a_limit_that_moves_while_everything_runs() {
 fn most_resident(limit: u64, before: u64, work: impl FnOnce()) -> u64 {
     let (allowed, stop) = (AtomicU64::new(limit), AtomicBool::new(false));
     let (looks, most) = std::thread::scope(|scope| {
+        let others = StopOnDrop(&stop);
         let watch = Watch { before, allowed: &allowed, stop: &stop };
         let watching = scope.spawn(move || watch.run());
         work();
-        stop.store(true, Ordering::Release);
+        drop(others);
         watching.join().expect("the watch looks only")
     });
     println!("{looks} looks, at most {most} thousandths of the limit");

@@ -1,5 +1,8 @@
 //! The B+-tree against std's map, alone and with several threads, in a pool smaller than the tree.
 
+mod common;
+
+use common::StopOnDrop;
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BTree, BufferPool, PoolConfig};
 use farheap::store::MemStore;
@@ -204,6 +207,7 @@ fn cursors_see_all_that_stays_while_leaves_are_split_and_merged() {
     }
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let others = StopOnDrop(&done);
         scope.spawn(|| {
             let mut random = StdRng::seed_from_u64(7);
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
@@ -233,7 +237,7 @@ fn cursors_see_all_that_stays_while_leaves_are_split_and_merged() {
             }
             assert_eq!(next, 0);
         }
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        drop(others);
     });
     assert_eq!(pool.holders(), 0);
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Dice, PATIENCE, eventually, seed};
+use common::{Dice, PATIENCE, StopOnDrop, eventually, seed};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
@@ -106,6 +106,7 @@ fn a_copy_with_the_log_from_its_beginning_is_the_table() {
     let copy = PoolConfig::new().create_on(Arc::clone(&into) as _, &manager()).expect("pool");
     let stop = AtomicBool::new(false);
     let (begin, end) = std::thread::scope(|scope| {
+        let others = StopOnDrop(&stop);
         for thread in 0..2 {
             let (table, stop) = (&table, &stop);
             scope.spawn(move || table.change(Dice::new(seed ^ thread), stop));
@@ -115,7 +116,7 @@ fn a_copy_with_the_log_from_its_beginning_is_the_table() {
         let begin = table.copy_to(&copy);
         let end = len();
         assert!(eventually(|| len() > end + 1_000), "the writers went on");
-        stop.store(true, Ordering::Relaxed);
+        drop(others);
         (begin, end)
     });
     let log = table.log.into_inner().expect("no panic");

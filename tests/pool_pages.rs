@@ -3,7 +3,7 @@
 mod common;
 
 use common::faulty::FaultyStore;
-use common::{PATIENCE, eventually};
+use common::{PATIENCE, StopOnDrop, eventually};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{MemStore, Op};
@@ -189,6 +189,7 @@ fn pages_that_are_looked_at_before_they_are_allocated_belong_to_who_allocates_th
     let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let others = StopOnDrop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 behind_the_last(&pool).iter().for_each(|page| drop(pool.fix_shared(*page)));
@@ -200,7 +201,7 @@ fn pages_that_are_looked_at_before_they_are_allocated_belong_to_who_allocates_th
             }
         });
         let appends = scope.spawn(|| fill(&pool, 12_000)).join();
-        stop.store(true, Ordering::Relaxed);
+        drop(others);
         for id in appends.expect("no panic") {
             assert_holds(&pool.fix_shared(id).expect("page"), id);
         }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dice, PATIENCE, seed};
+use common::{Dice, PATIENCE, StopOnDrop, seed};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::{ByteCount, Error, PageId};
@@ -115,6 +115,7 @@ fn threads_allocate_and_free_while_the_table_is_cut() {
         mine
     };
     let mine = std::thread::scope(|scope| {
+        let others = StopOnDrop(&stop);
         let work = &work;
         let flusher = scope.spawn(|| {
             let mut cuts = 0;
@@ -127,7 +128,7 @@ fn threads_allocate_and_free_while_the_table_is_cut() {
         });
         let workers: Vec<_> = (0..3).map(|thread| scope.spawn(move || work(thread))).collect();
         let mine: Vec<_> = workers.into_iter().flat_map(|w| w.join().expect("worker")).collect();
-        stop.store(true, Ordering::Relaxed);
+        drop(others);
         println!("cut {} times", flusher.join().expect("flusher"));
         mine
     });
@@ -219,6 +220,7 @@ fn a_page_behind_the_end_is_never_read_while_the_table_moves_its_end() {
         (found, missing)
     };
     std::thread::scope(|scope| {
+        let others = StopOnDrop(&stop);
         let read = &read;
         let readers: Vec<_> = (0..2).map(|thread| scope.spawn(move || read(thread))).collect();
         let mut dice = Dice::new(seed);
@@ -229,7 +231,7 @@ fn a_page_behind_the_end_is_never_read_while_the_table_moves_its_end() {
             pool.flush().expect("flush");
             assert_eq!(pool.pages().get(), 2);
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(others);
         let counts: Vec<_> = readers.into_iter().map(|it| it.join().expect("reader")).collect();
         println!("found and missing: {counts:?}");
     });

@@ -4,7 +4,7 @@ mod common;
 
 use common::faulty::FaultyStore;
 use common::power::PowerStore;
-use common::{Dice, PATIENCE, eventually, seed};
+use common::{Dice, PATIENCE, StopOnDrop, eventually, seed};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::{BTree, BufferPool, PoolConfig};
 use farheap::store::{BlockStore, MemStore, Op};
@@ -148,12 +148,13 @@ fn files_come_and_go_while_others_are_used() {
             assert_holds(&pool, table, &pages);
             pages.extend(add(&pool, table, dice.below(100) as usize));
             pool.prefetch(&pages);
-            let gone = pages.split_off(pages.len() - dice.below(60) as usize);
+            let gone = pages.split_off(pages.len().saturating_sub(dice.below(60) as usize));
             gone.iter().for_each(|page| pool.fix_exclusive(*page).expect("page").free());
             pool.flush().expect("flush");
         }
     };
     std::thread::scope(|scope| {
+        let others = StopOnDrop(&stop);
         let come_and_go = &come_and_go;
         let busy = scope.spawn(|| {
             let mut n = 0u64;
@@ -167,7 +168,7 @@ fn files_come_and_go_while_others_are_used() {
         let threads: Vec<_> =
             (0..2).map(|thread| scope.spawn(move || come_and_go(thread))).collect();
         threads.into_iter().for_each(|thread| thread.join().expect("thread"));
-        stop.store(true, Ordering::Relaxed);
+        drop(others);
         println!("{} changes meanwhile", busy.join().expect("thread"));
     });
     assert!(manager.stats().used_bytes_max <= manager.limit(), "{:?}", manager.stats());

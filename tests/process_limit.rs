@@ -5,7 +5,7 @@
 mod common;
 
 use allocator_api2::vec::Vec as FarVec;
-use common::{Dice, child, eventually, heap};
+use common::{Dice, StopOnDrop, child, eventually, heap};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::region::RegionConfig;
 use farheap::{ByteCount, Config, Error, Far, FarHeap, Heap};
@@ -130,6 +130,7 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
         far.extend(0..12 << 20); // 96 MiB.
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let others = StopOnDrop(&is_over);
             let (far, heap, is_over) = (&far, &heap, &is_over);
             let until_over = move |act: &dyn Fn(u64)| {
                 let mut dice = Dice::new(7);
@@ -164,7 +165,7 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
             });
             let looks = (0..3).flat_map(|_| (0..far.len()).step_by(97));
             let wrong = looks.into_iter().find(|at| far[*at] != *at as u64);
-            is_over.store(true, Ordering::Relaxed);
+            drop(others);
             assert_eq!(wrong, None, "{}", heap.stats());
         });
         assert_eq!(heap.stats().poisoned, 0, "{}", heap.stats());

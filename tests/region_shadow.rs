@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Dice, mem_store, region, seed, watchdog};
+use common::{Dice, StopOnDrop, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Install, Mode, Region, RegionConfig, Stats};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -246,17 +246,15 @@ fn content_is_kept_while_the_kernel_compacts_memory() {
     }
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let others = StopOnDrop(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 std::fs::write(COMPACT, "1").expect("as before");
             }
         });
-        let works = std::panic::catch_unwind(|| {
-            hammer("2m compacted", config(ByteCount::mib(2), Install::Auto), 2, 1_000);
-            hammer("64k compacted", config(ByteCount::kib(64), Install::Auto), 2, 2_000);
-        });
-        done.store(true, Ordering::Relaxed);
-        works.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        hammer("2m compacted", config(ByteCount::mib(2), Install::Auto), 2, 1_000);
+        hammer("64k compacted", config(ByteCount::kib(64), Install::Auto), 2, 2_000);
+        drop(others);
     });
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::faulty::FaultyStore;
-use common::{Dice, heap, mem_store, seed, watchdog};
+use common::{Dice, StopOnDrop, heap, mem_store, seed, watchdog};
 use farheap::segment::{AutoPlacement, Migrator, Segment, SegmentError};
 use farheap::store::Op;
 use farheap::{ByteCount, Config, Error, Far, Heap, Placement, Tier};
@@ -129,6 +129,7 @@ fn readers_see_whole_segments_while_they_move_back_and_forth() {
         (0..SEGMENTS as u64).map(|salt| segment(salt, LEN, Placement::Local)).collect();
     let (stop, read) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let others = StopOnDrop(&stop);
         for thread in 0..2 {
             let (segments, stop, read) = (&segments, &stop, &read);
             scope.spawn(move || {
@@ -165,7 +166,7 @@ fn readers_see_whole_segments_while_they_move_back_and_forth() {
         while read.load(Ordering::Relaxed) < 20 {
             std::thread::yield_now();
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(others);
     });
     drop(segments);
     alone.end();

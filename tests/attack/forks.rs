@@ -3,7 +3,8 @@
 //! they end, it changes nothing for the parent.
 #![expect(unsafe_code, reason = "forks, and touches far memory in children")]
 
-use crate::ground::{Ground, StopOnDrop, Stretch, allocate, attacks, free, stamp};
+use crate::common::StopOnDrop;
+use crate::ground::{Ground, Stretch, allocate, attacks, free, stamp};
 use crate::kernel::{addr, addr_mut, call, fd, memory_file, pipe};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

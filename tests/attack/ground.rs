@@ -4,7 +4,7 @@
 
 use crate::common::child::{self, Ended};
 use crate::common::refuse::{Refused, refuse};
-use crate::common::{Dice, heap, seed, watchdog};
+use crate::common::{Dice, StopOnDrop, heap, seed, watchdog};
 use crate::kernel::{Errno, call};
 use allocator_api2::alloc::Allocator;
 use farheap::{ByteCount, Config, Far, Heap};
@@ -427,15 +427,6 @@ fn place() -> &'static str {
         ",dir:/dev/shm"
     } else {
         ""
-    }
-}
-
-/// Also when the attack panics.
-pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -2,7 +2,8 @@
 //! frees, discards, advises and pins, or one that waits for a page itself.
 #![expect(unsafe_code, reason = "handles signals, and touches far memory in handlers")]
 
-use crate::ground::{Ground, StopOnDrop, Stretch, UNIT, allocate, attacks, free, stamp};
+use crate::common::StopOnDrop;
+use crate::ground::{Ground, Stretch, UNIT, allocate, attacks, free, stamp};
 use crate::kernel::{addr, call};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::region::Advice;

@@ -15,6 +15,7 @@ use farheap::store::{MemStore, Store};
 use farheap::sub::{Collective, CollectiveConfig};
 use farheap::{ByteCount, Config, Error, Heap, MemoryManager};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A small fast generator of test decisions (splitmix64), so that a printed seed repeats a run.
@@ -73,6 +74,16 @@ pub(crate) fn watchdog(test: &'static str, limit: Duration) -> Watchdog {
 impl Drop for Watchdog {
     fn drop(&mut self) {
         drop(self.0.take());
+    }
+}
+
+/// Tells threads that run until they are told to stop, also when what they run beside panics: a scope waits for
+/// them, so that the panic was a hang.
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 

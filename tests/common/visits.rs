@@ -1,8 +1,8 @@
 //! Threads that read and change the pages of a pool while something is done to its memory: none ever sees
 //! a page that is torn, or older than the last change.
 
-use super::Dice;
 use super::numbered::{fill, holds};
+use super::{Dice, StopOnDrop};
 use farheap::PageId;
 use farheap::pool::BufferPool;
 use std::ops::Range;
@@ -27,6 +27,7 @@ impl Visits {
         let stop = AtomicBool::new(false);
         let seed = super::seed("visits");
         std::thread::scope(|scope| {
+            let others = StopOnDrop(&stop);
             for thread in 0..threads {
                 let stop = &stop;
                 scope.spawn(move || {
@@ -38,7 +39,7 @@ impl Visits {
                 });
             }
             meanwhile();
-            stop.store(true, Ordering::Relaxed);
+            drop(others);
         });
         for page in self.pages.clone() {
             let guard = pool.fix_shared(PageId(page)).expect("page");

@@ -12,7 +12,7 @@ mod blocks;
 mod tables;
 
 use blocks::Blocks;
-use common::{Dice, heap_under, is_root, seed, watchdog};
+use common::{Dice, StopOnDrop, heap_under, is_root, seed, watchdog};
 use farheap::manager::{MemoryManager, Mode};
 use farheap::pool::PoolConfig;
 use farheap::{ByteCount, FarHeap, Heap, Placement, scope};
@@ -203,13 +203,5 @@ impl Drop for Stopper {
     fn drop(&mut self) {
         // Not killed: it may just have stopped this process, which then would stay so.
         self.0.wait().expect("a child of this process");
-    }
-}
-
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "discards, and reads into raw buffers")]
 
 use super::{MIB, PAGE, Page, run, whole};
+use crate::common::StopOnDrop;
 use crate::common::faulty::{FaultControl, FaultyStore};
 use farheap::ByteCount;
 use farheap::store::{CompressedStore, MemStore, Op, Queue, Store};
@@ -140,6 +141,7 @@ fn readers_see_whole_blocks_while_these_move_to_the_next_store() {
         }
         let stop = AtomicBool::new(false);
         std::thread::scope(|threads| {
+            let others = StopOnDrop(&stop);
             let readers: Vec<_> = (0..2)
                 .map(|reader| {
                     let (store, stop) = (&store, &stop);
@@ -158,7 +160,7 @@ fn readers_see_whole_blocks_while_these_move_to_the_next_store() {
             for block in READ..BLOCKS {
                 write(&mut *queue, block, vec![content(block, version)]).expect("there is room");
             }
-            stop.store(true, Ordering::Relaxed);
+            drop(others);
             for reader in readers {
                 reader.join().expect("readers assert nothing false");
             }
