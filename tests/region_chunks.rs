@@ -10,7 +10,7 @@ use common::{Dice, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Region, RegionConfig};
 use farheap::store::Store;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 const UNIT: usize = 4096;
@@ -191,6 +191,48 @@ fn fresh_chunks_that_are_asked_out_leave_whole() {
         (0..units).for_each(|unit| data.check(unit));
     }
     data.expect_within_limit();
+}
+
+/// A chunk of which a part is asked out while the rest is being filled: a fault there opens it again before the
+/// part has left, which then leaves all the same.
+#[test]
+fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
+    const ROUNDS: usize = 150;
+    const CHUNKS: usize = 8;
+    let _watch = watchdog("a part of a chunk is asked out", Duration::from_secs(120));
+    for page in [4, 16, 64].map(ByteCount::kib) {
+        let config = RegionConfig::new().limit(LIMIT).page(page);
+        let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
+        let base =
+            region.map(ByteCount((CHUNKS * CHUNK) as u64)).expect("fits the device").as_ptr();
+        let start = base.expose_provenance();
+        let words = |first: usize| (first..first + CHUNK / 2).step_by(UNIT).map(|at| start + at);
+        let word = std::ptr::with_exposed_provenance_mut::<usize>;
+        // SAFETY: in the mapping; each half of a chunk is filled by one thread.
+        let fill = |first| words(first).for_each(|at| unsafe { word(at).write_volatile(at) });
+        // SAFETY: in the mapping, which nobody else uses then.
+        let is_right = |first| words(first).all(|at| unsafe { word(at).read_volatile() } == at);
+        for round in 0..ROUNDS {
+            let (first, rest) = (round % CHUNKS * CHUNK, round % CHUNKS * CHUNK + CHUNK / 2);
+            let (part, len) = (base.wrapping_add(first), ByteCount(CHUNK as u64));
+            // SAFETY: nobody needs what the chunk holds.
+            unsafe { region.discard(part, len) }.expect("a chunk of the mapping");
+            fill(first);
+            let (before, meet) = (region.stats(), Barrier::new(2));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    meet.wait();
+                    fill(rest);
+                });
+                meet.wait();
+                region.evict(part, ByteCount(len.0 / 2)).expect("the store has room");
+            });
+            let after = region.stats();
+            let (left, pages) = (after.pages_out - before.pages_out, len.0 / 2 / page.0);
+            assert_eq!(left, pages, "{page}, round {round}: {before} {after}");
+            assert!(is_right(first) && is_right(rest), "{page}, round {round}");
+        }
+    }
 }
 
 /// Where a thread writes faster than the device does, it waits for room for the next chunk: while one is on its

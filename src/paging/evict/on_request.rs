@@ -72,6 +72,10 @@ impl Evictor {
 
     /// Takes pages out one by one, from `first` on and before `end`; returns how many it has looked at.
     fn take_batch_of(&mut self, first: PageId, end: u64) -> u64 {
+        /// A fault beside the pages may open their chunk, or try to, between the close and the taking. Their
+        /// words are `Empty` then, and they stayed in memory, asked for or not. Once one has left, its chunk
+        /// is not opened again.
+        const TRIES: u32 = 16;
         let mut batch = [PageId(0); BATCH_MAX];
         // Half of the frames for what is on its way out, half for the next batch: a page that
         // finds no frame would stay.
@@ -83,13 +87,23 @@ impl Evictor {
             stop += self.pager.pages_per_chunk();
         }
         let count = (end.min(stop) - first.0) as usize;
-        self.settle_until(half);
+        let batch = &mut batch[..count];
         batch.iter_mut().zip(first.0..).for_each(|(page, id)| *page = PageId(id));
-        // Where the process has too many mappings to close a chunk, its pages stay.
-        for page in &batch[..count] {
-            let _ = kernel_filled::close_around(&self.pager, *page);
+        let mut seen = [self.pager.chunks().look(self.pager.chunk_of(first)); BATCH_MAX];
+        for _ in 0..TRIES {
+            self.settle_until(half);
+            for (page, seen) in batch.iter().zip(&mut seen) {
+                // Where the process has too many mappings to close a chunk, its pages stay.
+                let _ = kernel_filled::close_around(&self.pager, *page);
+                *seen = self.pager.chunks().look(self.pager.chunk_of(*page));
+            }
+            self.take_out(batch, Listed::Yes);
+            let chunks = self.pager.chunks();
+            let is_as_seen = |(page, seen)| chunks.is_as_seen(self.pager.chunk_of(page), seen);
+            if batch.iter().copied().zip(seen).all(is_as_seen) {
+                break;
+            }
         }
-        self.take_out(&mut batch[..count], Listed::Yes);
         count as u64
     }
 

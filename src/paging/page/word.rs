@@ -321,6 +321,7 @@ fn legal(from: Word, to: Word) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::expected_panic::ExpectedPanic;
 
     #[test]
     fn a_word_keeps_slot_and_flags_through_eviction_and_back() {
@@ -356,6 +357,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "page word")]
     fn a_transition_outside_of_the_protocol_is_refused() {
+        let _expected = ExpectedPanic::saying("page word");
         let page = PageWord::default();
         let _ = page.try_change(Word::EMPTY, Word::stored(SlotId(1)));
     }
