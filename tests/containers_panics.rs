@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::mem_store;
+use common::{Injected, inject_panic, mem_store};
 use farheap::ByteCount;
 use farheap::containers::{
     FarBTreeMap, FarLeveledMap, FarPagedMap, FarSkipList, ListStrategy, TreeStrategy,
@@ -13,28 +13,10 @@ use farheap::sub::{Collective, CollectiveConfig};
 use std::cell::Cell;
 use std::cmp::Ordering;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Once};
-
-/// What the keys' and values' own code says when it panics.
-const EXPECTED: [&str; 2] = ["a clone that panics", "a drop that panics"];
-
-/// Expected panics, of which there are thousands, say nothing.
-fn silence_expected() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            let said = info.payload().downcast_ref::<&str>();
-            if !said.is_some_and(|said| EXPECTED.contains(said)) {
-                before(info);
-            }
-        }));
-    });
-}
 
 fn collective(local: ByteCount) -> Option<Arc<Collective>> {
-    silence_expected();
     let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(region.page);
     let config = CollectiveConfig::new().local(local).region(region.limit(limit));
@@ -74,7 +56,7 @@ impl Clone for Key {
         let left = CLONES_LEFT.get();
         CLONES_LEFT.set(left.wrapping_sub(1));
         if left == 0 {
-            std::panic::panic_any(EXPECTED[0]);
+            inject_panic();
         }
         Key::new(self.id)
     }
@@ -107,7 +89,7 @@ struct Value(bool);
 impl Drop for Value {
     fn drop(&mut self) {
         if self.0 {
-            std::panic::panic_any(EXPECTED[1]);
+            inject_panic();
         }
     }
 }
@@ -122,7 +104,8 @@ macro_rules! clear_that_panics {
                 assert!(!refused, "there is room for {id}");
             }
             let cleared = catch_unwind(AssertUnwindSafe(|| map.clear()));
-            assert!(cleared.is_err() && map.is_empty(), "{before}");
+            let panic = cleared.expect_err("the first pair panics");
+            assert!(panic.is::<Injected>() && map.is_empty(), "{before}");
             for id in 0..2_000 {
                 let refused = map.insert(Key::new(id * 7 % 2_000), Value(false)).is_err();
                 assert!(!refused, "there is room for {id}");
@@ -174,9 +157,8 @@ macro_rules! clones_that_panic {
             for id in there {
                 assert!(map.get(&Key::new(id)).is_some(), "{id}, clone {left} panicked");
             }
-            if inserted.is_ok() {
-                break;
-            }
+            let Err(panic) = inserted else { break };
+            assert!(panic.is::<Injected>(), "clone {left}: a panic of the map's own");
             panics += 1;
         }
         assert!(panics > 50, "{panics} clones");

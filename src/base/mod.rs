@@ -3,6 +3,8 @@
 pub(crate) mod counter;
 pub(crate) mod deadline;
 pub(crate) mod error;
+#[cfg(test)]
+pub(crate) mod expected_panic;
 pub(crate) mod gate;
 pub(crate) mod local;
 #[cfg(not(loom))]

@@ -136,6 +136,8 @@ impl<T> Drop for RankedGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(debug_assertions)]
+    use crate::base::expected_panic::ExpectedPanic;
 
     #[test]
     fn locks_nest_in_rank_order() {
@@ -150,6 +152,7 @@ mod tests {
     #[cfg(debug_assertions)]
     #[should_panic(expected = "lock order")]
     fn a_lock_below_one_that_is_held_is_refused() {
+        let _expected = ExpectedPanic::saying("lock order");
         let outer = Ranked::new(Rank::Space, 1);
         let inner = Ranked::new(Rank::Slots, 2);
         let _b = inner.lock();

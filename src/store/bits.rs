@@ -196,6 +196,7 @@ impl BitSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::expected_panic::ExpectedPanic;
 
     /// Lengths around every place where a level begins or a word ends.
     const LENS: [u64; 12] = [1, 2, 63, 64, 65, 4095, 4096, 4097, 8191, 262_143, 262_144, 262_145];
@@ -242,6 +243,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "bits 5+1")]
     fn inserting_twice_is_refused() {
+        let _expected = ExpectedPanic::saying("bits 5+1");
         let mut set = BitSet::empty(10).expect("set");
         set.insert(5, 1);
         set.insert(5, 1);

@@ -374,6 +374,7 @@ fn find_run(set: &mut BitSet, cursor: u64, want: u64) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::expected_panic::ExpectedPanic;
     use proptest::prelude::*;
     use proptest::test_runner::{Config, RngSeed, TestRunner};
     use std::collections::{BTreeMap, BTreeSet};
@@ -474,6 +475,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "slot 1 is put back but not in use")]
     fn putting_a_slot_back_twice_panics() {
+        let _expected = ExpectedPanic::saying("slot 1 is put back but not in use");
         let map = map(3);
         take(&map, 3);
         map.put(SlotId(1));
@@ -483,6 +485,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "in use, not being discarded")]
     fn discarding_a_used_slot_panics() {
+        let _expected = ExpectedPanic::saying("in use, not being discarded");
         let map = map(3);
         take(&map, 2);
         map.discarded((SlotId(1), SlotCount(1)));

@@ -370,6 +370,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::expected_panic::ExpectedPanic;
 
     fn layout(size: usize, align: usize) -> Layout {
         Layout::from_size_align(size, align).expect("a valid layout")
@@ -389,6 +390,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "inside of an object")]
     fn freeing_the_inside_of_an_object_is_refused() {
+        let _expected = ExpectedPanic::saying("inside of an object");
         let mut pages = Pages::new(1 << 30, 4096, 1).expect("small arrays");
         let object = pages.take(0, layout(48, 8)).expect("an empty page");
         pages.give(object + 1, layout(48, 8));
@@ -411,6 +413,7 @@ mod tests {
 
     #[test]
     fn an_object_of_several_pages_is_freed_by_its_own_size_only() {
+        let _expected = ExpectedPanic::saying("which is no object of");
         assert!(give_large(4096, 3));
         for (at, count) in [(4096, 2), (4096, 5), (2 * 4096, 2), (0, 3), (4096 + 16, 3)] {
             let freed = std::panic::catch_unwind(|| give_large(at, count));
@@ -433,6 +436,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "twice")]
     fn a_double_free_is_noticed() {
+        let _expected = ExpectedPanic::saying("twice");
         let mut pages = Pages::new(1 << 30, 4096, 1).expect("small arrays");
         let a = pages.take(0, layout(48, 8)).expect("an empty page");
         pages.give(a, layout(48, 8));

@@ -141,6 +141,15 @@ pub(crate) fn eventually(mut done: impl FnMut() -> bool) -> bool {
     false
 }
 
+/// What a panic that a test injects carries.
+#[derive(Debug)]
+pub(crate) struct Injected;
+
+/// Panics without a word: the panic hook is not called, whose back traces would hide what failed.
+pub(crate) fn inject_panic() -> ! {
+    std::panic::resume_unwind(Box::new(Injected))
+}
+
 /// Whether the process is root.
 pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self")

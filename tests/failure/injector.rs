@@ -1,6 +1,7 @@
 //! A store that breaks in ways a device does not: it panics, or one place of it is bad.
 #![expect(unsafe_code, reason = "passes buffers on")]
 
+use crate::common::inject_panic;
 use farheap::store::{Completion, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, Result};
 use std::os::fd::RawFd;
@@ -129,6 +130,12 @@ fn take_one(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok()
 }
 
+fn panic_if(left: &AtomicU64) {
+    if take_one(left) {
+        inject_panic();
+    }
+}
+
 // SAFETY: passes everything on to a store, or panics.
 unsafe impl Store for Injector {
     fn capacity(&self) -> ByteCount {
@@ -162,7 +169,7 @@ unsafe impl Store for Injector {
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        assert!(!take_one(&self.plan.discard_panics), "injected panic in discard");
+        panic_if(&self.plan.discard_panics);
         // SAFETY: the caller's promise, passed on.
         unsafe { self.inner.discard(offset, len) }
     }
@@ -190,7 +197,7 @@ unsafe impl Queue for BadQueue {
             Op::Read => &self.plan.read_push_panics,
             Op::Write => &self.plan.write_push_panics,
         };
-        assert!(!take_one(panics), "injected panic in push");
+        panic_if(panics);
         let len = request.len();
         match request.op {
             Op::Write => self.find_stamp(&request),
@@ -223,7 +230,9 @@ unsafe impl Queue for BadQueue {
 
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
         let mine = self.plan.wait_panics_of.load(Ordering::Relaxed) == self.whose as u64;
-        assert!(!(mine && take_one(&self.plan.wait_panics)), "injected panic in wait");
+        if mine {
+            panic_if(&self.plan.wait_panics);
+        }
         let (failing, held) = (&mut self.failing, &mut self.held);
         if let Some((token, true)) = *held
             && self.plan.hold.load(Ordering::Relaxed) == HOLD[3]

@@ -112,8 +112,6 @@ fn a_full_pipe_as_standard_error_does_not_hold_up_the_end() {
     let name = "messages::a_full_pipe_as_standard_error_does_not_hold_up_the_end";
     let body = || {
         let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
-        // Its panics say nothing: the hook of the standard library would wait for room.
-        std::panic::set_hook(Box::new(|_| ()));
         let _pipe = FullPipe::new();
         far.injector.panic_in_wait(crate::injector::Whose::Handler, u64::MAX);
         far.expect_healthy();

@@ -8,8 +8,11 @@ mod claims;
 mod common;
 mod compressed;
 mod devices;
+#[path = "../../src/base/expected_panic.rs"]
+mod expected_panic;
 mod faulty;
 
+use expected_panic::ExpectedPanic;
 use farheap::store::{
     BlockStore, Completion, CompressedStore, IoEngine, MemStore, Op, Polled, Polling, Queue,
     Request, Segment, Store,
@@ -292,6 +295,7 @@ fn a_zero_timeout_only_looks() {
 #[test]
 #[should_panic(expected = "of a store of")]
 fn a_request_past_the_end_is_refused() {
+    let _expected = ExpectedPanic::saying("of a store of");
     let store = MemStore::new(MIB).expect("memory");
     let mut queue = store.open_queue(4).expect("queue");
     let _ = run(&mut *queue, Op::Read, MIB.get(), &whole(&mut pages(1, 11)));

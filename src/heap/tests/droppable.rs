@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "allocates by hand")]
 
 use super::*;
+use crate::base::expected_panic::ExpectedPanic;
 use allocator_api2::boxed::Box as ArenaBox;
 use allocator_api2::vec::Vec as ArenaVec;
 use std::ptr::NonNull;
@@ -142,6 +143,7 @@ fn the_last_block_of_an_arena_grows_where_it_is() {
 #[test]
 #[should_panic(expected = "was freed")]
 fn a_large_block_that_is_freed_twice_is_noticed() {
+    let _expected = ExpectedPanic::saying("was freed");
     let _turn = turn();
     let arena = Arena::new(Placement::Local);
     let layout = layout(100_000, 8);

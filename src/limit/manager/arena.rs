@@ -283,6 +283,7 @@ impl fmt::Debug for Temporary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::expected_panic::ExpectedPanic;
     use crate::limit::manager::Mode;
 
     fn start(mib: u64) -> Arc<MemoryManager> {
@@ -304,6 +305,7 @@ mod tests {
 
     #[test]
     fn what_is_no_object_is_not_written_to() {
+        let _expected = ExpectedPanic::saying("which is no temporary object");
         let manager = start(8);
         let allocator = manager.temporary_allocator();
         let layout = Layout::from_size_align(100, 8).expect("valid");

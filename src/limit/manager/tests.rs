@@ -283,6 +283,11 @@ fn a_consumer_that_refuses_is_named_with_its_pins_after_the_deadline() {
     assert_eq!(manager.temporary().used(), ByteCount::ZERO, "nothing of it stays charged");
 }
 
+/// Panics without a word of the panic hook.
+fn broken_reclaimer() -> ByteCount {
+    std::panic::resume_unwind(Box::new("reclaim"))
+}
+
 #[test]
 fn a_reclaimer_that_panics_is_told_of_and_not_asked_again() {
     let manager = start(16, Mode::Cooperative);
@@ -295,7 +300,7 @@ fn a_reclaimer_that_panics_is_told_of_and_not_asked_again() {
         }
     };
     manager.on_pressure(on_pressure).expect("the first callback");
-    let (account, _by) = join_with(&manager, "panics", |_, _| panic!("reclaim"));
+    let (account, _by) = join_with(&manager, "panics", |_, _| broken_reclaimer());
     manager.charge(&account, ByteCount::mib(10)).expect("fits");
     let cache = cache(&manager, Effort::Write, ByteCount::mib(5));
     let memory = manager.allocate_temporary(ByteCount::mib(4)).expect("the other gives way");
