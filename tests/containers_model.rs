@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Dice, mem_store, seed, watchdog};
+use common::{Dice, eventually, mem_store, seed, watchdog};
 use farheap::ByteCount;
 use farheap::containers::{
     FarBTreeMap, FarPagedMap, FarSkipList, ListStrategy, Refused, TreeStrategy,
@@ -568,11 +568,8 @@ fn a_scan_that_was_prefetched_reads_the_same_pairs() {
     map.place_by_recency(1).expect("room");
     collective.region().evict_all().expect("the store has room");
     let before = collective.stats().pages_prefetched;
-    let _watchdog = watchdog("prefetch", Duration::from_secs(60));
     map.prefetch_from(&3_000, 2_000);
-    while collective.stats().pages_prefetched == before {
-        std::thread::yield_now();
-    }
+    assert!(eventually(|| collective.stats().pages_prefetched > before), "nothing is prefetched");
     let scan = map.iter_from(&3_000).take(2_000).map(|(key, value)| (*key, *value));
     assert!(scan.eq((3_000..5_000).map(|key| (key, key))));
     // The leaf that got the last pairs is local: there is nothing to ask for.

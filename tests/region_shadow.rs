@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Dice, StopOnDrop, mem_store, region, seed, watchdog};
+use common::{Dice, StopOnDrop, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Install, Mode, Region, RegionConfig, Stats};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -152,11 +152,7 @@ fn hammer_after(
     unsafe { region.unmap(base, ByteCount(part.0 * threads as u64)) }.expect("mapped above");
     // Slots of pages that were being read or written are freed when the device has answered.
     let left = || (region.stats().committed_bytes.0, region.stats().stored_bytes.0);
-    let in_time = (0..1_000).any(|_| {
-        std::thread::sleep(Duration::from_millis(5));
-        left() == (0, 0)
-    });
-    assert!(in_time, "slots outlive their pages: {:?}", left());
+    assert!(eventually(|| left() == (0, 0)), "slots outlive their pages: {:?}", left());
     Some(stats)
 }
 

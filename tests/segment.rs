@@ -3,7 +3,7 @@
 mod common;
 
 use common::faulty::FaultyStore;
-use common::{Dice, StopOnDrop, heap, mem_store, seed, watchdog};
+use common::{Dice, StopOnDrop, eventually, heap, mem_store, seed, watchdog};
 use farheap::segment::{AutoPlacement, Migrator, Segment, SegmentError};
 use farheap::store::Op;
 use farheap::{ByteCount, Config, Error, Far, Heap, Placement, Tier};
@@ -163,9 +163,7 @@ fn readers_see_whole_segments_while_they_move_back_and_forth() {
             });
             assert_eq!((migration.moved(), migration.error()), (SEGMENTS, None));
         }
-        while read.load(Ordering::Relaxed) < 20 {
-            std::thread::yield_now();
-        }
+        assert!(eventually(|| read.load(Ordering::Relaxed) >= 20), "{read:?} of 20");
         drop(others);
     });
     drop(segments);
@@ -204,9 +202,9 @@ fn a_migrator_waits_for_the_readers_of_what_it_has_moved() {
             migrator
                 .run(|_| assert!(!reading.load(Ordering::Acquire), "a reader was not waited for"))
         });
-        while !begun.load(Ordering::Acquire) || segments[0].placement() == Placement::Local {
-            std::thread::yield_now();
-        }
+        let is_moved =
+            || begun.load(Ordering::Acquire) && segments[0].placement() != Placement::Local;
+        assert!(eventually(is_moved), "the first segment does not move");
         assert_eq!(segments[1].placement(), Placement::Local);
         assert_eq!(wrong(1, &values), 0);
         reading.store(false, Ordering::Release);
@@ -261,10 +259,9 @@ fn a_cancelled_migration_leaves_the_segment_whole_where_it_was() {
             slow.add(&segments[1], Placement::Far).rate(ByteCount::kib(1)).cancelled_by(&cancel);
             slow.run(|_| {})
         });
-        while alone.heap.allocated() < ByteCount::mib(8) {
-            std::thread::yield_now();
-        }
+        let is_under_way = eventually(|| alone.heap.allocated() >= ByteCount::mib(8));
         cancel.store(true, Ordering::Relaxed);
+        assert!(is_under_way, "the second segment has no copy");
         run.join().expect("no panic")
     });
     assert_eq!((migration.moved(), migration.error()), (0, Some(&SegmentError::Cancelled)));
@@ -335,9 +332,7 @@ fn what_is_written_out_leaves_memory_that_it_would_fit_into() {
     let migration = migrator.write_out().run(|_| {});
     assert_eq!((migration.moved(), migration.error()), (4, None));
     let written = |bytes| alone.heap.stats().bytes_written >= ByteCount::mib(bytes);
-    while !written(16) {
-        std::thread::yield_now(); // The watchdog bounds it.
-    }
+    assert!(eventually(|| written(16)), "{}", alone.heap.stats());
     for (segment, salt) in segments.iter().zip(0..) {
         let values = segment.read();
         assert_eq!(wrong(salt, &values), 0);
@@ -396,9 +391,8 @@ fn segments_are_whole_while_the_device_refuses_what_is_written_out() {
         let mut migrator = Migrator::new();
         add_all(&mut migrator, &segments, Placement::Far);
         assert_eq!(migrator.write_out().run(|_| {}).error(), None, "memory holds it");
-        while faults.injected() == 0 {
-            std::thread::yield_now(); // What was handed on is written, and refused.
-        }
+        let is_refused = eventually(|| faults.injected() > 0);
+        assert!(is_refused, "what was handed on is not written: {}", heap.stats());
         for (segment, salt) in segments.iter().zip(0..) {
             assert_eq!((segment.placement(), wrong(salt, &segment.read())), (Placement::Far, 0));
         }

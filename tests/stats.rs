@@ -5,7 +5,7 @@
 mod common;
 
 use common::faulty::FaultyStore;
-use common::{mem_store, region, watchdog};
+use common::{eventually, mem_store, region, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Install, Region, RegionConfig, Stats};
 use farheap::store::MemStore;
@@ -163,9 +163,8 @@ fn a_page_freed_while_it_is_being_written_is_a_write_in_vain() {
         let address = ptr as usize;
         let region = &region;
         let evicting = scope.spawn(move || region.evict(address as *const u8, page));
-        while region.stats().writes_in_flight == 0 {
-            std::thread::yield_now();
-        }
+        // It is held there; what is discarded too early fails below.
+        eventually(|| region.stats().writes_in_flight > 0);
         // SAFETY: nobody needs the page.
         unsafe { region.discard(ptr, page) }.expect("inside");
         control.release();
