@@ -191,7 +191,7 @@ impl Region {
     /// error while write-back fails, [`Error::StoreFull`] while no slot is free.
     pub fn evict(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let (first, count) = self.extents.pages_of(ptr, len)?;
-        self.evict_pages(first, count)
+        evict_pages(self, first, count)
     }
 
     /// Begins to evict the range's resident pages, and returns at once: for a program that has written
@@ -215,7 +215,7 @@ impl Region {
     /// As [`evict`](Region::evict).
     pub fn evict_all(&self) -> Result<()> {
         let end = self.extents.fresh_pages();
-        if end.0 == 0 { Ok(()) } else { self.evict_pages(PageId(0), end) }
+        if end.0 == 0 { Ok(()) } else { evict_pages(self, PageId(0), end) }
     }
 
     /// Has the device space of all freed pages given back soon, by the evictor. By itself it waits until
@@ -224,17 +224,6 @@ impl Region {
     pub fn return_space(&self) {
         self.requests.discard();
         self.pager.pool().waiters().call_evictor();
-    }
-
-    fn evict_pages(&self, first: PageId, count: PageCount) -> Result<()> {
-        if !self.requests.evict(first, count, || self.pager.pool().waiters().call_evictor()) {
-            return Err(Error::NotRunning);
-        }
-        match self.pager.health().write_errno() {
-            0 => Ok(()),
-            pager::health::NO_SLOT => Err(self.pager.slots().full()),
-            errno => Err(self.pager.slots().failed("write", None, 0, errno as i32)),
-        }
     }
 
     /// Brings the range's pages in and keeps them: they are not evicted until as many
@@ -320,6 +309,18 @@ impl Region {
             }
         }
         Ok(())
+    }
+}
+
+/// Has the evictor take pages out, and waits for that.
+fn evict_pages(region: &Region, first: PageId, count: PageCount) -> Result<()> {
+    if !region.requests.evict(first, count, None, || region.pager.pool().waiters().call_evictor()) {
+        return Err(Error::NotRunning);
+    }
+    match region.pager.health().write_errno() {
+        0 => Ok(()),
+        pager::health::NO_SLOT => Err(region.pager.slots().full()),
+        errno => Err(region.pager.slots().failed("write", None, 0, errno as i32)),
     }
 }
 

@@ -111,7 +111,7 @@ fn open_latched(pager: &Pager, chunk: ChunkId) -> bool {
         let word = pager.word(page).load();
         match word.state() {
             State::Empty => absent += 1,
-            State::Resident if word.slot().is_none() && word.pins() == 0 => {}
+            State::Resident if is_plain(word) => {}
             _ => return false,
         }
     }
@@ -190,6 +190,11 @@ fn move_run_in(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
     false
 }
 
+/// Whether a mapped page is as the kernel would have filled it: one that has given its slot up may be protected.
+fn is_plain(word: Word) -> bool {
+    word.slot().is_none() && word.pins() == 0 && !word.protected()
+}
+
 /// Takes pages under the chunk's charge, in order, until one is in another thread's hands;
 /// returns how many it took, and how many of them are not mapped.
 fn adopt_pages(pager: &Pager, chunk: ChunkId) -> (u64, u64) {
@@ -198,7 +203,7 @@ fn adopt_pages(pager: &Pager, chunk: ChunkId) -> (u64, u64) {
         let word = pager.word(page).load();
         match word.state() {
             State::Empty => absent += 1,
-            State::Resident if word.slot().is_none() && word.pins() == 0 => {
+            State::Resident if is_plain(word) => {
                 let leaving = word.leaving();
                 if pager.word(page).try_change(word, leaving).is_err() {
                     break;

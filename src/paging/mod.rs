@@ -42,6 +42,8 @@ mod readahead;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
+mod retier;
+#[cfg(not(loom))]
 mod stats;
 #[cfg(not(loom))]
 mod table_sizes;

@@ -28,6 +28,7 @@ pub use crate::paging::latency::{Latencies, Latency};
 #[cfg(feature = "heap")]
 pub(crate) use crate::paging::purge::{Purge, REST};
 pub use crate::paging::readahead::Advice;
+pub use crate::paging::retier::{Retier, Retiered};
 pub use crate::paging::stats::Stats;
 
 use crate::base::error::{Error, Result};
@@ -38,6 +39,7 @@ use crate::manager::Spill;
 use crate::paging::counters::Counters;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::requests::Requests;
+use crate::paging::evict::write_back::WriteBack;
 use crate::paging::extents::Extents;
 use crate::paging::fault::handler::Handler;
 use crate::paging::fault::supervisor::Supervisor;
@@ -111,7 +113,13 @@ fn fixed_bytes(pager: &Pager, handlers: usize) -> ByteCount {
     /// Kernel page tables of sparse arrays, small objects. Measured: `docs/design/memory.md`.
     const OTHERS: usize = 256 << 10;
     let (frames, page) = (pager.frames().count(), pager.page_bytes());
+    // Each of a joined store's queues is two.
+    let seconds = match pager.slots().maps().are_joined() {
+        true => handlers * Handler::queue_bytes() + WriteBack::queue_bytes(),
+        false => 0,
+    };
     let bytes = OTHERS
+        + seconds
         + handlers * Handler::bytes(frames)
         + Evictor::bytes(frames, page)
         + Counters::bytes(handlers)
@@ -149,6 +157,39 @@ fn compressed(store: Arc<dyn Store>, memory: ByteCount, page: ByteCount) -> Resu
         let reason = "farheap was built without its feature `compress`".to_owned();
         Err(Error::Config { key: "compress".to_owned(), reason })
     }
+}
+
+/// Starts a handler thread. A panic of its own code is a broken invariant: the process ends
+/// loudly, because pages that the thread was changing would hang the threads that touch them. (A
+/// panic of the store's code is survived, see `Pager::guarded`.) It says when it has begun, and
+/// allocates locally from then on.
+fn spawn<T: Send + 'static>(
+    threads: &mut Vec<JoinHandle<()>>,
+    name: &str,
+    mut work: Work<T>,
+    begun: Sender<()>,
+) -> Result<()> {
+    let _blocked = SignalsBlocked::new();
+    let thread = std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || {
+            let _ours = keep_local();
+            SignalsBlocked::for_good();
+            // Refused where the start of another thread failed: then this one is ended soon.
+            let _ = begun.send(());
+            drop(begun);
+            let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
+            if std::panic::catch_unwind(run).is_err() {
+                let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
+                crate::paging::diagnostics::fatal("a handler thread panicked", &cause);
+            }
+        })
+        .map_err(|error| Error::Os {
+            call: "starting a handler thread",
+            errno: error.raw_os_error().unwrap_or(crate::sys::EIO),
+        })?;
+    threads.push(thread);
+    Ok(())
 }
 
 /// Names the span, and what limits the address space, when that is what a start failed for.
@@ -285,12 +326,12 @@ impl Region {
             crate::paging::fault::sigbus::list(&region.pager)?;
         }
         let (begun, all_begun) = std::sync::mpsc::channel();
-        region.spawn("farheap-evict", evict, begun.clone())?;
+        spawn(&mut region.threads, "farheap-evict", evict, begun.clone())?;
         let watch = Work { state: Supervisor::new(region.pager.clone()), run: Supervisor::run };
-        region.spawn("farheap-watch", watch, begun.clone())?;
+        spawn(&mut region.threads, "farheap-watch", watch, begun.clone())?;
         for handler in handlers? {
             let serve = Work { state: handler, run: Handler::run };
-            region.spawn("farheap-handle", serve, begun.clone())?;
+            spawn(&mut region.threads, "farheap-handle", serve, begun.clone())?;
         }
         // What std allocates when a thread starts is not kept local yet. Far, where a heap over this
         // region has everything far, these threads would wait for themselves.
@@ -300,39 +341,6 @@ impl Region {
         }
         fork::list(&region.pager);
         Ok(region)
-    }
-
-    /// Starts a handler thread. A panic of its own code is a broken invariant: the process ends
-    /// loudly, because pages that the thread was changing would hang the threads that touch them. (A
-    /// panic of the store's code is survived, see `Pager::guarded`.) It says when it has begun, and
-    /// allocates locally from then on.
-    fn spawn<T: Send + 'static>(
-        &mut self,
-        name: &str,
-        mut work: Work<T>,
-        begun: Sender<()>,
-    ) -> Result<()> {
-        let _blocked = SignalsBlocked::new();
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
-                let _ours = keep_local();
-                SignalsBlocked::for_good();
-                // Refused where the start of another thread failed: then this one is ended soon.
-                let _ = begun.send(());
-                drop(begun);
-                let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
-                if std::panic::catch_unwind(run).is_err() {
-                    let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
-                    crate::paging::diagnostics::fatal("a handler thread panicked", &cause);
-                }
-            })
-            .map_err(|error| Error::Os {
-                call: "starting a handler thread",
-                errno: error.raw_os_error().unwrap_or(crate::sys::EIO),
-            })?;
-        self.threads.push(thread);
-        Ok(())
     }
 
     // Ranges.
@@ -521,11 +529,15 @@ impl Drop for Region {
         if self.wipe == Wipe::Off {
             self.pager.discard_freed_last();
         }
-        let used = ByteCount(self.pager.slots().map().touched().0 * self.pager.page_bytes() as u64);
-        // SAFETY: the region is at its end, and nobody else keeps pages on its store.
-        let wiped = unsafe { crate::store::wipe(self.pager.slots().store(), self.wipe, used) };
-        if let Err(error) = wiped {
-            crate::paging::diagnostics::warn("the store could not be wiped", &error);
+        let (slots, page) = (self.pager.slots(), self.pager.page_bytes() as u64);
+        for side in slots.maps().sides() {
+            let used = slots.maps().touched(side);
+            let (offset, len) = (used.start * page, ByteCount((used.end - used.start) * page));
+            // SAFETY: the region is at its end, and nobody else keeps pages on its store.
+            let wiped = unsafe { crate::store::wipe(slots.store(), self.wipe, offset, len) };
+            if let Err(error) = wiped {
+                crate::paging::diagnostics::warn("the store could not be wiped", &error);
+            }
         }
         crate::paging::diagnostics::flush();
     }

@@ -390,7 +390,7 @@ unsafe impl Store for BlockStore {
     }
 
     fn inherit(&self) -> Option<Inherited> {
-        Some(Inherited { descriptor: Some(self.device.share()) })
+        Some(Inherited { descriptors: [Some(self.device.share()), None] })
     }
 
     fn open_in_child(&self) -> Result<Arc<dyn Store>> {

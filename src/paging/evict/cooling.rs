@@ -79,8 +79,12 @@ impl Evictor {
             return;
         }
         let hash = pager.slots().hash_frame(pager.frames(), frame);
-        let content = match slot.filter(|slot| pager.slots().hash(*slot) == hash) {
-            Some(slot) => Content::Clean(slot),
+        let same = slot.filter(|slot| pager.slots().hash(*slot) == hash);
+        let content = match same {
+            Some(slot) if !pager.slots().is_misplaced(pager.chunk_of(page), slot) => {
+                Content::Clean(slot)
+            }
+            Some(_) => Content::Dirty,
             None if hash == pager.slots().hash_of_zeros() => Content::Zero,
             None => Content::Dirty,
         };

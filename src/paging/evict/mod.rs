@@ -72,7 +72,7 @@ impl Evictor {
         self.pager.pool().waiters().evictor_bell().answer();
         self.detour.take(self.pager.sched());
         self.stand_still_for_fork()?;
-        self.pager.fork().children().reap(self.pager.slots().map());
+        self.pager.fork().children().reap(self.pager.slots().maps());
         // Handlers wait for no reader of standard error: what they could not send goes from here.
         diagnostics::flush();
         charge::count_tables_of_limit(&self.pager);

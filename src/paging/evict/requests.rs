@@ -4,6 +4,7 @@
 //! it, so signals are blocked as long as it is held.
 
 use crate::base::units::{PageCount, PageId};
+use crate::store::Side;
 use crate::sys::signals::SignalsBlocked;
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,8 @@ pub(in crate::paging) struct EvictRequest {
     pub(in crate::paging) id: Option<u64>,
     pub(in crate::paging) first: PageId,
     pub(in crate::paging) count: PageCount,
+    /// Only what is misplaced, now that the chunks want this side.
+    pub(in crate::paging) to: Option<Side>,
 }
 
 #[derive(Debug)]
@@ -69,12 +72,13 @@ impl Requests {
         }
     }
 
-    /// Asks for a range to be evicted, calls `ring`, and waits for the answer. Returns `false`
+    /// Asks for a range to be evicted, or moved `to` a side, calls `ring`, and waits for the answer. Returns `false`
     /// when the region stops instead.
     pub(in crate::paging) fn evict(
         &self,
         first: PageId,
         count: PageCount,
+        to: Option<Side>,
         ring: impl Fn(),
     ) -> bool {
         let id = self.wait_for(|state| {
@@ -86,7 +90,7 @@ impl Requests {
             }
             let id = state.next_id;
             state.next_id += 1;
-            state.queue.push(EvictRequest { id: Some(id), first, count });
+            state.queue.push(EvictRequest { id: Some(id), first, count, to });
             ring();
             Break(Some(id))
         });
@@ -106,7 +110,7 @@ impl Requests {
         let _blocked = SignalsBlocked::new();
         let mut state = self.lock();
         if state.queue.len() + state.answered.len() < REQUESTS_MAX && !state.closed {
-            state.queue.push(EvictRequest { id: None, first, count });
+            state.queue.push(EvictRequest { id: None, first, count, to: None });
         }
     }
 

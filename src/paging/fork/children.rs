@@ -8,7 +8,8 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicUsize, Ordering, Rank};
-use crate::store::slots::{HOLDS_MAX, HoldId, SlotMap};
+use crate::store::SlotMaps;
+use crate::store::slots::{HOLDS_MAX, HoldId};
 use crate::sys::event::poll_readable;
 use crate::sys::fork::{Private, file_of, pipe};
 use crate::sys::refused;
@@ -30,13 +31,13 @@ pub(super) struct Birth {
 }
 
 impl Birth {
-    /// Prepares for a child that reads the slots of `map`.
+    /// Prepares for a child that reads the slots of `maps`.
     ///
     /// # Errors
     /// When there are too many children, or descriptors.
-    pub(super) fn prepare(map: &SlotMap) -> Result<Birth> {
+    pub(super) fn prepare(maps: &SlotMaps) -> Result<Birth> {
         let [reader, writer] = pipe().map_err(refused("pipe2"))?;
-        let hold = map.hold()?.ok_or(Error::Unsupported {
+        let hold = maps.hold()?.ok_or(Error::Unsupported {
             feature: "far memory in another forked child",
             why: "64 children that have it are alive",
         })?;
@@ -93,19 +94,19 @@ impl Children {
     }
 
     /// Ends the holds of children that are gone, if it is time to look.
-    pub(in crate::paging) fn reap(&self, map: &SlotMap) {
+    pub(in crate::paging) fn reap(&self, maps: &SlotMaps) {
         if self.count() == 0 || self.state.lock().looked.elapsed() < LOOK_EVERY {
             return;
         }
-        self.reap_now(map);
+        self.reap_now(maps);
     }
 
     /// Ends the holds of children that are gone. To be called with the table of descriptors that they were
     /// forked with.
-    pub(super) fn reap_now(&self, map: &SlotMap) {
+    pub(super) fn reap_now(&self, maps: &SlotMaps) {
         self.state.lock().looked = Instant::now();
         while let Some(child) = self.take_gone() {
-            map.end_hold(child.hold);
+            maps.end_hold(child.hold);
         }
     }
 

@@ -253,10 +253,10 @@ impl Part {
     fn prepare(&self) -> Option<Birth> {
         let birth = match self {
             Part::Region(pager) => {
-                let map = pager.slots().map();
+                let maps = pager.slots().maps();
                 // 64 children at most hold slots: one that has just ended makes room for this one.
-                pager.fork().children().reap_now(map);
-                Birth::prepare(map)
+                pager.fork().children().reap_now(maps);
+                Birth::prepare(maps)
             }
             Part::Heir(heir) => heir.prepare_birth(),
         };
