@@ -8,8 +8,9 @@
     hosts/run.py --write               # puts the table into docs/hosts.md
 
 Each program has a file here, with a function `prepare(dir, small)` that makes its input, and a function
-`work(side, dir)` that runs it and returns the answer: what `side` starts is measured. Programs run plain first. The peak of that is what 100 % means: then each runs under `farheap run`
-with a limit of 100, 50 and 25 % of it, and, as root, in a memory control group with a swap file and the same
+`work(side, dir)` that runs it and returns the answer: what `side` starts is measured. Programs run plain first.
+The peak of that is what 100 % means: then each runs under `farheap run` with a limit of 100, 50 and 25 % of it,
+and, as root, in a memory control group with a swap file and the same
 limit. The answers must be equal. What is not installed, and what is not permitted, is said and left out.
 """
 
@@ -27,7 +28,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-PROGRAMS = ["sort", "sqlite", "redis", "memcached", "python", "perl", "git", "gcc"]
+PROGRAMS = ["sort", "sqlite", "redis", "memcached", "python", "pandas", "duckdb", "perl", "node", "git", "gcc"]
 MIB = 1 << 20
 # What a group is charged for and a resident size leaves out: page tables, stacks of the kernel.
 GROUP_SLACK = 2 * MIB
@@ -293,6 +294,8 @@ class Table:
         else:
             is_equal = outcome.answer == plain.answer
             self.is_wrong |= not is_equal
+            if not is_equal:
+                print(f"{side} answers {outcome.answer[:500]!r}, plain {plain.answer[:500]!r}", file=sys.stderr)
             cells = [name, side, limit, f"{outcome.seconds:.2f}", f"{outcome.cpu:.2f}",
                      f"{outcome.peak / MIB:.1f}", "equal" if is_equal else "WRONG"]
         self.lines.append(f"| {' | '.join(cells)} |")
@@ -304,6 +307,11 @@ def measure(name, table, args):
     missing = [need for need in program.NEEDS if not shutil.which(need)]
     if missing:
         print(f"skipped: {name}: {', '.join(missing)} is not installed")
+        return
+    # Some need more than a command.
+    why = program.MISSING() if hasattr(program, "MISSING") else None
+    if why:
+        print(f"skipped: {name}: {why}")
         return
     with tempfile.TemporaryDirectory(prefix="farheap-hosts-", dir=args.dir) as dir:
         program.prepare(dir, args.small)

@@ -136,7 +136,7 @@ def children(pid):
 
 def save(client, data, server, path):
     """One save, compared: seconds, the largest sum of memory meanwhile, wrong values."""
-    versions, began, most, alone = list(data.versions), time.monotonic(), 0, 0
+    versions, began, most, parts = list(data.versions), time.monotonic(), 0, []
     client.ask([(b"BGSAVE",)])
     while True:
         data.work(client)
