@@ -4,6 +4,7 @@
 //! cargo bench --bench metadata                      # two minutes; 1 GiB of disk
 //! cargo bench --bench metadata -- written           # rows whose names contain one of the words
 //! cargo bench --bench metadata -- --dir /mnt/ssd --paper --rounds 20   # the paper's size: 48 GiB, hours
+//! cargo bench --bench metadata -- --count 655360 "16 KiB, written"     # 10 GiB of it
 //! cargo bench --bench metadata -- --test            # does it work? seconds
 //! ```
 //! After Weisgut et al., *Separated Allocator Metadata in Disaggregated In-Memory Databases*: 3 million
@@ -78,11 +79,12 @@ struct Options {
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
-    /// What a child process does: its work, how many blocks, where metadata is.
+    /// As many blocks in each work, whatever the paper has.
+    #[arg(long)]
+    count: Option<usize>,
+    /// What a child process does: its work, and where metadata is.
     #[arg(long, hide = true)]
     child: Option<Work>,
-    #[arg(long, hide = true, default_value_t = 0)]
-    count: usize,
     #[arg(long, hide = true)]
     together: bool,
 }
@@ -121,9 +123,10 @@ impl Work {
             Work::RandomLarge => 10_000_000,
             Work::Churn => 1_000_000,
         };
-        match (options.test, options.paper) {
-            (true, _) => paper / 5_000,
-            (_, true) => paper,
+        match (options.count, options.test, options.paper) {
+            (Some(count), ..) => count,
+            (_, true, _) => paper / 5_000,
+            (_, _, true) => paper,
             _ => paper / 100,
         }
     }
@@ -386,7 +389,8 @@ impl Work {
             (random >> 16) as usize
         };
         let rounds = if self == Work::Churn { ROUNDS } else { 1 };
-        let mut blocks: Vec<Block> = Vec::with_capacity(options.count);
+        let count = self.count(options);
+        let mut blocks: Vec<Block> = Vec::with_capacity(count);
         let (began, cpu_before) = (Instant::now(), process::cpu_time());
         for _ in 0..rounds {
             let half = if blocks.is_empty() { 0 } else { blocks.len() / 2 };
@@ -394,7 +398,7 @@ impl Work {
                 let at = roll() % blocks.len();
                 blocks.swap_remove(at);
             }
-            while blocks.len() < options.count {
+            while blocks.len() < count {
                 let size = if from == to { from } else { from + roll() % (to - from + 1) };
                 let mut block = Block::new(size)?;
                 if self.is_written() {

@@ -1,5 +1,6 @@
 //! Random faults of 4 KiB pages on devices.
 
+use super::memory::MODES;
 use crate::child::{Kind, Paging};
 use crate::device::{LoopDevice, PatternFile, Swap, Target};
 use crate::far::{self, Far};
@@ -66,14 +67,18 @@ pub(crate) fn compressed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
         return Err(Failure::Skipped("built without the feature `compress`".to_owned()));
     }
     let ring = plan.data + plan.data / 8;
-    let config =
-        far::config(KERNEL_PAGE, plan.cache + ring, plan.data).compress(ByteCount(ring as u64));
-    let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
     allow_swap(plan)?;
     let _swap = Swap::on_zram(plan.data + plan.data / 4)?;
     let mut swapped = paging(plan, Kind::Swapped, Path::new("/dev/null"))?;
-    // Without a device there is less to win: ahead is enough.
-    against_child(plan, "compressed", &far, &mut swapped, (SWAP, 1.0), rows)
+    for (name, mode) in MODES {
+        let config = far::config(KERNEL_PAGE, plan.cache + ring, plan.data).mode(mode);
+        let config = config.compress(ByteCount(ring as u64));
+        let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
+        // Without a device there is less to win: ahead is enough.
+        let place = format!("compressed, {name}");
+        against_child(plan, &place, &far, &mut swapped, (SWAP, 1.0), rows)?;
+    }
+    Ok(())
 }
 
 fn paging(plan: &Plan, kind: Kind, path: &Path) -> Result<Paging> {
