@@ -598,6 +598,12 @@ impl ExtentSource for Region {
         self.extents().keep_at_forks(ptr, len);
     }
 
+    /// Half of the limit is free, of a shared one too.
+    fn has_plenty(&self) -> bool {
+        let budget = self.budget();
+        budget.free().0 >= budget.limit().0.div_ceil(2)
+    }
+
     #[cfg(feature = "segment")]
     fn fetch_max(&self) -> ByteCount {
         /// What is read ahead must not be evicted before it is used: as for streams of faults, of which

@@ -82,6 +82,11 @@ pub(crate) trait ExtentSource: Send + Sync {
     /// writes to it then, in the parent and in the child.
     fn keep_at_forks(&self, ptr: NonNull<u8>, len: ByteCount);
 
+    /// Whether it has memory to spare: what is free, and kept for a while, costs nobody anything then.
+    fn has_plenty(&self) -> bool {
+        false
+    }
+
     // Advice, not from hooks: a source may ignore it.
 
     #[cfg(feature = "segment")]

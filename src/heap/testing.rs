@@ -5,7 +5,7 @@
 
 use super::hooks::{Edges, ExtentSource};
 use crate::base::sync::{
-    AtomicU64, AtomicUsize,
+    AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
     Rank, Ranked,
 };
@@ -37,6 +37,8 @@ pub(crate) struct TestSource {
     pages: Ranked<Box<[State]>>,
     /// Whether uncommitted pages are protected, at the price of a system call each way.
     protects: bool,
+    /// Whether it says that memory is plentiful.
+    pub(crate) has_plenty: AtomicBool,
 }
 
 // SAFETY: the pointer names a mapping that the value owns; all else is `Send` and `Sync`.
@@ -71,6 +73,7 @@ impl TestSource {
             decommits: AtomicU64::new(0),
             pages: Ranked::new(Rank::Space, vec![State::Free; span / PAGE].into()),
             protects,
+            has_plenty: AtomicBool::new(false),
         }
     }
 
@@ -131,6 +134,10 @@ impl ExtentSource for TestSource {
     }
 
     fn keep_at_forks(&self, _ptr: NonNull<u8>, _len: ByteCount) {} // All of it stays in memory.
+
+    fn has_plenty(&self) -> bool {
+        self.has_plenty.load(Relaxed)
+    }
 
     fn reserve(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
         let mut pages = self.pages.lock();

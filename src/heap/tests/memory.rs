@@ -95,6 +95,23 @@ fn what_is_dirty_is_bounded_though_nobody_maintains_the_tier() {
 }
 
 #[test]
+fn what_is_dirty_waits_for_its_decay_while_memory_is_plentiful() {
+    let running = start(ByteCount::gib(1), options());
+    running.source.has_plenty.store(true, SeqCst);
+    running.arenas.follow_limit(ByteCount::mib(64), 1);
+    drop(far_blocks(16, 9 << 20));
+    running.arenas.maintain();
+    let dirty = running.arenas.memory().dirty_bytes;
+    assert!(dirty >= ByteCount::mib(100), "{dirty}");
+    assert_eq!(running.arenas.stats().purges, 0);
+    running.source.has_plenty.store(false, SeqCst);
+    running.arenas.maintain();
+    let dirty = running.arenas.memory().dirty_bytes;
+    assert!(dirty <= ByteCount::mib(8), "{dirty}");
+    running.stop();
+}
+
+#[test]
 fn caches_that_are_emptied_are_part_of_the_bound_when_the_tier_is_maintained() {
     let dirty_max = ByteCount::mib(8);
     let running = start(ByteCount::gib(1), options());
