@@ -165,7 +165,7 @@ impl FarArenas {
 
     /// Takes a block that the calling thread's cache has; `None`: [`allocate`](Self::allocate) finds one.
     /// Calls nothing: without registers to save, a pair of this and of a free costs a quarter less.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&'static self, layout: Layout) -> Option<NonNull<u8>> {
         let mut access = thread_cache::access_at_once(&self.caches)?;
         let ptr = access.take(layout)?;
@@ -213,7 +213,7 @@ impl FarArenas {
     ///
     /// # Safety
     /// `ptr` is an allocation of this tier with this layout and is not used again.
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn free(&'static self, ptr: *mut u8, layout: Layout) {
         strict_assert!(self.contains(ptr.addr()), "{ptr:p} is not far");
         match thread_cache::access_at_once(&self.caches) {
@@ -226,7 +226,7 @@ impl FarArenas {
 
     /// # Safety
     /// As for [`free`](Self::free).
-    #[inline]
+    #[inline(always)]
     unsafe fn free_into(&self, mut access: Access<'_>, ptr: *mut u8, layout: Layout) {
         access.count_freed(layout.size());
         // SAFETY: as the caller promises.

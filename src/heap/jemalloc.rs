@@ -39,8 +39,12 @@ pub(crate) use tikv_jemalloc_sys::extent_hooks_t;
 /// jemalloc's page; extents are multiples of it.
 pub(crate) const PAGE: usize = 4096;
 
-/// Alignment that every size from 16 bytes up has without asking.
-const ALIGN_FREE: usize = 16;
+/// Largest size that jemalloc's own caches keep, in bytes.
+pub(crate) const SMALL_MAX: usize = 32 << 10;
+
+/// Alignment that every size has without asking, and that every size above it has.
+const ALIGN_FREE: usize = 8;
+const ALIGN_FREE_ABOVE: usize = 16;
 
 /// The options described in the module's documentation.
 #[cfg(feature = "jemalloc-conf")]
@@ -79,10 +83,16 @@ impl Flags {
         Flags(ffi::MALLOCX_ARENA(arena as usize) | ffi::MALLOCX_TCACHE(cache as usize))
     }
 
+    /// Whether jemalloc's natural alignment of `size` is `align` or more.
+    #[inline]
+    pub(crate) const fn is_natural(size: usize, align: usize) -> bool {
+        align <= ALIGN_FREE || (align == ALIGN_FREE_ABOVE && size > ALIGN_FREE)
+    }
+
     /// The same with what `size` and `align` need beyond jemalloc's natural alignment.
     #[inline]
     pub(crate) const fn aligned(self, size: usize, align: usize) -> Flags {
-        if align <= ALIGN_FREE && align <= size {
+        if Flags::is_natural(size, align) {
             self
         } else {
             Flags(self.0 | align.trailing_zeros() as c_int)
@@ -627,6 +637,8 @@ mod tests {
     fn natural_alignment_needs_no_flag() {
         assert_eq!(Flags::LOCAL.aligned(16, 16), Flags::LOCAL);
         assert_eq!(Flags::LOCAL.aligned(8, 8), Flags::LOCAL);
+        assert_eq!(Flags::LOCAL.aligned(1, 8), Flags::LOCAL);
+        assert_eq!(Flags::LOCAL.aligned(9, 16), Flags::LOCAL);
         assert_ne!(Flags::LOCAL.aligned(8, 16), Flags::LOCAL);
         assert_ne!(Flags::LOCAL.aligned(64, 32), Flags::LOCAL);
     }

@@ -42,6 +42,22 @@ pub(super) unsafe fn allocate(layout: Layout, fill: Fill) -> *mut u8 {
     unsafe { allocate_new(layout.size(), layout.align(), fill) }
 }
 
+/// Whether a block is small, and needs no alignment that its size does not have: most are so.
+#[inline]
+pub(super) fn is_plain(layout: Layout) -> bool {
+    layout.size() <= magazine::SMALL_MAX && Flags::is_natural(layout.size(), layout.align())
+}
+
+/// As [`allocate`], of a [plain](is_plain) block of `size` bytes.
+///
+/// # Safety
+/// As for [`allocate`].
+#[inline]
+pub(super) unsafe fn allocate_plain(size: usize) -> *mut u8 {
+    // SAFETY: as the caller promises; automatic caches belong to their threads.
+    unsafe { jemalloc::allocate(size, Flags::LOCAL) }
+}
+
 /// Frees.
 ///
 /// # Safety
@@ -52,6 +68,20 @@ pub(super) unsafe fn free(ptr: *mut u8, layout: Layout) {
         // SAFETY: as the caller promises.
         return unsafe { free_large(ptr, layout) };
     }
+    if Flags::is_natural(layout.size(), layout.align()) {
+        // SAFETY: as the caller promises; automatic caches belong to their threads.
+        return unsafe { jemalloc::free(ptr, layout.size(), Flags::LOCAL) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { free_aligned(ptr, layout) }
+}
+
+/// As [`free`], of a small block with more than its natural alignment. Out of line as [`allocate_large`] is.
+///
+/// # Safety
+/// As for [`free`].
+#[inline(never)]
+unsafe fn free_aligned(ptr: *mut u8, layout: Layout) {
     let flags = Flags::LOCAL.aligned(layout.size(), layout.align());
     // SAFETY: as the caller promises; automatic caches belong to their threads.
     unsafe { jemalloc::free(ptr, layout.size(), flags) }

@@ -7,6 +7,7 @@
 //! 1. A pinned thread's allocations are local whatever scope or size says. Our own threads are
 //!    pinned for life, every thread is inside a hook.
 
+use super::jemalloc::SMALL_MAX;
 use crate::base::local::{Pins, set_pins};
 use crate::base::sync::{AtomicU32, Ordering::Relaxed};
 use std::cell::Cell;
@@ -114,14 +115,19 @@ pub(crate) enum Fill {
     Zero,
 }
 
+/// What is smaller is a small block: jemalloc's own caches keep it.
+pub(super) const SMALL_END: usize = SMALL_MAX + 1;
+
 /// A thread's state; see the module's documentation.
 struct Thread {
     /// The innermost scope's placement.
     scope: Cell<Option<Placement>>,
     /// How many pins are in force.
     pins: Cell<u32>,
-    /// What the two say together; kept because every allocation asks.
+    /// What the two say together; kept because allocations ask.
     placement: Cell<Option<Placement>>,
+    /// Small blocks below this size are local, as far as the two have a say; kept because every allocation asks.
+    small_below: Cell<usize>,
 }
 
 impl Thread {
@@ -136,12 +142,19 @@ impl Thread {
         self.pins.set(pins);
         let placement = if pins > 0 { Some(Placement::Local) } else { self.scope.get() };
         self.placement.set(placement);
+        let may_be_local = matches!(placement, None | Some(Placement::Local));
+        self.small_below.set(if may_be_local { SMALL_END } else { 0 });
     }
 }
 
 thread_local! {
     static THREAD: Thread = const {
-        Thread { scope: Cell::new(None), pins: Cell::new(0), placement: Cell::new(None) }
+        Thread {
+            scope: Cell::new(None),
+            pins: Cell::new(0),
+            placement: Cell::new(None),
+            small_below: Cell::new(SMALL_END),
+        }
     };
 }
 
@@ -153,7 +166,17 @@ pub(super) fn set_scope(scope: Option<Placement>) -> Option<Placement> {
 /// The placement in force on this thread, if a scope or a pin decides it.
 #[inline]
 pub(super) fn placement() -> Option<Placement> {
-    THREAD.with(|thread| thread.placement.get())
+    let mut placement = None;
+    // Not as the closure's value: of that the compiler asks whether it is the error of a value that has been
+    // destroyed, which there is none of here.
+    THREAD.with(|thread| placement = thread.placement.get());
+    placement
+}
+
+/// The size below which a small block is local on this thread, unless the default tier's threshold sends it far.
+#[inline]
+pub(super) fn small_below() -> usize {
+    THREAD.with(|thread| thread.small_below.get())
 }
 
 /// Keeps a thread's allocations local while it lives.

@@ -22,7 +22,7 @@ use super::accounting::{self, TierMemory};
 use super::far_arenas::{ClosedArenas, FarArenas};
 use super::jemalloc::{self, Arena};
 use super::local;
-use super::placement::{self, TIERS_MAX, Tier};
+use super::placement::{self, SMALL_END, TIERS_MAX, Tier};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{
     AtomicBool, AtomicPtr, AtomicUsize,
@@ -43,8 +43,9 @@ struct All {
     default: AtomicPtr<FarArenas>,
     base: AtomicUsize,
     span: AtomicUsize,
-    /// Its size threshold.
+    /// Its size threshold; and that of small blocks, which every allocation asks.
     threshold: AtomicUsize,
+    small_below: AtomicUsize,
     /// This process was forked from one with a far tier: far pointers may exist, which must not count as
     /// local ones, so that it cannot have a tier of its own.
     is_inherited: AtomicBool,
@@ -59,6 +60,7 @@ static ALL: All = All {
     base: AtomicUsize::new(0),
     span: AtomicUsize::new(0),
     threshold: AtomicUsize::new(usize::MAX),
+    small_below: AtomicUsize::new(SMALL_END),
     is_inherited: AtomicBool::new(false),
     tiers: [const { AtomicPtr::new(ptr::null_mut()) }; TIERS_MAX],
 };
@@ -91,7 +93,7 @@ pub(crate) fn install(arenas: &'static FarArenas) -> Result<()> {
         ALL.base.store(base, Relaxed);
         // Pairs with the Acquire in `origin`: a thread that sees the span sees its base.
         ALL.span.store(end - base, Release);
-        ALL.threshold.store(arenas.threshold().map_or(usize::MAX, ByteCount::as_usize), Relaxed);
+        set_threshold(arenas.threshold().map_or(usize::MAX, ByteCount::as_usize));
         // A thread that allocates far has seen all of this; one that frees has the pointer from there.
         ALL.default.store(this, Release);
     }
@@ -112,13 +114,19 @@ pub(crate) fn uninstall(tiers: &[&'static FarArenas]) -> Result<()> {
         if slot == 0 {
             ALL.default.store(ptr::null_mut(), Relaxed);
             ALL.span.store(0, Relaxed);
-            ALL.threshold.store(usize::MAX, Relaxed);
+            set_threshold(usize::MAX);
         }
         ALL.tiers[slot].store(ptr::null_mut(), Relaxed);
     }
     // No pointer into these tiers exists any more, so nobody can miss their ranges.
     set_bounds();
     ended
+}
+
+/// Sets the default tier's threshold.
+fn set_threshold(bytes: usize) {
+    ALL.threshold.store(bytes, Relaxed);
+    ALL.small_below.store(bytes.min(SMALL_END), Relaxed);
 }
 
 /// Has the bounds include all tiers, and no more.
@@ -145,6 +153,7 @@ pub(crate) extern "C" fn leave_to_parent() {
 }
 
 /// Whether this process was forked from one with a far tier.
+#[inline]
 pub(crate) fn is_left_to_parent() -> bool {
     ALL.is_inherited.load(Relaxed)
 }
@@ -167,6 +176,12 @@ pub(crate) fn default_tier() -> Option<&'static FarArenas> {
 #[inline]
 pub(super) fn threshold() -> usize {
     ALL.threshold.load(Relaxed)
+}
+
+/// The same for small blocks: below it they are local, unless the thread says otherwise.
+#[inline]
+pub(super) fn small_below() -> usize {
+    ALL.small_below.load(Relaxed)
 }
 
 /// The tier of this name, if it runs in this process.
@@ -216,7 +231,8 @@ fn all_known() -> impl Iterator<Item = &'static FarArenas> {
 
 /// Whether an address is within the bounds of all tiers: a local one mostly is not.
 #[inline]
-fn may_be_far(addr: usize) -> bool {
+pub(super) fn may_be_far(ptr: *const u8) -> bool {
+    let addr = ptr.addr();
     // The holder of a far pointer has seen bounds that include it (invariant 1). That of a local one may
     // see one bound of a tier that is starting, or has ended, beside another: then the tiers are asked.
     let high = ALL.high.load(Acquire);
@@ -233,9 +249,12 @@ pub(super) fn origin(ptr: *const u8) -> Origin {
 /// would without other tiers. Calls nothing, see [`FarArenas::take`].
 #[inline]
 pub(super) fn origin_at_once(ptr: *const u8) -> Option<Origin> {
-    if !may_be_far(ptr.addr()) {
-        return Some(Origin::Local);
-    }
+    if may_be_far(ptr) { default_tier_of(ptr).map(Origin::Far) } else { Some(Origin::Local) }
+}
+
+/// The default tier, if a pointer that [may be far](may_be_far) is from there.
+#[inline]
+pub(super) fn default_tier_of(ptr: *const u8) -> Option<&'static FarArenas> {
     // Holders of far pointers have seen both, and they stay while any tier runs: the default one ends last.
     // (Only a thread that is stopped between the two lines, while one heap ends and another one starts,
     // could take local memory for the new one's, where that is smaller.)
@@ -243,7 +262,7 @@ pub(super) fn origin_at_once(ptr: *const u8) -> Option<Origin> {
     if ptr.addr().wrapping_sub(ALL.base.load(Relaxed)) >= span {
         return None;
     }
-    default_tier().map(Origin::Far)
+    default_tier()
 }
 
 /// The rest of [`origin`].

@@ -70,27 +70,37 @@ impl LargeMagazines {
         LargeMagazines { held: 0, room: 0, clock: 0, stacks: EMPTY, blocks }
     }
 
-    /// Takes a block of `class`, the last one put.
+    // `get` instead of an index, as in `magazine`.
+
+    /// Takes a block of `class`, the last one put, if it is aligned to `align`.
     #[inline]
-    pub(super) fn take(&mut self, class: usize) -> Option<*mut u8> {
-        let stack = &mut self.stacks[index_of(class)];
-        stack.len = stack.len.checked_sub(1)?;
+    pub(super) fn take(&mut self, class: usize, align: usize) -> Option<*mut u8> {
+        let stack = self.stacks.get_mut(index_of(class))?;
+        let len = stack.len.checked_sub(1)?;
+        let block = *self.blocks.get((stack.first + len) as usize)?;
+        if block.addr() & (align - 1) != 0 {
+            return None; // As in `magazine`.
+        }
         self.clock += 1;
+        stack.len = len;
         stack.taken = self.clock;
         self.held -= SIZES[class];
-        Some(self.blocks[(stack.first + stack.len) as usize])
+        Some(block)
     }
 
     /// Keeps a freed block of `class`; `false` when there is no room.
     #[inline]
     pub(super) fn put(&mut self, class: usize, block: *mut u8) -> bool {
-        let stack = &mut self.stacks[index_of(class)];
+        let Some(stack) = self.stacks.get_mut(index_of(class)) else { return false };
         let held = self.held + SIZES[class];
         if stack.len >= stack.depth || held > self.room {
             return false;
         }
+        let Some(place) = self.blocks.get_mut((stack.first + stack.len) as usize) else {
+            return false;
+        };
+        *place = block;
         self.held = held;
-        self.blocks[(stack.first + stack.len) as usize] = block;
         stack.len += 1;
         true
     }
@@ -192,9 +202,12 @@ mod tests {
         let (small, large) = (class(64 << 10), class(128 << 10));
         assert!(magazines.put(small, block(1)) && magazines.put(large, block(2)));
         assert!(!magazines.put(small, block(3)), "the room is full");
-        assert_eq!(magazines.take(large), Some(block(2)));
+        assert_eq!(magazines.take(large, 1), Some(block(2)));
         assert!(magazines.put(small, block(4)));
-        assert_eq!([(); 3].map(|()| magazines.take(small)), [Some(block(4)), Some(block(1)), None]);
+        assert_eq!(
+            [(); 3].map(|()| magazines.take(small, 1)),
+            [Some(block(4)), Some(block(1)), None]
+        );
     }
 
     #[test]
@@ -219,14 +232,20 @@ mod tests {
             assert!(magazines.put(cold, block(place)));
         }
         assert!(magazines.put(warm, block(9)));
-        assert_eq!(magazines.take(warm), Some(block(9)));
+        assert_eq!(magazines.take(warm, 1), Some(block(9)));
         assert!(magazines.put(warm, block(9)));
         let mut freed = Vec::new();
         assert!(magazines.make_place(new, |block, size| freed.push((block, size))));
         assert_eq!(freed, [(block(1), 64 << 10)]);
         assert!(magazines.put(new, block(10)));
-        assert_eq!([(); 3].map(|()| magazines.take(cold)), [Some(block(3)), Some(block(2)), None]);
-        assert_eq!((magazines.take(warm), magazines.take(new)), (Some(block(9)), Some(block(10))));
+        assert_eq!(
+            [(); 3].map(|()| magazines.take(cold, 1)),
+            [Some(block(3)), Some(block(2)), None]
+        );
+        assert_eq!(
+            (magazines.take(warm, 1), magazines.take(new, 1)),
+            (Some(block(9)), Some(block(10)))
+        );
         assert!(!magazines.make_place(class(1 << 20), |_, _| panic!("it never fits")));
     }
 

@@ -23,8 +23,7 @@ use std::ptr;
 /// Largest size that magazines keep, in bytes.
 pub(in crate::heap) const SIZE_MAX: usize = 8 << 20;
 
-/// Largest size that jemalloc's own caches keep, in bytes.
-pub(in crate::heap) const SMALL_MAX: usize = 32 << 10;
+pub(in crate::heap) use crate::heap::jemalloc::SMALL_MAX;
 
 /// Size classes up to [`SIZE_MAX`].
 pub(super) const CLASSES: usize = class_of_size(SIZE_MAX) + 1;
@@ -251,12 +250,19 @@ impl Magazines {
         self.stacks[class].depth += (bytes / SIZES[class]) as u32;
     }
 
-    /// Takes an object of `class`, the last one put.
+    // `get` instead of an index: the way out of a panic would cost the callers registers to save.
+
+    /// Takes an object of `class`, the last one put, if it is aligned to `align`.
     #[inline]
-    pub(in crate::heap) fn take(&mut self, class: usize) -> Option<*mut u8> {
+    pub(in crate::heap) fn take(&mut self, class: usize, align: usize) -> Option<*mut u8> {
         let stack = &mut self.stacks[class];
-        stack.len = stack.len.checked_sub(1)?;
-        Some(self.objects[(stack.first + stack.len) as usize])
+        let len = stack.len.checked_sub(1)?;
+        let object = *self.objects.get((stack.first + len) as usize)?;
+        if object.addr() & (align - 1) != 0 {
+            return None; // Possible with `cache_oblivious`, which moves large objects off page borders.
+        }
+        stack.len = len;
+        Some(object)
     }
 
     /// Keeps a freed object of `class`; `false` when there is no room.
@@ -266,29 +272,24 @@ impl Magazines {
         if stack.len >= stack.depth {
             return false;
         }
-        self.objects[(stack.first + stack.len) as usize] = object;
+        let Some(place) = self.objects.get_mut((stack.first + stack.len) as usize) else {
+            return false;
+        };
+        *place = object;
         stack.len += 1;
         true
     }
 
-    /// As [`take`](Self::take).
+    /// As [`take`](Self::take), of an object that has the alignment.
     #[inline]
     pub(in crate::heap) fn take_small(&mut self, class: SmallClass) -> Option<*mut u8> {
-        let stack = &mut self.stacks[class.index()];
-        stack.len = stack.len.checked_sub(1)?;
-        Some(self.objects[(stack.first + stack.len) as usize])
+        self.take(class.index(), 1)
     }
 
     /// As [`put`](Self::put).
     #[inline]
     pub(in crate::heap) fn put_small(&mut self, class: SmallClass, object: *mut u8) -> bool {
-        let stack = &mut self.stacks[class.index()];
-        if stack.len >= stack.depth {
-            return false;
-        }
-        self.objects[(stack.first + stack.len) as usize] = object;
-        stack.len += 1;
-        true
+        self.put(class.index(), object)
     }
 
     /// Empties all magazines into `free`, which gets each object with its class's size, and takes
@@ -353,9 +354,9 @@ mod tests {
         let mut magazines = Magazines::new();
         let objects = [16, 32, 48].map(ptr::without_provenance_mut);
         assert!(objects.iter().all(|&object| put(&mut magazines, 3, object)));
-        assert_eq!(magazines.take(3), Some(objects[2]));
-        assert_eq!(magazines.take(3), Some(objects[1]));
-        assert_eq!(magazines.take(4), None);
+        assert_eq!(magazines.take(3, 8), Some(objects[2]));
+        assert_eq!(magazines.take(3, 8), Some(objects[1]));
+        assert_eq!(magazines.take(4, 8), None);
     }
 
     #[test]
