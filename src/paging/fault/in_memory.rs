@@ -106,10 +106,20 @@ fn touch_resident(pager: &Pager, page: PageId, word: Word, fault: &Fault) -> Opt
 /// `Resident`, and a write found it protected: lifts the protection.
 fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatus> {
     let (moving, opened) = protocol::open_for_writes(pager.word(page), word).ok()?;
-    if let Err(error) = pager.mapper().allow_writes(pager.addr(page)) {
-        diagnostics::fatal("a write-protected page could not be opened", &error);
+    match pager.mapper().allow_writes(pager.addr(page)) {
+        Ok(()) => {
+            pager.mapper().note_mapped();
+            pager.publish(page, moving, opened);
+        }
+        // While a message of the kernel's is not read it refuses all calls (EAGAIN). Its reader may be this
+        // thread, or have no processor: 10,000 calls were over first, and the process was ended.
+        Err(error) if install::is_passing(pager, &error) => {
+            diagnostics::warn("a write-protected page could not be opened, trying again", &error);
+            pager.publish(page, moving, word);
+            return Some(FaultStatus::TryAgain);
+        }
+        Err(error) => diagnostics::fatal("a write-protected page could not be opened", &error),
     }
-    pager.publish(page, moving, opened);
     if !pager.pool().moves().evict {
         // A thread that was woken before that and faulted again finds it open.
         pager.wake(page);

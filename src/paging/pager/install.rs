@@ -198,6 +198,12 @@ pub(crate) fn install_zeros(pager: &Pager, page: PageId) -> Result<bool> {
 
 // Failure.
 
+/// Whether the kernel may soon do what it has refused.
+pub(in crate::paging) fn is_passing(pager: &Pager, error: &Error) -> bool {
+    matches!(errno_of(error), sys::ENOMEM | sys::EAGAIN | sys::EBUSY | sys::EEXIST)
+        && !pager.mapper().fails_too_long(pager.health().deadline())
+}
+
 /// Says what is to become of a fault whose page, `moving` by this thread, could not be mapped.
 /// `before` is what the page was.
 pub(in crate::paging) fn not_mapped(
@@ -214,9 +220,7 @@ pub(in crate::paging) fn not_mapped(
             pager.wake(page);
             FaultStatus::Resolved
         }
-        sys::ENOMEM | sys::EAGAIN | sys::EBUSY | sys::EEXIST
-            if !pager.mapper().fails_too_long(pager.health().deadline()) =>
-        {
+        _ if is_passing(pager, error) => {
             diagnostics::warn("a page could not be mapped, trying again", error);
             pager.publish(page, moving, before);
             FaultStatus::TryAgain
