@@ -6,7 +6,7 @@ mod common;
 use allocator_api2::vec::Vec as TierVec;
 use common::child::alone;
 use common::faulty::FaultyStore;
-use common::{Dice, heap, mem_store, seed, watchdog};
+use common::{Dice, StopOnDrop, heap, mem_store, seed, watchdog};
 use farheap::store::Op;
 use farheap::{ByteCount, Config, Error, FarHeap, Placement, Tier, scope};
 use std::collections::VecDeque;
@@ -116,6 +116,7 @@ fn tiers_start_and_end_under_short_lived_threads_that_use_them() {
         };
         let (mut in_use, lives) = (0, AtomicU64::new(0));
         std::thread::scope(|starters| {
+            let others = StopOnDrop(&exchange.is_over);
             for _ in 0..3 {
                 starters.spawn(|| {
                     while !exchange.is_over.load(SeqCst) {
@@ -127,8 +128,15 @@ fn tiers_start_and_end_under_short_lived_threads_that_use_them() {
                 });
             }
             for round in 0..24 {
-                let tier = default.add_tier("guest", config(TEXTS[round % TEXTS.len()]));
-                let tier = tier.expect("the place is free again");
+                let text = TEXTS[round % TEXTS.len()];
+                let tier = match default.add_tier("guest", config(text)) {
+                    // jemalloc's metadata needs faults of system calls served, which not everybody may.
+                    Err(Error::UffdUnavailable { reasons }) if text.contains("metadata:far") => {
+                        println!("left out: {text}: {reasons}");
+                        continue;
+                    }
+                    tier => tier.expect("the place is free again"),
+                };
                 exchange.allocated.store(0, SeqCst);
                 *exchange.tier.lock().expect("no thread fails") = Some(tier.tier());
                 while exchange.allocated.load(SeqCst) < 200 {
@@ -155,7 +163,7 @@ fn tiers_start_and_end_under_short_lived_threads_that_use_them() {
                 }
                 assert!(Block::asked(tier.tier(), 100, 1).is_none(), "it has ended");
             }
-            exchange.is_over.store(true, SeqCst);
+            drop(others);
         });
         println!("{} threads lived, {in_use} refusals", lives.load(SeqCst));
         assert!(in_use > 0, "no tier was in use when it was to end");
