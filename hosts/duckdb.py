@@ -1,10 +1,8 @@
 """DuckDB in memory, by its Python package: a join, a group-by and a sort."""
 
-import subprocess
-import sys
+import pythons
 
 NEEDS = []
-PYTHONS = ["/usr/bin/python3", sys.executable]
 # Two threads and no files of its own: what does not fit is this limit's to place. What takes longer than 2 s has a
 # progress bar, which is no answer.
 TEXT = """
@@ -29,8 +27,7 @@ python = None
 def MISSING():
     """What is not there; the interpreter that has it is remembered."""
     global python
-    have = lambda path: subprocess.run([path, "-I", "-c", "import duckdb"], capture_output=True).returncode == 0
-    python = next((path for path in PYTHONS if have(path)), None)
+    python = pythons.with_packages("duckdb")
     return None if python else "duckdb is not installed (pip install duckdb)"
 
 
@@ -48,7 +45,4 @@ def prepare(dir, small):
 
 
 def work(side, dir):
-    with open(f"{dir}/answer", "w") as answer:
-        side.run([python, "-I", "-c", TEXT, size], stdout=answer)
-    with open(f"{dir}/answer") as answer:
-        return answer.read()
+    return pythons.answer(side, dir, python, TEXT, size)

@@ -1,10 +1,8 @@
 """CPython with NumPy and pandas: a table is grouped, joined and sorted."""
 
-import subprocess
-import sys
+import pythons
 
 NEEDS = []
-PYTHONS = ["/usr/bin/python3", sys.executable]
 TEXT = """
 import sys
 import numpy as np
@@ -31,8 +29,7 @@ python = None
 def MISSING():
     """What is not there; the interpreter that has it is remembered."""
     global python
-    have = lambda path: subprocess.run([path, "-I", "-c", "import numpy, pandas"], capture_output=True).returncode == 0
-    python = next((path for path in PYTHONS if have(path)), None)
+    python = pythons.with_packages("numpy", "pandas")
     return None if python else "pandas is not installed"
 
 
@@ -50,7 +47,4 @@ def prepare(dir, small):
 
 
 def work(side, dir):
-    with open(f"{dir}/answer", "w") as answer:
-        side.run([python, "-I", "-c", TEXT, size], stdout=answer)
-    with open(f"{dir}/answer") as answer:
-        return answer.read()
+    return pythons.answer(side, dir, python, TEXT, size)

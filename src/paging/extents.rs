@@ -311,7 +311,7 @@ impl Extents {
     pub(crate) fn release(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();
         if let Some(wants) = self.pager.slots().wants() {
-            // Whoever has these addresses next has asked for nothing.
+            // The next allocation at these addresses has not asked for the second side.
             let chunks = offset.div_ceil(CHUNK)..(offset + len.as_usize()) / CHUNK;
             chunks.for_each(|chunk| wants.set(ChunkId(chunk), Side::First));
         }
