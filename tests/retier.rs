@@ -415,6 +415,39 @@ fn children_that_are_forked_meanwhile_read_what_was_there() {
     data.check_nothing_leaked();
 }
 
+/// MOVE takes out nothing that is shared with a child, and these pages are protected against the write that
+/// would end the sharing.
+#[test]
+fn what_a_child_shares_leaves_for_the_new_side_as_well() {
+    let _watch = watchdog("what a child shares leaves as well", Duration::from_secs(120));
+    let Some(data) = Data::usual() else { return };
+    data.check(0); // Some of it is mapped now, and clean.
+    let (ended, mut ends) = std::io::pipe().expect("a pipe");
+    #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
+    // SAFETY: the child waits, and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        drop(ends);
+        let mut byte = [0];
+        // SAFETY: reads into a buffer of its own until its parent says that it may end.
+        unsafe { libc::read(std::os::fd::AsRawFd::as_raw_fd(&ended), byte.as_mut_ptr().cast(), 1) };
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(0) };
+    }
+    let moved = data.retier(Side::Second);
+    let evicted = data.region.evict_all();
+    let stored = data.stored_on(Side::Second);
+    std::io::Write::write_all(&mut ends, &[1]).expect("the child waits");
+    let mut status = 0;
+    // SAFETY: waits for the child.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert!(moved.expect("there is room").is_complete());
+    evicted.expect("there is room");
+    assert_eq!(stored, data.range().1.get());
+    data.check(0);
+    data.check_nothing_leaked();
+}
+
 #[test]
 fn a_store_by_itself_has_no_other_side() {
     let store = mem_store(ByteCount::mib(64));

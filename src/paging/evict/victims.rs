@@ -134,12 +134,15 @@ impl Evictor {
             if whole == got {
                 continue;
             }
-            if taken.refused && most > 1 {
+            let (page, word) = rest[whole];
+            // MOVE takes nothing that is shared with a child, and a write that would end the sharing stops
+            // at the protection. No device can be writing to what was protected all along: it may be copied.
+            let may_copy = taken.refused || word.protected();
+            if may_copy && most > 1 {
                 most = 1;
                 continue;
             }
-            let (page, word) = rest[whole];
-            let copied = taken.refused.then(|| content::copy_refused(&self.pager, page)).flatten();
+            let copied = may_copy.then(|| content::copy_refused(&self.pager, page)).flatten();
             match copied {
                 Some(frame) => self.cool((page, word), frame, chosen),
                 None if mapped_over::disown(&self.pager, page, word) => {}
