@@ -10,7 +10,7 @@
 //! After Weisgut et al., *Separated Allocator Metadata in Disaggregated In-Memory Databases*: 3 million
 //! blocks of 16 KiB and 10 million of 1 KiB, one after the other, on a far tier with pages of 256 KiB and a
 //! cache that holds next to nothing of it (their Figure 8; theirs is 10 MiB, ours 16 MiB, the least for
-//! such pages); blocks of random sizes in memory of a tier that fits (Figure 9, there on a remote NUMA node; here
+//! such pages, or 1/220 of the data, half of which is for tables); blocks of random sizes in memory of a tier that fits (Figure 9, there on a remote NUMA node; here
 //! on the last one, where there are several);
 //! the share of the metadata (Figure 6); and the address space that jemalloc's option `retain` takes
 //! (Finding 1). *Separated* is `metadata:local`, *together* `metadata:far`. By default a hundredth
@@ -145,15 +145,26 @@ impl Work {
         matches!(self, Work::Written16KiB | Work::Written1KiB)
     }
 
+    /// The limit of what is written: the least for such pages, or twice what the tables of all blocks take, which
+    /// may be half of it. Most of them are the kernel's page tables.
+    fn limit(self, options: &Options) -> ByteCount {
+        const LEAST: ByteCount = ByteCount::mib(16);
+        /// 1/PART of what is allocated: 2.3 MiB a GiB.
+        const PART: usize = 440;
+        let blocks = self.count(options) * self.sizes().1;
+        LEAST.max(ByteCount((2 * blocks / PART) as u64))
+    }
+
     fn config(self, options: &Options) -> Result<Config> {
         let metadata = if options.together { Metadata::Far } else { Metadata::Local };
         // Blocks that are not written take address space and room on the device, which is a sparse file.
         let text = match (self.is_written(), options.paper) {
-            (true, _) => "limit:16MiB,page:256KiB",
+            (true, _) => "page:256KiB",
             (_, true) => "limit:256MiB,capacity:4TiB",
             _ => "limit:256MiB,capacity:64GiB",
         };
         let builder = Config::builder().parse(text).map_err(Failure::of)?.metadata(metadata);
+        let builder = if self.is_written() { builder.limit(self.limit(options)) } else { builder };
         let span = ByteCount::gib(if options.paper { 8 << 10 } else { 1 << 10 });
         // As far away as memory is here: their Figure 9 is of a remote NUMA node.
         let far_node = probe::look().nodes.last().map(|node| node.number).filter(|node| *node > 0);
