@@ -260,6 +260,10 @@ def rounds(program, make, dir, args):
     for _ in range(args.rounds):
         side = make()
         try:
+            if side.group:
+                # Code and libraries count for the group that first reads them: for this one, as in a container.
+                pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+                perform(program, side, dir, args.deadline)
             outcome = perform(program, side, dir, args.deadline)
         finally:
             if side.group:
