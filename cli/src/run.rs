@@ -5,6 +5,7 @@
 
 use crate::program::{self, Refusal};
 use farheap::config::Place;
+use farheap::region::Mode;
 use farheap::{Config, Heap};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -124,6 +125,13 @@ fn configuration(options: &Run) -> Result<Config, String> {
         builder.build()
     };
     let config = read().map_err(|error| error.to_string())?;
+    if config.mode() == Mode::InThread {
+        // A program may have a handler of its own for the signal, and the C library waits for locks in far
+        // memory by system calls, which nothing outside of it can see coming.
+        let reason = "`mode:in_thread` serves no fault of a system call, and of a program with a handler for \
+                      SIGBUS none at all; leave `mode` out";
+        return Err(reason.to_owned());
+    }
     // The program would find out in the middle of its work, where it can only go on without far memory.
     let heap = Heap::start(config.clone()).map_err(|error| error.to_string())?;
     let has_far = heap.threshold().is_some() || config.threshold().is_none();
