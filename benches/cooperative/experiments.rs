@@ -248,11 +248,14 @@ pub(crate) fn tail(options: &Options, source: &Source<'_>) -> Result<(), Failure
         let Some(query) = queries.get((queries.len() as f64 * part) as usize) else { continue };
         let device = per_gib(device_ms(query.written));
         println!(
-            "{name} of {}: {:.1} ms for {} dirty pages, of which the device alone takes {:.1}",
+            "{name} of {}: {:.1} ms for {} dirty pages, of which the device alone takes {:.1}; the thread ran \
+             for {:.1}, and waited for a processor for {:.1}",
             queries.len(),
             query.allocate_ms,
             query.written,
-            device_ms(query.written)
+            device_ms(query.written),
+            query.allocate_share.running_ms,
+            query.allocate_share.ready_ms
         );
         rows.push(Row {
             work: format!("allocation of half the limit, {name}"),

@@ -86,10 +86,37 @@ pub(crate) struct Sample {
     pub(crate) is_quiet: bool,
 }
 
+/// Time of a thread as the scheduler counts it, in milliseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Scheduled {
+    pub(crate) running_ms: f64,
+    /// Ready to run, while others ran.
+    pub(crate) ready_ms: f64,
+}
+
+impl Scheduled {
+    /// Of the calling thread so far: `/proc/thread-self/schedstat`; zero where there is none.
+    fn now() -> Scheduled {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+        let mut fields = text.split_whitespace().map(|ns| ns.parse().unwrap_or(0.0) / 1e6);
+        let [running_ms, ready_ms] = [(); 2].map(|()| fields.next().unwrap_or(0.0));
+        Scheduled { running_ms, ready_ms }
+    }
+
+    fn since(self) -> Scheduled {
+        let now = Scheduled::now();
+        let (running_ms, ready_ms) =
+            (now.running_ms - self.running_ms, now.ready_ms - self.ready_ms);
+        Scheduled { running_ms, ready_ms }
+    }
+}
+
 /// What a query met.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) allocate_ms: f64,
+    /// Of `allocate_ms`, what the thread had a processor, and waited for one.
+    pub(crate) allocate_share: Scheduled,
     pub(crate) touch_ms: f64,
     /// Reading all of it once more.
     pub(crate) read_ms: f64,
@@ -373,11 +400,13 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     let bytes = (shared.options.limit.get() as f64 * share) as usize / 4096 * 4096;
     let pages_written = || shared.pool.stats().pages_written;
     let before = pages_written();
+    let scheduled = Scheduled::now();
     let began = Instant::now();
     let memory = shared.manager.temporary_allocator();
     let mut data: AllocVec<u8, _> = AllocVec::new_in(memory);
     let allocated = data.try_reserve_exact(bytes).is_ok();
     let allocate_ms = began.elapsed().as_secs_f64() * 1e3;
+    let allocate_share = scheduled.since();
     let written = pages_written() - before;
     let spilled = shared.manager.stats().spilled_bytes > ByteCount::ZERO;
     let step = |began: &mut Instant| {
@@ -401,7 +430,15 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     }
     drop(data);
     let total_s = began.elapsed().as_secs_f64();
-    allocated.then_some(Asked { allocate_ms, touch_ms, read_ms, total_s, spilled, written })
+    allocated.then_some(Asked {
+        allocate_ms,
+        allocate_share,
+        touch_ms,
+        read_ms,
+        total_s,
+        spilled,
+        written,
+    })
 }
 
 /// Query 9 allocates all along.
@@ -427,5 +464,6 @@ fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Optio
     }
     let spilled = shared.manager.stats().spilled_bytes > ByteCount::ZERO;
     let [allocate_ms, touch_ms, read_ms] = [NONE; 3];
-    Ok(Some(Asked { allocate_ms, touch_ms, read_ms, total_s, spilled, written: 0 }))
+    let allocate_share = Scheduled::default();
+    Ok(Some(Asked { allocate_ms, allocate_share, touch_ms, read_ms, total_s, spilled, written: 0 }))
 }
