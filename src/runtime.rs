@@ -19,7 +19,7 @@ use crate::heap::{
     self, Edges, ExtentSource, Far, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
 };
 use crate::limit::manager::MemoryManager;
-use crate::paging::region::{Mode, Region, Stats};
+use crate::paging::region::{Mode, Region, Stats, end_retiers};
 use crate::store::{BlockStore, Store};
 use crate::sys::probe::Node;
 use crate::sys::statm::Statm;
@@ -508,6 +508,9 @@ impl Heap {
                     Maintenance::start(arenas, region, tier.beside.clone(), name).ok();
             }
             drop(running.splice(at..at, ending));
+        } else {
+            // Whoever moves pages holds the region, and would go on.
+            ending.iter().for_each(|tier| end_retiers(&tier.heap.region));
         }
         result
     }

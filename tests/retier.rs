@@ -320,6 +320,87 @@ fn a_destination_that_fails_ends_it_and_every_page_is_whole() {
 }
 
 #[test]
+fn whichever_write_fails_every_page_is_whole() {
+    /// A retier of 12 MiB, of which 1 MiB stays in memory, makes more: each is of 1 MiB at most.
+    const WRITES_MIN: u64 = 11;
+    let _watch = watchdog("whichever write fails", Duration::from_secs(240));
+    let (store, control) = breakable(ByteCount::mib(64));
+    let config = config(ByteCount::kib(64));
+    let Some(data) = Data::stored(config, ByteCount::mib(12), store) else { return };
+    let len = data.range().1.get();
+    let (mut version, mut refused) = (0, 0);
+    loop {
+        control.fail_after(Op::Write, version, 1, libc::EIO);
+        let outcome = data.retier(Side::Second);
+        let is_hit = control.injected() > version;
+        control.heal();
+        if !is_hit {
+            assert!(outcome.expect("nothing failed").is_complete());
+            break;
+        }
+        match outcome {
+            // A later write went well, before anybody looked.
+            Ok(done) => assert!(done.is_complete(), "{done:?}"),
+            Err(Error::Io { op: "write", errno: libc::EIO, .. }) => refused += 1,
+            Err(other) => panic!("write {version}: {other}"),
+        }
+        data.check(version);
+        let have_one_place = || {
+            let is_out = data.region.evict_all().is_ok();
+            is_out && data.stored_on(Side::First) + data.stored_on(Side::Second) == len
+        };
+        assert!(eventually(have_one_place), "write {version}: {}", data.region.stats());
+        assert!(data.retier(Side::Second).expect("it is whole again").is_complete());
+        assert_eq!(data.stored_on(Side::First), 0, "write {version}");
+        assert!(data.retier(Side::First).expect("the first never failed").is_complete());
+        version += 1;
+        (0..data.units).for_each(|unit| data.write(unit, version));
+        data.region.evict_all().expect("the store has room");
+        // Some are dirty, the others are stored.
+        (0..256).for_each(|unit| data.write(unit, version));
+    }
+    println!("{version} writes failed, {refused} of them ended a retier");
+    assert!(version >= WRITES_MIN && refused > 0, "{version} writes, {refused} were reported");
+    data.check(version);
+    data.check_nothing_leaked();
+}
+
+#[test]
+fn a_source_that_cannot_be_read_ends_it_and_pages_stay_where_they_are() {
+    let _watch = watchdog("a source that cannot be read ends it", Duration::from_secs(240));
+    for good in [0, 4] {
+        let faulty = FaultyStore::new(mem_store(ByteCount::mib(64)), 1);
+        let control = faulty.control();
+        let store = joined(Arc::new(faulty), mem_store(ByteCount::mib(64)));
+        let config = config(ByteCount::kib(16)).deadline(Duration::from_secs(1));
+        let Some(data) = Data::stored(config, ByteCount::mib(24), store) else { return };
+        let (ptr, len) = data.range();
+        let fail = || control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
+        if good == 0 {
+            fail();
+        }
+        let mut done = 0;
+        let outcome = data.region.retier(ptr, len, Side::Second).expect("a range").run(|_| {
+            done += 1;
+            if done == good {
+                fail();
+            }
+        });
+        let error = outcome.expect_err("nothing can be read");
+        assert!(matches!(error, Error::Io { op: "read", .. }), "{error}");
+        assert!(done < 12 && control.injected() > 0, "{done} chunks moved");
+        control.heal();
+        // Nobody touched what could not be read, so nothing is lost.
+        data.check(0);
+        let is_done = || data.retier(Side::Second).is_ok_and(|done| done.is_complete());
+        assert!(eventually(is_done), "it is whole again: {}", data.region.stats());
+        assert_eq!(data.stored_on(Side::First), 0);
+        data.check(0);
+        data.check_nothing_leaked();
+    }
+}
+
+#[test]
 fn cancelling_leaves_each_page_where_it_is() {
     let _watch = watchdog("cancelling leaves pages where they are", Duration::from_secs(120));
     let Some(data) = Data::usual() else { return };

@@ -28,6 +28,8 @@ pub use crate::paging::latency::{Latencies, Latency};
 #[cfg(feature = "heap")]
 pub(crate) use crate::paging::purge::{Purge, REST};
 pub use crate::paging::readahead::Advice;
+#[cfg(feature = "heap")]
+pub(crate) use crate::paging::retier::end_retiers;
 pub use crate::paging::retier::{Retier, Retiered};
 pub use crate::paging::stats::Stats;
 

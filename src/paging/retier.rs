@@ -150,6 +150,14 @@ impl Region {
     }
 }
 
+/// Has a [`Retier`] of a region that is under way end soon, and further ones at once: the heap over it has ended.
+#[cfg(feature = "heap")]
+pub(crate) fn end_retiers(region: &Region) {
+    if let Some(wants) = region.pager.slots().wants() {
+        wants.end_all();
+    }
+}
+
 impl<'a> Retier<'a> {
     /// Reads at most this many bytes a second on average; zero, the default, is no bound.
     pub fn rate(mut self, bytes_a_second: ByteCount) -> Retier<'a> {
@@ -172,8 +180,8 @@ impl<'a> Retier<'a> {
     /// # Errors
     /// [`Error::StoreFull`] when the side has no room for more, [`Error::Io`] when a write to it fails, or when
     /// pages cannot be read within the region's deadline, [`Error::LimitExceeded`] when they find no room in
-    /// memory for so long, [`Error::NotRunning`] when the region stops, [`Error::Unsupported`] while another
-    /// thread retiers pages of this region.
+    /// memory for so long, [`Error::NotRunning`] once the heap that the region is of was shut down,
+    /// [`Error::Unsupported`] while another thread retiers pages of this region.
     pub fn run(self, progress: impl FnMut(&Retiered)) -> Result<Retiered> {
         if !self.wants.begin(self.to) {
             let (feature, why) = ("two retiers of one region", "another one is under way");
@@ -252,7 +260,7 @@ impl Walk<'_> {
             if self.retier.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
                 return Ok(());
             }
-            if self.pager.health().is_stopping() {
+            if self.pager.health().is_stopping() || self.retier.wants.is_over() {
                 return Err(Error::NotRunning);
             }
             let mut is_new = false;

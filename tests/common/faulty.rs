@@ -67,6 +67,8 @@ struct Plan {
 
 #[derive(Debug, Default)]
 struct Failures {
+    /// Requests that pass before the next ones fail.
+    skip_left: AtomicU64,
     next_left: AtomicU64,
     next_errno: AtomicU32,
     per_million: AtomicU32,
@@ -102,7 +104,13 @@ impl FaultyStore {
 impl FaultControl {
     /// Fails the next `count` requests of the kind with `errno`.
     pub(crate) fn fail_next(&self, op: Op, count: u64, errno: i32) {
+        self.fail_after(op, 0, count, errno);
+    }
+
+    /// Lets `skip` requests of the kind pass, and fails the next `count` with `errno`.
+    pub(crate) fn fail_after(&self, op: Op, skip: u64, count: u64, errno: i32) {
         let failures = self.plan.failures(op);
+        failures.skip_left.store(skip, Ordering::Relaxed);
         failures.next_errno.store(errno.unsigned_abs(), Ordering::Relaxed);
         // Pairs with the Acquire in `take_one`: who counts down sees the errno.
         failures.next_left.store(count, Ordering::Release);
@@ -170,6 +178,7 @@ impl FaultControl {
     pub(crate) fn heal(&self) {
         for failures in [&self.plan.reads, &self.plan.writes] {
             failures.next_left.store(0, Ordering::Relaxed);
+            failures.skip_left.store(0, Ordering::Relaxed);
             failures.per_million.store(0, Ordering::Relaxed);
         }
         self.plan.sync_left.store(0, Ordering::Relaxed);
@@ -215,7 +224,7 @@ impl Plan {
             return Verdict::Fail(errno);
         }
         let failures = self.failures(op);
-        if take_one(&failures.next_left) {
+        if !take_one(&failures.skip_left) && take_one(&failures.next_left) {
             return Verdict::Fail(load_errno(&failures.next_errno));
         }
         // Pairs with the Release in `fail_fraction`: the errno is visible.

@@ -20,6 +20,8 @@ pub(in crate::paging) struct Wants {
     failed: [AtomicU32; 2],
     /// A thread changes what chunks want.
     is_busy: AtomicBool,
+    /// Nobody is to change it any more.
+    is_over: AtomicBool,
 }
 
 impl Wants {
@@ -32,6 +34,7 @@ impl Wants {
             chunks: LazyArray::new(chunks)?,
             failed: Default::default(),
             is_busy: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
         })
     }
 
@@ -63,6 +66,17 @@ impl Wants {
     /// Ends what [`begin`](Self::begin) began.
     pub(in crate::paging) fn end(&self) {
         self.is_busy.store(false, Ordering::Release);
+    }
+
+    /// Has nobody move pages any more: what the region is for has ended.
+    #[cfg(feature = "heap")]
+    pub(in crate::paging) fn end_all(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    /// Whether nobody is to move pages any more.
+    pub(in crate::paging) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
     }
 
     /// Notes how a write to a side went: 0, or an `errno`.
