@@ -20,7 +20,7 @@ use crate::heap::{
 };
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats, end_retiers};
-use crate::store::{BlockStore, Store};
+use crate::store::{BlockStore, JoinedStore, Store};
 use crate::sys::probe::Node;
 use crate::sys::statm::Statm;
 use crate::sys::vm;
@@ -673,14 +673,22 @@ fn wanted_threshold(config: &Config) -> Option<ByteCount> {
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
-    let store = match config.device() {
+    let first = match config.device() {
         Some(device) => BlockStore::scratch(device, config.capacity(), config.overwrite())?,
         None => BlockStore::temporary(config.dir(), config.capacity())?,
     };
+    let first = prepare(config, first)?;
+    let Some(path) = config.second() else { return Ok(first) };
+    let second = BlockStore::scratch(path, config.second_capacity(), config.overwrite())?;
+    Ok(Arc::new(JoinedStore::new(first, prepare(config, second)?)?))
+}
+
+/// Does with an opened device or file what the options say of all.
+fn prepare(config: &Config, store: BlockStore) -> Result<Arc<dyn Store>> {
     if store.is_in_memory() {
         eprintln!(
             "farheap: {}: this file system is in memory (tmpfs), so that evicting to it frees no \
-             memory; set `dir` or `device` to something on a disk",
+             memory; set `dir`, `device` or `second` to something on a disk",
             store.describe()
         );
     }

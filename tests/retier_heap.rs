@@ -5,7 +5,7 @@
 mod common;
 
 use allocator_api2::alloc::Allocator;
-use common::child::alone;
+use common::child::{alone, cases};
 use common::{eventually, mem_store, watchdog};
 use farheap::store::{JoinedStore, Side, Store};
 use farheap::{ByteCount, Config, Error, Far, FarHeap, Heap};
@@ -121,4 +121,52 @@ fn a_shutdown_ends_a_retier_and_nothing_is_left() {
         drop(heap);
         assert!(eventually(|| stores.iter().all(|store| Arc::strong_count(store) == 1)));
     });
+}
+
+#[test]
+fn a_configuration_names_the_second_device() {
+    const NAME: &str = "a_configuration_names_the_second_device";
+    cases(
+        NAME,
+        &["page:16KiB", "page:4KiB,mode:in_thread", "encrypt:on", "compress:4MiB"],
+        |more| {
+            if more.contains("encrypt") && !cfg!(feature = "encrypt") {
+                return println!("skipped: without the feature `encrypt`");
+            }
+            if more.contains("compress") && !cfg!(feature = "compress") {
+                return println!("skipped: without the feature `compress`");
+            }
+            let _watch = watchdog(NAME, Duration::from_secs(120));
+            let dir = tempfile::tempdir().expect("a directory");
+            let second = dir.path().join("second");
+            let config = |more: &str| {
+                let second = second.display();
+                let text =
+                    format!("limit:16MiB,readahead:off,capacity:64MiB,second:{second},{more}");
+                Config::parse(&text).expect("a configuration")
+            };
+            // As for the first device, a file that is to be made needs a size.
+            let refused = Heap::start(config(more)).map(drop);
+            assert!(matches!(refused, Err(Error::Device { .. })), "{refused:?}");
+            let text = format!("second_capacity:64MiB,{more}");
+            let Some(heap) = permitted(Heap::start(config(&text))) else { return };
+            let start = column(&heap);
+            let len = ByteCount(layout().size() as u64);
+            for to in [Side::Second, Side::First, Side::Second] {
+                let retier = heap.retier(start.as_ptr(), len, to).expect("a range");
+                assert!(retier.run(|_| {}).expect("there is room").is_complete());
+                assert!(heap.stored_on(to) > ByteCount::mib(4), "{to:?}: {}", heap.stats());
+                assert!(is_right(start), "{to:?}");
+            }
+            // The device is this heap's.
+            let other = heap.add_tier("other", config(&text)).map(drop);
+            assert!(matches!(other, Err(Error::Device { .. })), "{other:?}");
+            free(start);
+            heap.shutdown().expect("everything was freed");
+            drop(heap);
+            // Like the first, it holds pages that the next heap may overwrite.
+            let again = permitted(Heap::start(config("page:64KiB"))).expect("as before");
+            again.shutdown().expect("nothing was allocated");
+        },
+    );
 }

@@ -307,20 +307,29 @@ pub(crate) unsafe fn slice<'a, T>(first: *const T, count: usize, what: &str) -> 
 /// # Safety
 /// `out` is NULL or begins with its size in bytes, as a `size_t`, and has that much room.
 pub(crate) unsafe fn write_sized<T: Copy>(out: *mut T, value: &T, size_min: usize) -> Result<()> {
-    check_out(out)?;
-    let head = out.cast::<usize>();
-    // SAFETY: the structure begins with its size.
-    let size = unsafe { head.read() };
-    if size < size_min || size > 1 << 16 {
-        let message = format!("a size field of {size}: set it to the structure's sizeof first");
-        return Err(Failure::argument(message));
-    }
+    // SAFETY: as the caller promises.
+    let size = unsafe { check_sized(out, size_min) }?;
     let len = size.min(size_of::<T>()) - size_of::<usize>();
     let from = std::ptr::from_ref(value).cast::<u8>().wrapping_add(size_of::<usize>());
     let to = out.cast::<u8>().wrapping_add(size_of::<usize>());
     // SAFETY: within both structures behind their size fields, which do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
     Ok(())
+}
+
+/// Checks such an out-parameter before work is done for it; returns how much room it has.
+///
+/// # Safety
+/// `out` is NULL or begins with its size in bytes, as a `size_t`.
+pub(crate) unsafe fn check_sized<T>(out: *mut T, size_min: usize) -> Result<usize> {
+    check_out(out)?;
+    // SAFETY: the structure begins with its size.
+    let size = unsafe { out.cast::<usize>().read() };
+    if size < size_min || size > 1 << 16 {
+        let message = format!("a size field of {size}: set it to the structure's sizeof first");
+        return Err(Failure::argument(message));
+    }
+    Ok(size)
 }
 
 /// A structure of the caller's that may be of a later or an earlier version: `size` says how much of

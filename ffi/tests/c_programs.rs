@@ -42,6 +42,11 @@ fn collective() {
 }
 
 #[test]
+fn retier() {
+    test("retier.c");
+}
+
+#[test]
 fn hostile() {
     test("hostile.c");
 }

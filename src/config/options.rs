@@ -265,6 +265,26 @@ macro_rules! for_options {
             "the NUMA node whose memory holds the far memory that is resident",
             { region c text node, "`any` or its number", "",
               "a tier is to be in certain memory, such as CXL memory" };
+
+        /// **Its contents are overwritten**, as those of [`device`](Builder::device) are, and under the same
+        /// conditions. It is the second side of the store: pages go to the first, until
+        /// [`Region::retier`](crate::region::Region::retier) moves those of a range there, or back. Where one
+        /// side is full the other one has to do, so that both together keep what is far.
+        ///
+        /// Default: `None`, there is one side only. Set it when data is to change its device while the
+        /// program goes on with it at the same addresses.
+        second: path(PathBuf) = None,
+            "the block device or regular file that pages can be moved to in place",
+            { store c text second, "block device or file; **its contents are lost**", "none",
+              "data is to change its device in place (`retier`)" };
+
+        /// A file that does not exist is made with this capacity.
+        ///
+        /// Default: all of a device or file. Set it to leave room for others.
+        second_capacity: maybe(ByteCount) = None,
+            "how many bytes of the second device may be used",
+            { store c bytes second_capacity, "size", "all of the second device",
+              "to leave room for others" };
     } };
 }
 
