@@ -4,14 +4,19 @@
 use crate::common::Dice;
 use allocator_api2::alloc::Allocator;
 use farheap::region::Advice;
-use farheap::{ByteCount, Far, Heap};
+use farheap::store::Side;
+use farheap::{ByteCount, Error, Far, Heap};
 use std::alloc::Layout;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words that share a stamp.
 const PART: usize = 512;
+
+/// Chunks whose pages have changed their device, of all threads.
+pub(crate) static MOVED: AtomicU64 = AtomicU64::new(0);
 
 struct Block {
     base: NonNull<u64>,
@@ -131,7 +136,8 @@ impl<'a> Blocks<'a> {
             60..64 => self.blocks[index].check_all(),
             64..71 => self.resize(index, dice),
             71..78 => self.free(index),
-            78..94 => self.hint(index, dice),
+            78..90 => self.hint(index, dice),
+            90..94 => self.retier(index, dice),
             94..97 => self.discard(index, dice),
             _ => self.through_a_file(index),
         }
@@ -227,6 +233,19 @@ impl<'a> Blocks<'a> {
                 heap.advise(start, len, all[dice.below(5) as usize]).expect("inside the region");
             }
         }
+    }
+
+    /// The pages of a block, and those beside it, change their device, where there are two.
+    fn retier(&self, index: usize, dice: &mut Dice) {
+        let block = &self.blocks[index];
+        let to = [Side::First, Side::Second][dice.below(2) as usize];
+        let Ok(retier) = self.heap.retier(block.start(), block.len(), to) else { return };
+        let done = retier.run(|_| {
+            MOVED.fetch_add(1, Ordering::Relaxed);
+        });
+        // Another thread may be at it.
+        let went = done.is_ok() || matches!(done, Err(Error::Unsupported { .. }));
+        assert!(went, "{done:?}");
     }
 
     fn discard(&mut self, index: usize, dice: &mut Dice) {

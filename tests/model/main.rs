@@ -1,6 +1,7 @@
 //! Everything under one memory manager, against shadow copies: a far heap, a buffer pool with a
 //! B-tree, and temporary memory, used by several threads from a printed seed, while the kernel
-//! compacts memory and the process is stopped and goes on.
+//! compacts memory and the process is stopped and goes on. Where the heap has two sides, its pages change
+//! their device meanwhile.
 //!
 //! `FARHEAP_MODEL_SECONDS=3600 cargo test --release --test model` runs every way for so long;
 //! `FARHEAP_TEST_SEED` repeats a run's decisions.
@@ -37,11 +38,17 @@ struct Way {
     conf: &'static str,
     limit: ByteCount,
     mode: Mode,
+    /// The heap has a second device.
+    is_two_sided: bool,
 }
 
 fn way(case: &str) -> Way {
     let partitioned = Mode::Partitioned { temporary_pct: 40 };
-    let (conf, mib, mode) = match case {
+    let (plain, is_two_sided) = match case.strip_suffix(" on two devices") {
+        Some(plain) => (plain, true),
+        None => (case, false),
+    };
+    let (conf, mib, mode) = match plain {
         "4KiB" => ("page:4KiB,limit:32MiB", 48, Mode::Cooperative),
         "64KiB" => ("page:64KiB,limit:32MiB", 48, Mode::Cooperative),
         "64KiB partitioned" => ("page:64KiB,limit:32MiB", 48, partitioned),
@@ -50,13 +57,24 @@ fn way(case: &str) -> Way {
         "64KiB copy" => ("page:64KiB,limit:32MiB,install:copy", 48, partitioned),
         other => panic!("no way is called {other}"),
     };
-    Way { conf, limit: ByteCount::mib(mib), mode }
+    Way { conf, limit: ByteCount::mib(mib), mode, is_two_sided }
 }
 
 #[test]
 fn nothing_is_lost_under_one_limit() {
     const NAME: &str = "nothing_is_lost_under_one_limit";
-    let ways = ["4KiB", "64KiB", "64KiB partitioned", "2MiB", "in-thread 64KiB", "64KiB copy"];
+    let ways = [
+        "4KiB",
+        "64KiB",
+        "64KiB partitioned",
+        "2MiB",
+        "in-thread 64KiB",
+        "64KiB copy",
+        "4KiB on two devices",
+        "64KiB on two devices",
+        "in-thread 64KiB on two devices",
+        "64KiB copy on two devices",
+    ];
     let Some(case) = common::child::case(NAME) else {
         let seed = seed(NAME);
         for case in ways {
@@ -84,9 +102,13 @@ fn time() -> Duration {
 fn model(way: &Way, seed: u64) {
     let manager = MemoryManager::start(way.limit, way.mode).expect("a manager");
     manager.set_deadline(Duration::from_secs(120));
-    let conf = format!("{},capacity:2GiB,span:8GiB", way.conf);
-    let Some(heap) = heap_under(&manager, &conf) else { return };
     let dir = tempfile::tempdir().expect("a directory");
+    let second = match way.is_two_sided {
+        true => format!(",second:{},second_capacity:2GiB", dir.path().join("second").display()),
+        false => String::new(),
+    };
+    let conf = format!("{},capacity:2GiB,span:8GiB{second}", way.conf);
+    let Some(heap) = heap_under(&manager, &conf) else { return };
     let pool = PoolConfig::new().deadline(Duration::from_secs(120));
     let pool = pool.create(dir.path().join("table"), ByteCount::mib(128), &manager).expect("pool");
     let tables = Tables::new(pool);
@@ -116,11 +138,12 @@ fn model(way: &Way, seed: u64) {
     tables.check_all();
     let stats = heap.stats();
     println!(
-        "{} steps, {} pages out, {} in, {} busy, at most {} of {}",
+        "{} steps, {} pages out, {} in, {} busy, {} chunks moved, at most {} of {}",
         steps.load(Ordering::Relaxed),
         stats.pages_out,
         stats.pages_in,
         stats.evict_busy,
+        blocks::MOVED.load(Ordering::Relaxed),
         manager.stats().used_bytes_max,
         way.limit
     );
