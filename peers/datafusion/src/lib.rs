@@ -113,7 +113,7 @@ fn run(args: &Args) -> Result<()> {
             let outcome = Task::on_far(scale, &conf).run(None, deadline)?;
             outcome.check(&in_memory)?;
             // Swap gets what farheap really had.
-            let memory = outcome.peak.max(resident.0) as usize + GROUP_SLACK;
+            let memory = outcome.peak as usize + GROUP_SLACK;
             far.push(outcome);
             if swap.is_some() {
                 let group = MemoryGroup::create(memory, true)?;
