@@ -330,6 +330,27 @@ impl Heap {
         Ok(true)
     }
 
+    /// Has far memory give way to `len` bytes that the program is about to touch beside it, and waits until it
+    /// has, under a [limit on the process](crate::config::Builder::process_limit). Returns after how many
+    /// more bytes to call again.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn make_room_beside(len: ByteCount) -> ByteCount {
+        const NEVER: ByteCount = ByteCount(u64::MAX);
+        if heap::is_left_to_parent() {
+            return NEVER; // What a forked child allocates is not limited.
+        }
+        let _ours = keep_local();
+        let (region, limit) = match RUNNING.lock().first() {
+            Some(Running { heap, beside: Beside::Bounded(limit), .. }) => {
+                (Arc::clone(&heap.region), Arc::clone(limit))
+            }
+            Some(_) => return NEVER,
+            None => return ByteCount::ZERO, // It may start.
+        };
+        limit.make_room(&region, len)
+    }
+
     /// The statistics of all far tiers that run, in total. A sum of maxima is what all had at once at
     /// most; the page size is zero unless all have the same.
     #[must_use]

@@ -28,6 +28,11 @@ const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Bytes of far memory that are mapped.
 static FAR: AtomicUsize = AtomicUsize::new(0);
 
+/// Bytes that the program has mapped beside far memory since what is resident was last looked at for that.
+static BESIDE: AtomicUsize = AtomicUsize::new(0);
+/// From how many of them on it is looked at again.
+static BESIDE_FREE: AtomicUsize = AtomicUsize::new(0);
+
 /// Bytes of far memory that the program has mapped past malloc.
 pub(crate) fn far_bytes() -> ByteCount {
     ByteCount(FAR.load(Ordering::Relaxed) as u64)
@@ -97,8 +102,26 @@ unsafe fn map(
     {
         return hint;
     }
+    if flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0 {
+        make_room(len);
+    }
     // SAFETY: as the caller promises.
     unsafe { kernel_map(hint, len, protection, flags, fd, offset) }
+}
+
+/// Has far memory give way to memory that stays, before the program touches it. The look at what is resident
+/// comes only after as many bytes as the last one has said.
+fn make_room(len: usize) {
+    // A large mapping is touched bit by bit, if at all; that is seen when it happens.
+    let len = len.min(LEAST);
+    let mapped = BESIDE.fetch_add(len, Ordering::Relaxed) + len;
+    if mapped >= BESIDE_FREE.load(Ordering::Relaxed)
+        && let Some(_inside) = enter()
+    {
+        let mapped = BESIDE.swap(0, Ordering::Relaxed).max(len);
+        let free = Heap::make_room_beside(ByteCount(mapped as u64));
+        BESIDE_FREE.store(usize::try_from(free.0).unwrap_or(usize::MAX), Ordering::Relaxed);
+    }
 }
 
 /// Makes far memory what a new mapping in its place would be: zeros, with this protection. `false`: it

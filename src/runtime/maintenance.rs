@@ -12,7 +12,7 @@
 //!    waits for it.
 
 use super::live::Live;
-use super::process_limit::{self, ProcessLimit};
+use super::process_limit::ProcessLimit;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, Ordering};
@@ -88,26 +88,20 @@ pub(super) enum Beside {
 }
 
 impl Beside {
-    /// Looks at what there is.
-    fn look(&self, region: &Region) {
+    /// Looks at what there is; returns when to look again.
+    fn look(&self, region: &Region) -> Duration {
         match self {
             Beside::Nothing => {}
             Beside::Counted(local) => local.count(),
-            Beside::Bounded(limit) => limit.follow(region),
+            Beside::Bounded(limit) => return limit.follow(region),
         }
+        LOOK_EVERY
     }
 
     fn process_limit(&self) -> Option<ByteCount> {
         match self {
             Beside::Bounded(limit) => Some(limit.limit()),
             _ => None,
-        }
-    }
-
-    fn look_every(&self) -> Duration {
-        match self {
-            Beside::Bounded(_) => process_limit::LOOK_EVERY,
-            _ => LOOK_EVERY,
         }
     }
 
@@ -192,16 +186,13 @@ fn run(
             heap::set_local_cache_max(beside.local_cache_max(region.budget().limit()));
         }
     };
-    beside.look(region);
+    let mut look_again = beside.look(region);
     follow_limit();
     let (mut maintained, mut is_ending) = (Instant::now(), false);
     while !stop.load(Ordering::Acquire) {
-        std::thread::park_timeout(if region.purge().is_called() {
-            REST
-        } else {
-            beside.look_every()
-        });
-        beside.look(region);
+        let calls = if region.purge().is_called() { REST } else { LOOK_EVERY };
+        std::thread::park_timeout(look_again.min(calls));
+        look_again = beside.look(region);
         if region.purge().is_due() {
             arenas.give_back(PURGE_MIN);
             heap::give_local_back(PURGE_MIN);

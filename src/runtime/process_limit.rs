@@ -1,13 +1,15 @@
 //! A limit on the resident memory of the process: far memory gives way to what is not far.
 //!
 //! Code, stacks, local memory and what the program maps itself cannot be evicted. So the maintenance
-//! thread reads the process's resident memory a hundred times a second, and gives the far tier the rest
-//! of the limit. Uses `sys` and `region`.
+//! thread reads the process's resident memory a hundred times a second, more often while it grows, and
+//! gives the far tier the rest of the limit. Threads that know beforehand what they will touch beside far
+//! memory have room made for it ([`ProcessLimit::make_room`]). Uses `sys` and `region`.
 //!
 //! # Invariants
 //! 1. The tier has at most `limit - (resident - charged to the tier)`, and at least what it needs to
 //!    work; where that exceeds the limit, a warning on standard error says so.
 
+use crate::base::deadline::Deadline;
 use crate::base::error::Result;
 use crate::base::units::ByteCount;
 use crate::paging::region::Region;
@@ -15,24 +17,48 @@ use crate::sys::statm::Statm;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often resident memory is read. A program that touches new memory as fast as the kernel gives it, about
-/// 2 GiB/s, gets 20 MiB until far memory begins to give way; reading takes 5 us.
+/// How often resident memory is read; reading takes 5 us.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// The same while memory that is not far grows, near the limit.
+const LOOK_SOON: Duration = Duration::from_millis(1);
+
+/// What is not far counts as its maximum of this time, up to twice as long. Far memory is charged before it is
+/// there, chunks of 2 MiB at once; until the program has touched them, what is not far seems to be less than it is.
+const SPAN: Duration = Duration::from_millis(100);
 
 /// The tier's limit is raised in steps of this part of the process's limit: what the kernel says wavers,
 /// and each change wakes the evictor.
 const STEP: u64 = 256;
 
+/// Growth between two looks that counts: 1/GROWTH of the limit.
+const GROWTH: u64 = 1024;
+/// Growth that is expected to go on is left at most 1/AHEAD of the limit.
+const AHEAD: u64 = 16;
+
 /// How long the process may be above its limit before the warning: a start or a fork is over by then.
 const OVER_MAX: Duration = Duration::from_secs(1);
+
+/// How long a thread that has room made waits for the next page to leave.
+const STALL_MAX: Duration = Duration::from_millis(100);
 
 /// The limit, and what is known about keeping it.
 #[derive(Debug)]
 pub(super) struct ProcessLimit {
     limit: ByteCount,
     statm: Statm,
+    beside: Mutex<BesideFar>,
     /// Since when too little of the limit is left for far memory.
     over: Mutex<Over>,
+}
+
+/// What was seen of memory that is not far.
+#[derive(Debug)]
+struct BesideFar {
+    bytes: RecentMax,
+    /// Growth from one look to the next.
+    growth: RecentMax,
+    last: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,32 +69,91 @@ enum Over {
     Told,
 }
 
+/// What a look has found.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    resident: u64,
+    beside: u64,
+    /// What far memory may have.
+    room: ByteCount,
+    grows: bool,
+}
+
 impl ProcessLimit {
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) where the kernel does not tell what is resident.
     pub(super) fn new(limit: ByteCount) -> Result<ProcessLimit> {
-        Ok(ProcessLimit { limit, statm: Statm::open()?, over: Mutex::new(Over::No) })
+        let now = Instant::now();
+        let (bytes, growth) = (RecentMax::new(now), RecentMax::new(now));
+        Ok(ProcessLimit {
+            limit,
+            statm: Statm::open()?,
+            beside: Mutex::new(BesideFar { bytes, growth, last: u64::MAX }),
+            over: Mutex::new(Over::No),
+        })
     }
 
     pub(super) fn limit(&self) -> ByteCount {
         self.limit
     }
 
-    /// Gives far memory the part of the limit that the rest of the process does not use.
-    pub(super) fn follow(&self, region: &Region) {
-        let Some(resident) = self.statm.resident() else { return };
+    /// Gives far memory the part of the limit that the rest of the process does not use. Returns when to look again.
+    pub(super) fn follow(&self, region: &Region) -> Duration {
+        let Some(seen) = self.look(region, ByteCount::ZERO) else { return LOOK_EVERY };
+        self.tell(ByteCount(seen.beside), seen.room < region.limit_min(), region);
+        let is_near = seen.resident + self.limit.0 / AHEAD >= self.limit.0;
+        if seen.grows && is_near { LOOK_SOON } else { LOOK_EVERY }
+    }
+
+    /// Has far memory give way to `len` bytes that the caller is about to touch, and waits until it has, or
+    /// nothing more leaves. Returns after how many more bytes this is to be called again.
+    pub(super) fn make_room(&self, region: &Region, len: ByteCount) -> ByteCount {
+        /// Of what is left of the limit, one caller takes a part before it looks again.
+        const CALLERS: u64 = 4;
+        let least = self.limit.0 / GROWTH;
+        let (mut stall, mut least_charged) = (Deadline::new(STALL_MAX), u64::MAX);
+        loop {
+            let Some(seen) = self.look(region, len) else { return ByteCount(least) };
+            let charged = region.budget().charged();
+            let left = self.limit.0.saturating_sub(seen.resident + len.0);
+            if left > 0 || charged <= seen.room.max(region.limit_min()) {
+                return ByteCount((left / CALLERS).max(least));
+            }
+            if charged.0 < least_charged {
+                least_charged = charged.0;
+                stall.restart();
+            }
+            if stall.is_over() {
+                return ByteCount(least);
+            }
+            // The evictor has no one to tell.
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Looks, and lets far memory have what is left beside `ahead`, which is not resident yet.
+    fn look(&self, region: &Region, ahead: ByteCount) -> Option<Seen> {
+        let mut beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
+        let resident = self.statm.resident()?.0;
         // Read after `resident`: a page that comes in between the two is not counted as local memory.
-        let rest = resident.0.saturating_sub(region.budget().charged().0);
-        let room = ByteCount(self.limit.0.saturating_sub(rest));
-        let now = region.budget().limit();
-        if room < now || room.0 - now.0 >= self.limit.0 / STEP {
+        let bytes = resident.saturating_sub(region.budget().charged().0);
+        let now = Instant::now();
+        let grown = bytes.saturating_sub(beside.last);
+        beside.last = bytes;
+        let grows = grown > self.limit.0 / GROWTH;
+        let grown =
+            beside.growth.note(if grows { grown.min(self.limit.0 / AHEAD) } else { 0 }, now);
+        let most = beside.bytes.note(bytes + ahead.0, now) + grown;
+        let room = ByteCount(self.limit.0.saturating_sub(most));
+        let had = region.budget().limit();
+        if room < had || room.0 - had.0 >= self.limit.0 / STEP {
             region.leave_room(room);
         }
-        self.tell(ByteCount(rest), room < region.limit_min(), region);
+        Some(Seen { resident, beside: bytes, room, grows })
     }
 
     /// Warns when memory that is not far has been too much for [`OVER_MAX`].
-    fn tell(&self, rest: ByteCount, is_over: bool, region: &Region) {
+    fn tell(&self, beside: ByteCount, is_over: bool, region: &Region) {
         let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         *over = match *over {
             _ if !is_over => Over::No,
@@ -78,7 +163,7 @@ impl ProcessLimit {
                 region.warn(
                     "the process is above its limit",
                     format_args!(
-                        "the process is above its limit of {limit}: {rest} of it is not far memory \
+                        "the process is above its limit of {limit}: {beside} of it is not far memory \
                          (code, stacks, local memory, memory mapped by the program), and far \
                          memory needs {floor}"
                     ),
@@ -87,5 +172,48 @@ impl ProcessLimit {
             }
             unchanged => unchanged,
         };
+    }
+}
+
+/// The maximum of a number over the last [`SPAN`], and up to as much before it.
+#[derive(Debug)]
+struct RecentMax {
+    began: Instant,
+    current: u64,
+    previous: u64,
+}
+
+impl RecentMax {
+    fn new(now: Instant) -> RecentMax {
+        RecentMax { began: now, current: 0, previous: 0 }
+    }
+
+    /// Notes the number as it is now; returns the maximum.
+    fn note(&mut self, number: u64, now: Instant) -> u64 {
+        let age = now.saturating_duration_since(self.began);
+        if age >= SPAN {
+            self.previous = if age >= 2 * SPAN { 0 } else { self.current };
+            (self.began, self.current) = (now, 0);
+        }
+        self.current = self.current.max(number);
+        self.current.max(self.previous)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_maximum_counts_for_one_to_two_spans() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut recent = RecentMax::new(start);
+        assert_eq!(recent.note(5, at(10)), 5);
+        assert_eq!(recent.note(9, at(90)), 9);
+        assert_eq!(recent.note(3, at(110)), 9, "of the span before");
+        assert_eq!(recent.note(4, at(199)), 9);
+        assert_eq!(recent.note(2, at(215)), 4);
+        assert_eq!(recent.note(1, at(900)), 1, "nobody has looked for longer than that");
     }
 }
