@@ -6,7 +6,7 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap=pthread_create");
     // `mapping`, `advice` and `descriptors` export what the program calls; this library, jemalloc in it, calls
     // the kernel.
-    for name in ["mmap", "mmap64", "munmap", "mremap", "madvise", "close"] {
+    for name in ["mmap", "mmap64", "munmap", "mremap", "mprotect", "madvise", "close"] {
         println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }
     println!("cargo::rerun-if-changed=build.rs");

@@ -30,6 +30,12 @@ unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> 
     {
         return 0;
     }
+    // V8 keeps its objects from children. The kernel's mappings of far memory have to be in them, all or none.
+    if matches!(advice, libc::MADV_DONTFORK | libc::MADV_DOFORK)
+        && Far::contains(start.cast::<u8>())
+    {
+        return 0;
+    }
     // SAFETY: as the caller promises.
     unsafe { kernel_madvise(start, len, advice) }
 }

@@ -23,6 +23,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const PAGE: usize = 4096;
 /// Mappings from this size on are far, or from the size from which allocations are.
 const LEAST: usize = 256 << 10;
+/// Address space that a program reserves without access is far up to this size. What is larger is mostly for
+/// code (V8's: 512 MiB), or sparse, and would count against what the device can keep.
+const RESERVED_MAX: usize = 256 << 20;
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Bytes of far memory that are mapped.
@@ -86,11 +89,13 @@ unsafe fn map(
 ) -> *mut c_void {
     let others = libc::MAP_NORESERVE | libc::MAP_POPULATE;
     let is_plain = flags & !others == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    if hint.is_null()
-        && is_plain
-        && protection == READ_WRITE
+    let is_used = hint.is_null() && protection == READ_WRITE;
+    // V8 gives a random place for each. It is a hint: the kernel may choose another one as well.
+    let is_reserved = protection == libc::PROT_NONE && len <= RESERVED_MAX;
+    if is_plain
         && len >= LEAST
-        && let Some(far) = map_far(len)
+        && (is_used || is_reserved)
+        && let Some(far) = map_far(len, protection)
     {
         return far.as_ptr().cast();
     }
@@ -139,7 +144,7 @@ unsafe fn map_anew(start: NonNull<u8>, len: usize, protection: c_int) -> bool {
         // SAFETY: as the caller promises.
         && unsafe { drop_far(start.as_ptr(), len) }
         // SAFETY: the program asks for it.
-        && unsafe { libc::mprotect(start.as_ptr().cast(), len, protection) } == 0
+        && unsafe { kernel_mprotect(start.as_ptr().cast(), len, protection) } == 0
 }
 
 /// `munmap(2)`.
@@ -228,15 +233,54 @@ fn far_range(start: *mut c_void, len: usize) -> Option<(NonNull<u8>, usize)> {
 }
 
 /// Maps far memory; `None` where there is none, or only larger blocks are far.
-fn map_far(len: usize) -> Option<NonNull<u8>> {
+fn map_far(len: usize, protection: c_int) -> Option<NonNull<u8>> {
     let _inside = enter()?;
-    start::notice_mapping(len);
+    if protection != libc::PROT_NONE {
+        start::notice_mapping(len);
+    }
     let heap = Heap::running()?;
     let is_large = heap.threshold().is_some_and(|least| len as u64 >= least.0);
     let len = len.checked_next_multiple_of(PAGE).filter(|_| is_large)?;
     let start = heap.region().map_part_pages(ByteCount(len as u64)).ok()?;
+    if protection != READ_WRITE
+        // SAFETY: nobody has this memory yet.
+        && unsafe { kernel_mprotect(start.as_ptr().cast(), len, protection) } != 0
+    {
+        // SAFETY: as above.
+        let _ = unsafe { heap.region().unmap_part_pages(start, ByteCount(len as u64)) };
+        return None; // The process has too many mappings.
+    }
     FAR.fetch_add(len, Ordering::Relaxed);
     Some(start)
+}
+
+/// `mprotect(2)`. Far memory takes any protection; what is reserved and not far counts as mapped when it is
+/// opened.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mprotect(start: *mut c_void, len: size_t, protection: c_int) -> c_int {
+    if protection == READ_WRITE && !Far::contains(start.cast::<u8>()) {
+        if len >= LEAST
+            && let Some(_inside) = enter()
+        {
+            start::notice_mapping(len);
+        }
+        make_room(len);
+    }
+    // SAFETY: as the caller promises.
+    unsafe { kernel_mprotect(start, len, protection) }
+}
+
+/// `mprotect(2)` itself: for this library, by the linker, and for what is not far.
+///
+/// # Safety
+/// As there.
+#[unsafe(export_name = "__wrap_mprotect")]
+unsafe extern "C" fn kernel_mprotect(start: *mut c_void, len: size_t, protection: c_int) -> c_int {
+    // SAFETY: as the caller promises; the arguments of this call.
+    unsafe { libc::syscall(libc::SYS_mprotect, start, len, protection) as c_int }
 }
 
 /// Takes far memory back.
@@ -250,7 +294,7 @@ unsafe fn unmap_far(start: NonNull<u8>, len: usize) {
     let Some(heap) = Heap::running() else { return };
     // The next owner of this memory may read and write it.
     // SAFETY: changes no more than that the range can be read and written.
-    unsafe { libc::mprotect(start.as_ptr().cast(), len, READ_WRITE) };
+    unsafe { kernel_mprotect(start.as_ptr().cast(), len, READ_WRITE) };
     // SAFETY: as the caller promises.
     if unsafe { heap.region().unmap_part_pages(start, ByteCount(len as u64)) }.is_ok() {
         FAR.fetch_sub(len, Ordering::Relaxed);

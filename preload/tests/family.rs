@@ -34,6 +34,23 @@ fn memory_that_a_program_maps_is_taken_back_in_parts_moved_and_protected() {
 }
 
 #[test]
+fn memory_that_a_program_reserves_without_access_is_far_when_it_is_opened() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("reserved");
+    if permitted() && compile("gcc", &[], include_str!("c/reserved.c"), &program) {
+        let ended = end(run(&["--limit", "24MiB", "--stats"]).arg(&program), dir.path());
+        assert_eq!(
+            (ended.status.code(), ended.out.as_str()),
+            (Some(0), "right\n"),
+            "{}",
+            ended.errors
+        );
+        // It opens 40 MiB, and has 8 besides.
+        assert!(ended.resident_max < 36 << 20, "{}: {}", ended.resident_max, ended.errors);
+    }
+}
+
+#[test]
 fn what_a_program_drops_reads_as_zero_whether_it_had_left_or_not() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("advice");
