@@ -28,7 +28,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-PROGRAMS = ["sort", "sqlite", "redis", "memcached", "python", "pandas", "duckdb", "perl", "node", "git", "gcc"]
+PROGRAMS = ["sort", "sqlite", "redis", "memcached", "python", "pandas", "duckdb", "perl", "node", "postgres", "git", "gcc"]
 MIB = 1 << 20
 # What a group is charged for and a resident size leaves out: page tables, stacks of the kernel.
 GROUP_SLACK = 2 * MIB
