@@ -19,6 +19,7 @@ use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::page::chunks::{CHUNK, ChunkId};
+use crate::paging::page::protocol::{self, Misplaced};
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
 use crate::paging::pager::wants::Wants;
@@ -342,26 +343,19 @@ impl Walk<'_> {
         let mut look = Look::default();
         piece.pending.retain(|page| {
             let word = pager.word(*page).load();
-            match word.state() {
-                State::Filling | State::Moving => look.coming += 1,
-                State::Cooling | State::Writing => look.leaving += 1,
-                State::Stored | State::Resident => {
-                    let Some(slot) = word.slot().filter(|slot| maps.side_of(*slot) != to) else {
-                        return !is_known;
-                    };
-                    if word.state() == State::Stored {
-                        look.stored += 1;
-                    } else if give_up
-                        && self.retier.wants.failed(to) == 0
-                        && pager.word(*page).try_change(word, word.without_slot()).is_ok()
-                    {
+            match protocol::misplaced(word, |slot| maps.side_of(slot) != to) {
+                Misplaced::No => return !is_known,
+                Misplaced::Stored => look.stored += 1,
+                Misplaced::Mapped(slot) => {
+                    let gives_up = give_up && self.retier.wants.failed(to) == 0;
+                    if gives_up && protocol::give_up(pager.word(*page), word) {
                         pager.put_slot(Some(slot));
                         return !is_known;
-                    } else {
-                        look.mapped += 1;
                     }
+                    look.mapped += 1;
                 }
-                State::Empty | State::Poisoned => return !is_known,
+                Misplaced::Coming => look.coming += 1,
+                Misplaced::Leaving => look.leaving += 1,
             }
             true
         });

@@ -239,3 +239,98 @@ fn loom_a_page_discarded_under_a_read_that_is_revoked_is_empty() {
     let make = stored_in_thread;
     explore(1, make, vec![reading(1, &[0, 1, LOST]), discarding(2, &[0]), revoking()], &[0]);
 }
+
+/// On the first side of two.
+fn two_sided(protects: bool) -> Model {
+    let mut model = Model::stored(protects);
+    model.sides = Some(Sides::default());
+    model
+}
+
+/// `Walk::begin`, then `Walk::step` until the page is done. The thread does something else with the page
+/// `meanwhile`, and afterwards: with a third thread there are too many orders to run them all.
+fn retier(model: &Model, meanwhile: impl Fn(&Model)) {
+    let sides = model.sides.as_ref().expect("a model of two sides");
+    look(model);
+    sides.request.store(ASKED, Ordering::Release);
+    meanwhile(model);
+    while sides.request.load(Ordering::Acquire) != ANSWERED {
+        thread::yield_now();
+    }
+    while !look(model) {
+        thread::yield_now();
+    }
+    meanwhile(model);
+}
+
+/// `Walk::look` and `Walk::ask`; returns whether the page is where it is to be.
+fn look(model: &Model) -> bool {
+    let word = model.word.load();
+    match protocol::misplaced(word, |slot| side_of(slot) == FIRST) {
+        Misplaced::No => return true,
+        Misplaced::Mapped(slot) if protocol::give_up(&model.word, word) => {
+            model.free_slot(Some(slot));
+            return true;
+        }
+        Misplaced::Stored => drop(model.fill(word, None)),
+        Misplaced::Mapped(_) | Misplaced::Coming | Misplaced::Leaving => {}
+    }
+    false
+}
+
+fn retiering(meanwhile: fn(&Model)) -> Thread {
+    Box::new(move |model| retier(model, meanwhile))
+}
+
+/// The evictor takes the page out before it is asked, and again when the retier is done.
+fn evicting_beside_a_retier() -> Thread {
+    Box::new(|model| {
+        let sides = model.sides.as_ref().expect("a model of two sides");
+        let mut evictor = Evictor::default();
+        model.evict(&mut evictor);
+        model.settle(&mut evictor);
+        while sides.request.load(Ordering::Acquire) != ANSWERED {
+            model.serve_retier(&mut evictor);
+            thread::yield_now();
+        }
+        model.settle(&mut evictor);
+        model.evict(&mut evictor);
+        model.settle(&mut evictor);
+    })
+}
+
+/// What the evictor has begun to write to the old side is seen there, or never gets there.
+#[test]
+fn loom_a_page_that_a_retier_has_seen_done_never_has_an_old_slot_again() {
+    let stored = || two_sided(false);
+    let protected = || {
+        let model = two_sided(true);
+        assert_eq!(model.access(0, Access::Read), 1);
+        assert!(model.word.load().protected());
+        model
+    };
+    let changed = || {
+        let model = two_sided(false);
+        assert_eq!(model.access(0, Access::Write(1)), 1);
+        model
+    };
+    for make in [stored, protected, changed] {
+        explore(2, make, vec![retiering(|_| {}), evicting_beside_a_retier()], &[1]);
+    }
+}
+
+#[test]
+fn loom_faults_and_discards_beside_a_retier_find_the_content() {
+    let read = |model: &Model| assert_eq!(model.access(1, Access::Read), 1);
+    let write = |model: &Model| assert_eq!(model.access(1, Access::Write(2)), 2);
+    let discard = |model: &Model| {
+        model.discard();
+        assert_eq!(model.access(1, Access::Read), 0);
+    };
+    let (plain, protected) = (|| two_sided(false), || two_sided(true));
+    for (preemptions, make) in [(2, plain as fn() -> Model), (1, protected)] {
+        explore(preemptions, make, vec![retiering(read), evicting_beside_a_retier()], &[1]);
+        explore(preemptions, make, vec![retiering(write), evicting_beside_a_retier()], &[2]);
+        explore(preemptions, make, vec![retiering(discard), evicting_beside_a_retier()], &[0]);
+    }
+}
