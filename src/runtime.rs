@@ -530,7 +530,7 @@ impl Heap {
             }
             drop(running.splice(at..at, ending));
         } else {
-            // Whoever moves pages holds the region, and would go on.
+            // A thread that moves pages holds the region, and would go on.
             ending.iter().for_each(|tier| end_retiers(&tier.heap.region));
         }
         result

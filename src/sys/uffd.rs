@@ -349,7 +349,7 @@ impl Uffd {
     /// allowed, and where the kernel stops the page map tells what is gone from the source.
     ///
     /// # Safety
-    /// Whoever owns the range at `src` expects its pages to vanish from there; the contents
+    /// The owner of the range at `src` expects its pages to vanish from there; the contents
     /// belong at `dst`.
     pub(crate) unsafe fn move_pages(
         &self,
