@@ -133,9 +133,10 @@ fn the_heap_starts_when_the_program_has_used_as_much_as_is_documented() {
             for (int n = 0; n < mebibytes * 16; n++) memset(malloc(65536), n + 1, 65536);
         }
         int main(void) {
-            use(5);
+            /* Of 6 MiB. What the allocator has for itself counts too, and differs from run to run. */
+            use(3);
             printf("%d", threads());
-            use(5);
+            use(7);
             printf(" %s\n", threads() > 1 ? "more" : "one");
         }"#;
     if permitted() && compile("gcc", &["-fno-builtin"], source, &program) {
