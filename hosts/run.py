@@ -262,7 +262,7 @@ def rounds(program, make, dir, args):
         try:
             if side.group:
                 # Code and libraries count for the group that first reads them: for this one, as in a container.
-                pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+                drop_caches()
                 perform(program, side, dir, args.deadline)
             outcome = perform(program, side, dir, args.deadline)
         finally:
@@ -274,6 +274,13 @@ def rounds(program, make, dir, args):
     middle = sorted(outcomes, key=lambda outcome: outcome.seconds)[len(outcomes) // 2]
     middle.peak = max(outcome.peak for outcome in outcomes)
     return middle
+
+
+def drop_caches():
+    try:
+        pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+    except OSError as error:
+        print(f"swap's group is not charged for code that is in memory already: {error}")
 
 
 def swap_side(limit):
