@@ -327,7 +327,7 @@ fn content_is_kept_encrypted() {
     hammer("64k encrypted", encrypted(ByteCount::kib(64)).handlers(2), 2, 2_000);
 }
 
-/// Whoever retiers moves the pages of the others' ranges as well: a chunk counts whole.
+/// A thread that retiers moves pages of the others' ranges as well: a chunk counts whole.
 #[test]
 fn content_is_kept_while_pages_change_their_device_and_children_read_them() {
     for (name, page, mode, install) in [
