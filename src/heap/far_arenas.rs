@@ -20,8 +20,8 @@
 //! # Invariants
 //! 1. A tier is never freed, and its address never reused for another one; threads keep it.
 //! 2. Every operation on an arena runs inside an [`Access`] to a cache that is not revoked, or is
-//!    counted by its [`Entry`], or by that of jemalloc's controls. So [`close`](FarArenas::close) and
-//!    [`ClosedArenas::stand_still`] know when nobody is inside.
+//!    counted by its [`Entry`]; what only asks jemalloc for numbers, by that of its controls. So
+//!    [`close`](FarArenas::close) and [`ClosedArenas::stand_still`] know when nobody is inside.
 //! 3. Only pointers inside the reservation reach `free` and `reallocate`.
 
 #![expect(unsafe_code, reason = "allocates")]
@@ -315,9 +315,7 @@ impl FarArenas {
     /// free when there is too much of it. To be called every 100 ms or so, from one thread that
     /// never touches far memory.
     pub(crate) fn maintain(&self) {
-        if self.entry.is_closed() {
-            return;
-        }
+        let Ok(_inside) = self.entry.enter_at_once() else { return };
         let some_have_too_much = self.caches.some_have_too_much();
         // Both are asked: idleness is told by comparing with the last time.
         let choose = |cache: &ThreadCache| {
@@ -332,6 +330,8 @@ impl FarArenas {
     /// next use of what was given back would wait for fresh pages, for nobody's good (churn of 16 B to 8 MiB on
     /// two threads took 1.1 us instead of 0.3 under a limit that nothing reached).
     fn bound_dirty(&self, most: u64) {
+        // The block that has just been freed kept the tier from being closed; nothing does any more.
+        let Ok(_inside) = self.entry.enter_at_once() else { return };
         if self.source.lock().as_ref().is_some_and(|source| source.has_plenty()) {
             return;
         }
@@ -346,7 +346,7 @@ impl FarArenas {
 
     /// Counts bytes that were freed past the magazines; gives back what is free when that is too much.
     #[inline]
-    fn note_freed(&self, bytes: usize) {
+    pub(super) fn note_freed(&self, bytes: usize) {
         if self.dirty.freed(bytes) {
             self.bound_dirty(self.dirty.half());
         }
@@ -364,9 +364,7 @@ impl FarArenas {
     /// For a source that is short of memory: gives back what is free, large blocks of caches included,
     /// if that is more than `least`. To be called from the thread that [maintains](Self::maintain).
     pub(crate) fn give_back(&self, least: ByteCount) {
-        if self.entry.is_closed() {
-            return;
-        }
+        let Ok(_inside) = self.entry.enter_at_once() else { return };
         if self.caches.room() > least {
             self.flush_caches(|_| true, Flush::Large);
         }
@@ -384,10 +382,9 @@ impl FarArenas {
 
     /// Gives back all that is free now, what caches keep included.
     pub(crate) fn give_all_back(&self) {
-        if !self.entry.is_closed() {
-            self.flush_caches(|_| true, Flush::All);
-            self.arenas.purge();
-        }
+        let Ok(_inside) = self.entry.enter_at_once() else { return };
+        self.flush_caches(|_| true, Flush::All);
+        self.arenas.purge();
     }
 
     /// Where the tier's memory is from; `None`: it has ended.

@@ -94,6 +94,27 @@ fn what_is_dirty_is_bounded_though_nobody_maintains_the_tier() {
     running.stop();
 }
 
+/// A thread frees the last block of a tier, and is stopped; the tier is closed; the thread goes on.
+#[test]
+fn who_freed_the_last_block_leaves_a_closed_tier_alone() {
+    let running = start(ByteCount::gib(1), options());
+    drop(far_blocks(2, 9 << 20));
+    let dirty = || running.arenas.memory().dirty_bytes;
+    let before = dirty();
+    running.arenas.follow_limit(ByteCount::ZERO, 1);
+    let closed = running.arenas.close().expect("all was freed");
+    running.arenas.note_freed(usize::MAX / 2);
+    running.arenas.maintain();
+    running.arenas.give_back(ByteCount::ZERO);
+    running.arenas.give_all_back();
+    assert!(before > ByteCount::ZERO);
+    assert_eq!(dirty(), before, "somebody was at arenas that may be gone");
+    drop(closed);
+    running.arenas.note_freed(1);
+    assert_eq!(dirty(), ByteCount::ZERO, "it is open again");
+    running.stop();
+}
+
 #[test]
 fn what_is_dirty_waits_for_its_decay_while_memory_is_plentiful() {
     let running = start(ByteCount::gib(1), options());
