@@ -542,7 +542,7 @@ mod tests {
             1 => Just(Action::Hold),
             1 => any::<prop::sample::Index>().prop_map(Action::EndHold),
         ];
-        prop::collection::vec(action, 1..400)
+        prop::collection::vec(action, 1..if cfg!(miri) { 40 } else { 400 })
     }
 
     /// The map in the plainest words.
@@ -670,7 +670,7 @@ mod tests {
             ..Config::default()
         };
         TestRunner::new(config)
-            .run(&(1_u64..300, actions()), |(slots, actions)| {
+            .run(&(1_u64..if cfg!(miri) { 60 } else { 300 }, actions()), |(slots, actions)| {
                 let map = map(slots);
                 let mut model = Model { free: (0..slots).collect(), ..Model::default() };
                 for action in &actions {
