@@ -148,6 +148,26 @@ fn freed_local_memory_goes_back_though_the_threads_that_freed_it_sleep() {
     });
 }
 
+/// jemalloc takes 2 MiB of tables for resident wherever its addresses enter another GiB.
+#[test]
+fn addresses_that_were_given_back_are_not_counted_as_local_memory() {
+    const NAME: &str = "addresses_that_were_given_back_are_not_counted_as_local_memory";
+    const SIZE: usize = 5 << 29;
+    alone(NAME, || {
+        let _watchdog = watchdog("heap_memory", Duration::from_secs(60));
+        let Some(heap) = heap("limit:16MiB,capacity:64MiB") else { return };
+        let before = heap.local();
+        drop(TierVec::<u8, Local>::with_capacity_in(SIZE, Local));
+        let mut more = ByteCount::ZERO;
+        let is_gone = eventually(|| {
+            more = ByteCount(heap.local().get().saturating_sub(before.get()));
+            more < ByteCount::mib(1)
+        });
+        assert!(is_gone, "{more} of a block that was never touched");
+        heap.shutdown().expect("no far memory is allocated");
+    });
+}
+
 #[test]
 fn far_metadata_leaves_and_comes_back_like_all_far_memory() {
     const NAME: &str = "far_metadata_leaves_and_comes_back_like_all_far_memory";

@@ -316,8 +316,15 @@ pub(crate) fn local_resident() -> ByteCount {
     } else {
         all_known().map(|t| t.arenas().seems_resident().0).sum()
     };
-    let all = jemalloc::resident().unwrap_or_default();
-    ByteCount(all.0.saturating_sub(of_tiers))
+    let all = jemalloc::resident().unwrap_or_default().0;
+    ByteCount(all.saturating_sub(of_tiers + untouched_tree(all)))
+}
+
+/// Bytes of jemalloc's tree of addresses that it takes for resident though nobody has touched them: a node
+/// has 2 MiB, and what has been written of it is a page for 2 MiB of extents. `extents` are their bytes.
+fn untouched_tree(extents: u64) -> u64 {
+    let tree = jemalloc::address_tree().unwrap_or_default().0;
+    tree.saturating_sub(extents / TREE_SHARE)
 }
 
 /// What local memory is for; without the metadata of tiers.
@@ -327,10 +334,7 @@ pub(crate) fn local_memory() -> TierMemory {
     for_local_arenas(|arena| of_arenas = of_arenas.plus(&TierMemory::of_arena(arena)));
     let pages = of_arenas.active_bytes.0 + of_arenas.dirty_bytes.0;
     let far: u64 = all_known().map(|tier| tier.arenas().seems_resident().0).sum();
-    // Of the tree of addresses what has been written is resident: a page for 2 MiB of extents.
-    let tree = jemalloc::address_tree().unwrap_or_default().0;
-    let untouched = tree.saturating_sub((pages + far) / TREE_SHARE);
     // Of an arena it is what of its metadata is resident.
-    let metadata = of_arenas.resident_bytes.0.saturating_sub(untouched);
+    let metadata = of_arenas.resident_bytes.0.saturating_sub(untouched_tree(pages + far));
     TierMemory { resident_bytes: ByteCount(metadata + pages), ..of_arenas }
 }
