@@ -211,6 +211,11 @@ unsafe impl Queue for JoinedQueue {
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
         let [first, second] = &mut self.queues;
         if second.in_flight() == 0 {
+            // What its ring has to say of the watched descriptors, the first one knows by itself. Left there, it
+            // would end this wait, and each after it, at once.
+            if self.is_told {
+                second.wait(Duration::ZERO, done)?;
+            }
             return first.wait(timeout, done);
         }
         if first.in_flight() == 0 {
@@ -244,5 +249,60 @@ unsafe impl Queue for JoinedQueue {
 
     fn in_flight(&self) -> u32 {
         self.queues.iter().map(|queue| queue.in_flight()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{BlockStore, IO_ALIGN, MemStore, Op, Segment};
+    use crate::sys::event::{EventFd, poll_readable};
+    use crate::sys::vm::{Huge, Mapping};
+
+    fn memory() -> Arc<dyn Store> {
+        Arc::new(MemStore::new(ByteCount::mib(1)).expect("address space"))
+    }
+
+    fn file() -> Arc<dyn Store> {
+        Arc::new(BlockStore::temporary(None, Some(ByteCount::mib(1))).expect("a temporary file"))
+    }
+
+    /// Writes to the second store and waits for it, so that its ring watches what the queue watches.
+    fn write_to_second(queue: &mut JoinedQueue) {
+        let buffer = Mapping::reserve(IO_ALIGN, IO_ALIGN, Huge::Default).expect("address space");
+        let segments = [Segment { ptr: buffer.as_ptr(), len: IO_ALIGN }];
+        let (op, offset) = (Op::Write, queue.boundary);
+        let request = Request { token: 0, op, offset, segments: &segments };
+        // SAFETY: the buffer outlives the request, which is waited for, and the file is this test's.
+        assert!(unsafe { queue.push(request) });
+        queue.submit().expect("a queue that works");
+        let mut ended = 0;
+        while ended == 0 {
+            let done = &mut |Completion { result, .. }: Completion| {
+                result.expect("the file can be written");
+                ended += 1;
+            };
+            queue.wait(Duration::from_millis(10), done).expect("a queue that works");
+        }
+    }
+
+    #[test]
+    fn a_queue_waits_again_after_a_bell_was_answered() {
+        for first in [memory(), file()] {
+            let second = file();
+            let mut queues = [&first, &second].map(|store| store.open_queue(4).expect("a queue"));
+            let Some(news) = queues[1].news() else { return };
+            queues[0].watch(news).expect("room for a descriptor");
+            let mut queue = JoinedQueue { queues, boundary: UNIT, is_told: true };
+            let bell = EventFd::new().expect("eventfd");
+            queue.watch(bell.raw_fd()).expect("room for a descriptor");
+            write_to_second(&mut queue);
+            bell.signal();
+            queue.wait(Duration::from_millis(10), &mut |_| ()).expect("a queue that works");
+            bell.drain();
+            queue.wait(Duration::ZERO, &mut |_| ()).expect("a queue that works");
+            let is_readable = poll_readable(&[news], Duration::ZERO).expect("a descriptor");
+            assert!(!is_readable, "it ends each wait of the first queue at once");
+        }
     }
 }
