@@ -32,6 +32,7 @@ mod run;
 mod schema;
 mod source;
 mod table;
+mod unmap;
 
 use options::{Experiment, Options};
 use source::Source;
