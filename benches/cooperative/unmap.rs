@@ -1,11 +1,7 @@
 //! What the kernel takes to take pages back, and nothing else: what no pool is faster than whose pages leave
 //! one by one, or all at once.
-
-#![expect(
-    unsafe_code,
-    clippy::disallowed_methods,
-    reason = "as bare as can be: the crate's own is measured beside it"
-)]
+#![expect(unsafe_code, reason = "maps memory and gives it back")]
+#![expect(clippy::disallowed_methods, reason = "baselines do without the library's wrappers")]
 
 use std::io;
 use std::ptr;
