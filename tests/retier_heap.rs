@@ -6,7 +6,7 @@ mod common;
 
 use allocator_api2::alloc::Allocator;
 use common::child::{alone, cases};
-use common::{eventually, mem_store, watchdog};
+use common::{eventually, mem_store, watchdog, where_permitted};
 use farheap::store::{JoinedStore, Side, Store};
 use farheap::{ByteCount, Config, Error, Far, FarHeap, Heap};
 use std::alloc::Layout;
@@ -23,25 +23,14 @@ fn layout() -> Layout {
     Layout::array::<u64>(WORDS).expect("24 MiB")
 }
 
-/// A heap, or `None` with the reason printed where userfaultfd is not permitted.
-fn permitted(started: farheap::Result<Heap>) -> Option<Heap> {
-    match started {
-        Ok(heap) => Some(heap),
-        Err(Error::UffdUnavailable { reasons }) => {
-            println!("skipped: userfaultfd is not permitted here: {reasons}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
 /// A heap on two stores, and these; `None` with the reason printed where userfaultfd is not permitted.
 fn two_sided() -> Option<(Heap, [Arc<dyn Store>; 2])> {
     let stores = [(); 2].map(|()| mem_store(ByteCount::mib(64)));
     let [first, second] = stores.clone();
     let joined = Arc::new(JoinedStore::new(first, second).expect("nobody uses them"));
     let config = Config::parse("limit:8MiB,readahead:off").expect("a configuration");
-    permitted(Heap::start_on(config, joined)).map(|heap| (heap, stores))
+    where_permitted("a heap on two stores", Heap::start_on(config, joined))
+        .map(|heap| (heap, stores))
 }
 
 fn word(start: NonNull<u8>, at: usize) -> *mut u64 {
@@ -149,7 +138,7 @@ fn a_configuration_names_the_second_device() {
             let refused = Heap::start(config(more)).map(drop);
             assert!(matches!(refused, Err(Error::Device { .. })), "{refused:?}");
             let text = format!("second_capacity:64MiB,{more}");
-            let Some(heap) = permitted(Heap::start(config(&text))) else { return };
+            let Some(heap) = where_permitted(&text, Heap::start(config(&text))) else { return };
             let start = column(&heap);
             let len = ByteCount(layout().size() as u64);
             for to in [Side::Second, Side::First, Side::Second] {
@@ -165,7 +154,8 @@ fn a_configuration_names_the_second_device() {
             heap.shutdown().expect("everything was freed");
             drop(heap);
             // Like the first, it holds pages that the next heap may overwrite.
-            let again = permitted(Heap::start(config("page:64KiB"))).expect("as before");
+            let again =
+                where_permitted("again", Heap::start(config("page:64KiB"))).expect("as before");
             again.shutdown().expect("nothing was allocated");
         },
     );

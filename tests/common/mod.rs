@@ -102,7 +102,8 @@ pub(crate) fn collective(config: CollectiveConfig, store: Arc<dyn Store>) -> Opt
     where_permitted("collective", Collective::create(config, store))
 }
 
-fn where_permitted<T>(what: &str, made: farheap::Result<T>) -> Option<T> {
+/// What was made, or `None` with the reason printed where userfaultfd is not permitted.
+pub(crate) fn where_permitted<T>(what: &str, made: farheap::Result<T>) -> Option<T> {
     match made {
         Ok(made) => Some(made),
         Err(Error::UffdUnavailable { reasons }) => {
