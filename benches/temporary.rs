@@ -13,6 +13,7 @@
 
 mod common;
 #[path = "common/raw.rs"]
+#[expect(dead_code, reason = "this benchmark copies no files")]
 mod raw;
 
 use clap::Parser;

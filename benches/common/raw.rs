@@ -28,30 +28,47 @@ pub(crate) fn open(path: &Path) -> std::io::Result<File> {
 
 /// Writes the first `len` bytes of a file, or reads them and checks what was written.
 pub(crate) fn transfer(file: &File, len: usize, write: bool) -> std::io::Result<()> {
+    for_blocks(len, &|block, at| {
+        if write {
+            fill_block(block, at);
+            return file.write_all_at(bytes_of(block), at);
+        }
+        file.read_exact_at(bytes_of(block), at)?;
+        check_block(block, at);
+        Ok(())
+    })
+}
+
+/// Copies the first `len` bytes of a file to another, block by block.
+pub(crate) fn copy(from: &File, to: &File, len: usize) -> std::io::Result<()> {
+    for_blocks(len, &|block, at| {
+        from.read_exact_at(bytes_of(block), at)?;
+        to.write_all_at(bytes_of(block), at)
+    })
+}
+
+fn bytes_of(block: &mut [u64]) -> &mut [u8] {
+    // SAFETY: the words of the block, seen as bytes.
+    unsafe { std::slice::from_raw_parts_mut(block.as_mut_ptr().cast::<u8>(), BLOCK) }
+}
+
+/// What is done with a block and its offset.
+type Work<'a> = &'a (dyn Fn(&mut [u64], u64) -> std::io::Result<()> + Sync);
+
+/// Works on the blocks of the first `len` bytes, by several threads.
+fn for_blocks(len: usize, work: Work<'_>) -> std::io::Result<()> {
     let result: Result<Vec<()>, std::io::Error> = std::thread::scope(|scope| {
         let threads: Vec<_> =
-            (0..THREADS).map(|n| scope.spawn(move || every_other(file, len, n, write))).collect();
+            (0..THREADS).map(|n| scope.spawn(move || every_other(len, n, work))).collect();
         threads.into_iter().map(|thread| thread.join().expect("no check failed")).collect()
     });
     result.map(drop)
 }
 
-fn every_other(file: &File, len: usize, thread: usize, write: bool) -> std::io::Result<()> {
+fn every_other(len: usize, thread: usize, work: Work<'_>) -> std::io::Result<()> {
     let mut words = vec![0_u64; BLOCK / 8 + 512];
     // O_DIRECT wants aligned buffers.
     let skip = words.as_ptr().align_offset(4096);
     let block = &mut words[skip..skip + BLOCK / 8];
-    for at in (thread * BLOCK..len).step_by(THREADS * BLOCK) {
-        // SAFETY: the words of the block, seen as bytes.
-        let bytes =
-            unsafe { std::slice::from_raw_parts_mut(block.as_mut_ptr().cast::<u8>(), BLOCK) };
-        if write {
-            fill_block(block, at as u64);
-            file.write_all_at(bytes, at as u64)?;
-        } else {
-            file.read_exact_at(bytes, at as u64)?;
-            check_block(block, at as u64);
-        }
-    }
-    Ok(())
+    (thread * BLOCK..len).step_by(THREADS * BLOCK).try_for_each(|at| work(block, at as u64))
 }

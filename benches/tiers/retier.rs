@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 16 << 10;
+const ONE_DISK: &str = "a file to another, one disk";
 
 pub(crate) fn rows(options: &Options, limit: ByteCount, rows: &mut Vec<Row>) -> Result<()> {
     let memory = || Ok(Arc::new(MemStore::new(options.size).map_err(Failure::of)?) as _);
@@ -26,7 +27,7 @@ pub(crate) fn rows(options: &Options, limit: ByteCount, rows: &mut Vec<Row>) -> 
     };
     let mut new = Vec::new();
     new.extend(moves(options, limit, "memory to a file", memory()?, file()?)?);
-    new.extend(moves(options, limit, "a file to another, one disk", file()?, file()?)?);
+    new.extend(moves(options, limit, ONE_DISK, file()?, file()?)?);
     new.push(beside(options, limit, file()?, file()?)?);
     table::print_group("retier", &new);
     rows.extend(new);
@@ -83,7 +84,7 @@ impl Data {
     }
 }
 
-/// To the second side, beside the device by itself, and back without looking at the clock.
+/// To the second side, beside the device and a copy by themselves, and back without looking at the clock.
 fn moves(
     options: &Options,
     limit: ByteCount,
@@ -92,28 +93,41 @@ fn moves(
     second: Arc<dyn Store>,
 ) -> Result<Vec<Row>> {
     let data = Data::new(options, limit, first, second)?;
-    let unnamed = Unnamed::new(options.dir.as_deref(), options.size).map_err(broken)?;
-    let file: File = raw::open(&unnamed.path()).map_err(broken)?;
-    let [mut values, mut bases] = [const { Vec::new() }; 2];
+    let unnamed = || Unnamed::new(options.dir.as_deref(), options.size).map_err(broken);
+    let unnamed = [unnamed()?, unnamed()?];
+    let open = |unnamed: &Unnamed| raw::open(&unnamed.path()).map_err(broken);
+    let [from, file]: [File; 2] = [open(&unnamed[0])?, open(&unnamed[1])?];
+    let [mut values, mut writes, mut copies] = [const { Vec::new() }; 3];
     // The first round finds blocks that the file system has not given out.
     for round in 0..=options.rounds {
         let rate = |seconds: f64| data.len as f64 / seconds / f64::from(1 << 20);
         let began = Instant::now();
-        raw::transfer(&file, data.len, true).map_err(broken)?;
+        raw::transfer(&from, data.len, true).map_err(broken)?;
         let write = rate(began.elapsed().as_secs_f64());
+        // Of what was written a moment ago, as what a retier reads here was.
+        let began = Instant::now();
+        raw::copy(&from, &file, data.len).map_err(broken)?;
+        let copy = rate(began.elapsed().as_secs_f64());
         let moved = rate(data.go(Side::Second)?);
         if round > 0 {
             values.push(moved);
-            bases.push(write);
+            writes.push(write);
+            copies.push(copy);
         }
         if round == options.rounds {
             data.check();
         }
         data.go(Side::First)?;
     }
-    let bases = ("the device, sequential".to_owned(), bases);
-    let name = (format!("retier {name}"), "MiB/s");
-    Ok(vec![Row::of_rounds(name, values, bases, |value, base| value / base, Some(0.8))])
+    let row = |base: &str, bases, goal| {
+        let name = (format!("retier {name}"), "MiB/s");
+        let bases = (base.to_owned(), bases);
+        Row::of_rounds(name, values.clone(), bases, |value, base| value / base, goal)
+    };
+    let row_of_device = row("the device, sequential", writes, Some(0.8));
+    // What is read from the disk that is written takes a part of what that can do, whoever reads it.
+    let reads_too = (name == ONE_DISK).then(|| row("a raw copy on that disk", copies, None));
+    Ok(std::iter::once(row_of_device).chain(reads_too).collect())
 }
 
 /// What faults on other pages notice.
