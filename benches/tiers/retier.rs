@@ -125,7 +125,7 @@ fn moves(
         Row::of_rounds(name, values.clone(), bases, |value, base| value / base, goal)
     };
     let row_of_device = row("the device, sequential", writes, Some(0.8));
-    // What is read from the disk that is written takes a part of what that can do, whoever reads it.
+    // Reading takes a part of what a disk can do, for any program that copies on it.
     let reads_too = (name == ONE_DISK).then(|| row("a raw copy on that disk", copies, None));
     Ok(std::iter::once(row_of_device).chain(reads_too).collect())
 }
