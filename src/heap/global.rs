@@ -127,11 +127,12 @@ pub(super) unsafe fn allocate(
 }
 
 /// Whether the policy says that a block is local, and it is [plain](local::is_plain): as many answers as can be had
-/// for one look at the thread and one at the tiers.
+/// for one look at the thread and one at the tiers. That it is small need not be asked: both say so.
 #[inline]
 fn is_plain_local(layout: Layout) -> bool {
-    let small_below = placement::small_below();
-    layout.size() < small_below && layout.size() < tiers::small_below() && local::is_plain(layout)
+    let is_small_local =
+        layout.size() < placement::small_below() && layout.size() < tiers::small_below();
+    is_small_local && local::is_plain(layout)
 }
 
 /// Allocates by the policy. Out of line: the registers that it needs saved would cost plain local blocks a fifth of

@@ -17,6 +17,7 @@
 use super::jemalloc::{self, Flags};
 use super::placement::Fill;
 use super::thread_cache::{self, Allowance, Flush, ThreadCache, ThreadCaches, magazine};
+use crate::base::strict_assert;
 use crate::base::units::ByteCount;
 use std::alloc::Layout;
 
@@ -42,10 +43,11 @@ pub(super) unsafe fn allocate(layout: Layout, fill: Fill) -> *mut u8 {
     unsafe { allocate_new(layout.size(), layout.align(), fill) }
 }
 
-/// Whether a block is small, and needs no alignment that its size does not have: most are so.
+/// Whether a small block needs no alignment that its size does not have: most are so.
 #[inline]
 pub(super) fn is_plain(layout: Layout) -> bool {
-    layout.size() <= magazine::SMALL_MAX && Flags::is_natural(layout.size(), layout.align())
+    strict_assert!(layout.size() <= magazine::SMALL_MAX, "{layout:?} is not small");
+    Flags::is_natural(layout.size(), layout.align())
 }
 
 /// As [`allocate`], of a [plain](is_plain) block of `size` bytes.

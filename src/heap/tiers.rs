@@ -6,7 +6,7 @@
 //! the runtime.
 //!
 //! An address is looked up in two steps. All tiers lie within [`All::low`] and [`All::high`], so local
-//! pointers cost two compares, however many tiers there are: 0.8 ns, where a look into a table costs
+//! pointers cost two compares at most, however many tiers there are: 0.8 ns, where a look into a table costs
 //! 28. Regions come to lie side by side mostly, but local memory may be mapped between two of them: what
 //! is within the bounds is compared with each tier, the default one first.
 //!
@@ -235,8 +235,7 @@ pub(super) fn may_be_far(ptr: *const u8) -> bool {
     let addr = ptr.addr();
     // The holder of a far pointer has seen bounds that include it (invariant 1). That of a local one may
     // see one bound of a tier that is starting, or has ended, beside another: then the tiers are asked.
-    let high = ALL.high.load(Acquire);
-    (addr >= ALL.low.load(Relaxed)) & (addr < high)
+    addr < ALL.high.load(Acquire) && addr >= ALL.low.load(Relaxed)
 }
 
 /// Where `ptr` is from.
