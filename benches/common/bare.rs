@@ -3,22 +3,23 @@
 #![expect(unsafe_code, reason = "allocates by hand")]
 
 use std::alloc::{GlobalAlloc, Layout};
+use tikv_jemallocator::Jemalloc;
 
-/// jemalloc as `tikv-jemallocator` calls it. Out of line, as a global allocator always is behind
-/// `__rust_alloc`; [`FarHeap`] is here, too.
+/// jemalloc as a program has it by `tikv-jemallocator`. Out of line, as a global allocator always is behind
+/// `__rust_alloc`; [`FarHeap`](farheap::FarHeap) is here, too.
 pub(crate) struct Bare;
 
-// SAFETY: jemalloc's functions keep the contract; layouts here need no alignment above 16.
+// SAFETY: passes every call on.
 unsafe impl GlobalAlloc for Bare {
     #[inline(never)]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: any size is allowed.
-        unsafe { tikv_jemalloc_sys::malloc(layout.size()) }.cast()
+        // SAFETY: as the caller promises.
+        unsafe { Jemalloc.alloc(layout) }
     }
 
     #[inline(never)]
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: allocated above with this size.
-        unsafe { tikv_jemalloc_sys::sdallocx(ptr.cast(), layout.size(), 0) }
+        // SAFETY: as the caller promises.
+        unsafe { Jemalloc.dealloc(ptr, layout) }
     }
 }
