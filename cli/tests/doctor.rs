@@ -170,7 +170,10 @@ fn an_unprivileged_user_is_told_what_is_missing_and_how_to_repair_it() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
     let program = dir.path().join("farheap");
-    fs::copy(env!("CARGO_BIN_EXE_farheap"), &program).expect("copy");
+    // By another process: a child that a test beside this one forks inherits what this process has open, and what
+    // is open for writing cannot be run (execve(2), `ETXTBSY`).
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_farheap")).arg(&program).status();
+    assert!(copied.expect("cp runs").success());
     let closed = dir.path().join("closed");
     fs::write(&closed, vec![0; 1 << 20]).expect("write");
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o600)).expect("chmod");

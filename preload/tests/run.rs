@@ -56,7 +56,7 @@ fn what_cannot_be_run_is_refused_with_the_reason() {
 fn a_library_that_is_not_there_is_named_with_the_way_to_build_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let copy = dir.path().join("farheap");
-    std::fs::copy(common::farheap(), &copy).expect("room");
+    common::copy_program(&common::farheap(), &copy);
     let mut command = std::process::Command::new(copy);
     let ended =
         end(command.args(["run", "true"]).env_remove("FARHEAP_PRELOAD_LIBRARY"), dir.path());
@@ -85,7 +85,7 @@ fn a_program_with_capabilities_is_refused_to_a_user_without() {
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(dir.path(), open).expect("its mode");
     let program = dir.path().join("capable");
-    std::fs::copy("/bin/true", &program).expect("room");
+    common::copy_program("/bin/true".as_ref(), &program);
     let mut setcap = std::process::Command::new("setcap");
     if !end(setcap.arg("cap_net_raw+ep").arg(&program), dir.path()).status.success() {
         return println!("skipped: capabilities may not be set here");

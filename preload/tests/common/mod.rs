@@ -86,6 +86,13 @@ pub(crate) fn end(command: &mut Command, dir: &Path) -> Ended {
     Ended { status, out: text(&out), errors: text(&errors), resident_max }
 }
 
+/// Copies a program, with a process of its own: a child that another test forks meanwhile inherits what this
+/// process has open, and what is open for writing cannot be run (execve(2), `ETXTBSY`).
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args([from, to]).status().expect("cp runs");
+    assert!(copied.success(), "cp: {copied}");
+}
+
 /// The most that a process has had resident since it became its program, in bytes; 0 if it has ended.
 fn resident_so_far(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
