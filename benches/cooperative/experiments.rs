@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use crate::cache::{Answers, Place, ResultCache};
-use crate::device;
+use crate::device::Device;
 use crate::options::Options;
 use crate::plot;
 use crate::report::{self, Row};
@@ -168,7 +168,8 @@ pub(crate) fn spill(options: &Options, source: &Source<'_>) -> Result<(), Failur
     let plan = Plan { query: Query::Simulated(2.0), spill: true, ..plan };
     keep(&mut runs, run(&alone, source, plan)?);
     let bytes = 2 * options.limit.get();
-    let (write, read) = device::speed(&options, bytes)?;
+    let device = Device::new(&options, bytes)?;
+    let (write, read) = (device.write, device.read()?);
     let alone = runs.last().expect("pushed above");
     let mb_per_s = |ms: f64| bytes as f64 / 1e3 / ms;
     let row = |work: &str, value, baseline_value, goal| Row {
@@ -228,7 +229,7 @@ pub(crate) fn victims(options: &Options, source: &Source<'_>) -> Result<(), Fail
 }
 
 /// (g) Temporary memory of half the limit, again and again beside the transactions: the median and the tail,
-/// beside the goal, or beside the time that the device takes to write what was written meanwhile.
+/// beside the goal, or beside the time that the device alone takes to write as many scattered pages.
 pub(crate) fn tail(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
     let often = if options.test {
         options.clone()
@@ -238,23 +239,21 @@ pub(crate) fn tail(options: &Options, source: &Source<'_>) -> Result<(), Failure
     let mut runs = Vec::new();
     let plan = Plan::new("half the limit five times a second", COOPERATIVE, &often);
     keep(&mut runs, run(&often, source, plan)?);
-    let (write, _) = device::speed(options, 2 * options.limit.get())?;
+    let device = Device::new(options, 2 * options.limit.get())?;
     let half = options.limit.get() as f64 / 2.0;
     let per_gib = |ms: f64| ms * (1u64 << 30) as f64 / half;
-    let device_ms = |pages: u64| pages as f64 * 4096.0 / 1e3 / write;
     let mut queries = runs[0].queries.clone();
     queries.sort_by(|one, other| one.allocate_ms.total_cmp(&other.allocate_ms));
     let mut rows = Vec::new();
     for (name, part, goal_ms) in [("median", 0.5, 20.0), ("p99", 0.99, 100.0)] {
         let Some(query) = queries.get((queries.len() as f64 * part) as usize) else { continue };
-        let device = per_gib(device_ms(query.written));
+        let device_ms = device.scattered_ms(query.written)?;
         println!(
-            "{name} of {}: {:.1} ms for {} dirty pages, of which the device alone takes {:.1}; the thread ran \
-             for {:.1}, and waited for a processor for {:.1}",
+            "{name} of {}: {:.1} ms for {} dirty pages, which the device alone writes in {device_ms:.1}; the thread \
+             ran for {:.1}, and waited for a processor for {:.1}",
             queries.len(),
             query.allocate_ms,
             query.written,
-            device_ms(query.written),
             query.allocate_share.running_ms,
             query.allocate_share.ready_ms
         );
@@ -262,8 +261,9 @@ pub(crate) fn tail(options: &Options, source: &Source<'_>) -> Result<(), Failure
             work: format!("allocation of half the limit, {name}"),
             value: per_gib(query.allocate_ms),
             unit: "ms/GiB",
-            baseline: if device > goal_ms { "the device" } else { "the goal" }.to_owned(),
-            baseline_value: device.max(goal_ms),
+            baseline: if per_gib(device_ms) > goal_ms { "the device" } else { "the goal" }
+                .to_owned(),
+            baseline_value: per_gib(device_ms).max(goal_ms),
             invert: true,
             goal: ">= 1",
         });
