@@ -117,6 +117,10 @@ pub use paging::region;
 pub use paging::region::Stats;
 #[cfg(all(feature = "heap", not(loom)))]
 pub use runtime::Heap;
+// For the library of `farheap run`, which is a crate of its own.
+#[cfg(all(feature = "heap", not(loom)))]
+#[doc(hidden)]
+pub use sys::code;
 // For the command, which is a crate of its own.
 #[cfg(not(loom))]
 #[doc(hidden)]

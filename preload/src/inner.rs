@@ -76,12 +76,12 @@ fn unlock() {
 }
 
 /// Takes the lock for a fork, so that the child finds the lists as they should be.
-pub(crate) extern "C" fn before_fork() {
+pub(crate) fn before_fork() {
     lock();
 }
 
 /// Ends [`before_fork`], in parent and child.
-pub(crate) extern "C" fn after_fork() {
+pub(crate) fn after_fork() {
     unlock();
 }
 

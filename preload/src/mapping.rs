@@ -6,7 +6,8 @@
 //!
 //! # Invariants
 //! 1. No call that arrives here makes the kernel unmap or move far memory, or map something over it.
-//! 2. What is taken back can be read and written, whatever the program had protected.
+//! 2. What changes mappings of others holds a [`Changing`]: code that leaves is neither written nor replaced meanwhile.
+//! 3. What is taken back can be read and written, whatever the program had protected.
 
 #![expect(unsafe_code, reason = "exports functions of C that take its pointers")]
 #![expect(clippy::disallowed_methods, reason = "the C library's functions are these")]
@@ -15,6 +16,7 @@ use crate::advice::drop_far;
 use crate::entry::set_errno;
 use crate::own::enter;
 use crate::start;
+use farheap::code::Changing;
 use farheap::{ByteCount, Far, Heap};
 use libc::{c_int, c_void, off_t, size_t};
 use std::ptr::NonNull;
@@ -110,6 +112,7 @@ unsafe fn map(
     if flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0 {
         make_room(len);
     }
+    let _changing = (flags & libc::MAP_FIXED != 0).then(Changing::begin);
     // SAFETY: as the caller promises.
     unsafe { kernel_map(hint, len, protection, flags, fd, offset) }
 }
@@ -156,8 +159,11 @@ unsafe extern "C" fn munmap(start: *mut c_void, len: size_t) -> c_int {
     match far_range(start, len) {
         // SAFETY: as the caller promises.
         Some((start, len)) => unsafe { unmap_far(start, len) },
-        // SAFETY: as the caller promises.
-        None => return unsafe { kernel_munmap(start, len) },
+        None => {
+            let _changing = Changing::begin();
+            // SAFETY: as the caller promises.
+            return unsafe { kernel_munmap(start, len) };
+        }
     }
     0
 }
@@ -175,6 +181,7 @@ unsafe extern "C" fn mremap(
     new: *mut c_void,
 ) -> *mut c_void {
     let Some((start, had)) = far_range(old, old_len) else {
+        let _changing = Changing::begin();
         // SAFETY: as the caller promises.
         return unsafe { kernel_mremap(old, old_len, new_len, flags, new) };
     };
@@ -269,8 +276,25 @@ unsafe extern "C" fn mprotect(start: *mut c_void, len: size_t, protection: c_int
         }
         make_room(len);
     }
+    let _changing = (protection & libc::PROT_WRITE != 0).then(Changing::begin);
     // SAFETY: as the caller promises.
     unsafe { kernel_mprotect(start, len, protection) }
+}
+
+/// `pkey_mprotect(2)`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pkey_mprotect(
+    start: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    key: c_int,
+) -> c_int {
+    let _changing = Changing::begin();
+    // SAFETY: as the caller promises; the arguments of this call.
+    unsafe { libc::syscall(libc::SYS_pkey_mprotect, start, len, protection, key) as c_int }
 }
 
 /// `mprotect(2)` itself: for this library, by the linker, and for what is not far.

@@ -8,6 +8,7 @@
 
 use crate::own::{self, enter};
 use crate::{descriptors, inner, report};
+use farheap::code;
 use farheap::config::Place;
 use farheap::{ByteCount, Config, Heap};
 use std::alloc::{GlobalAlloc, Layout};
@@ -107,16 +108,27 @@ extern "C" fn prepare() {
     let process = std::process::id();
     let first = has(&format!("first={process}"));
     let _ = SETTINGS.set(Settings { conf, stats: has("stats"), first, process });
-    let (before, after) = (inner::before_fork, inner::after_fork);
     // SAFETY: registers functions that live as long as the program.
-    unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
     descriptors::make_room();
     // After that: what is done around a fork allocates, and there is no lock then that this would wait for.
     farheap::region::watch_forks();
+    code::let_leave();
+}
+
+extern "C" fn before_fork() {
+    code::before_fork();
+    inner::before_fork();
+}
+
+extern "C" fn after_fork() {
+    inner::after_fork();
+    code::after_fork();
 }
 
 extern "C" fn in_child() {
     inner::after_fork();
+    code::in_child();
     // The thread that was starting the heap is the parent's.
     let _ = STATE.compare_exchange(STARTING, OVER, Ordering::Relaxed, Ordering::Relaxed);
 }

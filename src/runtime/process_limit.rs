@@ -13,6 +13,7 @@ use crate::base::deadline::Deadline;
 use crate::base::error::Result;
 use crate::base::units::ByteCount;
 use crate::paging::region::Region;
+use crate::sys::code::Code;
 use crate::sys::statm::Statm;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,6 +37,11 @@ const GROWTH: u64 = 1024;
 /// Growth that is expected to go on is left at most 1/AHEAD of the limit.
 const AHEAD: u64 = 16;
 
+/// How often code leaves at most. What is in use comes back meanwhile, and is at most what is mapped in this time.
+const CODE_EVERY: Duration = Duration::from_millis(250);
+/// Code of less than 1/CODE_MIN of the limit stays.
+const CODE_MIN: u64 = 16;
+
 /// How long the process may be above its limit before the warning: a start or a fork is over by then.
 const OVER_MAX: Duration = Duration::from_secs(1);
 
@@ -50,6 +56,16 @@ pub(super) struct ProcessLimit {
     beside: Mutex<BesideFar>,
     /// Since when too little of the limit is left for far memory.
     over: Mutex<Over>,
+    /// `None` where code cannot leave.
+    code: Option<Mutex<CodeLeft>>,
+}
+
+/// When it was last asked whether code should leave, and what had been read from the device when it did.
+#[derive(Debug)]
+struct CodeLeft {
+    code: Code,
+    at: Instant,
+    read: ByteCount,
 }
 
 /// What was seen of memory that is not far.
@@ -90,6 +106,8 @@ impl ProcessLimit {
             statm: Statm::open()?,
             beside: Mutex::new(BesideFar { bytes, growth, last: u64::MAX }),
             over: Mutex::new(Over::No),
+            code: Code::open()
+                .map(|code| Mutex::new(CodeLeft { code, at: now, read: ByteCount::ZERO })),
         })
     }
 
@@ -99,6 +117,7 @@ impl ProcessLimit {
 
     /// Gives far memory the part of the limit that the rest of the process does not use. Returns when to look again.
     pub(super) fn follow(&self, region: &Region) -> Duration {
+        self.let_code_leave(region);
         let Some(seen) = self.look(region, ByteCount::ZERO) else { return LOOK_EVERY };
         self.tell(ByteCount(seen.beside), seen.room < region.limit_min(), region);
         let is_near = seen.resident + self.limit.0 / AHEAD >= self.limit.0;
@@ -150,6 +169,23 @@ impl ProcessLimit {
             region.leave_room(room);
         }
         Some(Seen { resident, beside: bytes, room, grows })
+    }
+
+    /// Has code leave where it may give far memory more than it costs: since the last time the device was read
+    /// for more than files hold.
+    fn let_code_leave(&self, region: &Region) {
+        let Some(left) = &self.code else { return };
+        let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+        if left.at.elapsed() < CODE_EVERY {
+            return;
+        }
+        let Some(of_files) = self.statm.of_files() else { return };
+        let read = region.stats().bytes_read;
+        if of_files.0 >= self.limit.0 / CODE_MIN && read.0 >= left.read.0 + of_files.0 {
+            left.code.drop_resident();
+            left.read = read;
+        }
+        left.at = Instant::now();
     }
 
     /// Warns when memory that is not far has been too much for [`OVER_MAX`].

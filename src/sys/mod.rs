@@ -8,6 +8,8 @@
 #[cfg(feature = "segment")]
 pub(crate) mod block;
 pub(crate) mod buffer;
+#[cfg(feature = "heap")]
+pub mod code;
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod fork;

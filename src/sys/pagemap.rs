@@ -67,6 +67,20 @@ impl Pagemap {
     /// # Errors
     /// [`Error::Os`] where the kernel does not know the call.
     pub(crate) fn next_present(&self, start: usize, end: usize) -> Result<Option<(usize, usize)>> {
+        self.next(start, end, kernel::PAGE_IS_PRESENT)
+    }
+
+    /// The same for what is in memory and a file's, or shared: private pages that were written are not.
+    ///
+    /// # Errors
+    /// As [`next_present`](Self::next_present).
+    #[cfg(feature = "heap")]
+    pub(crate) fn next_of_file(&self, start: usize, end: usize) -> Result<Option<(usize, usize)>> {
+        self.next(start, end, kernel::PAGE_IS_PRESENT | kernel::PAGE_IS_FILE)
+    }
+
+    /// The first part of the range whose pages are all of these categories.
+    fn next(&self, start: usize, end: usize, are: u32) -> Result<Option<(usize, usize)>> {
         let mut found = kernel::page_region { start: 0, end: 0, categories: 0 };
         let mut args = kernel::pm_scan_arg {
             size: size_of::<kernel::pm_scan_arg>() as u64,
@@ -78,9 +92,9 @@ impl Pagemap {
             vec_len: 1,
             max_pages: 0,
             category_inverted: 0,
-            category_mask: u64::from(kernel::PAGE_IS_PRESENT),
+            category_mask: u64::from(are),
             category_anyof_mask: 0,
-            return_mask: u64::from(kernel::PAGE_IS_PRESENT),
+            return_mask: u64::from(are),
         };
         // SAFETY: the argument is as the kernel defines it, with room for one range.
         let count = unsafe { scan_call(self.0.as_raw_fd(), &raw mut args) };

@@ -42,6 +42,12 @@ impl Statm {
         self.look().map(|(resident, of_files)| ByteCount(resident.0.saturating_sub(of_files.0)))
     }
 
+    /// Of these, bytes of files or shared memory.
+    #[cfg(feature = "heap")]
+    pub(crate) fn of_files(&self) -> Option<ByteCount> {
+        self.look().map(|(_, of_files)| of_files)
+    }
+
     /// What is resident, and what of it belongs to files or is shared.
     fn look(&self) -> Option<(ByteCount, ByteCount)> {
         // A process without its first thread, which has ended before others, has no memory by this file.

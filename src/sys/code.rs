@@ -1,0 +1,243 @@
+//! Takes the code and constants of loaded programs and libraries out of the process's resident memory.
+//!
+//! `madvise(2)` with `MADV_DONTNEED` drops a page of a private file mapping from the process; the page stays in
+//! the kernel's cache of files, and a touch maps it again, with its neighbours, without a read. It needs no
+//! privilege, where `MADV_PAGEOUT` does nothing for files of other users, and reads them anew. But what the
+//! process has written there would be lost. So [`Code`] drops only what the file holds.
+//!
+//! # Invariants
+//! 1. A page is dropped only while its object is loaded (`dl_iterate_phdr(3)` keeps it so), in a segment that the loader never
+//!    writes, which the process cannot write at this time, and where the kernel says that the page is the file's.
+//! 2. Nobody maps over it, unmaps it, or makes it writable meanwhile: who does holds a [`Changing`]. Without
+//!    [`let_leave`], by which a program's owner says that all do, nothing is dropped.
+//! 3. No fork happens while this module holds the loader's lock: the child would have it locked for good.
+
+#![expect(unsafe_code, reason = "walks the loaded objects and drops pages of their files")]
+
+use super::fork::Private;
+use super::pagemap::Pagemap;
+use super::refused;
+use super::vm::KERNEL_PAGE;
+use crate::base::error::Result;
+use crate::base::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::base::units::ByteCount;
+use libc::{c_int, c_void, dl_phdr_info};
+use linux_raw_sys::general as kernel;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// How long a fork waits for [`Code::drop_resident`]. It takes milliseconds, unless it waits for the loader's lock: then it
+/// may be the forking thread that has the lock, and nobody else has it in the child.
+const FORK_WAIT_MAX: Duration = Duration::from_secs(1);
+
+// linux/elf.h, of segments and of the dynamic section.
+const DT_TEXTREL: i64 = 22;
+const DT_FLAGS: i64 = 30;
+const DF_TEXTREL: u64 = 4;
+
+// linux/fs.h, `enum procmap_query_flags`.
+const VMA_WRITABLE: u64 = 2;
+const VMA_SHARED: u64 = 8;
+const COVERING_OR_NEXT: u64 = 16;
+
+mod calls {
+    nix::ioctl_readwrite!(query, b'f', 17, linux_raw_sys::general::procmap_query);
+}
+
+static MAY_LEAVE: AtomicBool = AtomicBool::new(false);
+/// Threads that change mappings, or fork.
+static CHANGING: AtomicU32 = AtomicU32::new(0);
+/// The loader's lock is taken, or waited for.
+static WALKING: AtomicBool = AtomicBool::new(false);
+/// An object's pages are being dropped.
+static DROPPING: AtomicBool = AtomicBool::new(false);
+
+/// From now on code may leave: all who change mappings of files hold a [`Changing`] meanwhile, and
+/// [`before_fork`] and its like are called.
+pub fn let_leave() {
+    MAY_LEAVE.store(true, Ordering::Relaxed);
+}
+
+/// A thread is changing mappings: nothing is dropped meanwhile.
+#[derive(Debug)]
+pub struct Changing(());
+
+impl Changing {
+    /// Waits until nothing is being dropped: at most the milliseconds that one object takes.
+    #[must_use]
+    pub fn begin() -> Changing {
+        loop {
+            // Sequentially consistent, as in `visit`: of this thread and that one, one sees the other.
+            CHANGING.fetch_add(1, Ordering::SeqCst);
+            if !DROPPING.load(Ordering::SeqCst) {
+                return Changing(());
+            }
+            CHANGING.fetch_sub(1, Ordering::SeqCst);
+            while DROPPING.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        CHANGING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// To be called before a fork: waits until nobody has the loader's lock for this module.
+pub fn before_fork() {
+    CHANGING.fetch_add(1, Ordering::SeqCst);
+    let began = Instant::now();
+    while WALKING.load(Ordering::SeqCst) && began.elapsed() < FORK_WAIT_MAX {
+        std::thread::yield_now();
+    }
+}
+
+/// To be called after it in the parent.
+pub fn after_fork() {
+    CHANGING.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// To be called after it in the child, whose other threads are its parent's.
+pub fn in_child() {
+    for flag in [&WALKING, &DROPPING] {
+        flag.store(false, Ordering::SeqCst);
+    }
+    CHANGING.store(0, Ordering::SeqCst);
+}
+
+/// The code of this process.
+#[derive(Debug)]
+pub(crate) struct Code {
+    maps: Private<File>,
+    pagemap: Pagemap,
+}
+
+impl Code {
+    /// `None` where it may not leave, or the kernel does not tell enough: `PROCMAP_QUERY` (Linux 6.11).
+    pub(crate) fn open() -> Option<Code> {
+        if !MAY_LEAVE.load(Ordering::Relaxed) {
+            return None;
+        }
+        let maps = File::open("/proc/thread-self/maps").ok().map(Private::new)?;
+        let code = Code { maps, pagemap: Pagemap::open().ok()?? };
+        code.mapping_from(0).ok()?;
+        Some(code)
+    }
+
+    /// Drops all that is resident of code and constants; returns how much. What is in use comes back page by page.
+    pub(crate) fn drop_resident(&self) -> ByteCount {
+        let mut walk = Walk { code: self, dropped: 0 };
+        WALKING.store(true, Ordering::SeqCst);
+        // Someone who forks has not seen that, perhaps.
+        if CHANGING.load(Ordering::SeqCst) == 0 {
+            // SAFETY: the function takes what is passed here, which outlives the call.
+            unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut walk).cast()) };
+        }
+        WALKING.store(false, Ordering::SeqCst);
+        ByteCount(walk.dropped as u64)
+    }
+
+    /// Drops what is resident of a range of a loaded object, but for what the process may have written.
+    fn drop_range(&self, range: Range<usize>) -> usize {
+        let (mut at, mut dropped) = (range.start, 0);
+        while at < range.end
+            && let Ok(mapping) = self.mapping_from(at)
+            && (mapping.vma_start as usize) < range.end
+        {
+            let part = at.max(mapping.vma_start as usize)..range.end.min(mapping.vma_end as usize);
+            at = part.end;
+            let is_of_file = mapping.inode != 0;
+            if is_of_file && mapping.vma_flags & (VMA_WRITABLE | VMA_SHARED) == 0 {
+                dropped += self.drop_pages(part);
+            }
+        }
+        dropped
+    }
+
+    /// Drops the resident pages of a part of a mapping that are the file's.
+    fn drop_pages(&self, part: Range<usize>) -> usize {
+        let (mut at, mut dropped) = (part.start, 0);
+        while at < part.end
+            && let Ok(Some((start, end))) = self.pagemap.next_of_file(at, part.end)
+        {
+            let (place, len) = (std::ptr::without_provenance_mut(start), end - start);
+            // SAFETY: the pages are of a file, unwritten, and stay so and mapped (invariants 1 and 2): the next
+            // touch finds the same bytes.
+            if unsafe { libc::madvise(place, len, libc::MADV_DONTNEED) } == 0 {
+                dropped += len;
+            }
+            at = end;
+        }
+        dropped
+    }
+
+    /// The first mapping that ends above an address.
+    fn mapping_from(&self, at: usize) -> Result<kernel::procmap_query> {
+        // SAFETY: numbers only, for which zero is a value.
+        let mut query: kernel::procmap_query = unsafe { std::mem::zeroed() };
+        query.size = size_of::<kernel::procmap_query>() as u64;
+        query.query_flags = COVERING_OR_NEXT;
+        query.query_addr = at as u64;
+        // SAFETY: the argument is as the kernel defines it, with room for no name.
+        let found = unsafe { calls::query(self.maps.as_raw_fd(), &raw mut query) };
+        found.map_err(refused("PROCMAP_QUERY"))?;
+        Ok(query)
+    }
+}
+
+struct Walk<'a> {
+    code: &'a Code,
+    dropped: usize,
+}
+
+/// Drops an object's pages; called by the loader, which has its lock: neither allocates nor waits.
+unsafe extern "C" fn visit(info: *mut dl_phdr_info, _size: usize, walk: *mut c_void) -> c_int {
+    // SAFETY: the loader passes an object that it knows, for the length of the call.
+    let info = unsafe { &*info };
+    // SAFETY: what `drop_resident` has passed, and nobody else has.
+    let walk = unsafe { &mut *walk.cast::<Walk<'_>>() };
+    DROPPING.store(true, Ordering::SeqCst);
+    if CHANGING.load(Ordering::SeqCst) == 0 && !info.dlpi_phdr.is_null() {
+        // SAFETY: the object's headers are mapped with it.
+        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        if !loader_writes_code(info.dlpi_addr, headers) {
+            let ranges = headers.iter().filter_map(|header| constant(info.dlpi_addr, header));
+            walk.dropped += ranges.map(|range| walk.code.drop_range(range)).sum::<usize>();
+        }
+    }
+    DROPPING.store(false, Ordering::SeqCst);
+    0
+}
+
+/// The whole pages of a segment that is loaded and never written.
+fn constant(base: u64, header: &libc::Elf64_Phdr) -> Option<Range<usize>> {
+    let is_constant = header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0;
+    let start = base.wrapping_add(header.p_vaddr) as usize;
+    let end = start.checked_add(header.p_filesz as usize)?;
+    let pages = start.next_multiple_of(KERNEL_PAGE)..end / KERNEL_PAGE * KERNEL_PAGE;
+    (is_constant && !pages.is_empty()).then_some(pages)
+}
+
+/// Whether the loader relocates what is not writable: it makes that writable for a while, without a [`Changing`].
+fn loader_writes_code(base: u64, headers: &[libc::Elf64_Phdr]) -> bool {
+    let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else {
+        return false; // Linked statically: nothing is relocated.
+    };
+    let start = base.wrapping_add(dynamic.p_vaddr) as usize;
+    let entry = size_of::<[u64; 2]>();
+    let entries = (0..dynamic.p_memsz as usize / entry).map(|n| {
+        let at = std::ptr::without_provenance::<[u64; 2]>(start + n * entry);
+        // SAFETY: within the object's dynamic section, which is mapped as long as the object is.
+        unsafe { at.read_volatile() }
+    });
+    entries.take_while(|[tag, _]| *tag != 0).any(|[tag, value]| match tag as i64 {
+        DT_TEXTREL => true,
+        DT_FLAGS => value & DF_TEXTREL != 0,
+        _ => false,
+    })
+}
