@@ -3,7 +3,7 @@
 //! `madvise(2)` with `MADV_DONTNEED` drops a page of a private file mapping from the process; the page stays in
 //! the kernel's cache of files, and a touch maps it again, with its neighbours, without a read. It needs no
 //! privilege, where `MADV_PAGEOUT` does nothing for files of other users, and reads them anew. But what the
-//! process has written there would be lost. So [`Code`] drops only what the file holds.
+//! process has written there would be lost. So `Code` drops only what the file holds.
 //!
 //! # Invariants
 //! 1. A page is dropped only while its object is loaded (`dl_iterate_phdr(3)` keeps it so), in a segment that the loader never
