@@ -128,7 +128,6 @@ extern "C" fn after_fork() {
 
 extern "C" fn in_child() {
     inner::after_fork();
-    code::in_child();
     // The thread that was starting the heap is the parent's.
     let _ = STATE.compare_exchange(STARTING, OVER, Ordering::Relaxed, Ordering::Relaxed);
 }

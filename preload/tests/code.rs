@@ -18,6 +18,23 @@ fn constants_leave_for_far_memory_but_not_what_was_written_of_them() {
     assert!(ended.errors.contains(" far "), "nothing was far: {}", ended.errors);
 }
 
+/// A child that the C library calls no function for has none of the threads that its parent's calls wait for.
+#[test]
+fn a_child_of_a_system_call_unmaps_memory_while_code_leaves() {
+    change("fork");
+}
+
+fn change(how: &str) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("changing");
+    if !leaves() || !compile("gcc", &[], include_str!("c/changing.c"), &program) {
+        return;
+    }
+    let ended = end(run(&["--limit", "112MiB"]).arg(&program).arg(how), dir.path());
+    assert_eq!(ended.status.code(), Some(0), "{}{}", ended.out, ended.errors);
+    println!("{how}: {} {}", ended.out.trim(), ended.errors.trim());
+}
+
 /// Whether code leaves here; says why not.
 fn leaves() -> bool {
     /// The first Linux with `PROCMAP_QUERY`.

@@ -10,7 +10,8 @@
 //!    writes, which the process cannot write at this time, and where the kernel says that the page is the file's.
 //! 2. Nobody maps over it, unmaps it, or makes it writable meanwhile: who does holds a [`Changing`]. Without
 //!    [`let_leave`], by which a program's owner says that all do, nothing is dropped.
-//! 3. No fork happens while this module holds the loader's lock: the child would have it locked for good.
+//! 3. No fork happens while this module holds the loader's lock: the child would have it locked for good. (System calls
+//!    of the program's own, and `_Fork(3)`, are not noticed; see [`State`] for what their children do.)
 
 #![expect(unsafe_code, reason = "walks the loaded objects and drops pages of their files")]
 
@@ -47,17 +48,34 @@ mod calls {
 }
 
 static MAY_LEAVE: AtomicBool = AtomicBool::new(false);
-/// Threads that change mappings, or fork.
-static CHANGING: AtomicU32 = AtomicU32::new(0);
-/// The loader's lock is taken, or waited for.
-static WALKING: AtomicBool = AtomicBool::new(false);
-/// An object's pages are being dropped.
-static DROPPING: AtomicBool = AtomicBool::new(false);
+static STATE: State = State {
+    changing: AtomicU32::new(0),
+    walking: AtomicBool::new(false),
+    dropping: AtomicBool::new(false),
+};
+
+/// What threads tell each other. It is a page of its own, which the kernel fills with zeros in the child of any fork
+/// (`MADV_WIPEONFORK`): the threads that would end what is under way are the parent's. A child made by `_Fork(3)` or a system call,
+/// which calls no function that is registered for forks, waited in `munmap` for ever.
+#[repr(C, align(4096))]
+struct State {
+    /// Threads that change mappings, or fork.
+    changing: AtomicU32,
+    /// The loader's lock is taken, or waited for.
+    walking: AtomicBool,
+    /// An object's pages are being dropped.
+    dropping: AtomicBool,
+}
+
+const _: () = assert!(size_of::<State>() == KERNEL_PAGE);
 
 /// From now on code may leave: all who change mappings of files hold a [`Changing`] meanwhile, and
-/// [`before_fork`] and its like are called.
+/// [`before_fork`] and [`after_fork`] are called around forks. See `MADV_WIPEONFORK` in `madvise(2)` (Linux 4.14).
 pub fn let_leave() {
-    MAY_LEAVE.store(true, Ordering::Relaxed);
+    let page = (&raw const STATE).cast_mut().cast();
+    // SAFETY: the page is all of `STATE`, which another process sees as zeros from now on, values of its fields.
+    let is_wiped = unsafe { libc::madvise(page, KERNEL_PAGE, libc::MADV_WIPEONFORK) } == 0;
+    MAY_LEAVE.store(is_wiped, Ordering::Relaxed);
 }
 
 /// A thread is changing mappings: nothing is dropped meanwhile.
@@ -70,12 +88,12 @@ impl Changing {
     pub fn begin() -> Changing {
         loop {
             // Sequentially consistent, as in `visit`: of this thread and that one, one sees the other.
-            CHANGING.fetch_add(1, Ordering::SeqCst);
-            if !DROPPING.load(Ordering::SeqCst) {
+            STATE.changing.fetch_add(1, Ordering::SeqCst);
+            if !STATE.dropping.load(Ordering::SeqCst) {
                 return Changing(());
             }
-            CHANGING.fetch_sub(1, Ordering::SeqCst);
-            while DROPPING.load(Ordering::SeqCst) {
+            STATE.changing.fetch_sub(1, Ordering::SeqCst);
+            while STATE.dropping.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
         }
@@ -84,30 +102,22 @@ impl Changing {
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        CHANGING.fetch_sub(1, Ordering::SeqCst);
+        STATE.changing.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 /// To be called before a fork: waits until nobody has the loader's lock for this module.
 pub fn before_fork() {
-    CHANGING.fetch_add(1, Ordering::SeqCst);
+    STATE.changing.fetch_add(1, Ordering::SeqCst);
     let began = Instant::now();
-    while WALKING.load(Ordering::SeqCst) && began.elapsed() < FORK_WAIT_MAX {
+    while STATE.walking.load(Ordering::SeqCst) && began.elapsed() < FORK_WAIT_MAX {
         std::thread::yield_now();
     }
 }
 
-/// To be called after it in the parent.
+/// To be called after it in the parent. (The child's [`State`] is zeros.)
 pub fn after_fork() {
-    CHANGING.fetch_sub(1, Ordering::SeqCst);
-}
-
-/// To be called after it in the child, whose other threads are its parent's.
-pub fn in_child() {
-    for flag in [&WALKING, &DROPPING] {
-        flag.store(false, Ordering::SeqCst);
-    }
-    CHANGING.store(0, Ordering::SeqCst);
+    STATE.changing.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// The code of this process.
@@ -132,13 +142,13 @@ impl Code {
     /// Drops all that is resident of code and constants; returns how much. What is in use comes back page by page.
     pub(crate) fn drop_resident(&self) -> ByteCount {
         let mut walk = Walk { code: self, dropped: 0 };
-        WALKING.store(true, Ordering::SeqCst);
+        STATE.walking.store(true, Ordering::SeqCst);
         // Someone who forks has not seen that, perhaps.
-        if CHANGING.load(Ordering::SeqCst) == 0 {
+        if STATE.changing.load(Ordering::SeqCst) == 0 {
             // SAFETY: the function takes what is passed here, which outlives the call.
             unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut walk).cast()) };
         }
-        WALKING.store(false, Ordering::SeqCst);
+        STATE.walking.store(false, Ordering::SeqCst);
         ByteCount(walk.dropped as u64)
     }
 
@@ -201,8 +211,8 @@ unsafe extern "C" fn visit(info: *mut dl_phdr_info, _size: usize, walk: *mut c_v
     let info = unsafe { &*info };
     // SAFETY: what `drop_resident` has passed, and nobody else has.
     let walk = unsafe { &mut *walk.cast::<Walk<'_>>() };
-    DROPPING.store(true, Ordering::SeqCst);
-    if CHANGING.load(Ordering::SeqCst) == 0 && !info.dlpi_phdr.is_null() {
+    STATE.dropping.store(true, Ordering::SeqCst);
+    if STATE.changing.load(Ordering::SeqCst) == 0 && !info.dlpi_phdr.is_null() {
         // SAFETY: the object's headers are mapped with it.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         if !loader_writes_code(info.dlpi_addr, headers) {
@@ -210,7 +220,7 @@ unsafe extern "C" fn visit(info: *mut dl_phdr_info, _size: usize, walk: *mut c_v
             walk.dropped += ranges.map(|range| walk.code.drop_range(range)).sum::<usize>();
         }
     }
-    DROPPING.store(false, Ordering::SeqCst);
+    STATE.dropping.store(false, Ordering::SeqCst);
     0
 }
 
