@@ -24,6 +24,12 @@ fn a_child_of_a_system_call_unmaps_memory_while_code_leaves() {
     change("fork");
 }
 
+/// The thread that drops code cannot end what a thread of a higher priority waits for, unless that one sleeps.
+#[test]
+fn a_real_time_thread_that_unmaps_memory_lets_code_leave() {
+    change("real-time");
+}
+
 fn change(how: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("changing");

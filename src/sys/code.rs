@@ -47,6 +47,10 @@ mod calls {
     nix::ioctl_readwrite!(query, b'f', 17, linux_raw_sys::general::procmap_query);
 }
 
+/// How long a thread sleeps that waits for an object's pages to be dropped. It does not yield: `sched_yield(2)` lets no thread of a
+/// lower priority run, so that a real-time thread kept the dropping one from its processor for a second at a time.
+const LOOK_AGAIN_NS: i64 = 50_000;
+
 static MAY_LEAVE: AtomicBool = AtomicBool::new(false);
 static STATE: State = State {
     changing: AtomicU32::new(0),
@@ -94,7 +98,7 @@ impl Changing {
             }
             STATE.changing.fetch_sub(1, Ordering::SeqCst);
             while STATE.dropping.load(Ordering::SeqCst) {
-                std::thread::yield_now();
+                sleep();
             }
         }
     }
@@ -106,12 +110,21 @@ impl Drop for Changing {
     }
 }
 
+/// Sleeps for [`LOOK_AGAIN_NS`], or until a signal arrives. The C library's function would end a thread that was cancelled
+/// (`pthread_cancel(3)`), which `munmap` and its like never do.
+fn sleep() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN_NS };
+    let rest = std::ptr::null_mut::<libc::timespec>();
+    // SAFETY: a time, and no place for what is left of it.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, rest) };
+}
+
 /// To be called before a fork: waits until nobody has the loader's lock for this module.
 pub fn before_fork() {
     STATE.changing.fetch_add(1, Ordering::SeqCst);
     let began = Instant::now();
     while STATE.walking.load(Ordering::SeqCst) && began.elapsed() < FORK_WAIT_MAX {
-        std::thread::yield_now();
+        sleep();
     }
 }
 
