@@ -113,7 +113,9 @@ extern "C" fn prepare() {
     descriptors::make_room();
     // After that: what is done around a fork allocates, and there is no lock then that this would wait for.
     farheap::region::watch_forks();
-    code::let_leave();
+    // SAFETY: the calls that the program makes by the C library hold a `Changing` (invariant 2 of `mapping`), and both functions are
+    // registered above. What it does by system calls of its own is outside of that (`docs/run.md`, What does not work).
+    unsafe { code::let_leave() };
 }
 
 extern "C" fn before_fork() {

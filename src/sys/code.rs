@@ -73,9 +73,12 @@ struct State {
 
 const _: () = assert!(size_of::<State>() == KERNEL_PAGE);
 
-/// From now on code may leave: all who change mappings of files hold a [`Changing`] meanwhile, and
-/// [`before_fork`] and [`after_fork`] are called around forks. See `MADV_WIPEONFORK` in `madvise(2)` (Linux 4.14).
-pub fn let_leave() {
+/// From now on code may leave. See `MADV_WIPEONFORK` in `madvise(2)` (Linux 4.14).
+///
+/// # Safety
+/// Threads that make mappings of files writable, replace or remove them, hold a [`Changing`] meanwhile: else what they write
+/// there can be lost. [`before_fork`] and [`after_fork`] are called around forks: else a child can find the loader's lock taken.
+pub unsafe fn let_leave() {
     let page = (&raw const STATE).cast_mut().cast();
     // SAFETY: the page is all of `STATE`, which another process sees as zeros from now on, values of its fields.
     let is_wiped = unsafe { libc::madvise(page, KERNEL_PAGE, libc::MADV_WIPEONFORK) } == 0;
