@@ -21,7 +21,6 @@ use super::refused;
 use super::vm::KERNEL_PAGE;
 use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, AtomicU32, Ordering};
-use crate::base::units::ByteCount;
 use libc::{c_int, c_void, dl_phdr_info};
 use linux_raw_sys::general as kernel;
 use std::fs::File;
@@ -155,22 +154,20 @@ impl Code {
         Some(code)
     }
 
-    /// Drops all that is resident of code and constants; returns how much. What is in use comes back page by page.
-    pub(crate) fn drop_resident(&self) -> ByteCount {
-        let mut walk = Walk { code: self, dropped: 0 };
+    /// Drops all that is resident of code and constants. What is in use comes back page by page.
+    pub(crate) fn drop_resident(&self) {
         STATE.walking.store(true, Ordering::SeqCst);
         // Someone who forks has not seen that, perhaps.
         if STATE.changing.load(Ordering::SeqCst) == 0 {
             // SAFETY: the function takes what is passed here, which outlives the call.
-            unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut walk).cast()) };
+            unsafe { libc::dl_iterate_phdr(Some(visit), (&raw const *self).cast_mut().cast()) };
         }
         STATE.walking.store(false, Ordering::SeqCst);
-        ByteCount(walk.dropped as u64)
     }
 
     /// Drops what is resident of a range of a loaded object, but for what the process may have written.
-    fn drop_range(&self, range: Range<usize>) -> usize {
-        let (mut at, mut dropped) = (range.start, 0);
+    fn drop_range(&self, range: Range<usize>) {
+        let mut at = range.start;
         while at < range.end
             && let Ok(mapping) = self.mapping_from(at)
             && (mapping.vma_start as usize) < range.end
@@ -179,27 +176,23 @@ impl Code {
             at = part.end;
             let is_of_file = mapping.inode != 0;
             if is_of_file && mapping.vma_flags & (VMA_WRITABLE | VMA_SHARED) == 0 {
-                dropped += self.drop_pages(part);
+                self.drop_pages(part);
             }
         }
-        dropped
     }
 
     /// Drops the resident pages of a part of a mapping that are the file's.
-    fn drop_pages(&self, part: Range<usize>) -> usize {
-        let (mut at, mut dropped) = (part.start, 0);
+    fn drop_pages(&self, part: Range<usize>) {
+        let mut at = part.start;
         while at < part.end
             && let Ok(Some((start, end))) = self.pagemap.next_of_file(at, part.end)
         {
             let (place, len) = (std::ptr::without_provenance_mut(start), end - start);
             // SAFETY: the pages are of a file, unwritten, and stay so and mapped (invariants 1 and 2): the next
-            // touch finds the same bytes.
-            if unsafe { libc::madvise(place, len, libc::MADV_DONTNEED) } == 0 {
-                dropped += len;
-            }
+            // touch finds the same bytes. Pages that are locked stay (`EINVAL`).
+            unsafe { libc::madvise(place, len, libc::MADV_DONTNEED) };
             at = end;
         }
-        dropped
     }
 
     /// The first mapping that ends above an address.
@@ -216,24 +209,19 @@ impl Code {
     }
 }
 
-struct Walk<'a> {
-    code: &'a Code,
-    dropped: usize,
-}
-
 /// Drops an object's pages; called by the loader, which has its lock: neither allocates nor waits.
-unsafe extern "C" fn visit(info: *mut dl_phdr_info, _size: usize, walk: *mut c_void) -> c_int {
+unsafe extern "C" fn visit(info: *mut dl_phdr_info, _size: usize, code: *mut c_void) -> c_int {
     // SAFETY: the loader passes an object that it knows, for the length of the call.
     let info = unsafe { &*info };
-    // SAFETY: what `drop_resident` has passed, and nobody else has.
-    let walk = unsafe { &mut *walk.cast::<Walk<'_>>() };
+    // SAFETY: what `drop_resident` has passed, which borrows it for the length of the walk.
+    let code = unsafe { &*code.cast_const().cast::<Code>() };
     STATE.dropping.store(true, Ordering::SeqCst);
     if STATE.changing.load(Ordering::SeqCst) == 0 && !info.dlpi_phdr.is_null() {
         // SAFETY: the object's headers are mapped with it.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         if !loader_writes_code(info.dlpi_addr, headers) {
             let ranges = headers.iter().filter_map(|header| constant(info.dlpi_addr, header));
-            walk.dropped += ranges.map(|range| walk.code.drop_range(range)).sum::<usize>();
+            ranges.for_each(|range| code.drop_range(range));
         }
     }
     STATE.dropping.store(false, Ordering::SeqCst);
