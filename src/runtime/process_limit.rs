@@ -1,8 +1,9 @@
 //! A limit on the resident memory of the process: far memory gives way to what is not far.
 //!
-//! Code, stacks, local memory and what the program maps itself cannot be evicted. So the maintenance
-//! thread reads the process's resident memory a hundred times a second, more often while it grows, and
-//! gives the far tier the rest of the limit. Threads that know beforehand what they will touch beside far
+//! Stacks, local memory and what the program maps itself cannot be evicted; code can where [`Code`] may
+//! let it leave, and is dropped when far memory needs its room. For what stays, the maintenance thread
+//! reads the process's resident memory a hundred times a second, more often while it grows, and gives
+//! the far tier the rest of the limit. Threads that know beforehand what they will touch beside far
 //! memory have room made for it ([`ProcessLimit::make_room`]). Uses `sys` and `region`.
 //!
 //! # Invariants
