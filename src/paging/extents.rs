@@ -104,7 +104,7 @@ impl Extents {
         if !self.pager.table().is_here() {
             return Err(Error::Forked { what: "a region" });
         }
-        let offset = self.ranges.reserve(len, self.pager.page_bytes())?;
+        let offset = self.reserve_at(len, self.pager.page_bytes())?;
         let capacity = self.capacity();
         if let Err(error) = self.ranges.commit(offset, len, |after| self.fits(after, capacity)) {
             self.ranges.release(offset, len);
@@ -216,8 +216,12 @@ impl Extents {
 
     /// Reserves addresses; `None`: no range is left.
     pub(crate) fn reserve(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {
-        let offset = self.ranges.reserve(len.as_usize(), align.as_usize()).ok()?;
+        let offset = self.reserve_at(len.as_usize(), align.as_usize()).ok()?;
         NonNull::new((self.base() + offset) as *mut u8)
+    }
+
+    fn reserve_at(&self, len: usize, align: usize) -> Result<usize> {
+        self.ranges.reserve(len, align, |range| self.pager.table().open(range))
     }
 
     /// Commits a range; returns how many bytes at its start and at its end may hold what an earlier

@@ -15,9 +15,14 @@ use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
 use crate::paging::table_sizes::{BLOCK_PAGES, Committed, GROUP_PAGES};
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
+use std::ops::Range;
 
 /// Released ranges that are remembered for reuse; more are forgotten (address space is plentiful).
 const RELEASED_MAX: usize = 4096;
+
+/// Units that are opened at a time, 64 MiB. Addresses that nobody has reserved are closed: `mlockall(2)` makes the kernel
+/// fill all that can be touched, which took a process with a region of 1 TiB half a minute, and its tables the limit.
+const OPEN_STEP: usize = (64 << 20) / KERNEL_PAGE;
 
 /// A range of 4 KiB units from the region's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +49,8 @@ pub(in crate::paging) struct RangeAllocator {
 struct State {
     /// Everything from here on was never handed out.
     fresh: usize,
+    /// Everything from here on cannot be touched; not below `fresh`.
+    closed: usize,
     /// Released ranges, sorted, merged.
     released: Vec<Units>,
     /// One bit per unit: committed.
@@ -56,6 +63,7 @@ impl RangeAllocator {
         let total = span / KERNEL_PAGE;
         let state = State {
             fresh: 0,
+            closed: 0,
             released: Vec::with_capacity(RELEASED_MAX),
             live: LazyArray::new(total.div_ceil(64))?,
             committed: Committed::default(),
@@ -74,8 +82,17 @@ impl RangeAllocator {
         PageCount((self.state.lock().fresh * KERNEL_PAGE).div_ceil(page_bytes) as u64)
     }
 
-    /// Hands out `len` bytes at a multiple of `align`; the offset from the region's start.
-    pub(in crate::paging) fn reserve(&self, len: usize, align: usize) -> Result<usize> {
+    /// Hands out `len` bytes at a multiple of `align`; the offset from the region's start. Opens them by `open` where
+    /// they are closed.
+    ///
+    /// # Errors
+    /// [`Error::AddressSpace`], and as `open`, which is called with the lock held.
+    pub(in crate::paging) fn reserve(
+        &self,
+        len: usize,
+        align: usize,
+        open: impl FnOnce(Range<usize>) -> Result<()>,
+    ) -> Result<usize> {
         let no_space = Error::AddressSpace { len: ByteCount(len as u64) };
         let count = len / KERNEL_PAGE;
         let align = (align / KERNEL_PAGE).max(1);
@@ -85,6 +102,11 @@ impl RangeAllocator {
         }
         let first = state.fresh.next_multiple_of(align);
         let end = first.checked_add(count).filter(|end| *end <= self.total).ok_or(no_space)?;
+        if end > state.closed {
+            let closed = end.next_multiple_of(OPEN_STEP).min(self.total);
+            open(state.closed * KERNEL_PAGE..closed * KERNEL_PAGE)?;
+            state.closed = closed;
+        }
         let skipped = Units { first: state.fresh, count: first - state.fresh };
         state.fresh = end;
         state.give_back(skipped);
@@ -254,31 +276,67 @@ mod tests {
 
     const PAGE: usize = 16 * KERNEL_PAGE;
 
+    fn reserve(ranges: &RangeAllocator, len: usize, align: usize) -> Result<usize> {
+        ranges.reserve(len, align, |_| Ok(()))
+    }
+
     #[test]
     fn ranges_are_aligned_disjoint_and_reused_after_release() {
         let ranges = RangeAllocator::new(64 * PAGE, PAGE).expect("a small space");
-        let a = ranges.reserve(3 * KERNEL_PAGE, KERNEL_PAGE).expect("fresh space");
-        let b = ranges.reserve(PAGE, 4 * PAGE).expect("fresh space");
+        let a = reserve(&ranges, 3 * KERNEL_PAGE, KERNEL_PAGE).expect("fresh space");
+        let b = reserve(&ranges, PAGE, 4 * PAGE).expect("fresh space");
         assert_eq!((a, b), (0, 4 * PAGE));
-        let c = ranges.reserve(PAGE, PAGE).expect("the gap left by the alignment");
+        let c = reserve(&ranges, PAGE, PAGE).expect("the gap left by the alignment");
         assert_eq!(c, PAGE);
         ranges.release(b, PAGE);
-        assert_eq!(ranges.reserve(PAGE, 4 * PAGE).expect("just released"), b);
+        assert_eq!(reserve(&ranges, PAGE, 4 * PAGE).expect("just released"), b);
     }
 
     #[test]
     fn a_full_space_says_so() {
         let ranges = RangeAllocator::new(4 * PAGE, PAGE).expect("a small space");
-        ranges.reserve(3 * PAGE, PAGE).expect("fresh space");
-        let error = ranges.reserve(2 * PAGE, PAGE).expect_err("one page is left");
+        reserve(&ranges, 3 * PAGE, PAGE).expect("fresh space");
+        let error = reserve(&ranges, 2 * PAGE, PAGE).expect_err("one page is left");
         assert_eq!(error, Error::AddressSpace { len: ByteCount(2 * PAGE as u64) });
-        ranges.reserve(PAGE, PAGE).expect("the last page");
+        reserve(&ranges, PAGE, PAGE).expect("the last page");
+    }
+
+    #[test]
+    fn what_is_handed_out_was_opened_once_and_little_more() {
+        let step = OPEN_STEP * KERNEL_PAGE;
+        let ranges = RangeAllocator::new(3 * step + PAGE, PAGE).expect("a space");
+        let mut opened = 0;
+        let mut reserve = |len| {
+            let open = |range: Range<usize>| {
+                assert_eq!(range.start, opened, "what follows on what is open");
+                opened = range.end;
+                Ok(())
+            };
+            let offset = ranges.reserve(len, PAGE, open).expect("fresh space");
+            assert!(offset + len <= opened && opened <= offset + len + step, "{offset} {opened}");
+            offset
+        };
+        let first = reserve(PAGE);
+        reserve(step);
+        ranges.release(first, PAGE);
+        assert_eq!(reserve(PAGE), first, "open already");
+        reserve(2 * step - PAGE);
+        assert_eq!(opened, 3 * step + PAGE, "not beyond the end");
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_not_handed_out() {
+        let ranges = RangeAllocator::new(4 * PAGE, PAGE).expect("a small space");
+        let refused = Error::BadRange { reason: "refused" };
+        let error = ranges.reserve(PAGE, PAGE, |_| Err(refused.clone()));
+        assert_eq!(error.expect_err("it is closed"), refused);
+        assert_eq!(reserve(&ranges, PAGE, PAGE).expect("fresh space"), 0);
     }
 
     #[test]
     fn committing_counts_each_page_once_and_stops_at_the_capacity() {
         let ranges = RangeAllocator::new(64 * PAGE, PAGE).expect("a small space");
-        ranges.reserve(8 * PAGE, PAGE).expect("fresh space");
+        reserve(&ranges, 8 * PAGE, PAGE).expect("fresh space");
         let half = PAGE / 2;
         let commit = |offset, len| {
             let full = Error::BadRange { reason: "full" };
@@ -295,7 +353,7 @@ mod tests {
     #[test]
     fn spans_are_counted_by_the_live_units_in_them() {
         let ranges = RangeAllocator::new(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("a small space");
-        ranges.reserve(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("fresh space");
+        reserve(&ranges, 2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("fresh space");
         let mut seen = Committed::default();
         let mut commit = |offset, len| {
             let look = |after: &Committed| {

@@ -16,6 +16,16 @@ use std::ptr::NonNull;
 /// # Panics
 /// When the sum of the two overflows.
 pub(crate) fn map(len: usize, align: usize) -> nix::Result<NonNull<u8>> {
+    let base = map_closed(len, align)?;
+    open(base, len).inspect_err(|_| {
+        // SAFETY: what was just mapped; nobody knows it.
+        unsafe { unmap(base.addr().get(), len) };
+    })?;
+    Ok(base)
+}
+
+/// As [`map`], but nothing of it can be touched until it is [opened](open).
+pub(crate) fn map_closed(len: usize, align: usize) -> nix::Result<NonNull<u8>> {
     let padded = len.checked_add(align).expect("the length of a mapping");
     let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
     let bytes = NonZeroUsize::new(padded).ok_or(Errno::EINVAL)?;
@@ -24,20 +34,22 @@ pub(crate) fn map(len: usize, align: usize) -> nix::Result<NonNull<u8>> {
     let start = unsafe { mmap_anonymous(None, bytes, ProtFlags::PROT_NONE, flags) }?;
     // SAFETY: ends a lock; contents stay.
     let _ = unsafe { munlock(start, padded) };
-    // SAFETY: nobody knows the range yet.
-    let opened = unsafe { mprotect(start, padded, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) };
     let start = start.as_ptr() as usize;
-    if let Err(refused) = opened {
-        // SAFETY: what was just mapped; nobody knows it.
-        unsafe { unmap(start, padded) };
-        return Err(refused);
-    }
     let base = start.next_multiple_of(align);
     // SAFETY: what was just mapped too much; nobody knows it.
     unsafe { unmap(start, base - start) };
     // SAFETY: as above.
     unsafe { unmap(base + len, start + padded - (base + len)) };
     Ok(NonNull::new(base as *mut u8).expect("the kernel never maps address zero"))
+}
+
+/// Makes a part of a range from [`map_closed`] readable and writable. See `mprotect(2)`.
+pub(crate) fn open(start: NonNull<u8>, len: usize) -> nix::Result<()> {
+    // Else the kernel fills what is locked as it becomes writable, here and now.
+    // SAFETY: ends a lock; contents stay.
+    let _ = unsafe { munlock(start.cast(), len) };
+    // SAFETY: nobody can have touched the range, so nobody relies on its protection.
+    unsafe { mprotect(start.cast(), len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) }
 }
 
 /// Unmaps `len` bytes at `start`, of a range from [`map`]. See `munmap(2)`.

@@ -75,7 +75,32 @@ impl Mapping {
         #[cfg(miri)]
         return Ok(Mapping::allocate(len, align));
         #[cfg(not(miri))]
-        Mapping::map(len, align, huge)
+        Mapping::map(inherited::map, len, align, huge)
+    }
+
+    /// As [`reserve`](Self::reserve), but nothing of it can be touched until it is [opened](Self::open), and so
+    /// `mlockall(2)` fills nothing of it.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn reserve_closed(len: usize, align: usize, huge: Huge) -> Result<Mapping> {
+        #[cfg(miri)]
+        return Mapping::reserve(len, align, huge);
+        #[cfg(not(miri))]
+        Mapping::map(inherited::map_closed, len, align, huge)
+    }
+
+    /// Makes a part of a [closed](Self::reserve_closed) mapping readable and writable. Costs one call of the kernel,
+    /// and at most one mapping more.
+    ///
+    /// # Errors
+    /// [`Error::Os`] where the overcommit policy or a limit of the process does not allow it.
+    pub(crate) fn open(&self, offset: usize, len: usize) -> Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
+        if cfg!(miri) {
+            return Ok(());
+        }
+        inherited::open(self.at(offset).cast(), len).map_err(refused("mprotect"))
     }
 
     /// Miri knows no address space: there a mapping is allocated, and takes all of its memory.
@@ -90,9 +115,14 @@ impl Mapping {
     }
 
     #[cfg(not(miri))]
-    fn map(len: usize, align: usize, huge: Huge) -> Result<Mapping> {
+    fn map(
+        map: fn(usize, usize) -> nix::Result<NonNull<u8>>,
+        len: usize,
+        align: usize,
+        huge: Huge,
+    ) -> Result<Mapping> {
         len.checked_add(align).ok_or(Error::BadRange { reason: "length overflows" })?;
-        let base = inherited::map(len, align).map_err(refused("mmap"))?;
+        let base = map(len, align).map_err(refused("mmap"))?;
         let (dumped, node) = (AtomicBool::new(false), AtomicU32::new(0));
         let mapping = Mapping { base, len, dumped, node, born: Born::here() };
         mapping.advise_all(libc::MADV_DONTFORK)?;

@@ -23,7 +23,7 @@ fn configs() -> Vec<RegionConfig> {
     configs.push(chunks.limit(ByteCount::mib(32)).readahead(true));
     configs.push(config(64, Install::Move));
     configs.push(config(2048, Install::Auto));
-    // Little address space, for `mlockall` touches all of it.
+    // Little address space, for `mlockall` touches what describes it.
     configs.iter_mut().for_each(|config| config.span = ByteCount(config.limit.0 * 3));
     configs
 }
@@ -106,6 +106,32 @@ fn far_memory_of_a_process_that_locks_all_of_it_leaves_all_the_same() {
         // SAFETY: locks memory, changes nothing.
         unsafe { libc::mlockall(libc::MCL_CURRENT) }
     });
+}
+
+#[test]
+fn locking_all_memory_fills_no_far_memory_that_nobody_has() {
+    let ended = in_child("program::locking_all_memory_fills_no_far_memory_that_nobody_has", || {
+        let config = config(16, Install::Auto).span(ByteCount(64 << 30));
+        let pages = (config.limit.0 * 5 / 4 / config.page.0) as usize;
+        let Some(far) = Far::new(config, pages, 1) else { return };
+        far.fill(0..pages);
+        // SAFETY: locks memory, changes nothing.
+        if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
+            println!("skipped: memory may not be locked");
+            std::process::exit(0);
+        }
+        // SAFETY: ends the locks.
+        unsafe { libc::munlockall() };
+        let stats = far.stats();
+        assert!(stats.faults_zero < 10 * pages as u64, "{} zero pages", stats.faults_zero);
+        assert!(stats.metadata_bytes < ByteCount::mib(1), "{}", stats.metadata_bytes);
+        far.check(0..pages);
+        far.fill(0..pages);
+        expect_all_there(&far);
+        assert_eq!(far.stats().poisoned, 0);
+    });
+    let Some(ended) = ended else { return };
+    ended.expect_success();
 }
 
 #[test]

@@ -32,7 +32,7 @@ impl PageTable {
     /// # Errors
     /// When the address space cannot be reserved.
     pub(super) fn new(span: usize, page_bytes: usize) -> Result<PageTable> {
-        let region = Mapping::reserve(span, HUGE_PAGE, Huge::Yes)?;
+        let region = Mapping::reserve_closed(span, HUGE_PAGE, Huge::Yes)?;
         region.keep_place_in_children();
         Ok(PageTable {
             region,
@@ -57,6 +57,14 @@ impl PageTable {
 
     pub(in crate::paging) fn contains(&self, addr: usize) -> bool {
         addr.wrapping_sub(self.start()) < self.len()
+    }
+
+    /// Makes a range of addresses, from the region's first one, such that it can be touched.
+    ///
+    /// # Errors
+    /// [`Error::Os`](crate::Error::Os) when the kernel refuses.
+    pub(in crate::paging) fn open(&self, range: Range<usize>) -> Result<()> {
+        self.region.open(range.start, range.len())
     }
 
     /// Whether this process made the region, and not the one that it was forked from.
