@@ -520,17 +520,11 @@ mod tests {
             let hand = pool.evictor.hand();
             cleaner.turn(&pool.frames, &pool.write_back, hand, hand)
         };
-        let take_room = |but: ByteCount| {
-            let ballast = pool.manager().join("ballast").expect("account");
-            let free = pool.account().budget().free();
-            assert!(ballast.try_charge(ByteCount(free.0 - but.0)));
-            ballast
-        };
-        let half = take_room(ByteCount::mib(4));
+        let half = take_room(&pool, ByteCount::mib(4));
         assert!(!turn());
         std::thread::sleep(Duration::from_millis(150)); // Longer than a page has to rest.
         assert!(!turn() && dirty(&pool).len() == 100, "there is room to spare");
-        let _rest = take_room(ByteCount::kib(512));
+        let _rest = take_room(&pool, ByteCount::kib(512));
         assert!(!turn(), "it watches the pages");
         change(&pool, 50);
         while !turn() {
@@ -542,5 +536,31 @@ mod tests {
         }
         assert_eq!(dirty(&pool), []);
         drop(half);
+    }
+
+    /// Leaves a pool little room: no page has to leave, but one may have to soon.
+    fn take_room(pool: &BufferPool, but: ByteCount) -> Account {
+        let ballast = pool.manager().join("ballast").expect("account");
+        let free = pool.account().budget().free();
+        assert!(ballast.try_charge(ByteCount(free.0 - but.0)));
+        ballast
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps the pages")]
+    fn the_cleaner_does_not_take_the_time_between_two_pages_that_come_for_rest() {
+        let pool = pool(ByteCount::mib(16), 100);
+        let mut cleaner = Cleaner::new();
+        let mut turn = || {
+            let hand = pool.evictor.hand();
+            cleaner.turn(&pool.frames, &pool.write_back, hand, hand)
+        };
+        let _ballast = take_room(&pool, ByteCount::kib(512));
+        for page in 0..3 {
+            assert!(!turn(), "page {page} is to come");
+            std::thread::sleep(Duration::from_millis(150)); // Longer than a page has to rest.
+            drop(pool.allocate().expect("a page"));
+        }
+        assert_eq!(dirty(&pool).len(), 103);
     }
 }
