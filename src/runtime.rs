@@ -21,9 +21,9 @@ use crate::heap::{
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats, end_retiers};
 use crate::store::{BlockStore, JoinedStore, Store};
+use crate::sys::access;
 use crate::sys::probe::Node;
 use crate::sys::statm::Statm;
-use crate::sys::vm;
 use maintenance::{Beside, LocalMemory, Maintenance};
 use process_limit::ProcessLimit;
 use std::ops::Deref;
@@ -324,8 +324,8 @@ impl Heap {
         match tier {
             // SAFETY: as the caller promises.
             Some(tier) => unsafe { tier.region.clear(start, len) }?,
-            // SAFETY: as the caller promises; what it has inherited a child may write.
-            None => unsafe { vm::fill_with_zeros(start.addr(), len.as_usize()) }?,
+            // SAFETY: as the caller promises; a child may do so to what it has inherited.
+            None => unsafe { access::drop_inherited(start.addr(), len.as_usize()) }?,
         }
         Ok(true)
     }

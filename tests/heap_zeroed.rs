@@ -1,10 +1,13 @@
-//! Zeroed far memory is zero, also where it was used before and shares pages with live data.
-#![expect(unsafe_code, reason = "allocates through the allocator trait")]
+//! Zeroed far memory is zero, also where it was used before and shares pages with live data; and so is what
+//! was dropped of a page.
+#![expect(unsafe_code, reason = "allocates through the allocator trait, drops parts of pages")]
 
 mod common;
 
 use allocator_api2::alloc::Allocator;
-use common::watchdog;
+use allocator_api2::vec::Vec as FarVec;
+use common::child::cases;
+use common::{heap, watchdog};
 use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::alloc::Layout;
 use std::time::Duration;
@@ -61,4 +64,86 @@ fn recycled_memory_is_zero_when_asked_for_at_every_page_size() {
         }
         heap.shutdown().expect("everything was freed");
     }
+}
+
+/// A kernel page.
+const UNIT: usize = 4096;
+const WORDS: usize = (96 << 20) / 8;
+
+/// More data than the limit, read until pages count as ones that are not written, and evicted.
+fn data_only_read(heap: &Heap) -> FarVec<u64, Far> {
+    let mut data = FarVec::new_in(Far);
+    data.resize(WORDS, 7);
+    for _ in 0..4 {
+        assert!(data.iter().step_by(UNIT / 8).all(|word| *word == 7));
+    }
+    heap.evict_all().expect("the device has room");
+    data
+}
+
+/// Where a page in the middle begins.
+fn page_of(data: &FarVec<u64, Far>, bytes: usize) -> *mut u64 {
+    let middle = data.as_ptr().addr() + WORDS * 4;
+    data.as_ptr().cast_mut().with_addr(middle.next_multiple_of(bytes))
+}
+
+fn load(at: *mut u64) -> u64 {
+    // SAFETY: a word of the test's far memory, which the kernel may drop.
+    unsafe { at.read_volatile() }
+}
+
+fn store(at: *mut u64, word: u64) {
+    // SAFETY: as above.
+    unsafe { at.write_volatile(word) };
+}
+
+#[test]
+fn what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back() {
+    const TEST: &str = "what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back";
+    let kinds = [
+        "page:16KiB",
+        "page:64KiB",
+        "page:2MiB",
+        "page:64KiB,install:copy",
+        "page:64KiB,install:move",
+        "page:16KiB,mode:in_thread",
+        "page:16KiB,checksum:off",
+    ];
+    cases(TEST, &kinds, |conf| {
+        let limit = if conf.contains("2MiB") { "128MiB" } else { "64MiB" };
+        let conf = format!("limit:{limit},capacity:256MiB,readahead:off,{conf}");
+        let Some(heap) = heap(&conf) else { return };
+        let data = data_only_read(&heap);
+        let page = page_of(&data, 2 << 20);
+        let words = UNIT / 8;
+        let at = |unit: usize| page.wrapping_add(unit * words);
+        let mut is_zero = [false; 4];
+        // In memory and clean, written, and on the device.
+        for (unit, is_written) in [(1, false), (2, true), (0, false)] {
+            if unit > 0 {
+                assert_eq!(load(at(3)), 7, "it is in memory");
+            }
+            if is_written {
+                store(at(unit), 8);
+            }
+            // SAFETY: the test gives the content up.
+            let dropped = unsafe { Heap::dont_need(at(unit).cast(), ByteCount(UNIT as u64)) };
+            assert_eq!(dropped, Ok(true));
+            is_zero[unit] = true;
+            for when in ["dropped", "back from the device"] {
+                for (unit, is_zero) in is_zero.iter().enumerate() {
+                    let want = if *is_zero { 0 } else { 7 };
+                    for word in [0, words - 1] {
+                        let found = load(at(unit).wrapping_add(word));
+                        assert_eq!(found, want, "{when}: unit {unit}, word {word}");
+                    }
+                }
+                heap.evict_all().expect("the device has room");
+            }
+        }
+        // Not zero any more.
+        store(at(1), 9);
+        heap.evict_all().expect("the device has room");
+        assert_eq!((load(at(1)), load(at(1).wrapping_add(1)), load(at(2))), (9, 0, 0));
+    });
 }

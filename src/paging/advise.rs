@@ -21,8 +21,9 @@ use crate::paging::readahead::PrefetchRun;
 use crate::paging::region::{Advice, Region, RegionConfig};
 use crate::paging::table_sizes::tables_allowed;
 use crate::paging::zeroing;
+use crate::sys::access;
 use crate::sys::signals::SignalsBlocked;
-use crate::sys::vm::{self, KERNEL_PAGE};
+use crate::sys::vm::KERNEL_PAGE;
 use std::time::Duration;
 
 impl Region {
@@ -49,15 +50,16 @@ impl Region {
 
     /// Makes a range read as zero, as `madvise(2)` with `MADV_DONTNEED` does to ordinary memory: in units of
     /// 4 KiB, whatever the page size and wherever the content is. Pages that lie whole in the range are
-    /// [discarded](Region::discard); for a part of a page the page is brought in. What may not be
+    /// [discarded](Region::discard); for a part of a page the page is brought in, and the memory of the part is
+    /// dropped, not written, because the kernel may still read it (`vmsplice`, `MSG_ZEROCOPY`). What may not be
     /// written stays so. What the program has mapped over the region is left to the kernel's `madvise`.
-    /// A forked child writes zeros.
+    /// A forked child does the same to what it has inherited, but writes zeros where it has locked it (`mlock`).
     ///
     /// The kernel alone drops what is in memory: a page that has left comes back as it was.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region, or does not begin at a multiple of
-    /// 4 KiB; [`Error::Os`] when the kernel does not let a part of a page be written.
+    /// 4 KiB; [`Error::Os`] when the kernel does not let a part of a page be brought in.
     ///
     /// # Safety
     /// As for [`discard`](Region::discard).
@@ -70,7 +72,7 @@ impl Region {
         }
         if !self.is_here() {
             // SAFETY: the caller's promise.
-            return unsafe { vm::fill_with_zeros(ptr.addr(), len) };
+            return unsafe { access::drop_inherited(ptr.addr(), len) };
         }
         zeroing::clear(&self.pager, offset, offset + len)
     }

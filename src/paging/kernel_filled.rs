@@ -430,6 +430,21 @@ pub(in crate::paging) fn discard_in_open(
     Ok(())
 }
 
+/// Drops a part of a page, in kernel pages, if its chunk is open: the kernel fills it again. Returns whether
+/// that was so.
+pub(in crate::paging) fn drop_part_in_open(pager: &Pager, page: PageId, part: Piece) -> bool {
+    let chunk = pager.chunk_of(page);
+    let _blocked = SignalsBlocked::new();
+    if pager.chunks().latch_open(chunk).is_err() {
+        return false;
+    }
+    // SAFETY: as in `discard_in_open`.
+    unsafe { pager.mapper().discard(&[part]) }
+        .expect("MADV_DONTNEED of own anonymous pages succeeds");
+    pager.chunks().unlatch(chunk, Phase::Open, Phase::Open);
+    true
+}
+
 /// Whether a page reads as zero: nothing is mapped there, and nothing is stored.
 pub(in crate::paging) fn holds_nothing(pager: &Pager, page: PageId) -> bool {
     let chunk = pager.chunk_of(page);

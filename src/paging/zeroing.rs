@@ -3,17 +3,22 @@
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
+use crate::paging::diagnostics;
 use crate::paging::kernel_filled;
-use crate::paging::page::word::State;
+use crate::paging::page::backoff;
+use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
-use crate::sys::vm::{self, KERNEL_PAGE};
+use crate::paging::pager::install;
+use crate::sys::access;
+use crate::sys::signals::SignalsBlocked;
+use crate::sys::vm::{self, KERNEL_PAGE, Piece};
 
 /// Makes the bytes from `offset` to `end` of the region, multiples of 4 KiB that the program gives up, read
 /// as zero.
 ///
 /// # Errors
-/// [`Error::Os`](crate::Error::Os) when the kernel does not let a part of a page be written.
+/// [`Error::Os`](crate::Error::Os) when the kernel does not let a part of a page be brought in.
 pub(in crate::paging) fn clear(pager: &Pager, offset: usize, end: usize) -> Result<()> {
     let (page, base) = (pager.page_bytes(), pager.table().start());
     let first = offset.next_multiple_of(page).min(end);
@@ -36,30 +41,75 @@ pub(in crate::paging) fn clear(pager: &Pager, offset: usize, end: usize) -> Resu
     clear_part(pager, behind, end)
 }
 
-/// Fills a part of a page with zeros, given up by its owner, or has the kernel drop it where it is not
-/// far memory.
+/// Drops a part of a page, given up by its owner, or has the kernel drop it where it is not far memory.
 fn clear_part(pager: &Pager, offset: usize, end: usize) -> Result<()> {
     let base = pager.table().start();
     let page = PageId((offset / pager.page_bytes()) as u64);
-    let clear = |start: usize, len: usize| {
-        let is_lost = pager.word(page).load().state() == State::Poisoned;
-        // What is lost stays so as long as a part of it is wanted: touching it is SIGBUS.
-        if is_lost || kernel_filled::holds_nothing(pager, page) {
-            return Ok(());
-        }
-        // SAFETY: given up, as the caller says.
-        unsafe { vm::fill_with_zeros(start, len) }
-    };
+    if offset == end {
+        return Ok(());
+    }
     if pager.mapper().owns(base + offset, end - offset) {
-        return clear(base + offset, end - offset);
+        return clear_far(pager, page, Piece::new(base + offset, end - offset));
     }
     for start in (base + offset..base + end).step_by(KERNEL_PAGE) {
         if pager.mapper().owns(start, KERNEL_PAGE) {
-            clear(start, KERNEL_PAGE)?;
+            clear_far(pager, page, Piece::new(start, KERNEL_PAGE))?;
         } else {
             // SAFETY: the program's own mapping, which it gives advice for.
             unsafe { vm::drop_content(start, KERNEL_PAGE) }?;
         }
     }
     Ok(())
+}
+
+/// Drops a part of a page that is far memory. It is not written: the kernel may still read what it holds, through
+/// references that nobody reports (a pipe, a socket).
+fn clear_far(pager: &Pager, page: PageId, part: Piece) -> Result<()> {
+    let mut spins = 0;
+    // Under pressure the page may leave again before it is dropped, as one that is pinned.
+    loop {
+        if kernel_filled::holds_nothing(pager, page)
+            || kernel_filled::drop_part_in_open(pager, page, part)
+        {
+            return Ok(());
+        }
+        let word = pager.word(page).load();
+        match word.state() {
+            // What is lost stays so as long as a part of it is wanted: touching it is SIGBUS.
+            State::Poisoned => return Ok(()),
+            State::Resident if drop_mapped(pager, page, word, part) => return Ok(()),
+            State::Resident | State::Moving | State::Empty => backoff(&mut spins),
+            State::Filling | State::Cooling | State::Writing | State::Stored => {
+                let is_lost = || pager.word(page).load().state() == State::Poisoned;
+                access::bring_in(part.start(), || !is_lost())?;
+            }
+        }
+    }
+}
+
+/// Drops a part of a page that was seen mapped. `false`: the page changed, look again.
+fn drop_mapped(pager: &Pager, page: PageId, seen: Word, part: Piece) -> bool {
+    let _blocked = SignalsBlocked::new();
+    let moving = seen.leaving();
+    if pager.word(page).try_change(seen, moving).is_err() {
+        return false;
+    }
+    // The slot holds what is dropped, so that the page must not leave as one that equals it.
+    if seen.protected()
+        && let Err(error) = pager.mapper().allow_writes(pager.addr(page))
+    {
+        if !install::is_passing(pager, &error) {
+            diagnostics::fatal("a write-protected page could not be opened", &error);
+        }
+        pager.publish(page, moving, seen);
+        return false;
+    }
+    // SAFETY: the page is `Moving` by this thread, and its owner gave the part's content up.
+    unsafe { pager.mapper().discard(&[part]) }
+        .expect("MADV_DONTNEED of own anonymous pages succeeds");
+    // At once: a system call must not find a hole in a page that is pinned, where it could not wait for a handler.
+    let filled = pager.mapper().fill_dropped(part);
+    let left = seen.with_protected(false).with_sparse(seen.sparse() || !filled);
+    pager.publish(page, moving, left);
+    true
 }

@@ -5,6 +5,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
+pub(crate) mod access;
 #[cfg(feature = "segment")]
 pub(crate) mod block;
 pub(crate) mod buffer;

@@ -387,71 +387,15 @@ impl Mapping {
     }
 }
 
-const READ_WRITE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
+pub(super) const READ_WRITE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
 
 /// See `madvise(2)`. Not by `nix`, which does not know `MADV_COLLAPSE` and `MADV_DONTNEED_LOCKED`.
 ///
 /// # Safety
 /// The caller may do to the range what the advice does.
-unsafe fn madvise(start: NonNull<c_void>, len: usize, advice: i32) -> nix::Result<()> {
+pub(super) unsafe fn madvise(start: NonNull<c_void>, len: usize, advice: i32) -> nix::Result<()> {
     // SAFETY: the caller's promise.
     Errno::result(unsafe { libc::madvise(start.as_ptr(), len, advice) }).map(drop)
-}
-
-/// Fills kernel pages with zeros, whatever their protection, which stays as it is.
-///
-/// # Errors
-/// [`Error::Os`] when one is not mapped, or its protection cannot be changed.
-///
-/// # Safety
-/// Nobody needs what the range holds.
-pub(crate) unsafe fn fill_with_zeros(start: usize, len: usize) -> Result<()> {
-    if !start.is_multiple_of(KERNEL_PAGE) {
-        return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB" });
-    }
-    let unmapped = || Error::Os { call: "madvise", errno: libc::ENOMEM };
-    let end = start + len;
-    let mut at = start;
-    while at < end {
-        let place = NonNull::new(at as *mut c_void).ok_or_else(unmapped)?;
-        let fill = |len: usize| {
-            // SAFETY: these pages are mapped and can be written, and nobody needs their content.
-            unsafe { place.cast::<u8>().write_bytes(0, len) };
-            len
-        };
-        let len = HUGE_PAGE.min(end - at);
-        // Tells by the way whether it may be written (5.14), as reading the list below would.
-        // SAFETY: gives the pages memory, and changes nothing of what they hold.
-        at += if unsafe { madvise(place, len, libc::MADV_POPULATE_WRITE) }.is_ok() {
-            fill(len)
-        } else {
-            let (until, before) = protection(at).ok_or_else(unmapped)?;
-            let len = len.min(until - at);
-            // SAFETY: the pages can be written for the time of the two calls.
-            unsafe { mprotect(place, len, READ_WRITE) }.map_err(refused("mprotect"))?;
-            fill(len);
-            // SAFETY: as it was.
-            unsafe { mprotect(place, len, before) }.map_err(refused("mprotect"))?;
-            len
-        };
-    }
-    Ok(())
-}
-
-/// Where the mapping at an address ends, and its protection, by `proc_pid_maps(5)`.
-fn protection(addr: usize) -> Option<(usize, ProtFlags)> {
-    // (By the thread: the process's has none once its first thread has ended.)
-    let text = std::fs::read_to_string("/proc/thread-self/maps").ok()?;
-    let (end, flags) = text.lines().find_map(|line| {
-        let (start, rest) = line.split_once('-')?;
-        let (end, flags) = rest.split_once(' ')?;
-        let [start, end] = [start, end].map(|number| usize::from_str_radix(number, 16));
-        let (start, end) = (start.ok()?, end.ok()?);
-        (start..end).contains(&addr).then_some((end, flags))
-    })?;
-    let all = [ProtFlags::PROT_READ, ProtFlags::PROT_WRITE, ProtFlags::PROT_EXEC];
-    let flags = flags.bytes().zip(all).filter(|(is, _)| *is != b'-').map(|(_, flag)| flag);
-    Some((end, flags.collect()))
 }
 
 /// Has the kernel drop what a mapping of the program's holds, as far as there is one.

@@ -2,8 +2,9 @@
 //! pages in pipes, rings and direct I/O.
 #![expect(unsafe_code, reason = "hands attacked memory to rings")]
 
-use crate::ground::{Ground, UNIT, attacks, stamp};
+use crate::ground::{Ground, UNIT, allocate, attacks, free, stamp};
 use crate::kernel::{Errno, addr, addr_mut, call, fd, pipe, take};
+use farheap::{ByteCount, Heap};
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,6 +16,7 @@ attacks! {
     zero_copy_sends_carry_the_bytes_that_were_sent: all,
     pages_in_pipes_keep_their_bytes: all,
     pages_in_pipes_reach_sockets: all,
+    memory_dropped_while_it_is_in_a_pipe_arrives: all,
     rings_send_without_copies: all,
     rings_read_and_write_registered_memory: all,
     direct_reads_and_writes_lose_nothing: all,
@@ -146,6 +148,60 @@ fn pages_in_pipes_reach_sockets(ground: &Ground) {
             ground.assert_sent("vmsplice and splice", 0, &receive(&receiver, sent));
         });
         ground.assert_alike("sent");
+    }
+}
+
+/// What the kernel was given of a page stays, and what was dropped of it is zero, also when it comes back.
+fn memory_dropped_while_it_is_in_a_pipe_arrives(ground: &Ground) {
+    const LEN: usize = 4 * UNIT;
+    for round in 0..ground.rounds(6) as u64 {
+        // Fresh memory, which the kernel may fill by itself; such that was evicted, and is written; or is read.
+        let fresh = (round % 3 == 0).then(|| allocate(ground.far.len));
+        let stretch = fresh.unwrap_or(ground.far);
+        stretch.fill(round);
+        ground.near.fill(round);
+        if round % 3 == 1 {
+            drop(ground.evict_far());
+            ground.refill(round + 100);
+        }
+        let (all, all_len) = (stretch.at(0) as *const u8, ByteCount(stretch.len as u64));
+        let page = ground.page.max(LEN);
+        // The first bytes of a page, some in the middle of one, and the last.
+        for at in [0, page + UNIT, 3 * page - LEN] {
+            if round % 3 == 2 {
+                drop(ground.evict_far());
+            }
+            let (out, into) = pipe();
+            if !ground.kernel {
+                ground.heap.pin(all, all_len).expect("a small part of the limit");
+            }
+            let vector = [stretch.at(at), LEN];
+            let flags = libc::SPLICE_F_NONBLOCK as usize;
+            let sent = call(libc::SYS_vmsplice, &[fd(&into), addr(&vector), 1, flags]);
+            assert_eq!(sent, Ok(LEN), "the pipe has room");
+            if !ground.kernel {
+                ground.heap.unpin(all, all_len).expect("was pinned");
+            }
+            // SAFETY: the attack gives the content up.
+            let dropped =
+                unsafe { Heap::dont_need(stretch.at(at) as *mut u8, ByteCount(LEN as u64)) };
+            assert_eq!(dropped, Ok(true));
+            let mut got = Vec::new();
+            while got.len() < LEN {
+                got.extend(take(&out, LEN - got.len()));
+            }
+            ground.assert_sent("vmsplice of what was dropped then", at, &got);
+            ground.near.put(at, &[0; LEN]);
+            for when in ["dropped", "dropped, and evicted"] {
+                let same = stretch.bytes(0..stretch.len) == ground.near.bytes(0..stretch.len);
+                assert!(same, "round {round}: {when} from {at} on");
+                drop(ground.heap.evict(all, all_len));
+            }
+        }
+        ground.refill(round);
+        if let Some(fresh) = fresh {
+            free(fresh);
+        }
     }
 }
 

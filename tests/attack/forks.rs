@@ -4,8 +4,9 @@
 #![expect(unsafe_code, reason = "forks, and touches far memory in children")]
 
 use crate::common::StopOnDrop;
-use crate::ground::{Ground, Stretch, allocate, attacks, free, stamp};
-use crate::kernel::{addr, addr_mut, call, fd, memory_file, pipe};
+use crate::ground::{Ground, Stretch, UNIT, allocate, attacks, free, stamp};
+use crate::kernel::{addr, addr_mut, call, fd, memory_file, pipe, take};
+use farheap::{ByteCount, Heap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -14,6 +15,7 @@ attacks! {
     children_that_live_on_change_nothing: all,
     threads_fork_while_others_fault: all,
     children_in_a_row_while_threads_start_and_end: all,
+    memory_that_a_child_drops_is_zero: all,
 }
 
 /// How a child ended.
@@ -306,4 +308,36 @@ fn children_in_a_row_while_threads_start_and_end(ground: &Ground) {
         });
     });
     ground.assert_alike("children came and went");
+}
+
+/// A child gives a part of a page up that it has put into a pipe.
+fn memory_that_a_child_drops_is_zero(ground: &Ground) {
+    const LEN: usize = 2 * UNIT;
+    for at in [0, ground.page + UNIT, 3 * ground.page - LEN] {
+        ground.far.fill(at as u64);
+        ground.near.fill(at as u64);
+        drop(ground.evict_far());
+        let child = fork(|| {
+            let mut is_right = (at..at + LEN).step_by(UNIT).all(|at| touched(ground, at) == RIGHT);
+            // The child's own, not what it shares with its parent.
+            ground.far.set_word(at, 1);
+            let (out, into) = pipe();
+            let vector = [ground.far.at(at), LEN];
+            let sent = call(libc::SYS_vmsplice, &[fd(&into), addr(&vector), 1, 0]);
+            let mut want = ground.near.bytes(at..at + LEN);
+            want[..8].copy_from_slice(&1_u64.to_ne_bytes());
+            let start = ground.far.at(at) as *mut u8;
+            // SAFETY: the child gives the content up.
+            is_right &= unsafe { Heap::dont_need(start, ByteCount(LEN as u64)) } == Ok(true);
+            ground.near.put(at, &[0; LEN]);
+            for _ in 0..2 {
+                // The whole is more than the child may keep, so that its pages leave and come back.
+                is_right &=
+                    ground.far.bytes(0..ground.far.len) == ground.near.bytes(0..ground.near.len);
+            }
+            right(is_right && sent == Ok(LEN) && take(&out, LEN) == want)
+        });
+        assert_eq!(end_of(child), end(ground, Needs::Content), "from {at} on");
+        ground.assert_alike("the parent's");
+    }
 }

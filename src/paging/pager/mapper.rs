@@ -466,6 +466,19 @@ impl Mapper {
         })
     }
 
+    /// Maps zeros where a part of a page, `Moving` by this thread, was just dropped. `false`: some of it is a hole.
+    pub(in crate::paging) fn fill_dropped(&self, part: Piece) -> bool {
+        let fill = |start, len| {
+            // SAFETY: what the program has dropped reads as zero.
+            unsafe { self.uffd.zeropage(start, len, Wake::No) }
+        };
+        // The kernel fills one of its areas at a time.
+        fill(part.start(), part.len()) == Outcome::Done
+            || (part.start()..part.start() + part.len()).step_by(KERNEL_PAGE).all(|unit| {
+                matches!(fill(unit, KERNEL_PAGE), Outcome::Done | Outcome::Present { .. })
+            })
+    }
+
     // Lost pages.
 
     /// Whether lost pages can be poisoned; else they are fenced off.

@@ -1,0 +1,114 @@
+//! Memory whose protection the program has chosen: brought in, or given up, all the same. Uses `vm`; used by what
+//! does `madvise(2)` for the program.
+
+#![expect(unsafe_code, reason = "changes protections, and drops memory that the program gives up")]
+
+use super::refused;
+use super::vm::{HUGE_PAGE, KERNEL_PAGE, READ_WRITE, madvise};
+use crate::base::error::{Error, Result};
+use nix::sys::mman::{ProtFlags, mprotect};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+/// Drops what kernel pages hold that a forked child has inherited, whatever their protection, which stays as
+/// it is: they read as zero.
+///
+/// What has left memory is not dropped by the kernel, and the heir's thread may take pages out and bring them in
+/// meanwhile: so it is looked at afterwards. What cannot be dropped, because it is locked, is filled with zeros.
+///
+/// # Errors
+/// [`Error::Os`] when one is not mapped, or its protection cannot be changed.
+///
+/// # Safety
+/// Nobody needs what the range holds.
+pub(crate) unsafe fn drop_inherited(start: usize, len: usize) -> Result<()> {
+    /// Each time the page would have to leave between a read and the call that follows it.
+    const TRIES_MAX: u32 = 16;
+    with_access(start, len, libc::MADV_POPULATE_WRITE, |place, len| {
+        for _ in 0..TRIES_MAX {
+            // SAFETY: as the caller promises.
+            if unsafe { madvise(place.cast(), len, libc::MADV_DONTNEED) }.is_err() {
+                break;
+            }
+            let mut words = (0..len / size_of::<u64>()).map(|at| {
+                // SAFETY: in bounds, and readable at the moment; others may write there, so that it is volatile.
+                unsafe { place.cast::<u64>().as_ptr().wrapping_add(at).read_volatile() }
+            });
+            if words.all(|word| word == 0) {
+                return;
+            }
+        }
+        // SAFETY: these pages can be written at the moment, and nobody needs their content.
+        unsafe { place.write_bytes(0, len) };
+    })
+}
+
+/// Has the page of an address in memory, whatever its protection, which stays as it is; `may_touch` says whether
+/// it is to be read where the kernel does not bring it in by itself.
+///
+/// # Errors
+/// As [`drop_inherited`].
+pub(crate) fn bring_in(addr: usize, may_touch: impl Fn() -> bool) -> Result<()> {
+    with_access(
+        addr / KERNEL_PAGE * KERNEL_PAGE,
+        KERNEL_PAGE,
+        libc::MADV_POPULATE_READ,
+        |place, _| {
+            if may_touch() {
+                // SAFETY: mapped and readable at the moment; a volatile read of a byte others may write is discarded.
+                let _ = unsafe { place.read_volatile() };
+            }
+        },
+    )
+}
+
+/// Calls `act` with parts of a range, in kernel pages, that can be read and written meanwhile, whatever their
+/// protection, which stays as it is. `populate` is the advice by which they are brought in.
+fn with_access(
+    start: usize,
+    len: usize,
+    populate: i32,
+    mut act: impl FnMut(NonNull<u8>, usize),
+) -> Result<()> {
+    if !start.is_multiple_of(KERNEL_PAGE) {
+        return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB" });
+    }
+    let unmapped = || Error::Os { call: "madvise", errno: libc::ENOMEM };
+    let end = start + len;
+    let mut at = start;
+    while at < end {
+        let place = NonNull::new(at as *mut c_void).ok_or_else(unmapped)?;
+        let mut len = HUGE_PAGE.min(end - at);
+        // Tells by the way whether they may be accessed (5.14), as reading the list below would.
+        // SAFETY: gives the pages memory, and changes nothing of what they hold.
+        if unsafe { madvise(place, len, populate) }.is_ok() {
+            act(place.cast(), len);
+        } else {
+            let (until, before) = protection(at).ok_or_else(unmapped)?;
+            len = len.min(until - at);
+            // SAFETY: the pages can be written for the time of the two calls.
+            unsafe { mprotect(place, len, READ_WRITE) }.map_err(refused("mprotect"))?;
+            act(place.cast(), len);
+            // SAFETY: as it was.
+            unsafe { mprotect(place, len, before) }.map_err(refused("mprotect"))?;
+        }
+        at += len;
+    }
+    Ok(())
+}
+
+/// Where the mapping at an address ends, and its protection, by `proc_pid_maps(5)`.
+fn protection(addr: usize) -> Option<(usize, ProtFlags)> {
+    // (By the thread: the process's has none once its first thread has ended.)
+    let text = std::fs::read_to_string("/proc/thread-self/maps").ok()?;
+    let (end, flags) = text.lines().find_map(|line| {
+        let (start, rest) = line.split_once('-')?;
+        let (end, flags) = rest.split_once(' ')?;
+        let [start, end] = [start, end].map(|number| usize::from_str_radix(number, 16));
+        let (start, end) = (start.ok()?, end.ok()?);
+        (start..end).contains(&addr).then_some((end, flags))
+    })?;
+    let all = [ProtFlags::PROT_READ, ProtFlags::PROT_WRITE, ProtFlags::PROT_EXEC];
+    let flags = flags.bytes().zip(all).filter(|(is, _)| *is != b'-').map(|(_, flag)| flag);
+    Some((end, flags.collect()))
+}
