@@ -414,6 +414,16 @@ pub(crate) unsafe fn drop_content(start: usize, len: usize) -> Result<()> {
     }
 }
 
+/// Has children that are forked from now on have nothing of a range. See `madvise(2)`, `MADV_DONTFORK`.
+///
+/// # Errors
+/// [`Error::Os`] when a part is not mapped, or the process has too many mappings.
+pub(crate) fn keep_from_children(start: usize, len: usize) -> Result<()> {
+    let Some(place) = NonNull::new(start as *mut c_void) else { return Ok(()) };
+    // SAFETY: changes nothing for this process.
+    unsafe { madvise(place, len, libc::MADV_DONTFORK) }.map_err(refused("madvise"))
+}
+
 /// Makes the kernel pages of a range this process's own, which it shares with a forked child, as writing
 /// to them would, and changes nothing of what they hold. Never waits for a page that is missing: of a
 /// system call that writes under a fault, `FUTEX_WAKE_OP` is one whose faults userfaultfd does not hand

@@ -16,6 +16,8 @@ attacks! {
     threads_fork_while_others_fault: all,
     children_in_a_row_while_threads_start_and_end: all,
     memory_that_a_child_drops_is_zero: all,
+    advice_about_children_shows_them_no_zeros: all,
+    memory_mapped_over_far_memory_is_inherited: all,
 }
 
 /// How a child ended.
@@ -340,4 +342,47 @@ fn memory_that_a_child_drops_is_zero(ground: &Ground) {
         assert_eq!(end_of(child), end(ground, Needs::Content), "from {at} on");
         ground.assert_alike("the parent's");
     }
+}
+
+/// Libraries that register memory with devices keep it from children, and take that back.
+fn advice_about_children_shows_them_no_zeros(ground: &Ground) {
+    let range = ground.page + UNIT..2 * ground.page + 2 * UNIT;
+    for advice in [
+        &[libc::MADV_DONTFORK][..],
+        &[libc::MADV_DOFORK],
+        &[libc::MADV_DONTFORK, libc::MADV_DOFORK],
+    ] {
+        // (The second fork is after what the first has set.)
+        for _ in 0..2 {
+            for advice in advice {
+                let args = [ground.far.at(range.start), range.len(), *advice as usize];
+                assert_eq!(call(libc::SYS_madvise, &args), Ok(0));
+            }
+            for at in [0, range.start, range.end - 8] {
+                let end_of_child = end_of(fork(|| touched(ground, at)));
+                assert_eq!(end_of_child, end(ground, Needs::Content), "{advice:?}: byte {at}");
+            }
+        }
+        drop(ground.evict_far());
+        ground.assert_alike("the parent's");
+    }
+}
+
+/// It is the program's own, so that its children have it, also where they have no far memory.
+fn memory_mapped_over_far_memory_is_inherited(ground: &Ground) {
+    ground.spoiled.store(true, Ordering::Relaxed);
+    let start = ground.far.len / 2 + UNIT;
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED) as usize;
+    let args = [ground.far.at(start), 2 * UNIT, protection, flags, usize::MAX, 0];
+    call(libc::SYS_mmap, &args).expect("room");
+    let words = [start, start + UNIT];
+    words.iter().for_each(|at| ground.far.set_word(*at, 77));
+    for round in 0..2 {
+        let child = fork(|| right(words.iter().all(|at| ground.far.word(*at) == 77)));
+        assert_eq!(end_of(child), End::Exit(RIGHT), "round {round}");
+        ground.await_passes(1);
+    }
+    let end_of_child = end_of(fork(|| touched(ground, 0)));
+    assert_eq!(end_of_child, end(ground, Needs::Content), "far memory beside it");
 }

@@ -26,8 +26,8 @@
 //!
 //! Not inherited is a region in in-thread mode, one whose store cannot be read in a child (encrypted,
 //! or of the program's own without [`Store::inherit`](crate::store::Store::inherit)) or is wiped at the
-//! end, and all regions where the kernel lacks MOVE or PAGEMAP_SCAN: these stay reserved in the child,
-//! without access.
+//! end, and all regions where the kernel lacks MOVE or PAGEMAP_SCAN: these are kept from the child by an advice
+//! before each fork, and stay reserved there, without access.
 //!
 //! # Invariants
 //! 1. Locks are taken in this order: the list of parts, gates, then none that a thread may hold which
@@ -65,11 +65,13 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 /// just after they were touched, a few times in a row perhaps.
 const KEEP_TRIES_MAX: usize = 100;
 
-/// What a child inherits of this process.
+/// What a child inherits of this process, or must not have.
 #[derive(Debug)]
 enum Part {
     /// A region that this process made.
     Region(Arc<Pager>),
+    /// One that children have no part in.
+    Kept(Arc<Pager>),
     /// One that it has inherited itself.
     Heir(Arc<Heir>),
 }
@@ -101,12 +103,11 @@ pub(in crate::paging) fn watch() {
     });
 }
 
-/// A region's memory is inherited from now on.
+/// A region's memory is inherited from now on, or kept from children, as its mode and its store allow.
 pub(in crate::paging) fn list(pager: &Arc<Pager>) {
     watch();
-    if pager.fork().inherited().is_some() {
-        parts().push(Part::Region(Arc::clone(pager)));
-    }
+    let part = if pager.fork().inherited().is_some() { Part::Region } else { Part::Kept };
+    parts().push(part(Arc::clone(pager)));
 }
 
 /// Notes a range of a region's, which stays committed, as one that is written to around forks.
@@ -119,7 +120,7 @@ pub(in crate::paging) fn keep(pager: &Pager, ptr: NonNull<u8>, len: ByteCount) {
 /// A region ends.
 pub(in crate::paging) fn unlist(pager: &Arc<Pager>) {
     parts().retain(|part| match part {
-        Part::Region(listed) => !Arc::ptr_eq(listed, pager),
+        Part::Region(listed) | Part::Kept(listed) => !Arc::ptr_eq(listed, pager),
         Part::Heir(_) => true,
     });
 }
@@ -128,13 +129,14 @@ extern "C" fn before() {
     let _ours = keep_local();
     let parts = parts();
     let thread = thread::current();
-    if !parts.is_empty() {
+    let any_inherited = parts.iter().any(|part| !matches!(part, Part::Kept(_)));
+    if any_inherited {
         // While there is somebody to make room ...
         fork::touch_streams();
     }
     // The evictor first: from then on nothing leaves, and the handlers can still bring in what is touched.
     parts.iter().for_each(|part| part.close_evictor(thread));
-    if !parts.is_empty() {
+    if any_inherited {
         // ... and again: now they stay in memory until the fork.
         fork::touch_streams();
     }
@@ -189,14 +191,14 @@ extern "C" fn in_child() {
 impl Part {
     fn pager(&self) -> &Arc<Pager> {
         match self {
-            Part::Region(pager) => pager,
+            Part::Region(pager) | Part::Kept(pager) => pager,
             Part::Heir(heir) => heir.pager(),
         }
     }
 
     fn gate(&self) -> &Gate {
         match self {
-            Part::Region(pager) => pager.fork().gate(),
+            Part::Region(pager) | Part::Kept(pager) => pager.fork().gate(),
             Part::Heir(heir) => heir.gate(),
         }
     }
@@ -230,6 +232,7 @@ impl Part {
                     pager.sched().call_all();
                 });
             }
+            Part::Kept(_) => {}
             Part::Heir(heir) => {
                 heir.gate().open(|| heir.ring());
             }
@@ -245,6 +248,7 @@ impl Part {
                 let all = pager.sched().handlers() as u32 + 1;
                 pager.fork().gate().close(what, thread, all, || pager.sched().call_all());
             }
+            Part::Kept(_) => {}
             Part::Heir(heir) => heir.close(what, thread),
         }
     }
@@ -257,6 +261,10 @@ impl Part {
                 // 64 children at most hold slots: one that has just ended makes room for this one.
                 pager.fork().children().reap_now(maps);
                 Birth::prepare(maps)
+            }
+            Part::Kept(pager) => {
+                keep_from_child(pager);
+                return None;
             }
             Part::Heir(heir) => heir.prepare_birth(),
         };
@@ -279,6 +287,9 @@ impl Part {
 
     /// The process has forked, or failed to: goes on.
     fn go_on(&self, birth: Option<Birth>) {
+        if matches!(self, Part::Kept(_)) {
+            return; // Nothing was stopped.
+        }
         if let Err(error) = self.set_inherited(false) {
             diagnostics::warn("far memory stays visible to raw clones", &error);
         }
@@ -287,6 +298,7 @@ impl Part {
                 pager.mapper().note_fork();
                 birth.into_iter().for_each(|birth| pager.fork().children().add(birth));
             }
+            Part::Kept(_) => unreachable!("looked at above"),
             Part::Heir(heir) => {
                 birth.into_iter().for_each(|birth| heir.children().add(birth));
             }
@@ -308,9 +320,20 @@ impl Part {
             Part::Region(pager) => {
                 Legacy::of_region(Arc::clone(pager), pager.fork().children().count())?
             }
+            Part::Kept(_) => unreachable!("such a part has no birth"),
             Part::Heir(heir) => heir.legacy(),
         };
         heir_thread::start(legacy, birth.into_end())
+    }
+}
+
+/// Has a child have nothing of a region, whatever the program has told the kernel since the last fork
+/// (`MADV_DOFORK`): what a child inherits without a thread that serves it reads as zero. One call of the kernel's,
+/// and one that asks, unless the region is several of its mappings: what the program has mapped over is inherited.
+fn keep_from_child(pager: &Pager) {
+    let table = pager.table();
+    if let Err(error) = pager.mapper().keep_from_children(table.start(), table.len()) {
+        diagnostics::warn("a forked child may read zeros in far memory", &error);
     }
 }
 

@@ -39,7 +39,7 @@ impl Gaps {
     }
 
     /// Whether `ask` says yes, or would but for a gap.
-    pub(in crate::paging) fn holds(&self, ask: impl Fn() -> bool) -> bool {
+    pub(in crate::paging) fn holds(&self, mut ask: impl FnMut() -> bool) -> bool {
         let mut spins = 0;
         loop {
             let ended = self.ended.load(Ordering::Acquire);

@@ -17,7 +17,7 @@ use crate::paging::page::gaps::Gaps;
 use crate::sys;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake, feature};
-use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece, make_own};
+use crate::sys::vm::{self, Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece, make_own};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -237,6 +237,24 @@ impl Mapper {
             }
             Ok(is_far)
         })
+    }
+
+    /// Has children that are forked from now on have nothing of a range, as far as it is far memory.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(in crate::paging) fn keep_from_children(&self, start: usize, len: usize) -> Result<()> {
+        let mut outcome = Ok(());
+        // Again, if a chunk was being opened meanwhile.
+        self.gaps.holds(|| {
+            let mut bytes = 0;
+            outcome = self.each_far(start, len, |start, len| {
+                bytes += len;
+                vm::keep_from_children(start, len)
+            });
+            bytes == len || outcome.is_err()
+        });
+        outcome
     }
 
     /// Registers a chunk, or several, for faults, as far as it is far memory.
