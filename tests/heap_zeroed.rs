@@ -147,3 +147,27 @@ fn what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back() {
         assert_eq!((load(at(1)), load(at(1).wrapping_add(1)), load(at(2))), (9, 0, 0));
     });
 }
+
+#[test]
+fn a_page_can_be_written_after_a_hole_of_it_was_read() {
+    const TEST: &str = "a_page_can_be_written_after_a_hole_of_it_was_read";
+    let kinds = ["page:64KiB", "page:64KiB,mode:in_thread"];
+    cases(TEST, &kinds, |conf| {
+        // A fault was served for ever there.
+        let _watchdog = watchdog(TEST, Duration::from_secs(120));
+        let conf = format!("limit:64MiB,capacity:256MiB,readahead:off,{conf}");
+        let Some(heap) = heap(&conf) else { return };
+        let data = data_only_read(&heap);
+        let page = page_of(&data, 64 << 10);
+        let at = |unit: usize| page.wrapping_add(unit * UNIT / 8);
+        assert_eq!(load(page), 7, "in memory, and write-protected");
+        #[expect(clippy::disallowed_methods, reason = "what the kernel drops is tested")]
+        // SAFETY: the test gives the content up.
+        let dropped = unsafe { libc::madvise(at(1).cast(), UNIT, libc::MADV_DONTNEED) };
+        assert_eq!((dropped, load(at(1))), (0, 0));
+        store(at(2), 9);
+        store(at(1), 8);
+        heap.evict_all().expect("the device has room");
+        assert_eq!([0, 1, 2, 3].map(|unit| load(at(unit))), [7, 8, 9, 7]);
+    });
+}

@@ -195,7 +195,7 @@ fn copy_out(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatus> {
 }
 
 /// Whether nothing is mapped at an address. Without a page map that is found out by filling it.
-fn is_hole(pager: &Pager, addr: usize) -> bool {
+pub(in crate::paging) fn is_hole(pager: &Pager, addr: usize) -> bool {
     let Some(map) = pager.mapper().pagemap() else { return true };
     let mut there = [true];
     map.scan(addr, &mut there).is_ok() && !there[0]

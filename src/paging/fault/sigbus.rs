@@ -128,8 +128,11 @@ fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
         if pager.health().is_stopping() {
             return false; // What it might wait for will not come any more.
         }
-        // The signal does not say whether the page is missing or protected; the word does.
-        let protected = word.state() == State::Resident && word.protected() && bus.write;
+        // The signal does not say whether the page is missing or protected. The word does, but a page may stay
+        // protected when its word has forgotten that: after a hole of it was filled, or when it could not leave.
+        let protected = word.state() == State::Resident
+            && bus.write
+            && (word.protected() || !in_memory::is_hole(pager, address));
         let fault = Fault { address, write: bus.write, protected, thread: 0 };
         let answer = match word.state() {
             State::Poisoned => return false,
