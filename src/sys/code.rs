@@ -11,7 +11,7 @@
 //! 2. Nobody maps over it, unmaps it, or makes it writable meanwhile: who does holds a [`Changing`]. Without
 //!    [`let_leave`], by which a program's owner says that all do, nothing is dropped.
 //! 3. No fork happens while this module holds the loader's lock: the child would have it locked for good. (System calls
-//!    of the program's own, and `_Fork(3)`, are not noticed; see [`State`] for what their children do.)
+//!    of the program's own, and `_Fork(3)`, are not noticed; see `State` for what their children do.)
 
 #![expect(unsafe_code, reason = "walks the loaded objects and drops pages of their files")]
 
@@ -130,7 +130,7 @@ pub fn before_fork() {
     }
 }
 
-/// To be called after it in the parent. (The child's [`State`] is zeros.)
+/// To be called after it in the parent. (The child's `State` is zeros.)
 pub fn after_fork() {
     STATE.changing.fetch_sub(1, Ordering::SeqCst);
 }
