@@ -668,7 +668,8 @@ private:
     detail::owned<farheap_temporary, farheap_temporary_free> handle_;
 };
 
-// A page that is held: the base of the guards. Ends its fix when destroyed.
+// A page that is held: the base of the guards. Ends its fix when destroyed. A guard that holds nothing, made
+// without a page, moved from or unfixed, may be assigned to.
 class page_guard {
 public:
     page_guard(page_guard &&other) noexcept : page_(other.page_) { other.page_.kind = FARHEAP_PAGE_NONE; }
@@ -700,6 +701,7 @@ public:
     const farheap_page &raw() const noexcept { return page_; }
 
 protected:
+    page_guard() noexcept : page_() {}
     explicit page_guard(const farheap_page &page) noexcept : page_(page) {}
     // Fixes in place: a copy of what was just stored makes the processor wait.
     template <class Fix, class... Arguments>
@@ -719,6 +721,7 @@ class exclusive_guard;
 // Holds a page together with other readers.
 class shared_guard : public page_guard {
 public:
+    shared_guard() noexcept = default; // Holds nothing.
     const std::uint8_t *data() const noexcept { return page_.data; }
     std::uint64_t lsn() const noexcept { return farheap_page_lsn(&page_); }
     // Empty, and this guard as it was, when there are other holders.
@@ -735,6 +738,7 @@ private:
 // Holds a page alone.
 class exclusive_guard : public page_guard {
 public:
+    exclusive_guard() noexcept = default; // Holds nothing.
     const std::uint8_t *data() const noexcept { return page_.data; }
     // The bytes to change: marks the page as changed.
     std::uint8_t *write() noexcept { return farheap_page_write(&page_); }
@@ -773,6 +777,7 @@ inline std::optional<exclusive_guard> shared_guard::try_upgrade() {
 // so afterwards.
 class optimistic_guard : public page_guard {
 public:
+    optimistic_guard() noexcept = default; // Holds nothing.
     // The bytes, which others may change at any time: see farheap_pool_fix_optimistic.
     const volatile std::uint8_t *data() const noexcept { return page_.data; }
     bool validate() const noexcept { return farheap_page_validate(&page_); }

@@ -34,6 +34,13 @@ fn everything() {
 }
 
 #[test]
+fn guards_of_pages() {
+    if sources_are_readable() {
+        test(&crate_dir().join("tests/cpp/guards.cpp"));
+    }
+}
+
+#[test]
 fn two_threads_at_every_kind_of_handle() {
     if sources_are_readable() {
         test(&crate_dir().join("tests/cpp/threads.cpp"));
