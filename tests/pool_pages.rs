@@ -76,6 +76,46 @@ fn looking_copies_nothing_into_the_page_itself() {
 }
 
 #[test]
+fn an_address_leads_to_its_page_and_back_wherever_the_page_is() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let ids = fill(&pool, 4000);
+    let address = |id: PageId| pool.page_address(id).expect("a page");
+    let before: Vec<_> = ids.iter().map(|id| address(*id)).collect();
+    pool.evict_all().expect("evicted");
+    for (id, at) in ids.iter().zip(before) {
+        assert_eq!(pool.fix_shared(*id).expect("page").as_ptr(), at, "{id} has moved");
+        assert_eq!(pool.page_at(at), Some(*id));
+        assert_eq!(pool.page_at(at.wrapping_add(4095)), Some(*id));
+    }
+    let first = pool.allocate_buffer(2).expect("a buffer");
+    let inside = PageId(first.id().0 + 3);
+    assert_eq!(address(inside), first.as_ptr().wrapping_add(3 * 4096));
+    assert_eq!(pool.page_at(address(inside)), Some(inside));
+}
+
+#[test]
+fn what_is_no_page_has_no_address_and_the_other_way_round() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let room = 64 << 20 >> 12;
+    for page in [0, 1, room, u64::MAX] {
+        assert_eq!(pool.page_address(PageId(page)), None, "page {page}");
+    }
+    let (first, last) = (PageId(2), PageId(room - 1));
+    let at = |id| pool.page_address(id).expect("there is room for it");
+    assert_eq!(pool.page_at(at(last).wrapping_add(4095)), Some(last));
+    let here = 0u8;
+    for outside in [
+        at(first).wrapping_sub(1),
+        at(last).wrapping_add(4096),
+        std::ptr::null(),
+        &raw const here,
+        std::ptr::without_provenance(usize::MAX),
+    ] {
+        assert_eq!(pool.page_at(outside), None, "{outside:?}");
+    }
+}
+
+#[test]
 fn groups_are_read_whole_and_in_order() {
     let pool = small_pool(ByteCount::mib(8), PoolConfig::new().replacement(Clock));
     let ids = fill(&pool, 3000);

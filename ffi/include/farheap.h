@@ -1001,6 +1001,14 @@ farheap_status farheap_pool_evict_clean(farheap_pool *pool, uint64_t want,
 /* Bytes of a page that are the caller's; pages of the table, used and free. 0 on error. */
 size_t farheap_pool_payload(const farheap_pool *pool) FARHEAP_NOEXCEPT;
 uint64_t farheap_pool_pages(const farheap_pool *pool) FARHEAP_NOEXCEPT;
+/* The address of a page's first byte, `data` of its guards: pages do not move, so it is the same as long as
+ * the pool exists, whether the page is in use and resident or not. NULL of a page that the table has no room
+ * for, and of pages 0 and 1. An address holds nothing: what is read there counts only while a guard
+ * holds the page, or when an optimistic guard made before validates afterwards; it is written to only as
+ * farheap_page_write says. The page of an address, which may be of any of its bytes: 0 when it is in none;
+ * the page may be free, or inside of a buffer. */
+const uint8_t *farheap_pool_page_address(const farheap_pool *pool, uint64_t id) FARHEAP_NOEXCEPT;
+uint64_t farheap_pool_page_at(const farheap_pool *pool, const void *address) FARHEAP_NOEXCEPT;
 /* Starts to read pages in. */
 farheap_status farheap_pool_prefetch(farheap_pool *pool, const uint64_t *ids,
                                      size_t count) FARHEAP_NOEXCEPT;

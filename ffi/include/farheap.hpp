@@ -971,6 +971,15 @@ public:
     }
     std::size_t payload() const noexcept { return farheap_pool_payload(get()); }
     std::uint64_t pages() const noexcept { return farheap_pool_pages(get()); }
+    // Where a page's bytes are whenever it is resident, and the page of an address; see
+    // farheap_pool_page_address on what may be done with it. nullptr and empty when there is none.
+    const volatile std::uint8_t *page_address(std::uint64_t id) const noexcept {
+        return farheap_pool_page_address(get(), id);
+    }
+    std::optional<std::uint64_t> page_at(const volatile void *address) const noexcept {
+        const std::uint64_t id = farheap_pool_page_at(get(), const_cast<const void *>(address));
+        return id ? std::optional(id) : std::nullopt;
+    }
     pool_stats stats() const {
         pool_stats out{};
         out.size = sizeof out;

@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "uses the caller's pointers")]
 
 use crate::error::{
-    FARHEAP_E_IN_USE, FARHEAP_OK, Failure, Result, call, check_out, farheap_status, read_sized,
-    slice, text, value, write,
+    FARHEAP_E_IN_USE, FARHEAP_E_NO_SUCH_PAGE, FARHEAP_OK, Failure, Result, call, check_out,
+    farheap_status, read_sized, slice, text, value, write,
 };
 use crate::handle::{self, methods, opaque};
 use crate::manager::{Userdata, farheap_manager};
@@ -296,6 +296,32 @@ methods! { farheap_pool: Arc<BufferPool>;
 pub unsafe extern "C" fn farheap_pool_payload(pool: *const farheap_pool) -> usize {
     // SAFETY: the caller does not free the handle during the call.
     value(0, || Ok(unsafe { handle::get(pool) }?.payload()))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_pool_page_address(
+    pool: *const farheap_pool,
+    id: u64,
+) -> *const u8 {
+    value(std::ptr::null(), || {
+        // SAFETY: the caller does not free the handle during the call.
+        let address = unsafe { handle::get(pool) }?.page_address(PageId(id));
+        let none = || Failure::plain(FARHEAP_E_NO_SUCH_PAGE, "the table has no room for the page");
+        address.ok_or_else(none)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_pool_page_at(
+    pool: *const farheap_pool,
+    address: *const c_void,
+) -> u64 {
+    value(0, || {
+        // SAFETY: the caller does not free the handle during the call.
+        let page = unsafe { handle::get(pool) }?.page_at(address.cast());
+        let none = || Failure::plain(FARHEAP_E_NO_SUCH_PAGE, "the address is in no page");
+        Ok(page.ok_or_else(none)?.0)
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -12,7 +12,7 @@ use super::header::Header;
 use super::huge::Collapser;
 use super::latch::Holder;
 use super::load::Loader;
-use super::page_table::TRAILER;
+use super::page_table::{FIRST, TRAILER};
 use super::stats::PoolStats;
 use super::write_back::WriteBack;
 #[cfg(doc)]
@@ -71,65 +71,6 @@ impl fmt::Debug for BufferPool {
 }
 
 impl BufferPool {
-    fn start(
-        config: PoolConfig,
-        path: PathBuf,
-        store: Arc<dyn Store>,
-        manager: &Arc<MemoryManager>,
-        create: bool,
-    ) -> Result<Arc<BufferPool>> {
-        config.check(create, manager)?;
-        let store = OnlyUser::of(store)?;
-        let group = config.beside.map_or_else(|| Group::new(manager), Ok)?;
-        let account = PoolAccount::of(group.share(), &path);
-        let waiting_max = if account.tables() == 1 { WAITING_MAX } else { WAITING_BESIDE_MAX };
-        let (capacity, policy, is_reading) =
-            (store.capacity(), config.replacement, config.read_only);
-        let frames = Frames::new(
-            config.page,
-            capacity,
-            config.deadline,
-            policy,
-            is_reading,
-            account,
-            &path,
-        )?;
-        let file = Arc::new(TableFile::new(store, path, config.checksum));
-        let chores = Chores {
-            cleaner: (config.cleaner && !is_reading).then(Cleaner::new),
-            collapser: config.huge_frames.then(Collapser::new),
-        };
-        let pool = Arc::new(BufferPool {
-            frames,
-            loader: Loader::new(Arc::clone(&file), waiting_max),
-            donor: Donor::new(),
-            group,
-            chores: Ranked::new(Rank::Leaf, chores),
-            header: Header::new(Arc::clone(&file)),
-            write_back: WriteBack::new(Arc::clone(&file), config.before_write),
-            evictor: Evictor::new(config.batch),
-            file,
-        });
-        let frames = &pool.frames;
-        frames.account.charge_fixed(fixed(waiting_max))?;
-        if create {
-            pool.header.create(frames)?;
-        } else {
-            pool.header.read(frames)?;
-        }
-        let weak = Arc::downgrade(&pool);
-        pool.group.join(weak)?;
-        Ok(pool)
-    }
-
-    /// Takes the chores out, lets `turn` go on with them, and puts them back.
-    fn chore(&self, turn: impl FnOnce(&mut Chores) -> bool) -> bool {
-        let mut chores = std::mem::take(&mut *self.chores.lock());
-        let is_done = turn(&mut chores);
-        *self.chores.lock() = chores;
-        is_done
-    }
-
     /// Bytes of a page that its user may use: the page size without the trailer of 16
     /// bytes.
     #[must_use]
@@ -147,6 +88,42 @@ impl BufferPool {
     #[must_use]
     pub fn pages(&self) -> PageCount {
         PageCount(self.frames.table.end())
+    }
+
+    /// The address of a page's first byte: pages do not move, so it is the same as long as the pool exists,
+    /// whether the page is in use and resident or not. `None` of a page that the table has no room for, and
+    /// of pages 0 and 1.
+    ///
+    /// An address holds nothing. What is read there counts only while a guard holds the page, or when an
+    /// optimistic guard made before [validates](crate::pool::OptimisticGuard::validate) afterwards; reads under
+    /// the latter are volatile or atomic. What is written there without an exclusive guard of the page is
+    /// undefined behaviour; what is written under one, but not through it, may be lost.
+    #[must_use]
+    pub fn page_address(&self, page: PageId) -> Option<*const u8> {
+        let table = &self.frames.table;
+        let is_page = page >= FIRST && table.get(page).is_some();
+        is_page.then(|| table.ptr(page).cast_const())
+    }
+
+    /// The page in whose memory this address is: that of [`page_address`](Self::page_address), or of a byte
+    /// behind it. It may be free, or the inside of a buffer of several pages. `None` of an address that
+    /// is in no page of this table.
+    ///
+    /// # Examples
+    /// ```
+    /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
+    /// # use farheap::manager::{MemoryManager, Mode};
+    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
+    /// let pool = PoolConfig::new().create_on(store, &manager)?;
+    /// let page = pool.allocate()?;
+    /// assert_eq!(pool.page_address(page.id()), Some(page.as_ptr()));
+    /// assert_eq!(pool.page_at(&raw const page[100]), Some(page.id()));
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    #[must_use]
+    pub fn page_at(&self, address: *const u8) -> Option<PageId> {
+        self.frames.table.page_at(address.addr())
     }
 
     /// The memory manager that the pool belongs to.
@@ -323,7 +300,7 @@ impl PoolConfig {
         let path = path.as_ref();
         self.check(true, manager)?; // Before anything is overwritten.
         let store = BlockStore::create(path, Some(capacity), self.overwrite)?;
-        BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, true)
+        start(self, path.to_path_buf(), Arc::new(store), manager, true)
     }
 
     /// Opens an existing table file or device.
@@ -343,7 +320,7 @@ impl PoolConfig {
             true => BlockStore::open_read_only(path),
             false => BlockStore::open(path, None),
         }?;
-        BufferPool::start(self, path.to_path_buf(), Arc::new(store), manager, false)
+        start(self, path.to_path_buf(), Arc::new(store), manager, false)
     }
 
     /// Creates a table on a store; what that holds is lost.
@@ -357,7 +334,7 @@ impl PoolConfig {
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
         let path = PathBuf::from(&*store.name());
-        BufferPool::start(self, path, store, manager, true)
+        start(self, path, store, manager, true)
     }
 
     /// Opens the table on a store.
@@ -371,8 +348,60 @@ impl PoolConfig {
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
         let path = PathBuf::from(&*store.name());
-        BufferPool::start(self, path, store, manager, false)
+        start(self, path, store, manager, false)
     }
+}
+
+/// Opens the table of a store, or makes one, and has it join its group.
+fn start(
+    config: PoolConfig,
+    path: PathBuf,
+    store: Arc<dyn Store>,
+    manager: &Arc<MemoryManager>,
+    create: bool,
+) -> Result<Arc<BufferPool>> {
+    config.check(create, manager)?;
+    let store = OnlyUser::of(store)?;
+    let group = config.beside.map_or_else(|| Group::new(manager), Ok)?;
+    let account = PoolAccount::of(group.share(), &path);
+    let waiting_max = if account.tables() == 1 { WAITING_MAX } else { WAITING_BESIDE_MAX };
+    let (capacity, policy, is_reading) = (store.capacity(), config.replacement, config.read_only);
+    let frames =
+        Frames::new(config.page, capacity, config.deadline, policy, is_reading, account, &path)?;
+    let file = Arc::new(TableFile::new(store, path, config.checksum));
+    let chores = Chores {
+        cleaner: (config.cleaner && !is_reading).then(Cleaner::new),
+        collapser: config.huge_frames.then(Collapser::new),
+    };
+    let pool = Arc::new(BufferPool {
+        frames,
+        loader: Loader::new(Arc::clone(&file), waiting_max),
+        donor: Donor::new(),
+        group,
+        chores: Ranked::new(Rank::Leaf, chores),
+        header: Header::new(Arc::clone(&file)),
+        write_back: WriteBack::new(Arc::clone(&file), config.before_write),
+        evictor: Evictor::new(config.batch),
+        file,
+    });
+    let frames = &pool.frames;
+    frames.account.charge_fixed(fixed(waiting_max))?;
+    if create {
+        pool.header.create(frames)?;
+    } else {
+        pool.header.read(frames)?;
+    }
+    let weak = Arc::downgrade(&pool);
+    pool.group.join(weak)?;
+    Ok(pool)
+}
+
+/// Takes the chores out, lets `turn` go on with them, and puts them back.
+fn chore(place: &Ranked<Chores>, turn: impl FnOnce(&mut Chores) -> bool) -> bool {
+    let mut chores = std::mem::take(&mut *place.lock());
+    let is_done = turn(&mut chores);
+    *place.lock() = chores;
+    is_done
 }
 
 impl Member for BufferPool {
@@ -394,7 +423,7 @@ impl Member for BufferPool {
 
     fn clean(&self, moved: u64) -> bool {
         let hand = self.evictor.hand();
-        self.chore(|chores| {
+        chore(&self.chores, |chores| {
             let cleaner = chores.cleaner.as_mut();
             cleaner.is_some_and(|it| it.turn(&self.frames, &self.write_back, hand, moved))
         })
@@ -405,7 +434,7 @@ impl Member for BufferPool {
     }
 
     fn collapse(&self) -> bool {
-        self.chore(|chores| {
+        chore(&self.chores, |chores| {
             chores.collapser.as_mut().is_some_and(|collapser| collapser.turn(&self.frames))
         })
     }

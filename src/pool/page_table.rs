@@ -172,6 +172,13 @@ impl PageTable {
         self.mapping.as_ptr().wrapping_add(page.as_usize() << self.page_shift)
     }
 
+    /// The page in whose memory an address is, whether the page is in use or not; never of the header.
+    pub(super) fn page_at(&self, address: usize) -> Option<PageId> {
+        let page = address.checked_sub(self.mapping.addr())? >> self.page_shift;
+        let is_page = page >= FIRST.as_usize() && page < self.words.len();
+        is_page.then_some(PageId(page as u64))
+    }
+
     /// Where a page is in the table file, which is where it is in the mapping.
     pub(super) fn offset(&self, page: PageId) -> u64 {
         page.0 << self.page_shift

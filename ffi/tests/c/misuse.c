@@ -141,6 +141,8 @@ static void calls_on_a_pool(farheap_status code, farheap_pool *p) {
     FAILS(code, farheap_pool_stats_get(p, &stats));
     NOTHING(code, farheap_pool_payload(p));
     NOTHING(code, farheap_pool_pages(p));
+    NOTHING(code, farheap_pool_page_address(p, 2));
+    NOTHING(code, farheap_pool_page_at(p, &page));
     FAILS(code, farheap_pool_allocate(p, &page));
     FAILS(code, farheap_pool_allocate_buffer(p, 1, &page));
     FAILS(code, farheap_pool_fix_shared(p, id, &page));

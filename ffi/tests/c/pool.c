@@ -78,6 +78,12 @@ static void guards(farheap_pool *pool) {
     uint8_t *bytes = farheap_page_write(&a);
     CHECK(bytes && bytes == a.data && bytes[0] == 0);
     bytes[0] = 42;
+    CHECK(farheap_pool_page_address(pool, id) == a.data);
+    CHECK(farheap_pool_page_at(pool, a.data) == id && farheap_pool_page_at(pool, bytes + 4095) == id);
+    NOTHING(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_page_address(pool, 1));
+    NOTHING(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_page_address(pool, UINT64_MAX));
+    NOTHING(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_page_at(pool, &a));
+    NOTHING(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_page_at(pool, NULL));
     OK(farheap_page_set_lsn(&a, 7));
     FAILS(FARHEAP_E_WOULD_BLOCK, farheap_pool_try_fix_shared(pool, id, &b));
     FAILS(FARHEAP_E_LATCH_TIMEOUT, farheap_pool_fix_shared_within(pool, id, 5, &b));

@@ -53,6 +53,17 @@ void an_empty_guard_is_assigned_to() {
     CHECK(look.holds() && look.read<std::uint64_t>(0) == 3 && look.validate());
 }
 
+void a_page_has_one_address() {
+    table t;
+    const std::uint64_t id = t.allocate(7);
+    const volatile std::uint8_t *const at = t.pages.page_address(id);
+    CHECK(t.pages.fix_shared(id).data() == at && t.pages.page_at(at + 4095) == id);
+    t.pages.evict_all();
+    optimistic_guard look = t.pages.fix_optimistic(id);
+    CHECK(*t.pages.page_address(id) == 7 && look.validate());
+    CHECK(!t.pages.page_address(0) && !t.pages.page_at(&t) && !t.pages.page_at(nullptr));
+}
+
 } // namespace
 
 int main() {
@@ -61,5 +72,6 @@ int main() {
         an_empty_guard_holds_nothing<exclusive_guard>();
         an_empty_guard_holds_nothing<optimistic_guard>();
         an_empty_guard_is_assigned_to();
+        a_page_has_one_address();
     });
 }
