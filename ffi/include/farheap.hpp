@@ -30,6 +30,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -773,6 +774,46 @@ inline std::optional<exclusive_guard> shared_guard::try_upgrade() {
     return exclusive_guard(release());
 }
 
+// A page was changed, or taken away, under an optimistic look at it: what was read does not count, and the
+// attempt begins anew (optimistically()). Means nothing else, so it is no farheap::error.
+class restart : public std::exception {
+public:
+    const char *what() const noexcept override { return "a page was changed under an optimistic look"; }
+};
+
+namespace detail {
+// Spins a while, and then gives the time slice up.
+class backoff {
+public:
+    void wait() noexcept {
+        if (++turns_ > 32) return std::this_thread::yield();
+        for (unsigned spins = 1u << (turns_ / 8); spins > 0; spins--) pause();
+    }
+
+private:
+    static void pause() noexcept {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+    }
+    unsigned turns_ = 0;
+};
+} // namespace detail
+
+// Returns what `attempt()` returns; calls it again as long as it throws restart: a descent of a tree through
+// optimistic guards of several pages. What else it throws passes. Guards of an attempt have ended when the
+// next begins; it must not have changed anything before its last check().
+template <class Attempt> decltype(auto) optimistically(Attempt &&attempt) {
+    for (detail::backoff backoff;; backoff.wait()) {
+        try {
+            return attempt();
+        } catch (const restart &) {
+        }
+    }
+}
+
 // Looks at a page without holding it: what read() gave, or a look at data(), counts if validate() says
 // so afterwards.
 class optimistic_guard : public page_guard {
@@ -781,6 +822,23 @@ public:
     // The bytes, which others may change at any time: see farheap_pool_fix_optimistic.
     const volatile std::uint8_t *data() const noexcept { return page_.data; }
     bool validate() const noexcept { return farheap_page_validate(&page_); }
+    // Throws restart unless validate().
+    void check() const {
+        if (validate()) return;
+        if (!holds()) detail::raise(FARHEAP_E_HANDLE); // A restart would come back here for ever.
+        throw restart();
+    }
+    // Becomes shared, or exclusive, as try_share() and try_upgrade() do, or throws restart.
+    shared_guard share_or_restart() {
+        std::optional<shared_guard> shared = try_share();
+        if (!shared) throw restart();
+        return std::move(*shared);
+    }
+    exclusive_guard upgrade_or_restart() {
+        std::optional<exclusive_guard> exclusive = try_upgrade();
+        if (!exclusive) throw restart();
+        return std::move(*exclusive);
+    }
     // Empty, and this guard as it was, when the page was changed or is held exclusively.
     std::optional<shared_guard> try_share() {
         const status code = farheap_page_try_share(&page_);

@@ -2,6 +2,8 @@
 #include "check.hpp"
 
 #include <array>
+#include <thread>
+#include <type_traits>
 #include <utility>
 
 using namespace farheap;
@@ -53,6 +55,75 @@ void an_empty_guard_is_assigned_to() {
     CHECK(look.holds() && look.read<std::uint64_t>(0) == 3 && look.validate());
 }
 
+void an_attempt_is_made_again_until_no_page_changed_under_it() {
+    table t;
+    const std::uint64_t parent = t.allocate(0), child = t.allocate(9);
+    t.pages.fix_exclusive(parent).write(8, child);
+    int attempts = 0;
+    const std::uint64_t found = optimistically([&] {
+        optimistic_guard node = t.pages.fix_optimistic(parent);
+        const auto next = node.read<std::uint64_t>(8);
+        node.check();
+        if (++attempts == 1) t.pages.fix_exclusive(parent).write(0, 1);
+        optimistic_guard leaf = t.pages.fix_optimistic(next);
+        node.check();
+        const auto value = leaf.read<std::uint64_t>(0);
+        if (attempts == 2) t.pages.fix_exclusive(child).write(0, value + 1);
+        leaf.check();
+        return value;
+    });
+    CHECK(found == 10 && attempts == 3 && t.pages.stats().holders == 0);
+    optimistically([] {}); // One that returns nothing.
+    int value = 5;
+    static_assert(std::is_same_v<decltype(optimistically([&]() -> int & { return value; })), int &>);
+}
+
+void an_upgrade_that_fails_restarts() {
+    table t;
+    const std::uint64_t id = t.allocate(0);
+    int attempts = 0;
+    optimistically([&] {
+        optimistic_guard look = t.pages.fix_optimistic(id);
+        const auto value = look.read<std::uint64_t>(0);
+        if (++attempts == 1) t.pages.fix_exclusive(id).write(0, value + 1);
+        look.upgrade_or_restart().write(0, value + 1);
+    });
+    CHECK(attempts == 2 && t.pages.fix_shared(id).read<std::uint64_t>(0) == 2);
+    shared_guard kept = optimistically([&] {
+        optimistic_guard look = t.pages.fix_optimistic(id);
+        if (++attempts == 3) t.pages.fix_exclusive(id).write(0, 7);
+        return look.share_or_restart();
+    });
+    CHECK(attempts == 4 && kept.read<int>(0) == 7);
+}
+
+void what_else_an_attempt_throws_passes() {
+    table t;
+    throws<error>(FARHEAP_E_NO_SUCH_PAGE, [&] {
+        optimistically([&] { return t.pages.fix_optimistic(1 << 20).read<int>(0); });
+    });
+    throws<error>(FARHEAP_E_HANDLE, [] { optimistically([] { optimistic_guard().check(); }); });
+}
+
+void two_threads_that_restart_lose_no_change() {
+    table t;
+    const std::uint64_t id = t.allocate(0);
+    constexpr unsigned turns = 20000;
+    const auto count = [&] {
+        for (unsigned i = 0; i < turns; i++) {
+            optimistically([&] {
+                optimistic_guard look = t.pages.fix_optimistic(id);
+                const auto value = look.read<std::uint64_t>(0);
+                look.upgrade_or_restart().write(0, value + 1);
+            });
+        }
+    };
+    std::thread other(count);
+    count();
+    other.join();
+    CHECK(t.pages.fix_shared(id).read<std::uint64_t>(0) == 2 * turns);
+}
+
 void a_page_has_one_address() {
     table t;
     const std::uint64_t id = t.allocate(7);
@@ -73,5 +144,9 @@ int main() {
         an_empty_guard_holds_nothing<optimistic_guard>();
         an_empty_guard_is_assigned_to();
         a_page_has_one_address();
+        an_attempt_is_made_again_until_no_page_changed_under_it();
+        an_upgrade_that_fails_restarts();
+        what_else_an_attempt_throws_passes();
+        two_threads_that_restart_lose_no_change();
     });
 }
