@@ -5,7 +5,7 @@ mod common;
 use common::faulty::FaultyStore;
 use common::{PATIENCE, StopOnDrop, eventually};
 use farheap::manager::{MemoryManager, Mode};
-use farheap::pool::{BufferPool, Clock, PoolConfig};
+use farheap::pool::{BufferPool, Clock, ExclusiveGuard, OptimisticGuard, PoolConfig};
 use farheap::store::{MemStore, Op};
 use farheap::{ByteCount, Error, PageCount, PageId};
 use std::sync::Arc;
@@ -494,6 +494,70 @@ fn a_latch_that_is_held_too_long_is_an_error_that_names_the_holder() {
     let second = pool.try_fix_shared(id).expect("shared again");
     assert!(held.try_upgrade().is_err());
     drop(second);
+}
+
+/// Looks at a page, and upgrades in another thread while `held` holds it; lets go once that waits.
+fn upgraded_while_held<'p, Guard>(
+    look: OptimisticGuard<'p>,
+    held: Guard,
+    let_go: impl FnOnce(Guard),
+) -> Option<ExclusiveGuard<'p>> {
+    assert!(look.try_upgrade().is_none(), "the page is held");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(move || look.upgrade());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waiting.is_finished(), "it waits");
+        let_go(held);
+        waiting.join().expect("no panic").expect("the holder has gone")
+    })
+}
+
+#[test]
+fn an_upgrade_waits_for_holders_and_takes_the_page_as_it_was_seen() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let id = fill(&pool, 1)[0];
+    let look = || pool.fix_optimistic(id).expect("page");
+    let seen = look();
+    let reader = pool.fix_shared(id).expect("page");
+    assert!(seen.try_upgrade().is_none() && seen.validate(), "held, and not changed");
+    let mut guard = upgraded_while_held(seen, reader, drop).expect("as it was");
+    assert_holds(&guard, id);
+    guard[0] ^= 1;
+    drop(guard);
+    assert!(seen.try_upgrade().is_none() && !seen.validate(), "changed");
+    let (seen, idle) = (look(), pool.fix_exclusive(id).expect("page"));
+    drop(upgraded_while_held(seen, idle, drop).expect("nobody changed it"));
+    assert!(look().upgrade().expect("free").is_some());
+    assert_eq!(pool.holders(), 0);
+}
+
+#[test]
+fn an_upgrade_of_a_page_that_was_changed_or_evicted_says_so_and_does_not_wait() {
+    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
+    let id = fill(&pool, 1)[0];
+    let seen = pool.fix_optimistic(id).expect("page");
+    let writer = pool.fix_exclusive(id).expect("page");
+    let changed = upgraded_while_held(seen, writer, |mut writer| writer[0] ^= 1);
+    assert!(changed.is_none());
+    let reader = pool.fix_shared(id).expect("page");
+    assert!(seen.upgrade().expect("no wait").is_none(), "changed, and held besides");
+    drop(reader);
+    let seen = pool.fix_optimistic(id).expect("page");
+    pool.evict_all().expect("evicted");
+    assert!(seen.upgrade().expect("no wait").is_none(), "evicted");
+}
+
+#[test]
+fn an_upgrade_waits_no_longer_than_the_deadline() {
+    let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
+    let config = PoolConfig::new().deadline(Duration::from_millis(20));
+    let pool = config.create_on(store, &manager(ByteCount::mib(4))).expect("pool");
+    let id = fill(&pool, 1)[0];
+    let seen = pool.fix_optimistic(id).expect("page");
+    let _reader = pool.fix_shared(id).expect("page");
+    let error = seen.upgrade().expect_err("held");
+    assert!(matches!(error, Error::LatchTimeout { page, .. } if page == id), "{error}");
+    assert!(error.to_string().contains("1 reader"), "{error}");
 }
 
 #[test]

@@ -112,6 +112,7 @@ fn whatever_would_change_a_page_is_refused() {
     drop(guard.try_upgrade().expect_err("no upgrade"));
     assert!(pool.try_fix_exclusive(root).is_none(), "nobody holds the page");
     assert!(pool.fix_optimistic(root).expect("readable").try_upgrade().is_none());
+    is_refusal(pool.fix_optimistic(root).expect("readable").upgrade());
     assert_eq!(pool.holders(), 0);
     assert_readable(&pool, root);
     let error = reading().create(dir.path().join("new"), ByteCount::mib(4), &manager());

@@ -56,6 +56,7 @@ typedef enum farheap_status {
     FARHEAP_E_WOULD_BLOCK = 7,  /* a `try` function did not succeed at once */
     FARHEAP_E_CALLBACK = 8,     /* for callbacks of the host to return */
     FARHEAP_E_OTHER = 9,        /* an error newer than this header; see the message */
+    FARHEAP_E_CHANGED = 10,     /* a page is not as it was seen any more */
     FARHEAP_E_OS = 20,          /* a system call failed; farheap_last_errno() */
     FARHEAP_E_UFFD_UNAVAILABLE = 21, /* no permission for userfaultfd; the message helps */
     FARHEAP_E_UNSUPPORTED = 22, /* the kernel lacks what was asked for */
@@ -1097,8 +1098,14 @@ bool farheap_page_validate(const farheap_page *page) FARHEAP_NOEXCEPT;
 farheap_status farheap_page_read(const farheap_page *page, size_t at, void *into,
                                  size_t len) FARHEAP_NOEXCEPT;
 /* From shared or optimistic to exclusive, if nobody else holds the page, and for optimistic nobody
- * changed it: else FARHEAP_E_WOULD_BLOCK, and the structure is as before. */
+ * changed it: else FARHEAP_E_WOULD_BLOCK, and the structure is as before. farheap_page_validate tells whether
+ * a page that was looked at was changed then, or is only held: by a reader, or a thread that writes it back. */
 farheap_status farheap_page_try_upgrade(farheap_page *page) FARHEAP_NOEXCEPT;
+/* From optimistic to exclusive, waiting for holders up to the pool's deadline: FARHEAP_E_LATCH_TIMEOUT.
+ * FARHEAP_E_CHANGED when the page was changed or evicted, which waiting does not mend. Either way the structure
+ * is as before. Not from shared, FARHEAP_E_ARGUMENT: two of one page would wait for each other; and a thread
+ * that holds the page besides waits in vain. FARHEAP_E_DEVICE of a table that is only read. */
+farheap_status farheap_page_upgrade(farheap_page *page) FARHEAP_NOEXCEPT;
 /* From optimistic to shared, if nobody has changed the page or changes it: else
  * FARHEAP_E_WOULD_BLOCK, and the structure is as before. */
 farheap_status farheap_page_try_share(farheap_page *page) FARHEAP_NOEXCEPT;

@@ -839,7 +839,16 @@ public:
         if (!exclusive) throw restart();
         return std::move(*exclusive);
     }
-    // Empty, and this guard as it was, when the page was changed or is held exclusively.
+    // Becomes exclusive, and waits for holders up to the pool's deadline. Throws restart when the page was
+    // changed, and error with FARHEAP_E_LATCH_TIMEOUT, this guard being as it was.
+    exclusive_guard upgrade() {
+        const status code = farheap_page_upgrade(&page_);
+        if (code == FARHEAP_E_CHANGED) throw restart();
+        detail::check(code);
+        return exclusive_guard(release());
+    }
+    // Empty, and this guard as it was, when the page was changed or is held exclusively; for an upgrade, held
+    // at all: validate() tells which.
     std::optional<shared_guard> try_share() {
         const status code = farheap_page_try_share(&page_);
         if (code == FARHEAP_E_WOULD_BLOCK) return std::nullopt;

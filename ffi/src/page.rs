@@ -6,8 +6,8 @@
 #![expect(unsafe_code, reason = "uses the caller's pointers, and keeps guards in its structures")]
 
 use crate::error::{
-    FARHEAP_E_HANDLE, FARHEAP_E_WOULD_BLOCK, FARHEAP_OK, Failure, Result, call, check_out,
-    farheap_status, value,
+    FARHEAP_E_CHANGED, FARHEAP_E_HANDLE, FARHEAP_E_WOULD_BLOCK, FARHEAP_OK, Failure, Result, call,
+    check_out, farheap_status, value,
 };
 use crate::handle;
 use crate::pool::{farheap_pool, page_ids};
@@ -398,6 +398,29 @@ pub unsafe extern "C" fn farheap_page_try_upgrade(page: *mut farheap_page) -> fa
             }
             _ => Err(wrong_kind()),
         }
+    })
+}
+
+#[cold]
+fn changed() -> Failure {
+    Failure::plain(FARHEAP_E_CHANGED, "the page is not as it was seen any more")
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farheap_page_upgrade(page: *mut farheap_page) -> farheap_status {
+    call(|| {
+        // SAFETY: NULL or a structure, as the caller promises.
+        if unsafe { kind_of(page) }? != FARHEAP_PAGE_OPTIMISTIC {
+            return Err(wrong_kind());
+        }
+        // SAFETY: not NULL: `kind_of` looked.
+        let pool = unsafe { (*page).pool };
+        // SAFETY: of this kind, as was just read; the guard is a copy.
+        let optimistic = *unsafe { guard::<OptimisticGuard<'_>>(page) };
+        let exclusive = optimistic.upgrade()?.ok_or_else(changed)?;
+        // SAFETY: a structure; an optimistic guard needs no drop.
+        unsafe { hold(pool, exclusive, page) };
+        Ok(())
     })
 }
 

@@ -115,17 +115,6 @@ impl TableFile {
         self.store.describe()
     }
 
-    /// Checks that the pages of its table may be changed.
-    ///
-    /// # Errors
-    /// [`Error::Device`] of a table that is only read.
-    pub(super) fn check_changeable(&self, table: &PageTable) -> Result<()> {
-        match table.is_read_only() {
-            true => Err(self.refused("is open to be read only: its pages cannot be changed")),
-            false => Ok(()),
-        }
-    }
-
     /// The error of a transfer that came to nothing.
     fn failed(&self, op: &'static str, offset: u64, len: u64) -> Error {
         Error::Io { op, store: self.store.name(), offset, len, errno: crate::sys::EIO }

@@ -129,7 +129,7 @@ impl BufferPool {
         let Some(latch) = H::get(&self.frames.table, page) else {
             // A page that is there may only be read.
             let table = &self.frames.table;
-            table.get(page).map_or(Ok(()), |_| self.file.check_changeable(table))?;
+            table.get(page).map_or(Ok(()), |_| table.check_changeable())?;
             return Err(self.frames.table.no_such_page(page));
         };
         let mut backoff = deadline.map_or_else(|| self.frames.backoff(), Backoff::new);
@@ -336,7 +336,7 @@ impl BufferPool {
     /// [`Error::StoreFull`], [`Error::OutOfMemory`]; [`Error::BadRange`] for an order above 7.
     pub fn allocate_buffer(&self, order: u8) -> Result<ExclusiveGuard<'_>> {
         check_order(order)?;
-        self.file.check_changeable(&self.frames.table)?;
+        self.frames.table.check_changeable()?;
         let (page, word) = allocate::allocate(&self.frames, order)?;
         let latch = self.frames.table.word(page);
         Ok(ExclusiveGuard(Held::new(&self.frames, latch, word)))

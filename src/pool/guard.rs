@@ -8,6 +8,7 @@ use super::allocate;
 use super::frames::Frames;
 use super::latch::{HeldWord, Holder, Latch, LatchWord};
 use super::page_table::TRAILER;
+use crate::base::error::Result;
 use crate::base::units::PageId;
 use crate::sys::vm::KERNEL_PAGE;
 use std::fmt;
@@ -130,7 +131,7 @@ impl<'p> SharedGuard<'p> {
     ///
     /// # Errors
     /// The guard itself, when there are other holders.
-    pub fn try_upgrade(self) -> Result<ExclusiveGuard<'p>, SharedGuard<'p>> {
+    pub fn try_upgrade(self) -> std::result::Result<ExclusiveGuard<'p>, SharedGuard<'p>> {
         if self.0.frames.table.is_read_only() {
             return Err(self);
         }
@@ -365,7 +366,8 @@ impl<'p> OptimisticGuard<'p> {
         }
     }
 
-    /// Becomes exclusive if the page is as it was and has no holder.
+    /// Becomes exclusive if the page is as it was and has no holder. Where it fails,
+    /// [`validate`](Self::validate) tells why: what is still valid is held by others.
     #[must_use]
     pub fn try_upgrade(self) -> Option<ExclusiveGuard<'p>> {
         if self.frames.table.is_read_only() {
@@ -379,6 +381,35 @@ impl<'p> OptimisticGuard<'p> {
             if self.latch.try_lock(now) {
                 let word = HeldWord::locked(self.latch.load());
                 return Some(ExclusiveGuard(Held::new(self.frames, self.latch, word)));
+            }
+        }
+    }
+
+    /// Becomes exclusive if the page is as it was, and waits for its holders, readers or a thread that writes
+    /// the page back, up to the pool's [`deadline`](super::PoolConfig::deadline). `None`: the page was
+    /// changed or evicted, which waiting does not mend. A thread that holds the page itself waits in vain.
+    ///
+    /// There is no such upgrade of a [`SharedGuard`]: two of one page would wait for each other.
+    ///
+    /// # Errors
+    /// [`Error::LatchTimeout`](crate::Error::LatchTimeout) while the page is as it was and held;
+    /// [`Error::Device`](crate::Error::Device) of a table that is only read.
+    pub fn upgrade(self) -> Result<Option<ExclusiveGuard<'p>>> {
+        let table = &self.frames.table;
+        table.check_changeable()?;
+        let mut backoff = self.frames.backoff();
+        loop {
+            let now = self.latch.load();
+            if now.is_absent() || now.version() != self.seen.version() {
+                return Ok(None);
+            }
+            if self.latch.try_lock(now) {
+                let word = HeldWord::locked(self.latch.load());
+                return Ok(Some(ExclusiveGuard(Held::new(self.frames, self.latch, word))));
+            }
+            // A writer's change shows in the version when it lets go.
+            if !now.is_free() && !backoff.wait() {
+                return Err(table.timeout(self.id(), &backoff));
             }
         }
     }

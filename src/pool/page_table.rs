@@ -142,6 +142,18 @@ impl PageTable {
         self.changeable == 0
     }
 
+    /// Checks that pages may be changed.
+    ///
+    /// # Errors
+    /// [`Error::Device`] of a table that is only read.
+    pub(super) fn check_changeable(&self) -> Result<()> {
+        if !self.is_read_only() {
+            return Ok(());
+        }
+        let reason = "is open to be read only: its pages cannot be changed".to_owned();
+        Err(Error::Device { path: self.path.clone(), reason })
+    }
+
     #[inline]
     pub(super) fn word(&self, page: PageId) -> &Latch {
         &self.words[page.as_usize()]

@@ -67,7 +67,7 @@ impl BufferPool {
         check_order(order)?;
         let frames = &self.frames;
         let table = &frames.table;
-        self.file.check_changeable(table)?;
+        table.check_changeable()?;
         if first < FIRST {
             return Err(table.no_such_page(first));
         }

@@ -168,6 +168,7 @@ static void calls_on_a_page(farheap_status code, farheap_page *page) {
     NOTHING(code, farheap_page_validate(page));
     FAILS(code, farheap_page_read(page, 0, &byte, 1));
     FAILS(code, farheap_page_try_upgrade(page));
+    FAILS(code, farheap_page_upgrade(page));
     FAILS(code, farheap_page_downgrade(page));
     FAILS(code, farheap_page_free(page));
     NOTHING(code, farheap_page_lsn(page));

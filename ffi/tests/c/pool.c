@@ -122,6 +122,18 @@ static void guards(farheap_pool *pool) {
     FAILS(FARHEAP_E_WOULD_BLOCK, farheap_page_try_upgrade(&look));
     FAILS(FARHEAP_E_WOULD_BLOCK, farheap_page_try_share(&look));
     CHECK(look.kind == FARHEAP_PAGE_OPTIMISTIC && *(const volatile uint8_t *)look.data == 43);
+    FAILS(FARHEAP_E_CHANGED, farheap_page_upgrade(&look));
+    CHECK(look.kind == FARHEAP_PAGE_OPTIMISTIC);
+    OK(farheap_pool_fix_optimistic(pool, id, &look));
+    OK(farheap_pool_fix_shared(pool, id, &a));
+    FAILS(FARHEAP_E_WOULD_BLOCK, farheap_page_try_upgrade(&look));
+    CHECK(farheap_page_validate(&look)); /* held, and not changed */
+    FAILS(FARHEAP_E_ARGUMENT, farheap_page_upgrade(&a));
+    OK(farheap_page_unfix(&a));
+    OK(farheap_page_upgrade(&look));
+    CHECK(look.kind == FARHEAP_PAGE_EXCLUSIVE && farheap_page_write(&look)[0] == 43);
+    OK(farheap_page_unfix(&look));
+    FAILS(FARHEAP_E_HANDLE, farheap_page_upgrade(&look));
     OK(farheap_pool_fix_optimistic(pool, id, &look));
     OK(farheap_page_try_share(&look));
     CHECK(look.kind == FARHEAP_PAGE_SHARED && look.data[0] == 43);
@@ -274,6 +286,9 @@ static void redo(farheap_manager *manager, const char *path) {
     OK(farheap_pool_fix_shared(reader, first + 9, &page));
     CHECK(page.data[0] == 8);
     FAILS(FARHEAP_E_WOULD_BLOCK, farheap_page_try_upgrade(&page));
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_fix_optimistic(reader, first + 9, &page));
+    FAILS(FARHEAP_E_DEVICE, farheap_page_upgrade(&page));
     OK(farheap_page_unfix(&page));
     FAILS(FARHEAP_E_DEVICE, farheap_pool_fix_exclusive(reader, first + 9, &page));
     FAILS(FARHEAP_E_DEVICE, farheap_pool_fix_to_overwrite(reader, first + 9, &page));

@@ -2,6 +2,8 @@
 #include "check.hpp"
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -124,6 +126,41 @@ void two_threads_that_restart_lose_no_change() {
     CHECK(t.pages.fix_shared(id).read<std::uint64_t>(0) == 2 * turns);
 }
 
+void an_upgrade_waits_for_who_holds_the_page() {
+    table t;
+    const std::uint64_t id = t.allocate(3);
+    optimistic_guard look = t.pages.fix_optimistic(id);
+    shared_guard reader = t.pages.fix_shared(id);
+    CHECK(!look.try_upgrade() && look.validate());
+    std::atomic<bool> gone{false};
+    std::thread other([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        gone = true;
+        reader.unfix();
+    });
+    exclusive_guard changed = look.upgrade();
+    CHECK(gone && !look.holds());
+    other.join();
+    changed.write(0, 4);
+    changed.unfix();
+    int attempts = 0;
+    optimistically([&] {
+        optimistic_guard again = t.pages.fix_optimistic(id);
+        if (++attempts == 1) t.pages.fix_exclusive(id).write(0, 5);
+        again.upgrade().write(0, 6);
+    });
+    CHECK(attempts == 2 && t.pages.fix_shared(id).read<int>(0) == 6);
+    pool_options hasty;
+    hasty.deadline_ms = 5;
+    table_path file;
+    pool pages = pool::create(t.limit, file.path, 16 * mib, hasty);
+    exclusive_guard held = pages.allocate();
+    shared_guard kept = std::move(held).downgrade();
+    optimistic_guard late = pages.fix_optimistic(kept.id());
+    throws<error>(FARHEAP_E_LATCH_TIMEOUT, [&] { (void)late.upgrade(); });
+    CHECK(late.holds() && late.validate());
+}
+
 void a_page_has_one_address() {
     table t;
     const std::uint64_t id = t.allocate(7);
@@ -148,5 +185,6 @@ int main() {
         an_upgrade_that_fails_restarts();
         what_else_an_attempt_throws_passes();
         two_threads_that_restart_lose_no_change();
+        an_upgrade_waits_for_who_holds_the_page();
     });
 }
