@@ -913,7 +913,7 @@ typedef struct farheap_pool_config {
     size_t size;
     uint64_t page;           /* 4 KiB to 64 KiB, a power of two; 4 KiB */
     uint64_t deadline_ms;    /* how long a fix waits; 30 s */
-    farheap_switch checksum; /* on */
+    farheap_switch checksum; /* on; off with `whole_pages` */
     farheap_switch cleaner;  /* background writes ahead of eviction; on */
     farheap_before_write before_write;
     void *userdata;          /* only passed on; valid as long as the pool */
@@ -926,11 +926,18 @@ typedef struct farheap_pool_config {
      * one thread for all their tables. File, page numbers, header, flush, log and all else stay each
      * table's own; none is the first, each is freed by itself. NULL: a pool of its own. */
     farheap_pool *beside;
+    /* All bytes of a page are the caller's: without the library's trailer of 16 bytes, farheap_pool_payload is
+     * the page size. Such pages have no checksum, so one that a power cut has torn, that the device has changed
+     * or that is of an older table is read as if it were right: checks are the caller's. They have no number
+     * of a log record: farheap_page_lsn is 0, farheap_page_set_lsn FARHEAP_E_ARGUMENT, `before_write` is told
+     * 0. Together with `checksum` on FARHEAP_E_CONFIG. The table is opened with the setting that it was created
+     * with, or FARHEAP_E_DEVICE; off */
+    farheap_switch whole_pages;
 } farheap_pool_config;
 
 #define FARHEAP_POOL_CONFIG_INIT \
     { sizeof(farheap_pool_config), 0, 0, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, 0, \
-      FARHEAP_REPLACEMENT_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0 }
+      FARHEAP_REPLACEMENT_DEFAULT, FARHEAP_DEFAULT, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT }
 
 typedef struct farheap_pool_stats {
     /* sizeof(farheap_pool_stats) */
@@ -1113,9 +1120,9 @@ farheap_status farheap_page_try_share(farheap_page *page) FARHEAP_NOEXCEPT;
 farheap_status farheap_page_downgrade(farheap_page *page) FARHEAP_NOEXCEPT;
 /* Frees the page, which is held exclusively, and ends the fix: its number will be used again. */
 farheap_status farheap_page_free(farheap_page *page) FARHEAP_NOEXCEPT;
-/* The number of the log record that changed a held page last; 0 on error. */
+/* The number of the log record that changed a held page last; 0 on error, and of `whole_pages`. */
 uint64_t farheap_page_lsn(const farheap_page *page) FARHEAP_NOEXCEPT;
-/* Notes it, for a page that is held exclusively. */
+/* Notes it, for a page that is held exclusively; FARHEAP_E_ARGUMENT with `whole_pages`. */
 farheap_status farheap_page_set_lsn(farheap_page *page, uint64_t lsn) FARHEAP_NOEXCEPT;
 
 /* ---- B+-trees ------------------------------------------------------------------------------------ */
@@ -1146,7 +1153,7 @@ typedef void (*farheap_change)(void *userdata, void *value, size_t len);
  * function is called again, or the load is over. It must not use the pool. */
 typedef bool (*farheap_next_entry)(void *userdata, farheap_entry *out);
 
-/* Creates an empty tree, in one page. */
+/* Creates an empty tree, in one page. FARHEAP_E_BAD_RANGE in `whole_pages` of 64 KiB. */
 farheap_status farheap_btree_create(farheap_pool *pool, farheap_btree **out) FARHEAP_NOEXCEPT;
 /* Creates a tree of entries that come in ascending order of their keys, each key once: its nodes are full,
  * and it takes the least room that it can. FARHEAP_E_BAD_RANGE for a key that is not greater than the

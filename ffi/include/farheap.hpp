@@ -881,6 +881,8 @@ struct pool_options {
     // A table under the same manager whose pool this one joins: one limit and one order in which pages leave
     // for all their tables. Each is destroyed by itself.
     const pool *beside = nullptr;
+    // All bytes of a page are the program's: payload() is the page size. No checksum, no lsn; off.
+    farheap_switch whole_pages = FARHEAP_DEFAULT;
     // Whether the log holds a record; called from any thread. What throws is a no.
     detail::write_function before_write{};
 };
@@ -1068,6 +1070,7 @@ private:
         config.overwrite = options.overwrite;
         config.read_only = options.read_only;
         config.beside = options.beside ? options.beside->get() : nullptr;
+        config.whole_pages = options.whole_pages;
         if (*asked_) {
             config.before_write = detail::farheap_hpp_before_write;
             config.userdata = asked_.get();

@@ -494,6 +494,13 @@ pub unsafe extern "C" fn farheap_page_set_lsn(page: *mut farheap_page, lsn: u64)
         if unsafe { kind_of(page) }? != FARHEAP_PAGE_EXCLUSIVE {
             return Err(wrong_kind());
         }
+        // SAFETY: not NULL: `kind_of` looked.
+        let pool = unsafe { (*page).pool };
+        // SAFETY: not freed during the call, as the caller promises.
+        let pool = unsafe { handle::get(pool) }?;
+        if pool.payload() as u64 == pool.page_size().0 {
+            return Err(Failure::argument("whole pages have no number of a log record"));
+        }
         // SAFETY: of this kind, as was just read.
         unsafe { guard::<ExclusiveGuard<'_>>(page) }.set_lsn(lsn);
         Ok(())

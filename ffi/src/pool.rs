@@ -69,6 +69,7 @@ pub struct farheap_pool_config {
     pub overwrite: crate::config::farheap_switch,
     pub read_only: crate::config::farheap_switch,
     pub beside: *mut farheap_pool,
+    pub whole_pages: crate::config::farheap_switch,
 }
 
 /// Size of the first version of the structure, to which fields were added.
@@ -93,6 +94,7 @@ const DEFAULTS: farheap_pool_config = farheap_pool_config {
     overwrite: 0,
     read_only: 0,
     beside: std::ptr::null_mut(),
+    whole_pages: 0,
 };
 
 /// The settings of a pool.
@@ -130,6 +132,9 @@ unsafe fn settings(config: *const farheap_pool_config) -> Result<PoolConfig> {
     }
     if let Some(on) = crate::config::switch("read_only", config.read_only)? {
         settings = settings.read_only(on);
+    }
+    if let Some(on) = crate::config::switch("whole_pages", config.whole_pages)? {
+        settings = settings.whole_pages(on);
     }
     if !config.beside.is_null() {
         // SAFETY: not freed during the call, as the caller promises.

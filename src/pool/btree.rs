@@ -78,8 +78,13 @@ impl BTree {
     /// Creates an empty tree.
     ///
     /// # Errors
-    /// As for [`BufferPool::allocate`].
+    /// As for [`BufferPool::allocate`]; [`Error::BadRange`] in a pool of
+    /// [whole pages](super::PoolConfig::whole_pages) of 64 KiB, of smaller ones not.
     pub fn create(pool: &Arc<BufferPool>) -> Result<BTree> {
+        if pool.payload() > usize::from(u16::MAX) {
+            // A node says its end in 16 bits.
+            return Err(Error::BadRange { reason: "a tree's pages are smaller than 64 KiB whole" });
+        }
         let mut root = pool.allocate()?;
         let id = root.id();
         NodeMut(&mut root).clear(true);

@@ -12,7 +12,7 @@ use super::header::Header;
 use super::huge::Collapser;
 use super::latch::Holder;
 use super::load::Loader;
-use super::page_table::{FIRST, TRAILER};
+use super::page_table::{FIRST, PageShape};
 use super::stats::PoolStats;
 use super::write_back::WriteBack;
 #[cfg(doc)]
@@ -72,10 +72,10 @@ impl fmt::Debug for BufferPool {
 
 impl BufferPool {
     /// Bytes of a page that its user may use: the page size without the trailer of 16
-    /// bytes.
+    /// bytes, or all of it with [`whole_pages`](PoolConfig::whole_pages).
     #[must_use]
     pub fn payload(&self) -> usize {
-        self.frames.table.page_bytes() - TRAILER
+        self.frames.table.payload_bytes(0)
     }
 
     /// Page size.
@@ -361,14 +361,15 @@ fn start(
     create: bool,
 ) -> Result<Arc<BufferPool>> {
     config.check(create, manager)?;
+    let page = PageShape::new(config.page, config.whole_pages);
+    let has_checksums = config.has_checksums();
     let store = OnlyUser::of(store)?;
     let group = config.beside.map_or_else(|| Group::new(manager), Ok)?;
     let account = PoolAccount::of(group.share(), &path);
     let waiting_max = if account.tables() == 1 { WAITING_MAX } else { WAITING_BESIDE_MAX };
     let (capacity, policy, is_reading) = (store.capacity(), config.replacement, config.read_only);
-    let frames =
-        Frames::new(config.page, capacity, config.deadline, policy, is_reading, account, &path)?;
-    let file = Arc::new(TableFile::new(store, path, config.checksum));
+    let frames = Frames::new(page, capacity, config.deadline, policy, is_reading, account, &path)?;
+    let file = Arc::new(TableFile::new(store, path, has_checksums));
     let chores = Chores {
         cleaner: (config.cleaner && !is_reading).then(Cleaner::new),
         collapser: config.huge_frames.then(Collapser::new),

@@ -34,7 +34,9 @@ use std::time::Duration;
 #[must_use]
 pub struct PoolConfig {
     pub(super) page: ByteCount,
-    pub(super) checksum: bool,
+    /// Unless said, pages with a trailer have checksums.
+    checksum: Option<bool>,
+    pub(super) whole_pages: bool,
     pub(super) cleaner: bool,
     pub(super) huge_frames: bool,
     pub(super) deadline: Duration,
@@ -63,7 +65,8 @@ impl PoolConfig {
     pub fn new() -> PoolConfig {
         PoolConfig {
             page: ByteCount::kib(4),
-            checksum: true,
+            checksum: None,
+            whole_pages: false,
             cleaner: true,
             huge_frames: true,
             deadline: Duration::from_secs(30),
@@ -83,10 +86,28 @@ impl PoolConfig {
         self
     }
 
-    /// Sets whether pages carry checksums that are compared when they are read; on unless set.
+    /// Sets whether pages carry checksums that are compared when they are read; on unless set, off with
+    /// [`whole_pages`](PoolConfig::whole_pages), which have no room for them.
     pub fn checksum(mut self, on: bool) -> PoolConfig {
-        self.checksum = on;
+        self.checksum = Some(on);
         self
+    }
+
+    /// Sets whether all bytes of a page are the user's; off unless set. Fixed when a file is created. For
+    /// programs with pages of a layout of their own, which fills them: the pool's trailer of 16 bytes is left
+    /// out, and [`payload`](crate::pool::BufferPool::payload) is the page size.
+    ///
+    /// Such pages have no checksum: one that a power cut has torn, that the device has changed, or that is of an
+    /// older table is read as if it were right, and the program has to tell by checks of its own. They have
+    /// no number of a log record: `lsn` is 0, `set_lsn` panics, and [`before_write`](PoolConfig::before_write) is
+    /// told 0.
+    pub fn whole_pages(mut self, on: bool) -> PoolConfig {
+        self.whole_pages = on;
+        self
+    }
+
+    pub(super) fn has_checksums(&self) -> bool {
+        self.checksum.unwrap_or(!self.whole_pages)
     }
 
     /// Sets whether a background thread writes dirty pages that are about to be evicted, and while the
@@ -119,7 +140,7 @@ impl PoolConfig {
     }
 
     /// Calls `hook` before a page is written back, with the number given by
-    /// [`ExclusiveGuard::set_lsn`](crate::pool::ExclusiveGuard::set_lsn). It makes the log durable up to that record. If it cannot, an
+    /// [`ExclusiveGuard::set_lsn`](crate::pool::ExclusiveGuard::set_lsn), 0 without one. It makes the log durable up to that record. If it cannot, an
     /// error keeps the page in memory: eviction takes others, [`BufferPool::flush`](crate::pool::BufferPool::flush) fails. A panic
     /// counts as an error.
     pub fn before_write(
@@ -154,8 +175,8 @@ impl PoolConfig {
     }
 
     /// # Errors
-    /// [`Error::Config`] for a bad page size, for a new table that is only read, and for a pool of another
-    /// manager.
+    /// [`Error::Config`] for a bad page size, for checksums of whole pages, for a new table that is only read,
+    /// and for a pool of another manager.
     pub(super) fn check(&self, is_new: bool, manager: &Arc<MemoryManager>) -> Result<()> {
         if self.beside.as_ref().is_some_and(|group| !Arc::ptr_eq(group.share().manager(), manager))
         {
@@ -168,6 +189,13 @@ impl PoolConfig {
             return Err(Error::Config {
                 key: "read_only".to_owned(),
                 reason: "a new table has to be written".to_owned(),
+            });
+        }
+        if self.whole_pages && self.has_checksums() {
+            return Err(Error::Config {
+                key: "checksum".to_owned(),
+                reason: "pages have no room for one with `whole_pages`: leave one of the two out"
+                    .to_owned(),
             });
         }
         let page = self.page;

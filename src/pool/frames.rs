@@ -21,7 +21,7 @@ use super::chunk::{CHUNK_PAGES, Chunks};
 use super::chunk_note::Entered;
 use super::free_list::FreeLists;
 use super::latch::{Latch, LatchWord};
-use super::page_table::PageTable;
+use super::page_table::{PageShape, PageTable};
 use super::replacement::Replacement;
 use super::resident::ResidentSet;
 use crate::base::error::Result;
@@ -63,12 +63,12 @@ pub(super) struct Frames {
 const KEPT_SHARE: u64 = 64;
 
 impl Frames {
-    /// Frames for pages of `page` bytes on a store of `capacity`.
+    /// Frames for pages of this shape on a store of `capacity`.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
     pub(super) fn new(
-        page: ByteCount,
+        page: PageShape,
         capacity: ByteCount,
         deadline: Duration,
         policy: Box<dyn Replacement>,
@@ -76,7 +76,7 @@ impl Frames {
         account: PoolAccount,
         path: &Path,
     ) -> Result<Frames> {
-        let words = capacity.0 / page.0 * size_of::<Latch>() as u64;
+        let words = capacity.0 / page.bytes().0 * size_of::<Latch>() as u64;
         let (limit, tables) = (account.manager().limit(), account.tables());
         let few_words = words <= limit.0 / HUGE_WORDS_PART / tables;
         // The first word of a small table would cost 2 MiB, of each of many.

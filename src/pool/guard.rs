@@ -18,9 +18,6 @@ use std::ops::{Deref, DerefMut};
 #[repr(C, packed)]
 struct Unaligned<T: Copy>(T);
 
-/// Bytes from a buffer's end to the number of the log record.
-const LSN_AT: usize = TRAILER;
-
 /// A page that is looked at: what all guards have in common. Its number is where its latch is.
 #[derive(Clone, Copy)]
 pub(super) struct Held<'p> {
@@ -58,13 +55,13 @@ impl<'p> Held<'p> {
     /// Bytes without the trailer.
     #[inline]
     fn len(&self) -> usize {
-        self.frames.table.buffer_bytes(self.order()) - TRAILER
+        self.frames.table.payload_bytes(self.order())
     }
 
-    /// Where the number of the log record is: within the buffer, and aligned, for the page sizes
-    /// and the trailer's are multiples of 8.
-    fn lsn_ptr(&self) -> *mut u64 {
-        self.ptr().wrapping_add(self.frames.table.buffer_bytes(self.order()) - LSN_AT).cast()
+    /// Where the number of the log record is, if the page has one: within the buffer, and aligned.
+    fn lsn_ptr(&self) -> Option<*mut u64> {
+        let at = self.frames.table.lsn_at(self.order())?;
+        Some(self.ptr().wrapping_add(at).cast())
     }
 
     /// # Safety
@@ -80,7 +77,7 @@ impl<'p> Held<'p> {
     /// The page is held.
     unsafe fn lsn(&self) -> u64 {
         // SAFETY: aligned and within the page; the number changes only under an exclusive guard.
-        unsafe { self.lsn_ptr().read() }
+        self.lsn_ptr().map_or(0, |place| unsafe { place.read() })
     }
 }
 
@@ -94,7 +91,8 @@ macro_rules! of_a_held_page {
                 self.$held.page()
             }
 
-            /// The number of the log record that changed the page last.
+            /// The number of the log record that changed the page last; 0 of
+            /// [whole pages](super::PoolConfig::whole_pages).
             #[must_use]
             pub fn lsn(&self) -> u64 {
                 // SAFETY: this guard holds the page.
@@ -165,10 +163,23 @@ of_a_held_page!(ExclusiveGuard, 0);
 impl<'p> ExclusiveGuard<'p> {
     /// Notes the log record that describes the change; see
     /// [`PoolConfig::before_write`](super::PoolConfig::before_write).
+    ///
+    /// # Panics
+    /// In a pool of [whole pages](super::PoolConfig::whole_pages), which have no room for it.
     pub fn set_lsn(&mut self, lsn: u64) {
+        let place = self.0.lsn_ptr();
+        let place = place.expect("whole pages have no room for the number of a log record");
         self.0.word = self.0.word.changed();
         // SAFETY: aligned and within a page that this guard holds alone.
-        unsafe { self.0.lsn_ptr().write(lsn) };
+        unsafe { place.write(lsn) };
+    }
+
+    /// Makes all of the page zeros, the number of the log record too.
+    pub(super) fn blank(&mut self) {
+        self.fill(0);
+        if self.0.lsn_ptr().is_some() {
+            self.set_lsn(0);
+        }
     }
 
     /// Becomes a shared guard without letting anybody in between.

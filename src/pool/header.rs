@@ -34,6 +34,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"farpool4");
 /// What the magic of every version begins with.
 const MAGIC_START: [u8; 7] = *b"farpool";
 const FLAG_CHECKSUM: u32 = 1;
+/// Pages have no trailer.
+const FLAG_WHOLE: u32 = 2;
+const FLAGS: u32 = FLAG_CHECKSUM | FLAG_WHOLE;
 
 const COPIES: [PageId; 2] = [PageId(0), PageId(1)];
 const _: () = assert!(COPIES[1].0 < FIRST.0);
@@ -123,7 +126,8 @@ impl Header {
             // A flush that began later is done: its header names what this one would, and more.
             return self.file.sync();
         }
-        let flags = if self.file.has_checksums() { FLAG_CHECKSUM } else { 0 };
+        let checksum = if self.file.has_checksums() { FLAG_CHECKSUM } else { 0 };
+        let flags = checksum | if frames.table.has_trailer() { 0 } else { FLAG_WHOLE };
         let mut head = PageBuffer::new(frames.table.page_bytes())?;
         let words = head.words_mut();
         words[AT_MAGIC] = MAGIC;
@@ -184,6 +188,12 @@ impl Header {
         let head = if is_good[0] { first } else { second.or(first) }?;
         let words = head.words();
         let flags = (words[AT_PAGE_SIZE_AND_FLAGS] >> 32) as u32;
+        if flags & !FLAGS != 0 {
+            return Err(refused("has pages of a kind that this version does not know"));
+        }
+        if (flags & FLAG_WHOLE == 0) != table.has_trailer() {
+            return Err(refused("was created with another setting of `whole_pages`"));
+        }
         if (flags & FLAG_CHECKSUM != 0) != self.file.has_checksums() {
             return Err(refused("was created with another setting of `checksum`"));
         }

@@ -7,7 +7,7 @@
 //! `limit`.
 //!
 //! Every page ends in a trailer of 16 bytes that belongs to the pool: the number of the
-//! log record that changed the page last, and a checksum.
+//! log record that changed the page last, and a checksum. [`PoolConfig::whole_pages`] leaves it out.
 //!
 //! From the ground up, each file uses only those before it:
 //!

@@ -24,6 +24,24 @@ use std::path::{Path, PathBuf};
 /// Bytes at the end of each page (or of each buffer of several pages) that belong to the pool.
 pub(super) const TRAILER: usize = 16;
 
+/// What the pages of a table are: their size, and whether they end in a trailer.
+#[derive(Clone, Copy)]
+pub(super) struct PageShape {
+    bytes: ByteCount,
+    trailer: usize,
+}
+
+impl PageShape {
+    /// Pages of `bytes`; `whole`: all of each is the user's.
+    pub(super) fn new(bytes: ByteCount, whole: bool) -> PageShape {
+        PageShape { bytes, trailer: if whole { 0 } else { TRAILER } }
+    }
+
+    pub(super) fn bytes(self) -> ByteCount {
+        self.bytes
+    }
+}
+
 /// The first page that is not a copy of the header.
 pub(super) const FIRST: PageId = PageId(2);
 
@@ -33,6 +51,8 @@ pub(super) struct PageTable {
     path: PathBuf,
     page_shift: u32,
     page_bytes: usize,
+    /// [`TRAILER`], or 0 where pages are the user's whole.
+    trailer: usize,
     /// Bytes of pages for each byte of their words.
     pages_per_words: usize,
     /// Where the page would be whose word is at address 0: see `ptr_of`.
@@ -47,16 +67,16 @@ pub(super) struct PageTable {
 }
 
 impl PageTable {
-    /// A table of pages of `page` bytes on a store of `capacity`; `huge_words`: the words come in
+    /// A table of pages of this shape on a store of `capacity`; `huge_words`: the words come in
     /// huge pages; `read_only`: no page may be changed.
     pub(super) fn new(
-        page: ByteCount,
+        page: PageShape,
         capacity: ByteCount,
         huge_words: bool,
         read_only: bool,
         path: &Path,
     ) -> Result<PageTable> {
-        let page_bytes = page.as_usize();
+        let page_bytes = page.bytes.as_usize();
         let pages = capacity.as_usize() / page_bytes;
         let len = (pages * page_bytes).next_multiple_of(HUGE_PAGE);
         let mapping = Mapping::reserve(len, HUGE_PAGE, Huge::No)?;
@@ -68,6 +88,7 @@ impl PageTable {
             path: path.to_path_buf(),
             page_shift: page_bytes.trailing_zeros(),
             page_bytes,
+            trailer: page.trailer,
             pages_per_words,
             origin: mapping.addr().wrapping_sub(first_word.wrapping_mul(pages_per_words)),
             words,
@@ -115,6 +136,23 @@ impl PageTable {
     #[inline]
     pub(super) fn buffer_bytes(&self, order: u8) -> usize {
         self.page_bytes << order
+    }
+
+    /// Bytes of a buffer that are its user's.
+    #[inline]
+    pub(super) fn payload_bytes(&self, order: u8) -> usize {
+        self.buffer_bytes(order) - self.trailer
+    }
+
+    /// Whether pages end in a trailer: else they have neither a checksum nor the number of a log record.
+    pub(super) fn has_trailer(&self) -> bool {
+        self.trailer > 0
+    }
+
+    /// Where in a buffer the number of the log record is, if it has one: aligned, for the page sizes and the
+    /// trailer's are multiples of 8.
+    pub(super) fn lsn_at(&self, order: u8) -> Option<usize> {
+        self.has_trailer().then(|| self.payload_bytes(order))
     }
 
     /// Whole pages in `bytes`.

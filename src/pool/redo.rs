@@ -94,8 +94,7 @@ impl BufferPool {
                 if guard.0.order() != order {
                     return Err(WRONG_ORDER);
                 }
-                guard.fill(0);
-                guard.set_lsn(0);
+                guard.blank();
                 return Ok(guard);
             } else if Exclusive::is_blocked(seen) && !backoff.wait() {
                 return Err(table.timeout(first, &backoff));

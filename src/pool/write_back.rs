@@ -4,7 +4,6 @@
 use super::file::{TableFile, survived};
 use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
-use super::page_table::TRAILER;
 use super::stats::PoolStats;
 use super::write_result::WriteResult;
 use crate::base::counter::Counter;
@@ -150,10 +149,11 @@ impl WriteBack {
     fn prepare(&self, frames: &Frames, page: PageId, order: u8) -> Result<()> {
         let table = &frames.table;
         if let Some(hook) = &self.before_write {
-            let at = table.buffer_bytes(order) - TRAILER;
+            let place =
+                table.lsn_at(order).map(|at| table.ptr(page).wrapping_add(at).cast::<u64>());
             // SAFETY: within the trailer of a page of which this thread is a shared holder: the
             // number does not change; aligned to 8.
-            let lsn = unsafe { table.ptr(page).wrapping_add(at).cast::<u64>().read() };
+            let lsn = place.map_or(0, |place| unsafe { place.read() });
             let panicked = Error::Os { call: "before_write (it panicked)", errno: crate::sys::EIO };
             survived(|| hook(page, lsn)).unwrap_or(Err(panicked))?;
         }

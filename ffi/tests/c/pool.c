@@ -315,6 +315,42 @@ static void redo(farheap_manager *manager, const char *path) {
     unlink(path);
 }
 
+/* Pages without the library's trailer. */
+static void whole_pages(farheap_manager *manager, const char *path) {
+    farheap_pool_config config = FARHEAP_POOL_CONFIG_INIT;
+    config.whole_pages = FARHEAP_ON;
+    config.checksum = FARHEAP_ON;
+    farheap_pool *pool = NULL;
+    farheap_page page = {0};
+    FAILS(FARHEAP_E_CONFIG, farheap_pool_create(manager, &config, path, 16 * MIB, &pool));
+    config.checksum = FARHEAP_DEFAULT;
+    config.whole_pages = 7;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_pool_create(manager, &config, path, 16 * MIB, &pool));
+    config.whole_pages = FARHEAP_ON;
+    OK(farheap_pool_create(manager, &config, path, 16 * MIB, &pool));
+    CHECK(farheap_pool_payload(pool) == 4096);
+    OK(farheap_pool_allocate(pool, &page));
+    CHECK(page.len == 4096);
+    const uint64_t id = page.id;
+    memset(farheap_page_write(&page), 9, 4096);
+    FAILS(FARHEAP_E_ARGUMENT, farheap_page_set_lsn(&page, 1));
+    CHECK(farheap_page_lsn(&page) == 0);
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_flush(pool));
+    OK(farheap_pool_free(pool));
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_open(manager, NULL, path, &pool));
+    /* A program of an earlier header does not know the field. */
+    farheap_pool_config older = config;
+    older.size = offsetof(farheap_pool_config, whole_pages);
+    FAILS(FARHEAP_E_DEVICE, farheap_pool_open(manager, &older, path, &pool));
+    OK(farheap_pool_open(manager, &config, path, &pool));
+    OK(farheap_pool_fix_shared(pool, id, &page));
+    CHECK(page.data[0] == 9 && page.data[4095] == 9);
+    OK(farheap_page_unfix(&page));
+    OK(farheap_pool_free(pool));
+    unlink(path);
+}
+
 /* Several tables in one pool, each with a file and page numbers of its own. */
 static void tables(farheap_manager *manager, const char *path) {
     enum { TABLES = 3, PAGES = 2000 };
@@ -617,6 +653,7 @@ int main(void) {
     unlink(path);
     redo(manager, path);
     tables(manager, path);
+    whole_pages(manager, path);
     farheap_pool_config config = FARHEAP_POOL_CONFIG_INIT;
     config.page = 8192;
     config.deadline_ms = 1000;

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
-#include <type_traits>
 #include <utility>
 
 using namespace farheap;
@@ -77,7 +76,8 @@ void an_attempt_is_made_again_until_no_page_changed_under_it() {
     CHECK(found == 10 && attempts == 3 && t.pages.stats().holders == 0);
     optimistically([] {}); // One that returns nothing.
     int value = 5;
-    static_assert(std::is_same_v<decltype(optimistically([&]() -> int & { return value; })), int &>);
+    int &same = optimistically([&]() -> int & { return value; });
+    CHECK(&same == &value);
 }
 
 void an_upgrade_that_fails_restarts() {
@@ -172,6 +172,27 @@ void a_page_has_one_address() {
     CHECK(!t.pages.page_address(0) && !t.pages.page_at(&t) && !t.pages.page_at(nullptr));
 }
 
+void whole_pages_are_the_programs() {
+    struct node {
+        std::uint64_t words[512];
+    };
+    static_assert(sizeof(node) == 4096);
+    manager limit(16 * mib);
+    table_path file;
+    pool_options options;
+    options.whole_pages = FARHEAP_ON;
+    pool pages = pool::create(limit, file.path, 16 * mib, options);
+    CHECK(pages.payload() == sizeof(node));
+    exclusive_guard page = pages.allocate();
+    const std::uint64_t id = page.id();
+    reinterpret_cast<node *>(page.write())->words[511] = id;
+    CHECK(page.lsn() == 0);
+    throws<error>(FARHEAP_E_ARGUMENT, [&] { page.set_lsn(1); });
+    page.unfix();
+    pages.evict_all();
+    CHECK(pages.fix_shared(id).read<node>(0).words[511] == id);
+}
+
 } // namespace
 
 int main() {
@@ -181,6 +202,7 @@ int main() {
         an_empty_guard_holds_nothing<optimistic_guard>();
         an_empty_guard_is_assigned_to();
         a_page_has_one_address();
+        whole_pages_are_the_programs();
         an_attempt_is_made_again_until_no_page_changed_under_it();
         an_upgrade_that_fails_restarts();
         what_else_an_attempt_throws_passes();
