@@ -1,9 +1,12 @@
 //! Takes the code and constants of loaded programs and libraries out of the process's resident memory.
 //!
 //! `madvise(2)` with `MADV_DONTNEED` drops a page of a private file mapping from the process; the page stays in
-//! the kernel's cache of files, and a touch maps it again, with its neighbours, without a read. It needs no
+//! the kernel's cache of files, and a touch maps it again without a read. It needs no
 //! privilege, where `MADV_PAGEOUT` does nothing for files of other users, and reads them anew. But what the
 //! process has written there would be lost. So `Code` drops only what the file holds.
+//!
+//! The kernel maps 16 pages for one that is touched, of which most programs use a few: what came back at once was half of what had
+//! left. So mappings that leave are registered with a userfaultfd ([`Alone`]), where it maps only what is touched.
 //!
 //! # Invariants
 //! 1. A page is dropped only while its object is loaded (`dl_iterate_phdr(3)` keeps it so), in a segment that the loader never
@@ -18,6 +21,7 @@
 use super::fork::Private;
 use super::pagemap::Pagemap;
 use super::refused;
+use super::uffd::{Uffd, feature};
 use super::vm::KERNEL_PAGE;
 use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, AtomicU32, Ordering};
@@ -140,6 +144,28 @@ pub fn after_fork() {
 pub(crate) struct Code {
     maps: Private<File>,
     pagemap: Pagemap,
+    /// `None` where the kernel maps the neighbours of what is touched, too.
+    alone: Option<Alone>,
+}
+
+/// Keeps the kernel from mapping the neighbours of a page that is touched.
+///
+/// It never does where a userfaultfd watches writes, for it might map pages that are protected (`uffd_disable_fault_around` in
+/// `linux/userfaultfd_k.h`). Here no page is protected, and who writes to one that is goes on without being told of
+/// (`UFFD_FEATURE_WP_ASYNC`, Linux 6.7): nobody ever waits for this descriptor, which nobody reads.
+#[derive(Debug)]
+struct Alone(Uffd);
+
+impl Alone {
+    fn open() -> Option<Alone> {
+        Uffd::open(feature::WP_ASYNC, 0, false).ok().map(Alone)
+    }
+
+    /// Has the pages of a mapping come alone from now on, if the kernel can: one that the program watches itself stays as it is.
+    fn register(&self, mapping: &kernel::procmap_query) {
+        let (start, end) = (mapping.vma_start as usize, mapping.vma_end as usize);
+        let _ = self.0.register_unwatched(start, end - start);
+    }
 }
 
 impl Code {
@@ -149,12 +175,12 @@ impl Code {
             return None;
         }
         let maps = File::open("/proc/thread-self/maps").ok().map(Private::new)?;
-        let code = Code { maps, pagemap: Pagemap::open().ok()?? };
+        let code = Code { maps, pagemap: Pagemap::open().ok()??, alone: Alone::open() };
         code.mapping_from(0).ok()?;
         Some(code)
     }
 
-    /// Drops all that is resident of code and constants. What is in use comes back page by page.
+    /// Drops all that is resident of code and constants. What is in use comes back page by page where [`Alone`] works.
     pub(crate) fn drop_resident(&self) {
         STATE.walking.store(true, Ordering::SeqCst);
         // Someone who forks has not seen that, perhaps.
@@ -176,6 +202,9 @@ impl Code {
             at = part.end;
             let is_of_file = mapping.inode != 0;
             if is_of_file && mapping.vma_flags & (VMA_WRITABLE | VMA_SHARED) == 0 {
+                if let Some(alone) = &self.alone {
+                    alone.register(&mapping);
+                }
                 self.drop_pages(part);
             }
         }

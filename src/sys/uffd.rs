@@ -30,6 +30,8 @@ pub(crate) mod feature {
     pub(crate) const THREAD_ID: u64 = kernel::UFFD_FEATURE_THREAD_ID as u64;
     pub(crate) const POISON: u64 = kernel::UFFD_FEATURE_POISON as u64;
     pub(crate) const MOVE: u64 = kernel::UFFD_FEATURE_MOVE as u64;
+    #[cfg(feature = "heap")]
+    pub(crate) const WP_ASYNC: u64 = kernel::UFFD_FEATURE_WP_ASYNC as u64;
 }
 
 const REGISTER_MISSING: u64 = kernel::UFFDIO_REGISTER_MODE_MISSING as u64;
