@@ -6,7 +6,7 @@
 //! process has written there would be lost. So `Code` drops only what the file holds.
 //!
 //! The kernel maps 16 pages for one that is touched, of which most programs use a few: what came back at once was half of what had
-//! left. So mappings that leave are registered with a userfaultfd ([`Alone`]), where it maps only what is touched.
+//! left. So mappings that leave are registered with a userfaultfd (`Alone`), where it maps only what is touched.
 //!
 //! # Invariants
 //! 1. A page is dropped only while its object is loaded (`dl_iterate_phdr(3)` keeps it so), in a segment that the loader never
