@@ -150,9 +150,9 @@ pub(crate) struct Code {
 
 /// Keeps the kernel from mapping the neighbours of a page that is touched.
 ///
-/// It never does where a userfaultfd watches writes, for it might map pages that are protected (`uffd_disable_fault_around` in
-/// `linux/userfaultfd_k.h`). Here no page is protected, and who writes to one that is goes on without being told of
-/// (`UFFD_FEATURE_WP_ASYNC`, Linux 6.7): nobody ever waits for this descriptor, which nobody reads.
+/// It maps none where a userfaultfd watches writes, because they might be protected (`uffd_disable_fault_around` in
+/// `linux/userfaultfd_k.h`). No page is protected here, and a write to one that is would only end its protection
+/// (`UFFD_FEATURE_WP_ASYNC`, Linux 6.7). So no thread ever waits for this descriptor, and none reads it.
 #[derive(Debug)]
 struct Alone(Uffd);
 
