@@ -126,7 +126,7 @@ void two_threads_that_restart_lose_no_change() {
     CHECK(t.pages.fix_shared(id).read<std::uint64_t>(0) == 2 * turns);
 }
 
-void an_upgrade_waits_for_who_holds_the_page() {
+void an_upgrade_waits_for_the_holders() {
     table t;
     const std::uint64_t id = t.allocate(3);
     optimistic_guard look = t.pages.fix_optimistic(id);
@@ -207,6 +207,6 @@ int main() {
         an_upgrade_that_fails_restarts();
         what_else_an_attempt_throws_passes();
         two_threads_that_restart_lose_no_change();
-        an_upgrade_waits_for_who_holds_the_page();
+        an_upgrade_waits_for_the_holders();
     });
 }
