@@ -63,7 +63,7 @@ impl Handler {
 
     /// Bytes of a handler and its thread, for a region of this number of frames.
     pub(in crate::paging) fn bytes(frames: usize) -> usize {
-        size_of::<Handler>() + Work::bytes(frames) + THREAD_BYTES
+        size_of::<Handler>() + ThreadSched::BYTES + Work::bytes(frames) + THREAD_BYTES
     }
 
     /// Serves faults until the region stops.
@@ -91,6 +91,7 @@ impl Handler {
         self.work.submit(&self.sched);
         self.work.wait(faults == 0, &mut self.sched)?;
         self.work.complete(&mut self.sched);
+        self.sched.follow_faults();
         Ok(())
     }
 

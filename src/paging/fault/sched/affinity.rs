@@ -9,7 +9,7 @@
 //! scheduler puts it.
 
 use crate::paging::fault::sched::active_set::{ANY_THREAD, NO_THREAD, Pair};
-use crate::paging::fault::sched::idle_policy::IdleState;
+use crate::paging::fault::sched::idle_policy::{IdlePolicy, IdleState};
 use crate::paging::fault::sched::shared::HandlerSched;
 use crate::sys::thread;
 use std::time::{Duration, Instant};
@@ -91,24 +91,27 @@ struct Binding {
 impl Binding {
     const NONE: Binding = Binding { processor: None, wakes: 0, look_after: LOOK_MIN };
 
-    /// Moves to the processor of a thread; `false`: not allowed, or it is gone.
-    fn bind(&mut self, to: u32) -> bool {
-        let processor = thread::processor_of(to);
-        if processor.is_some() && processor != self.processor {
-            self.processor = processor.filter(|processor| thread::run_on(*processor));
+    /// Moves to the processor of a thread; `false`: not allowed, or it is gone. `policy` is the handler's.
+    fn bind(&mut self, to: u32, policy: &IdlePolicy) -> bool {
+        let Some(processor) = thread::processor_of(to) else { return self.processor.is_some() };
+        if self.processor != Some(processor) {
+            // Before it moves: a thread that keeps off this processor may run there now, and would go on
+            // until it is done, with the handler behind it.
+            policy.runs_on(processor);
+            self.processor = thread::run_on(processor).then_some(processor);
         }
         self.processor.is_some()
     }
 
     /// The followed thread had to wake the handler all the same: perhaps it has moved.
-    fn woken_by(&mut self, followed: u32) {
+    fn woken_by(&mut self, followed: u32, policy: &IdlePolicy) {
         self.wakes += 1;
         if self.wakes < self.look_after {
             return;
         }
         self.wakes = 0;
         let before = self.processor;
-        self.bind(followed);
+        self.bind(followed, policy);
         let has_moved = self.processor != before;
         self.look_after = if has_moved { LOOK_MIN } else { (self.look_after * 2).min(LOOK_MAX) };
     }
@@ -283,8 +286,8 @@ impl Affinity {
             IdleState::Idle => {
                 self.hold_off.granted();
                 if arrival.woke_handler {
-                    self.binding.woken_by(self.thread);
-                    self.tell_processor(sched);
+                    let policy = sched.idle_policies.of(self.handler);
+                    self.binding.woken_by(self.thread, policy);
                 }
             }
             IdleState::Denied => {
@@ -322,16 +325,8 @@ impl Affinity {
         self.start(thread);
         self.partner = partner;
         self.score = 2 * STREAK;
-        if self.binding.bind(thread) {
-            self.tell_processor(sched);
+        if self.binding.bind(thread, sched.idle_policies.of(self.handler)) {
             sched.idle_policies.request(self.handler);
-        }
-    }
-
-    /// Tells the threads that keep off the processor of a handler which one it is.
-    fn tell_processor(&self, sched: &HandlerSched) {
-        if let Some(processor) = self.binding.processor {
-            sched.idle_policies.of(self.handler).runs_on(processor);
         }
     }
 
@@ -346,8 +341,8 @@ impl Affinity {
     /// Not following: starts to, when the faults come fast enough.
     fn consider_following(&mut self, sched: &HandlerSched) {
         self.binding.ended(); // The supervisor unbound the handler when it ended the idle policy.
-        if self.pace.ends_fast_streak() && self.binding.bind(self.thread) {
-            self.tell_processor(sched);
+        let policy = sched.idle_policies.of(self.handler);
+        if self.pace.ends_fast_streak() && self.binding.bind(self.thread, policy) {
             sched.idle_policies.request(self.handler);
         }
     }
