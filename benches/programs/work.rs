@@ -302,8 +302,9 @@ fn replace_blocks(live: usize, count: u64) -> u64 {
     sum
 }
 
-/// The pool of texts: this part of the data, hot all the time the table is written.
-const POOL_PART: usize = 4;
+/// The pool of texts: this part of the data, hot all the time the table is written. It fits where the data is
+/// four times the limit; a pool as large as the limit would only tell which side has a page more.
+const POOL_PART: usize = 6;
 /// Words of one text, and how many texts are drawn for each that is kept: the generator of TPC-H throws
 /// most of what it draws away.
 const TEXT_WORDS: usize = 16;
