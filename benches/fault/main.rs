@@ -5,6 +5,7 @@
 //! cargo bench --bench fault -- --list              # the rows
 //! cargo bench --bench fault -- faults-loop memory  # rows whose names contain one of the words
 //! cargo bench --bench fault -- --swap              # with swap among the baselines, as root
+//! cargo bench --bench fault -- --neighbours 2      # beside two busy threads of the idle class
 //! cargo bench --bench fault -- --full              # 4 GiB of data, as in UMap's figures
 //! cargo bench --bench fault -- tune                # which settings suit the machine
 //! cargo bench --bench fault -- profile --threads 1 # who does what in a fault; `loop`, `file`
@@ -23,6 +24,8 @@ mod failure;
 mod far;
 #[path = "../common/group.rs"]
 mod group;
+#[path = "../common/neighbours.rs"]
+mod neighbours;
 mod os;
 #[path = "../common/process.rs"]
 mod process;
@@ -38,6 +41,7 @@ mod work;
 use clap::Parser;
 use failure::{Failure, Result};
 use farheap::ByteCount;
+use neighbours::Neighbours;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -103,6 +107,9 @@ struct Args {
     /// Compares with swap, too, as root: the whole machine may swap to it meanwhile
     #[arg(long)]
     swap: bool,
+    /// Busy threads of the idle scheduling class beside all rows
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    neighbours: usize,
     /// Handlers of `profile`
     #[arg(long, value_name = "N")]
     handlers: Option<usize>,
@@ -133,6 +140,8 @@ struct Args {
     data: Option<usize>,
     #[arg(long, hide = true)]
     target: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    busy: Option<usize>,
 }
 
 /// Sizes and times of a run.
@@ -215,6 +224,9 @@ fn main() -> ExitCode {
     if let (Some(kind), Some(target), Some(data)) = (args.child, &args.target, args.data) {
         return failure::end("fault", child::serve(kind, target, data));
     }
+    if let Some(count) = args.busy {
+        return failure::end("fault", neighbours::serve(count));
+    }
     if args.list {
         rows::ALL.iter().for_each(|group| println!("{:14} {}", group.name, group.about));
         println!("{:14} compares page sizes, install paths, handlers, ways to wait", "tune");
@@ -237,6 +249,10 @@ fn run_rows(args: &Args, plan: &Plan) -> Result<()> {
         args.filters.is_empty() || args.filters.iter().any(|word| name.contains(word.as_str()))
     };
     report::heading(plan);
+    let _neighbours = Neighbours::start(args.neighbours)?;
+    if args.neighbours > 0 {
+        println!("{} idle neighbours", args.neighbours);
+    }
     let mut rows: Vec<Row> = Vec::new();
     let mut broken = None;
     for group in rows::ALL.iter().filter(|group| wanted(group.name)) {

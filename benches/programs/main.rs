@@ -24,6 +24,8 @@ mod failure;
 mod group;
 #[path = "../common/limited.rs"]
 mod limited;
+#[path = "../common/neighbours.rs"]
+mod neighbours;
 #[path = "../common/numbers.rs"]
 mod numbers;
 #[path = "../common/process.rs"]
@@ -50,6 +52,7 @@ use clap::Parser;
 use failure::{Failure, Result};
 use farheap::{ByteCount, FarHeap};
 use limited::{GROUP_SLACK, LIMIT_MIN, SwapFile};
+use neighbours::Neighbours;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -117,6 +120,8 @@ struct Args {
     /// What a child process runs, as text
     #[arg(long, hide = true, value_name = "TASK")]
     child: Option<String>,
+    #[arg(long, hide = true, value_name = "N")]
+    busy: Option<usize>,
 }
 
 impl Args {
@@ -141,6 +146,9 @@ fn main() -> ExitCode {
     let mut args = Args::parse();
     if let Some(task) = &args.child {
         return child::serve(task);
+    }
+    if let Some(count) = args.busy {
+        return failure::end("programs", neighbours::serve(count));
     }
     // `cargo test --benches` passes nothing and wants to be quick.
     args.test |= !args.bench && !args.paper && args.size.is_none();
@@ -178,7 +186,7 @@ fn run(args: &Args) -> Result<()> {
     } else {
         None
     };
-    let _neighbours = os::Neighbours::start(args.neighbours);
+    let _neighbours = Neighbours::start(args.neighbours)?;
     println!("temporary files in {}, {} idle neighbours", args.dir().display(), args.neighbours);
     table::print_heading();
     let (mut rows, mut broken) = (Vec::new(), None);

@@ -6,8 +6,6 @@ use crate::{Failure, Result};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Numbers.
 ///
@@ -86,35 +84,5 @@ impl<T> Drop for Mapped<T> {
         let bytes = (self.len * size_of::<T>()).max(1);
         // SAFETY: mapped by `Array::mapped` with this length, and nobody borrows it any more.
         unsafe { libc::munmap(self.ptr.cast(), bytes) };
-    }
-}
-
-/// Threads that are always busy, in the scheduling class of idle work.
-pub(crate) struct Neighbours {
-    stop: Arc<AtomicBool>,
-}
-
-impl Neighbours {
-    pub(crate) fn start(count: usize) -> Neighbours {
-        let stop = Arc::new(AtomicBool::new(false));
-        for _ in 0..count {
-            let stop = stop.clone();
-            std::thread::spawn(move || {
-                let param = libc::sched_param { sched_priority: 0 };
-                // SAFETY: changes this thread alone.
-                let failed = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) } != 0;
-                assert!(!failed, "{}", std::io::Error::last_os_error());
-                while !stop.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
-        Neighbours { stop }
-    }
-}
-
-impl Drop for Neighbours {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
     }
 }

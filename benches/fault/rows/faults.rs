@@ -129,10 +129,10 @@ fn against_mapped(
     mut mapped: Paging,
     rows: &mut Vec<Row>,
 ) -> Result<()> {
-    let name = "mmap MADV_RANDOM, memory group";
-    against_child(plan, place, far, &mut mapped, (name, goal), rows)
+    against_child(plan, place, far, &mut mapped, (MAPPED, goal), rows)
 }
 
+const MAPPED: &str = "mmap MADV_RANDOM, memory group";
 const SWAP: &str = "anonymous on swap, memory group";
 
 fn against_swap(
@@ -150,30 +150,44 @@ fn against_child(
     place: &str,
     far: &Far,
     child: &mut Paging,
-    (name, goal): (&str, f64),
+    goal: (&str, f64),
     rows: &mut Vec<Row>,
 ) -> Result<()> {
     for &threads in &plan.threads {
-        let mut ours = Mix::new(Order::Random, plan.data, KERNEL_PAGE, threads);
-        let mut sides: Vec<Side<'_>> = vec![
-            Box::new(|time| ours.access(far.words, time)),
-            Box::new(|time| child.random(threads, 0, time)),
-        ];
-        let samples = take_turns(plan, &mut sides)?;
         let work = format!("{place}: 4 KiB random reads, {}", threads_text(threads));
-        let (ours, theirs) = (&samples[0], &samples[1]);
-        rows.push(Row::turns(work, Figure::Rate, ours, name, theirs, Some(goal)));
+        let (ours, theirs) = beside_child(plan, far, child, (threads, 0))?;
+        rows.push(Row::turns(work, Figure::Rate, &ours, goal.0, &theirs, Some(goal.1)));
     }
     Ok(())
+}
+
+/// The same random accesses to far memory and in the child, in turns.
+fn beside_child(
+    plan: &Plan,
+    far: &Far,
+    child: &mut Paging,
+    (threads, write_pct): (usize, u64),
+) -> Result<(Vec<Sample>, Vec<Sample>)> {
+    let ours = Mix::new(Order::Random, plan.data, KERNEL_PAGE, threads);
+    let mut ours = ours.with_writes(write_pct);
+    let mut sides: Vec<Side<'_>> = vec![
+        Box::new(|time| ours.access(far.words, time)),
+        Box::new(|time| child.random(threads, write_pct, time)),
+    ];
+    let mut samples = take_turns(plan, &mut sides)?;
+    let theirs = samples.pop().expect("two sides");
+    Ok((samples.pop().expect("two sides"), theirs))
 }
 
 pub(crate) fn threads_text(threads: usize) -> String {
     if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") }
 }
 
+/// Accesses of `mixed` that write.
+const WRITE_PCT: u64 = 50;
+
 /// Half of the accesses write.
 pub(crate) fn mixed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
-    const WRITE_PCT: u64 = 50;
     let config = far::config(KERNEL_PAGE, plan.cache, plan.data);
     let store = far::file_store(&plan.dir, plan.data)?;
     let far = Arc::new(Far::stored(config, store, plan.data)?);
@@ -199,6 +213,32 @@ pub(crate) fn mixed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
             let goal = Some(3.0);
             rows.push(Row::published(&work, Figure::Rate, &samples[0], name, *umap, goal));
         }
+    }
+    let mapped = paging(plan, Kind::Mapped, target.path())?;
+    mixed_beside(plan, &far, mapped, (MAPPED, 0.8), rows)?;
+    allow_swap(plan)?;
+    let _swap = Swap::on_file(&plan.dir, plan.data + plan.data / 4)?;
+    let swapped = paging(plan, Kind::Swapped, target.path())?;
+    mixed_beside(plan, &far, swapped, (SWAP, 1.0), rows)
+}
+
+/// Half of the accesses write, by rate and by processor time. The kernel's own threads, which write for
+/// the child, are not in its time.
+fn mixed_beside(
+    plan: &Plan,
+    far: &Far,
+    mut child: Paging,
+    (name, goal): (&str, f64),
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    /// Processor time of swap that an operation may take here.
+    const CPU_MAX: f64 = 1.3;
+    for &threads in &plan.threads {
+        let work = format!("file: 4 KiB, 50 % writes, {}", threads_text(threads));
+        let (ours, theirs) = beside_child(plan, far, &mut child, (threads, WRITE_PCT))?;
+        rows.push(Row::turns(&work, Figure::Rate, &ours, name, &theirs, Some(goal)));
+        let goal = (name == SWAP).then_some(1.0 / CPU_MAX);
+        rows.push(Row::turns(work, Figure::Cpu, &ours, name, &theirs, goal));
     }
     Ok(())
 }

@@ -48,7 +48,7 @@ pub(crate) const ALL: &[Group] = &[
     },
     Group {
         name: "mixed",
-        about: "random 50 % writes, 4 KiB; raw reads and writes, UMap",
+        about: "random 50 % writes, 4 KiB; raw reads and writes, UMap, mmap, swap",
         run: faults::mixed,
     },
     Group {
