@@ -193,6 +193,35 @@ fn fresh_chunks_that_are_asked_out_leave_whole() {
     data.expect_within_limit();
 }
 
+/// Each chunk has left before the next is begun, as where the evictor keeps up with a thread that fills memory in
+/// order. Those after the first come as huge pages all the same, without a page that came by itself.
+#[test]
+fn what_is_filled_in_order_comes_in_chunks_although_the_ones_before_have_left() {
+    const CHUNKS: usize = 12;
+    let _watch = watchdog("filled in order", Duration::from_secs(120));
+    let config = RegionConfig::new().limit(LIMIT).page(ByteCount::kib(16));
+    let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
+    let len = ByteCount((CHUNKS * CHUNK) as u64);
+    let base = region.map(len).expect("fits the device").as_ptr();
+    let mut lone = Vec::new();
+    for chunk in 0..CHUNKS {
+        let (first, chunk_len) = (base.wrapping_add(chunk * CHUNK), ByteCount(CHUNK as u64));
+        for at in (0..CHUNK).step_by(UNIT) {
+            // SAFETY: in the mapping, which this thread alone uses.
+            unsafe { first.wrapping_add(at).write_volatile(at as u8 | 1) };
+        }
+        region.evict(first, chunk_len).expect("the store has room");
+        lone.push(region.stats().faults_zero);
+    }
+    let stats = region.stats();
+    println!("pages that came by themselves after each chunk: {lone:?}, {stats}");
+    if stats.chunks_opened == 0 {
+        return; // The kernel's page map cannot be read here.
+    }
+    assert_eq!(lone.first(), lone.last(), "{stats}");
+    assert_eq!(stats.chunks_opened, CHUNKS as u64, "{stats}");
+}
+
 /// A chunk of which a part is asked out while the rest is being filled: a fault there opens it again before the
 /// part has left, which then leaves all the same.
 #[test]

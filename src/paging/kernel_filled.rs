@@ -62,11 +62,19 @@ pub(in crate::paging) enum CloseOutcome {
 /// Whether memory around an `Empty` page is being used densely, so that the chunk is worth
 /// opening: a neighbouring page or chunk is in use.
 fn is_dense(pager: &Pager, page: PageId, chunk: ChunkId) -> bool {
-    let resident = |page: u64| pager.table().is_resident(page);
-    let before = page.0.checked_sub(1).is_some_and(resident);
+    // A neighbour in another chunk may have left: an evictor that keeps up with a thread which fills memory in
+    // order has taken the chunk before by then. The first page of each chunk came by itself, so that the kernel
+    // could fill the others only by 4 KiB, and such migrations copied 0.9 GiB/s instead of 2.5
+    // (docs/design/write_back.md). One in the same chunk must be mapped, or the chunk cannot be opened.
+    let is_near = |other: Option<u64>| {
+        other.is_some_and(|other| match pager.chunk_of(PageId(other)) == chunk {
+            true => pager.table().is_resident(other),
+            false => pager.table().holds_something(other),
+        })
+    };
     let chunk_before = chunk.0.checked_sub(1).map(ChunkId);
-    before
-        || resident(page.0 + 1)
+    is_near(page.0.checked_sub(1))
+        || is_near(Some(page.0 + 1))
         || chunk_before.is_some_and(|chunk| pager.chunks().is_open(chunk))
         || pager.chunks().is_open(ChunkId(chunk.0 + 1))
 }

@@ -187,6 +187,11 @@ impl PageTable {
         self.words.get(page as usize).is_some_and(|word| word.load().state() == State::Resident)
     }
 
+    /// Whether there is a page of this number, and it is in use: mapped, on its way, or stored.
+    pub(in crate::paging) fn holds_something(&self, page: u64) -> bool {
+        self.words.get(page as usize).is_some_and(|word| word.load().state() != State::Empty)
+    }
+
     /// Ends this thread's `Moving`, during which no signal handler may have run on it: one that
     /// touched this page, or waited for a thread that waits for it, would wait for ever.
     pub(in crate::paging) fn publish(&self, page: PageId, from: Word, to: Word) {
