@@ -222,7 +222,7 @@ impl Region {
 
     /// Has the device space of all freed pages given back soon, by the evictor. By itself it waits until
     /// the device has been quiet for half a second, because giving space back holds up reads, or until
-    /// more has been freed than is stored.
+    /// more has been freed than is stored for two seconds.
     pub fn return_space(&self) {
         self.requests.discard();
         self.pager.pool().waiters().call_evictor();

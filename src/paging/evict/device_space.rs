@@ -16,6 +16,11 @@ use std::time::{Duration, Instant};
 /// After this long without a transfer of pages the device counts as quiet.
 const QUIET: Duration = Duration::from_millis(500);
 
+/// After this long with more stale slots than used ones their space goes back although pages come and go.
+/// Not at once: data that goes to the device, comes back and goes again, as a segment that migrates, finds its
+/// space there, and with holes instead of it each write allocates, one at a time (docs/design/write_back.md).
+const PLENTY: Duration = Duration::from_secs(2);
+
 /// Maximum number of bytes of one discard: faults that come meanwhile wait for it, some 0.7 ms.
 const DISCARD_BYTES_MAX: usize = 4 << 20;
 
@@ -29,6 +34,8 @@ pub(super) struct DeviceSpace {
     transfers: u64,
     /// Since when there were no more.
     quiet_since: Instant,
+    /// Since when more slots were stale than in use; `None`: they are not.
+    plenty_since: Option<Instant>,
     /// All of it is to be given back, because somebody has asked.
     pub(super) is_asked: bool,
 }
@@ -61,7 +68,8 @@ impl Pager {
 
 impl DeviceSpace {
     pub(super) fn new() -> DeviceSpace {
-        DeviceSpace { transfers: 0, quiet_since: Instant::now(), is_asked: false }
+        let quiet_since = Instant::now();
+        DeviceSpace { transfers: 0, quiet_since, plenty_since: None, is_asked: false }
     }
 
     /// Whether no page has come or gone for a while, of which there were `transfers` up to `now`.
@@ -71,6 +79,15 @@ impl DeviceSpace {
             self.quiet_since = now;
         }
         now.saturating_duration_since(self.quiet_since) >= QUIET
+    }
+
+    /// Whether more slots are stale than in use, up to `now`, and have been for a while.
+    pub(super) fn is_plenty(&mut self, stale: SlotCount, used: SlotCount, now: Instant) -> bool {
+        if stale <= used {
+            self.plenty_since = None;
+            return false;
+        }
+        now.saturating_duration_since(*self.plenty_since.get_or_insert(now)) >= PLENTY
     }
 }
 
@@ -89,5 +106,20 @@ mod tests {
         assert!(space.is_quiet(8, after(1009)));
         assert!(space.is_quiet(8, after(2000)));
         assert!(!space.is_quiet(9, after(2001)));
+    }
+
+    #[test]
+    fn space_is_plenty_once_more_has_been_stale_than_used_for_two_seconds() {
+        let began = Instant::now();
+        let mut space = DeviceSpace::new();
+        let mut is_plenty = |stale, used, ms| {
+            space.is_plenty(SlotCount(stale), SlotCount(used), began + Duration::from_millis(ms))
+        };
+        assert!(!is_plenty(9, 8, 0));
+        assert!(!is_plenty(9, 8, 1999));
+        assert!(is_plenty(9, 8, 2000));
+        assert!(!is_plenty(8, 8, 2001), "as many are used again");
+        assert!(!is_plenty(9, 8, 2002));
+        assert!(is_plenty(9, 0, 4002));
     }
 }

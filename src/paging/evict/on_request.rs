@@ -17,13 +17,15 @@ use std::time::{Duration, Instant};
 
 impl Evictor {
     /// Gives the device space of a run of freed slots back: any run when somebody has asked, while the
-    /// device is quiet, or when it is full; a long one when more slots are stale than in use. Returns
-    /// whether there was one.
+    /// device is quiet, or when it is full; a long one when more slots have been stale than in use for a
+    /// while. Returns whether there was one.
     pub(super) fn discard_slots(&mut self) -> bool {
         // Before the count, so that what was freed before somebody asked is counted.
         self.space.is_asked |= self.requests.take_discard();
-        let is_quiet = self.space.is_quiet(self.pager.slots().transfers(), Instant::now());
+        let now = Instant::now();
+        let is_quiet = self.space.is_quiet(self.pager.slots().transfers(), now);
         let (stale, used) = self.pager.slots().maps().stale();
+        let is_plenty = self.space.is_plenty(stale, used, now);
         if stale.0 == 0 {
             self.space.is_asked = false;
             return false;
@@ -31,7 +33,7 @@ impl Evictor {
         if self.space.is_asked || is_quiet || self.writes.is_full() {
             return self.pager.discard_freed(0);
         }
-        stale > used && self.pager.discard_freed(LONG_BYTES)
+        is_plenty && self.pager.discard_freed(LONG_BYTES)
     }
 
     /// Evicts ranges that somebody asked to be evicted; answers when they are out.
