@@ -72,12 +72,13 @@ impl Drop for Inside {
     }
 }
 
-/// Counts bytes that the thread allocates; whether it has allocated `step` since that was last so.
-pub(crate) fn count(bytes: usize, step: u64) -> bool {
+/// Counts bytes that the thread allocates; returns the sum, and begins anew, once it is `step` or more.
+pub(crate) fn count(bytes: usize, step: u64) -> Option<u64> {
     with(|thread| {
         let sum = thread.allocated.get().saturating_add(bytes as u64);
-        thread.allocated.set(if sum >= step { 0 } else { sum });
-        sum >= step
+        let is_step = sum >= step;
+        thread.allocated.set(if is_step { 0 } else { sum });
+        is_step.then_some(sum)
     })
 }
 

@@ -13,7 +13,7 @@ use farheap::config::Place;
 use farheap::{ByteCount, Config, Heap};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -24,8 +24,9 @@ const VARIABLE: &str = "FARHEAP_RUN";
 /// Memory that the program has allocated or mapped from which the heap is started: more than the tools of a
 /// shell script and an interpreter without a script use.
 const START: ByteCount = ByteCount::mib(6);
-/// Bytes that a thread allocates between two looks at local memory, which take some microseconds.
-const LOOK_EVERY: u64 = 256 << 10;
+/// Bytes that a thread allocates before they are counted for all threads, and the minimum between two looks at local
+/// memory, which take some microseconds: a look for each of them made a pair of `malloc` and `free` of 16 KiB cost 440 ns.
+const COUNT_EVERY: u64 = 256 << 10;
 /// How long the allocation that starts the heap waits for it. Not for ever: its thread may hold a lock
 /// of the loader that the start wants.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -39,6 +40,9 @@ const OVER: u8 = 2;
 static LOCAL_AT_FIRST: AtomicUsize = AtomicUsize::new(0);
 /// Bytes that the program mapped before the heap started.
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
+/// Bytes that threads have allocated, as far as they are counted; and at how many of them it is looked next.
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+static LOOK_AT: AtomicU64 = AtomicU64::new(0);
 static STATE: AtomicU8 = AtomicU8::new(WAITING);
 static STARTED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -151,7 +155,18 @@ fn leave_children_alone() {
 /// Counts an allocation of the program; starts the heap when it is time.
 #[inline]
 pub(crate) fn notice(bytes: usize) {
-    if STATE.load(Ordering::Relaxed) == WAITING && own::count(bytes, LOOK_EVERY) {
+    if STATE.load(Ordering::Relaxed) == WAITING
+        && let Some(sum) = own::count(bytes, COUNT_EVERY)
+    {
+        count(sum, bytes);
+    }
+}
+
+/// Counts for all threads, and looks once enough may be in use: what was in use at the last look, and all that was
+/// allocated since.
+#[cold]
+fn count(sum: u64, bytes: usize) {
+    if ALLOCATED.fetch_add(sum, Ordering::Relaxed) + sum >= LOOK_AT.load(Ordering::Relaxed) {
         look(bytes);
     }
 }
@@ -172,8 +187,12 @@ fn look(bytes: usize) {
     }
     let mapped = MAPPED.load(Ordering::Relaxed).saturating_add(bytes) as u64;
     let first = LOCAL_AT_FIRST.load(Ordering::Relaxed) as u64;
-    let used = farheap::malloc::local_resident().0.saturating_sub(first);
-    if used.saturating_add(mapped) < START.0 {
+    let allocated = ALLOCATED.load(Ordering::Relaxed);
+    let used = farheap::malloc::local_resident().0.saturating_sub(first).saturating_add(mapped);
+    if used < START.0 {
+        // It cannot be reached before as many bytes have been allocated as are missing.
+        let next = allocated + (START.0 - used).max(COUNT_EVERY);
+        LOOK_AT.store(next, Ordering::Relaxed);
         return;
     }
     let (from, to) = (WAITING, STARTING);
