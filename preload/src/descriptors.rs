@@ -7,8 +7,7 @@
 #![expect(unsafe_code, reason = "exports functions of C")]
 #![expect(clippy::disallowed_methods, reason = "the C library's functions are these")]
 
-use crate::entry::set_errno;
-use crate::own::enter;
+use crate::own::{enter, set_errno};
 use crate::report;
 use farheap::region::owns_descriptor;
 use libc::{c_int, c_long, c_uint};

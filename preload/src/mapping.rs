@@ -13,8 +13,7 @@
 #![expect(clippy::disallowed_methods, reason = "the C library's functions are these")]
 
 use crate::advice::drop_far;
-use crate::entry::set_errno;
-use crate::own::enter;
+use crate::own::{enter, set_errno};
 use crate::start;
 use farheap::code::Changing;
 use farheap::{ByteCount, Far, Heap};

@@ -152,6 +152,12 @@ fn leave_children_alone() {
     }
 }
 
+/// Whether the heap has been started, or could not be: no allocation is counted any more.
+#[inline]
+pub(crate) fn is_over() -> bool {
+    STATE.load(Ordering::Relaxed) == OVER
+}
+
 /// Counts an allocation of the program; starts the heap when it is time.
 #[inline]
 pub(crate) fn notice(bytes: usize) {

@@ -23,6 +23,7 @@ mod droppable;
 mod large;
 mod memory;
 mod tiers;
+mod without_size;
 
 const HEAP: FarHeap = FarHeap::new();
 

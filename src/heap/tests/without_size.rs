@@ -1,0 +1,51 @@
+//! Blocks that are freed and resized without saying how large they are.
+
+#![expect(unsafe_code, reason = "allocates by hand")]
+
+use super::*;
+
+/// Has a far block of this size at hand: one that was freed.
+fn have_at_hand(size: usize) {
+    let block = c_malloc::allocate(size, 16, Some(Placement::Far), false).expect("memory");
+    // SAFETY: allocated just now, not used any more.
+    unsafe { c_malloc::free(block) }
+}
+
+#[test]
+fn a_far_block_that_c_resizes_stays_far_with_its_bytes_and_is_counted_once() {
+    let running = start_default();
+    have_at_hand(500);
+    let block = c_malloc::allocate(100, 16, Some(Placement::Far), false).expect("memory");
+    // SAFETY: the block has 100 bytes.
+    unsafe { block.write_bytes(7, 100) };
+    // SAFETY: allocated above. 112 bytes of it can be used.
+    let same = unsafe { c_malloc::reallocate(block, 112) }.expect("memory");
+    assert_eq!(same, block);
+    // SAFETY: allocated above.
+    let moved = unsafe { c_malloc::reallocate(block, 500) }.expect("memory");
+    assert!(moved != block && c_malloc::is_far(moved.as_ptr()));
+    // SAFETY: the block has 500 bytes, of which 100 were copied.
+    assert!(unsafe { slice::from_raw_parts(moved.as_ptr(), 100) }.iter().all(|byte| *byte == 7));
+    assert_eq!(running.arenas.stats().allocated, ByteCount(512));
+    // SAFETY: allocated above, not used any more.
+    unsafe { c_malloc::free(moved) };
+    assert_eq!(running.arenas.stats().allocated, ByteCount::ZERO);
+    running.stop();
+}
+
+#[test]
+fn a_block_at_hand_is_taken_by_its_size_whatever_the_scope_says() {
+    for (threshold, is_far) in [(ByteCount::ZERO, true), (ByteCount::kib(64), false)] {
+        let options = FarArenasOptions { threshold: Some(threshold), ..Default::default() };
+        let running = start(ByteCount::gib(1), options);
+        for size in [64, 3000] {
+            have_at_hand(size);
+            let _local = scope(Placement::Local);
+            let taken = c_malloc::allocate_at_hand_by_size(size, 16);
+            assert_eq!(taken.is_some(), is_far, "{size} of {threshold}");
+            // SAFETY: allocated above.
+            taken.into_iter().for_each(|block| unsafe { c_malloc::free(block) });
+        }
+        running.stop();
+    }
+}
