@@ -41,7 +41,7 @@ fn fitting(size: usize, align: usize) -> Option<Layout> {
 #[inline]
 unsafe fn layout_of(ptr: NonNull<u8>) -> Layout {
     // SAFETY: as the caller promises.
-    let size = unsafe { jemalloc::size_of_block(ptr.as_ptr()) };
+    let size = unsafe { usable_size(ptr) };
     Layout::from_size_align(size, ALIGN).expect("a block's size is valid")
 }
 
@@ -187,14 +187,16 @@ pub unsafe fn free(ptr: NonNull<u8>) {
         // SAFETY: as the caller promises.
         Origin::Local => return unsafe { jemalloc::free_unsized(ptr.as_ptr()) },
     };
-    // SAFETY: as the caller promises.
-    let size = unsafe { jemalloc::size_of_block(ptr.as_ptr()) };
-    // SAFETY: as the caller promises; a block's usable size is its class's (invariant 1).
-    if !unsafe { put_small(arenas, ptr, size, 1) } {
-        let layout = Layout::from_size_align(size, ALIGN).expect("a block's size is valid");
-        // SAFETY: as the caller promises, and as above.
-        unsafe { arenas.free(ptr.as_ptr(), layout) }
+    if let Some(class) = arenas.sizes().small_class_of(ptr.as_ptr())
+        // SAFETY: as the caller promises; the block has this class (invariant 1 of `page_sizes`).
+        && unsafe { arenas.put_small(ptr.as_ptr(), class) }
+    {
+        return;
     }
+    // SAFETY: as the caller promises.
+    let layout = unsafe { layout_of(ptr) };
+    // SAFETY: as the caller promises; a block's usable size is its class's (invariant 1).
+    unsafe { arenas.free(ptr.as_ptr(), layout) }
 }
 
 /// Frees a local block that may be large.
@@ -258,10 +260,15 @@ unsafe fn free_any(ptr: NonNull<u8>, size: usize, align: usize) {
 ///
 /// # Safety
 /// `ptr` is a block from this module that has not been freed.
+#[inline]
 #[must_use]
 pub unsafe fn usable_size(ptr: NonNull<u8>) -> usize {
+    let noted = match tiers::origin_at_once(ptr.as_ptr()) {
+        Some(Origin::Far(arenas)) => arenas.sizes().size_of(ptr.as_ptr()),
+        _ => None,
+    };
     // SAFETY: as the caller promises.
-    unsafe { jemalloc::size_of_block(ptr.as_ptr()) }
+    noted.unwrap_or_else(|| unsafe { jemalloc::size_of_block(ptr.as_ptr()) })
 }
 
 /// Whether `ptr` points into far memory of this process's heap.

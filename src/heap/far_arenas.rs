@@ -38,6 +38,7 @@ use super::entry::{Closed, Entry, TIERS_PAUSE};
 use super::far_options::{FarArenasOptions, FarArenasStats};
 use super::hooks::{self, ExtentSource};
 use super::jemalloc::{self, Flags};
+use super::page_sizes::PageSizes;
 use super::placement::{self, Fill, Tier};
 use super::thread_cache::magazine::{self, SmallClass};
 use super::thread_cache::{self, Access, Allowance, Flush, ThreadCache, ThreadCaches};
@@ -82,6 +83,7 @@ pub(crate) struct FarArenas {
     /// Keeps the source alive for the hooks; gone once the arenas are.
     source: Ranked<Option<Arc<dyn ExtentSource>>>,
     caches: ThreadCaches,
+    sizes: PageSizes,
     /// See [`FarArenasOptions::dirty_max`].
     dirty: DirtyBound,
     entry: Entry,
@@ -110,6 +112,7 @@ impl FarArenas {
         let place = Place { base: source.base(), span: source.span(), tier };
         // SAFETY: the tier drops the source after the arenas only.
         let arenas = unsafe { ArenaSet::create(&source, &options) }?;
+        let sizes = PageSizes::new(place.base, place.span)?;
         let allowance = Box::leak(Box::new(Allowance::new(options.cache_max.as_usize())));
         Ok(Box::leak(Box::new(FarArenas {
             place,
@@ -117,6 +120,7 @@ impl FarArenas {
             arenas,
             source: Ranked::new(Rank::Leaf, Some(source)),
             caches: ThreadCaches::new(allowance, options.slot),
+            sizes,
             dirty: DirtyBound::new(options.dirty_max.0),
             entry: Entry::new(&TIERS_PAUSE),
             shared_counts: Counts::new(),
@@ -145,11 +149,6 @@ impl FarArenas {
     #[inline]
     pub(crate) fn tier(&self) -> Tier {
         self.place.tier
-    }
-
-    /// Whether it is the default tier, or made to become it.
-    pub(crate) fn is_default(&self) -> bool {
-        self.tier().slot() == 0
     }
 
     /// Smallest size that goes far by itself; `None`: no size does.
@@ -260,6 +259,12 @@ impl FarArenas {
         NonNull::new(ptr)
     }
 
+    /// What its blocks' sizes are.
+    #[inline]
+    pub(super) fn sizes(&self) -> &PageSizes {
+        &self.sizes
+    }
+
     /// Frees a block of a small class if the thread has room for it; `false`: use
     /// [`free`](Self::free).
     ///
@@ -288,6 +293,7 @@ impl FarArenas {
             // SAFETY: as the caller promises.
             let moved = unsafe { access.reallocate(ptr, old, new) };
             if !moved.is_null() {
+                self.sizes.note(moved, new);
                 access.count_allocated(new.size());
                 access.count_freed(old.size());
                 let freed = access.take_freed();
@@ -455,6 +461,7 @@ impl FarArenas {
             // SAFETY: the caller passes no empty layout.
             return unsafe { self.allocate_shared(layout, fill) };
         }
+        self.sizes.note(ptr, layout);
         access.count_allocated(layout.size());
         if fill == Fill::Zero {
             drop(access);
@@ -503,6 +510,7 @@ impl FarArenas {
         // SAFETY: the caller passes no empty layout; the flags name no cache.
         let ptr = self.only_far(self.with_retry(|| unsafe { jemalloc::allocate(size, flags) }))?;
         if !ptr.is_null() {
+            self.sizes.note(ptr, layout);
             self.shared_counts.allocated(layout.size());
         }
         drop(inside);
@@ -534,6 +542,7 @@ impl FarArenas {
         let moved =
             self.with_retry(|| unsafe { thread_cache::reallocate_with(flags, ptr, old, new) });
         if !moved.is_null() {
+            self.sizes.note(moved, new);
             self.shared_counts.allocated(new.size());
             self.shared_counts.freed(old.size());
             self.note_freed(if moved == ptr { 0 } else { old.size() });

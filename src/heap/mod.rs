@@ -36,6 +36,7 @@ mod handle;
 mod hooks;
 mod jemalloc;
 mod local;
+mod page_sizes;
 mod placement;
 mod scope;
 #[cfg(test)]

@@ -99,6 +99,11 @@ impl Tier {
         (rest < Tier::BIT).then_some(Tier { number: rest >> 3, slot: (rest & 7) as u8 })
     }
 
+    /// Whether it is the default tier's, or made to become it.
+    pub(crate) fn is_default(self) -> bool {
+        self.slot() == 0
+    }
+
     /// Its place among the tiers that run.
     #[inline]
     pub(crate) fn slot(self) -> usize {

@@ -182,7 +182,7 @@ fn run(
     SignalsBlocked::for_good();
     let follow_limit = || {
         arenas.follow_limit(region.budget().limit(), heap::tier_count());
-        if arenas.is_default() {
+        if arenas.tier().is_default() {
             heap::set_local_cache_max(beside.local_cache_max(region.budget().limit()));
         }
     };
@@ -202,7 +202,7 @@ fn run(
         if maintained.elapsed() >= LOOK_EVERY {
             follow_limit();
             arenas.maintain();
-            if arenas.is_default() {
+            if arenas.tier().is_default() {
                 heap::maintain_local();
                 is_ending = is_ending || thread::is_left_alone() && thread::end_process();
             }

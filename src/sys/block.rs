@@ -1,18 +1,28 @@
-//! Advice to the kernel on memory that an allocator has handed out.
+//! Advice to the kernel on memory of the heap.
 //!
-//! Apart from `vm`, whose mappings belong to the library: here the range is a part of one that is
-//! jemalloc's. See `madvise(2)`.
+//! Apart from `vm`, whose mappings belong to regions: here the range is a part of one that is
+//! jemalloc's, or the heap's own. See `madvise(2)`.
 #![expect(unsafe_code, reason = "advises")]
 
 const KERNEL_PAGE: usize = 4096;
+#[cfg(feature = "segment")]
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Asks for huge pages in the parts of a range that are as large as one. Where the kernel has none, or
 /// nothing is mapped there, nothing changes.
+#[cfg(feature = "segment")]
 pub(crate) fn prefer_huge_pages(start: usize, len: usize) {
     if let Some((first, len)) = within(start, len, HUGE_PAGE) {
         // SAFETY: says how memory that is missing is to be found; contents stay.
         unsafe { libc::madvise(first as *mut libc::c_void, len, libc::MADV_HUGEPAGE) };
+    }
+}
+
+/// Keeps the kernel pages that lie whole in a range from becoming huge ones. Where the kernel has none, nothing changes.
+pub(crate) fn avoid_huge_pages(start: usize, len: usize) {
+    if let Some((first, len)) = within(start, len, KERNEL_PAGE) {
+        // SAFETY: as above.
+        unsafe { libc::madvise(first as *mut libc::c_void, len, libc::MADV_NOHUGEPAGE) };
     }
 }
 

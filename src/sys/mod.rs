@@ -6,7 +6,7 @@
 #![expect(clippy::disallowed_methods, reason = "system calls are made here and nowhere else")]
 
 pub(crate) mod access;
-#[cfg(feature = "segment")]
+#[cfg(feature = "heap")]
 pub(crate) mod block;
 pub(crate) mod buffer;
 #[cfg(feature = "heap")]

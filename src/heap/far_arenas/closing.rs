@@ -114,6 +114,7 @@ impl<'a> ClosedArenas<'a> {
         caches.into_iter().for_each(|cache| unsafe { cache.close() });
         // SAFETY: nothing is allocated, no thread is inside or can enter, and no cache is left.
         unsafe { arenas.arenas.destroy() }?;
+        arenas.sizes.end();
         let source = arenas.source.lock().take();
         drop(source);
         Ok(())

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "allocates by hand")]
 
 use super::*;
+use std::collections::HashMap;
 
 /// Has a far block of this size at hand: one that was freed.
 fn have_at_hand(size: usize) {
@@ -29,6 +30,34 @@ fn a_far_block_that_c_resizes_stays_far_with_its_bytes_and_is_counted_once() {
     assert_eq!(running.arenas.stats().allocated, ByteCount(512));
     // SAFETY: allocated above, not used any more.
     unsafe { c_malloc::free(moved) };
+    assert_eq!(running.arenas.stats().allocated, ByteCount::ZERO);
+    running.stop();
+}
+
+#[test]
+fn the_size_of_a_far_block_is_jemallocs_whatever_was_on_its_page_before() {
+    let running = start_default();
+    let (mut on_page, mut changed) = (HashMap::new(), 0);
+    for (size, align) in
+        [(16, 16), (100, 16), (100, 64), (3000, 16), (20_000, 4096), (90_000, 16), (48, 16)]
+    {
+        let far = |_| c_malloc::allocate(size, align, Some(Placement::Far), false).expect("memory");
+        let mut blocks: Vec<_> = (0..(1 << 20) / size).map(far).collect();
+        for block in &mut blocks {
+            // SAFETY: allocated above. (What it was aligned to beyond 16 is lost.)
+            *block = unsafe { c_malloc::reallocate(*block, size + size / 3) }.expect("memory");
+            // SAFETY: the block is in use.
+            let right = unsafe { jemalloc::size_of_block(block.as_ptr()) };
+            // SAFETY: the block is in use.
+            assert_eq!(unsafe { c_malloc::usable_size(*block) }, right, "{size} at {align}");
+            let before = on_page.insert(block.as_ptr().addr() / jemalloc::PAGE, right);
+            changed += usize::from(before.is_some_and(|before| before != right));
+        }
+        // SAFETY: allocated above, not used any more.
+        blocks.into_iter().for_each(|block| unsafe { c_malloc::free(block) });
+        running.arenas.give_back(ByteCount::ZERO);
+    }
+    assert!(changed > 100, "{changed} pages had blocks of another size before");
     assert_eq!(running.arenas.stats().allocated, ByteCount::ZERO);
     running.stop();
 }

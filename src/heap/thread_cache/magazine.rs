@@ -26,7 +26,7 @@ pub(in crate::heap) const SIZE_MAX: usize = 8 << 20;
 pub(in crate::heap) use crate::heap::jemalloc::SMALL_MAX;
 
 /// Size classes up to [`SIZE_MAX`].
-pub(super) const CLASSES: usize = class_of_size(SIZE_MAX) + 1;
+pub(in crate::heap) const CLASSES: usize = class_of_size(SIZE_MAX) + 1;
 
 /// The last class up to [`SMALL_MAX`].
 pub(super) const SMALL_LAST: usize = class_of_size(SMALL_MAX);
@@ -69,6 +69,12 @@ pub(in crate::heap) fn class_size(layout: Layout) -> Option<usize> {
     // Beyond a page's alignment jemalloc has only whole extents.
     let size = if layout.align() > ALIGN_MAX { size.max(EXTENT_MIN) } else { size };
     (size <= SIZE_MAX).then(|| SIZES[class_of_size(size)])
+}
+
+/// The size of a class's objects.
+#[inline]
+pub(in crate::heap) fn block_size(class: usize) -> usize {
+    SIZES[class]
 }
 
 /// jemalloc's smallest extent of its own.
@@ -118,6 +124,12 @@ impl SmallClass {
         }
         let size = (size + align - 1) & !(align - 1);
         Some(SmallClass(LOOKUP[(size + 7) >> 3])) // Sums of small numbers: cheaper than `div_ceil`.
+    }
+
+    /// The same by its number, if it is one of these.
+    #[inline]
+    pub(in crate::heap) fn of_class(class: u8) -> Option<SmallClass> {
+        (class <= LOOKUP[LOOKUP_MAX / 8]).then_some(SmallClass(class))
     }
 
     /// Bytes of its objects.
