@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Part of the limit that a child without siblings has for pages that are its alone: nobody evicts for both, so
 /// that by this part parent and child together exceed the limit.
-const BUDGET_PART: u64 = 4;
+const BUDGET_PART: u64 = 8;
 /// The least number of such pages.
 pub(super) const BUDGET_PAGES_MIN: u64 = 16;
 

@@ -2,15 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-/// How often the child looks whether pages have become its alone: a child that only starts a program is
-/// gone by the first time.
-const LOOK_EVERY_MIN: Duration = Duration::from_millis(10);
+/// When the child looks for the first time whether pages have become its alone: one that only starts a program is
+/// gone by then.
+const LOOK_FIRST: Duration = Duration::from_millis(10);
+/// ... and from then on, while it or its parent has faults: each page that the parent takes out or writes meanwhile is
+/// a copy that the child has. With 10 ms, and 1/20 of the time, redis and its child had 0.09 of the limit more.
+const LOOK_EVERY_MIN: Duration = Duration::from_millis(5);
 /// ... where neither the child nor its parent has had a fault.
 const LOOK_IDLE_MAX: Duration = Duration::from_millis(100);
 /// How often it looks at least.
 pub(super) const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
 /// A look may take 1/LOOK_PART of the time.
-const LOOK_PART: u32 = 20;
+const LOOK_PART: u32 = 10;
 
 /// When the thread looks whether pages have become the child's alone: more often while parent and child
 /// have faults, and never for more than 1/[`LOOK_PART`] of the time.
@@ -24,7 +27,7 @@ pub(super) struct Looks {
 
 impl Looks {
     pub(super) fn new() -> Looks {
-        Looks { at: Instant::now() + LOOK_EVERY_MIN, every: LOOK_EVERY_MIN, last: None, faults: 0 }
+        Looks { at: Instant::now() + LOOK_FIRST, every: LOOK_EVERY_MIN, last: None, faults: 0 }
     }
 
     /// When the next look is.
