@@ -5,21 +5,28 @@
 use crate::mapping;
 use crate::own::enter;
 use crate::start::{Settings, settings};
+use farheap::region::own_descriptor;
 use farheap::{ByteCount, Heap};
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Standard error as it was at the start: many programs close theirs before the end.
+/// Standard error as it was at the start: many programs close theirs before the end, and all descriptors
+/// that they do not know.
 static ERRORS: OnceLock<File> = OnceLock::new();
 
 /// Keeps standard error for [`say`].
 pub(crate) fn keep_standard_error() {
-    let kept: std::io::Result<OwnedFd> = std::io::stderr().as_fd().try_clone_to_owned();
-    // Without standard error there is nothing to print to. It is unset: this is called once.
-    let _ = kept.map(|kept| ERRORS.set(File::from(kept)));
+    // Without standard error there is nothing to print to.
+    let Ok(kept) = std::io::stderr().as_fd().try_clone_to_owned() else { return };
+    // The program must not close it unknowingly, and write to its number what is for another file.
+    let kept = own_descriptor(kept);
+    // SAFETY: it is open, and nobody closes it as long as the process lives.
+    let kept = unsafe { File::from_raw_fd(kept) };
+    // It is unset: this is called once.
+    let _ = ERRORS.set(kept);
 }
 
 /// Says something on standard error, with the name of the program.

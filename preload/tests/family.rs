@@ -10,7 +10,7 @@ fn expect_right(program: &Path, argument: Option<&Path>, dir: &Path) {
     let mut command = run(&["--limit", "8MiB", "--stats"]);
     let ended = end(command.arg(program).args(argument), dir);
     assert_eq!((ended.status.code(), ended.out.as_str()), (Some(0), "right\n"), "{}", ended.errors);
-    assert!(ended.errors.contains(" far "), "nothing was far: {}", ended.errors);
+    assert!(ended.errors.contains(": far "), "no statistics: {}", ended.errors);
     assert!(!ended.errors.contains(" 0 B written"), "nothing left: {}", ended.errors);
 }
 

@@ -558,6 +558,12 @@ pub fn owns_descriptor(fd: std::os::fd::RawFd) -> bool {
     crate::sys::fork::is_own(fd)
 }
 
+/// Makes a descriptor this library's own until the process ends ([`owns_descriptor`]), with a number that
+/// programs rarely choose, which it returns.
+pub fn own_descriptor(fd: std::os::fd::OwnedFd) -> std::os::fd::RawFd {
+    crate::sys::fork::own_for_good(crate::sys::fork::out_of_the_way(fd))
+}
+
 /// A handler thread's state and what it does with it.
 struct Work<T> {
     state: T,
