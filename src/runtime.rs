@@ -652,6 +652,12 @@ impl ExtentSource for Region {
     }
 
     #[cfg(feature = "segment")]
+    unsafe fn store_chunk(&self, ptr: *const u8, from: *const u8) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { crate::paging::region::store_chunk(self, ptr, from) }
+    }
+
+    #[cfg(feature = "segment")]
     unsafe fn forget(&self, ptr: *const u8, len: ByteCount) {
         // SAFETY: as the caller promises.
         let _ = unsafe { self.discard(ptr, len) }; // As above.

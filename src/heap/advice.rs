@@ -3,7 +3,7 @@
 //! Blocks of megabytes, which are filled, read or given up as a whole: for smaller ones the calls cost
 //! more than they save. Uses `tiers`; used by `segment`.
 
-#![expect(unsafe_code, reason = "drops what the elements of a vector hold")]
+#![expect(unsafe_code, reason = "drops what the elements of a vector hold, and passes promises on")]
 
 use super::tiers::{Origin, origin};
 use crate::base::units::ByteCount;
@@ -43,6 +43,23 @@ pub(crate) fn leave_alone(ptr: *const u8, len: ByteCount) {
         && let Some(source) = arenas.source()
     {
         source.send_out(ptr, len);
+    }
+}
+
+/// Has 2 MiB that a caller would write to `ptr` written to the device, past the tier's memory. `false`: nothing has
+/// changed, and the caller writes them: `ptr` is local, or its tier cannot do it at present.
+///
+/// # Safety
+/// `ptr` is a multiple of 2 MiB; as much is allocated there, which the caller alone uses, and needs nothing of. As
+/// much can be read at `from`, and does not change meanwhile.
+pub(crate) unsafe fn store_chunk(ptr: *mut u8, from: *const u8) -> bool {
+    match origin(ptr) {
+        Origin::Far(arenas) => {
+            let Some(source) = arenas.source() else { return false };
+            // SAFETY: as the caller promises; what is allocated is committed.
+            unsafe { source.store_chunk(ptr, from) }
+        }
+        Origin::Local | Origin::Parent => false,
     }
 }
 

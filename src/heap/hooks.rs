@@ -104,6 +104,17 @@ pub(crate) trait ExtentSource: Send + Sync {
     fn send_out(&self, _ptr: *const u8, _len: ByteCount) {}
 
     #[cfg(feature = "segment")]
+    /// Gives the 2 MiB at `ptr`, which are committed, the content of `from`, on the device. `false`: nothing has
+    /// changed, and the caller writes to the memory.
+    ///
+    /// # Safety
+    /// `ptr` is a multiple of 2 MiB; the caller alone uses them, and needs nothing of what they hold. As much
+    /// can be read at `from`, and does not change meanwhile.
+    unsafe fn store_chunk(&self, _ptr: *const u8, _from: *const u8) -> bool {
+        false
+    }
+
+    #[cfg(feature = "segment")]
     /// Nobody needs what the range holds, which stays committed.
     ///
     /// # Safety

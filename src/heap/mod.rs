@@ -48,7 +48,7 @@ mod tiers;
 
 pub use accounting::TierMemory;
 #[cfg(feature = "segment")]
-pub(crate) use advice::{fill_soon, free_now, leave_alone, read_ahead_max, read_soon};
+pub(crate) use advice::{fill_soon, free_now, leave_alone, read_ahead_max, read_soon, store_chunk};
 pub use droppable::Arena;
 pub(crate) use far_arenas::FarArenas;
 pub(crate) use far_options::FarArenasOptions;

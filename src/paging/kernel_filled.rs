@@ -155,7 +155,7 @@ fn open_latched(pager: &Pager, chunk: ChunkId) -> bool {
 /// Opens a chunk without content, latched, with the memory of a spare run, which is zero and
 /// charged: no fault waits for the kernel to clear some. `None`: there is none that can be used.
 fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
-    let first = pager.frames().take_spare_run()?;
+    let first = pager.frames().spare_runs().take_zeros()?;
     if !move_run_in(pager, chunk, first) {
         // A part of it may have been mapped for a moment.
         pager.pool().free_run(first);
@@ -181,17 +181,30 @@ fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
 /// Moves a run of frames to an empty chunk; its words are `Moving` then. `false`: nothing has
 /// changed, because another handler is at one of the pages, or the kernel still holds the run.
 fn move_run_in(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
-    let claims =
-        |page: &PageId| pager.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
-    let claimed = pager.table().pages_of_chunk(chunk).take_while(claims).count();
+    if !claim_all(pager, chunk) {
+        return false;
+    }
     let (dst, src) = (pager.table().chunk_addr(chunk), pager.frames().addr(first));
-    let is_alone = claimed as u64 == pager.pages_per_chunk();
-    let moved = if is_alone { transfer::move_or_stop(pager, dst, src, CHUNK).bytes } else { 0 };
+    let moved = transfer::move_or_stop(pager, dst, src, CHUNK).bytes;
     if moved == CHUNK {
         return true;
     }
     if moved > 0 {
         pager.mapper().move_back(dst, src, moved);
+    }
+    let pages = pager.table().pages_of_chunk(chunk);
+    pages.for_each(|page| pager.publish(page, Word::moving(None), Word::EMPTY));
+    false
+}
+
+/// Makes all pages of a latched chunk, which are `Empty`, `Moving`. `false`: nothing has changed, for one of them
+/// holds something, or another handler is at it.
+pub(in crate::paging) fn claim_all(pager: &Pager, chunk: ChunkId) -> bool {
+    let claims =
+        |page: &PageId| pager.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
+    let claimed = pager.table().pages_of_chunk(chunk).take_while(claims).count();
+    if claimed as u64 == pager.pages_per_chunk() {
+        return true;
     }
     let claimed = pager.table().pages_of_chunk(chunk).take(claimed);
     claimed.for_each(|page| pager.publish(page, Word::moving(None), Word::EMPTY));
@@ -245,25 +258,24 @@ fn hand_over(pager: &Pager, chunk: ChunkId, pages: &mut dyn Iterator<Item = Page
             absent += 1;
             continue;
         }
-        let moving = claim_empty(pager, page);
+        claim_empty(pager, page);
         let resident = Word::resident(None).with_sparse(count < units);
         // No arrival: the page came when its chunk was opened.
         pager.policy().lock().inserted(page, Insert::Fresh);
-        pager.publish(page, moving, resident);
+        pager.publish(page, Word::moving(None), resident);
     }
     absent
 }
 
 /// Makes an `Empty` page of a latched chunk `Moving`. A handler that began with the page before
 /// the chunk was opened may hold it for a moment, until it looks at the chunk.
-fn claim_empty(pager: &Pager, page: PageId) -> Word {
+fn claim_empty(pager: &Pager, page: PageId) {
     let moving = Word::moving(None);
     let mut spins = 0;
     while let Err(now) = pager.word(page).try_change(Word::EMPTY, moving) {
         assert_eq!(now, moving, "{page} of a latched chunk");
         backoff(&mut spins);
     }
-    moving
 }
 
 /// Closes an open chunk: its pages become ordinary pages. Returns whether it was open.
@@ -377,16 +389,22 @@ fn move_chunk(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
         return false;
     }
     pager.counters().chunks_evicted.bump();
+    pager.table().pages_of_chunk(chunk).for_each(|page| claim_empty(pager, page));
+    cool_all(pager, chunk, first);
+    true
+}
+
+/// Has all pages of a latched chunk, which are `Moving` by this thread, cool in the run of frames that begins with
+/// `first` and has their content.
+pub(in crate::paging) fn cool_all(pager: &Pager, chunk: ChunkId, first: FrameId) {
     let mut policy = pager.policy().lock();
     for (page, frame) in pager.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
         policy.bypassed(page);
         pager.frames().note(frame, page, None);
         pager.frames().meta_of(frame).set_prefetched(false);
         pager.frames().meta_of(frame).set_guessed(false);
-        let moving = claim_empty(pager, page);
-        pager.publish(page, moving, Word::cooling(frame));
+        pager.publish(page, Word::moving(None), Word::cooling(frame));
     }
-    true
 }
 
 /// Has the kernel fill a latched chunk without asking. `false`: the process has too many mappings, and

@@ -10,6 +10,8 @@ mod config;
 mod counters;
 #[cfg(not(loom))]
 mod diagnostics;
+#[cfg(feature = "segment")]
+mod direct_store;
 #[cfg(not(loom))]
 mod evict;
 #[cfg(not(loom))]

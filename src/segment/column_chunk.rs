@@ -163,11 +163,20 @@ impl<T: Copy> Segment<T> {
         heap::fill_soon(copy.as_ptr().cast(), self.bytes());
         let mut read_ahead = ReadAhead::of(&from.values);
         let mut write_behind = WriteBehind::of(copy.as_ptr().cast(), rest);
-        for block in from.values.chunks((BLOCK_BYTES / size_of::<T>().max(1)).max(1)) {
+        let block_len = (BLOCK_BYTES / size_of::<T>().max(1)).max(1);
+        while copy.len() < from.values.len() {
+            let done = copy.len();
+            let left = &from.values[done..];
             read_ahead.reached(size_of_val(&*copy));
-            copy.extend(block);
-            write_behind.reached(size_of_val(&*copy), copy.len() == from.values.len());
-            if !may_go_on(size_of_val(block)) {
+            if rest == Rest::Written && copy.store_chunk(left) > 0 {
+                write_behind.stored(size_of_val(&*copy));
+            } else {
+                // Up to the next chunk, which may go to the device whole.
+                let most = block_len.min(copy.len_to_chunk());
+                copy.extend(&left[..left.len().min(most)]);
+                write_behind.reached(size_of_val(&*copy), copy.len() == from.values.len());
+            }
+            if !may_go_on((copy.len() - done) * size_of::<T>()) {
                 return Err(SegmentError::Cancelled);
             }
         }

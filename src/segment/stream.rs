@@ -1,5 +1,5 @@
 //! Requests to both tiers while values are copied, so that both devices work meanwhile: reading ahead of
-//! the copying, and writing behind it.
+//! the copying, and writing behind it what did not go to the device whole (`Values::store_chunk`).
 //!
 //! Both ask for whole chunks of 2 MiB as far as they go: those are one request of the device, and are
 //! mapped and taken out by one call of the kernel.
@@ -8,7 +8,8 @@ use crate::base::units::ByteCount;
 use crate::heap;
 use std::marker::PhantomData;
 
-const CHUNK: usize = 2 << 20;
+/// What comes and goes whole, at a multiple of its size.
+pub(super) const CHUNK: usize = 2 << 20;
 
 /// Where a copy's values are when the copying ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +72,11 @@ impl WriteBehind {
     /// Of a copy that begins at `begin`.
     pub(super) fn of(begin: *const u8, rest: Rest) -> WriteBehind {
         WriteBehind { begin, handed: 0, rest }
+    }
+
+    /// The first `bytes` have been copied, the last chunk of them straight to the device.
+    pub(super) fn stored(&mut self, bytes: usize) {
+        self.handed = bytes;
     }
 
     /// The first `bytes` have been copied, which may be all.

@@ -1,6 +1,9 @@
 //! The values of one copy of a segment, in the memory of one tier.
 
+#![expect(unsafe_code, reason = "takes in values whose bytes the tier has copied")]
+
 use super::error::SegmentError;
+use super::stream::CHUNK;
 use crate::base::units::ByteCount;
 use crate::heap::{self, Far, Local, Placement, Tier};
 use allocator_api2::alloc::Allocator;
@@ -46,6 +49,22 @@ impl<T: Copy> Values<T> {
         }
     }
 
+    /// How many values more there are up to the next border of a chunk, or beyond it where that is in one.
+    pub(super) fn len_to_chunk(&self) -> usize {
+        let next = self.as_ptr().wrapping_add(self.len()).addr();
+        (CHUNK - next % CHUNK).div_ceil(size_of::<T>().max(1))
+    }
+
+    /// Takes the first chunk of `more` in by way of the device, past the memory of the tier, if one begins here and
+    /// the tier can do it; returns how many values that were.
+    pub(super) fn store_chunk(&mut self, more: &[T]) -> usize {
+        match self {
+            Values::Local(_) => 0,
+            Values::Far(values) => store_chunk(values, more),
+            Values::Tier(values) => store_chunk(values, more),
+        }
+    }
+
     /// Frees the array and returns its memory to the kernel at once, for migrations are done to make room.
     pub(super) fn free_now(self) {
         match self {
@@ -62,6 +81,25 @@ fn with_capacity_in<T, A: Allocator>(
 ) -> Result<Vec<T, A>, TryReserveError> {
     let mut values = Vec::new_in(allocator);
     values.try_reserve_exact(len).map(|()| values)
+}
+
+/// See [`Values::store_chunk`].
+fn store_chunk<T: Copy, A: Allocator>(values: &mut Vec<T, A>, more: &[T]) -> usize {
+    let (len, size) = (values.len(), size_of::<T>());
+    let next = values.spare_capacity_mut().as_mut_ptr();
+    let is_whole = size > 0 && CHUNK.is_multiple_of(size) && next.addr().is_multiple_of(CHUNK);
+    let count = if is_whole { CHUNK / size } else { return 0 };
+    if more.len() < count || values.capacity() - len < count {
+        return 0;
+    }
+    // SAFETY: the vector has room for `count` values more at a multiple of a chunk, which it alone uses, and
+    // there are as many of `more`.
+    if !unsafe { heap::store_chunk(next.cast(), more.as_ptr().cast()) } {
+        return 0;
+    }
+    // SAFETY: that many values more have the bytes of others, of a type that is `Copy`.
+    unsafe { values.set_len(len + count) };
+    count
 }
 
 impl<T> Deref for Values<T> {

@@ -275,6 +275,8 @@ pub(in crate::paging) fn try_return(pager: &Pager, page: PageId, frame: FrameId)
         };
     if bytes > 0 {
         pager.mapper().move_back(dst, src, bytes);
+        // A part of it was in the region for a moment: somebody may read it for long.
+        pager.frames().spare_runs().set_filled(frame, false);
     }
     false
 }

@@ -32,11 +32,15 @@ impl Evictor {
         self.renew_huge();
         self.pager.pool().give_back(&mut self.leaving.freed);
         self.made_room(freed);
+        if freed > 0 {
+            self.requests.note_freed();
+        }
     }
 
     /// Gets fresh memory for the freed runs that are whole, and for frames that are huge: the next
     /// chunk that is read takes it, or a fresh one. The kernel has to clear new memory, and here no
     /// fault waits for that. Other fills cannot use it, and other consumers may want the memory.
+    /// A run that a direct store has filled keeps its memory, for the next one.
     fn renew_huge(&mut self) {
         let frames = self.pager.frames();
         let per_run = frames.run_frames();
@@ -45,11 +49,7 @@ impl Evictor {
         // What was read by runs leaves by runs, and more is being read.
         let is_used =
             is_huge || self.arrivals.fresh_prevail() || self.pager.chunks().has_had_whole();
-        if !self.pager.pool().moves().evict
-            || self.leaving.freed.len() < per_run
-            || !is_wanted
-            || !is_used
-        {
+        if !self.pager.pool().moves().evict || self.leaving.freed.len() < per_run || !is_wanted {
             return;
         }
         self.leaving.freed.sort_unstable();
@@ -61,7 +61,11 @@ impl Evictor {
             let is_run = begins
                 && self.leaving.freed[at + per_run - 1].0 as usize
                     == first.0 as usize + per_run - 1;
-            if (is_huge || is_run) && self.pager.pool().renew(first) {
+            let is_filled = is_run && frames.spare_runs().is_filled(first);
+            if is_filled {
+                frames.spare_runs().put(first);
+            }
+            if is_filled || is_used && (is_huge || is_run) && self.pager.pool().renew(first) {
                 self.leaving.freed.drain(at..at + per_run);
             } else {
                 at += 1;

@@ -38,7 +38,10 @@ impl Evictor {
 
     /// Evicts ranges that somebody asked to be evicted; answers when they are out.
     pub(super) fn serve_requests(&mut self) -> bool {
-        let Some(request) = self.requests.take() else { return false };
+        let request = self.requests.take();
+        // After it: what was handed over before somebody asked is on its way out when that is answered.
+        let took = self.take_filled();
+        let Some(request) = request else { return took };
         let (mut next, end) = (request.first.0, request.first.0 + request.count.0);
         if let Some(side) = request.to {
             self.move_misplaced(next..end, side);
@@ -60,6 +63,20 @@ impl Evictor {
             self.requests.answer(id);
         }
         true
+    }
+
+    /// Takes the runs of frames that direct stores have filled: their pages cool. Returns whether there were any.
+    fn take_filled(&mut self) -> bool {
+        let mut took = false;
+        while let Some(first) = self.requests.take_filled() {
+            self.pager.frames().spare_runs().set_filled(first, true);
+            self.cool_run(first, Instant::now());
+            took = true;
+        }
+        if took {
+            self.settle_cooling(0);
+        }
+        took
     }
 
     /// Has the chunks of a range want a side, and begins to write those of its mapped pages there that have a

@@ -4,6 +4,8 @@
 //! it, so signals are blocked as long as it is held.
 
 use crate::base::units::{PageCount, PageId};
+use crate::paging::page::word::FrameId;
+use crate::paging::pager::frame_pool::RUNS_MAX;
 use crate::store::Side;
 use crate::sys::signals::SignalsBlocked;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -27,6 +29,10 @@ pub(in crate::paging) struct EvictRequest {
 #[derive(Debug)]
 struct State {
     queue: Vec<EvictRequest>,
+    /// Runs of frames that direct stores have filled, whose pages cool.
+    filled: Vec<FrameId>,
+    /// Times that frames of runs have become free.
+    freed: u64,
     answered: Vec<u64>,
     next_id: u64,
     /// The space of all freed slots is wanted back.
@@ -39,18 +45,23 @@ struct State {
 pub(in crate::paging) struct Requests {
     state: Mutex<State>,
     changed: Condvar,
+    /// Apart: each write that ends would wake all who wait for an answer.
+    has_freed: Condvar,
 }
 
 impl Requests {
     pub(in crate::paging) fn new() -> Requests {
         let state = State {
             queue: Vec::with_capacity(REQUESTS_MAX),
+            filled: Vec::with_capacity(RUNS_MAX),
+            freed: 0,
             answered: Vec::with_capacity(REQUESTS_MAX),
             next_id: 0,
             discard: false,
             closed: false,
         };
-        Requests { state: Mutex::new(state), changed: Condvar::new() }
+        let [changed, has_freed] = [const { Condvar::new() }; 2];
+        Requests { state: Mutex::new(state), changed, has_freed }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -114,6 +125,41 @@ impl Requests {
         }
     }
 
+    #[cfg(feature = "segment")]
+    /// Hands a run of frames over, whose pages cool from now on. The caller rings.
+    pub(in crate::paging) fn hand_over(&self, first: FrameId) {
+        let _blocked = SignalsBlocked::new();
+        self.lock().filled.push(first);
+    }
+
+    /// The run that was handed over last, if any.
+    pub(in crate::paging) fn take_filled(&self) -> Option<FrameId> {
+        self.lock().filled.pop()
+    }
+
+    /// Notes that frames of runs have become free, and tells those who wait for one.
+    pub(in crate::paging) fn note_freed(&self) {
+        self.lock().freed += 1;
+        self.has_freed.notify_all();
+    }
+
+    #[cfg(feature = "segment")]
+    /// Times that frames of runs have become free.
+    pub(in crate::paging) fn freed(&self) -> u64 {
+        let _blocked = SignalsBlocked::new();
+        self.lock().freed
+    }
+
+    #[cfg(feature = "segment")]
+    /// Waits until frames of runs have become free more than `seen` times, no longer than `most`.
+    pub(in crate::paging) fn wait_for_freed(&self, seen: u64, most: Duration) {
+        let _blocked = SignalsBlocked::new();
+        let state = self.lock();
+        if state.freed == seen && !state.closed {
+            drop(self.has_freed.wait_timeout(state, most));
+        }
+    }
+
     /// Asks for the device space of all freed slots to be given back. The caller rings.
     pub(in crate::paging) fn discard(&self) {
         let _blocked = SignalsBlocked::new();
@@ -145,5 +191,6 @@ impl Requests {
         let _blocked = SignalsBlocked::new();
         self.lock().closed = true;
         self.changed.notify_all();
+        self.has_freed.notify_all();
     }
 }

@@ -228,20 +228,26 @@ impl Evictor {
         close: impl FnOnce(&Pager) -> CloseOutcome,
     ) -> Chunkwise {
         let pager = &self.pager;
-        let frames = (run.0..).take(pager.frames().run_frames()).map(FrameId);
         let chosen = Instant::now();
+        pager.frames().spare_runs().set_filled(run, false);
         match close(pager) {
             CloseOutcome::Taken => {
-                for frame in frames {
-                    self.leaving.chosen[frame.0 as usize] = chosen;
-                    self.leaving.cooling.push_back(frame);
-                }
+                self.cool_run(run, chosen);
                 Chunkwise::Went
             }
             outcome => {
+                let frames = (run.0..).take(pager.frames().run_frames()).map(FrameId);
                 frames.for_each(|frame| pager.frames().put_empty(frame));
                 if outcome == CloseOutcome::Listed { Chunkwise::Closed } else { Chunkwise::Unfit }
             }
+        }
+    }
+
+    /// The pages of a run of frames cool from now on.
+    pub(super) fn cool_run(&mut self, first: FrameId, chosen: Instant) {
+        for frame in (first.0..).take(self.pager.frames().run_frames()).map(FrameId) {
+            self.leaving.chosen[frame.0 as usize] = chosen;
+            self.leaving.cooling.push_back(frame);
         }
     }
 }

@@ -16,13 +16,15 @@
 //! A *run* is as many frames as a huge page has, at a multiple of its size: a huge page can be
 //! moved there whole. Its frames are given out together; each comes back by itself, and the run
 //! is empty again with the last of them. One that came back whole may get fresh memory at once, as
-//! a *spare* run of zeros for the next chunk that is read whole or is fresh.
+//! a *spare* run of zeros for the next chunk that is read whole or is fresh. One that was *filled* by a
+//! direct store keeps its memory, for the next chunk that is stored or read whole.
 //!
 //! # Invariants
 //! 1. A frame is on at most one list; the thread that took it off owns its memory.
 //! 2. A frame on the empty list has no page mapped.
 //! 3. A frame of a run is on no list: it is in use, or counted as back in `Run::out`.
-//! 4. Memory of a spare frame or run was never mapped in the region. A spare run holds zeros.
+//! 4. Memory of a spare frame or run was never mapped in the region. A spare run that is not filled
+//!    holds zeros.
 #![expect(unsafe_code, reason = "drops the pages of frames it owns")]
 
 use crate::base::error::Result;
@@ -32,6 +34,7 @@ use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::frame_meta::{FrameMeta, FrameOutcome};
+use crate::paging::page::spare_runs::SpareRuns;
 use crate::paging::page::word::FrameId;
 use crate::store::{Queue, Request};
 use crate::sys::signals::FaultLock;
@@ -45,8 +48,7 @@ pub(crate) struct Frames {
     lists: FaultLock<Lists>,
     /// Length of the spare list, readable without the lock.
     spare_len: AtomicUsize,
-    /// As many spare runs, readable without the lock.
-    spare_run_len: AtomicUsize,
+    spare_runs: SpareRuns,
     notes: LazyArray<FrameMeta>,
     /// Frames of runs: the first ones.
     in_runs: usize,
@@ -59,8 +61,6 @@ struct Lists {
     spare: Vec<FrameId>,
     /// Frames of each run that are in use, or spare.
     out: Vec<usize>,
-    /// Runs that have memory and wait for a use.
-    spare_runs: Vec<usize>,
 }
 
 /// The empty frames, a bit each: neighbours are found, and low ones are used first.
@@ -160,18 +160,13 @@ impl Frames {
         u32::try_from(count).expect("frame counts are small");
         let mut empty = Empty::none(count);
         (in_runs..count).for_each(|frame| empty.insert(frame));
-        let lists = Lists {
-            empty,
-            spare: Vec::with_capacity(singles),
-            out: vec![0; runs],
-            spare_runs: Vec::with_capacity(runs),
-        };
+        let lists = Lists { empty, spare: Vec::with_capacity(singles), out: vec![0; runs] };
         Ok(Frames {
             staging,
             page_bytes,
             lists: FaultLock::new(Rank::Frames, lists),
             spare_len: AtomicUsize::new(0),
-            spare_run_len: AtomicUsize::new(0),
+            spare_runs: SpareRuns::new(runs, run_frames),
             notes: LazyArray::new(count)?,
             in_runs,
             run_frames,
@@ -288,33 +283,12 @@ impl Frames {
 
     /// Bytes of frames and runs that have memory and wait for a use.
     pub(crate) fn spare_bytes(&self) -> usize {
-        self.spare_len() * self.page_bytes + self.spare_run_bytes()
+        self.spare_len() * self.page_bytes + self.spare_runs.bytes()
     }
 
-    /// Bytes of spare runs.
-    pub(crate) fn spare_run_bytes(&self) -> usize {
-        self.spare_run_len.load(Ordering::Relaxed) * HUGE_PAGE
-    }
-
-    /// Lists a whole run of fresh memory as spare.
-    pub(crate) fn put_spare_run(&self, first: FrameId) {
-        let run = self.run_of(first).expect("a frame of a run");
-        let mut lists = self.lists.lock();
-        strict_assert!(lists.out[run] == self.run_frames, "run {run} is not whole");
-        strict_assert!(!lists.spare_runs.contains(&run), "run {run} is listed twice");
-        lists.spare_runs.push(run);
-        self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
-    }
-
-    /// Takes a spare run with its memory; its first frame.
-    pub(crate) fn take_spare_run(&self) -> Option<FrameId> {
-        if self.spare_run_len.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        let mut lists = self.lists.lock();
-        let run = lists.spare_runs.pop()?;
-        self.spare_run_len.store(lists.spare_runs.len(), Ordering::Relaxed);
-        Some(FrameId((run * self.run_frames) as u32))
+    /// Runs that have memory and wait for a use.
+    pub(crate) fn spare_runs(&self) -> &SpareRuns {
+        &self.spare_runs
     }
 
     pub(crate) fn put_spare(&self, frame: FrameId) {
@@ -464,11 +438,11 @@ mod tests {
     #[test]
     fn a_spare_run_is_in_use_until_its_memory_is_gone() {
         let frames = Frames::new(4, 1, 1 << 20, Huge::No).expect("6 frames map");
-        assert_eq!((frames.take_spare_run(), frames.take_run()), (None, Some(FrameId(0))));
-        frames.put_spare_run(FrameId(0));
+        assert_eq!((frames.spare_runs().take(), frames.take_run()), (None, Some(FrameId(0))));
+        frames.spare_runs().put(FrameId(0));
         assert_eq!((frames.spare_bytes(), frames.take_run()), (HUGE_PAGE, None));
-        assert_eq!(frames.take_spare_run(), Some(FrameId(0)));
-        assert_eq!((frames.spare_bytes(), frames.take_spare_run()), (0, None));
+        assert_eq!(frames.spare_runs().take(), Some(FrameId(0)));
+        assert_eq!((frames.spare_bytes(), frames.spare_runs().take()), (0, None));
         frames.put_empties(&[FrameId(0), FrameId(1)]);
         assert_eq!(frames.take_run(), Some(FrameId(0)));
     }

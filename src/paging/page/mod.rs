@@ -11,6 +11,8 @@ pub(crate) mod gaps;
 #[cfg(all(test, loom))]
 mod models;
 pub(crate) mod protocol;
+#[cfg(not(loom))]
+pub(crate) mod spare_runs;
 pub(crate) mod word;
 
 /// Maximum number of pages handled by one batch of installs, evictions or discards: two chunks of pages

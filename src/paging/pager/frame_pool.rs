@@ -200,7 +200,7 @@ impl FramePool {
             if self.budget.try_charge_leaving(bytes, headroom) {
                 return true;
             }
-            let most = self.budget.free().0 + self.staging.spare_run_bytes() as u64;
+            let most = self.budget.free().0 + self.staging.spare_runs().bytes() as u64;
             if most < bytes.0.saturating_add(headroom.0) || self.free_spare_run() == 0 {
                 return false;
             }
@@ -326,7 +326,7 @@ impl FramePool {
         }
         self.staging.touch(first);
         match self.staging.run_of(first) {
-            Some(_) => self.staging.put_spare_run(first),
+            Some(_) => self.staging.spare_runs().put(first),
             None => self.staging.put_spare(first),
         }
         true
@@ -334,7 +334,7 @@ impl FramePool {
 
     /// A run of frames to read a chunk into, charged: a spare one, or an empty one.
     pub(in crate::paging) fn charged_run(&self) -> std::result::Result<FrameId, NoRun> {
-        if let Some(first) = self.staging.take_spare_run() {
+        if let Some(first) = self.staging.spare_runs().take() {
             return Ok(first);
         }
         let first = self.staging.take_run().ok_or(NoRun::AllInUse)?;
@@ -367,7 +367,7 @@ impl FramePool {
 
     /// Frees the memory and the charge of a spare run; returns how many bytes that were.
     pub(in crate::paging) fn free_spare_run(&self) -> u64 {
-        let Some(first) = self.staging.take_spare_run() else { return 0 };
+        let Some(first) = self.staging.spare_runs().take() else { return 0 };
         self.free_run(first);
         HUGE_PAGE as u64
     }
@@ -483,10 +483,12 @@ fn frame_count(page: ByteCount, limit: ByteCount) -> usize {
     quarter.clamp(FRAMES_MIN, FRAMES_MAX).min((BYTES_MAX / page).max(FRAMES_MIN))
 }
 
+/// Maximum number of runs of frames.
+pub(in crate::paging) const RUNS_MAX: usize = 8;
+
 /// Runs of frames that fresh chunks are evicted to and chunks are read into: an eighth of the limit,
 /// within bounds, but as many as are on their way out at once.
 fn run_count(limit: ByteCount) -> usize {
-    const RUNS_MAX: usize = 8;
     let eighth = limit.as_usize() / 8 / HUGE_PAGE;
     if eighth == 0 {
         0
