@@ -414,8 +414,15 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
                         for segment in half {
                             migrator.add(segment, tiers[dice.below(3) as usize]);
                         }
-                        assert_eq!(migrator.write_out().run(|_| {}).error(), None);
-                        moved.fetch_add(half.len() as u64, Ordering::Relaxed);
+                        let migration = migrator.write_out().run(|_| {});
+                        // While its device refuses writes, a tier has room for what is there, and for what
+                        // fits into memory: then a segment stays where it was.
+                        let error = migration.error();
+                        assert!(
+                            matches!(error, None | Some(SegmentError::NoMemory { .. })),
+                            "{error:?}"
+                        );
+                        moved.fetch_add(migration.moved() as u64, Ordering::Relaxed);
                     }
                 })
             })
@@ -427,7 +434,9 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
         faults.heal();
         drop(others);
     });
-    println!("{} moved, {} writes failed, {}", moved.into_inner(), faults.injected(), slow.stats());
+    let moved = moved.into_inner();
+    println!("{moved} moved, {} writes failed, {}", faults.injected(), slow.stats());
+    assert!(moved >= SEGMENTS, "{moved} moved");
     for (segment, salt) in segments.iter().zip(0..) {
         assert_eq!(wrong(salt, &segment.read()), 0);
     }

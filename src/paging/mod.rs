@@ -10,7 +10,7 @@ mod config;
 mod counters;
 #[cfg(not(loom))]
 mod diagnostics;
-#[cfg(feature = "segment")]
+#[cfg(all(feature = "segment", not(loom)))]
 mod direct_store;
 #[cfg(not(loom))]
 mod evict;
