@@ -27,7 +27,6 @@
 #![expect(unsafe_code, reason = "drops pages of open chunks")]
 
 use crate::base::units::{ByteCount, PageId};
-use crate::paging::evict::policy::Insert;
 use crate::paging::page::backoff;
 use crate::paging::page::chunk_state::{ChunkView, Phase};
 use crate::paging::page::chunks::CHUNK;
@@ -261,7 +260,7 @@ fn hand_over(pager: &Pager, chunk: ChunkId, pages: &mut dyn Iterator<Item = Page
         claim_empty(pager, page);
         let resident = Word::resident(None).with_sparse(count < units);
         // No arrival: the page came when its chunk was opened.
-        pager.policy().lock().inserted(page, Insert::Fresh);
+        pager.policy().lock().list(page);
         pager.publish(page, Word::moving(None), resident);
     }
     absent

@@ -16,8 +16,8 @@ pub(in crate::paging) const BLOCK_PAGES: u64 = KERNEL_PAGE as u64;
 pub(in crate::paging) const CHUNK_TABLE: u64 = KERNEL_PAGE as u64;
 /// Bytes of a group: page words, and the policy's words.
 pub(in crate::paging) const GROUP_TABLES: u64 = 2 * KERNEL_PAGE as u64;
-/// Bytes of a block: the policy's tags.
-pub(in crate::paging) const BLOCK_TABLES: u64 = KERNEL_PAGE as u64;
+/// Bytes of a block: the policy's tags, and what is noted of returns.
+pub(in crate::paging) const BLOCK_TABLES: u64 = 2 * KERNEL_PAGE as u64;
 /// Bytes of a slot's hash and its bits in the slot map.
 pub(in crate::paging) const SLOT_TABLES: u64 = 17;
 /// The same of the slots whose hashes share a kernel page.

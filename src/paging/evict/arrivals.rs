@@ -1,11 +1,12 @@
-//! The policy's lists, and how many pages have ever come in.
+//! The resident pages: what the policy lists, how many have come in, and what comes back.
 //!
 //! Pages are counted where the policy is told of them, under its lock, because the evictor decides
-//! by what arrives which kind of memory makes room ([`Arrivals`]).
+//! by what arrives ([`Arrivals`]) and what returns ([`Returns`]) which kind of memory makes room.
 
-use crate::base::units::PageId;
-use crate::paging::evict::policy::{EvictionPolicy, Insert};
-use std::ops::{Deref, DerefMut};
+use crate::base::error::Result;
+use crate::base::units::{PageCount, PageId};
+use crate::paging::evict::policy::{EvictionPolicy, Hint, Insert};
+use crate::paging::evict::returns::Returns;
 
 /// Pages that have ever come in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,16 +19,26 @@ pub(in crate::paging) struct Arrived {
     pub(in crate::paging) fresh: u64,
 }
 
-/// The resident pages as the policy knows them.
+/// The resident pages as the policy knows them, and what is known of those that left.
 #[derive(Debug)]
 pub(in crate::paging) struct Residents {
     policy: Box<dyn EvictionPolicy>,
     arrived: Arrived,
+    returns: Returns,
 }
 
 impl Residents {
-    pub(in crate::paging) fn new(policy: Box<dyn EvictionPolicy>) -> Residents {
-        Residents { policy, arrived: Arrived::default() }
+    /// Of a region of `pages` pages, of which `limit` fit into memory.
+    ///
+    /// # Errors
+    /// When the kernel refuses a mapping.
+    pub(in crate::paging) fn new(
+        policy: Box<dyn EvictionPolicy>,
+        pages: PageCount,
+        limit: PageCount,
+    ) -> Result<Residents> {
+        let returns = Returns::new(pages, limit)?;
+        Ok(Residents { policy, arrived: Arrived::default(), returns })
     }
 
     /// Notes that an absent page has come in.
@@ -40,7 +51,14 @@ impl Residents {
                 self.arrived.ahead += 1;
             }
         }
+        self.returns.arrive(page, how);
         self.policy.inserted(page, how);
+    }
+
+    /// Lists a page that is in memory already, unless the policy knows it: one of a chunk that is closed, or
+    /// a page that the policy was told to forget.
+    pub(in crate::paging) fn list(&mut self, page: PageId) {
+        self.policy.inserted(page, Insert::Fresh);
     }
 
     /// Notes that the kernel fills a chunk of `pages` pages from now on. The policy hears of them when
@@ -53,24 +71,66 @@ impl Residents {
     pub(in crate::paging) fn arrived(&self) -> Arrived {
         self.arrived
     }
-}
 
-impl Deref for Residents {
-    type Target = dyn EvictionPolicy;
+    /// Whether fresh data that left comes back, more than data that was read.
+    pub(in crate::paging) fn fresh_return_more(&self) -> bool {
+        self.returns.fresh_return_more()
+    }
 
-    fn deref(&self) -> &Self::Target {
-        &*self.policy
+    /// Notes that a page has left.
+    pub(in crate::paging) fn evicted(&mut self, page: PageId) {
+        self.returns.leave(page);
+        self.policy.evicted(page);
+    }
+
+    /// Forgets a page whose content was discarded, wherever it is.
+    pub(in crate::paging) fn removed(&mut self, page: PageId) {
+        self.returns.forget(page);
+        self.policy.removed(page);
+    }
+
+    /// Takes a page that leaves without the policy's having named it off the lists, if it is on one.
+    pub(in crate::paging) fn unlist(&mut self, page: PageId) {
+        self.policy.removed(page);
+    }
+
+    /// Forgets all pages of a range, which are empty, and gives back what memory there is of them alone.
+    pub(in crate::paging) fn released(&mut self, first: PageId, count: PageCount) {
+        self.policy.released(first, count);
+        self.returns.release(first.as_usize()..first.as_usize() + count.as_usize());
+    }
+
+    /// Notes that about `limit` pages fit into memory from now on.
+    pub(in crate::paging) fn resize(&mut self, limit: PageCount) {
+        self.returns.resize(limit);
+        self.policy.resize(limit);
+    }
+
+    // As `EvictionPolicy` says.
+
+    pub(in crate::paging) fn resident(&self) -> PageCount {
+        self.policy.resident()
+    }
+
+    pub(in crate::paging) fn retouched(&mut self, page: PageId) {
+        self.policy.retouched(page);
+    }
+
+    pub(in crate::paging) fn bypassed(&mut self, page: PageId) {
+        self.policy.bypassed(page);
+    }
+
+    pub(in crate::paging) fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) {
+        self.policy.victims(want, out);
+    }
+
+    pub(in crate::paging) fn advise(&mut self, page: PageId, hint: Hint) {
+        self.policy.advise(page, hint);
     }
 }
 
-impl DerefMut for Residents {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut *self.policy
-    }
-}
-
-/// While what arrives is mostly read in order, this many times the bytes of a chunk leave by
-/// the policy before a chunk does: fresh data is given up as well, only slowly.
+/// While the policy's pages go first, this many times the bytes of a chunk leave before a chunk does: fresh
+/// data is given up as well, only slowly, and it shows whether it still comes back.
 const AGEING: u64 = 8;
 
 /// What arrives is read in order while at least 1/ORDERED_PART of it came ahead of its fault: of reads at
@@ -86,7 +146,7 @@ pub(super) struct Arrivals {
     filled: u64,
     ahead: u64,
     fresh: u64,
-    /// Pages that left by the policy since a chunk left.
+    /// Pages that went before chunks since a chunk was given up.
     since_chunk: u64,
 }
 
@@ -110,18 +170,23 @@ impl Arrivals {
         }
     }
 
-    /// Whether room is needed for pages that are read in order, and `want` of their likes should
-    /// make it, not a chunk of `chunk` pages. What is read at random is needed again at random: while its likes
-    /// made room, a hot set of 300 MiB that had left with its chunks got back one page in eight that were read,
-    /// and fresh data that nobody came back for kept the rest of the limit.
-    pub(super) fn filled_make_room(&mut self, want: u64, chunk: u64) -> bool {
+    /// Whether `want` of the policy's pages should make room, not a chunk of `chunk` pages: what arrives is
+    /// read in order, or what was fresh comes back more than what was read (`fresh_return`).
+    ///
+    /// What is read at random is needed again at random: while its likes made room, a hot set of 300 MiB that
+    /// had left with its chunks got back one page in eight that were read, and fresh data that nobody came
+    /// back for kept the rest of the limit.
+    pub(super) fn policy_goes_first(&mut self, want: u64, chunk: u64, fresh_return: bool) -> bool {
+        let in_order = self.filled > self.fresh && ORDERED_PART * self.ahead > self.filled;
+        if !in_order && !fresh_return {
+            return false;
+        }
         if self.since_chunk >= AGEING * chunk {
             self.since_chunk = 0;
             return false;
         }
-        let prevail = self.filled > self.fresh && ORDERED_PART * self.ahead > self.filled;
-        self.since_chunk += if prevail { want } else { 0 };
-        prevail
+        self.since_chunk += want;
+        true
     }
 }
 
@@ -137,7 +202,7 @@ mod tests {
         let mut arrivals = Arrivals::default();
         (1..100).for_each(|turn| {
             arrivals.look(Arrived { filled: turn, ahead: turn, fresh: 2 * turn }, CHUNK);
-            assert!(!arrivals.filled_make_room(1, CHUNK));
+            assert!(!arrivals.policy_goes_first(1, CHUNK, false));
         });
     }
 
@@ -149,7 +214,7 @@ mod tests {
         for turn in 0..10 * AGEING * CHUNK {
             let filled = 20_000 + turn;
             arrivals.look(Arrived { filled, ahead: filled, fresh: 20_000 }, CHUNK);
-            chunks += u64::from(!arrivals.filled_make_room(1, CHUNK));
+            chunks += u64::from(!arrivals.policy_goes_first(1, CHUNK, false));
         }
         assert_eq!(chunks, 9, "one for {} pages", AGEING * CHUNK);
     }
@@ -159,8 +224,19 @@ mod tests {
         let mut arrivals = Arrivals::default();
         (1..100).for_each(|turn| {
             arrivals.look(Arrived { filled: 30 * turn, ahead: turn, fresh: turn }, CHUNK);
-            assert!(!arrivals.filled_make_room(1, CHUNK));
+            assert!(!arrivals.policy_goes_first(1, CHUNK, false));
         });
+    }
+
+    #[test]
+    fn fresh_pages_that_return_are_kept_whatever_arrives_and_a_chunk_goes_now_and_then() {
+        let mut arrivals = Arrivals::default();
+        let mut chunks = 0;
+        for turn in 1..=10 * AGEING * CHUNK {
+            arrivals.look(Arrived { filled: turn, ahead: 0, fresh: 2 * turn }, CHUNK);
+            chunks += u64::from(!arrivals.policy_goes_first(1, CHUNK, true));
+        }
+        assert_eq!(chunks, 9, "one for {} pages", AGEING * CHUNK);
     }
 
     #[test]
@@ -171,6 +247,6 @@ mod tests {
             let filled = turn * CHUNK;
             arrivals.look(Arrived { filled, ahead: filled, fresh: 1 << 40 }, CHUNK);
         });
-        assert!(arrivals.filled_make_room(1, CHUNK));
+        assert!(arrivals.policy_goes_first(1, CHUNK, false));
     }
 }

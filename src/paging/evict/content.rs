@@ -3,7 +3,7 @@
 
 use crate::base::error::Result;
 use crate::base::units::{ByteCount, PageCount, PageId};
-use crate::paging::evict::policy::EvictionPolicy;
+use crate::paging::evict::arrivals::Residents;
 use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::backoff;
@@ -21,7 +21,7 @@ use crate::sys::vm::{KERNEL_PAGE, Piece, copy_checked};
 /// them one by one would split the huge page that they are.
 pub(in crate::paging) fn choose(
     pager: &Pager,
-    policy: &mut dyn EvictionPolicy,
+    residents: &mut Residents,
     want: usize,
     victims: &mut Vec<PageId>,
 ) {
@@ -31,7 +31,7 @@ pub(in crate::paging) fn choose(
         if pager.chunks().has_had_whole() { want.min(BATCH_MAX + 1 - per_chunk) } else { want };
     while victims.len() < most {
         let mut named = None;
-        policy.victims(PageCount(1), &mut |page| named = Some(page));
+        residents.victims(PageCount(1), &mut |page| named = Some(page));
         let Some(page) = named else { return };
         victims.push(page);
         let chunk = pager.chunk_of(page);
@@ -43,8 +43,8 @@ pub(in crate::paging) fn choose(
         for other in pager.table().pages_of_chunk(chunk).filter(|other| *other != page) {
             let word = pager.word(other).load();
             if word.state() == State::Resident && word.pins() == 0 {
-                policy.removed(other);
-                policy.bypassed(other);
+                residents.unlist(other);
+                residents.bypassed(other);
                 victims.push(other);
             }
         }
@@ -76,7 +76,7 @@ pub(in crate::paging) fn take_victim(pager: &Pager, page: PageId, listed: Listed
             continue;
         }
         if listed == Listed::Yes {
-            pager.policy().lock().removed(page);
+            pager.policy().lock().unlist(page);
         }
         if word.pins() == 0 {
             return Some(leaving);

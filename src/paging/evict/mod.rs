@@ -17,6 +17,7 @@
 //! | `state` | the evictor's parts |
 //! | `leaving` | what is on its way out |
 //! | `arrivals` | what has come in lately |
+//! | `returns` | what has come back soon: fresh data, or data that was read |
 //! | `victims` | takes victims out of the region |
 //! | `cooling` | decides about frames that have cooled, frees those that lingered |
 //! | `write_back` | slots, writes, and what becomes of writes that fail |
@@ -43,6 +44,7 @@ pub(in crate::paging) mod on_request;
 pub mod policy;
 pub(in crate::paging) mod probe;
 pub(in crate::paging) mod requests;
+mod returns;
 mod state;
 pub(in crate::paging) mod victims;
 pub(in crate::paging) mod write_back;

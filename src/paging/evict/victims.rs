@@ -49,7 +49,7 @@ impl Evictor {
             victims.clear();
             {
                 let mut policy = self.pager.policy().lock();
-                content::choose(&self.pager, &mut **policy, want, &mut victims);
+                content::choose(&self.pager, &mut policy, want, &mut victims);
                 resident = policy.resident();
             }
             went = self.take_out(&mut victims, Listed::No);
@@ -173,30 +173,35 @@ impl Evictor {
         self.leaving.cooling.push_back(frame);
     }
 
-    /// Whether the next to go is a page that the policy knows, although there are open chunks
-    /// enough. Data read back in order pushes itself out then, which mostly costs no write, and
-    /// fresh data, which it comes to next, stays.
+    /// Whether the next to go is a page that the policy knows, although there are open chunks. Data read back
+    /// in order pushes itself out then, which mostly costs no write, and fresh data, which it comes to next,
+    /// stays; so does fresh data that is used again and again.
     fn policy_goes_first(&mut self, want: usize) -> bool {
         /// Victims that came to nothing so far: then chunks must go.
         const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
         let chunk = self.pager.pages_per_chunk();
-        let listed = self.pager.policy().lock().resident();
-        let listed = listed.0 * self.pager.page_bytes() as u64;
+        let (listed, fresh_return) = {
+            let policy = self.pager.policy().lock();
+            (policy.resident().0 * self.pager.page_bytes() as u64, policy.fresh_return_more())
+        };
         listed * OPEN_PART > self.pager.budget().limit().0
             && self.fruitless <= FRUITLESS_MAX
-            && self.arrivals.filled_make_room(want as u64, chunk)
+            && self.arrivals.policy_goes_first(want as u64, chunk, fresh_return)
     }
 
     /// Takes an open chunk out whole, as the huge page that it mostly is; its pages cool in a run
     /// of frames. Fresh memory under pressure leaves this way: a chunk costs one MOVE, one write
     /// and one release, where its pages one by one would split the huge page first.
     pub(super) fn evict_chunk(&mut self, want: usize) -> Chunkwise {
-        let share = ByteCount(self.pager.chunks().open_bytes().0 * OPEN_PART);
-        if !self.takes_chunks() || share < self.pager.budget().limit() {
+        if !self.pager.chunks().any_open() || !self.takes_chunks() {
             return Chunkwise::Unfit;
         }
         if self.policy_goes_first(want) {
             return Chunkwise::Later;
+        }
+        let share = ByteCount(self.pager.chunks().open_bytes().0 * OPEN_PART);
+        if share < self.pager.budget().limit() {
+            return Chunkwise::Unfit;
         }
         match self.take_run() {
             Some(run) => self.take_chunk(run, |pager| kernel_filled::close_next_into(pager, run)),

@@ -116,6 +116,7 @@ impl Pager {
         }
         let limit = PageCount(pool.managed().without_aside(config.limit).0 / config.page.0);
         let policy = config.policy.build(PageCount(pages as u64), limit)?;
+        let residents = Residents::new(policy, PageCount(pages as u64), limit)?;
         let slots = SlotStore::new(config, store)?;
         let inherits = config.inherit && config.wipe == Wipe::Off && mapper.can_be_inherited();
         let inherited = if inherits { slots.inherit() } else { None };
@@ -127,7 +128,7 @@ impl Pager {
             fork: ForkState::new(inherited),
             chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
             tables: Tables::new(config.span.as_usize(), page_bytes)?,
-            policy: FaultLock::new(Rank::Policy, Residents::new(policy)),
+            policy: FaultLock::new(Rank::Policy, residents),
             slots,
             table,
             pool,
@@ -296,8 +297,7 @@ impl Pager {
                 Some(how) => policy.arrive(page, how),
                 None => {
                     policy.retouched(page);
-                    // Nothing new, unless the policy was told to forget the page.
-                    policy.inserted(page, Insert::Fresh);
+                    policy.list(page);
                 }
             }
         }

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | chunk, 2 MiB | the kernel's page table | 4 KiB |
 //! | group, 512 pages | page words; the policy's words | 8 KiB |
-//! | block, 8 groups | the policy's tags | 4 KiB |
+//! | block, 8 groups | the policy's tags; notes of returns | 8 KiB |
 //! | slot group, 256 slots | hashes; bits of the slot map | 4,352 |
 //!
 //! and 4 bytes a page that fits into the limit (the policy's main set).
