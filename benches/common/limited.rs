@@ -104,6 +104,22 @@ impl Drop for Limited {
     }
 }
 
+/// Runs a baseline, a child in a memory group, up to three times. The kernel kills a group now and then whose
+/// pages it cannot write to swap as fast as the child makes them dirty; that says nothing about the next run.
+///
+/// # Errors
+/// Those of `run`: at once when it is no failure of the child, else of the last time.
+pub(crate) fn run_baseline<T>(name: &str, run: impl Fn() -> Result<T>) -> Result<T> {
+    const TRIES: usize = 3;
+    let mut result = run();
+    for _ in 1..TRIES {
+        let Err(Failure::Broken(why)) = &result else { break };
+        println!("again: baseline {name}: {why}");
+        result = run();
+    }
+    result
+}
+
 /// In the child: waits until it may begin. Nothing comes when the parent is gone: false.
 fn may_begin() -> bool {
     let mut line = String::new();

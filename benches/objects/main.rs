@@ -184,7 +184,8 @@ fn measure(task: &Task<'_>, sides: &mut Vec<Side>, rounds: usize) -> Result<()> 
         let mut refused = None;
         for side in &mut *sides {
             let group = side.conf.is_none().then_some(memory + GROUP_SLACK);
-            let run = match task.run(side.conf.as_deref(), group) {
+            let run = || task.run(side.conf.as_deref(), group);
+            let run = match if group.is_some() { limited::run_baseline(SWAP, run) } else { run() } {
                 // Where nothing can be far there is nothing to compare.
                 Err(Failure::Skipped(why)) if side.conf.is_none() => {
                     println!("skipped: baseline {}: {why}", side.name);

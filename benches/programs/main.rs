@@ -258,7 +258,8 @@ fn run_program(
             far.push(outcome);
             let mut dropped = Vec::new();
             for (side, outcomes) in &mut bases {
-                match run_baseline(&task, *side, memory + GROUP_SLACK, deadline) {
+                let run = || task.run(*side, Some(memory + GROUP_SLACK), deadline);
+                match limited::run_baseline(side.name(), run) {
                     Ok(outcome) => {
                         outcome.check(&in_memory)?;
                         outcomes.push(outcome);
@@ -293,19 +294,6 @@ fn run_program(
         }
     }
     Ok(())
-}
-
-/// Runs a program in a memory group. The kernel kills a group now and then whose pages it cannot write to
-/// swap as fast as the program makes them dirty; that says nothing about the next run.
-fn run_baseline(task: &Task, side: Side, memory: usize, deadline: Duration) -> Result<Outcome> {
-    const TRIES: usize = 3;
-    let mut result = task.run(side, Some(memory), deadline);
-    for _ in 1..TRIES {
-        let Err(Failure::Broken(why)) = &result else { break };
-        println!("again: baseline {}: {why}", side.name());
-        result = task.run(side, Some(memory), deadline);
-    }
-    result
 }
 
 /// The rows of a program at one limit against one baseline.

@@ -116,7 +116,10 @@ fn run(args: &Args) -> Result<()> {
             let memory = outcome.peak as usize + GROUP_SLACK;
             far.push(outcome);
             if swap.is_some() {
-                let outcome = run_on_swap(scale, memory, deadline)?;
+                let outcome = limited::run_baseline("swap", || {
+                    let group = MemoryGroup::create(memory, true)?;
+                    Task::on_system(scale).run(Some(group), deadline)
+                })?;
                 outcome.check(&in_memory)?;
                 base.push(outcome);
             }
@@ -132,20 +135,6 @@ fn run(args: &Args) -> Result<()> {
     }
     table::print_goals(&rows);
     Ok(())
-}
-
-/// Runs the engine in a memory group with swap. The kernel kills a group now and then whose pages it cannot
-/// write to swap as fast as the engine makes them dirty; that says nothing about the next run.
-fn run_on_swap(scale: f64, memory: usize, deadline: Duration) -> Result<Outcome> {
-    const TRIES: usize = 3;
-    let run = || Task::on_system(scale).run(Some(MemoryGroup::create(memory, true)?), deadline);
-    let mut result = run();
-    for _ in 1..TRIES {
-        let Err(Failure::Broken(why)) = &result else { break };
-        println!("again: swap: {why}");
-        result = run();
-    }
-    result
 }
 
 /// Swap of this number of bytes; where it is not permitted, says so.
