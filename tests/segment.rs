@@ -434,9 +434,13 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
         faults.heal();
         drop(others);
     });
-    let moved = moved.into_inner();
-    println!("{moved} moved, {} writes failed, {}", faults.injected(), slow.stats());
-    assert!(moved >= SEGMENTS, "{moved} moved");
+    println!("{} moved, {} writes failed, {}", moved.into_inner(), faults.injected(), slow.stats());
+    // A device that works again takes all of them.
+    assert!(eventually(|| {
+        let mut out = Migrator::new();
+        add_all(&mut out, &segments, tiers[2]);
+        out.write_out().run(|_| {}).error().is_none()
+    }));
     for (segment, salt) in segments.iter().zip(0..) {
         assert_eq!(wrong(salt, &segment.read()), 0);
     }
