@@ -5,6 +5,7 @@
 //! look at what kind of file it is ([`program`]). `top` shows what a running process does ([`top`]).
 
 mod checks;
+mod elf;
 mod place;
 mod probe;
 mod program;

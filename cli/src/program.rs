@@ -1,14 +1,15 @@
 //! What kind of file a program is: whether the loader will preload a library into it.
 //!
-//! Uses nothing of the crate.
+//! Uses `elf`.
 
 #![expect(unsafe_code, reason = "asks for an attribute of a file")]
 
+use crate::elf::{self, Kind};
 use std::ffi::CString;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A script's interpreter may be a script: the kernel follows as many.
@@ -74,8 +75,13 @@ fn interpreter_of(path: &Path) -> Result<Option<PathBuf>, Refusal> {
         let name = words.next().unwrap_or_default();
         return Ok(Some(PathBuf::from(std::ffi::OsStr::from_bytes(name))));
     }
-    let refusal = match elf(&file, &head) {
-        Some(kind) => kind,
+    let kind = elf::kind_of(&file);
+    if kind == Kind::Damaged {
+        let reason = format!("{}: the headers of the file are damaged", path.display());
+        return Err(Refusal::NoProgram(reason));
+    }
+    let refusal = match kind.refusal() {
+        Some(refusal) => refusal,
         None if raises_privileges(&data) => {
             "it is set-user-ID or set-group-ID, and the loader ignores LD_PRELOAD there"
         }
@@ -101,32 +107,4 @@ fn has_capabilities(path: &Path) -> bool {
     let (name, nowhere) = (c"security.capability", std::ptr::null_mut());
     // SAFETY: two strings of C; asks for the length alone.
     unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), nowhere, 0) > 0 }
-}
-
-/// Why an ELF file is not for the library; `None`: it is, or it is no ELF file.
-fn elf(file: &File, head: &[u8]) -> Option<&'static str> {
-    const INTERP: u32 = 3;
-    let number = |bytes: &[u8], at: usize, len: usize| {
-        let mut word = [0_u8; 8];
-        word[..len].copy_from_slice(bytes.get(at..at + len)?);
-        Some(u64::from_le_bytes(word))
-    };
-    if !head.starts_with(b"\x7fELF") {
-        return None;
-    }
-    if head.get(4) != Some(&2) || number(head, 18, 2) != Some(62) {
-        return Some("it is not a program for x86-64");
-    }
-    let (start, size, count) =
-        (number(head, 32, 8)?, number(head, 54, 2)? as usize, number(head, 56, 2)? as usize);
-    let mut parts = vec![0; size * count];
-    file.read_exact_at(&mut parts, start).ok()?;
-    let interp = parts.chunks(size).find(|part| number(part, 0, 4) == Some(INTERP.into()));
-    let Some(interp) = interp else {
-        return Some("it is linked statically, so that nothing can be preloaded into it");
-    };
-    let mut loader = vec![0; (number(interp, 32, 8)? as usize).min(4096)];
-    file.read_exact_at(&mut loader, number(interp, 8, 8)?).ok()?;
-    let is_musl = loader.windows(7).any(|part| part == b"ld-musl");
-    is_musl.then_some("it uses another C library than GNU's")
 }

@@ -53,6 +53,50 @@ fn what_cannot_be_run_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_program_with_damaged_headers_cannot_be_executed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = std::fs::read("/bin/true").expect("a program");
+    let fields: [(&str, usize, &[u8]); 6] = [
+        ("size of a header 0", 54, &[0, 0]),
+        ("size of a header 65535", 54, &[255, 255]),
+        ("no headers", 56, &[0, 0]),
+        ("65535 headers", 56, &[255, 255]),
+        ("headers behind the end", 32, &[0, 0, 0, 0, 0, 0, 0, 64]),
+        ("headers at the last address", 32, &[255; 8]),
+    ];
+    let damaged = fields.map(|(name, at, bytes)| {
+        let mut program = program.clone();
+        program[at..at + bytes.len()].copy_from_slice(bytes);
+        (name, program)
+    });
+    for (name, content) in damaged.into_iter().chain([("cut", program[..50].to_vec())]) {
+        let (content_at, path) = (dir.path().join("content"), dir.path().join("program"));
+        std::fs::write(&content_at, content).expect("room");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&content_at, mode).expect("its mode");
+        common::copy_program(&content_at, &path);
+        let ended = end(run(&["--limit", "16MiB"]).arg(&path), dir.path());
+        assert_eq!(ended.status.code(), Some(126), "{name}: {ended:?}");
+        assert!(ended.errors.contains("the headers of the file are damaged"), "{name}: {ended:?}");
+    }
+}
+
+#[test]
+fn programs_that_cannot_take_the_library_are_refused_by_name() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = "int main(void) { return 0; }";
+    for (compiler, option, reason) in common::WITHOUT_LIBRARY {
+        let program = dir.path().join("program");
+        if !compile(compiler, &[option], source, &program) {
+            continue;
+        }
+        let ended = end(run(&["--limit", "16MiB"]).arg(&program), dir.path());
+        assert_eq!(ended.status.code(), Some(REFUSED), "{option}: {ended:?}");
+        assert!(ended.errors.contains(reason), "{option}: {ended:?}");
+    }
+}
+
+#[test]
 fn a_library_that_is_not_there_is_named_with_the_way_to_build_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let copy = dir.path().join("farheap");

@@ -12,6 +12,15 @@ pub(crate) const REFUSED: i32 = 125;
 /// How often a running program is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// Compilers and options that make programs into which the library cannot be loaded, and the reason.
+pub(crate) const WITHOUT_LIBRARY: [(&str, &str, &str); 5] = [
+    ("musl-gcc", "-O1", "another C library"),
+    ("gcc", "-fsanitize=thread", "ThreadSanitizer"),
+    ("gcc", "-fsanitize=address", "AddressSanitizer"),
+    ("clang", "-fsanitize=thread", "ThreadSanitizer"),
+    ("clang", "-fsanitize=address", "AddressSanitizer"),
+];
+
 /// A program that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
