@@ -267,7 +267,7 @@ fn draw(figures: &[Figure], path: &Path) -> std::result::Result<(), Box<dyn std:
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let test = std::env::args().any(|argument| argument == "--test");
-    let config = Config::builder().limit(ByteCount::gib(2)).build()?;
+    let config = Config::builder().far_limit(ByteCount::gib(2)).build()?;
     let heap = match Heap::start(config) {
         Ok(heap) => heap,
         Err(error) => {

@@ -161,11 +161,12 @@ impl Work {
         // Blocks that are not written take address space and room on the device, which is a sparse file.
         let text = match (self.is_written(), options.paper) {
             (true, _) => "page:256KiB",
-            (_, true) => "limit:256MiB,capacity:4TiB",
-            _ => "limit:256MiB,capacity:64GiB",
+            (_, true) => "far_limit:256MiB,capacity:4TiB",
+            _ => "far_limit:256MiB,capacity:64GiB",
         };
         let builder = Config::builder().parse(text).map_err(Failure::of)?.metadata(metadata);
-        let builder = if self.is_written() { builder.limit(self.limit(options)) } else { builder };
+        let builder =
+            if self.is_written() { builder.far_limit(self.limit(options)) } else { builder };
         let span = ByteCount::gib(if options.paper { 8 << 10 } else { 1 << 10 });
         // As far away as memory is here: their Figure 9 is of a remote NUMA node.
         let far_node = probe::look().nodes.last().map(|node| node.number).filter(|node| *node > 0);

@@ -131,7 +131,7 @@ fn main() -> Result<(), Error> {
     let file = BlockStore::temporary(None, None)?;
     let store = Arc::new(Counting { inner: file, counts: Arc::clone(&counts) });
     // The numbers are in no system call, so they may be far without kernel faults too.
-    let config = Config::builder().parse("user_mode:far")?.limit(LIMIT).build()?;
+    let config = Config::builder().parse("user_mode:far")?.far_limit(LIMIT).build()?;
     let heap = match Heap::start_on(config, store) {
         Ok(heap) => heap,
         Err(error) => {

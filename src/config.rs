@@ -32,4 +32,4 @@ pub use crate::store::{IoEngine, Wipe};
 pub use builder::{Builder, Config};
 #[doc(hidden)]
 pub use options::documentation;
-pub use value::{Metadata, Place, UserMode};
+pub use value::{Limit, Metadata, Place, UserMode};

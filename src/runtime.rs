@@ -77,7 +77,7 @@ static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
 /// use farheap::{ByteCount, Config, Far, Heap};
 /// use allocator_api2::vec::Vec;
 ///
-/// let config = Config::builder().limit(ByteCount::mib(16)).build()?;
+/// let config = Config::builder().far_limit(ByteCount::mib(16)).build()?;
 /// let heap = match Heap::start(config) {
 ///     Ok(heap) => heap,
 ///     Err(error) => {
@@ -128,7 +128,7 @@ impl Heap {
     /// use farheap::{ByteCount, Config, Heap};
     /// use std::sync::Arc;
     ///
-    /// let config = Config::builder().limit(ByteCount::mib(16)).build()?;
+    /// let config = Config::builder().far_limit(ByteCount::mib(16)).build()?;
     /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
     /// match Heap::start_on(config, store) {
     ///     Ok(heap) => heap.shutdown()?,
@@ -142,7 +142,7 @@ impl Heap {
     }
 
     /// [`start`](Heap::start) under a memory manager: one limit holds for far memory and all other
-    /// consumers of the manager together, and the configuration's limit is the far heap's ceiling
+    /// consumers of the manager together, and the configuration's `far_limit` is the far heap's ceiling
     /// within it. Temporary memory of the manager that does not fit spills to this heap.
     ///
     /// # Errors
@@ -180,10 +180,10 @@ impl Heap {
         if heap::is_left_to_parent() {
             return Err(Error::Forked { what: "a far heap" });
         }
-        if manager.is_some() && config.process_limit().is_some() {
+        if manager.is_some() && config.asks_for_limit() {
             let reason =
                 "conflicts with a memory manager, whose limit counts local memory".to_owned();
-            return Err(Error::Config { key: "process_limit".to_owned(), reason });
+            return Err(Error::Config { key: "limit".to_owned(), reason });
         }
         // A forked child has no tier of its own: what it allocates is local. Before the lock is taken, for which
         // a child of another thread's would wait.
@@ -208,27 +208,29 @@ impl Heap {
             let by_size = if threshold == wanted_threshold(&config) { "" } else { LOCAL_BY_SIZE };
             eprintln!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}");
         }
-        let beside = match (manager, config.process_limit()) {
+        let limit = config.limit().map(|limit| ProcessLimit::new(limit, config.far_is_auto()));
+        let beside = match (manager, limit) {
             (Some(manager), _) => Beside::Counted(LocalMemory::join(manager, &region)?),
-            (None, Some(limit)) => Beside::Bounded(Arc::new(ProcessLimit::new(limit)?)),
-            (None, None) => Beside::Nothing,
+            (None, Some(Ok(limit))) => Beside::Bounded(Arc::new(limit)),
+            (None, Some(Err(error))) if config.asks_for_limit() => return Err(error),
+            (None, _) => Beside::Nothing,
         };
         let options = FarArenasOptions { threshold, ..options(&config) };
         start_tier(&mut running, DEFAULT, region, options, beside)
     }
 
-    /// Adds a far tier to the heap: its own device, page size, limit and policy, as the configuration
+    /// Adds a far tier to the heap: its own device, page size, `far_limit` and policy, as the configuration
     /// says, and its own threads. Nothing goes there by itself: programs name it, by [`tier`](Heap::tier).
     ///
     /// The name is for people and for [`tiers`](Heap::tiers): at most 32 letters, digits, `-` and `_`. The
-    /// configuration's limit is the tier's own; of a heap that was started [under a memory
+    /// configuration's `far_limit` is the tier's own; of a heap that was started [under a memory
     /// manager](Heap::start_under) it is the tier's ceiling, and the manager's limit holds for all
-    /// tiers together.
+    /// tiers together. The limit of the process holds for all tiers: the default one gives way.
     ///
     /// # Errors
     /// As [`start`](Heap::start); [`Error::NotRunning`] when this heap was shut down;
     /// [`Error::Config`] for a name that is taken or has other characters, for an eighth further
-    /// tier, and for the options `threshold` and `place`, which are the default tier's.
+    /// tier, and for the options `threshold`, `place` and `limit`, which are not a tier's.
     ///
     /// # Examples
     /// See [`Tier`].
@@ -331,7 +333,7 @@ impl Heap {
     }
 
     /// Has far memory give way to `len` bytes that the program is about to touch beside it, and waits until it
-    /// has, under a [limit on the process](crate::config::Builder::process_limit). Returns after how many
+    /// has, under a [limit on the process](crate::config::Builder::limit). Returns after how many
     /// more bytes to call again.
     #[doc(hidden)]
     #[must_use]
@@ -349,6 +351,33 @@ impl Heap {
             None => return ByteCount::ZERO, // It may start.
         };
         limit.make_room(&region, len)
+    }
+
+    /// Changes the limit of the process while it runs. Far memory that is above a lower one is out when this
+    /// returns, or soon afterwards where a `far_limit` was set, which does not change:
+    /// [`Region::set_limit`] does that.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] when this heap was shut down; [`Error::Config`] for a further tier, under a
+    /// memory manager and with `limit:off`; as
+    /// [`Region::set_limit`].
+    pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
+        let bounded = RUNNING.lock().iter().find(|tier| tier.heap.is_same(self)).map(|tier| {
+            match &tier.beside {
+                Beside::Bounded(limit) => Some(Arc::clone(limit)),
+                _ => None,
+            }
+        });
+        let Some(process) = bounded.ok_or(Error::NotRunning)? else {
+            let reason =
+                "nothing bounds the process here: `limit:off`, a memory manager, or a further tier";
+            return Err(Error::Config { key: "limit".to_owned(), reason: reason.to_owned() });
+        };
+        let minimum = self.region.limit_min();
+        if limit < minimum {
+            return Err(Error::LimitTooSmall { limit, minimum });
+        }
+        process.set(limit, &self.region)
     }
 
     /// The statistics of all far tiers that run, in total. A sum of maxima is what all had at once at
@@ -405,7 +434,7 @@ impl Heap {
     /// Bytes of RAM that the allocator has for everything that is not far: live, freed and kept for
     /// reuse, and its own tables. They are outside of the limit of a heap that stands alone; under a
     /// [memory manager](crate::limit::manager) they count against its limit as "local memory", and under a
-    /// [limit on the process](crate::config::Builder::process_limit) far memory gives way to them.
+    /// [limit on the process](crate::config::Builder::limit) far memory gives way to them.
     #[must_use]
     pub fn local(&self) -> ByteCount {
         heap::local_resident()
@@ -427,7 +456,7 @@ impl Heap {
     /// ```
     /// use farheap::{Config, Far, Heap};
     /// # fn main() -> Result<(), farheap::Error> {
-    /// let heap = match Heap::start(Config::parse("limit:16MiB,capacity:64MiB")?) {
+    /// let heap = match Heap::start(Config::parse("far_limit:16MiB,capacity:64MiB")?) {
     ///     Ok(heap) => heap,
     ///     Err(error) => {
     ///         println!("{error}"); // Says how to allow userfaultfd.

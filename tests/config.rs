@@ -1,7 +1,7 @@
 //! The configuration as its users see it: text, environment variable, errors.
 
 use farheap::config::{
-    Builder, Install, IoEngine, Metadata, Mode, Place, PolicyKind, UserMode, Wipe,
+    Builder, Install, IoEngine, Limit, Metadata, Mode, Place, PolicyKind, UserMode, Wipe,
 };
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
@@ -28,14 +28,13 @@ fn metadata_is_local_or_far_and_not_far_where_threads_serve_themselves() {
 #[test]
 fn every_key_is_read() {
     let config = Config::parse(
-        "limit:512MiB, process_limit:2GiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
+        "far_limit:512MiB, limit:2GiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
          handlers:3, threshold:off, place:all, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
          poll:50us, policy:s3fifo, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
-    assert_eq!(config.limit(), ByteCount::mib(512));
-    assert_eq!(config.limit_percent(), None);
-    assert_eq!(config.process_limit(), Some(ByteCount::gib(2)));
+    assert_eq!(config.far_limit(), ByteCount::mib(512));
+    assert_eq!(config.limit(), Some(ByteCount::gib(2)));
     assert_eq!(config.device(), Some(Path::new("/dev/nvme1n1")));
     assert_eq!(config.dir(), None);
     assert!(config.overwrite());
@@ -62,10 +61,9 @@ fn every_key_is_read() {
 #[test]
 fn defaults_are_as_documented() {
     let config = Config::parse("").expect("defaults");
-    assert_eq!(config.limit_percent(), Some(50));
     assert_eq!(
         config.to_string(),
-        "limit:50%,process_limit:off,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
+        "limit:auto,far_limit:auto,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
          install:auto,policy:tenure,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
          mode:handler,encrypt:off,compress:off,wipe:off,dump:off,metadata:local,node:any"
     );
@@ -73,7 +71,7 @@ fn defaults_are_as_documented() {
 
 #[test]
 fn an_unknown_key_is_named_with_the_likely_one() {
-    let message = refusal("limit:64MiB,pgae:64KiB");
+    let message = refusal("far_limit:64MiB,pgae:64KiB");
     assert_eq!(message, "configuration: pgae: is not a key; did you mean `page`?");
     assert!(refusal("Limit:64MiB").contains("did you mean `limit`?"));
     assert!(refusal("limits").contains("did you mean `limit`?"));
@@ -102,7 +100,7 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("threshold:0", "threshold", "must not be zero"),
         ("span:0", "span", "at least one page"),
         ("span:65TiB", "span", "at most"),
-        ("span:16MiB,limit:32MiB", "span", "less than the limit"),
+        ("span:16MiB,far_limit:32MiB", "span", "less than the limit"),
         ("io:urng", "io", "did you mean `uring`?"),
         ("install:map", "install", "not one of auto, copy, move"),
         ("checksum:yes", "checksum", "not one of on, off"),
@@ -141,9 +139,9 @@ fn a_malformed_value_is_refused_with_its_key() {
 #[test]
 fn a_limit_must_hold_sixty_four_pages_and_eight_mebibytes() {
     for (text, minimum) in [
-        ("limit:8191KiB", ByteCount::mib(8)),
-        ("limit:8191KiB,page:4KiB", ByteCount::mib(8)),
-        ("limit:127MiB,page:2MiB", ByteCount::mib(128)),
+        ("far_limit:8191KiB", ByteCount::mib(8)),
+        ("far_limit:8191KiB,page:4KiB", ByteCount::mib(8)),
+        ("far_limit:127MiB,page:2MiB", ByteCount::mib(128)),
     ] {
         let error = Config::parse(text).expect_err(text);
         assert!(
@@ -151,16 +149,17 @@ fn a_limit_must_hold_sixty_four_pages_and_eight_mebibytes() {
             "{error}"
         );
     }
-    assert!(Config::parse("limit:8MiB").is_ok());
-    assert!(Config::parse("limit:128MiB,page:2MiB").is_ok());
+    assert!(Config::parse("far_limit:8MiB").is_ok());
+    assert!(Config::parse("far_limit:128MiB,page:2MiB").is_ok());
 }
 
 #[test]
 fn the_builder_refuses_what_the_text_refuses() {
     for builder in [
         Config::builder().limit(ByteCount::ZERO),
-        Config::builder().limit_percent(0),
-        Config::builder().limit_percent(101),
+        Config::builder().limit(Limit::Percent(0)),
+        Config::builder().limit(Limit::Percent(101)),
+        Config::builder().far_limit(ByteCount::ZERO),
         Config::builder().page(ByteCount(u64::MAX)),
         Config::builder().capacity(ByteCount(u64::MAX)),
         Config::builder().handlers(65),
@@ -192,7 +191,7 @@ fn a_store_of_the_programs_own_conflicts_with_options_that_open_one() {
         "second:/dev/sdb",
         "second:/dev/sdb,second_capacity:1GiB",
     ] {
-        let config = Config::parse(&format!("limit:8MiB,{text}")).expect(text);
+        let config = Config::parse(&format!("far_limit:8MiB,{text}")).expect(text);
         let store = Arc::new(MemStore::new(ByteCount::mib(16)).expect("address space"));
         let error = Heap::start_on(config, store).expect_err(text).to_string();
         assert!(error.contains("conflicts with the program's own store"), "{text}: {error}");
@@ -201,20 +200,21 @@ fn a_store_of_the_programs_own_conflicts_with_options_that_open_one() {
 
 #[test]
 fn paths_may_hold_colons_and_quoted_ones_commas() {
-    let config = Config::parse(r#"device:/dev/disk/by-path/pci-0000:00:1f.2,limit:1GiB"#);
+    let config = Config::parse(r#"device:/dev/disk/by-path/pci-0000:00:1f.2,far_limit:1GiB"#);
     let config = config.expect("colons need no quotes");
     assert_eq!(config.device(), Some(Path::new("/dev/disk/by-path/pci-0000:00:1f.2")));
-    let config = Config::parse(r#"limit:1GiB,dir: "/mnt/a, ""b""" ,page:4KiB"#).expect("quoted");
+    let config =
+        Config::parse(r#"far_limit:1GiB,dir: "/mnt/a, ""b""" ,page:4KiB"#).expect("quoted");
     assert_eq!(config.dir(), Some(Path::new(r#"/mnt/a, "b""#)));
     assert_eq!(config.page(), ByteCount::kib(4));
 }
 
 #[test]
 fn a_text_overlays_what_the_builder_has() {
-    let base = Config::builder().limit(ByteCount::mib(64)).dir("/var/tmp").handlers(2);
-    let config = base.clone().parse("limit:128MiB,handlers:auto").and_then(Builder::build);
+    let base = Config::builder().far_limit(ByteCount::mib(64)).dir("/var/tmp").handlers(2);
+    let config = base.clone().parse("far_limit:128MiB,handlers:auto").and_then(Builder::build);
     let config = config.expect("an overlay");
-    assert_eq!(config.limit(), ByteCount::mib(128));
+    assert_eq!(config.far_limit(), ByteCount::mib(128));
     assert_eq!(config.dir(), Some(Path::new("/var/tmp")));
     assert_eq!(config.handlers(), None);
     let config = base.parse("device:/dev/sdb").and_then(Builder::build).expect("no conflict");
@@ -246,7 +246,7 @@ fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     assert!(child(None).contains(&format!("read: {defaults}")));
     assert!(
         child(Some("limit:96MiB,page:4KiB"))
-            .contains("read: limit:96MiB,process_limit:off,overwrite:off,reserve:off,page:4KiB,")
+            .contains("read: limit:96MiB,far_limit:auto,overwrite:off,reserve:off,page:4KiB,")
     );
     assert!(child(Some("limt:96MiB")).contains("refused: configuration: limt: is not a key"));
 }
@@ -291,7 +291,7 @@ prop_compose! {
     ) -> Builder {
         let builder = match limit {
             Ok(bytes) => Config::builder().limit(ByteCount(bytes)),
-            Err(percent) => Config::builder().limit_percent(percent),
+            Err(percent) => Config::builder().limit(Limit::Percent(percent)),
         };
         let builder = match store {
             (Some(device), _) => builder.device(device),

@@ -46,7 +46,7 @@ fn freed_data_is_not_written_however_many_threads_keep_some() {
 fn freed_data_is_not_written() {
     let _watchdog = watchdog("heap_caches", Duration::from_secs(240));
     let seed = seed("heap_caches");
-    let Some(heap) = heap("limit:32MiB,capacity:1GiB") else { return };
+    let Some(heap) = heap("far_limit:32MiB,capacity:1GiB") else { return };
     let all = Barrier::new(THREADS as usize);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -109,7 +109,7 @@ fn in_use_local() -> ByteCount {
 fn a_thousand_threads_keep_little_and_idle_ones_nothing() {
     alone("a_thousand_threads_keep_little_and_idle_ones_nothing", || {
         let _watchdog = watchdog("heap_caches", Duration::from_secs(240));
-        let text = "limit:2GiB,capacity:4GiB,span:64GiB"; // Not what bounds the caches.
+        let text = "far_limit:2GiB,capacity:4GiB,span:64GiB"; // Not what bounds the caches.
         let Some(default) = heap(text) else { return };
         let config = Config::parse(text).expect("options");
         for name in ["one", "two", "three"] {

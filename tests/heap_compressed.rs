@@ -57,7 +57,7 @@ fn heap_on_faulty(text: &str, device: ByteCount) -> Option<(Heap, FaultControl)>
 fn what_compresses_does_not_need_the_device() {
     cases("what_compresses_does_not_need_the_device", &["handler", "in_thread"], |mode| {
         let _watchdog = watchdog("heap_compressed", Duration::from_secs(120));
-        let conf = format!("limit:24MiB,compress:12MiB,span:1GiB,mode:{mode}");
+        let conf = format!("far_limit:24MiB,compress:12MiB,span:1GiB,mode:{mode}");
         let Some((heap, device)) = heap_on_faulty(&conf, ByteCount::mib(256)) else { return };
         // A device that nobody can use.
         device.fail_fraction(Op::Write, 1_000_000, EIO);
@@ -83,7 +83,7 @@ fn what_does_not_compress_or_does_not_fit_goes_to_the_device() {
     cases(TEST, &["off", "on"], |encrypt| {
         let _watchdog = watchdog("heap_compressed", Duration::from_secs(120));
         let conf = format!(
-            "limit:16MiB,compress:4MiB,capacity:512MiB,span:1GiB,page:16KiB,encrypt:{encrypt}"
+            "far_limit:16MiB,compress:4MiB,capacity:512MiB,span:1GiB,page:16KiB,encrypt:{encrypt}"
         );
         let Some(heap) = heap(&conf) else { return };
         let random = column(noise, 32 << 20);
@@ -111,7 +111,7 @@ fn what_does_not_compress_or_does_not_fit_goes_to_the_device() {
 fn a_device_that_fails_loses_nothing_that_is_kept() {
     alone("a_device_that_fails_loses_nothing_that_is_kept", || {
         let _watchdog = watchdog("heap_compressed", Duration::from_secs(120));
-        let conf = "limit:24MiB,compress:4MiB,span:1GiB,page:16KiB";
+        let conf = "far_limit:24MiB,compress:4MiB,span:1GiB,page:16KiB";
         let Some((heap, device)) = heap_on_faulty(conf, ByteCount::mib(256)) else { return };
         let mut data = column(mixed, 40 << 20);
         device.fail_fraction(Op::Write, 200_000, EIO);
@@ -133,8 +133,8 @@ fn a_device_that_fails_loses_nothing_that_is_kept() {
 #[test]
 fn limits_that_do_not_hold_the_compressed_pages_are_refused() {
     let refused = |text: &str| Config::parse(text).expect_err(text).to_string();
-    assert!(refused("limit:16MiB,compress:12MiB").contains("limit"));
-    assert!(refused("limit:16MiB,compress:many").contains("compress"));
+    assert!(refused("far_limit:16MiB,compress:12MiB").contains("limit"));
+    assert!(refused("far_limit:16MiB,compress:many").contains("compress"));
     let store = || mem_store(ByteCount::mib(64));
     let small = RegionConfig::new().limit(ByteCount::mib(64)).compress(Some(ByteCount::mib(1)));
     let error = Region::create(small, store()).expect_err("1 MiB is too little");

@@ -76,13 +76,13 @@ fn devices_that_cannot_be_used_are_refused_with_path_and_reason() {
             ("device:/dev/null".to_owned(), "/dev/null", "is a character device"),
             (format!("dir:{missing}"), &missing, "does not exist"),
             (
-                format!("device:{below_a_page},page:2MiB,limit:128MiB"),
+                format!("device:{below_a_page},page:2MiB,far_limit:128MiB"),
                 &below_a_page,
                 "no page of 2.0 MiB",
             ),
         ];
         for (conf, path, reason) in refused {
-            let limit = if conf.contains("limit") { "" } else { "limit:8MiB," };
+            let limit = if conf.contains("limit") { "" } else { "far_limit:8MiB," };
             match start(&format!("{limit}{conf}")) {
                 Err(error @ (Error::Device { .. } | Error::Config { .. })) => {
                     let text = error.to_string();
@@ -93,7 +93,8 @@ fn devices_that_cannot_be_used_are_refused_with_path_and_reason() {
             }
         }
         // What is left over at the end of an odd file is left alone, and nothing stays locked.
-        let heap = start(&format!("limit:8MiB,device:{odd}")).expect("an odd length is no error");
+        let heap =
+            start(&format!("far_limit:8MiB,device:{odd}")).expect("an odd length is no error");
         drop(numbers(MIB, 1).expect("8 MiB fit"));
         heap.shutdown().expect("nothing is in use");
     });
@@ -114,7 +115,7 @@ fn a_read_only_device_is_refused() {
             Some(None) => return,
             Some(Some(device)) => device.path().to_str().expect("UTF-8").to_owned(),
         };
-        let error = match start(&format!("limit:8MiB,device:{text}")) {
+        let error = match start(&format!("far_limit:8MiB,device:{text}")) {
             Err(Error::UffdUnavailable { reasons }) => return println!("skipped: {reasons}"),
             other => other.expect_err("read-only").to_string(),
         };
@@ -127,7 +128,7 @@ fn a_read_only_device_is_refused() {
 fn a_device_in_use_by_another_process_is_refused() {
     let name = "a_device_in_use_by_another_process_is_refused";
     if let Some(path) = case(name) {
-        let error = start(&format!("limit:8MiB,device:{path}")).expect_err("in use");
+        let error = start(&format!("far_limit:8MiB,device:{path}")).expect_err("in use");
         return println!("start: {error}");
     }
     let dir = tempfile::tempdir().expect("a directory");
@@ -142,7 +143,7 @@ fn a_device_in_use_by_another_process_is_refused() {
 #[test]
 fn allocating_more_than_limit_and_device_hold_fails_and_the_rest_goes_on() {
     alone("allocating_more_than_limit_and_device_hold_fails_and_the_rest_goes_on", || {
-        let Some(heap) = heap("limit:8MiB,capacity:16MiB") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:16MiB") else { return };
         assert!(numbers(64 * MIB / 8, 0).is_err(), "64 MiB in 24");
         for _ in 0..3 {
             let mut kept = Vec::new();
@@ -177,7 +178,7 @@ fn balloon(dir: &Path, len: usize) -> std::path::PathBuf {
 fn a_device_that_was_full_for_a_while_loses_nothing() {
     let name = "a_device_that_was_full_for_a_while_loses_nothing";
     if let Some(dir) = case(name) {
-        let Some(heap) = heap(&format!("limit:8MiB,capacity:64MiB,dir:{dir}")) else { return };
+        let Some(heap) = heap(&format!("far_limit:8MiB,capacity:64MiB,dir:{dir}")) else { return };
         let mut data = granted(48 * MIB / 8).expect("limit and device have room");
         let balloon = balloon(dir.as_ref(), 56 * MIB);
         std::thread::scope(|scope| {
@@ -218,7 +219,7 @@ fn assert_sigbus(ended: &Ended, cause: &str) {
 fn a_device_that_stays_full_is_a_sigbus_with_the_cause() {
     let name = "a_device_that_stays_full_is_a_sigbus_with_the_cause";
     if let Some(place) = case(name) {
-        let Some(_heap) = heap(&format!("limit:8MiB,capacity:96MiB,{SHORT},{place}")) else {
+        let Some(_heap) = heap(&format!("far_limit:8MiB,capacity:96MiB,{SHORT},{place}")) else {
             return;
         };
         let mut data = granted(64 * MIB / 8).expect("there is room");
@@ -247,7 +248,7 @@ fn a_device_that_stays_full_is_a_sigbus_with_the_cause() {
 fn allocations_fail_while_the_device_is_full() {
     let name = "allocations_fail_while_the_device_is_full";
     if let Some(dir) = case(name) {
-        let Some(heap) = heap(&format!("limit:8MiB,capacity:96MiB,{SHORT},dir:{dir}")) else {
+        let Some(heap) = heap(&format!("far_limit:8MiB,capacity:96MiB,{SHORT},dir:{dir}")) else {
             return;
         };
         if !heap.serves_kernel_faults() {
@@ -332,7 +333,7 @@ fn bytes_of(words: &[u64]) -> &[u8] {
 fn far_memory_is_refused_while_others_fill_the_file_system() {
     let name = "far_memory_is_refused_while_others_fill_the_file_system";
     if let Some(dir) = case(name) {
-        let Some(heap) = heap(&format!("limit:8MiB,capacity:56MiB,dir:{dir}")) else { return };
+        let Some(heap) = heap(&format!("far_limit:8MiB,capacity:56MiB,dir:{dir}")) else { return };
         let kept = numbers(16 * MIB / 8, 1).expect("there is room");
         let balloon = balloon(dir.as_ref(), 40 * MIB);
         // 64 MiB less 40 are 24: with the 8 of the limit no 48, which the capacity alone has.
@@ -354,7 +355,7 @@ fn reserved_space_is_there_when_others_have_filled_the_file_system() {
     let name = "reserved_space_is_there_when_others_have_filled_the_file_system";
     if let Some(place) = case(name) {
         let (dir, key) = place.split_once(' ').expect("a case");
-        let conf = format!("limit:8MiB,capacity:48MiB,reserve:on,{key}");
+        let conf = format!("far_limit:8MiB,capacity:48MiB,reserve:on,{key}");
         let Some(heap) = heap(&conf) else { return };
         let mut data = granted(40 * MIB / 8).expect("there is room");
         let mut balloon = File::create(Path::new(dir).join("balloon")).expect("a file");
@@ -387,7 +388,7 @@ fn space_that_cannot_be_reserved_is_refused_at_the_start() {
     if let Some(dir) = case(name) {
         let file = sparse(&Path::new(&dir).join("store"), 128 << 20);
         for place in [format!("dir:{dir}"), format!("device:{file}")] {
-            let conf = format!("limit:8MiB,capacity:128MiB,reserve:on,{place}");
+            let conf = format!("far_limit:8MiB,capacity:128MiB,reserve:on,{place}");
             let error = start(&conf).expect_err("64 MiB").to_string();
             assert!(error.contains("has no 12") && error.contains("free space there"), "{error}");
             assert!(error.contains(&dir), "{error}");
@@ -403,7 +404,7 @@ fn space_that_cannot_be_reserved_is_refused_at_the_start() {
 fn a_directory_in_memory_is_warned_of() {
     let name = "a_directory_in_memory_is_warned_of";
     if let Some(place) = case(name) {
-        drop(heap(&format!("limit:8MiB,capacity:16MiB,{place}")));
+        drop(heap(&format!("far_limit:8MiB,capacity:16MiB,{place}")));
         return;
     }
     let Some(tmpfs) = Tmpfs::mount("size=64m") else { return };
@@ -434,12 +435,12 @@ fn a_file_longer_than_this_process_may_write_is_an_error_not_a_signal() {
         for place in
             ["dir:/var/tmp".to_owned(), format!("device:{path}"), format!("device:{path}2")]
         {
-            let conf = format!("limit:8MiB,capacity:64MiB,{place}");
+            let conf = format!("far_limit:8MiB,capacity:64MiB,{place}");
             let error = start(&conf).expect_err("too long").to_string();
             assert!(error.contains("ulimit -f") && error.contains("16.0 MiB"), "{error}");
         }
         // Without a capacity it is what the process may write.
-        let Some(heap) = heap("limit:8MiB,dir:/var/tmp") else { return };
+        let Some(heap) = heap("far_limit:8MiB,dir:/var/tmp") else { return };
         let data = numbers(12 * MIB / 8, 1).expect("there is room");
         heap.evict_all().expect("written");
         assert_numbers(&data, 1);
@@ -457,7 +458,7 @@ fn a_device_that_returns_other_bytes_is_a_sigbus_with_the_cause() {
     let name = "a_device_that_returns_other_bytes_is_a_sigbus_with_the_cause";
     if let Some(case) = case(name) {
         let (what, path) = case.split_once(':').expect("a case");
-        let Some(heap) = heap(&format!("limit:8MiB,{SHORT},device:{path}")) else { return };
+        let Some(heap) = heap(&format!("far_limit:8MiB,{SHORT},device:{path}")) else { return };
         let data = numbers(16 * MIB / 8, 6).expect("the device has room");
         heap.evict_all().expect("the device has room");
         let file = File::options().write(true).open(path).expect("the device");
@@ -489,7 +490,7 @@ fn a_device_that_holds_data_is_refused_unless_it_may_be_overwritten() {
         let path = dir.path().join("precious");
         let data: Vec<u8> = (0..16_u32 << 20).map(|n| (n % 251) as u8 + 1).collect();
         fs::write(&path, &data).expect("written");
-        let conf = format!("limit:8MiB,device:{}", path.display());
+        let conf = format!("far_limit:8MiB,device:{}", path.display());
         match start(&conf) {
             Err(Error::UffdUnavailable { reasons }) => return println!("skipped: {reasons}"),
             Err(Error::Device { reason, .. }) => {

@@ -75,7 +75,7 @@ fn numbers() -> FarVec<u64, Far> {
 #[test]
 fn a_forked_child_reads_the_parents_far_data() {
     alone("a_forked_child_reads_the_parents_far_data", || {
-        let Some(heap) = heap("limit:8MiB,capacity:128MiB") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:128MiB") else { return };
         let (data, local) = (numbers(), vec![7_u64; 1000]);
         heap.evict_all().expect("the device has room");
         // All evicted, then one page of each kind: written, read, and never touched again.
@@ -95,7 +95,7 @@ fn a_forked_child_reads_the_parents_far_data() {
 #[test]
 fn forking_while_threads_fault_harms_nobody() {
     alone("forking_while_threads_fault_harms_nobody", || {
-        let Some(heap) = heap("limit:8MiB,capacity:512MiB,page:4KiB") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:512MiB,page:4KiB") else { return };
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let others = StopOnDrop(&done);
@@ -128,7 +128,7 @@ fn forking_while_threads_fault_harms_nobody() {
 #[test]
 fn programs_can_be_started_from_a_far_scope() {
     alone("programs_can_be_started_from_a_far_scope", || {
-        let Some(heap) = heap("limit:8MiB,capacity:128MiB") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:128MiB") else { return };
         let _data = numbers();
         for round in 0..20 {
             let output = {
@@ -157,7 +157,7 @@ fn programs_can_be_started_from_a_far_scope() {
 #[test]
 fn commands_that_fork_take_far_arguments() {
     alone("commands_that_fork_take_far_arguments", || {
-        let Some(heap) = heap("limit:8MiB,capacity:128MiB") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:128MiB") else { return };
         let _far = scope(Placement::Far);
         let mut command = Command::new("sh");
         command.args(["-c", "exit 7"]);
@@ -255,7 +255,7 @@ fn allocates_locally() -> bool {
 fn a_forked_child_that_only_frees_far_memory_lives() {
     const TEST: &str = "a_forked_child_that_only_frees_far_memory_lives";
     cases(TEST, &["4KiB", "64KiB"], |page| {
-        let conf = format!("limit:8MiB,capacity:512MiB,page:{page}");
+        let conf = format!("far_limit:8MiB,capacity:512MiB,page:{page}");
         let Some(heap) = heap(&conf) else { return };
         let mut blocks = Some(Blocks::new(&heap));
         for _ in 0..3 {
@@ -289,7 +289,7 @@ fn a_forked_child_that_only_frees_far_memory_lives() {
 #[test]
 fn a_thread_that_forked_can_end_in_the_child() {
     alone("a_thread_that_forked_can_end_in_the_child", || {
-        let Some(heap) = heap("limit:8MiB,capacity:128MiB") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:128MiB") else { return };
         let parent = std::process::id();
         for _ in 0..20 {
             let ended = std::thread::spawn(move || {
@@ -374,7 +374,7 @@ impl Everything {
 fn a_forked_child_can_drop_all_that_it_inherits() {
     alone("a_forked_child_can_drop_all_that_it_inherits", || {
         let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("starts");
-        let conf = "limit:32MiB,capacity:512MiB";
+        let conf = "far_limit:32MiB,capacity:512MiB";
         let Some(heap) = common::heap_under(&manager, conf) else { return };
         let mut all = Everything::new(manager, heap);
         if all.is_none() {
@@ -415,7 +415,7 @@ fn a_child_that_lives_on_keeps_the_device_and_nothing_else() {
             }
             _ => format!("dir:{},capacity:128MiB", dir.path().display()),
         };
-        let conf = format!("limit:8MiB,{place}");
+        let conf = format!("far_limit:8MiB,{place}");
         let Some(heap) = heap(&conf) else { return };
         let data = numbers();
         heap.evict_all().expect("the device has room");

@@ -116,7 +116,7 @@ impl Signal {
 }
 
 fn start(conf: &str) -> Option<Heap> {
-    heap(&format!("limit:8MiB,capacity:512MiB,{conf}"))
+    heap(&format!("far_limit:8MiB,capacity:512MiB,{conf}"))
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn parent_and_child_settle_within_a_quarter_more_than_the_limit() {
     // written since the fork, stacks, tables.
     const OTHER: u64 = 8 << 20;
     cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
-        let conf = format!("limit:16MiB,capacity:512MiB,{conf}");
+        let conf = format!("far_limit:16MiB,capacity:512MiB,{conf}");
         let Some(_heap) = heap(&conf) else { return };
         let own = std::process::id() as i32;
         let before = share_of_memory(own);

@@ -73,7 +73,7 @@ fn kernel_heap(conf: &str) -> Option<Heap> {
 fn system_calls_read_and_write_evicted_memory() {
     cases("system_calls_read_and_write_evicted_memory", &["4KiB", "64KiB", "2MiB"], |page| {
         let mut dice = Dice::new(seed("system calls"));
-        let conf = format!("limit:128MiB,capacity:256MiB,page:{page}");
+        let conf = format!("far_limit:128MiB,capacity:256MiB,page:{page}");
         let Some(heap) = kernel_heap(&conf) else { return };
         let source = Buffer::random(1024, &mut dice);
         let mut target = Buffer::new(1024);
@@ -114,7 +114,7 @@ fn assert_transferred(
 fn direct_reads_lose_nothing_to_evictions_under_way() {
     cases("direct_reads_lose_nothing_to_evictions_under_way", &["4KiB", "64KiB"], |page| {
         let mut dice = Dice::new(seed("direct reads"));
-        let conf = format!("limit:8MiB,capacity:64MiB,page:{page}");
+        let conf = format!("far_limit:8MiB,capacity:64MiB,page:{page}");
         let Some(heap) = kernel_heap(&conf) else { return };
         let dir = tempfile::tempdir().expect("a directory");
         let mut options = OpenOptions::new();
@@ -152,11 +152,12 @@ fn direct_reads_lose_nothing_to_evictions_under_way() {
 fn with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works() {
     let name = "with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works";
     if case(name).is_some() {
-        let required = Config::parse("limit:8MiB,user_mode:require_kernel").expect("known keys");
+        let required =
+            Config::parse("far_limit:8MiB,user_mode:require_kernel").expect("known keys");
         let error = Heap::start(required).expect_err("refused").to_string();
         assert!(error.contains("/dev/userfaultfd") && error.contains("farheap doctor"), "{error}");
         let mut dice = Dice::new(seed("user mode"));
-        let heap = Heap::start(Config::parse("limit:8MiB,capacity:64MiB").expect("known keys"))
+        let heap = Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB").expect("known keys"))
             .expect("user mode is enough to start");
         assert!(!heap.serves_kernel_faults());
         let source = Buffer::random(4096, &mut dice);
@@ -184,12 +185,12 @@ fn with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works() {
 fn assert_refused() {
     let threads = || std::fs::read_dir("/proc/self/task").expect("/proc").count();
     let before = threads();
-    let error = Heap::start(Config::parse("limit:8MiB,capacity:64MiB").expect("known keys"));
+    let error = Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB").expect("known keys"));
     println!("start: {}", error.as_ref().expect_err("refused"));
     assert!(common::eventually(|| threads() == before), "threads are left");
     assert!(Heap::running().is_none());
     assert!(FarVec::<u8, Far>::new_in(Far).try_reserve(1).is_err());
-    let again = Heap::start(Config::parse("limit:8MiB,capacity:64MiB").expect("known keys"));
+    let again = Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB").expect("known keys"));
     assert_eq!(again.expect_err("refused again").to_string(), error.expect_err("").to_string());
 }
 
@@ -235,7 +236,7 @@ fn with_too_little_address_space_the_start_fails_and_a_smaller_span_works() {
     let name = "with_too_little_address_space_the_start_fails_and_a_smaller_span_works";
     if case(name).is_some() {
         assert_refused();
-        let Some(heap) = heap("limit:8MiB,capacity:64MiB,span:1GiB") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:64MiB,span:1GiB") else { return };
         let buffer = Buffer::random(4096, &mut Dice::new(1));
         assert!(heap.stats().bytes_written.0 > 0);
         drop(buffer);
@@ -253,7 +254,7 @@ fn with_too_little_address_space_the_start_fails_and_a_smaller_span_works() {
 #[test]
 fn a_heap_works_with_one_handler_and_without_io_uring() {
     alone("a_heap_works_with_one_handler_and_without_io_uring", || {
-        let Some(heap) = heap("limit:8MiB,capacity:64MiB,handlers:1,io:sync") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:64MiB,handlers:1,io:sync") else { return };
         let source = Buffer::random(4096, &mut Dice::new(2));
         assert!(heap.stats().bytes_written.0 > 0);
         assert!(source.bytes() == Buffer::random(4096, &mut Dice::new(2)).bytes());

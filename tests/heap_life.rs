@@ -48,7 +48,9 @@ fn nothing_is_read_or_written_while_the_data_fits() {
     alone("nothing_is_read_or_written_while_the_data_fits", || {
         let dir = tempfile::tempdir().expect("a directory");
         let path = device(dir.path(), 256 * MIB);
-        let Some(heap) = heap(&format!("limit:96MiB,device:{}", path.display())) else { return };
+        let Some(heap) = heap(&format!("far_limit:96MiB,device:{}", path.display())) else {
+            return;
+        };
         for _ in 0..3 {
             let large = numbers(32 * MIB / 8);
             let small: Vec<FarBox<[u64; 100], Far>> =
@@ -70,7 +72,7 @@ fn memory_that_is_never_touched_is_never_written() {
     alone("memory_that_is_never_touched_is_never_written", || {
         let dir = tempfile::tempdir().expect("a directory");
         let path = device(dir.path(), 512 * MIB);
-        let Some(heap) = heap(&format!("limit:8MiB,device:{}", path.display())) else { return };
+        let Some(heap) = heap(&format!("far_limit:8MiB,device:{}", path.display())) else { return };
         for _ in 0..20 {
             let vectors: Vec<FarVec<u8, Far>> =
                 (1..20).map(|n| FarVec::with_capacity_in(n * MIB, Far)).collect();
@@ -91,7 +93,7 @@ fn freeing_evicted_data_returns_the_space_of_the_device() {
         let _watchdog = watchdog("device space", Duration::from_secs(200));
         let dir = tempfile::tempdir().expect("a directory");
         let path = device(dir.path(), 256 * MIB);
-        let Some(heap) = heap(&format!("limit:8MiB,device:{}", path.display())) else { return };
+        let Some(heap) = heap(&format!("far_limit:8MiB,device:{}", path.display())) else { return };
         let mut vectors: Vec<_> = (0..16).map(|_| numbers(4 * MIB / 8)).collect();
         let full = occupied(&path);
         assert!(full >= 48 << 20, "64 MiB under a limit of 8: {full} on the device");
@@ -116,8 +118,8 @@ fn freeing_evicted_data_returns_the_space_of_the_device() {
 fn a_heap_is_one_a_process_and_ends_only_when_it_is_empty() {
     alone("a_heap_is_one_a_process_and_ends_only_when_it_is_empty", || {
         let start = |conf| Heap::start(Config::parse(conf).expect("a good configuration"));
-        let Some(first) = heap("limit:8MiB,capacity:64MiB") else { return };
-        assert_eq!(start("limit:16MiB").expect_err("one runs"), Error::AlreadyRunning);
+        let Some(first) = heap("far_limit:8MiB,capacity:64MiB") else { return };
+        assert_eq!(start("far_limit:16MiB").expect_err("one runs"), Error::AlreadyRunning);
         let kept = numbers(16 * MIB / 8);
         let error = first.shutdown().expect_err("16 MiB are in use");
         assert!(matches!(error, Error::InUse { bytes } if bytes.0 >= 16 << 20), "{error}");
@@ -130,7 +132,7 @@ fn a_heap_is_one_a_process_and_ends_only_when_it_is_empty() {
         assert!(Heap::running().is_none());
         assert!(FarVec::<u8, Far>::new_in(Far).try_reserve(1).is_err(), "no heap is running");
         for _ in 0..5 {
-            let again = start("limit:16MiB,page:4KiB,capacity:64MiB").expect("none runs");
+            let again = start("far_limit:16MiB,page:4KiB,capacity:64MiB").expect("none runs");
             assert_numbers(&numbers(24 * MIB / 8));
             again.shutdown().expect("nothing is in use");
         }
@@ -144,21 +146,24 @@ fn a_limit_below_the_minimum_is_refused_with_the_minimum() {
         Err(Error::LimitTooSmall { minimum, .. }) => minimum,
         other => panic!("{conf}: {other:?}"),
     };
-    assert_eq!(minimum_of("limit:4MiB"), ByteCount::mib(8));
-    assert_eq!(minimum_of("limit:64MiB,page:2MiB"), ByteCount::mib(128));
+    assert_eq!(minimum_of("far_limit:4MiB"), ByteCount::mib(8));
+    assert_eq!(minimum_of("far_limit:64MiB,page:2MiB"), ByteCount::mib(128));
 }
 
 #[test]
 fn a_limit_may_change_while_data_is_live() {
     alone("a_limit_may_change_while_data_is_live", || {
-        let Some(heap) = heap("limit:64MiB,capacity:256MiB") else { return };
+        let Some(heap) = heap("far_limit:64MiB,capacity:256MiB") else { return };
         let data = numbers(48 * MIB / 8);
-        heap.set_limit(ByteCount::mib(8)).expect("everything can be evicted");
+        heap.region().set_limit(ByteCount::mib(8)).expect("everything can be evicted");
         assert!(heap.stats().resident_bytes.0 <= 8 << 20);
         assert_numbers(&data);
         assert!(heap.stats().resident_bytes.0 <= 8 << 20);
-        assert!(matches!(heap.set_limit(ByteCount::mib(7)), Err(Error::LimitTooSmall { .. })));
-        heap.set_limit(ByteCount::mib(64)).expect("raising always works");
+        assert!(matches!(
+            heap.region().set_limit(ByteCount::mib(7)),
+            Err(Error::LimitTooSmall { .. })
+        ));
+        heap.region().set_limit(ByteCount::mib(64)).expect("raising always works");
         assert_numbers(&data);
         let pass_without_reading = || {
             let read = heap.stats().bytes_read.0;
@@ -181,7 +186,7 @@ fn store_descriptor(dir: &Path) -> Option<PathBuf> {
 fn a_killed_process_leaves_nothing_behind() {
     let name = "a_killed_process_leaves_nothing_behind";
     if let Some(dir) = case(name) {
-        let Some(_heap) = heap(&format!("limit:8MiB,capacity:64MiB,dir:{dir}")) else { return };
+        let Some(_heap) = heap(&format!("far_limit:8MiB,capacity:64MiB,dir:{dir}")) else { return };
         let data = numbers(32 * MIB / 8);
         let store = store_descriptor(dir.as_ref()).expect("the store is open");
         let meta = fs::metadata(&store).expect("open");
@@ -214,7 +219,7 @@ fn status_line(task: &Path, key: &str) -> String {
 fn signal_handlers_of_the_program_run_on_its_own_threads() {
     alone("signal_handlers_of_the_program_run_on_its_own_threads", || {
         let own = status_line("/proc/thread-self".as_ref(), "SigBlk:");
-        let Some(heap) = heap("limit:8MiB,capacity:64MiB,handlers:2") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:64MiB,handlers:2") else { return };
         // A thread takes its name when it first runs.
         let named = || {
             let tasks = fs::read_dir("/proc/self/task").expect("/proc").flatten();
@@ -266,7 +271,7 @@ fn the_resident_size_reported_is_what_the_kernel_counts() {
     let pages = ["4KiB", "64KiB", "2MiB"];
     cases("the_resident_size_reported_is_what_the_kernel_counts", &pages, |page| {
         let before = resident_exactly();
-        let Some(heap) = heap(&format!("limit:128MiB,capacity:512MiB,page:{page}")) else {
+        let Some(heap) = heap(&format!("far_limit:128MiB,capacity:512MiB,page:{page}")) else {
             return;
         };
         let data = numbers(192 * MIB / 8);
@@ -294,7 +299,9 @@ fn the_resident_size_stays_below_the_limit_while_hammered() {
     let pages = ["4KiB", "64KiB", "2MiB"];
     cases("the_resident_size_stays_below_the_limit_while_hammered", &pages, |page| {
         let before = resident_roughly();
-        let Some(heap) = heap(&format!("limit:128MiB,capacity:1GiB,page:{page}")) else { return };
+        let Some(heap) = heap(&format!("far_limit:128MiB,capacity:1GiB,page:{page}")) else {
+            return;
+        };
         let (largest, done) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let others = StopOnDrop(&done);

@@ -58,8 +58,8 @@ fn what_is_counted_is_what_the_kernel_counts_while_threads_come_and_go() {
     const NAME: &str = "what_is_counted_is_what_the_kernel_counts_while_threads_come_and_go";
     alone(NAME, || {
         let _watchdog = watchdog("heap_memory", Duration::from_secs(300));
-        let Some(default) = heap("limit:96MiB,capacity:512MiB,page:16KiB") else { return };
-        let config = Config::parse("limit:48MiB,capacity:512MiB,page:64KiB").expect("options");
+        let Some(default) = heap("far_limit:96MiB,capacity:512MiB,page:16KiB") else { return };
+        let config = Config::parse("far_limit:48MiB,capacity:512MiB,page:64KiB").expect("options");
         let more = default.add_tier("more", config).expect("the machine has room");
         let tiers = [default.tier(), more.tier()];
         let seed = seed(NAME);
@@ -122,7 +122,7 @@ fn freed_local_memory_goes_back_though_the_threads_that_freed_it_sleep() {
     const THREADS: usize = 4;
     alone(NAME, || {
         let _watchdog = watchdog("heap_memory", Duration::from_secs(300));
-        let Some(heap) = heap("limit:16MiB,capacity:64MiB") else { return };
+        let Some(heap) = heap("far_limit:16MiB,capacity:64MiB") else { return };
         let (freed, end) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
         std::thread::scope(|all| {
             for _ in 0..THREADS {
@@ -155,7 +155,7 @@ fn addresses_that_were_given_back_are_not_counted_as_local_memory() {
     const SIZE: usize = 5 << 29;
     alone(NAME, || {
         let _watchdog = watchdog("heap_memory", Duration::from_secs(60));
-        let Some(heap) = heap("limit:16MiB,capacity:64MiB") else { return };
+        let Some(heap) = heap("far_limit:16MiB,capacity:64MiB") else { return };
         let before = heap.local();
         drop(TierVec::<u8, Local>::with_capacity_in(SIZE, Local));
         let mut more = ByteCount::ZERO;
@@ -173,7 +173,7 @@ fn far_metadata_leaves_and_comes_back_like_all_far_memory() {
     const NAME: &str = "far_metadata_leaves_and_comes_back_like_all_far_memory";
     alone(NAME, || {
         let _watchdog = watchdog("heap_memory", Duration::from_secs(300));
-        let Some(heap) = heap("limit:16MiB,capacity:512MiB,page:64KiB,metadata:far") else {
+        let Some(heap) = heap("far_limit:16MiB,capacity:512MiB,page:64KiB,metadata:far") else {
             return;
         };
         let mut dice = Dice::new(seed(NAME));

@@ -20,7 +20,7 @@ const KERNEL_PAGE: usize = 4096;
 
 /// Page sizes whose pages come and go in different ways: copied, in chunks, huge.
 const PAGES: [&str; 3] =
-    ["page:16KiB,limit:16MiB", "page:256KiB,limit:16MiB", "page:2MiB,limit:128MiB"];
+    ["page:16KiB,far_limit:16MiB", "page:256KiB,far_limit:16MiB", "page:2MiB,far_limit:128MiB"];
 
 /// The nodes of the resident pages of a range.
 fn nodes_of(bytes: &[u64]) -> Vec<i32> {
@@ -59,12 +59,12 @@ fn pages_of_a_tier_are_on_its_node_fresh_and_read_back() {
     alone(NAME, || {
         let _watchdog = watchdog("heap_node", Duration::from_secs(300));
         let nodes = probe::look().nodes;
-        let Some(default) = heap("limit:16MiB,capacity:64MiB") else { return };
+        let Some(default) = heap("far_limit:16MiB,capacity:64MiB") else { return };
         assert!(!nodes.is_empty(), "/sys says which nodes have memory");
         for (node, page) in nodes.iter().flat_map(|node| PAGES.map(|page| (*node, page))) {
             let text = format!("{page},capacity:1GiB,node:{}", node.number);
             let config = Config::parse(&text).expect("the node is there");
-            let limit = config.limit();
+            let limit = config.far_limit();
             let tier = default.add_tier("of-node", config).expect("the machine has room");
             // Half of the limit: without a device, as it were.
             let fits = numbers(&tier, limit.get() / 2 / 8);
@@ -91,9 +91,9 @@ fn a_node_that_is_not_there_and_a_limit_beyond_its_memory_are_refused() {
     assert!(matches!(&error, Error::Config { key, .. } if key == "node"), "{error}");
     assert!(error.to_string().contains("there is no node 999"), "{error}");
     let Some(node) = nodes.first() else { return };
-    let text = format!("node:{},limit:{}", node.number, node.total.get() + 1);
+    let text = format!("node:{},far_limit:{}", node.number, node.total.get() + 1);
     let error = Config::parse(&text).expect_err("more than there is");
     assert!(matches!(&error, Error::Config { key, .. } if key == "limit"), "{error}");
     let half = Config::parse(&format!("node:{}", node.number)).expect("half of the node");
-    assert!(half.limit() <= ByteCount(node.total.get() / 2), "{}", half.limit());
+    assert!(half.far_limit() <= ByteCount(node.total.get() / 2), "{}", half.far_limit());
 }

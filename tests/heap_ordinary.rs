@@ -175,7 +175,8 @@ fn assert_far_from(heap: &Heap, threshold: Option<ByteCount>) {
 #[test]
 fn a_program_that_works_on_ordinary_memory_works_with_a_heap() {
     let name = "a_program_that_works_on_ordinary_memory_works_with_a_heap";
-    let limits = [("limit:2GiB", 16), ("limit:16MiB", 32), ("limit:16MiB,place:all", 32)];
+    let limits =
+        [("far_limit:2GiB", 16), ("far_limit:16MiB", 32), ("far_limit:16MiB,place:all", 32)];
     if let Some(limit) = case(name) {
         let (conf, blocks) = limits.into_iter().find(|(conf, _)| *conf == limit).expect("a case");
         let Some(heap) = heap(conf) else { return };
@@ -203,7 +204,7 @@ fn a_program_that_works_on_ordinary_memory_works_with_a_heap() {
 fn explicit_placement_is_far_without_faults_of_kernel_mode() {
     let name = "explicit_placement_is_far_without_faults_of_kernel_mode";
     if case(name).is_some() {
-        let Some(heap) = heap("limit:16MiB,capacity:256MiB") else { return };
+        let Some(heap) = heap("far_limit:16MiB,capacity:256MiB") else { return };
         assert_far_from(&heap, None);
         let seed = seed("explicit");
         let mut dice = Dice::new(seed);
@@ -232,7 +233,7 @@ fn explicit_placement_is_far_without_faults_of_kernel_mode() {
 fn user_mode_far_sends_sizes_far_and_system_calls_fail_as_it_says() {
     let name = "user_mode_far_sends_sizes_far_and_system_calls_fail_as_it_says";
     if case(name).is_some() {
-        let Some(heap) = heap("limit:16MiB,capacity:256MiB,user_mode:far") else { return };
+        let Some(heap) = heap("far_limit:16MiB,capacity:256MiB,user_mode:far") else { return };
         assert_far_from(&heap, BY_SIZE);
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("file");
@@ -273,7 +274,7 @@ fn exhaust() -> Vec<Vec<u8>> {
 fn a_panic_has_its_backtrace_when_far_memory_is_exhausted() {
     let name = "a_panic_has_its_backtrace_when_far_memory_is_exhausted";
     if case(name).is_some() {
-        let Some(_heap) = heap("limit:8MiB,capacity:8MiB,user_mode:far") else { return };
+        let Some(_heap) = heap("far_limit:8MiB,capacity:8MiB,user_mode:far") else { return };
         let _far = scope(Placement::Far);
         let kept = exhaust();
         assert!(kept.iter().all(|block| Far::contains(block.as_ptr())));

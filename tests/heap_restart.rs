@@ -51,7 +51,7 @@ fn mapped() -> (u64, usize) {
 
 /// Starts a heap, uses it from two threads, and stops it; `false` where that is not permitted.
 fn round() -> bool {
-    let Some(heap) = heap("limit:16MiB,capacity:32MiB,span:1GiB") else { return false };
+    let Some(heap) = heap("far_limit:16MiB,capacity:32MiB,span:1GiB") else { return false };
     let work = || {
         let mut numbers: FarVec<u64, Far> = FarVec::new_in(Far);
         numbers.extend(0..100_000);

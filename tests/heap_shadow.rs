@@ -283,7 +283,7 @@ fn play(page: &str, limit_mib: usize, threads: usize, steps: usize) {
     let _watchdog = watchdog("heap shadow", Duration::from_secs(280));
     let seed = seed("heap shadow");
     let conf = format!(
-        "limit:{limit_mib}MiB,capacity:2GiB,page:{page},threshold:16KiB,user_mode:far,handlers:2"
+        "far_limit:{limit_mib}MiB,capacity:2GiB,page:{page},threshold:16KiB,user_mode:far,handlers:2"
     );
     let Some(heap) = heap(&conf) else { return };
     let exchange = Mutex::new(Vec::new());

@@ -24,7 +24,8 @@ fn main() {
         return println!("skipped: the kernel does not tell what a process is registered for");
     };
     assert_eq!(before, 0, "no heap has run");
-    let config = Config::builder().limit(ByteCount::mib(8)).capacity(ByteCount::mib(64)).build();
+    let config =
+        Config::builder().far_limit(ByteCount::mib(8)).capacity(ByteCount::mib(64)).build();
     let heap = match Heap::start(config.expect("a valid configuration")) {
         Ok(heap) => heap,
         Err(error @ farheap::Error::UffdUnavailable { .. }) => return println!("skipped: {error}"),

@@ -20,9 +20,9 @@ static HEAP: FarHeap = FarHeap::new();
 
 /// What the further tiers of most tests are: of other page sizes, limits and policies.
 const TIERS: [(&str, &str); 3] = [
-    ("small", "limit:8MiB,capacity:256MiB,page:4KiB,policy:tenure"),
-    ("large", "limit:16MiB,capacity:256MiB,page:256KiB,policy:s3fifo"),
-    ("plain", "limit:8MiB,capacity:256MiB,page:64KiB,policy:fifo,io:sync"),
+    ("small", "far_limit:8MiB,capacity:256MiB,page:4KiB,policy:tenure"),
+    ("large", "far_limit:16MiB,capacity:256MiB,page:256KiB,policy:s3fifo"),
+    ("plain", "far_limit:8MiB,capacity:256MiB,page:64KiB,policy:fifo,io:sync"),
 ];
 
 fn config(text: &str) -> Config {
@@ -31,7 +31,7 @@ fn config(text: &str) -> Config {
 
 /// The default tier and three more, or `None` where userfaultfd is not permitted.
 fn four() -> Option<[Heap; 4]> {
-    let default = heap("limit:8MiB,capacity:256MiB,page:16KiB")?;
+    let default = heap("far_limit:8MiB,capacity:256MiB,page:16KiB")?;
     let [a, b, c] = TIERS
         .map(|(name, text)| default.add_tier(name, config(text)).expect("the machine has room"));
     Some([default, a, b, c])
@@ -113,10 +113,11 @@ fn tiers_end_alone_or_with_the_default_one_and_only_when_they_are_empty() {
             assert_eq!(tier.shutdown(), Err(Error::NotRunning), "{}", tier.name());
         }
         assert!(Heap::tiers().is_empty() && Heap::running().is_none());
-        let late = default.add_tier("late", config("limit:8MiB,capacity:64MiB"));
+        let late = default.add_tier("late", config("far_limit:8MiB,capacity:64MiB"));
         assert!(matches!(late, Err(Error::NotRunning)), "{late:?}");
-        let next = heap("limit:8MiB,capacity:64MiB").expect("as before");
-        let tier = next.add_tier("small", config("limit:8MiB,capacity:64MiB")).expect("as before");
+        let next = heap("far_limit:8MiB,capacity:64MiB").expect("as before");
+        let tier =
+            next.add_tier("small", config("far_limit:8MiB,capacity:64MiB")).expect("as before");
         assert!(are_right(&numbers(tier.tier(), 2 << 20)));
         next.shutdown().expect("all are empty");
     });
@@ -125,8 +126,8 @@ fn tiers_end_alone_or_with_the_default_one_and_only_when_they_are_empty() {
 #[test]
 fn what_cannot_be_a_further_tier_is_refused_by_name() {
     alone("what_cannot_be_a_further_tier_is_refused_by_name", || {
-        let Some(heap) = heap("limit:8MiB,capacity:64MiB,span:1GiB") else { return };
-        let plain = "limit:8MiB,capacity:64MiB,span:1GiB";
+        let Some(heap) = heap("far_limit:8MiB,capacity:64MiB,span:1GiB") else { return };
+        let plain = "far_limit:8MiB,capacity:64MiB,span:1GiB";
         let refused = |name: &str, text: &str| match heap.add_tier(name, config(text)) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{name} with {text} was added"),
@@ -135,12 +136,12 @@ fn what_cannot_be_a_further_tier_is_refused_by_name() {
             assert!(refused(name, plain).contains("a name is 1 to 32"), "{name}");
         }
         assert!(refused("far", plain).contains("runs already"));
-        assert!(refused("t", "limit:8MiB,threshold:1KiB").contains("threshold"));
-        assert!(refused("t", "limit:8MiB,place:all").contains("place"));
-        assert!(refused("t", "limit:8MiB,dir:/nowhere").contains("/nowhere"));
+        assert!(refused("t", "far_limit:8MiB,threshold:1KiB").contains("threshold"));
+        assert!(refused("t", "far_limit:8MiB,place:all").contains("place"));
+        assert!(refused("t", "far_limit:8MiB,dir:/nowhere").contains("/nowhere"));
         let with_device = heap.add_tier_on("t", config(plain), mem_store(ByteCount::mib(64)));
         assert!(with_device.is_err(), "`capacity` says what to open");
-        let own = config("limit:8MiB,span:1GiB");
+        let own = config("far_limit:8MiB,span:1GiB");
         let own = heap.add_tier_on("own", own, mem_store(ByteCount::mib(64))).expect("room");
         assert!(are_right(&numbers(own.tier(), 2 << 20)));
         let more: Vec<Heap> =
@@ -156,8 +157,8 @@ fn one_limit_holds_for_all_tiers_under_a_manager() {
     alone("one_limit_holds_for_all_tiers_under_a_manager", || {
         let _watchdog = watchdog("heap_tiers", Duration::from_secs(120));
         let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
-        let Some(default) = heap_under(&manager, "limit:64MiB,capacity:256MiB") else { return };
-        let cold = default.add_tier("cold", config("limit:64MiB,capacity:256MiB,page:64KiB"));
+        let Some(default) = heap_under(&manager, "far_limit:64MiB,capacity:256MiB") else { return };
+        let cold = default.add_tier("cold", config("far_limit:64MiB,capacity:256MiB,page:64KiB"));
         let cold = cold.expect("the manager has room");
         let columns = [&default, &cold].map(|tier| numbers(tier.tier(), 8 << 20)); // 64 MiB each
         for _ in 0..2 {
@@ -287,7 +288,7 @@ fn a_forked_child_has_no_tier_of_its_parent_but_what_is_in_them() {
                 right &= !inherits || are_right(column);
                 right &= tier.tier().allocate(Layout::new::<u64>()).is_ok() == inherits;
                 right &= matches!(tier.shutdown(), Err(Error::Forked { .. }));
-                let added = tier.add_tier("child", config("limit:8MiB,capacity:64MiB"));
+                let added = tier.add_tier("child", config("far_limit:8MiB,capacity:64MiB"));
                 right &= matches!(added, Err(Error::Forked { .. }));
                 let _scope = scope(Placement::Tier(tier.tier()));
                 right &= !Far::contains(vec![1_u8; 100_000].as_ptr());

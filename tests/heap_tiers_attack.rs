@@ -99,14 +99,14 @@ impl Exchange {
 fn tiers_start_and_end_under_short_lived_threads_that_use_them() {
     const TEST: &str = "tiers_start_and_end_under_short_lived_threads_that_use_them";
     const TEXTS: [&str; 4] = [
-        "limit:8MiB,capacity:128MiB,page:4KiB,span:4GiB",
-        "limit:24MiB,compress:8MiB,capacity:128MiB,page:16KiB,span:4GiB",
-        "limit:16MiB,capacity:128MiB,page:256KiB,metadata:far,span:4GiB",
-        "limit:8MiB,capacity:128MiB,page:64KiB,mode:in_thread,span:4GiB",
+        "far_limit:8MiB,capacity:128MiB,page:4KiB,span:4GiB",
+        "far_limit:24MiB,compress:8MiB,capacity:128MiB,page:16KiB,span:4GiB",
+        "far_limit:16MiB,capacity:128MiB,page:256KiB,metadata:far,span:4GiB",
+        "far_limit:8MiB,capacity:128MiB,page:64KiB,mode:in_thread,span:4GiB",
     ];
     alone(TEST, || {
         let _watchdog = watchdog(TEST, Duration::from_secs(240));
-        let Some(default) = heap("limit:8MiB,capacity:256MiB") else { return };
+        let Some(default) = heap("far_limit:8MiB,capacity:256MiB") else { return };
         let seed = seed(TEST);
         let exchange = Exchange {
             tier: Mutex::new(None),
@@ -186,10 +186,10 @@ fn a_compressed_tier_overflows_into_a_small_device_that_fails_now_and_then() {
     const PARTS: usize = 256;
     alone(TEST, || {
         let _watchdog = watchdog(TEST, Duration::from_secs(240));
-        let Some(default) = heap("limit:8MiB,capacity:64MiB") else { return };
+        let Some(default) = heap("far_limit:8MiB,capacity:64MiB") else { return };
         let store = FaultyStore::new(mem_store(ByteCount::mib(40)), 1);
         let device = store.control();
-        let text = "limit:16MiB,compress:4MiB,page:16KiB,span:4GiB";
+        let text = "far_limit:16MiB,compress:4MiB,page:16KiB,span:4GiB";
         let tier = default.add_tier_on("packed", config(text), Arc::new(store));
         let tier = tier.expect("the machine has room");
         let seed = seed(TEST);

@@ -82,7 +82,7 @@ fn a_block_that_nobody_touches_brings_no_page_in() {
     const TEST: &str = "a_block_that_nobody_touches_brings_no_page_in";
     cases(TEST, &["4KiB", "64KiB", "2MiB"], |page| {
         let _watchdog = watchdog(TEST, Duration::from_secs(120));
-        let conf = format!("limit:{},capacity:512MiB,readahead:off,page:{page}", limit(page));
+        let conf = format!("far_limit:{},capacity:512MiB,readahead:off,page:{page}", limit(page));
         let Some(heap) = heap(&conf) else { return };
         let kept = data_beside_holes(&heap, BLOCK, BLOCKS);
         let before = heap.stats();
@@ -102,7 +102,7 @@ fn zeroed_blocks_beside_evicted_data_are_zero_and_harm_nobody() {
     const TEST: &str = "zeroed_blocks_beside_evicted_data_are_zero_and_harm_nobody";
     cases(TEST, &["4KiB", "64KiB", "2MiB"], |page| {
         let _watchdog = watchdog(TEST, Duration::from_secs(120));
-        let conf = format!("limit:{},capacity:512MiB,readahead:off,page:{page}", limit(page));
+        let conf = format!("far_limit:{},capacity:512MiB,readahead:off,page:{page}", limit(page));
         let Some(heap) = heap(&conf) else { return };
         for (size, count) in [(BLOCK, BLOCKS), (LARGE, 40)] {
             let kept = data_beside_holes(&heap, size, count);
@@ -126,7 +126,7 @@ fn zeroed_memory_is_not_read_from_the_device_to_be_cleared() {
     const TEST: &str = "zeroed_memory_is_not_read_from_the_device_to_be_cleared";
     cases(TEST, &["64KiB"], |page| {
         let _watchdog = watchdog(TEST, Duration::from_secs(120));
-        let conf = format!("limit:{},capacity:512MiB,readahead:off,page:{page}", limit(page));
+        let conf = format!("far_limit:{},capacity:512MiB,readahead:off,page:{page}", limit(page));
         let Some(heap) = heap(&conf) else { return };
         let size = 8 << 20;
         let block = allocate(size);

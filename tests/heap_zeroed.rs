@@ -23,7 +23,7 @@ fn layout() -> Layout {
 fn recycled_memory_is_zero_when_asked_for_at_every_page_size() {
     let _watchdog = watchdog("heap_zeroed", Duration::from_secs(120));
     for page in [ByteCount::kib(4), ByteCount::kib(64), ByteCount::mib(2)] {
-        let config = Config::builder().limit(ByteCount::mib(128)).page(page).build();
+        let config = Config::builder().far_limit(ByteCount::mib(128)).page(page).build();
         let heap = match Heap::start(config.expect("a valid configuration")) {
             Ok(heap) => heap,
             Err(Error::UffdUnavailable { reasons }) => {
@@ -111,7 +111,7 @@ fn what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back() {
     ];
     cases(TEST, &kinds, |conf| {
         let limit = if conf.contains("2MiB") { "128MiB" } else { "64MiB" };
-        let conf = format!("limit:{limit},capacity:256MiB,readahead:off,{conf}");
+        let conf = format!("far_limit:{limit},capacity:256MiB,readahead:off,{conf}");
         let Some(heap) = heap(&conf) else { return };
         let data = data_only_read(&heap);
         let page = page_of(&data, 2 << 20);
@@ -155,7 +155,7 @@ fn a_page_can_be_written_after_a_hole_of_it_was_read() {
     cases(TEST, &kinds, |conf| {
         // A fault was served for ever there.
         let _watchdog = watchdog(TEST, Duration::from_secs(120));
-        let conf = format!("limit:64MiB,capacity:256MiB,readahead:off,{conf}");
+        let conf = format!("far_limit:64MiB,capacity:256MiB,readahead:off,{conf}");
         let Some(heap) = heap(&conf) else { return };
         let data = data_only_read(&heap);
         let page = page_of(&data, 64 << 10);

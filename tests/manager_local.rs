@@ -25,7 +25,7 @@ fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
         }
     };
     manager.on_pressure(on_pressure).expect("the only one");
-    let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:128MiB") else { return };
+    let Some(heap) = heap_under(&manager, "far_limit:64MiB,capacity:128MiB") else { return };
     let local = || manager.consumer("local memory").expect("joined").used_bytes;
     let far = || manager.consumer("far heap").expect("joined").used_bytes;
     let mut numbers: FarVec<u64, Far> = FarVec::new_in(Far);

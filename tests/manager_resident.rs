@@ -96,7 +96,7 @@ impl Numbers {
 fn what_is_reported_per_consumer_is_what_the_kernel_counts() {
     alone("what_is_reported_per_consumer_is_what_the_kernel_counts", || {
         let manager = start(256);
-        let Some(heap) = heap_under(&manager, "limit:256MiB,capacity:512MiB") else { return };
+        let Some(heap) = heap_under(&manager, "far_limit:256MiB,capacity:512MiB") else { return };
         let (_dir, pool) = table(&manager, 128);
         let grown = |consumer: &str, kernel: u64, reported: ByteCount| {
             let now = manager.consumer(consumer).expect("joined").used_bytes;
@@ -153,7 +153,7 @@ fn resident_memory_never_exceeds_a_limit_that_moves_while_everything_runs() {
         let before = resident_now();
         let manager = start(96);
         manager.set_deadline(common::PATIENCE);
-        let Some(heap) = heap_under(&manager, "limit:128MiB,capacity:1GiB") else { return };
+        let Some(heap) = heap_under(&manager, "far_limit:128MiB,capacity:1GiB") else { return };
         let (_dir, pool) = table(&manager, 192);
         let (allowed, stop) = (AtomicU64::new(96 * MIB), AtomicBool::new(false));
         let running = || !stop.load(Ordering::Acquire);
@@ -319,7 +319,9 @@ fn a_heap_ends_before_its_manager_and_another_may_follow() {
     alone("a_heap_ends_before_its_manager_and_another_may_follow", || {
         let manager = start(64);
         for _ in 0..3 {
-            let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:256MiB") else { return };
+            let Some(heap) = heap_under(&manager, "far_limit:64MiB,capacity:256MiB") else {
+                return;
+            };
             let numbers = Numbers::new(96);
             let spilled = manager.allocate_temporary(ByteCount::mib(128)).expect("spills");
             use_all(&spilled);
@@ -340,7 +342,7 @@ fn freed_far_memory_makes_room_without_being_written() {
     alone("freed_far_memory_makes_room_without_being_written", || {
         let manager = start(64);
         // The heap may keep an eighth of its ceiling.
-        let Some(heap) = heap_under(&manager, "limit:512MiB,capacity:512MiB") else { return };
+        let Some(heap) = heap_under(&manager, "far_limit:512MiB,capacity:512MiB") else { return };
         let writes_nothing = || {
             drop(Numbers::new(36));
             let before = heap.stats().pages_out;
@@ -358,7 +360,7 @@ fn freed_far_memory_makes_room_without_being_written() {
 fn a_heap_outlives_the_hosts_handle_to_its_manager() {
     alone("a_heap_outlives_the_hosts_handle_to_its_manager", || {
         let manager = start(64);
-        let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:256MiB") else { return };
+        let Some(heap) = heap_under(&manager, "far_limit:64MiB,capacity:256MiB") else { return };
         drop(manager);
         let numbers = Numbers::new(128);
         let mut dice = Dice::new(1);
@@ -396,7 +398,7 @@ fn in_child(body: impl FnOnce() -> bool) -> bool {
 fn a_forked_child_gets_errors_and_harms_nobody() {
     alone("a_forked_child_gets_errors_and_harms_nobody", || {
         let manager = start(64);
-        let Some(heap) = heap_under(&manager, "limit:64MiB,capacity:256MiB") else { return };
+        let Some(heap) = heap_under(&manager, "far_limit:64MiB,capacity:256MiB") else { return };
         let memory = manager.allocate_temporary(ByteCount::mib(8)).expect("fits");
         use_all(&memory);
         let account = manager.join("query").expect("room");

@@ -100,7 +100,7 @@ fn others_sleep() -> bool {
 fn the_librarys_threads_allocate_nothing_after_their_start() {
     let _watchdog = watchdog("no_alloc", Duration::from_secs(240));
     let seed = seed("no_alloc");
-    let Some(heap) = heap("limit:8MiB,capacity:128MiB,handlers:2") else { return };
+    let Some(heap) = heap("far_limit:8MiB,capacity:128MiB,handlers:2") else { return };
     // The threads have started when they have served something and sleep again.
     let mut first: FarVec<u64, Far> = FarVec::new_in(Far);
     first.resize((9 << 20) / 8, 1);

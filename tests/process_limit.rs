@@ -1,4 +1,4 @@
-//! `process_limit`: far memory gives way to what of the process is not far.
+//! `limit`: far memory gives way to what of the process is not far.
 
 #![expect(unsafe_code, reason = "reads far memory that only its test has written")]
 
@@ -21,14 +21,24 @@ const WRONG_MAX: u64 = MIB;
 
 /// Resident bytes of this process, as `proc_pid_status(5)` has them.
 fn resident() -> u64 {
+    status("VmRSS:")
+}
+
+/// Bytes that a line of `/proc/self/status` gives.
+fn status(name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").expect("/proc is mounted");
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-fn numbers(heap: &Heap) -> FarVec<u64, Far> {
+fn numbers_of(count: u64) -> FarVec<u64, Far> {
     let mut numbers = FarVec::new_in(Far);
-    numbers.extend(0..20 << 20); // 160 MiB.
+    numbers.extend(0..count);
+    numbers
+}
+
+fn numbers(heap: &Heap) -> FarVec<u64, Far> {
+    let numbers = numbers_of(20 << 20); // 160 MiB.
     assert!(heap.stats().bytes_written > ByteCount::ZERO, "{}", heap.stats());
     numbers
 }
@@ -36,7 +46,7 @@ fn numbers(heap: &Heap) -> FarVec<u64, Far> {
 #[test]
 fn far_memory_gives_way_to_what_is_not_far_and_gets_it_back() {
     child::alone("far_memory_gives_way_to_what_is_not_far_and_gets_it_back", || {
-        let Some(heap) = heap("process_limit:96MiB,capacity:512MiB") else { return };
+        let Some(heap) = heap("limit:96MiB,capacity:512MiB") else { return };
         let numbers = numbers(&heap);
         let is_within = || resident() <= LIMIT.get() + WRONG_MAX;
         assert!(eventually(is_within), "{} resident, {}", resident(), heap.stats());
@@ -54,7 +64,7 @@ fn far_memory_gives_way_to_what_is_not_far_and_gets_it_back() {
         let comes_back = || heap.stats().limit_bytes >= ByteCount(had.get() - 10 * MIB);
         assert!(eventually(comes_back), "{}", heap.stats());
         // The program's own limit holds below that.
-        heap.set_limit(ByteCount::mib(20)).expect("nothing is pinned");
+        heap.region().set_limit(ByteCount::mib(20)).expect("nothing is pinned");
         assert_eq!(heap.stats().limit_bytes, ByteCount::mib(20));
         assert!(numbers.iter().enumerate().all(|(at, number)| *number == at as u64));
         assert!(heap.stats().resident_bytes <= ByteCount::mib(20), "{}", heap.stats());
@@ -66,7 +76,7 @@ fn far_memory_gives_way_to_what_is_not_far_and_gets_it_back() {
 #[test]
 fn a_process_above_its_limit_says_so_and_goes_on() {
     child::alone("a_process_above_its_limit_says_so_and_goes_on", || {
-        let Some(heap) = heap("process_limit:96MiB,capacity:512MiB") else { return };
+        let Some(heap) = heap("limit:96MiB,capacity:512MiB") else { return };
         let numbers = numbers(&heap);
         let local: Vec<_> = (0..110_000).map(|n| Box::new([n as u8; 1000])).collect();
         // The output of a child that is alone is a file.
@@ -88,7 +98,7 @@ fn a_process_above_its_limit_says_so_and_goes_on() {
 #[test]
 fn far_memory_with_many_tables_is_served_beside_too_much_local_memory() {
     child::alone("far_memory_with_many_tables_is_served_beside_too_much_local_memory", || {
-        let conf = "process_limit:96MiB,page:4KiB,capacity:4GiB";
+        let conf = "limit:96MiB,page:4KiB,capacity:4GiB";
         let Some(heap) = heap(conf) else { return };
         const LEN: usize = (1536 << 20) / 8;
         // A page of each 2 MiB is enough for most of its tables.
@@ -124,7 +134,7 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
     const CASES: &[&str] = &["page:4KiB", "page:64KiB,install:copy", "mode:in_thread"];
     let name = "far_memory_is_right_while_everything_beside_it_grows_and_shrinks";
     child::cases(name, CASES, |case| {
-        let conf = format!("process_limit:64MiB,capacity:512MiB,{case}");
+        let conf = format!("limit:64MiB,capacity:512MiB,{case}");
         let Some(heap) = heap(&conf) else { return };
         let mut far: FarVec<u64, Far> = FarVec::new_in(Far);
         far.extend(0..12 << 20); // 96 MiB.
@@ -160,7 +170,7 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
                         RegionConfig::limit_min(heap.page_size()).get() + roll % (60 << 20),
                     );
                     // Where local memory has left less, that holds.
-                    drop(heap.set_limit(limit));
+                    drop(heap.region().set_limit(limit));
                 });
             });
             let looks = (0..3).flat_map(|_| (0..far.len()).step_by(97));
@@ -176,17 +186,50 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
 
 #[test]
 fn it_conflicts_with_a_memory_manager_and_is_not_for_further_tiers() {
-    let config = Config::parse("process_limit:64MiB,limit:1GiB,capacity:64MiB").expect("a size");
+    let config = Config::parse("limit:64MiB,far_limit:1GiB,capacity:64MiB").expect("a size");
     assert_eq!(
-        (config.limit(), config.process_limit()),
+        (config.far_limit(), config.limit()),
         (ByteCount::mib(64), Some(ByteCount::mib(64)))
     );
     let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
     let error = Heap::start_under(&manager, config).expect_err("both");
-    assert!(
-        error.to_string().contains("process_limit: conflicts with a memory manager"),
-        "{error}"
-    );
-    assert!(matches!(Config::parse("process_limit:0"), Err(Error::Config { .. })));
-    assert!(matches!(Config::parse("process_limit:1MiB"), Err(Error::LimitTooSmall { .. })));
+    assert!(error.to_string().contains("limit: conflicts with a memory manager"), "{error}");
+    assert!(matches!(Config::parse("limit:0"), Err(Error::Config { .. })));
+    assert!(matches!(Config::parse("limit:1MiB"), Err(Error::LimitTooSmall { .. })));
+}
+
+#[test]
+fn it_changes_while_the_program_runs() {
+    child::alone("it_changes_while_the_program_runs", || {
+        let Some(heap) = heap("limit:256MiB,capacity:512MiB") else { return };
+        let numbers = numbers_of(16 << 20); // 128 MiB.
+        assert_eq!(heap.stats().bytes_written, ByteCount::ZERO, "all of it fits");
+        heap.set_limit(LIMIT).expect("nothing is pinned");
+        let is_within = || resident() <= LIMIT.get() + WRONG_MAX;
+        assert!(eventually(is_within), "{} resident, {}", resident(), heap.stats());
+        assert!(numbers.iter().enumerate().all(|(at, number)| *number == at as u64));
+        heap.set_limit(ByteCount::mib(256)).expect("a higher one");
+        let all = || numbers.iter().map(|number| number & 1).sum::<u64>() == 8 << 20;
+        assert!(eventually(|| all() && resident() > 128 * MIB), "{}", heap.stats());
+        assert!(matches!(heap.set_limit(ByteCount::mib(1)), Err(Error::LimitTooSmall { .. })));
+        drop(numbers);
+        heap.shutdown().expect("nothing is in use");
+        assert_eq!(heap.set_limit(LIMIT), Err(Error::NotRunning));
+    });
+}
+
+/// README's first program, with data of half, one and a half, and six times the limit.
+#[test]
+fn the_peak_of_the_first_program_of_the_readme_is_below_its_limit() {
+    child::alone("the_peak_of_the_first_program_of_the_readme_is_below_its_limit", || {
+        let Some(heap) = heap("limit:64MiB") else { return };
+        for mib in [32, 96, 384] {
+            let numbers = numbers_of(mib << 17);
+            assert!(numbers.iter().zip(0..).all(|(number, n)| *number == n));
+        }
+        assert!(heap.stats().bytes_read > ByteCount::ZERO, "{}", heap.stats());
+        heap.shutdown().expect("nothing is in use");
+        let peak = status("VmHWM:");
+        assert!(peak <= 64 * MIB, "peak {}", ByteCount(peak));
+    });
 }

@@ -28,7 +28,7 @@ fn two_sided() -> Option<(Heap, [Arc<dyn Store>; 2])> {
     let stores = [(); 2].map(|()| mem_store(ByteCount::mib(64)));
     let [first, second] = stores.clone();
     let joined = Arc::new(JoinedStore::new(first, second).expect("nobody uses them"));
-    let config = Config::parse("limit:8MiB,readahead:off").expect("a configuration");
+    let config = Config::parse("far_limit:8MiB,readahead:off").expect("a configuration");
     where_permitted("a heap on two stores", Heap::start_on(config, joined))
         .map(|heap| (heap, stores))
 }
@@ -131,7 +131,7 @@ fn a_configuration_names_the_second_device() {
             let config = |more: &str| {
                 let second = second.display();
                 let text =
-                    format!("limit:16MiB,readahead:off,capacity:64MiB,second:{second},{more}");
+                    format!("far_limit:16MiB,readahead:off,capacity:64MiB,second:{second},{more}");
                 Config::parse(&text).expect("a configuration")
             };
             // As for the first device, a file that is to be made needs a size.

@@ -55,7 +55,7 @@ fn add_all<'a>(migrator: &mut Migrator<'a>, segments: &'a [Segment<u64>], to: Pl
 #[test]
 fn values_are_right_in_each_tier_and_the_limit_holds() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:8MiB,capacity:128MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:128MiB") else { return };
     let segments: Vec<_> =
         (0..12).map(|salt| segment(salt, 2 * MIB / 8, Placement::Local)).collect();
     for to in [Placement::Far, Placement::Far, Placement::Local, Placement::Far] {
@@ -78,13 +78,13 @@ fn values_are_right_in_each_tier_and_the_limit_holds() {
 #[test]
 fn segments_move_through_several_tiers() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
     let tier = |name, conf| {
         let config = Config::parse(conf).expect("options");
         alone.heap.add_tier(name, config).expect("a tier")
     };
-    let small = tier("small", "limit:8MiB,capacity:64MiB,page:4KiB");
-    let large = tier("large", "limit:16MiB,capacity:64MiB,page:256KiB");
+    let small = tier("small", "far_limit:8MiB,capacity:64MiB,page:4KiB");
+    let large = tier("large", "far_limit:16MiB,capacity:64MiB,page:256KiB");
     let segments: Vec<_> = (0..12).map(|salt| segment(salt, 2 * MIB / 8, Placement::Far)).collect();
     for to in [&small, &large, &small] {
         let placement = Placement::Tier(to.tier());
@@ -107,7 +107,7 @@ fn segments_move_through_several_tiers() {
 
 #[test]
 fn empty_segments_and_values_without_bytes_move_too() {
-    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
     let empty = Segment::<u64>::copy_of(Placement::Local, &[]).expect("no memory is needed");
     let units = Segment::copy_of(Placement::Local, &[(); 1_000]).expect("no memory is needed");
     empty.migrate(Placement::Far).expect("nothing to copy");
@@ -124,7 +124,7 @@ fn readers_see_whole_segments_while_they_move_back_and_forth() {
     const LEN: usize = MIB / 8;
     let _watchdog = watchdog("segment", Duration::from_secs(240));
     let seed = seed("segment");
-    let Some(alone) = alone("limit:8MiB,capacity:128MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:128MiB") else { return };
     let segments: Vec<_> =
         (0..SEGMENTS as u64).map(|salt| segment(salt, LEN, Placement::Local)).collect();
     let (stop, read) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -172,7 +172,7 @@ fn readers_see_whole_segments_while_they_move_back_and_forth() {
 
 #[test]
 fn a_copy_stays_as_long_as_it_is_read_and_no_longer() {
-    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
     let moved = segment(3, MIB / 8, Placement::Far);
     let (first, second) = (moved.read(), moved.read());
     let old = first.as_ptr();
@@ -190,7 +190,7 @@ fn a_copy_stays_as_long_as_it_is_read_and_no_longer() {
 #[test]
 fn a_migrator_waits_for_the_readers_of_what_it_has_moved() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
     let segments = [1, 2].map(|salt| segment(salt, MIB / 8, Placement::Local));
     let [reading, begun] = [AtomicBool::new(true), AtomicBool::new(false)];
     std::thread::scope(|scope| {
@@ -218,7 +218,7 @@ fn a_migrator_waits_for_the_readers_of_what_it_has_moved() {
 #[test]
 fn what_the_destination_has_no_room_for_stays_where_it_is() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:8MiB,capacity:16MiB,span:1GiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:16MiB,span:1GiB") else { return };
     let segments: Vec<_> =
         (0..5).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
     let mut migrator = Migrator::new();
@@ -239,7 +239,7 @@ fn what_the_destination_has_no_room_for_stays_where_it_is() {
 #[test]
 fn a_cancelled_migration_leaves_the_segment_whole_where_it_was() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
     let segments = [1, 2].map(|salt| segment(salt, 4 * MIB / 8, Placement::Local));
     let cancel = AtomicBool::new(false);
     let mut migrator = Migrator::new();
@@ -273,7 +273,7 @@ fn a_cancelled_migration_leaves_the_segment_whole_where_it_was() {
 
 #[test]
 fn a_rate_is_kept() {
-    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
     let segments = [1, 2].map(|salt| segment(salt, MIB / 8, Placement::Local));
     let mut migrator = Migrator::new();
     add_all(&mut migrator, &segments, Placement::Far);
@@ -299,7 +299,7 @@ fn resident() -> u64 {
 fn what_segments_leave_goes_back_to_the_kernel_at_once() {
     const SEGMENTS: u64 = 12;
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:8MiB,capacity:128MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:128MiB") else { return };
     // Small enough for the allocator to keep what is freed, for seconds.
     let segments: Vec<_> =
         (0..SEGMENTS).map(|salt| segment(salt, 4 * MIB / 8, Placement::Local)).collect();
@@ -318,7 +318,7 @@ fn what_segments_leave_goes_back_to_the_kernel_at_once() {
 #[test]
 fn what_is_written_out_leaves_memory_that_it_would_fit_into() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:64MiB,capacity:128MiB") else { return };
+    let Some(alone) = alone("far_limit:64MiB,capacity:128MiB") else { return };
     let segments: Vec<_> =
         (0..4).map(|salt| segment(salt, 4 * MIB / 8, Placement::Local)).collect();
     let mut migrator = Migrator::new();
@@ -348,7 +348,7 @@ fn what_is_written_out_leaves_memory_that_it_would_fit_into() {
 fn what_is_written_out_leaves_pages_in_use_where_they_are() {
     const HOT: usize = 16 * MIB / 8;
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:32MiB,capacity:128MiB") else { return };
+    let Some(alone) = alone("far_limit:32MiB,capacity:128MiB") else { return };
     let hot = segment(99, HOT, Placement::Far);
     let segments: Vec<_> =
         (0..8).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
@@ -377,11 +377,11 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
     const SEGMENTS: u64 = 6;
     let _watchdog = watchdog("segment", Duration::from_secs(240));
     let seed = seed("segment");
-    let Some(alone) = alone("limit:16MiB,capacity:128MiB") else { return };
+    let Some(alone) = alone("far_limit:16MiB,capacity:128MiB") else { return };
     let store = FaultyStore::new(mem_store(ByteCount::mib(128)), seed);
     let faults = store.control();
     faults.delay(Duration::from_millis(2));
-    let config = Config::parse("limit:24MiB,page:64KiB").expect("options");
+    let config = Config::parse("far_limit:24MiB,page:64KiB").expect("options");
     let slow = alone.heap.add_tier_on("slow", config, Arc::new(store)).expect("a tier");
     let tiers = [Placement::Local, Placement::Far, Placement::Tier(slow.tier())];
     let segments: Vec<_> = (0..SEGMENTS).map(|salt| segment(salt, LEN, Placement::Local)).collect();
@@ -455,7 +455,7 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
 #[test]
 fn what_comes_back_is_read_ahead_of_the_copying_under_a_small_limit_too() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:16MiB,capacity:64MiB") else { return };
+    let Some(alone) = alone("far_limit:16MiB,capacity:64MiB") else { return };
     let segments: Vec<_> =
         (0..3).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
     let mut out = Migrator::new();
@@ -484,7 +484,7 @@ fn segments_are_whole_while_the_device_refuses_what_is_written_out() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let store = FaultyStore::new(mem_store(ByteCount::mib(64)), 1);
     let faults = store.control();
-    let config = Config::parse("limit:16MiB").expect("options");
+    let config = Config::parse("far_limit:16MiB").expect("options");
     let heap = match Heap::start_on(config, Arc::new(store)) {
         Ok(heap) => heap,
         Err(Error::UffdUnavailable { reasons }) => {
@@ -521,7 +521,7 @@ fn segments_are_whole_while_the_device_refuses_what_is_written_out() {
 
 #[test]
 fn a_heap_does_not_end_under_a_segment() {
-    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
     let kept = segment(9, MIB / 8, Placement::Far);
     alone.heap.shutdown().expect_err("a segment is there");
     kept.migrate(Placement::Local).expect("memory");
@@ -547,7 +547,7 @@ fn local(segments: &[Segment<u64>]) -> Vec<usize> {
 #[test]
 fn what_is_read_most_comes_into_local_memory_within_the_budget_and_leaves_it_again() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
     let segments: Vec<_> = (0..12).map(|salt| segment(salt, MIB / 8, Placement::Far)).collect();
     let mut placement = AutoPlacement::new(ByteCount(2 * MIB as u64 + 1));
     for segment in &segments {
@@ -580,9 +580,10 @@ fn what_is_read_most_comes_into_local_memory_within_the_budget_and_leaves_it_aga
 #[test]
 fn segments_of_a_column_come_all_together_or_not_at_all() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:8MiB,capacity:64MiB") else { return };
-    let tier =
-        alone.heap.add_tier("other", Config::parse("limit:8MiB,capacity:64MiB").expect("options"));
+    let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
+    let tier = alone
+        .heap
+        .add_tier("other", Config::parse("far_limit:8MiB,capacity:64MiB").expect("options"));
     let other = Placement::Tier(tier.as_ref().expect("a tier").tier());
     let segments: Vec<_> = (0..9).map(|salt| segment(salt, MIB / 8, Placement::Far)).collect();
     let mut placement = AutoPlacement::new(ByteCount::mib(5));
@@ -610,7 +611,7 @@ fn segments_of_a_column_come_all_together_or_not_at_all() {
 #[test]
 fn a_plan_that_finds_no_room_or_is_cancelled_keeps_segments_and_budget() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
-    let Some(alone) = alone("limit:8MiB,capacity:16MiB,span:1GiB") else { return };
+    let Some(alone) = alone("far_limit:8MiB,capacity:16MiB,span:1GiB") else { return };
     let far =
         |salt| Segment::collect(Placement::Far, (0..MIB / 8).map(move |at| value(salt, at as u64)));
     let kept: Vec<_> = (10..).map_while(|salt| far(salt).ok()).collect();

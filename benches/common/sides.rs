@@ -163,7 +163,7 @@ pub(crate) fn tell(sample: Result<String>) -> ExitCode {
 /// # Errors
 /// [`Failure::Broken`] when something was written, or lost.
 pub(crate) fn with_heap<T>(limit: ByteCount, body: impl FnOnce() -> T) -> Result<T> {
-    let config = Config::builder().limit(limit).build().map_err(Failure::of)?;
+    let config = Config::builder().far_limit(limit).build().map_err(Failure::of)?;
     let heap = Heap::start(config).map_err(Failure::of)?;
     let sample = body();
     let stats = heap.stats();

@@ -170,7 +170,7 @@ struct Side {
 
 impl Side {
     fn far(page: ByteCount, limit: u64, args: &Args) -> Side {
-        let conf = format!("place:all,limit:{limit},page:{page},{}", args.conf);
+        let conf = format!("place:all,far_limit:{limit},page:{page},{}", args.conf);
         let conf = Some(conf.trim_end_matches(',').to_owned());
         Side { name: format!("{page} pages"), conf, runs: Vec::new() }
     }

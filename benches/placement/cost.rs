@@ -56,7 +56,7 @@ pub(crate) struct Cost {
 
 /// Measures all; `None` where userfaultfd is not permitted.
 pub(crate) fn measure(quick: bool) -> Outcome<Option<Vec<Cost>>> {
-    let heap = match Heap::start(Config::builder().limit(ByteCount::gib(1)).build()?) {
+    let heap = match Heap::start(Config::builder().far_limit(ByteCount::gib(1)).build()?) {
         Ok(heap) => heap,
         Err(error) => {
             println!("skipped: {error}");

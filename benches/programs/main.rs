@@ -245,7 +245,7 @@ fn run_program(
     }
     for times in &args.times {
         let limit = (data as u64 / times).max(LIMIT_MIN);
-        task.conf = format!("limit:{limit},{}", args.conf).trim_end_matches(',').to_owned();
+        task.conf = format!("far_limit:{limit},{}", args.conf).trim_end_matches(',').to_owned();
         let mut far: Vec<Outcome> = Vec::new();
         let mut bases: Vec<(Side, Vec<Outcome>)> =
             sides.iter().map(|side| (*side, Vec::new())).collect();

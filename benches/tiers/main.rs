@@ -178,7 +178,7 @@ fn run(options: &Options) -> Result<()> {
 
 /// Rows of segments that migrate between local memory and one far tier.
 fn segment_rows(options: &Options, limit: ByteCount, rows: &mut Vec<Row>) -> Result<()> {
-    let mut config = Config::builder().limit(limit);
+    let mut config = Config::builder().far_limit(limit);
     if let Some(dir) = &options.dir {
         config = config.dir(dir);
     }

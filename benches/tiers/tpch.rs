@@ -136,7 +136,7 @@ impl Job<'_> {
             Some(dir) if !more.contains("device:") => format!(",dir:{}", dir.display()),
             _ => String::new(),
         };
-        format!("limit:{},page:{}{more}{dir}", self.cache.get(), page.get())
+        format!("far_limit:{},page:{}{more}{dir}", self.cache.get(), page.get())
     }
 
     fn add(&self, rows: &mut Vec<Row>, new: Vec<Row>) -> Result<()> {

@@ -101,13 +101,13 @@ fn configuration(subject: &Subject) -> (Check, Option<Config>) {
     };
     match read {
         Ok(config) => {
-            let found = format!("limit {}, page {}", config.limit(), config.page());
+            let found = format!("limit {}, page {}", config.far_limit(), config.page());
             (Check::new(NAME, Verdict::Pass, found), Some(config))
         }
         Err(error) => {
             let check = Check::new(NAME, Verdict::Fail, error.to_string())
                 .meaning(format!("read from {source}; farheap refuses to start with it"))
-                .repair_when("example:", "export FARHEAP_CONF=limit:1GiB,page:64KiB");
+                .repair_when("example:", "export FARHEAP_CONF=far_limit:1GiB,page:64KiB");
             (check, None)
         }
     }

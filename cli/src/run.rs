@@ -111,9 +111,7 @@ fn configuration(options: &Run) -> Result<Config, String> {
             builder = builder.parse(text)?;
         }
         if let Some(limit) = &options.limit {
-            // A share of memory becomes bytes here: those of the machine that the program starts on.
-            let limit = Config::builder().set("limit", limit)?.build()?.limit();
-            builder = builder.process_limit(limit);
+            builder = builder.set("limit", limit)?;
         }
         for (key, value) in [("device", &options.device), ("page", &options.page)] {
             if let Some(value) = value {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 /// A configuration that does not depend on the machine's memory.
-const CONF: &str = "limit:64MiB";
+const CONF: &str = "far_limit:64MiB";
 
 fn doctor(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farheap"));
@@ -59,7 +59,7 @@ fn a_missing_device_fails_with_a_command_and_exit_status_one() {
 #[test]
 fn a_missing_file_passes_when_a_capacity_says_how_large_to_make_it() {
     let dir = tempfile::tempdir().expect("a directory");
-    let conf = format!("limit:64MiB,capacity:1MiB,device:{}/store", dir.path().display());
+    let conf = format!("far_limit:64MiB,capacity:1MiB,device:{}/store", dir.path().display());
     let found = text(&doctor(&["--config", &conf]));
     assert!(line(&found, "free space").starts_with("PASS"), "{found}");
     assert_eq!(fs::read_dir(dir.path()).expect("read_dir").count(), 0);
@@ -96,7 +96,7 @@ fn a_directory_is_not_a_device_and_a_file_not_a_directory() {
 
 #[test]
 fn a_wrong_configuration_fails_and_names_the_key() {
-    let output = doctor(&["--config", "limit:64MiB,pgae:4KiB"]);
+    let output = doctor(&["--config", "far_limit:64MiB,pgae:4KiB"]);
     let text = text(&output);
     assert!(line(&text, "configuration").contains("did you mean `page`?"), "{text}");
     assert_eq!(output.status.code(), Some(1));

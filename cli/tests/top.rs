@@ -17,7 +17,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn a_process_is_shown_with_what_it_has() {
-    let config = Config::parse("limit:16MiB,capacity:64MiB").expect("options");
+    let config = Config::parse("far_limit:16MiB,capacity:64MiB").expect("options");
     let heap = match Heap::start(config) {
         Ok(heap) => heap,
         Err(Error::UffdUnavailable { reasons }) => {
@@ -26,7 +26,7 @@ fn a_process_is_shown_with_what_it_has() {
         }
         Err(error) => panic!("{error}"),
     };
-    let tier = Config::parse("limit:8MiB,capacity:64MiB,page:64KiB").expect("options");
+    let tier = Config::parse("far_limit:8MiB,capacity:64MiB,page:64KiB").expect("options");
     let cold = heap.add_tier("cold", tier).expect("a tier");
     let mut numbers: allocator_api2::vec::Vec<u64, Far> = allocator_api2::vec::Vec::new_in(Far);
     numbers.extend(0..4 << 20); // 32 MiB.

@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) tiers: Option<PathBuf>,
 
-    /// Defines a tier by options as in FARHEAP_CONF, for example ssd=limit:64MiB,page:64KiB; may be
+    /// Defines a tier by options as in FARHEAP_CONF, for example ssd=far_limit:64MiB,page:64KiB; may be
     /// given several times [default: `ssd`, an unlinked temporary file]
     #[arg(short, long = "define", value_name = "TIER=OPTIONS")]
     pub(crate) definitions: Vec<Definition>,
@@ -162,7 +162,7 @@ mod tests {
             ["--tier", "=ssd"],
             ["--tier", "all="],
             ["--define", "ssd"],
-            ["--define", "local=limit:64MiB"],
+            ["--define", "local=far_limit:64MiB"],
             ["--define", "ssd=page:3KiB"],
             ["--define", "ssd=colour:red"],
             ["--page", "3KiB"],

@@ -59,7 +59,7 @@ impl Definition {
         page: Option<ByteCount>,
         is_default: bool,
     ) -> Result<Config, Error> {
-        let mut builder = Config::builder().limit(limit);
+        let mut builder = Config::builder().far_limit(limit);
         if is_default {
             // Hash tables are local, whatever their size; a definition with a threshold sends them far.
             builder = builder.threshold(None);

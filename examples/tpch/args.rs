@@ -21,7 +21,7 @@ const THREADS_MAX: i64 = 1_024;
     max_term_width = 100,
     after_help = "Exit status: 0 all answers right and the limit held, 1 otherwise, 2 wrong use, \
                   3 userfaultfd is not permitted (`farheap doctor` says how to permit it).\n\n\
-                  FARHEAP_CONF, as in FARHEAP_CONF=limit:512MiB,device:/dev/nvme1n1,page:64KiB, is \
+                  FARHEAP_CONF, as in FARHEAP_CONF=far_limit:512MiB,device:/dev/nvme1n1,page:64KiB, is \
                   the configuration to start from; options override it.",
     after_long_help = "Exit status:\n  \
           0  all answers right and the limit held\n  \
@@ -30,7 +30,7 @@ const THREADS_MAX: i64 = 1_024;
           3  userfaultfd is not permitted; `farheap doctor` says how to permit it\n\n\
         Environment:\n  \
           FARHEAP_CONF  the configuration to start from, as in\n                \
-          limit:512MiB,device:/dev/nvme1n1,page:64KiB; options override it\n\n\
+          far_limit:512MiB,device:/dev/nvme1n1,page:64KiB; options override it\n\n\
         Examples:\n  \
           tpch                               scale factor 1, a quarter of the data resident\n  \
           tpch -s 10 --limit 1GiB --device /dev/nvme1n1\n  \

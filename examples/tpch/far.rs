@@ -34,7 +34,7 @@ pub(crate) struct Options {
 impl Options {
     /// The configuration: this program's defaults, then `FARHEAP_CONF`, then the command line.
     fn config(&self, limit_default: ByteCount) -> Result<Config> {
-        let mut builder = Config::builder().limit(limit_default).threshold(None).from_env()?;
+        let mut builder = Config::builder().far_limit(limit_default).threshold(None).from_env()?;
         if let Some(limit) = self.limit {
             builder = builder.limit(limit);
         }

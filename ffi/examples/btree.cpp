@@ -36,7 +36,7 @@ template <class Allocator> bool fill_and_check(btree<std::uint64_t, std::uint64_
 }
 
 int work() {
-    farheap::collective memory("limit:8MiB,capacity:1GiB", 256 << 10);
+    farheap::collective memory("far_limit:8MiB,capacity:1GiB", 256 << 10);
     const auto neighbours = [&](const void *a, const void *b) { return memory.share_a_page(a, b); };
     btree<std::uint64_t, std::uint64_t, farheap::collective_allocator<int>> far{
         farheap::collective_allocator<int>(memory)};

@@ -75,7 +75,7 @@ private:
 };
 
 int work(std::size_t rows) {
-    farheap::heap heap("limit:16MiB,capacity:4GiB");
+    farheap::heap heap("far_limit:16MiB,capacity:4GiB");
     farheap::far_resource ssd;
     int status = 0;
     {

@@ -20,7 +20,7 @@ static int report(const char *what) {
 int main(void) {
     farheap_heap *heap = NULL;
     farheap_config config = FARHEAP_CONFIG_INIT;
-    config.limit = 16 << 20;
+    config.far_limit = 16 << 20;
     config.capacity = 256 << 20;
     if (farheap_start_config(&config, &heap) != FARHEAP_OK) return report("start");
 

@@ -132,11 +132,12 @@ typedef struct farheap_config {
     size_t size;
     /* instead of limit: its share of the memory available, 1 to 100 */
     uint64_t limit_percent;
-    /* the maximum far memory that may be resident, in bytes; size, or share of the memory
-     * available; default 50% */
+    /* the maximum resident memory of the process, in bytes; size, share of the memory available,
+     * auto, or off; default auto */
     uint64_t limit;
-    /* the maximum resident memory of the process, in bytes; size or off; default off */
-    uint64_t process_limit;
+    /* the maximum far memory that may be resident, in bytes; size, share of the memory available,
+     * or auto; default auto */
+    uint64_t far_limit;
     /* the block device or regular file that keeps evicted pages; block device or file; its contents
      * are lost; default a temporary file */
     const char *device;
@@ -393,8 +394,11 @@ farheap_status farheap_retier(farheap_heap *heap, const void *ptr, size_t len, f
 /* Bytes of the places on a side that are in use; all of them are on the first where there is one only. */
 farheap_status farheap_stored_on(farheap_heap *heap, farheap_side side, uint64_t *out) FARHEAP_NOEXCEPT;
 
-/* Changes the limit while running; returns when what is above a lower one is out. */
+/* Changes the limit of the process while it runs; far memory above a lower one leaves soon afterwards.
+ * FARHEAP_E_CONFIG for a further tier, under a manager, and with limit:off. */
 farheap_status farheap_set_limit(farheap_heap *heap, uint64_t limit) FARHEAP_NOEXCEPT;
+/* Changes the limit of this tier's far memory; returns when what is above a lower one is out. */
+farheap_status farheap_set_far_limit(farheap_heap *heap, uint64_t limit) FARHEAP_NOEXCEPT;
 /* Gives freed memory that is kept for reuse back now. */
 farheap_status farheap_purge(farheap_heap *heap) FARHEAP_NOEXCEPT;
 /* The size from which FARHEAP_POLICY places memory far now; FARHEAP_NONE if no size does: by the

@@ -236,6 +236,7 @@ public:
         return answer;
     }
     void set_limit(std::uint64_t limit) { detail::check(farheap_set_limit(get(), limit)); }
+    void set_far_limit(std::uint64_t limit) { detail::check(farheap_set_far_limit(get(), limit)); }
     void purge() { detail::check(farheap_purge(get())); }
     // FARHEAP_NONE when no size goes far by itself.
     std::uint64_t threshold() const {

@@ -334,6 +334,8 @@ methods! { farheap_heap: Heap;
 
     farheap_set_limit(heap, limit: u64) { Ok(heap.set_limit(ByteCount(limit))?) }
 
+    farheap_set_far_limit(heap, limit: u64) { Ok(heap.region().set_limit(ByteCount(limit))?) }
+
     farheap_purge(heap) {
         heap.purge();
         Ok(())

@@ -62,7 +62,7 @@ extern "C" fn at_the_end() {
         return;
     };
     let (stats, mapped) = (heap.stats(), mapping::far_bytes());
-    let limit = settings().and_then(Settings::process_limit);
+    let limit = settings().and_then(Settings::limit);
     let process = match (resident_max(), limit) {
         (Some(max), Some(limit)) => format!("; process: peak {max} of at most {limit}"),
         (Some(max), None) => format!("; process: peak {max}"),

@@ -60,8 +60,8 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// What the configuration says that the process may have resident.
-    pub(crate) fn process_limit(&self) -> Option<ByteCount> {
-        Config::parse(self.conf.as_deref()?).ok()?.process_limit()
+    pub(crate) fn limit(&self) -> Option<ByteCount> {
+        Config::parse(self.conf.as_deref()?).ok()?.limit()
     }
 }
 

@@ -17,6 +17,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Why nothing follows from the memory that there is.
+const UNKNOWN_MEMORY: &str = "/proc/meminfo does not say how much memory there is; give bytes";
+
 /// Collects options for a [`Config`]. Nothing is checked before [`build`](Builder::build).
 #[must_use = "a builder does nothing until `build` is called"]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,23 +33,25 @@ pub struct Builder {
 /// ```
 /// use farheap::{ByteCount, Config};
 /// let config = Config::builder().limit(ByteCount::mib(512)).page(ByteCount::kib(256)).build()?;
-/// assert_eq!(config.limit(), ByteCount::mib(512));
+/// assert_eq!(config.limit(), Some(ByteCount::mib(512)));
 /// assert_eq!(Config::parse("limit:512MiB,page:256KiB")?, config);
 /// # Ok::<(), farheap::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Config {
     options: Options,
-    /// `options.limit` in bytes on this machine.
-    limit: ByteCount,
+    /// `options.limit` in bytes on this machine; `None` for no limit.
+    limit: Option<ByteCount>,
+    /// `options.far_limit` in bytes on this machine, at most `limit`.
+    far_limit: ByteCount,
 }
 
 /// The builder's method for an option, by its kind.
 macro_rules! setter {
     ($(#[$doc:meta])* $name:ident: limit $type:ty) => {
         $(#[$doc])*
-        pub fn $name(mut self, value: ByteCount) -> Builder {
-            self.options.$name = Limit::Bytes(value);
+        pub fn $name(mut self, value: impl Into<Limit>) -> Builder {
+            self.options.$name = value.into();
             self
         }
     };
@@ -75,15 +80,8 @@ macro_rules! setter {
 
 /// The configuration's method for an option, by its kind.
 macro_rules! getter {
-    ($(#[$doc:meta])* $name:ident: limit $type:ty) => {
-        $(#[$doc])*
-        /// A percentage was resolved when the configuration was built, and a limit of the process is a
-        /// limit here too.
-        #[must_use]
-        pub fn $name(&self) -> ByteCount {
-            self.$name
-        }
-    };
+    // Resolved when the configuration was built: `Config::limit`, `Config::far_limit`.
+    ($(#[$doc:meta])* $name:ident: limit $type:ty) => {};
     ($(#[$doc:meta])* $name:ident: path $type:ty) => {
         $(#[$doc])*
         #[must_use]
@@ -141,12 +139,24 @@ macro_rules! setting {
     (region $region:ident, $name:ident, $config:ident) => {
         $region.$name($config.$name())
     };
+    (far $region:ident, $name:ident, $config:ident) => {
+        $region.limit($config.$name())
+    };
     ($part:ident $region:ident, $name:ident, $config:ident) => {
         $region
     };
 }
 
 for_options!(methods);
+
+/// Equal are configurations with the same options, whatever the machine had left when they were built.
+impl PartialEq for Config {
+    fn eq(&self, other: &Config) -> bool {
+        self.options == other.options
+    }
+}
+
+impl Eq for Config {}
 
 impl Config {
     /// The environment variable that [`from_env`](Config::from_env) reads.
@@ -185,13 +195,28 @@ impl Config {
         }
     }
 
-    /// Returns the percentage that [`limit`](Config::limit) was asked for as, if it was one.
+    /// Returns the maximum resident memory of the process, in bytes, as it was resolved when the
+    /// configuration was built; `None` for no limit. See [`Builder::limit`].
     #[must_use]
-    pub fn limit_percent(&self) -> Option<u8> {
-        match self.options.limit {
-            Limit::Percent(percent) => Some(percent),
-            Limit::Bytes(_) => None,
-        }
+    pub fn limit(&self) -> Option<ByteCount> {
+        self.limit
+    }
+
+    /// Returns the maximum far memory that may be resident, in bytes, as it was resolved when the
+    /// configuration was built. See [`Builder::far_limit`].
+    #[must_use]
+    pub fn far_limit(&self) -> ByteCount {
+        self.far_limit
+    }
+
+    /// Whether far memory may have all that the limit of the process leaves.
+    pub(crate) fn far_is_auto(&self) -> bool {
+        matches!(self.options.far_limit, Limit::Auto)
+    }
+
+    /// Whether the limit on the process is one that somebody asked for.
+    pub(crate) fn asks_for_limit(&self) -> bool {
+        !matches!(self.options.limit, Limit::Auto | Limit::Off)
     }
 }
 
@@ -229,8 +254,8 @@ impl Config {
         if said.place != by_default.place {
             return Err(invalid("place", reason));
         }
-        if said.process_limit.is_some() {
-            return Err(invalid("process_limit", reason));
+        if said.limit != by_default.limit {
+            return Err(invalid("limit", "holds for the process: a tier has a `far_limit`"));
         }
         Ok(())
     }
@@ -244,15 +269,6 @@ impl fmt::Display for Config {
 }
 
 impl Builder {
-    /// Sets the limit to 1 to 100 percent of the memory available to the process: the smaller of
-    /// its control groups' limits and the machine's memory. The text form is `limit:70%`.
-    ///
-    /// Default: 50. Raise it when far memory is nearly all that the process uses.
-    pub fn limit_percent(mut self, percent: u8) -> Builder {
-        self.options.limit = Limit::Percent(percent);
-        self
-    }
-
     /// Sets one option from its text, which is not quoted.
     ///
     /// # Errors
@@ -285,42 +301,31 @@ impl Builder {
         }
     }
 
-    /// Checks the options and resolves a percentage on this machine.
+    /// Checks the options and resolves the limits on this machine.
     ///
     /// # Errors
     /// [`Error::Config`] names the first option whose value is out of range or conflicts with
     /// another, or that names a NUMA node which this machine lacks; [`Error::LimitTooSmall`] when the limit cannot hold 64 pages or is below 8 MiB.
     pub fn build(self) -> Result<Config> {
         let node = self.options.node.map(probe::Node::find).transpose()?;
-        let of_process = || probe::Memory::detect().available();
-        let config = match node {
-            Some(node) => self.build_on(|| Some(of_process()?.min(node.total)))?,
-            None => self.build_on(of_process)?,
-        };
-        match node.filter(|node| config.limit() > node.total) {
-            Some(node) => {
-                let reason = format!(
-                    "{} is more than the {} of node {}",
-                    config.limit(),
-                    node.total,
-                    node.number
-                );
-                Err(invalid("limit", reason))
-            }
-            None => Ok(config),
-        }
+        self.build_on(probe::Memory::detect, node)
     }
 
-    /// [`build`](Builder::build) on a machine with as much memory as `available` says.
-    fn build_on(self, available: impl FnOnce() -> Option<ByteCount>) -> Result<Config> {
-        let limit = self.options.check(available)?;
-        Ok(Config { options: self.options, limit })
+    /// [`build`](Builder::build) on a machine with the memory that `detect` finds.
+    fn build_on(
+        self,
+        detect: impl FnOnce() -> probe::Memory,
+        node: Option<probe::Node>,
+    ) -> Result<Config> {
+        self.options.check()?;
+        let (limit, far_limit) = Limits::new(detect, node).resolve(&self.options)?;
+        Ok(Config { options: self.options, limit, far_limit })
     }
 }
 
 impl Options {
-    /// Checks all options and returns the limit in bytes.
-    fn check(&self, available: impl FnOnce() -> Option<ByteCount>) -> Result<ByteCount> {
+    /// Checks all options but the limits.
+    fn check(&self) -> Result<()> {
         self.check_sizes()?;
         self.check_paths()?;
         if self.handlers.is_some_and(|threads| !(1..=HANDLERS_MAX).contains(&threads)) {
@@ -342,21 +347,7 @@ impl Options {
                           calls on them would fail";
             return Err(invalid("metadata", reason));
         }
-        let limit = self.resolve_limit(available)?;
-        if self.process_limit == Some(ByteCount::ZERO) {
-            return Err(invalid("process_limit", "must not be zero"));
-        }
-        let limit = self.process_limit.map_or(limit, |of_process| limit.min(of_process));
-        let minimum = LIMIT_MIN.max(ByteCount(LIMIT_PAGES_MIN * self.page.get()));
-        let minimum = ByteCount(minimum.0.saturating_add(self.compress.unwrap_or_default().0));
-        if limit < minimum {
-            return Err(Error::LimitTooSmall { limit, minimum });
-        }
-        if self.span < limit {
-            let reason = format!("{} is less than the limit of {limit}", self.span);
-            return Err(invalid("span", reason));
-        }
-        Ok(limit)
+        Ok(())
     }
 
     fn check_sizes(&self) -> Result<()> {
@@ -421,23 +412,83 @@ impl Options {
         }
         Ok(())
     }
+}
 
-    fn resolve_limit(&self, available: impl FnOnce() -> Option<ByteCount>) -> Result<ByteCount> {
-        match self.limit {
-            Limit::Bytes(ByteCount::ZERO) => Err(invalid("limit", "must not be zero")),
-            Limit::Bytes(bytes) => Ok(bytes),
-            Limit::Percent(percent) if !(1..=100).contains(&percent) => {
-                Err(invalid("limit", format!("{percent}% is not from 1% to 100%")))
+/// The memory that limits are resolved on, looked up when one needs it.
+struct Limits<F> {
+    detect: Option<F>,
+    memory: Option<probe::Memory>,
+    node: Option<probe::Node>,
+}
+
+impl<F: FnOnce() -> probe::Memory> Limits<F> {
+    fn new(detect: F, node: Option<probe::Node>) -> Limits<F> {
+        Limits { detect: Some(detect), memory: None, node }
+    }
+
+    /// Returns the limit of the process, if there is one, and that of far memory.
+    fn resolve(mut self, options: &Options) -> Result<(Option<ByteCount>, ByteCount)> {
+        let limit = match options.limit {
+            Limit::Off => None,
+            Limit::Auto => Some(self.auto("limit")?),
+            asked => Some(self.bytes("limit", asked)?),
+        };
+        let node = self.node_total();
+        let far = match (options.far_limit, limit) {
+            (Limit::Auto | Limit::Off, Some(limit)) => {
+                [Some(limit), node, Some(options.span)].into_iter().flatten().min().unwrap_or(limit)
             }
-            Limit::Percent(percent) => {
-                let available = available().ok_or_else(|| {
-                    let reason = "/proc/meminfo does not say how much memory there is; give bytes";
-                    invalid("limit", reason)
-                })?;
+            (Limit::Auto | Limit::Off, None) => self.bytes("far_limit", Limit::Percent(50))?,
+            (asked, _) => self.bytes("far_limit", asked)?,
+        };
+        if let Some(node) = self.node.as_ref().filter(|node| far > node.total) {
+            let reason = format!("{far} is more than the {} of node {}", node.total, node.number);
+            return Err(invalid("far_limit", reason));
+        }
+        let far = limit.map_or(far, |limit| far.min(limit));
+        let minimum = LIMIT_MIN.max(ByteCount(LIMIT_PAGES_MIN * options.page.get()));
+        let minimum = ByteCount(minimum.0.saturating_add(options.compress.unwrap_or_default().0));
+        if far < minimum {
+            return Err(Error::LimitTooSmall { limit: far, minimum });
+        }
+        if options.span < far {
+            let reason = format!("{} is less than the limit of {far}", options.span);
+            return Err(invalid("span", reason));
+        }
+        Ok((limit, far))
+    }
+
+    /// The limit of a process that nobody has named one for.
+    fn auto(&mut self, key: &str) -> Result<ByteCount> {
+        self.memory().auto_limit().ok_or_else(|| invalid(key, UNKNOWN_MEMORY))
+    }
+
+    /// The bytes of what was asked for.
+    fn bytes(&mut self, key: &str, asked: Limit) -> Result<ByteCount> {
+        match asked {
+            Limit::Bytes(ByteCount::ZERO) => Err(invalid(key, "must not be zero")),
+            Limit::Bytes(bytes) => Ok(bytes),
+            Limit::Percent(percent) if (1..=100).contains(&percent) => {
+                let node = self.node_total();
+                let available = self.memory().available().into_iter().chain(node).min();
+                let available = available.ok_or_else(|| invalid(key, UNKNOWN_MEMORY))?;
                 // Divided first, so that nothing overflows; loses less than 100 bytes.
                 Ok(ByteCount(available.get() / 100 * u64::from(percent)))
             }
+            Limit::Percent(percent) => {
+                Err(invalid(key, format!("{percent}% is not from 1% to 100%")))
+            }
+            Limit::Auto | Limit::Off => self.auto(key),
         }
+    }
+
+    fn node_total(&self) -> Option<ByteCount> {
+        self.node.as_ref().map(|node| node.total)
+    }
+
+    fn memory(&mut self) -> &probe::Memory {
+        let detect = self.detect.take();
+        self.memory.get_or_insert_with(|| detect.expect("looked up once")())
     }
 }
 
@@ -445,33 +496,67 @@ impl Options {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_percentage_is_taken_of_the_memory_available() {
-        let config = Config::builder()
-            .limit_percent(70)
-            .build_on(|| Some(ByteCount::gib(10)))
-            .expect("7 GiB is a fine limit");
-        assert_eq!(config.limit(), ByteCount((10 << 30) / 100 * 70));
-        assert_eq!(config.limit_percent(), Some(70));
+    fn machine(total: ByteCount) -> probe::Memory {
+        probe::Memory { total: Some(total), left: Some(total), ..probe::Memory::default() }
+    }
+
+    fn build(builder: Builder, memory: probe::Memory) -> Result<Config> {
+        builder.build_on(|| memory, None)
     }
 
     #[test]
-    fn the_default_limit_is_half_of_the_memory_available() {
-        let config = Config::builder().build_on(|| Some(ByteCount::gib(4))).expect("defaults");
-        assert_eq!(config.limit(), ByteCount((4 << 30) / 100 * 50));
+    fn a_percentage_is_taken_of_the_memory_available() {
+        let builder = Config::builder().limit(Limit::Percent(70));
+        let config = build(builder, machine(ByteCount::gib(10))).expect("7 GiB is a fine limit");
+        assert_eq!(config.limit(), Some(ByteCount((10 << 30) / 100 * 70)));
+        assert_eq!(Some(config.far_limit()), config.limit());
+    }
+
+    #[test]
+    fn the_default_limit_is_half_of_what_the_machine_has_left() {
+        let memory = probe::Memory { left: Some(ByteCount::gib(2)), ..machine(ByteCount::gib(4)) };
+        let config = build(Config::builder(), memory).expect("defaults");
+        assert_eq!(config.limit(), Some(ByteCount::gib(1)));
+    }
+
+    #[test]
+    fn the_default_limit_in_a_control_group_is_nearly_all_that_it_has_left() {
+        let fullest = probe::CgroupLimit {
+            bytes: ByteCount::mib(128),
+            file: PathBuf::from("memory.max"),
+            used: ByteCount::mib(48),
+        };
+        let resident = ByteCount::mib(40);
+        let group =
+            probe::Memory { fullest: Some(fullest), resident, ..machine(ByteCount::gib(4)) };
+        let config = build(Config::builder(), group.clone()).expect("defaults");
+        assert_eq!(config.limit(), Some(ByteCount::mib(40 + 75)));
+        let config = build(Config::builder().limit(ByteCount::mib(96)), group).expect("a limit");
+        assert_eq!(
+            (config.limit(), config.far_limit()),
+            (Some(ByteCount::mib(96)), ByteCount::mib(96))
+        );
+    }
+
+    #[test]
+    fn far_memory_is_bounded_alone_where_the_limit_of_the_process_is_off() {
+        let builder = Config::builder().limit(Limit::Off);
+        let config = build(builder, machine(ByteCount::gib(4))).expect("no limit");
+        assert_eq!((config.limit(), config.far_limit()), (None, ByteCount((4 << 30) / 100 * 50)));
     }
 
     #[test]
     fn a_percentage_of_too_little_memory_is_a_limit_too_small() {
-        let error = Config::builder().build_on(|| Some(ByteCount::mib(10))).expect_err("5 MiB");
+        let error = build(Config::builder(), machine(ByteCount::mib(10))).expect_err("5 MiB");
         assert!(matches!(error, Error::LimitTooSmall { minimum: LIMIT_MIN, .. }), "{error}");
     }
 
     #[test]
     fn a_percentage_of_unknown_memory_is_an_error_and_bytes_are_not() {
-        let error = Config::builder().build_on(|| None).expect_err("unknown memory");
+        let unknown = probe::Memory::default();
+        let error = build(Config::builder(), unknown.clone()).expect_err("unknown memory");
         assert!(error.to_string().contains("give bytes"), "{error}");
-        let config = Config::builder().limit(ByteCount::mib(64)).build_on(|| None);
-        assert_eq!(config.expect("bytes need no machine").limit(), ByteCount::mib(64));
+        let config = build(Config::builder().limit(ByteCount::mib(64)), unknown);
+        assert_eq!(config.expect("bytes need no machine").far_limit(), ByteCount::mib(64));
     }
 }

@@ -31,27 +31,31 @@ use std::time::Duration;
 #[macro_export]
 macro_rules! for_options {
     ($callback:ident) => { $callback! {
-        /// It is at least 8 MiB, and at least 64 pages.
+        /// It holds for all that the process has resident. Far memory gives way to what is not far: code,
+        /// stacks, local memory, and what the program maps itself. These cannot be evicted: where they leave
+        /// less than 8 MiB or 64 pages, the process is above this limit, and a message gives the limit
+        /// that would do. Resident memory is read a hundred times a second.
         ///
-        /// Default: 50 % of the memory available. Set it to what this process may have when others
-        /// share the machine. Of this and [`limit_percent`](Builder::limit_percent), the last call
-        /// counts.
-        limit: limit(Limit) = Limit::Percent(50),
-            "the maximum far memory that may be resident, in bytes",
-            { region c bytes limit, "size, or share of the memory available", "",
-              "others share the machine" };
-
-        /// Far memory gives way to what is not far: code, stacks, local memory, and what the program maps
-        /// itself. These cannot be evicted: where they leave less than 8 MiB or 64 pages, the process
-        /// is above this limit, which is said on standard error. It is looked at a hundred
-        /// times a second; the [`limit`](Builder::limit) of far memory is never above this one.
-        ///
-        /// Default: `None` (`off` in text), what is not far is not limited. Set it to what the process as a
-        /// whole may have. Under a memory manager start-up then fails, because that counts local memory.
-        process_limit: maybe(ByteCount) or "off" = None,
+        /// Default: [`Limit::Auto`], what the process has resident and 15/16 of what the fullest of its
+        /// control groups has left; without a limit of a control group, half of what the machine
+        /// has available. Set it where others share the machine or the control group. A share in
+        /// percent is one of the control group's limit or the machine's memory. [`Limit::Off`]: only
+        /// [`far_limit`](Builder::far_limit) bounds anything. Under a memory manager, whose limit
+        /// counts local memory, start-up fails where this is set.
+        limit: limit(Limit) or "off" = Limit::Auto,
             "the maximum resident memory of the process, in bytes",
-            { heap c bytes process_limit, "size or `off`", "",
-              "the process as a whole has a limit, local memory included" };
+            { heap c bytes limit, "size, share of the memory available, `auto`, or `off`", "",
+              "others share the machine or the container" };
+
+        /// It is at least 8 MiB, and at least 64 pages, and has no effect above
+        /// [`limit`](Builder::limit). Pages, staging frames and tables of far memory count.
+        ///
+        /// Default: [`Limit::Auto`], as much as the limit of the process; where that is off, half of the
+        /// memory available. Set it for a further tier, or to keep memory for what is not far.
+        far_limit: limit(Limit) = Limit::Auto,
+            "the maximum far memory that may be resident, in bytes",
+            { far c bytes far_limit, "size, share of the memory available, or `auto`", "",
+              "a tier has a part of the limit" };
 
         /// **Its contents are overwritten**, so it must begin with zeros or with what an earlier
         /// run left, unless [`overwrite`](Builder::overwrite) is set.

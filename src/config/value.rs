@@ -81,11 +81,26 @@ pub enum UserMode {
     RequireKernel,
 }
 
-/// The limit as it was asked for.
+/// A limit on memory, as it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Limit {
+#[non_exhaustive]
+pub enum Limit {
+    /// The default: see [`Builder::limit`](super::Builder::limit) and
+    /// [`Builder::far_limit`](super::Builder::far_limit).
+    Auto,
+    /// No limit.
+    Off,
+    /// Bytes.
     Bytes(ByteCount),
+    /// A share of the memory available to the process: the smaller of its control groups' limits and the
+    /// machine's memory; for a tier on a NUMA node, of the node's memory. 1 to 100 percent.
     Percent(u8),
+}
+
+impl From<ByteCount> for Limit {
+    fn from(bytes: ByteCount) -> Limit {
+        Limit::Bytes(bytes)
+    }
 }
 
 /// A type of option. `none` is the word of an option that can be unset, if it has one.
@@ -167,8 +182,17 @@ impl<T: Value> Value for Option<T> {
     }
 }
 
+/// The word for a limit that follows from what memory there is.
+const AUTO: &str = "auto";
+
 impl Value for Limit {
     fn read(text: &str, none: Option<&str>) -> Result<Limit, String> {
+        if text == AUTO {
+            return Ok(Limit::Auto);
+        }
+        if none == Some(text) {
+            return Ok(Limit::Off);
+        }
         let Some(number) = text.strip_suffix('%') else {
             return ByteCount::read(text, none).map(Limit::Bytes);
         };
@@ -178,6 +202,8 @@ impl Value for Limit {
 
     fn print(&self, none: Option<&str>) -> Option<String> {
         match self {
+            Limit::Auto => Some(AUTO.to_owned()),
+            Limit::Off => none.map(str::to_owned),
             Limit::Bytes(bytes) => bytes.print(none),
             Limit::Percent(percent) => Some(format!("{percent}%")),
         }

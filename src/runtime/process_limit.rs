@@ -12,6 +12,7 @@
 
 use crate::base::deadline::Deadline;
 use crate::base::error::Result;
+use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::paging::region::Region;
 use crate::sys::code::Code;
@@ -52,7 +53,10 @@ const STALL_MAX: Duration = Duration::from_millis(100);
 /// The limit, and what is known about keeping it.
 #[derive(Debug)]
 pub(super) struct ProcessLimit {
-    limit: ByteCount,
+    /// In bytes.
+    limit: AtomicU64,
+    /// Whether far memory has no limit of its own.
+    is_for_far: bool,
     statm: Statm,
     beside: Mutex<BesideFar>,
     /// Since when too little of the limit is left for far memory.
@@ -99,11 +103,12 @@ struct Seen {
 impl ProcessLimit {
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) where the kernel does not tell what is resident.
-    pub(super) fn new(limit: ByteCount) -> Result<ProcessLimit> {
+    pub(super) fn new(limit: ByteCount, is_for_far: bool) -> Result<ProcessLimit> {
         let now = Instant::now();
         let (bytes, growth) = (RecentMax::new(now), RecentMax::new(now));
         Ok(ProcessLimit {
-            limit,
+            limit: AtomicU64::new(limit.0),
+            is_for_far,
             statm: Statm::open()?,
             beside: Mutex::new(BesideFar { bytes, growth, last: u64::MAX }),
             over: Mutex::new(Over::No),
@@ -113,7 +118,17 @@ impl ProcessLimit {
     }
 
     pub(super) fn limit(&self) -> ByteCount {
-        self.limit
+        ByteCount(self.limit.load(Ordering::Relaxed))
+    }
+
+    /// Changes the limit, of far memory too where that has no limit of its own.
+    ///
+    /// # Errors
+    /// As [`Region::set_limit`].
+    pub(super) fn set(&self, limit: ByteCount, region: &Region) -> Result<()> {
+        self.limit.store(limit.0, Ordering::Relaxed);
+        self.look(region, ByteCount::ZERO);
+        if self.is_for_far { region.set_limit(limit) } else { Ok(()) }
     }
 
     /// Gives far memory the part of the limit that the rest of the process does not use. Returns when to look again.
@@ -121,7 +136,7 @@ impl ProcessLimit {
         self.let_code_leave(region);
         let Some(seen) = self.look(region, ByteCount::ZERO) else { return LOOK_EVERY };
         self.tell(ByteCount(seen.beside), seen.room < region.limit_min(), region);
-        let is_near = seen.resident + self.limit.0 / AHEAD >= self.limit.0;
+        let is_near = seen.resident + self.limit().0 / AHEAD >= self.limit().0;
         if seen.grows && is_near { LOOK_SOON } else { LOOK_EVERY }
     }
 
@@ -130,12 +145,12 @@ impl ProcessLimit {
     pub(super) fn make_room(&self, region: &Region, len: ByteCount) -> ByteCount {
         /// Of what is left of the limit, one caller takes a part before it looks again.
         const CALLERS: u64 = 4;
-        let least = self.limit.0 / GROWTH;
+        let least = self.limit().0 / GROWTH;
         let (mut stall, mut least_charged) = (Deadline::new(STALL_MAX), u64::MAX);
         loop {
             let Some(seen) = self.look(region, len) else { return ByteCount(least) };
             let charged = region.budget().charged();
-            let left = self.limit.0.saturating_sub(seen.resident + len.0);
+            let left = self.limit().0.saturating_sub(seen.resident + len.0);
             if left > 0 || charged <= seen.room.max(region.limit_min()) {
                 return ByteCount((left / CALLERS).max(least));
             }
@@ -160,13 +175,13 @@ impl ProcessLimit {
         let now = Instant::now();
         let grown = bytes.saturating_sub(beside.last);
         beside.last = bytes;
-        let grows = grown > self.limit.0 / GROWTH;
+        let grows = grown > self.limit().0 / GROWTH;
         let grown =
-            beside.growth.note(if grows { grown.min(self.limit.0 / AHEAD) } else { 0 }, now);
+            beside.growth.note(if grows { grown.min(self.limit().0 / AHEAD) } else { 0 }, now);
         let most = beside.bytes.note(bytes + ahead.0, now) + grown;
-        let room = ByteCount(self.limit.0.saturating_sub(most));
+        let room = ByteCount(self.limit().0.saturating_sub(most));
         let had = region.budget().limit();
-        if room < had || room.0 - had.0 >= self.limit.0 / STEP {
+        if room < had || room.0 - had.0 >= self.limit().0 / STEP {
             region.leave_room(room);
         }
         Some(Seen { resident, beside: bytes, room, grows })
@@ -182,7 +197,7 @@ impl ProcessLimit {
         }
         let Some(of_files) = self.statm.of_files() else { return };
         let read = region.stats().bytes_read;
-        if of_files.0 >= self.limit.0 / CODE_MIN && read.0 >= left.read.0 + of_files.0 {
+        if of_files.0 >= self.limit().0 / CODE_MIN && read.0 >= left.read.0 + of_files.0 {
             left.code.drop_resident();
             left.read = read;
         }
@@ -196,13 +211,14 @@ impl ProcessLimit {
             _ if !is_over => Over::No,
             Over::No => Over::Since(Instant::now()),
             Over::Since(since) if since.elapsed() >= OVER_MAX => {
-                let (limit, floor) = (self.limit, region.limit_min());
+                let (limit, floor) = (self.limit(), region.limit_min());
+                let would_do = ByteCount((beside.0 + floor.0).next_multiple_of(1 << 20));
                 region.warn(
                     "the process is above its limit",
                     format_args!(
                         "the process is above its limit of {limit}: {beside} of it is not far memory \
                          (code, stacks, local memory, memory mapped by the program), and far \
-                         memory needs {floor}"
+                         memory needs {floor}. A limit of {would_do} would do, more is faster"
                     ),
                 );
                 Over::Told

@@ -27,7 +27,7 @@ pub(super) struct Chunk<T> {
 /// use farheap::segment::Segment;
 /// use farheap::{Config, Heap, Placement};
 ///
-/// let heap = match Heap::start(Config::parse("limit:8MiB,capacity:64MiB")?) {
+/// let heap = match Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB")?) {
 ///     Ok(heap) => heap,
 ///     Err(error) => {
 ///         println!("{error}"); // Says how to allow userfaultfd.

@@ -85,7 +85,7 @@ impl<T: Copy + Send + Sync> Moves for Segment<T> {
 /// use farheap::segment::{Migrator, Segment};
 /// use farheap::{ByteCount, Config, Heap, Placement};
 ///
-/// let heap = match Heap::start(Config::parse("limit:8MiB,capacity:64MiB")?) {
+/// let heap = match Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB")?) {
 ///     Ok(heap) => heap,
 ///     Err(error) => {
 ///         println!("{error}"); // Says how to allow userfaultfd.

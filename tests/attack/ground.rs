@@ -53,21 +53,21 @@ const fn way(name: &'static str, conf: &'static str) -> Way {
 
 /// Handler threads, which serve faults of system calls too.
 pub(crate) const HANDLER: &[Way] = &[
-    way("4KiB", "page:4KiB,limit:8MiB"),
-    way("64KiB", "page:64KiB,limit:8MiB"),
-    way("2MiB", "page:2MiB,limit:128MiB"),
-    way("4KiB move", "page:4KiB,limit:8MiB,install:move"),
-    way("64KiB copy", "page:64KiB,limit:8MiB,install:copy"),
-    way("2MiB copy", "page:2MiB,limit:128MiB,install:copy"),
+    way("4KiB", "page:4KiB,far_limit:8MiB"),
+    way("64KiB", "page:64KiB,far_limit:8MiB"),
+    way("2MiB", "page:2MiB,far_limit:128MiB"),
+    way("4KiB move", "page:4KiB,far_limit:8MiB,install:move"),
+    way("64KiB copy", "page:64KiB,far_limit:8MiB,install:copy"),
+    way("2MiB copy", "page:2MiB,far_limit:128MiB,install:copy"),
 ];
 
 /// System calls fail with `EFAULT` where a page is not resident.
 const USER: &[Way] = &[
-    way("in-thread 4KiB", "page:4KiB,limit:8MiB,mode:in_thread"),
-    way("in-thread 64KiB", "page:64KiB,limit:8MiB,mode:in_thread"),
-    way("in-thread 2MiB", "page:2MiB,limit:128MiB,mode:in_thread"),
-    way("in-thread 64KiB copy", "page:64KiB,limit:8MiB,mode:in_thread,install:copy"),
-    Way { name: "user mode 64KiB", conf: "page:64KiB,limit:8MiB", user_mode_only: true },
+    way("in-thread 4KiB", "page:4KiB,far_limit:8MiB,mode:in_thread"),
+    way("in-thread 64KiB", "page:64KiB,far_limit:8MiB,mode:in_thread"),
+    way("in-thread 2MiB", "page:2MiB,far_limit:128MiB,mode:in_thread"),
+    way("in-thread 64KiB copy", "page:64KiB,far_limit:8MiB,mode:in_thread,install:copy"),
+    Way { name: "user mode 64KiB", conf: "page:64KiB,far_limit:8MiB", user_mode_only: true },
 ];
 
 pub(crate) fn all() -> Vec<Way> {
@@ -246,7 +246,7 @@ impl Ground {
         let span = if way.conf.contains("2MiB") { "512MiB" } else { "128MiB" };
         let conf = format!("{},capacity:1GiB,span:{span}{}", way.conf, place());
         let config = Config::parse(&conf).expect("known keys");
-        let (page, limit) = (config.page().as_usize(), config.limit().as_usize());
+        let (page, limit) = (config.page().as_usize(), config.far_limit().as_usize());
         let heap = heap(&conf)?;
         let kernel = heap.serves_kernel_faults() && !way.conf.contains("in_thread");
         if HANDLER.contains(&way) && !kernel {

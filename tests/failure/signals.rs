@@ -177,7 +177,7 @@ fn free_and_purge(conf: &str) {
 fn a_handler_touches_far_memory_while_its_thread_frees_and_purges() {
     let name = "signals::a_handler_touches_far_memory_while_its_thread_frees_and_purges";
     let dir = tempfile::tempdir().expect("a directory");
-    let conf = format!("limit:16MiB,capacity:512MiB,dir:{}", dir.path().display());
+    let conf = format!("far_limit:16MiB,capacity:512MiB,dir:{}", dir.path().display());
     run(name, || free_and_purge(&conf));
 }
 

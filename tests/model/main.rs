@@ -49,12 +49,12 @@ fn way(case: &str) -> Way {
         None => (case, false),
     };
     let (conf, mib, mode) = match plain {
-        "4KiB" => ("page:4KiB,limit:32MiB", 48, Mode::Cooperative),
-        "64KiB" => ("page:64KiB,limit:32MiB", 48, Mode::Cooperative),
-        "64KiB partitioned" => ("page:64KiB,limit:32MiB", 48, partitioned),
-        "2MiB" => ("page:2MiB,limit:160MiB", 192, Mode::Cooperative),
-        "in-thread 64KiB" => ("page:64KiB,limit:32MiB,mode:in_thread", 48, Mode::Cooperative),
-        "64KiB copy" => ("page:64KiB,limit:32MiB,install:copy", 48, partitioned),
+        "4KiB" => ("page:4KiB,far_limit:32MiB", 48, Mode::Cooperative),
+        "64KiB" => ("page:64KiB,far_limit:32MiB", 48, Mode::Cooperative),
+        "64KiB partitioned" => ("page:64KiB,far_limit:32MiB", 48, partitioned),
+        "2MiB" => ("page:2MiB,far_limit:160MiB", 192, Mode::Cooperative),
+        "in-thread 64KiB" => ("page:64KiB,far_limit:32MiB,mode:in_thread", 48, Mode::Cooperative),
+        "64KiB copy" => ("page:64KiB,far_limit:32MiB,install:copy", 48, partitioned),
         other => panic!("no way is called {other}"),
     };
     Way { conf, limit: ByteCount::mib(mib), mode, is_two_sided }

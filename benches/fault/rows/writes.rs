@@ -109,7 +109,7 @@ pub(crate) fn short_lived(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
 fn start_heap(plan: &Plan) -> Result<Heap> {
     let limit = plan.cache.max(64 * plan.page).max(64 << 20);
     let config = Config::builder()
-        .limit(ByteCount(limit as u64))
+        .far_limit(ByteCount(limit as u64))
         .page(ByteCount(plan.page as u64))
         .dir(&plan.dir)
         .build()

@@ -161,10 +161,10 @@ pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
         }
         _ => format!("{available}, all of the machine's; no control group limits it"),
     };
-    match config.and_then(|config| memory.objection(config.limit())) {
+    match config.and_then(|config| memory.objection(config.limit().unwrap_or(config.far_limit()))) {
         Some(why) => Check::new(NAME, Verdict::Warn, found)
             .meaning(format!("{why}: the kernel may end the process before farheap makes room"))
-            .repair("export FARHEAP_CONF=limit:50%"),
+            .repair("export FARHEAP_CONF=limit:auto"),
         None => Check::new(NAME, Verdict::Pass, found),
     }
 }
@@ -184,16 +184,16 @@ pub(super) fn nodes(nodes: &[Node], config: Option<&Config>) -> Check {
     let bound = config.and_then(Config::node);
     let asked = nodes.iter().find(|node| Some(node.number) == bound);
     match (asked, config) {
-        (Some(node), Some(config)) if config.limit() > node.free => {
+        (Some(node), Some(config)) if config.far_limit() > node.free => {
             Check::new(NAME, Verdict::Warn, found)
                 .meaning(format!(
                     "node {} has {} free, less than the limit of {}: where it has none left the kernel ends \
                      the process",
                     node.number,
                     node.free,
-                    config.limit()
+                    config.far_limit()
                 ))
-                .repair_when("for example:", "export FARHEAP_CONF=node:0,limit:25%")
+                .repair_when("for example:", "export FARHEAP_CONF=node:0,far_limit:25%")
         }
         _ => Check::new(NAME, Verdict::Pass, found),
     }
@@ -210,7 +210,7 @@ pub(super) fn tables(config: &Config) -> Check {
         "up to {per_gib} for each GiB of far memory in pages of {}: at most {most} of it under a \
          limit of {}",
         config.page(),
-        config.limit()
+        config.far_limit()
     );
     match config.capacity() {
         Some(capacity) if capacity > most => Check::new(NAME, Verdict::Warn, found)
@@ -256,7 +256,7 @@ pub(super) fn huge_pages(limits: &Limits) -> Check {
 /// The span of the default configuration.
 fn default_span() -> ByteCount {
     // A limit in bytes needs no knowledge of the machine.
-    let config = Config::builder().limit(ByteCount::mib(8)).build();
+    let config = Config::builder().far_limit(ByteCount::mib(8)).build();
     config.expect("the defaults are valid").span()
 }
 
@@ -346,14 +346,14 @@ mod tests {
         assert!(check.meaning[0].contains("fails with EFAULT"), "{check:?}");
         let local = |check: &Check| check.meaning[1].contains("goes far because of its size");
         assert!(local(&check), "{check:?}");
-        for text in ["limit:64MiB,user_mode:far", "limit:64MiB,mode:in_thread"] {
+        for text in ["far_limit:64MiB,user_mode:far", "far_limit:64MiB,mode:in_thread"] {
             let config = Config::parse(text).expect(text);
             assert!(!local(&userfaultfd(&probe, Some(&config))), "{text}");
         }
         assert!(commands(&check).contains(&"sudo setfacl -m u:$USER:rw /dev/userfaultfd"));
         assert!(commands(&check).contains(&"sudo sysctl vm.unprivileged_userfaultfd=1"));
         let strict =
-            Config::parse("limit:64MiB,user_mode:require_kernel").expect("a configuration");
+            Config::parse("far_limit:64MiB,user_mode:require_kernel").expect("a configuration");
         assert_eq!(userfaultfd(&probe, Some(&strict)).verdict, Verdict::Fail);
     }
 
@@ -386,9 +386,9 @@ mod tests {
             let config = Config::parse(text).expect(text);
             features(&found, Some(&config)).expect("a route is open").verdict
         };
-        assert_eq!(verdict("limit:64MiB"), Verdict::Warn);
-        assert_eq!(verdict("limit:64MiB,install:copy,mode:in_thread"), Verdict::Warn);
-        assert_eq!(verdict("limit:64MiB,install:move"), Verdict::Fail);
+        assert_eq!(verdict("far_limit:64MiB"), Verdict::Warn);
+        assert_eq!(verdict("far_limit:64MiB,install:copy,mode:in_thread"), Verdict::Warn);
+        assert_eq!(verdict("far_limit:64MiB,install:move"), Verdict::Fail);
     }
 
     #[test]
@@ -398,7 +398,7 @@ mod tests {
         let check = uring(&found, None);
         assert_eq!(check.verdict, Verdict::Warn);
         assert_eq!(commands(&check), ["sudo sysctl kernel.io_uring_disabled=0"]);
-        let config = Config::parse("limit:64MiB,io:uring").expect("a configuration");
+        let config = Config::parse("far_limit:64MiB,io:uring").expect("a configuration");
         assert_eq!(uring(&found, Some(&config)).verdict, Verdict::Fail);
     }
 
@@ -422,10 +422,10 @@ mod tests {
     #[test]
     fn tables_are_told_per_gib_and_bound_what_can_be_allocated() {
         let check = |text: &str| tables(&Config::parse(text).expect(text));
-        let small = check("limit:8MiB,page:4KiB,capacity:2GiB");
+        let small = check("far_limit:8MiB,page:4KiB,capacity:2GiB");
         assert_eq!(small.verdict, Verdict::Warn);
         assert!(small.meaning[0].contains("2.0 GiB"), "{small:?}");
-        let large = check("limit:1GiB,page:64KiB,capacity:100GiB");
+        let large = check("far_limit:1GiB,page:64KiB,capacity:100GiB");
         assert_eq!(large.verdict, Verdict::Pass, "{large:?}");
         assert!(large.found.contains("for each GiB"), "{large:?}");
     }

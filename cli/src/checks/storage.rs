@@ -71,7 +71,7 @@ fn directory_checks(dir: &Path, found: &Directory, config: Option<&Config>) -> V
     } else {
         Check::new("directory", Verdict::Pass, place)
     };
-    let wanted = match config.map(|config| (config.capacity(), config.limit())) {
+    let wanted = match config.map(|config| (config.capacity(), config.far_limit())) {
         Some((Some(capacity), _)) => Some((capacity, "configured capacity")),
         Some((None, limit)) => Some((limit, "limit of resident memory")),
         None => None,

@@ -52,7 +52,7 @@ impl World {
     }
 
     fn try_start() -> farheap::Result<World> {
-        let text = "limit:64MiB,capacity:256MiB";
+        let text = "far_limit:64MiB,capacity:256MiB";
         let heap = Heap::start(Config::parse(text)?)?;
         let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative)?;
         let dir = tempfile::tempdir().expect("a directory");

@@ -22,9 +22,9 @@ struct world {
     collective memory;
     collective_allocator<node> nodes;
     explicit world(const char *table)
-        : far("limit:64MiB,capacity:256MiB"), limit(64 << 20),
+        : far("far_limit:64MiB,capacity:256MiB"), limit(64 << 20),
           pages(farheap::pool::create(limit, table, 16 << 20)), id(pages.allocate().id()),
-          memory("limit:64MiB,capacity:256MiB", 1 << 20), nodes(memory) {}
+          memory("far_limit:64MiB,capacity:256MiB", 1 << 20), nodes(memory) {}
 };
 std::optional<world> here;
 } // namespace

@@ -117,7 +117,7 @@ int main(void) {
     FAILS(FARHEAP_E_CONFIG, (farheap_collective_new)("lymit:1MiB", MIB, &collective));
     FAILS(FARHEAP_E_ARGUMENT, farheap_collective_new(NULL, UINT64_MAX, &collective));
     skip_unless_permitted(
-        farheap_collective_new("limit:16MiB,capacity:256MiB", MIB, &collective));
+        farheap_collective_new("far_limit:16MiB,capacity:256MiB", MIB, &collective));
     kinds(collective);
     objects_of_every_kind(collective);
     local_memory_is_bounded(collective);

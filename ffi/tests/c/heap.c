@@ -53,21 +53,23 @@ static void version_and_features(void) {
 static void configurations_are_checked(void) {
     OK(farheap_check_config(NULL));
     OK(farheap_check_config(""));
-    OK(farheap_check_config("limit:16MiB,page:64KiB"));
-    FAILS(FARHEAP_E_CONFIG, farheap_check_config("limit:16MiB,paje:64KiB"));
+    OK(farheap_check_config("far_limit:16MiB,page:64KiB"));
+    FAILS(FARHEAP_E_CONFIG, farheap_check_config("far_limit:16MiB,paje:64KiB"));
     CHECK(strstr(farheap_last_message(), "paje") && strstr(farheap_last_message(), "page"));
     FAILS(FARHEAP_E_CONFIG, farheap_check_config("page:3KiB"));
-    FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_check_config("limit:1MiB"));
+    FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_check_config("far_limit:1MiB"));
     farheap_config config = FARHEAP_CONFIG_INIT;
     farheap_heap *heap = NULL;
-    config.limit = 16 * MIB;
+    config.far_limit = 16 * MIB;
     config.io = "telepathy";
     FAILS(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
     CHECK(strstr(farheap_last_message(), "telepathy") && !heap);
     config.io = NULL;
+    config.limit = 512 * MIB;
     config.limit_percent = 50;
     FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
     config.limit_percent = 0;
+    config.limit = 0;
     config.checksum = (farheap_switch)7;
     FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
     config.checksum = FARHEAP_DEFAULT;
@@ -93,7 +95,7 @@ static void configurations_are_checked(void) {
 
 static farheap_heap *start(void) {
     farheap_config config = FARHEAP_CONFIG_INIT;
-    config.limit = 16 * MIB;
+    config.far_limit = 16 * MIB;
     config.capacity = 256 * MIB;
     config.page = 64 << 10;
     config.threshold = 64 << 10;
@@ -213,9 +215,10 @@ static void data_larger_than_the_limit_comes_back(farheap_heap *heap) {
     CHECK(far_madvise(dropped + 1, 4096, MADV_DONTNEED) == -1 && errno == EINVAL);
     CHECK(far_madvise(dropped, 4096, MADV_NORMAL) == 0);
 
-    OK(farheap_set_limit(heap, 12 * MIB));
-    FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_set_limit(heap, MIB));
-    OK(farheap_set_limit(heap, 16 * MIB));
+    OK(farheap_set_far_limit(heap, 12 * MIB));
+    FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_set_far_limit(heap, MIB));
+    OK(farheap_set_far_limit(heap, 16 * MIB));
+    OK(farheap_set_limit(heap, 512 * MIB));
     bool kernel_faults = false;
     OK(farheap_serves_kernel_faults(heap, &kernel_faults));
 
@@ -268,10 +271,10 @@ static void large_blocks_are_buffers_of_system_calls(farheap_heap *heap) {
 
 static void there_is_one_heap(farheap_heap *heap) {
     farheap_heap *second = NULL, *found = NULL;
-    FAILS(FARHEAP_E_ALREADY_RUNNING, farheap_start("limit:16MiB", &second));
+    FAILS(FARHEAP_E_ALREADY_RUNNING, farheap_start("far_limit:16MiB", &second));
     /* As bindings call them. */
     farheap_config config = FARHEAP_CONFIG_INIT;
-    FAILS(FARHEAP_E_ALREADY_RUNNING, (farheap_start)("limit:16MiB", &second));
+    FAILS(FARHEAP_E_ALREADY_RUNNING, (farheap_start)("far_limit:16MiB", &second));
     FAILS(FARHEAP_E_ALREADY_RUNNING, (farheap_start_config)(&config, &second));
     FAILS(FARHEAP_E_ALREADY_RUNNING, (farheap_start_env)(&second));
     CHECK(!second);
@@ -286,7 +289,7 @@ static void there_is_one_heap(farheap_heap *heap) {
     OK(farheap_heap_free(heap));
     FAILS(FARHEAP_E_HANDLE, farheap_heap_free(heap));
     FAILS(FARHEAP_E_HANDLE, farheap_heap_stats(heap, &stats));
-    CHECK(setenv("FARHEAP_CONF", "limit:9MiB,capacity:64MiB", 1) == 0);
+    CHECK(setenv("FARHEAP_CONF", "far_limit:9MiB,capacity:64MiB", 1) == 0);
     OK(farheap_start_env(&second));
     OK(farheap_heap_stats(second, &stats));
     CHECK(stats.limit_bytes == 9 * MIB);
@@ -299,10 +302,10 @@ static void there_is_one_heap(farheap_heap *heap) {
 
 static void tiers_have_names_and_memory_of_their_own(farheap_heap *heap) {
     farheap_heap *cold = NULL, *found = NULL;
-    FAILS(FARHEAP_E_CONFIG, farheap_add_tier(heap, "no name", "limit:8MiB", &cold));
-    FAILS(FARHEAP_E_NULL, farheap_add_tier(heap, NULL, "limit:8MiB", &cold));
+    FAILS(FARHEAP_E_CONFIG, farheap_add_tier(heap, "no name", "far_limit:8MiB", &cold));
+    FAILS(FARHEAP_E_NULL, farheap_add_tier(heap, NULL, "far_limit:8MiB", &cold));
     FAILS(FARHEAP_E_NOT_RUNNING, farheap_find_tier("cold", &found));
-    OK(farheap_add_tier(heap, "cold", "limit:8MiB,capacity:64MiB,page:4KiB", &cold));
+    OK(farheap_add_tier(heap, "cold", "far_limit:8MiB,capacity:64MiB,page:4KiB", &cold));
     OK(farheap_find_tier("cold", &found));
     farheap_placement here = FARHEAP_POLICY, there = FARHEAP_POLICY, by_name = FARHEAP_POLICY;
     OK(farheap_heap_placement(heap, &here));

@@ -83,8 +83,8 @@ static const char *filled(const char *with) {
 }
 
 static void texts(void) {
-    OK(farheap_check_config("limit:16MiB\0,nonsense:1")); /* a string ends at its zero */
-    const char *patterns[] = {"a", "limit:16MiB,", "limit:", ",", ":", "\"", "\\", "9"};
+    OK(farheap_check_config("far_limit:16MiB\0,nonsense:1")); /* a string ends at its zero */
+    const char *patterns[] = {"a", "far_limit:16MiB,", "limit:", ",", ":", "\"", "\\", "9"};
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         BRIEFLY(FARHEAP_E_CONFIG, farheap_check_config(filled(patterns[i])));
     }
@@ -92,11 +92,11 @@ static void texts(void) {
     BRIEFLY(FARHEAP_E_CONFIG, farheap_check_config(long_text));
     OK(farheap_check_config(filled(" ")));
     const char *wrong[] = {
-        "limit", "limit:", "limit:-1", "limit:0", "limit:1e400", "limit:NaN", "limit:101%", "limit:0%",
-        "limit:99999999999999999999GiB", "limit:18446744073709551615GiB", "page:3KiB", "page:1",
+        "limit", "limit:", "limit:-1", "far_limit:0", "far_limit:1e400", "limit:NaN", "far_limit:101%", "far_limit:0%",
+        "far_limit:99999999999999999999GiB", "far_limit:18446744073709551615GiB", "page:3KiB", "page:1",
         "page:16GiB", "handlers:0", "handlers:65", "handlers:99999999999", "deadline:-1s",
         "capacity:0", "span:1", "span:18446744073709551615", ":", ",,", "device:", "mode:\x01",
-        "limt:1GiB", "limit:16MiB,limit:17MiB", "device:/x,dir:/y", "LIMIT:16MiB;x", "threshold:-"};
+        "limt:1GiB", "far_limit:16MiB,far_limit:17MiB", "device:/x,dir:/y", "LIMIT:16MiB;x", "threshold:-"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         BRIEFLY(FARHEAP_E_CONFIG, farheap_check_config(wrong[i]));
     }
@@ -105,7 +105,7 @@ static void texts(void) {
     farheap_heap *heap = NULL;
     config.io = filled("x");
     BRIEFLY(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
-    config.io = "sync,limit:1"; /* one value, not a second key */
+    config.io = "sync,far_limit:1"; /* one value, not a second key */
     BRIEFLY(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
     config.io = NULL;
     config.size = SIZE_MAX;
@@ -300,8 +300,8 @@ static void a_pool(void) {
 
 static void a_collective(void) {
     farheap_collective *c = NULL;
-    FAILS(FARHEAP_E_ARGUMENT, farheap_collective_new("limit:8MiB,capacity:64MiB", UINT64_MAX, &c));
-    skip_unless_permitted(farheap_collective_new("limit:8MiB,capacity:64MiB", 0, &c));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_collective_new("far_limit:8MiB,capacity:64MiB", UINT64_MAX, &c));
+    skip_unless_permitted(farheap_collective_new("far_limit:8MiB,capacity:64MiB", 0, &c));
     NOTHING(FARHEAP_E_FULL, farheap_collective_allocate(c, FARHEAP_PURELY_LOCAL, 8, 8));
     for (uint32_t kind = FARHEAP_PURELY_LOCAL; kind <= FARHEAP_NEW_PER_PAGE; kind++) {
         NOTHING(FARHEAP_E_ARGUMENT, farheap_collective_allocate(c, kind, SIZE_MAX, 8));
@@ -398,7 +398,7 @@ int main(void) {
     a_pool();
     a_collective();
     farheap_heap *heap = NULL;
-    skip_unless_permitted(farheap_start("limit:16MiB,capacity:64MiB,threshold:64KiB,user_mode:far", &heap));
+    skip_unless_permitted(farheap_start("far_limit:16MiB,capacity:64MiB,threshold:64KiB,user_mode:far", &heap));
     sizes_and_alignments();
     OK(farheap_scope_push(FARHEAP_FAR));
     sizes_and_alignments();
@@ -406,9 +406,9 @@ int main(void) {
     FAILS(FARHEAP_E_ARGUMENT, farheap_scope_pop());
     FAILS(FARHEAP_E_ARGUMENT, farheap_scope_push((farheap_placement)9));
     threads_that_end(heap);
-    FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_set_limit(heap, 0));
-    OK(farheap_set_limit(heap, UINT64_MAX));
-    OK(farheap_set_limit(heap, 16 * MIB));
+    FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_set_far_limit(heap, 0));
+    OK(farheap_set_far_limit(heap, UINT64_MAX));
+    OK(farheap_set_far_limit(heap, 16 * MIB));
     OK(farheap_shutdown(heap));
     OK(farheap_heap_free(heap));
     return 0;

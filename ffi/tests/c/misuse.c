@@ -26,6 +26,7 @@ static void calls_on_a_heap(farheap_status code, farheap_heap *heap) {
     FAILS(code, farheap_retier(heap, &byte, 1, FARHEAP_SIDE_SECOND, 0, NULL, NULL, &moved));
     FAILS(code, farheap_stored_on(heap, FARHEAP_SIDE_FIRST, &stored));
     FAILS(code, farheap_set_limit(heap, 16 * MIB));
+    FAILS(code, farheap_set_far_limit(heap, 16 * MIB));
     FAILS(code, farheap_purge(heap));
     FAILS(code, farheap_heap_stats(heap, &stats));
     FAILS(code, farheap_serves_kernel_faults(heap, &answer));
@@ -379,8 +380,8 @@ int main(void) {
     OK(farheap_manager_free(manager));
 
     struct parents parents = {0};
-    skip_unless_permitted(farheap_start("limit:16MiB,capacity:64MiB,user_mode:far", &parents.heap));
-    OK(farheap_collective_new("limit:8MiB,capacity:64MiB", MIB, &parents.collective));
+    skip_unless_permitted(farheap_start("far_limit:16MiB,capacity:64MiB,user_mode:far", &parents.heap));
+    OK(farheap_collective_new("far_limit:8MiB,capacity:64MiB", MIB, &parents.collective));
     OK(farheap_collective_suballocator(parents.collective, FARHEAP_NEW_PER_PAGE, &parents.sub));
     parents.far = far_malloc(MIB);
     CHECK(far_contains(parents.far));

@@ -81,7 +81,7 @@ static void what_it_cannot_do_is_said(farheap_heap *heap, uint64_t *words) {
     CHECK(bytes == 0 && done.bytes == 0);
     done.size = sizeof done;
     farheap_heap *plain = NULL;
-    OK(farheap_add_tier(heap, "plain", "limit:8MiB,capacity:64MiB", &plain));
+    OK(farheap_add_tier(heap, "plain", "far_limit:8MiB,capacity:64MiB", &plain));
     farheap_placement there = FARHEAP_POLICY;
     OK(farheap_heap_placement(plain, &there));
     char *block = far_allocate(there, MIB, 16);
@@ -98,7 +98,7 @@ int main(void) {
     CHECK(mkdtemp(dir));
     CHECK(snprintf(path, sizeof path, "%s/second", dir) > 0);
     farheap_config config = FARHEAP_CONFIG_INIT;
-    config.limit = 16 * MIB;
+    config.far_limit = 16 * MIB;
     config.capacity = 64 * MIB;
     config.readahead = FARHEAP_OFF;
     config.second = path;

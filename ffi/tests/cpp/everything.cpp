@@ -30,7 +30,7 @@ struct counted {
 static void without_a_heap() {
     CHECK(std::string(version()).size() >= 5);
     (void)has_feature(FARHEAP_FEATURE_USERFAULTFD);
-    check_config("limit:16MiB");
+    check_config("far_limit:16MiB");
     throws<error>(FARHEAP_E_CONFIG, [] { check_config("limmit:16MiB"); });
     throws<farheap::bad_alloc>(FARHEAP_E_NOT_RUNNING, [] { std::vector<int, far_allocator<int>> v(10); });
     throws<error>(FARHEAP_E_NOT_RUNNING, [] { heap::running(); });
@@ -421,8 +421,8 @@ static void one_limit_for_all() {
 }
 
 static void tiers_and_arenas(heap &far) {
-    heap cold = far.add_tier("cold", "limit:8MiB,capacity:64MiB,page:64KiB");
-    throws<error>(FARHEAP_E_CONFIG, [&] { (void)far.add_tier("cold", "limit:8MiB"); });
+    heap cold = far.add_tier("cold", "far_limit:8MiB,capacity:64MiB,page:64KiB");
+    throws<error>(FARHEAP_E_CONFIG, [&] { (void)far.add_tier("cold", "far_limit:8MiB"); });
     throws<error>(FARHEAP_E_NOT_RUNNING, [] { (void)heap::tier("warm"); });
     CHECK(heap::tier("cold").placement() == cold.placement() && cold.placement() != far.placement());
     {
@@ -453,7 +453,7 @@ static void pages_change_their_device(heap &far) {
     char dir[] = "/tmp/farheap_second_XXXXXX";
     CHECK(mkdtemp(dir));
     const std::string path = std::string(dir) + "/second";
-    const std::string conf = "limit:8MiB,capacity:64MiB,second_capacity:64MiB,second:" + path;
+    const std::string conf = "far_limit:8MiB,capacity:64MiB,second_capacity:64MiB,second:" + path;
     heap sided = far.add_tier("sided", conf.c_str());
     {
         tier_resource there(sided.placement());
@@ -509,7 +509,8 @@ static void far_containers(heap &far) {
     CHECK(far.stats().resident_bytes_max <= 16 * mib && far.stats().bytes_read > 0);
     CHECK(far.latencies().read.count > 0);
     throws<error>(FARHEAP_E_ARGUMENT, [&] { far.account(); });
-    far.set_limit(12 * mib);
+    far.set_far_limit(12 * mib);
+    far.set_limit(1024 * mib);
     CHECK(far.serves_kernel_faults() || far.threshold() == FARHEAP_NONE);
     throws<error>(FARHEAP_E_IN_USE, [&] { far.shutdown(); });
     far.discard(column.data(), 32 * mib);
@@ -536,7 +537,7 @@ static void far_containers(heap &far) {
     }
     CHECK(!is_far(make_block(10).get()));
     throws<error>(FARHEAP_E_ARGUMENT, [] { scope wrong(FARHEAP_POLICY); });
-    throws<error>(FARHEAP_E_ALREADY_RUNNING, [] { heap second("limit:16MiB"); });
+    throws<error>(FARHEAP_E_ALREADY_RUNNING, [] { heap second("far_limit:16MiB"); });
     CHECK(heap::running().stats().limit_bytes == 12 * mib);
     far.purge();
 }
@@ -608,7 +609,7 @@ template <class Allocator> void collective_interface(Allocator of) {
 
 static void collectives() {
     throws<error>(FARHEAP_E_CONFIG, [] { collective("pages:1", 0); });
-    collective memory("limit:16MiB,capacity:64MiB", 64 << 10);
+    collective memory("far_limit:16MiB,capacity:64MiB", 64 << 10);
     collective_allocator<counted> of(memory);
     collective_interface(of);
     collective_interface(std::allocator<counted>());
@@ -681,16 +682,16 @@ int main() {
         plain_constructors();
         wrong_orders();
         farheap_config config = make_config();
-        config.limit = 16 * mib;
+        config.far_limit = 16 * mib;
         config.capacity = 256 * mib;
         {
             heap first(config);
             first.shutdown();
         }
         one_limit_for_all();
-        setenv("FARHEAP_CONF", "limit:16MiB,capacity:256MiB", 1);
+        setenv("FARHEAP_CONF", "far_limit:16MiB,capacity:256MiB", 1);
         heap::from_env().shutdown();
-        heap far(std::string("limit:16MiB,capacity:256MiB"));
+        heap far(std::string("far_limit:16MiB,capacity:256MiB"));
         far_containers(far);
         exceptions_leak_nothing(far);
         far.shutdown();

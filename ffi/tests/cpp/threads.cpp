@@ -144,9 +144,9 @@ int main() {
         manager limit(8 * mib);
         on_a_pool_and_its_manager(limit);
         on_a_tree(limit);
-        heap far("limit:16MiB,capacity:256MiB");
+        heap far("far_limit:16MiB,capacity:256MiB");
         on_the_heap(far);
         far.shutdown();
-        on_a_collective(collective("limit:16MiB,capacity:64MiB", 64 << 10));
+        on_a_collective(collective("far_limit:16MiB,capacity:64MiB", 64 << 10));
     });
 }

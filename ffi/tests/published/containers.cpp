@@ -335,7 +335,7 @@ int main() {
     }
     return run([] {
         suballocators();
-        setenv("FARHEAP_CONF", "limit:8MiB", 1);
+        setenv("FARHEAP_CONF", "far_limit:8MiB", 1);
         FarMalloc::CollectiveAllocator<char, 4096> alloc(256 << 10);
         {
             strand<decltype(alloc)> list(alloc);

@@ -107,7 +107,7 @@ fn run(args: &Args) -> Result<()> {
     for resident in sizes {
         let more = if args.conf.is_empty() { "" } else { "," };
         let (threshold, conf) = (args.threshold.0, &args.conf);
-        let conf = format!("process_limit:{},threshold:{threshold}{more}{conf}", resident.0);
+        let conf = format!("limit:{},threshold:{threshold}{more}{conf}", resident.0);
         let (mut far, mut base) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
             let outcome = Task::on_far(scale, &conf).run(None, deadline)?;

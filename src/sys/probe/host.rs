@@ -3,6 +3,7 @@
 //! The parsers take text, so that tests give them other machines'. Used by [`super::look`].
 
 use crate::base::units::ByteCount;
+use crate::sys::statm::Statm;
 use libc::RLIM_INFINITY;
 use nix::sys::resource::{Resource, getrlimit};
 use std::fs;
@@ -22,6 +23,10 @@ pub struct Memory {
     pub cgroup: Option<CgroupLimit>,
     /// Of the same limits, the one that leaves least; others may share a group.
     pub fullest: Option<CgroupLimit>,
+    /// Memory of the machine that can be had without swapping: `MemAvailable` of `/proc/meminfo`.
+    pub left: Option<ByteCount>,
+    /// What this process has resident.
+    pub resident: ByteCount,
     /// Whether the machine swaps.
     pub swap: bool,
 }
@@ -53,8 +58,11 @@ impl Memory {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let groups = group_dirs(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
         let limits: Vec<_> = groups.iter().flat_map(limits).collect();
+        let meminfo = read("/proc/meminfo");
         Memory {
-            total: mem_total(&read("/proc/meminfo")),
+            total: mem_info(&meminfo, "MemTotal:"),
+            left: mem_info(&meminfo, "MemAvailable:"),
+            resident: Statm::open().ok().and_then(|statm| statm.resident()).unwrap_or_default(),
             cgroup: limits.iter().min_by_key(|limit| limit.bytes).cloned(),
             fullest: limits.into_iter().min_by_key(CgroupLimit::left),
             swap: read("/proc/swaps").lines().count() > 1,
@@ -68,15 +76,25 @@ impl Memory {
         self.total.into_iter().chain(group).min()
     }
 
+    /// The limit of a process that may have what is left: of a control group all but a margin for what
+    /// the kernel charges to the group beside resident memory, of a machine half.
+    pub(crate) fn auto_limit(&self) -> Option<ByteCount> {
+        let of_group = self.fullest.as_ref().map(|group| group.left().0 / 16 * 15);
+        let of_machine = self.left.or(self.total).map(|left| left.0 / 2);
+        let left = of_group.into_iter().chain(of_machine).min()?;
+        Some(ByteCount(self.resident.0 + left))
+    }
+
     /// Why `limit` cannot be reached, if so: the kernel's OOM killer ends the process, or the kernel
     /// throttles it, before as many bytes are resident.
     #[must_use]
     pub fn objection(&self, limit: ByteCount) -> Option<String> {
-        if let Some(group) = self.fullest.as_ref().filter(|group| limit > group.left()) {
+        let can_have = |group: &CgroupLimit| ByteCount(group.left().0 + self.resident.0);
+        if let Some(group) = self.fullest.as_ref().filter(|group| limit > can_have(group)) {
             return Some(format!(
-                "the limit of {limit} is more than the {} that the process's control group has left \
+                "the limit of {limit} is more than the {} that the process can have in its control group \
                  ({} in {}, of which {} are in use)",
-                group.left(),
+                can_have(group),
                 group.bytes,
                 group.file.display(),
                 group.used
@@ -200,8 +218,8 @@ fn used_of(dir: &Path) -> ByteCount {
     ByteCount(current.saturating_sub(cached))
 }
 
-fn mem_total(meminfo: &str) -> Option<ByteCount> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+fn mem_info(meminfo: &str, name: &str) -> Option<ByteCount> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(ByteCount(kib.checked_mul(1 << 10)?))
 }
@@ -275,7 +293,7 @@ mod tests {
             total: Some(ByteCount::gib(4)),
             cgroup: Some(group(1024, 0)),
             fullest: Some(group(2048, 1536)),
-            swap: false,
+            ..Memory::default()
         };
         assert_eq!(memory.objection(ByteCount::mib(512)), None);
         let text = memory.objection(ByteCount::mib(513)).expect("too much");
@@ -288,7 +306,8 @@ mod tests {
 
     #[test]
     fn memory_available_is_the_smaller_of_machine_and_group() {
-        let mut memory = Memory { total: mem_total("MemTotal:  2048 kB\n"), ..Memory::default() };
+        let mut memory =
+            Memory { total: mem_info("MemTotal:  2048 kB\n", "MemTotal:"), ..Memory::default() };
         assert_eq!(memory.available(), Some(ByteCount::mib(2)));
         let used = ByteCount::ZERO;
         memory.cgroup = Some(CgroupLimit { bytes: ByteCount::mib(1), file: PathBuf::new(), used });

@@ -64,7 +64,7 @@ int main(int count, char **arguments) {
     if (!symbol) fail(#name);
     LIST(LOAD)
     farheap_heap *heap = NULL;
-    const char *config = "limit:16MiB,capacity:128MiB";
+    const char *config = "far_limit:16MiB,capacity:128MiB";
     farheap_status status = late_farheap_start_abi(FARHEAP_ABI_VERSION, config, &heap);
     if (status == FARHEAP_E_UFFD_UNAVAILABLE) {
         printf("skipped: %s\n", late_farheap_last_message());
