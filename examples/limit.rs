@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release --example limit           # 96 MiB, data of 288 MiB
-//! cargo run --release --example limit -- 1GiB   # another limit
+//! cargo run --release --example limit -- 1GiB   # another limit; `auto` in a control group
 //! ```
 //!
 //! The program makes data in three steps and sorts all of it after each, while a thread samples `VmRSS`. It
@@ -34,8 +34,10 @@ struct Sample {
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let limit: ByteCount = std::env::args().nth(1).as_deref().unwrap_or("96MiB").parse()?;
-    let heap = match Heap::start(Config::builder().limit(limit).build()?) {
+    let asked = std::env::args().nth(1).unwrap_or_else(|| "96MiB".to_owned());
+    let config = Config::builder().set("limit", &asked)?.build()?;
+    let limit = config.limit().ok_or("a limit is needed")?;
+    let heap = match Heap::start(config) {
         Ok(heap) => heap,
         Err(error @ farheap::Error::UffdUnavailable { .. }) => {
             println!("skipped: {error}");

@@ -79,6 +79,7 @@ impl Memory {
     /// The limit of a process that may have what is left: of a control group all but a margin for what
     /// the kernel charges to the group beside resident memory, of a machine half.
     pub(crate) fn auto_limit(&self) -> Option<ByteCount> {
+        // 1.5 and 1 % were kernel memory in groups of 96 and 256 MiB (examples/limit), mostly page tables.
         let of_group = self.fullest.as_ref().map(|group| group.left().0 / 16 * 15);
         let of_machine = self.left.or(self.total).map(|left| left.0 / 2);
         let left = of_group.into_iter().chain(of_machine).min()?;
