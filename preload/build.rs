@@ -2,7 +2,7 @@
 //! its own code maps never is far.
 
 fn main() {
-    // `own::start_thread` takes the place of pthread_create for this library, not for the program.
+    // `own::start_thread` takes the place of pthread_create for this library; `own::pthread_create` for the program.
     println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap=pthread_create");
     // `mapping`, `advice` and `descriptors` export what the program calls; this library, jemalloc in it, calls
     // the kernel.

@@ -651,6 +651,15 @@ impl ExtentSource for Region {
         self.extents().keep_at_forks(ptr, len);
     }
 
+    fn pin(&self, ptr: *const u8, len: ByteCount) -> bool {
+        Region::pin(self, ptr, len).is_ok()
+    }
+
+    fn unpin(&self, ptr: *const u8, len: ByteCount) {
+        // Not pinned any more: it was given back, which ends pins.
+        let _ = Region::unpin(self, ptr, len);
+    }
+
     /// Half of the limit is free, of a shared one too.
     fn has_plenty(&self) -> bool {
         let budget = self.budget();

@@ -11,6 +11,8 @@
 mod base;
 #[path = "../src/sys/block.rs"]
 mod block;
+#[path = "../src/sys/ending.rs"]
+mod ending;
 #[path = "../src/sys/fork.rs"]
 mod fork;
 #[path = "../src/heap/mod.rs"]
@@ -20,7 +22,7 @@ mod inherited;
 #[path = "../src/sys/membarrier.rs"]
 mod membarrier;
 mod sys {
-    pub(crate) use crate::{block, fork, inherited, membarrier};
+    pub(crate) use crate::{block, ending, fork, inherited, membarrier};
 }
 
 use base::error::{Error, Result};

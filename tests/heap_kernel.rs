@@ -12,7 +12,7 @@ use common::{Dice, StopOnDrop, heap, seed};
 use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -249,6 +249,66 @@ fn with_too_little_address_space_the_start_fails_and_a_smaller_span_works() {
         assert_says(&ended, &said);
         assert_says(&ended, &["`ulimit -v` allows 7.6 GiB", "such as 2.0 GiB"]);
     }
+}
+
+/// A robust mutex, see `pthread_mutexattr_setrobust(3)`.
+fn init_robust(mutex: *mut libc::pthread_mutex_t) {
+    let mut attributes = std::mem::MaybeUninit::uninit();
+    // SAFETY: initialises the attributes.
+    assert_eq!(unsafe { libc::pthread_mutexattr_init(attributes.as_mut_ptr()) }, 0);
+    let robust = libc::PTHREAD_MUTEX_ROBUST;
+    // SAFETY: initialised above.
+    assert_eq!(unsafe { libc::pthread_mutexattr_setrobust(attributes.as_mut_ptr(), robust) }, 0);
+    // SAFETY: initialises a mutex that nobody uses yet, in memory of its size.
+    assert_eq!(unsafe { libc::pthread_mutex_init(mutex, attributes.as_ptr()) }, 0);
+}
+
+#[test]
+fn robust_mutexes_in_evicted_memory_tell_that_their_owner_has_ended() {
+    alone("robust_mutexes_in_evicted_memory_tell_that_their_owner_has_ended", || {
+        let Some(heap) = heap("far_limit:8MiB,capacity:64MiB") else { return };
+        // One in each block, each in a page of its own.
+        let mut buffer = Buffer::new(64);
+        let mutexes =
+            || buffer.0.iter().step_by(8).map(|block| (&raw const *block).expose_provenance());
+        let mutexes: Vec<_> = mutexes().collect();
+        let mutex =
+            |addr: &usize| std::ptr::with_exposed_provenance_mut::<libc::pthread_mutex_t>(*addr);
+        buffer.bytes_mut().fill(0);
+        mutexes.iter().for_each(|addr| init_robust(mutex(addr)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let other = Buffer::new(1); // The thread uses far memory.
+                for addr in &mutexes {
+                    // SAFETY: initialised above.
+                    assert_eq!(unsafe { libc::pthread_mutex_lock(mutex(addr)) }, 0);
+                }
+                drop(other);
+                buffer.evict(&heap);
+            });
+        });
+        // The scope ends before the thread does: until the kernel is done with it, the mutexes are its own.
+        for addr in &mutexes {
+            let told = common::eventually(|| {
+                // SAFETY: initialised above.
+                unsafe { libc::pthread_mutex_trylock(mutex(addr)) == libc::EOWNERDEAD }
+            });
+            assert!(told, "the owner has died, and nobody knows");
+        }
+        // What was kept for the thread leaves again.
+        let map = std::fs::File::open("/proc/self/pagemap").expect("the page map");
+        let is_out = |addr: &usize| {
+            let mut entry = [0; 8];
+            map.read_exact_at(&mut entry, (addr / 4096 * 8) as u64).expect("an entry");
+            u64::from_ne_bytes(entry) >> 63 == 0
+        };
+        let len = ByteCount(buffer.bytes().len() as u64);
+        let leave = || {
+            heap.evict(buffer.0.as_ptr().cast(), len).expect("evict");
+            mutexes.iter().all(is_out)
+        };
+        assert!(common::eventually(leave), "pages stay after their thread");
+    });
 }
 
 #[test]

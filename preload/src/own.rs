@@ -1,4 +1,4 @@
-//! What a thread is doing: whether it is inside of the allocator, or one of farheap's own.
+//! What a thread is doing: whether it is inside of the allocator, or one of farheap's own. And how threads start.
 //!
 //! The variable is of the initial-exec kind, which no access allocates for. `thread_local!` makes
 //! variables of the general-dynamic kind: the first access of a thread may ask the loader for memory,
@@ -11,6 +11,8 @@ use libc::{c_int, c_void, pthread_attr_t, pthread_t};
 use std::arch::{asm, global_asm};
 use std::cell::Cell;
 use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 global_asm!(
     ".pushsection .tbss.farheap_preload_thread,\"awT\",@nobits",
@@ -126,20 +128,77 @@ impl Drop for KeptErrno {
     }
 }
 
+/// The signature of a function that a thread runs. It may be left by unwinding: `pthread_exit(3)` does so.
+type Run = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+
+/// The signature of `pthread_create(3)`.
+type Create =
+    unsafe extern "C" fn(*mut pthread_t, *const pthread_attr_t, Run, *mut c_void) -> c_int;
+
 /// What a thread is to run.
 struct Start {
-    run: extern "C" fn(*mut c_void) -> *mut c_void,
+    run: Run,
     argument: *mut c_void,
 }
 
-unsafe extern "C" {
-    /// `pthread_create(3)`.
-    fn __real_pthread_create(
-        thread: *mut pthread_t,
-        attributes: *const pthread_attr_t,
-        run: extern "C" fn(*mut c_void) -> *mut c_void,
-        argument: *mut c_void,
-    ) -> c_int;
+/// The C library's function, behind that of this library.
+fn next_pthread_create() -> Option<Create> {
+    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+    let mut found = FOUND.load(Ordering::Relaxed);
+    if found.is_null() {
+        // SAFETY: looks up a name.
+        found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
+        FOUND.store(found, Ordering::Relaxed);
+    }
+    // SAFETY: null or a function of this signature.
+    unsafe { std::mem::transmute::<*mut c_void, Option<Create>>(found) }
+}
+
+/// Starts a thread that begins by `begin`.
+///
+/// # Safety
+/// As for `pthread_create(3)`; `begin` takes a [`Start`].
+unsafe fn create(
+    thread: *mut pthread_t,
+    attributes: *const pthread_attr_t,
+    begin: Run,
+    start: Start,
+) -> c_int {
+    let Some(create) = next_pthread_create() else { return libc::EAGAIN };
+    let start = Box::into_raw(Box::new(start));
+    // SAFETY: as the caller promises.
+    let failure = unsafe { create(thread, attributes, begin, start.cast()) };
+    if failure != 0 {
+        // SAFETY: made above; no thread has it.
+        drop(unsafe { Box::from_raw(start) });
+    }
+    failure
+}
+
+/// `pthread_create(3)`: when the thread ends, far memory that the kernel needs then is kept.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut pthread_t,
+    attributes: *const pthread_attr_t,
+    run: Run,
+    argument: *mut c_void,
+) -> c_int {
+    let _inside = enter();
+    // SAFETY: as the caller promises.
+    unsafe { create(thread, attributes, begin, Start { run, argument }) }
+}
+
+extern "C-unwind" fn begin(start: *mut c_void) -> *mut c_void {
+    let Start { run, argument } = {
+        let _inside = enter();
+        farheap::malloc::watch_end_of_thread();
+        // SAFETY: made by `create` for this thread alone.
+        *unsafe { Box::from_raw(start.cast::<Start>()) }
+    };
+    run(argument)
 }
 
 /// `pthread_create` for the code of this library, by the linker (`build.rs`): each such thread is
@@ -152,32 +211,25 @@ unsafe extern "C" {
 unsafe extern "C" fn start_thread(
     thread: *mut pthread_t,
     attributes: *const pthread_attr_t,
-    run: extern "C" fn(*mut c_void) -> *mut c_void,
+    run: Run,
     argument: *mut c_void,
 ) -> c_int {
-    let start = Box::into_raw(Box::new(Start { run, argument }));
     let mut all = MaybeUninit::uninit();
     let mut before = MaybeUninit::uninit();
     // SAFETY: writes a set of signals.
     unsafe { libc::sigfillset(all.as_mut_ptr()) };
     // SAFETY: reads the set just written, and writes the other one.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
-    // SAFETY: as the caller promises; the argument is what `begin` takes.
-    let failure = unsafe { __real_pthread_create(thread, attributes, begin, start.cast()) };
+    // SAFETY: as the caller promises.
+    let failure = unsafe { create(thread, attributes, begin_own, Start { run, argument }) };
     // SAFETY: reads the set that was written above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    if failure != 0 {
-        // SAFETY: made above; no thread has it.
-        drop(unsafe { Box::from_raw(start) });
-    }
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
     failure
 }
 
-extern "C" fn begin(start: *mut c_void) -> *mut c_void {
+extern "C-unwind" fn begin_own(start: *mut c_void) -> *mut c_void {
     std::mem::forget(enter());
-    // SAFETY: made by `start_thread` for this thread alone.
-    let start = unsafe { Box::from_raw(start.cast::<Start>()) };
-    let (run, argument) = (start.run, start.argument);
-    drop(start);
+    // SAFETY: made by `create` for this thread alone.
+    let Start { run, argument } = *unsafe { Box::from_raw(start.cast::<Start>()) };
     run(argument)
 }

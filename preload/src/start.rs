@@ -114,6 +114,8 @@ extern "C" fn prepare() {
     let _ = SETTINGS.set(Settings { conf, stats: has("stats"), first, process });
     // SAFETY: registers functions that live as long as the program.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+    // Of the first thread; others call this when they start (`own`).
+    farheap::malloc::watch_end_of_thread();
     descriptors::make_room();
     // After that: what is done around a fork allocates, and there is no lock then that this would wait for.
     farheap::region::watch_forks();

@@ -13,7 +13,7 @@ use super::far_arenas::FarArenas;
 use super::global;
 use super::jemalloc::{self, Flags};
 use super::placement::{Fill, Placement, Tier};
-use super::thread_cache::magazine::{self, SmallClass};
+use super::thread_cache::{self, magazine, magazine::SmallClass};
 use super::tiers::{self, Origin};
 use crate::base::units::ByteCount;
 use std::alloc::Layout;
@@ -295,6 +295,15 @@ pub fn tier_of(number: u32) -> Option<Tier> {
 #[must_use]
 pub fn serves_far() -> bool {
     tiers::default_tier().is_some()
+}
+
+/// Has the calling thread keep in memory, from the end of its function on, what the kernel reads and writes after that for a thread that ends:
+/// the robust mutexes that it holds, and the word by which others wait for it. Threads that allocate far memory do so by
+/// themselves; this is for others that use some.
+///
+/// To be called when the thread starts: destructors of thread-local variables run in the opposite order of their registration.
+pub fn watch_end_of_thread() {
+    thread_cache::register_exit();
 }
 
 /// Bytes of RAM that the allocator has for what is not far; also where no far heap runs.

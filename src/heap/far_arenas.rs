@@ -394,7 +394,6 @@ impl FarArenas {
     }
 
     /// Where the tier's memory is from; `None`: it has ended.
-    #[cfg(feature = "segment")]
     pub(super) fn source(&self) -> Option<Arc<dyn ExtentSource>> {
         self.source.lock().clone()
     }

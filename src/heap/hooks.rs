@@ -82,6 +82,14 @@ pub(crate) trait ExtentSource: Send + Sync {
     /// writes to it then, in the parent and in the child.
     fn keep_at_forks(&self, ptr: NonNull<u8>, len: ByteCount);
 
+    /// Pins `[ptr, ptr + len)`, which is committed, until [`unpin`](ExtentSource::unpin). `false`: it cannot be.
+    fn pin(&self, _ptr: *const u8, _len: ByteCount) -> bool {
+        false
+    }
+
+    /// Ends a pin; of memory that was given back meanwhile there is none.
+    fn unpin(&self, _ptr: *const u8, _len: ByteCount) {}
+
     /// Whether it has memory to spare: what is free, and kept for a while, costs nobody anything then.
     fn has_plenty(&self) -> bool {
         false

@@ -7,7 +7,8 @@
 //! blocks in front of it (`local`). Far memory comes from the installed tiers (`tiers`), each a
 //! [`FarArenas`] (`far_arenas`, which `entry` lets threads into): arenas (`arena_set`, `far_arena`), what
 //! threads keep of them (`thread_cache`), a bound on what is dirty (`dirty_bound`), extent hooks onto an [`ExtentSource`] (`hooks`), and all of jemalloc's
-//! controls (`jemalloc`). `accounting` says what the memory of a tier is for; `forks` keeps threads out of far metadata
+//! controls (`jemalloc`). `ending` keeps what the kernel needs of far
+//! memory when a thread ends. `accounting` says what the memory of a tier is for; `forks` keeps threads out of far metadata
 //! while the process forks.
 //!
 //! # Invariants
@@ -26,6 +27,7 @@ pub mod c_malloc;
 mod counts;
 mod dirty_bound;
 mod droppable;
+mod ending;
 mod entry;
 mod far_arena;
 mod far_arenas;
@@ -50,6 +52,7 @@ pub use accounting::TierMemory;
 #[cfg(feature = "segment")]
 pub(crate) use advice::{fill_soon, free_now, leave_alone, read_ahead_max, read_soon, store_chunk};
 pub use droppable::Arena;
+pub(crate) use ending::release as release_for_ended_threads;
 pub(crate) use far_arenas::FarArenas;
 pub(crate) use far_options::FarArenasOptions;
 pub(crate) use forks::watch_forks;

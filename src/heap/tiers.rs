@@ -19,7 +19,9 @@
 #![expect(unsafe_code, reason = "keeps references as atomic pointers")]
 
 use super::accounting::{self, TierMemory};
+use super::ending::{self, Keeper};
 use super::far_arenas::{ClosedArenas, FarArenas};
+use super::hooks::ExtentSource;
 use super::jemalloc::{self, Arena};
 use super::local;
 use super::placement::{self, SMALL_END, TIERS_MAX, Tier};
@@ -85,6 +87,7 @@ pub(crate) fn install(arenas: &'static FarArenas) -> Result<()> {
     if is_left_to_parent() || !ALL.tiers[slot].load(Relaxed).is_null() {
         return Err(Error::AlreadyRunning);
     }
+    ending::watch(Keeper { keep: pin, release: unpin });
     // A thread that sees the bounds sees the tier.
     ALL.tiers[slot].store(this, Release);
     set_bounds();
@@ -121,6 +124,22 @@ pub(crate) fn uninstall(tiers: &[&'static FarArenas]) -> Result<()> {
     // No pointer into these tiers exists any more, so nobody can miss their ranges.
     set_bounds();
     ended
+}
+
+/// Pins a range of a far tier for a thread that ends; `false`: it is not far, or cannot be pinned.
+fn pin(start: usize, len: usize) -> bool {
+    with_source(start, |source, ptr| source.pin(ptr, ByteCount(len as u64))) == Some(true)
+}
+
+/// Ends [`pin`].
+fn unpin(start: usize, len: usize) {
+    with_source(start, |source, ptr| source.unpin(ptr, ByteCount(len as u64)));
+}
+
+fn with_source<T>(start: usize, take: impl FnOnce(&dyn ExtentSource, *const u8) -> T) -> Option<T> {
+    let ptr = ptr::with_exposed_provenance::<u8>(start);
+    let Origin::Far(arenas) = origin(ptr) else { return None };
+    Some(take(&*arenas.source()?, ptr))
 }
 
 /// Sets the default tier's threshold.

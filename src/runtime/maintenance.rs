@@ -204,6 +204,7 @@ fn run(
             arenas.maintain();
             if arenas.tier().is_default() {
                 heap::maintain_local();
+                heap::release_for_ended_threads();
                 is_ending = is_ending || thread::is_left_alone() && thread::end_process();
             }
             beside.look(region);

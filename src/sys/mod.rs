@@ -11,6 +11,8 @@ pub(crate) mod block;
 pub(crate) mod buffer;
 #[cfg(feature = "heap")]
 pub mod code;
+#[cfg(feature = "heap")]
+pub(crate) mod ending;
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod fork;

@@ -2,7 +2,7 @@
 //! local memory at its first free of a large local block. All are given back when the thread exits.
 //!
 //! Kept in constant thread-local cells without a destructor, as in `placement`; a second thread-local
-//! value has the destructor. Uses `cache`, `caches`.
+//! value has the destructor. Uses `cache`, `caches`, `ending`.
 //!
 //! # Invariants
 //! 1. A thread that has given its caches back takes no others; what still allocates then (later
@@ -10,6 +10,7 @@
 
 use super::cache::{Access, ThreadCache};
 use super::caches::ThreadCaches;
+use crate::heap::ending;
 use crate::heap::placement::TIERS_MAX;
 use std::cell::Cell;
 use std::ptr;
@@ -56,7 +57,7 @@ enum Life {
     Exiting,
 }
 
-/// Gives the caches back when the thread exits.
+/// Gives the caches back when the thread exits, and has far memory that the kernel needs then kept.
 struct ExitGuard;
 
 thread_local! {
@@ -77,6 +78,7 @@ impl Drop for ExitGuard {
             current.life.set(Life::Exiting);
             let far = current.far.iter().map(|of_tier| of_tier.cache.take());
             far.chain([current.local.take()]).flatten().for_each(ThreadCache::give_back);
+            ending::keep();
         });
     }
 }
