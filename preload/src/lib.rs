@@ -3,7 +3,7 @@
 //! `farheap run` has it preloaded (`LD_PRELOAD`). Top down: [`entry`] exports what programs call, [`extended`]
 //! what those call that are linked to another allocator,
 //! [`mapping`] what those call that map memory past malloc, [`advice`] what drops memory, [`descriptors`] what
-//! closes descriptors;
+//! closes descriptors, [`exec`] what starts programs, some without this library ([`elf`], a file of the command);
 //! [`start`] starts the far heap once the program has some memory in use; [`report`] prints the
 //! statistics at the end. What the C library, its loader and this library's own threads allocate
 //! comes from [`inner`], told apart by [`own`]. Uses farheap's public interface only. Built for
@@ -19,7 +19,10 @@
 
 mod advice;
 mod descriptors;
+#[path = "../../cli/src/elf.rs"]
+mod elf;
 mod entry;
+mod exec;
 mod extended;
 mod inner;
 mod mapping;

@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "has a constructor, changes the environment before main")]
 
 use crate::own::{self, enter};
-use crate::{descriptors, inner, report};
+use crate::{descriptors, exec, inner, report};
 use farheap::code;
 use farheap::config::Place;
 use farheap::{ByteCount, Config, Heap};
@@ -117,6 +117,7 @@ extern "C" fn prepare() {
     // Of the first thread; others call this when they start (`own`).
     farheap::malloc::watch_end_of_thread();
     descriptors::make_room();
+    exec::prepare();
     // After that: what is done around a fork allocates, and there is no lock then that this would wait for.
     farheap::region::watch_forks();
     // SAFETY: the calls that the program makes by the C library hold a `Changing` (invariant 2 of `mapping`), and both functions are

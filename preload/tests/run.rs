@@ -158,6 +158,59 @@ fn programs_that_are_started_have_the_library_unless_it_is_alone() {
 }
 
 #[test]
+fn programs_that_cannot_take_the_library_are_started_without_it() {
+    if !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let starts = dir.path().join("starts");
+    if !compile("gcc", &[], include_str!("c/starts.c"), &starts) {
+        return;
+    }
+    let source = r#"
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        int main(int count, char **given) {
+            int first = count - 7;
+            for (int n = 0; n < 7; n++)
+                if (first < 1 || atoi(given[first + n]) != n + 1) return 3;
+            const char *text = getenv("LD_PRELOAD");
+            puts(text && strstr(text, "farheap") ? "with" : "without");
+            return 0;
+        }"#;
+    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").expect("a path"));
+    let try_all = |name: &str, expected: &str, kind: &str| {
+        let mut command = run(&["--limit", "16MiB"]);
+        command.arg(&starts).arg(dir.path().join(name)).args([name, kind]).env("PATH", &path);
+        let ended = end(&mut command, dir.path());
+        assert_eq!(ended.status.code(), Some(0), "{name}: {ended:?}");
+        let all = ended.out.lines().all(|line| line == expected);
+        assert!(all && ended.out.lines().count() >= 10, "{name}: {ended:?}");
+        ended.errors
+    };
+    assert!(compile("gcc", &[], source, &dir.path().join("plain")));
+    assert_eq!(try_all("plain", "with", "program"), "");
+    for (n, (compiler, option, reason)) in common::WITHOUT_LIBRARY.into_iter().enumerate() {
+        let name = format!("program{n}");
+        if !compile(compiler, &[option], source, &dir.path().join(&name)) {
+            continue;
+        }
+        let script = format!("script{n}");
+        let content = dir.path().join("content");
+        std::fs::write(&content, format!("#!{}/{name} -\n", dir.path().display())).expect("room");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&content, mode).expect("its mode");
+        common::copy_program(&content, &dir.path().join(&script));
+        for (name, kind) in [(name, "program"), (script, "script")] {
+            let errors = try_all(&name, "without", kind);
+            assert_eq!(errors.matches("is started without far memory").count(), 1, "{errors}");
+            assert!(errors.contains(reason), "{errors}");
+        }
+    }
+}
+
+#[test]
 fn the_heap_starts_when_the_program_has_used_as_much_as_is_documented() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("grows");
