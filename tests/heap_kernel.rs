@@ -7,7 +7,7 @@ mod common;
 
 use allocator_api2::vec::Vec as FarVec;
 use common::child::{Ended, alone, case, cases, run, run_under};
-use common::refuse::{Refused, refuse};
+use common::refuse::{Refused, refuse, refuse_new_calls};
 use common::{Dice, StopOnDrop, heap, seed};
 use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::fs::OpenOptions;
@@ -308,6 +308,50 @@ fn robust_mutexes_in_evicted_memory_tell_that_their_owner_has_ended() {
             mutexes.iter().all(is_out)
         };
         assert!(common::eventually(leave), "pages stay after their thread");
+    });
+}
+
+#[test]
+fn a_sandbox_that_knows_no_new_calls_changes_no_bytes() {
+    let name = "a_sandbox_that_knows_no_new_calls_changes_no_bytes";
+    let pages = ["page:16KiB,far_limit:64MiB", "page:2MiB,far_limit:128MiB"];
+    cases(name, &pages, |page| {
+        let Some(heap) = heap(&format!("capacity:512MiB,{page}")) else { return };
+        let seed = seed("sandbox");
+        let mut dice = Dice::new(seed);
+        let blocks = 24 << 8; // 24 MiB.
+        let early = Buffer::random(blocks, &mut dice);
+        refuse_new_calls();
+        let mut others: Vec<_> = (0..5).map(|_| Buffer::random(blocks, &mut dice)).collect();
+        let mut again = Dice::new(seed);
+        let mut right =
+            |buffer: &Buffer| buffer.bytes() == Buffer::random(blocks, &mut again).bytes();
+        assert!(right(&early) && others.iter().all(&mut right), "other bytes");
+        // Locked memory leaves all the same: by an advice of its own, or when the lock is taken off.
+        let (start, len) = (others[0].0.as_ptr().cast(), others[0].bytes().len());
+        #[expect(clippy::disallowed_methods, reason = "a program may call it")]
+        // SAFETY: locks memory, changes nothing.
+        let locked = unsafe { libc::mlock(start, len / 4) };
+        println!("mlock: {locked}");
+        for _ in 0..2 {
+            others[1..].iter().for_each(|buffer| {
+                std::hint::black_box(buffer.bytes().iter().step_by(4096).fold(0, |a, b| a ^ b));
+            });
+            heap.region().evict_all().expect("evict");
+        }
+        let mut given_up = others.pop().expect("a buffer");
+        let (start, len) = (given_up.0.as_mut_ptr().cast(), given_up.bytes().len());
+        // SAFETY: bytes, which zeros are too; nobody needs what they hold.
+        unsafe { Heap::dont_need(start, ByteCount(len as u64)) }.expect("far memory");
+        assert!(given_up.bytes().iter().all(|byte| *byte == 0), "given up, and still there");
+        drop(given_up);
+        heap.purge();
+        let mut again = Dice::new(seed);
+        let mut right =
+            |buffer: &Buffer| buffer.bytes() == Buffer::random(blocks, &mut again).bytes();
+        assert!(right(&early) && others.iter().all(&mut right), "other bytes");
+        drop((early, others));
+        heap.shutdown().expect("an end");
     });
 }
 

@@ -320,12 +320,33 @@ impl Mapping {
     }
 
     /// Gives memory to the parts of `[offset, offset + len)` that have none; contents stay. See
-    /// `madvise(2)`, `MADV_POPULATE_WRITE` (5.14).
+    /// `madvise(2)`, `MADV_POPULATE_WRITE` (5.14). Where a sandbox refuses it, the pages are touched.
     ///
     /// # Errors
     /// [`Error::Os`] when the kernel is too old or out of memory.
     pub(crate) fn populate(&self, offset: usize, len: usize) -> Result<()> {
-        self.advise(offset, len, libc::MADV_POPULATE_WRITE)
+        match self.advise(offset, len, libc::MADV_POPULATE_WRITE) {
+            Err(Error::Os { errno: libc::EPERM, .. }) => {
+                (offset..offset + len).step_by(KERNEL_PAGE).for_each(|at| self.touch(at));
+                Ok(())
+            }
+            advised => advised,
+        }
+    }
+
+    /// Writes a byte as it is.
+    fn touch(&self, offset: usize) {
+        use std::sync::atomic::AtomicU8;
+        // SAFETY: in bounds, as the advice was.
+        let byte = unsafe { self.as_ptr().add(offset) };
+        // SAFETY: as above; others use it by atomic operations, if at all.
+        let byte = unsafe { AtomicU8::from_ptr(byte) };
+        let mut seen = byte.load(Ordering::Relaxed);
+        // Not `fetch_or(0)`, which compilers replace by a fence and a load.
+        while let Err(now) = byte.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed)
+        {
+            seen = now;
+        }
     }
 
     /// Gives advice that changes no contents.
@@ -661,7 +682,8 @@ unsafe fn discard_one(piece: Piece) -> Result<Met> {
             Err(Errno::EINVAL) if met == Met::Nothing => {
                 (advice, met) = (libc::MADV_DONTNEED_LOCKED, Met::Locks);
             }
-            Err(Errno::EINVAL) if advice == libc::MADV_DONTNEED_LOCKED => {
+            // An older kernel, or a sandbox that allows the advice of old ones.
+            Err(_) if advice == libc::MADV_DONTNEED_LOCKED => {
                 // SAFETY: ends locks; contents stay.
                 let _ = unsafe { munlock(start, len) };
                 advice = libc::MADV_DONTNEED;

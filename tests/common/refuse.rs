@@ -23,6 +23,45 @@ const fn jump(code: u32, k: u32, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code: (libc::BPF_JMP | code | libc::BPF_K) as u16, jt: 0, jf, k }
 }
 
+/// Has the kernel answer `EPERM` to all threads of this process, from now on, what browsers' sandboxes do not know: each advice above
+/// 21, `process_madvise`, `membarrier`, `PROCMAP_QUERY`.
+pub(crate) fn refuse_new_calls() {
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+    /// Offsets in `struct seccomp_data`, low halves of the arguments.
+    const NUMBER: u32 = 0;
+    const SECOND: u32 = 24;
+    const THIRD: u32 = 32;
+    const ADVICE_MAX: u32 = 21;
+    const PROCMAP_QUERY: u32 = 0xC068_6611;
+    let (yes, no) = (libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
+    let mut filter = [
+        statement(LOAD, NUMBER),
+        jump(libc::BPF_JEQ, libc::SYS_process_madvise as u32, 1),
+        statement(RETURN, no),
+        jump(libc::BPF_JEQ, libc::SYS_membarrier as u32, 1),
+        statement(RETURN, no),
+        jump(libc::BPF_JEQ, libc::SYS_madvise as u32, 4),
+        statement(LOAD, THIRD),
+        jump(libc::BPF_JGT, ADVICE_MAX, 1),
+        statement(RETURN, no),
+        statement(RETURN, yes),
+        jump(libc::BPF_JEQ, libc::SYS_ioctl as u32, 3),
+        statement(LOAD, SECOND),
+        jump(libc::BPF_JEQ, PROCMAP_QUERY, 1),
+        statement(RETURN, no),
+        statement(RETURN, yes),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: takes no pointers (PR_SET_NO_NEW_PRIVS).
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    let (mode, all) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
+    #[expect(clippy::disallowed_methods, reason = "libc has no function for it")]
+    // SAFETY: the program and its instructions outlive the call.
+    let installed = unsafe { libc::syscall(libc::SYS_seccomp, mode, all, &raw const program) };
+    assert_eq!(installed, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// Starts `command` under a seccomp filter that answers `EPERM`; root is not exempt.
 pub(crate) fn refuse(command: &mut Command, what: Refused) {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
