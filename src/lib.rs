@@ -121,6 +121,9 @@ pub use runtime::Heap;
 #[cfg(all(feature = "heap", not(loom)))]
 #[doc(hidden)]
 pub use sys::code;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub use sys::messages;
 // For the command, which is a crate of its own.
 #[cfg(not(loom))]
 #[doc(hidden)]

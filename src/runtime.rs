@@ -22,6 +22,7 @@ use crate::limit::manager::MemoryManager;
 use crate::paging::region::{Mode, Region, Stats, end_retiers};
 use crate::store::{BlockStore, JoinedStore, Store};
 use crate::sys::access;
+use crate::sys::messages::{self, Deliver};
 use crate::sys::probe::Node;
 use crate::sys::statm::Statm;
 use maintenance::{Beside, LocalMemory, Maintenance};
@@ -45,7 +46,7 @@ const DEFAULT: &str = "far";
 const NAME_MAX: usize = 32;
 
 /// What start-up says where only faults of user mode can be served, in one line.
-const USER_MODE_ONLY: &str = "farheap: the kernel permits this process only faults of user mode: a \
+const USER_MODE_ONLY: &str = "the kernel permits this process only faults of user mode: a \
      system call such as read(2) or write(2) fails with EFAULT on far memory that is not resident. ";
 /// Follows [`USER_MODE_ONLY`] where the threshold is not in force.
 const LOCAL_BY_SIZE: &str = "So no allocation goes far because of its size; the handle Far, far \
@@ -54,7 +55,7 @@ const USER_MODE_REMEDY: &str = "`sudo sysctl vm.unprivileged_userfaultfd=1` perm
      `farheap doctor` (from `cargo install farheap-cli`) names other ways";
 
 /// What start-up says where jemalloc's metadata is far, and children cannot inherit it.
-const FORKS_END: &str = "farheap: with `metadata:far` and a region that children cannot inherit a child of fork(2) ends \
+const FORKS_END: &str = "with `metadata:far` and a region that children cannot inherit a child of fork(2) ends \
      with SIGSEGV; programs that are started by posix_spawn(3) or vfork(2) are not concerned";
 
 /// All tiers that run, the default one first.
@@ -177,6 +178,7 @@ impl Heap {
         store: Option<Arc<dyn Store>>,
         manager: Option<&Arc<MemoryManager>>,
     ) -> Result<Heap> {
+        let _delivered = Deliver::new();
         if heap::is_left_to_parent() {
             return Err(Error::Forked { what: "a far heap" });
         }
@@ -206,7 +208,7 @@ impl Heap {
         let threshold = threshold(&config, &region);
         if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
             let by_size = if threshold == wanted_threshold(&config) { "" } else { LOCAL_BY_SIZE };
-            eprintln!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}");
+            warn(format_args!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}"));
         }
         let limit = config.limit().map(|limit| ProcessLimit::new(limit, config.far_is_auto()));
         let beside = match (manager, limit) {
@@ -248,6 +250,7 @@ impl Heap {
     }
 
     fn add_with(&self, name: &str, config: Config, store: Option<Arc<dyn Store>>) -> Result<Heap> {
+        let _delivered = Deliver::new();
         if !self.region.is_here() {
             return Err(Error::Forked { what: "a far heap" });
         }
@@ -536,6 +539,7 @@ impl Heap {
     /// the device of this one stay until the process ends, because the arena still names its
     /// addresses.
     pub fn shutdown(&self) -> Result<()> {
+        let _delivered = Deliver::new();
         if !self.region.is_here() {
             return Err(Error::Forked { what: "a far heap" });
         }
@@ -566,13 +570,18 @@ impl Heap {
     }
 }
 
+/// Says something about a start.
+fn warn(text: std::fmt::Arguments<'_>) {
+    messages::tell("a heap starts", u32::MAX, text);
+}
+
 /// How the arenas of a tier behave, as far as the configuration says it alone.
 fn options(config: &Config) -> FarArenasOptions {
     let metadata_is_far = config.metadata() == Metadata::Far;
     if let (Some(node), [_]) = (config.node(), &Node::all()[..]) {
-        eprintln!(
-            "farheap: node {node} is the only one of this machine: `node:{node}` changes nothing"
-        );
+        warn(format_args!(
+            "node {node} is the only one of this machine: `node:{node}` changes nothing"
+        ));
     }
     FarArenasOptions { metadata_is_far, ..FarArenasOptions::default() }
 }
@@ -588,7 +597,7 @@ fn start_tier(
     let _ours = keep_local();
     heap::watch_forks(); // After regions do, so that it is first before a fork.
     if options.metadata_is_far && !region.extents().is_inherited() {
-        eprintln!("{FORKS_END}");
+        warn(format_args!("{FORKS_END}"));
     }
     let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
     // Before the tier serves: what a new thread allocates until it has begun is not kept local.
@@ -709,6 +718,7 @@ impl Config {
     /// [`Error::Device`] for a device or directory that cannot be used; [`Error::Unsupported`]
     /// for an engine that the kernel lacks.
     pub fn open_store(&self) -> Result<Arc<dyn Store>> {
+        let _delivered = Deliver::new();
         open_store(self)
     }
 }
@@ -751,11 +761,11 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
 /// Does with an opened device or file what the options say of all.
 fn prepare(config: &Config, store: BlockStore) -> Result<Arc<dyn Store>> {
     if store.is_in_memory() {
-        eprintln!(
-            "farheap: {}: this file system is in memory (tmpfs), so that evicting to it frees no \
-             memory; set `dir`, `device` or `second` to something on a disk",
+        warn(format_args!(
+            "{}: this file system is in memory (tmpfs), so that evicting to it frees no memory; \
+             set `dir`, `device` or `second` to something on a disk",
             store.describe()
-        );
+        ));
     }
     if config.reserve()
         && let Err(error) = store.reserve_space()

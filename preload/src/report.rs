@@ -4,41 +4,27 @@
 
 use crate::mapping;
 use crate::own::enter;
-use crate::start::{Settings, settings};
-use farheap::region::own_descriptor;
-use farheap::{ByteCount, Heap};
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::{AsFd, FromRawFd};
-use std::sync::OnceLock;
+use crate::start::settings;
+use farheap::{ByteCount, Heap, messages};
+use std::fmt::{Display, Formatter};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Standard error as it was at the start: many programs close theirs before the end, and all descriptors
-/// that they do not know.
-static ERRORS: OnceLock<File> = OnceLock::new();
+/// A peak above the limit by less than 1/OVER_PART of it is not worth a line.
+const OVER_PART: u64 = 16;
 
-/// Keeps standard error for [`say`].
-pub(crate) fn keep_standard_error() {
-    // Without standard error there is nothing to print to.
-    let Ok(kept) = std::io::stderr().as_fd().try_clone_to_owned() else { return };
-    // The program must not close it unknowingly, and write to its number what is for another file.
-    let kept = own_descriptor(kept);
-    // SAFETY: it is open, and nobody closes it as long as the process lives.
-    let kept = unsafe { File::from_raw_fd(kept) };
-    // It is unset: this is called once.
-    let _ = ERRORS.set(kept);
+/// Prepares for messages: this is called before the program has done anything.
+pub(crate) fn prepare() {
+    messages::keep_standard_error();
+    // The library's own copy of the standard library: a panic's message is not to go to a descriptor 2 that is the
+    // program's file by now.
+    std::panic::set_hook(Box::new(|panic| say(&panic.to_string())));
 }
 
 /// Says something on standard error, with the name of the program.
 pub(crate) fn say(text: &str) {
     let program = std::env::current_exe().unwrap_or_default();
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let line = format!("farheap: {name} ({}): {text}\n", std::process::id());
-    // There is no other place to report a failed write to.
-    let _ = match ERRORS.get() {
-        Some(mut errors) => errors.write_all(line.as_bytes()),
-        None => std::io::stderr().write_all(line.as_bytes()),
-    };
+    messages::say(&format!("{name} ({}): {text}", std::process::id()));
 }
 
 /// Runs after `main` and the destructors of the program.
@@ -50,29 +36,36 @@ extern "C" fn at_the_end() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let Some(_inside) = enter() else { return };
     // A forked child is another program to the user, and knows nothing of the parent's far memory.
-    let wanted = settings().is_some_and(|settings| settings.stats) && is_first_process();
-    if !wanted || TOLD.swap(true, Ordering::Relaxed) {
+    let Some(settings) = settings().filter(|_| is_first_process()) else { return };
+    if TOLD.swap(true, Ordering::Relaxed) {
         return;
     }
-    let local = farheap::malloc::local_resident();
-    let Some(heap) = Heap::running() else {
-        if settings().is_some_and(|settings| settings.first) {
-            say(&format!("nothing far, local {local}"));
-        }
-        return;
-    };
+    let limit = settings.limit();
+    if !settings.stats && limit.is_none_or(|limit| may_have_had() <= limit) {
+        return; // As most programs.
+    }
+    let heap = Heap::running();
+    let process = Process { peak: resident_max(), limit };
+    if settings.stats && (heap.is_some() || settings.first) {
+        say(&format!("{}; {process}", heap.map_or_else(nothing_far, |heap| far(&heap))));
+    } else if process.is_above() {
+        say(&format!(
+            "{process}: memory that is not far (code, stacks, local memory, memory mapped by the program) cannot \
+             leave"
+        ));
+    }
+}
+
+fn nothing_far() -> String {
+    format!("nothing far, local {}", farheap::malloc::local_resident())
+}
+
+fn far(heap: &Heap) -> String {
     let (stats, mapped) = (heap.stats(), mapping::far_bytes());
-    let limit = settings().and_then(Settings::limit);
-    let process = match (resident_max(), limit) {
-        (Some(max), Some(limit)) => format!("; process: peak {max} of at most {limit}"),
-        (Some(max), None) => format!("; process: peak {max}"),
-        (None, _) => String::new(),
-    };
-    say(&format!(
-        "far {}, of it {} mapped, resident {} of at most {}, peak {}; faults {} read, {} zero; \
-         {} read, {} written; local {local}{process}",
+    format!(
+        "far {}, of it {mapped} mapped, resident {} of at most {}, peak {}; faults {} read, {} zero; {} read, \
+         {} written; local {}",
         ByteCount(heap.allocated().0 + mapped.0),
-        mapped,
         stats.resident_bytes,
         stats.limit_bytes,
         stats.resident_bytes_max,
@@ -80,11 +73,50 @@ extern "C" fn at_the_end() {
         stats.faults_zero,
         stats.bytes_read,
         stats.bytes_written,
-    ));
+        farheap::malloc::local_resident(),
+    )
 }
 
-/// The most memory that the process ever had in RAM, see `proc_pid_status(5)`. Not by `getrusage(2)`,
-/// which counts the program before this one too (`exec` keeps the number).
+/// Resident memory of the whole process, up to now.
+struct Process {
+    /// `None`: the kernel does not say.
+    peak: Option<ByteCount>,
+    limit: Option<ByteCount>,
+}
+
+impl Process {
+    /// Whether the peak is above the limit, by more than what comes and goes before far memory has left.
+    fn is_above(&self) -> bool {
+        let most = |limit: ByteCount| limit.0 + limit.0 / OVER_PART;
+        self.peak.zip(self.limit).is_some_and(|(peak, limit)| peak.0 > most(limit))
+    }
+}
+
+impl Display for Process {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self.peak {
+            Some(peak) => write!(f, "process: peak {peak}")?,
+            None => f.write_str("process: peak unknown")?,
+        }
+        match self.limit {
+            Some(limit) => write!(f, " of at most {limit}")?,
+            None => f.write_str(", without a limit")?,
+        }
+        f.write_str(if self.is_above() { ", above its limit" } else { "" })
+    }
+}
+
+/// At least [`resident_max`], for a fiftieth of the time: `getrusage(2)` counts the program before this one too (`exec`
+/// keeps the number).
+fn may_have_had() -> ByteCount {
+    // SAFETY: numbers, of which zero is one.
+    let mut used: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: there is room for the answer.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut used) };
+    ByteCount::kib(used.ru_maxrss.unsigned_abs())
+}
+
+/// The most memory that the process ever had in RAM, see `proc_pid_status(5)`.
 fn resident_max() -> Option<ByteCount> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,7 +1,8 @@
 //! Start of the far heap: late, so that a program that uses little memory pays nothing for it.
 //!
 //! The program's environment is read before `main` ([`VARIABLE`], and `FARHEAP_CONF`). The heap starts when
-//! what the program has allocated or mapped has grown to [`START`]; everything from before stays local. A start that fails says so
+//! what the program has allocated, mapped or has for variables has grown to [`START`]: from then on its thread watches the
+//! process. Everything from before stays local. A start that fails says so
 //! on standard error, and the program goes on with local memory. Uses `own`, `inner`, `report`.
 
 #![expect(unsafe_code, reason = "has a constructor, changes the environment before main")]
@@ -104,9 +105,7 @@ extern "C" fn prepare() {
         leave_children_alone();
     }
     let conf = std::env::var(Config::ENV).ok();
-    if has("stats") {
-        report::keep_standard_error();
-    }
+    report::prepare();
     LOCAL_AT_FIRST.store(farheap::malloc::local_resident().as_usize(), Ordering::Relaxed);
     // Not set before: this runs once.
     let process = std::process::id();
@@ -123,6 +122,24 @@ extern "C" fn prepare() {
     // SAFETY: the calls that the program makes by the C library hold a `Changing` (invariant 2 of `mapping`), and both functions are
     // registered above. What it does by system calls of its own is outside of that (`docs/run.md`, What does not work).
     unsafe { code::let_leave() };
+    // The program may fill its variables without a call that arrives here.
+    notice_mapping(bytes_of_variables());
+}
+
+/// Bytes of the program's own that it may write to, which are in memory once it has. (Those of its libraries are
+/// small, or allocated.)
+fn bytes_of_variables() -> usize {
+    // SAFETY: takes no pointers.
+    let [headers, count] =
+        [libc::AT_PHDR, libc::AT_PHNUM].map(|kind| unsafe { libc::getauxval(kind) } as usize);
+    let parts = (0..if headers == 0 { 0 } else { count }).map(|n| {
+        let at = headers + n * size_of::<libc::Elf64_Phdr>();
+        // SAFETY: the kernel has mapped this many headers of the program there.
+        unsafe { (at as *const libc::Elf64_Phdr).read() }
+    });
+    let is_writable =
+        |part: &libc::Elf64_Phdr| part.p_type == libc::PT_LOAD && part.p_flags & libc::PF_W != 0;
+    parts.filter(is_writable).map(|part| part.p_memsz as usize).sum()
 }
 
 extern "C" fn before_fork() {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{compile, end, permitted, run};
+use common::{compile, end, installed, permitted, run};
 use std::path::Path;
 
 /// Runs a compiled program under a limit that it exceeds; it says that all was right.
@@ -141,4 +141,43 @@ fn libraries_with_thread_local_variables_are_loaded_while_threads_run() {
         std::fs::copy(&library, copy).expect("room");
     }
     expect_right(&program, Some(dir.path()), dir.path());
+}
+
+#[test]
+fn nothing_is_written_to_a_file_that_has_the_number_of_standard_error() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("standard_error");
+    if !permitted() || !compile("gcc", &[], include_str!("c/standard_error.c"), &program) {
+        return;
+    }
+    let data = dir.path().join("data");
+    let ended = |how: &str| {
+        let ended = end(
+            run(&["--limit", "16MiB", "--stats"]).arg(&program).arg(&data).arg(how),
+            dir.path(),
+        );
+        assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+        assert_eq!(std::fs::read(&data).expect("the file"), b"data", "{how}: {}", ended.errors);
+        ended.errors
+    };
+    let said = ended("one");
+    assert!(said.contains("is farheap's") && said.contains("nothing far"), "{said}");
+    // The duplicate is gone as well: nothing is said.
+    assert_eq!(ended("all"), "");
+}
+
+/// A reader of what a daemon says waits until the last writer has closed it.
+#[test]
+fn a_child_that_closes_standard_error_has_no_copy_of_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    if !permitted() || !installed("sh") || !installed("readlink") {
+        return;
+    }
+    let open = dir.path().join("open");
+    let text = r#"(exec 2>&-; sh -c 'readlink /proc/$PPID/fd/* >"$0"' "$1"; :); echo said >&2"#;
+    let mut command = run(&["--limit", "16MiB"]);
+    let ended = end(command.args(["sh", "-c", text, "sh"]).arg(&open), dir.path());
+    assert_eq!(ended.errors, "said\n");
+    let open = std::fs::read_to_string(&open).expect("what the child has open");
+    assert!(open.contains("/out") && !open.contains("/errors"), "{open}");
 }

@@ -9,7 +9,6 @@ use crate::base::error::{Error, Result};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::limit::budget::Budget;
 #[cfg(feature = "heap")]
-use crate::paging::diagnostics;
 use crate::paging::evict::policy::Hint;
 use crate::paging::fault::sigbus;
 use crate::paging::kernel_filled;
@@ -22,6 +21,7 @@ use crate::paging::region::{Advice, Region, RegionConfig};
 use crate::paging::table_sizes::tables_allowed;
 use crate::paging::zeroing;
 use crate::sys::access;
+use crate::sys::messages;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::KERNEL_PAGE;
 use std::time::Duration;
@@ -110,10 +110,10 @@ impl Region {
         ByteCount(works.max(with_tables).0 + self.pager.managed().aside().0)
     }
 
-    /// Says something about memory on standard error, without waiting for its reader.
+    /// Says something about memory, without waiting for a reader.
     #[cfg(feature = "heap")]
     pub(crate) fn warn(&self, what: &'static str, text: std::fmt::Arguments<'_>) {
-        diagnostics::tell(what, text);
+        messages::tell(what, messages::WARNINGS_MAX, text);
     }
 
     /// What counts against the limit now, and the limit.

@@ -53,6 +53,7 @@ use crate::paging::pager::{Pager, reclaim};
 use crate::paging::pins::Pins;
 use crate::paging::tables::charge;
 use crate::store::{OnlyUser, Store, Wipe};
+use crate::sys::messages::Deliver;
 use crate::sys::probe::{AddressSpace, Memory};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
@@ -267,8 +268,8 @@ impl Region {
         store: Arc<dyn Store>,
         under: Option<(&Arc<MemoryManager>, &str)>,
     ) -> Result<Region> {
+        let _delivered = Deliver::new();
         let _ours = keep_local();
-        crate::paging::diagnostics::prepare();
         let config = config.check()?;
         let manager = under.map(|(manager, _)| manager);
         if manager.is_none() {
@@ -511,6 +512,7 @@ impl Drop for Region {
             std::mem::forget((std::mem::take(&mut self.threads), Arc::clone(&self.pager)));
             return;
         }
+        let _delivered = Deliver::new();
         fork::unlist(&self.pager);
         self.pager.health().stop();
         self.requests.close();
@@ -543,7 +545,6 @@ impl Drop for Region {
                 crate::paging::diagnostics::warn("the store could not be wiped", &error);
             }
         }
-        crate::paging::diagnostics::flush();
     }
 }
 
@@ -558,12 +559,6 @@ pub fn watch_forks() {
 #[must_use]
 pub fn owns_descriptor(fd: std::os::fd::RawFd) -> bool {
     crate::sys::fork::is_own(fd)
-}
-
-/// Makes a descriptor this library's own until the process ends ([`owns_descriptor`]), with a number that
-/// programs rarely choose, which it returns.
-pub fn own_descriptor(fd: std::os::fd::OwnedFd) -> std::os::fd::RawFd {
-    crate::sys::fork::own_for_good(crate::sys::fork::out_of_the_way(fd))
 }
 
 /// A handler thread's state and what it does with it.

@@ -20,6 +20,7 @@ use crate::base::units::ByteCount;
 use crate::heap::{self, FarArenas};
 use crate::limit::manager::{Account, Effort, MemoryManager, Reclaim};
 use crate::paging::region::{REST, Region};
+use crate::sys::messages;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
 use std::sync::{Arc, Weak};
@@ -208,6 +209,7 @@ fn run(
                 is_ending = is_ending || thread::is_left_alone() && thread::end_process();
             }
             beside.look(region);
+            messages::look_for_logger();
             if let Some(live) = &mut live {
                 live.write(region, arenas, beside.process_limit());
             }

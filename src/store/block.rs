@@ -22,6 +22,7 @@ use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec, Lock};
 use crate::sys::layers;
+use crate::sys::messages;
 use crate::sys::uring::Ring;
 use crate::sys::{EMFILE, ENFILE};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -535,10 +536,14 @@ fn lock_below(path: &Path, device: (u32, u32), how: Lock) -> Result<Vec<OwnedFd>
                 locked.push(file);
             }
             // Not ours to read, deleted, or of another mount namespace.
-            Err(error) => eprintln!(
-                "farheap: {}: {name}, which it lies on, cannot be locked ({error}): see to it that \
-                 nothing else uses that file",
-                path.display()
+            Err(error) => messages::tell(
+                "a file that a device lies on cannot be locked",
+                messages::WARNINGS_MAX,
+                format_args!(
+                    "{}: {name}, which it lies on, cannot be locked ({error}): see to it that \
+                     nothing else uses that file",
+                    path.display()
+                ),
             ),
         }
     }

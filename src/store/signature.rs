@@ -15,6 +15,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Errno, FileKind};
+use crate::sys::messages;
 use crate::sys::probe::contents::{Contents, LOOKED_AT, OwnSignature, SPOTS, buffer, tail};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -112,9 +113,13 @@ impl Candidate<'_> {
                 format!("is open to other users (mode {mode:o}), which cannot be changed{why}"),
             ));
         }
-        eprintln!(
-            "farheap: {path} was open to other users (mode {mode:o}); now it is its owner's only \
-             (mode {now:o})"
+        messages::tell(
+            "a file was open to other users",
+            messages::WARNINGS_MAX,
+            format_args!(
+                "{path} was open to other users (mode {mode:o}); now it is its owner's only (mode \
+                 {now:o})"
+            ),
         );
         Ok(())
     }

@@ -18,7 +18,7 @@ use super::{Completion, Op, Polled, Polling, Queue, Request, WATCHES_FULL, WATCH
 use crate::base::deadline::{Deadline, look_every};
 use crate::base::error::{Error, Result};
 use crate::sys::file::{Errno, IoVec};
-use crate::sys::stderr::send;
+use crate::sys::messages;
 use crate::sys::uring::{Outcome, Ring};
 use crate::sys::vm::never_unmap;
 use std::os::fd::{AsFd, RawFd};
@@ -280,11 +280,12 @@ impl UringQueue {
         never_unmap(start, end);
         std::mem::forget(Arc::clone(&self.device));
         GIVEN_UP.call_once(|| {
-            // What cannot be said at once is not worth a wait.
-            let _ = send(
-                b"farheap: a device has not answered for 10 s; the memory and the device that its \
-                requests use stay in use until the process ends\n",
+            let text = format_args!(
+                "a device has not answered for 10 s; the memory and the device that its requests \
+                 use stay in use until the process ends"
             );
+            messages::tell("a device has not answered", messages::WARNINGS_MAX, text);
+            messages::flush();
         });
     }
 

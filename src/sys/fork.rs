@@ -26,8 +26,8 @@ use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
 /// Descriptors from here on are not closed in children: the usual bound is 1,024, and few programs
@@ -83,6 +83,37 @@ impl Born {
     /// Whether this is the process, and not a forked child of it.
     pub(crate) fn is_here(self) -> bool {
         FORKS.load(Ordering::Relaxed) == self.0
+    }
+}
+
+/// A value that each process makes for itself, and keeps until it ends: a child's copy of its parent's may be in
+/// the middle of a change by a thread that the child does not have.
+pub(crate) struct PerProcess<T: 'static>(AtomicPtr<(Born, T)>);
+
+impl<T> PerProcess<T> {
+    pub(crate) const fn new() -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// This process's value; `None`: it has made none.
+    pub(crate) fn get(&self) -> Option<&'static T> {
+        // Pairs with the Release in `get_or_make`: the value is visible.
+        let made = self.0.load(Ordering::Acquire);
+        // SAFETY: null, or from a box that was leaked and that is only read from then on.
+        let (born, value) = unsafe { made.as_ref() }?;
+        born.is_here().then_some(value)
+    }
+
+    /// This process's value, made now if there is none.
+    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> T) -> &'static T {
+        let before = self.0.load(Ordering::Acquire);
+        self.get().unwrap_or_else(|| {
+            let made: &'static (Born, T) = Box::leak(Box::new((Born::here(), make())));
+            let new = std::ptr::from_ref(made).cast_mut();
+            // Another thread may have been first; then this one is wasted.
+            let _ = self.0.compare_exchange(before, new, Ordering::Release, Ordering::Relaxed);
+            self.get().expect("made by one of them")
+        })
     }
 }
 
@@ -166,6 +197,11 @@ pub(crate) fn take_own_table(keep: &mut [RawFd]) -> nix::Result<()> {
     Ok(())
 }
 
+/// Whether the calling thread has a table of descriptors of its own ([`take_own_table`]).
+pub(crate) fn has_own_table() -> bool {
+    HAS_OWN_TABLE.get()
+}
+
 /// Whether a descriptor of the process is the crate's: closing it would end far memory.
 pub(crate) fn is_own(fd: RawFd) -> bool {
     let Ok(fd) = usize::try_from(fd) else { return false };
@@ -179,15 +215,17 @@ pub(crate) fn own_for_good(fd: OwnedFd) -> RawFd {
     fd
 }
 
-/// Gives a descriptor a number that programs rarely choose, if there is one. See `F_DUPFD_CLOEXEC` in `fcntl(2)`.
+/// Gives a descriptor a number that programs rarely choose, if there is one.
 pub(crate) fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
-    for least in NUMBERS_MIN.into_iter().filter(|least| fd.as_raw_fd() < *least && !cfg!(miri)) {
-        if let Ok(moved) = fcntl(&fd, FcntlArg::F_DUPFD_CLOEXEC(least)) {
-            // SAFETY: the descriptor was just made and nobody else owns it.
-            return unsafe { OwnedFd::from_raw_fd(moved) };
-        }
-    }
-    fd
+    copy_out_of_the_way(&fd).unwrap_or(fd)
+}
+
+/// A copy of a descriptor, with a higher number, which programs rarely choose. See `F_DUPFD_CLOEXEC` in `fcntl(2)`.
+pub(crate) fn copy_out_of_the_way(fd: &(impl AsFd + AsRawFd)) -> Option<OwnedFd> {
+    let mut least = NUMBERS_MIN.into_iter().filter(|least| fd.as_raw_fd() < *least && !cfg!(miri));
+    let copy = least.find_map(|least| fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(least)).ok())?;
+    // SAFETY: the descriptor was just made and nobody else owns it.
+    Some(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 fn mark(fds: &Fds, fd: RawFd, is_set: bool) {
@@ -265,24 +303,6 @@ pub(crate) fn file_of(fd: RawFd) -> Option<(u64, u64)> {
     // SAFETY: zeroed is a valid value, and so is what the kernel has written.
     let stat = unsafe { stat.assume_init() };
     known.then_some((stat.st_dev, stat.st_ino))
-}
-
-/// Makes a descriptor the calling thread's standard error, in a table of its own, until it is dropped.
-pub(crate) fn as_standard_error(fd: RawFd) -> AsStandardError {
-    assert!(HAS_OWN_TABLE.get(), "standard error is the program's");
-    // SAFETY: takes no pointers; the table is the thread's own, and has no second descriptor.
-    unsafe { libc::dup2(fd, libc::STDERR_FILENO) };
-    AsStandardError(())
-}
-
-/// See [`as_standard_error`].
-#[must_use = "standard error is closed again when this is dropped"]
-pub(crate) struct AsStandardError(());
-
-impl Drop for AsStandardError {
-    fn drop(&mut self) {
-        let _ = nix::unistd::close(libc::STDERR_FILENO);
-    }
 }
 
 /// The C library's functions that go through its streams.

@@ -19,6 +19,8 @@ pub(crate) mod fork;
 pub(crate) mod inherited;
 pub(crate) mod layers;
 pub(crate) mod membarrier;
+#[doc(hidden)]
+pub mod messages;
 pub(crate) mod pagemap;
 pub mod probe;
 pub(crate) mod shared_text;

@@ -75,6 +75,7 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_wait() {
         let lowered = small.limit;
         let config = small.clone().limit(ByteCount(small.limit.0 * 4));
         let pages = resident_pages(&config);
+        let nobody_reads = crate::messages::FullPipe::new();
         let Some(far) = Far::new(config.clone(), pages, 1) else { return };
         park_on_sigbus();
         let pinned = pages / 2;
@@ -83,7 +84,6 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_wait() {
         let error = far.region.set_limit(lowered).expect_err("more than that is pinned");
         assert!(matches!(error, Error::LimitExceeded { .. }), "{error}");
         far.check(0..pinned);
-        let nobody_reads = crate::messages::FullPipe::new();
         let thread = far.touch(pages - 1);
         nobody_reads.read_until("a thread waits for its page");
         assert!(!thread.is_finished());
@@ -97,7 +97,11 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_wait() {
         assert_eq!((sigbus_count(), far.stats().poisoned), (0, 0));
     });
     let Some(ended) = ended else { return };
-    ended.expect_success().expect_said(&["a thread waits", "no page can be evicted"]);
+    ended.expect_success().expect_said(&[
+        "a thread waits",
+        "no page can be evicted",
+        "raise the limit",
+    ]);
 }
 
 #[test]

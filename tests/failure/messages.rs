@@ -2,10 +2,14 @@
 #![expect(unsafe_code, reason = "puts a pipe in the place of standard error")]
 
 use crate::harness::{DEADLINE, Far, config, in_child, park_on_sigbus, sigbus_addrs, wait_until};
-use farheap::region::{Install, RegionConfig};
-use farheap::store::Op;
+use farheap::ByteCount;
+use farheap::region::{Install, Region, RegionConfig};
+use farheap::store::{BlockStore, Op};
+use log::{LevelFilter, Log, Metadata, Record};
 use std::io::{PipeReader, Read, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 const PAGES: usize = 64;
 const BAD: usize = 10;
@@ -54,14 +58,22 @@ impl FullPipe {
     }
 }
 
+/// Closes standard error, and opens a file that gets its number.
+fn file_as_standard_error() -> std::fs::File {
+    let file = tempfile::tempfile().expect("a file");
+    // SAFETY: takes no pointer; what is written there now goes to the file.
+    assert!(unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) } >= 0);
+    file
+}
+
 /// A device that fails writes and reads while nobody reads what is said of it: pages come and go
 /// all the same, and the messages are there as soon as somebody reads.
 fn nobody_reads(config: RegionConfig) {
     park_on_sigbus();
     let config = config.deadline(DEADLINE);
+    let pipe = FullPipe::new();
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
-    let pipe = FullPipe::new();
     far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
     let lost = far.touch(BAD);
     assert_eq!(sigbus_addrs(1), [far.addr(BAD)]);
@@ -111,8 +123,8 @@ fn a_full_pipe_as_standard_error_stops_no_thread_that_serves_itself() {
 fn a_full_pipe_as_standard_error_does_not_hold_up_the_end() {
     let name = "messages::a_full_pipe_as_standard_error_does_not_hold_up_the_end";
     let body = || {
-        let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
         let _pipe = FullPipe::new();
+        let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
         far.injector.panic_in_wait(crate::injector::Whose::Handler, u64::MAX);
         far.expect_healthy();
     };
@@ -124,11 +136,9 @@ fn a_full_pipe_as_standard_error_does_not_hold_up_the_end() {
 fn nothing_can_be_opened(config: RegionConfig) {
     park_on_sigbus();
     let config = config.deadline(DEADLINE);
+    let mut file = file_as_standard_error();
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
-    let mut file = tempfile::tempfile().expect("a file");
-    // SAFETY: takes no pointer; what is written there now goes to the file.
-    assert!(unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) } >= 0);
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: reads the structure it is given.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
@@ -194,6 +204,201 @@ fn a_start_without_enough_descriptors_says_so() {
             refused += 1;
         }
         assert!(refused > 4, "a region has some descriptors, not {refused}");
+    });
+    ended.map(crate::harness::Ended::expect_success);
+}
+
+#[test]
+fn nothing_is_written_to_what_has_taken_the_number_of_standard_error() {
+    let name = "messages::nothing_is_written_to_what_has_taken_the_number_of_standard_error";
+    let ended = in_child(name, || {
+        park_on_sigbus();
+        let Some(far) = Far::new(config(4, Install::Auto).deadline(DEADLINE), PAGES, 1) else {
+            return;
+        };
+        far.store(0..PAGES);
+        let file = file_as_standard_error();
+        far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
+        let _lost = far.touch(BAD);
+        assert_eq!(sigbus_addrs(1), [far.addr(BAD)]);
+        assert_eq!(file.metadata().expect("a file").len(), 0);
+    });
+    let Some(ended) = ended else { return };
+    ended.expect_success().expect_said(&["page at 0x", "(EIO)", "SIGBUS"]);
+}
+
+/// A page that a forked child has inherited is damaged on the device: its message, and not in a file of the child's.
+#[test]
+fn a_child_says_what_it_has_lost_unless_a_file_is_where_standard_error_was() {
+    let name = "messages::a_child_says_what_it_has_lost_unless_a_file_is_where_standard_error_was";
+    let ended = in_child(name, || {
+        const LEN: u64 = 64 << 20;
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("device");
+        let store = BlockStore::scratch(&path, Some(ByteCount(LEN)), false).expect("a file");
+        let Some(region) = crate::common::region(config(4, Install::Auto), Arc::new(store)) else {
+            return;
+        };
+        let far = stored(&region);
+        // All pages are there, but none is what was written.
+        let damaged = std::fs::File::options().write(true).open(&path).expect("the file");
+        let junk = vec![0x5A; 1 << 20];
+        (0..LEN >> 20).for_each(|_| (&damaged).write_all(&junk).expect("room"));
+        assert_eq!(
+            signal_of_child(|| {
+                crate::harness::read_word(far);
+            }),
+            libc::SIGBUS
+        );
+        let file = tempfile::tempfile().expect("a file");
+        let child = || {
+            // SAFETY: takes no pointer.
+            unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) };
+            crate::harness::read_word(far);
+        };
+        assert_eq!(signal_of_child(child), libc::SIGBUS);
+        assert_eq!(file.metadata().expect("a file").len(), 0);
+        std::process::exit(0); // Pages that cannot be read are not to be written back.
+    });
+    let Some(ended) = ended else { return };
+    let said = ended.expect_success().expect_said(&["checksum mismatch", "SIGBUS"]).stderr;
+    assert_eq!(said.matches("cannot be brought back").count(), 1, "{said}");
+}
+
+/// Some pages that are on the device.
+fn stored(region: &Region) -> usize {
+    let len = ByteCount::kib(64);
+    let start = region.map(len).expect("the span has room");
+    crate::harness::fill_page(start.as_ptr() as usize, len.as_usize(), 7);
+    region.evict(start.as_ptr(), len).expect("the device works");
+    start.as_ptr() as usize
+}
+
+/// The signal that ends a forked child which does something; 0 where it ends by itself.
+fn signal_of_child(act: impl FnOnce()) -> i32 {
+    #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
+    // SAFETY: the child makes system calls and reads memory, and ends without cleaning up.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        act();
+        // SAFETY: ends the process; takes no pointers.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: the status is a valid place to write to.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 }
+}
+
+/// A logger that keeps what it is told, and by whom.
+struct Kept {
+    records: Mutex<Vec<String>>,
+    /// Far memory that it reads; 0: none.
+    reads: AtomicUsize,
+    /// It waits.
+    is_blocked: AtomicBool,
+    is_waiting: AtomicBool,
+}
+
+static KEPT: Kept = Kept {
+    records: Mutex::new(Vec::new()),
+    reads: AtomicUsize::new(0),
+    is_blocked: AtomicBool::new(false),
+    is_waiting: AtomicBool::new(false),
+};
+
+impl Log for Kept {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "farheap"
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.reads.load(Ordering::Acquire) != 0 {
+            crate::harness::read_word(self.reads.load(Ordering::Acquire));
+        }
+        while self.is_blocked.load(Ordering::Acquire) {
+            self.is_waiting.store(true, Ordering::Release);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let thread = std::thread::current().name().unwrap_or_default().to_owned();
+        let text = format!("{} by {thread}: {}", record.level(), record.args());
+        self.records.lock().expect("no logger has panicked").push(text);
+    }
+
+    fn flush(&self) {}
+}
+
+/// Whether it was told something, by whom it may be told that.
+fn logged(parts: &[&str]) -> bool {
+    let records = KEPT.records.lock().expect("no logger has panicked");
+    let is_it = |text: &&String| parts.iter().all(|part| text.contains(part));
+    records.iter().find(is_it).is_some()
+}
+
+fn keep_what_is_logged() {
+    log::set_logger(&KEPT).expect("the first one");
+    log::set_max_level(LevelFilter::Info);
+}
+
+#[test]
+fn a_logger_is_told_instead_of_standard_error_but_of_what_ends_programs() {
+    let name = "messages::a_logger_is_told_instead_of_standard_error_but_of_what_ends_programs";
+    let ended = in_child(name, || {
+        park_on_sigbus();
+        keep_what_is_logged();
+        let Some(far) = Far::new(config(4, Install::Auto).deadline(DEADLINE), PAGES, 1) else {
+            return;
+        };
+        far.store(0..PAGES);
+        far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
+        let _lost = far.touch(BAD);
+        assert_eq!(sigbus_addrs(1), [far.addr(BAD)]);
+        far.control.fail_fraction(Op::Read, 0, libc::EIO);
+        far.discard(0..BAD);
+        far.fill(0..BAD);
+        far.control.fail_fraction(Op::Write, 1_000_000, libc::EIO);
+        wait_until("a failed write is told", || {
+            drop(far.region.evict_all());
+            logged(&["WARN by farheap-log: write-back failed; the pages stay in memory"])
+        });
+        wait_until("a lost page is told", || {
+            logged(&["ERROR by farheap-log: page at 0x", "(EIO); touching it is SIGBUS"])
+        });
+        let limit = ByteCount::gib(1 << 20);
+        let store = crate::common::mem_store(ByteCount::mib(64));
+        drop(Region::create(config(4, Install::Auto).limit(limit), store));
+        wait_until("a start's message is told", || {
+            logged(&["WARN by", "the kernel may end the process"])
+        });
+    });
+    let Some(ended) = ended else { return };
+    let said = ended.expect_success().expect_said(&["page at 0x", "(EIO)", "SIGBUS"]).stderr;
+    assert!(!said.contains("write-back failed") && !said.contains("the kernel may end"), "{said}");
+}
+
+#[test]
+fn a_logger_that_waits_and_reads_far_memory_stops_no_fault() {
+    let name = "messages::a_logger_that_waits_and_reads_far_memory_stops_no_fault";
+    let ended = in_child(name, || {
+        keep_what_is_logged();
+        let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
+        far.store(0..PAGES);
+        KEPT.reads.store(far.addr(BAD), Ordering::Release);
+        KEPT.is_blocked.store(true, Ordering::Release);
+        far.control.fail_fraction(Op::Write, 1_000_000, libc::EIO);
+        far.discard(0..1);
+        far.fill(0..1);
+        wait_until("the logger waits", || {
+            drop(far.region.evict_all());
+            KEPT.is_waiting.load(Ordering::Acquire)
+        });
+        far.control.heal();
+        for _ in 0..20 {
+            far.check(0..PAGES);
+            wait_until("write-back works again", || far.region.evict_all().is_ok());
+        }
+        KEPT.is_blocked.store(false, Ordering::Release);
+        wait_until("the logger is told", || logged(&["by farheap-log: write-back failed"]));
     });
     ended.map(crate::harness::Ended::expect_success);
 }

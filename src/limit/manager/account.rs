@@ -9,6 +9,7 @@ use crate::limit::manager::consumer::{Effort, Reclaim};
 use crate::limit::manager::member::{Member, NO_PART};
 use crate::limit::manager::report::{Mode, Pressure};
 use crate::limit::manager::shared::Shared;
+use crate::sys::messages;
 use std::fmt;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
@@ -169,14 +170,16 @@ impl Account {
         let _ours = keep_local();
         self.member.counts.miscounted.add(bytes.0);
         if !self.member.counts.miscount_told.swap(true, Ordering::Relaxed) {
-            let _ = crate::sys::stderr::send(
-                format!(
-                    "farheap: consumer \"{}\" of a memory manager has taken back {bytes} more than \
-                     it had charged; its figures are too low from now on (said once)\n",
+            messages::tell(
+                "a consumer of a memory manager has taken back more than it had charged",
+                messages::WARNINGS_MAX,
+                format_args!(
+                    "consumer \"{}\" of a memory manager has taken back {bytes} more than it had \
+                     charged; its figures are too low from now on (said once)",
                     self.name()
-                )
-                .as_bytes(),
+                ),
             );
+            messages::flush();
         }
         if let Some(manager) = self.manager.upgrade() {
             manager.tell(Pressure::Miscounted { consumer: Arc::clone(&self.member.name), bytes });

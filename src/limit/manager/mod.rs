@@ -61,6 +61,7 @@ use crate::limit::manager::shared::{
 };
 use crate::limit::manager::stats::Counts;
 use crate::sys::fork::Born;
+use crate::sys::messages::Deliver;
 use crate::sys::probe::Memory;
 use crate::sys::signals::SignalsBlocked;
 use std::fmt;
@@ -105,6 +106,7 @@ impl MemoryManager {
     /// [`Error::LimitTooSmall`] below 1 MiB; [`Error::Config`] for a part of more than
     /// 100 %; [`Error::Os`] when no thread can be started.
     pub fn start(limit: ByteCount, mode: Mode) -> Result<Arc<MemoryManager>> {
+        let _delivered = Deliver::new();
         let _ours = keep_local();
         if limit < LIMIT_MIN {
             return Err(Error::LimitTooSmall { limit, minimum: LIMIT_MIN });

@@ -11,6 +11,7 @@ use crate::limit::manager::report::{Mode, Pressure};
 use crate::limit::manager::spill::Spill;
 use crate::limit::manager::stats::Counts;
 use crate::sys::fork::Born;
+use crate::sys::messages;
 use crate::sys::signals::SignalsBlocked;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -300,15 +301,17 @@ impl Shared {
         let of = |member: &Arc<Member>| (member.is_counted.load(Ordering::Relaxed), member.held());
         let Some(most) = self.each_member().max_by_key(of) else { return };
         let more = ByteCount(held.0 - limit.0);
-        let _ = crate::sys::stderr::send(
-            format!(
-                "farheap: memory manager: {held} are in use, {more} above the limit of {limit}: \
-                 {} has {}, which cannot be evicted (said again only after it was below the limit)\n",
+        messages::tell(
+            "a memory manager is above its limit",
+            messages::WARNINGS_MAX,
+            format_args!(
+                "memory manager: {held} are in use, {more} above the limit of {limit}: {} has {}, \
+                 which cannot be evicted (said again only after it was below the limit)",
                 most.name,
                 most.held()
-            )
-            .as_bytes(),
+            ),
         );
+        messages::flush();
         self.tell(Pressure::Over { held, limit, consumer: Arc::clone(&most.name) });
     }
 

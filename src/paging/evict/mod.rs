@@ -58,6 +58,7 @@ use crate::paging::diagnostics;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
 use crate::paging::tables::charge;
+use crate::sys::messages;
 use std::time::Duration;
 
 impl Evictor {
@@ -75,8 +76,8 @@ impl Evictor {
         self.detour.take(self.pager.sched());
         self.stand_still_for_fork()?;
         self.pager.fork().children().reap(self.pager.slots().maps());
-        // Handlers wait for no reader of standard error: what they could not send goes from here.
-        diagnostics::flush();
+        // Handlers wait for no reader, so that what they have said goes from here.
+        messages::flush();
         charge::count_tables_of_limit(&self.pager);
         if self.pager.mapper().met_locks() {
             diagnostics::unlocked();

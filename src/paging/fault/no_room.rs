@@ -99,7 +99,7 @@ pub(in crate::paging) fn give_up_or_warn(
     let cause = Error::LimitExceeded { reason: String::new() };
     let given_up = limit.is_some() && give_up(pager, page, &cause);
     if !given_up {
-        diagnostics::warn("a thread waits for its page", &cause);
+        diagnostics::waits_for_room(install::no_room(pager));
     }
     given_up
 }

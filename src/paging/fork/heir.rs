@@ -32,7 +32,6 @@ use crate::base::gate::{Closed, Gate};
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
-use crate::paging::diagnostics;
 use crate::paging::fork::children::{Birth, Children};
 use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::fork::legacy::{BUDGET_PAGES_MIN, Legacy, Needed};
@@ -42,7 +41,7 @@ use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::fork;
 use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// See [module](self).
@@ -200,15 +199,6 @@ impl Heir {
             0 => self.pager.slots(),
             layer => &self.layers[usize::from(layer) - 1],
         }
-    }
-
-    /// Says something on the program's standard error, which the thread has no descriptor of.
-    pub(super) fn say(say: impl FnOnce()) {
-        let file = std::fs::File::options().write(true).open("/proc/self/fd/2");
-        let Ok(file) = file else { return };
-        let _as_second = fork::as_standard_error(file.as_raw_fd());
-        say();
-        diagnostics::flush();
     }
 }
 

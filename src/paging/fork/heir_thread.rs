@@ -63,8 +63,7 @@ fn serve(heir: Arc<Heir>, begun: Sender<Result<()>>) {
         Ok(Err(error)) => error,
         _ => Error::Os { call: "a handler thread", errno: sys::EIO },
     };
-    Heir::say(|| diagnostics::fatal("inherited far memory cannot be served any more", &error));
-    std::process::abort();
+    diagnostics::fatal("inherited far memory cannot be served any more", &error)
 }
 
 /// What the thread of an heir works with.
@@ -165,7 +164,7 @@ impl Server {
     fn answer(&mut self, message: Message) {
         if let Some(from) = message.moved_from() {
             let text = "the program has moved inherited far memory (mremap)";
-            Heir::say(|| diagnostics::broken(format_args!("{text} at {from:#x}")));
+            diagnostics::broken(format_args!("{text} at {from:#x}"));
         }
         let Some(fault) = message.fault() else { return };
         if fault.address == self.heir.bell.addr() {
@@ -261,9 +260,7 @@ impl Server {
             }
             Outcome::Busy { .. } | Outcome::Failed { .. } => {
                 let cause = Error::Os { call: "installing a page", errno: sys::ENOMEM };
-                Heir::say(|| {
-                    diagnostics::fatal("inherited far memory could not be mapped", &cause)
-                });
+                diagnostics::fatal("inherited far memory could not be mapped", &cause)
             }
         }
     }
@@ -278,11 +275,11 @@ impl Server {
     /// Makes touching a page SIGBUS, whose content cannot be read.
     fn lose(&self, page: PageId, cause: &Error) {
         let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
-        Heir::say(|| diagnostics::lost_inherited(start, len, cause));
+        diagnostics::lost_inherited(start, len, cause);
         // SAFETY: the page is missing and its content is lost.
         let poisoned = unsafe { self.uffd.poison(start, len) };
         if poisoned != Outcome::Done {
-            Heir::say(|| diagnostics::fatal("a lost page could not be poisoned", cause));
+            diagnostics::fatal("a lost page could not be poisoned", cause);
         }
         drop(self.uffd.wake(start, len));
     }

@@ -54,7 +54,7 @@ use crate::paging::fork::heir::Heir;
 use crate::paging::fork::legacy::Legacy;
 use crate::paging::page::word::State as PageState;
 use crate::paging::pager::Pager;
-use crate::sys::{fork, thread};
+use crate::sys::{fork, messages, thread};
 use std::ptr;
 #[cfg(feature = "heap")]
 use std::ptr::NonNull;
@@ -183,6 +183,7 @@ extern "C" fn in_child() {
             }
         }
     }
+    messages::flush();
     fork::note_inherited(heirs.iter().map(|part| part.pager().table().start()));
     // The regions have threads and mappings that are not in this process: they are not to be dropped.
     std::mem::forget(std::mem::replace(&mut *parts, heirs));

@@ -233,17 +233,21 @@ pub(in crate::paging) fn not_mapped(
     }
 }
 
-/// Makes a `Moving`, missing page lost: a touch is SIGBUS from now on, as for the threads that wait.
-/// Says so on standard error.
-pub(crate) fn poison(pager: &Pager, page: PageId, from: Word, cause: &Error) {
-    pager.counters().poisoned.bump();
-    let room = diagnostics::NoRoom {
+/// What takes the memory of the limit now.
+pub(in crate::paging) fn no_room(pager: &Pager) -> diagnostics::NoRoom {
+    diagnostics::NoRoom {
         limit: pager.budget().limit(),
         tables: pager.tables().bytes(),
         pinned: ByteCount(pager.table().pinned() * pager.page_size().0),
         errno: pager.health().write_errno(),
-    };
-    diagnostics::lost_page(pager.addr(page), pager.page_bytes(), cause, room);
+    }
+}
+
+/// Makes a `Moving`, missing page lost: a touch is SIGBUS from now on, as for the threads that wait.
+/// Says so on standard error.
+pub(crate) fn poison(pager: &Pager, page: PageId, from: Word, cause: &Error) {
+    pager.counters().poisoned.bump();
+    diagnostics::lost_page(pager.addr(page), pager.page_bytes(), cause, no_room(pager));
     if pager.mapper().can_poison() {
         // SAFETY: the page is missing and its content is lost.
         let outcome = unsafe { pager.mapper().poison(pager.addr(page)) };

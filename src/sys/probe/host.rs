@@ -3,6 +3,7 @@
 //! The parsers take text, so that tests give them other machines'. Used by [`super::look`].
 
 use crate::base::units::ByteCount;
+use crate::sys::messages;
 use crate::sys::statm::Statm;
 use libc::RLIM_INFINITY;
 use nix::sys::resource::{Resource, getrlimit};
@@ -105,11 +106,12 @@ impl Memory {
         Some(format!("the limit of {limit} is more than the machine's memory, {total}"))
     }
 
-    /// Says on standard error what speaks against a limit.
+    /// Says what speaks against a limit.
     pub(crate) fn warn_of(limit: ByteCount) {
         if let Some(why) = Memory::detect().objection(limit) {
             let end = "the kernel may end the process before farheap makes room";
-            let _ = crate::sys::stderr::send(format!("farheap: {why}: {end}\n").as_bytes());
+            let kind = "a limit is above what there is";
+            messages::tell(kind, messages::WARNINGS_MAX, format_args!("{why}: {end}"));
         }
     }
 }

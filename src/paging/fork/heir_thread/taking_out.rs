@@ -8,11 +8,11 @@ use crate::base::error::{Error, Result};
 use crate::base::units::{PageId, SlotCount, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::fork::entry::{Backing, Entry};
-use crate::paging::fork::heir::Heir;
 use crate::paging::page::word::{FrameId, State as PageState};
 use crate::paging::pager::slot_store::{ContentHash, SlotStore};
 use crate::store::{Op, Request, Segment, Side};
 use crate::sys;
+use crate::sys::messages;
 use crate::sys::uffd::{Outcome, Wake};
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece, make_own};
 use std::sync::Arc;
@@ -45,6 +45,7 @@ impl Server {
             self.keep_to_budget();
             self.looks.note_look(now);
         }
+        messages::flush();
         self.looks.plan_next();
         if !self.is_ending && sys::thread::is_left_alone() {
             self.is_ending = sys::thread::end_process();
@@ -188,7 +189,7 @@ impl Server {
             let back = unsafe { self.uffd.move_pages(start, to, moved, Wake::Yes) };
             if back != Outcome::Done {
                 let error = Error::Os { call: "UFFDIO_MOVE", errno: sys::EIO };
-                Heir::say(|| diagnostics::fatal("half of a page could not be moved back", &error));
+                diagnostics::fatal("half of a page could not be moved back", &error);
             }
         }
         false
@@ -252,9 +253,7 @@ impl Server {
                 pages[done..].iter().flatten().take(got.as_usize()).copied().collect();
             if let Err(error) = self.write_run(own, first, &part, page_bytes) {
                 (0..got.0).for_each(|n| own.put(Some(SlotId(first.0 + n))));
-                Heir::say(|| {
-                    diagnostics::warn("a forked child cannot write its pages out", &error)
-                });
+                diagnostics::warn("a forked child cannot write its pages out", &error);
                 return false;
             }
             for (leaving, slot) in part.iter().zip(first.0..) {
