@@ -109,6 +109,7 @@ unsafe fn map(
         return hint;
     }
     if flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0 {
+        notice(len);
         make_room(len);
     }
     let _changing = (flags & libc::MAP_FIXED != 0).then(Changing::begin);
@@ -260,6 +261,15 @@ fn map_far(len: usize, protection: c_int) -> Option<NonNull<u8>> {
     Some(start)
 }
 
+/// Counts memory that stays local: it is in the limit all the same.
+fn notice(len: usize) {
+    if len >= LEAST
+        && let Some(_inside) = enter()
+    {
+        start::notice_mapping(len);
+    }
+}
+
 /// `mprotect(2)`. Far memory takes any protection; what is reserved and not far counts as mapped when it is
 /// opened.
 ///
@@ -268,11 +278,7 @@ fn map_far(len: usize, protection: c_int) -> Option<NonNull<u8>> {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mprotect(start: *mut c_void, len: size_t, protection: c_int) -> c_int {
     if protection == READ_WRITE && !Far::contains(start.cast::<u8>()) {
-        if len >= LEAST
-            && let Some(_inside) = enter()
-        {
-            start::notice_mapping(len);
-        }
+        notice(len);
         make_room(len);
     }
     let _changing = (protection & libc::PROT_WRITE != 0).then(Changing::begin);

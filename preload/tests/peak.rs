@@ -42,3 +42,47 @@ fn memory_mapped_in_small_pieces_keeps_the_process_within_its_limit() {
     let Some(peak) = peak("local", 400, 128) else { return };
     assert!(peak <= allowed(), "{peak} KiB of {} KiB", allowed());
 }
+
+/// Memory that is never malloc's, of a program that says when it was told: in `mode`, with these options.
+fn over(mode: &str, options: &[&str]) -> Option<common::Ended> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("over");
+    if !permitted() || !compile("gcc", &[], include_str!("c/over.c"), &program) {
+        return None;
+    }
+    let options = [&["--limit", "32MiB"], options].concat();
+    let ended = end(run(&options).arg(&program).arg(mode), dir.path());
+    (ended.status.code() == Some(0)).then_some(ended).or_else(|| panic!("{mode}: it was not told"))
+}
+
+#[test]
+fn a_limit_that_is_exceeded_is_said_when_it_happens_and_at_the_end() {
+    for mode in ["variables", "fixed", "unreserved"] {
+        let Some(ended) = over(mode, &[]) else { return };
+        let said = |what| ended.errors.matches(what).count();
+        assert_eq!(
+            said("the process is above its limit of 32.0 MiB"),
+            1,
+            "{mode}: {}",
+            ended.errors
+        );
+        assert_eq!(said("of at most 32.0 MiB, above its limit"), 1, "{mode}: {}", ended.errors);
+    }
+}
+
+#[test]
+fn statistics_tell_peak_and_limit_whatever_is_far() {
+    let Some(ended) = over("variables", &["--stats"]) else { return };
+    assert_eq!(
+        ended.errors.matches("of at most 32.0 MiB, above its limit").count(),
+        1,
+        "{}",
+        ended.errors
+    );
+    let dir = tempfile::tempdir().expect("a directory");
+    let little = end(run(&["--limit", "32MiB", "--stats"]).arg("true"), dir.path()).errors;
+    assert!(little.contains("nothing far") && little.contains("; process: peak "), "{little}");
+    assert!(little.trim_end().ends_with(" of at most 32.0 MiB"), "{little}");
+    let within = end(run(&["--limit", "32MiB"]).arg("true"), dir.path()).errors;
+    assert_eq!(within, "");
+}
