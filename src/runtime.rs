@@ -217,6 +217,9 @@ impl Heap {
             (None, Some(Err(error))) if config.asks_for_limit() => return Err(error),
             (None, _) => Beside::Nothing,
         };
+        if config.check() {
+            heap::check::begin();
+        }
         let options = FarArenasOptions { threshold, ..options(&config) };
         start_tier(&mut running, DEFAULT, region, options, beside)
     }
@@ -553,6 +556,7 @@ impl Heap {
         // Nobody may look after arenas that are being destroyed.
         ending.iter_mut().for_each(|tier| drop(tier.maintenance.take()));
         let arenas: Vec<_> = ending.iter().rev().map(|tier| tier.heap.arenas).collect();
+        heap::check::let_all_go();
         let result = heap::uninstall(&arenas);
         if let Err(Error::InUse { .. }) = result {
             for tier in &mut ending {

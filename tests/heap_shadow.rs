@@ -7,10 +7,11 @@ mod common;
 
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
-use common::child::cases;
+use common::child::{case, cases, run};
 use common::{Dice, heap, seed, watchdog};
 use farheap::{Far, FarHeap, Local, Placement, scope};
 use std::alloc::{GlobalAlloc, Layout};
+use std::os::unix::process::ExitStatusExt;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -324,8 +325,9 @@ fn play(page: &str, limit_mib: usize, threads: usize, steps: usize) {
 
 #[test]
 fn one_thread_reads_what_it_wrote() {
-    cases("one_thread_reads_what_it_wrote", &["4KiB", "64KiB", "2MiB"], |page| match page {
-        "4KiB" => play(page, 8, 1, 3_000),
+    let pages = ["4KiB", "64KiB", "2MiB", "4KiB,check:on"];
+    cases("one_thread_reads_what_it_wrote", &pages, |page| match page {
+        "4KiB" | "4KiB,check:on" => play(page, 8, 1, 3_000),
         "64KiB" => play(page, 8, 1, 4_000),
         _ => play(page, 128, 1, 1_500),
     });
@@ -334,9 +336,69 @@ fn one_thread_reads_what_it_wrote() {
 #[test]
 fn four_threads_read_what_they_wrote_and_free_what_others_allocated() {
     let name = "four_threads_read_what_they_wrote_and_free_what_others_allocated";
-    cases(name, &["4KiB", "64KiB", "2MiB"], |page| match page {
-        "4KiB" => play(page, 8, 4, 1_000),
+    cases(name, &["4KiB", "64KiB", "2MiB", "4KiB,check:on"], |page| match page {
+        "4KiB" | "4KiB,check:on" => play(page, 8, 4, 1_000),
         "64KiB" => play(page, 8, 4, 1_500),
         _ => play(page, 128, 4, 800),
     });
+}
+
+/// Does what the case says with a block, of which it says the address first.
+fn free_wrongly(case: &str) {
+    let Some(_heap) = heap("far_limit:8MiB,capacity:64MiB,threshold:1KiB,user_mode:far,check:on")
+    else {
+        return;
+    };
+    let (small, large) = (Layout::new::<[u64; 12]>(), Layout::new::<[u64; 512]>());
+    let layout = if case == "large" { large } else { small };
+    // SAFETY: the layout is not empty.
+    let block = unsafe { HEAP.alloc(layout) };
+    println!("\n{block:p}"); // Not behind the name of the test.
+    let free = |layout| {
+        // SAFETY: what is looked for is that this is not so.
+        unsafe { HEAP.dealloc(block, layout) }
+    };
+    match case {
+        "behind" => {
+            // SAFETY: as above; it is in the block's tail.
+            unsafe { block.wrapping_add(small.size()).write(1) };
+            free(layout);
+        }
+        "size" => free(large),
+        "resized" => {
+            free(layout);
+            // SAFETY: as above.
+            unsafe { HEAP.realloc(block, layout, 5000) };
+        }
+        _ => {
+            free(layout);
+            free(layout);
+        }
+    }
+}
+
+#[test]
+fn frees_that_are_wrong_end_the_process_with_address_and_cause() {
+    let name = "frees_that_are_wrong_end_the_process_with_address_and_cause";
+    if let Some(case) = case(name) {
+        return free_wrongly(&case);
+    }
+    let cases = [
+        ("small", "freed twice"),
+        ("large", "freed twice"),
+        ("resized", "freed twice"),
+        ("size", "freed as a block of 4096 bytes, but has 96"),
+        ("behind", "written to behind its end"),
+    ];
+    for (case, cause) in cases {
+        let ended = run(name, case, |_| ());
+        if ended.show_skips() {
+            return;
+        }
+        let address =
+            ended.text.lines().find(|line| line.starts_with("0x")).unwrap_or("no address");
+        let wanted = format!("farheap: {address}: {cause}");
+        let is_right = ended.status.signal() == Some(libc::SIGABRT) && ended.text.contains(&wanted);
+        assert!(is_right, "{case}: {}, without `{wanted}`:\n{}", ended.status, ended.text);
+    }
 }

@@ -200,12 +200,14 @@ typedef struct farheap_config {
     const char *second;
     /* how many bytes of the second device may be used; size; default all of the second device */
     uint64_t second_capacity;
+    /* whether wrong frees, and writes outside of blocks, end the process; default off */
+    farheap_switch check;
 } farheap_config;
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, \
       0, 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, \
-      FARHEAP_DEFAULT, 0, 0, 0, 0 }
+      FARHEAP_DEFAULT, 0, 0, 0, 0, FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
 farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;
@@ -281,7 +283,8 @@ void *far_allocate(farheap_placement placement, size_t size, size_t align) FARHE
 /* Resizes a block, which may move, and keeps its bytes; alignments above 16 are lost. NULL is
  * far_malloc. On failure the block is as it was. A size of 0 does not free. */
 void *far_realloc(void *ptr, size_t size) FARHEAP_NOEXCEPT;
-/* Frees a block; NULL does nothing. */
+/* Frees a block; NULL does nothing. What is no block, or is free, is undefined, unless the heap has `check`: the process then
+ * ends with a message. */
 void far_free(void *ptr) FARHEAP_NOEXCEPT;
 /* Frees a block whose size and alignment, as asked for, are known: faster for far memory. */
 void far_free_sized(void *ptr, size_t size, size_t align) FARHEAP_NOEXCEPT;

@@ -52,8 +52,76 @@ fn hostile() {
 }
 
 #[test]
+fn wrong_free() {
+    test("wrong_free.c");
+}
+
+#[test]
 fn misuse() {
     test("misuse.c");
+}
+
+/// A program of two threads. The span is small: the sanitizer leaves a program little address space.
+const UNDER_TSAN: &str = r#"
+#include "farheap.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+static void *work(void *unused) {
+    for (int n = 0; n < 200; n++) {
+        char *block = far_malloc(200000);
+        if (!block) return unused;
+        memset(block, n, 200000);
+        far_free(block);
+    }
+    return NULL;
+}
+int main(void) {
+    farheap_heap *heap = NULL;
+    pthread_t thread;
+    if (farheap_start("far_limit:8MiB,capacity:64MiB,span:16GiB,user_mode:far", &heap)) {
+        printf("skipped: %s\n", farheap_last_message());
+        return 77;
+    }
+    work(NULL);
+    pthread_create(&thread, NULL, work, NULL);
+    pthread_join(thread, NULL);
+    return farheap_shutdown(heap) != FARHEAP_OK;
+}
+"#;
+
+/// Threads of the library are in no race with the host, but ThreadSanitizer does not see what orders them.
+#[test]
+fn thread_sanitizer_is_quiet_about_the_shared_library_with_the_suppression_that_is_documented() {
+    if !sources_are_readable() {
+        return;
+    }
+    let documented = include_str!("../../docs/ffi.md");
+    let suppression = "called_from_lib:libfarheap";
+    assert!(documented.contains(suppression), "docs/ffi.md names another one");
+    for compiler in installed(&C[..1]) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (program, shared) = (dir.path().join("program"), dir.path().join("libfarheap.so.1"));
+        std::fs::copy(library("so"), &shared).expect("room");
+        let source = dir.path().join("source");
+        std::fs::write(&source, UNDER_TSAN).expect("room");
+        let mut build = compiler.command();
+        build.arg("-fsanitize=thread").args(["-x", "c"]).arg(&source).args(["-x", "none"]);
+        if !build
+            .arg("-o")
+            .arg(&program)
+            .arg(&shared)
+            .output()
+            .is_ok_and(|built| built.status.success())
+        {
+            println!("skipped: {} has no runtime for ThreadSanitizer", compiler.name);
+            continue;
+        }
+        let known = dir.path().join("known");
+        std::fs::write(&known, format!("{suppression}\n")).expect("room");
+        let options = format!("suppressions={}", known.display());
+        run(Command::new(&program).env("TSAN_OPTIONS", options).env("LD_LIBRARY_PATH", dir.path()));
+    }
 }
 
 #[test]

@@ -21,6 +21,14 @@ fn the_malloc_family_is_as_the_c_library_documents_it() {
     let options = ["-fno-builtin", "-Wno-error"];
     if permitted() && compile("gcc", &options, include_str!("c/family.c"), &program) {
         expect_right(&program, None, dir.path());
+        let mut checked = run(&["--limit", "48MiB", "--config", "check:on"]);
+        let ended = end(checked.arg(&program), dir.path());
+        assert_eq!(
+            (ended.status.code(), ended.out.as_str()),
+            (Some(0), "right\n"),
+            "{}",
+            ended.errors
+        );
     }
 }
 

@@ -254,3 +254,35 @@ fn a_program_that_uses_little_memory_has_no_far_heap_and_no_threads() {
     assert_eq!(ended.out, "1\n0\n");
     assert!(ended.errors.contains("nothing far"), "{}", ended.errors);
 }
+
+#[test]
+fn frees_that_are_wrong_end_the_program_with_address_and_cause() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("wrong");
+    let options = ["-fno-builtin", "-Wno-error"];
+    if !permitted() || !compile("gcc", &options, include_str!("c/wrong_free.c"), &program) {
+        return;
+    }
+    // With `check:on`, and whether without it.
+    let cases = [
+        ("twice", "freed twice", true),
+        ("others", "freed twice", false),
+        ("large", "freed twice", true),
+        ("stack", "no block", false),
+        ("middle", "no block", false),
+        ("behind", "written to behind its end", false),
+    ];
+    let fails = |case, cause, options: &[&str]| {
+        let ended = end(run(options).arg(&program).arg(case), dir.path());
+        let wanted = format!("farheap: {}: {cause}", ended.out.trim());
+        let is_right =
+            ended.status.signal() == Some(libc::SIGABRT) && ended.errors.contains(&wanted);
+        assert!(is_right, "{case} {options:?}: {}, not `{wanted}`: {}", ended.status, ended.errors);
+    };
+    for (case, cause, always) in cases {
+        fails(case, cause, &["--limit", "32MiB", "--config", "check:on"]);
+        if always {
+            fails(case, cause, &["--limit", "32MiB"]);
+        }
+    }
+}

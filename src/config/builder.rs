@@ -257,6 +257,9 @@ impl Config {
         if said.limit != by_default.limit {
             return Err(invalid("limit", "holds for the process: a tier has a `far_limit`"));
         }
+        if said.check {
+            return Err(invalid("check", reason));
+        }
         Ok(())
     }
 }

@@ -289,6 +289,19 @@ macro_rules! for_options {
             "how many bytes of the second device may be used",
             { store c bytes second_capacity, "size", "all of the second device",
               "to leave room for others" };
+
+        /// The process then ends with a message that names the address and the cause when a block is freed or resized twice,
+        /// in its middle, with another size, or when it is no block of farheap. What was written behind a block's end is found
+        /// when it is freed, what was written to a freed block when its memory is given back. This is so for local and far memory,
+        /// from the first heap with this option to the end of the process. Blocks of an [`Arena`](crate::Arena) and of
+        /// sub-allocators are not looked at.
+        ///
+        /// Default: off. Set it to look for the program's errors. Every block takes at least 16 bytes more and 1/16 of its size in
+        /// a table, 8 MiB of freed blocks are kept back, and threads keep none for their next allocations, each of which takes
+        /// the allocator's locks.
+        check: value(bool) = false,
+            "whether wrong frees, and writes outside of blocks, end the process",
+            { heap c switch check, "", "", "errors of the program are looked for ([docs/ffi.md])" };
     } };
 }
 

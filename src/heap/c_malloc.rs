@@ -15,6 +15,7 @@ use super::jemalloc::{self, Flags};
 use super::placement::{Fill, Placement, Tier};
 use super::thread_cache::{self, magazine, magazine::SmallClass};
 use super::tiers::{self, Origin};
+use super::{check, tail};
 use crate::base::units::ByteCount;
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -176,27 +177,77 @@ unsafe fn move_small(ptr: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNu
 /// `ptr` is a block from this module that has not been freed and is not used again.
 #[inline]
 pub unsafe fn free(ptr: NonNull<u8>) {
-    let arenas = match tiers::origin(ptr.as_ptr()) {
-        Origin::Far(arenas) => arenas,
-        Origin::Parent => return,
-        // A large block starts on a page border; to look up the size of every block would cost more.
-        Origin::Local if ptr.as_ptr().addr().is_multiple_of(jemalloc::PAGE) => {
-            // SAFETY: as the caller promises.
-            return unsafe { free_local(ptr) };
-        }
+    match tiers::origin_at_once(ptr.as_ptr()) {
         // SAFETY: as the caller promises.
-        Origin::Local => return unsafe { jemalloc::free_unsized(ptr.as_ptr()) },
-    };
-    if let Some(class) = arenas.sizes().small_class_of(ptr.as_ptr())
-        // SAFETY: as the caller promises; the block has this class (invariant 1 of `page_sizes`).
-        && unsafe { arenas.put_small(ptr.as_ptr(), class) }
-    {
-        return;
+        Some(origin) => unsafe { free_at(origin, ptr) },
+        // SAFETY: as the caller promises.
+        None => unsafe { free_elsewhere(ptr) },
+    }
+}
+
+/// # Safety
+/// As for [`free`], and `ptr` is from there.
+#[inline]
+unsafe fn free_at(origin: Origin, ptr: NonNull<u8>) {
+    match origin {
+        Origin::Far(arenas) => {
+            if let Some(class) = arenas.sizes().small_class_of(ptr.as_ptr())
+                // SAFETY: as the caller promises; the block has this class (invariant 1 of `page_sizes`).
+                && unsafe { arenas.put_small(ptr.as_ptr(), class) }
+            {
+                return;
+            }
+            // SAFETY: as the caller promises.
+            unsafe { free_far(arenas, ptr) }
+        }
+        // A large block starts on a page border; to look up the size of every block would cost more.
+        // SAFETY: as the caller promises.
+        Origin::Local if is_on_page(ptr) => unsafe { free_local(ptr) },
+        // SAFETY: as the caller promises.
+        Origin::Local => unsafe { jemalloc::free_unsized(ptr.as_ptr()) },
+        Origin::Parent => {}
+    }
+}
+
+/// As [`free`], where it takes more to tell what a pointer is.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn free_elsewhere(ptr: NonNull<u8>) {
+    if tail::is_on() {
+        // SAFETY: as the caller promises.
+        return unsafe { check::free(ptr.as_ptr(), None) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { free_at(tiers::origin(ptr.as_ptr()), ptr) }
+}
+
+/// Frees a far block that the thread has no room for, or that is not small.
+///
+/// # Safety
+/// As for [`free`], and `ptr` is of this tier.
+#[inline(never)]
+unsafe fn free_far(arenas: &'static FarArenas, ptr: NonNull<u8>) {
+    if arenas.sizes().size_of(ptr.as_ptr()).is_none() {
+        tail::expect_known(ptr.as_ptr()); // Huge, or nothing at all.
     }
     // SAFETY: as the caller promises.
     let layout = unsafe { layout_of(ptr) };
+    if layout.size() >= magazine::EXTENT_MIN && !is_on_page(ptr) {
+        let size = layout.size();
+        tail::wrong(
+            ptr.as_ptr(),
+            format_args!("no block begins here, in the first page of one of {size} bytes"),
+        );
+    }
     // SAFETY: as the caller promises; a block's usable size is its class's (invariant 1).
     unsafe { arenas.free(ptr.as_ptr(), layout) }
+}
+
+#[inline]
+fn is_on_page(ptr: NonNull<u8>) -> bool {
+    ptr.as_ptr().addr().is_multiple_of(jemalloc::PAGE)
 }
 
 /// Frees a local block that may be large.
@@ -265,10 +316,26 @@ unsafe fn free_any(ptr: NonNull<u8>, size: usize, align: usize) {
 pub unsafe fn usable_size(ptr: NonNull<u8>) -> usize {
     let noted = match tiers::origin_at_once(ptr.as_ptr()) {
         Some(Origin::Far(arenas)) => arenas.sizes().size_of(ptr.as_ptr()),
-        _ => None,
+        Some(Origin::Local | Origin::Parent) => None,
+        // SAFETY: as the caller promises.
+        None => return unsafe { usable_size_elsewhere(ptr) },
     };
     // SAFETY: as the caller promises.
     noted.unwrap_or_else(|| unsafe { jemalloc::size_of_block(ptr.as_ptr()) })
+}
+
+/// As [`usable_size`], where it takes more to tell what a pointer is.
+///
+/// # Safety
+/// As there.
+#[cold]
+unsafe fn usable_size_elsewhere(ptr: NonNull<u8>) -> usize {
+    if tail::is_on() {
+        // SAFETY: as the caller promises.
+        return unsafe { check::usable_size(ptr.as_ptr()) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { jemalloc::size_of_block(ptr.as_ptr()) }
 }
 
 /// Whether `ptr` points into far memory of this process's heap.

@@ -40,6 +40,7 @@ use super::hooks::{self, ExtentSource};
 use super::jemalloc::{self, Flags};
 use super::page_sizes::PageSizes;
 use super::placement::{self, Fill, Tier};
+use super::tail;
 use super::thread_cache::magazine::{self, SmallClass};
 use super::thread_cache::{self, Access, Allowance, Flush, ThreadCache, ThreadCaches};
 use crate::base::error::{Error, Result};
@@ -113,7 +114,9 @@ impl FarArenas {
         // SAFETY: the tier drops the source after the arenas only.
         let arenas = unsafe { ArenaSet::create(&source, &options) }?;
         let sizes = PageSizes::new(place.base, place.span)?;
-        let allowance = Box::leak(Box::new(Allowance::new(options.cache_max.as_usize())));
+        let cache_max = if tail::is_on() { ByteCount::ZERO } else { options.cache_max };
+        let options = FarArenasOptions { cache_max, ..options };
+        let allowance = Box::leak(Box::new(Allowance::new(cache_max.as_usize())));
         Ok(Box::leak(Box::new(FarArenas {
             place,
             options,
@@ -453,20 +456,23 @@ impl FarArenas {
         if fill == Fill::Zero {
             hooks::take_committed();
         }
+        let with_tail = tail::with_tail(layout);
         // SAFETY: the caller passes no empty layout.
-        let ptr = self.only_far(unsafe { access.allocate(layout) })?;
+        let ptr = self.only_far(unsafe { access.allocate(with_tail) })?;
         if ptr.is_null() {
             drop(access);
             // SAFETY: the caller passes no empty layout.
             return unsafe { self.allocate_shared(layout, fill) };
         }
-        self.sizes.note(ptr, layout);
+        self.sizes.note(ptr, with_tail);
         access.count_allocated(layout.size());
+        drop(access);
         if fill == Fill::Zero {
-            drop(access);
             // SAFETY: allocated just now, and forgotten above what was committed before.
             unsafe { self.arenas.clear_new(ptr, layout.size()) };
         }
+        // SAFETY: allocated just now, with a tail.
+        unsafe { tail::cover(ptr, layout.size()) };
         Ok(ptr)
     }
 
@@ -500,7 +506,8 @@ impl FarArenas {
         layout: Layout,
         fill: Fill,
     ) -> std::result::Result<*mut u8, Closed> {
-        let size = magazine::fitting_size(layout);
+        let with_tail = tail::with_tail(layout);
+        let size = magazine::fitting_size(with_tail);
         let flags = self.shared_flags().aligned(size, layout.align());
         let inside = self.entry.enter()?;
         if fill == Fill::Zero {
@@ -509,7 +516,7 @@ impl FarArenas {
         // SAFETY: the caller passes no empty layout; the flags name no cache.
         let ptr = self.only_far(self.with_retry(|| unsafe { jemalloc::allocate(size, flags) }))?;
         if !ptr.is_null() {
-            self.sizes.note(ptr, layout);
+            self.sizes.note(ptr, with_tail);
             self.shared_counts.allocated(layout.size());
         }
         drop(inside);
@@ -517,6 +524,8 @@ impl FarArenas {
             // SAFETY: as in `allocate_missed`.
             unsafe { self.arenas.clear_new(ptr, layout.size()) };
         }
+        // SAFETY: allocated just now, with a tail.
+        unsafe { tail::cover(ptr, layout.size()) };
         Ok(ptr)
     }
 
@@ -582,6 +591,19 @@ impl FarArenas {
         let of_slots = || self.caches.iter().map(|cache| cache.counts());
         ByteCount(counts::in_use(|| of_slots().chain([&self.shared_counts])))
     }
+}
+
+/// Frees a block of a tier that `check` has kept back, of `size` bytes with its tail.
+///
+/// # Safety
+/// It is jemalloc's and of this tier, and nobody uses it.
+#[cold]
+pub(super) unsafe fn free_kept(arenas: &FarArenas, ptr: *mut u8, size: usize, asked: usize) {
+    let _inside = arenas.entry.enter_even_if_closed();
+    // SAFETY: as the caller promises; the flags name no cache.
+    unsafe { jemalloc::free(ptr, size, arenas.shared_flags()) };
+    arenas.shared_counts.freed(asked);
+    arenas.note_freed(size);
 }
 
 impl fmt::Debug for FarArenas {

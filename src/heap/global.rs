@@ -24,6 +24,7 @@ use super::far_arenas::FarArenas;
 use super::local;
 use super::placement::{self, Fill, Placement, Tier};
 use super::tiers::{self, Origin, is_far, origin};
+use super::{check, tail};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
 
@@ -246,6 +247,10 @@ unsafe fn free_at(origin: Origin, ptr: *mut u8, layout: Layout) {
 /// As for [`free`].
 #[inline(never)]
 unsafe fn free_elsewhere(ptr: *mut u8, layout: Layout) {
+    if tail::is_on() {
+        // SAFETY: as the caller promises.
+        return unsafe { check::free(ptr, Some(layout)) };
+    }
     // SAFETY: as the caller promises.
     unsafe { free_at(origin(ptr), ptr, layout) }
 }
@@ -270,16 +275,40 @@ pub(super) unsafe fn clear(ptr: *mut u8, len: usize) {
 /// As for [`free`], and `new` has the same alignment and a size above zero.
 #[inline]
 pub(super) unsafe fn reallocate_in_tier(ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
-    match origin(ptr) {
+    let origin = match tiers::origin_at_once(ptr) {
+        Some(origin) => origin,
+        None => match origin(ptr) {
+            Origin::Local | Origin::Far(_) if tail::is_on() => {
+                // SAFETY: as the caller promises.
+                return unsafe { check::reallocate(ptr, old, new) };
+            }
+            origin => origin,
+        },
+    };
+    match origin {
         // SAFETY: not far, so allocated by `local`; the size is not zero.
         Origin::Local => unsafe { local::reallocate(ptr, old, new) },
         // SAFETY: `ptr` lies in the tier's reservation.
         Origin::Far(arenas) => unsafe { arenas.reallocate(ptr, old, new) },
-        Origin::Parent if new.size() <= old.size() => ptr,
         // SAFETY: as the caller promises.
-        Origin::Parent if tiers::inherits() => unsafe { move_to(None, ptr, old, new) },
-        Origin::Parent => ptr::null_mut(),
+        Origin::Parent => unsafe { move_from_parent(ptr, old, new) },
     }
+}
+
+/// As [`reallocate_in_tier`], of a parent's far memory in a forked child.
+///
+/// # Safety
+/// As there.
+#[cold]
+unsafe fn move_from_parent(ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
+    if new.size() <= old.size() {
+        return ptr;
+    }
+    if !tiers::inherits() {
+        return ptr::null_mut();
+    }
+    // SAFETY: as the caller promises.
+    unsafe { move_to(None, ptr, old, new) }
 }
 
 /// Moves an allocation to `tier`, or to local memory; null leaves it as it was.

@@ -158,6 +158,14 @@ pub(crate) unsafe fn size_of_block(ptr: *const u8) -> usize {
     unsafe { ffi::sallocx(ptr.cast(), 0) }
 }
 
+/// Whether jemalloc has memory at an address: one that it has not, [`free`] and [`size_of_block`] must not be asked
+/// about. Takes the lock of its controls.
+pub(crate) fn knows(ptr: *const u8) -> bool {
+    static LOOKUP: Control<2> = Control::new(c"arenas.lookup");
+    // SAFETY: takes a pointer, which may be any, and yields an `unsigned`.
+    unsafe { LOOKUP.exchange::<*const u8, u32>(ptr) }.is_ok()
+}
+
 /// Bytes that an allocation of `size` bytes would really have; 0 for an impossible one.
 pub(crate) fn usable_size_or_zero(size: usize, flags: Flags) -> usize {
     if size == 0 {

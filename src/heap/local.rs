@@ -16,8 +16,10 @@
 
 use super::jemalloc::{self, Flags};
 use super::placement::Fill;
+use super::tail;
 use super::thread_cache::{self, Allowance, Flush, ThreadCache, ThreadCaches, magazine};
 use crate::base::strict_assert;
+use crate::base::sync::{AtomicUsize, Ordering::Relaxed};
 use crate::base::units::ByteCount;
 use std::alloc::Layout;
 
@@ -25,6 +27,9 @@ use std::alloc::Layout;
 /// more. See `far_arenas::CACHE_MAX`.
 const CACHE_MAX: ByteCount = ByteCount::mib(24);
 const CACHE_MAX_MORE: ByteCount = ByteCount::mib(2);
+
+/// What is larger goes the way of large blocks. Changed by [`keep_nothing`] only.
+static SMALL_UP_TO: AtomicUsize = AtomicUsize::new(magazine::SMALL_MAX);
 
 static ALLOWANCE: Allowance = Allowance::new(CACHE_MAX.0 as usize);
 static CACHES: ThreadCaches = ThreadCaches::new(&ALLOWANCE, 0);
@@ -35,7 +40,7 @@ static CACHES: ThreadCaches = ThreadCaches::new(&ALLOWANCE, 0);
 /// The layout's size is not zero.
 #[inline]
 pub(super) unsafe fn allocate(layout: Layout, fill: Fill) -> *mut u8 {
-    if layout.size() > magazine::SMALL_MAX {
+    if layout.size() > SMALL_UP_TO.load(Relaxed) {
         // SAFETY: the size is not zero.
         return unsafe { allocate_large(layout, fill) };
     }
@@ -119,7 +124,15 @@ pub(super) fn give_back(least: ByteCount) {
 
 /// Sets what caches keep at most: an amount that suits the machine, and `most` at most.
 pub(crate) fn set_cache_max(most: ByteCount) {
+    let most = if tail::is_on() { ByteCount::ZERO } else { most };
     CACHES.set_max(most.min(thread_cache::suited(CACHE_MAX, CACHE_MAX_MORE)));
+}
+
+/// Has every block come from jemalloc by the way of large ones, and caches keep none.
+pub(super) fn keep_nothing() {
+    SMALL_UP_TO.store(0, Relaxed);
+    set_cache_max(ByteCount::ZERO);
+    give_back(ByteCount::ZERO);
 }
 
 /// Bytes that the caches have room for.
@@ -161,16 +174,18 @@ unsafe fn allocate_large(layout: Layout, fill: Fill) -> *mut u8 {
             return ptr;
         }
     }
-    let size = magazine::fitting_size(layout);
+    let size = magazine::fitting_size(tail::with_tail(layout));
     // SAFETY: the caller passes no empty layout.
-    let ptr = unsafe { allocate_new(size, layout.align(), fill) };
-    if !ptr.is_null() || CACHES.room() == ByteCount::ZERO {
-        return ptr;
+    let mut ptr = unsafe { allocate_new(size, layout.align(), fill) };
+    if ptr.is_null() && CACHES.room() > ByteCount::ZERO {
+        // The address space may be limited, and what caches keep may be what is missing.
+        give_back(ByteCount::ZERO);
+        // SAFETY: the caller passes no empty layout.
+        ptr = unsafe { allocate_new(size, layout.align(), fill) };
     }
-    // The address space may be limited, and what caches keep may be what is missing.
-    give_back(ByteCount::ZERO);
-    // SAFETY: the caller passes no empty layout.
-    unsafe { allocate_new(size, layout.align(), fill) }
+    // SAFETY: allocated just now, with a tail.
+    unsafe { tail::cover(ptr, layout.size()) };
+    ptr
 }
 
 /// Out of line as [`allocate_large`] is.

@@ -9,7 +9,7 @@
 //! threads keep of them (`thread_cache`), a bound on what is dirty (`dirty_bound`), extent hooks onto an [`ExtentSource`] (`hooks`), and all of jemalloc's
 //! controls (`jemalloc`). `ending` keeps what the kernel needs of far
 //! memory when a thread ends. `accounting` says what the memory of a tier is for; `forks` keeps threads out of far metadata
-//! while the process forks.
+//! while the process forks. `check` looks for wrong frees, by what `tail` keeps of blocks.
 //!
 //! # Invariants
 //! 1. A far pointer never enters an automatic cache, a local one never a far cache: the address
@@ -24,6 +24,7 @@ mod accounting;
 mod advice;
 mod arena_set;
 pub mod c_malloc;
+pub(crate) mod check;
 mod counts;
 mod dirty_bound;
 mod droppable;
@@ -41,6 +42,7 @@ mod local;
 mod page_sizes;
 mod placement;
 mod scope;
+mod tail;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

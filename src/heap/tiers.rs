@@ -23,8 +23,8 @@ use super::ending::{self, Keeper};
 use super::far_arenas::{ClosedArenas, FarArenas};
 use super::hooks::ExtentSource;
 use super::jemalloc::{self, Arena};
-use super::local;
 use super::placement::{self, SMALL_END, TIERS_MAX, Tier};
+use super::{local, tail};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{
     AtomicBool, AtomicPtr, AtomicUsize,
@@ -95,7 +95,7 @@ pub(crate) fn install(arenas: &'static FarArenas) -> Result<()> {
         let (base, end) = arenas.bounds();
         ALL.base.store(base, Relaxed);
         // Pairs with the Acquire in `origin`: a thread that sees the span sees its base.
-        ALL.span.store(end - base, Release);
+        ALL.span.store(if tail::is_on() { 0 } else { end - base }, Release);
         set_threshold(arenas.threshold().map_or(usize::MAX, ByteCount::as_usize));
         // A thread that allocates far has seen all of this; one that frees has the pointer from there.
         ALL.default.store(this, Release);
@@ -145,12 +145,21 @@ fn with_source<T>(start: usize, take: impl FnOnce(&dyn ExtentSource, *const u8) 
 /// Sets the default tier's threshold.
 fn set_threshold(bytes: usize) {
     ALL.threshold.store(bytes, Relaxed);
-    ALL.small_below.store(bytes.min(SMALL_END), Relaxed);
+    ALL.small_below.store(if tail::is_on() { 0 } else { bytes.min(SMALL_END) }, Relaxed);
+}
+
+/// From now on no answer is had at once: [`origin_at_once`] is `None` for every pointer, and no small block is local
+/// without a further look.
+pub(super) fn look_at_every_free() {
+    ALL.span.store(0, Relaxed);
+    ALL.small_below.store(0, Relaxed);
+    ALL.low.store(0, Relaxed);
+    ALL.high.store(usize::MAX, Release);
 }
 
 /// Has the bounds include all tiers, and no more.
 fn set_bounds() {
-    let (mut low, mut high) = (usize::MAX, 0);
+    let (mut low, mut high) = if tail::is_on() { (0, usize::MAX) } else { (usize::MAX, 0) };
     for (first, end) in all_known().map(FarArenas::bounds) {
         (low, high) = (low.min(first), high.max(end));
     }

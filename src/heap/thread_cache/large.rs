@@ -8,7 +8,8 @@
 //! 1. Every block in the stack of class `c` has the size of class `c`, as in `magazine`.
 //! 2. All blocks together never have more than `room` bytes, which comes from the tier's allowance.
 
-use super::magazine::{CLASSES, SIZE_MAX, SIZES, SMALL_LAST};
+use super::magazine::{CLASSES, SIZE_MAX, SIZES, SMALL_LAST, expect_each_once};
+use crate::heap::tail;
 use std::ptr;
 
 /// Classes of large blocks: those after [`SMALL_LAST`].
@@ -92,13 +93,16 @@ impl LargeMagazines {
     #[inline]
     pub(super) fn put(&mut self, class: usize, block: *mut u8) -> bool {
         let Some(stack) = self.stacks.get_mut(index_of(class)) else { return false };
+        let at = (stack.first + stack.len) as usize;
+        // As in `magazine`; before the first entry of all there is none.
+        if stack.len > 0 && self.blocks.get(at.wrapping_sub(1)) == Some(&block) {
+            tail::freed_twice(block);
+        }
         let held = self.held + SIZES[class];
         if stack.len >= stack.depth || held > self.room {
             return false;
         }
-        let Some(place) = self.blocks.get_mut((stack.first + stack.len) as usize) else {
-            return false;
-        };
+        let Some(place) = self.blocks.get_mut(at) else { return false };
         *place = block;
         self.held = held;
         stack.len += 1;
@@ -168,11 +172,13 @@ impl LargeMagazines {
     }
 
     /// Empties all magazines into `free`, which gets each block with its size, and takes their room,
-    /// which is returned.
+    /// which is returned. A block that is there twice ends the process, as in `magazine`.
     pub(super) fn drain(&mut self, mut free: impl FnMut(*mut u8, usize)) -> usize {
         for (stack, &size) in self.stacks.iter_mut().zip(&SIZES[SMALL_LAST + 1..]) {
             let (first, len) = (stack.first as usize, stack.len as usize);
-            self.blocks[first..][..len].iter().for_each(|&block| free(block, size));
+            let blocks = &mut self.blocks[first..][..len];
+            expect_each_once(blocks);
+            blocks.iter().for_each(|&block| free(block, size));
             stack.len = 0;
         }
         self.held = 0;
@@ -230,7 +236,7 @@ mod tests {
         assert_eq!(magazines.next_room(class(SIZE_MAX), SIZE_MAX), Some(SIZE_MAX));
         magazines.add_room(16 << 20);
         assert_eq!(magazines.next_room(small, usize::MAX), None, "there is room");
-        let kept = (0..).take_while(|_| magazines.put(small, block(1))).count();
+        let kept = (1..).take_while(|&place| magazines.put(small, block(place))).count();
         assert_eq!((kept, magazines.next_room(small, usize::MAX)), (DEPTH_MAX, None));
     }
 

@@ -17,6 +17,7 @@
 //! 2. Each class up to [`SMALL_MAX`] holds at most [`SMALL_CLASS_MAX`] bytes, and only what it was
 //!    given room for ([`add_room`](Magazines::add_room)).
 
+use crate::heap::tail;
 use std::alloc::Layout;
 use std::ptr;
 
@@ -78,7 +79,7 @@ pub(in crate::heap) fn block_size(class: usize) -> usize {
 }
 
 /// jemalloc's smallest extent of its own.
-const EXTENT_MIN: usize = 16 << 10;
+pub(in crate::heap) const EXTENT_MIN: usize = 16 << 10;
 
 /// The size to ask jemalloc for.
 #[inline]
@@ -193,7 +194,8 @@ struct Stack {
 /// A thread's magazines of one tier, for sizes up to [`SMALL_MAX`].
 pub(in crate::heap) struct Magazines {
     stacks: [Stack; SMALL_CLASSES],
-    /// Empty where small objects are left to jemalloc's own caches.
+    /// Empty where small objects are left to jemalloc's own caches. The first entry and the last one are none of a class's,
+    /// so that each has one before it, and a full class one behind.
     objects: Box<[*mut u8]>,
 }
 
@@ -238,7 +240,7 @@ const ENTRIES: usize = (EMPTY[SMALL_LAST].first + DEPTHS[SMALL_LAST]) as usize;
 impl Magazines {
     /// Empty magazines without room.
     pub(in crate::heap) fn new() -> Magazines {
-        Magazines { stacks: EMPTY, objects: vec![ptr::null_mut(); ENTRIES].into_boxed_slice() }
+        Magazines { stacks: EMPTY, objects: vec![ptr::null_mut(); ENTRIES + 2].into_boxed_slice() }
     }
 
     /// Magazines that never have room.
@@ -269,7 +271,7 @@ impl Magazines {
     pub(in crate::heap) fn take(&mut self, class: usize, align: usize) -> Option<*mut u8> {
         let stack = &mut self.stacks[class];
         let len = stack.len.checked_sub(1)?;
-        let object = *self.objects.get((stack.first + len) as usize)?;
+        let object = *self.objects.get((stack.first + stack.len) as usize)?;
         if object.addr() & (align - 1) != 0 {
             return None; // Possible with `cache_oblivious`, which moves large objects off page borders.
         }
@@ -281,12 +283,15 @@ impl Magazines {
     #[inline]
     pub(in crate::heap) fn put(&mut self, class: usize, object: *mut u8) -> bool {
         let stack = &mut self.stacks[class];
+        let at = (stack.first + stack.len) as usize;
+        let Some([top, place]) = self.objects.get_mut(at..at + 2) else { return false };
+        // The line is about to be written. Where the class is empty, it is what a neighbour has or has had.
+        if *top == object && stack.len > 0 {
+            tail::freed_twice(object);
+        }
         if stack.len >= stack.depth {
             return false;
         }
-        let Some(place) = self.objects.get_mut((stack.first + stack.len) as usize) else {
-            return false;
-        };
         *place = object;
         stack.len += 1;
         true
@@ -305,14 +310,24 @@ impl Magazines {
     }
 
     /// Empties all magazines into `free`, which gets each object with its class's size, and takes
-    /// their room.
+    /// their room. An object that is there twice was freed twice, and ends the process.
     pub(in crate::heap) fn drain(&mut self, mut free: impl FnMut(*mut u8, usize)) {
         let stacks = self.stacks.iter().zip(&SIZES);
         for (stack, &size) in stacks.filter(|(stack, _)| stack.len > 0) {
             let (first, len) = (stack.first as usize, stack.len as usize);
-            self.objects[first..][..len].iter().for_each(|&object| free(object, size));
+            let objects = &mut self.objects[1 + first..][..len];
+            expect_each_once(objects);
+            objects.iter().for_each(|&object| free(object, size));
         }
         self.stacks = EMPTY;
+    }
+}
+
+/// Ends the process if a block is among these twice; sorts them.
+pub(super) fn expect_each_once(blocks: &mut [*mut u8]) {
+    blocks.sort_unstable();
+    if let Some(twice) = blocks.windows(2).find(|pair| pair[0] == pair[1]) {
+        tail::freed_twice(twice[0]);
     }
 }
 
@@ -374,11 +389,13 @@ mod tests {
     #[test]
     fn room_is_given_in_steps_up_to_the_bounds_and_taken_when_drained() {
         let mut magazines = Magazines::new();
-        let object = ptr::without_provenance_mut(4096);
+        let mut objects = (1..).map(|page| ptr::without_provenance_mut(page << 12));
+        let object = objects.next().expect("there are many");
         assert!(!magazines.put(3, object), "there is no room yet");
         let mut taken = 0;
         for class in 0..SMALL_CLASSES {
-            let objects = (0..).take_while(|_| magazines.put(class, object)).count();
+            let objects =
+                objects.by_ref().take_while(|object| magazines.put(class, *object)).count();
             assert_eq!(objects, 0, "class {class} has no room yet");
         }
         for class in (0..SMALL_CLASSES).rev() {
@@ -386,7 +403,7 @@ mod tests {
                 assert!(bytes > 0);
                 magazines.add_room(class, bytes);
                 taken += bytes;
-                while magazines.put(class, object) {}
+                while magazines.put(class, objects.next().expect("there are many")) {}
             }
         }
         let mut held = 0;
@@ -399,6 +416,16 @@ mod tests {
     fn magazines_for_nothing_never_have_room() {
         let magazines = Magazines::none();
         assert!((0..SMALL_CLASSES).all(|class| magazines.next_room(class).is_none()));
+    }
+
+    #[test]
+    fn what_a_class_has_left_behind_in_its_neighbours_place_is_no_block_freed_twice() {
+        let mut magazines = Magazines::new();
+        let object = ptr::without_provenance_mut(4096);
+        let last = (1..=DEPTHS[3] as usize).map(|page| ptr::without_provenance_mut(page << 12));
+        last.rev().for_each(|object| assert!(put(&mut magazines, 3, object)));
+        assert_eq!(magazines.take(3, 8), Some(object), "from the last place of the class");
+        assert!(put(&mut magazines, 4, object), "the slab is of another class now");
     }
 
     #[test]
