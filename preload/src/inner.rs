@@ -132,10 +132,11 @@ impl Lists {
 pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
     let align = align.max(HEADER);
     // Blocks begin at multiples of 64, so that with the header up to `align` bytes come before it.
-    let Some(all) = size.checked_add(align) else { return ptr::null_mut() };
+    let all = size.checked_add(align).filter(|all| *all <= SPAN);
+    let Some(all) = all else { return ptr::null_mut() };
     let order = all.next_power_of_two().trailing_zeros().max(SMALLEST);
     let class = (order - SMALLEST) as usize;
-    if all > SPAN || class >= CLASSES {
+    if class >= CLASSES {
         return ptr::null_mut();
     }
     lock();

@@ -34,7 +34,8 @@ impl Extents {
     /// # Errors
     /// When the tables of ranges cannot be mapped.
     pub(in crate::paging) fn new(pager: Arc<Pager>) -> Result<Extents> {
-        let ranges = RangeAllocator::new(pager.table().len(), pager.page_bytes())?;
+        let table = pager.table();
+        let ranges = RangeAllocator::new(table.start(), table.len(), pager.page_bytes())?;
         Ok(Extents { pager, ranges })
     }
 

@@ -41,6 +41,8 @@ impl Units {
 #[derive(Debug)]
 pub(in crate::paging) struct RangeAllocator {
     state: Ranked<State>,
+    /// Address of the first unit, in units: addresses are what is aligned, and the region itself is to 2 MiB only.
+    base: usize,
     total: usize,
     units_per_page: usize,
 }
@@ -59,7 +61,12 @@ struct State {
 }
 
 impl RangeAllocator {
-    pub(in crate::paging) fn new(span: usize, page_bytes: usize) -> Result<RangeAllocator> {
+    /// The ranges of a region of `span` bytes at `base`, all of them unused.
+    pub(in crate::paging) fn new(
+        base: usize,
+        span: usize,
+        page_bytes: usize,
+    ) -> Result<RangeAllocator> {
         let total = span / KERNEL_PAGE;
         let state = State {
             fresh: 0,
@@ -68,8 +75,8 @@ impl RangeAllocator {
             live: LazyArray::new(total.div_ceil(64))?,
             committed: Committed::default(),
         };
-        let units_per_page = page_bytes / KERNEL_PAGE;
-        Ok(RangeAllocator { state: Ranked::new(Rank::Space, state), total, units_per_page })
+        let (base, units_per_page) = (base / KERNEL_PAGE, page_bytes / KERNEL_PAGE);
+        Ok(RangeAllocator { state: Ranked::new(Rank::Space, state), base, total, units_per_page })
     }
 
     /// Pages, and spans of tables, with at least one live unit.
@@ -82,7 +89,7 @@ impl RangeAllocator {
         PageCount((self.state.lock().fresh * KERNEL_PAGE).div_ceil(page_bytes) as u64)
     }
 
-    /// Hands out `len` bytes at a multiple of `align`; the offset from the region's start. Opens them by `open` where
+    /// Hands out `len` bytes whose address is a multiple of `align`; the offset from the region's start. Opens them by `open` where
     /// they are closed.
     ///
     /// # Errors
@@ -96,11 +103,12 @@ impl RangeAllocator {
         let no_space = Error::AddressSpace { len: ByteCount(len as u64) };
         let count = len / KERNEL_PAGE;
         let align = (align / KERNEL_PAGE).max(1);
+        let aligned = |unit: usize| (self.base + unit).next_multiple_of(align) - self.base;
         let mut state = self.state.lock();
-        if let Some(first) = state.reuse(count, align) {
+        if let Some(first) = state.reuse(count, aligned) {
             return Ok(first * KERNEL_PAGE);
         }
-        let first = state.fresh.next_multiple_of(align);
+        let first = aligned(state.fresh);
         let end = first.checked_add(count).filter(|end| *end <= self.total).ok_or(no_space)?;
         if end > state.closed {
             let closed = end.next_multiple_of(OPEN_STEP).min(self.total);
@@ -206,12 +214,12 @@ fn edges(range: Units, per_span: usize) -> impl Iterator<Item = usize> {
 }
 
 impl State {
-    /// Takes `count` units at a multiple of `align` out of the released ranges.
-    fn reuse(&mut self, count: usize, align: usize) -> Option<usize> {
-        let fits = |range: &Units| range.first.next_multiple_of(align) + count <= range.end();
+    /// Takes `count` units out of the released ranges, from a unit on that is `aligned`.
+    fn reuse(&mut self, count: usize, aligned: impl Fn(usize) -> usize) -> Option<usize> {
+        let fits = |range: &Units| aligned(range.first) + count <= range.end();
         let at = self.released.iter().position(fits)?;
         let range = self.released[at];
-        let first = range.first.next_multiple_of(align);
+        let first = aligned(range.first);
         let head = Units { first: range.first, count: first - range.first };
         let tail = Units { first: first + count, count: range.end() - (first + count) };
         self.released.remove(at);
@@ -282,7 +290,7 @@ mod tests {
 
     #[test]
     fn ranges_are_aligned_disjoint_and_reused_after_release() {
-        let ranges = RangeAllocator::new(64 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(0, 64 * PAGE, PAGE).expect("a small space");
         let a = reserve(&ranges, 3 * KERNEL_PAGE, KERNEL_PAGE).expect("fresh space");
         let b = reserve(&ranges, PAGE, 4 * PAGE).expect("fresh space");
         assert_eq!((a, b), (0, 4 * PAGE));
@@ -293,8 +301,22 @@ mod tests {
     }
 
     #[test]
+    fn addresses_are_aligned_wherever_the_region_lies() {
+        let base = 3 * HUGE_PAGE;
+        let ranges = RangeAllocator::new(base, 8 * HUGE_PAGE, PAGE).expect("a small space");
+        let a = reserve(&ranges, PAGE, 4 * HUGE_PAGE).expect("fresh space");
+        assert_eq!(a, HUGE_PAGE, "at 4 chunks");
+        ranges.release(a, PAGE);
+        assert_eq!(reserve(&ranges, PAGE, 4 * HUGE_PAGE).expect("just released"), a);
+        assert_eq!(reserve(&ranges, PAGE, 8 * HUGE_PAGE).expect("fresh space"), 5 * HUGE_PAGE);
+        for align in [16 * HUGE_PAGE, 1 << 40, 1 << 63] {
+            reserve(&ranges, PAGE, align).expect_err("no such address is in the region");
+        }
+    }
+
+    #[test]
     fn a_full_space_says_so() {
-        let ranges = RangeAllocator::new(4 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(0, 4 * PAGE, PAGE).expect("a small space");
         reserve(&ranges, 3 * PAGE, PAGE).expect("fresh space");
         let error = reserve(&ranges, 2 * PAGE, PAGE).expect_err("one page is left");
         assert_eq!(error, Error::AddressSpace { len: ByteCount(2 * PAGE as u64) });
@@ -304,7 +326,7 @@ mod tests {
     #[test]
     fn what_is_handed_out_was_opened_once_and_little_more() {
         let step = OPEN_STEP * KERNEL_PAGE;
-        let ranges = RangeAllocator::new(3 * step + PAGE, PAGE).expect("a space");
+        let ranges = RangeAllocator::new(0, 3 * step + PAGE, PAGE).expect("a space");
         let mut opened = 0;
         let mut reserve = |len| {
             let open = |range: Range<usize>| {
@@ -326,7 +348,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_opened_is_not_handed_out() {
-        let ranges = RangeAllocator::new(4 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(0, 4 * PAGE, PAGE).expect("a small space");
         let refused = Error::BadRange { reason: "refused" };
         let error = ranges.reserve(PAGE, PAGE, |_| Err(refused.clone()));
         assert_eq!(error.expect_err("it is closed"), refused);
@@ -335,7 +357,7 @@ mod tests {
 
     #[test]
     fn committing_counts_each_page_once_and_stops_at_the_capacity() {
-        let ranges = RangeAllocator::new(64 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(0, 64 * PAGE, PAGE).expect("a small space");
         reserve(&ranges, 8 * PAGE, PAGE).expect("fresh space");
         let half = PAGE / 2;
         let commit = |offset, len| {
@@ -352,7 +374,7 @@ mod tests {
 
     #[test]
     fn spans_are_counted_by_the_live_units_in_them() {
-        let ranges = RangeAllocator::new(2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(0, 2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("a small space");
         reserve(&ranges, 2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("fresh space");
         let mut seen = Committed::default();
         let mut commit = |offset, len| {
