@@ -6,7 +6,11 @@ use farheap::config::{
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
 use proptest::prelude::*;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -339,4 +343,46 @@ proptest! {
     fn no_text_makes_the_parser_panic(text in r#"([a-z_]{1,9}|limit|page|dir|io)[:,"%a-zA-Z0-9 ]{0,24}"#) {
         let _ = Config::parse(&text);
     }
+}
+
+/// A copy of this program belongs to root, has the set-user-ID bit, and is run by nobody.
+#[test]
+fn a_program_with_more_rights_than_its_caller_ignores_the_variable() {
+    const CHILD: &str = "FARHEAP_TEST_SET_USER_ID";
+    const NOBODY: u32 = 65_534;
+    if std::env::var_os(CHILD).is_some() {
+        let text = std::fs::read_to_string("/proc/self/status").expect("its own status");
+        let users = text.lines().find(|line| line.starts_with("Uid:")).expect("users");
+        let config = Config::from_env().expect("what is in the variable is no error");
+        return println!("as {:?}: {config}", users.split_whitespace().collect::<Vec<_>>());
+    }
+    if std::fs::metadata("/proc/self").expect("itself").uid() != 0 {
+        return println!("skipped: only root makes a program that runs as root");
+    }
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let program = dir.path().join("program");
+    std::fs::copy(std::env::current_exe().expect("a path"), &program).expect("a copy");
+    for (path, mode) in [(dir.path(), 0o755), (&program, 0o4755)] {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).expect("ours");
+    }
+    let output = Command::new(&program)
+        .args([
+            "a_program_with_more_rights_than_its_caller_ignores_the_variable",
+            "--exact",
+            "--nocapture",
+        ])
+        .env(CHILD, "1")
+        .env(Config::ENV, "limit:9MiB,device:/root/precious,overwrite:on,nonsense")
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .expect("it runs");
+    let [out, said] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    if out.contains(r#"as ["Uid:", "65534", "65534""#) {
+        return println!("skipped: /var/tmp is mounted with nosuid");
+    }
+    assert!(output.status.success() && out.contains(r#"as ["Uid:", "65534", "0""#), "{out} {said}");
+    assert!(!out.contains("9MiB") && !out.contains("precious"), "{out}");
+    assert_eq!(said.matches("farheap: FARHEAP_CONF is ignored").count(), 1, "{said}");
 }

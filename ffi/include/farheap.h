@@ -224,7 +224,7 @@ farheap_status farheap_start(const char *config, farheap_heap **out) FARHEAP_NOE
 /* The same from a structure, which must not be NULL. */
 farheap_status farheap_start_config(const farheap_config *config,
                                     farheap_heap **out) FARHEAP_NOEXCEPT;
-/* The same from the environment variable FARHEAP_CONF. */
+/* The same from the environment variable FARHEAP_CONF, which a set-user-ID program and its like ignore. */
 farheap_status farheap_start_env(farheap_heap **out) FARHEAP_NOEXCEPT;
 
 /* The same for a program that was compiled with a farheap.h of this version: FARHEAP_E_ABI if the

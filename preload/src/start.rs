@@ -104,7 +104,11 @@ extern "C" fn prepare() {
     if has("alone") {
         leave_children_alone();
     }
-    let conf = std::env::var(Config::ENV).ok();
+    // In a program with more rights than its caller has, which can have the library only from a system directory, the
+    // variable would name files of the owner's to overwrite.
+    // SAFETY: reads a word that the kernel has passed to the process.
+    let is_trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
+    let conf = std::env::var(Config::ENV).ok().filter(|_| is_trusted);
     report::prepare();
     LOCAL_AT_FIRST.store(farheap::malloc::local_resident().as_usize(), Ordering::Relaxed);
     // Not set before: this runs once.

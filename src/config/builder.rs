@@ -12,7 +12,8 @@ use crate::for_options;
 use crate::paging::region::policy::PolicyKind;
 use crate::paging::region::{Install, Mode, PAGE_MAX, PAGE_MIN, RegionConfig};
 use crate::store::{IoEngine, Wipe};
-use crate::sys::probe;
+use crate::sys::{environment, probe};
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -294,13 +295,17 @@ impl Builder {
     /// Overlays the environment variable [`ENV`](Config::ENV), if it is present, as
     /// [`parse`](Builder::parse) does. Called last, it lets the user of a program have the last word.
     ///
+    /// A program that has rights which its caller has not (set-user-ID, set-group-ID, file capabilities) ignores the
+    /// variable, and says so on standard error. A service that passes variables of others on to such programs of its own, as
+    /// by `sudo` or over a network, is to leave this one out: it names devices and files that are overwritten.
+    ///
     /// # Errors
     /// As [`parse`](Builder::parse); also when the variable is not UTF-8.
     pub fn from_env(self) -> Result<Builder> {
-        match std::env::var(ENV) {
-            Ok(text) => self.parse(&text),
-            Err(std::env::VarError::NotPresent) => Ok(self),
-            Err(std::env::VarError::NotUnicode(_)) => Err(invalid(ENV, "is not UTF-8")),
+        match environment::variable(ENV).map(OsString::into_string) {
+            Some(Ok(text)) => self.parse(&text),
+            None => Ok(self),
+            Some(Err(_)) => Err(invalid(ENV, "is not UTF-8")),
         }
     }
 

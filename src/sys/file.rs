@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "calls the kernel on files and devices")]
 
-use super::raw;
+use super::{environment, raw};
 use nix::errno::Errno as Refusal;
 use nix::fcntl::{self, AtFlags, FallocateFlags, OFlag};
 use nix::sys::resource::{Resource, getrlimit};
@@ -225,13 +225,12 @@ pub(crate) struct DirInfo {
 /// The directory of temporary files when none is named: `$TMPDIR`, else `/tmp`, or `/var/tmp` where
 /// `/tmp` is in memory (tmpfs) and `/var/tmp` is not: a file in memory frees no memory.
 pub(crate) fn temporary_dir() -> PathBuf {
-    let usual = std::env::temp_dir();
-    let on_disk = Path::new("/var/tmp");
-    if std::env::var_os("TMPDIR").is_some() || !in_memory(&usual) {
-        return usual;
+    if let Some(dir) = environment::variable("TMPDIR") {
+        return dir.into();
     }
-    let is_better = look_at_dir(on_disk).is_ok_and(|dir| !dir.in_memory && dir.writable);
-    if is_better { on_disk.to_path_buf() } else { usual }
+    let [usual, on_disk] = ["/tmp", "/var/tmp"].map(Path::new);
+    let is_better = || look_at_dir(on_disk).is_ok_and(|dir| !dir.in_memory && dir.writable);
+    if in_memory(usual) && is_better() { on_disk } else { usual }.to_path_buf()
 }
 
 fn in_memory(dir: &Path) -> bool {

@@ -13,6 +13,7 @@ pub(crate) mod buffer;
 pub mod code;
 #[cfg(feature = "heap")]
 pub(crate) mod ending;
+pub(crate) mod environment;
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod fork;

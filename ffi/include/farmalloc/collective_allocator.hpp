@@ -146,7 +146,7 @@ template <class T, std::size_t BlockSize = PageSize> struct CollectiveAllocator 
 
 private:
     static std::string config() {
-        const char *const others = std::getenv("FARHEAP_CONF");
+        const char *const others = secure_getenv("FARHEAP_CONF");
         const std::string page = "page:" + std::to_string(BlockSize);
         return others == nullptr || *others == '\0' ? page : others + ("," + page);
     }
