@@ -2,13 +2,19 @@
 //!
 //! A process with a far heap writes its statistics once a second into a file in memory, one for each tier,
 //! which the kernel lets processes of the same user open by `/proc/PID/fd`. The process itself does nothing for it.
+//!
+//! # Invariants
+//! 1. Nothing that the process says is believed: root looks at processes of others, and a file of this name may hold
+//!    anything. What is read is bounded, names have letters only, and numbers may be any.
 
 use farheap::ByteCount;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, IsTerminal, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -17,6 +23,11 @@ use std::time::{Duration, Instant};
 const EXIT_FAIL: u8 = 1;
 /// What the files are called.
 const LINK: &str = "/memfd:farheap-stats";
+/// Maximum number of tiers that are shown, and of bytes that one may have to say: both more than the library has.
+const TIERS_MAX: usize = 16;
+const TEXT_MAX: u64 = 64 << 10;
+/// Maximum length of a tier's or a number's name.
+const NAME_MAX: usize = 64;
 /// How often a text that is being written is read again.
 const TRIES: usize = 20;
 /// Characters of the bar that shows how full a tier is.
@@ -92,7 +103,8 @@ pub(crate) fn top(options: &Top) -> ExitCode {
 fn watch(options: &Top) -> Result<(), String> {
     let files = find(options.pid)?;
     let program = fs::read_to_string(format!("/proc/{}/comm", options.pid)).unwrap_or_default();
-    let title = format!("{} ({})", program.trim(), options.pid);
+    // (A process names itself as it likes.)
+    let title = format!("{} ({})", program.trim().escape_default(), options.pid);
     let clear = std::io::stdout().is_terminal() && !options.json;
     let mut before: Option<Look> = None;
     let mut looks = 0;
@@ -102,7 +114,7 @@ fn watch(options: &Top) -> Result<(), String> {
         }
         let tiers: Vec<Tier> = files.iter().filter_map(|file| read(file)).collect();
         if tiers.is_empty() {
-            return if looks > 0 { Ok(()) } else { Err(missing(options.pid)) };
+            return if looks > 0 { Ok(()) } else { Err(unreadable(options.pid)) };
         }
         let look = Look { at: Instant::now(), tiers };
         let resident = resident(options.pid);
@@ -132,6 +144,12 @@ fn missing(pid: u32) -> String {
     format!("process {pid} has no far heap (a program under `farheap run` starts it at 6 MiB)")
 }
 
+fn unreadable(pid: u32) -> String {
+    format!(
+        "process {pid} has no statistics that this version of farheap can read, or has just ended"
+    )
+}
+
 /// The files that the process writes.
 fn find(pid: u32) -> Result<Vec<PathBuf>, String> {
     let dir = PathBuf::from(format!("/proc/{pid}/fd"));
@@ -142,18 +160,35 @@ fn find(pid: u32) -> Result<Vec<PathBuf>, String> {
         }
         _ => format!("{}: {error}", dir.display()),
     })?;
-    let is_ours =
-        |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with(LINK));
-    let mut files: Vec<PathBuf> =
-        entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(is_ours).collect();
+    let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let mut files: Vec<PathBuf> = paths.filter(|path| is_ours(path)).take(TIERS_MAX).collect();
     files.sort();
     if files.is_empty() { Err(missing(pid)) } else { Ok(files) }
 }
 
-/// Reads what a tier says; `None` when the process has ended, or has not written it yet.
+/// Whether a descriptor is of a file that is called as farheap's are.
+fn is_ours(descriptor: &Path) -> bool {
+    fs::read_link(descriptor).is_ok_and(|to| to.to_string_lossy().starts_with(LINK))
+}
+
+/// Opens a file of the process that is a regular one and called so. The process may have put another one in its
+/// place: to open a pipe waits for the other end, and with some devices it does something.
+fn open(file: &Path) -> Option<File> {
+    let of_path = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(file).ok()?;
+    let own = PathBuf::from(format!("/proc/self/fd/{}", of_path.as_raw_fd()));
+    let is_regular = of_path.metadata().is_ok_and(|about| about.is_file());
+    if is_regular && is_ours(&own) { File::open(own).ok() } else { None }
+}
+
+/// Reads what a tier says; `None` when the process has ended, has not written it yet, or it is none of farheap's texts.
 fn read(file: &Path) -> Option<Tier> {
+    let text = || {
+        let mut text = String::new();
+        open(file)?.take(TEXT_MAX).read_to_string(&mut text).ok()?;
+        Some(text)
+    };
     (0..TRIES).find_map(|_| {
-        let tier = fs::read_to_string(file).ok().and_then(|text| parse(&text));
+        let tier = text().and_then(|text| parse(&text));
         if tier.is_none() {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -161,17 +196,26 @@ fn read(file: &Path) -> Option<Tier> {
     })
 }
 
-/// `None` for a text that is not whole.
+/// Whether a word can be the name of a tier or of a number.
+fn is_name(word: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=NAME_MAX).contains(&word.len()) && word.bytes().all(is_plain)
+}
+
+/// `None` for a text that is not whole, and for one of another format.
 fn parse(text: &str) -> Option<Tier> {
     let mut lines = text.lines();
     let generation = lines.next()?.strip_prefix("farheap-stats 1 ")?;
-    let tier = lines.next()?.strip_prefix("tier ")?.to_owned();
+    let tier = lines.next()?.strip_prefix("tier ").filter(|name| is_name(name))?.to_owned();
     let mut values = BTreeMap::new();
     // A text that is shorter than the one before is followed by what is left of that.
     for line in lines {
         let (name, value) = line.split_once(' ')?;
         if name == "end" {
             return (value == generation).then_some(Tier { name: tier, values });
+        }
+        if !is_name(name) {
+            return None;
         }
         values.insert(name.to_owned(), value.parse().ok()?);
     }
@@ -223,7 +267,8 @@ fn print_tier(text: &mut String, tier: &Tier, earlier: Option<(&Tier, f64)>) -> 
     let rate_bytes = |name: &str| ByteCount(rate(name) as u64);
     let us = |name: &str| format!("{:.0} us", tier.value(name) as f64 / 1e3);
     let (resident, limit) = (tier.bytes("resident_bytes"), tier.bytes("limit_bytes"));
-    let full = (BAR as u64 * resident.0 / limit.0.max(1)).min(BAR as u64) as usize;
+    let full = (BAR as u128 * u128::from(resident.0) / u128::from(limit.0.max(1))).min(BAR as u128)
+        as usize;
     let bar = "#".repeat(full) + &"-".repeat(BAR - full);
     writeln!(text, "tier {}", tier.name)?;
     writeln!(
@@ -285,6 +330,11 @@ mod tests {
             "farheap-stats 1 7\ntier far\nresident_bytes 5\n",
             "farheap-stats 1 7\ntier far\nresident_bytes\nend 7\n",
             "farheap-stats 2 7\ntier far\nend 7\n",
+            "farheap-stats 1 7\ntier \x1b[31mfar\nend 7\n",
+            "farheap-stats 1 7\ntier far\nresident\u{9b}31m_bytes 5\nend 7\n",
+            "farheap-stats 1 7\ntier far\nresident_bytes -5\nend 7\n",
+            "farheap-stats 1 7\ntier far\nresident_bytes 99999999999999999999\nend 7\n",
+            "farheap-stats 1 7\ntier \nend 7\n",
         ] {
             assert_eq!(parse(broken), None, "{broken}");
         }
@@ -302,5 +352,20 @@ mod tests {
         let mut text = String::new();
         print_tier(&mut text, &tier(70), Some((&tier(20), 2.0))).expect("a string");
         assert!(text.contains("faults/s   25 read"), "{text}");
+    }
+
+    #[test]
+    fn any_numbers_are_printed() {
+        let names = ["resident_bytes", "limit_bytes", "faults_read", "bytes_read", "fault_ns_max"];
+        let tier = |value: u64| Tier {
+            name: "far".to_owned(),
+            values: names.iter().map(|name| ((*name).to_owned(), value)).collect(),
+        };
+        for (before, now) in [(u64::MAX, 0), (0, u64::MAX), (u64::MAX, u64::MAX)] {
+            let mut text = String::new();
+            print_tier(&mut text, &tier(now), Some((&tier(before), 1e-9))).expect("a string");
+            let bar = "#".repeat(if now > 0 { BAR } else { 0 });
+            assert!(text.contains(&format!("[{bar}")), "{text}");
+        }
     }
 }

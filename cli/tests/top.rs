@@ -1,7 +1,14 @@
 //! `farheap top`: what a user sees of a process with a far heap, and of others.
 
 use farheap::{Config, Error, Far, Heap};
-use std::process::{Command, Output};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use std::io::Write;
+use std::process::{Child, Command, Output};
+use std::sync::Mutex;
+
+/// Held by a test while what this process has is looked at, or files that look like statistics are made in it.
+static LOOKED_AT: Mutex<()> = Mutex::new(());
 
 fn top(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_farheap"))
@@ -17,6 +24,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn a_process_is_shown_with_what_it_has() {
+    let _alone = LOOKED_AT.lock();
     let config = Config::parse("far_limit:16MiB,capacity:64MiB").expect("options");
     let heap = match Heap::start(config) {
         Ok(heap) => heap,
@@ -58,6 +66,39 @@ fn a_process_is_shown_with_what_it_has() {
     heap.shutdown().expect("nothing is in use");
     let gone = top(&[&pid]);
     assert!(text(&gone.stderr).contains("has no far heap"), "{gone:?}");
+}
+
+/// A process that says `words` where farheap's statistics are.
+fn pretender(words: &[u8]) -> Child {
+    let flags = MFdFlags::MFD_CLOEXEC;
+    let mut file = File::from(memfd_create(c"farheap-stats", flags).expect("a file in memory"));
+    file.write_all(words).expect("a file in memory");
+    Command::new("sleep").arg("100").stdin(file).spawn().expect("sleep")
+}
+
+#[test]
+fn statistics_that_are_not_farheaps_are_not_printed() {
+    let _alone = LOOKED_AT.lock();
+    let escapes =
+        "farheap-stats 1 5\ntier \x1b]0;OWNED\x07\x1b[31mEVIL\nresident_bytes 99\nend 5\n";
+    let long =
+        format!("farheap-stats 1 5\ntier far\n{}end 5\n", "resident_bytes 1\n".repeat(10_000));
+    for words in [escapes.as_bytes(), long.as_bytes(), b"\xff\xfe", b""] {
+        let mut child = pretender(words);
+        let shown = top(&[&child.id().to_string(), "--count", "1"]);
+        child.kill().expect("a child");
+        child.wait().expect("a child");
+        let said = text(&shown.stderr);
+        assert!(!shown.status.success() && shown.stdout.is_empty(), "{shown:?}");
+        assert!(said.contains("no statistics that this version"), "{said}");
+    }
+    let mut child = pretender(
+        b"farheap-stats 1 5\ntier far\nresident_bytes 18446744073709551615\nlimit_bytes 2\nend 5\n",
+    );
+    let shown = top(&[&child.id().to_string(), "--count", "1"]);
+    child.kill().expect("a child");
+    child.wait().expect("a child");
+    assert!(shown.status.success() && text(&shown.stdout).contains("16.0 EiB of 2 B"), "{shown:?}");
 }
 
 #[test]
