@@ -19,7 +19,7 @@ use crate::heap::{
     self, Edges, ExtentSource, Far, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
 };
 use crate::limit::manager::MemoryManager;
-use crate::paging::region::{Mode, Region, Stats, end_retiers};
+use crate::paging::region::{self, Mode, Region, Stats};
 use crate::store::{BlockStore, JoinedStore, Store};
 use crate::sys::access;
 use crate::sys::messages::{self, Deliver};
@@ -531,7 +531,8 @@ impl Heap {
 
     /// Stops the far heap: everything new is local. The default tier takes all others along; one of
     /// these goes alone. When the last handle is gone, this one too, its threads end and the device is
-    /// wiped, if asked for, and released; until then the region's statistics are readable.
+    /// wiped, if asked for, and released; until then the region's statistics are readable, and all else fails
+    /// with [`Error::NotRunning`].
     ///
     /// # Errors
     /// [`Error::InUse`] while memory of a tier that is to end is allocated, or a thread does not leave the
@@ -567,8 +568,8 @@ impl Heap {
             }
             drop(running.splice(at..at, ending));
         } else {
-            // A thread that moves pages holds the region, and would go on.
-            ending.iter().for_each(|tier| end_retiers(&tier.heap.region));
+            // A thread that moves pages holds the region, and would go on; so does a handle that is left.
+            ending.iter().for_each(|tier| region::end(&tier.heap.region));
         }
         result
     }

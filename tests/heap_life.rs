@@ -6,6 +6,7 @@ use allocator_api2::boxed::Box as FarBox;
 use allocator_api2::vec::Vec as FarVec;
 use common::child::{alone, case, cases, run};
 use common::{StopOnDrop, eventually, heap, watchdog};
+use farheap::region::Advice;
 use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -129,6 +130,20 @@ fn a_heap_is_one_a_process_and_ends_only_when_it_is_empty() {
         drop(kept);
         first.shutdown().expect("nothing is in use");
         assert_eq!(first.shutdown().expect_err("stopped"), Error::NotRunning);
+        let somewhere = [0_u8; 64];
+        let (ptr, len) = (somewhere.as_ptr(), ByteCount(64));
+        let refused = [
+            first.evict_all(),
+            first.set_limit(ByteCount::mib(64)),
+            first.evict(ptr, len),
+            first.evict_soon(ptr, len),
+            first.prefetch(ptr, len),
+            first.fetch_many(&[(ptr, len)]),
+            first.pin(ptr, len),
+            first.unpin(ptr, len),
+            first.advise(ptr, len, Advice::Cold),
+        ];
+        assert!(refused.iter().all(|answer| *answer == Err(Error::NotRunning)), "{refused:?}");
         assert!(Heap::running().is_none());
         assert!(FarVec::<u8, Far>::new_in(Far).try_reserve(1).is_err(), "no heap is running");
         for _ in 0..5 {

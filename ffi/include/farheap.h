@@ -250,7 +250,7 @@ farheap_status farheap_add_tier(farheap_heap *heap, const char *name, const char
 farheap_status farheap_find_tier(const char *name, farheap_heap **out) FARHEAP_NOEXCEPT;
 /* Stops the heap and its tiers, or one further tier. FARHEAP_E_IN_USE while far memory of it is allocated: all
  * goes on as before. The handle
- * stays the caller's; statistics can still be read. A second time: FARHEAP_E_NOT_RUNNING. */
+ * stays the caller's; statistics can still be read, all else is FARHEAP_E_NOT_RUNNING. */
 farheap_status farheap_shutdown(farheap_heap *heap) FARHEAP_NOEXCEPT;
 /* Frees the handle, which stops nothing. NULL does nothing. */
 farheap_status farheap_heap_free(farheap_heap *heap) FARHEAP_NOEXCEPT;

@@ -36,6 +36,7 @@ impl Region {
     /// # Safety
     /// Nobody needs the range's contents, and no reference into it exists.
     pub unsafe fn discard(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+        self.extents.check_runs()?;
         let offset = self.extents.offset_of(ptr, len.as_usize())?;
         if !self.is_here() {
             return Ok(()); // As `unmap`.
@@ -65,10 +66,10 @@ impl Region {
     /// As for [`discard`](Region::discard).
     pub unsafe fn clear(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
         let len = len.as_usize().checked_next_multiple_of(KERNEL_PAGE);
-        let len = len.ok_or(Error::BadRange { reason: "length overflows" })?;
+        let len = len.ok_or(Error::BadRange { reason: "length overflows".into() })?;
         let offset = self.extents.offset_of(ptr, len)?;
         if !offset.is_multiple_of(KERNEL_PAGE) {
-            return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB" });
+            return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB".into() });
         }
         if !self.is_here() {
             // SAFETY: the caller's promise.
@@ -216,6 +217,7 @@ impl Region {
     /// # Errors
     /// As [`evict`](Region::evict).
     pub fn evict_all(&self) -> Result<()> {
+        self.extents.check_runs()?;
         let end = self.extents.fresh_pages();
         if end.0 == 0 { Ok(()) } else { evict_pages(self, PageId(0), end) }
     }
@@ -292,6 +294,7 @@ impl Region {
     /// all the same).
     pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
         const STALL_MAX: Duration = Duration::from_secs(5);
+        self.extents.check_runs()?;
         let minimum = self.limit_min();
         if limit < minimum {
             return Err(Error::LimitTooSmall { limit, minimum });

@@ -6,6 +6,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
+use crate::base::sync::{AtomicBool, Ordering::Relaxed};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::paging::diagnostics;
 use crate::paging::kernel_filled;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 pub(crate) struct Extents {
     pager: Arc<Pager>,
     ranges: RangeAllocator,
+    /// See [`end`](Extents::end).
+    is_over: AtomicBool,
 }
 
 impl Extents {
@@ -36,7 +39,19 @@ impl Extents {
     pub(in crate::paging) fn new(pager: Arc<Pager>) -> Result<Extents> {
         let table = pager.table();
         let ranges = RangeAllocator::new(table.start(), table.len(), pager.page_bytes())?;
-        Ok(Extents { pager, ranges })
+        Ok(Extents { pager, ranges, is_over: AtomicBool::new(false) })
+    }
+
+    /// Refuses hints and control from now on: the heap over the region has ended.
+    #[cfg(feature = "heap")]
+    pub(in crate::paging) fn end(&self) {
+        self.is_over.store(true, Relaxed);
+    }
+
+    /// # Errors
+    /// [`Error::NotRunning`] after the [`end`](Extents::end).
+    pub(in crate::paging) fn check_runs(&self) -> Result<()> {
+        if self.is_over.load(Relaxed) { Err(Error::NotRunning) } else { Ok(()) }
     }
 
     /// The first address.
@@ -91,6 +106,7 @@ impl Extents {
         if len.0 == 0 {
             return Err(Error::BadRange { reason: "length is zero" });
         }
+        self.check_runs()?;
         let offset = self.offset_of(ptr, len.as_usize())?;
         let first = offset / self.pager.page_bytes();
         let end = (offset + len.as_usize()).div_ceil(self.pager.page_bytes());

@@ -31,7 +31,7 @@ pub use crate::paging::latency::{Latencies, Latency};
 pub(crate) use crate::paging::purge::{Purge, REST};
 pub use crate::paging::readahead::Advice;
 #[cfg(feature = "heap")]
-pub(crate) use crate::paging::retier::end_retiers;
+pub(crate) use crate::paging::retier::end;
 pub use crate::paging::retier::{Retier, Retiered};
 pub use crate::paging::stats::Stats;
 

@@ -151,9 +151,11 @@ impl Region {
     }
 }
 
-/// Has a [`Retier`] of a region that is under way end soon, and further ones at once: the heap over it has ended.
+/// Notes that the heap over a region has ended: a [`Retier`] that is under way ends soon, further ones at once, and
+/// hints and control are refused.
 #[cfg(feature = "heap")]
-pub(crate) fn end_retiers(region: &Region) {
+pub(crate) fn end(region: &Region) {
+    region.extents.end();
     if let Some(wants) = region.pager.slots().wants() {
         wants.end_all();
     }

@@ -127,6 +127,7 @@ static void sizes_decide_and_scopes_are_stronger(farheap_heap *heap) {
     void *small = far_malloc(100);
     void *large = far_malloc(MIB);
     CHECK(!far_contains(small) && far_contains(large));
+    CHECK(farheap_scope_number() == 0);
     OK(farheap_scope_push(FARHEAP_FAR));
     void *sent = far_malloc(100);
     OK(farheap_scope_push(FARHEAP_LOCAL));
@@ -134,6 +135,7 @@ static void sizes_decide_and_scopes_are_stronger(farheap_heap *heap) {
     OK(farheap_scope_pop());
     void *again = far_calloc(10, 10);
     OK(farheap_scope_pop());
+    CHECK(farheap_scope_number() == 0);
     FAILS(FARHEAP_E_ARGUMENT, farheap_scope_pop());
     FAILS(FARHEAP_E_ARGUMENT, farheap_scope_push(FARHEAP_POLICY));
     FAILS(FARHEAP_E_ARGUMENT, farheap_scope_push((farheap_placement)9));
@@ -285,6 +287,16 @@ static void there_is_one_heap(farheap_heap *heap) {
     FAILS(FARHEAP_E_NOT_RUNNING, farheap_running(&second));
     farheap_stats stats = {.size = sizeof stats};
     OK(farheap_heap_stats(heap, &stats)); /* of the heap that was */
+    farheap_range range = {(void *)(uintptr_t)4096, 4096};
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_evict_all(heap));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_set_limit(heap, 64 * MIB));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_evict(heap, range.ptr, range.len));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_prefetch(heap, range.ptr, range.len));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_prefetch_many(heap, &range, 1));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_pin(heap, range.ptr, range.len));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_unpin(heap, range.ptr, range.len));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_discard(heap, (void *)(uintptr_t)range.ptr, range.len));
+    FAILS(FARHEAP_E_NOT_RUNNING, farheap_advise(heap, range.ptr, range.len, FARHEAP_ADVICE_COLD));
     OK(farheap_heap_free(found));
     OK(farheap_heap_free(heap));
     FAILS(FARHEAP_E_HANDLE, farheap_heap_free(heap));
