@@ -323,6 +323,9 @@ farheap_status farheap_arena_reserved(const farheap_arena *arena, uint64_t *out)
 farheap_status farheap_scope_push(farheap_placement placement) FARHEAP_NOEXCEPT;
 /* Ends this thread's innermost scope; FARHEAP_E_ARGUMENT if it is in none. */
 farheap_status farheap_scope_pop(void) FARHEAP_NOEXCEPT;
+/* The number of this thread's innermost scope, which no other scope of the process has; 0 if it is in none. Who
+ * ends a scope elsewhere than it was begun, as code that may go on in another thread does, compares it first. */
+uint64_t farheap_scope_number(void) FARHEAP_NOEXCEPT;
 
 /* ---- Hints on far memory ----------------------------------------------------------------------- */
 

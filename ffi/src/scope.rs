@@ -2,9 +2,10 @@
 
 #![expect(unsafe_code, reason = "exports functions")]
 
-use crate::error::{Failure, Result, call, farheap_status};
+use crate::error::{Failure, Result, call, farheap_status, value};
 use farheap::{Placement, Scope, malloc, scope};
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Where memory is asked for.
 pub type farheap_placement = u32;
@@ -30,14 +31,24 @@ pub(crate) fn wanted(placement: farheap_placement) -> Result<Option<Placement>> 
 /// Maximum number of scopes inside of each other: more are a push without its pop.
 const DEPTH_MAX: usize = 1024;
 
+/// The scopes of a thread, each with its number.
+struct Scopes(Vec<(u64, Scope)>);
+
+impl Drop for Scopes {
+    /// Ends the innermost one first.
+    fn drop(&mut self) {
+        while self.0.pop().is_some() {}
+    }
+}
+
 thread_local! {
-    static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+    static SCOPES: RefCell<Scopes> = const { RefCell::new(Scopes(Vec::new())) };
 }
 
 /// Runs `body` on the thread's scopes.
-fn with<T>(body: impl FnOnce(&mut Vec<Scope>) -> Result<T>) -> Result<T> {
+fn with<T>(body: impl FnOnce(&mut Vec<(u64, Scope)>) -> Result<T>) -> Result<T> {
     let ended = |_| Failure::argument("this thread is at its end");
-    SCOPES.try_with(|scopes| body(&mut scopes.borrow_mut())).map_err(ended)?
+    SCOPES.try_with(|scopes| body(&mut scopes.borrow_mut().0)).map_err(ended)?
 }
 
 #[unsafe(no_mangle)]
@@ -50,10 +61,17 @@ pub extern "C" fn farheap_scope_push(placement: farheap_placement) -> farheap_st
             if scopes.len() >= DEPTH_MAX {
                 return Err(Failure::argument(format!("more than {DEPTH_MAX} scopes")));
             }
-            scopes.push(scope(wanted));
+            // No two scopes of the process have a number in common: it tells the thread, too.
+            static BEGUN: AtomicU64 = AtomicU64::new(0);
+            scopes.push((BEGUN.fetch_add(1, Relaxed) + 1, scope(wanted)));
             Ok(())
         })
     })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn farheap_scope_number() -> u64 {
+    value(0, || with(|scopes| Ok(scopes.last().map_or(0, |(number, _)| *number))))
 }
 
 #[unsafe(no_mangle)]

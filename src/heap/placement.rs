@@ -11,6 +11,7 @@ use super::jemalloc::SMALL_MAX;
 use crate::base::local::{Pins, set_pins};
 use crate::base::sync::{AtomicU32, Ordering::Relaxed};
 use std::cell::Cell;
+use std::cmp::Ordering;
 use std::marker::PhantomData;
 
 /// Where memory is asked for.
@@ -125,8 +126,11 @@ pub(super) const SMALL_END: usize = SMALL_MAX + 1;
 
 /// A thread's state; see the module's documentation.
 struct Thread {
-    /// The innermost scope's placement.
+    /// The innermost scope's placement, and its number.
     scope: Cell<Option<Placement>>,
+    innermost: Cell<u64>,
+    /// The number of the scope that was begun last, each has one more than the one before; 0 before the first.
+    begun: Cell<u64>,
     /// How many pins are in force.
     pins: Cell<u32>,
     /// What the two say together; kept because allocations ask.
@@ -136,11 +140,10 @@ struct Thread {
 }
 
 impl Thread {
-    /// Changes the scope; returns the one before.
-    fn set_scope(&self, scope: Option<Placement>) -> Option<Placement> {
-        let outer = self.scope.replace(scope);
+    fn set_scope(&self, scope: Option<Placement>, number: u64) {
+        self.scope.set(scope);
+        self.innermost.set(number);
         self.set_pins(self.pins.get());
-        outer
     }
 
     fn set_pins(&self, pins: u32) {
@@ -156,6 +159,8 @@ thread_local! {
     static THREAD: Thread = const {
         Thread {
             scope: Cell::new(None),
+            innermost: Cell::new(0),
+            begun: Cell::new(0),
             pins: Cell::new(0),
             placement: Cell::new(None),
             small_below: Cell::new(SMALL_END),
@@ -163,9 +168,38 @@ thread_local! {
     };
 }
 
-/// Changes the calling thread's scope; returns the one before.
-pub(super) fn set_scope(scope: Option<Placement>) -> Option<Placement> {
-    THREAD.with(|thread| thread.set_scope(scope))
+/// A scope of the calling thread that was begun, with what is in force again when it ends.
+#[derive(Debug)]
+pub(super) struct Begun {
+    number: u64,
+    outer: Option<Placement>,
+    outer_number: u64,
+}
+
+/// Begins a scope inside of those that the calling thread is in.
+pub(super) fn begin_scope(placement: Placement) -> Begun {
+    THREAD.with(|thread| {
+        let number = thread.begun.get() + 1;
+        thread.begun.set(number);
+        let begun =
+            Begun { number, outer: thread.scope.get(), outer_number: thread.innermost.get() };
+        thread.set_scope(Some(placement), number);
+        begun
+    })
+}
+
+/// Ends a scope of the calling thread. Returns whether it was the innermost one, or has ended: else all scopes of
+/// the thread end, because which of them are to be left in force is not known.
+pub(super) fn end_scope(scope: &Begun) -> bool {
+    THREAD.with(|thread| {
+        let innermost = thread.innermost.get();
+        match innermost.cmp(&scope.number) {
+            Ordering::Equal => thread.set_scope(scope.outer, scope.outer_number),
+            Ordering::Greater => thread.set_scope(None, 0),
+            Ordering::Less => {}
+        }
+        innermost <= scope.number
+    })
 }
 
 /// The placement in force on this thread, if a scope or a pin decides it.

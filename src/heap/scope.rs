@@ -1,7 +1,7 @@
 //! Scopes: what a thread allocates while a guard lives goes to one tier. Uses `placement`, and
 //! `thread_cache` for the thread's destructor.
 
-use super::placement::{Placement, set_scope};
+use super::placement::{Begun, Placement, begin_scope, end_scope};
 use super::thread_cache::register_exit;
 use std::marker::PhantomData;
 
@@ -9,14 +9,16 @@ use std::marker::PhantomData;
 #[derive(Debug)]
 #[must_use = "the scope ends when this is dropped"]
 pub struct Scope {
-    outer: Option<Placement>,
+    begun: Begun,
     /// Scopes belong to their thread.
     not_send: PhantomData<*const ()>,
 }
 
 /// Sends the allocations that this thread makes through [`FarHeap`](crate::FarHeap) to
 /// `placement` until the returned guard is dropped. Scopes nest; guards are to be dropped in
-/// reverse order.
+/// reverse order, as variables of nested blocks are. To drop an outer one first ends all scopes of the thread, and
+/// panics: the fields of a structure are dropped in their order, and so may two tasks of one thread that each hold a
+/// scope across an `.await`.
 ///
 /// A scope is stronger than the size threshold and weaker than the handles [`Far`](crate::Far)
 /// and [`Local`](crate::Local). It also catches what a library allocates on first use, such as
@@ -39,7 +41,7 @@ pub fn scope(placement: Placement) -> Scope {
     // Not inside an allocator: the best moment to register the destructor. Compilers before
     // 1.93 abort when an allocator registers one while the list of them grows.
     register_exit();
-    Scope { outer: set_scope(Some(placement)), not_send: PhantomData }
+    Scope { begun: begin_scope(placement), not_send: PhantomData }
 }
 
 impl Scope {
@@ -72,7 +74,11 @@ impl Scope {
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        set_scope(self.outer);
+        // A panic during a panic would end the process.
+        assert!(
+            end_scope(&self.begun) || std::thread::panicking(),
+            "a scope was dropped before one that was begun inside of it: drop scopes in reverse order"
+        );
     }
 }
 
@@ -80,6 +86,7 @@ impl Drop for Scope {
 mod tests {
     use super::super::placement::{pin, pin_thread_local, placement};
     use super::*;
+    use crate::base::expected_panic::ExpectedPanic;
 
     #[test]
     fn scopes_nest_and_restore_the_outer_placement() {
@@ -92,6 +99,33 @@ mod tests {
         }
         assert_eq!(placement(), Some(Placement::Far));
         drop(outer);
+        assert_eq!(placement(), None);
+    }
+
+    #[test]
+    fn a_scope_that_is_dropped_before_an_inner_one_panics_and_ends_all() {
+        let _expected = ExpectedPanic::saying("drop scopes in reverse order");
+        let [first, second, third] = [Placement::Local, Placement::Far, Placement::Far].map(scope);
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(second)));
+        dropped.expect_err("the third one lives");
+        assert_eq!(placement(), None);
+        drop(third); // It has ended.
+        drop(first);
+        assert_eq!(placement(), None);
+        let later = scope(Placement::Far);
+        assert_eq!(placement(), Some(Placement::Far));
+        drop(later);
+        assert_eq!(placement(), None);
+    }
+
+    #[test]
+    fn a_scope_that_is_dropped_out_of_order_while_the_thread_panics_does_not_end_the_process() {
+        let _expected = ExpectedPanic::saying("a failure");
+        let dropped = std::panic::catch_unwind(|| {
+            let _fields = (scope(Placement::Local), scope(Placement::Far)); // Dropped in their order.
+            panic!("a failure");
+        });
+        dropped.expect_err("it panics");
         assert_eq!(placement(), None);
     }
 

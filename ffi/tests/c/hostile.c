@@ -52,6 +52,13 @@ static void sizes_and_alignments(void) {
         *block = 1;
         far_free(block);
     }
+    for (int log = 40; log < 64; log++) { /* the far heap has one such address, or none */
+        for (size_t size = 1; size <= (size_t)1 << 20; size <<= 10) {
+            char *block = far_allocate(FARHEAP_FAR, size, (size_t)1 << log);
+            CHECK((uintptr_t)block % ((size_t)1 << log) == 0 && (!block || log < 47));
+            far_free(block);
+        }
+    }
     /* Nothing is one byte, and each block another. */
     void *nothing[6] = {far_malloc(0), far_calloc(0, 8), far_calloc(SIZE_MAX, 0),
                         far_aligned_alloc(4096, 0), far_allocate(FARHEAP_LOCAL, 0, 1),
@@ -374,7 +381,8 @@ static void allocate_at_the_end(void *block) {
 static void *end(void *with_a_far_block) {
     void *block = far_allocate(with_a_far_block ? FARHEAP_FAR : FARHEAP_LOCAL, 100, 16);
     CHECK(block && !pthread_setspecific(at_the_end, block));
-    OK(farheap_scope_push(FARHEAP_FAR)); /* ends with the thread */
+    OK(farheap_scope_push(FARHEAP_FAR)); /* both end with the thread */
+    OK(farheap_scope_push(FARHEAP_LOCAL));
     return NULL;
 }
 
