@@ -7,17 +7,24 @@
 // - What fails throws farheap::bad_alloc (a std::bad_alloc) when there was no memory, farheap::error
 //   (a std::runtime_error) otherwise; both have code() and what(). Functions named try_ do not throw
 //   for lack of room.
-// - It needs exceptions, and works without RTTI.
+// - It needs exceptions, and works without RTTI. What is compiled without exceptions uses farheap.h.
 // - No exception passes through the library: callbacks of the program are wrapped.
 // - A moved-from object may only be destroyed or assigned to.
 #ifndef FARHEAP_HPP
 #define FARHEAP_HPP
+
+#if __cplusplus < 201703L
+#error "farheap.hpp needs C++17: compile with -std=c++17 or later, or use farheap.h"
+#elif !defined(__cpp_exceptions)
+#error "farheap.hpp reports failures by exceptions: compile without -fno-exceptions, or use farheap.h"
+#else
 
 #include "farheap.h"
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -112,6 +119,12 @@ inline void *checked(void *memory) {
     return memory;
 }
 
+// For what a destructor cannot leave as it is: prints why, and ends the process.
+[[noreturn]] inline void end_process(const char *why) noexcept {
+    std::fprintf(stderr, "farheap: %s\n", why);
+    std::terminate();
+}
+
 // Bytes of `count` objects.
 template <class T> std::size_t bytes(std::size_t count) {
     if (count > static_cast<std::size_t>(-1) / 2 / sizeof(T)) throw std::bad_array_new_length();
@@ -164,6 +177,8 @@ extern "C" inline bool farheap_hpp_progress(void *userdata, const farheap_retier
 // The process's far heap. Destroying it stops nothing: far memory may live on. shutdown() does.
 class heap {
 public:
+    heap(heap &&) noexcept = default;
+    heap &operator=(heap &&) noexcept = default;
     explicit heap(const char *config = nullptr) {
         take([&](farheap_heap **out) { return farheap_start(config, out); });
     }
@@ -267,38 +282,55 @@ public:
 
 private:
     friend class manager;
+    friend class pinned;
     template <class Start> heap(Start start, int) { take(start); }
     template <class Start> void take(Start start) {
         farheap_heap *handle = nullptr;
         detail::check(start(&handle));
-        handle_.reset(handle);
+        handle_ = std::shared_ptr<farheap_heap>(handle, farheap_heap_free);
     }
-    detail::owned<farheap_heap, farheap_heap_free> handle_;
+    // Shared with what is pinned.
+    std::shared_ptr<farheap_heap> handle_;
 };
 
-// Pins a range while it lives.
+// Pins a range while it lives, on whichever thread; the heap object may be moved or destroyed before.
 class pinned {
 public:
-    pinned(heap &of, const void *ptr, std::size_t len) : heap_(&of), ptr_(ptr), len_(len) {
+    pinned(heap &of, const void *ptr, std::size_t len) : heap_(of.handle_), ptr_(ptr), len_(len) {
         of.pin(ptr, len);
     }
     pinned(const pinned &) = delete;
     pinned &operator=(const pinned &) = delete;
-    ~pinned() { farheap_unpin(heap_->get(), ptr_, len_); }
+    ~pinned() { farheap_unpin(heap_.get(), ptr_, len_); }
 
 private:
-    heap *heap_;
+    std::shared_ptr<farheap_heap> heap_;
     const void *ptr_;
     std::size_t len_;
 };
 
-// Sends what this thread allocates by policy to one placement while it lives.
+// Sends what this thread allocates by policy to one placement while it lives. It ends on its thread, and scopes in the
+// reverse order of their beginning: else a thread would allocate by a scope that is gone, and the process ends with a
+// sentence. So none may live across a co_await: the coroutine may go on in another thread, and what this one does
+// meanwhile would be in the scope.
 class scope {
 public:
-    explicit scope(farheap_placement placement) { detail::check(farheap_scope_push(placement)); }
+    explicit scope(farheap_placement placement) {
+        detail::check(farheap_scope_push(placement));
+        number_ = farheap_scope_number();
+    }
     scope(const scope &) = delete;
     scope &operator=(const scope &) = delete;
-    ~scope() { farheap_scope_pop(); }
+    ~scope() {
+        if (farheap_scope_number() != number_) {
+            detail::end_process("a scope ends on another thread than it began on, or before a scope that was begun "
+                                "inside of it: a scope must not live across co_await, and ends in its block");
+        }
+        farheap_scope_pop();
+    }
+
+private:
+    std::uint64_t number_;
 };
 
 // ---- Memory -----------------------------------------------------------------------------------
@@ -670,16 +702,16 @@ private:
     detail::owned<farheap_temporary, farheap_temporary_free> handle_;
 };
 
-// A page that is held: the base of the guards. Ends its fix when destroyed. A guard that holds nothing, made
-// without a page, moved from or unfixed, may be assigned to.
+// A page that is held: the base of the guards. Ends its fix when destroyed, on whichever thread. A guard that holds
+// nothing, made without a page, moved from or unfixed, may be assigned to: its size() and data() are 0, id() is what it
+// was, and all else throws error with FARHEAP_E_HANDLE.
 class page_guard {
 public:
-    page_guard(page_guard &&other) noexcept : page_(other.page_) { other.page_.kind = FARHEAP_PAGE_NONE; }
+    page_guard(page_guard &&other) noexcept : page_(other.release()) {}
     page_guard &operator=(page_guard &&other) noexcept {
         if (this != &other) {
             unfix();
-            page_ = other.page_;
-            other.page_.kind = FARHEAP_PAGE_NONE;
+            page_ = other.release();
         }
         return *this;
     }
@@ -690,8 +722,11 @@ public:
     bool holds() const noexcept { return page_.kind != FARHEAP_PAGE_NONE; }
     // Ends the fix now.
     void unfix() noexcept {
-        if (page_.kind == FARHEAP_PAGE_OPTIMISTIC) page_.kind = FARHEAP_PAGE_NONE; // Holds nothing.
-        if (holds()) farheap_page_unfix(&page_);
+        if (page_.kind == FARHEAP_PAGE_OPTIMISTIC) {
+            (void)release(); // Nothing is held.
+        } else if (holds()) {
+            farheap_page_unfix(&page_);
+        }
     }
     // Copies a value out of the page.
     template <class T> T read(std::size_t at) const {
@@ -713,7 +748,14 @@ protected:
     farheap_page release() noexcept {
         farheap_page page = page_;
         page_.kind = FARHEAP_PAGE_NONE;
+        page_.data = nullptr;
+        page_.len = 0;
         return page;
+    }
+    // Throws unless a page is held.
+    void check_holds() const {
+        // Fails, and says why.
+        if (!holds()) detail::check(farheap_page_read(&page_, 0, nullptr, 0));
     }
     farheap_page page_;
 };
@@ -725,7 +767,10 @@ class shared_guard : public page_guard {
 public:
     shared_guard() noexcept = default; // Holds nothing.
     const std::uint8_t *data() const noexcept { return page_.data; }
-    std::uint64_t lsn() const noexcept { return farheap_page_lsn(&page_); }
+    std::uint64_t lsn() const {
+        check_holds();
+        return farheap_page_lsn(&page_);
+    }
     // Empty, and this guard as it was, when there are other holders.
     std::optional<exclusive_guard> try_upgrade();
 
@@ -734,6 +779,7 @@ private:
     friend class pool;
     friend class exclusive_guard;
     friend class optimistic_guard;
+    friend class value_guard;
     using page_guard::page_guard;
 };
 
@@ -743,15 +789,23 @@ public:
     exclusive_guard() noexcept = default; // Holds nothing.
     const std::uint8_t *data() const noexcept { return page_.data; }
     // The bytes to change: marks the page as changed.
-    std::uint8_t *write() noexcept { return farheap_page_write(&page_); }
+    std::uint8_t *write() {
+        std::uint8_t *const bytes = farheap_page_write(&page_);
+        if (!bytes) detail::raise(farheap_last_status());
+        return bytes;
+    }
     template <class T> void write(std::size_t at, const T &value) {
         static_assert(std::is_trivially_copyable_v<T>);
+        check_holds();
         if (at > size() || size() - at < sizeof value) {
             throw std::out_of_range("the value does not lie within the page");
         }
         std::memcpy(write() + at, &value, sizeof value);
     }
-    std::uint64_t lsn() const noexcept { return farheap_page_lsn(&page_); }
+    std::uint64_t lsn() const {
+        check_holds();
+        return farheap_page_lsn(&page_);
+    }
     void set_lsn(std::uint64_t lsn) { detail::check(farheap_page_set_lsn(&page_, lsn)); }
     // Becomes shared, without letting anybody in between.
     shared_guard downgrade() && {
@@ -1203,8 +1257,11 @@ extern "C" inline bool farheap_hpp_next_entry(void *userdata, farheap_entry *out
 // has it must not change the tree.
 class value_guard {
 public:
-    std::string_view get() const noexcept { return value_; }
-    operator std::string_view() const noexcept { return value_; }
+    std::string_view get() const {
+        page_.check_holds(); // Not after a move from it.
+        return value_;
+    }
+    operator std::string_view() const { return get(); }
 
 private:
     friend class btree;
@@ -1663,5 +1720,7 @@ concept collective_like = requires(A of, const void *ptr, typename A::suballocat
 #endif
 
 } // namespace farheap
+
+#endif // C++17 with exceptions
 
 #endif // FARHEAP_HPP

@@ -118,6 +118,7 @@ unsafe fn clear(page: *mut farheap_page) {
     let page = unsafe { &mut *page };
     page.kind = FARHEAP_PAGE_NONE;
     page.data = ptr::null();
+    page.len = 0;
 }
 
 /// Looks at a structure: its kind, if its pool still exists.

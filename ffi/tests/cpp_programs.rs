@@ -57,6 +57,43 @@ fn containers_that_were_written_for_the_published_interface() {
     }
 }
 
+/// The errors of a source that does nothing but include the header.
+fn errors(compiler: &Compiler, options: &[&str]) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("includes.cpp");
+    fs::write(&source, "#include \"farheap.hpp\"\n").expect("a source");
+    let output = Command::new(compiler.name)
+        .args(options)
+        .arg("-fsyntax-only")
+        .arg("-I")
+        .arg(crate_dir().join("include"))
+        .arg(&source)
+        .output()
+        .expect("the compiler runs");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text.lines().filter(|line| line.contains(": error: ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_compiler_that_lacks_what_the_header_needs_is_told_so_in_one_error() {
+    if !sources_are_readable() {
+        return;
+    }
+    let lacks = [
+        ("-std=c++11", "farheap.hpp needs C++17: compile with -std=c++17 or later"),
+        ("-std=c++14", "farheap.hpp needs C++17"),
+        ("-fno-exceptions", "compile without -fno-exceptions, or use farheap.h"),
+    ];
+    for compiler in installed(CPP) {
+        for (option, sentence) in lacks {
+            let errors = errors(&compiler, &["-std=c++17", option]);
+            let is_said = errors.first().is_some_and(|error| error.contains(sentence));
+            assert!(is_said && errors.len() == 1, "{} {option}: {errors:#?}", compiler.name);
+        }
+        assert_eq!(errors(&compiler, &["-std=c++17", "-fno-rtti"]), Vec::<String>::new());
+    }
+}
+
 /// Functions of the library that a compiled source calls.
 fn called(compiler: &Compiler, source: &Path) -> BTreeSet<String> {
     let dir = tempfile::tempdir().expect("a directory");

@@ -4,7 +4,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <string>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 
 using namespace farheap;
@@ -31,6 +34,121 @@ template <class Guard> void an_empty_guard_holds_nothing() {
     std::array<Guard, 3> many;
     CHECK(!many[2].holds() && !empty.holds());
     throws<error>(FARHEAP_E_HANDLE, [&] { (void)empty.template read<int>(0); });
+}
+
+// Each method but those that say that nothing is held.
+template <class Guard> void refuses(Guard &ended) {
+    const auto refused = [](auto call) { throws<error>(FARHEAP_E_HANDLE, call); };
+    CHECK(!ended.holds() && ended.data() == nullptr && ended.size() == 0);
+    ended.unfix();
+    refused([&] { (void)ended.template read<int>(0); });
+    if constexpr (!std::is_same_v<Guard, optimistic_guard>) refused([&] { (void)ended.lsn(); });
+    if constexpr (!std::is_same_v<Guard, exclusive_guard>) refused([&] { (void)ended.try_upgrade(); });
+    if constexpr (std::is_same_v<Guard, exclusive_guard>) {
+        refused([&] { ended.write(0, 1); });
+        refused([&] { ended.write(1 << 20, 1); });
+        refused([&] { (void)ended.write(); });
+        refused([&] { ended.set_lsn(1); });
+        refused([&] { (void)std::move(ended).downgrade(); });
+        refused([&] { std::move(ended).free(); });
+    }
+    if constexpr (std::is_same_v<Guard, optimistic_guard>) {
+        CHECK(!ended.validate());
+        refused([&] { ended.check(); });
+        refused([&] { (void)ended.share_or_restart(); });
+        refused([&] { (void)ended.upgrade_or_restart(); });
+        refused([&] { (void)ended.upgrade(); });
+        refused([&] { (void)ended.try_share(); });
+    }
+}
+
+template <class Guard> void refuses_once_ended(Guard guard) {
+    Guard moved(std::move(guard));
+    refuses(guard);
+    guard = std::move(moved);
+    refuses(moved);
+    CHECK(guard.holds() && guard.size() > 0 && guard.data());
+    guard.unfix();
+    refuses(guard);
+}
+
+void a_guard_that_has_ended_refuses_everything() {
+    table t;
+    const std::uint64_t id = t.allocate(1);
+    refuses_once_ended(t.pages.fix_shared(id));
+    refuses_once_ended(t.pages.fix_exclusive(id));
+    refuses_once_ended(t.pages.fix_optimistic(id));
+    exclusive_guard alone = t.pages.fix_exclusive(id);
+    shared_guard kept = std::move(alone).downgrade();
+    refuses(alone);
+    std::optional<exclusive_guard> upgraded = kept.try_upgrade();
+    refuses(kept);
+    std::move(*upgraded).free();
+    refuses(*upgraded);
+    CHECK(t.pages.stats().holders == 0);
+}
+
+void a_value_that_was_moved_is_read_at_its_new_place_only() {
+    table t;
+    btree tree = btree::create(t.pages);
+    tree.insert("key", "value");
+    std::optional<value_guard> first = tree.get_ref("key");
+    value_guard second = std::move(*first);
+    CHECK(second.get() == "value" && std::string_view(second) == "value");
+    throws<error>(FARHEAP_E_HANDLE, [&] { (void)first->get(); });
+    throws<error>(FARHEAP_E_HANDLE, [&] { (void)std::string_view(*first); });
+}
+
+// What a child that does `what` prints before it aborts.
+template <class What> std::string last_words(What what) {
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        what();
+        _exit(0);
+    }
+    close(ends[1]);
+    std::string words;
+    char some[512];
+    for (ssize_t got; (got = read(ends[0], some, sizeof some)) > 0;) words.append(some, static_cast<std::size_t>(got));
+    close(ends[0]);
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    return words;
+}
+
+void a_scope_that_ends_elsewhere_ends_the_process() {
+    const auto complains = [](const std::string &words) {
+        CHECK(words.find("farheap: a scope ends on another thread than it began on") == 0);
+    };
+    complains(last_words([] {
+        auto moved = std::make_unique<scope>(FARHEAP_FAR);
+        std::thread([&] { moved.reset(); }).join();
+    }));
+    complains(last_words([] {
+        auto outer = std::make_unique<scope>(FARHEAP_FAR), inner = std::make_unique<scope>(FARHEAP_LOCAL);
+        outer.reset();
+    }));
+    complains(last_words([] {
+        auto moved = std::make_unique<scope>(FARHEAP_FAR);
+        std::thread([&] { // In a scope of its own.
+            scope own(FARHEAP_LOCAL);
+            moved.reset();
+        }).join();
+    }));
+    CHECK(farheap_scope_number() == 0);
+    {
+        scope outer(FARHEAP_FAR);
+        const std::uint64_t number = farheap_scope_number();
+        CHECK(number != 0);
+        { scope inner(FARHEAP_LOCAL); }
+        CHECK(farheap_scope_number() == number);
+    }
+    CHECK(farheap_scope_number() == 0);
 }
 
 void an_empty_guard_is_assigned_to() {
@@ -200,6 +318,9 @@ int main() {
         an_empty_guard_holds_nothing<shared_guard>();
         an_empty_guard_holds_nothing<exclusive_guard>();
         an_empty_guard_holds_nothing<optimistic_guard>();
+        a_guard_that_has_ended_refuses_everything();
+        a_value_that_was_moved_is_read_at_its_new_place_only();
+        a_scope_that_ends_elsewhere_ends_the_process();
         an_empty_guard_is_assigned_to();
         a_page_has_one_address();
         whole_pages_are_the_programs();
