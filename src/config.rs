@@ -12,8 +12,8 @@
 //! `key:value` entries separated by commas; spaces around keys, values and entries are ignored. A
 //! key ends at its first colon, so values may contain colons. A value that contains a comma, or
 //! that begins with a double quote, is written in double quotes, in which `""` stands for one:
-//! `device:"/mnt/a,b"`. Sizes take a unit: `KiB`, `MiB`, `GiB`, `TiB` (binary), `kB`, `MB`, `GB`,
-//! `TB` (decimal); durations are as in `30s`, `500ms`, `1m30s`. A key may appear only once.
+//! `device:"/mnt/a,b"`. Sizes take a unit: `KiB`, `MiB`, `GiB`, `TiB`, for which `K`, `M`, `G`, `T`
+//! may stand (binary), or `kB`, `MB`, `GB`, `TB` (decimal); durations are as in `30s`, `500ms`, `1m30s`. A key may appear only once.
 //!
 //! # Invariants
 //! 1. A [`Config`] that exists has passed every check of [`Builder::build`].

@@ -28,14 +28,16 @@ const RUN_VARIABLE: &str = "FARHEAP_RUN";
 ///
 /// The program is not changed or recompiled: its malloc is farheap's. Once it has 6 MiB in use, what
 /// it allocates goes to far memory, whose cold pages leave for the device, and so does private memory that
-/// it maps, from 256 KiB on. Code, stacks and other mappings cannot leave: far memory gives way to them. A
-/// child of fork(2) has the far memory of its parent; what it allocates itself is not limited.
+/// it maps, from 256 KiB on. Code and constants leave where memory is short; stacks and other mappings cannot:
+/// far memory gives way to them. A child of fork(2) has the far memory of its parent; what it allocates itself is not limited.
 #[derive(clap::Args)]
 #[command(after_help = "Exit status:
   125  farheap cannot do this: the configuration, permissions, or the kind of program
   126  the program cannot be executed
   127  the program is not found
   else the program's own; a signal that ends it ends this command
+
+Sizes: 64M is 64MiB (2^26 bytes), 64MB is 64,000,000 bytes; so with K, G and T.
 
 FARHEAP_CONF and --config set every option of farheap; the other options of this command come last.
 The default of `place` is `all` here.")]

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// A number of bytes.
 ///
-/// Parses what people write (`512MiB`, `4k`, `1.5 GB`) and prints binary units.
+/// Parses what people write and prints binary units: `64MiB` and `64M` are 2^26 bytes, `64MB` is 64,000,000.
 ///
 /// # Examples
 /// ```
