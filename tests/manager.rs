@@ -189,6 +189,8 @@ fn a_partitioned_manager_fails_where_a_cooperative_one_spills() {
     drop(manager.allocate_temporary(ByteCount::mib(32)).expect("its part"));
     let error = manager.allocate_temporary(ByteCount::mib(128)).expect_err("more than its part");
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    let said = "128.0 MiB are more than it may ever have: ";
+    assert!(error.to_string().contains(said) && !error.to_string().contains("0ns"), "{error}");
     assert_eq!(region.account().expect("joined").ceiling(), ByteCount::mib(32));
 }
 

@@ -457,6 +457,27 @@ fn a_table_has_one_pool_at_a_time() {
 }
 
 #[test]
+fn what_is_no_table_is_refused_with_advice_for_who_opens_one() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("table");
+    let manager = manager(ByteCount::mib(8));
+    let said = |read_only| {
+        let config = PoolConfig::new().read_only(read_only);
+        config.open(&path, &manager).expect_err("no table").to_string()
+    };
+    for read_only in [false, true] {
+        let missing = said(read_only);
+        assert!(missing.contains("does not exist") && !missing.contains("capacity"), "{missing}");
+    }
+    std::fs::write(&path, vec![7; 800_000]).expect("a file");
+    for read_only in [false, true] {
+        let garbage = said(read_only);
+        assert!(garbage.contains("has 800000 bytes, but 1.0 MiB are needed"), "{garbage}");
+        assert!(garbage.contains("another file") && !garbage.contains("extend"), "{garbage}");
+    }
+}
+
+#[test]
 fn a_table_that_cannot_be_written_is_refused_when_it_is_opened() {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().join("table");

@@ -76,7 +76,8 @@ impl Engine {
         // The cleaner would only be refused.
         let config = PoolConfig::new().cleaner(false).before_write(move |_, _| {
             let is_open = gate.load(Ordering::Acquire);
-            let refused = Error::BadRange { reason: "pages are written by checkpoints only" };
+            let refused =
+                Error::BadRange { reason: "pages are written by checkpoints only".into() };
             if is_open { Ok(()) } else { Err(refused) }
         });
         let changes_max = limit.get() / 4096 / DIRTY_PART;

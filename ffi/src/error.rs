@@ -405,7 +405,7 @@ mod tests {
             (Error::StoreFull { store: "file /x".into(), pages }, FARHEAP_E_STORE_FULL),
             (Error::Corrupt { store: "file /x".into(), slot: 3 }, FARHEAP_E_CORRUPT),
             (Error::AddressSpace { len: bytes }, FARHEAP_E_ADDRESS_SPACE),
-            (Error::BadRange { reason: "r" }, FARHEAP_E_BAD_RANGE),
+            (Error::BadRange { reason: "r".into() }, FARHEAP_E_BAD_RANGE),
             (Error::LimitTooSmall { limit: bytes, minimum: bytes }, FARHEAP_E_LIMIT_TOO_SMALL),
             (Error::LimitExceeded { reason: "r".into() }, FARHEAP_E_LIMIT_EXCEEDED),
             (Error::CorruptPage { page, table: "/x".into() }, FARHEAP_E_CORRUPT_PAGE),

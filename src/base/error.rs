@@ -1,6 +1,7 @@
 //! Why an operation failed: one error type for the whole crate.
 
 use crate::base::units::{ByteCount, PageCount, PageId};
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -92,7 +93,7 @@ pub enum Error {
     #[error("bad range: {reason}")]
     BadRange {
         /// What is wrong with it.
-        reason: &'static str,
+        reason: Cow<'static, str>,
     },
     /// The limit is below what the configuration needs to run.
     #[error("limit {limit} is below the minimum of {minimum} for this page size")]
@@ -171,8 +172,7 @@ pub enum Error {
     },
     /// No memory could be freed for a page or an allocation in time.
     #[error(
-        "{by}: no memory for {wanted} within {waited:?}: {used} of {limit} are in use ({consumers}) \
-         and nothing more can be reclaimed"
+        "{by}: {wanted} {}: {used} of {limit} are in use ({consumers})", why_not(*.waited)
     )]
     OutOfMemory {
         /// What they were for: a table file, a consumer, or a new limit.
@@ -185,7 +185,7 @@ pub enum Error {
         limit: ByteCount,
         /// What each consumer holds, and how much of it is pinned by how many holders.
         consumers: String,
-        /// How long was waited.
+        /// How long was waited; zero for more than it may have even while all others give way.
         waited: Duration,
     },
     /// A size could not be understood.
@@ -236,6 +236,16 @@ pub enum Error {
         /// The `errno` value.
         errno: i32,
     },
+}
+
+/// The end of an attempt to free memory, for a message.
+fn why_not(waited: Duration) -> String {
+    match waited {
+        Duration::ZERO => "are more than it may ever have".to_owned(),
+        waited => format!(
+            "could not be freed for it within {waited:?}, and nothing more can be reclaimed"
+        ),
+    }
 }
 
 /// The part of a store that a request was for; nothing where it was for all of it.

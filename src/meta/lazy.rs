@@ -58,7 +58,7 @@ impl<T: Zeroed> LazyArray<T> {
         let bytes = len
             .checked_mul(size_of::<T>())
             .and_then(|bytes| bytes.checked_next_multiple_of(unit))
-            .ok_or(Error::BadRange { reason: "array length overflows" })?;
+            .ok_or(Error::BadRange { reason: "array length overflows".into() })?;
         let mapping = Mapping::reserve(bytes.max(unit), unit, huge)?;
         Ok(LazyArray { mapping, len, _owns: PhantomData })
     }

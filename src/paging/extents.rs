@@ -82,19 +82,22 @@ impl Extents {
     /// A length in whole pages.
     pub(in crate::paging) fn whole_pages(&self, len: ByteCount) -> Result<usize> {
         if len.0 == 0 {
-            return Err(Error::BadRange { reason: "length is zero" });
+            return Err(Error::BadRange { reason: "length is zero".into() });
         }
         let len = len.as_usize().checked_next_multiple_of(self.pager.page_bytes());
-        len.ok_or(Error::BadRange { reason: "length overflows" })
+        len.ok_or(Error::BadRange { reason: "length overflows".into() })
     }
 
     /// Where a range lies.
     pub(in crate::paging) fn offset_of(&self, ptr: *const u8, len: usize) -> Result<usize> {
-        let outside = Error::BadRange { reason: "lies outside of the region" };
-        let offset =
-            (ptr as usize).checked_sub(self.pager.table().start()).ok_or(outside.clone())?;
-        let end = offset.checked_add(len).ok_or(Error::BadRange { reason: "length overflows" })?;
-        if end > self.pager.table().len() { Err(outside) } else { Ok(offset) }
+        let end = (ptr as usize).checked_add(len);
+        let end = end.ok_or(Error::BadRange { reason: "length overflows".into() })?;
+        let region = self.base()..self.base() + self.span();
+        if (ptr as usize) < region.start || end > region.end {
+            let reason = format!("{len} bytes at {ptr:p} lie outside of the region, {region:#x?}");
+            return Err(Error::BadRange { reason: reason.into() });
+        }
+        Ok(ptr as usize - region.start)
     }
 
     /// First and number of the pages that a range touches.
@@ -103,10 +106,10 @@ impl Extents {
         ptr: *const u8,
         len: ByteCount,
     ) -> Result<(PageId, PageCount)> {
-        if len.0 == 0 {
-            return Err(Error::BadRange { reason: "length is zero" });
-        }
         self.check_runs()?;
+        if len.0 == 0 {
+            return Err(Error::BadRange { reason: "length is zero".into() });
+        }
         let offset = self.offset_of(ptr, len.as_usize())?;
         let first = offset / self.pager.page_bytes();
         let end = (offset + len.as_usize()).div_ceil(self.pager.page_bytes());
@@ -146,13 +149,13 @@ impl Extents {
     ) -> Result<()> {
         let offset = self.offset_of(ptr.as_ptr(), len)?;
         if !(offset | len).is_multiple_of(unit) {
-            return Err(Error::BadRange { reason: "does not consist of whole pages" });
+            return Err(Error::BadRange { reason: "does not consist of whole pages".into() });
         }
         if !self.pager.table().is_here() {
             return Ok(());
         }
         if !self.ranges.is_live(offset, len) {
-            return Err(Error::BadRange { reason: "is not mapped" });
+            return Err(Error::BadRange { reason: "is not mapped".into() });
         }
         self.decommit(ptr, ByteCount(len as u64));
         self.release(ptr, ByteCount(len as u64));

@@ -58,7 +58,7 @@ impl Pins {
             .map(PageId)
             .all(|page| self.pager.word(page).load().pins() > 0);
         if !all {
-            return Err(Error::BadRange { reason: "is not pinned" });
+            return Err(Error::BadRange { reason: "is not pinned".into() });
         }
         self.end(first, count);
         Ok(())
@@ -80,7 +80,7 @@ impl Pins {
                 }
                 if !mapped_over::owns_page(&self.pager, page) {
                     let reason = "the program has mapped or unmapped memory there";
-                    return Err(Error::BadRange { reason });
+                    return Err(Error::BadRange { reason: reason.into() });
                 }
                 touch(self.pager.addr(page) as *const u8);
                 std::thread::yield_now();

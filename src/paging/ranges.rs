@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn what_cannot_be_opened_is_not_handed_out() {
         let ranges = RangeAllocator::new(0, 4 * PAGE, PAGE).expect("a small space");
-        let refused = Error::BadRange { reason: "refused" };
+        let refused = Error::BadRange { reason: "refused".into() };
         let error = ranges.reserve(PAGE, PAGE, |_| Err(refused.clone()));
         assert_eq!(error.expect_err("it is closed"), refused);
         assert_eq!(reserve(&ranges, PAGE, PAGE).expect("fresh space"), 0);
@@ -361,7 +361,7 @@ mod tests {
         reserve(&ranges, 8 * PAGE, PAGE).expect("fresh space");
         let half = PAGE / 2;
         let commit = |offset, len| {
-            let full = Error::BadRange { reason: "full" };
+            let full = Error::BadRange { reason: "full".into() };
             ranges.commit(offset, len, |after| if after.pages > 2 { Err(full) } else { Ok(()) })
         };
         commit(0, half).expect("the first page");

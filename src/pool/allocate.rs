@@ -57,7 +57,7 @@ fn take_number(frames: &Frames, first: PageId, order: u8, after: u64) -> Result<
         let gap = end..first.0.max(end);
         if !known.is_empty() && !free.take_range(known.clone()) {
             return Err(Error::BadRange {
-                reason: "a page of it is in use, or a part of a buffer",
+                reason: "a page of it is in use, or a part of a buffer".into(),
             });
         }
         let gap_words = table.words(gap.start as usize..gap.end as usize);

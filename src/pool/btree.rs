@@ -83,7 +83,9 @@ impl BTree {
     pub fn create(pool: &Arc<BufferPool>) -> Result<BTree> {
         if pool.payload() > usize::from(u16::MAX) {
             // A node says its end in 16 bits.
-            return Err(Error::BadRange { reason: "a tree's pages are smaller than 64 KiB whole" });
+            return Err(Error::BadRange {
+                reason: "a tree's pages are smaller than 64 KiB whole".into(),
+            });
         }
         let mut root = pool.allocate()?;
         let id = root.id();
@@ -120,7 +122,7 @@ impl BTree {
         if key.len() + value.len() + 8 <= self.pool.payload() / ENTRY_MAX_DIVISOR {
             Ok(())
         } else {
-            Err(Error::BadRange { reason: "the entry is too long for the pool's pages" })
+            Err(Error::BadRange { reason: "the entry is too long for the pool's pages".into() })
         }
     }
 

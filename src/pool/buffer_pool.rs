@@ -316,10 +316,7 @@ impl PoolConfig {
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
         let path = path.as_ref();
-        let store = match self.read_only {
-            true => BlockStore::open_read_only(path),
-            false => BlockStore::open(path, None),
-        }?;
+        let store = BlockStore::open_table(path, self.read_only)?;
         start(self, path.to_path_buf(), Arc::new(store), manager, false)
     }
 

@@ -8,6 +8,7 @@ use super::latch::{HeldWord, Latch, LatchWord, ORDER_MAX};
 use super::page_table::PageTable;
 use crate::base::error::{Error, Result};
 use crate::base::units::PageId;
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// Optimistic attempts before a read takes a shared latch.
@@ -367,12 +368,13 @@ impl BufferPool {
     }
 }
 
-pub(super) const WRONG_ORDER: Error = Error::BadRange { reason: "the buffer has another order" };
+pub(super) const WRONG_ORDER: Error =
+    Error::BadRange { reason: Cow::Borrowed("the buffer has another order") };
 
 pub(super) fn check_order(order: u8) -> Result<()> {
     if order <= ORDER_MAX {
         Ok(())
     } else {
-        Err(Error::BadRange { reason: "a buffer has at most 128 pages" })
+        Err(Error::BadRange { reason: "a buffer has at most 128 pages".into() })
     }
 }

@@ -46,7 +46,9 @@ impl<'p> Inside<'p> {
             let latch = table.word(PageId(at as u64));
             let seen = latch.load();
             if seen.is_readable() || seen.is_unused() || seen.known_order().is_some() {
-                return Err(Error::BadRange { reason: "a page of the buffer is one by itself" });
+                return Err(Error::BadRange {
+                    reason: "a page of the buffer is one by itself".into(),
+                });
             }
             if latch.try_begin_load(seen) {
                 at += 1;

@@ -292,7 +292,7 @@ impl PageTable {
         let holder = match self.word(page).load().holder() {
             Holder::Shared(1) => "1 reader".to_owned(),
             Holder::Shared(n) => format!("{n} readers"),
-            Holder::Locked => "a writer, or a load,".to_owned(),
+            Holder::Locked => "a writer or a load".to_owned(),
             Holder::Absent | Holder::Free => "nobody any more".to_owned(),
         };
         self.timed_out(page, holder, backoff)

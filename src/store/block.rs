@@ -143,6 +143,16 @@ impl BlockStore {
         BlockStore::open_for(Use::Reading, path.as_ref(), None)
     }
 
+    /// Opens the store of a table that exists.
+    ///
+    /// # Errors
+    /// As for [`open`](BlockStore::open), in words for its caller, who can give no capacity.
+    #[cfg(feature = "pool")]
+    pub(crate) fn open_table(path: &Path, read_only: bool) -> Result<BlockStore> {
+        let what = if read_only { Use::Reading } else { Use::OldTable };
+        BlockStore::open_for(what, path, None)
+    }
+
     /// Opens a store for contents that begin anew in the regular file or on the block device at
     /// `path`: [`open`](BlockStore::open), but what holds somebody's data is refused, unless
     /// `overwrite` allows it to be lost.
@@ -185,18 +195,27 @@ impl BlockStore {
 
     fn open_for(what: Use, path: &Path, capacity: Option<ByteCount>) -> Result<BlockStore> {
         check_capacity(path, capacity)?;
-        match (file::kind_of(path), capacity) {
-            (Ok(kind), _) => BlockStore::open_existing(what, path, kind, capacity),
-            (Err(Errno(libc::ENOENT)), Some(len)) => {
-                create_at(path, len)?;
-                BlockStore::open_existing(what, path, FileKind::Regular, capacity)
-                    .inspect_err(|_| remove(path))
-            }
-            (Err(Errno(libc::ENOENT)), None) => {
-                Err(refused(path, "does not exist; give a capacity to create a file"))
-            }
-            (Err(errno), _) => Err(refused(path, explain(errno))),
+        match file::kind_of(path) {
+            Ok(kind) => BlockStore::open_existing(what, path, kind, capacity),
+            Err(Errno(libc::ENOENT)) => BlockStore::open_missing(what, path, capacity),
+            Err(errno) => Err(refused(path, explain(errno))),
         }
+    }
+
+    /// Creates the file at `path`, where nothing is, if there is a capacity to create it with.
+    fn open_missing(what: Use, path: &Path, capacity: Option<ByteCount>) -> Result<BlockStore> {
+        if let Ok(target) = path.read_link() {
+            let target = target.display();
+            return Err(refused(path, format!("is a link to {target}, which does not exist")));
+        }
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty() && !dir.exists());
+        if let Some(dir) = dir {
+            return Err(refused(path, format!("its directory {} does not exist", dir.display())));
+        }
+        let len = capacity.ok_or_else(|| refused(path, what.describe_missing()))?;
+        create_at(path, len)?;
+        BlockStore::open_existing(what, path, FileKind::Regular, capacity)
+            .inspect_err(|_| remove(path))
     }
 
     fn open_existing(
@@ -231,7 +250,7 @@ impl BlockStore {
         };
         let candidate = Candidate { path, fd: fd.as_fd(), kind, len };
         candidate.check_free(what)?;
-        let capacity = fit(path, Room::of(kind), len, capacity)?;
+        let capacity = fit(path, Room::of(kind, what), len, capacity)?;
         if kind == FileKind::Regular && !is_reading {
             check_len_limit(path, capacity)?;
         }
@@ -630,13 +649,19 @@ enum Room {
     /// A file that exists.
     File,
     Device,
+    /// A file or device with a table, of which nobody may change the length.
+    Table,
     /// What a file system has available.
     Free,
 }
 
 impl Room {
-    fn of(kind: FileKind) -> Room {
-        if kind == FileKind::Block { Room::Device } else { Room::File }
+    fn of(kind: FileKind, what: Use) -> Room {
+        match what {
+            Use::OldTable | Use::Reading => Room::Table,
+            _ if kind == FileKind::Block => Room::Device,
+            _ => Room::File,
+        }
     }
 
     /// Says that `len` bytes are less than what is needed, and what to do.
@@ -650,6 +675,9 @@ impl Room {
                 ("this file exists and has", format!("{again}{extend}"))
             }
             Room::Device => ("this device has", "use less of it, or a larger one".to_owned()),
+            Room::Table => {
+                ("it has", "it was cut off, or is another file than the one meant".to_owned())
+            }
             Room::Free => {
                 ("its file system has", "free space there, or use another directory".to_owned())
             }

@@ -42,7 +42,7 @@ impl MemStore {
     /// [`Error::Os`] or [`Error::BadRange`] when there is no address range of this size.
     pub fn new(capacity: ByteCount) -> Result<MemStore> {
         let len = capacity.as_usize().max(1).checked_next_multiple_of(IO_ALIGN);
-        let len = len.ok_or(Error::BadRange { reason: "length overflows" })?;
+        let len = len.ok_or(Error::BadRange { reason: "length overflows".into() })?;
         let mapping = Mapping::reserve(len, IO_ALIGN, Huge::Default)?;
         let name = "the memory store".into();
         Ok(MemStore { memory: Arc::new(Memory { mapping, name }) })

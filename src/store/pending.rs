@@ -26,7 +26,7 @@ use std::time::Duration;
 pub(super) fn block_bytes(block: ByteCount) -> Result<usize> {
     let block = block.as_usize();
     if block == 0 || !block.is_multiple_of(IO_ALIGN) {
-        return Err(Error::BadRange { reason: "block is not a multiple of 4,096 bytes" });
+        return Err(Error::BadRange { reason: "block is not a multiple of 4,096 bytes".into() });
     }
     Ok(block)
 }

@@ -32,14 +32,28 @@ const LARGE_MIN: ByteCount = ByteCount::mib(64);
 /// What a store is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Contents that are kept.
+    /// Contents that are kept, of a file that may have to be created.
     Table,
+    /// Contents that are kept, of a table that exists.
+    #[cfg_attr(not(feature = "pool"), expect(dead_code, reason = "only the pool has tables"))]
+    OldTable,
     /// Contents that are only read.
     Reading,
     /// Contents that begin anew; whether they may take the place of data.
     NewTable { overwrite: bool },
     /// Evicted pages; whether they may take the place of data.
     Scratch { overwrite: bool },
+}
+
+impl Use {
+    /// The end of a message about a path where nothing is, for a caller that has given no capacity.
+    pub(super) fn describe_missing(self) -> &'static str {
+        match self {
+            Use::OldTable => "does not exist; `create` makes a new table",
+            Use::Reading => "does not exist",
+            _ => "does not exist; give a capacity to create a file",
+        }
+    }
 }
 
 pub(super) fn refused(path: &Path, reason: impl Into<String>) -> Error {

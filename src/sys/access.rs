@@ -71,7 +71,7 @@ fn with_access(
     mut act: impl FnMut(NonNull<u8>, usize),
 ) -> Result<()> {
     if !start.is_multiple_of(KERNEL_PAGE) {
-        return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB" });
+        return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB".into() });
     }
     let unmapped = || Error::Os { call: "madvise", errno: libc::ENOMEM };
     let end = start + len;

@@ -121,7 +121,7 @@ impl Mapping {
         align: usize,
         huge: Huge,
     ) -> Result<Mapping> {
-        len.checked_add(align).ok_or(Error::BadRange { reason: "length overflows" })?;
+        len.checked_add(align).ok_or(Error::BadRange { reason: "length overflows".into() })?;
         let base = map(len, align).map_err(refused("mmap"))?;
         let (dumped, node) = (AtomicBool::new(false), AtomicU32::new(0));
         let mapping = Mapping { base, len, dumped, node, born: Born::here() };

@@ -385,6 +385,9 @@ fn bad_arguments_are_errors() {
         (std::ptr::null(), ByteCount(4096), "null"),
         (usize::MAX as *const u8, ByteCount(4096), "the last address"),
     ];
+    let outside = region.evict(local.as_ptr(), ByteCount(4096)).expect_err("local memory");
+    let said = format!("4096 bytes at {:p} lie outside of the region, 0x", local.as_ptr());
+    assert!(outside.to_string().contains(&said), "{outside}");
     for (ptr, len, what) in ranges {
         bad(region.evict(ptr, len), what);
         bad(region.prefetch(ptr, len), what);

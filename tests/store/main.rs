@@ -454,8 +454,15 @@ fn assert_says(result: farheap::Result<BlockStore>, path: &Path, reason: &str) {
 fn paths_that_are_no_store_are_refused_with_the_reason() {
     let dir = tempfile::tempdir().expect("directory");
     let missing = dir.path().join("missing");
-    assert_refused(&missing, None, "does not exist");
-    assert_refused(&missing.join("below"), Some(MIB), "does not exist");
+    assert_refused(&missing, None, "does not exist; give a capacity to create a file");
+    let below = format!("its directory {} does not exist", missing.display());
+    assert_refused(&missing.join("below"), Some(MIB), &below);
+    assert_refused(&missing.join("below"), None, &below);
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&missing, &link).expect("a link");
+    let dangles = format!("is a link to {}, which does not exist", missing.display());
+    assert_refused(&link, Some(MIB), &dangles);
+    assert_refused(&link, None, &dangles);
     assert!(!missing.exists());
     assert_refused(dir.path(), None, "is a directory");
     assert_refused(Path::new("/dev/null"), Some(MIB), "is a character device");

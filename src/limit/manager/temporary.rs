@@ -65,7 +65,8 @@ impl MemoryManager {
             return Err(Error::Forked { what: "a memory manager" });
         }
         let bytes = len.as_usize().max(1).checked_next_multiple_of(KERNEL_PAGE);
-        let len = ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows" })? as u64);
+        let len =
+            ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows".into() })? as u64);
         let account = self.temporary();
         let spill = match shared.mode {
             Mode::Cooperative => shared.host.spill.lock().as_ref().and_then(Weak::upgrade),

@@ -91,7 +91,7 @@ impl Loader {
             let (key, value) = (key.as_ref(), value.as_ref());
             self.tree.check_entry(key, value)?;
             if last.as_deref().is_some_and(|last| last >= key) {
-                return Err(Error::BadRange { reason: "the keys to load do not ascend" });
+                return Err(Error::BadRange { reason: "the keys to load do not ascend".into() });
             }
             if !NodeMut(&mut self.levels[0].node).try_push(key, value) {
                 let below = last.as_deref().expect("an empty leaf has room for an entry");

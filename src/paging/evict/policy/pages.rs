@@ -148,7 +148,7 @@ impl Pages {
     pub(super) fn new(pages: PageCount) -> Result<Pages> {
         if pages.get() > PAGES_MAX {
             return Err(Error::BadRange {
-                reason: "an eviction policy keeps track of at most 2^32 - 1 pages",
+                reason: "an eviction policy keeps track of at most 2^32 - 1 pages".into(),
             });
         }
         Ok(Pages {
