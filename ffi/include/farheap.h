@@ -98,6 +98,25 @@ void farheap_clear_error(void) FARHEAP_NOEXCEPT;
 /* The name of a code, such as "FARHEAP_E_CONFIG"; "FARHEAP_E_UNKNOWN" for other numbers. */
 const char *farheap_status_name(farheap_status status) FARHEAP_NOEXCEPT;
 
+/* ---- Messages ------------------------------------------------------------------------------- */
+
+typedef enum farheap_log_level {
+    FARHEAP_LOG_ERROR = 1,   /* something was lost */
+    FARHEAP_LOG_WARNING = 2, /* something costs time or memory, or will */
+    FARHEAP_LOG_OTHER = 3    /* for later versions */
+} farheap_log_level;
+
+/* Told what the library says: one line without its end, valid during the call. It is called by a thread of its
+ * own, or by a thread of the program inside of a call, at the same time too, and never by what serves faults: it may
+ * allocate, wait, and touch far memory. In it, no heap may be started or shut down. */
+typedef void (*farheap_log)(void *userdata, farheap_log_level level, const char *text);
+
+/* From now on `log` is told what the library says, which goes to standard error otherwise; NULL: standard error.
+ * `userdata` is only passed on, and must stay valid for good, as a call on another thread may be under way when
+ * another callback is set. A heap that runs notices within a tenth of a second. What ends the process, or mostly does
+ * (a lost page), goes to standard error as well, and so does what a forked child prints of memory that it has inherited. */
+farheap_status farheap_set_log(farheap_log log, void *userdata) FARHEAP_NOEXCEPT;
+
 /* ---- Version and features ------------------------------------------------------------------ */
 
 typedef enum farheap_feature {

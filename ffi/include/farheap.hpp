@@ -140,6 +140,25 @@ template <class T, status (*Free)(T *) noexcept> using owned = std::unique_ptr<T
 } // namespace detail
 
 // The library's version; throws if this header belongs to another ABI.
+namespace detail {
+using log_function = std::function<void(farheap_log_level, const char *)>;
+extern "C" inline void farheap_hpp_log(void *userdata, farheap_log_level level, const char *text) {
+    try {
+        (*static_cast<log_function *>(userdata))(level, text);
+    } catch (...) { // A line is not worth more.
+    }
+}
+} // namespace detail
+
+// Has `log` told what the library says; an empty function: standard error. What it throws is dropped. It is kept for
+// good, for a call may be under way.
+inline void set_log(std::function<void(farheap_log_level, const char *)> log) {
+    if (!log) return detail::check(farheap_set_log(nullptr, nullptr));
+    auto made = std::make_unique<detail::log_function>(std::move(log));
+    detail::check(farheap_set_log(detail::farheap_hpp_log, made.get()));
+    made.release();
+}
+
 inline const char *version() {
     detail::check(farheap_check_abi(FARHEAP_ABI_VERSION));
     if (farheap_abi_version() != FARHEAP_ABI_VERSION) detail::raise(FARHEAP_E_ABI);

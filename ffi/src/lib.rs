@@ -7,7 +7,7 @@
 //!
 //! Top down: `heap` (start, stop, hints, statistics), `retier` (pages that change their device), `memory` (`far_malloc` and kin), `scope`,
 //! `collective`, `manager`, `account`, `pool`, `page` (guards), `btree`, `stats`, `config`, `abi`
-//! (version, features); below them `handle` (what an opaque pointer is) and `error`.
+//! (version, features); below them `handle` (what an opaque pointer is) and `error`; `log` tells the host what the library says.
 //!
 //! # Invariants
 //! 1. No panic leaves a function: each one runs inside [`error::call`] or does nothing that can
@@ -27,6 +27,7 @@ pub mod config;
 pub mod error;
 mod handle;
 pub mod heap;
+pub mod log;
 pub mod manager;
 pub mod memory;
 pub mod page;

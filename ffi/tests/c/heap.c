@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define WORDS ((size_t)8 << 20) /* 64 MiB, four times the limit */
 
@@ -91,6 +92,29 @@ static void configurations_are_checked(void) {
     config.size = 8;
     FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
     CHECK(!heap);
+}
+
+static unsigned lines_logged;
+
+static void log_line(void *userdata, farheap_log_level level, const char *text) {
+    if (level == FARHEAP_LOG_WARNING && strstr(text, "the kernel may end the process"))
+        __atomic_add_fetch((unsigned *)userdata, 1, __ATOMIC_RELEASE);
+}
+
+/* A manager whose limit is above all memory. */
+static void something_is_said(void) {
+    farheap_manager *manager;
+    OK(farheap_manager_new((uint64_t)1 << 50, FARHEAP_COOPERATIVE, 0, &manager));
+    OK(farheap_manager_free(manager));
+}
+
+static void messages_go_to_a_callback_while_one_is_set(void) {
+    OK(farheap_set_log(log_line, &lines_logged));
+    something_is_said();
+    while (__atomic_load_n(&lines_logged, __ATOMIC_ACQUIRE) != 1) usleep(1000);
+    OK(farheap_set_log(NULL, NULL));
+    something_is_said();
+    CHECK(__atomic_load_n(&lines_logged, __ATOMIC_ACQUIRE) == 1);
 }
 
 static farheap_heap *start(void) {
@@ -378,6 +402,7 @@ int main(void) {
     memory_without_a_heap_is_local();
     version_and_features();
     configurations_are_checked();
+    messages_go_to_a_callback_while_one_is_set();
     farheap_heap *heap = start();
     sizes_decide_and_scopes_are_stronger(heap);
     far_blocks_of_all_sizes_come_and_go();

@@ -30,6 +30,8 @@ struct counted {
 static void without_a_heap() {
     CHECK(std::string(version()).size() >= 5);
     (void)has_feature(FARHEAP_FEATURE_USERFAULTFD);
+    set_log([](farheap_log_level, const char *) { throw std::runtime_error("stays in C++"); });
+    set_log(nullptr);
     check_config("far_limit:16MiB");
     throws<error>(FARHEAP_E_CONFIG, [] { check_config("limmit:16MiB"); });
     throws<farheap::bad_alloc>(FARHEAP_E_NOT_RUNNING, [] { std::vector<int, far_allocator<int>> v(10); });
