@@ -14,12 +14,12 @@
 
 use crate::advice::drop_far;
 use crate::own::{enter, set_errno};
-use crate::start;
+use crate::{report, start};
 use farheap::code::Changing;
 use farheap::{ByteCount, Far, Heap};
 use libc::{c_int, c_void, off_t, size_t};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const PAGE: usize = 4096;
 /// Mappings from this size on are far, or from the size from which allocations are.
@@ -28,6 +28,9 @@ const LEAST: usize = 256 << 10;
 /// code (V8's: 512 MiB), or sparse, and would count against what the device can keep.
 const RESERVED_MAX: usize = 256 << 20;
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// What plain memory is mapped with, and what it may be besides.
+const PLAIN: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+const FREE_FLAGS: c_int = libc::MAP_NORESERVE | libc::MAP_POPULATE;
 
 /// Bytes of far memory that are mapped.
 static FAR: AtomicUsize = AtomicUsize::new(0);
@@ -88,26 +91,37 @@ unsafe fn map(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let others = libc::MAP_NORESERVE | libc::MAP_POPULATE;
-    let is_plain = flags & !others == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let is_fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    if is_fixed && let Some(there) = InFar::of(hint, len) {
+        // SAFETY: as the caller promises.
+        return unsafe { map_over(&there, hint, len, protection, flags, fd, offset) };
+    }
     let is_used = hint.is_null() && protection == READ_WRITE;
     // V8 gives a random place for each. It is a hint: the kernel may choose another one as well.
     let is_reserved = protection == libc::PROT_NONE && len <= RESERVED_MAX;
-    if is_plain
+    if flags & !FREE_FLAGS == PLAIN
         && len >= LEAST
         && (is_used || is_reserved)
         && let Some(far) = map_far(len, protection)
     {
         return far.as_ptr().cast();
     }
-    let is_plain_at = flags & !others == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    if is_plain_at
-        && let Some((start, len)) = far_range(hint, len)
-        // SAFETY: the program gives up what is there.
-        && unsafe { map_anew(start, len, protection) }
-    {
-        return hint;
-    }
+    // SAFETY: as the caller promises.
+    unsafe { map_beside(hint, len, protection, flags, fd, offset) }
+}
+
+/// `mmap(2)` of what is not far.
+///
+/// # Safety
+/// As there.
+unsafe fn map_beside(
+    hint: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
     if flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0 {
         notice(len);
         make_room(len);
@@ -115,6 +129,40 @@ unsafe fn map(
     let _changing = (flags & libc::MAP_FIXED != 0).then(Changing::begin);
     // SAFETY: as the caller promises.
     unsafe { kernel_map(hint, len, protection, flags, fd, offset) }
+}
+
+/// `mmap(2)` to a place in far address space, `there`: nobody else gets that until the program unmaps it. Plain memory
+/// is far memory that reads as zero; what else is mapped over far memory is not looked at by farheap.
+///
+/// # Safety
+/// As for `mmap(2)`.
+unsafe fn map_over(
+    there: &InFar,
+    hint: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    let all_free = flags & libc::MAP_FIXED_NOREPLACE != 0;
+    if all_free && !there.is_all {
+        return failed(libc::EEXIST); // As the kernel would say: all of far address space is mapped.
+    }
+    if let Err(errno) = there.claim(all_free) {
+        return failed(errno);
+    }
+    // Free addresses are mapped already for the kernel.
+    let flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
+    if flags & !FREE_FLAGS == PLAIN | libc::MAP_FIXED
+        && there.is_all
+        // SAFETY: the program gives up what is there.
+        && unsafe { map_anew(there, protection) }
+    {
+        return hint;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { map_beside(hint, len, protection, flags, fd, offset) }
 }
 
 /// Has far memory give way to memory that stays, before the program touches it. The look at what is resident
@@ -137,17 +185,14 @@ fn make_room(len: usize) {
 ///
 /// # Safety
 /// The program gives up what the range holds.
-unsafe fn map_anew(start: NonNull<u8>, len: usize, protection: c_int) -> bool {
-    let is_far = || {
-        let _inside = enter()?;
-        Some(Heap::running()?.region().is_far(start, ByteCount(len as u64)))
-    };
+unsafe fn map_anew(there: &InFar, protection: c_int) -> bool {
+    let start = there.start.as_ptr();
     // What it has mapped there before is for the kernel to replace.
-    is_far() == Some(true)
+    there.is_far() == Some(true)
         // SAFETY: as the caller promises.
-        && unsafe { drop_far(start.as_ptr(), len) }
+        && unsafe { drop_far(start, there.len) }
         // SAFETY: the program asks for it.
-        && unsafe { kernel_mprotect(start.as_ptr().cast(), len, protection) } == 0
+        && unsafe { kernel_mprotect(start.cast(), there.len, protection) } == 0
 }
 
 /// `munmap(2)`.
@@ -156,16 +201,22 @@ unsafe fn map_anew(start: NonNull<u8>, len: usize, protection: c_int) -> bool {
 /// As there.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn munmap(start: *mut c_void, len: size_t) -> c_int {
-    match far_range(start, len) {
+    let unmap = |start: *mut c_void, len: size_t| {
+        let _changing = Changing::begin();
         // SAFETY: as the caller promises.
-        Some((start, len)) => unsafe { unmap_far(start, len) },
-        None => {
-            let _changing = Changing::begin();
-            // SAFETY: as the caller promises.
-            return unsafe { kernel_munmap(start, len) };
-        }
+        unsafe { kernel_munmap(start, len) }
+    };
+    let Some(there) = InFar::of(start, len) else { return unmap(start, len) };
+    // SAFETY: as the caller promises.
+    unsafe { unmap_far(&there) };
+    // A program's own allocator puts neighbours together, of which one may be far.
+    let (from, end) = (start.addr(), start.addr().saturating_add(len));
+    let (far, far_end) = (there.start.addr().get(), there.start.addr().get() + there.len);
+    let before = if from < far { unmap(start, far - from) } else { 0 };
+    if before == 0 && far_end < end {
+        return unmap(start.with_addr(far_end), end - far_end);
     }
-    0
+    before
 }
 
 /// `mremap(2)`.
@@ -180,51 +231,115 @@ unsafe extern "C" fn mremap(
     flags: c_int,
     new: *mut c_void,
 ) -> *mut c_void {
-    let Some((start, had)) = far_range(old, old_len) else {
+    let is_fixed = flags & libc::MREMAP_FIXED != 0;
+    let Some(there) = InFar::of(old, old_len).filter(|there| there.is_all) else {
+        if is_fixed
+            && let Some(to) = InFar::of(new, new_len)
+            && let Err(errno) = to.claim(false)
+        {
+            return failed(errno);
+        }
         let _changing = Changing::begin();
         // SAFETY: as the caller promises.
         return unsafe { kernel_mremap(old, old_len, new_len, flags, new) };
     };
+    let (start, had) = (there.start, there.len);
     let wanted = new_len.checked_next_multiple_of(PAGE).filter(|wanted| *wanted > 0);
     let (Some(wanted), false) = (wanted, flags & libc::MREMAP_DONTUNMAP != 0) else {
         return failed(libc::EINVAL);
     };
-    if flags & libc::MREMAP_FIXED == 0 && wanted <= had {
-        if wanted < had {
-            // SAFETY: lies in the range.
-            let behind = unsafe { start.add(wanted) };
-            // SAFETY: the program gives up what lies behind the new length.
-            unsafe { unmap_far(behind, had - wanted) };
-        }
+    let (from, to) = (old.addr(), new.addr());
+    if is_fixed && flags & libc::MREMAP_MAYMOVE == 0 {
+        return failed(libc::EINVAL);
+    }
+    if is_fixed && to < from.saturating_add(had) && from < to.saturating_add(wanted) {
+        return failed(libc::EINVAL); // As the kernel says of places that overlap.
+    }
+    if wanted < had {
+        // SAFETY: lies in the range.
+        let behind = unsafe { start.add(wanted) };
+        // SAFETY: the program gives up what lies behind the new length.
+        unsafe { unmap_far(&InFar { start: behind, len: had - wanted, is_all: true }) };
+    }
+    let kept = InFar { len: had.min(wanted), ..there };
+    if !is_fixed && wanted <= had {
         return old;
     }
     if flags & libc::MREMAP_MAYMOVE == 0 {
         return failed(libc::ENOMEM);
     }
-    let (from, place) = (old.addr(), new.addr());
-    if flags & libc::MREMAP_FIXED != 0
-        && place < from.saturating_add(had)
-        && from < place.saturating_add(wanted)
-    {
-        return failed(libc::EINVAL); // As the kernel says of places that overlap.
-    }
-    let to = if flags & libc::MREMAP_FIXED != 0 {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: as the caller promises: what is there is given up.
-        unsafe { map(new, wanted, READ_WRITE, flags, -1, 0) }
-    } else {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: maps new memory.
-        unsafe { map(std::ptr::null_mut(), wanted, READ_WRITE, flags, -1, 0) }
+    let place = is_fixed.then_some(new);
+    let to = match kept.is_far() {
+        // SAFETY: as the caller promises.
+        Some(false) => unsafe { move_own(&kept, wanted, place) },
+        // SAFETY: as the caller promises.
+        _ => unsafe { copy_away(&kept, wanted, place) },
     };
-    if to == libc::MAP_FAILED {
-        return to;
+    if to != libc::MAP_FAILED {
+        // SAFETY: the program uses the new place from now on.
+        unsafe { unmap_far(&kept) };
     }
-    // SAFETY: both have that many bytes, and do not overlap: one is new.
-    unsafe { to.cast::<u8>().copy_from_nonoverlapping(start.as_ptr(), had.min(wanted)) };
-    // SAFETY: the program uses the new place from now on.
-    unsafe { unmap_far(start, had) };
     to
+}
+
+/// Copies far memory to new memory, which is `wanted` bytes long.
+///
+/// # Safety
+/// As for `mmap(2)`.
+unsafe fn copy_away(from: &InFar, wanted: usize, place: Option<*mut c_void>) -> *mut c_void {
+    let flags = PLAIN | if place.is_some() { libc::MAP_FIXED } else { 0 };
+    let place = place.unwrap_or_default();
+    // SAFETY: maps new memory, or as the caller promises: what is there is given up.
+    let to = unsafe { map(place, wanted, READ_WRITE, flags, -1, 0) };
+    if to != libc::MAP_FAILED {
+        // SAFETY: both have that many bytes, and do not overlap: one is new.
+        unsafe { to.cast::<u8>().copy_from_nonoverlapping(from.start.as_ptr(), from.len) };
+    }
+    to
+}
+
+/// Moves what the program has mapped over far memory, a file for example. By itself the kernel would leave a hole, in
+/// which it maps what others ask for. It keeps the old mapping where a shared one is doubled (an old length of 0), and
+/// where a private one has the same length in its new place: a longer one is refused.
+///
+/// # Safety
+/// As for `mremap(2)`.
+unsafe fn move_own(from: &InFar, wanted: usize, place: Option<*mut c_void>) -> *mut c_void {
+    if let Some(to) = place.and_then(|place| InFar::of(place, wanted))
+        && let Err(errno) = to.claim(false)
+    {
+        return failed(errno);
+    }
+    let fixed = if place.is_some() { libc::MREMAP_FIXED } else { 0 } | libc::MREMAP_MAYMOVE;
+    let (old, place) = (from.start.as_ptr().cast(), place.unwrap_or_default());
+    let _changing = Changing::begin();
+    // SAFETY: as the caller promises.
+    let doubled = unsafe { kernel_mremap(old, 0, wanted, fixed, place) };
+    if doubled != libc::MAP_FAILED || wanted != from.len {
+        return doubled;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { kernel_mremap(old, wanted, wanted, fixed | libc::MREMAP_DONTUNMAP, place) }
+}
+
+/// `shmat(2)`. Over far memory (`SHM_REMAP`) it is refused: `shmdt(2)` would leave a hole in it, and says of no length.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn shmat(id: c_int, place: *const c_void, flags: c_int) -> *mut c_void {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if flags & libc::SHM_REMAP != 0 && Far::contains(place.cast::<u8>()) {
+        if !TOLD.swap(true, Ordering::Relaxed)
+            && let Some(_inside) = enter()
+        {
+            report::say("the program attaches shared memory over far memory (shmat): refused");
+        }
+        return failed(libc::EINVAL);
+    }
+    // SAFETY: as the caller promises; the arguments of this call.
+    let place = unsafe { libc::syscall(libc::SYS_shmat, id, place, flags) };
+    place as *mut c_void
 }
 
 fn failed(errno: c_int) -> *mut c_void {
@@ -232,11 +347,70 @@ fn failed(errno: c_int) -> *mut c_void {
     libc::MAP_FAILED
 }
 
-/// The range in whole pages of the kernel, if it is far memory.
-fn far_range(start: *mut c_void, len: usize) -> Option<(NonNull<u8>, usize)> {
-    let len = len.checked_next_multiple_of(PAGE).filter(|len| *len > 0)?;
-    let is_far = start.addr().is_multiple_of(PAGE) && Far::contains(start.cast::<u8>());
-    Some((NonNull::new(start.cast())?, len)).filter(|_| is_far)
+/// The part of a range that lies in far address space, in whole pages of the kernel.
+struct InFar {
+    start: NonNull<u8>,
+    len: usize,
+    /// Whether it is all of the range.
+    is_all: bool,
+}
+
+impl InFar {
+    /// `None`: nothing of the range, or it does not begin with a page, which is for the kernel to refuse.
+    fn of(start: *mut c_void, len: usize) -> Option<InFar> {
+        let len = len.checked_next_multiple_of(PAGE).filter(|len| *len > 0)?;
+        let from = start.addr();
+        from.checked_add(len).filter(|_| from.is_multiple_of(PAGE))?;
+        let is_far = |page: usize| Far::contains(start.with_addr(from + page * PAGE).cast::<u8>());
+        let (pages, first, last) = (len / PAGE, is_far(0), is_far(len / PAGE - 1));
+        // Where the range crosses a bound of far address space.
+        let bound = |is_before: bool| {
+            let (mut low, mut high) = (0, pages);
+            while low < high {
+                let middle = usize::midpoint(low, high);
+                if is_far(middle) == is_before { low = middle + 1 } else { high = middle }
+            }
+            low
+        };
+        let (first, end) = match (first, last) {
+            (true, true) => (0, pages),
+            (true, false) => (0, bound(true)),
+            (false, true) => (bound(false), pages),
+            (false, false) => return None,
+        };
+        let start = NonNull::new(start.with_addr(from + first * PAGE).cast())?;
+        Some(InFar { start, len: (end - first) * PAGE, is_all: end - first == pages })
+    }
+
+    /// Makes all of it the program's that is nobody's: it is about to map something there.
+    ///
+    /// # Errors
+    /// The number of what `mmap(2)` says: `EEXIST` where all of it was to be free and is not.
+    fn claim(&self, all_free: bool) -> Result<(), c_int> {
+        // In a signal handler that has interrupted an allocation it cannot be done.
+        let _inside = enter().ok_or(libc::ENOMEM)?;
+        let Some(heap) = Heap::running() else {
+            // In a forked child nothing of it is handed out, and all of it is in use.
+            return if all_free { Err(libc::EEXIST) } else { Ok(()) };
+        };
+        let len = ByteCount(self.len as u64);
+        match heap.region().claim_part_pages(self.start, len, all_free) {
+            Ok(Some(claimed)) => {
+                FAR.fetch_add(claimed.as_usize(), Ordering::Relaxed);
+                // A system call of the program's own may have mapped something there.
+                let is_taken = all_free && !heap.region().is_far(self.start, len);
+                if is_taken { Err(libc::EEXIST) } else { Ok(()) }
+            }
+            Ok(None) => Err(libc::EEXIST),
+            Err(_) => Err(libc::ENOMEM),
+        }
+    }
+
+    /// Whether all of it is far memory: the program has mapped nothing over it. A forked child does not know.
+    fn is_far(&self) -> Option<bool> {
+        let _inside = enter()?;
+        Some(Heap::running()?.region().is_far(self.start, ByteCount(self.len as u64)))
+    }
 }
 
 /// Maps far memory; `None` where there is none, or only larger blocks are far.
@@ -312,21 +486,30 @@ unsafe extern "C" fn kernel_mprotect(start: *mut c_void, len: size_t, protection
     unsafe { libc::syscall(libc::SYS_mprotect, start, len, protection) as c_int }
 }
 
-/// Takes far memory back.
+/// Takes far memory back, and what the program has mapped over it.
 ///
 /// # Safety
 /// The program does not use the range any more.
-unsafe fn unmap_far(start: NonNull<u8>, len: usize) {
+unsafe fn unmap_far(there: &InFar) {
     // A signal handler that interrupted an allocation cannot take the memory back: it is leaked.
     let Some(_inside) = enter() else { return };
     // None in a forked child: the memory is its parent's, and goes with the child.
     let Some(heap) = Heap::running() else { return };
+    let len = ByteCount(there.len as u64);
     // The next owner of this memory may read and write it.
-    // SAFETY: changes no more than that the range can be read and written.
-    unsafe { kernel_mprotect(start.as_ptr().cast(), len, READ_WRITE) };
+    let open = |at: usize, len: usize| {
+        // SAFETY: lies in the range.
+        let start = unsafe { there.start.add(at) };
+        // SAFETY: changes no more than that the range can be read and written.
+        unsafe { kernel_mprotect(start.as_ptr().cast(), len, READ_WRITE) == 0 }
+    };
+    if !open(0, there.len) {
+        // A file that may not be written is mapped over a part, and is about to go.
+        (0..there.len).step_by(PAGE).for_each(|at| _ = open(at, PAGE));
+    }
     // SAFETY: as the caller promises.
-    if unsafe { heap.region().unmap_part_pages(start, ByteCount(len as u64)) }.is_ok() {
-        FAR.fetch_sub(len, Ordering::Relaxed);
+    if let Ok(mapped) = unsafe { heap.region().unmap_part_pages(there.start, len) } {
+        FAR.fetch_sub(mapped.as_usize(), Ordering::Relaxed);
     }
 }
 

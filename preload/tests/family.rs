@@ -42,6 +42,23 @@ fn memory_that_a_program_maps_is_taken_back_in_parts_moved_and_protected() {
 }
 
 #[test]
+fn what_a_program_maps_in_place_of_what_it_unmapped_is_its_own() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("over");
+    if !permitted() || !compile("gcc", &[], include_str!("c/holes.c"), &program) {
+        return;
+    }
+    // With little address space that can be far all of it is used, up to both ends.
+    for config in ["span:1TiB", "span:128MiB"] {
+        let mut command = run(&["--limit", "24MiB", "--config", config, "--stats"]);
+        let ended = end(command.arg(&program).arg(dir.path().join("file")), dir.path());
+        let said = (ended.status.code(), ended.out.as_str());
+        assert_eq!(said, (Some(0), "right\n"), "{config}: {}", ended.errors);
+        assert!(ended.errors.contains(": far "), "no statistics: {}", ended.errors);
+    }
+}
+
+#[test]
 fn memory_that_a_program_reserves_without_access_is_far_when_it_is_opened() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("reserved");

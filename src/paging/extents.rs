@@ -19,6 +19,8 @@ use crate::paging::pager::health::NO_SLOT;
 use crate::paging::ranges::RangeAllocator;
 use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
 use crate::store::Side;
+use crate::sys::vm::KERNEL_PAGE;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -162,6 +164,31 @@ impl Extents {
         Ok(())
     }
 
+    /// As [`unmap`](Self::unmap), in units of 4 KiB, for a range of which parts may be free; returns how many bytes
+    /// were not.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not one of this region's, or a part of it is reserved for others.
+    ///
+    /// # Safety
+    /// As there.
+    pub(in crate::paging) unsafe fn unmap_parts(
+        &self,
+        ptr: NonNull<u8>,
+        len: usize,
+    ) -> Result<usize> {
+        let offset = self.offset_of(ptr.as_ptr(), len)?;
+        let mut free = 0;
+        if self.pager.table().is_here() && !self.ranges.is_live(offset, len) {
+            // What a system call that nobody saw has mapped over a free part goes, too.
+            let open = |range| self.pager.table().open(range);
+            free = self.ranges.claim(offset, len, false, open, |_| Ok(()))?.unwrap_or_default();
+        }
+        // SAFETY: as the caller promises; what was free is nobody else's.
+        unsafe { self.unmap(ptr, len, KERNEL_PAGE) }?;
+        Ok(len - free)
+    }
+
     /// Whether all of a range lies in the region, and the program has mapped nothing over it.
     pub(in crate::paging) fn is_far(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
         self.offset_of(ptr.as_ptr(), len.as_usize()).is_ok()
@@ -241,7 +268,54 @@ impl Extents {
     }
 
     fn reserve_at(&self, len: usize, align: usize) -> Result<usize> {
-        self.ranges.reserve(len, align, |range| self.pager.table().open(range))
+        let mapper = self.pager.mapper();
+        loop {
+            let offset = self.ranges.reserve(len, align, |range| self.pager.table().open(range))?;
+            let start = self.base() + offset;
+            if mapper.owns(start, len) {
+                return Ok(offset);
+            }
+            // A system call that nobody saw has mapped something over what was free: that has its owner.
+            let mut next = start;
+            let split = |theirs: Range<usize>, end: usize| {
+                let (at, len) = (theirs.start - self.base(), theirs.len());
+                // (A chunk that was being opened at that moment looks like theirs.)
+                if len > 0 && mapper.owns(theirs.start, len) {
+                    self.ranges.release(at, len);
+                } else if len > 0 {
+                    self.ranges.commit(at, len, |_| Ok(())).expect("nothing is refused");
+                }
+                if theirs.end < end {
+                    self.ranges.release(theirs.end - self.base(), end - theirs.end);
+                }
+            };
+            mapper.each_far(start, len, |from, len| {
+                split(next..from, from + len);
+                next = from + len;
+                Ok(())
+            })?;
+            split(next..start + len, start + len);
+        }
+    }
+
+    /// Has the program own a range of its choice, for which see [`Region::claim_part_pages`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// [`Region::claim_part_pages`]: crate::paging::region::Region::claim_part_pages
+    pub(in crate::paging) fn claim(
+        &self,
+        ptr: NonNull<u8>,
+        len: usize,
+        all_free: bool,
+    ) -> Result<Option<usize>> {
+        let offset = self.offset_of(ptr.as_ptr(), len)?;
+        if !self.pager.table().is_here() {
+            return Err(Error::Forked { what: "a region" });
+        }
+        let (open, capacity) = (|range| self.pager.table().open(range), self.capacity());
+        self.ranges.claim(offset, len, all_free, open, |after| self.fits(after, capacity))
     }
 
     /// Commits a range; returns how many bytes at its start and at its end may hold what an earlier

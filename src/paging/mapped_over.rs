@@ -12,10 +12,14 @@
 //!   Resident --taken--> Moving --all of it is the program's--> Poisoned: not charged, nobody looks
 //!                         '-----a part of it is--------------> Resident with a pin for good
 //! ```
-//! When the range is freed, what is left of the program's mapping there is replaced by far memory
+//! What is mapped over free addresses belongs to the program from then on: `farheap run` says so where the C library
+//! is called ([`Region::claim_part_pages`]), and addresses are asked about before they are handed out again
+//! (`Extents::reserve`), as a system call may have come unseen. When the range is freed, what is left of the program's mapping there is replaced by far memory
 //! ([`take_over`], [`take_part_over`]). Nobody can have opened the chunk around it by then, nor opens it
 //! before all of it is far memory: `kernel_filled::try_open` asks with the chunk latched, and a chunk
 //! that is being opened is not taken for the program's (`page::gaps`, with loom models).
+//!
+//! [`Region::claim_part_pages`]: crate::paging::region::Region::claim_part_pages
 //!
 //! # Invariants
 //! 1. Memory is taken out of the region, or dropped there while its contents count, only after

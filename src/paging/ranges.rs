@@ -35,6 +35,12 @@ impl Units {
     fn end(self) -> usize {
         self.first + self.count
     }
+
+    /// The part that lies in another range.
+    fn within(self, other: Units) -> Units {
+        let first = self.first.max(other.first);
+        Units { first, count: self.end().min(other.end()).saturating_sub(first) }
+    }
 }
 
 /// The address ranges of one region.
@@ -110,15 +116,55 @@ impl RangeAllocator {
         }
         let first = aligned(state.fresh);
         let end = first.checked_add(count).filter(|end| *end <= self.total).ok_or(no_space)?;
-        if end > state.closed {
-            let closed = end.next_multiple_of(OPEN_STEP).min(self.total);
-            open(state.closed * KERNEL_PAGE..closed * KERNEL_PAGE)?;
-            state.closed = closed;
-        }
+        state.open_to(end, self.total, open)?;
         let skipped = Units { first: state.fresh, count: first - state.fresh };
         state.fresh = end;
         state.give_back(skipped);
         Ok(first * KERNEL_PAGE)
+    }
+
+    /// Commits what is free of a range, in a place that somebody else has chosen, if what is committed then `fits`;
+    /// returns its bytes. `None`, and nothing has changed: not all of it is free, and it was to be (`all_free`).
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] where a part is reserved and not committed; as `open` and `fits`, which are called with
+    /// the lock held. What was free before that part stays committed.
+    pub(in crate::paging) fn claim(
+        &self,
+        offset: usize,
+        len: usize,
+        all_free: bool,
+        open: impl FnOnce(Range<usize>) -> Result<()>,
+        fits: impl Fn(&Committed) -> Result<()>,
+    ) -> Result<Option<usize>> {
+        let range = units(offset, len);
+        let mut state = self.state.lock();
+        if range.end() > state.fresh {
+            state.open_to(range.end(), self.total, open)?;
+            let skipped = Units { first: state.fresh, count: range.end() - state.fresh };
+            state.fresh = range.end();
+            state.give_back(skipped);
+        }
+        if all_free
+            && state.released.iter().map(|free| free.within(range).count).sum::<usize>()
+                < range.count
+        {
+            return Ok(None);
+        }
+        let mut claimed = 0;
+        while let Some(at) = state.released.iter().position(|free| free.within(range).count > 0) {
+            let taken = state.released[at].within(range);
+            let after = state.committed.with(self.without_live(&state, taken), |a, b| a + b);
+            fits(&after)?;
+            state.take(at, taken);
+            state.committed = after;
+            state.set(taken, true);
+            claimed += taken.count * KERNEL_PAGE;
+        }
+        match state.is_live(range) {
+            true => Ok(Some(claimed)),
+            false => Err(Error::BadRange { reason: "is reserved for others" }),
+        }
     }
 
     /// Takes a range back for reuse; it must not be committed.
@@ -147,8 +193,7 @@ impl RangeAllocator {
 
     /// Whether all of a range is committed.
     pub(in crate::paging) fn is_live(&self, offset: usize, len: usize) -> bool {
-        let state = self.state.lock();
-        masks(units(offset, len)).all(|(word, mask)| state.live[word] & mask == mask)
+        self.state.lock().is_live(units(offset, len))
     }
 
     /// Ends the use of a committed range: `discard` gets the pages without any other live data.
@@ -218,14 +263,31 @@ impl State {
     fn reuse(&mut self, count: usize, aligned: impl Fn(usize) -> usize) -> Option<usize> {
         let fits = |range: &Units| aligned(range.first) + count <= range.end();
         let at = self.released.iter().position(fits)?;
-        let range = self.released[at];
-        let first = aligned(range.first);
-        let head = Units { first: range.first, count: first - range.first };
-        let tail = Units { first: first + count, count: range.end() - (first + count) };
-        self.released.remove(at);
-        self.give_back(head);
-        self.give_back(tail);
+        let first = aligned(self.released[at].first);
+        self.take(at, Units { first, count });
         Some(first)
+    }
+
+    /// Takes a part out of a released range.
+    fn take(&mut self, at: usize, taken: Units) {
+        let range = self.released.remove(at);
+        self.give_back(Units { first: range.first, count: taken.first - range.first });
+        self.give_back(Units { first: taken.end(), count: range.end() - taken.end() });
+    }
+
+    /// Opens what is closed below `end`.
+    fn open_to(
+        &mut self,
+        end: usize,
+        total: usize,
+        open: impl FnOnce(Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        if end > self.closed {
+            let closed = end.next_multiple_of(OPEN_STEP).min(total);
+            open(self.closed * KERNEL_PAGE..closed * KERNEL_PAGE)?;
+            self.closed = closed;
+        }
+        Ok(())
     }
 
     fn give_back(&mut self, range: Units) {
@@ -255,6 +317,10 @@ impl State {
             let bits = &mut self.live[word];
             *bits = if live { *bits | mask } else { *bits & !mask };
         }
+    }
+
+    fn is_live(&self, range: Units) -> bool {
+        masks(range).all(|(word, mask)| self.live[word] & mask == mask)
     }
 
     fn any_live(&self, range: Units) -> bool {
@@ -312,6 +378,30 @@ mod tests {
         for align in [16 * HUGE_PAGE, 1 << 40, 1 << 63] {
             reserve(&ranges, PAGE, align).expect_err("no such address is in the region");
         }
+    }
+
+    #[test]
+    fn what_was_claimed_is_not_handed_out_until_it_is_released() {
+        let ranges = RangeAllocator::new(0, 64 * PAGE, PAGE).expect("a small space");
+        let claim = |first: usize, pages: usize, all_free| {
+            ranges.claim(first * PAGE, pages * PAGE, all_free, |_| Ok(()), |_| Ok(()))
+        };
+        assert_eq!(reserve(&ranges, 16 * PAGE, PAGE).expect("fresh space"), 0);
+        ranges.commit(0, 16 * PAGE, |_| Ok(())).expect("nothing is refused");
+        ranges.decommit(4 * PAGE, 8 * PAGE, |_, _| ());
+        ranges.release(4 * PAGE, 8 * PAGE);
+        assert_eq!(claim(3, 4, true), Ok(None), "the first page is in use");
+        assert_eq!(claim(3, 4, false), Ok(Some(3 * PAGE)));
+        assert_eq!(ranges.committed().pages, 11);
+        assert_eq!(reserve(&ranges, 4 * PAGE, PAGE), Ok(7 * PAGE));
+        assert_eq!(reserve(&ranges, 2 * PAGE, PAGE), Ok(16 * PAGE), "one page is left of the hole");
+        claim(9, 4, false).expect_err("two pages are reserved for others");
+        assert_eq!(claim(20, 2, true), Ok(Some(2 * PAGE)), "where nobody was yet");
+        assert_eq!(reserve(&ranges, 2 * PAGE, PAGE), Ok(18 * PAGE));
+        assert_eq!(reserve(&ranges, PAGE, PAGE), Ok(22 * PAGE));
+        ranges.decommit(4 * PAGE, 3 * PAGE, |_, _| ());
+        ranges.release(4 * PAGE, 3 * PAGE);
+        assert_eq!(reserve(&ranges, 3 * PAGE, PAGE), Ok(4 * PAGE));
     }
 
     #[test]

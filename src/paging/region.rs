@@ -397,17 +397,38 @@ impl Region {
         Ok(start)
     }
 
-    /// Takes back a part of what [`map_part_pages`](Region::map_part_pages) returned: any multiple of 4 KiB.
+    /// Has the program own a range of its choice, in units of 4 KiB, because it is about to map something there
+    /// (`MAP_FIXED`): what is free of it is nobody else's until it is [taken back](Region::unmap_part_pages). Returns
+    /// how many bytes that were. `None`: not all of the range is free, and it was to be (`all_free`).
     ///
     /// # Errors
-    /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
+    /// As [`map`](Region::map); [`Error::BadRange`] when the range is not in this region, or a part of it is reserved
+    /// for others.
+    #[doc(hidden)]
+    pub fn claim_part_pages(
+        &self,
+        ptr: NonNull<u8>,
+        len: ByteCount,
+        all_free: bool,
+    ) -> Result<Option<ByteCount>> {
+        let claimed = self.extents.claim(ptr, len.as_usize(), all_free)?;
+        Ok(claimed.map(|claimed| ByteCount(claimed as u64)))
+    }
+
+    /// Takes back parts of what [`map_part_pages`](Region::map_part_pages) and
+    /// [`claim_part_pages`](Region::claim_part_pages) gave: any multiple of 4 KiB, in which parts may be free. Returns
+    /// how many bytes were not.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] when the range is not in this region, or a part of it is reserved for others.
     ///
     /// # Safety
     /// As for [`unmap`](Region::unmap).
     #[doc(hidden)]
-    pub unsafe fn unmap_part_pages(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
+    pub unsafe fn unmap_part_pages(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<ByteCount> {
         // SAFETY: as the caller promises.
-        unsafe { self.extents.unmap(ptr, len.as_usize(), KERNEL_PAGE) }
+        let mapped = unsafe { self.extents.unmap_parts(ptr, len.as_usize()) }?;
+        Ok(ByteCount(mapped as u64))
     }
 
     /// Whether all of a range is far memory still: in this region, and nothing mapped over it by the program.

@@ -223,8 +223,8 @@ impl Mapper {
         bytes
     }
 
-    /// Calls `act` with the parts of a range that are far memory.
-    fn each_far(
+    /// Calls `act` with the parts of a range that are far memory, in ascending order.
+    pub(in crate::paging) fn each_far(
         &self,
         start: usize,
         len: usize,
