@@ -22,7 +22,7 @@ const PAGE: usize = 4096;
 const CLEARED_MAX: usize = 32 << 10;
 
 /// Passes `block` on; says "no memory" for none.
-pub(crate) fn given(block: *mut c_void) -> *mut c_void {
+pub(crate) extern "C" fn given(block: *mut c_void) -> *mut c_void {
     if block.is_null() {
         set_errno(libc::ENOMEM);
     }
@@ -175,17 +175,22 @@ pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
     }
 }
 
-/// `reallocarray(3)`.
+/// `reallocarray(3)`: by the name `realloc`, which is the program's own where it has one.
 ///
 /// # Safety
 /// As there.
+#[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn reallocarray(block: *mut c_void, count: size_t, size: size_t) -> *mut c_void {
-    match count.checked_mul(size) {
-        // SAFETY: as the caller promises.
-        Some(bytes) => unsafe { reallocate(block, bytes, 0) },
-        None => given(ptr::null_mut()),
-    }
+    naked_asm!(
+        "mov rax, rsi",
+        "mul rdx",
+        "mov rsi, rax",
+        "jno realloc@PLT",
+        "xor edi, edi",
+        "jmp {}",
+        sym given,
+    )
 }
 
 /// `posix_memalign(3)`.

@@ -5,8 +5,8 @@
 //! [`mapping`] what those call that map memory past malloc, [`advice`] what drops memory, [`descriptors`] what
 //! closes descriptors, [`exec`] what starts programs, some without this library ([`elf`], a file of the command);
 //! [`start`] starts the far heap once the program has some memory in use; [`report`] prints the
-//! statistics at the end. What the C library, its loader and this library's own threads allocate
-//! comes from [`inner`], told apart by [`own`]. Uses farheap's public interface only. Built for
+//! statistics at the end; [`environment`] is what a program is started with. What the C library, its loader and this
+//! library's own threads allocate comes from [`inner`], told apart by [`own`]. Uses farheap's public interface only. Built for
 //! x86-64 with the GNU C library; elsewhere the library is empty.
 //!
 //! # Invariants
@@ -22,6 +22,7 @@ mod descriptors;
 #[path = "../../cli/src/elf.rs"]
 mod elf;
 mod entry;
+mod environment;
 mod exec;
 mod extended;
 mod inner;

@@ -3,16 +3,21 @@
 //! The program's environment is read before `main` ([`VARIABLE`], and `FARHEAP_CONF`). The heap starts when
 //! what the program has allocated, mapped or has for variables has grown to [`START`]: from then on its thread watches the
 //! process. Everything from before stays local. A start that fails says so
-//! on standard error, and the program goes on with local memory. Uses `own`, `inner`, `report`.
+//! on standard error, and the program goes on with local memory, as one does that has a malloc of its own. Uses `own`, `inner`, `report`.
 
-#![expect(unsafe_code, reason = "has a constructor, changes the environment before main")]
+#![expect(unsafe_code, reason = "has a constructor, asks the loader for functions")]
 
+use crate::environment::Environment;
 use crate::own::{self, enter};
-use crate::{descriptors, exec, inner, report};
+use crate::{descriptors, exec, inner, mapping, report};
 use farheap::code;
 use farheap::config::Place;
 use farheap::{ByteCount, Config, Heap};
+use libc::{c_char, c_int, c_void};
 use std::alloc::{GlobalAlloc, Layout};
+use std::arch::asm;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
@@ -95,26 +100,40 @@ unsafe impl GlobalAlloc for Own {
 /// Runs before the constructors of the program and `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static PREPARE: extern "C" fn() = prepare;
+static PREPARE: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = prepare;
 
-extern "C" fn prepare() {
+extern "C" fn prepare(_: c_int, _: *mut *mut c_char, variables: *mut *mut c_char) {
     let _inside = enter();
-    let words = std::env::var(VARIABLE).unwrap_or_default();
-    let has = |word: &str| words.split(',').any(|found| found == word);
-    if has("alone") {
-        leave_children_alone();
+    // SAFETY: what the C library passes to constructors. There is one thread, which uses it through this alone here.
+    let mut environment = unsafe { Environment::new(variables) };
+    let (process, mut stats, mut is_alone, mut first) = (std::process::id(), false, false, false);
+    for word in environment.get(VARIABLE).unwrap_or_default().split(',') {
+        stats |= word == "stats";
+        is_alone |= word == "alone";
+        first |= word.strip_prefix("first=").is_some_and(|pid| pid.parse() == Ok(process));
+    }
+    if is_alone {
+        environment.leave_out("LD_PRELOAD", |path| path.ends_with(b"/libfarheap_preload.so"));
+    }
+    report::prepare();
+    // In a program with a malloc of its own nothing more is done, from here on.
+    if let Some(owner) = malloc_of_others() {
+        if first || stats {
+            report::say(&format!(
+                "the far heap does not start, all memory is local, and nothing limits it: the program has a malloc \
+                 of its own ({owner})"
+            ));
+        }
+        return;
     }
     // In a program with more rights than its caller has, which can have the library only from a system directory, the
     // variable would name files of the owner's to overwrite.
     // SAFETY: reads a word that the kernel has passed to the process.
     let is_trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
-    let conf = std::env::var(Config::ENV).ok().filter(|_| is_trusted);
-    report::prepare();
+    let conf = environment.get(Config::ENV).filter(|_| is_trusted).map(str::to_owned);
     LOCAL_AT_FIRST.store(farheap::malloc::local_resident().as_usize(), Ordering::Relaxed);
     // Not set before: this runs once.
-    let process = std::process::id();
-    let first = has(&format!("first={process}"));
-    let _ = SETTINGS.set(Settings { conf, stats: has("stats"), first, process });
+    let _ = SETTINGS.set(Settings { conf, stats, first, process });
     // SAFETY: registers functions that live as long as the program.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
     // Of the first thread; others call this when they start (`own`).
@@ -146,6 +165,46 @@ fn bytes_of_variables() -> usize {
     parts.filter(is_writable).map(|part| part.p_memsz as usize).sum()
 }
 
+/// Whether this library's malloc is the program's, and its constructor has run. In a program with a malloc of its own
+/// none of the other functions does more than the C library's: that malloc calls them with its locks held, and they
+/// would come back to it, because the C library allocates what it needs for threads, libraries and files by the name.
+#[inline]
+pub(crate) fn is_served() -> bool {
+    SETTINGS.get().is_some()
+}
+
+/// The file that the malloc family is from, by its names; `None`: this library.
+fn malloc_of_others() -> Option<String> {
+    let mut family = [0_usize; 4];
+    // SAFETY: reads what the loader has found for the names, from the table of this library.
+    unsafe {
+        asm!(
+            "mov {malloc}, qword ptr [rip + malloc@GOTPCREL]",
+            "mov {calloc}, qword ptr [rip + calloc@GOTPCREL]",
+            "mov {realloc}, qword ptr [rip + realloc@GOTPCREL]",
+            "mov {free}, qword ptr [rip + free@GOTPCREL]",
+            malloc = out(reg) family[0],
+            calloc = out(reg) family[1],
+            realloc = out(reg) family[2],
+            free = out(reg) family[3],
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    let object_of = |address: usize| {
+        let mut object = MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: there is room for the answer, of which zeros are a value.
+        unsafe { libc::dladdr(address as *const c_void, object.as_mut_ptr()) };
+        // SAFETY: as above.
+        unsafe { object.assume_init() }
+    };
+    let own = object_of((&raw const PREPARE).addr()).dli_fbase;
+    let other = family.map(object_of).into_iter().find(|object| object.dli_fbase != own)?;
+    let name = NonNull::new(other.dli_fname.cast_mut());
+    // SAFETY: a text of the loader's, which stays as long as the object is loaded.
+    let name = name.map(|name| unsafe { CStr::from_ptr(name.as_ptr()) });
+    Some(name.map_or_else(String::new, |name| name.to_string_lossy().into_owned()))
+}
+
 extern "C" fn before_fork() {
     code::before_fork();
     inner::before_fork();
@@ -160,20 +219,6 @@ extern "C" fn in_child() {
     inner::after_fork();
     // The thread that was starting the heap is the parent's.
     let _ = STATE.compare_exchange(STARTING, OVER, Ordering::Relaxed, Ordering::Relaxed);
-}
-
-/// Takes this library out of `LD_PRELOAD`.
-fn leave_children_alone() {
-    const PRELOAD: &str = "LD_PRELOAD";
-    let Ok(libraries) = std::env::var(PRELOAD) else { return };
-    let is_other = |path: &&str| !path.ends_with("/libfarheap_preload.so") && !path.is_empty();
-    let others: Vec<&str> = libraries.split([':', ' ']).filter(is_other).collect();
-    match others.is_empty() {
-        // SAFETY: before `main`, with one thread.
-        true => unsafe { std::env::remove_var(PRELOAD) },
-        // SAFETY: before `main`, with one thread.
-        false => unsafe { std::env::set_var(PRELOAD, others.join(":")) },
-    }
 }
 
 /// Whether the heap has been started, or could not be: no allocation is counted any more.
@@ -258,7 +303,9 @@ fn start() -> Result<(), farheap::Error> {
     let conf = SETTINGS.get().and_then(|settings| settings.conf.as_deref());
     let builder = conf.map_or(Ok(builder.clone()), |conf| builder.parse(conf))?;
     let _low = descriptors::keep_low_numbers();
-    Heap::start(builder.build()?).map(drop)
+    let config = builder.build()?;
+    mapping::be_far_from(config.threshold());
+    Heap::start(config).map(drop)
 }
 
 /// Start and end of the loader's code; 0 where it is not known.

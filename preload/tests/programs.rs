@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{end, installed, permitted, run};
+use common::{compile, end, installed, permitted, run, static_library};
 use std::path::Path;
 use std::process::Command;
 
@@ -149,4 +149,122 @@ rm -rf repo && git init -q repo && cd repo && git config user.name a && git conf
 for n in 1 2 3 4 5 6 7 8 9 10; do echo $n >>file; git add file; git commit -qm \"$n\"; done
 git gc -q && git fsck --full 2>&1 && git rev-list --objects --all && git log -p";
     compare(36, "sh", &["-c", text], dir.path());
+}
+
+/// Runs a program with a malloc of its own plain and under `farheap run`, which tells that its memory is local.
+fn expect_local(program: &Path, arguments: &[&str], dir: &Path) {
+    let plain = end(Command::new(program).args(arguments).current_dir(dir), dir);
+    assert!(plain.status.success(), "{plain:?}");
+    let mut command = run(&["--limit", "64MiB"]);
+    let far = end(command.arg(program).args(arguments).current_dir(dir), dir);
+    assert!(far.status.success(), "{} {}", far.status, far.errors);
+    assert_eq!(far.out, plain.out, "another answer than plain: {}", far.errors);
+    let lines: Vec<&str> =
+        far.errors.lines().filter(|line| line.starts_with("farheap: ")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("a malloc of its own ("), "{}", far.errors);
+}
+
+#[test]
+fn a_program_with_a_malloc_of_its_own_keeps_it_and_is_told_so() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("own_malloc");
+    let options = ["-fno-builtin"];
+    if permitted() && compile("gcc", &options, include_str!("c/own_malloc.c"), &program) {
+        expect_local(&program, &[], dir.path());
+    }
+}
+
+#[test]
+fn allocators_that_are_linked_statically_into_a_program_keep_working() {
+    if !permitted() || !installed("gcc") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = r#"
+        #include <pthread.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        static void *work(void *seed) {
+            for (size_t bytes = 100; bytes < 30000000; bytes = bytes * 3) {
+                char *some = (char *)malloc(bytes);
+                memset(some, 7, bytes);
+                if ((some = (char *)realloc(some, bytes * 2))[bytes - 1] != 7) return NULL;
+                free(some);
+            }
+            return seed;
+        }
+        int main(void) {
+            pthread_t threads[8];
+            long right = 0;
+            for (int n = 0; n < 8; n++) pthread_create(&threads[n], NULL, work, &right);
+            for (int n = 0; n < 8; n++) {
+                void *ended;
+                pthread_join(threads[n], &ended);
+                right += ended != NULL;
+            }
+            printf("%ld\n", right);
+            return 0;
+        }"#;
+    let rust = "fn main() {
+            let work = |n: usize| move || (0..300_000).map(|i| vec![n; i % 9 + 1]).collect::<Vec<_>>().len();
+            let threads: Vec<_> = (0..8).map(|n| std::thread::spawn(work(n))).collect();
+            let large = vec![1_u8; 40 << 20];
+            let all: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            println!(\"{all} {}\", large.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+        }";
+    let libraries = [
+        ("libjemalloc.a", "libjemalloc-dev"),
+        ("libtcmalloc_minimal.a", "libgoogle-perftools-dev"),
+    ];
+    for (library, package) in libraries {
+        let Some(library) = static_library(library, package) else { continue };
+        let options = ["-fno-builtin", "-xnone", &library, "-lstdc++", "-lm", "-ldl"];
+        for compiler in ["gcc", "g++"] {
+            let program = dir.path().join(compiler);
+            if compile(compiler, &options, text, &program) {
+                expect_local(&program, &[], dir.path());
+            }
+        }
+        let (source, program) = (dir.path().join("service.rs"), dir.path().join("service"));
+        std::fs::write(&source, rust).expect("room");
+        let mut rustc = Command::new("rustc");
+        rustc.args(["-O", "-o"]).arg(&program).arg(&source);
+        // Named behind the C library, whose malloc it would else leave in use.
+        let options = ["-Wl,--whole-archive", &library, "-Wl,--no-whole-archive", "-lstdc++"];
+        rustc.args(options.map(|option| format!("-Clink-arg={option}")));
+        if installed("rustc") {
+            assert!(rustc.status().expect("a compiler").success(), "{library}");
+            expect_local(&program, &[], dir.path());
+        }
+    }
+}
+
+#[test]
+fn a_compiler_with_an_allocator_of_its_own_compiles() {
+    if !installed("rustc") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = "fn main() { println!(\"{}\", (0..10).sum::<i32>()); }";
+    std::fs::write(dir.path().join("sum.rs"), text).expect("room");
+    let mut command = run(&["--limit", "64MiB"]);
+    let compiled = end(command.args(["rustc", "sum.rs"]).current_dir(dir.path()), dir.path());
+    assert!(compiled.status.success(), "{} {}", compiled.status, compiled.errors);
+    let ended = end(&mut Command::new(dir.path().join("sum")), dir.path());
+    assert_eq!(ended.out, "45\n");
+}
+
+#[test]
+fn php_has_its_extensions() {
+    if !installed("php") || !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = "
+ini_set('memory_limit', -1);
+for ($n = 0; $n < 40000; $n++) $data[] = ['id' => $n, 'text' => str_repeat(chr(65 + $n % 26), $n % 90)];
+usort($data, fn($a, $b) => strcmp($a['text'], $b['text']) ?: $a['id'] - $b['id']);
+echo count(get_loaded_extensions()), ' ', md5(json_encode($data)), ' ', iconv('UTF-8', 'UTF-16', 'word'), PHP_EOL;";
+    assert_stored(&compare(48, "php", &["-r", text], dir.path()));
 }

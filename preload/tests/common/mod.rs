@@ -150,3 +150,15 @@ pub(crate) fn compile(compiler: &str, options: &[&str], text: &str, to: &Path) -
     assert!(status.success(), "{compiler} {to:?}");
     true
 }
+
+/// The path of a static library of Debian's, which `package` brings; says when it is not there.
+pub(crate) fn static_library(name: &str, package: &str) -> Option<String> {
+    let asked = Command::new("gcc").arg(format!("-print-file-name={name}")).output().ok()?;
+    let path = String::from_utf8(asked.stdout).ok()?.trim().to_owned();
+    // The compiler repeats the name of what it does not find.
+    let is_there = Path::new(&path).is_absolute();
+    if !is_there {
+        println!("skipped: {name} is not installed ({package})");
+    }
+    is_there.then_some(path)
+}
