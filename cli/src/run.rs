@@ -95,7 +95,9 @@ pub(crate) fn run(options: &Run) -> ExitCode {
         preload.push(":");
         preload.push(others);
     }
-    let error = Command::new(&path)
+    let mut command = Command::new(&path);
+    command.envs(room_under_audit());
+    let error = command
         .arg0(&options.program[0])
         .args(&options.program[1..])
         .env(Config::ENV, config.to_string())
@@ -103,6 +105,20 @@ pub(crate) fn run(options: &Run) -> ExitCode {
         .env("LD_PRELOAD", preload)
         .exec();
     fail(EXIT_NOT_EXECUTABLE, &format!("{}: {error}", path.display()))
+}
+
+/// With `LD_AUDIT` the loader has reserved the threads' memory before it loads what is preloaded, and ends the program for
+/// want of room unless it was told how much will be needed (`GLIBC_TUNABLES`).
+fn room_under_audit() -> Option<(&'static str, OsString)> {
+    const TUNABLES: &str = "GLIBC_TUNABLES";
+    std::env::var_os("LD_AUDIT").filter(|audit| !audit.is_empty())?;
+    let mut tunables = OsString::from("glibc.rtld.optional_static_tls=8192");
+    // The last one holds.
+    if let Some(said) = std::env::var_os(TUNABLES).filter(|said| !said.is_empty()) {
+        tunables.push(":");
+        tunables.push(said);
+    }
+    Some((TUNABLES, tunables))
 }
 
 /// The configuration, with which a heap was started and ended here.

@@ -3,7 +3,8 @@
 //! `farheap run` has it preloaded (`LD_PRELOAD`). Top down: [`entry`] exports what programs call, [`extended`]
 //! what those call that are linked to another allocator,
 //! [`mapping`] what those call that map memory past malloc, [`advice`] what drops memory, [`descriptors`] what
-//! closes descriptors, [`exec`] what starts programs, some without this library ([`elf`], a file of the command);
+//! closes descriptors, [`loading`] what loads libraries, [`exec`] what starts programs, some without this library
+//! ([`elf`], a file of the command);
 //! [`start`] starts the far heap once the program has some memory in use; [`report`] prints the
 //! statistics at the end; [`environment`] is what a program is started with. What the C library, its loader and this
 //! library's own threads allocate comes from [`inner`], told apart by [`own`]. Uses farheap's public interface only. Built for
@@ -26,6 +27,7 @@ mod environment;
 mod exec;
 mod extended;
 mod inner;
+mod loading;
 mod mapping;
 mod own;
 mod report;
