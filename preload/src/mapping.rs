@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const PAGE: usize = 4096;
-/// Mappings from this size on are far, or from the size from which allocations are.
+/// Minimum size of a mapping that is far.
 const LEAST: usize = 256 << 10;
 /// Address space that a program reserves without access is far up to this size. What is larger is mostly for
 /// code (V8's: 512 MiB), or sparse, and would count against what the device can keep.
@@ -32,6 +32,9 @@ const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 const PLAIN: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 const FREE_FLAGS: c_int = libc::MAP_NORESERVE | libc::MAP_POPULATE;
 
+/// Maximum of [`LEAST`] and the option `threshold`; none are far with `threshold:off`.
+static FAR_FROM: AtomicUsize = AtomicUsize::new(LEAST);
+
 /// Bytes of far memory that are mapped.
 static FAR: AtomicUsize = AtomicUsize::new(0);
 
@@ -39,6 +42,12 @@ static FAR: AtomicUsize = AtomicUsize::new(0);
 static BESIDE: AtomicUsize = AtomicUsize::new(0);
 /// From how many of them on it is looked at again.
 static BESIDE_FREE: AtomicUsize = AtomicUsize::new(0);
+
+/// Sets from which size on mappings are far, `None`: none are.
+pub(crate) fn be_far_from(threshold: Option<ByteCount>) {
+    let threshold = threshold.map_or(usize::MAX, ByteCount::as_usize);
+    FAR_FROM.store(threshold.max(LEAST), Ordering::Relaxed);
+}
 
 /// Bytes of far memory that the program has mapped past malloc.
 pub(crate) fn far_bytes() -> ByteCount {
@@ -101,6 +110,7 @@ unsafe fn map(
     let is_reserved = protection == libc::PROT_NONE && len <= RESERVED_MAX;
     if flags & !FREE_FLAGS == PLAIN
         && len >= LEAST
+        && start::is_served()
         && (is_used || is_reserved)
         && let Some(far) = map_far(len, protection)
     {
@@ -122,7 +132,8 @@ unsafe fn map_beside(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    if flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0 {
+    if flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0 && start::is_served()
+    {
         notice(len);
         make_room(len);
     }
@@ -413,14 +424,14 @@ impl InFar {
     }
 }
 
-/// Maps far memory; `None` where there is none, or only larger blocks are far.
+/// Maps far memory; `None` where there is none, or only larger mappings are far.
 fn map_far(len: usize, protection: c_int) -> Option<NonNull<u8>> {
     let _inside = enter()?;
     if protection != libc::PROT_NONE {
         start::notice_mapping(len);
     }
     let heap = Heap::running()?;
-    let is_large = heap.threshold().is_some_and(|least| len as u64 >= least.0);
+    let is_large = len >= FAR_FROM.load(Ordering::Relaxed) && heap.threshold().is_some();
     let len = len.checked_next_multiple_of(PAGE).filter(|_| is_large)?;
     let start = heap.region().map_part_pages(ByteCount(len as u64)).ok()?;
     if protection != READ_WRITE
@@ -451,7 +462,7 @@ fn notice(len: usize) {
 /// As there.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mprotect(start: *mut c_void, len: size_t, protection: c_int) -> c_int {
-    if protection == READ_WRITE && !Far::contains(start.cast::<u8>()) {
+    if protection == READ_WRITE && !Far::contains(start.cast::<u8>()) && start::is_served() {
         notice(len);
         make_room(len);
     }

@@ -7,6 +7,7 @@
 
 #![expect(unsafe_code, reason = "has a thread-local variable in assembler, starts threads")]
 
+use crate::{report, start};
 use libc::{c_int, c_void, pthread_attr_t, pthread_t};
 use std::arch::{asm, global_asm};
 use std::cell::Cell;
@@ -186,6 +187,11 @@ unsafe extern "C" fn pthread_create(
     run: Run,
     argument: *mut c_void,
 ) -> c_int {
+    if !start::is_served() {
+        let Some(create) = next_pthread_create() else { return libc::EAGAIN };
+        // SAFETY: as the caller promises.
+        return unsafe { create(thread, attributes, run, argument) };
+    }
     let _inside = enter();
     // SAFETY: as the caller promises.
     unsafe { create(thread, attributes, begin, Start { run, argument }) }
@@ -232,4 +238,24 @@ extern "C-unwind" fn begin_own(start: *mut c_void) -> *mut c_void {
     // SAFETY: made by `create` for this thread alone.
     let Start { run, argument } = *unsafe { Box::from_raw(start.cast::<Start>()) };
     run(argument)
+}
+
+/// `unshare(2)`. A process with several threads, as one with a heap is, cannot change its name space of users.
+#[unsafe(no_mangle)]
+extern "C" fn unshare(flags: c_int) -> c_int {
+    #[expect(clippy::disallowed_methods, reason = "the C library's function is this one")]
+    // SAFETY: takes no pointers.
+    let done = unsafe { libc::syscall(libc::SYS_unshare, flags) } as c_int;
+    if done != 0
+        && flags & libc::CLONE_NEWUSER != 0
+        && start::is_over()
+        && let Some(_inside) = enter()
+    {
+        let _kept = keep_errno();
+        report::say(
+            "the program cannot have a name space of users, because the threads of its far heap are there: \
+             run farheap in the name space (unshare -U farheap run ...)",
+        );
+    }
+    done
 }

@@ -206,3 +206,119 @@ fn a_child_that_closes_standard_error_has_no_copy_of_it() {
     let open = std::fs::read_to_string(&open).expect("what the child has open");
     assert!(open.contains("/out") && !open.contains("/errors"), "{open}");
 }
+
+#[test]
+fn libraries_that_are_bound_deeply_have_the_same_malloc() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (program, library) = (dir.path().join("deeply"), dir.path().join("libdeeply.so"));
+    let given = r#"
+        #define _GNU_SOURCE
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        char *give(void) { return strdup("from the library"); }
+        void take(char *block) { puts(block); free(block); }"#;
+    // The library is found beside the program because the program says so, which asks for it by its name alone.
+    let text = r#"
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        static int use(void *library) {
+            if (library == NULL) { puts(dlerror()); return 1; }
+            char *(*give)(void) = (char *(*)(void))dlsym(library, "give");
+            void (*take)(char *) = (void (*)(char *))dlsym(library, "take");
+            for (int n = 0; n < 1000; n++) free(give());
+            take(strcpy(malloc(200000), "from the program"));
+            return 0;
+        }
+        int main(void) {
+            char *far = malloc(32 << 20);
+            memset(far, 1, 32 << 20);
+            if (use(dlopen("libdeeply.so", RTLD_NOW | RTLD_DEEPBIND))) return 1;
+            if (use(dlmopen(LM_ID_BASE, "libdeeply.so", RTLD_NOW | RTLD_DEEPBIND))) return 1;
+            /* Another name space has a C library of its own. */
+            char *(*give)(void) = (char *(*)(void))dlsym(dlmopen(LM_ID_NEWLM, "libdeeply.so", RTLD_NOW), "give");
+            puts(give());
+            puts(dlopen("no such library", RTLD_NOW) ? "found" : dlerror());
+            return far[1000] != 1;
+        }"#;
+    if !permitted()
+        || !compile("gcc", &["-shared", "-fPIC"], given, &library)
+        || !compile("gcc", &["-fno-builtin", "-Wl,-rpath,$ORIGIN", "-ldl"], text, &program)
+    {
+        return;
+    }
+    let ended = end(run(&["--limit", "24MiB", "--stats"]).arg(&program), dir.path());
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    let lines =
+        "from the program\nfrom the program\nfrom the library\nno such library: cannot open";
+    assert!(ended.out.starts_with(lines), "{ended:?}");
+    assert_eq!(ended.errors.matches("RTLD_DEEPBIND").count(), 1, "{}", ended.errors);
+    assert!(ended.errors.contains(": far "), "no statistics: {}", ended.errors);
+}
+
+#[test]
+fn a_name_space_of_users_is_refused_with_the_way_to_have_one() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("unshares");
+    let text = r#"
+        #define _GNU_SOURCE
+        #include <errno.h>
+        #include <sched.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        int main(void) {
+            char *far = malloc(32 << 20);
+            memset(far, 1, 32 << 20);
+            int done = unshare(CLONE_NEWUSER);
+            printf("%d %d\n", done, errno == EINVAL);
+            return far[1000] != 1;
+        }"#;
+    if permitted() && compile("gcc", &["-fno-builtin"], text, &program) {
+        let ended = end(run(&["--limit", "24MiB"]).arg(&program), dir.path());
+        assert_eq!(ended.out, "-1 1\n", "{}", ended.errors);
+        assert!(ended.errors.contains("unshare -U farheap run"), "{}", ended.errors);
+    }
+}
+
+#[test]
+fn a_program_with_a_userfaultfd_has_its_mappings_local_if_asked_to() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("registers");
+    let text = r#"
+        #define _GNU_SOURCE
+        #include <fcntl.h>
+        #include <linux/userfaultfd.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        #include <sys/ioctl.h>
+        #include <sys/mman.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int main(void) {
+            char *far = malloc(32 << 20);
+            memset(far, 1, 32 << 20);
+            int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+            struct uffdio_api api = { .api = UFFD_API };
+            if (fd < 0 || ioctl(fd, UFFDIO_API, &api)) { puts("not permitted"); return 0; }
+            for (size_t bytes = 64 << 10; bytes <= 256 << 20; bytes *= 4)
+                for (int protection = PROT_NONE; protection <= 3; protection += 3) {
+                    char *own = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                    struct uffdio_register range = { { (size_t)own, bytes }, UFFDIO_REGISTER_MODE_MISSING, 0 };
+                    if (ioctl(fd, UFFDIO_REGISTER, &range)) { perror("register"); return 1; }
+                }
+            puts("registered");
+            return far[1000] != 1;
+        }"#;
+    if permitted() && compile("gcc", &["-fno-builtin"], text, &program) {
+        let mut command = run(&["--limit", "24MiB", "--config", "threshold:off", "--stats"]);
+        let ended = end(command.arg(&program), dir.path());
+        assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+        println!("{}", ended.out.trim());
+        assert!(ended.errors.contains(": far 32"), "malloc's memory is far: {}", ended.errors);
+    }
+}

@@ -149,12 +149,62 @@ fn programs_that_are_started_have_the_library_unless_it_is_alone() {
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");
-    let text = "cat /proc/self/maps; echo; echo LD_PRELOAD=$LD_PRELOAD";
-    let maps = |options: &[&str]| end(run(options).args(["sh", "-c", text]), dir.path()).out;
-    assert!(maps(&["--limit", "8MiB"]).contains("libfarheap_preload.so\n"));
-    let alone = maps(&["--limit", "8MiB", "--alone"]);
-    assert!(!alone.contains("libfarheap_preload.so"), "{alone}");
-    assert!(alone.ends_with("LD_PRELOAD=\n"), "{alone}");
+    let text = "cat /proc/self/maps; echo; echo LD_PRELOAD=$LD_PRELOAD.";
+    let maps = |options: &[&str], shell: &str, other: &str| {
+        let mut command = run(options);
+        end(command.args([shell, "-c", text]).env("LD_PRELOAD", other), dir.path()).out
+    };
+    assert!(maps(&["--limit", "8MiB"], "sh", "").contains("libfarheap_preload.so\n"));
+    let other = dir.path().join("libother.so");
+    let has_other = compile("gcc", &["-shared", "-fPIC"], "int other;", &other);
+    let other = other.to_str().expect("UTF-8");
+    // bash has a function `unsetenv` of its own.
+    for shell in ["sh", "bash"].into_iter().filter(|shell| installed(shell)) {
+        let alone = maps(&["--limit", "8MiB", "--alone"], shell, "");
+        assert!(!alone.contains("libfarheap_preload.so"), "{alone}");
+        assert!(alone.ends_with("LD_PRELOAD=.\n"), "{alone}");
+        if has_other {
+            let alone = maps(&["--limit", "8MiB", "--alone"], shell, other);
+            assert!(!alone.contains("libfarheap_preload.so"), "{alone}");
+            assert!(alone.ends_with(&format!("LD_PRELOAD={other}.\n")), "{alone}");
+        }
+    }
+}
+
+#[test]
+fn a_program_is_run_inside_of_a_program_that_is_run() {
+    if !permitted() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    // The inner one's address space is small enough for the outer one to take it for a program's mapping.
+    let inner = run(&["--limit", "16MiB", "--config", "span:128MiB"]);
+    let mut command = run(&["--limit", "32MiB"]);
+    command.arg(inner.get_program()).args(inner.get_args()).args(["echo", "inside"]);
+    let ended = end(&mut command, dir.path());
+    assert_eq!(
+        (ended.status.code(), ended.out.as_str()),
+        (Some(0), "inside\n"),
+        "{}",
+        ended.errors
+    );
+}
+
+#[test]
+fn a_program_is_run_under_a_library_that_audits_the_loader() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let audits = dir.path().join("libaudits.so");
+    let text = "unsigned la_version(unsigned version) { return version; }";
+    if permitted() && compile("gcc", &["-shared", "-fPIC"], text, &audits) {
+        let mut command = run(&["--limit", "16MiB"]);
+        let ended = end(command.args(["echo", "heard"]).env("LD_AUDIT", &audits), dir.path());
+        assert_eq!(
+            (ended.status.code(), ended.out.as_str()),
+            (Some(0), "heard\n"),
+            "{}",
+            ended.errors
+        );
+    }
 }
 
 #[test]

@@ -4,8 +4,7 @@
 #![expect(unsafe_code, reason = "maps and unmaps address space")]
 
 use nix::errno::Errno;
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munlock, munmap};
-use std::num::NonZeroUsize;
+use nix::sys::mman::{ProtFlags, mprotect, munlock, munmap};
 use std::ptr::NonNull;
 
 /// Maps `len` zeros at a multiple of `align`. See `mmap(2)`.
@@ -27,11 +26,16 @@ pub(crate) fn map(len: usize, align: usize) -> nix::Result<NonNull<u8>> {
 /// As [`map`], but nothing of it can be touched until it is [opened](open).
 pub(crate) fn map_closed(len: usize, align: usize) -> nix::Result<NonNull<u8>> {
     let padded = len.checked_add(align).expect("the length of a mapping");
-    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-    let bytes = NonZeroUsize::new(padded).ok_or(Errno::EINVAL)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let (anywhere, no_file) = (std::ptr::null_mut::<libc::c_void>(), -1);
+    // Not by the C library's function: under `farheap run` it gives far memory, which has a userfaultfd already.
     // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no
     // existing memory.
-    let start = unsafe { mmap_anonymous(None, bytes, ProtFlags::PROT_NONE, flags) }?;
+    let start = unsafe {
+        libc::syscall(libc::SYS_mmap, anywhere, padded, libc::PROT_NONE, flags, no_file, 0)
+    };
+    let start = NonNull::new(Errno::result(start)? as *mut libc::c_void);
+    let start = start.expect("the kernel never maps address zero");
     // SAFETY: ends a lock; contents stay.
     let _ = unsafe { munlock(start, padded) };
     let start = start.as_ptr() as usize;
