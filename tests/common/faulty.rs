@@ -7,7 +7,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![expect(unsafe_code, reason = "passes buffers on and flips bits in them")]
 
-use farheap::store::{Completion, Op, Queue, Request, Segment, Store};
+use farheap::store::{Completion, Inherited, Op, Queue, Request, Segment, Store};
 use farheap::{ByteCount, Error};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -390,6 +390,14 @@ unsafe impl Store for FaultyStore {
 
     fn describe(&self) -> String {
         format!("faulty {}", self.inner.describe())
+    }
+
+    fn inherit(&self) -> Option<Inherited> {
+        self.inner.inherit()
+    }
+
+    fn open_in_child(&self) -> Result<Arc<dyn Store>> {
+        self.inner.open_in_child()
     }
 
     fn name(&self) -> Arc<str> {

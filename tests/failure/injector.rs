@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "passes buffers on")]
 
 use crate::common::inject_panic;
-use farheap::store::{Completion, Op, Queue, Request, Store};
+use farheap::store::{Completion, Inherited, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, Result};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -176,6 +176,14 @@ unsafe impl Store for Injector {
 
     fn describe(&self) -> String {
         format!("spoilt {}", self.inner.describe())
+    }
+
+    fn inherit(&self) -> Option<Inherited> {
+        self.inner.inherit()
+    }
+
+    fn open_in_child(&self) -> Result<Arc<dyn Store>> {
+        self.inner.open_in_child()
     }
 }
 

@@ -12,6 +12,7 @@ mod injector;
 
 mod block_device;
 mod direct_io;
+mod forks;
 mod in_thread;
 mod limits;
 mod mapped_over;

@@ -18,6 +18,9 @@ const PART: usize = 512;
 /// Chunks whose pages have changed their device, of all threads.
 pub(crate) static MOVED: AtomicU64 = AtomicU64::new(0);
 
+/// Children, of all threads.
+pub(crate) static FORKED: AtomicU64 = AtomicU64::new(0);
+
 struct Block {
     base: NonNull<u64>,
     words: usize,
@@ -94,16 +97,19 @@ pub(crate) struct Blocks<'a> {
     /// Where system calls may touch far memory.
     file: Option<File>,
     page: usize,
+    /// Forked, and not waited for.
+    children: Vec<i32>,
 }
 
 impl<'a> Blocks<'a> {
     pub(crate) fn new(heap: &'a Heap, most: u64) -> Blocks<'a> {
         let file = heap.serves_kernel_faults().then(|| tempfile::tempfile().expect("a file"));
         let page = heap.page_size().as_usize();
-        Blocks { heap, blocks: Vec::new(), held: 0, most, file, page }
+        Blocks { heap, blocks: Vec::new(), held: 0, most, file, page, children: Vec::new() }
     }
 
-    pub(crate) fn check_all(&self) {
+    pub(crate) fn check_all(&mut self) {
+        self.wait_for_children();
         self.blocks.iter().for_each(Block::check_all);
     }
 
@@ -116,6 +122,44 @@ impl<'a> Blocks<'a> {
             _ => self.most / 8 / 8,
         };
         1 + dice.below(bound) as usize
+    }
+
+    /// A child has the blocks as they are, and what it writes is its own.
+    pub(crate) fn fork(&mut self, dice: &mut Dice) {
+        /// Blocks that a child looks at: to bring all in takes it longer than all other steps together.
+        const CHECKED: u64 = 12;
+        #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
+        // SAFETY: the child reads and writes its copy of the blocks, and ends without cleaning up.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+        if pid == 0 {
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                for _ in 0..CHECKED.min(self.blocks.len() as u64) {
+                    let block = dice.below(self.blocks.len() as u64) as usize;
+                    let block = &mut self.blocks[block];
+                    block.check_all();
+                    let parts = block.stamps.len() as u64;
+                    (0..8).for_each(|_| block.write(dice.below(parts) as usize, dice));
+                    block.check_all();
+                }
+            }));
+            // SAFETY: ends the process; takes no pointers.
+            unsafe { libc::_exit(i32::from(ended.is_err())) };
+        }
+        FORKED.fetch_add(1, Ordering::Relaxed);
+        self.children.push(pid);
+        if self.children.len() > 2 {
+            self.wait_for_children();
+        }
+    }
+
+    fn wait_for_children(&mut self) {
+        for pid in self.children.drain(..) {
+            let mut status = 0;
+            // SAFETY: the status is a valid place to write to.
+            let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+            assert_eq!((waited, status), (pid, 0), "a child and its status");
+        }
     }
 
     pub(crate) fn step(&mut self, dice: &mut Dice) {

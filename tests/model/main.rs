@@ -1,6 +1,7 @@
 //! Everything under one memory manager, against shadow copies: a far heap, a buffer pool with a
 //! B-tree, and temporary memory, used by several threads from a printed seed, while the kernel
-//! compacts memory and the process is stopped and goes on. Where the heap has two sides, its pages change
+//! compacts memory and the process is stopped and goes on. Its children, which it forks all the time, have each thread's
+//! far blocks as they were at the fork. Where the heap has two sides, its pages change
 //! their device meanwhile.
 //!
 //! `FARHEAP_MODEL_SECONDS=3600 cargo test --release --test model` runs every way for so long;
@@ -33,6 +34,9 @@ const BESIDE: u64 = 48 << 20;
 /// Local memory that is in use before it is counted.
 const COUNTED_LATE: u64 = 8 << 20;
 
+/// Steps of a thread between two forks, on average.
+const FORK_EVERY: u64 = 50;
+
 /// What one run consists of.
 struct Way {
     conf: &'static str,
@@ -40,6 +44,8 @@ struct Way {
     mode: Mode,
     /// The heap has a second device.
     is_two_sided: bool,
+    /// Forked children have the heap's memory.
+    is_inherited: bool,
 }
 
 fn way(case: &str) -> Way {
@@ -57,7 +63,8 @@ fn way(case: &str) -> Way {
         "64KiB copy" => ("page:64KiB,far_limit:32MiB,install:copy", 48, partitioned),
         other => panic!("no way is called {other}"),
     };
-    Way { conf, limit: ByteCount::mib(mib), mode, is_two_sided }
+    let is_inherited = !conf.contains("in_thread") && !conf.contains("copy");
+    Way { conf, limit: ByteCount::mib(mib), mode, is_two_sided, is_inherited }
 }
 
 #[test]
@@ -121,7 +128,8 @@ fn model(way: &Way, seed: u64) {
             scope.spawn(move || {
                 // Also when this thread panics: the others would go on for ever.
                 let _stop = StopOnDrop(stop);
-                work(heap, manager, tables, Dice::new(seed ^ thread << 56), stop, steps);
+                let dice = Dice::new(seed ^ thread << 56);
+                work(heap, manager, tables, dice, way.is_inherited, stop, steps);
             });
         }
         scope.spawn(|| compact(&stop));
@@ -138,12 +146,13 @@ fn model(way: &Way, seed: u64) {
     tables.check_all();
     let stats = heap.stats();
     println!(
-        "{} steps, {} pages out, {} in, {} busy, {} chunks moved, at most {} of {}",
+        "{} steps, {} pages out, {} in, {} busy, {} chunks moved, {} forks, at most {} of {}",
         steps.load(Ordering::Relaxed),
         stats.pages_out,
         stats.pages_in,
         stats.evict_busy,
         blocks::MOVED.load(Ordering::Relaxed),
+        blocks::FORKED.load(Ordering::Relaxed),
         manager.stats().used_bytes_max,
         way.limit
     );
@@ -162,6 +171,7 @@ fn work(
     manager: &Arc<MemoryManager>,
     tables: &Tables,
     mut dice: Dice,
+    forks: bool,
     stop: &AtomicBool,
     steps: &AtomicU64,
 ) {
@@ -171,6 +181,9 @@ fn work(
     let mut blocks = Blocks::new(heap, far_bytes);
     let mut keys = tables.keys(dice.roll());
     while !stop.load(Ordering::Relaxed) {
+        if forks && dice.below(FORK_EVERY) == 0 {
+            blocks.fork(&mut dice);
+        }
         match dice.below(10) {
             0..5 => blocks.step(&mut dice),
             5..7 => tables.page_step(&mut dice),

@@ -180,6 +180,8 @@ impl Heir {
         match word.state() {
             PageState::Stored => Entry::out(backing(word.slot())),
             PageState::Filling => {
+            // Discarded while it was read ahead: it reads as zero, although its slot is in use until the read is over.
+            PageState::Filling if word.dead() => Entry::in_memory(Backing::Nothing),
                 let frame = word.frame().expect("a page being read has a frame");
                 Entry::out(backing(self.pager.frames().slot(frame)))
             }

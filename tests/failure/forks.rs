@@ -1,0 +1,229 @@
+//! Forked children of a process whose device is slow or fails, at every state that a page can be in.
+#![expect(unsafe_code, reason = "forks, and gives far memory up")]
+
+use crate::common::{seed, watchdog};
+use crate::harness::{
+    DEADLINE, Far, HUNG, check_page, config, fill_page, read_word, stamp, wait_until,
+};
+use farheap::ByteCount;
+use farheap::region::Install;
+use farheap::store::Op;
+use std::io::Write;
+use std::ops::Range;
+use std::time::Duration;
+
+/// Forks; the child runs `body` and ends with 0 if nothing in it panics.
+fn fork(body: impl FnOnce()) -> i32 {
+    #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
+    // SAFETY: the child calls `body` and ends without cleaning up; the C library's allocator is prepared for forks.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        // SAFETY: ends the process; takes no pointers.
+        unsafe { libc::_exit(i32::from(ended.is_err())) };
+    }
+    assert!(pid > 0, "fork: {}", std::io::Error::last_os_error());
+    pid
+}
+
+/// The status of a child as `waitpid(2)` tells it.
+fn wait_for(pid: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: the status is a valid place to write to.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!(waited, pid, "{}", std::io::Error::last_os_error());
+    status
+}
+
+/// Pages of a chunk of 2 MiB.
+const CHUNK: usize = 128;
+/// The pages that states and droppers are tried on: in the middle of a chunk, and a whole one.
+const SOME: Range<usize> = 8..24;
+const WHOLE: Range<usize> = 0..CHUNK;
+/// Writes that the evictor keeps in flight: what it takes out beyond them cools.
+const WRITES: usize = 32;
+
+fn far(name: &str, deadline: Duration) -> Option<Far> {
+    let config = config(16, Install::Auto).limit(ByteCount::mib(32));
+    Far::new(config.deadline(deadline), 2 * CHUNK, seed(name))
+}
+
+/// Whether a page has memory, or a part of it.
+fn is_mapped(far: &Far, page: usize) -> bool {
+    let mut there = [0_u8; 4];
+    // SAFETY: an address range of the region, and room for a byte for each 4 KiB of it.
+    let rc = unsafe { libc::mincore(far.addr(page) as *mut _, far.page, there.as_mut_ptr()) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+    there.iter().any(|there| there & 1 != 0)
+}
+
+/// What pages read as that were not dropped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Zeros,
+    Stamps,
+    Lost,
+}
+
+/// A state that pages can be in, how they get there, and whether the device hangs meanwhile.
+struct State {
+    name: &'static str,
+    pages: Range<usize>,
+    holds: Content,
+    enter: fn(&Far, Range<usize>),
+}
+
+const STATES: [State; 10] = [
+    State { name: "never touched", pages: SOME, holds: Content::Zeros, enter: |_, _| () },
+    State { name: "written", pages: SOME, holds: Content::Stamps, enter: Far::fill },
+    State { name: "filled by the kernel", pages: WHOLE, holds: Content::Stamps, enter: open },
+    State { name: "read back", pages: SOME, holds: Content::Stamps, enter: read_back },
+    State { name: "stored", pages: SOME, holds: Content::Stamps, enter: Far::store },
+    State { name: "being read", pages: SOME, holds: Content::Stamps, enter: being_read },
+    State {
+        name: "being read as a chunk",
+        pages: WHOLE,
+        holds: Content::Stamps,
+        enter: being_read,
+    },
+    State { name: "being written", pages: SOME, holds: Content::Stamps, enter: being_written },
+    State { name: "cooling", pages: SOME, holds: Content::Stamps, enter: cooling },
+    State { name: "lost", pages: 8..9, holds: Content::Lost, enter: lost },
+];
+
+/// (A chunk is not opened while another thread is at it, or room is short.)
+fn open(far: &Far, pages: Range<usize>) {
+    wait_until("the kernel fills a chunk", || {
+        far.discard(pages.clone());
+        far.fill(pages.clone());
+        far.stats().chunks_opened > far.stats().chunks_closed
+    });
+}
+
+fn read_back(far: &Far, pages: Range<usize>) {
+    far.store(pages.clone());
+    far.check(pages);
+}
+
+fn being_read(far: &Far, pages: Range<usize>) {
+    far.store(pages.clone());
+    far.control.pause();
+    let before = far.stats().pages_prefetched;
+    far.region.prefetch(far.ptr(pages.start), far.len(pages.len())).expect("a range of the region");
+    let asked = || far.stats().pages_prefetched - before;
+    wait_until("all pages are being read", || asked() == pages.len() as u64);
+    wait_until("the device has read them", || far.control.held() > 0);
+}
+
+fn being_written(far: &Far, pages: Range<usize>) {
+    far.fill(pages.clone());
+    far.control.pause();
+    far.region.evict_soon(far.ptr(pages.start), far.len(pages.len())).expect("inside the region");
+    wait_until("the device has got them", || far.control.held() > 0);
+    wait_until("none is mapped", || pages.clone().all(|page| !is_mapped(far, page)));
+}
+
+/// As many writes as there may be are under way, each of a page without neighbours; then others leave.
+fn cooling(far: &Far, pages: Range<usize>) {
+    let before = (CHUNK..2 * CHUNK).step_by(2).take(WRITES);
+    for page in before.clone().chain(pages.clone()) {
+        fill_page(far.addr(page), far.page, stamp(page));
+    }
+    far.control.pause();
+    let leave = |page| {
+        far.region.evict_soon(far.ptr(page), far.len(1)).expect("inside the region");
+        wait_until("it has left", || !is_mapped(far, page));
+    };
+    before.for_each(leave);
+    wait_until("all writes are under way", || far.control.held() == WRITES as u64);
+    pages.for_each(leave);
+}
+
+/// A page that is lost: its first word is touched by a system call, which fails.
+fn lost(far: &Far, pages: Range<usize>) {
+    far.store(pages.clone());
+    far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
+    let file = tempfile::tempfile().expect("a file");
+    for page in pages {
+        // SAFETY: a page of the region, which is mapped.
+        let bytes = unsafe { std::slice::from_raw_parts(far.ptr(page), far.page) };
+        let written = (&file).write(bytes);
+        assert_eq!(written.map_err(|error| error.raw_os_error()), Err(Some(libc::EFAULT)));
+    }
+}
+
+/// A way to give content up.
+type Drop = (&'static str, fn(&Far, Range<usize>));
+
+const DROPPERS: [Drop; 3] =
+    [("discard", Far::discard), ("clear", clear), ("unmap, and map again", map_again)];
+
+fn clear(far: &Far, pages: Range<usize>) {
+    // SAFETY: the case gives the content up and holds no reference.
+    unsafe { far.region.clear(far.ptr(pages.start), far.len(pages.len())) }.expect("it is dropped");
+}
+
+fn map_again(far: &Far, pages: Range<usize>) {
+    let (ptr, len) = (far.ptr(pages.start).cast_mut(), far.len(pages.len()));
+    let ptr = std::ptr::NonNull::new(ptr).expect("not null");
+    // SAFETY: mapped by this case, which does not need its content.
+    unsafe { far.region.unmap(ptr, len) }.expect("mapped");
+    assert_eq!(far.region.map(len).expect("there is room"), ptr, "the same place again");
+}
+
+fn expect_zeros(far: &Far, pages: Range<usize>) {
+    for page in pages {
+        for at in (0..far.page).step_by(512) {
+            assert_eq!(read_word(far.addr(page) + at), 0, "page {page} at {at}");
+        }
+    }
+}
+
+fn expect(far: &Far, pages: Range<usize>, holds: Content) {
+    match holds {
+        Content::Zeros => expect_zeros(far, pages),
+        Content::Stamps => far.check(pages),
+        Content::Lost => {
+            read_word(far.addr(pages.start));
+        }
+    }
+}
+
+/// Each state with each way to give content up, in both orders: a fork after that, whose children read zeros, and one
+/// before, whose children read what was there.
+#[test]
+fn children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped() {
+    let name = "forks::children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped";
+    let _watchdog = watchdog(name, HUNG);
+    for State { name: state, pages, holds, enter } in STATES {
+        for (dropper, drop_content) in DROPPERS {
+            let case = format!("{state}, then {dropper}");
+            let Some(far) = far(&case, DEADLINE) else { return };
+            let pages = || pages.clone();
+            enter(&far, pages());
+            // In a child the device works: it has a copy of the plan.
+            let before = fork(|| {
+                far.control.heal();
+                expect(&far, pages(), holds);
+            });
+            drop_content(&far, pages());
+            let after = fork(|| {
+                far.control.heal();
+                let grandchild = fork(|| expect_zeros(&far, pages()));
+                expect_zeros(&far, pages());
+                assert_eq!(wait_for(grandchild), 0, "a child of the child's");
+                pages().for_each(|page| fill_page(far.addr(page), far.page, !stamp(page)));
+                pages().for_each(|page| check_page(far.addr(page), far.page, !stamp(page), page));
+            });
+            far.control.heal();
+            expect_zeros(&far, pages());
+            // The place is used anew, while the children read.
+            pages().for_each(|page| fill_page(far.addr(page), far.page, !stamp(page)));
+            far.evict(pages());
+            let ends = (wait_for(before), wait_for(after));
+            let sigbus = if holds == Content::Lost { libc::SIGBUS } else { 0 };
+            assert_eq!(ends, (sigbus, 0), "{case}: a child forked before, and one forked after");
+            pages().for_each(|page| check_page(far.addr(page), far.page, !stamp(page), page));
+        }
+    }
+}
