@@ -227,3 +227,41 @@ fn children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped() {
         }
     }
 }
+
+#[test]
+fn a_child_repeats_reads_that_fail_until_the_deadline() {
+    let name = "forks::a_child_repeats_reads_that_fail_until_the_deadline";
+    let _watchdog = watchdog(name, HUNG);
+    let Some(far) = far(name, Duration::from_secs(60)) else { return };
+    far.store(SOME);
+    let breaks: [fn(&Far); 4] = [
+        |far| far.control.fail_next(Op::Read, 8, libc::EIO),
+        |far| far.control.shorten_reads(3),
+        |far| far.corrupt_reads(2),
+        |far| far.control.fail_fraction(Op::Read, 300_000, libc::EIO),
+    ];
+    for (n, breaks) in breaks.into_iter().enumerate() {
+        let child = fork(|| {
+            let before = far.control.injected();
+            breaks(&far);
+            far.check(SOME);
+            assert!(far.control.injected() > before, "no read has failed");
+        });
+        assert_eq!(wait_for(child), 0, "failure {n}");
+    }
+    far.check(SOME);
+}
+
+#[test]
+fn a_child_gives_a_page_up_that_cannot_be_read_for_a_whole_deadline() {
+    let name = "forks::a_child_gives_a_page_up_that_cannot_be_read_for_a_whole_deadline";
+    let _watchdog = watchdog(name, HUNG);
+    let Some(far) = far(name, DEADLINE) else { return };
+    far.store(SOME);
+    let child = fork(|| {
+        far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
+        read_word(far.addr(SOME.start));
+    });
+    assert_eq!(wait_for(child), libc::SIGBUS);
+    far.check(SOME);
+}

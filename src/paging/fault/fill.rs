@@ -17,6 +17,7 @@
 //! 2. A page that a thread waits for is lost only when reads of it failed for a whole deadline; a page
 //!    that no thread waits for is never lost, and is read a few times only.
 
+use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageId, SlotId};
 use crate::paging::evict::policy::Insert;
@@ -37,7 +38,7 @@ pub(super) enum NotBegun {
 }
 
 /// `Stored` -> `Filling`: reserves a frame to read a page into.
-pub(in crate::paging) fn begin_fill(
+pub(super) fn begin_fill(
     pager: &Pager,
     page: PageId,
     stored: Word,
@@ -53,7 +54,7 @@ pub(in crate::paging) fn begin_fill(
 
 /// `Stored` -> `Filling`, into a frame that was reserved before. `false`: the word changed; the
 /// frame is given back.
-pub(in crate::paging) fn begin_fill_into(
+pub(super) fn begin_fill_into(
     pager: &Pager,
     frame: FrameId,
     page: PageId,
@@ -101,9 +102,9 @@ pub(in crate::paging) fn check_read(
 /// deadline has passed.
 pub(in crate::paging) fn retry_after(
     pager: &Pager,
-    frame: FrameId,
     purpose: Purpose,
     attempts: u32,
+    is_discarded: bool,
     is_over: impl FnOnce() -> bool,
 ) -> Option<Duration> {
     const PREFETCH_ATTEMPTS_MAX: u32 = 3;
@@ -111,8 +112,36 @@ pub(in crate::paging) fn retry_after(
         Purpose::Fault => is_over(),
         Purpose::Prefetch => attempts >= PREFETCH_ATTEMPTS_MAX,
     };
-    let is_discarded = pager.word(pager.frames().page(frame)).load().dead();
     (!gives_up && !is_discarded).then(|| pause_before(attempts, pager.health().deadline()))
+}
+
+/// Whether the page that is being read into a frame was discarded meanwhile.
+pub(in crate::paging) fn is_discarded(pager: &Pager, frame: FrameId) -> bool {
+    pager.word(pager.frames().page(frame)).load().dead()
+}
+
+/// Calls `read`, which reads a page and compares it with what was written, again and again while that may help: the
+/// way of a thread that waits for its reads. Returns what the last one said.
+///
+/// # Errors
+/// Those of `read` itself, which end it.
+pub(in crate::paging) fn read_until_deadline<E>(
+    pager: &Pager,
+    purpose: Purpose,
+    is_discarded: impl Fn() -> bool,
+    mut read: impl FnMut() -> std::result::Result<Result<()>, E>,
+) -> std::result::Result<Result<()>, E> {
+    let mut deadline = Deadline::new(pager.health().deadline());
+    let mut attempts = 0;
+    loop {
+        let Err(error) = read()? else { return Ok(Ok(())) };
+        attempts += 1;
+        match retry_after(pager, purpose, attempts, is_discarded(), || deadline.is_over()) {
+            // nanosleep(2) is async-signal-safe in Linux.
+            Some(pause) if !pager.health().is_stopping() => std::thread::sleep(pause),
+            _ => return Ok(Err(error)),
+        }
+    }
 }
 
 /// `Filling` -> `Moving`: the page whose slot was read into `frame` is the caller's, to be mapped.

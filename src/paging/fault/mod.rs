@@ -1,6 +1,6 @@
 //! Faults: the threads and the signal handler that bring pages in.
 
-mod fill;
+pub(in crate::paging) mod fill;
 pub(in crate::paging) mod handler;
 mod huge_reads;
 mod in_memory;

@@ -555,7 +555,9 @@ impl Reads {
         read.attempts += 1;
         let (purpose, attempts) = (read.purpose(), read.attempts);
         let is_over = || read.term.is_over(shown, deadline);
-        if let Some(pause) = fill::retry_after(&self.pager, frame, purpose, attempts, is_over) {
+        let is_discarded = fill::is_discarded(&self.pager, frame);
+        let pause = fill::retry_after(&self.pager, purpose, attempts, is_discarded, is_over);
+        if let Some(pause) = pause {
             return self.repeats.push(Repeat { frame, due: now + pause });
         }
         self.fail(frame, error);

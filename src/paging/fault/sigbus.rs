@@ -16,7 +16,7 @@
 //!    may interrupt holds none (`sys::signals`). Nor is it interrupted itself: all signals are blocked.
 #![expect(unsafe_code, reason = "reads into frames, follows listed pointers")]
 
-use crate::base::deadline::{Deadline, Stopwatch};
+use crate::base::deadline::Stopwatch;
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicUsize, Interrupted, Ordering};
 use crate::base::units::{PageCount, PageId};
@@ -236,20 +236,9 @@ fn clear_up(pager: &Pager, page: PageId, frame: FrameId) {
 
 /// Reads a frame's slot and verifies it, again and again while that may help.
 fn read_frame(pager: &Pager, frame: FrameId, purpose: Purpose) -> std::result::Result<(), NotRead> {
-    let mut deadline = Deadline::new(pager.health().deadline());
-    let mut attempts = 0;
-    loop {
-        let Err(error) = fill::check_read(pager, frame, &read_once(pager, frame)?) else {
-            return Ok(());
-        };
-        attempts += 1;
-        let is_over = || deadline.is_over();
-        match fill::retry_after(pager, frame, purpose, attempts, is_over) {
-            // nanosleep(2) is async-signal-safe in Linux.
-            Some(pause) if !pager.health().is_stopping() => std::thread::sleep(pause),
-            _ => return Err(NotRead::Failed(error)),
-        }
-    }
+    let read = || Ok(fill::check_read(pager, frame, &read_once(pager, frame)?));
+    let is_discarded = || fill::is_discarded(pager, frame);
+    fill::read_until_deadline(pager, purpose, is_discarded, read)?.map_err(NotRead::Failed)
 }
 
 /// Reads a frame's slot once; returns what the store said.

@@ -11,6 +11,8 @@ use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::base::local::keep_local;
 use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
+use crate::paging::fault::fill;
+use crate::paging::fault::status::Purpose;
 use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::fork::heir::Heir;
 use crate::paging::fork::legacy::{Legacy, Needed};
@@ -22,6 +24,7 @@ use crate::sys::signals::SignalsBlocked;
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake};
 use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use looks::{LOOK_EVERY_MAX, Looks};
+use std::convert::Infallible;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -216,15 +219,23 @@ impl Server {
     fn fetch(&mut self, layer: u16, slot: SlotId) -> Result<*const u8> {
         let slots = self.heir.slots(layer);
         let (into, len) = (self.frames.as_ptr(), self.heir.pager.page_bytes());
-        // SAFETY: the first page of `frames` is this thread's, for reads alone; nobody writes the slot:
-        // it is held for this process, or its own.
-        unsafe { slots.store().read_now(slots.offset(slot), into, len) }?;
-        // SAFETY: the page was just read, and nobody else uses it.
-        let bytes = unsafe { std::slice::from_raw_parts(into, len) };
-        if slots.verifies() && slots.hash_bytes(bytes) != slots.hash(slot) {
-            return Err(slots.corrupt(slot));
-        }
-        Ok(into)
+        let read = || {
+            // SAFETY: the first page of `frames` is this thread's, for reads alone; nobody writes the slot:
+            // it is held for this process, or its own.
+            unsafe { slots.store().read_now(slots.offset(slot), into, len) }?;
+            // SAFETY: the page was just read, and nobody else uses it.
+            let bytes = unsafe { std::slice::from_raw_parts(into, len) };
+            match slots.verifies() && slots.hash_bytes(bytes) != slots.hash(slot) {
+                true => Err(slots.corrupt(slot)),
+                false => Ok(()),
+            }
+        };
+        // What was discarded by then has no slot.
+        let is_discarded = || false;
+        let read = || Ok::<_, Infallible>(read());
+        let ended = fill::read_until_deadline(&self.heir.pager, Purpose::Fault, is_discarded, read);
+        let Ok(read) = ended;
+        read.map(|()| into.cast_const())
     }
 
     /// Copies a page in; what of it is there stays.
