@@ -54,9 +54,9 @@ const LOCAL_BY_SIZE: &str = "So no allocation goes far because of its size; the 
 const USER_MODE_REMEDY: &str = "`sudo sysctl vm.unprivileged_userfaultfd=1` permits all faults; \
      `farheap doctor` (from `cargo install farheap-cli`) names other ways";
 
-/// What start-up says where jemalloc's metadata is far, and children cannot inherit it.
-const FORKS_END: &str = "with `metadata:far` and a region that children cannot inherit a child of fork(2) ends \
-     with SIGSEGV; programs that are started by posix_spawn(3) or vfork(2) are not concerned";
+/// Printed at start-up where jemalloc's metadata is far: it resets its locks in a child, which are far memory.
+const FORKS_END: &str = "with `metadata:far` a child of fork(2) ends with SIGSEGV; programs that are \
+     started by posix_spawn(3) or vfork(2) are not concerned";
 
 /// All tiers that run, the default one first.
 static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
@@ -600,8 +600,7 @@ fn start_tier(
     beside: Beside,
 ) -> Result<Heap> {
     let _ours = keep_local();
-    heap::watch_forks(); // After regions do, so that it is first before a fork.
-    if options.metadata_is_far && !region.extents().is_inherited() {
+    if options.metadata_is_far {
         warn(format_args!("{FORKS_END}"));
     }
     let arenas = FarArenas::create(region.clone() as Arc<dyn ExtentSource>, options)?;
@@ -659,10 +658,6 @@ impl ExtentSource for Region {
 
     fn release(&self, ptr: NonNull<u8>, len: ByteCount) {
         self.extents().release(ptr, len);
-    }
-
-    fn keep_at_forks(&self, ptr: NonNull<u8>, len: ByteCount) {
-        self.extents().keep_at_forks(ptr, len);
     }
 
     fn pin(&self, ptr: *const u8, len: ByteCount) -> bool {

@@ -189,6 +189,7 @@ impl Config {
     pub fn region(&self) -> RegionConfig {
         let metadata_is_far = self.metadata() == Metadata::Far;
         let region = region_settings(self)
+            .inherit(!metadata_is_far)
             .kernel_faults_required(metadata_is_far || self.user_mode() == UserMode::RequireKernel);
         match self.handlers() {
             Some(threads) => region.handlers(threads.into()),

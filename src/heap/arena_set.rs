@@ -50,11 +50,6 @@ impl ArenaSet {
         self.arenas.iter().any(|far| far.arena() == arena)
     }
 
-    /// Whether jemalloc's metadata is far, so that its locks are, too.
-    pub(super) fn have_far_metadata(&self) -> bool {
-        self.arenas.iter().any(FarArena::has_far_metadata)
-    }
-
     /// Bytes charged to the source.
     pub(super) fn committed(&self) -> ByteCount {
         ByteCount(self.arenas.iter().map(FarArena::committed).sum())

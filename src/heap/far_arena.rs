@@ -5,8 +5,7 @@
 //! # Metadata
 //! What jemalloc keeps about an arena (extents, slabs, locks) is local memory, or far memory of the tier
 //! itself ([`FarArenasOptions::metadata_is_far`]). Far, it is brought in when an allocation needs it,
-//! with jemalloc's locks held: allocations wait for the device then. Around a fork threads are kept out of it
-//! (`forks`), and the pages that the locks are in are kept in memory.
+//! with jemalloc's locks held: allocations wait for the device then. Children of a fork do not inherit such a tier.
 
 #![expect(unsafe_code, reason = "creates and destroys arenas")]
 
@@ -59,11 +58,6 @@ impl FarArena {
             unsafe { arena.destroy() }?;
             return Err(error);
         }
-        if let Some(metadata) = &metadata {
-            // Its locks are in what it was made of. Nothing else is resident of it now.
-            jemalloc::advance_epoch();
-            metadata.keep_at_forks(ByteCount(arena.bytes()?.resident as u64));
-        }
         Ok(FarArena { arena, hooks, metadata })
     }
 
@@ -74,11 +68,6 @@ impl FarArena {
     /// What serves its data.
     pub(super) fn hooks(&self) -> &Hooks {
         &self.hooks
-    }
-
-    /// Whether what jemalloc keeps about the arena is far.
-    pub(super) fn has_far_metadata(&self) -> bool {
-        self.metadata.is_some()
     }
 
     /// Bytes charged to the source, for metadata too.

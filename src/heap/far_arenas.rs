@@ -34,7 +34,7 @@ use super::accounting::{self, TierMemory};
 use super::arena_set::ArenaSet;
 use super::counts::{self, Counts};
 use super::dirty_bound::DirtyBound;
-use super::entry::{Closed, Entry, TIERS_PAUSE};
+use super::entry::{Closed, Entry};
 use super::far_options::{FarArenasOptions, FarArenasStats};
 use super::hooks::{self, ExtentSource};
 use super::jemalloc::{self, Flags};
@@ -125,7 +125,7 @@ impl FarArenas {
             caches: ThreadCaches::new(allowance, options.slot),
             sizes,
             dirty: DirtyBound::new(options.dirty_max.0),
-            entry: Entry::new(&TIERS_PAUSE),
+            entry: Entry::new(),
             shared_counts: Counts::new(),
             out_of_memory: AtomicU64::new(0),
             purges: AtomicU64::new(0),
@@ -324,7 +324,7 @@ impl FarArenas {
     /// free when there is too much of it. To be called every 100 ms or so, from one thread that
     /// never touches far memory.
     pub(crate) fn maintain(&self) {
-        let Ok(_inside) = self.entry.enter_at_once() else { return };
+        let Ok(_inside) = self.entry.enter() else { return };
         let some_have_too_much = self.caches.some_have_too_much();
         // Both are asked: idleness is told by comparing with the last time.
         let choose = |cache: &ThreadCache| {
@@ -340,7 +340,7 @@ impl FarArenas {
     /// two threads took 1.1 us instead of 0.3 under a limit that nothing reached).
     fn bound_dirty(&self, most: u64) {
         // The block that has just been freed kept the tier from being closed; nothing does any more.
-        let Ok(_inside) = self.entry.enter_at_once() else { return };
+        let Ok(_inside) = self.entry.enter() else { return };
         if self.source.lock().as_ref().is_some_and(|source| source.has_plenty()) {
             return;
         }
@@ -373,7 +373,7 @@ impl FarArenas {
     /// For a source that is short of memory: gives back what is free, large blocks of caches included,
     /// if that is more than `least`. To be called from the thread that [maintains](Self::maintain).
     pub(crate) fn give_back(&self, least: ByteCount) {
-        let Ok(_inside) = self.entry.enter_at_once() else { return };
+        let Ok(_inside) = self.entry.enter() else { return };
         if self.caches.room() > least {
             self.flush_caches(|_| true, Flush::Large);
         }
@@ -391,7 +391,7 @@ impl FarArenas {
 
     /// Gives back all that is free now, what caches keep included.
     pub(crate) fn give_all_back(&self) {
-        let Ok(_inside) = self.entry.enter_at_once() else { return };
+        let Ok(_inside) = self.entry.enter() else { return };
         self.flush_caches(|_| true, Flush::All);
         self.arenas.purge();
     }
@@ -414,7 +414,7 @@ impl FarArenas {
         &'static self,
     ) -> std::result::Result<Option<&'static ThreadCache>, Closed> {
         // At once: a thread that gives back what is free, inside the shared path, gets here too.
-        let _inside = self.entry.enter_at_once()?;
+        let _inside = self.entry.enter()?;
         let make = |index, allowance| {
             ThreadCache::of_arena(self.arenas.of_index(index).arena().index(), allowance)
         };

@@ -25,7 +25,7 @@
 use super::jemalloc::extent_hooks_t;
 use super::placement;
 use crate::base::strict_assert;
-use crate::base::sync::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::base::sync::{AtomicU64, Ordering::Relaxed};
 use crate::base::units::ByteCount;
 use crate::sys::fork::Born;
 use std::cell::Cell;
@@ -77,10 +77,6 @@ pub(crate) trait ExtentSource: Send + Sync {
 
     /// Returns an uncommitted range for ever: it may be handed out by a later `reserve`.
     fn release(&self, ptr: NonNull<u8>, len: ByteCount);
-
-    /// Keeps `[ptr, ptr + len)`, which stays committed, in memory while the process forks: the allocator
-    /// writes to it then, in the parent and in the child.
-    fn keep_at_forks(&self, ptr: NonNull<u8>, len: ByteCount);
 
     /// Pins `[ptr, ptr + len)`, which is committed, until [`unpin`](ExtentSource::unpin). `false`: it cannot be.
     fn pin(&self, _ptr: *const u8, _len: ByteCount) -> bool {
@@ -140,8 +136,6 @@ pub(super) struct Hooks {
     committed: AtomicU64,
     /// `commit` calls that the source refused.
     refused: AtomicU64,
-    /// Where the first extent is; 0: there is none yet.
-    first: AtomicUsize,
     born: Born,
 }
 
@@ -200,7 +194,6 @@ impl Hooks {
             source: Arc::as_ptr(source),
             committed: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-            first: AtomicUsize::new(0),
             born: Born::here(),
         }
     }
@@ -224,12 +217,6 @@ impl Hooks {
     /// How often the source has refused to commit.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
-    }
-
-    /// Tells the source of the first bytes of the first extent, which jemalloc uses around forks.
-    pub(super) fn keep_at_forks(&self, len: ByteCount) {
-        let first = at(ptr::with_exposed_provenance_mut(self.first.load(Relaxed)), 0);
-        self.source().keep_at_forks(first, len);
     }
 
     /// Whether the source can be used: not in a forked child, which has no part of it.
@@ -407,8 +394,6 @@ unsafe extern "C" fn alloc_metadata(
             // SAFETY: inside of the range, which is nobody's yet.
             unsafe { this.clear(at(ptr.as_ptr().cast(), from), len) };
         }
-        let first = ptr.as_ptr().expose_provenance();
-        let _ = this.first.compare_exchange(0, first, Relaxed, Relaxed);
         Some(ptr)
     };
     // SAFETY: called by jemalloc with the table of a living `Hooks`.

@@ -25,7 +25,6 @@
 
 #![expect(unsafe_code, reason = "calls jemalloc")]
 
-use super::entry::CONTROLS;
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::inherited;
@@ -524,7 +523,7 @@ impl<const N: usize> Control<N> {
     /// # Safety
     /// `T` is the control's type.
     unsafe fn read<T: Copy + Default>(&self, parts: &[(usize, u32)]) -> Result<T> {
-        let (mib, _inside) = (self.translate(parts)?, CONTROLS.enter_even_if_closed());
+        let mib = self.translate(parts)?;
         let mut value = T::default();
         let mut len = size_of::<T>();
         // SAFETY: `mib` has `N` parts; `value` is writable for `len` bytes, which jemalloc
@@ -547,7 +546,7 @@ impl<const N: usize> Control<N> {
     /// # Safety
     /// The types are the control's, and what it does with `value` is sound.
     unsafe fn exchange<I: Copy, O: Copy + Default>(&self, mut value: I) -> Result<O> {
-        let (mib, _inside) = (self.translate(&[])?, CONTROLS.enter_even_if_closed());
+        let mib = self.translate(&[])?;
         let mut old = O::default();
         let mut len = size_of::<O>();
         // SAFETY: `mib` has `N` parts; `old` is writable for `len` bytes and `value` readable for
@@ -570,7 +569,7 @@ impl<const N: usize> Control<N> {
     /// # Safety
     /// `T` is the control's type, and what it does with `value` is sound.
     unsafe fn write<T: Copy>(&self, parts: &[(usize, u32)], mut value: T) -> Result<()> {
-        let (mib, _inside) = (self.translate(parts)?, CONTROLS.enter_even_if_closed());
+        let mib = self.translate(parts)?;
         // SAFETY: `mib` has `N` parts; `value` is readable for its size, which jemalloc compares
         // with the control's size.
         let errno = unsafe {
@@ -588,7 +587,7 @@ impl<const N: usize> Control<N> {
 
     /// Calls a control that takes and yields nothing.
     fn call(&self, parts: &[(usize, u32)]) -> Result<()> {
-        let (mib, _inside) = (self.translate(parts)?, CONTROLS.enter_even_if_closed());
+        let mib = self.translate(parts)?;
         // SAFETY: `mib` has `N` parts; no value moves.
         let errno = unsafe {
             ffi::mallctlbymib(mib.as_ptr(), N, ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0)

@@ -8,8 +8,8 @@
 //! [`FarArenas`] (`far_arenas`, which `entry` lets threads into): arenas (`arena_set`, `far_arena`), what
 //! threads keep of them (`thread_cache`), a bound on what is dirty (`dirty_bound`), extent hooks onto an [`ExtentSource`] (`hooks`), and all of jemalloc's
 //! controls (`jemalloc`). `ending` keeps what the kernel needs of far
-//! memory when a thread ends. `accounting` says what the memory of a tier is for; `forks` keeps threads out of far metadata
-//! while the process forks. `check` looks for wrong frees, by what `tail` keeps of blocks.
+//! memory when a thread ends. `accounting` says what the memory of a tier is for. `check` looks for wrong frees, by
+//! what `tail` keeps of blocks.
 //!
 //! # Invariants
 //! 1. A far pointer never enters an automatic cache, a local one never a far cache: the address
@@ -33,7 +33,6 @@ mod entry;
 mod far_arena;
 mod far_arenas;
 mod far_options;
-mod forks;
 mod global;
 mod handle;
 mod hooks;
@@ -57,7 +56,6 @@ pub use droppable::Arena;
 pub(crate) use ending::release as release_for_ended_threads;
 pub(crate) use far_arenas::FarArenas;
 pub(crate) use far_options::FarArenasOptions;
-pub(crate) use forks::watch_forks;
 pub use global::FarHeap;
 pub use handle::{Far, Local};
 pub(crate) use hooks::{Edges, ExtentSource};

@@ -133,8 +133,6 @@ impl ExtentSource for TestSource {
         self.span
     }
 
-    fn keep_at_forks(&self, _ptr: NonNull<u8>, _len: ByteCount) {} // All of it stays in memory.
-
     fn has_plenty(&self) -> bool {
         self.has_plenty.load(Relaxed)
     }

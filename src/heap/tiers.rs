@@ -218,28 +218,6 @@ pub(super) fn find(tier: Tier) -> Option<&'static FarArenas> {
     known(tier.slot()).filter(|arenas| arenas.tier() == tier && !is_left_to_parent())
 }
 
-/// Whether jemalloc's metadata of a tier is far, the parent's in a forked child.
-pub(super) fn have_far_metadata() -> bool {
-    all_known().any(|tier| tier.arenas().have_far_metadata())
-}
-
-/// Waits until nobody is inside of a tier with far metadata, calling `wait` again and again. (In a forked child
-/// nobody ever is.)
-pub(super) fn stand_still(wait: impl Fn()) -> Vec<ClosedArenas<'static>> {
-    let mut still = Vec::new();
-    for slot in (0..TIERS_MAX).filter(|_| !is_left_to_parent()) {
-        // Asked again each time: one that is being closed goes, or is open again.
-        while let Some(tier) = known(slot).filter(|tier| tier.arenas().have_far_metadata()) {
-            if let Some(tier) = ClosedArenas::stand_still(tier) {
-                still.push(tier);
-                break;
-            }
-            wait();
-        }
-    }
-    still
-}
-
 /// How many tiers run.
 pub(crate) fn count() -> usize {
     all_known().count()

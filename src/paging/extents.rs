@@ -392,19 +392,6 @@ impl Extents {
         self.ranges.decommit(offset, len.as_usize(), discard);
     }
 
-    /// Keeps a range, which stays committed, in memory while the process forks: the allocator writes to it then,
-    /// in the parent and in the child, when nobody serves faults.
-    #[cfg(feature = "heap")]
-    pub(crate) fn keep_at_forks(&self, ptr: NonNull<u8>, len: ByteCount) {
-        crate::paging::fork::keep(&self.pager, ptr, len);
-    }
-
-    /// Whether forked children have the region's memory.
-    #[cfg(feature = "heap")]
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.pager.fork().inherited().is_some()
-    }
-
     /// Takes reserved addresses back.
     pub(crate) fn release(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();

@@ -1,5 +1,4 @@
-//! The end of a far tier: it is closed once nothing of it is allocated and nobody is inside. For a fork
-//! it only stands still.
+//! The end of a far tier: it is closed once nothing of it is allocated and nobody is inside.
 
 #![expect(unsafe_code, reason = "takes caches from their owners, and destroys arenas")]
 
@@ -78,30 +77,14 @@ fn wait_until_alone(caches: &ThreadCaches, entry: &Entry) -> Option<Vec<Revoked<
     wait(|| entry.is_empty()).then_some(revoked)
 }
 
-/// A tier that nobody is inside of: closed, with nothing of it allocated, or standing still. Open again when this
-/// is dropped.
+/// A closed tier, with nothing of it allocated, that nobody is inside of. Open again when this is dropped.
 pub(crate) struct ClosedArenas<'a> {
     arenas: &'a FarArenas,
     caches: Vec<Revoked<'static>>,
     _control: Control<'a>,
 }
 
-impl<'a> ClosedArenas<'a> {
-    /// Waits until nobody is inside of a tier, which a [`Pause`](crate::heap::entry::Pause) keeps others out
-    /// of; a thread that has a cache takes the shared path until what is returned is dropped. `None`: another
-    /// thread revokes caches at the moment, or has closed the tier for good.
-    pub(crate) fn stand_still(arenas: &'a FarArenas) -> Option<ClosedArenas<'a>> {
-        let control = arenas.caches.take_control()?;
-        let mut still = ClosedArenas { arenas, caches: Vec::new(), _control: control };
-        loop {
-            // Those that are inside wait for a device at most.
-            if let Some(caches) = wait_until_alone(&arenas.caches, &arenas.entry) {
-                still.caches = caches;
-                return Some(still);
-            }
-        }
-    }
-
+impl ClosedArenas<'_> {
     /// Ends the tier: destroys its arenas, so that the source gets all its ranges back.
     ///
     /// # Errors

@@ -113,9 +113,10 @@ impl Heir {
         &self.children
     }
 
-    /// Stops the thread, or a part of what it does.
+    /// Stops the thread, or what it takes out. It stands still once for each: between the two it serves faults.
     pub(super) fn close(&self, what: Closed, thread: u32) {
-        self.gate.close(what, thread, 1, || self.ring());
+        let still = if what == Closed::All { 2 } else { 1 };
+        self.gate.close(what, thread, still, || self.ring());
     }
 
     /// Wakes the thread.
@@ -179,9 +180,9 @@ impl Heir {
         let word = self.pager.word(page).load();
         match word.state() {
             PageState::Stored => Entry::out(backing(word.slot())),
-            PageState::Filling => {
             // Discarded while it was read ahead: it reads as zero, although its slot is in use until the read is over.
             PageState::Filling if word.dead() => Entry::in_memory(Backing::Nothing),
+            PageState::Filling => {
                 let frame = word.frame().expect("a page being read has a frame");
                 Entry::out(backing(self.pager.frames().slot(frame)))
             }

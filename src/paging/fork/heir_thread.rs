@@ -140,24 +140,36 @@ impl Server {
         self.uffd.read(&mut self.messages)
     }
 
-    /// The process is about to fork.
+    /// The process is about to fork: takes nothing out, and serves faults until all is to stand still.
     fn stand_still(&mut self) -> Result<()> {
         let heir = Arc::clone(&self.heir);
         heir.gate.stand_still(Closed::Evictor, || {
+            if heir.gate.is_closed(Closed::All) {
+                return self.keep_faults();
+            }
             let count = self.read()?;
             for at in 0..count {
                 let message = self.messages[at];
-                let Some(fault) = message.fault() else { continue };
-                if fault.address == heir.bell.addr() {
-                    self.answer(message);
-                } else if heir.pager.fork().is_kept(fault.address) {
-                    // Of the thread that forks, which goes on when the page is there: all agrees again.
-                    self.serve(fault.address);
-                } else if heir.gate.is_closed(Closed::All) {
-                    heir.gate.note_fault(fault.thread);
-                    self.kept.push(message);
-                } else {
-                    self.serve(fault.address);
+                self.bring_in(message);
+            }
+            poll_readable(&[self.uffd.raw_fd()], LOOK_EVERY).map(drop).map_err(waiting)
+        })
+    }
+
+    /// Stands still until the process has forked. Counted anew: the thread that forks goes on only when this one has
+    /// served what it had read, and holds no lock.
+    fn keep_faults(&mut self) -> Result<()> {
+        let heir = Arc::clone(&self.heir);
+        heir.gate.stand_still(Closed::All, || {
+            let count = self.read()?;
+            for at in 0..count {
+                let message = self.messages[at];
+                match message.fault() {
+                    Some(fault) if fault.address != heir.bell.addr() => {
+                        heir.gate.note_fault(fault.thread);
+                        self.kept.push(message);
+                    }
+                    _ => self.bring_in(message),
                 }
             }
             poll_readable(&[self.uffd.raw_fd()], LOOK_EVERY).map(drop).map_err(waiting)
@@ -165,6 +177,12 @@ impl Server {
     }
 
     fn answer(&mut self, message: Message) {
+        self.bring_in(message);
+        self.keep_to_budget();
+    }
+
+    /// Answers a message; nothing is taken out for that.
+    fn bring_in(&mut self, message: Message) {
         if let Some(from) = message.moved_from() {
             let text = "the program has moved inherited far memory (mremap)";
             diagnostics::broken(format_args!("{text} at {from:#x}"));
@@ -173,10 +191,9 @@ impl Server {
         if fault.address == self.heir.bell.addr() {
             // SAFETY: the page holds nothing.
             let _ = unsafe { self.uffd.zeropage(fault.address, KERNEL_PAGE, Wake::Yes) };
-            return;
+        } else {
+            self.serve(fault.address);
         }
-        self.serve(fault.address);
-        self.keep_to_budget();
     }
 
     // In.
@@ -215,7 +232,7 @@ impl Server {
         }
     }
 
-    /// Reads a slot.
+    /// Reads a slot, again and again while that may help, as a thread does that serves its own faults.
     fn fetch(&mut self, layer: u16, slot: SlotId) -> Result<*const u8> {
         let slots = self.heir.slots(layer);
         let (into, len) = (self.frames.as_ptr(), self.heir.pager.page_bytes());

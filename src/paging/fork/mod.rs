@@ -24,9 +24,9 @@
 //! | `heir`, `legacy`, `entry` | what a child has inherited |
 //! | `heir_thread` | serves its faults, and takes pages out |
 //!
-//! Not inherited is a region in in-thread mode, one whose store cannot be read in a child (encrypted,
-//! or of the program's own without [`Store::inherit`](crate::store::Store::inherit)) or is wiped at the
-//! end, and all regions where the kernel lacks MOVE or PAGEMAP_SCAN: these are kept from the child by an advice
+//! Not inherited is a region in in-thread mode, one that has jemalloc's metadata, one whose store cannot be read in a
+//! child (encrypted, or of the program's own without [`Store::inherit`](crate::store::Store::inherit)) or is wiped at
+//! the end, and all regions where the kernel lacks MOVE or PAGEMAP_SCAN: these are kept from the child by an advice
 //! before each fork, and stay reserved there, without access.
 //!
 //! # Invariants
@@ -46,24 +46,17 @@ use crate::base::error::Result;
 use crate::base::gate::{Closed, Gate};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicPtr, Ordering};
-#[cfg(feature = "heap")]
-use crate::base::units::ByteCount;
 use crate::paging::diagnostics;
 use crate::paging::fork::children::Birth;
 use crate::paging::fork::heir::Heir;
 use crate::paging::fork::legacy::Legacy;
-use crate::paging::page::word::State as PageState;
 use crate::paging::pager::Pager;
 use crate::sys::{fork, messages, thread};
 use std::ptr;
-#[cfg(feature = "heap")]
-use std::ptr::NonNull;
-use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-/// How often the evictor is stopped with the pages in memory that are written to around forks: what it takes out
-/// just after they were touched, a few times in a row perhaps.
-const KEEP_TRIES_MAX: usize = 100;
+const CANNOT_USE: &str = "a forked child cannot use far memory; touching it is SIGSEGV";
+const INHERITED: &str = "inherited far memory";
 
 /// What a child inherits of this process, or must not have.
 #[derive(Debug)]
@@ -107,14 +100,11 @@ pub(in crate::paging) fn watch() {
 pub(in crate::paging) fn list(pager: &Arc<Pager>) {
     watch();
     let part = if pager.fork().inherited().is_some() { Part::Region } else { Part::Kept };
-    parts().push(part(Arc::clone(pager)));
-}
-
-/// Notes a range of a region's, which stays committed, as one that is written to around forks.
-#[cfg(feature = "heap")]
-pub(in crate::paging) fn keep(pager: &Pager, ptr: NonNull<u8>, len: ByteCount) {
-    let _none_forks = parts();
-    pager.fork().keep(ptr, len);
+    let mut parts = parts();
+    parts.push(part(Arc::clone(pager)));
+    if pager.fork().inherited().is_some() {
+        fork::reserve_numbers();
+    }
 }
 
 /// A region ends.
@@ -135,7 +125,7 @@ extern "C" fn before() {
         fork::touch_streams();
     }
     // The evictor first: from then on nothing leaves, and the handlers can still bring in what is touched.
-    parts.iter().for_each(|part| part.close_evictor(thread));
+    parts.iter().for_each(|part| part.close(Closed::Evictor, thread));
     if any_inherited {
         // ... and again: now they stay in memory until the fork.
         fork::touch_streams();
@@ -202,27 +192,6 @@ impl Part {
             Part::Region(pager) | Part::Kept(pager) => pager.fork().gate(),
             Part::Heir(heir) => heir.gate(),
         }
-    }
-
-    /// Stops what takes pages out. Of a region those pages are in memory then that are written to around forks; an
-    /// heir serves them to the last.
-    fn close_evictor(&self, thread: u32) {
-        let Part::Region(pager) = self else { return self.close(Closed::Evictor, thread) };
-        let kept = || pager.fork().kept();
-        let is_in_memory =
-            |addr| pager.word(pager.page_at(addr)).load().state() == PageState::Resident;
-        for _ in 0..KEEP_TRIES_MAX {
-            // There is somebody to make room.
-            kept().for_each(touch);
-            self.close(Closed::Evictor, thread);
-            if kept().all(is_in_memory) {
-                // Again: a page that is watched for writes needs no room, but its handler.
-                return kept().for_each(touch);
-            }
-            self.open();
-        }
-        // What touches such a page before the fork breaks the gate.
-        self.close(Closed::Evictor, thread);
     }
 
     fn open(&self) {
@@ -336,16 +305,6 @@ fn keep_from_child(pager: &Pager) {
     if let Err(error) = pager.mapper().keep_from_children(table.start(), table.len()) {
         diagnostics::warn("a forked child may read zeros in far memory", &error);
     }
-}
-
-/// Has a page of the kernel's in memory, for writing, without changing it.
-fn touch(addr: usize) {
-    let byte = ptr::with_exposed_provenance_mut::<u8>(addr);
-    // SAFETY: within a range that stays committed (`ForkState::keep`), whose owner keeps all threads from it.
-    let byte = unsafe { AtomicU8::from_ptr(byte) };
-    let value = byte.load(Ordering::Relaxed);
-    // (An addition of 0 becomes a load.)
-    let _ = byte.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 fn call_evictor(pager: &Pager) {
