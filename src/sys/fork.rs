@@ -19,8 +19,10 @@
 
 #![expect(unsafe_code, reason = "maps memory in forked children")]
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
@@ -28,7 +30,7 @@ use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 /// Descriptors from here on are not closed in children: the usual bound is 1,024, and few programs
 /// raise it so far.
@@ -181,7 +183,7 @@ thread_local! {
 /// When the kernel refuses; the thread is to end then.
 pub(crate) fn take_own_table(keep: &mut [RawFd]) -> nix::Result<()> {
     // SAFETY: takes no pointers.
-    nix::errno::Errno::result(unsafe { libc::unshare(libc::CLONE_FILES) })?;
+    Errno::result(unsafe { libc::unshare(libc::CLONE_FILES) })?;
     HAS_OWN_TABLE.set(true);
     keep.sort_unstable();
     let mut from = 0;
@@ -190,7 +192,7 @@ pub(crate) fn take_own_table(keep: &mut [RawFd]) -> nix::Result<()> {
             // SAFETY: takes no pointers. The table is this thread's own, which uses no other
             // descriptor than those that are kept.
             let closed = unsafe { libc::syscall(libc::SYS_close_range, from, end - 1, 0) };
-            nix::errno::Errno::result(closed)?;
+            Errno::result(closed)?;
         }
         from = end.saturating_add(1);
     }
@@ -281,18 +283,103 @@ pub(crate) fn is_inherited(start: usize) -> bool {
     INHERITED.iter().any(|inherited| inherited.load(Ordering::Relaxed) == start)
 }
 
-/// A pipe whose ends are closed by `exec`: where it is read, and where it is written. See `pipe2(2)`.
+/// Descriptors that hold numbers for the pipes of children, in a process that has no other number left. One of a
+/// child's two comes back at the fork, the other when the child has ended.
+static SPARE: Mutex<Vec<Private<OwnedFd>>> = Mutex::new(Vec::new());
+
+/// Children at once for which there are numbers, less one.
+const SPARE_MAX: usize = 8;
+
+/// The list of [`SPARE`]. Whoever locks it stands still, or holds off forks, while one is under way.
+fn spare() -> MutexGuard<'static, Vec<Private<OwnedFd>>> {
+    let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+    spare.retain(Private::is_here); // A child has closed its parent's.
+    spare
+}
+
+/// Takes numbers for the pipes of children, as far as the process has any left.
+pub(crate) fn reserve_numbers() {
+    let mut spare = spare();
+    while spare.len() < SPARE_MAX {
+        // SAFETY: takes no pointers.
+        let Ok(fd) = Errno::result(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }) else { return };
+        // SAFETY: the descriptor was just made and nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        spare.push(Private::new(out_of_the_way(fd)));
+    }
+}
+
+/// Keeps the number of a descriptor that nobody uses any more, if there are too few.
+pub(crate) fn reserve_number_of(fd: Private<OwnedFd>) {
+    let mut spare = spare();
+    if spare.len() < SPARE_MAX {
+        spare.push(fd);
+    }
+}
+
+/// Closes an end of a pipe and keeps its number, which never is anybody else's: it becomes one of `other`'s.
+pub(crate) fn close_and_reserve(end: OwnedFd, other: &OwnedFd) {
+    // SAFETY: takes no pointers. What the number stood for is closed; it stays this function's.
+    let kept = unsafe { libc::dup3(other.as_raw_fd(), end.as_raw_fd(), libc::O_CLOEXEC) };
+    if kept >= 0 {
+        reserve_number_of(Private::new(end));
+    }
+}
+
+/// Gives all reserved numbers back.
+pub(crate) fn release_numbers() {
+    spare().clear();
+}
+
+/// A pipe whose ends are closed by `exec`: where it is read, and where it is written. Where the process has no
+/// descriptor left, two of the reserved numbers serve, and above a limit that was lowered the hard one. See `pipe2(2)`.
 ///
 /// # Errors
 /// For want of descriptors.
 pub(crate) fn pipe() -> nix::Result<[OwnedFd; 2]> {
-    let mut ends = [0; 2];
-    // SAFETY: there is room for two descriptors.
-    nix::errno::Errno::result(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
-    Ok(ends.map(|fd| {
+    let mut made = open_pipe();
+    if made == Err(Errno::EMFILE) {
+        let mut spare = spare();
+        let rest = spare.len().saturating_sub(2);
+        spare.truncate(rest);
+        made = open_pipe();
+    }
+    if made == Err(Errno::EMFILE) {
+        let _raised = RaisedLimit::new();
+        made = open_pipe();
+    }
+    Ok(made?.map(|fd| {
         // SAFETY: the descriptor was just made and nobody else owns it.
         out_of_the_way(unsafe { OwnedFd::from_raw_fd(fd) })
     }))
+}
+
+fn open_pipe() -> nix::Result<[RawFd; 2]> {
+    let mut ends = [0; 2];
+    // SAFETY: there is room for two descriptors.
+    Errno::result(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }).map(|_| ends)
+}
+
+/// The soft limit on descriptors, raised to the hard one until this is dropped. (Another thread may open what it could
+/// not have opened before; a child that was just forked has none.) See `getrlimit(2)`.
+#[must_use = "the limit is lowered again when this is dropped"]
+pub(crate) struct RaisedLimit(Option<(u64, u64)>);
+
+impl RaisedLimit {
+    pub(crate) fn new() -> RaisedLimit {
+        let before = getrlimit(Resource::RLIMIT_NOFILE).ok().filter(|(soft, hard)| soft < hard);
+        let raised =
+            |(_, hard): &(u64, u64)| setrlimit(Resource::RLIMIT_NOFILE, *hard, *hard).is_ok();
+        RaisedLimit(before.filter(raised))
+    }
+}
+
+impl Drop for RaisedLimit {
+    fn drop(&mut self) {
+        if let Some((soft, hard)) = self.0 {
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
+        }
+    }
 }
 
 /// What file a descriptor is of; `None`: it is not open. See `fstat(2)`.
@@ -409,7 +496,7 @@ where
     if status != 0 {
         // SAFETY: no thread was started, so the box is this function's.
         drop(unsafe { Box::from_raw(start) });
-        return Err(nix::errno::Errno::from_raw(status));
+        return Err(Errno::from_raw(status));
     }
     // SAFETY: the thread was just started, and nobody joins it.
     unsafe { libc::pthread_detach(thread) };

@@ -11,7 +11,7 @@ use crate::base::sync::{AtomicUsize, Ordering, Rank};
 use crate::store::SlotMaps;
 use crate::store::slots::{HOLDS_MAX, HoldId};
 use crate::sys::event::poll_readable;
-use crate::sys::fork::{Private, file_of, pipe};
+use crate::sys::fork::{self, Private, file_of, pipe};
 use crate::sys::refused;
 use crate::sys::signals::FaultLock;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -86,7 +86,7 @@ impl Children {
     /// The process has forked, or failed to.
     pub(super) fn add(&self, birth: Birth) {
         let Birth { hold, alive, end } = birth;
-        drop(end);
+        fork::close_and_reserve(end, &alive);
         let file = file_of(alive.as_raw_fd());
         let mut state = self.state.lock();
         state.children.push(Child { hold, alive, file });
@@ -107,6 +107,7 @@ impl Children {
         self.state.lock().looked = Instant::now();
         while let Some(child) = self.take_gone() {
             maps.end_hold(child.hold);
+            fork::reserve_number_of(child.alive);
         }
     }
 

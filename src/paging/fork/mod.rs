@@ -114,6 +114,9 @@ pub(in crate::paging) fn unlist(pager: &Arc<Pager>) {
         Part::Heir(_) => true,
     });
 }
+    if parts.is_empty() {
+        fork::release_numbers();
+    }
 
 extern "C" fn before() {
     let _ours = keep_local();
@@ -155,6 +158,8 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     let _ours = keep_local();
     let UnderWay { mut parts, births } = under_way();
+    // What it opens here and by its thread it closes when it ends, or the program does by closing all.
+    let _raised = fork::RaisedLimit::new();
     let mut heirs = Vec::with_capacity(parts.len());
     for (part, birth) in parts.iter().zip(births) {
         // Not inherited: the range is reserved (`fork::keep_place`).
