@@ -23,6 +23,9 @@ const ENTRIES: usize = 512;
 
 nix::ioctl_readwrite!(scan_call, b'f', 16, kernel::pm_scan_arg);
 
+/// Why there is none, for errors.
+pub(crate) const NO_PAGE_MAP: &str = "/proc/self/pagemap cannot be read: the process is not dumpable (PR_SET_DUMPABLE), or /proc is hidden";
+
 /// The page map of this process.
 #[derive(Debug)]
 pub(crate) struct Pagemap(Private<File>);

@@ -12,7 +12,7 @@
 #![expect(unsafe_code, reason = "userfaultfd ioctls install and remove pages of this process")]
 
 use super::fork::Private;
-use super::pagemap::Pagemap;
+use super::pagemap::{NO_PAGE_MAP, Pagemap};
 use super::probe::{Route, negotiate, open_route};
 use super::{raw, refused};
 use crate::base::error::{Error, Result};
@@ -207,13 +207,15 @@ impl Uffd {
     /// Opens another one by the same route, with the same features: for a forked child.
     ///
     /// # Errors
-    /// [`Error::Os`] when the kernel refuses now.
+    /// [`Error::Os`] when the kernel refuses now, [`Error::Unsupported`] when there is no page map.
     pub(crate) fn open_again(&self) -> Result<Uffd> {
         let refused = |errno| Error::Os { call: "userfaultfd", errno };
         let fd = open_route(self.route).map_err(refused)?;
         handshake(&fd, self.features)?;
         let (features, route) = (self.features, self.route);
-        Ok(Uffd { fd: Private::new(fd), features, pagemap: Pagemap::open()?, route })
+        let feature = "inherited far memory";
+        let pagemap = Pagemap::open()?.ok_or(Error::Unsupported { feature, why: NO_PAGE_MAP })?;
+        Ok(Uffd { fd: Private::new(fd), features, pagemap: Some(pagemap), route })
     }
 
     /// Whether a feature is enabled.

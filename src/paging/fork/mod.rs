@@ -42,7 +42,7 @@ mod heir_thread;
 mod legacy;
 pub(in crate::paging) mod state;
 
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::gate::{Closed, Gate};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicPtr, Ordering};
@@ -109,14 +109,15 @@ pub(in crate::paging) fn list(pager: &Arc<Pager>) {
 
 /// A region ends.
 pub(in crate::paging) fn unlist(pager: &Arc<Pager>) {
-    parts().retain(|part| match part {
+    let mut parts = parts();
+    parts.retain(|part| match part {
         Part::Region(listed) | Part::Kept(listed) => !Arc::ptr_eq(listed, pager),
         Part::Heir(_) => true,
     });
-}
     if parts.is_empty() {
         fork::release_numbers();
     }
+}
 
 extern "C" fn before() {
     let _ours = keep_local();
@@ -157,9 +158,9 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     let _ours = keep_local();
-    let UnderWay { mut parts, births } = under_way();
     // What it opens here and by its thread it closes when it ends, or the program does by closing all.
     let _raised = fork::RaisedLimit::new();
+    let UnderWay { mut parts, births } = under_way();
     let mut heirs = Vec::with_capacity(parts.len());
     for (part, birth) in parts.iter().zip(births) {
         // Not inherited: the range is reserved (`fork::keep_place`).
@@ -171,10 +172,7 @@ extern "C" fn in_child() {
                 if !fork::take_away(table.start(), table.len()) {
                     diagnostics::fatal("far memory could not be taken away from a child", &error);
                 }
-                diagnostics::warn(
-                    "a forked child cannot use far memory; touching it is SIGSEGV",
-                    &error,
-                );
+                diagnostics::warn(CANNOT_USE, &error);
             }
         }
     }
@@ -245,10 +243,7 @@ impl Part {
         };
         let birth = birth.and_then(|birth| self.set_inherited(true).map(|()| birth));
         if let Err(error) = &birth {
-            diagnostics::warn(
-                "a forked child cannot use far memory; touching it is SIGSEGV",
-                error,
-            );
+            diagnostics::warn(CANNOT_USE, error);
             drop(self.set_inherited(false));
         }
         birth.ok()
@@ -284,8 +279,8 @@ impl Part {
     /// In the child: makes the memory its own.
     fn inherit(&self, birth: Birth) -> Result<Arc<Heir>> {
         if self.gate().is_broken() {
-            return Err(crate::Error::Unsupported {
-                feature: "inherited far memory",
+            return Err(Error::Unsupported {
+                feature: INHERITED,
                 why: "a function that runs before a fork (pthread_atfork) touched far memory",
             });
         }
@@ -306,6 +301,9 @@ impl Part {
 /// (`MADV_DOFORK`): what a child inherits without a thread that serves it reads as zero. One call of the kernel's,
 /// and one that asks, unless the region is several of its mappings: what the program has mapped over is inherited.
 fn keep_from_child(pager: &Pager) {
+    if let Some(why) = pager.fork().why_not() {
+        diagnostics::warn(CANNOT_USE, &Error::Unsupported { feature: INHERITED, why });
+    }
     let table = pager.table();
     if let Err(error) = pager.mapper().keep_from_children(table.start(), table.len()) {
         diagnostics::warn("a forked child may read zeros in far memory", &error);

@@ -15,7 +15,7 @@ use crate::paging::config::{Install, Mode, Moves, RegionConfig};
 use crate::paging::diagnostics;
 use crate::paging::page::gaps::Gaps;
 use crate::sys;
-use crate::sys::pagemap::Pagemap;
+use crate::sys::pagemap::{NO_PAGE_MAP, Pagemap};
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake, feature};
 use crate::sys::vm::{self, Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece, make_own};
 use std::os::fd::RawFd;
@@ -90,12 +90,17 @@ impl Mapper {
 
     /// Whether a forked child can be given a part in the region: its pages go by MOVE, its handlers tell
     /// whose fault they serve, and the kernel says which pages are there.
-    pub(in crate::paging) fn can_be_inherited(&self) -> bool {
+    ///
+    /// # Errors
+    /// Why not, where that fails for want of a page map alone, without which there is no MOVE.
+    pub(in crate::paging) fn can_be_inherited(&self) -> std::result::Result<bool, &'static str> {
+        if self.in_thread || !self.uffd.has(feature::THREAD_ID | feature::POISON) {
+            return Ok(false);
+        }
         let here = self.zeros.addr();
         let knows = |map: &Pagemap| map.next_present(here, here + KERNEL_PAGE).is_ok();
-        !self.in_thread
-            && self.uffd.has(feature::MOVE | feature::THREAD_ID | feature::POISON)
-            && self.uffd.pagemap().is_some_and(knows)
+        let map = self.uffd.pagemap().ok_or(NO_PAGE_MAP)?;
+        Ok(self.uffd.has(feature::MOVE) && knows(map))
     }
 
     /// Pages may be shared with a child from now on.

@@ -118,14 +118,15 @@ impl Pager {
         let policy = config.policy.build(PageCount(pages as u64), limit)?;
         let residents = Residents::new(policy, PageCount(pages as u64), limit)?;
         let slots = SlotStore::new(config, store)?;
-        let inherits = config.inherit && config.wipe == Wipe::Off && mapper.can_be_inherited();
-        let inherited = if inherits { slots.inherit() } else { None };
+        let may_inherit = config.inherit && config.wipe == Wipe::Off;
+        let inherits = if may_inherit { mapper.can_be_inherited() } else { Ok(false) };
+        let inherited = if inherits == Ok(true) { slots.inherit() } else { None };
         if inherited.is_some() {
             table.inherit_words()?;
             frames.inherit_notes()?;
         }
         Ok(Pager {
-            fork: ForkState::new(inherited),
+            fork: ForkState::new(inherited, inherits.err()),
             chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
             tables: Tables::new(config.span.as_usize(), page_bytes)?,
             policy: FaultLock::new(Rank::Policy, residents),
