@@ -163,7 +163,7 @@ impl RangeAllocator {
         }
         match state.is_live(range) {
             true => Ok(Some(claimed)),
-            false => Err(Error::BadRange { reason: "is reserved for others" }),
+            false => Err(Error::BadRange { reason: "is reserved for others".into() }),
         }
     }
 
