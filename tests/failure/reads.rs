@@ -6,7 +6,7 @@ use crate::harness::{
     sigbus_addrs, sigbus_count, stamp, wait_until,
 };
 use farheap::ByteCount;
-use farheap::region::{Install, RegionConfig};
+use farheap::region::{Install, Mode, RegionConfig};
 use farheap::store::Op;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -285,6 +285,37 @@ fn wrong_bytes_are_never_shown() {
         );
     };
     expect_lost_page(in_child("reads::wrong_bytes_are_never_shown", body), "checksum mismatch");
+}
+
+/// Content that is wrong stays so: pages that are damaged cost no deadline each.
+#[test]
+fn damaged_pages_are_given_up_long_before_the_deadline() {
+    const DAMAGED: usize = 24;
+    let body = || {
+        for patient in [config(4, Install::Auto), config(4, Install::Copy).mode(Mode::InThread)] {
+            park_on_sigbus(); // A region that serves its own faults passes others on.
+            let Some(far) = Far::new(patient.deadline(HUNG), PAGES, 1) else { return };
+            let before = sigbus_count();
+            far.store(0..PAGES);
+            far.corrupt_reads(FOREVER);
+            let threads: Vec<_> = (0..DAMAGED)
+                .map(|page| {
+                    let thread = far.touch(page);
+                    sigbus_addrs(before + page + 1);
+                    thread
+                })
+                .collect();
+            far.corrupt_reads(0);
+            assert_eq!(far.stats().poisoned, DAMAGED as u64);
+            far.check(DAMAGED..PAGES);
+            far.discard(0..DAMAGED);
+            resume();
+            assert!(threads.into_iter().all(|thread| thread.join().is_ok_and(|word| word == 0)));
+            far.expect_healthy();
+        }
+    };
+    let name = "reads::damaged_pages_are_given_up_long_before_the_deadline";
+    expect_lost_page(in_child(name, body), "checksum mismatch");
 }
 
 #[test]

@@ -14,8 +14,9 @@
 //! ```
 //! # Invariants
 //! 1. The caller of `begin_fill` has frame and slot to itself until it ends the fill.
-//! 2. A page that a thread waits for is lost only when reads of it failed for a whole deadline; a page
-//!    that no thread waits for is never lost, and is read a few times only.
+//! 2. A page that a thread waits for is lost only when reads of it failed for a whole deadline, or the device has
+//!    answered with something else a few times; a page that no thread waits for is never lost, and is read a few
+//!    times only.
 
 use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
@@ -98,21 +99,46 @@ pub(in crate::paging) fn check_read(
     verified
 }
 
+/// Reads of one page that have failed.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::paging) struct Attempts {
+    all: u32,
+    /// Those that the device answered, with what was never written there.
+    wrong: u32,
+}
+
+impl Attempts {
+    pub(in crate::paging) const NONE: Attempts = Attempts { all: 0, wrong: 0 };
+
+    /// Counts one that failed with `error`.
+    pub(in crate::paging) fn note(&mut self, error: &Error) {
+        self.all += 1;
+        self.wrong += u32::from(matches!(error, Error::Corrupt { .. }));
+    }
+
+    /// Whether there was one.
+    pub(in crate::paging) fn any(self) -> bool {
+        self.all > 0
+    }
+}
+
 /// After how long a read that failed is repeated; `None`: not at all. `is_over` says whether the
 /// deadline has passed.
 pub(in crate::paging) fn retry_after(
     pager: &Pager,
     purpose: Purpose,
-    attempts: u32,
+    attempts: Attempts,
     is_discarded: bool,
     is_over: impl FnOnce() -> bool,
 ) -> Option<Duration> {
     const PREFETCH_ATTEMPTS_MAX: u32 = 3;
+    /// Another path to the device, or its own correction, may give the right bytes; time does not.
+    const WRONG_MAX: u32 = 4;
     let gives_up = match purpose {
-        Purpose::Fault => is_over(),
-        Purpose::Prefetch => attempts >= PREFETCH_ATTEMPTS_MAX,
+        Purpose::Fault => attempts.wrong >= WRONG_MAX || is_over(),
+        Purpose::Prefetch => attempts.all >= PREFETCH_ATTEMPTS_MAX,
     };
-    (!gives_up && !is_discarded).then(|| pause_before(attempts, pager.health().deadline()))
+    (!gives_up && !is_discarded).then(|| pause_before(attempts.all, pager.health().deadline()))
 }
 
 /// Whether the page that is being read into a frame was discarded meanwhile.
@@ -132,10 +158,10 @@ pub(in crate::paging) fn read_until_deadline<E>(
     mut read: impl FnMut() -> std::result::Result<Result<()>, E>,
 ) -> std::result::Result<Result<()>, E> {
     let mut deadline = Deadline::new(pager.health().deadline());
-    let mut attempts = 0;
+    let mut attempts = Attempts::NONE;
     loop {
         let Err(error) = read()? else { return Ok(Ok(())) };
-        attempts += 1;
+        attempts.note(&error);
         match retry_after(pager, purpose, attempts, is_discarded(), || deadline.is_over()) {
             // nanosleep(2) is async-signal-safe in Linux.
             Some(pause) if !pager.health().is_stopping() => std::thread::sleep(pause),

@@ -13,7 +13,7 @@ use crate::base::error::{Error, Result};
 use crate::base::units::{PageId, SlotId};
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::fill;
-use crate::paging::fault::fill::NotBegun;
+use crate::paging::fault::fill::{Attempts, NotBegun};
 use crate::paging::fault::no_room;
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::status::{FaultStatus, Purpose};
@@ -110,7 +110,7 @@ struct FrameRead {
     /// `None`: the page was only asked for ahead.
     demand: Option<Demand>,
     /// Reads that failed.
-    attempts: u32,
+    attempts: Attempts,
     /// Since the device got the first of them.
     term: Term,
 }
@@ -119,7 +119,7 @@ impl FrameRead {
     const NONE: FrameRead = FrameRead {
         is_pending: false,
         demand: None,
-        attempts: 0,
+        attempts: Attempts::NONE,
         term: Term::start(Duration::ZERO),
     };
 
@@ -344,7 +344,7 @@ impl Reads {
             None => READ_BYTES_MAX,
         };
         let most = (bytes / self.pager.page_bytes()).clamp(1, SEGMENTS_MAX);
-        let failed = |of: &Accepted| self.frames[of.frame.0 as usize].attempts > 0;
+        let failed = |of: &Accepted| self.frames[of.frame.0 as usize].attempts.any();
         if failed(&self.accepted[at]) {
             return 1;
         }
@@ -384,7 +384,7 @@ impl Reads {
         let term = Term::start(self.watch.look(started));
         for frame in &frames[..count] {
             let read = &mut self.frames[frame.0 as usize];
-            if read.attempts == 0 {
+            if !read.attempts.any() {
                 read.term = term;
             }
         }
@@ -552,7 +552,7 @@ impl Reads {
         let now = Instant::now();
         let (shown, deadline) = (self.watch.look(now), self.pager.health().deadline());
         let read = &mut self.frames[frame.0 as usize];
-        read.attempts += 1;
+        read.attempts.note(error);
         let (purpose, attempts) = (read.purpose(), read.attempts);
         let is_over = || read.term.is_over(shown, deadline);
         let is_discarded = fill::is_discarded(&self.pager, frame);
