@@ -14,7 +14,6 @@ use std::ptr::{self, NonNull};
 /// Alignment of what asks for none.
 const ALIGN: usize = 16;
 /// `MADV_DONTNEED` of locked memory as well (Linux 5.18).
-const MADV_DONTNEED_LOCKED: c_int = 24;
 
 /// Returns a block, or NULL with the reason.
 #[inline]
@@ -118,19 +117,13 @@ pub unsafe extern "C" fn far_realloc(ptr: *mut c_void, size: usize) -> *mut c_vo
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn far_madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int {
     value(-1, || {
-        if matches!(advice, libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED) {
-            // SAFETY: the content is given up, as the caller promises.
-            match unsafe { Heap::dont_need(start.cast(), ByteCount(len as u64)) } {
-                Ok(true) => return Ok(0),
-                Ok(false) => {}
-                Err(error) => {
-                    set_errno(if let Error::Os { errno, .. } = error {
-                        errno
-                    } else {
-                        libc::EINVAL
-                    });
-                    return Err(error.into());
-                }
+        // SAFETY: as the caller promises.
+        match unsafe { Heap::madvise(start.cast(), ByteCount(len as u64), advice) } {
+            Ok(true) => return Ok(0),
+            Ok(false) => {}
+            Err(error) => {
+                set_errno(if let Error::Os { errno, .. } = error { errno } else { libc::EINVAL });
+                return Err(error.into());
             }
         }
         #[expect(clippy::disallowed_methods, reason = "what is not far is the kernel's")]

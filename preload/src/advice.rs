@@ -10,13 +10,10 @@
 
 #![expect(unsafe_code, reason = "exports a function of C that takes its pointers")]
 
-use crate::own::enter;
+use crate::own::{enter, set_errno};
 use crate::report;
-use farheap::{ByteCount, Far, Heap};
-use libc::{c_int, c_void, size_t};
-
-/// `MADV_DONTNEED` of locked memory as well (Linux 5.18).
-const MADV_DONTNEED_LOCKED: c_int = 24;
+use farheap::{ByteCount, Error, Far, Heap};
+use libc::{c_int, c_uint, c_void, size_t, ssize_t};
 
 /// `madvise(2)`.
 ///
@@ -24,20 +21,71 @@ const MADV_DONTNEED_LOCKED: c_int = 24;
 /// As there.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
-    if matches!(advice, libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED)
-        // SAFETY: as the caller promises.
-        && unsafe { drop_far(start.cast(), len) }
-    {
-        return 0;
+    // SAFETY: as the caller promises.
+    match unsafe { advise_far(start.cast(), len, advice) } {
+        Ok(true) => 0,
+        Err(Error::Unsupported { .. }) => {
+            if enter().is_some() {
+                report::say(&format!("madvise({advice}) of far memory is not supported: EINVAL"));
+            }
+            set_errno(libc::EINVAL);
+            -1
+        }
+        // SAFETY: as the caller promises. (What cannot be dropped is for the kernel to refuse.)
+        Ok(false) | Err(_) => unsafe { kernel_madvise(start, len, advice) },
     }
-    // V8 keeps its objects from children. The kernel's mappings of far memory have to be in them, all or none.
-    if matches!(advice, libc::MADV_DONTFORK | libc::MADV_DOFORK)
-        && Far::contains(start.cast::<u8>())
-    {
-        return 0;
+}
+
+/// `process_madvise(2)`: of this process's own far memory as `madvise`, range by range.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn process_madvise(
+    process: c_int,
+    ranges: *const libc::iovec,
+    count: size_t,
+    advice: c_int,
+    flags: c_uint,
+) -> ssize_t {
+    const COUNT_MAX: usize = libc::UIO_MAXIOV as usize;
+    let kernel = |ranges: *const libc::iovec, count: size_t| {
+        // SAFETY: as the caller promises; the arguments of this call.
+        unsafe {
+            libc::syscall(libc::SYS_process_madvise, process, ranges, count, advice, flags)
+                as ssize_t
+        }
+    };
+    if ranges.is_null() || count > COUNT_MAX {
+        return kernel(ranges, count);
     }
     // SAFETY: as the caller promises.
-    unsafe { kernel_madvise(start, len, advice) }
+    let parts = unsafe { std::slice::from_raw_parts(ranges, count) };
+    let any_far = parts.iter().any(|part| Far::contains(part.iov_base.cast::<u8>()));
+    if !any_far || !is_this_process(process) {
+        return kernel(ranges, count);
+    }
+    // It refuses what it would refuse of all.
+    if kernel(ranges, 0) < 0 {
+        return -1;
+    }
+    let mut done = 0;
+    for part in parts {
+        // SAFETY: as the caller promises.
+        if unsafe { madvise(part.iov_base, part.iov_len, advice) } != 0 {
+            return if done > 0 { done } else { -1 };
+        }
+        done += part.iov_len.cast_signed();
+    }
+    done
+}
+
+/// Whether a descriptor names this process: a pidfd of it, or one of the numbers that stand for the caller.
+fn is_this_process(pidfd: c_int) -> bool {
+    let Some(_inside) = enter() else { return false };
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{pidfd}")).unwrap_or_default();
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")).map(str::trim);
+    pidfd < -1 || pid == Some(std::process::id().to_string().as_str())
 }
 
 /// `madvise(2)` itself: for this library, by the linker (`build.rs`), and for what is not far.
@@ -69,15 +117,24 @@ extern "C" fn mlockall(flags: c_int) -> c_int {
     }
 }
 
+/// Follows advice for far memory, see [`Heap::madvise`]. `false`: it is for the kernel.
+///
+/// # Safety
+/// As for `madvise(2)`.
+unsafe fn advise_far(start: *mut u8, len: usize, advice: c_int) -> farheap::Result<bool> {
+    if len == 0 || !Far::contains(start) {
+        return Ok(false);
+    }
+    let Some(_inside) = enter() else { return Ok(false) };
+    // SAFETY: as the caller promises.
+    unsafe { Heap::madvise(start, ByteCount(len as u64), advice) }
+}
+
 /// Makes a range read as zero. `false`: it is not far memory, or for the kernel to refuse.
 ///
 /// # Safety
 /// The program gives up what the range holds.
 pub(crate) unsafe fn drop_far(start: *mut u8, len: usize) -> bool {
-    if len == 0 || !Far::contains(start) {
-        return false;
-    }
-    let Some(_inside) = enter() else { return false };
     // SAFETY: as the caller promises.
-    matches!(unsafe { Heap::dont_need(start, ByteCount(len as u64)) }, Ok(true))
+    matches!(unsafe { advise_far(start, len, libc::MADV_DONTNEED) }, Ok(true))
 }

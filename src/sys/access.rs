@@ -1,11 +1,12 @@
-//! Memory whose protection the program has chosen: brought in, or given up, all the same. Uses `vm`; used by what
-//! does `madvise(2)` for the program.
+//! Memory whose protection the program has chosen: brought in, or given up, all the same; and the effects of its
+//! advice. Uses `vm`; used by what does `madvise(2)` for the program.
 
 #![expect(unsafe_code, reason = "changes protections, and drops memory that the program gives up")]
 
 use super::refused;
 use super::vm::{HUGE_PAGE, KERNEL_PAGE, READ_WRITE, madvise};
 use crate::base::error::{Error, Result};
+use linux_raw_sys::general as kernel;
 use nix::sys::mman::{ProtFlags, mprotect};
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -111,4 +112,53 @@ fn protection(addr: usize) -> Option<(usize, ProtFlags)> {
     let all = [ProtFlags::PROT_READ, ProtFlags::PROT_WRITE, ProtFlags::PROT_EXEC];
     let flags = flags.bytes().zip(all).filter(|(is, _)| *is != b'-').map(|(_, flag)| flag);
     Some((end, flags.collect()))
+}
+
+/// Effects of advice of `madvise(2)` on far memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Advised {
+    /// The content is given up.
+    Dropped,
+    /// None: the kernel's mappings of far memory have to be in children, all or none.
+    Ignored,
+    /// The content stays, so that the kernel can follow it.
+    Kept,
+    /// Not known.
+    Unknown,
+}
+
+impl Advised {
+    pub(crate) fn by(advice: i32) -> Advised {
+        match advice {
+            libc::MADV_DONTNEED | libc::MADV_FREE => Advised::Dropped,
+            advice if advice == kernel::MADV_DONTNEED_LOCKED as i32 => Advised::Dropped,
+            libc::MADV_DONTFORK | libc::MADV_DOFORK => Advised::Ignored,
+            libc::MADV_NORMAL..=libc::MADV_WILLNEED
+            | libc::MADV_REMOVE // Refused for anonymous memory; what the program has mapped over far memory is its own.
+            | libc::MADV_MERGEABLE..=libc::MADV_POPULATE_WRITE => Advised::Kept,
+            advice if advice == kernel::MADV_COLLAPSE as i32 => Advised::Kept,
+            _ => Advised::Unknown,
+        }
+    }
+}
+
+const _: () = assert!(
+    libc::MADV_MERGEABLE == 12 && libc::MADV_POPULATE_WRITE == 23,
+    "what lies between is listed"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_that_is_not_known_to_keep_content_is_not_passed_on() {
+        // To 25 they have numbers in a row; MADV_GUARD_INSTALL and MADV_GUARD_REMOVE are 102 and 103.
+        let kept = |advice: &i32| Advised::by(*advice) == Advised::Kept;
+        let all: Vec<i32> = (-1..200).filter(kept).collect();
+        let known: Vec<i32> = (0..=3).chain([9]).chain(12..=23).chain([25]).collect();
+        assert_eq!(all, known);
+        assert_eq!(Advised::by(24), Advised::Dropped);
+        assert_eq!([102, 103, 26, i32::MAX].map(Advised::by), [Advised::Unknown; 4]);
+    }
 }

@@ -240,6 +240,7 @@ static void data_larger_than_the_limit_comes_back(farheap_heap *heap) {
     CHECK(dropped[-1] == 7 && dropped[0] == 0 && dropped[3 * 4096 - 1] == 0 && dropped[3 * 4096] == 7);
     CHECK(far_madvise(dropped + 1, 4096, MADV_DONTNEED) == -1 && errno == EINVAL);
     CHECK(far_madvise(dropped, 4096, MADV_NORMAL) == 0);
+    CHECK(far_madvise(dropped, 4096, 102 /* MADV_GUARD_INSTALL */) == -1 && errno == EINVAL);
 
     OK(farheap_set_far_limit(heap, 12 * MIB));
     FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_set_far_limit(heap, MIB));

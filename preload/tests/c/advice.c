@@ -1,9 +1,12 @@
 /* What a program drops by madvise(2) reads as zero, whether it had left memory or not. */
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -94,6 +97,37 @@ static int mapped_over(void) {
     return all(0, PAGES, -1);
 }
 
+/* Advice that the kernel may follow where memory is and not where it has left is refused; freeing is dropping. */
+static int other(void) {
+    static const int unknown[] = {102 /* MADV_GUARD_INSTALL */, 103 /* MADV_GUARD_REMOVE */, 26, 1000};
+    fill();
+    for (int n = 0; n < 4; n++)
+        if (madvise(data, 20 * PAGE, unknown[n]) == 0 || errno != EINVAL)
+            return 0;
+    if (!all(0, PAGES, -1))
+        return 0;
+    return madvise(data + PAGE, 10 * PAGE, MADV_FREE) == 0 && all(0, 1, -1) && all(1, 11, 0) && all(11, PAGES, -1);
+}
+
+ssize_t process_madvise(int process, const struct iovec *ranges, size_t count, int advice, unsigned flags);
+
+/* Of this process, as madvise. */
+static int by_process(void) {
+    fill();
+    int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    struct iovec ranges[] = {{data + PAGE, 3 * PAGE}, {data + 100 * PAGE, 4000 * PAGE}};
+    ssize_t done = process_madvise(self, ranges, 2, MADV_DONTNEED, 0);
+    if (done < 0 && errno != EBADF) /* Before Linux 6.13. */
+        return all(0, PAGES, -1);
+    if (done != 4003 * PAGE || !all(0, 1, -1) || !all(1, 4, 0) || !all(4, 100, -1) || !all(100, 4100, 0)
+        || !all(4100, PAGES, -1))
+        return 0;
+    fill();
+    return process_madvise(self, ranges, 2, 102 /* MADV_GUARD_INSTALL */, 0) == -1 && errno == EINVAL
+           && all(0, PAGES, -1) && close(self) == 0 && process_madvise(self, ranges, 2, MADV_DONTNEED, 0) == -1
+           && errno == EBADF && all(0, PAGES, -1);
+}
+
 /* A forked child drops what it has inherited, wherever that is. */
 static int child(void) {
     fill();
@@ -124,7 +158,7 @@ int main(void) {
         || madvise(data + PAGE, PAGE, MADV_WILLNEED) != 0
         || madvise(local, PAGE, MADV_DONTNEED) != 0 || local[0] != 0 || local[PAGE] != 7)
         return 1;
-    if (!protected() || !mapped_over() || !child())
+    if (!protected() || !mapped_over() || !other() || !by_process() || !child())
         return 1;
     puts("right");
     return 0;
