@@ -92,6 +92,26 @@ pub(in crate::paging) fn unlocked() {
     );
 }
 
+/// A region begins whose pages do not leave by MOVE.
+pub(in crate::paging) fn leaves_by_copy() {
+    const WHAT: &str = "far memory leaves by copies here (`install:copy`, or Linux before 6.8)";
+    let what_to_do = "what a direct or asynchronous read, or a registered buffer of io_uring, brings into it is \
+                      lost unless the range is pinned";
+    messages::tell(WHAT, WARNINGS_MAX, format_args!("{WHAT}: {what_to_do}"));
+}
+
+/// Pages cannot leave memory although they should.
+pub(in crate::paging) fn pages_stay(kept: usize, of: usize) {
+    const WHAT: &str = "pages that cannot leave memory";
+    let why = "the kernel reads or writes there (registered buffers, I/O under way), or they were \
+               written and may not be written any more (mprotect)";
+    messages::tell(
+        WHAT,
+        WARNINGS_MAX,
+        format_args!("{WHAT}: {kept} of {of} that were to leave; {why}"),
+    );
+}
+
 /// A write failed that its store has space for as far as the store's bytes go; `room` is what there is
 /// space for on its file system.
 pub(in crate::paging) fn write_failed(cause: &Error, room: ByteCount) {

@@ -126,6 +126,16 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
+    /// How many of `len` bytes are done.
+    pub(crate) fn bytes_of(self, len: usize) -> usize {
+        match self {
+            Outcome::Done => len,
+            Outcome::Present { bytes }
+            | Outcome::Busy { bytes }
+            | Outcome::Failed { bytes, .. } => bytes,
+        }
+    }
+
     /// The same for a range that begins `before` bytes earlier, which are done.
     pub(crate) fn after(self, before: usize) -> Outcome {
         match self {

@@ -349,6 +349,25 @@ impl Mapping {
         }
     }
 
+    /// Calls `act` while code may run in a part of the mapping, or without that where the system forbids it.
+    pub(crate) fn while_executable<T>(
+        &self,
+        offset: usize,
+        len: usize,
+        act: impl FnOnce() -> T,
+    ) -> T {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
+        // SAFETY: the range is this mapping's own; its contents stay, and nothing runs there.
+        let allowed = unsafe { mprotect(self.at(offset), len, READ_WRITE | ProtFlags::PROT_EXEC) };
+        let done = act();
+        if allowed.is_ok() {
+            // SAFETY: as it was.
+            let back = unsafe { mprotect(self.at(offset), len, READ_WRITE) };
+            back.expect("mappings that were split are joined");
+        }
+        done
+    }
+
     /// Gives advice that changes no contents.
     fn advise(&self, offset: usize, len: usize, advice: i32) -> Result<()> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");

@@ -153,12 +153,42 @@ impl Drop for Pinned<'_> {
     }
 }
 
-fn preads(name: &'static str, page_kib: u64, install: Install) -> bool {
+/// Splits the kernel's mapping in the middle of each page, so that pages lie in three mappings each, all of which
+/// may be written. `false`: not permitted.
+fn split(far: &Far, units: usize) -> bool {
+    const ALL: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    (2..units).step_by(4).all(|unit| {
+        let place = (far.addr(0) + unit * UNIT) as *mut libc::c_void;
+        // By turns, so that each page size has both.
+        // SAFETY: changes nothing of what the memory holds, and takes no right away.
+        let rc = unsafe {
+            match unit / 4 % 2 {
+                0 => libc::madvise(place, UNIT, libc::MADV_DODUMP),
+                _ => libc::mprotect(place, UNIT, ALL),
+            }
+        };
+        if rc != 0 {
+            println!("skipped: memory may not be split: {}", std::io::Error::last_os_error());
+        }
+        rc == 0
+    })
+}
+
+fn whole(_: &Far, _: usize) -> bool {
+    true
+}
+
+type Prepare = fn(&Far, usize) -> bool;
+
+fn preads(name: &'static str, page_kib: u64, install: Install, prepare: Prepare) -> bool {
     const THREADS: usize = 4;
     let _watchdog = watchdog(name, LIMIT);
     let seed = seed(name);
     let known = Known::new(name);
     under_pressure(page_kib, install, |far, units| {
+        if !prepare(far, units) {
+            return;
+        }
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
                 let known = &known;
@@ -223,28 +253,84 @@ fn uring_reads(name: &'static str, page_kib: u64, install: Install) {
 
 #[test]
 fn direct_reads_into_4k_pages_lose_nothing() {
-    preads("preads-4k", 4, Install::Auto);
+    preads("preads-4k", 4, Install::Auto, whole);
 }
 
 #[test]
 fn direct_reads_into_64k_pages_lose_nothing() {
-    preads("preads-64k", 64, Install::Auto);
+    preads("preads-64k", 64, Install::Auto, whole);
 }
 
 #[test]
 fn direct_reads_into_2m_pages_lose_nothing() {
-    preads("preads-2m", 2048, Install::Auto);
+    preads("preads-2m", 2048, Install::Auto, whole);
 }
 
 #[test]
 fn direct_reads_with_move_only_lose_nothing() {
-    preads("preads-move", 4, Install::Move);
+    preads("preads-move", 4, Install::Move, whole);
 }
 
 #[test]
 fn direct_reads_under_a_pin_lose_nothing_without_move() {
+    let _ran = preads("preads-copy", 4, Install::Copy, whole)
+        && preads("preads-copy-64k", 64, Install::Copy, whole);
+}
+
+#[test]
+fn direct_reads_into_pages_of_several_mappings_lose_nothing() {
+    let _ran = [16, 64, 2048].iter().all(|kib| preads("preads-split", *kib, Install::Auto, split));
+}
+
+/// A buffer that io_uring keeps pinned is read and written by the device however long it is registered.
+fn registered_buffers(name: &'static str, page_kib: u64, prepare: Prepare) -> bool {
+    const PAGES: usize = 4;
+    let _watchdog = watchdog(name, LIMIT);
+    let mut dice = Dice::new(seed(name));
+    let known = Known::new(name);
+    let Ok(mut ring) = IoUring::new(1) else {
+        println!("skipped: io_uring is not permitted here");
+        return false;
+    };
+    let copy = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary file");
+    let run = |ring: &mut IoUring, entry: io_uring::squeue::Entry| {
+        // SAFETY: the buffer is registered, and stays mapped.
+        unsafe { ring.submission().push(&entry) }.expect("one at a time");
+        ring.submit_and_wait(1).expect("io_uring works");
+        let done = ring.completion().next().expect("waited for").result();
+        assert_eq!(done, UNIT as i32);
+    };
+    under_pressure(page_kib, Install::Auto, |far, units| {
+        let buffer = libc::iovec { iov_base: far.addr(0) as *mut _, iov_len: PAGES * far.page };
+        // SAFETY: the region outlives the ring's use of it.
+        if let Err(error) = unsafe { ring.submitter().register_buffers(&[buffer]) } {
+            return println!("skipped: no buffer can be registered: {error}");
+        }
+        if !prepare(far, units) {
+            return;
+        }
+        for _ in 0..READS {
+            let addr = far.addr(0) + dice.below((PAGES * far.page / UNIT) as u64) as usize * UNIT;
+            let unit = dice.below(FILE_UNITS as u64) as usize;
+            let fd = types::Fd(known.file.as_raw_fd());
+            let read = opcode::ReadFixed::new(fd, addr as *mut u8, UNIT as u32, 0);
+            run(&mut ring, read.offset((unit * UNIT) as u64).build());
+            check_unit(addr, unit);
+            crate::harness::write_word(addr, !content(unit));
+            let fd = types::Fd(copy.as_raw_fd());
+            run(&mut ring, opcode::WriteFixed::new(fd, addr as *const u8, UNIT as u32, 0).build());
+            let mut word = [0; 8];
+            copy.read_exact_at(&mut word, 0).expect("just written");
+            assert_eq!(u64::from_ne_bytes(word), !content(unit), "written from the buffer");
+        }
+        ring.submitter().unregister_buffers().expect("registered above");
+    })
+}
+
+#[test]
+fn registered_buffers_in_pages_of_several_mappings_lose_nothing() {
     let _ran =
-        preads("preads-copy", 4, Install::Copy) && preads("preads-copy-64k", 64, Install::Copy);
+        [4, 16, 64, 2048].iter().all(|kib| registered_buffers("registered-split", *kib, split));
 }
 
 #[test]

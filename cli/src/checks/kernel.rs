@@ -102,6 +102,9 @@ fn route_repairs(
     }
 }
 
+const NO_MOVE: &str = "pages are copied out instead of moved, and what a direct or asynchronous read, or a \
+     registered buffer of io_uring, brings into far memory is lost unless it is pinned";
+
 /// The features of userfaultfd; nothing when no userfaultfd can be opened to ask.
 pub(super) fn features(found: &Userfaultfd, config: Option<&Config>) -> Option<Check> {
     const NAME: &str = "userfaultfd features";
@@ -111,7 +114,7 @@ pub(super) fn features(found: &Userfaultfd, config: Option<&Config>) -> Option<C
     let moves = config.is_some_and(|config| config.install() == Install::Move);
     let in_thread = config.is_some_and(|config| config.mode() == Mode::InThread);
     for (feature, from, required, meaning) in [
-        (Features::MOVE, "6.8", moves, "pages are copied in and out instead of moved, slower"),
+        (Features::MOVE, "6.8", moves, NO_MOVE),
         (Features::SIGBUS, "4.14", in_thread, "`mode:in_thread` does not work"),
         (Features::POISON, "6.6", false, "a lost page cannot be marked for the kernel"),
     ] {

@@ -11,10 +11,11 @@ use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
-use crate::paging::pager::mapper::{Moved, install_error, is_copied_then};
+use crate::paging::pager::mapper::{Moved, is_copied_then};
+use crate::paging::pager::pieces::install_error;
 use crate::paging::pager::transfer;
 use crate::sys::uffd::{Outcome, Protect, Wake};
-use crate::sys::vm::{KERNEL_PAGE, Piece, copy_checked};
+use crate::sys::vm::{Piece, copy_checked};
 
 /// Takes up to `want` victims, at least one, off the policy's lists. One of a chunk that came in
 /// whole takes the others of the chunk along: they have been used as little, and to take
@@ -175,35 +176,27 @@ pub(in crate::paging) fn take_contents(
 fn take_by_move(pager: &Pager, first: PageId, frame: FrameId, count: usize) -> Moved {
     let len = count * pager.page_bytes();
     pager.mapper().clear_way(pager.frames().addr(frame), len);
-    let moved = match pager.mapper().owns(pager.addr(first), len) {
+    let mut moved = match pager.mapper().owns(pager.addr(first), len) {
         true => transfer::move_or_stop(pager, pager.frames().addr(frame), pager.addr(first), len),
         false => Moved { bytes: 0, refused: true },
     };
+    if moved.refused && count == 1 && transfer::move_in_pieces(pager, first, frame) {
+        moved.bytes = len;
+    }
     let whole = moved.bytes / pager.page_bytes();
     let end = frame.0 + count as u32;
     (frame.0 + whole as u32..end).for_each(|frame| drop(pager.frames().release(FrameId(frame))));
     moved
 }
 
-/// Takes the content of a page that MOVE refuses into a frame, which is returned. (Direct I/O of
-/// the application in flight is not seen: such I/O began before the program took the right to
-/// write there away.)
-pub(in crate::paging) fn copy_refused(pager: &Pager, page: PageId) -> Option<FrameId> {
+/// Takes the content of a page that MOVE does not take into a frame, which is returned. Nothing has written the page
+/// since it was installed, because it was protected all along: no device is writing to it now.
+pub(in crate::paging) fn copy_protected(pager: &Pager, page: PageId) -> Option<FrameId> {
     let frame = pager.pool().frame_for_copy()?;
     take_by_copy(pager, page, frame).then_some(frame)
 }
 
-/// Maps the zero page into the holes of a frame, so that it can go back to the region whole.
-pub(in crate::paging) fn fill_frame_holes(pager: &Pager, frame: FrameId) {
-    for at in (0..pager.page_bytes()).step_by(KERNEL_PAGE) {
-        let unit = (pager.frames().addr(frame) + at) as *const u8;
-        // SAFETY: the frame is this thread's and readable; a hole of staging memory is filled
-        // by the kernel.
-        let _ = unsafe { unit.read_volatile() };
-    }
-}
-
-/// For kernels without MOVE, and pages that it refuses: nobody can write the page while it is
+/// For kernels without MOVE, and pages that are protected: nobody can write the page while it is
 /// copied, because writes fault first and wait for its word. (A device request of the application
 /// in flight is not seen: such kernels need a pin around direct I/O into far memory.)
 fn take_by_copy(pager: &Pager, page: PageId, frame: FrameId) -> bool {

@@ -1,7 +1,8 @@
 //! The evictor's parts.
 
 use crate::base::error::Result;
-use crate::base::units::PageId;
+use crate::base::units::{PageCount, PageId};
+use crate::paging::diagnostics;
 use crate::paging::evict::arrivals::Arrivals;
 use crate::paging::evict::device_space::DeviceSpace;
 use crate::paging::evict::leaving::Leaving;
@@ -21,6 +22,9 @@ pub(in crate::paging) struct Evictor {
     pub(super) victims: Vec<PageId>,
     /// Victims looked at since something was freed.
     pub(super) fruitless: usize,
+    /// Of the pages that were last to be taken out, those that the kernel did not give.
+    pub(super) kept: usize,
+    pub(super) stays: Stays,
     pub(super) leaving: Leaving,
     pub(super) writes: WriteBack,
     pub(super) arrivals: Arrivals,
@@ -47,6 +51,8 @@ impl Evictor {
             requests,
             victims: Vec::with_capacity(BATCH_MAX),
             fruitless: 0,
+            kept: 0,
+            stays: Stays::default(),
             leaving: Leaving::new(pager.frames().count()),
             writes: WriteBack::new(Arc::clone(&pager), deadline)?,
             detour: Detour::default(),
@@ -54,5 +60,28 @@ impl Evictor {
             space: DeviceSpace::new(),
             pager,
         })
+    }
+}
+
+/// Victims that the kernel does not give: they make the limit smaller than it is.
+#[derive(Debug, Default)]
+pub(super) struct Stays {
+    looked: usize,
+    kept: usize,
+}
+
+impl Stays {
+    /// Notes that `kept` of `victims` stayed. Once as many were looked at as the limit has pages, prints how many
+    /// stayed, if those are most of them, and counts anew.
+    pub(super) fn look(&mut self, victims: usize, kept: usize, limit: PageCount) {
+        self.looked += victims;
+        self.kept += kept;
+        if self.looked < limit.as_usize() {
+            return;
+        }
+        if self.kept * 2 > self.looked {
+            diagnostics::pages_stay(self.kept, self.looked);
+        }
+        *self = Stays::default();
     }
 }

@@ -44,6 +44,7 @@ impl Evictor {
         const PAUSED_ROUNDS_MAX: usize = 64;
         let mut victims = std::mem::take(&mut self.victims);
         let (mut went, mut resident) = (0, PageCount(0));
+        let limit = PageCount(self.pager.budget().limit().0 / self.pager.page_size().0);
         for _ in 0..if self.writes.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
             let want = if self.writes.is_paused() { BATCH_MAX } else { want };
             victims.clear();
@@ -54,6 +55,7 @@ impl Evictor {
             }
             went = self.take_out(&mut victims, Listed::No);
             self.fruitless += victims.len().max(1);
+            self.stays.look(victims.len(), self.kept, limit);
             if went > 0 || self.fruitless > 2 * resident.as_usize() {
                 break;
             }
@@ -72,6 +74,7 @@ impl Evictor {
         victims.sort_unstable();
         let chosen = Instant::now();
         let pause = self.writes.is_paused();
+        self.kept = 0;
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
         let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
         let mut run = [(PageId(0), Word::EMPTY); BATCH_MAX];
@@ -137,21 +140,24 @@ impl Evictor {
             if whole == got {
                 continue;
             }
-            let (page, word) = rest[whole];
-            // MOVE takes nothing that is shared with a child, and a write that would end the sharing stops
-            // at the protection. No device can be writing to what was protected all along: it may be copied.
-            let may_copy = taken.refused || word.protected();
-            if may_copy && most > 1 {
+            if taken.refused && most > 1 {
                 most = 1;
                 continue;
             }
-            let copied = may_copy.then(|| content::copy_refused(&self.pager, page)).flatten();
+            let (page, word) = rest[whole];
+            // MOVE takes nothing that is shared with a child, and a write that would end the sharing stops
+            // at the protection.
+            let copied =
+                word.protected().then(|| content::copy_protected(&self.pager, page)).flatten();
             match copied {
                 Some(frame) => self.cool((page, word), frame, chosen),
                 None if mapped_over::disown(&self.pager, page, word) => {}
                 None => {
-                    content::keep(&self.pager, page, word);
+                    // A hole of it may have been filled since, where a write is not seen.
+                    let kept = word.kept().with_protected(false);
+                    self.pager.publish_resident(page, word, kept, None);
                     self.pager.counters().evict_busy.bump();
+                    self.kept += 1;
                 }
             }
             (done, moved) = (done + 1, moved + usize::from(copied.is_some()));
@@ -161,9 +167,6 @@ impl Evictor {
 
     /// The content of a victim, `Moving` by this thread, is in `frame` now.
     fn cool(&mut self, (page, word): (PageId, Word), frame: FrameId, chosen: Instant) {
-        if word.sparse() {
-            content::fill_frame_holes(&self.pager, frame);
-        }
         self.pager.frames().note(frame, page, word.slot());
         let note = self.pager.frames().meta_of(frame);
         note.set_prefetched(word.prefetched());

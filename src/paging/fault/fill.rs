@@ -214,14 +214,17 @@ pub(in crate::paging) fn map_fill(
 ) -> std::result::Result<(), FaultStatus> {
     let page = pager.frames().page(frame);
     let tracking = install::write_tracking(pager, page, frame, write);
-    if let Err(error) = install::install(pager, page, frame, tracking.protect(), wake) {
-        let stored = Word::stored(moving.slot().expect("a fill has a slot"));
-        let status = install::not_mapped(pager, page, moving, stored, &error);
-        pager.pool().cancel_fill(frame);
-        pager.wake(page);
-        return Err(status);
-    }
-    let resident = tracking.mark(Word::resident(moving.slot()));
+    let protect = match install::install(pager, page, frame, tracking.protect(), wake) {
+        Ok(protect) => protect,
+        Err(error) => {
+            let stored = Word::stored(moving.slot().expect("a fill has a slot"));
+            let status = install::not_mapped(pager, page, moving, stored, &error);
+            pager.pool().cancel_fill(frame);
+            pager.wake(page);
+            return Err(status);
+        }
+    };
+    let resident = tracking.mark(Word::resident(moving.slot()), protect);
     let resident = resident.with_prefetched(insert == Insert::Prefetched);
     pager.publish_resident(page, moving, resident, Some(insert));
     pager.counters().pages_in.bump();

@@ -16,6 +16,7 @@ use crate::paging::fault::status::Purpose;
 use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::fork::heir::Heir;
 use crate::paging::fork::legacy::{Legacy, Needed};
+use crate::paging::pager::pieces::GONE;
 use crate::store::{Queue, SEGMENTS_MAX};
 use crate::sys;
 use crate::sys::event::poll_readable;
@@ -312,9 +313,6 @@ impl Server {
         drop(self.uffd.wake(start, len));
     }
 }
-
-/// The program has unmapped the memory: touching it costs what that costs.
-const GONE: Outcome = Outcome::Failed { bytes: 0, errno: sys::ENOENT };
 
 fn waiting(errno: crate::sys::file::Errno) -> Error {
     Error::Os { call: "poll", errno: errno.0 }

@@ -349,6 +349,16 @@ impl Frames {
         self.staging.populate(frame.0 as usize * self.page_bytes, self.page_bytes)
     }
 
+    /// Calls `act` while code may run in a part of the staging area, as in memory of the program's that it moves.
+    pub(crate) fn while_executable<T>(
+        &self,
+        start: usize,
+        len: usize,
+        act: impl FnOnce() -> T,
+    ) -> T {
+        self.staging.while_executable(start - self.staging.addr(), len, act)
+    }
+
     /// Whether the memory at a range of the staging area is locked (`mlock`).
     pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
         self.staging.is_locked(start - self.staging.addr(), len)

@@ -9,7 +9,8 @@ use crate::paging::mapped_over;
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::errno_of;
-use crate::paging::pager::mapper::{install_error, is_copied_then};
+use crate::paging::pager::mapper::is_copied_then;
+use crate::paging::pager::pieces::install_error;
 use crate::paging::pager::transfer;
 use crate::sys;
 use crate::sys::uffd::{Outcome, Protect, Wake};
@@ -31,16 +32,16 @@ impl WriteTracking {
         if self == WriteTracking::Protected { Protect::Yes } else { Protect::No }
     }
 
-    /// Marks the word of the page accordingly.
-    pub(crate) fn mark(self, word: Word) -> Word {
-        word.with_protected(self == WriteTracking::Protected)
-            .with_guessed(self == WriteTracking::Guessed)
+    /// Marks the word of the page, which was mapped so, accordingly.
+    pub(crate) fn mark(self, word: Word, protect: Protect) -> Word {
+        word.with_protected(protect == Protect::Yes).with_guessed(self == WriteTracking::Guessed)
     }
 }
 
-/// Maps a frame's content as `page`, which is `Moving` by this thread. The frame is consumed,
-/// its memory or the charge of the fill now the page's. Who waits is woken by that, if asked
-/// for, or by [`publish_mapped`](Pager::publish_mapped).
+/// Maps a frame's content as `page`, which is `Moving` by this thread; returns whether it is write-protected:
+/// where MOVE refuses, because the program has split the mapping or may not write there, it is, or it could not
+/// leave again. The frame is consumed, its memory or the charge of the fill now the page's. The waiting threads are
+/// woken by that, if asked for, or by [`publish_mapped`](Pager::publish_mapped).
 ///
 /// # Errors
 /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
@@ -50,7 +51,7 @@ pub(crate) fn install(
     frame: FrameId,
     protect: Protect,
     wake: Wake,
-) -> Result<()> {
+) -> Result<Protect> {
     let (dst, src) = (pager.addr(page), pager.frames().addr(frame));
     let by_move = pager.pool().moves_in(frame);
     let outcome = if by_move {
@@ -69,7 +70,7 @@ pub(crate) fn install(
                 true => pager.frames().put_empty(frame),
                 false => pager.pool().recycle(frame),
             }
-            return Ok(());
+            return Ok(protect);
         }
         // Rarely, just after a device read, the kernel still holds the frame.
         Outcome::Busy { bytes } => {
@@ -86,6 +87,7 @@ pub(crate) fn install(
     if mapped == 0 && !is_copied_then(outcome) {
         return Err(install_error(outcome));
     }
+    let protect = if by_move && mapped == 0 { Protect::Yes } else { protect };
     // A page half of which is mapped cannot be tried again: nor can it be unmapped, for
     // threads may have written to that half.
     transfer::copy_rest(pager, page, frame, mapped, protect)?;
@@ -98,7 +100,7 @@ pub(crate) fn install(
     } else {
         pager.pool().recycle(frame);
     }
-    Ok(())
+    Ok(protect)
 }
 
 /// Maps a run of frames, with its content, as the chunk that begins with `first`: all of its
@@ -178,7 +180,7 @@ pub(crate) fn install_zeros(pager: &Pager, page: PageId) -> Result<bool> {
             return Err(error);
         }
         return match install(pager, page, frame, Protect::No, Wake::No) {
-            Ok(()) => Ok(true),
+            Ok(_) => Ok(true),
             Err(error) => {
                 pager.pool().recycle(frame);
                 Err(error)

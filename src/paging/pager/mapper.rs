@@ -14,6 +14,7 @@ use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::paging::config::{Install, Mode, Moves, RegionConfig};
 use crate::paging::diagnostics;
 use crate::paging::page::gaps::Gaps;
+use crate::paging::pager::pieces;
 use crate::sys;
 use crate::sys::pagemap::{NO_PAGE_MAP, Pagemap};
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake, feature};
@@ -27,8 +28,8 @@ use std::time::{Duration, Instant};
 pub(in crate::paging) struct Moved {
     /// Of whole pages.
     pub(in crate::paging) bytes: usize,
-    /// The kernel moves nothing there, used or not, because the program has protected a part of it,
-    /// where COPY works all the same, or has mapped something over it.
+    /// The kernel moves nothing there by one call, used or not: there are several mappings, or holes, or the
+    /// program has protected a part of it, or mapped something over it.
     pub(in crate::paging) refused: bool,
 }
 
@@ -66,6 +67,9 @@ impl Mapper {
             config.kernel_faults_required,
         )?;
         let moves = config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
+        if !moves.evict {
+            diagnostics::leaves_by_copy();
+        }
         let mapper = Mapper {
             uffd,
             gaps: Gaps::default(),
@@ -180,7 +184,7 @@ impl Mapper {
                 return false;
             }
             // The thread for which it is opened may run already, and have mapped something over a part.
-            let registered = in_halves(start, len, |start, len| {
+            let registered = pieces::in_halves(start, len, |start, len| {
                 match self.uffd.register_unwatched(start, len) {
                     Err(Error::Os { errno: sys::EINVAL, .. }) => Ok(false),
                     other => other.map(|()| true),
@@ -224,24 +228,8 @@ impl Mapper {
             bytes += len;
             Ok(())
         };
-        drop(self.each_far(start, len, count));
+        drop(pieces::each(&self.uffd, start, len, count));
         bytes
-    }
-
-    /// Calls `act` with the parts of a range that are far memory, in ascending order.
-    pub(in crate::paging) fn each_far(
-        &self,
-        start: usize,
-        len: usize,
-        mut act: impl FnMut(usize, usize) -> Result<()>,
-    ) -> Result<()> {
-        in_halves(start, len, |start, len| {
-            let is_far = self.is_far(start, len);
-            if is_far {
-                act(start, len)?;
-            }
-            Ok(is_far)
-        })
     }
 
     /// Has children that are forked from now on have nothing of a range, as far as it is far memory.
@@ -253,7 +241,7 @@ impl Mapper {
         // Again, if a chunk was being opened meanwhile.
         self.gaps.holds(|| {
             let mut bytes = 0;
-            outcome = self.each_far(start, len, |start, len| {
+            outcome = pieces::each(&self.uffd, start, len, |start, len| {
                 bytes += len;
                 vm::keep_from_children(start, len)
             });
@@ -271,7 +259,7 @@ impl Mapper {
             return self.uffd.register_faults(start, len);
         }
         let mut any = false;
-        self.each_far(start, len, |start, len| {
+        pieces::each(&self.uffd, start, len, |start, len| {
             let registered = self.uffd.register_faults(start, len);
             match registered {
                 Err(error) if any => {
@@ -316,32 +304,9 @@ impl Mapper {
         mapped: usize,
         protect: Protect,
     ) -> Result<()> {
-        let copy = |from: usize, len: usize| {
-            let (dst, src) = (start + from, content.wrapping_add(from));
-            // SAFETY: the caller's promise holds for a part of what is missing.
-            unsafe { self.uffd.copy(dst, src, len, protect, Wake::No) }
-        };
-        let mut outcome = copy(mapped, self.page_bytes - mapped).after(mapped);
-        if let Outcome::Failed { bytes, errno: sys::ENOENT } = outcome {
-            // The kernel copies within one of its areas only, and the program has split them
-            // (`mprotect`, `mlock`), or unmapped a part.
-            let mut there = bytes;
-            for from in (bytes..self.page_bytes).step_by(KERNEL_PAGE) {
-                match copy(from, KERNEL_PAGE) {
-                    Outcome::Done | Outcome::Present { .. } => there += KERNEL_PAGE,
-                    Outcome::Failed { errno: sys::ENOENT, .. } => {}
-                    other => {
-                        diagnostics::fatal("a page was left half mapped", &install_error(other))
-                    }
-                }
-            }
-            outcome = if there > 0 { Outcome::Done } else { outcome };
-        }
-        match outcome {
-            Outcome::Done => Ok(()),
-            Outcome::Failed { bytes: 0, .. } => Err(install_error(outcome)),
-            outcome => diagnostics::fatal("a page was left half mapped", &install_error(outcome)),
-        }
+        let len = self.page_bytes;
+        // SAFETY: the caller's promise.
+        unsafe { pieces::copy_rest(&self.uffd, start, content, mapped, len, protect) }
     }
 
     /// Copies zeros to the missing page at `start`.
@@ -427,14 +392,27 @@ impl Mapper {
         }
     }
 
-    /// Moves memory that was just moved out back to where it came from, which is missing.
+    /// Moves the page at `src`, `Moving` by this thread and without holes, to an empty frame at `dst` by `act`, one
+    /// mapping of the kernel's after the other. `false`: all of it is where it was.
+    ///
+    /// # Safety
+    /// As for `Uffd::move_pages`.
+    pub(in crate::paging) unsafe fn move_pieces(
+        &self,
+        dst: usize,
+        src: usize,
+        act: impl FnMut(usize, usize, usize) -> Outcome,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        let moved = unsafe { pieces::move_out(&self.uffd, dst, src, self.page_bytes, act) };
+        moved.unwrap_or_else(|error| half_out(&error))
+    }
+
+    /// Puts memory that was just moved out back to where it came from, which is missing.
     pub(in crate::paging) fn move_back(&self, from: usize, to: usize, len: usize) {
         // SAFETY: the memory goes back to where it was, for which this thread still answers.
-        let back = unsafe { self.uffd.move_pages(to, from, len, Wake::Yes) };
-        if back != Outcome::Done {
-            let error = crate::Error::Os { call: "UFFDIO_MOVE", errno: crate::sys::EIO };
-            diagnostics::fatal("half of a page could not be moved back", &error);
-        }
+        let back = unsafe { pieces::move_back(&self.uffd, from, to, len) };
+        back.unwrap_or_else(|error| half_out(&error));
     }
 
     /// Drops the pages of all `pieces`.
@@ -469,7 +447,7 @@ impl Mapper {
         if lifted.is_ok() {
             return lifted;
         }
-        self.each_far(start, len, |start, len| self.uffd.allow_writes(start, len))
+        pieces::each(&self.uffd, start, len, |start, len| self.uffd.allow_writes(start, len))
     }
 
     /// Maps zeros where the page at `start`, `Moving` by this thread, has holes: the program has dropped parts of
@@ -542,36 +520,7 @@ pub(in crate::paging) fn is_copied_then(outcome: Outcome) -> bool {
     )
 }
 
-pub(in crate::paging) fn install_error(outcome: Outcome) -> Error {
-    let errno = match outcome {
-        Outcome::Done => 0,
-        Outcome::Present { .. } => sys::EEXIST,
-        Outcome::Busy { .. } => sys::EBUSY,
-        Outcome::Failed { errno, .. } => errno,
-    };
-    Error::Os { call: "installing a page", errno }
-}
-
-/// Calls `act` with a range, and where it says no with the halves of it, down to pages of the kernel:
-/// mostly it says yes to all, or the program has a few mappings there.
-fn in_halves(
-    start: usize,
-    len: usize,
-    mut act: impl FnMut(usize, usize) -> Result<bool>,
-) -> Result<()> {
-    const DEPTH_MAX: usize = usize::BITS as usize;
-    let mut parts = [(0, 0); DEPTH_MAX];
-    parts[0] = (start, len);
-    let mut count = 1;
-    while count > 0 {
-        count -= 1;
-        let (start, len) = parts[count];
-        if !act(start, len)? && len > KERNEL_PAGE {
-            let half = (len / 2).next_multiple_of(KERNEL_PAGE);
-            parts[count] = (start + half, len - half);
-            parts[count + 1] = (start, half);
-            count += 2;
-        }
-    }
-    Ok(())
+/// Ends the process: a part of a page that stays is missing.
+fn half_out(error: &Error) -> ! {
+    diagnostics::fatal("half of a page could not be moved back", error)
 }

@@ -10,7 +10,7 @@
 //! | `table` | addresses and words of pages |
 //! | `frame_pool` | limit, watermarks, frames with their charge, who is woken |
 //! | `room`, `slot_charge` | threads that wait for room; what the frames that are freed next pay for |
-//! | `mapper` | what is mapped: installs pages, takes them out |
+//! | `mapper`, `pieces` | what is mapped: installs pages, takes them out; along the borders of the kernel's mappings |
 //! | `slot_store`, `wants` | the store, its slots, content hashes; which side of a joined store is wanted |
 //! | `health` | what fails at the moment |
 //! | `reclaim` | what a region gives up for others |
@@ -29,6 +29,7 @@ pub(in crate::paging) mod frame_pool;
 pub(in crate::paging) mod health;
 pub(super) mod install;
 pub(in crate::paging) mod mapper;
+pub(in crate::paging) mod pieces;
 pub(in crate::paging) mod reclaim;
 pub(in crate::paging) mod room;
 mod slot_charge;

@@ -64,15 +64,33 @@ pub(in crate::paging) fn move_or_stop(pager: &Pager, dst: usize, src: usize, len
     // unmap them; the frames are empty ones of this thread's. Or the frames are a run of this
     // thread's, and the pages are `Moving` by it and missing.
     let outcome = unsafe { move_memory(pager, dst, src, len, Wake::No) };
-    let moved = match outcome {
-        Outcome::Done => return Moved { bytes: len, refused: false },
-        Outcome::Busy { bytes } | Outcome::Present { bytes } => bytes,
-        Outcome::Failed { bytes, .. } => bytes,
-    };
-    let refused = matches!(outcome, Outcome::Failed { errno: sys::EINVAL, .. });
+    let moved = outcome.bytes_of(len);
+    let refused = matches!(outcome, Outcome::Failed { errno: sys::EINVAL | sys::ENOENT, .. });
     let whole = moved - moved % pager.page_bytes();
     if moved > whole {
         pager.mapper().move_back(dst + whole, src + whole, moved - whole);
     }
     Moved { bytes: whole, refused }
+}
+
+/// Moves a page, `Moving` by this thread, out to an empty frame of its own where one MOVE does not: it lies in
+/// several of the kernel's mappings, has holes, or code may run in a part of it. `false`: it stays as it was.
+pub(in crate::paging) fn move_in_pieces(pager: &Pager, page: PageId, frame: FrameId) -> bool {
+    let (dst, src) = (pager.frames().addr(frame), pager.addr(page));
+    if !pager.mapper().fill_holes(src) {
+        return false;
+    }
+    let act = |dst, src, len| {
+        // SAFETY: the page is `Moving` by this thread, which may unmap it; the frame is its own and empty.
+        let piece = || unsafe { move_memory(pager, dst, src, len, Wake::No) };
+        match piece() {
+            // MOVE wants both sides to have the same protection. To what may not be written nothing helps.
+            Outcome::Failed { bytes: 0, errno: sys::EINVAL } => {
+                pager.frames().while_executable(dst, len, piece)
+            }
+            outcome => outcome,
+        }
+    };
+    // SAFETY: as above.
+    unsafe { pager.mapper().move_pieces(dst, src, act) }
 }

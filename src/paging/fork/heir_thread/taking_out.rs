@@ -4,11 +4,12 @@
 #![expect(unsafe_code, reason = "takes pages of the region out")]
 
 use super::{BATCH_MAX, Server};
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::units::{PageId, SlotCount, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::page::word::{FrameId, State as PageState};
+use crate::paging::pager::pieces;
 use crate::paging::pager::slot_store::{ContentHash, SlotStore};
 use crate::store::{Op, Request, Segment, Side};
 use crate::sys;
@@ -161,38 +162,37 @@ impl Server {
         let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
         let word = self.heir.pager.word(page).load();
         let is_pinned = word.state() == PageState::Resident && word.pins() > 0;
-        if is_pinned || self.uffd.is_registered(start, len) == Some(false) {
+        if is_pinned {
             return false;
         }
         self.fill_holes(start, len);
-        let to = self.frame(frame).addr();
-        let mut moved = 0;
-        for _ in 0..2 {
-            // SAFETY: this thread alone takes pages out; the frame is its own and empty.
-            let outcome =
-                unsafe { self.uffd.move_pages(to + moved, start + moved, len - moved, Wake::No) };
-            match outcome {
-                Outcome::Done => return true,
-                Outcome::Busy { bytes } => {
-                    moved += bytes;
-                    // Shared with the parent until lately, most probably.
-                    make_own(start + moved, len - moved);
-                }
-                Outcome::Present { bytes } | Outcome::Failed { bytes, .. } => {
-                    moved += bytes;
-                    break;
-                }
+        let (to, piece) =
+            (self.frame(frame).addr(), |to, from, len| self.move_piece(to, from, len));
+        // SAFETY: this thread alone takes pages out; the frame is its own and empty.
+        let moved = unsafe { pieces::move_out(&self.uffd, to, start, len, piece) };
+        moved.unwrap_or_else(|error| {
+            diagnostics::fatal("half of a page could not be moved back", &error)
+        })
+    }
+
+    /// Moves a part of a page, which lies in one mapping, to a part of a frame.
+    fn move_piece(&self, to: usize, from: usize, len: usize) -> Outcome {
+        let piece = |done: usize| {
+            // SAFETY: as in `move_out`.
+            unsafe { self.uffd.move_pages(to + done, from + done, len - done, Wake::No) }
+                .after(done)
+        };
+        match piece(0) {
+            Outcome::Busy { bytes } => {
+                // Shared with the parent until lately, most probably.
+                make_own(from + bytes, len - bytes);
+                piece(bytes)
             }
-        }
-        if moved > 0 {
-            // SAFETY: it goes back to where it was.
-            let back = unsafe { self.uffd.move_pages(start, to, moved, Wake::Yes) };
-            if back != Outcome::Done {
-                let error = Error::Os { call: "UFFDIO_MOVE", errno: sys::EIO };
-                diagnostics::fatal("half of a page could not be moved back", &error);
+            Outcome::Failed { bytes: 0, errno: sys::EINVAL } => {
+                self.frames.while_executable(to - self.frames.addr(), len, || piece(0))
             }
+            outcome => outcome,
         }
-        false
     }
 
     /// Maps zeros where parts of a page are missing, which read as that: MOVE stops at them.
