@@ -13,7 +13,7 @@
 use crate::own::{enter, set_errno};
 use crate::report;
 use farheap::{ByteCount, Error, Far, Heap};
-use libc::{c_int, c_uint, c_void, size_t, ssize_t};
+use libc::{c_int, c_void, size_t};
 
 /// `madvise(2)`.
 ///
@@ -21,6 +21,15 @@ use libc::{c_int, c_uint, c_void, size_t, ssize_t};
 /// As there.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { advise(start, len, advice) }
+}
+
+/// `madvise(2)`, by a name that the linker leaves alone.
+///
+/// # Safety
+/// As there.
+unsafe fn advise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
     // SAFETY: as the caller promises.
     match unsafe { advise_far(start.cast(), len, advice) } {
         Ok(true) => 0,
@@ -34,58 +43,6 @@ unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> 
         // SAFETY: as the caller promises. (What cannot be dropped is for the kernel to refuse.)
         Ok(false) | Err(_) => unsafe { kernel_madvise(start, len, advice) },
     }
-}
-
-/// `process_madvise(2)`: of this process's own far memory as `madvise`, range by range.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn process_madvise(
-    process: c_int,
-    ranges: *const libc::iovec,
-    count: size_t,
-    advice: c_int,
-    flags: c_uint,
-) -> ssize_t {
-    const COUNT_MAX: usize = libc::UIO_MAXIOV as usize;
-    let kernel = |ranges: *const libc::iovec, count: size_t| {
-        // SAFETY: as the caller promises; the arguments of this call.
-        unsafe {
-            libc::syscall(libc::SYS_process_madvise, process, ranges, count, advice, flags)
-                as ssize_t
-        }
-    };
-    if ranges.is_null() || count > COUNT_MAX {
-        return kernel(ranges, count);
-    }
-    // SAFETY: as the caller promises.
-    let parts = unsafe { std::slice::from_raw_parts(ranges, count) };
-    let any_far = parts.iter().any(|part| Far::contains(part.iov_base.cast::<u8>()));
-    if !any_far || !is_this_process(process) {
-        return kernel(ranges, count);
-    }
-    // It refuses what it would refuse of all.
-    if kernel(ranges, 0) < 0 {
-        return -1;
-    }
-    let mut done = 0;
-    for part in parts {
-        // SAFETY: as the caller promises.
-        if unsafe { madvise(part.iov_base, part.iov_len, advice) } != 0 {
-            return if done > 0 { done } else { -1 };
-        }
-        done += part.iov_len.cast_signed();
-    }
-    done
-}
-
-/// Whether a descriptor names this process: a pidfd of it, or one of the numbers that stand for the caller.
-fn is_this_process(pidfd: c_int) -> bool {
-    let Some(_inside) = enter() else { return false };
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{pidfd}")).unwrap_or_default();
-    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")).map(str::trim);
-    pidfd < -1 || pid == Some(std::process::id().to_string().as_str())
 }
 
 /// `madvise(2)` itself: for this library, by the linker (`build.rs`), and for what is not far.

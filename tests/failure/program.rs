@@ -212,29 +212,6 @@ fn what_was_read_and_may_not_be_written_leaves_again() {
     }
 }
 
-/// A device may still write to it, which nobody can tell: it stays, and where that leaves little room, the program's
-/// owner is told.
-#[test]
-fn what_was_written_and_may_not_be_written_any_more_stays_and_is_named() {
-    let test = "program::what_was_written_and_may_not_be_written_any_more_stays_and_is_named";
-    let ended = in_child(test, || {
-        let config = config(16, Install::Auto);
-        let pages = (config.limit.0 * 3 / config.page.0) as usize;
-        let Some(far) = Far::new(config.clone(), pages, 1) else { return };
-        let sealed = (config.limit.0 / 2 / config.page.0) as usize;
-        far.fill(0..sealed);
-        protect(far.addr(0), sealed * far.page, libc::PROT_READ);
-        far.fill(sealed..pages);
-        far.check(0..pages);
-        protect(far.addr(0), sealed * far.page, libc::PROT_READ | libc::PROT_WRITE);
-        expect_all_there(&far);
-        assert!(far.stats().resident_bytes_max.0 <= config.limit.0, "{}", far.stats());
-    });
-    if let Some(ended) = ended {
-        ended.expect_success().expect_said(&["cannot leave memory", "mprotect"]);
-    }
-}
-
 #[test]
 fn what_the_program_may_not_read_keeps_its_content() {
     let test = "program::what_the_program_may_not_read_keeps_its_content";

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -109,25 +107,6 @@ static int other(void) {
     return madvise(data + PAGE, 10 * PAGE, MADV_FREE) == 0 && all(0, 1, -1) && all(1, 11, 0) && all(11, PAGES, -1);
 }
 
-ssize_t process_madvise(int process, const struct iovec *ranges, size_t count, int advice, unsigned flags);
-
-/* Of this process, as madvise. */
-static int by_process(void) {
-    fill();
-    int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    struct iovec ranges[] = {{data + PAGE, 3 * PAGE}, {data + 100 * PAGE, 4000 * PAGE}};
-    ssize_t done = process_madvise(self, ranges, 2, MADV_DONTNEED, 0);
-    if (done < 0 && errno != EBADF) /* Before Linux 6.13. */
-        return all(0, PAGES, -1);
-    if (done != 4003 * PAGE || !all(0, 1, -1) || !all(1, 4, 0) || !all(4, 100, -1) || !all(100, 4100, 0)
-        || !all(4100, PAGES, -1))
-        return 0;
-    fill();
-    return process_madvise(self, ranges, 2, 102 /* MADV_GUARD_INSTALL */, 0) == -1 && errno == EINVAL
-           && all(0, PAGES, -1) && close(self) == 0 && process_madvise(self, ranges, 2, MADV_DONTNEED, 0) == -1
-           && errno == EBADF && all(0, PAGES, -1);
-}
-
 /* A forked child drops what it has inherited, wherever that is. */
 static int child(void) {
     fill();
@@ -158,7 +137,7 @@ int main(void) {
         || madvise(data + PAGE, PAGE, MADV_WILLNEED) != 0
         || madvise(local, PAGE, MADV_DONTNEED) != 0 || local[0] != 0 || local[PAGE] != 7)
         return 1;
-    if (!protected() || !mapped_over() || !other() || !by_process() || !child())
+    if (!protected() || !mapped_over() || !other() || !child())
         return 1;
     puts("right");
     return 0;
