@@ -24,7 +24,7 @@ use crate::base::visited::Visited;
 use crate::paging::diagnostics;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::fill;
-use crate::paging::fault::fill::{Attempts, NotBegun};
+use crate::paging::fault::fill::NotBegun;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::no_room;
 use crate::paging::fault::no_room::STARVED_MAX;

@@ -232,6 +232,16 @@ impl Mapper {
         bytes
     }
 
+    /// Calls `act` with the parts of a range that are far memory, in ascending order.
+    pub(in crate::paging) fn each_far(
+        &self,
+        start: usize,
+        len: usize,
+        act: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        pieces::each(&self.uffd, start, len, act)
+    }
+
     /// Has children that are forked from now on have nothing of a range, as far as it is far memory.
     ///
     /// # Errors
