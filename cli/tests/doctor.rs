@@ -1,6 +1,7 @@
 //! `farheap doctor` as a script sees it: output and exit status.
 
 #[path = "../../tests/common/refuse.rs"]
+#[expect(dead_code, reason = "other tests refuse more")]
 mod refuse;
 
 use refuse::{Refused, refuse};

@@ -14,7 +14,8 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, frees_page_tables};
+use crate::sys::kernel::frees_page_tables;
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use std::ops::Range;
 
 /// Pages of a chunk.

@@ -289,8 +289,9 @@ mod tests {
     use super::*;
     use crate::limit::manager::{MemoryManager, Mode};
     use crate::pool::PoolConfig;
+    use crate::sys::kernel::frees_page_tables;
     use crate::sys::pagemap::Pagemap;
-    use crate::sys::vm::{KERNEL_PAGE, frees_page_tables};
+    use crate::sys::vm::KERNEL_PAGE;
     use std::sync::Arc;
 
     /// GiB of table that are scanned; `FARHEAP_TEST_SCAN_GIB` sets more. 1,024 took 17 s of processor time.

@@ -70,7 +70,7 @@ impl Chunks {
             any_whole: AtomicBool::new(false),
             hand: AtomicU64::new(0),
             runs: FaultLock::new(Rank::Leaf, 0),
-            runs_max: (crate::sys::vm::mappings_max() / RUN_MAPPINGS_PART).max(1),
+            runs_max: (crate::sys::kernel::mappings_max() / RUN_MAPPINGS_PART).max(1),
             closing_run: Mutex::new(()),
             pagemap: if allowed { Pagemap::open()? } else { None },
         })

@@ -113,7 +113,7 @@ impl Tables {
             of_slots: AtomicU64::new(0),
             of_limit: AtomicU64::new(0),
             listed_max: AtomicU64::new(0),
-            frees_page_tables: crate::sys::vm::frees_page_tables(),
+            frees_page_tables: crate::sys::kernel::frees_page_tables(),
         })
     }
 
