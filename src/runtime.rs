@@ -196,6 +196,9 @@ impl Heap {
             return Err(Error::AlreadyRunning);
         }
         heap::keep_own_allocations_local();
+        for found in heap::settle_jemalloc()? {
+            warn(format_args!("{found}"));
+        }
         // Before the region starts threads.
         if crate::sys::thread::is_single() {
             crate::sys::membarrier::register();

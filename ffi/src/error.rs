@@ -148,6 +148,7 @@ impl From<Error> for Failure {
             Error::NotRunning => (FARHEAP_E_NOT_RUNNING, 0),
             Error::InUse { .. } => (FARHEAP_E_IN_USE, 0),
             Error::Jemalloc { errno, .. } => (FARHEAP_E_JEMALLOC, *errno),
+            Error::JemallocBuild { .. } => (FARHEAP_E_JEMALLOC, 0),
             Error::TooManyConsumers { .. } => (FARHEAP_E_TOO_MANY_CONSUMERS, 0),
             Error::WriteRefused { .. } => (FARHEAP_E_WRITE_REFUSED, 0),
             Error::Forked { .. } => (FARHEAP_E_FORKED, 0),
@@ -443,6 +444,10 @@ mod tests {
             (Error::NotRunning, FARHEAP_E_NOT_RUNNING),
             (Error::InUse { bytes }, FARHEAP_E_IN_USE),
             (Error::Jemalloc { name: "n", errno: 22 }, FARHEAP_E_JEMALLOC),
+            (
+                Error::JemallocBuild { what: "w", variable: "V", found: 1, wanted: 2 },
+                FARHEAP_E_JEMALLOC,
+            ),
             (Error::TooManyConsumers { name: "n".into(), most: 16 }, FARHEAP_E_TOO_MANY_CONSUMERS),
             (Error::Forked { what: "w" }, FARHEAP_E_FORKED),
             (Error::StalePage { page, table: "/x".into() }, FARHEAP_E_STALE_PAGE),

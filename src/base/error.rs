@@ -228,6 +228,21 @@ pub enum Error {
         /// Bytes allocated.
         bytes: ByteCount,
     },
+    /// The program's jemalloc was built in a way that a far heap cannot use.
+    #[error(
+        "jemalloc was built with {what} of {found} bytes, and the far heap needs {wanted}: build the \
+         program without {variable} in the environment"
+    )]
+    JemallocBuild {
+        /// The part that differs.
+        what: &'static str,
+        /// Variable of the build that sets it.
+        variable: &'static str,
+        /// Bytes that it has.
+        found: usize,
+        /// Bytes that it must have.
+        wanted: usize,
+    },
     /// jemalloc refused a control call.
     #[error("jemalloc control `{name}` failed: {}", describe_errno(*.errno))]
     Jemalloc {

@@ -1,29 +1,16 @@
 //! jemalloc, typed: allocation flags, arenas, explicit thread caches and their controls.
 //!
 //! [`Flags`] says where an allocation goes, [`Arena`] and [`Cache`] own the two things that are
-//! created at run time. The rest of the heap names no control by string. Lowest part of the heap;
-//! uses `base` and `sys` only.
-//!
-//! # Configuration
-//! jemalloc reads options once, at its first allocation, from the symbol `_rjem_malloc_conf`. A
-//! linked program has one such symbol, so the static below is behind the feature `jemalloc-conf`
-//! (on by default): a program that exports its own turns the feature off and should repeat our
-//! options. The environment variable `_RJEM_MALLOC_CONF` overrides single options in both cases.
-//! - `cache_oblivious:false`: large allocations start on a page border and a 16 KiB one takes 16
-//!   KiB; with jemalloc's default it takes 20 and shares its first page with nobody.
-//! - `background_thread:false`: decay is driven by `FarArenas::maintain`, from a thread that never
-//!   touches far memory. jemalloc's own threads would call our hooks at times of their choosing.
-//! - `dirty_decay_ms:2000`: freed local memory goes back to the kernel within two seconds, where jemalloc keeps
-//!   it for ten. What is reused sooner stays with the threads (`thread_cache`), for whose blocks jemalloc
-//!   would keep memory a second time: ten threads with short queries had 45 MiB for 0.2 requested.
-//! - `junk:false`: filling freed memory would fault evicted pages in. The default, stated because
-//!   a build of jemalloc with debugging changes it.
+//! created at run time, [`options`] asks how jemalloc was built and configured. The rest of the heap names no control
+//! by string. Lowest part of the heap; uses `base` and `sys` only.
 //!
 //! # Invariants
 //! 1. A [`Cache`] is used by one thread at a time; jemalloc does not lock it.
 //! 2. A [`Cache`] never sees a pointer of an arena outside its tier.
 
 #![expect(unsafe_code, reason = "calls jemalloc")]
+
+pub(crate) mod options;
 
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
@@ -44,25 +31,6 @@ pub(crate) const SMALL_MAX: usize = 32 << 10;
 /// Alignment that every size has without asking, and that every size above it has.
 const ALIGN_FREE: usize = 8;
 const ALIGN_FREE_ABOVE: usize = 16;
-
-/// The options described in the module's documentation.
-#[cfg(feature = "jemalloc-conf")]
-#[used]
-// SAFETY: the name is jemalloc's documented extension point with this type, a pointer to a C
-// string; the feature's documentation says that a program may have one definition only.
-#[unsafe(export_name = "_rjem_malloc_conf")]
-static CONF: ConfPointer = ConfPointer(
-    c"cache_oblivious:false,background_thread:false,dirty_decay_ms:2000,junk:false".as_ptr(),
-);
-
-/// A C string pointer in a static.
-#[cfg(feature = "jemalloc-conf")]
-#[repr(transparent)]
-struct ConfPointer(*const std::ffi::c_char);
-
-// SAFETY: points to a constant string that nobody writes.
-#[cfg(feature = "jemalloc-conf")]
-unsafe impl Sync for ConfPointer {}
 
 /// Where an allocation goes and how: jemalloc's `flags` argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -496,17 +464,6 @@ pub(crate) fn arenas() -> Result<impl Iterator<Item = Arena>> {
     Ok((0..count).map(Arena))
 }
 
-/// Whether large allocations start at a random cache line of their first page.
-///
-/// # Errors
-/// [`Error::Jemalloc`].
-#[cfg(test)]
-pub(crate) fn is_cache_oblivious() -> Result<bool> {
-    static OPTION: Control<2> = Control::new(c"opt.cache_oblivious");
-    // SAFETY: yields a `bool`.
-    unsafe { OPTION.read(&[]) }
-}
-
 /// A control of jemalloc's with `N` name parts, translated from text once.
 struct Control<const N: usize> {
     name: &'static CStr,
@@ -627,11 +584,6 @@ impl<const N: usize> Control<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_exported_configuration_reaches_jemalloc() {
-        assert_eq!(is_cache_oblivious(), Ok(false));
-    }
 
     #[test]
     fn a_control_that_does_not_exist_is_an_error_that_names_it() {

@@ -59,6 +59,7 @@ pub(crate) use far_options::FarArenasOptions;
 pub use global::FarHeap;
 pub use handle::{Far, Local};
 pub(crate) use hooks::{Edges, ExtentSource};
+pub(crate) use jemalloc::options::settle as settle_jemalloc;
 pub(crate) use local::set_cache_max as set_local_cache_max;
 pub use placement::{Placement, Tier};
 pub(crate) use placement::{TIERS_MAX, keep_own_allocations_local, pin_thread_local};
