@@ -23,6 +23,10 @@ pub fn number() -> Box<u64, Handle> { Box::new_in(1, Handle) }
 
 fn main() {
     autocfg::rerun_path("build.rs");
+    // For build scripts of packages that build more than cargo does for them, as the command's: `DEP_FARHEAP_DIR`.
+    if let Ok(dir) = std::env::var("CARGO_MANIFEST_DIR") {
+        println!("cargo::metadata=dir={dir}");
+    }
     autocfg::emit_possibility("std_allocator");
     match AutoCfg::new() {
         Ok(compiler) if compiler.probe_raw(PROBE).is_ok() => autocfg::emit("std_allocator"),

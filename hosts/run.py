@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Real programs under a limit: plain, under `farheap run`, and under the kernel's swap.
 
-    cargo build --release -p farheap-cli -p farheap-preload
+    cargo build --release --no-default-features -p farheap-cli -p farheap-preload
     hosts/run.py                       # all programs, some minutes each
     hosts/run.py redis sort --rounds 3
     hosts/run.py --small sort perl     # seconds
@@ -248,7 +248,7 @@ def far_side(target, limit, options):
     command, name = target / "farheap", "libfarheap_preload.so"
     libraries = [path for path in (target / name, target / "deps" / name) if path.exists()]
     if not command.exists() or not libraries:
-        sys.exit(f"{target} has no farheap and {name}: cargo build --release -p farheap-cli -p farheap-preload")
+        sys.exit(f"{target} has no farheap and {name}: cargo build --release --no-default-features -p farheap-cli -p farheap-preload")
     library = max(libraries, key=lambda path: path.stat().st_mtime)
     prefix = [str(command), "run", "--limit", str(limit), *options, "--"]
     return Side("farheap", prefix, environment={"FARHEAP_PRELOAD_LIBRARY": str(library)})

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """redis under `farheap run` saves from forked children while it is written to: each save is what it had at the fork.
 
-    cargo build --release -p farheap-cli -p farheap-preload
+    cargo build --release --no-default-features -p farheap-cli -p farheap-preload
     hosts/saves.py                     # 100 saves of four times the limit: some minutes
     hosts/saves.py --saves 3 --limit 64
 

@@ -2,6 +2,7 @@
 #![doc = "[docs/architecture.md]: crate::guide::architecture"]
 #![doc = "[docs/engine.md]: crate::guide::engine"]
 #![doc = "[docs/ffi.md]: crate::guide::ffi"]
+#![doc = "[docs/install.md]: crate::guide::install"]
 #![doc = "[docs/run.md]: crate::guide::run"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
@@ -86,6 +87,8 @@ pub mod guide {
     pub mod engine {}
     #[doc = include_str!("../docs/ffi.md")]
     pub mod ffi {}
+    #[doc = include_str!("../docs/install.md")]
+    pub mod install {}
     #[doc = include_str!("../docs/run.md")]
     pub mod run {}
 }

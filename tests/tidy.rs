@@ -64,8 +64,8 @@ fn sources(dirs: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
     let mut open: Vec<PathBuf> = dirs.iter().map(|dir| root().join(dir)).collect();
     while let Some(path) = open.pop() {
-        if path.ends_with("target") {
-            continue; // Built, of a workspace of its own.
+        if path.ends_with("target") || path.is_symlink() {
+            continue; // Built, of a workspace of its own; sources of another package.
         }
         if path.is_dir() {
             let entries = fs::read_dir(&path).expect("a readable directory");

@@ -2,10 +2,13 @@
 //!
 //! `doctor` asks what this machine allows ([`probe`], [`place`]) and says what it means. The checks
 //! are in [`checks`], their output in [`report`]. `run` runs a program under a limit ([`run`]), after a
-//! look at what kind of file it is ([`program`]). `top` shows what a running process does ([`top`]).
+//! look at what kind of file it is ([`program`]) and where the preload library lies ([`library`]). `top` shows what a running process does ([`top`]).
 
 mod checks;
+// The library's own, from the sources that are part of this package.
+#[path = "../library/elf.rs"]
 mod elf;
+mod library;
 mod place;
 mod probe;
 mod program;

@@ -1,16 +1,16 @@
 //! `farheap run`: runs a program with the malloc family of `libfarheap_preload.so`.
 //!
 //! The options become `FARHEAP_CONF`, the library goes into `LD_PRELOAD`, and the program takes this
-//! process's place, so that its exit status and signals are its own. Uses `program`.
+//! process's place, so that its exit status and signals are its own. Uses `library`, `program`.
 
+use crate::library;
 use crate::program::{self, Refusal};
 use farheap::config::Place;
 use farheap::region::Mode;
 use farheap::{Config, Heap};
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Exit statuses, as `env(1)` and `timeout(1)` have them.
@@ -18,9 +18,6 @@ const EXIT_REFUSED: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 
-const LIBRARY: &str = "libfarheap_preload.so";
-/// The library's path, for one that is in no usual place.
-const LIBRARY_VARIABLE: &str = "FARHEAP_PRELOAD_LIBRARY";
 /// How `farheap run` tells the library what it is to do.
 const RUN_VARIABLE: &str = "FARHEAP_RUN";
 
@@ -80,8 +77,7 @@ pub(crate) fn run(options: &Run) -> ExitCode {
         Err(Refusal::NoProgram(reason)) => return fail(EXIT_NOT_EXECUTABLE, &reason),
         Err(Refusal::Unsuitable(reason)) => return fail(EXIT_REFUSED, &reason),
     };
-    let library = library().and_then(preloadable);
-    let prepared = library.and_then(|library| Ok((library, configuration(options)?)));
+    let prepared = library::find().and_then(|library| Ok((library, configuration(options)?)));
     let (library, config) = match prepared {
         Ok(prepared) => prepared,
         Err(reason) => return fail(EXIT_REFUSED, &reason),
@@ -153,40 +149,4 @@ fn configuration(options: &Run) -> Result<Config, String> {
     let has_far = heap.threshold().is_some() || config.threshold().is_none();
     heap.shutdown().map_err(|error| error.to_string())?;
     if has_far { Ok(config) } else { Err("nothing of the program would be far memory".to_owned()) }
-}
-
-/// Refuses a path that the loader would take for several (`ld.so(8)`, `LD_PRELOAD`): it would say so, and run the program
-/// on its own memory.
-fn preloadable(library: PathBuf) -> Result<PathBuf, String> {
-    if library.as_os_str().as_bytes().iter().any(|byte| b": ".contains(byte)) {
-        let path = library.display();
-        return Err(format!(
-            "{path}: the loader preloads no library whose path has a blank or a colon; \
-             {LIBRARY_VARIABLE} names a copy in another place"
-        ));
-    }
-    Ok(library)
-}
-
-/// Finds the library: where the variable says, beside this program, or in `../lib`.
-fn library() -> Result<PathBuf, String> {
-    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE) {
-        let path = PathBuf::from(path);
-        return match path.canonicalize() {
-            Ok(path) => Ok(path),
-            Err(error) => Err(format!("{LIBRARY_VARIABLE}: {}: {error}", path.display())),
-        };
-    }
-    let own = std::env::current_exe().map_err(|error| format!("this program's path: {error}"))?;
-    let dir = own.parent().unwrap_or(Path::new("/"));
-    let places = [dir.join(LIBRARY), dir.join("../lib").join(LIBRARY)];
-    let found = places.iter().find_map(|place| place.canonicalize().ok());
-    found.ok_or_else(|| {
-        format!(
-            "{LIBRARY} is neither in {dir} nor in {dir}/../lib; `cargo build --release -p \
-             farheap-preload` in farheap's repository builds it, {LIBRARY_VARIABLE} names it in \
-             another place",
-            dir = dir.display()
-        )
-    })
 }

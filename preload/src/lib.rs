@@ -4,7 +4,7 @@
 //! what those call that are linked to another allocator,
 //! [`mapping`] what those call that map memory past malloc, [`advice`] what drops memory, [`descriptors`] what
 //! closes descriptors, [`loading`] what loads libraries, [`exec`] what starts programs, some without this library
-//! ([`elf`], a file of the command);
+//! ([`elf`], which the command has, too);
 //! [`start`] starts the far heap once the program has some memory in use; [`report`] prints the
 //! statistics at the end; [`environment`] is what a program is started with. What the C library, its loader and this
 //! library's own threads allocate comes from [`inner`], told apart by [`own`]. Uses farheap's public interface only. Built for
@@ -20,7 +20,6 @@
 
 mod advice;
 mod descriptors;
-#[path = "../../cli/src/elf.rs"]
 mod elf;
 mod entry;
 mod environment;

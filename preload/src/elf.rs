@@ -1,6 +1,6 @@
 //! Reads from an executable file whether the loader can preload a library into it.
 //!
-//! The library that `farheap run` preloads includes this file, and asks before each `exec`: nothing here allocates,
+//! The command asks before it starts a program, and includes this file; this library before each `exec`: nothing here allocates,
 //! and no number in the file is believed. Uses nothing of the crate.
 
 use std::fs::File;
