@@ -17,7 +17,7 @@ use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::config::{Config, Metadata, Place, UserMode};
 use crate::heap::{
-    self, Edges, ExtentSource, Far, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
+    self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
 };
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{self, Mode, Region, Stats};

@@ -47,25 +47,6 @@ fn two_threads_at_every_kind_of_handle() {
     }
 }
 
-#[test]
-fn compilers_without_what_the_header_needs_print_one_sentence() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let source = dir.path().join("host.cpp");
-    fs::write(&source, "#include <farheap.hpp>\nint main() {}\n").expect("a file");
-    for compiler in installed(CPP) {
-        for (option, sentence) in
-            [("-std=c++11", "needs C++17"), ("-fno-exceptions", "-fexceptions")]
-        {
-            let mut command = compiler.command();
-            let output =
-                command.args([option, "-fsyntax-only"]).arg(&source).output().expect("a compiler");
-            let text = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(text.matches("error:").count(), 1, "{} {option}: {text}", compiler.name);
-            assert!(text.contains(sentence), "{} {option}: {text}", compiler.name);
-        }
-    }
-}
-
 /// Headers under the names by which the collective interface was published.
 #[test]
 fn containers_that_were_written_for_the_published_interface() {
