@@ -69,7 +69,7 @@ fn defaults_are_as_documented() {
         config.to_string(),
         "limit:auto,far_limit:auto,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
          install:auto,policy:tenure,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
-         mode:handler,encrypt:off,compress:off,wipe:off,dump:off,metadata:local,node:any"
+         mode:handler,encrypt:off,compress:off,wipe:off,dump:off,metadata:local,node:any,check:off"
     );
 }
 

@@ -518,7 +518,7 @@ mod tests {
 
     #[test]
     fn a_long_message_is_cut_and_still_a_line() {
-        let line = Line::new(Level::Warn, format_args!("{:1000}", 1));
+        let line = Line::new(Level::Warn, format_args!("{:2000}", 1));
         assert_eq!((line.len, line.bytes[LINE_MAX - 1]), (LINE_MAX, b'\n'));
     }
 }

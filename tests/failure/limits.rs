@@ -335,7 +335,7 @@ fn two_hundred_regions_one_after_the_other_leak_nothing() {
 fn a_fork_child_dies_instead_of_reading_zeros() {
     let name = "limits::a_fork_child_dies_instead_of_reading_zeros";
     let ended = in_child(name, || {
-        let Some(far) = Far::new(config(4, Install::Auto), 64, 1) else { return };
+        let Some(far) = Far::new(config(4, Install::Copy), 64, 1) else { return };
         far.fill(0..64);
         far.evict(0..32);
         for page in [3, 40] {
