@@ -1,9 +1,12 @@
 // README's links to other pages, for its reader here: the first definition of a link counts.
-#![doc = "[docs/architecture.md]: crate::guide::architecture"]
-#![doc = "[docs/engine.md]: crate::guide::engine"]
-#![doc = "[docs/ffi.md]: crate::guide::ffi"]
-#![doc = "[docs/install.md]: crate::guide::install"]
-#![doc = "[docs/run.md]: crate::guide::run"]
+#![doc = "[architecture]: crate::guide::architecture"]
+#![doc = "[configuration]: crate::guide::configuration"]
+#![doc = "[ffi]: crate::guide::ffi"]
+#![doc = "[guarantees]: crate::guide::guarantees"]
+#![doc = "[install]: crate::guide::install"]
+#![doc = "[limits]: crate::guide::limits"]
+#![doc = "[run]: crate::guide::run"]
+#![doc = "[rust]: crate::guide::rust"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(all(feature = "nightly", not(std_allocator)), feature(allocator_api))]
@@ -33,7 +36,7 @@ compile_error!(
     "farheap needs 64-bit Linux: it is built on userfaultfd, which other systems do not have. To \
      build a program elsewhere without far memory, name farheap under \
      [target.'cfg(target_os = \"linux\")'.dependencies] and put what uses it under \
-     #[cfg(target_os = \"linux\")], as README shows (What it needs)"
+     #[cfg(target_os = \"linux\")], as docs/rust.md shows"
 );
 
 mod base;
@@ -78,19 +81,29 @@ pub mod sub;
 #[cfg(not(loom))]
 mod sys;
 
-/// Pages of the repository, to be read here.
+#[doc = include_str!("../docs/README.md")]
 #[cfg(doc)]
 pub mod guide {
+    #[allow(unused_imports, reason = "the pages link to items by their names")]
+    use super::*;
     #[doc = include_str!("../docs/architecture.md")]
     pub mod architecture {}
+    #[doc = include_str!("../docs/configuration.md")]
+    pub mod configuration {}
     #[doc = include_str!("../docs/engine.md")]
     pub mod engine {}
     #[doc = include_str!("../docs/ffi.md")]
     pub mod ffi {}
+    #[doc = include_str!("../docs/guarantees.md")]
+    pub mod guarantees {}
     #[doc = include_str!("../docs/install.md")]
     pub mod install {}
+    #[doc = include_str!("../docs/limits.md")]
+    pub mod limits {}
     #[doc = include_str!("../docs/run.md")]
     pub mod run {}
+    #[doc = include_str!("../docs/rust.md")]
+    pub mod rust {}
 }
 
 /// The version of `allocator-api2` (0.2) whose `Allocator` the handles [`Far`] and [`Local`]

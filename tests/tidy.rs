@@ -593,13 +593,24 @@ fn used_modules_are_found_in_paths_and_in_braces() {
 fn the_front_page_stands_alone() {
     let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
     let lib = fs::read_to_string(root().join("src/lib.rs")).expect("lib.rs");
+    /// Where the pages of `docs/` are once the crate is published.
+    const PAGES: &str = "https://docs.rs/farheap/latest/farheap/guide/";
+    const LINES_MAX: usize = 150;
     let mut violations = Vec::new();
+    if readme.lines().count() > LINES_MAX {
+        violations.push(format!("it has more than {LINES_MAX} lines"));
+    }
+    let first = fs::read_to_string(root().join("examples/first.rs")).expect("the first program");
+    let (_, program) = first.split_once("\n\n").expect("its documentation comes first");
+    if !readme.contains(program.trim_end()) {
+        violations.push("its first program is not examples/first.rs".to_owned());
+    }
     let (mut rust, mut fence) = (false, false);
     for line in readme.lines() {
         let code = line.trim_start();
         if let Some(language) = code.strip_prefix("```") {
             fence = !fence;
-            rust = fence && language == "rust";
+            rust = fence && language.starts_with("rust");
         } else if rust && let Some(path) = code.strip_prefix("use ") {
             if !["farheap::", "std::"].iter().any(|known| path.starts_with(known)) {
                 violations.push(format!("needs another crate: {line}"));
@@ -615,10 +626,11 @@ fn the_front_page_stands_alone() {
                     .map(|link| format!("`{link}` is no file of the documentation")),
             );
         }
-        // A file is linked by a definition, which `lib.rs` replaces by a page.
-        if let Some((name, file)) = line.split_once("]: ").filter(|_| line.starts_with('[')) {
-            if !root().join(file).is_file() {
-                violations.push(format!("there is no {file}"));
+        // A page is linked by a definition, for readers elsewhere, which `lib.rs` replaces.
+        if let Some((name, link)) = line.split_once("]: ").filter(|_| line.starts_with('[')) {
+            let page = link.strip_prefix(PAGES).and_then(|rest| rest.strip_suffix("/index.html"));
+            if !page.is_some_and(|page| root().join(format!("docs/{page}.md")).is_file()) {
+                violations.push(format!("{link} is no page of docs/"));
             }
             if !lib.contains(&format!("#![doc = \"{name}]: crate::")) {
                 violations.push(format!("{name}] is no page of the documentation"));

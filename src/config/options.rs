@@ -2,7 +2,7 @@
 //!
 //! [`for_options!`](crate::for_options) has a row for each option; from it follow [`Options`], the
 //! methods of [`Builder`](super::Builder) and [`Config`](super::Config), the keys of the text form,
-//! the table in README, and the structure `farheap_config` in C. A new option is a row here, and
+//! the table in `docs/configuration.md`, and the structure `farheap_config` in C. A new option is a row here, and
 //! the line that uses it.
 
 use super::value::{Limit, Metadata, Place, UserMode, Value, suggest};
@@ -25,7 +25,7 @@ use std::time::Duration;
 ///   documentation of the builder's method.
 /// - The part is what the option says something about. A `region` takes its options by themselves,
 ///   by the methods of [`RegionConfig`](crate::region::RegionConfig) of the same names.
-/// - Then the type and the name of the field in C, and what README says: the values (empty: the
+/// - Then the type and the name of the field in C, and what the page says: the values (empty: the
 ///   words there are), the default (empty: the default's text), and when to change it.
 #[doc(hidden)]
 #[macro_export]
@@ -354,7 +354,7 @@ macro_rules! structure {
             }
         }
 
-        /// What README says of each option: name, values, default, when to change it.
+        /// A row of the page for each option: name, values, default, when to change it.
         #[doc(hidden)]
         #[must_use]
         pub fn documentation() -> Vec<[String; 4]> {
@@ -398,25 +398,25 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// `FARHEAP_WRITE=1 cargo test --lib config` writes the table into README.
+    /// `FARHEAP_WRITE=1 cargo test --lib config` writes the table into docs/configuration.md.
     #[test]
-    fn the_readme_has_the_table_of_options() {
+    fn the_page_has_the_table_of_options() {
         // Not read at run time: another user may run the test, without access to the sources.
-        let readme = include_str!("../../README.md");
-        let begin = readme.find("| key | value |").expect("README has the table");
-        let len = readme[begin..].find("\n\n").expect("the table ends") + 1;
+        let page = include_str!("../../docs/configuration.md");
+        let begin = page.find("| key | value |").expect("the page has the table");
+        let len = page[begin..].find("\n\n").map_or(page.len() - begin, |end| end + 1);
         let mut table =
             "| key | value | default | when to change it |\n|---|---|---|---|\n".to_owned();
         for [name, values, default, when] in documentation() {
             table += &format!("| `{name}` | {values} | {default} | {when} |\n");
         }
         if std::env::var_os("FARHEAP_WRITE").is_some() {
-            let new = [&readme[..begin], &table, &readme[begin + len..]].concat();
-            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-            fs::write(path, new).expect("README.md can be written");
+            let new = [&page[..begin], &table, &page[begin + len..]].concat();
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md");
+            fs::write(path, new).expect("the page can be written");
         } else {
-            let found = &readme[begin..begin + len];
-            assert_eq!(found, table, "README's table should be:\n{table}");
+            let found = &page[begin..begin + len];
+            assert_eq!(found, table, "the table should be:\n{table}");
         }
     }
 
