@@ -16,7 +16,7 @@ impl Heap {
     ///
     /// # Errors
     /// [`Error::Unsupported`] for any other advice (`MADV_GUARD_INSTALL`, and what later kernels know): the kernel
-    /// would drop what is in memory, and what has left would come back. Else as [`Region::clear`].
+    /// would drop what is in memory, and what has left would come back. Else as [`Region::clear`](crate::region::Region::clear).
     ///
     /// # Safety
     /// As for `madvise(2)`: nobody needs what the advice gives up, and no reference into it exists.
@@ -36,11 +36,11 @@ impl Heap {
         }
     }
 
-    /// `madvise(2)` with `MADV_DONTNEED` for far memory of any tier: [`Region::clear`], also in a forked
+    /// `madvise(2)` with `MADV_DONTNEED` for far memory of any tier: [`Region::clear`](crate::region::Region::clear), also in a forked
     /// child. Returns whether the range is far memory; what is not is left to `madvise` itself.
     ///
     /// # Errors
-    /// As [`Region::clear`].
+    /// As [`Region::clear`](crate::region::Region::clear).
     ///
     /// # Safety
     /// Nobody needs the range's contents, and no reference into it exists.

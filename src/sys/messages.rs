@@ -1,22 +1,22 @@
 //! The one way in which the library prints messages: lines to the program's logger, or to standard error.
 //!
 //! A thread that serves faults must not wait for a reader, and must not run a logger, which may allocate far
-//! memory or wait for anything. So it only puts a line into an outbox of fixed size ([`tell`]): no allocation
-//! after [`prepare`], no lock, and no system call but for the signal mask. Others take it from there.
+//! memory or wait for anything. So it only puts a line into an outbox of fixed size (`tell`): no allocation
+//! after `prepare`, no lock, and no system call but for the signal mask. Others take it from there.
 //!
 //! | who | when | does |
 //! |---|---|---|
-//! | evictors, heirs, the maintenance thread | ten times a second | [`flush`]: sends to standard error as far as there is room, or wakes the log's thread |
+//! | evictors, heirs, the maintenance thread | ten times a second | `flush`: sends to standard error as far as there is room, or wakes the log's thread |
 //! | `farheap-log`, which is there if a logger is | when it is woken | calls the logger |
-//! | the program's threads, at the end of a call that may have said something ([`Deliver`]) | then | either |
+//! | the program's threads, at the end of a call that may have said something (`Deliver`) | then | either |
 //!
 //! A logger is set where `log::max_level()` is not off. A forked child does not call it for what it has inherited: its
 //! locks may be held by threads of the parent. Lines of a process that is about to end, or mostly is, go to standard error at
-//! once, logger or not ([`tell_at_once`], [`end`]).
+//! once, logger or not (`tell_at_once`, `end`).
 //!
 //! # Invariants
-//! 1. No call waits, except that of a process that ends, for [`LAST_WORDS_MAX`], and those that mostly
-//!    end it or are a program's, for [`MOMENT`].
+//! 1. No call waits, except that of a process that ends, for `LAST_WORDS_MAX`, and those that mostly
+//!    end it or are a program's, for `MOMENT`.
 //! 2. What is not said is counted, and the count is said.
 //! 3. The logger is called by `farheap-log` and by threads of the program in calls of theirs, without a lock of
 //!    this crate.
@@ -61,7 +61,7 @@ static OUTBOX: PerProcess<Outbox> = PerProcess::new();
 static LOG_THREAD: PerProcess<LogThread> = PerProcess::new();
 
 thread_local! {
-    /// How many [`Deliver`] of this thread are alive, one more in a call of the logger. Const and without a
+    /// How many `Deliver` of this thread are alive, one more in a call of the logger. Const and without a
     /// destructor, so that it works at thread exit.
     static DELIVERS: Cell<u32> = const { Cell::new(0) };
 }
@@ -77,7 +77,7 @@ pub fn keep_standard_error() {
     stderr::keep();
 }
 
-/// Prints lines on standard error, and waits for room for at most [`LAST_WORDS_MAX`]: for `farheap run`, whose programs have no
+/// Prints lines on standard error, and waits for room for at most `LAST_WORDS_MAX`: for `farheap run`, whose programs have no
 /// logger of this library's.
 pub fn say(text: &str) {
     stderr::keep();
