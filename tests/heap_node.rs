@@ -93,7 +93,7 @@ fn a_node_that_is_not_there_and_a_limit_beyond_its_memory_are_refused() {
     let Some(node) = nodes.first() else { return };
     let text = format!("node:{},far_limit:{}", node.number, node.total.get() + 1);
     let error = Config::parse(&text).expect_err("more than there is");
-    assert!(matches!(&error, Error::Config { key, .. } if key == "limit"), "{error}");
+    assert!(matches!(&error, Error::Config { key, .. } if key == "far_limit"), "{error}");
     let half = Config::parse(&format!("node:{}", node.number)).expect("half of the node");
     assert!(half.far_limit() <= ByteCount(node.total.get() / 2), "{}", half.far_limit());
 }

@@ -13,8 +13,6 @@ use std::ptr::{self, NonNull};
 
 /// Alignment of what asks for none.
 const ALIGN: usize = 16;
-/// `MADV_DONTNEED` of locked memory as well (Linux 5.18).
-
 /// Returns a block, or NULL with the reason.
 #[inline]
 fn give(block: Option<NonNull<u8>>, size: usize, placement: Option<Placement>) -> *mut c_void {

@@ -442,7 +442,7 @@ impl<F: FnOnce() -> probe::Memory> Limits<F> {
             Limit::Auto => Some(self.auto("limit")?),
             asked => Some(self.bytes("limit", asked)?),
         };
-        let node = self.node_total();
+        let node = self.node_total().map(|total| ByteCount(total.0 / 2));
         let far = match (options.far_limit, limit) {
             (Limit::Auto | Limit::Off, Some(limit)) => {
                 [Some(limit), node, Some(options.span)].into_iter().flatten().min().unwrap_or(limit)

@@ -50,8 +50,8 @@ macro_rules! for_options {
         /// It is at least 8 MiB, and at least 64 pages, and has no effect above
         /// [`limit`](Builder::limit). Pages, staging frames and tables of far memory count.
         ///
-        /// Default: [`Limit::Auto`], as much as the limit of the process; where that is off, half of the
-        /// memory available. Set it for a further tier, or to keep memory for what is not far.
+        /// Default: [`Limit::Auto`], as much as the limit of the process, and on a [`node`](Builder::node) at most
+        /// half of its memory; where the limit is off, half of the memory available. Set it for a further tier, or to keep memory for what is not far.
         far_limit: limit(Limit) = Limit::Auto,
             "the maximum far memory that may be resident, in bytes",
             { far c bytes far_limit, "size, share of the memory available, or `auto`", "",

@@ -160,12 +160,14 @@ fn split(far: &Far, units: usize) -> bool {
     (2..units).step_by(4).all(|unit| {
         let place = (far.addr(0) + unit * UNIT) as *mut libc::c_void;
         // By turns, so that each page size has both.
-        // SAFETY: changes nothing of what the memory holds, and takes no right away.
-        let rc = unsafe {
-            match unit / 4 % 2 {
-                0 => libc::madvise(place, UNIT, libc::MADV_DODUMP),
-                _ => libc::mprotect(place, UNIT, ALL),
-            }
+        let is_advised = unit / 4 % 2 == 0;
+        #[expect(clippy::disallowed_methods, reason = "does what a program does to its own memory")]
+        let rc = if is_advised {
+            // SAFETY: changes nothing of what the memory holds.
+            unsafe { libc::madvise(place, UNIT, libc::MADV_DODUMP) }
+        } else {
+            // SAFETY: as above, and takes no right away.
+            unsafe { libc::mprotect(place, UNIT, ALL) }
         };
         if rc != 0 {
             println!("skipped: memory may not be split: {}", std::io::Error::last_os_error());
