@@ -379,7 +379,7 @@ fn a_limit_above_the_control_groups_is_warned_of_at_the_start() {
             println!("skipped: no control group can be made here");
             return;
         };
-        let warning = "that the process's control group has left";
+        let warning = "that the process can have in its control group";
         for (limit, warns) in [("64", false), ("512", true), ("manager", true)] {
             let procs = group.0.join("cgroup.procs");
             let ended = run(NAME, limit, |command| {

@@ -7,10 +7,7 @@
 //! The functions jump to the C library's, which so see the program's return address: a library is looked for where the
 //! caller says (`DT_RUNPATH`).
 
-#![expect(
-    unsafe_code,
-    reason = "exports functions of C in assembler, asks the loader for functions"
-)]
+#![expect(unsafe_code, reason = "exports functions in assembler, asks the loader for others")]
 
 use crate::own::enter;
 use crate::{report, start};

@@ -21,7 +21,6 @@ use crate::paging::region::{Advice, Region, RegionConfig};
 use crate::paging::table_sizes::tables_allowed;
 use crate::paging::zeroing;
 use crate::sys::access;
-use crate::sys::messages;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::KERNEL_PAGE;
 use std::time::Duration;
@@ -109,12 +108,6 @@ impl Region {
         let tables = self.extents.tables_max(resident);
         let with_tables = ByteCount(works.0 - tables_allowed(works).0 + tables.0);
         ByteCount(works.max(with_tables).0 + self.pager.managed().aside().0)
-    }
-
-    /// Says something about memory, without waiting for a reader.
-    #[cfg(feature = "heap")]
-    pub(crate) fn warn(&self, what: &'static str, text: std::fmt::Arguments<'_>) {
-        messages::tell(what, messages::WARNINGS_MAX, text);
     }
 
     /// What counts against the limit now, and the limit.

@@ -16,6 +16,7 @@ use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::paging::region::Region;
 use crate::sys::code::Code;
+use crate::sys::messages;
 use crate::sys::statm::Statm;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -213,8 +214,9 @@ impl ProcessLimit {
             Over::Since(since) if since.elapsed() >= OVER_MAX => {
                 let (limit, floor) = (self.limit(), region.limit_min());
                 let would_do = ByteCount((beside.0 + floor.0).next_multiple_of(1 << 20));
-                region.warn(
+                messages::tell(
                     "the process is above its limit",
+                    messages::WARNINGS_MAX,
                     format_args!(
                         "the process is above its limit of {limit}: {beside} of it is not far memory \
                          (code, stacks, local memory, memory mapped by the program), and far \

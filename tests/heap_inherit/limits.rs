@@ -1,5 +1,7 @@
 //! Children of a process, or children themselves, that may not open a descriptor, start a thread, or look at themselves.
 
+#![expect(unsafe_code, reason = "changes limits and rights of processes")]
+
 use super::{Signal, WORDS, data, data_of, fork, is_version, is_version_in, start, wait_for};
 use crate::common;
 use crate::common::child::cases;

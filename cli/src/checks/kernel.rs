@@ -412,14 +412,14 @@ mod tests {
         found.cgroup = Some(CgroupLimit { bytes, file: "/x/memory.max".into(), used });
         found.fullest = found.cgroup.clone();
         let config = |text: &str| Config::parse(text).expect(text);
-        assert_eq!(memory(&found, Some(&config("limit:1GiB"))).verdict, Verdict::Pass);
-        assert_eq!(memory(&found, Some(&config("limit:1025MiB"))).verdict, Verdict::Warn);
+        assert_eq!(memory(&found, Some(&config("limit:960MiB"))).verdict, Verdict::Pass);
+        assert_eq!(memory(&found, Some(&config("limit:961MiB"))).verdict, Verdict::Warn);
         assert!(memory(&found, None).found.contains("/x/memory.max"));
         let outer = CgroupLimit { bytes, file: "/y".into(), used: ByteCount::mib(900) };
         found.fullest = Some(outer);
         let check = memory(&found, Some(&config("limit:512MiB")));
         assert_eq!(check.verdict, Verdict::Warn);
-        assert!(check.meaning[0].contains("124.0 MiB"), "{:?}", check.meaning);
+        assert!(check.meaning[0].contains("116.2 MiB"), "{:?}", check.meaning);
     }
 
     #[test]

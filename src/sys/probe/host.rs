@@ -77,26 +77,29 @@ impl Memory {
         self.total.into_iter().chain(group).min()
     }
 
-    /// The limit of a process that may have what is left: of a control group all but a margin for what
-    /// the kernel charges to the group beside resident memory, of a machine half.
+    /// The limit of a process that may have what is left: of a control group all but a margin, of a machine half.
     pub(crate) fn auto_limit(&self) -> Option<ByteCount> {
-        // 1.5 and 1 % were kernel memory in groups of 96 and 256 MiB (examples/limit), mostly page tables.
-        let of_group = self.fullest.as_ref().map(|group| group.left().0 / 16 * 15);
-        let of_machine = self.left.or(self.total).map(|left| left.0 / 2);
-        let left = of_group.into_iter().chain(of_machine).min()?;
-        Some(ByteCount(self.resident.0 + left))
+        let of_group = self.fullest.as_ref().map(|group| self.room_in(group));
+        let of_machine =
+            self.left.or(self.total).map(|left| ByteCount(self.resident.0 + left.0 / 2));
+        of_group.into_iter().chain(of_machine).min()
+    }
+
+    /// What this process can have resident in a control group beside what the kernel charges to the group for it: 1.5 and
+    /// 1 % in groups of 96 and 256 MiB (examples/limit), mostly page tables.
+    fn room_in(&self, group: &CgroupLimit) -> ByteCount {
+        ByteCount(self.resident.0 + group.left().0 / 16 * 15)
     }
 
     /// Why `limit` cannot be reached, if so: the kernel's OOM killer ends the process, or the kernel
     /// throttles it, before as many bytes are resident.
     #[must_use]
     pub fn objection(&self, limit: ByteCount) -> Option<String> {
-        let can_have = |group: &CgroupLimit| ByteCount(group.left().0 + self.resident.0);
-        if let Some(group) = self.fullest.as_ref().filter(|group| limit > can_have(group)) {
+        if let Some(group) = self.fullest.as_ref().filter(|group| limit > self.room_in(group)) {
             return Some(format!(
                 "the limit of {limit} is more than the {} that the process can have in its control group \
                  ({} in {}, of which {} are in use)",
-                can_have(group),
+                self.room_in(group),
                 group.bytes,
                 group.file.display(),
                 group.used
@@ -298,9 +301,9 @@ mod tests {
             fullest: Some(group(2048, 1536)),
             ..Memory::default()
         };
-        assert_eq!(memory.objection(ByteCount::mib(512)), None);
-        let text = memory.objection(ByteCount::mib(513)).expect("too much");
-        assert!(text.contains("512.0 MiB") && text.contains("/x/memory.max"), "{text}");
+        assert_eq!(memory.objection(ByteCount::mib(480)), None);
+        let text = memory.objection(ByteCount::mib(481)).expect("too much");
+        assert!(text.contains("480.0 MiB") && text.contains("/x/memory.max"), "{text}");
         let bare = Memory { total: Some(ByteCount::gib(4)), ..Memory::default() };
         assert_eq!(bare.objection(ByteCount::gib(4)), None);
         assert!(bare.objection(ByteCount::gib(5)).expect("too much").contains("the machine's"));
