@@ -467,7 +467,8 @@ mod tests {
             let message = error.to_string();
             assert_eq!(call(|| Err(error.into())), expected);
             assert_eq!((farheap_last_status(), last_message()), (expected, message));
-            assert!(seen.insert(expected));
+            // Both kinds of trouble with jemalloc have one.
+            assert!(seen.insert(expected) || expected == FARHEAP_E_JEMALLOC);
             assert!(name_of(expected).to_bytes().starts_with(b"FARHEAP_E_"));
         }
     }

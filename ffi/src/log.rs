@@ -23,7 +23,13 @@ pub type farheap_log = Option<
 
 type Told = unsafe extern "C" fn(*mut c_void, farheap_log_level, *const c_char);
 
-struct Host(Told, Userdata);
+/// What was set, and what had been set before.
+struct Host {
+    told: Option<Told>,
+    userdata: Userdata,
+    /// Kept where checkers of leaks find it.
+    _before: *mut Host,
+}
 
 /// The callback; null: none. No lock, which a forked child could find taken: what is replaced stays for ever.
 static HOST: AtomicPtr<Host> = AtomicPtr::new(ptr::null_mut());
@@ -37,7 +43,9 @@ impl Log for Logger {
 
     fn log(&self, record: &Record<'_>) {
         // SAFETY: null, or a box that is never freed, and that others only read.
-        let Some(Host(told, userdata)) = (unsafe { HOST.load(Ordering::Acquire).as_ref() }) else {
+        let host = unsafe { HOST.load(Ordering::Acquire).as_ref() };
+        let Some((told, userdata)) = host.and_then(|host| Some((host.told?, &host.userdata)))
+        else {
             return;
         };
         let level = match record.level() {
@@ -69,7 +77,7 @@ fn set(log: farheap_log, userdata: Userdata) -> Result<()> {
     let Some(told) = log else {
         if IS_SET.load(Ordering::Acquire) {
             log::set_max_level(LevelFilter::Off);
-            HOST.store(ptr::null_mut(), Ordering::Release);
+            publish(None, userdata);
         }
         return Ok(());
     };
@@ -78,7 +86,13 @@ fn set(log: farheap_log, userdata: Userdata) -> Result<()> {
         log::set_logger(&Logger).map_err(|_| Failure::new(FARHEAP_E_IN_USE, taken.to_owned()))?;
         IS_SET.store(true, Ordering::Release);
     }
-    HOST.store(Box::into_raw(Box::new(Host(told, userdata))), Ordering::Release);
+    publish(Some(told), userdata);
     log::set_max_level(LevelFilter::Info);
     Ok(())
+}
+
+/// Has the logger call `told` from now on.
+fn publish(told: Option<Told>, userdata: Userdata) {
+    let _before = HOST.load(Ordering::Acquire);
+    HOST.store(Box::into_raw(Box::new(Host { told, userdata, _before })), Ordering::Release);
 }

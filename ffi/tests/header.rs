@@ -316,7 +316,8 @@ fn the_header_has_the_structures_that_the_tables_of_the_library_say() {
     let path = crate_dir().join("include/farheap.h");
     let header = fs::read_to_string(&path).expect("the header");
     let mut expected = header.clone();
-    let mut structures = vec![("farheap_config", ", 0 }\n".to_owned(), config_structure())];
+    let mut structures =
+        vec![("farheap_config", ", FARHEAP_DEFAULT }\n".to_owned(), config_structure())];
     structures.extend(stats::structures().iter().map(|structure| {
         (structure.name, format!("}} {};\n", structure.name), stats_structure(structure))
     }));

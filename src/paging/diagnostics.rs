@@ -159,6 +159,7 @@ impl std::fmt::Display for Cause<'_> {
                 f.write_str("no page can be evicted to make room for it")
             }
             Error::LimitExceeded { reason } => f.write_str(reason),
+            Error::Unsupported { why, .. } => f.write_str(why),
             _ => f.write_str("unexpected error"),
         }
     }

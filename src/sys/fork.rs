@@ -110,10 +110,13 @@ impl<T> PerProcess<T> {
     pub(crate) fn get_or_make(&self, make: impl FnOnce() -> T) -> &'static T {
         let before = self.0.load(Ordering::Acquire);
         self.get().unwrap_or_else(|| {
-            let made: &'static (Born, T) = Box::leak(Box::new((Born::here(), make())));
-            let new = std::ptr::from_ref(made).cast_mut();
-            // Another thread may have been first; then this one is wasted.
-            let _ = self.0.compare_exchange(before, new, Ordering::Release, Ordering::Relaxed);
+            let new = Box::into_raw(Box::new((Born::here(), make())));
+            let made = self.0.compare_exchange(before, new, Ordering::Release, Ordering::Relaxed);
+            if made.is_err() {
+                // Another thread was first.
+                // SAFETY: from a box, which nobody else has seen.
+                drop(unsafe { Box::from_raw(new) });
+            }
             self.get().expect("made by one of them")
         })
     }
