@@ -8,7 +8,6 @@ use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::limit::budget::Budget;
-#[cfg(feature = "heap")]
 use crate::paging::evict::policy::Hint;
 use crate::paging::fault::sigbus;
 use crate::paging::kernel_filled;
