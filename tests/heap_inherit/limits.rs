@@ -115,12 +115,18 @@ fn a_heap_starts_whole_or_not_at_all_where_threads_are_limited() {
         return;
     }
     let mut refused = 0;
-    for more in 0..12 {
+    // Other tests may have threads of this user: so many until one heap starts.
+    let mut has_started = false;
+    for more in 0..64 {
+        if has_started {
+            break;
+        }
         allow_threads(more);
         match Heap::start(farheap::Config::parse("far_limit:8MiB,capacity:64MiB").expect("valid")) {
             Ok(heap) => {
                 assert!(is_version_in(&data_of(10_000, 1), 0..10_000, 1));
                 heap.shutdown().expect("nothing is in use");
+                has_started = true;
             }
             Err(farheap::Error::UffdUnavailable { reasons }) => {
                 println!("skipped: userfaultfd is not permitted here: {reasons}");
@@ -135,7 +141,7 @@ fn a_heap_starts_whole_or_not_at_all_where_threads_are_limited() {
         let ended = common::eventually(|| threads_named("farheap") == 0);
         assert!(ended, "{} threads of the heap are left", threads_named("farheap"));
     }
-    assert!((1..12).contains(&refused), "{refused} of 12");
+    assert!(has_started && refused > 0, "{refused} starts were refused");
 }
 
 #[test]
