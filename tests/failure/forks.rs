@@ -221,6 +221,11 @@ fn children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped() {
             pages().for_each(|page| fill_page(far.addr(page), far.page, !stamp(page)));
             far.evict(pages());
             let ends = (wait_for(before), wait_for(after));
+            // Without faults of kernel mode a child may read again what its parent has given up.
+            if holds == Content::Lost && !far.region.serves_kernel_faults() {
+                assert_eq!(ends.1, 0, "{case}: a child forked after");
+                continue;
+            }
             let sigbus = if holds == Content::Lost { libc::SIGBUS } else { 0 };
             assert_eq!(ends, (sigbus, 0), "{case}: a child forked before, and one forked after");
             pages().for_each(|page| check_page(far.addr(page), far.page, !stamp(page), page));
