@@ -290,7 +290,7 @@ fn signal_of_child(act: impl FnOnce()) -> i32 {
     if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 }
 }
 
-/// A logger that keeps what it is told, and by whom.
+/// A logger that keeps each message with the name of the thread that brought it.
 struct Kept {
     records: Mutex<Vec<String>>,
     /// Far memory that it reads; 0: none.
@@ -328,7 +328,7 @@ impl Log for Kept {
     fn flush(&self) {}
 }
 
-/// Whether it was told something, by whom it may be told that.
+/// Whether a message came, and from a thread that may bring it.
 fn logged(parts: &[&str]) -> bool {
     let records = KEPT.records.lock().expect("no logger has panicked");
     let is_it = |text: &&String| parts.iter().all(|part| text.contains(part));

@@ -115,7 +115,7 @@ fn a_heap_starts_whole_or_not_at_all_where_threads_are_limited() {
         return;
     }
     let mut refused = 0;
-    // Other tests may have threads of this user: so many until one heap starts.
+    // Other tests may have threads of this user: the limit rises until one heap starts.
     let mut has_started = false;
     for more in 0..64 {
         if has_started {
