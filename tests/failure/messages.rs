@@ -328,7 +328,7 @@ impl Log for Kept {
     fn flush(&self) {}
 }
 
-/// Whether a message came, and from a thread that may bring it.
+/// Whether a message with all of these parts came.
 fn logged(parts: &[&str]) -> bool {
     let records = KEPT.records.lock().expect("no logger has panicked");
     let is_it = |text: &&String| parts.iter().all(|part| text.contains(part));
