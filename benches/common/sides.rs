@@ -110,22 +110,12 @@ impl Side {
         Ok(child)
     }
 
-    /// Runs a command of [`command`](Self::command); what it says.
+    /// Runs a command of [`command`](Self::command); returns its answer.
     ///
     /// # Errors
-    /// [`Failure::Skipped`] when the allocator may not run here.
-    pub(crate) fn answer(self, mut child: Command) -> Result<String> {
-        let output = child.output().map_err(Failure::io)?;
-        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        if output.status.code() == Some(i32::from(SKIPPED)) {
-            return Err(Failure::Skipped(text));
-        }
-        if !output.status.success() {
-            let errors = String::from_utf8_lossy(&output.stderr);
-            let what = format!("{}: {} {text} {errors}", self.name(), output.status);
-            return Err(Failure::Broken(what));
-        }
-        Ok(text)
+    /// As [`answer`].
+    pub(crate) fn answer(self, child: Command) -> Result<String> {
+        answer(self.name(), child)
     }
 
     /// In a child: the library that should serve this process was loaded.
@@ -143,7 +133,24 @@ impl Side {
     }
 }
 
-/// In a child: says what a sample is, or why there is none, as [`Side::answer`] reads it.
+/// Runs the command of a child that answers by [`tell`]; returns its answer.
+///
+/// # Errors
+/// [`Failure::Skipped`] when it may not run here.
+pub(crate) fn answer(name: &str, mut child: Command) -> Result<String> {
+    let output = child.output().map_err(Failure::io)?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if output.status.code() == Some(i32::from(SKIPPED)) {
+        return Err(Failure::Skipped(text));
+    }
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return Err(Failure::Broken(format!("{name}: {} {text} {errors}", output.status)));
+    }
+    Ok(text)
+}
+
+/// In a child: says what a sample is, or why there is none, as [`answer`] reads it.
 pub(crate) fn tell(sample: Result<String>) -> ExitCode {
     match sample {
         Ok(text) => {

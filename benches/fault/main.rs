@@ -33,6 +33,7 @@ mod profile;
 mod raw;
 mod report;
 mod rows;
+mod sample;
 #[path = "../common/table.rs"]
 mod table;
 mod tune;
@@ -42,44 +43,11 @@ use clap::Parser;
 use failure::{Failure, Result};
 use farheap::ByteCount;
 use neighbours::Neighbours;
+pub(crate) use sample::Sample;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use table::Row;
-
-/// What one round did.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample {
-    /// Operations or bytes.
-    pub(crate) count: f64,
-    pub(crate) secs: f64,
-    /// Processor time of the process that did it, helper threads included.
-    pub(crate) cpu_secs: f64,
-}
-
-/// The beginning of a [`Sample`].
-pub(crate) struct Clock {
-    began: Instant,
-    cpu: Duration,
-}
-
-impl Sample {
-    pub(crate) fn start() -> Clock {
-        Clock { cpu: process::cpu_time(), began: Instant::now() }
-    }
-
-    pub(crate) fn rate(&self) -> f64 {
-        self.count / self.secs
-    }
-}
-
-impl Clock {
-    pub(crate) fn stop(self, count: u64) -> Sample {
-        let secs = self.began.elapsed().as_secs_f64();
-        let cpu_secs = (process::cpu_time() - self.cpu).as_secs_f64();
-        Sample { count: count as f64, secs, cpu_secs }
-    }
-}
 
 #[derive(Debug, Parser)]
 #[command(name = "fault", about = "What faults cost, next to baselines of the same run")]

@@ -32,6 +32,8 @@ mod numbers;
 mod process;
 #[path = "../common/table.rs"]
 mod table;
+#[path = "../common/texts.rs"]
+mod texts;
 
 // The queries, the columns and the right answers; the example has more in these files.
 #[expect(dead_code, unused_imports, reason = "the example uses the rest, and its tests do")]

@@ -8,7 +8,7 @@ use crate::child::Run;
 use crate::lineitem::{Plan, ROW_BYTES, Table};
 use crate::numbers::{fold, mix};
 use crate::progress::Progress;
-use crate::{Failure, Result, queries};
+use crate::{Failure, Result, queries, texts};
 use allocator_api2::alloc::Global;
 use farheap::{Placement, scope};
 use rayon::prelude::*;
@@ -76,7 +76,7 @@ pub(crate) const ALL: &[Program] = &[
         name: "load",
         about: "writes a table of texts that are cut at random out of a pool, then scans it",
         maps: true,
-        data: |size| size / POOL_PART * POOL_PART,
+        data: |size| size / texts::POOL_PART * texts::POOL_PART,
         run: load,
     },
     Program {
@@ -302,29 +302,13 @@ fn replace_blocks(live: usize, count: u64) -> u64 {
     sum
 }
 
-/// The pool of texts: this part of the data, hot all the time the table is written. It fits where the data is
-/// four times the limit; a pool as large as the limit would only tell which side has a page more.
-const POOL_PART: usize = 6;
-/// Words of one text, and how many texts are drawn for each that is kept: the generator of TPC-H throws
-/// most of what it draws away.
-const TEXT_WORDS: usize = 16;
-const DRAWS: u64 = 16;
-
 fn load(run: &Run<'_>, size: usize) -> Result<u64> {
-    let pool_words = size / POOL_PART / 8;
+    let (pool_words, table_words) = texts::lengths(size);
     let mut pool = run.array::<u64>(pool_words)?;
-    let mut table = run.array::<u64>((size / 8 - pool_words) / TEXT_WORDS * TEXT_WORDS)?;
-    run.phase("pool", || pool.iter_mut().zip(0..).for_each(|(word, at)| *word = mix(at)));
-    let drawn = run.phase("load", || {
-        let mut sum = 0;
-        for (row, text) in table.chunks_exact_mut(TEXT_WORDS).enumerate() {
-            let start = |draw| mix(row as u64 * DRAWS + draw) as usize % (pool_words - TEXT_WORDS);
-            sum = (0..DRAWS - 1).fold(sum, |sum, draw| fold(sum, pool[start(draw)]));
-            text.copy_from_slice(&pool[start(DRAWS - 1)..][..TEXT_WORDS]);
-        }
-        sum
-    });
-    Ok(run.phase("scan", || table.iter().fold(drawn, |sum, word| fold(sum, *word))))
+    let mut table = run.array::<u64>(table_words)?;
+    run.phase("pool", || texts::fill(&mut pool));
+    let drawn = run.phase("load", || texts::load(&pool, &mut table));
+    Ok(run.phase("scan", || texts::scan(&table, drawn)))
 }
 
 /// Rows of `lineitem` at scale factor 1, about.
