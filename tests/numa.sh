@@ -1,9 +1,9 @@
 #!/bin/sh
-# Runs tests/heap_node.rs on an emulated machine with two NUMA nodes, of which the second has no processors.
+# Runs tests/global/node.rs on an emulated machine with two NUMA nodes, of which the second has no processors.
 #
 #   tests/numa.sh BINARY [KERNEL]
 #
-# BINARY is the test's (cargo test --test heap_node --no-run says where), KERNEL a kernel image, else the newest
+# BINARY is the test's (cargo test --test global --no-run says where), KERNEL a kernel image, else the newest
 # of /boot. Needs qemu-system-x86_64 and busybox; without them it says so and succeeds. The processors are
 # emulated, which takes minutes; ACCELERATOR=kvm takes seconds where virtual machines can be nested.
 set -eu
@@ -39,7 +39,7 @@ cat >"$root/init" <<'INIT'
 nodes=$(/bin/busybox cat /sys/devices/system/node/has_memory)
 echo "numa: nodes $nodes"
 cd /tmp
-/bin/heap_node --nocapture --test-threads 1 && [ "$nodes" = 0-1 ] && echo "numa: passed"
+/bin/heap_node node:: --nocapture --test-threads 1 && [ "$nodes" = 0-1 ] && echo "numa: passed"
 /bin/busybox poweroff -f
 INIT
 chmod +x "$root/init"

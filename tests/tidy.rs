@@ -644,3 +644,30 @@ fn the_front_page_stands_alone() {
 fn inline_links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(link, _)| link))
 }
+
+/// The tests from outside tell in their heads which guarantees they hold, by the numbers of README.md; each
+/// guarantee has some.
+#[test]
+fn guarantees_have_tests_and_tests_have_guarantees() {
+    const FOLDERS: &[&str] =
+        &["tests/global", "tests/heap", "tests/limit", "tests/pool", "tests/region"];
+    const GUARANTEES: u32 = 10;
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let number = |line: &str| line.split_once(". ").and_then(|(number, _)| number.parse().ok());
+    assert_eq!(readme.lines().filter_map(number).max(), Some(GUARANTEES), "the list in README.md");
+    let (mut held, mut violations) = (Vec::new(), Vec::new());
+    for source in sources(FOLDERS).iter().filter(|source| !source.name.ends_with("/main.rs")) {
+        match source.text.lines().find_map(|line| line.strip_prefix("//! Guards: ")) {
+            Some("the interface.") => {}
+            Some(list) => held.extend(list.trim_end_matches('.').split(", ").map(str::to_owned)),
+            None if source.name.matches('/').count() > 2 => {} // A part of another file.
+            None => violations.push(format!("{} does not tell what it guards", source.name)),
+        }
+    }
+    let names: Vec<String> = (1..=GUARANTEES).map(|number| format!("G{number}")).collect();
+    let missing = names.iter().filter(|name| !held.contains(name));
+    violations.extend(missing.map(|name| format!("{name} has no test")));
+    let unknown = held.iter().filter(|name| !names.contains(name));
+    violations.extend(unknown.map(|name| format!("{name} is no guarantee")));
+    report("guarantees have tests, and tests have guarantees", &violations);
+}

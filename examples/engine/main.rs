@@ -9,7 +9,7 @@
 //! cargo run --release --example engine -- --dir /mnt/store checkpoint
 //! ```
 //! `engine.rs` is the store, `log.rs` its log; `docs/engine.md` says how they work together. What is
-//! committed survives `kill -9` and power cuts (`tests/pool_engine.rs`).
+//! committed survives `kill -9` and power cuts (`tests/pool/crashed_engine.rs`).
 
 mod engine;
 

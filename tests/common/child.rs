@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Names the test and the case that a child runs.
@@ -61,6 +62,24 @@ pub(crate) fn case(test: &str) -> Option<String> {
     (name == test).then(|| case.to_owned())
 }
 
+/// Path of a test of this binary, of which `test` is the end.
+pub(crate) fn path_of(test: &str) -> &'static str {
+    static PATHS: OnceLock<Vec<String>> = OnceLock::new();
+    let paths = PATHS.get_or_init(|| {
+        let program = std::env::current_exe().expect("the test binary has a path");
+        let listed = Command::new(program).args(["--list", "--format", "terse"]).output();
+        let text = listed.expect("the test binary lists its tests").stdout;
+        let text = String::from_utf8(text).expect("names are text");
+        text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
+    });
+    let is_it = |path: &&String| {
+        path.strip_suffix(test).is_some_and(|modules| modules.is_empty() || modules.ends_with("::"))
+    };
+    let found: Vec<&String> = paths.iter().filter(is_it).collect();
+    let [path] = found[..] else { panic!("tests called `{test}`: {found:?}") };
+    path
+}
+
 /// Runs a case of a test in a child, after `prepare`.
 pub(crate) fn run(test: &str, case: &str, prepare: impl FnOnce(&mut Command)) -> Ended {
     run_for(Duration::ZERO, test, case, prepare)
@@ -106,7 +125,7 @@ fn start(
     let path = dir.path().join("output");
     let output = File::create(&path).expect("a file");
     command
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .args([path_of(test), "--exact", "--nocapture", "--test-threads=1"])
         .env(CHILD, format!("{test}/{case}"))
         .env("RUST_BACKTRACE", "0")
         .env_remove("FARHEAP_CONF")

@@ -1,0 +1,13 @@
+//! Heaps in programs whose global allocator is another one.
+
+mod caches;
+#[path = "../common/mod.rs"]
+mod common;
+mod compressed;
+mod config;
+mod failures;
+mod kernel;
+mod life;
+mod probe;
+mod untouched;
+mod zeroed;

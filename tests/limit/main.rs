@@ -1,0 +1,6 @@
+//! One limit over all consumers of memory.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod manager;
+mod resident;

@@ -1,0 +1,18 @@
+//! The buffer pool, from outside.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod copy;
+mod crash;
+mod crashed_engine;
+mod donation;
+mod donation_refused;
+mod errors;
+mod huge;
+mod pages;
+mod power;
+mod read_only;
+mod redo;
+mod shrink;
+mod tables;
+mod whole_pages;

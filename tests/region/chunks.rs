@@ -1,0 +1,289 @@
+//! Chunks of far memory that are read, mapped and evicted whole, because a stream leads through
+//! them: against what was written, while others discard, write and evict ahead of the reader.
+//!
+//! Guards: G1, G5.
+
+#![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
+
+use crate::common::faulty::FaultyStore;
+use crate::common::{Dice, eventually, mem_store, region, seed, watchdog};
+use farheap::ByteCount;
+use farheap::region::{Region, RegionConfig};
+use farheap::store::Store;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+const UNIT: usize = 4096;
+const CHUNK: usize = 2 << 20;
+const LIMIT: ByteCount = ByteCount::mib(64);
+
+/// A mapping and what each unit of it holds: its first and last word.
+struct Data {
+    region: Region,
+    base: *mut u8,
+    stamps: Vec<u64>,
+}
+
+impl Data {
+    /// Writes all of it; `None` where regions are not permitted.
+    fn written(page: ByteCount, limit: ByteCount, store: Arc<dyn Store>) -> Option<Data> {
+        let len = ByteCount::mib(160);
+        let config = RegionConfig::new().limit(limit).page(page);
+        let region = region(config, store)?;
+        let base = region.map(len).expect("fits the device").as_ptr();
+        let mut data = Data { region, base, stamps: vec![0; len.as_usize() / UNIT] };
+        (0..data.stamps.len()).for_each(|unit| data.write(unit, unit as u64 | 1 << 63));
+        Some(data)
+    }
+
+    /// Writes all of it and evicts it; `None` where regions are not permitted.
+    fn stored(page: ByteCount) -> Option<Data> {
+        let data = Data::written(page, LIMIT, mem_store(ByteCount::mib(256)))?;
+        data.region.evict_all().expect("the store has room");
+        Some(data)
+    }
+
+    fn word(&self, unit: usize, at: usize) -> *mut u64 {
+        assert!(unit < self.stamps.len() && at < UNIT / 8);
+        // SAFETY: in the mapping, checked above.
+        unsafe { self.base.cast::<u64>().add(unit * UNIT / 8 + at) }
+    }
+
+    fn write(&mut self, unit: usize, stamp: u64) {
+        for at in [0, UNIT / 8 - 1] {
+            // SAFETY: in the mapping, which this thread alone uses.
+            unsafe { self.word(unit, at).write_volatile(stamp) };
+        }
+        self.stamps[unit] = stamp;
+    }
+
+    fn check(&self, unit: usize) {
+        for at in [0, UNIT / 8 - 1] {
+            // SAFETY: as above.
+            let seen = unsafe { self.word(unit, at).read_volatile() };
+            assert_eq!(seen, self.stamps[unit], "unit {unit} word {at}");
+        }
+    }
+
+    fn check_all(&self) {
+        (0..self.stamps.len()).for_each(|unit| self.check(unit));
+    }
+
+    fn range(&self, first: usize, units: usize) -> (*mut u8, ByteCount) {
+        (self.word(first, 0).cast(), ByteCount((units * UNIT) as u64))
+    }
+
+    /// Discards whole pages of `page` bytes around a unit.
+    fn discard(&mut self, unit: usize, page: usize) {
+        let units = page / UNIT;
+        let first = unit - unit % units;
+        let (ptr, len) = self.range(first, units);
+        // SAFETY: nobody needs what the pages hold.
+        unsafe { self.region.discard(ptr, len) }.expect("whole pages of the mapping");
+        self.stamps[first..first + units].fill(0);
+    }
+
+    /// Whether chunks can be read whole here: MOVE exists, by which they leave.
+    fn moves(&self) -> bool {
+        self.region.stats().chunks_evicted > 0
+    }
+
+    fn expect_within_limit(&self) {
+        let stats = self.region.stats();
+        assert!(stats.resident_bytes_max.0 <= LIMIT.0, "{stats:?}");
+        assert_eq!((stats.poisoned, stats.checksum_errors), (0, 0), "{stats:?}");
+    }
+}
+
+#[test]
+fn a_scan_reads_whole_chunks_and_every_byte_is_right() {
+    let _watch = watchdog("a scan reads whole chunks", Duration::from_secs(240));
+    for page in [16, 64, 256].map(ByteCount::kib) {
+        let Some(data) = Data::stored(page) else { return };
+        (0..3).for_each(|_| data.check_all());
+        let stats = data.region.stats();
+        println!("pages of {page}: {} chunks, {} pages", stats.chunks_read, stats.pages_in);
+        // How many of the 240 depends on when the evictor runs.
+        assert!(stats.chunks_read >= 8 || !data.moves(), "{stats:?}");
+        data.expect_within_limit();
+    }
+}
+
+/// What is ahead of the reader is read into frames, or held there, when it is discarded, written or
+/// evicted.
+#[test]
+fn chunks_that_change_ahead_of_their_reader_are_right() {
+    let _watch = watchdog("chunks change ahead of their reader", Duration::from_secs(400));
+    let mut dice = Dice::new(seed("chunks change ahead of their reader"));
+    for page in [16, 64, 256].map(ByteCount::kib) {
+        let Some(mut data) = Data::stored(page) else { return };
+        let units = data.stamps.len();
+        let ahead = 4 * CHUNK / UNIT;
+        for _ in 0..4 {
+            for unit in 0..units {
+                data.check(unit);
+                let other = (unit + dice.below(ahead as u64) as usize).min(units - 1);
+                match dice.below(2048) {
+                    0 => data.discard(other, page.as_usize()),
+                    1 => data.write(other, dice.roll() | 1),
+                    2 => {
+                        let count = (dice.below(1024) as usize + 1).min(units - other);
+                        let (ptr, len) = data.range(other, count);
+                        data.region.evict(ptr, len).expect("the store has room");
+                    }
+                    3 => {
+                        let count = (2 * CHUNK / UNIT).min(units - other);
+                        let (ptr, len) = data.range(other, count);
+                        data.region.prefetch(ptr, len).expect("inside the region");
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert!(data.region.stats().chunks_read > 0 || !data.moves());
+        data.expect_within_limit();
+    }
+}
+
+/// Chunks that are held for a reader which has stopped are mapped after a while, and can go.
+#[test]
+fn a_lowered_limit_is_reached_although_chunks_were_held() {
+    let _watch = watchdog("a lowered limit with held chunks", Duration::from_secs(120));
+    let Some(data) = Data::stored(ByteCount::kib(64)) else { return };
+    let limit = ByteCount::mib(8);
+    for stop in [10, 21, 33] {
+        let end = stop * CHUNK / UNIT + 1;
+        (0..end).for_each(|unit| data.check(unit));
+        data.region.set_limit(limit).expect("above the minimum");
+        let reached = eventually(|| data.region.stats().charged_bytes.0 <= limit.0);
+        assert!(reached, "{:?}", data.region.stats());
+        data.check(end);
+        data.region.set_limit(LIMIT).expect("as before");
+    }
+    data.check_all();
+    data.expect_within_limit();
+}
+
+/// Fresh chunks that somebody wants out go by one write each, whether that is waited for or not.
+#[test]
+fn fresh_chunks_that_are_asked_out_leave_whole() {
+    const CHUNKS: usize = 6;
+    let _watch = watchdog("fresh chunks are asked out", Duration::from_secs(120));
+    let Some(mut data) = Data::stored(ByteCount::kib(16)) else { return };
+    if !data.moves() {
+        return;
+    }
+    let units = CHUNKS * CHUNK / UNIT;
+    let (ptr, len) = data.range(0, units);
+    for waits in [true, false] {
+        // SAFETY: nobody needs what the range holds, which this thread alone uses.
+        unsafe { data.region.discard(ptr, len) }.expect("whole pages of the mapping");
+        (0..units).for_each(|unit| data.write(unit, unit as u64 | 1 << 62));
+        let before = data.region.stats();
+        if waits {
+            data.region.evict(ptr, len).expect("the store has room");
+        } else {
+            data.region.evict_soon(ptr, len).expect("a range of the region");
+        }
+        let wanted = before.chunks_evicted + CHUNKS as u64 - 2; // The first pages came one by one.
+        let left = eventually(|| data.region.stats().chunks_evicted >= wanted);
+        assert!(left, "{before:?} {:?}", data.region.stats());
+        (0..units).for_each(|unit| data.check(unit));
+    }
+    data.expect_within_limit();
+}
+
+/// Each chunk has left before the next is begun, as where the evictor keeps up with a thread that fills memory in
+/// order. Those after the first come as huge pages all the same, without a page that came by itself.
+#[test]
+fn what_is_filled_in_order_comes_in_chunks_although_the_ones_before_have_left() {
+    const CHUNKS: usize = 12;
+    let _watch = watchdog("filled in order", Duration::from_secs(120));
+    let config = RegionConfig::new().limit(LIMIT).page(ByteCount::kib(16));
+    let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
+    let len = ByteCount((CHUNKS * CHUNK) as u64);
+    let base = region.map(len).expect("fits the device").as_ptr();
+    let mut lone = Vec::new();
+    for chunk in 0..CHUNKS {
+        let (first, chunk_len) = (base.wrapping_add(chunk * CHUNK), ByteCount(CHUNK as u64));
+        for at in (0..CHUNK).step_by(UNIT) {
+            // SAFETY: in the mapping, which this thread alone uses.
+            unsafe { first.wrapping_add(at).write_volatile(at as u8 | 1) };
+        }
+        region.evict(first, chunk_len).expect("the store has room");
+        lone.push(region.stats().faults_zero);
+    }
+    let stats = region.stats();
+    println!("pages that came by themselves after each chunk: {lone:?}, {stats}");
+    if stats.chunks_opened == 0 {
+        return; // The kernel's page map cannot be read here.
+    }
+    assert_eq!(lone.first(), lone.last(), "{stats}");
+    assert_eq!(stats.chunks_opened, CHUNKS as u64, "{stats}");
+}
+
+/// A chunk of which a part is asked out while the rest is being filled: a fault there opens it again before the
+/// part has left, which then leaves all the same.
+#[test]
+fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
+    const ROUNDS: usize = 150;
+    const CHUNKS: usize = 8;
+    let _watch = watchdog("a part of a chunk is asked out", Duration::from_secs(120));
+    for page in [4, 16, 64].map(ByteCount::kib) {
+        let config = RegionConfig::new().limit(LIMIT).page(page);
+        let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
+        let base =
+            region.map(ByteCount((CHUNKS * CHUNK) as u64)).expect("fits the device").as_ptr();
+        let start = base.expose_provenance();
+        let words = |first: usize| (first..first + CHUNK / 2).step_by(UNIT).map(|at| start + at);
+        let word = std::ptr::with_exposed_provenance_mut::<usize>;
+        // SAFETY: in the mapping; each half of a chunk is filled by one thread.
+        let fill = |first| words(first).for_each(|at| unsafe { word(at).write_volatile(at) });
+        // SAFETY: in the mapping, which nobody else uses then.
+        let is_right = |first| words(first).all(|at| unsafe { word(at).read_volatile() } == at);
+        for round in 0..ROUNDS {
+            let (first, rest) = (round % CHUNKS * CHUNK, round % CHUNKS * CHUNK + CHUNK / 2);
+            let (part, len) = (base.wrapping_add(first), ByteCount(CHUNK as u64));
+            // SAFETY: nobody needs what the chunk holds.
+            unsafe { region.discard(part, len) }.expect("a chunk of the mapping");
+            fill(first);
+            let (before, meet) = (region.stats(), Barrier::new(2));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    meet.wait();
+                    fill(rest);
+                });
+                meet.wait();
+                region.evict(part, ByteCount(len.0 / 2)).expect("the store has room");
+            });
+            let after = region.stats();
+            let (left, pages) = (after.pages_out - before.pages_out, len.0 / 2 / page.0);
+            assert_eq!(left, pages, "{page}, round {round}: {before} {after}");
+            assert!(is_right(first) && is_right(rest), "{page}, round {round}");
+        }
+    }
+}
+
+/// Where a thread writes faster than the device does, it waits for room for the next chunk: while one is on its
+/// way out another one is, and nothing goes page by page.
+#[test]
+fn what_is_written_faster_than_the_device_leaves_in_chunks_several_at_once() {
+    let _watch = watchdog("written faster than the device", Duration::from_secs(240));
+    for (page, limit) in [(16, 16), (256, 16), (256, 32)] {
+        let (page, limit) = (ByteCount::kib(page), ByteCount::mib(limit));
+        let store = FaultyStore::new(mem_store(ByteCount::mib(256)), 1);
+        store.control().delay(Duration::from_millis(4));
+        let Some(data) = Data::written(page, limit, Arc::new(store)) else { return };
+        let stats = data.region.stats();
+        if !data.moves() {
+            return;
+        }
+        let (written, by_chunks) = (stats.bytes_written.get(), stats.chunks_evicted * CHUNK as u64);
+        println!("{page} under {limit}: {written} written, {by_chunks} by chunks, {stats}");
+        // Before the evictor runs ahead, a part of the limit goes page by page.
+        assert!(by_chunks >= written / 4 * 3, "{by_chunks} of {written}: {stats}");
+        assert!(stats.writes_in_flight_max >= 2, "{stats}");
+        assert!(stats.resident_bytes_max <= limit, "{stats}");
+        data.check_all();
+    }
+}

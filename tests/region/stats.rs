@@ -1,0 +1,252 @@
+//! Each statistic is moved by what it counts.
+//!
+//! Guards: the interface.
+
+#![expect(unsafe_code, reason = "reads, writes and discards far memory through raw pointers")]
+
+use crate::common::faulty::FaultyStore;
+use crate::common::{eventually, mem_store, region, watchdog};
+use farheap::ByteCount;
+use farheap::region::{Install, Region, RegionConfig, Stats};
+use farheap::store::MemStore;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 65536;
+
+/// A region with 64 pages mapped, of pages of 64 KiB.
+struct Arena {
+    region: Region,
+    base: *mut u8,
+}
+
+impl Arena {
+    fn new(install: Install) -> Option<Arena> {
+        let page = ByteCount(PAGE as u64);
+        let limit = RegionConfig::limit_min(page);
+        let span = ByteCount::gib(1);
+        let readahead = false;
+        let config = RegionConfig::new()
+            .limit(limit)
+            .page(page)
+            .install(install)
+            .span(span)
+            .readahead(readahead);
+        let region = region(config, mem_store(ByteCount::mib(64)))?;
+        let base = region.map(ByteCount((64 * PAGE) as u64)).expect("the span has room").as_ptr();
+        Some(Arena { region, base })
+    }
+
+    fn page(&self, page: usize) -> *mut u8 {
+        assert!(page < 64);
+        // SAFETY: within the mapping of 64 pages.
+        unsafe { self.base.add(page * PAGE) }
+    }
+
+    fn write(&self, page: usize, byte: u8) {
+        // SAFETY: in the mapping, which this test alone uses.
+        unsafe { self.page(page).write_volatile(byte) };
+    }
+
+    fn read(&self, page: usize) -> u8 {
+        // SAFETY: as above.
+        unsafe { self.page(page).read_volatile() }
+    }
+
+    fn evict(&self, page: usize) {
+        self.region.evict(self.page(page), ByteCount(PAGE as u64)).expect("the store has room");
+    }
+
+    fn discard(&self, page: usize) {
+        // SAFETY: the test needs the page's content no more.
+        unsafe { self.region.discard(self.page(page), ByteCount(PAGE as u64)) }.expect("inside");
+    }
+
+    /// Reads a page ahead and waits until it is in.
+    fn prefetch(&self, page: usize) {
+        let before = self.stats().pages_in;
+        self.region.prefetch(self.page(page), ByteCount(PAGE as u64)).expect("inside");
+        let started = Instant::now();
+        while self.stats().pages_in == before {
+            assert!(started.elapsed() < crate::common::PATIENCE, "the page does not come in");
+            std::thread::yield_now();
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        self.region.stats()
+    }
+
+    /// The statistics once they agree with `expected`: a fault is counted just after its thread
+    /// was woken. What they are at the end, if they never do.
+    fn stats_when(&self, expected: impl Fn(&Stats) -> bool) -> Stats {
+        let started = Instant::now();
+        loop {
+            let stats = self.stats();
+            if expected(&stats) || started.elapsed() > crate::common::PATIENCE {
+                return stats;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn faults_count_by_kind() {
+    let _watchdog = watchdog("faults", Duration::from_secs(60));
+    let Some(arena) = Arena::new(Install::Copy) else { return };
+    arena.write(0, 1);
+    assert_eq!(arena.read(1), 0);
+    let stats = arena.stats_when(|stats| stats.faults_zero == 2);
+    assert_eq!((stats.faults_zero, stats.faults_read, stats.pages_in), (2, 0, 0));
+    arena.evict(0);
+    assert_eq!(arena.read(0), 1);
+    let stats = arena.stats_when(|stats| stats.faults_read == 1);
+    assert_eq!((stats.faults_zero, stats.faults_read, stats.pages_in), (2, 1, 1));
+    assert_eq!(stats.bytes_read.0, PAGE as u64);
+    // A page that was read in is write-protected with COPY: the first write is a fault.
+    assert_eq!(stats.faults_protect, 0);
+    arena.write(0, 2);
+    arena.write(0, 3);
+    assert_eq!(arena.stats_when(|stats| stats.faults_protect == 1).faults_protect, 1);
+}
+
+#[test]
+fn evictions_count_by_what_they_needed() {
+    let _watchdog = watchdog("evictions", Duration::from_secs(60));
+    let Some(arena) = Arena::new(Install::Auto) else { return };
+    arena.write(0, 1);
+    arena.evict(0);
+    let stats = arena.stats();
+    assert_eq!((stats.pages_out, stats.evicted_clean, stats.evicted_zero), (1, 0, 0));
+    assert_eq!((stats.bytes_written.0, stats.stored_bytes.0), (PAGE as u64, PAGE as u64));
+    assert_eq!(arena.read(0), 1);
+    arena.evict(0);
+    let stats = arena.stats();
+    assert_eq!((stats.pages_out, stats.evicted_clean, stats.evicted_zero), (1, 1, 0));
+    assert_eq!(arena.read(1), 0);
+    arena.evict(1);
+    let stats = arena.stats();
+    assert_eq!((stats.pages_out, stats.evicted_clean, stats.evicted_zero), (1, 1, 1));
+}
+
+#[test]
+fn data_that_dies_unwritten_is_counted() {
+    let _watchdog = watchdog("elision", Duration::from_secs(60));
+    let Some(arena) = Arena::new(Install::Auto) else { return };
+    arena.write(0, 1);
+    arena.write(1, 1);
+    arena.evict(1);
+    assert_eq!(arena.read(1), 1);
+    arena.discard(0);
+    arena.discard(1);
+    let stats = arena.stats();
+    assert_eq!(stats.freed_unwritten, 1, "page 1 had been written");
+    assert_eq!((stats.died_before_write, stats.died_during_write), (0, 0));
+}
+
+#[test]
+fn a_page_freed_while_it_is_being_written_is_a_write_in_vain() {
+    let _watchdog = watchdog("in vain", Duration::from_secs(60));
+    let page = ByteCount(PAGE as u64);
+    let limit = RegionConfig::limit_min(page);
+    let span = ByteCount::gib(1);
+    let faulty = FaultyStore::new(Arc::new(MemStore::new(ByteCount::mib(64)).expect("memory")), 1);
+    let control = faulty.control();
+    let config = RegionConfig::new().limit(limit).page(page).span(span);
+    let Some(region) = region(config, Arc::new(faulty)) else { return };
+    let ptr = region.map(page).expect("room").as_ptr();
+    // SAFETY: mapped above.
+    unsafe { ptr.write_volatile(1) };
+    control.pause();
+    std::thread::scope(|scope| {
+        let address = ptr as usize;
+        let region = &region;
+        let evicting = scope.spawn(move || region.evict(address as *const u8, page));
+        // It is held there; what is discarded too early fails below.
+        eventually(|| region.stats().writes_in_flight > 0);
+        // SAFETY: nobody needs the page.
+        unsafe { region.discard(ptr, page) }.expect("inside");
+        control.release();
+        evicting.join().expect("no panic").expect("the store has room");
+    });
+    let stats = region.stats();
+    assert_eq!((stats.died_during_write, stats.pages_out, stats.stored_bytes.0), (1, 1, 0));
+    assert_eq!((stats.writes_in_flight, stats.writes_in_flight_max), (0, 1));
+}
+
+#[test]
+fn pages_read_ahead_count_as_used_once_written_and_as_unseen_when_not() {
+    let _watchdog = watchdog("ahead", Duration::from_secs(60));
+    for install in [Install::Auto, Install::Copy] {
+        let Some(arena) = Arena::new(install) else { return };
+        (0..3).for_each(|page| arena.write(page, 1));
+        (0..3).for_each(|page| arena.evict(page));
+        (0..3).for_each(|page| arena.prefetch(page));
+        arena.write(0, 2);
+        assert_eq!(arena.read(1), 1, "leaves no trace");
+        (0..3).for_each(|page| arena.evict(page));
+        let stats = arena.stats();
+        assert_eq!((stats.pages_prefetched, stats.faults_read), (3, 0), "{install:?}");
+        assert_eq!((stats.prefetch_hits, stats.prefetch_unseen), (1, 2), "{install:?}");
+        assert!(stats.reads_in_flight == 0 && stats.reads_in_flight_max >= 1);
+    }
+}
+
+/// Faults that a handler answered, a chunk that was opened for one included.
+fn faults_of(stats: &Stats) -> u64 {
+    stats.faults_zero + stats.faults_read + stats.faults_racing + stats.chunks_opened
+}
+
+#[test]
+fn latencies_count_what_they_time() {
+    let _watchdog = watchdog("latencies", Duration::from_secs(60));
+    let Some(arena) = Arena::new(Install::Auto) else { return };
+    (0..8).for_each(|page| arena.write(page, 1));
+    (0..8).for_each(|page| arena.evict(page));
+    (0..8).for_each(|page| assert_eq!(arena.read(page), 1));
+    let stats = arena.stats_when(|stats| {
+        let faults = faults_of(stats);
+        stats.faults_read == 8 && arena.region.latencies().fault.count == faults
+    });
+    let latencies = arena.region.latencies();
+    let faults = faults_of(&stats);
+    assert_eq!(latencies.fault.count, faults, "{stats:?}");
+    assert_eq!((latencies.read.count, latencies.evict.count), (8, 8));
+    assert_eq!(latencies.write.count, 8);
+    for latency in [latencies.fault, latencies.read, latencies.write, latencies.evict] {
+        assert!(0 < latency.p50 && latency.p50 <= latency.p90 && latency.p90 <= latency.p99);
+        assert!(latency.p99 <= latency.p99_9 && latency.p99_9 <= latency.max);
+    }
+    println!("{stats}{latencies}");
+    let table = stats.to_string();
+    assert!(table.contains(" zero, 8 read") && table.contains("trouble       none"), "{table}");
+    assert!(latencies.to_string().contains("device write"));
+}
+
+#[test]
+fn fresh_data_that_is_read_back_in_order_is_written_once() {
+    const MIB: usize = 1 << 20;
+    let _watchdog = watchdog("read back", Duration::from_secs(120));
+    let (limit, data) = (64 * MIB, 128 * MIB);
+    let config = RegionConfig::new().limit(ByteCount(limit as u64));
+    let Some(region) = region(config, mem_store(ByteCount((2 * data) as u64))) else { return };
+    let base = region.map(ByteCount(data as u64)).expect("room").as_ptr().cast::<usize>();
+    // SAFETY: in the mapping, which this test alone uses.
+    let word = |at: usize| unsafe { base.add(at) };
+    let words = || (0..data / 8).step_by(4096 / 8);
+    // SAFETY: as above.
+    words().for_each(|at| unsafe { word(at).write_volatile(at + 1) });
+    let written = region.stats().bytes_written.0;
+    assert!(written >= (data - limit) as u64, "{written} of {data} are out");
+    // SAFETY: as above.
+    words().for_each(|at| assert_eq!(unsafe { word(at).read_volatile() }, at + 1));
+    let stats = region.stats();
+    println!(
+        "{written} bytes written first, {} in all, {} read",
+        stats.bytes_written.0, stats.bytes_read.0
+    );
+    // How much of what came last is still in memory when the reader arrives there depends on when the
+    // evictor runs: `evict::arrivals` has what it decides, bench `fault` what that is worth.
+    assert!(stats.bytes_written.0 <= data as u64, "{stats}");
+}
