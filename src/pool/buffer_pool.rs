@@ -4,7 +4,7 @@ use super::account::PoolAccount;
 use super::cleaner::Cleaner;
 use super::config::PoolConfig;
 use super::donate::Donor;
-use super::evict::{Demand, Dirty, Evictor};
+use super::evict::{Dirty, Evictor};
 use super::file::TableFile;
 use super::frames::Frames;
 use super::group::{Group, Member};
@@ -73,6 +73,7 @@ impl fmt::Debug for BufferPool {
 impl BufferPool {
     /// Bytes of a page that its user may use: the page size without the trailer of 16
     /// bytes, or all of it with [`whole_pages`](PoolConfig::whole_pages).
+    #[inline]
     #[must_use]
     pub fn payload(&self) -> usize {
         self.frames.table.payload_bytes(0)
@@ -88,6 +89,12 @@ impl BufferPool {
     #[must_use]
     pub fn pages(&self) -> PageCount {
         PageCount(self.frames.table.end())
+    }
+
+    /// The table file, or what stands for it in errors of a store of another kind.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.frames.table.path()
     }
 
     /// The address of a page's first byte: pages do not move, so it is the same as long as the pool exists,
@@ -156,24 +163,16 @@ impl BufferPool {
         stats
     }
 
-    /// Fixes at the moment: shared holders and exclusive ones of all pages.
+    /// Fixes at the moment: shared holders and exclusive ones of all pages. A page that the pool itself locks for
+    /// a moment, to evict it or to bring it in, counts as well.
     #[must_use]
     pub fn holders(&self) -> u64 {
         Member::holders(self)
     }
 
-    /// Evicts pages of this table.
-    fn evict(&self, want: ByteCount, dirty: Dirty) -> ByteCount {
-        let mut demand = Demand::new(want, dirty, self.frames.table.steps() as u64);
-        while demand.is_open() {
-            self.evictor.sweep(&self.frames, &self.write_back, &mut demand);
-        }
-        demand.freed()
-    }
-
     /// Evicts about `want` bytes of this table's clean pages now, whatever the limit; returns how many.
     pub fn evict_clean(&self, want: ByteCount) -> ByteCount {
-        self.evict(want, Dirty::Skip)
+        self.evictor.evict(&self.frames, &self.write_back, want, Dirty::Skip)
     }
 
     /// Evicts all pages without a holder; dirty ones are written, which is no [`flush`](Self::flush).
@@ -184,12 +183,14 @@ impl BufferPool {
     pub fn evict_all(&self) -> Result<()> {
         let refusal = self.write_back.write_all(&self.frames)?;
         let Frames { resident, table, .. } = &self.frames;
+        let evict = || {
+            let want = resident.bytes();
+            self.evictor.evict(&self.frames, &self.write_back, want, Dirty::Write)
+        };
         // Pages that others bring in meanwhile may stay.
         let end = resident.departed() + table.pages_in(resident.bytes());
         // What is freed counts words and page tables, too: one call may leave pages.
-        while resident.departed() < end
-            && self.evict(resident.bytes(), Dirty::Write) > ByteCount::ZERO
-        {}
+        while resident.departed() < end && evict() > ByteCount::ZERO {}
         refusal.map_or(Ok(()), Err)
     }
 

@@ -111,6 +111,21 @@ impl Evictor {
         self.hand.load(Ordering::Relaxed)
     }
 
+    /// Evicts about `want` bytes of the pages of a table, whatever the limit; returns how many.
+    pub(super) fn evict(
+        &self,
+        frames: &Frames,
+        write_back: &WriteBack,
+        want: ByteCount,
+        dirty: Dirty,
+    ) -> ByteCount {
+        let mut demand = Demand::new(want, dirty, frames.table.steps() as u64);
+        while demand.is_open() {
+            self.sweep(frames, write_back, &mut demand);
+        }
+        demand.freed()
+    }
+
     /// Evicts a batch, at most up to the end of the hand's lap over this table. Returns whether the lap
     /// is over: it is the next table's turn.
     pub(super) fn sweep(

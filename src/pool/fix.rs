@@ -3,7 +3,7 @@
 use super::allocate;
 use super::backoff::Backoff;
 use super::buffer_pool::BufferPool;
-use super::guard::{ExclusiveGuard, Held, OptimisticGuard, SharedGuard};
+use super::guard::{ExclusiveGuard, Held, OptimisticGuard, PageVersion, SharedGuard};
 use super::latch::{HeldWord, Latch, LatchWord, ORDER_MAX};
 use super::page_table::PageTable;
 use crate::base::error::{Error, Result};
@@ -95,6 +95,31 @@ impl Hold for Exclusive {
 
     fn is_blocked(seen: LatchWord) -> bool {
         !seen.is_free()
+    }
+}
+
+impl PageVersion {
+    /// Whether the page was neither changed nor evicted since: what [`OptimisticGuard::validate`] tells, where the
+    /// guard was not kept. It tells nothing for another pool than the guard's.
+    ///
+    /// # Examples
+    /// ```
+    /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
+    /// # use farheap::manager::{MemoryManager, Mode};
+    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
+    /// let pool = PoolConfig::new().create_on(store, &manager)?;
+    /// let page = pool.allocate()?.id();
+    /// let seen = pool.fix_shared(page)?.version();
+    /// assert!(seen.is_current(&pool));
+    /// pool.fix_exclusive(page)?[0] = 1;
+    /// assert!(!seen.is_current(&pool));
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    #[inline]
+    #[must_use]
+    pub fn is_current(&self, pool: &BufferPool) -> bool {
+        pool.frames.table.get(self.page).is_some_and(|latch| latch.is_unchanged(self.seen))
     }
 }
 

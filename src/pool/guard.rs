@@ -117,6 +117,14 @@ macro_rules! of_a_held_page {
     };
 }
 
+/// A page as it was at one moment: tells later, without the page being held meanwhile, whether its content is
+/// the same still; see [`is_current`](PageVersion::is_current).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageVersion {
+    pub(super) page: PageId,
+    pub(super) seen: LatchWord,
+}
+
 /// Holds a page together with other readers.
 #[must_use = "dropping the guard gives the page up"]
 pub struct SharedGuard<'p>(pub(super) Held<'p>);
@@ -124,6 +132,12 @@ pub struct SharedGuard<'p>(pub(super) Held<'p>);
 of_a_held_page!(SharedGuard, 0);
 
 impl<'p> SharedGuard<'p> {
+    /// The page as it is.
+    #[must_use]
+    pub fn version(&self) -> PageVersion {
+        PageVersion { page: self.id(), seen: self.0.latch().load() }
+    }
+
     /// Becomes exclusive if there is no other holder and the table may be changed; the guard comes back
     /// otherwise.
     ///
@@ -241,9 +255,17 @@ impl<'p> OptimisticGuard<'p> {
     }
 
     /// The page's number.
+    #[inline]
     #[must_use]
     pub fn id(&self) -> PageId {
         self.held().page()
+    }
+
+    /// The page as it was when the guard was made, for later than the guard can be kept.
+    #[inline]
+    #[must_use]
+    pub fn version(&self) -> PageVersion {
+        PageVersion { page: self.id(), seen: self.seen }
     }
 
     /// Whether the page was neither changed nor evicted since the guard was made.
@@ -364,6 +386,7 @@ impl<'p> OptimisticGuard<'p> {
     }
 
     /// Becomes shared if the page is as it was.
+    #[inline]
     #[must_use]
     pub fn try_share(self) -> Option<SharedGuard<'p>> {
         loop {
@@ -379,6 +402,7 @@ impl<'p> OptimisticGuard<'p> {
 
     /// Becomes exclusive if the page is as it was and has no holder. Where it fails,
     /// [`validate`](Self::validate) tells why: what is still valid is held by others.
+    #[inline]
     #[must_use]
     pub fn try_upgrade(self) -> Option<ExclusiveGuard<'p>> {
         if self.frames.table.is_read_only() {

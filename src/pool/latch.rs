@@ -107,6 +107,7 @@ impl LatchWord {
     }
 
     /// Whether one more reader can hold the page.
+    #[inline]
     pub(crate) fn has_room(self) -> bool {
         self.latch() <= SHARED_MAX
     }

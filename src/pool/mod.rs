@@ -67,6 +67,6 @@ mod write_result;
 pub use btree::{BTree, Cursor, Scan, ValueGuard};
 pub use buffer_pool::BufferPool;
 pub use config::PoolConfig;
-pub use guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
+pub use guard::{ExclusiveGuard, OptimisticGuard, PageVersion, SharedGuard};
 pub use replacement::{Arrival, Clock, Proven, Replacement, Worth};
 pub use stats::PoolStats;
