@@ -18,8 +18,8 @@
     not(all(
         feature = "heap",
         feature = "pool",
-        feature = "containers",
         feature = "segment",
+        feature = "sub",
         feature = "encrypt",
         feature = "compress"
     )),
@@ -42,8 +42,6 @@ compile_error!(
 mod base;
 #[cfg(not(loom))]
 pub mod config;
-#[cfg(all(feature = "containers", not(loom)))]
-pub mod containers;
 #[cfg(all(feature = "heap", not(loom)))]
 mod heap;
 // The protocols of the heap's thread caches, for their models.

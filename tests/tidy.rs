@@ -25,7 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["paging", "pool"],
     &["heap"],
     &["sub"],
-    &["containers", "segment"],
+    &["segment"],
     &["config"],
     &["runtime"],
 ];
@@ -85,9 +85,36 @@ fn library() -> Vec<Source> {
     sources(&["src"])
 }
 
+/// Members that are libraries over the public interface, and keep the rules of the library inside.
+const MEMBERS: &[&str] = &["collections"];
+
+/// The sources of the library, and of each member that is one, which are named from its own root; with what begins
+/// their names in a report.
+fn libraries() -> Vec<(String, Vec<Source>)> {
+    let members = MEMBERS.iter().map(|member| {
+        let mut sources = sources(&[&format!("{member}/src")]);
+        for source in &mut sources {
+            source.name = source.name[member.len() + 1..].to_owned();
+        }
+        (format!("{member}/"), sources)
+    });
+    std::iter::once((String::new(), library())).chain(members).collect()
+}
+
 /// All sources of the workspace.
 fn everything() -> Vec<Source> {
-    sources(&["src", "cli", "ffi", "papers", "peers", "preload", "tests", "examples", "benches"])
+    sources(&[
+        "src",
+        "cli",
+        "collections",
+        "ffi",
+        "papers",
+        "peers",
+        "preload",
+        "tests",
+        "examples",
+        "benches",
+    ])
 }
 
 /// Fails with all violations of a rule.
@@ -110,7 +137,12 @@ fn module_of(name: &str) -> Option<&str> {
 /// [`test_modules_are_compiled_for_tests_only`].
 fn is_test(name: &str) -> bool {
     let dirs = ["tests/", "examples/", "benches/", "cli/tests/", "ffi/tests/", "preload/tests/"];
+    let below = |member: &str| {
+        let rest = name.strip_prefix(member).and_then(|rest| rest.strip_prefix('/'));
+        rest.is_some_and(|rest| dirs.iter().any(|dir| rest.starts_with(dir)))
+    };
     dirs.iter().any(|dir| name.starts_with(dir))
+        || MEMBERS.iter().any(|member| below(member))
         || TEST_MODULES.iter().any(|module| name.ends_with(&format!("/{module}.rs")))
 }
 
@@ -188,27 +220,34 @@ fn a_module_uses_only_its_own_and_lower_layers() {
 
 #[test]
 fn files_of_a_layer_use_each_other_in_one_direction() {
-    let library: Vec<Source> =
-        library().into_iter().filter(|source| !is_test(&source.name)).collect();
-    let modules = Modules::new(&library);
-    let uses = modules.uses();
     let mut violations = Vec::new();
-    for layer in LAYERS.iter().copied().flatten() {
-        let found = cycles(&uses, |name| module_of(name) == Some(layer));
-        violations.extend(found.iter().map(|cycle| format!("{layer}: {}", cycle.join(", "))));
+    for (root, mut sources) in libraries() {
+        sources.retain(|source| !is_test(&source.name));
+        let modules = Modules::new(&sources);
+        let uses = modules.uses();
+        // A member is one layer.
+        let layers: Vec<&str> = match root.as_str() {
+            "" => LAYERS.iter().copied().flatten().copied().collect(),
+            member => vec![member],
+        };
+        for layer in layers {
+            let found = cycles(&uses, |name| layer == root || module_of(name) == Some(layer));
+            violations.extend(found.iter().map(|cycle| format!("{layer}: {}", cycle.join(", "))));
+        }
     }
     report("no import cycle between files inside a layer", &violations);
 }
 
 #[test]
 fn a_field_is_named_in_its_own_folder_only() {
-    let library = library();
     let mut violations = Vec::new();
-    for source in library.iter().filter(|source| !is_test(&source.name)) {
-        let name = &source.name;
-        violations.extend(
-            open_fields(source).iter().map(|(line, field)| format!("{name}:{line}: {field}")),
-        );
+    for (root, sources) in libraries() {
+        for source in sources.iter().filter(|source| !is_test(&source.name)) {
+            let name = &source.name;
+            let open = open_fields(source);
+            violations
+                .extend(open.iter().map(|(line, field)| format!("{root}{name}:{line}: {field}")));
+        }
     }
     let rule = "a field is named in the folder of its struct only, but for plain data";
     report(rule, &violations);
@@ -330,7 +369,10 @@ fn paths_are_followed_through_modules_and_re_exports() {
 #[test]
 fn only_sys_makes_system_calls_and_only_heap_calls_jemalloc() {
     let mut violations = Vec::new();
-    for source in library().iter().filter(|source| !is_test(&source.name)) {
+    let libraries = libraries();
+    let sources =
+        libraries.iter().flat_map(|(root, sources)| sources.iter().map(move |s| (root, s)));
+    for (root, source) in sources.filter(|(_, source)| !is_test(&source.name)) {
         let module = module_of(&source.name);
         for name in SYSTEM_CRATES {
             let prefix = format!("{name}::");
@@ -341,23 +383,24 @@ fn only_sys_makes_system_calls_and_only_heap_calls_jemalloc() {
                 let is_own_module = source.code[..at].ends_with(|c| is_word(c) || c == ':');
                 if module != Some("sys") && !is_free && !is_own_module {
                     let line = source.line_of(at);
-                    violations.push(format!("{}:{line}: {name}::{item}", source.name));
+                    violations.push(format!("{root}{}:{line}: {name}::{item}", source.name));
                 }
             }
         }
         for (at, _) in source.code.match_indices("tikv_jemalloc_sys") {
             if module != Some("heap") {
-                violations.push(format!("{}:{}: jemalloc", source.name, source.line_of(at)));
+                let line = source.line_of(at);
+                violations.push(format!("{root}{}:{line}: jemalloc", source.name));
             }
         }
     }
-    report("system calls belong into src/sys, jemalloc's into src/heap", &violations);
+    report("system calls belong into `sys`, jemalloc's into src/heap", &violations);
 }
 
 #[test]
 fn test_modules_are_compiled_for_tests_only() {
     let mut violations = Vec::new();
-    for source in library() {
+    for source in libraries().into_iter().flat_map(|(_, sources)| sources) {
         for module in TEST_MODULES {
             let declaration = format!("mod {module};");
             for (at, _) in source.code.match_indices(&declaration) {
@@ -547,7 +590,9 @@ fn nothing_is_left_unfinished() {
 #[test]
 fn the_library_never_unwraps_without_a_reason() {
     let mut violations = Vec::new();
-    for source in sources(&["src", "cli/src", "ffi/src", "papers/src", "preload/src"]) {
+    for source in
+        sources(&["src", "cli/src", "collections/src", "ffi/src", "papers/src", "preload/src"])
+    {
         for (at, _) in source.code.match_indices(".unwrap()") {
             violations.push(format!("{}:{}", source.name, source.line_of(at)));
         }

@@ -3,7 +3,8 @@
 use crate::Failure;
 use crate::schema::*;
 use crate::table::Table;
-use farheap::pool::{BTree, BufferPool};
+use farheap::pool::BufferPool;
+use farheap_collections::pool::BTree;
 use std::collections::HashMap;
 
 /// Rows looked at together.

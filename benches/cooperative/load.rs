@@ -4,7 +4,8 @@ use crate::random::Random;
 use crate::schema::{DISTRICTS, Database, Key, Sizes};
 use crate::table::Table;
 use farheap::Result;
-use farheap::pool::{BTree, BufferPool};
+use farheap::pool::BufferPool;
+use farheap_collections::pool::BTree;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

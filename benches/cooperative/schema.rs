@@ -4,8 +4,9 @@
 //! order lines begin with 0; numbers of orders with 1.
 
 use crate::table::Table;
-use farheap::pool::{BTree, BufferPool};
+use farheap::pool::BufferPool;
 use farheap::{PageId, Result};
+use farheap_collections::pool::BTree;
 use std::sync::{Arc, Mutex};
 
 pub(crate) const DISTRICTS: u64 = 10;

@@ -18,9 +18,10 @@
 mod log;
 
 use farheap::manager::{MemoryManager, Mode};
-use farheap::pool::{BTree, BufferPool, PoolConfig};
+use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::Store;
 use farheap::{ByteCount, Error, PageId};
+use farheap_collections::pool::BTree;
 pub(crate) use log::Medium;
 use log::{Changes, Log, Record};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -10,7 +10,7 @@ use crate::handle::{self, opaque};
 use crate::page::{farheap_page, hold_shared};
 use crate::pool::farheap_pool;
 use farheap::PageId;
-use farheap::pool::{self, BTree};
+use farheap_collections::pool::{self, BTree};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, TryLockError};

@@ -22,6 +22,7 @@ impl Kind {
 
 /// A benchmark and its arguments by size.
 pub(crate) struct Run {
+    pub(crate) package: &'static str,
     pub(crate) bench: &'static str,
     pub(crate) quick: &'static [&'static str],
     pub(crate) usual: &'static [&'static str],
@@ -140,16 +141,23 @@ const fn resident(label: &'static str, theirs: f64, row: &'static [&'static str]
 }
 
 const METADATA: Run = Run {
+    package: "farheap",
     bench: "metadata",
     quick: &["--rounds", "2"],
     usual: &[],
     paper: &["--paper", "--rounds", "20"],
 };
 
-const QUERY: Run =
-    Run { bench: "query_alloc", quick: &["--rounds", "1"], usual: &[], paper: &["--paper"] };
+const QUERY: Run = Run {
+    package: "farheap",
+    bench: "query_alloc",
+    quick: &["--rounds", "1"],
+    usual: &[],
+    paper: &["--paper"],
+};
 
 const PLACEMENT: Run = Run {
+    package: "farheap-collections",
     bench: "placement",
     quick: &["--n", "335544", "--local", "50", "--alpha", "0.8"],
     usual: &[],
@@ -157,6 +165,7 @@ const PLACEMENT: Run = Run {
 };
 
 const TIERS: Run = Run {
+    package: "farheap",
     bench: "tiers",
     quick: &["tpch", "separation", "--rounds", "2", "--passes", "2"],
     usual: &["tpch", "separation"],
@@ -220,6 +229,7 @@ pub(crate) const CATALOGUE: &[Item] = &[
         number: 2,
         title: "a mixed workload with traditional and cooperative memory management",
         run: Run {
+            package: "farheap",
             bench: "cooperative",
             quick: &["--seconds", "8", "--every", "4", "--warm-up", "2"],
             usual: &[],

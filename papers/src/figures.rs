@@ -50,9 +50,9 @@ pub(crate) fn run(root: &Path, run: &Run, size: Size) -> Result<(), String> {
     let written = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
     let before: Option<SystemTime> = written(&rows);
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    println!("cargo bench --bench {} -- {}", run.bench, args.join(" "));
+    println!("cargo bench -p {} --bench {} -- {}", run.package, run.bench, args.join(" "));
     let mut command = Command::new(cargo);
-    command.current_dir(root).args(["bench", "-p", "farheap", "--bench", run.bench, "--"]);
+    command.current_dir(root).args(["bench", "-p", run.package, "--bench", run.bench, "--"]);
     let status = command.args(args).status().map_err(|error| format!("cargo: {error}"))?;
     if !status.success() {
         return Err(format!("the benchmark {} ended with {status}", run.bench));

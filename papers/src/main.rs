@@ -76,8 +76,10 @@ fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of the workspace");
     // A benchmark that this version does not have cannot be asked.
     let has_bench = |item: &&Item| {
-        let bench = root.join("benches").join(item.run.bench);
-        bench.join("main.rs").exists() || bench.with_extension("rs").exists()
+        ["benches", "collections/benches"].iter().any(|folder| {
+            let bench = root.join(folder).join(item.run.bench);
+            bench.join("main.rs").exists() || bench.with_extension("rs").exists()
+        })
     };
     let all: Vec<&Item> = CATALOGUE.iter().filter(has_bench).collect();
     if args.list {

@@ -3,8 +3,7 @@
 //! A page's address is the pool's base plus its number times the page size, so that a hit is one
 //! look at the page's word and no translation (the idea of vmcache). [`BufferPool::fix_shared`]
 //! and its kin return guards; what is not resident is read from the table file, and the memory
-//! manager makes room. [`BTree`] is an index on a pool. Sibling of `paging`: uses `store`, `meta`,
-//! `limit`.
+//! manager makes room. Sibling of `paging`: uses `store`, `meta`, `limit`.
 //!
 //! Every page ends in a trailer of 16 bytes that belongs to the pool: the number of the
 //! log record that changed the page last, and a checksum. [`PoolConfig::whole_pages`] leaves it out.
@@ -19,7 +18,7 @@
 //! | `file`, `checksum` | the store and its queues |
 //! | `multi_page`, `allocate`, `free_chain`, `header`, `load`, `write_back` | what happens to pages |
 //! | `coalescing`, `evict`, `donate`, `huge`, `cleaner`, `worker`, `group` | what makes room, on demand and ahead; in all tables of one pool |
-//! | `guard`, `config`, `buffer_pool`, `fix`, `redo`, `batch`, `btree` | what a user of the pool sees |
+//! | `guard`, `config`, `buffer_pool`, `fix`, `redo`, `batch` | what a user of the pool sees |
 //!
 //! # Invariants
 //! 1. A page's memory is changed, read in or dropped only by the holder of its latch in state `Locked`,
@@ -32,7 +31,6 @@ mod account;
 mod allocate;
 mod backoff;
 mod batch;
-mod btree;
 mod buffer_pool;
 mod checksum;
 mod chunk;
@@ -64,7 +62,6 @@ mod worker;
 mod write_back;
 mod write_result;
 
-pub use btree::{BTree, Cursor, Scan, ValueGuard};
 pub use buffer_pool::BufferPool;
 pub use config::PoolConfig;
 pub use guard::{ExclusiveGuard, OptimisticGuard, PageVersion, SharedGuard};

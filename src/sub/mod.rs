@@ -13,7 +13,8 @@
 //!        `-- HintOnly      for comparison --'
 //! ```
 //! Pointers are plain and interchangeable. What a page holds is written down in local memory,
-//! never in the page: freeing does not fault. Uses `region`, `meta`; used by `containers`.
+//! never in the page: freeing does not fault. Uses `region`, `meta`. Containers on it are
+//! in the crate `farheap-collections`.
 
 mod collective;
 mod kinds;

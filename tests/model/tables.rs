@@ -2,7 +2,8 @@
 
 use crate::common::Dice;
 use farheap::PageId;
-use farheap::pool::{BTree, BufferPool};
+use farheap::pool::BufferPool;
+use farheap_collections::pool::BTree;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 

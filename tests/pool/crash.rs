@@ -3,9 +3,10 @@
 //! Guards: G7.
 
 use farheap::manager::{MemoryManager, Mode};
-use farheap::pool::{BTree, BufferPool, PoolConfig};
+use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error, PageId};
+use farheap_collections::pool::BTree;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::io::{BufRead, BufReader};
 use std::path::Path;

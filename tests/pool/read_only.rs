@@ -5,8 +5,9 @@
 use crate::common::PATIENCE;
 use crate::common::power::PowerStore;
 use farheap::manager::{MemoryManager, Mode};
-use farheap::pool::{BTree, BufferPool, PoolConfig};
+use farheap::pool::{BufferPool, PoolConfig};
 use farheap::{ByteCount, Error, PageId};
+use farheap_collections::pool::BTree;
 use std::path::Path;
 use std::sync::Arc;
 

@@ -7,9 +7,10 @@ use crate::common::faulty::FaultyStore;
 use crate::common::power::PowerStore;
 use crate::common::{Dice, PATIENCE, StopOnDrop, eventually, seed};
 use farheap::manager::{MemoryManager, Mode};
-use farheap::pool::{BTree, BufferPool, PoolConfig};
+use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::{BlockStore, MemStore, Op};
 use farheap::{ByteCount, Error, PageId};
+use farheap_collections::pool::BTree;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

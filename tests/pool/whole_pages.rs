@@ -4,9 +4,10 @@
 
 use crate::common::PATIENCE;
 use farheap::manager::{MemoryManager, Mode};
-use farheap::pool::{BTree, BufferPool, PoolConfig};
+use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error, PageId};
+use farheap_collections::pool::BTree;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,7 +2,8 @@
 
 use farheap::ByteCount;
 use farheap::manager::{MemoryManager, Mode};
-use farheap::pool::{BTree, PoolConfig};
+use farheap::pool::PoolConfig;
+use farheap_collections::pool::BTree;
 use std::error::Error;
 
 #[global_allocator]
